@@ -1,0 +1,42 @@
+"""mispair finds, mends and survives mismatched pairs.
+
+import mispair
+
+matcher = mispair.fit(mispair.load("shapes"), dev=mispair.load("shapes", "dev"), epochs=3)
+matcher.score(pictures, ["a small red star above a blue ring"])
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from mispair.api import fit
+    from mispair.config import Config
+    from mispair.data.formats import load
+    from mispair.data.noise import add_noise
+    from mispair.data.pairs import Pairs, Regions, Tokens, Vectors
+    from mispair.matcher import Matcher
+
+_HOME = {
+    "fit": "api",
+    "Config": "config",
+    "load": "data.formats",
+    "add_noise": "data.noise",
+    "Pairs": "data.pairs",
+    "Regions": "data.pairs",
+    "Tokens": "data.pairs",
+    "Vectors": "data.pairs",
+    "Matcher": "matcher",
+}
+__all__ = ["Config", "Matcher", "Pairs", "Regions", "Tokens", "Vectors", "add_noise", "fit", "load"]
+
+
+def __getattr__(name: str) -> Any:
+    """Imports on first use, so that `mispair --help` does not wait for torch."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'mispair' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"mispair.{_HOME[name]}"), name)

@@ -1,0 +1,69 @@
+"""Checkpoints that are whole or absent.
+
+A checkpoint is written to a temporary file, flushed to disk and renamed; the name holds a part of its SHA-256. A file
+that does not have the content its name promises is passed over for the one before. Nothing read can run code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import os
+import re
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+
+KEPT = 2
+NAME = re.compile(r"step-(\d{9})-([0-9a-f]{16})\.pt")
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Writes a file that is either the old one or the new one, whatever happens in between."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    with temporary.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    with contextlib.suppress(OSError):  # some file systems cannot sync a folder
+        folder = os.open(path.parent, os.O_RDONLY)
+        os.fsync(folder)
+        os.close(folder)
+
+
+def save(folder: Path, step: int, state: dict[str, Any]) -> Path:
+    """Saves a state of tensors and plain values; older checkpoints than the one before are removed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    content = buffer.getvalue()
+    path = folder / f"step-{step:09d}-{_digest(content)}.pt"
+    write_atomically(path, content)
+    for old in find(folder)[KEPT:]:
+        old.unlink()
+    return path
+
+
+def find(folder: Path) -> list[Path]:
+    """The checkpoints of a folder, newest first."""
+    return sorted((path for path in folder.glob("step-*.pt") if NAME.fullmatch(path.name)), reverse=True)
+
+
+def load_newest(folder: Path) -> dict[str, Any] | None:
+    """State of the newest checkpoint that is whole; None where there is none."""
+    for path in find(folder):
+        content = path.read_bytes()
+        match = NAME.fullmatch(path.name)
+        if match and _digest(content) == match[2]:
+            state: dict[str, Any] = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+            return state
+        warnings.warn(f"{path.name} is damaged; going back to the checkpoint before it.", stacklevel=2)
+    return None
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]

@@ -1,0 +1,199 @@
+"""Every setting of a training run: one frozen dataclass, read from TOML recipes, written back beside the results."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from mispair.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Config:
+    """A training run. Every field is a flag of `mispair train` and a key of a recipe."""
+
+    data: str = "shapes"
+    """Folder of the data set, or the word "shapes" for the built-in one."""
+    method: str = "plain"
+    """How to train: see docs/methods.md."""
+    model: Literal["vse", "sgr", "two-tower"] = "vse"
+    """vse: one vector a side (VSE-inf); sgr: similarity graph over regions and words; two-tower: frozen vectors."""
+    seed: int = 0
+    """Start of every random number: initial weights, order of the pairs, dropout, injected noise."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:1 or mps."""
+    precision: Literal["auto", "float32", "bf16"] = "auto"
+    """auto: bf16 on CUDA, float32 elsewhere. Scores, losses and the last layer are float32 in any case."""
+
+    vocab: str | None = None
+    """Vocabulary file (SCAN JSON). Without it the one beside the data is used, or one is built."""
+    dev_protocol: Literal["full", "ncr"] = "full"
+    """full: validate on up to 1,000 images; ncr: on the 200 images that NCR, BiCro and MSCN really use."""
+    captions_per_image: int | None = None
+    """Captions an image in the files; found out by itself when not given."""
+
+    noise_ratio: float = 0.0
+    """Share of the training pairs to make wrong on purpose."""
+    noise_kind: Literal["caption", "image"] = "caption"
+    """caption: each caption on its own (NCR); image: all captions of an image together (DECL)."""
+    noise_file: str | None = None
+    """Noise index to use; written there first if the file does not exist."""
+    noise_seed: int | None = None
+    """Seed of the injected noise; the run's seed when not given."""
+
+    embed_size: int = 1024
+    """Width of the common space."""
+    word_size: int = 300
+    """Width of a word's embedding."""
+    sim_size: int = 256
+    """Width of SGR's similarity vectors."""
+    graph_steps: int = 3
+    """Layers of SGR's graph reasoning."""
+    dropout: float = 0.4
+    """SGR: dropout on word embeddings and in the attention that pools them; two-tower: on its hidden layer."""
+    augment: bool = True
+    """VSE-inf: drop regions and words at random while training (size augmentation)."""
+
+    batch_size: int = 128
+    """Pairs a step."""
+    warmup_epochs: int = 1
+    """Epochs with the mean over all negatives, before the main epochs."""
+    epochs: int = 20
+    """Main epochs, after the warm-up."""
+    lr: float = 2e-4
+    """Learning rate of Adam."""
+    weight_decay: float = 0.0
+    """Decoupled weight decay; above 0 makes Adam AdamW."""
+    lr_decay_epochs: int = 15
+    """The learning rate is divided by 10 every so many main epochs."""
+    grad_clip: float = 2.0
+    """Largest norm of the gradient over all parameters."""
+    margin: float = 0.2
+    """Margin alpha of the triplet loss."""
+    negatives_start: int = 48
+    """The loss of an anchor is the mean over its n hardest negatives: n after the warm-up."""
+    negatives_end: int = 4
+    """n at the end of the hardening; the paper's 1 collapses SGR on small data sets."""
+    hardening_steps: int = 1000
+    """Steps of the main epochs over which n shrinks, halving at a constant pace."""
+    mask_false_negatives: bool = True
+    """Leave out negatives that share the image of the pair (another caption of the same image)."""
+
+    checkpoint_seconds: float = 60.0
+    """Time between two checkpoints; 0 writes one every step."""
+    tensorboard: bool = False
+    """Write TensorBoard files too (needs the extra mispair[tensorboard])."""
+
+    def __post_init__(self) -> None:
+        problems = [
+            f"{name} is {getattr(self, name)!r} but must be {rule}" for name, ok, rule in self._rules() if not ok
+        ]
+        if problems:
+            raise ConfigError("; ".join(problems) + ".")
+
+    def _rules(self) -> list[tuple[str, bool, str]]:
+        at_least_one = ("embed_size", "word_size", "sim_size", "graph_steps", "lr_decay_epochs", "negatives_start")
+        rules = [(name, getattr(self, name) >= 1, "at least 1") for name in at_least_one]
+        rules += [
+            ("batch_size", self.batch_size >= 2, "at least 2, because the other pairs of a batch are the negatives"),
+            ("epochs", self.epochs >= 0, "0 or more"),
+            ("warmup_epochs", self.warmup_epochs >= 0, "0 or more"),
+            ("hardening_steps", self.hardening_steps >= 0, "0 or more"),
+            ("noise_ratio", 0 <= self.noise_ratio <= 1, "between 0 and 1"),
+            ("dropout", 0 <= self.dropout < 1, "at least 0 and below 1"),
+            ("lr", self.lr > 0, "above 0"),
+            ("weight_decay", self.weight_decay >= 0, "0 or more"),
+            ("grad_clip", self.grad_clip > 0, "above 0"),
+            ("margin", self.margin > 0, "above 0"),
+            ("negatives_end", 1 <= self.negatives_end <= self.negatives_start, "between 1 and negatives_start"),
+            ("captions_per_image", self.captions_per_image is None or self.captions_per_image >= 1, "at least 1"),
+            ("seed", self.seed >= 0, "0 or more"),
+            ("noise_seed", self.noise_seed is None or self.noise_seed >= 0, "0 or more"),
+        ]
+        for field in fields(self):
+            choices = get_args(HINTS[field.name]) if get_origin(HINTS[field.name]) is Literal else ()
+            value = getattr(self, field.name)
+            rules.append((field.name, not choices or value in choices, f"one of {', '.join(map(str, choices))}"))
+        return rules
+
+    @property
+    def total_epochs(self) -> int:
+        return self.warmup_epochs + self.epochs
+
+
+HINTS = get_type_hints(Config)
+
+
+def override(config: Config, settings: Mapping[str, Any], source: str = "settings") -> Config:
+    """A copy of `config` with `settings` put in; an unknown key or a wrong type is refused.
+
+    >>> override(Config(), {"epochs": 3}).epochs
+    3
+    >>> override(Config(), {"epoch": 3})
+    Traceback (most recent call last):
+    mispair.errors.ConfigError: settings: unknown key "epoch"; did you mean "epochs"?
+    """
+    clean = {}
+    for key, value in settings.items():
+        if key not in HINTS:
+            near = difflib.get_close_matches(key, HINTS, n=1, cutoff=0.4)
+            hint = f'did you mean "{near[0]}"?' if near else f"the keys are {', '.join(HINTS)}."
+            raise ConfigError(f'{source}: unknown key "{key}"; {hint}')
+        clean[key] = _cast(value, HINTS[key], f"{source}: {key}")
+    return replace(config, **clean)
+
+
+def read_recipe(path: str | Path) -> Config:
+    """Reads a recipe, by file name or by the short name of one that comes with mispair, such as `f8k/plain-sgr`."""
+    file = find_recipe(path)
+    try:
+        settings = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{file} is not a TOML file: {error}.") from None
+    return override(Config(), settings, str(file))
+
+
+def find_recipe(path: str | Path) -> Path:
+    built_in = Path(__file__).parent / "recipes"
+    for candidate in (Path(path), built_in / path, built_in / f"{path}.toml"):
+        if candidate.is_file():
+            return candidate
+    names = sorted(str(file.relative_to(built_in).with_suffix("")) for file in built_in.glob("*/*.toml"))
+    raise ConfigError(f'There is no recipe "{path}"; give a TOML file or one of: {", ".join(names)}.')
+
+
+def to_toml(config: Config) -> str:
+    """The settings as a recipe that gives the same run again. Settings that are None are left out."""
+    return "".join(f"{key} = {_toml(value)}\n" for key, value in asdict(config).items() if value is not None)
+
+
+def difference(old: Config, new: Config) -> list[str]:
+    """What differs, a line each: `epochs: 20 -> 30`."""
+    before, after = asdict(old), asdict(new)
+    return [f"{key}: {before[key]!r} -> {after[key]!r}" for key in before if before[key] != after[key]]
+
+
+def _toml(value: bool | int | float | str) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+        return f'"{escaped}"'
+    return repr(value)
+
+
+def _cast(value: Any, hint: Any, where: str) -> Any:
+    """Checks a TOML value against a field's type; whole numbers are welcome where a fraction is expected."""
+    if get_origin(hint) is Literal:
+        return value  # Config checks the choice itself
+    allowed = get_args(hint) or (hint,)
+    if float in allowed and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if any(type(value) is kind for kind in allowed):
+        return value
+    wanted = " or ".join("nothing" if kind is type(None) else kind.__name__ for kind in allowed)
+    raise ConfigError(f"{where} is {value!r} but must be of type {wanted}.")

@@ -1,0 +1,1 @@
+"""From files to `Pairs` to batches. Nothing here knows a model."""

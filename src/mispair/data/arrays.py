@@ -1,0 +1,158 @@
+"""Opening .npy files safely, scanning them in chunks, writing files whole or not at all."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from mispair.errors import DataError
+
+_CHUNK_BYTES = 1 << 24  # stays in the cache of the processor, and is long enough to hide the loop
+
+
+def open_array(
+    path: str | Path, ndim: int | None = None, *, kind: Literal["float", "integer"] = "float"
+) -> npt.NDArray[Any]:
+    """Map an .npy file into memory without reading it, after its header and its size were found to be right.
+
+    Args:
+        path: The file.
+        ndim: How many dimensions it must have; any number by default.
+        kind: What it must hold.
+
+    Raises:
+        DataError: The file is missing, damaged, truncated, pickled, or holds something else.
+    """
+    shape, dtype = _read_header(Path(path))
+    if ndim is not None and len(shape) != ndim:
+        raise DataError(f"{path}: found an array of shape {shape}; expected {ndim} dimension{'s' * (ndim > 1)}.")
+    if 0 in shape:
+        raise DataError(f"{path}: the array of shape {shape} holds nothing; write the file again with its rows.")
+    if kind == "float" and not (dtype.kind == "f" and dtype.itemsize <= 8 and dtype.isnative):
+        raise DataError(
+            f"{path}: found numbers of type {dtype.str if not dtype.isnative else dtype}; features must be float16, "
+            "float32 or float64. Convert them with array.astype(numpy.float32)."
+        )
+    if kind == "integer" and dtype.kind not in "iu":
+        raise DataError(f"{path}: found numbers of type {dtype}; expected whole numbers such as int64.")
+    array: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+    return array
+
+
+def _read_header(path: Path) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """Shape and type that the file promises, once it is known to be long enough for them."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            start = file.read(6)
+            if not size:
+                raise DataError(f"{path}: the file is empty; copy or write it again.")
+            if start != b"\x93NUMPY":
+                raise DataError(f"{path}: {_what_it_is(start)}; expected one array written by numpy.save.")
+            file.seek(0)
+            shape, dtype = _parse_header(file, path)
+            expected = file.tell() + math.prod(shape) * dtype.itemsize
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file.") from None
+    except OSError as error:
+        raise DataError(f"{path}: the file cannot be read ({error.strerror}).") from None
+    if dtype.hasobject:
+        raise DataError(
+            f"{path}: the file holds pickled Python objects, which could run code and are never loaded; "
+            "save a plain array of numbers."
+        )
+    if size < expected:
+        raise DataError(
+            f"{path}: the file is truncated, {size:,} bytes where its header promises {expected:,}; copy it again."
+        )
+    return shape, dtype
+
+
+def _parse_header(file: IO[bytes], path: Path) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    try:
+        version = np.lib.format.read_magic(file)
+        # Version 3 exists only for tables with non-ASCII column names, which no feature file is.
+        shape, _, dtype = readers[version](file)
+    except (ValueError, KeyError):
+        raise DataError(f"{path}: the header of the file is damaged; copy or write it again.") from None
+    return tuple(shape), dtype
+
+
+def _what_it_is(start: bytes) -> str:
+    if start.startswith(b"PK"):
+        return "this is an .npz archive"
+    if start.startswith(b"\x80"):
+        return "this is a Python pickle, which could run code and is never loaded"
+    if start == b"versio":
+        return "this is a Git LFS pointer (fetch the file itself with `git lfs pull`)"
+    return "this is not an .npy file"
+
+
+def chunks(array: npt.NDArray[Any]) -> Iterator[tuple[int, npt.NDArray[Any]]]:
+    """Consecutive rows of about 16 MB, with the number of the first one."""
+    row_bytes = max(1, array[:1].nbytes)
+    step = max(1, _CHUNK_BYTES // row_bytes)
+    for first in range(0, len(array), step):
+        yield first, np.asarray(array[first : first + step])
+
+
+def check_finite(array: npt.NDArray[Any], name: str) -> None:
+    """Refuse features that are not finite, naming the first bad row.
+
+    Args:
+        array: Features (N, ...), possibly memory-mapped.
+        name: What to call them.
+
+    Raises:
+        DataError: A value is NaN or infinite.
+    """
+    for first, chunk in chunks(array):
+        with np.errstate(over="ignore", invalid="ignore"):
+            total = chunk.sum(dtype=np.float32 if chunk.dtype == np.float16 else None)
+        if np.isfinite(total):  # one bad value makes the sum bad; the reverse does not hold
+            continue
+        bad = ~np.isfinite(chunk).all(axis=tuple(range(1, chunk.ndim)))
+        if bad.any():
+            row = first + int(bad.argmax())
+            raise DataError(
+                f"{name}: row {row:,} holds values that are not finite (NaN or infinite); compute it again."
+            )
+
+
+def absolute_maximum(array: npt.NDArray[Any]) -> float:
+    """Largest absolute value; NaN or infinite if any value is."""
+    highest = 0.0
+    for _, chunk in chunks(array):
+        if chunk.dtype == np.float16:  # numpy compares half floats one by one; without the sign their bits sort alike
+            largest = (chunk.view(np.uint16) & 0x7FFF).max().view(np.float16)
+        else:
+            largest = np.maximum(chunk.max(), -chunk.min())
+        highest = float(np.maximum(highest, largest))  # np.maximum keeps NaN
+    return highest
+
+
+@contextmanager
+def replacing(path: str | Path) -> Iterator[IO[bytes]]:
+    """A binary file that takes the place of `path` when the block ends well, and vanishes when it does not."""
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with temporary.open("wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise DataError(f"{path}: the file cannot be written ({error.strerror}).") from None

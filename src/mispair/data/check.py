@@ -1,0 +1,245 @@
+"""What a data set holds and what is wrong with it, before hours are spent on it.
+
+Nothing here stops at the first problem, and what can be counted is counted even where a file is missing.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mispair.data import formats, precomp, vectors
+from mispair.data.arrays import absolute_maximum, check_finite, open_array
+from mispair.data.noise import load_noise, mismatch
+from mispair.data.pairs import IntArray, Vectors
+from mispair.data.text import SPECIAL_WORDS, UNK, Vocabulary, tokenizer_name
+from mispair.errors import DataError
+
+_HALF_MAXIMUM = float(np.finfo(np.float16).max)
+_NOISE_PATTERNS = ("*_0.[0-9]*.npy", "noise_inx_*.npy", "noise_index/*.npy")
+_ENTITY = re.compile(r"&(?:[a-z]+|#[0-9]+);")
+
+
+@dataclass
+class Check:
+    """What was found.
+
+    Attributes:
+        lines: Findings in plain words, in the order of the splits.
+        problems: What has to be mended, a sentence each; empty where the data can be trained on.
+        figures: The same findings as nested numbers and words, ready for JSON.
+    """
+
+    lines: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    figures: dict[str, Any] = field(default_factory=dict)
+
+    @contextmanager
+    def collecting(self) -> Iterator[None]:
+        """Note a refusal inside the block as a problem and go on."""
+        try:
+            yield
+        except DataError as error:
+            self.problems.append(str(error))
+
+
+def check(
+    data: str | Path,
+    *,
+    vocabulary: Vocabulary | str | Path | None = None,
+    noise_file: str | Path | Sequence[str | Path] | None = None,
+) -> Check:
+    """Examine every split of a data set, its vocabulary and its noise index files.
+
+    Args:
+        data: A folder, or "shapes".
+        vocabulary: As for `formats.load`.
+        noise_file: Noise index files; those in the folder that look like one are examined as well.
+
+    Raises:
+        DataError: There is no data set at all.
+    """
+    folder = formats.find_folder(data)
+    layout = formats.layout(folder)
+    found = Check(figures={"data": str(folder), "layout": layout, "splits": {}, "noise": {}})
+    if layout == "precomp":
+        _check_precomp(folder, vocabulary, found)
+    else:
+        _check_vectors(folder, found)
+    given = [noise_file] if isinstance(noise_file, str | Path) else noise_file or ()
+    similar = (path for pattern in _NOISE_PATTERNS for path in sorted(folder.glob(pattern)))
+    for path in dict.fromkeys(map(Path, (*given, *similar))):
+        with found.collecting():
+            _check_noise(path, found)
+    return found
+
+
+def _check_precomp(folder: Path, vocabulary: Vocabulary | str | Path | None, found: Check) -> None:
+    words = None
+    with found.collecting():
+        words, source = precomp.find_vocabulary(folder, vocabulary)
+        found.lines.append(f"vocabulary: {len(words):,} words, {source}; words cut by nltk's {tokenizer_name()}")
+        found.figures["vocabulary"] = {"size": len(words), "source": source, "tokenizer": tokenizer_name()}
+    names = formats.natural_order(list(precomp.found_splits(folder)))
+    for split in names:
+        figures: dict[str, Any] = {}
+        found.figures["splits"][split] = figures
+        features = texts = None
+        with found.collecting():
+            features = open_array(precomp.features_path(folder, split), ndim=3)
+        with found.collecting():
+            texts, _ = precomp.read_captions(folder, split)
+        if features is not None:
+            images = _check_rows(folder, split, features, texts, found)
+            name = str(precomp.features_path(folder, split))
+            figures["features"] = _check_features(split, name, images, features.nbytes, found)
+        if texts is not None:
+            _check_captions(split, texts, words, figures, found)
+    if "train" not in names:
+        found.problems.append(
+            f"{folder}: there is no train split, so nothing can be trained; it has {', '.join(names)}."
+        )
+
+
+def _check_rows(
+    folder: Path, split: str, features: npt.NDArray[Any], texts: list[str] | None, found: Check
+) -> npt.NDArray[Any]:
+    """How rows and captions fit together; returns the rows without repetitions."""
+    figures = found.figures["splits"][split]
+    figures["rows"] = rows = len(features)
+    if texts is None:
+        return features
+    with found.collecting():
+        images, per_image = precomp.arrange(features, len(texts), None, f"{folder.name} {split}")
+        repeated = len(images) < rows
+        figures |= {"images": len(images), "captions_per_image": per_image, "repeated": repeated}
+        repeats = f"{rows:,} rows, each image repeated {per_image} times: " if repeated else ""
+        found.lines.append(f"{split}: {repeats}{len(images):,} images with {_count(per_image, 'caption')} each")
+        features = images
+        precomp.read_ids(folder, split, len(images), per_image)
+    return features
+
+
+def _check_features(label: str, name: str, features: npt.NDArray[Any], on_disk: int, found: Check) -> dict[str, Any]:
+    """Type, shape, size and range of one array of features."""
+    half, highest = 2 * features.size, absolute_maximum(features)
+    finite = math.isfinite(highest)
+    found.lines.append(
+        f"{label}: features {' x '.join(f'{n:,}' for n in features.shape)} {features.dtype}, {_size(on_disk)} "
+        f"on disk, {_size(half)} in memory in half precision, absolute maximum {highest:.4g}"
+    )
+    if not finite:
+        with found.collecting():
+            check_finite(features, name)
+    elif highest > _HALF_MAXIMUM:
+        found.problems.append(
+            f"{name}: the absolute maximum is {highest:.4g}, above the half-precision range of {_HALF_MAXIMUM:,.0f}; "
+            "scale the features or keep them in float32."
+        )
+    return {
+        "shape": list(features.shape),
+        "dtype": str(features.dtype),
+        "bytes_on_disk": on_disk,
+        "bytes_in_half_precision": half,
+        "absolute_maximum": highest if finite else None,
+        "finite": finite,
+    }
+
+
+def _check_captions(
+    split: str, texts: list[str], words: Vocabulary | None, figures: dict[str, Any], found: Check
+) -> None:
+    """Lengths, unknown words and oddities of the captions; the words are counted even without a vocabulary."""
+    figures["captions"] = len(texts)
+    if not texts:
+        found.problems.append(f"{split}: the caption file is empty.")
+        return
+    ids, offsets = (words or Vocabulary(SPECIAL_WORDS)).encode(texts)
+    lengths = np.diff(offsets) - 2  # without start and end
+    unknown = float((ids == UNK).sum() / max(1, lengths.sum())) if words else None
+    empty = [number for number, text in enumerate(texts, 1) if not text]
+    entities = sum(bool(_ENTITY.search(text)) for text in texts)
+    figures |= {
+        "words": {"min": int(lengths.min()), "mean": float(lengths.mean()), "max": int(lengths.max())},
+        "unknown_share": unknown,
+        "empty_captions": len(empty),
+        "captions_with_html_entities": entities,
+    }
+    found.lines.append(
+        f"{split}: {_count(len(texts), 'caption')} of {lengths.min()} to {lengths.max()} words (mean "
+        f"{lengths.mean():.1f})" + ("" if unknown is None else f", {unknown:.2%} of the words unknown")
+    )
+    if entities:
+        found.lines.append(
+            f"{split}: {_count(entities, 'caption')} with HTML entities such as &apos; which are read as words; "
+            "published vocabularies were built without them"
+        )
+    if empty:
+        found.problems.append(
+            f"{split}: {_count(len(empty), 'caption')} without a word, the first on line {empty[0]:,}; "
+            "they can match nothing."
+        )
+
+
+def _check_vectors(folder: Path, found: Check) -> None:
+    for split in formats.splits(folder):
+        figures: dict[str, Any] = {}
+        found.figures["splits"][split] = figures
+        with found.collecting():
+            pairs = vectors.load(folder, split, finite=False)
+            groups = len(np.unique(pairs.left_groups))
+            figures |= {"rows": len(pairs), "images": groups, "captions": len(pairs), "named": bool(pairs.left_ids)}
+            names = f"{groups:,} different image paths" if pairs.left_ids else "no image paths known"
+            found.lines.append(f"{split}: {_count(len(pairs), 'pair')} of vectors, {names}")
+            for label, side in (("images", pairs.left), ("texts", pairs.right)):
+                assert isinstance(side, Vectors)
+                name, size = f"{pairs.name} {label}", side.features.nbytes
+                figures[f"{label}_features"] = _check_features(f"{split} {label}", name, side.features, size, found)
+
+
+def _check_noise(path: Path, found: Check) -> None:
+    """Level and true mismatch of one noise index."""
+    entries = len(open_array(path, ndim=1, kind="integer"))
+    figures: dict[str, Any] = {"entries": entries}
+    found.figures["noise"][str(path)] = figures
+    link, n_images, assumed = _train_link(found.figures)
+    noisy = load_noise(path, link, n_images)
+    level = "caption" if entries == len(link) else "image"
+    share = mismatch(noisy, link)
+    figures |= {"level": level, "mismatch": share}
+    found.lines.append(f"noise {path}: {level} level, {entries:,} entries, true mismatch {share:.2%}{assumed}")
+
+
+def _train_link(figures: dict[str, Any]) -> tuple[IntArray, int, str]:
+    """The link of the training pairs without noise, the number of images, and what had to be taken for granted."""
+    train = figures["splits"].get("train", {})
+    usual = precomp.USUAL_CAPTIONS_PER_IMAGE
+    captions, images, assumed = train.get("captions"), train.get("images"), ""
+    if figures["layout"] == "vectors" and captions:
+        return np.arange(captions), captions, assumed
+    if not images:
+        assumed = f" (taking {usual} captions an image, as the files of train do not say)"
+        images = captions // usual if captions else train.get("rows")
+        captions = images * usual if images else None
+    if not captions or not images:
+        raise DataError("The noise index cannot be judged: the train split could not be read.")
+    return np.arange(captions) // (captions // images), images, assumed
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+def _size(n_bytes: int) -> str:
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if n_bytes >= scale:
+            return f"{n_bytes / scale:.2f} {unit}"
+    return f"{n_bytes} bytes"

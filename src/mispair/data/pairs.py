@@ -1,0 +1,153 @@
+"""`Pairs`: two sides, the link between them, and what is known about its truth.
+
+Pair i joins right item i with left item `link[i]`. A data set with five captions an image has five times as many right
+items as left ones; a data set of vectors usually has `link = 0, 1, 2, ...`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from mispair.data.text import Vocabulary
+from mispair.errors import DataError
+
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[Any]  # float32 or float16, often memory-mapped
+Kind = Literal["regions", "tokens", "vectors"]
+
+
+@dataclass(frozen=True)
+class Regions:
+    """A set of local features an item, such as 36 detected objects of a picture."""
+
+    features: FloatArray  # (N, R, D)
+    kind: Kind = field(default="regions", init=False)
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """A text an item, as token ids of one vocabulary, without padding."""
+
+    ids: npt.NDArray[np.int32]  # all texts one after the other
+    offsets: IntArray  # (N + 1,): text i is ids[offsets[i]:offsets[i + 1]]
+    vocabulary: Vocabulary
+    texts: Sequence[str] = ()  # as read, for people; empty where only ids are known
+    kind: Kind = field(default="tokens", init=False)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def lengths(self) -> IntArray:
+        return np.diff(self.offsets)
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """One vector an item: an embedding from any frozen encoder."""
+
+    features: FloatArray  # (N, D)
+    kind: Kind = field(default="vectors", init=False)
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+
+Side = Regions | Tokens | Vectors
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Two sides and the link between them.
+
+    Attributes:
+        left: The side that several right items may share (images).
+        right: The side with one item a pair (captions).
+        link: Left row of each pair, as the training sees it: some of it may be wrong.
+        truth: Left row that each right item really belongs to, where that is known; only used to report.
+        groups: Group of each left item. Items of one group count as right for each other in the evaluation (the same
+            picture stored twice). Every item is its own group by default.
+        left_ids: Names of the left items for people, such as photo names; empty where unknown.
+        right_ids: The same for the right items, where they are not texts themselves.
+        name: Where the pairs come from, for messages.
+    """
+
+    left: Side
+    right: Side
+    link: IntArray
+    truth: IntArray | None = None
+    groups: IntArray | None = None
+    left_ids: Sequence[str] = ()
+    right_ids: Sequence[str] = ()
+    name: str = "pairs"
+
+    def __post_init__(self) -> None:
+        if len(self.link) != len(self.right):
+            raise DataError(
+                f"{self.name}: the link has {len(self.link):,} entries for {len(self.right):,} right items; "
+                "it needs exactly one left row for each."
+            )
+        for label, rows in (("link", self.link), ("truth", self.truth)):
+            if rows is not None and len(rows) and not (rows.min() >= 0 and rows.max() < len(self.left)):
+                raise DataError(
+                    f"{self.name}: the {label} points to left rows {rows.min():,} to {rows.max():,}, "
+                    f"but there are only rows 0 to {len(self.left) - 1:,}."
+                )
+        if self.truth is not None and len(self.truth) != len(self.link):
+            raise DataError(f"{self.name}: the truth has {len(self.truth):,} entries for {len(self.link):,} pairs.")
+        if self.groups is not None and len(self.groups) != len(self.left):
+            raise DataError(f"{self.name}: {len(self.groups):,} groups for {len(self.left):,} left items.")
+        for label, ids, side in (("left", self.left_ids, self.left), ("right", self.right_ids, self.right)):
+            if ids and len(ids) != len(side):
+                raise DataError(f"{self.name}: {len(ids):,} {label} ids for {len(side):,} {label} items.")
+
+    def __len__(self) -> int:
+        return len(self.link)
+
+    @property
+    def left_groups(self) -> IntArray:
+        """Group of each left item."""
+        return np.arange(len(self.left)) if self.groups is None else self.groups
+
+    @property
+    def right_groups(self) -> IntArray:
+        """Group of each right item, by its true partner where that is known."""
+        return self.left_groups[self.link if self.truth is None else self.truth]
+
+    @property
+    def mismatched(self) -> npt.NDArray[np.bool_] | None:
+        """Which pairs are known to be wrong; None where nothing is known."""
+        if self.truth is None:
+            return None
+        return np.asarray(self.left_groups[self.link] != self.left_groups[self.truth])
+
+    def with_link(self, link: IntArray) -> Pairs:
+        """The same items joined in another way; what was known to be right stays as the truth."""
+        return replace(self, link=link, truth=self.link if self.truth is None else self.truth)
+
+    def select(self, pairs: IntArray) -> Pairs:
+        """A smaller set with only these pairs; the left side is kept whole."""
+        return replace(
+            self, right=select(self.right, pairs), link=self.link[pairs],
+            truth=None if self.truth is None else self.truth[pairs],
+            right_ids=[self.right_ids[pair] for pair in pairs] if self.right_ids else (),
+        )  # fmt: skip
+
+
+def select(side: Side, rows: IntArray) -> Side:
+    """The items at `rows`, in that order."""
+    if isinstance(side, Tokens):
+        lengths = side.lengths[rows]
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        take = np.repeat(side.offsets[:-1][rows] - offsets[:-1], lengths) + np.arange(offsets[-1])
+        texts = [side.texts[row] for row in rows] if side.texts else ()
+        return Tokens(side.ids[take], offsets, side.vocabulary, texts)
+    return replace(side, features=side.features[rows])

@@ -1,0 +1,197 @@
+"""The SCAN layout: region features of pictures in `{split}_ims.npy`, captions in `{split}_caps.txt` or `.tsv`.
+
+Published arrays come in three shapes, and nothing in the files says which: one row a picture with five captions
+(training sets), every row repeated five times (Flickr30K and COCO dev and test), one row and one caption (CC152K).
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from mispair.data.arrays import check_finite, open_array
+from mispair.data.pairs import Pairs, Regions, Tokens
+from mispair.data.text import Vocabulary
+from mispair.errors import DataError
+
+DevProtocol = Literal["full", "ncr"]
+USUAL_CAPTIONS_PER_IMAGE = 5
+VOCABULARY_THRESHOLD = 4
+_DEV_SIZE = 1000
+_SAMPLED_BLOCKS = 64
+
+
+def found_splits(folder: Path) -> dict[str, set[str]]:
+    """Which of "features" and "captions" each split of the folder has."""
+    found: dict[str, set[str]] = {}
+    for pattern, part in (("*_ims.npy", "features"), ("*_caps.txt", "captions"), ("*_caps.tsv", "captions")):
+        for path in folder.glob(pattern):
+            found.setdefault(path.name.rpartition("_")[0], set()).add(part)
+    return found
+
+
+def features_path(folder: Path, split: str) -> Path:
+    """The region features of a split."""
+    return folder / f"{split}_ims.npy"
+
+
+def captions_path(folder: Path, split: str) -> Path:
+    """The captions of a split: the tab-separated file where there is no plain one."""
+    plain, tabbed = folder / f"{split}_caps.txt", folder / f"{split}_caps.tsv"
+    return tabbed if tabbed.exists() and not plain.exists() else plain
+
+
+def read_captions(folder: Path, split: str) -> tuple[list[str], list[str]]:
+    """The captions of a split, and the image id of each where the file has them (.tsv), else no ids."""
+    path = captions_path(folder, split)
+    if path.suffix == ".txt":
+        return _read_lines(path), []
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            rows = list(csv.reader(file, delimiter="\t"))
+    except csv.Error as error:
+        raise DataError(f"{path}: the table cannot be read ({error}); look for an unmatched quotation mark.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise _unreadable(path, error) from None
+    for number, row in enumerate(rows, 1):
+        if len(row) < 2:
+            raise DataError(f"{path}: row {number:,} has {len(row)} columns; expected an id, a tab and a caption.")
+    return [row[1].strip() for row in rows], [row[0].strip() for row in rows]
+
+
+def _read_lines(path: Path) -> list[str]:
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise _unreadable(path, error) from None
+    # Only at \n: a caption may hold a carriage return or a Unicode line separator, and all later ones would shift.
+    return [line.strip() for line in text.removesuffix("\n").split("\n")] if text else []
+
+
+def _unreadable(path: Path, error: OSError | UnicodeDecodeError) -> DataError:
+    if isinstance(error, UnicodeDecodeError):
+        return DataError(f"{path}: byte {error.start:,} is not UTF-8; convert the file with `iconv -t utf-8`.")
+    return DataError(f"{path}: the file cannot be read ({error.strerror}).")
+
+
+def arrange(
+    features: npt.NDArray[Any], n_captions: int, captions_per_image: int | None, name: str
+) -> tuple[npt.NDArray[Any], int]:
+    """One row a picture, and how many captions each has.
+
+    Args:
+        features: All rows (rows, R, D).
+        n_captions: Number of captions.
+        captions_per_image: What the user knows; found from the data by default.
+        name: What to call the data.
+
+    Returns:
+        The features without repetitions (still memory-mapped), and the captions per image.
+    """
+    rows = len(features)
+    if captions_per_image is not None and captions_per_image < 1:
+        raise DataError(f"{name}: captions_per_image is {captions_per_image}; expected 1 or more, usually 5.")
+    if not n_captions or n_captions % rows:
+        raise DataError(
+            f"{name}: {n_captions:,} captions for {rows:,} image rows; expected a whole number of captions an image "
+            f"({rows:,} or {USUAL_CAPTIONS_PER_IMAGE * rows:,})."
+        )
+    a_row = n_captions // rows
+    if captions_per_image is None:
+        repeated = a_row == 1 and _rows_repeat(features, USUAL_CAPTIONS_PER_IMAGE)
+        captions_per_image = USUAL_CAPTIONS_PER_IMAGE if repeated else a_row
+    if captions_per_image == a_row:
+        return features, captions_per_image
+    if a_row != 1 or not _blocks_repeat(features, captions_per_image):
+        raise DataError(
+            f"{name}: captions_per_image is {captions_per_image}, but {rows:,} image rows and {n_captions:,} captions "
+            f"make {a_row} a row, and the rows do not repeat in blocks of {captions_per_image}."
+        )
+    return features[::captions_per_image], captions_per_image
+
+
+def _rows_repeat(features: npt.NDArray[Any], times: int) -> bool:
+    """Whether each row stands there several times. Constant features (a placeholder) say nothing, so they do not."""
+    return _blocks_repeat(features, times) and not np.array_equal(features[0], features[-1])
+
+
+def _blocks_repeat(features: npt.NDArray[Any], times: int) -> bool:
+    """Whether each block of `times` rows holds one row, by a sample of blocks from the first to the last."""
+    if len(features) % times:
+        return False
+    blocks = np.unique(np.linspace(0, len(features) // times - 1, _SAMPLED_BLOCKS).astype(np.int64))
+    return all(bool((features[b * times : (b + 1) * times] == features[b * times]).all()) for b in blocks)
+
+
+def find_vocabulary(folder: Path, vocabulary: Vocabulary | str | Path | None = None) -> tuple[Vocabulary, str]:
+    """The vocabulary to use and where it comes from: given, found beside the data, or built from train and dev.
+
+    Raises:
+        DataError: The file is no vocabulary, or there is neither a file nor a caption to build one from.
+    """
+    if isinstance(vocabulary, Vocabulary):
+        return vocabulary, "given"
+    if vocabulary is not None:
+        return Vocabulary.load(vocabulary), str(vocabulary)
+    folder = folder.resolve()
+    file_name = f"{folder.name}_vocab.json"
+    parent = folder.parent
+    for path in (folder / "vocab.json", folder / file_name, parent / "vocab" / file_name, parent / file_name):
+        if path.exists():
+            return Vocabulary.load(path), str(path)
+    texts = [
+        text
+        for split in ("train", "dev")
+        if captions_path(folder, split).exists()
+        for text in read_captions(folder, split)[0]
+    ]
+    if not texts:
+        raise DataError(
+            f"{folder}: there is no vocabulary ({file_name}) and no train or dev captions to build one from; "
+            "give the vocabulary that the training used."
+        )
+    return Vocabulary.build(texts, VOCABULARY_THRESHOLD), "built from the train and dev captions"
+
+
+def read_ids(folder: Path, split: str, n_images: int, per_image: int) -> Sequence[str]:
+    """One name a picture from `{split}_ids.txt`, which lists them once a picture or once a caption; else none."""
+    path = folder / f"{split}_ids.txt"
+    if not path.exists():
+        return ()
+    ids = _read_lines(path)
+    if len(ids) not in (n_images, n_images * per_image):
+        raise DataError(
+            f"{path}: {len(ids):,} ids; expected {n_images:,} (one an image) or {n_images * per_image:,} (one a "
+            "caption). Correct the file or take it away."
+        )
+    return ids if len(ids) == n_images else ids[::per_image]
+
+
+def load(
+    folder: Path,
+    split: str,
+    *,
+    vocabulary: Vocabulary | str | Path | None = None,
+    dev_protocol: DevProtocol = "full",
+    captions_per_image: int | None = None,
+    finite: bool = True,
+) -> Pairs:
+    """Read one split; see `mispair.data.formats.load`."""
+    name = f"{folder.name} {split}"
+    features = open_array(features_path(folder, split), ndim=3)
+    texts, ids = read_captions(folder, split)
+    left, per_image = arrange(features, len(texts), captions_per_image, name)
+    left_ids = ids[::per_image] if ids else read_ids(folder, split, len(left), per_image)
+    if split == "dev":
+        kept = min(len(left), _DEV_SIZE if dev_protocol == "full" else _DEV_SIZE // per_image)
+        left, texts, left_ids = left[:kept], texts[: kept * per_image], left_ids[:kept]
+    if finite:
+        check_finite(left, str(features_path(folder, split)))
+    words = find_vocabulary(folder, vocabulary)[0]
+    tokens = Tokens(*words.encode(texts), words, texts)
+    return Pairs(Regions(left), tokens, np.arange(len(texts)) // per_image, left_ids=left_ids, name=name)

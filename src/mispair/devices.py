@@ -1,0 +1,30 @@
+"""Where to compute, and how precisely."""
+
+from __future__ import annotations
+
+import torch
+
+from mispair.errors import ConfigError
+
+
+def pick_device(name: str) -> torch.device:
+    """The device of this name; `auto` takes a GPU where there is one."""
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f'"{name}" is no device; use auto, cpu, cuda, cuda:1 or mps.') from None
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"There is no {name} here: torch sees {torch.cuda.device_count()} CUDA devices; use --device cpu."
+        )
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise ConfigError("There is no mps device here; use --device cpu.")
+    return device
+
+
+def autocast(device: torch.device, precision: str) -> torch.autocast:
+    """bf16 where asked for, or on CUDA by default."""
+    half = precision == "bf16" or (precision == "auto" and device.type == "cuda")
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=half)

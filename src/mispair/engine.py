@@ -1,0 +1,357 @@
+"""The training loop: one or two networks, any method, exact to the bit after a restart.
+
+An epoch is: the method chooses the pairs, every network goes once over its own, the result is validated. The place in
+that plan (`Cursor`), the networks, the optimizers, the method and the random numbers are the whole state. The order of
+the pairs and the augmentation are functions of seed, epoch, network and position, so they need no saving.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+
+from mispair import checkpoint, methods
+from mispair.config import Config
+from mispair.data.loader import Augmentation, Batch, PairLoader, SideLoader, prefetch
+from mispair.data.pairs import IntArray, Pairs, Tokens
+from mispair.devices import autocast, pick_device
+from mispair.errors import CollapseError, ConfigError, DataError, NonFiniteError, StoppedError
+from mispair.evaluate import evaluate, similarities
+from mispair.matcher import Matcher
+from mispair.methods.base import Split
+from mispair.models import SideSpec, build
+from mispair.progress import TrainingProgress
+from mispair.run import Run
+from mispair.watch import READ_EVERY, Watch
+
+INITIAL_WEIGHTS, ORDER, NOISY_ORDER, AUGMENTATION, DROPOUT = range(5)  # independent streams of random numbers
+
+
+@dataclass
+class Cursor:
+    """Where the run is. `network` equal to the number of networks means that the epoch is still to be validated."""
+
+    epoch: int = 0
+    network: int = 0
+    position: int = 0  # batches of this epoch that this network has done
+    step: int = 0  # batches done by all networks
+    main_steps: list[int] = field(default_factory=list)  # batches of main epochs done by each network
+
+
+@dataclass(frozen=True)
+class Work:
+    """One step's pairs, as numbers."""
+
+    position: int
+    clean: IntArray
+    noisy: IntArray | None
+
+
+class Trainer:
+    """Trains what `config` says on `train`; keeps the networks that are best on `dev` (the last ones without it)."""
+
+    def __init__(
+        self, config: Config, train: Pairs, dev: Pairs | None, run: Run, console: Console | None = None
+    ) -> None:
+        if len(train) < 2:
+            raise DataError(f"{train.name}: {len(train)} training pairs; at least 2 are needed.")
+        method = methods.find(config.method)
+        self.config, self.train_pairs, self.dev, self.run, self.console = config, train, dev, run, console
+        self.device = pick_device(config.device)
+        self.specs = SideSpec.of(train.left), SideSpec.of(train.right)
+        self.vocabulary = next((s.vocabulary for s in (train.right, train.left) if isinstance(s, Tokens)), None)
+        seeds = [self._seed(INITIAL_WEIGHTS, number) for number in range(method.networks)]
+        self.nets = [build(config, *self.specs, seed).to(self.device).train() for seed in seeds]
+        self.optimizers = [_optimizer(config, list(net.parameters())) for net in self.nets]
+        self.loader = PairLoader(train, self.device)
+        self.method = method(config, self.nets, self.loader)
+        self.cursor = Cursor(main_steps=[0] * len(self.nets))
+        self.splits: list[Split] = []
+        self.best: dict[str, float] = {"rsum": -1.0, "epoch": -1}
+        self.watch = Watch(self.device)
+        for optimizer in self.optimizers:
+            optimizer.found_inf = self.watch.non_finite  # type: ignore[attr-defined]
+        self._saved_at = time.monotonic()
+        self._signal: int | None = None
+
+    # ------------------------------------------------------------------ the loop
+
+    def fit(self) -> Matcher:
+        """Trains to the end, from the newest checkpoint if there is one."""
+        if self.run.result is not None:
+            return Matcher.load(self.run.best, self.config.device)
+        self._resume()
+        self.run.write_environment(self.device)
+        total, title = self._total_steps(), f"{self.config.method} {self.config.model}"
+        with _signals(self), TrainingProgress(total, self.cursor.step, self.console, title) as self.progress:
+            while self.cursor.epoch < self.config.total_epochs:
+                self._epoch()
+        self.run.finish({"best": self.best, "steps": self.cursor.step})
+        if self.dev is None:
+            self._matcher().save(self.run.best)
+        return Matcher.load(self.run.best, self.config.device)
+
+    def _epoch(self) -> None:
+        cursor, main = self.cursor, self._main_epoch
+        started = time.monotonic()
+        if cursor.network == 0 and cursor.position == 0:
+            everything = [Split(np.arange(len(self.train_pairs)))] * len(self.nets)
+            self.splits = everything if main is None else self.method.begin_epoch(main)
+        while cursor.network < len(self.nets):
+            self._set_lr(self.optimizers[cursor.network])
+            for work, clean, noisy in self._batches():
+                self._step(work, clean, noisy)
+                self._pause()
+            cursor.network, cursor.position = cursor.network + 1, 0
+        self._look()
+        self._validate(time.monotonic() - started)
+        cursor.epoch, cursor.network, cursor.position = cursor.epoch + 1, 0, 0
+        self._checkpoint()
+
+    def _step(self, work: Work, clean: Batch, noisy: Batch | None) -> None:
+        cursor = self.cursor
+        number, main = cursor.network, self._main_epoch is not None
+        net, optimizer = self.nets[number], self.optimizers[number]
+        with autocast(self.device, self.config.precision):
+            if main:
+                result = self.method.step(number, cursor.main_steps[number], clean, noisy)
+            else:
+                result = self.method.warmup_step(number, clean)
+        optimizer.zero_grad(set_to_none=True)
+        result.loss.backward()  # type: ignore[no-untyped-call]
+        norm = torch.nn.utils.clip_grad_norm_(net.parameters(), self.config.grad_clip)
+        self.watch.observe(cursor.step, result, len(clean), norm)
+        optimizer.step()
+        cursor.step, cursor.position = cursor.step + 1, work.position + 1
+        cursor.main_steps[number] += main
+        if self.watch.unread >= READ_EVERY:
+            self._look()
+
+    def _validate(self, seconds: float) -> None:
+        if self.dev is None:
+            return
+        if not hasattr(self, "_dev_loaders"):
+            self._dev_loaders = SideLoader(self.dev.left, self.device), SideLoader(self.dev.right, self.device)
+        with autocast(self.device, self.config.precision):
+            result = evaluate(similarities(self.nets, *self._dev_loaders), self.dev)
+        rsum, epoch = result.averaged.rsum, self.cursor.epoch
+        if rsum > self.best["rsum"]:
+            self.best = {"rsum": rsum, "epoch": epoch}
+            self._matcher().save(self.run.best)
+        single = [network.rsum for network in result.networks]
+        figures = {**result.averaged.figures(), "networks_rsum": single, "seconds": round(seconds, 2)}
+        self.run.log("validation", epoch=epoch, step=self.cursor.step, **figures)
+        best = " (best)" if self.best["epoch"] == epoch else ""
+        self.progress.line(
+            f"{self._phase}  validation rSum {rsum:.1f}{best}  spread {self.watch.spread:.3f}  {seconds:.1f} s"
+        )
+
+    # ------------------------------------------------------------------ batches
+
+    def _batches(self) -> Iterator[tuple[Work, Batch, Batch | None]]:
+        """The rest of this epoch for the network in turn."""
+        cursor, net = self.cursor, self.nets[self.cursor.network]
+        epoch, number = cursor.epoch, cursor.network
+        mask_id = len(self.vocabulary) if self.vocabulary else 0
+
+        def make(work: Work) -> tuple[Work, Batch, Batch | None]:
+            augment = None
+            if net.augments:
+                augment = Augmentation(self._rng(AUGMENTATION, epoch, number, work.position), mask_id)
+            noisy = None if work.noisy is None else self.loader.batch(work.noisy, augment)
+            return work, self.loader.batch(work.clean, augment), noisy
+
+        rest = self._plan(epoch, number)[cursor.position :]
+        return prefetch(rest, make) if self.loader.on_host else map(make, rest)
+
+    def _plan(self, epoch: int, number: int) -> list[Work]:
+        """The batches of one epoch of one network. A last batch of one pair is left out: it has no negatives."""
+        size, split = self.config.batch_size, self.splits[number]
+        clean = self._rng(ORDER, epoch, number).permutation(split.clean)
+        batches = [clean[start : start + size] for start in range(0, len(clean), size)]
+        batches = [batch for batch in batches if len(batch) > 1]
+        noisy: list[IntArray | None] = [None] * len(batches)
+        if len(split.noisy) > 1:
+            rng, rounds = self._rng(NOISY_ORDER, epoch, number), -(-len(batches) * size // len(split.noisy))
+            order = np.concatenate([rng.permutation(split.noisy) for _ in range(rounds)])
+            share = min(size, len(split.noisy))
+            noisy = [order[i * share : (i + 1) * share] for i in range(len(batches))]
+        return [Work(i, batch, beside) for i, (batch, beside) in enumerate(zip(batches, noisy, strict=True))]
+
+    def _total_steps(self) -> int:
+        """About how many steps the whole run takes; a method may use fewer pairs."""
+        return self.config.total_epochs * len(self.nets) * math.ceil(len(self.train_pairs) / self.config.batch_size)
+
+    def _set_lr(self, optimizer: torch.optim.Optimizer) -> None:
+        decays = max(0, self.cursor.epoch - self.config.warmup_epochs) // self.config.lr_decay_epochs
+        for group in optimizer.param_groups:
+            group["lr"] = self.config.lr * 0.1**decays
+
+    # ------------------------------------------------------------------ watching
+
+    def _look(self) -> None:
+        """Reads, logs and judges what happened since the last look."""
+        count = self.watch.unread
+        if not count:
+            return
+        figures, bad_step = self.watch.read()
+        if bad_step is not None:
+            self._refuse_non_finite(bad_step)
+        where = {"epoch": self.cursor.epoch, "network": min(self.cursor.network, len(self.nets) - 1)}
+        self.run.log("steps", step=self.cursor.step, **where, **figures)
+        self.progress.update(count, self._phase, figures["loss"], figures["spread"])
+        if self.watch.collapsed:
+            self._refuse_collapse()
+
+    def _refuse_non_finite(self, step: int) -> None:
+        """Names the pairs of the step, found again from the plan."""
+        back = self.cursor.step - step
+        pairs = "of an earlier network's turn"
+        if back <= self.cursor.position and self.cursor.network < len(self.nets):
+            work = self._plan(self.cursor.epoch, self.cursor.network)[self.cursor.position - back]
+            pairs = ", ".join(map(str, sorted(work.clean.tolist())))
+        raise NonFiniteError(
+            f"The loss or its gradient is not a finite number at step {step}; the update was not made. Pairs of that "
+            f"batch: {pairs}. Look for extreme features with `mispair data check`, or lower --lr."
+        )
+
+    def _refuse_collapse(self) -> None:
+        kept = checkpoint.find(self.run.checkpoints)
+        config, watch = self.config, self.watch
+        state = f"The last good state is {kept[0]}." if kept else "There was no good state to keep yet."
+        raise CollapseError(
+            f"The network has collapsed at step {self.cursor.step}: all similarities are equal (spread "
+            f"{watch.spread:.1e}, it was {watch.peak:.2g}). The negatives harden too fast for this data set: try "
+            f"--negatives-end {max(4, 2 * config.negatives_end)} (now {config.negatives_end}), more --hardening-steps "
+            f"(now {config.hardening_steps}) or a lower --lr (now {config.lr:g}), with another --out. {state}"
+        )
+
+    # ------------------------------------------------------------------ state
+
+    def _pause(self) -> None:
+        """Between two steps: stop if asked to, save if it is time."""
+        if self._signal is not None:
+            self._checkpoint()
+            raise StoppedError(f"Stopped and saved. Go on with: {self.run.resume_command}", 128 + self._signal)
+        if time.monotonic() - self._saved_at >= self.config.checkpoint_seconds:
+            self._checkpoint()
+
+    def _checkpoint(self) -> None:
+        self._look()
+        if not self.watch.healthy:
+            return
+        state = {
+            "cursor": asdict(self.cursor),
+            "networks": [net.state_dict() for net in self.nets],
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "method": self.method.state_dict(),
+            "splits": [(torch.from_numpy(s.clean), torch.from_numpy(s.noisy)) for s in self.splits],
+            "best": self.best,
+            "peak": self.watch.peak,
+            "random": torch.get_rng_state(),
+            "cuda_random": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
+            "logged_bytes": self.run.logged_bytes,
+            "fingerprint": _fingerprint(self.train_pairs),
+        }
+        checkpoint.save(self.run.checkpoints, self.cursor.step, state)
+        self._saved_at = time.monotonic()
+
+    def _resume(self) -> None:
+        torch.manual_seed(self._seed(DROPOUT))
+        state = checkpoint.load_newest(self.run.checkpoints)
+        if state is None:
+            self.run.forget_after(0)
+            return
+        if state["fingerprint"] != _fingerprint(self.train_pairs):
+            raise ConfigError(
+                f"{self.run.path} was trained on other pairs: the data set or its noise has changed since; "
+                "put the old files back or give another --out."
+            )
+        self.cursor = Cursor(**state["cursor"])
+        for net, saved in zip(self.nets, state["networks"], strict=True):
+            net.load_state_dict(saved)
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        self.method.load_state_dict(state["method"])
+        self.splits = [Split(clean.numpy(), noisy.numpy()) for clean, noisy in state["splits"]]
+        self.best, self.watch.peak = state["best"], state["peak"]
+        torch.set_rng_state(state["random"])
+        if state["cuda_random"] is not None and self.device.type == "cuda":
+            torch.cuda.set_rng_state(state["cuda_random"], self.device)
+        self.run.forget_after(state["logged_bytes"])
+
+    def _matcher(self) -> Matcher:
+        """The networks as they are now, as copies that training does not change any more."""
+        copies = []
+        for net in self.nets:
+            copy = build(self.config, *self.specs, seed=0).to(self.device)
+            copy.load_state_dict(net.state_dict())
+            copies.append(copy)
+        return Matcher(self.config, self.specs, copies, self.vocabulary, self.device)
+
+    @property
+    def _main_epoch(self) -> int | None:
+        """Number of the main epoch; None while warming up."""
+        epoch = self.cursor.epoch - self.config.warmup_epochs
+        return epoch if epoch >= 0 else None
+
+    @property
+    def _phase(self) -> str:
+        main = self._main_epoch
+        if main is None:
+            return f"warm-up {self.cursor.epoch + 1}/{self.config.warmup_epochs}"
+        return f"epoch {main + 1}/{self.config.epochs}"
+
+    def _rng(self, *stream: int) -> np.random.Generator:
+        return np.random.default_rng([self.config.seed, *stream])
+
+    def _seed(self, *stream: int) -> int:
+        return int(self._rng(*stream).integers(2**31))
+
+
+def _optimizer(config: Config, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    if config.weight_decay:
+        return torch.optim.AdamW(parameters, config.lr, weight_decay=config.weight_decay, fused=True)
+    return torch.optim.Adam(parameters, config.lr, fused=True)
+
+
+def _fingerprint(pairs: Pairs) -> str:
+    """Tells whether a resumed run sees the same pairs: link, sizes and texts, and a sample of the features."""
+    digest = hashlib.sha256(np.ascontiguousarray(pairs.link).tobytes())
+    for side in (pairs.left, pairs.right):
+        if isinstance(side, Tokens):
+            digest.update(np.ascontiguousarray(side.ids).tobytes())
+        else:
+            sample = np.linspace(0, len(side) - 1, 16, dtype=np.int64)
+            digest.update(np.ascontiguousarray(side.features[sample]).tobytes())
+    return digest.hexdigest()
+
+
+@contextmanager
+def _signals(trainer: Trainer) -> Iterator[None]:
+    """SIGTERM and Ctrl-C end the run after the step in hand; a second Ctrl-C ends it at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def ask_to_stop(number: int, _frame: Any) -> None:
+        trainer._signal = number
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    old = {number: signal.signal(number, ask_to_stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)

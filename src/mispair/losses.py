@@ -1,0 +1,93 @@
+"""The triplet family on a similarity matrix S: rows are left items (images), columns right items (captions).
+
+The positives stand on the diagonal. A margin may be one number or one a pair; a pair's margin then counts where the
+pair is the anchor: row i for the image anchor, column i for the text anchor (Eq. 1 of the REPAIR paper).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+
+def triplet_costs(S: Tensor, margin: float | Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Hinge costs of every negative, 0 on the diagonal and where `mask` says that it is no negative.
+
+    Args:
+        S: (B, B) similarities.
+        margin: One number, or (B,) one a pair.
+        mask: (B, B), true where row and column must not be taken for each other's negatives.
+
+    Returns:
+        `image_cost[i, j] = [m_i + S_ij - S_ii]+` (image i against caption j) and
+        `text_cost[i, j] = [m_j + S_ij - S_jj]+` (caption j against image i), (B, B) each.
+    """
+    positive = S.diagonal()
+    margins = torch.as_tensor(margin, dtype=S.dtype, device=S.device).expand(len(S))
+    ignored = torch.eye(len(S), dtype=torch.bool, device=S.device)
+    if mask is not None:
+        ignored = ignored | mask
+    image_cost = (margins[:, None] + S - positive[:, None]).clamp(min=0).masked_fill(ignored, 0)
+    text_cost = (margins[None, :] + S - positive[None, :]).clamp(min=0).masked_fill(ignored, 0)
+    return image_cost, text_cost
+
+
+def sample_losses(S: Tensor, margin: float | Tensor, mask: Tensor | None = None) -> Tensor:
+    """Loss of each pair by the mean over all negatives, (B,). The mean divides by B, the zero diagonal counts (NCR).
+
+    >>> sample_losses(torch.tensor([[0.5, 0.4], [0.1, 0.5]]), 0.2)
+    tensor([0.0500, 0.0500])
+    """
+    image_cost, text_cost = triplet_costs(S, margin, mask)
+    return image_cost.mean(dim=1) + text_cost.mean(dim=0)
+
+
+def warmup_loss(S: Tensor, margin: float | Tensor, mask: Tensor | None = None) -> Tensor:
+    """Sum over the batch of `sample_losses`: what the warm-up trains with."""
+    return sample_losses(S, margin, mask).sum()
+
+
+def sum_loss(S: Tensor, margin: float | Tensor, mask: Tensor | None = None) -> Tensor:
+    """Sum over all negatives: SCAN, SGRAF and VSE-inf without hard negatives."""
+    image_cost, text_cost = triplet_costs(S, margin, mask)
+    return image_cost.sum() + text_cost.sum()
+
+
+def hard_loss(S: Tensor, margin: float | Tensor, negatives: int = 1, mask: Tensor | None = None) -> Tensor:
+    """Sum over the batch of each anchor's mean over its hardest `negatives`; 1 is the hardest-negative triplet loss.
+
+    >>> hard_loss(torch.tensor([[0.5, 0.4], [0.1, 0.5]]), 0.2)
+    tensor(0.2000)
+    """
+    image_cost, text_cost = triplet_costs(S, margin, mask)
+    n = min(negatives, max(1, len(S) - 1))
+    return image_cost.topk(n, dim=1).values.mean(dim=1).sum() + text_cost.topk(n, dim=0).values.mean(dim=0).sum()
+
+
+def negatives_at(step: int, start: int, end: int, steps: int) -> int:
+    """How many of the hardest negatives count at `step`: from `start` to `end` in `steps`, by equal factors.
+
+    >>> [negatives_at(step, 48, 4, 300) for step in (0, 100, 200, 300, 1000)]
+    [48, 21, 9, 4, 4]
+    """
+    if step >= steps:
+        return end
+    return round(start * math.pow(end / start, step / steps))
+
+
+def soft_margin(labels: Tensor, margin: float = 0.2, base: float = 10.0) -> Tensor:
+    """Margin of a pair whose correspondence label is y (Eq. 2): `margin * (base^y - 1) / (base - 1)`.
+
+    >>> soft_margin(torch.tensor([0.0, 0.5, 1.0]))
+    tensor([0.0000, 0.0481, 0.2000])
+    """
+    return margin * torch.expm1(labels * math.log(base)) / (base - 1)
+
+
+def adaptive_prediction(S: Tensor, margin: float = 0.2) -> Tensor:
+    """NCR's prediction of each pair's label from its loss in the batch: 1 for the best tenth, (B,) in [0, 1]."""
+    quality = (margin - sample_losses(S, margin) / 2).clamp(0, margin)
+    best = quality.topk(len(S) // 10 + 1).values.mean()
+    return (quality / best.clamp(min=torch.finfo(S.dtype).tiny)).clamp(0, 1)

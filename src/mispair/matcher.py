@@ -1,0 +1,150 @@
+"""`Matcher`: a trained model as users hold it. One or two networks, what they expect, and the vocabulary."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import safetensors
+import safetensors.torch
+import torch
+
+from mispair.checkpoint import write_atomically
+from mispair.config import Config, override
+from mispair.data.loader import SideLoader
+from mispair.data.pairs import FloatArray, Pairs, Regions, Side, Tokens, Vectors
+from mispair.data.text import Vocabulary
+from mispair.devices import autocast, pick_device
+from mispair.errors import DataError
+from mispair.evaluate import Evaluation, encode_side, evaluate, similarities
+from mispair.models import Network, SideSpec, build
+
+FORMAT = 1
+SideName = Literal["left", "right"]
+Items = Side | FloatArray | Sequence[str]
+
+
+class Matcher:
+    """Scores how well items of two sides match.
+
+    Attributes:
+        config: The settings it was trained with.
+        specs: What the left and the right side look like.
+        networks: The trained networks; their similarities are averaged.
+        vocabulary: Words of the text side, if there is one.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        specs: tuple[SideSpec, SideSpec],
+        networks: Sequence[Network],
+        vocabulary: Vocabulary | None,
+        device: torch.device,
+    ) -> None:
+        self.config, self.specs, self.vocabulary, self.device = config, specs, vocabulary, device
+        self.networks = [network.to(device).eval() for network in networks]
+
+    def score(self, left: Items, right: Items) -> FloatArray:
+        """Similarity of every left item with every right item, (l, r); higher is better.
+
+        Sides are given as they come from `mispair.load`, as arrays of features, or as a list of texts.
+        """
+        matrices = self._matrices(self._side(left, "left"), self._side(right, "right"))
+        mean: FloatArray = torch.stack(matrices).mean(dim=0).cpu().numpy()
+        return mean
+
+    def encode(self, items: Items, side: SideName) -> FloatArray:
+        """One unit vector an item, (N, D). With two networks their vectors stand side by side."""
+        loader = SideLoader(self._side(items, side), self.device)
+        with autocast(self.device, self.config.precision):
+            encoded = [encode_side(network, loader, left=side == "left").pooled() for network in self.networks]
+        vectors: FloatArray = (torch.cat(encoded, dim=1) / math.sqrt(len(encoded))).cpu().numpy()
+        return vectors
+
+    def evaluate(self, pairs: Pairs) -> Evaluation:
+        """Retrieval in both directions over all items of `pairs`."""
+        return evaluate(self.matrices(pairs), pairs)
+
+    def matrices(self, pairs: Pairs) -> list[torch.Tensor]:
+        """One (l, r) similarity matrix for each network."""
+        return self._matrices(self._side(pairs.left, "left"), self._side(pairs.right, "right"))
+
+    def save(self, path: str | Path) -> None:
+        """Writes one safetensors file that holds everything `load` needs."""
+        tensors = {
+            f"{number}.{name}": tensor.detach().cpu().contiguous()
+            for number, network in enumerate(self.networks)
+            for name, tensor in network.state_dict().items()
+        }
+        about: dict[str, Any] = {
+            "format": FORMAT,
+            "config": asdict(self.config),
+            "specs": [asdict(spec) for spec in self.specs],
+            "networks": len(self.networks),
+            "vocabulary": list(self.vocabulary.words) if self.vocabulary else None,
+        }
+        write_atomically(Path(path), safetensors.torch.save(tensors, {"mispair": json.dumps(about)}))
+
+    @classmethod
+    def load(cls, path: str | Path, device: str = "auto") -> Matcher:
+        """Reads a saved matcher, or the best one of a run folder."""
+        file = Path(path) / "best.safetensors" if Path(path).is_dir() else Path(path)
+        if not file.is_file():
+            raise DataError(
+                f"{file} does not exist; give a run folder of `mispair train` or a saved .safetensors file."
+            )
+        try:
+            with safetensors.safe_open(file, framework="pt") as opened:
+                about = json.loads((opened.metadata() or {})["mispair"])
+                tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - not a dict
+        except (safetensors.SafetensorError, KeyError, json.JSONDecodeError) as error:
+            raise DataError(f"{file} is not a model saved by mispair, or is damaged ({error}).") from None
+        if about["format"] != FORMAT:
+            raise DataError(f"{file} has format {about['format']}, this mispair reads format {FORMAT}; update mispair.")
+        config, where = override(Config(), about["config"], str(file)), pick_device(device)
+        left, right = (SideSpec(**spec) for spec in about["specs"])
+        networks = []
+        for number in range(about["networks"]):
+            network = build(config, left, right, seed=0)
+            prefix = f"{number}."
+            network.load_state_dict({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
+            networks.append(network)
+        vocabulary = Vocabulary(tuple(about["vocabulary"])) if about["vocabulary"] else None
+        return cls(config, (left, right), networks, vocabulary, where)
+
+    def _matrices(self, left: Side, right: Side) -> list[torch.Tensor]:
+        with autocast(self.device, self.config.precision):
+            return similarities(self.networks, SideLoader(left, self.device), SideLoader(right, self.device))
+
+    def _side(self, items: Items, name: SideName) -> Side:
+        """Items in any form as a side that fits the networks."""
+        spec = self.specs[0 if name == "left" else 1]
+        side = self._texts(items) if spec.kind == "tokens" else _features(items)
+        if side is None:
+            raise DataError(f"The {name} side of this model takes {spec}, but got {type(items).__name__}.")
+        found = SideSpec.of(side)
+        if found != spec:
+            raise DataError(f"The {name} side of this model takes {spec}, but got {found}.")
+        if not len(side):
+            raise DataError(f"There are no {name} items to score.")
+        return side
+
+    def _texts(self, items: Items) -> Tokens | None:
+        if isinstance(items, Tokens) and items.vocabulary == self.vocabulary:
+            return items
+        texts = items.texts if isinstance(items, Tokens) else items
+        if isinstance(texts, Regions | Vectors | np.ndarray | str) or self.vocabulary is None or not texts:
+            return None
+        return Tokens(*self.vocabulary.encode(texts), self.vocabulary, texts)
+
+
+def _features(items: Items) -> Side | None:
+    if isinstance(items, np.ndarray) and items.ndim in (2, 3):
+        return Vectors(items) if items.ndim == 2 else Regions(items)
+    return items if isinstance(items, Regions | Vectors) else None

@@ -1,0 +1,112 @@
+"""Retrieval metrics: grouped R@K and rSum. Ties and NaN count against the model, so a collapsed model scores 0.
+
+Everything runs where the similarity matrix is, in chunks of rows, without sorting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+from torch import Tensor
+
+KS = (1, 5, 10)
+CHUNK_ELEMENTS = 1 << 26  # elements of S compared at a time
+
+
+@dataclass(frozen=True)
+class Recalls:
+    """One direction: share of the queries, in per cent, with a right answer among the first K; ranks start at 1."""
+
+    r1: float
+    r5: float
+    r10: float
+    median_rank: float
+    mean_rank: float
+
+
+@dataclass(frozen=True)
+class Retrieval:
+    """Both directions."""
+
+    left_to_right: Recalls  # image to text
+    right_to_left: Recalls  # text to image
+
+    @property
+    def rsum(self) -> float:
+        """Sum of the six recalls: 600 is perfect."""
+        both = (self.left_to_right, self.right_to_left)
+        return sum(recall for side in both for recall in (side.r1, side.r5, side.r10))
+
+    def figures(self) -> dict[str, float]:
+        """Flat figures for logs: `i2t_r1`, ..., `t2i_mean_rank`, `rsum`."""
+        sides = (("i2t", self.left_to_right), ("t2i", self.right_to_left))
+        flat = {f"{name}_{key}": value for name, side in sides for key, value in asdict(side).items()}
+        return {**flat, "rsum": self.rsum}
+
+
+def retrieval(S: Tensor, left_groups: Tensor, right_groups: Tensor) -> Retrieval:
+    """Metrics of a similarity matrix whose items match exactly when they are of one group.
+
+    Args:
+        S: (l, r) similarities.
+        left_groups: (l,) group of each left item.
+        right_groups: (r,) group of each right item.
+
+    >>> retrieval(torch.eye(20), torch.arange(20), torch.arange(20)).rsum
+    600.0
+    >>> retrieval(torch.ones(20, 20), torch.arange(20), torch.arange(20)).rsum
+    0.0
+    """
+    left, right = ranks(S, left_groups, right_groups)
+    return Retrieval(recalls(left), recalls(right))
+
+
+def fold_retrieval(S: Tensor, left_groups: Tensor, right_groups: Tensor, folds: int = 5) -> Retrieval:
+    """Mean over `folds` equal slices of the left items, each with its own right items (COCO 1K: 5 folds of testall)."""
+    results = []
+    for rows in torch.arange(len(S), device=S.device).tensor_split(folds):
+        columns = torch.isin(right_groups, left_groups[rows]).nonzero().squeeze(1)
+        results.append(retrieval(S[rows][:, columns], left_groups[rows], right_groups[columns]))
+    return Retrieval(
+        _mean([result.left_to_right for result in results]), _mean([result.right_to_left for result in results])
+    )
+
+
+def ranks(S: Tensor, left_groups: Tensor, right_groups: Tensor) -> tuple[Tensor, Tensor]:
+    """Rank of the best right answer of each query, from 0: how many wrong items score at least as high.
+
+    A left item without any match (and the other way round) gets the last rank.
+    """
+    left_groups, right_groups = left_groups.to(S.device), right_groups.to(S.device)
+    step = max(1, CHUNK_ELEMENTS // max(1, S.shape[1]))
+    blocks = [slice(start, start + step) for start in range(0, len(S), step)]
+
+    left_ranks = torch.empty(len(S), dtype=torch.long, device=S.device)
+    right_best = torch.full((S.shape[1],), -torch.inf, device=S.device)
+    for block in blocks:
+        match = left_groups[block, None] == right_groups
+        positives = S[block].masked_fill(~match, -torch.inf)
+        left_ranks[block] = _count(S[block], positives.amax(dim=1, keepdim=True), match).sum(dim=1)
+        right_best = torch.maximum(right_best, positives.amax(dim=0))
+    right_ranks = torch.zeros(S.shape[1], dtype=torch.long, device=S.device)
+    for block in blocks:
+        right_ranks += _count(S[block], right_best, left_groups[block, None] == right_groups).sum(dim=0)
+    return left_ranks, right_ranks
+
+
+def _count(S: Tensor, best: Tensor, match: Tensor) -> Tensor:
+    """Wrong items that are not below the best right one: this way round, a NaN on either side counts against."""
+    return ~(best > S) & ~match
+
+
+def recalls(rank: Tensor) -> Recalls:
+    """Recalls of ranks that start at 0."""
+    r1, r5, r10 = (100.0 * (rank < k).double().mean().item() for k in KS)
+    return Recalls(r1, r5, r10, rank.double().quantile(0.5).floor().item() + 1, rank.double().mean().item() + 1)
+
+
+def _mean(sides: Sequence[Recalls]) -> Recalls:
+    columns = zip(*(asdict(side).values() for side in sides), strict=True)
+    return Recalls(*(sum(column) / len(sides) for column in columns))

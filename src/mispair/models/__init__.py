@@ -1,0 +1,25 @@
+"""Matching networks. `build` makes one from a config and what the two sides look like."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from mispair.config import Config
+from mispair.models.base import Encoded, Network, SideSpec
+from mispair.models.sgraf import SGR
+from mispair.models.two_tower import TwoTower
+from mispair.models.vse import VSE
+
+MODELS: dict[str, Callable[[SideSpec, SideSpec, Config], Network]] = {"vse": VSE, "sgr": SGR, "two-tower": TwoTower}
+
+
+def build(config: Config, left: SideSpec, right: SideSpec, seed: int) -> Network:
+    """A new network; the same seed gives the same weights on every device."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return MODELS[config.model](left, right, config)
+
+
+__all__ = ["MODELS", "Encoded", "Network", "SideSpec", "build"]

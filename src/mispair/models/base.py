@@ -1,0 +1,159 @@
+"""What every matching network offers, and the small parts they share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from mispair.data.loader import Items
+from mispair.data.pairs import Kind, Side, Tokens
+
+EPSILON = 1e-8
+
+
+@dataclass(frozen=True)
+class SideSpec:
+    """What a network must know about a side before it sees any item."""
+
+    kind: Kind
+    size: int  # width of the features, or number of words
+    count: int = 0  # regions an item; 0 for texts and vectors
+
+    @classmethod
+    def of(cls, side: Side) -> SideSpec:
+        if isinstance(side, Tokens):
+            return cls("tokens", len(side.vocabulary))
+        count = side.features.shape[1] if side.kind == "regions" else 0
+        return cls(side.kind, side.features.shape[-1], count)
+
+    def __str__(self) -> str:
+        if self.kind == "tokens":
+            return f"texts of {self.size:,} words"
+        return (
+            f"{self.count} regions of width {self.size}" if self.kind == "regions" else f"vectors of width {self.size}"
+        )
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Encoded items of one side.
+
+    Attributes:
+        local: (B, n, D) a vector for each region or word, zero where padded; None for models with one vector an item.
+        lengths: (B,) how many of the n are real, on the host; None where `local` is.
+        pooled: (B, D) one vector of unit length an item.
+    """
+
+    local: Tensor | None
+    lengths: Tensor | None
+    pooled: Tensor
+
+    def __len__(self) -> int:
+        return len(self.pooled)
+
+    def parts(self) -> tuple[Tensor, Tensor]:
+        """`local` and `lengths` of a model that has them."""
+        if self.local is None or self.lengths is None:
+            raise TypeError("This model needs a vector for each region or word, but the items have one vector only.")
+        return self.local, self.lengths
+
+
+class Network(nn.Module, ABC):
+    """A matching network: encodes items of either side and scores how well they match (higher is better)."""
+
+    left: nn.Module  # encoder of the left side: Items to Encoded
+    right: nn.Module
+    augments = False  # whether training batches go through the size augmentation
+
+    def encode_left(self, items: Items) -> Encoded:
+        encoded: Encoded = self.left(items)
+        return encoded
+
+    def encode_right(self, items: Items) -> Encoded:
+        encoded: Encoded = self.right(items)
+        return encoded
+
+    @abstractmethod
+    def similarity(self, left: Encoded, right: Encoded) -> Tensor:
+        """Every left item against every right item, (l, r) in float32."""
+
+    @abstractmethod
+    def pair_similarity(self, left: Encoded, right: Encoded) -> Tensor:
+        """Item i against item i, (n,) in float32."""
+
+
+class CosineNetwork(Network):
+    """Similarity is the dot product of the pooled unit vectors."""
+
+    def similarity(self, left: Encoded, right: Encoded) -> Tensor:
+        with full_precision(left.pooled):
+            return left.pooled.float() @ right.pooled.float().T
+
+    def pair_similarity(self, left: Encoded, right: Encoded) -> Tensor:
+        return (left.pooled.float() * right.pooled.float()).sum(dim=-1)
+
+
+def full_precision(tensor: Tensor) -> torch.autocast:
+    """Switches autocast off: scores near 1 tie in bf16."""
+    return torch.autocast(tensor.device.type, enabled=False)
+
+
+def l2norm(x: Tensor, dim: int = -1) -> Tensor:
+    """x / (|x| + 1e-8) along `dim`: a zero vector stays zero.
+
+    The root's slope at 0 is infinite; the gradient there is defined as 0 instead of NaN.
+    """
+    return x / safe_norm(x.square().sum(dim=dim, keepdim=True))
+
+
+def safe_norm(square: Tensor) -> Tensor:
+    """sqrt(square) + 1e-8, with slope 0 at 0."""
+    return torch.where(square > 0, square, 1).sqrt() * (square > 0) + EPSILON
+
+
+def xavier_linear(inputs: int, outputs: int) -> nn.Linear:
+    """A linear layer as all peers start it: Xavier-uniform weights, no bias at first."""
+    layer = nn.Linear(inputs, outputs)
+    nn.init.xavier_uniform_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+class Packing(NamedTuple):
+    """Where the real elements of a padded (B, n) array are. Made on the host, from host lengths: no waiting."""
+
+    flat: Tensor  # (T,) positions of the real elements in the flattened (B * n) array
+    owner: Tensor  # (T,) item that each one belongs to
+    slots: Tensor  # (B, n) position in the packed T of each element; T where padded
+    inside: Tensor  # (B, n) true where real
+
+    def pack(self, padded: Tensor) -> Tensor:
+        """(B, n, ...) to (T, ...)."""
+        return padded.flatten(0, 1)[self.flat]
+
+    def pad(self, packed: Tensor, dim: int = 0) -> Tensor:
+        """(..., T, ...) to (..., B, n, ...) with zeros."""
+        zero = torch.zeros_like(packed.narrow(dim, 0, 1))
+        spread = torch.cat([packed, zero], dim=dim).index_select(dim, self.slots.flatten())
+        return spread.view(*packed.shape[:dim], *self.slots.shape, *packed.shape[dim + 1 :])
+
+
+def packing(lengths: Tensor, width: int, device: torch.device) -> Packing:
+    """Finds the real elements of (B, width) items with these lengths."""
+    inside = torch.arange(width) < lengths[:, None]
+    flat = inside.flatten().nonzero().squeeze(1)
+    slots = torch.full(inside.shape, len(flat))
+    slots[inside] = torch.arange(len(flat))
+    parts = (flat, torch.repeat_interleave(torch.arange(len(lengths)), lengths), slots, inside)
+    if device.type == "cuda":
+        return Packing(*(part.pin_memory().to(device, non_blocking=True) for part in parts))
+    return Packing(*(part.to(device) for part in parts))
+
+
+def masked_mean(local: Tensor, lengths: Tensor) -> Tensor:
+    """Mean over the real elements of zero-padded (B, n, D)."""
+    return local.sum(dim=1) / lengths.to(local.device, local.dtype)[:, None]

@@ -1,0 +1,63 @@
+"""Encoders of the SCAN family: from regions or tokens to one vector a region or word."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+
+from mispair.data.loader import Items
+from mispair.models.base import Encoded, SideSpec, l2norm, masked_mean, xavier_linear
+
+
+class RegionEncoder(nn.Module):
+    """A linear map of each region to unit length. Vectors count as sets of one region."""
+
+    def __init__(self, spec: SideSpec, embed_size: int) -> None:
+        super().__init__()
+        self.fc = xavier_linear(spec.size, embed_size)
+
+    def forward(self, items: Items) -> Encoded:
+        values, lengths = as_set(items, self.fc.weight)
+        local = l2norm(self.fc(values).float())
+        return Encoded(local, lengths, l2norm(masked_mean(local, lengths)))
+
+
+class WordRecurrence(nn.Module):
+    """Word embeddings and a bidirectional GRU, its two directions averaged: (B, n, D), zero where padded."""
+
+    def __init__(self, words: int, word_size: int, embed_size: int, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(words, word_size)
+        nn.init.uniform_(self.embed.weight, -0.1, 0.1)
+        self.dropout = nn.Dropout(dropout)
+        self.rnn = nn.GRU(word_size, embed_size, batch_first=True, bidirectional=True)
+
+    def forward(self, items: Items) -> tuple[Tensor, Tensor]:
+        assert items.lengths is not None
+        x = self.dropout(self.embed(items.values))
+        packed = pack_padded_sequence(x, items.lengths, batch_first=True, enforce_sorted=False)
+        output, _ = pad_packed_sequence(self.rnn(packed)[0], batch_first=True, total_length=x.shape[1])
+        forward, backward = output.float().chunk(2, dim=-1)
+        return (forward + backward) / 2, items.lengths
+
+
+class WordEncoder(nn.Module):
+    """A unit vector for each word in its sentence."""
+
+    def __init__(self, spec: SideSpec, embed_size: int, word_size: int, dropout: float) -> None:
+        super().__init__()
+        self.words = WordRecurrence(spec.size, word_size, embed_size, dropout)
+
+    def forward(self, items: Items) -> Encoded:
+        hidden, lengths = self.words(items)
+        local = l2norm(hidden)
+        return Encoded(local, lengths, l2norm(masked_mean(local, lengths)))
+
+
+def as_set(items: Items, like: Tensor) -> tuple[Tensor, Tensor]:
+    """Features as sets (B, n, D) in the precision of `like`, with their lengths; a vector is a set of one."""
+    values = items.values.to(like.dtype)
+    if items.lengths is not None:
+        return values, items.lengths
+    ones = items.values.new_ones(len(items), device="cpu").long()
+    return values[:, None], ones

@@ -1,0 +1,136 @@
+"""SGR (Diao et al., AAAI 2021): a graph over the similarity vectors of words and whole sentence, reasoned over.
+
+The published code loops over captions in Python. Here all captions of a batch are computed at once: the real words of
+all captions stand one after the other (T of them, no padding) wherever tensors are wide, and are padded only for the
+graph, where they are narrow. The result is the same number for number.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import leaky_relu, one_hot
+
+from mispair.config import Config
+from mispair.models.base import (
+    Encoded,
+    Network,
+    SideSpec,
+    full_precision,
+    l2norm,
+    masked_mean,
+    packing,
+    safe_norm,
+    xavier_linear,
+)
+from mispair.models.encoders import RegionEncoder, WordEncoder
+
+SMOOTH = 9.0  # sharpness of the attention of words over regions
+
+
+class SelfAttention(nn.Module):
+    """Pools a set by attention with its own mean as the query: (B, n, D) to (B, D) of unit length."""
+
+    def __init__(self, embed_size: int, dropout: float, regions: int = 0) -> None:
+        super().__init__()
+        local: list[nn.Module] = [xavier_linear(embed_size, embed_size)]
+        whole: list[nn.Module] = [xavier_linear(embed_size, embed_size)]
+        if regions:  # pictures are normalised, a region slot a channel; sentences are not
+            local.append(nn.BatchNorm1d(regions))
+            whole.append(nn.BatchNorm1d(embed_size))
+        self.local = nn.Sequential(*local, nn.Tanh(), nn.Dropout(dropout))
+        self.whole = nn.Sequential(*whole, nn.Tanh(), nn.Dropout(dropout))
+        self.score = xavier_linear(embed_size, 1)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        query = self.whole(masked_mean(x, lengths))
+        scores = self.score(self.local(x) * query[:, None]).squeeze(-1).float()
+        inside = (torch.arange(x.shape[1]) < lengths[:, None]).to(x.device)
+        weights = scores.masked_fill(~inside, -torch.inf).softmax(dim=-1)
+        return l2norm((weights[..., None] * x).sum(dim=1))
+
+
+class GraphReasoning(nn.Module):
+    """One layer of attention among the nodes of a graph, without scaling and without residual."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.query, self.key, self.out = (xavier_linear(size, size) for _ in range(3))
+
+    def forward(self, nodes: Tensor, padded: Tensor, keep: int) -> Tensor:
+        """(..., n, s) nodes to the first `keep` of them; `padded` (..., 1, n) nodes are not looked at."""
+        edges = self.query(nodes[..., :keep, :]) @ self.key(nodes).transpose(-1, -2)
+        edges = edges.float().masked_fill(padded, -torch.inf).softmax(dim=-1)
+        reasoned: Tensor = self.out(edges.to(nodes.dtype) @ nodes).relu()
+        return reasoned
+
+
+class SGR(Network):
+    """Similarity graph reasoning. Left items are sets of regions, right items texts (or sets of their own)."""
+
+    def __init__(self, left: SideSpec, right: SideSpec, config: Config) -> None:
+        super().__init__()
+        d, s = config.embed_size, config.sim_size
+        self.left, self.right = self._encoder(left, config), self._encoder(right, config)
+        self.left_pool = SelfAttention(d, config.dropout, regions=max(left.count, 1) if left.kind != "tokens" else 0)
+        self.right_pool = SelfAttention(d, config.dropout)
+        self.local_vector, self.global_vector = xavier_linear(d, s), xavier_linear(d, s)
+        self.graph = nn.ModuleList(GraphReasoning(s) for _ in range(config.graph_steps))
+        self.score = xavier_linear(s, 1)
+
+    @staticmethod
+    def _encoder(spec: SideSpec, config: Config) -> nn.Module:
+        if spec.kind == "tokens":
+            return WordEncoder(spec, config.embed_size, config.word_size, config.dropout)
+        return RegionEncoder(spec, config.embed_size)
+
+    def similarity(self, left: Encoded, right: Encoded) -> Tensor:
+        regions, region_counts = left.parts()  # (l, R, D)
+        words, lengths = right.parts()
+        real = packing(lengths, words.shape[1], words.device)
+        packed = real.pack(words)  # (T, D)
+
+        attention = leaky_relu(regions @ packed.T, 0.1)  # (l, R, T)
+        with full_precision(attention):
+            attention = attention.float()
+            # Norm over the words of each caption: sums by caption and back as products with a 0/1 matrix. That is exact
+            # and, unlike scatter operations, the same in every run.
+            owner = one_hot(real.owner, len(right)).float()  # (T, r)
+            attention = attention / (safe_norm(attention.square() @ owner) @ owner.T)
+        weights = mask_regions(SMOOTH * attention, region_counts).softmax(dim=1)
+        context = l2norm(weights.transpose(1, 2).to(regions.dtype) @ regions)  # (l, T, D)
+        local = l2norm(self.local_vector((context - packed).square()).float())  # (l, T, s)
+
+        whole = (self.left_pool(regions, region_counts)[:, None] - self.right_pool(words, lengths)).square()
+        first = l2norm(self.global_vector(whole).float())[:, :, None]  # (l, r, 1, s)
+        return self._reason(torch.cat([first, real.pad(local, dim=1)], dim=2), real.inside)
+
+    def pair_similarity(self, left: Encoded, right: Encoded) -> Tensor:
+        regions, region_counts = left.parts()  # (n, R, D)
+        words, lengths = right.parts()  # (n, L, D)
+        inside = (torch.arange(words.shape[1]) < lengths[:, None]).to(words.device)
+        attention = leaky_relu(regions @ words.transpose(1, 2), 0.1).float()  # padded words are zero and stay zero
+        weights = mask_regions(SMOOTH * l2norm(attention), region_counts).softmax(dim=1)
+        context = l2norm(weights.transpose(1, 2).to(regions.dtype) @ regions)
+        local = l2norm(self.local_vector((context - words).square()).float())
+        whole = (self.left_pool(regions, region_counts) - self.right_pool(words, lengths)).square()
+        first = l2norm(self.global_vector(whole).float())[:, None]
+        return self._reason(torch.cat([first, local], dim=1), inside)
+
+    def _reason(self, nodes: Tensor, inside: Tensor) -> Tensor:
+        """Scores graphs (..., 1 + L, s) whose node 0 is the whole and the others the words that are `inside`."""
+        padded = nn.functional.pad(~inside, (1, 0))[..., None, :]
+        for layer in self.graph:
+            keep = 1 if layer is self.graph[-1] else nodes.shape[-2]  # only node 0 is read in the end
+            nodes = layer(nodes, padded, keep)
+        with full_precision(nodes):
+            score: Tensor = self.score(nodes[..., 0, :].float()).squeeze(-1).sigmoid()
+        return score
+
+
+def mask_regions(scores: Tensor, counts: Tensor) -> Tensor:
+    """Takes regions that are only padding out of a softmax over dim 1."""
+    if bool((counts == scores.shape[1]).all()):
+        return scores
+    inside = (torch.arange(scores.shape[1]) < counts[:, None]).to(scores.device)
+    return scores.masked_fill(~inside[..., None], -torch.inf)

@@ -1,0 +1,42 @@
+"""Two towers over frozen vectors of any two encoders: a linear map and a small residual MLP a side."""
+
+from __future__ import annotations
+
+from torch import nn
+
+from mispair.config import Config
+from mispair.data.loader import Items
+from mispair.errors import ConfigError
+from mispair.models.base import CosineNetwork, Encoded, SideSpec, l2norm, xavier_linear
+
+
+class Tower(nn.Module):
+    """Vectors to unit vectors of the common space."""
+
+    def __init__(self, spec: SideSpec, embed_size: int, dropout: float) -> None:
+        super().__init__()
+        # Foreign embeddings come in any scale and with a common offset; neither says anything about the match.
+        self.standardise = nn.BatchNorm1d(spec.size, affine=False)
+        self.fc = xavier_linear(spec.size, embed_size)
+        self.mlp = nn.Sequential(
+            nn.Linear(spec.size, embed_size), nn.ReLU(), nn.Dropout(dropout), nn.Linear(embed_size, embed_size)
+        )
+
+    def forward(self, items: Items) -> Encoded:
+        x = self.standardise(items.values.float())
+        return Encoded(None, None, l2norm((self.fc(x) + self.mlp(x)).float()))
+
+
+class TwoTower(CosineNetwork):
+    """A tower a side; the similarity is the cosine."""
+
+    def __init__(self, left: SideSpec, right: SideSpec, config: Config) -> None:
+        super().__init__()
+        for name, spec in (("left", left), ("right", right)):
+            if spec.kind != "vectors":
+                raise ConfigError(
+                    f"The two-tower model takes one vector an item, but the {name} side has {spec}; "
+                    "use --model vse or --model sgr for this data set."
+                )
+        self.left = Tower(left, config.embed_size, config.dropout)
+        self.right = Tower(right, config.embed_size, config.dropout)

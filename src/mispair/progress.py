@@ -1,0 +1,47 @@
+"""What a training run shows in the terminal: a bar where there is one, a line an epoch everywhere."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+
+class TrainingProgress:
+    """Loss, spread, steps a second and the time left."""
+
+    def __init__(self, total: int, done: int, console: Console | None, title: str) -> None:
+        self.console = console or Console(quiet=True)
+        self._bar = Progress(
+            TextColumn(f"{title} {{task.fields[phase]}}"),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn(
+                "loss {task.fields[loss]:.4f}  spread {task.fields[spread]:.3f}  {task.fields[rate]:.1f} steps/s"
+            ),
+            TimeRemainingColumn(),
+            console=self.console,
+            transient=True,
+            disable=not self.console.is_terminal,
+        )
+        self._task = self._bar.add_task("train", total=total, completed=done, phase="", loss=0, spread=0, rate=0)
+        self._since, self._steps = time.monotonic(), 0
+
+    def __enter__(self) -> TrainingProgress:
+        self._bar.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._bar.__exit__(kind, error, trace)
+
+    def update(self, steps: int, phase: str, loss: float, spread: float) -> None:
+        self._steps += steps
+        rate = self._steps / max(time.monotonic() - self._since, 1e-9)
+        self._bar.update(self._task, advance=steps, phase=phase, loss=loss, spread=spread, rate=rate)
+
+    def line(self, text: str) -> None:
+        self.console.print(text, highlight=False)

@@ -1,4 +1,4 @@
-"""The Python door: `mispair.fit(pairs) -> Matcher`."""
+"""The Python door: `mispair.fit(pairs) -> Matcher`, and the same from a config alone."""
 
 from __future__ import annotations
 
@@ -8,8 +8,12 @@ from typing import Any
 
 from rich.console import Console
 
+from mispair import methods
 from mispair.config import Config, override
-from mispair.data.pairs import Pairs
+from mispair.data import formats
+from mispair.data.noise import add_noise
+from mispair.data.pairs import Pairs, Tokens
+from mispair.devices import pick_device
 from mispair.engine import Trainer
 from mispair.matcher import Matcher
 from mispair.run import Run
@@ -37,6 +41,41 @@ def fit(
         with tempfile.TemporaryDirectory(prefix="mispair-") as folder:
             return _train(config, pairs, dev, Path(folder) / "run", console)
     return _train(config, pairs, dev, Path(out), console)
+
+
+def train_and_test(config: Config, out: Path, console: Console | None = None) -> dict[str, Any]:
+    """Everything `mispair train` does: reads the data, injects noise, trains, tests the best model.
+
+    Returns:
+        Figures for `--json`: the measured mismatch, the best epoch and the results on the test pairs (or, where there
+        are none, on the validation pairs).
+    """
+    methods.find(config.method)
+    pick_device(config.device)
+    names = formats.splits(config.data)
+    how: dict[str, Any] = {"dev_protocol": config.dev_protocol, "captions_per_image": config.captions_per_image}
+    train = formats.load(config.data, "train", vocabulary=config.vocab, **how)
+    vocabulary = train.right.vocabulary if isinstance(train.right, Tokens) else None
+    others = {
+        name: formats.load(config.data, name, vocabulary=vocabulary, **how) for name in ("dev", "test") if name in names
+    }
+    train = with_noise(config, train)
+    wrong = train.mismatched
+    mismatch = None if wrong is None else float(wrong.mean())
+    if console is not None:
+        noise = "" if mismatch is None else f", {mismatch:.2%} of them mismatched on purpose"
+        console.print(f"{train.name}: {len(train):,} pairs{noise}", highlight=False)
+    matcher = _train(config, train, others.get("dev"), out, console)
+    tested = others.get("test") or others.get("dev") or train
+    return {"run": str(out), "mismatch": mismatch, "tested_on": tested.name, "test": matcher.evaluate(tested).figures()}
+
+
+def with_noise(config: Config, train: Pairs) -> Pairs:
+    """The training pairs with the noise that the config asks for."""
+    if not config.noise_ratio and config.noise_file is None:
+        return train
+    seed = config.seed if config.noise_seed is None else config.noise_seed
+    return add_noise(train, ratio=config.noise_ratio, seed=seed, kind=config.noise_kind, file=config.noise_file)
 
 
 def _train(config: Config, train: Pairs, dev: Pairs | None, out: Path, console: Console | None) -> Matcher:

@@ -6,10 +6,8 @@ that does not have the content its name promises is passed over for the one befo
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import io
-import os
 import re
 import warnings
 from pathlib import Path
@@ -17,32 +15,25 @@ from typing import Any
 
 import torch
 
+from mispair.files import write_atomically
+
 KEPT = 2
 NAME = re.compile(r"step-(\d{9})-([0-9a-f]{16})\.pt")
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Writes a file that is either the old one or the new one, whatever happens in between."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    with temporary.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    with contextlib.suppress(OSError):  # some file systems cannot sync a folder
-        folder = os.open(path.parent, os.O_RDONLY)
-        os.fsync(folder)
-        os.close(folder)
-
-
 def save(folder: Path, step: int, state: dict[str, Any]) -> Path:
-    """Saves a state of tensors and plain values; older checkpoints than the one before are removed."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """Saves a state of tensors and plain values; older checkpoints than the one before are removed.
+
+    A state of the same step is replaced: an epoch's last step is saved once more after its validation.
+    """
     buffer = io.BytesIO()
     torch.save(state, buffer)
     content = buffer.getvalue()
     path = folder / f"step-{step:09d}-{_digest(content)}.pt"
     write_atomically(path, content)
+    same_step = (other for other in find(folder) if other.name.startswith(f"step-{step:09d}-") and other != path)
+    for old in (*same_step, *folder.glob(".step-*.tmp")):  # what a killed process was writing is of no use
+        old.unlink()
     for old in find(folder)[KEPT:]:
         old.unlink()
     return path

@@ -23,7 +23,7 @@ from rich.console import Console
 
 from mispair import checkpoint, methods
 from mispair.config import Config
-from mispair.data.loader import Augmentation, Batch, PairLoader, SideLoader, prefetch
+from mispair.data.loader import Batch, PairLoader, SideLoader, prefetch
 from mispair.data.pairs import IntArray, Pairs, Tokens
 from mispair.devices import autocast, pick_device
 from mispair.errors import CollapseError, ConfigError, DataError, NonFiniteError, StoppedError
@@ -113,8 +113,8 @@ class Trainer:
             for work, clean, noisy in self._batches():
                 self._step(work, clean, noisy)
                 self._pause()
+            self._look()
             cursor.network, cursor.position = cursor.network + 1, 0
-        self._look()
         self._validate(time.monotonic() - started)
         cursor.epoch, cursor.network, cursor.position = cursor.epoch + 1, 0, 0
         self._checkpoint()
@@ -163,12 +163,9 @@ class Trainer:
         """The rest of this epoch for the network in turn."""
         cursor, net = self.cursor, self.nets[self.cursor.network]
         epoch, number = cursor.epoch, cursor.network
-        mask_id = len(self.vocabulary) if self.vocabulary else 0
 
         def make(work: Work) -> tuple[Work, Batch, Batch | None]:
-            augment = None
-            if net.augments:
-                augment = Augmentation(self._rng(AUGMENTATION, epoch, number, work.position), mask_id)
+            augment = self._rng(AUGMENTATION, epoch, number, work.position) if net.augments else None
             noisy = None if work.noisy is None else self.loader.batch(work.noisy, augment)
             return work, self.loader.batch(work.clean, augment), noisy
 
@@ -208,19 +205,17 @@ class Trainer:
         figures, bad_step = self.watch.read()
         if bad_step is not None:
             self._refuse_non_finite(bad_step)
-        where = {"epoch": self.cursor.epoch, "network": min(self.cursor.network, len(self.nets) - 1)}
-        self.run.log("steps", step=self.cursor.step, **where, **figures)
+        cursor = self.cursor
+        self.run.log("steps", step=cursor.step, epoch=cursor.epoch, network=cursor.network, **figures)
         self.progress.update(count, self._phase, figures["loss"], figures["spread"])
         if self.watch.collapsed:
             self._refuse_collapse()
 
     def _refuse_non_finite(self, step: int) -> None:
         """Names the pairs of the step, found again from the plan."""
-        back = self.cursor.step - step
-        pairs = "of an earlier network's turn"
-        if back <= self.cursor.position and self.cursor.network < len(self.nets):
-            work = self._plan(self.cursor.epoch, self.cursor.network)[self.cursor.position - back]
-            pairs = ", ".join(map(str, sorted(work.clean.tolist())))
+        position = self.cursor.position - (self.cursor.step - step)
+        work = self._plan(self.cursor.epoch, self.cursor.network)[position]
+        pairs = ", ".join(map(str, sorted(work.clean.tolist())))
         raise NonFiniteError(
             f"The loss or its gradient is not a finite number at step {step}; the update was not made. Pairs of that "
             f"batch: {pairs}. Look for extreme features with `mispair data check`, or lower --lr."
@@ -242,15 +237,18 @@ class Trainer:
     def _pause(self) -> None:
         """Between two steps: stop if asked to, save if it is time."""
         if self._signal is not None:
-            self._checkpoint()
+            self._look()
+            self._save()
             raise StoppedError(f"Stopped and saved. Go on with: {self.run.resume_command}", 128 + self._signal)
         if time.monotonic() - self._saved_at >= self.config.checkpoint_seconds:
             self._checkpoint()
 
     def _checkpoint(self) -> None:
         self._look()
-        if not self.watch.healthy:
-            return
+        if self.watch.healthy:
+            self._save()
+
+    def _save(self) -> None:
         state = {
             "cursor": asdict(self.cursor),
             "networks": [net.state_dict() for net in self.nets],

@@ -11,11 +11,12 @@ import torch
 from torch import Tensor
 
 from mispair.data.loader import SideLoader
-from mispair.data.pairs import Pairs, Tokens
-from mispair.metrics import Retrieval, retrieval
+from mispair.data.pairs import IntArray, Pairs, Side, Tokens
+from mispair.metrics import Retrieval, fold_retrieval, retrieval
 from mispair.models import Encoded, Network
 
-CHUNK = 128  # items of either side encoded and scored at a time: SGR needs memory for each image with each word
+CHUNK = 128  # items of either side encoded and scored at a time
+CHUNK_WORDS = 4096  # and words: SGR needs memory for each image with each word
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,20 @@ def encode_side(network: Network, loader: SideLoader, *, left: bool) -> EncodedS
     order = np.argsort(side.lengths, kind="stable") if isinstance(side, Tokens) else np.arange(len(side))
     encode = network.encode_left if left else network.encode_right
     with inference(network):
-        chunks = [encode(loader.items(order[start : start + CHUNK])) for start in range(0, len(order), CHUNK)]
+        chunks = [encode(loader.items(rows)) for rows in _chunks(side, order)]
     return EncodedSide(torch.from_numpy(order), chunks)
+
+
+def _chunks(side: Side, order: IntArray) -> Iterator[IntArray]:
+    """Cuts rows, which are sorted by length, into chunks of at most `CHUNK` items and `CHUNK_WORDS` padded words."""
+    start = 0
+    while start < len(order):
+        rows = order[start : start + CHUNK]
+        if isinstance(side, Tokens):
+            fits = side.lengths[rows] * np.arange(1, len(rows) + 1) <= CHUNK_WORDS
+            rows = rows[: max(1, int(fits.sum()))]
+        yield rows
+        start += len(rows)
 
 
 def score(network: Network, left: EncodedSide, right: EncodedSide) -> Tensor:
@@ -81,10 +94,22 @@ class Evaluation:
 
     networks: list[Retrieval]
     averaged: Retrieval
+    folds: Retrieval | None = None  # mean over slices of the images, with averaged networks
+
+    def figures(self) -> dict[str, dict[str, float]]:
+        """Figures by name: `network`, or `network A`, `network B` and `averaged`; `folds` where asked for."""
+        names = ["network"] if len(self.networks) == 1 else [f"network {letter}" for letter in "AB"]
+        rows = dict(zip(names, self.networks, strict=True))
+        if len(self.networks) > 1:
+            rows["averaged"] = self.averaged
+        if self.folds is not None:
+            rows["folds"] = self.folds
+        return {name: result.figures() for name, result in rows.items()}
 
 
-def evaluate(matrices: Sequence[Tensor], pairs: Pairs) -> Evaluation:
+def evaluate(matrices: Sequence[Tensor], pairs: Pairs, folds: int = 1) -> Evaluation:
     """Ranks all left items against all right items of `pairs`, by each network's matrix and by their mean."""
     groups = torch.from_numpy(pairs.left_groups), torch.from_numpy(pairs.right_groups)
     average = torch.stack(list(matrices)).mean(dim=0)
-    return Evaluation([retrieval(S, *groups) for S in matrices], retrieval(average, *groups))
+    sliced = fold_retrieval(average, *groups, folds) if folds > 1 else None
+    return Evaluation([retrieval(S, *groups) for S in matrices], retrieval(average, *groups), sliced)

@@ -25,12 +25,12 @@ def triplet_costs(S: Tensor, margin: float | Tensor, mask: Tensor | None = None)
         `text_cost[i, j] = [m_j + S_ij - S_jj]+` (caption j against image i), (B, B) each.
     """
     positive = S.diagonal()
-    margins = torch.as_tensor(margin, dtype=S.dtype, device=S.device).expand(len(S))
+    row, column = (margin[:, None], margin) if isinstance(margin, Tensor) and margin.dim() else (margin, margin)
     ignored = torch.eye(len(S), dtype=torch.bool, device=S.device)
     if mask is not None:
         ignored = ignored | mask
-    image_cost = (margins[:, None] + S - positive[:, None]).clamp(min=0).masked_fill(ignored, 0)
-    text_cost = (margins[None, :] + S - positive[None, :]).clamp(min=0).masked_fill(ignored, 0)
+    image_cost = (row + S - positive[:, None]).clamp(min=0).masked_fill(ignored, 0)
+    text_cost = (column + S - positive).clamp(min=0).masked_fill(ignored, 0)
     return image_cost, text_cost
 
 

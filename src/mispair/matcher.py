@@ -14,7 +14,6 @@ import safetensors
 import safetensors.torch
 import torch
 
-from mispair.checkpoint import write_atomically
 from mispair.config import Config, override
 from mispair.data.loader import SideLoader
 from mispair.data.pairs import FloatArray, Pairs, Regions, Side, Tokens, Vectors
@@ -22,6 +21,7 @@ from mispair.data.text import Vocabulary
 from mispair.devices import autocast, pick_device
 from mispair.errors import DataError
 from mispair.evaluate import Evaluation, encode_side, evaluate, similarities
+from mispair.files import write_atomically
 from mispair.models import Network, SideSpec, build
 
 FORMAT = 1
@@ -67,13 +67,10 @@ class Matcher:
         vectors: FloatArray = (torch.cat(encoded, dim=1) / math.sqrt(len(encoded))).cpu().numpy()
         return vectors
 
-    def evaluate(self, pairs: Pairs) -> Evaluation:
-        """Retrieval in both directions over all items of `pairs`."""
-        return evaluate(self.matrices(pairs), pairs)
-
-    def matrices(self, pairs: Pairs) -> list[torch.Tensor]:
-        """One (l, r) similarity matrix for each network."""
-        return self._matrices(self._side(pairs.left, "left"), self._side(pairs.right, "right"))
+    def evaluate(self, pairs: Pairs, folds: int = 1) -> Evaluation:
+        """Retrieval in both directions over all items of `pairs`, and the mean over `folds` slices of them."""
+        matrices = self._matrices(self._side(pairs.left, "left"), self._side(pairs.right, "right"))
+        return evaluate(matrices, pairs, folds)
 
     def save(self, path: str | Path) -> None:
         """Writes one safetensors file that holds everything `load` needs."""

@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass
 import torch
 from torch import Tensor
 
+from mispair.errors import ConfigError
+
 KS = (1, 5, 10)
 CHUNK_ELEMENTS = 1 << 26  # elements of S compared at a time
 
@@ -65,6 +67,9 @@ def retrieval(S: Tensor, left_groups: Tensor, right_groups: Tensor) -> Retrieval
 
 def fold_retrieval(S: Tensor, left_groups: Tensor, right_groups: Tensor, folds: int = 5) -> Retrieval:
     """Mean over `folds` equal slices of the left items, each with its own right items (COCO 1K: 5 folds of testall)."""
+    if not 1 <= folds <= len(S):
+        raise ConfigError(f"{len(S):,} images cannot be cut into {folds} folds.")
+    left_groups, right_groups = left_groups.to(S.device), right_groups.to(S.device)
     results = []
     for rows in torch.arange(len(S), device=S.device).tensor_split(folds):
         columns = torch.isin(right_groups, left_groups[rows]).nonzero().squeeze(1)
@@ -77,7 +82,7 @@ def fold_retrieval(S: Tensor, left_groups: Tensor, right_groups: Tensor, folds: 
 def ranks(S: Tensor, left_groups: Tensor, right_groups: Tensor) -> tuple[Tensor, Tensor]:
     """Rank of the best right answer of each query, from 0: how many wrong items score at least as high.
 
-    A left item without any match (and the other way round) gets the last rank.
+    An item without any match gets a rank behind all others.
     """
     left_groups, right_groups = left_groups.to(S.device), right_groups.to(S.device)
     step = max(1, CHUNK_ELEMENTS // max(1, S.shape[1]))
@@ -85,15 +90,19 @@ def ranks(S: Tensor, left_groups: Tensor, right_groups: Tensor) -> tuple[Tensor,
 
     left_ranks = torch.empty(len(S), dtype=torch.long, device=S.device)
     right_best = torch.full((S.shape[1],), -torch.inf, device=S.device)
+    right_found = torch.zeros(S.shape[1], dtype=torch.bool, device=S.device)
+    nowhere = max(*S.shape, *KS)  # also in a set of fewer than 10 no answer is not a right one
     for block in blocks:
         match = left_groups[block, None] == right_groups
         positives = S[block].masked_fill(~match, -torch.inf)
-        left_ranks[block] = _count(S[block], positives.amax(dim=1, keepdim=True), match).sum(dim=1)
+        count = _count(S[block], positives.amax(dim=1, keepdim=True), match).sum(dim=1)
+        left_ranks[block] = count.masked_fill(~match.any(dim=1), nowhere)
         right_best = torch.maximum(right_best, positives.amax(dim=0))
+        right_found |= match.any(dim=0)
     right_ranks = torch.zeros(S.shape[1], dtype=torch.long, device=S.device)
     for block in blocks:
         right_ranks += _count(S[block], right_best, left_groups[block, None] == right_groups).sum(dim=0)
-    return left_ranks, right_ranks
+    return left_ranks, right_ranks.masked_fill(~right_found, nowhere)
 
 
 def _count(S: Tensor, best: Tensor, match: Tensor) -> Tensor:
@@ -103,8 +112,9 @@ def _count(S: Tensor, best: Tensor, match: Tensor) -> Tensor:
 
 def recalls(rank: Tensor) -> Recalls:
     """Recalls of ranks that start at 0."""
+    rank = rank.cpu().double()  # not every device knows double precision
     r1, r5, r10 = (100.0 * (rank < k).double().mean().item() for k in KS)
-    return Recalls(r1, r5, r10, rank.double().quantile(0.5).floor().item() + 1, rank.double().mean().item() + 1)
+    return Recalls(r1, r5, r10, rank.quantile(0.5).floor().item() + 1, rank.mean().item() + 1)
 
 
 def _mean(sides: Sequence[Recalls]) -> Recalls:

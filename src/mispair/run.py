@@ -11,6 +11,7 @@ result.json        written when the run has ended well
 from __future__ import annotations
 
 import fcntl
+import importlib
 import json
 import os
 import platform
@@ -24,9 +25,9 @@ import numpy as np
 import torch
 
 from mispair import __version__
-from mispair.checkpoint import write_atomically
 from mispair.config import Config, difference, override, read_recipe, to_toml
 from mispair.errors import ConfigError
+from mispair.files import write_atomically
 
 FREE = ("checkpoint_seconds", "tensorboard")  # settings that change nothing about the result
 
@@ -47,6 +48,7 @@ class Run:
         if not settings.is_file():
             write_atomically(settings, to_toml(config).encode())
         self._metrics = (path / "metrics.jsonl").open("ab")
+        self._board = _tensorboard(path) if config.tensorboard else None
 
     @property
     def resume_command(self) -> str:
@@ -55,12 +57,17 @@ class Run:
 
     def close(self) -> None:
         self._metrics.close()
+        if self._board is not None:
+            self._board.close()
         os.close(self._lock)
 
     def log(self, event: str, **figures: Any) -> None:
         """Appends a line to metrics.jsonl."""
         self._metrics.write(json.dumps({"event": event, **figures}).encode() + b"\n")
         self._metrics.flush()
+        for name, value in figures.items():
+            if self._board is not None and isinstance(value, float):
+                self._board.add_scalar(f"{event}/{name}", value, figures.get("step"))
 
     @property
     def logged_bytes(self) -> int:
@@ -100,6 +107,14 @@ def _refuse_other_config(path: Path, old: Config, new: Config) -> None:
     changes = difference(old, override(new, same))
     if changes:
         raise ConfigError(f"{path} holds a run with other settings ({'; '.join(changes)}); give another --out.")
+
+
+def _tensorboard(path: Path) -> Any:
+    try:
+        tensorboard = importlib.import_module("torch.utils.tensorboard")
+    except ImportError:
+        raise ConfigError("--tensorboard needs the extra: pip install 'mispair[tensorboard]'.") from None
+    return tensorboard.SummaryWriter(path / "tensorboard")
 
 
 def _lock(path: Path) -> int:

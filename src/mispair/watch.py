@@ -50,12 +50,12 @@ class Watch:
         """Mean figures since the last look, and the first step that was not finite, if there was one."""
         names = list(self._unread[0])
         means = torch.stack([torch.stack([f[name].float() for name in names]) for f in self._unread]).mean(dim=0)
-        *values, bad_step = torch.cat([means.double(), self.bad_step.double().view(1)]).tolist()
+        bad_step = int(self.bad_step.item())
+        figures = dict(zip(names, means.tolist(), strict=True))
         self._unread = []
-        figures = dict(zip(names, values, strict=True))
         self.spread = figures["spread"]
         self.peak = max(self.peak, self.spread)
-        return figures, int(bad_step) if bad_step >= 0 else None
+        return figures, bad_step if bad_step >= 0 else None
 
     @property
     def collapsed(self) -> bool:

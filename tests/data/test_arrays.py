@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from mispair.data import arrays
-from mispair.data.arrays import absolute_maximum, check_finite, open_array, replacing
+from mispair.data.arrays import absolute_maximum, check_finite, open_array
 from mispair.errors import DataError
+from mispair.files import replacing
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])

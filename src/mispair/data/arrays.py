@@ -1,11 +1,9 @@
-"""Opening .npy files safely, scanning them in chunks, writing files whole or not at all."""
+"""Opening .npy files safely and scanning them in chunks."""
 
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -137,22 +135,3 @@ def absolute_maximum(array: npt.NDArray[Any]) -> float:
             largest = np.maximum(chunk.max(), -chunk.min())
         highest = float(np.maximum(highest, largest))  # np.maximum keeps NaN
     return highest
-
-
-@contextmanager
-def replacing(path: str | Path) -> Iterator[IO[bytes]]:
-    """A binary file that takes the place of `path` when the block ends well, and vanishes when it does not."""
-    path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with temporary.open("wb") as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise DataError(f"{path}: the file cannot be written ({error.strerror}).") from None

@@ -50,6 +50,13 @@ class Batch:
         return len(self.pairs)
 
 
+def send(tensor: Tensor, device: torch.device) -> Tensor:
+    """To the device without waiting for it."""
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)
+
+
 class SideLoader:
     """Serves the items of one side."""
 
@@ -66,36 +73,39 @@ class SideLoader:
         """Whether features have to travel for every batch."""
         return self.device.type == "cuda" and self.resident is None and not isinstance(self.side, Tokens)
 
+    @property
+    def mask_id(self) -> int:
+        """Number of the augmentation's <mask>: one behind the words."""
+        return len(self.side.vocabulary) if isinstance(self.side, Tokens) else 0
+
     def items(self, rows: IntArray) -> Items:
         """The items at `rows`, on the device."""
         if isinstance(self.side, Tokens):
             values, lengths = pad_tokens(self.side, rows)
-            return Items(self._send(torch.from_numpy(values)), torch.from_numpy(lengths))
+            return Items(send(torch.from_numpy(values), self.device), torch.from_numpy(lengths))
         if self.resident is not None:
-            values_on_device = self.resident[self._send(torch.from_numpy(rows))]
+            values_on_device = self.resident[send(torch.from_numpy(rows), self.device)]
         else:
-            values_on_device = self._send(torch.from_numpy(self._half(self.side.features[rows])))
+            values_on_device = send(torch.from_numpy(self._half(self.side.features[rows])), self.device)
         if self.side.kind == "vectors":
             return Items(values_on_device)
         return Items(values_on_device, torch.full((len(rows),), values_on_device.shape[1]))
 
     def _half(self, features: np.ndarray) -> np.ndarray:
         """Half precision where a GPU computes; on a CPU half precision only costs time."""
-        return features.astype(np.float32 if self.device.type == "cpu" else np.float16, copy=False)
-
-    def _send(self, tensor: Tensor) -> Tensor:
-        if self.device.type != "cuda":
-            return tensor.to(self.device)
-        return tensor.pin_memory().to(self.device, non_blocking=True)
+        if self.device.type == "cpu":
+            return features.astype(np.float32, copy=False)
+        with np.errstate(over="ignore"):
+            half = features.astype(np.float16)
+        if not np.isfinite(half).all():
+            raise DataError("Some features are too large for half precision (above 65,504); scale them down first.")
+        return half
 
     def _move_in(self, features: np.ndarray) -> Tensor:
         store = torch.empty(features.shape, dtype=torch.float16, device=self.device)
         for start in range(0, len(features), CHUNK):
-            block = torch.from_numpy(np.ascontiguousarray(features[start : start + CHUNK]))
-            store[start : start + CHUNK] = block.to(self.device).half()
-        if not torch.isfinite(store).all():
-            raise DataError(
-                "Some features are too large for half precision (above 65,504) or not finite; scale them down first."
+            store[start : start + CHUNK] = send(
+                torch.from_numpy(self._half(features[start : start + CHUNK])), self.device
             )
         return store
 
@@ -108,12 +118,13 @@ class PairLoader:
         self.left = SideLoader(pairs.left, device, share / 2)
         self.right = SideLoader(pairs.right, device, share / 2)
 
-    def batch(self, pairs: IntArray, augment: Augmentation | None = None) -> Batch:
-        """The batch of these pairs, made smaller at random by `augment`."""
+    def batch(self, pairs: IntArray, augment: np.random.Generator | None = None) -> Batch:
+        """The batch of these pairs; with `augment`, made smaller at random by it."""
         rows = self.pairs.link[pairs]
         left, right = self.left.items(rows), self.right.items(pairs)
         if augment is not None:
-            left, right = augment(left), augment(right)
+            left = Augmentation(augment, self.left.mask_id)(left)
+            right = Augmentation(augment, self.right.mask_id)(right)
         return Batch(left, right, torch.from_numpy(pairs), torch.from_numpy(rows))
 
     @property
@@ -159,9 +170,9 @@ class Augmentation:
         draw = self.rng.random(real.shape) / self.rate  # below 1: touched
         random_ids = self.rng.integers(0, self.mask_id, size=real.shape)
         device = items.values.device
-        values = torch.where(torch.from_numpy(draw < 0.5).to(device), self.mask_id, items.values)
-        is_random = torch.from_numpy((draw >= 0.5) & (draw < 0.6)).to(device)
-        values = torch.where(is_random, torch.from_numpy(random_ids).to(device), values)
+        values = torch.where(send(torch.from_numpy(draw < 0.5), device), self.mask_id, items.values)
+        is_random = send(torch.from_numpy((draw >= 0.5) & (draw < 0.6)), device)
+        values = torch.where(is_random, send(torch.from_numpy(random_ids), device), values)
         return replace(items, values=values), (draw >= 0.6) & (draw < 1)
 
 
@@ -170,10 +181,10 @@ def _compact(items: Items, kept: np.ndarray) -> Items:
     lengths = kept.sum(axis=1)
     order = np.argsort(~kept, axis=1, kind="stable")[:, : lengths.max()]
     inside = np.arange(order.shape[1]) < lengths[:, None]
-    index = torch.from_numpy(order).to(items.values.device)
+    index = send(torch.from_numpy(order), items.values.device)
     shape = (*index.shape, *(1,) * (items.values.dim() - 2))
     values = torch.take_along_dim(items.values, index.view(shape), dim=1)
-    values = values * torch.from_numpy(inside).to(values.device).view(shape)
+    values = values * send(torch.from_numpy(inside), values.device).view(shape)
     return Items(values, torch.from_numpy(lengths))
 
 

@@ -13,9 +13,10 @@ from typing import Literal
 
 import numpy as np
 
-from mispair.data.arrays import open_array, replacing
+from mispair.data.arrays import open_array
 from mispair.data.pairs import IntArray, Pairs
 from mispair.errors import DataError
+from mispair.files import replacing
 
 _PLAUSIBLE = 0.02  # shuffling leaves a few pairs right by chance; more than this is another file
 

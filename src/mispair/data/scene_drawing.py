@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import colorsys
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,11 +12,11 @@ from PIL import Image, ImageDraw
 from mispair.data.scene import Item, Scene, pick
 
 PICTURE_SIZE = 120  # pixels; a multiple of the feature grid's 6 cells
-_OVERSAMPLING = 3  # drawn larger and reduced: smooth edges
-_CANVAS = PICTURE_SIZE * _OVERSAMPLING
+_PX = 2  # canvas pixels a pixel of the picture: drawn larger and reduced, it has smooth edges
+_CANVAS = PICTURE_SIZE * _PX
 
 Colour = tuple[int, int, int]
-Points = npt.NDArray[np.float64]  # (n, 2), x and y with y downwards, inside the unit circle
+Points = npt.NDArray[np.float64]  # (n, 2), x and y with y downwards
 Pixels = npt.NDArray[np.uint8]
 
 _COLOURS: dict[str, Colour] = {
@@ -55,8 +54,8 @@ def draw_scene(scene: Scene, rng: np.random.Generator) -> Pixels:
     _confetti(pen, rng)
     for item in scene.items:
         _draw_item(canvas, item, rng)
-    pixels = np.asarray(canvas.reduce(_OVERSAMPLING), dtype=np.float32) * rng.uniform(0.93, 1.03)
-    return np.clip(np.rint(pixels), 0, 255).astype(np.uint8)
+    in_this_light = np.minimum(np.rint(np.arange(256) * rng.uniform(0.93, 1.03)), 255).astype(np.uint8)
+    return np.take(in_this_light, np.asarray(canvas.reduce(_PX)))
 
 
 def _mix(colour: Colour, other: Colour, part: float) -> Colour:
@@ -119,6 +118,7 @@ def _turn(angle: float) -> npt.NDArray[np.float64]:
     return np.array([[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]])
 
 
+# Inside the unit circle.
 _OUTLINES: dict[str, Points] = {
     "circle": _regular(64),
     "square": _regular(4, first=np.pi / 4),
@@ -131,7 +131,6 @@ _OUTLINES: dict[str, Points] = {
     "moon": _moon(),
     "flower": _flower(),
 }
-_SHADOW = [round(0.22 * opacity) for opacity in range(256)]
 _HOLES: dict[str, Points] = {"ring": 0.5 * _regular(48)}
 
 
@@ -141,40 +140,53 @@ _HOLES: dict[str, Points] = {"ring": 0.5 * _regular(48)}
 def _draw_item(canvas: Image.Image, item: Item, rng: np.random.Generator) -> None:
     fill = _jitter(_COLOURS[item.colour], rng, hue=0.012, light=0.07)
     radius = item.radius * _CANVAS
-    half = int(radius) + 2 * _OVERSAMPLING
+    half = int(radius) + 2 * _PX
     left, top = round(item.x * _CANVAS) - half, round(item.y * _CANVAS) - half
     tilt = _turn(rng.uniform(-0.35, 0.35))
     outlines = [_OUTLINES[item.shape], *([_HOLES[item.shape]] if item.shape in _HOLES else [])]
-    polygons = [[(float(x), float(y)) for x, y in points @ tilt * radius + half] for points in outlines]
+    polygons = [[(x, y) for x, y in (points @ tilt * radius + half).tolist()] for points in outlines]
 
-    mask = Image.new("L", (2 * half, 2 * half))
-    stencil = ImageDraw.Draw(mask)
-    for polygon, value in zip(polygons, (255, 0), strict=False):
-        stencil.polygon(polygon, fill=value)
-    canvas.paste((20, 24, 48), (left + _OVERSAMPLING, top + 2 * _OVERSAMPLING), mask.point(_SHADOW))
-
+    shadow = _stencil(polygons, half, opacity=56)
+    canvas.paste((20, 24, 48), (left + _PX, top + 2 * _PX), shadow)
     surface = _surface(item.texture, fill, half, radius, rng)
     edge = ImageDraw.Draw(surface)
-    for polygon in polygons:
-        edge.polygon(polygon, outline=_mix(fill, (24, 20, 44), 0.38), width=_OVERSAMPLING + 1)
-    canvas.paste(surface, (left, top), mask)
+    for polygon in polygons:  # half of the line's width is cut off by the stencil
+        edge.line([*polygon, *polygon[:2]], fill=_mix(fill, (24, 20, 44), 0.38), width=2 * _PX + 1)
+    canvas.paste(surface, (left, top), _stencil(polygons, half, opacity=255))
+
+
+def _stencil(polygons: list[list[tuple[float, float]]], half: int, opacity: int) -> Image.Image:
+    """A square mask of the outline without its hole."""
+    mask = Image.new("L", (2 * half, 2 * half))
+    pen = ImageDraw.Draw(mask)
+    outline, *holes = polygons
+    pen.polygon(outline, fill=opacity)
+    for hole in holes:
+        pen.polygon(hole, fill=0)
+    return mask
 
 
 def _surface(texture: str, fill: Colour, half: int, radius: float, rng: np.random.Generator) -> Image.Image:
     """A square patch of the item's material, to be cut out by its outline."""
     if texture == "plain":
         return Image.new("RGB", (2 * half, 2 * half), fill)
-    period = 0.3 * radius + 3.5 * _OVERSAMPLING
+    period = 0.3 * radius + 3.5 * _PX
     angle = rng.uniform(0, np.pi)
-    steps = np.arange(-half, half) / period
-    across = np.add.outer(np.sin(angle) * steps, np.cos(angle) * steps) % 1
+    steps = (np.arange(-half, half) / period).astype(np.float32)
+    across = _fraction(np.add.outer(np.sin(angle) * steps, np.cos(angle) * steps))
     if texture == "striped":
         marked = across < 0.45
     else:
-        along = np.add.outer(np.cos(angle) * steps, -np.sin(angle) * steps) % 1
+        along = _fraction(np.add.outer(np.cos(angle) * steps, -np.sin(angle) * steps))
         marked = (across - 0.5) ** 2 + (along - 0.5) ** 2 < 0.3**2
     pattern = _mix(fill, (255, 255, 255), 0.72) if sum(fill) < 600 else _mix(fill, (70, 74, 110), 0.5)
-    return Image.fromarray(np.where(marked[..., None], np.uint8(pattern), np.uint8(fill)))
+    surface = Image.new("RGB", marked.shape, fill)
+    surface.paste(pattern, mask=Image.fromarray(marked.astype(np.uint8) * 255))
+    return surface
+
+
+def _fraction(values: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    return values - np.floor(values)  # much faster than values % 1
 
 
 # --- grounds --------------------------------------------------------------------------------------------------------
@@ -183,10 +195,10 @@ def _surface(texture: str, fill: Colour, half: int, radius: float, rng: np.rando
 def _ground(background: str, rng: np.random.Generator) -> Image.Image:
     top, bottom = (_jitter(colour, rng, hue=0.015, light=0.03) for colour in _GROUND_COLOURS[background])
     column = np.linspace(top, bottom, _CANVAS).astype(np.uint8)
-    return Image.fromarray(np.repeat(column[:, None], _CANVAS, axis=1))
+    return Image.fromarray(column[:, None]).resize((_CANVAS, _CANVAS), Image.Resampling.NEAREST)
 
 
-def _spots(rng: np.random.Generator, fewest: int, most: int) -> npt.NDArray[Any]:
+def _spots(rng: np.random.Generator, fewest: int, most: int) -> Points:
     return rng.uniform(0, _CANVAS, size=(int(rng.integers(fewest, most + 1)), 2))
 
 
@@ -197,41 +209,42 @@ def _dot(pen: ImageDraw.ImageDraw, x: float, y: float, radius: float, fill: Colo
 def _confetti(pen: ImageDraw.ImageDraw, rng: np.random.Generator) -> None:
     """Specks in the items' colours, too small to be worth a word."""
     for x, y in _spots(rng, 0, 5):
-        _dot(pen, x, y, 1.6 * _OVERSAMPLING, _COLOURS[pick(rng, tuple(_COLOURS))])
+        _dot(pen, x, y, 1.6 * _PX, _COLOURS[pick(rng, tuple(_COLOURS))])
 
 
 def _tufts(pen: ImageDraw.ImageDraw, rng: np.random.Generator) -> None:
     for x, y in _spots(rng, 8, 16):
-        for lean in (-5, 0, 5):
-            pen.line((x, y, x + lean, y - 12 + abs(lean)), fill=(112, 166, 84), width=_OVERSAMPLING)
+        for lean in (-1.7 * _PX, 0, 1.7 * _PX):
+            pen.line((x, y, x + lean, y - 4 * _PX + abs(lean)), fill=(112, 166, 84), width=_PX)
 
 
 def _clouds(pen: ImageDraw.ImageDraw, rng: np.random.Generator) -> None:
     for x, y in _spots(rng, 2, 5):
-        for dx, radius in ((-16, 9), (-4, 15), (12, 11)):
+        for dx, radius in ((-5 * _PX, 3 * _PX), (-1 * _PX, 5 * _PX), (4 * _PX, 3.7 * _PX)):
             _dot(pen, x + dx, y - radius / 2, radius, (240, 247, 253))
 
 
 def _sparkles(pen: ImageDraw.ImageDraw, rng: np.random.Generator) -> None:
     for x, y in _spots(rng, 14, 28):
-        _dot(pen, x, y, rng.uniform(1.0, 2.6), (226, 226, 200))
+        _dot(pen, x, y, rng.uniform(0.3, 0.9) * _PX, (226, 226, 200))
 
 
 def _pebbles(pen: ImageDraw.ImageDraw, rng: np.random.Generator) -> None:
     for x, y in _spots(rng, 12, 24):
-        _dot(pen, x, y, rng.uniform(1.5, 4.0), (206, 178, 124))
+        _dot(pen, x, y, rng.uniform(0.5, 1.3) * _PX, (206, 178, 124))
 
 
 def _ripples(pen: ImageDraw.ImageDraw, rng: np.random.Generator) -> None:
+    half, depth = 2.3 * _PX, 1.7 * _PX
     for x, y in _spots(rng, 7, 13):
-        for dx in (-14, 0, 14):
-            pen.arc((x + dx - 7, y - 5, x + dx + 7, y + 5), 0, 180, fill=(150, 206, 226), width=_OVERSAMPLING)
+        for middle in (x - 2 * half, x, x + 2 * half):
+            pen.arc((middle - half, y - depth, middle + half, y + depth), 0, 180, fill=(150, 206, 226), width=_PX)
 
 
 def _flakes(pen: ImageDraw.ImageDraw, rng: np.random.Generator) -> None:
     for x, y in _spots(rng, 10, 20):
-        for dx, dy in ((7, 0), (3.5, 6), (-3.5, 6)):
-            pen.line((x - dx, y - dy, x + dx, y + dy), fill=(186, 204, 230), width=2)
+        for dx, dy in ((2.3 * _PX, 0), (1.2 * _PX, 2 * _PX), (-1.2 * _PX, 2 * _PX)):
+            pen.line((x - dx, y - dy, x + dx, y + dy), fill=(186, 204, 230), width=1)
 
 
 _CLUTTER: dict[str, Callable[[ImageDraw.ImageDraw, np.random.Generator], None]] = {

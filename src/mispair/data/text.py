@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mispair.data.arrays import replacing
 from mispair.errors import DataError
+from mispair.files import replacing
 
 PAD, START, END, UNK = 0, 1, 2, 3
 SPECIAL_WORDS = ("<pad>", "<start>", "<end>", "<unk>")

@@ -6,10 +6,11 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mispair.data.loader import Items
+from mispair.data.loader import Items, send
 from mispair.data.pairs import Kind, Side, Tokens
 
 EPSILON = 1e-8
@@ -103,16 +104,13 @@ def full_precision(tensor: Tensor) -> torch.autocast:
 
 
 def l2norm(x: Tensor, dim: int = -1) -> Tensor:
-    """x / (|x| + 1e-8) along `dim`: a zero vector stays zero.
-
-    The root's slope at 0 is infinite; the gradient there is defined as 0 instead of NaN.
-    """
+    """x / (|x| + 1e-8) along `dim`: a zero vector stays zero."""
     return x / safe_norm(x.square().sum(dim=dim, keepdim=True))
 
 
 def safe_norm(square: Tensor) -> Tensor:
-    """sqrt(square) + 1e-8, with slope 0 at 0."""
-    return torch.where(square > 0, square, 1).sqrt() * (square > 0) + EPSILON
+    """sqrt(square) + 1e-8 to divide by; about 1 where the square is 0, where the root's slope would be infinite."""
+    return torch.where(square > 0, square, 1).sqrt() + EPSILON
 
 
 def xavier_linear(inputs: int, outputs: int) -> nn.Linear:
@@ -144,16 +142,20 @@ class Packing(NamedTuple):
 
 def packing(lengths: Tensor, width: int, device: torch.device) -> Packing:
     """Finds the real elements of (B, width) items with these lengths."""
-    inside = torch.arange(width) < lengths[:, None]
-    flat = inside.flatten().nonzero().squeeze(1)
-    slots = torch.full(inside.shape, len(flat))
-    slots[inside] = torch.arange(len(flat))
-    parts = (flat, torch.repeat_interleave(torch.arange(len(lengths)), lengths), slots, inside)
-    if device.type == "cuda":
-        return Packing(*(part.pin_memory().to(device, non_blocking=True) for part in parts))
-    return Packing(*(part.to(device) for part in parts))
+    counts = lengths.numpy()  # numpy, because torch wakes all its threads for arrays as small as these
+    real = np.arange(width) < counts[:, None]
+    flat = np.flatnonzero(real)
+    slots = np.full(real.shape, len(flat))
+    slots[real] = np.arange(len(flat))
+    parts = (flat, np.repeat(np.arange(len(counts)), counts), slots, real)
+    return Packing(*(send(torch.from_numpy(part), device) for part in parts))
+
+
+def inside(lengths: Tensor, width: int, device: torch.device) -> Tensor:
+    """(B, width) true where real, for lengths on the host."""
+    return send(torch.from_numpy(np.arange(width) < lengths.numpy()[:, None]), device)
 
 
 def masked_mean(local: Tensor, lengths: Tensor) -> Tensor:
     """Mean over the real elements of zero-padded (B, n, D)."""
-    return local.sum(dim=1) / lengths.to(local.device, local.dtype)[:, None]
+    return local.sum(dim=1) / send(lengths.to(local.dtype), local.device)[:, None]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from mispair.data.loader import Items
-from mispair.models.base import Encoded, SideSpec, l2norm, masked_mean, xavier_linear
+from mispair.models.base import Encoded, SideSpec, inside, l2norm, masked_mean, xavier_linear
+from mispair.models.recurrence import BiGRU
 
 
 class RegionEncoder(nn.Module):
@@ -19,6 +19,8 @@ class RegionEncoder(nn.Module):
     def forward(self, items: Items) -> Encoded:
         values, lengths = as_set(items, self.fc.weight)
         local = l2norm(self.fc(values).float())
+        if bool((lengths < local.shape[1]).any()):
+            local = local * inside(lengths, local.shape[1], local.device)[..., None]
         return Encoded(local, lengths, l2norm(masked_mean(local, lengths)))
 
 
@@ -30,15 +32,11 @@ class WordRecurrence(nn.Module):
         self.embed = nn.Embedding(words, word_size)
         nn.init.uniform_(self.embed.weight, -0.1, 0.1)
         self.dropout = nn.Dropout(dropout)
-        self.rnn = nn.GRU(word_size, embed_size, batch_first=True, bidirectional=True)
+        self.rnn = BiGRU(word_size, embed_size)
 
     def forward(self, items: Items) -> tuple[Tensor, Tensor]:
         assert items.lengths is not None
-        x = self.dropout(self.embed(items.values))
-        packed = pack_padded_sequence(x, items.lengths, batch_first=True, enforce_sorted=False)
-        output, _ = pad_packed_sequence(self.rnn(packed)[0], batch_first=True, total_length=x.shape[1])
-        forward, backward = output.float().chunk(2, dim=-1)
-        return (forward + backward) / 2, items.lengths
+        return self.rnn(self.dropout(self.embed(items.values)), items.lengths), items.lengths
 
 
 class WordEncoder(nn.Module):

@@ -17,6 +17,7 @@ from mispair.models.base import (
     Network,
     SideSpec,
     full_precision,
+    inside,
     l2norm,
     masked_mean,
     packing,
@@ -45,8 +46,7 @@ class SelfAttention(nn.Module):
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
         query = self.whole(masked_mean(x, lengths))
         scores = self.score(self.local(x) * query[:, None]).squeeze(-1).float()
-        inside = (torch.arange(x.shape[1]) < lengths[:, None]).to(x.device)
-        weights = scores.masked_fill(~inside, -torch.inf).softmax(dim=-1)
+        weights = scores.masked_fill(~inside(lengths, x.shape[1], x.device), -torch.inf).softmax(dim=-1)
         return l2norm((weights[..., None] * x).sum(dim=1))
 
 
@@ -97,29 +97,45 @@ class SGR(Network):
             # and, unlike scatter operations, the same in every run.
             owner = one_hot(real.owner, len(right)).float()  # (T, r)
             attention = attention / (safe_norm(attention.square() @ owner) @ owner.T)
-        weights = mask_regions(SMOOTH * attention, region_counts).softmax(dim=1)
-        context = l2norm(weights.transpose(1, 2).to(regions.dtype) @ regions)  # (l, T, D)
-        local = l2norm(self.local_vector((context - packed).square()).float())  # (l, T, s)
+        local = self._local(regions, region_counts, attention, packed)  # (l, T, s)
 
         whole = (self.left_pool(regions, region_counts)[:, None] - self.right_pool(words, lengths)).square()
         first = l2norm(self.global_vector(whole).float())[:, :, None]  # (l, r, 1, s)
-        return self._reason(torch.cat([first, real.pad(local, dim=1)], dim=2), real.inside)
+        return self._reason(torch.cat([working(first), real.pad(local, dim=1)], dim=2), real.inside)
 
     def pair_similarity(self, left: Encoded, right: Encoded) -> Tensor:
         regions, region_counts = left.parts()  # (n, R, D)
         words, lengths = right.parts()  # (n, L, D)
-        inside = (torch.arange(words.shape[1]) < lengths[:, None]).to(words.device)
         attention = leaky_relu(regions @ words.transpose(1, 2), 0.1).float()  # padded words are zero and stay zero
-        weights = mask_regions(SMOOTH * l2norm(attention), region_counts).softmax(dim=1)
-        context = l2norm(weights.transpose(1, 2).to(regions.dtype) @ regions)
-        local = l2norm(self.local_vector((context - words).square()).float())
+        local = self._local(regions, region_counts, l2norm(attention), words)
         whole = (self.left_pool(regions, region_counts) - self.right_pool(words, lengths)).square()
         first = l2norm(self.global_vector(whole).float())[:, None]
-        return self._reason(torch.cat([first, local], dim=1), inside)
+        return self._reason(torch.cat([working(first), local], dim=1), inside(lengths, words.shape[1], words.device))
 
-    def _reason(self, nodes: Tensor, inside: Tensor) -> Tensor:
-        """Scores graphs (..., 1 + L, s) whose node 0 is the whole and the others the words that are `inside`."""
-        padded = nn.functional.pad(~inside, (1, 0))[..., None, :]
+    def _local(self, regions: Tensor, region_counts: Tensor, attention: Tensor, words: Tensor) -> Tensor:
+        """Similarity vector of each word with the regions that it attends to.
+
+        Args:
+            regions: (l, R, D).
+            region_counts: (l,) how many of the R are real.
+            attention: (l, R, T) how much each of T words looks at each region.
+            words: (T, D), or (l, T, D) where every picture has words of its own.
+
+        Returns:
+            (l, T, s).
+        """
+        weights = mask_regions(SMOOTH * attention, region_counts).softmax(dim=1).transpose(1, 2)  # (l, T, R)
+        with full_precision(weights):
+            # The context of a word is its weighted sum of regions, brought to unit length. The length follows from the
+            # regions' products with each other, so the wide (l, T, D) tensor is never touched for it.
+            products = regions.float() @ regions.float().transpose(1, 2)
+            weights = weights / safe_norm(((weights @ products) * weights).sum(dim=-1, keepdim=True))
+        context = working(weights) @ working(regions)
+        return working(l2norm(self.local_vector((context - working(words)).square()).float()))
+
+    def _reason(self, nodes: Tensor, real: Tensor) -> Tensor:
+        """Scores graphs (..., 1 + L, s) whose node 0 is the whole and the others words, as far as they are `real`."""
+        padded = nn.functional.pad(~real, (1, 0))[..., None, :]
         for layer in self.graph:
             keep = 1 if layer is self.graph[-1] else nodes.shape[-2]  # only node 0 is read in the end
             nodes = layer(nodes, padded, keep)
@@ -128,9 +144,14 @@ class SGR(Network):
         return score
 
 
+def working(x: Tensor) -> Tensor:
+    """In the precision of the matrix products: bf16 under autocast. Wide tensors are moved in it, not in float32."""
+    kind = x.device.type
+    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
+
+
 def mask_regions(scores: Tensor, counts: Tensor) -> Tensor:
     """Takes regions that are only padding out of a softmax over dim 1."""
     if bool((counts == scores.shape[1]).all()):
         return scores
-    inside = (torch.arange(scores.shape[1]) < counts[:, None]).to(scores.device)
-    return scores.masked_fill(~inside[..., None], -torch.inf)
+    return scores.masked_fill(~inside(counts, scores.shape[1], scores.device)[..., None], -torch.inf)

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from mispair.config import Config
-from mispair.data.loader import Items
-from mispair.models.base import CosineNetwork, Encoded, SideSpec, full_precision, l2norm, packing, xavier_linear
+from mispair.data.loader import Items, send
+from mispair.models.base import (
+    CosineNetwork,
+    Encoded,
+    SideSpec,
+    full_precision,
+    inside,
+    l2norm,
+    packing,
+    xavier_linear,
+)
 from mispair.models.encoders import WordRecurrence, as_set
-
-PADDED = -10000.0  # sorts behind every real value
+from mispair.models.recurrence import BiGRU
 
 
 class GPO(nn.Module):
@@ -23,26 +31,23 @@ class GPO(nn.Module):
     def __init__(self, size: int = 32, temperature: float = 0.1) -> None:
         super().__init__()
         self.size, self.temperature = size, temperature
-        self.rnn = nn.GRU(size, size, batch_first=True, bidirectional=True)
+        self.rnn = BiGRU(size, size)
         self.score = nn.Linear(size, 1, bias=False)
 
     def weights(self, lengths: Tensor, width: int) -> Tensor:
         """Weights of the sorted positions, (B, width), 0 behind each length."""
         device = self.score.weight.device
-        distinct, which = torch.unique(lengths, return_inverse=True)  # weights depend on the length alone
-        codes = position_codes(width, self.size).to(device).expand(len(distinct), -1, -1)
-        packed = pack_padded_sequence(codes, distinct, batch_first=True, enforce_sorted=False)
-        output, _ = pad_packed_sequence(self.rnn(packed)[0], batch_first=True, total_length=width)
-        forward, backward = output.chunk(2, dim=-1)
-        scores: Tensor = self.score((forward + backward) / 2).squeeze(-1)
-        inside = (torch.arange(width) < distinct[:, None]).to(device)
-        return (scores.masked_fill(~inside, PADDED) / self.temperature).softmax(dim=-1)[which.to(device)]
+        distinct, which = map(torch.from_numpy, np.unique(lengths.numpy(), return_inverse=True))
+        codes = send(position_codes(width, self.size), device).expand(len(distinct), -1, -1)
+        scores: Tensor = self.score(self.rnn(codes, distinct)).squeeze(-1)  # depend on the length alone
+        scores = scores.masked_fill(~inside(distinct, width, device), -torch.inf)
+        return (scores / self.temperature).softmax(dim=-1)[send(which, device)]
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
         """(B, n, D) with these lengths to (B, D)."""
         with full_precision(x):
-            inside = (torch.arange(x.shape[1]) < lengths[:, None]).to(x.device)[..., None]
-            ordered = x.float().masked_fill(~inside, PADDED).sort(dim=1, descending=True).values.masked_fill(~inside, 0)
+            real = inside(lengths, x.shape[1], x.device)[..., None]
+            ordered = x.float().masked_fill(~real, -torch.inf).sort(dim=1, descending=True).values.masked_fill(~real, 0)
             return torch.einsum("bn,bnd->bd", self.weights(lengths, x.shape[1]), ordered)
 
 

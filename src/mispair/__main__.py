@@ -1,0 +1,7 @@
+"""`python -m mispair`."""
+
+import sys
+
+from mispair.cli import main
+
+sys.exit(main())

@@ -1,0 +1,338 @@
+"""The command line: parses, calls, prints. Heavy imports wait until a command needs them, so that help is instant."""
+
+from __future__ import annotations
+
+import difflib
+import json
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import tyro
+from tyro.conf import OmitArgPrefixes, Positional, arg
+
+from mispair import __version__
+from mispair.config import Config, read_recipe
+from mispair.errors import ConfigError, DataError, MispairError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from mispair.data.pairs import Pairs
+    from mispair.matcher import Matcher
+
+
+def data_check(
+    data: Positional[str],
+    *,
+    vocab: Path | None = None,
+    noise_file: tuple[Path, ...] = (),
+    json: Annotated[bool, arg(name="json")] = False,
+) -> int:
+    """Explain what a data set holds and what is wrong with it.
+
+    Args:
+        data: Folder of the data set, or "shapes".
+        vocab: Vocabulary file, if it is not beside the data.
+        noise_file: Noise index files to examine.
+        json: Print figures for machines.
+    """
+    from mispair.data.check import check
+
+    found = check(data, vocabulary=vocab, noise_file=noise_file)
+    if json:
+        _print_json({**found.figures, "problems": found.problems})
+    else:
+        for line in found.lines:
+            print(line)
+        print()
+        for problem in found.problems:
+            print(f"PROBLEM  {problem}")
+        print("This data set is ready." if not found.problems else f"{len(found.problems)} to mend before training.")
+    return 1 if found.problems else 0
+
+
+def data_noise(
+    data: Positional[str],
+    *,
+    ratio: float,
+    out: Path,
+    seed: int = 0,
+    kind: Literal["caption", "image"] = "caption",
+    json: bool = False,
+) -> int:
+    """Make a noise index: which wrong image each training caption gets.
+
+    Args:
+        data: Folder of the data set, or "shapes".
+        ratio: Share of the captions (or images) to move.
+        out: File to write; NCR's, BiCro's and MSCN's code reads it (kind caption), or DECL's (kind image).
+        seed: The same seed gives the same file.
+        kind: caption: each caption on its own (NCR); image: all captions of an image together (DECL).
+        json: Print figures for machines.
+    """
+    from mispair.data.formats import load
+    from mispair.data.noise import caption_noise, image_noise, load_noise, mismatch, save_noise
+
+    if out.exists():
+        raise DataError(f"{out} exists already; give another --out or remove it first.")
+    pairs = load(data, "train", finite=False)
+    left = len(pairs.left)
+    save_noise(out, caption_noise(pairs.link, ratio, seed) if kind == "caption" else image_noise(left, ratio, seed))
+    found = mismatch(load_noise(out, pairs.link, left), pairs.link)
+    if json:
+        _print_json({"file": str(out), "kind": kind, "pairs": len(pairs), "ratio": ratio, "mismatch": found})
+    else:
+        print(f"{out}: {len(pairs):,} pairs, of which {found:.4f} are now mismatched.")
+    return 0
+
+
+def data_make(
+    name: Positional[Literal["shapes"]], out: Positional[Path], *, seed: int = 0, train: int = 1500, dev: int = 200,
+    test: int = 500,
+) -> int:  # fmt: skip
+    """Make the built-in data set as files to look at.
+
+    Args:
+        name: Only "shapes" so far.
+        out: Folder to write.
+        seed: The same seed gives the same files.
+        train: Training pictures.
+        dev: Validation pictures.
+        test: Test pictures.
+    """
+    from mispair.data.shapes import make
+
+    print(f"{name}: {train + dev + test:,} pictures in {make(out, seed=seed, train=train, dev=dev, test=test)}")
+    return 0
+
+
+@dataclass(frozen=True)
+class TrainArguments:
+    """Train a matching model. The same command again goes on where an interrupted run stopped."""
+
+    config: OmitArgPrefixes[Config]
+    out: Path
+    """Run folder: settings, log, checkpoints and the best model."""
+    recipe: str | None = None
+    """TOML file with settings, or the name of one that comes with mispair; flags win over it."""
+    json: bool = False
+    """Print figures for machines."""
+
+
+def train(argv: Sequence[str]) -> int:
+    """Train a matching model."""
+    defaults = read_recipe(_peek(argv, "--recipe")) if _peek(argv, "--recipe") else Config()
+    arguments = tyro.cli(
+        TrainArguments, args=argv, prog="mispair train", default=TrainArguments(defaults, out=tyro.MISSING)
+    )
+    from mispair.api import train_and_test
+
+    config = arguments.config
+    if Path(config.data).is_dir():  # a run must be resumable and testable from anywhere
+        config = replace(config, data=str(Path(config.data).resolve()))
+    result = train_and_test(config, arguments.out, _console())
+    if arguments.json:
+        _print_json(result)
+    else:
+        _print_retrieval(f"{config.method} {config.model}, test", result["test"])
+        print(f"Run folder: {arguments.out}")
+    return 0
+
+
+def evaluate(
+    run: Positional[Path],
+    *,
+    data: str | None = None,
+    split: str = "test",
+    folds: int = 1,
+    device: str = "auto",
+    json: bool = False,
+) -> int:
+    """Test a trained model: R@K and rSum in both directions.
+
+    Args:
+        run: Run folder, or a saved .safetensors file.
+        data: Data set; the one it was trained on when not given.
+        split: Split to test on.
+        folds: Also average over so many slices of the images (COCO 1K: --split testall --folds 5).
+        device: auto, cpu, cuda or mps.
+        json: Print figures for machines.
+    """
+    from mispair.matcher import Matcher
+
+    if folds < 1:
+        raise ConfigError(f"--folds is {folds} but must be at least 1.")
+    matcher = Matcher.load(run, device)
+    pairs = _load_for(matcher, data, split)
+    figures = matcher.evaluate(pairs, folds).figures()
+    if json:
+        _print_json({"run": str(run), "data": pairs.name, "images": len(pairs.left), "texts": len(pairs), **figures})
+    else:
+        _print_retrieval(f"{pairs.name}: {len(pairs.left):,} images, {len(pairs):,} texts", figures)
+    return 0
+
+
+def search(
+    run: Positional[Path],
+    *,
+    query: str | None = None,
+    image: str | None = None,
+    top: int = 5,
+    data: str | None = None,
+    split: str = "test",
+    device: str = "auto",
+    json: bool = False,
+) -> int:
+    """Find the images for a text, or the texts for an image.
+
+    Args:
+        run: Run folder, or a saved .safetensors file.
+        query: A text: finds images.
+        image: Name or row number of an image: finds texts.
+        top: How many to show.
+        data: Data set to search; the one it was trained on when not given.
+        split: Split to search.
+        device: auto, cpu, cuda or mps.
+        json: Print figures for machines.
+    """
+    from mispair.matcher import Matcher
+    from mispair.search import find_images, find_texts
+
+    if (query is None) == (image is None):
+        raise ConfigError('Give either --query "some words" to find images or --image ID to find texts.')
+    matcher = Matcher.load(run, device)
+    pairs = _load_for(matcher, data, split)
+    hits = find_images(matcher, pairs, query, top) if query is not None else find_texts(matcher, pairs, str(image), top)
+    if json:
+        _print_json({"query": query, "image": image, "hits": [asdict(hit) for hit in hits]})
+        return 0
+    from rich.table import Table
+
+    table = Table("rank", "score", "image", "text", title=query or image)
+    for rank, hit in enumerate(hits, 1):
+        table.add_row(str(rank), f"{hit.score:.3f}", hit.image, hit.text)
+    _console(sys.stdout).print(table)
+    return 0
+
+
+def demo(*, out: Path = Path("demo"), seed: int = 0, json: bool = False) -> int:
+    """See in about a minute what wrong pairs do to training: a page with tables, queries and pictures.
+
+    Args:
+        out: Folder for the page and the runs.
+        seed: Seed of the training and of the noise.
+        json: Print figures for machines.
+    """
+    from mispair.demo import run_demo
+
+    result = run_demo(out, seed, _console())
+    if json:
+        _print_json(result.figures())
+    else:
+        console = _console(sys.stdout)
+        for table in result.tables():
+            console.print(table)
+        console.print(f"Page: {result.page}", highlight=False, soft_wrap=True)
+    return 0
+
+
+COMMANDS: dict[str, Callable[..., int]] = {
+    "train": train,
+    "eval": evaluate,
+    "search": search,
+    "demo": demo,
+    "data check": data_check,
+    "data noise": data_noise,
+    "data make": data_make,
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs a command; a mistake of the user's becomes a sentence on stderr and an exit code."""
+    argv = list(sys.argv[1:] if argv is None else argv)
+    warnings.showwarning = lambda message, *_, **__: print(f"Note: {message}", file=sys.stderr)
+    try:
+        return _dispatch(argv)
+    except MispairError as error:
+        print(f"mispair: {error}", file=sys.stderr)
+        return error.code
+    except KeyboardInterrupt:
+        print("mispair: interrupted.", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # the reader of our output has gone, as in `mispair ... | head`
+        sys.stderr.close()
+        return 0
+
+
+def _dispatch(argv: list[str]) -> int:
+    if not argv or argv[0] in ("-h", "--help"):
+        print(_help())
+        return 0
+    if argv[0] == "--version":
+        print(f"mispair {__version__}")
+        return 0
+    words = 2 if argv[0] == "data" else 1
+    name = " ".join(argv[:words])
+    if words == 2 and (len(argv) < 2 or argv[1] in ("-h", "--help")):
+        print(_help("data"))
+        return 0
+    if name not in COMMANDS:
+        near = difflib.get_close_matches(name, COMMANDS, n=1)
+        hint = f' Did you mean "mispair {near[0]}"?' if near else ""
+        raise ConfigError(f'There is no command "{name}".{hint} `mispair --help` lists them.')
+    if name == "train":
+        return train(argv[words:])
+    return tyro.cli(COMMANDS[name], args=argv[words:], prog=f"mispair {name}")
+
+
+def _help(group: str = "") -> str:
+    lines = [f"  {name:<12} {(call.__doc__ or '').splitlines()[0]}" for name, call in COMMANDS.items() if group in name]
+    head = f"mispair {__version__}: finds, mends and survives mismatched pairs.\n\nUsage: mispair COMMAND [OPTIONS]\n\n"
+    return head + "\n".join(lines) + "\n\n`mispair COMMAND --help` explains a command."
+
+
+def _peek(argv: Sequence[str], flag: str) -> str:
+    """Value of a flag before the real parsing, because it sets the other flags' defaults."""
+    for here, following in zip(argv, [*argv[1:], ""], strict=True):
+        if here == flag:
+            return following
+        if here.startswith(f"{flag}="):
+            return here.partition("=")[2]
+    return ""
+
+
+def _load_for(matcher: Matcher, data: str | None, split: str) -> Pairs:
+    from mispair.data.formats import load
+
+    config = matcher.config
+    return load(
+        data or config.data,
+        split,
+        vocabulary=matcher.vocabulary,
+        dev_protocol=config.dev_protocol,
+        captions_per_image=None if data else config.captions_per_image,
+    )
+
+
+def _console(file: Any = None) -> Console:
+    from rich.console import Console
+
+    return Console(file=file or sys.stderr)
+
+
+def _print_json(figures: dict[str, Any]) -> None:
+    print(json.dumps(figures, indent=2))
+
+
+def _print_retrieval(title: str, figures: dict[str, Any]) -> None:
+    from mispair.tables import retrieval_table
+
+    _console(sys.stdout).print(retrieval_table(title, figures))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,52 @@
+"""Files that are whole or absent."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+from mispair.errors import DataError
+
+
+@contextmanager
+def replacing(path: str | Path) -> Iterator[IO[bytes]]:
+    """A binary file that takes the place of `path` when the block ends well, and vanishes when it does not.
+
+    Raises:
+        DataError: It cannot be written; what was at `path` before is still there.
+    """
+    path = Path(path)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with temporary.open("wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.replace(path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise DataError(f"{path}: the file cannot be written ({error.strerror}).") from None
+    _sync_folder(path.parent)
+
+
+def write_atomically(path: str | Path, content: bytes) -> None:
+    """Writes a file that is either the old one or the new one, whatever happens in between."""
+    with replacing(path) as file:
+        file.write(content)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Makes a rename last; some file systems cannot, and then the next sync of theirs does."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)

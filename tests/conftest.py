@@ -1,0 +1,30 @@
+"""Settings of all tests: nothing depends on the clock or on what ran before."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import register_random, settings
+
+# No deadline: cores are shared, and a test must not fail because it was slow.
+settings.register_profile("mispair", deadline=None)
+settings.load_profile("mispair")
+
+
+class TorchRandom:
+    """Lets hypothesis seed torch for every example, so that what failed fails again."""
+
+    seed = staticmethod(torch.manual_seed)
+    setstate = staticmethod(torch.set_rng_state)
+
+    def getstate(self) -> Any:
+        return torch.get_rng_state()
+
+
+torch_random = TorchRandom()
+register_random(torch_random)
+
+
+@pytest.fixture(autouse=True)
+def seed() -> None:
+    torch.manual_seed(0)

@@ -1,0 +1,270 @@
+"""The real commands, run as a user runs them."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mispair import checkpoint
+from mispair.cli import COMMANDS, main
+from tiny import tiny_folder, weights
+
+SETTINGS = {
+    "embed-size": 16, "word-size": 8, "sim-size": 8, "batch-size": 16, "epochs": 2, "warmup-epochs": 1, "lr": 1e-3,
+    "hardening-steps": 10, "negatives-start": 8, "negatives-end": 2, "device": "cpu",
+}  # fmt: skip
+TINY = [part for name, value in SETTINGS.items() for part in (f"--{name}", str(value))]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_folder(tmp_path_factory.mktemp("data") / "tiny_precomp")
+
+
+@pytest.fixture(scope="module")
+def run(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "first"
+    assert main(["train", "--data", str(data), "--out", str(out), "--noise-ratio", "0.4", *TINY]) == 0
+    return out
+
+
+def printed(capsys: pytest.CaptureFixture[str]) -> dict[str, object]:
+    result: dict[str, object] = json.loads(capsys.readouterr().out)
+    return result
+
+
+def test_help_is_light_and_complete() -> None:
+    script = "import sys; from mispair.cli import main; main(['--help']); sys.exit('torch' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    assert all(name in result.stdout for name in COMMANDS)
+
+
+@pytest.mark.parametrize("command", list(COMMANDS))
+def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stop:
+        main([*command.split(), "--help"])
+    assert stop.value.code == 0
+    assert f"mispair {command}" in capsys.readouterr().out
+
+
+def test_train_writes_a_whole_run(run: Path) -> None:
+    assert {path.name for path in run.iterdir()} >= {
+        "config.toml", "environment.json", "metrics.jsonl", "checkpoints", "best.safetensors", "result.json",
+    }  # fmt: skip
+    assert 'data = "/' in (run / "config.toml").read_text()  # resumable from any folder
+    assert json.loads((run / "environment.json").read_text())["device"] == "cpu"
+
+
+def test_train_prints_the_measured_mismatch(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["train", "--data", str(data), "--out", str(tmp_path / "r"), "--noise-ratio", "0.4", "--json", *TINY]
+    assert main(arguments) == 0
+    result = printed(capsys)
+    assert 0.3 < result["mismatch"] <= 0.4  # type: ignore[operator]
+    assert result["test"]["network"]["rsum"] >= 0  # type: ignore[index]
+
+
+def test_train_reads_and_overrides_a_recipe(data: Path, tmp_path: Path) -> None:
+    recipe = tmp_path / "recipe.toml"
+    recipe.write_text(f'data = "{data}"\nmodel = "sgr"\nepochs = 1\n')
+    out = tmp_path / "run"
+    at = TINY.index("--epochs")
+    flags = [*TINY[:at], *TINY[at + 2 :], "--seed", "3"]
+    assert main(["train", "--recipe", str(recipe), "--out", str(out), *flags]) == 0
+    settings = (out / "config.toml").read_text()
+    assert 'model = "sgr"' in settings
+    assert "epochs = 1\n" in settings
+    assert "seed = 3" in settings
+
+
+def test_eval_single_and_folds(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", str(run), "--split", "test", "--folds", "2", "--json"]) == 0
+    result = printed(capsys)
+    assert result["images"] == 8
+    assert set(result) >= {"network", "folds"}
+    assert main(["eval", str(run)]) == 0
+    assert "rSum" in capsys.readouterr().out
+
+
+def test_search_both_ways(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["search", str(run), "--query", "a b", "--top", "3", "--json"]) == 0
+    hits = printed(capsys)["hits"]
+    assert isinstance(hits, list)
+    assert [hit["score"] for hit in hits] == sorted((hit["score"] for hit in hits), reverse=True)
+    assert len(hits) == 3
+    assert main(["search", str(run), "--image", "test2", "--top", "2"]) == 0
+    assert "test2" in capsys.readouterr().out
+
+
+def test_data_noise_is_read_back(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "noise_0.4.npy"
+    arguments = ["data", "noise", str(data), "--ratio", "0.4", "--seed", "0", "--out", str(out), "--json"]
+    assert main(arguments) == 0
+    figures = printed(capsys)
+    assert np.load(out, allow_pickle=False).shape == (80,)
+    assert main(["data", "check", str(data), "--noise-file", str(out), "--json"]) == 0
+    assert printed(capsys)["noise"][str(out)]["mismatch"] == figures["mismatch"]  # type: ignore[index]
+    assert main(arguments) == 2  # never overwrites
+
+
+def test_data_make_and_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sizes = ["--train", "6", "--dev", "2", "--test", "2"]
+    assert main(["data", "make", "shapes", str(tmp_path / "shapes"), *sizes]) == 0
+    assert main(["data", "check", str(tmp_path / "shapes")]) == 0
+    assert "This data set is ready." in capsys.readouterr().out
+
+
+def spoil(folder: Path, what: str) -> list[str]:
+    """Damages a data set in one way; returns the flags to train on it with."""
+    features = np.load(folder / "train_ims.npy", allow_pickle=False)
+    match what:
+        case "noise of the wrong length":
+            np.save(folder / "noise.npy", np.arange(7))
+            return ["--noise-file", str(folder / "noise.npy")]
+        case "truncated":
+            (folder / "train_ims.npy").write_bytes((folder / "train_ims.npy").read_bytes()[:-50])
+        case "pickled":
+            np.save(folder / "train_ims.npy", np.array([{}, []], dtype=object), allow_pickle=True)
+        case "missing split":
+            (folder / "train_ims.npy").unlink()
+            (folder / "train_caps.txt").unlink()
+        case "captions of the wrong length":
+            (folder / "train_caps.txt").write_text("a b\nc d\n")
+        case "NaN":
+            features[3, 1, 2] = np.nan
+            np.save(folder / "train_ims.npy", features)
+        case "NaN in test":
+            other = np.load(folder / "test_ims.npy", allow_pickle=False)
+            other[0] = np.inf
+            np.save(folder / "test_ims.npy", other)
+        case "unknown recipe":
+            return ["--recipe", "nowhere/plain"]
+        case "wrong device":
+            return ["--device", "cuda:77"]
+        case "wrong method":
+            return ["--method", "plian"]
+        case "ratio":
+            return ["--noise-ratio", "1.5"]
+    return []
+
+
+REFUSALS = {
+    "noise of the wrong length": ("7", "80", "16"),
+    "truncated": ("truncated",),
+    "pickled": ("pickled",),
+    "missing split": ("train", "dev, test"),
+    "captions of the wrong length": ("2 captions", "16 image rows"),
+    "NaN": ("row 3", "not finite"),
+    "NaN in test": ("row 0", "not finite"),
+    "unknown recipe": ("nowhere/plain", "shapes/plain"),
+    "wrong device": ("cuda:77",),
+    "wrong method": ("plian", '"plain"'),
+    "ratio": ("noise_ratio", "between 0 and 1"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSALS)
+def test_mistakes_are_refused_in_a_sentence_before_any_work(
+    what: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = spoil(folder := tiny_folder(tmp_path / "tiny"), what)
+    out = tmp_path / "run"
+    base = [flag for flag in TINY if what != "wrong device" or flag not in ("--device", "cpu")]
+    try:
+        code = main(["train", "--data", str(folder), "--out", str(out), *base, *flags])
+    except SystemExit as stop:  # out of range by the parser
+        code = int(str(stop.code))
+    captured = capsys.readouterr()
+    assert code == 2
+    assert not out.exists()
+    assert "Traceback" not in captured.err
+    text = " ".join((captured.err + captured.out).split())
+    assert all(part in text for part in REFUSALS[what]), text
+
+
+def test_a_run_with_other_settings_is_refused_with_the_difference(
+    run: Path, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    flags = ["train", "--data", str(data), "--out", str(run), "--noise-ratio", "0.4", *TINY, "--lr", "0.5"]
+    assert main(flags) == 2
+    assert "lr: 0.001 -> 0.5" in capsys.readouterr().err
+    assert before == {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+
+
+def test_a_foreign_folder_is_not_touched(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "thesis.txt").write_text("important")
+    assert main(["train", "--data", str(data), "--out", str(tmp_path), *TINY]) == 2
+    assert "not a run folder" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+
+
+def test_wrong_commands_and_queries(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["trian"]) == 2
+    assert '"mispair train"' in capsys.readouterr().err
+    assert main(["search", str(run), "--query", "xylophone zebra"]) == 2
+    assert "knows no word" in capsys.readouterr().err
+    assert main(["search", str(run)]) == 2
+    assert main(["search", str(run), "--image", "nobody"]) == 2
+    assert main(["eval", str(tmp_path)]) == 2
+    assert main(["eval", str(run), "--split", "testall"]) == 2
+    assert "Traceback" not in capsys.readouterr().err
+
+
+# ---------------------------------------------------------------------- being killed
+
+
+def start(data: Path, out: Path, *flags: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "mispair", "train", "--data", str(data), "--out", str(out), *TINY, *flags]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=environment)
+
+
+def steps_done(out: Path) -> int:
+    newest = checkpoint.find(out / "checkpoints")
+    return int(newest[0].name.split("-")[1]) if newest else 0
+
+
+def wait_for(process: subprocess.Popen[str], out: Path, step: int) -> None:
+    while steps_done(out) < step and process.poll() is None:
+        time.sleep(0.002)
+
+
+def test_sigkill_at_five_random_points_changes_nothing(data: Path, tmp_path: Path) -> None:
+    flags = ("--checkpoint-seconds", "0", "--epochs", "12", "--noise-ratio", "0.2")
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    assert start(data, whole, *flags).wait() == 0
+    total, killed = steps_done(whole), 0
+    for step in sorted(random.Random(0).sample(range(1, total - 4), 5)):
+        process = start(data, broken, *flags)
+        wait_for(process, broken, step)
+        process.kill()
+        killed += process.wait() == -signal.SIGKILL
+        assert process.stderr is not None
+        process.stderr.close()
+    assert killed == 5
+    last = start(data, broken, *flags)
+    assert last.wait() == 0
+    assert weights(broken) == weights(whole)
+    assert (broken / "best.safetensors").read_bytes() == (whole / "best.safetensors").read_bytes()
+
+
+def test_sigterm_saves_exits_143_and_says_how_to_go_on(data: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    process = start(data, out, "--epochs", "2000", "--checkpoint-seconds", "1000")
+    while not (out / "metrics.jsonl").exists() or not (out / "metrics.jsonl").stat().st_size:
+        time.sleep(0.01)
+    process.terminate()
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 143, errors
+    assert "mispair train --recipe" in errors
+    assert steps_done(out) > 0

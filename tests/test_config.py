@@ -1,0 +1,67 @@
+"""Settings: recipes in, recipes out, mistakes named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mispair.config import Config, difference, override, read_recipe, to_toml
+from mispair.errors import ConfigError
+
+RECIPES = sorted((Path(__file__).parent.parent / "src/mispair/recipes").glob("*/*.toml"))
+
+
+@pytest.mark.parametrize("file", RECIPES, ids=lambda file: f"{file.parent.name}/{file.stem}")
+def test_every_recipe_can_be_read(file: Path) -> None:
+    config = read_recipe(f"{file.parent.name}/{file.stem}")
+    assert config == read_recipe(file)
+
+
+@given(
+    text=st.text(st.characters(blacklist_categories=["Cs", "Cc"])),
+    lr=st.floats(1e-9, 1e9),
+    seed=st.integers(0, 2**40),
+    flag=st.booleans(),
+)
+def test_toml_round_trip(tmp_path_factory: pytest.TempPathFactory, text: str, lr: float, seed: int, flag: bool) -> None:
+    config = Config(data=text, lr=lr, seed=seed, augment=flag, noise_file=text)
+    file = tmp_path_factory.mktemp("recipe") / "recipe.toml"
+    file.write_text(to_toml(config), encoding="utf-8")
+    assert read_recipe(file) == config
+
+
+def test_whole_numbers_are_welcome_as_fractions() -> None:
+    assert override(Config(), {"lr": 1}).lr == 1.0
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"epoch": 1}, '"epochs"'),
+        ({"zzzz": 1}, "the keys are data, method"),
+        ({"epochs": "many"}, "must be of type int"),
+        ({"epochs": True}, "must be of type int"),
+        ({"model": "bert"}, "one of vse, sgr, two-tower"),
+        ({"noise_ratio": -0.1}, "between 0 and 1"),
+        ({"batch_size": 1}, "at least 2"),
+        ({"negatives_end": 50, "negatives_start": 5}, "between 1 and negatives_start"),
+        ({"lr": 0}, "above 0"),
+        ({"margin": float("nan")}, "above 0"),
+    ],
+)
+def test_wrong_settings_are_named(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        override(Config(), settings, "here")
+
+
+def test_difference() -> None:
+    assert difference(Config(), Config(seed=3, vocab="v.json")) == ["seed: 0 -> 3", "vocab: None -> 'v.json'"]
+
+
+def test_a_broken_recipe(tmp_path: Path) -> None:
+    (tmp_path / "bad.toml").write_text("epochs = = 3")
+    with pytest.raises(ConfigError, match="not a TOML file"):
+        read_recipe(tmp_path / "bad.toml")

@@ -1,0 +1,246 @@
+"""The loop: what it trains, what it survives and what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import mispair
+from mispair import checkpoint, methods
+from mispair.config import Config, override
+from mispair.data.loader import Batch
+from mispair.data.pairs import Pairs, Regions, Vectors
+from mispair.engine import Trainer
+from mispair.errors import CollapseError, ConfigError, DataError, NonFiniteError, StoppedError
+from mispair.losses import hard_loss
+from mispair.methods.base import Method, Split, Step, similarity
+from mispair.run import Run
+from tiny import tiny_pairs, weights
+
+SMALL: dict[str, Any] = {
+    "embed_size": 16, "word_size": 8, "sim_size": 8, "batch_size": 16, "epochs": 2, "warmup_epochs": 1, "lr": 1e-3,
+    "hardening_steps": 10, "negatives_start": 8, "negatives_end": 2, "checkpoint_seconds": 0.0, "device": "cpu",
+}  # fmt: skip
+
+
+def config(**settings: Any) -> Config:
+    return override(Config(data="tiny"), {**SMALL, **settings})
+
+
+def events(folder: Path, kind: str) -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [line for line in lines if line["event"] == kind]
+
+
+class Duo(Method):
+    """A toy with two networks, a noisy set, a state of its own and random numbers in the step."""
+
+    networks = 2
+    seen = 0
+
+    def begin_epoch(self, epoch: int) -> list[Split]:
+        pairs = np.arange(len(self.loader.pairs))
+        cut = 20 + 7 * epoch
+        return [Split(pairs[cut:], pairs[:cut]), Split(pairs[:-cut], pairs[-cut:])]
+
+    def step(self, net: int, main_step: int, clean: Batch, noisy: Batch | None) -> Step:
+        assert noisy is not None
+        self.seen += len(clean)
+        S = similarity(self.nets[net], clean)
+        extra = hard_loss(similarity(self.nets[net], noisy), 0.2)
+        weight = torch.rand(()) + 1 / self.seen
+        loss = hard_loss(S, 0.2, self.negatives(main_step)) + weight * extra
+        return Step(loss, S, {"extra": extra})
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seen": self.seen}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.seen = state["seen"]
+
+
+@pytest.fixture(autouse=True)
+def _duo(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(methods.METHODS, "duo", Duo)
+
+
+def run_until(settings: Config, pairs: Pairs, folder: Path, stop_after: int | None) -> None:
+    """Trains; with `stop_after` the process "dies" without any clean-up after so many steps."""
+    run = Run(folder, settings)
+    trainer = Trainer(settings, pairs, tiny_pairs(8, seed=1), run)
+    if stop_after is not None:
+        pause, done = trainer._pause, [0]
+
+        def dying_pause() -> None:
+            done[0] += 1
+            if done[0] >= stop_after:
+                raise RuntimeError("killed")
+            pause()
+
+        trainer._pause = dying_pause  # type: ignore[method-assign]
+        with pytest.raises(RuntimeError, match="killed"):
+            trainer.fit()
+    else:
+        trainer.fit()
+    run.close()
+
+
+@pytest.mark.parametrize(
+    ("method", "model"), [("plain", "sgr"), ("plain", "vse"), ("duo", "vse"), ("duo", "sgr")], ids=str
+)
+def test_resume_is_exact_from_any_step(tmp_path: Path, method: str, model: str) -> None:
+    settings, pairs = config(method=method, model=model, dropout=0.3), tiny_pairs(16)
+    run_until(settings, pairs, tmp_path / "whole", None)
+    for stop_after in (3, 1, 5, 2, 7):
+        run_until(settings, pairs, tmp_path / "broken", stop_after)
+    run_until(settings, pairs, tmp_path / "broken", None)
+    assert weights(tmp_path / "broken") == weights(tmp_path / "whole")
+
+    def timeless(folder: Path) -> list[dict[str, Any]]:
+        return [{**event, "seconds": 0} for event in events(folder, "validation")]
+
+    assert timeless(tmp_path / "broken") == timeless(tmp_path / "whole")
+
+
+def test_seeds_matter_and_repeat(tmp_path: Path) -> None:
+    for name, seed in (("a", 0), ("b", 0), ("c", 1)):
+        run_until(config(seed=seed), tiny_pairs(16), tmp_path / name, None)
+    assert weights(tmp_path / "a") == weights(tmp_path / "b") != weights(tmp_path / "c")
+
+
+@pytest.mark.parametrize("model", ["vse", "sgr"])
+def test_training_learns(model: str) -> None:
+    pairs = tiny_pairs(40)
+    gentle = {"warmup_epochs": 10, "epochs": 15, "negatives_end": 8, "lr": 3e-3, "dropout": 0.1}
+    matcher = mispair.fit(pairs, **{**SMALL, **gentle, "model": model, "embed_size": 32, "checkpoint_seconds": 60.0})
+    by_luck = 100 * (1 + 5 + 10) * (1 / 40 + 1 / 40)
+    assert matcher.evaluate(pairs).averaged.rsum > 3 * by_luck
+
+
+def test_two_tower_learns_across_two_vector_spaces() -> None:
+    rng = np.random.default_rng(0)
+    hidden = rng.normal(size=(200, 6))
+    left, right = (np.asarray(hidden @ rng.normal(size=(6, d)), dtype=np.float32) for d in (12, 20))
+    train = Pairs(Vectors(left[:150]), Vectors(right[:150]), np.arange(150))
+    test = Pairs(Vectors(left[150:]), Vectors(right[150:]), np.arange(50))
+    matcher = mispair.fit(train, **{**SMALL, "model": "two-tower", "epochs": 40, "lr": 3e-3, "dropout": 0.0})
+    assert matcher.evaluate(test).averaged.rsum > 450
+    assert matcher.encode(left[:3], "left").shape == (3, 16)
+
+
+def test_regions_on_both_sides() -> None:
+    rng = np.random.default_rng(0)
+    left, right = (rng.normal(size=(20, n, 5)).astype(np.float32) for n in (4, 6))
+    pairs = Pairs(Regions(left), Regions(right), np.arange(20))
+    for model in ("vse", "sgr"):
+        assert mispair.fit(pairs, **SMALL, model=model).score(left[:2], right).shape == (2, 20)
+
+
+def test_the_last_state_is_kept_without_validation(tmp_path: Path) -> None:
+    matcher = mispair.fit(tiny_pairs(16), out=tmp_path / "run", **SMALL)
+    state = checkpoint.load_newest(tmp_path / "run/checkpoints")
+    assert state is not None
+    for name, value in matcher.networks[0].state_dict().items():
+        assert torch.equal(value, state["networks"][0][name]), name
+
+
+def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
+    first = mispair.fit(tiny_pairs(16), out=tmp_path / "run", **SMALL)
+    logged = (tmp_path / "run/metrics.jsonl").read_bytes()
+    again = mispair.fit(tiny_pairs(16), out=tmp_path / "run", **SMALL)
+    assert (tmp_path / "run/metrics.jsonl").read_bytes() == logged
+    assert np.array_equal(first.score(tiny_pairs(4).left, ["a b"]), again.score(tiny_pairs(4).left, ["a b"]))
+
+
+def test_other_pairs_are_refused_on_resume(tmp_path: Path) -> None:
+    settings = config()
+    run_until(settings, tiny_pairs(16), tmp_path / "run", 3)
+    run = Run(tmp_path / "run", settings)
+    with pytest.raises(ConfigError, match="other pairs"):
+        Trainer(settings, tiny_pairs(16, seed=5), None, run).fit()
+    run.close()
+
+
+def test_a_stop_signal_saves_and_names_the_way_back(tmp_path: Path) -> None:
+    settings = config()
+    run = Run(tmp_path / "run", settings)
+    trainer = Trainer(settings, tiny_pairs(16), None, run)
+    trainer._signal = 15
+    with pytest.raises(StoppedError, match=r"--recipe .*config.toml --out") as stop:
+        trainer.fit()
+    run.close()
+    assert stop.value.code == 143
+    assert len(checkpoint.find(tmp_path / "run/checkpoints")) == 1
+
+
+class Poisoned(Method):
+    """Gives a loss that is not finite in its second main step."""
+
+    def step(self, net: int, main_step: int, clean: Batch, noisy: Batch | None) -> Step:  # noqa: ARG002
+        S = similarity(self.nets[net], clean)
+        loss = hard_loss(S, 0.2)
+        return Step(loss * float("nan") if main_step == 1 else loss, S)
+
+
+def test_a_non_finite_loss_stops_before_the_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(methods.METHODS, "poisoned", Poisoned)
+    settings = config(method="poisoned", warmup_epochs=0, checkpoint_seconds=1000.0)
+    run = Run(tmp_path / "run", settings)
+    trainer = Trainer(settings, tiny_pairs(16), None, run)
+    with pytest.raises(NonFiniteError) as stop:
+        trainer.fit()
+    expected = trainer._plan(0, 0)[1].clean
+    assert "step 1;" in str(stop.value)
+    assert ", ".join(map(str, sorted(expected.tolist()))) in str(stop.value)
+    # The weights are those of one finite step, although more steps were computed before anybody looked.
+    one = Trainer(settings, tiny_pairs(16), None, run)
+    torch.manual_seed(one._seed(4))
+    one.splits = [Split(np.arange(80))]
+    work, clean, noisy = next(iter(one._batches()))
+    one._step(work, clean, noisy)
+    for name, value in one.nets[0].named_parameters():
+        assert torch.equal(value, dict(trainer.nets[0].named_parameters())[name]), name
+    run.close()
+
+
+class Flat(Method):
+    """Pulls all similarities together, as a collapse does."""
+
+    def step(self, net: int, main_step: int, clean: Batch, noisy: Batch | None) -> Step:  # noqa: ARG002
+        S = similarity(self.nets[net], clean)
+        return Step(S.var() * 1000, S)
+
+
+def test_a_collapse_is_named_and_the_last_good_state_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(methods.METHODS, "flat", Flat)
+    settings = config(method="flat", model="sgr", epochs=200, lr=1e-2, dropout=0.0)
+    run = Run(tmp_path / "run", settings)
+    trainer = Trainer(settings, tiny_pairs(16), None, run)
+    with pytest.raises(CollapseError, match=r"collapsed .* --negatives-end .* last good state") as stop:
+        trainer.fit()
+    run.close()
+    kept = checkpoint.find(tmp_path / "run/checkpoints")
+    assert str(kept[0]) in str(stop.value)
+    healthy = [event["spread"] for event in events(tmp_path / "run", "steps")]
+    state = checkpoint.load_newest(tmp_path / "run/checkpoints")
+    assert state is not None
+    assert state["cursor"]["step"] < trainer.cursor.step
+    assert healthy[-1] < 0.02 * max(healthy)
+
+
+def test_tiny_and_wrong_inputs() -> None:
+    with pytest.raises(DataError, match="1 training pairs"):
+        mispair.fit(tiny_pairs(16).select(np.array([3])), **SMALL)
+    with pytest.raises(ConfigError, match="two-tower model takes one vector"):
+        mispair.fit(tiny_pairs(16), **SMALL, model="two-tower")
+    with pytest.raises(ConfigError, match=r'no method "plian".*"plain"'):
+        mispair.fit(tiny_pairs(16), **SMALL, method="plian")
+    with pytest.raises(ConfigError, match="no device"):
+        mispair.fit(tiny_pairs(16), **{**SMALL, "device": "gpu"})
+    two = mispair.fit(tiny_pairs(16).select(np.array([3, 9])), **SMALL)  # two pairs are the least that works
+    assert two.score(tiny_pairs(3).left, ["a"]).shape == (3, 1)

@@ -1,0 +1,50 @@
+"""The run folder."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mispair.config import Config
+from mispair.errors import ConfigError
+from mispair.run import Run
+
+
+def test_two_processes_cannot_share_a_folder(tmp_path: Path) -> None:
+    first = Run(tmp_path / "run", Config())
+    with pytest.raises(ConfigError, match="Another process"):
+        Run(tmp_path / "run", Config())
+    first.close()
+    Run(tmp_path / "run", Config()).close()
+
+
+def test_settings_without_influence_may_change(tmp_path: Path) -> None:
+    Run(tmp_path / "run", Config()).close()
+    Run(tmp_path / "run", replace(Config(), checkpoint_seconds=1.0)).close()
+    with pytest.raises(ConfigError, match="epochs: 20 -> 21"):
+        Run(tmp_path / "run", replace(Config(), epochs=21))
+
+
+def test_the_log_forgets_what_is_done_again(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run", Config())
+    run.log("steps", step=1)
+    mark = run.logged_bytes
+    run.log("steps", step=2)
+    run.close()
+    run = Run(tmp_path / "run", Config())
+    run.forget_after(mark)
+    run.log("steps", step=3)
+    run.close()
+    lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [1, 3]
+
+
+def test_tensorboard_files_are_written(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    run = Run(tmp_path / "run", Config(tensorboard=True))
+    run.log("steps", step=1, loss=0.5)
+    run.close()
+    assert list((tmp_path / "run/tensorboard").iterdir())

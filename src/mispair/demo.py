@@ -24,7 +24,7 @@ from mispair.search import best
 from mispair.tables import COLUMNS, retrieval_table
 
 NOISE = 0.4
-QUERIES, FOUND, EXAMPLES = 6, 5, 4
+QUERIES, QUERY_WORDS, FOUND, EXAMPLES = 6, 12, 5, 4
 
 
 @dataclass(frozen=True)
@@ -114,8 +114,10 @@ def _examples(folder: Path, config: Config) -> list[Example]:
 
 
 def _queries(trainings: list[Training], test: Pairs, folder: Path, seed: int) -> list[Query]:
-    """Random captions of the test set, not chosen by how well anything does on them."""
-    chosen = np.random.default_rng(seed).choice(len(test), QUERIES, replace=False)
+    """Random captions of the test set that say enough, not chosen by how well anything does on them."""
+    assert isinstance(test.right, Tokens)
+    telling = np.flatnonzero(test.right.lengths - 2 >= QUERY_WORDS)  # without start and end
+    chosen = np.random.default_rng(seed).choice(telling, min(QUERIES, len(telling)), replace=False)
     texts = [_text(test, int(pair)) for pair in chosen]
     scores = {training.name: Matcher.load(training.folder, "cpu").score(test.left, texts) for training in trainings}
     queries = []
@@ -151,6 +153,7 @@ def _render(trainings: list[Training], queries: list[Query], examples: list[Exam
         queries=queries,
         examples=examples,
         config=config,
+        query_words=QUERY_WORDS,
         noise=NOISE,
         version=__version__,
     )

@@ -12,8 +12,8 @@ from torch import Tensor
 from mispair.methods.base import Step
 
 READ_EVERY = 20  # steps between two looks
-COLLAPSED = 0.02  # share of the widest spread so far below which the similarities count as equal
-HEALTHY = 0.2  # share of it above which a checkpoint is worth keeping
+COLLAPSED = 0.002  # share of the widest spread so far below which the similarities count as equal
+HEALTHY = 0.02  # share of it above which a checkpoint is worth keeping
 
 
 class Watch:

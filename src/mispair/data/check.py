@@ -103,6 +103,8 @@ def _check_precomp(folder: Path, vocabulary: Vocabulary | str | Path | None, fou
             figures["features"] = _check_features(split, name, images, features.nbytes, found)
         if texts is not None:
             _check_captions(split, texts, words, figures, found)
+    if "dev" not in names:
+        found.lines.append("dev: there is none, so training keeps its last epoch instead of its best")
     if "train" not in names:
         found.problems.append(
             f"{folder}: there is no train split, so nothing can be trained; it has {', '.join(names)}."
@@ -139,6 +141,10 @@ def _check_features(label: str, name: str, features: npt.NDArray[Any], on_disk: 
     if not finite:
         with found.collecting():
             check_finite(features, name)
+    elif not highest:
+        found.problems.append(
+            f"{name}: every value is 0, so there is nothing to learn from; compute the features again."
+        )
     elif highest > _HALF_MAXIMUM:
         found.problems.append(
             f"{name}: the absolute maximum is {highest:.4g}, above the half-precision range of {_HALF_MAXIMUM:,.0f}; "

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from mispair.data.loader import send
-from mispair.models.base import inside
+from mispair.models.base import full_precision, inside
 
 
 class BiGRU(nn.Module):
     """One bidirectional layer, the two directions averaged: (B, n, D) to (B, n, H), zero where padded.
 
     The directions are two plain GRUs, the second over sequences turned round within their lengths. That equals packed
-    sequences, but a GPU computes each direction in one go, where packing costs hundreds of small copies.
+    sequences, but a GPU computes each direction in one go, where packing costs hundreds of small copies. On a CPU both
+    directions are computed together by `scan`.
     """
 
     def __init__(self, inputs: int, hidden: int) -> None:
@@ -23,18 +26,115 @@ class BiGRU(nn.Module):
         self.back = nn.GRU(inputs, hidden, batch_first=True)
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
-        turn = send(turned(lengths, x.shape[1]), x.device)[..., None]
-        ahead, _ = self.ahead(x)
-        back, _ = self.back(x.take_along_dim(turn, dim=1))
-        mean: Tensor = (ahead.float() + back.take_along_dim(turn, dim=1).float()) / 2
+        order = send(turned(lengths, x.shape[1]), x.device)
+        x_back = turn(x, order)
+        ahead, back = self._scan(x, x_back) if x.device.type == "cpu" else (self.ahead(x)[0], self.back(x_back)[0])
+        mean: Tensor = (ahead.float() + turn(back, order).float()) / 2
         return mean * inside(lengths, x.shape[1], x.device)[..., None]
+
+    def _scan(self, x: Tensor, x_back: Tensor) -> tuple[Tensor, Tensor]:
+        """Both directions at once, with the weights of the two GRUs stacked."""
+        steps = torch.stack([x, x_back]).transpose(1, 2)  # (2, n, B, D)
+        weights = [
+            torch.stack([getattr(gru, f"{name}_l0") for gru in (self.ahead, self.back)])
+            for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+        ]
+        with full_precision(x):
+            ahead, back = scan(steps.float(), *weights).transpose(1, 2)
+        return ahead, back
+
+
+def scan(steps: Tensor, weight_ih: Tensor, weight_hh: Tensor, bias_ih: Tensor, bias_hh: Tensor) -> Tensor:
+    """Several independent GRUs side by side: inputs (G, n, B, D) to states (G, n, B, H).
+
+    torch's GRU on a CPU is a chain of small operations, each with its own node of the backward pass. Here the G GRUs
+    share each operation and the whole chain is one node, whose backward pass sums up the weights' gradient in a single
+    product.
+    """
+    groups, n, batch, _ = steps.shape
+    inputs = torch.baddbmm(bias_ih[:, None], steps.flatten(1, 2), weight_ih.transpose(1, 2))
+    by_step = inputs.view(groups, n, batch, -1).transpose(0, 1).contiguous()
+    states: Tensor = _Scan.apply(by_step, weight_hh, bias_hh)  # type: ignore[no-untyped-call]
+    return states.transpose(0, 1)
+
+
+class _Scan(torch.autograd.Function):
+    """h' = n + z (h - n), with r, z = sigmoid(x_rz + W_rz h + b_rz) and n = tanh(x_n + r (W_n h + b_n)).
+
+    Takes the inputs' share of the gates, (n, G, B, 3H), the weights (G, 3H, H) and the biases (G, 3H) of the states'
+    share; gives the states (n, G, B, H).
+    """
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        n, groups, batch, _ = inputs.shape
+        H = weight.shape[2]
+        to_gates, bias = weight.transpose(1, 2).contiguous(), bias[:, None]
+        states = inputs.new_zeros(n + 1, groups, batch, H)
+        rz, new, candidate = (inputs.new_empty(n, groups, batch, width) for width in (2 * H, H, H))
+        for t in range(n):
+            share = torch.baddbmm(bias, states[t], to_gates)
+            torch.add(inputs[t, ..., : 2 * H], share[..., : 2 * H], out=rz[t]).sigmoid_()
+            candidate[t] = share[..., 2 * H :]
+            torch.addcmul(inputs[t, ..., 2 * H :], rz[t, ..., :H], candidate[t], out=new[t]).tanh_()
+            torch.lerp(new[t], states[t], rz[t, ..., H:], out=states[t + 1])
+        ctx.save_for_backward(states, rz, new, candidate, weight)
+        return states[1:]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        (gradient,) = gradients
+        states, rz, new, candidate, weight = ctx.saved_tensors
+        gradient = gradient.contiguous()
+        n, groups, batch, H = new.shape
+        r, z = rz[..., :H], rz[..., H:]
+        # All that does not depend on the gradient of later steps is computed for all steps at once.
+        to_new = (1 - z) * (1 - new.square())
+        to_z = (states[:-1] - new) * z * (1 - z)
+        to_r = candidate * r * (1 - r)
+        from_inputs = new.new_empty(n, groups, batch, 3 * H)  # gradient of the inputs' share of the gates
+        from_states = new.new_empty(n, groups, batch, 3 * H)  # and of the states' share
+        into = torch.zeros_like(new[0])
+        for t in range(n - 1, -1, -1):
+            into += gradient[t]
+            here, there = from_inputs[t], from_states[t]
+            torch.mul(into, to_new[t], out=here[..., 2 * H :])
+            torch.mul(here[..., 2 * H :], to_r[t], out=here[..., :H])
+            torch.mul(into, to_z[t], out=here[..., H : 2 * H])
+            there[..., : 2 * H] = here[..., : 2 * H]
+            torch.mul(here[..., 2 * H :], r[t], out=there[..., 2 * H :])
+            into = torch.baddbmm(into * z[t], there, weight)
+        flat_gates, flat_states = (x.transpose(0, 1).flatten(1, 2) for x in (from_states, states[:-1]))
+        return from_inputs, flat_gates.transpose(1, 2) @ flat_states, flat_gates.sum(dim=1)
 
 
 def turned(lengths: Tensor, width: int) -> Tensor:
-    """(B, width) positions that turn each sequence round within its length and leave padding where it is.
+    """Positions in the flattened (B * width) that turn each sequence round within its length; padding stays.
 
-    >>> turned(torch.tensor([3]), 4)
-    tensor([[2, 1, 0, 3]])
+    >>> turned(torch.tensor([3, 1]), 4)
+    tensor([2, 1, 0, 3, 4, 5, 6, 7])
     """
     position, last = np.arange(width), lengths.numpy()[:, None] - 1
-    return torch.from_numpy(np.where(position <= last, last - position, position))
+    inside_item = np.where(position <= last, last - position, position)
+    return torch.from_numpy((inside_item + width * np.arange(len(lengths))[:, None]).ravel())
+
+
+def turn(x: Tensor, order: Tensor) -> Tensor:
+    """Puts the elements of (B, n, D) in the order of `turned`."""
+    result: Tensor = _Turn.apply(x, order)  # type: ignore[no-untyped-call]
+    return result
+
+
+class _Turn(torch.autograd.Function):
+    """Turning twice changes nothing, so the gradient is turned as well: a copy, where an index would be scattered."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, order: Tensor) -> Tensor:
+        ctx.save_for_backward(order)
+        return x.flatten(0, 1).index_select(0, order).view(x.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (gradient,) = gradients
+        (order,) = ctx.saved_tensors
+        return gradient.flatten(0, 1).index_select(0, order).view(gradient.shape), None

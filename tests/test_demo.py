@@ -29,7 +29,7 @@ def test_the_page_is_whole_and_stands_alone(result: demo.DemoResult) -> None:
     queries = page.count('class="card query"')
     assert queries > 0
     assert page.count("data:image/png;base64,") == demo.EXAMPLES + queries * 2 * demo.FOUND
-    assert page.count("wrong pair") == page.count("right pair") == demo.EXAMPLES // 2
+    assert page.count(">wrong pair<") == page.count(">right pair<") == demo.EXAMPLES // 2
     for training in result.trainings:
         assert f"{training.test['rsum']:.1f}</td>" in page
     assert "{{" not in page

@@ -100,7 +100,7 @@ class Config:
         rules = [(name, getattr(self, name) >= 1, "at least 1") for name in at_least_one]
         rules += [
             ("batch_size", self.batch_size >= 2, "at least 2, because the other pairs of a batch are the negatives"),
-            ("epochs", self.epochs >= 0, "0 or more"),
+            ("epochs", self.epochs >= 0 and self.total_epochs >= 1, "1 or more, or 0 after a warm-up"),
             ("warmup_epochs", self.warmup_epochs >= 0, "0 or more"),
             ("hardening_steps", self.hardening_steps >= 0, "0 or more"),
             ("noise_ratio", 0 <= self.noise_ratio <= 1, "between 0 and 1"),

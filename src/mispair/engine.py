@@ -97,9 +97,9 @@ class Trainer:
         with _signals(self), TrainingProgress(total, self.cursor.step, self.console, title) as self.progress:
             while self.cursor.epoch < self.config.total_epochs:
                 self._epoch()
-        self.run.finish({"best": self.best, "steps": self.cursor.step})
         if self.dev is None:
             self._matcher().save(self.run.best)
+        self.run.finish({"best": self.best, "steps": self.cursor.step})
         return Matcher.load(self.run.best, self.config.device)
 
     def _epoch(self) -> None:

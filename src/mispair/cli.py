@@ -131,9 +131,7 @@ def train(argv: Sequence[str]) -> int:
     )
     from mispair.api import train_and_test
 
-    config = arguments.config
-    if Path(config.data).is_dir():  # a run must be resumable and testable from anywhere
-        config = replace(config, data=str(Path(config.data).resolve()))
+    config = _absolute(arguments.config)
     result = train_and_test(config, arguments.out, _console())
     if arguments.json:
         _print_json(result)
@@ -293,6 +291,13 @@ def _help(group: str = "") -> str:
     lines = [f"  {name:<12} {(call.__doc__ or '').splitlines()[0]}" for name, call in COMMANDS.items() if group in name]
     head = f"mispair {__version__}: finds, mends and survives mismatched pairs.\n\nUsage: mispair COMMAND [OPTIONS]\n\n"
     return head + "\n".join(lines) + "\n\n`mispair COMMAND --help` explains a command."
+
+
+def _absolute(config: Config) -> Config:
+    """With whole paths, because a run must be resumable and testable from anywhere."""
+    data = str(Path(config.data).resolve()) if Path(config.data).is_dir() else config.data
+    vocab, noise = (None if path is None else str(Path(path).resolve()) for path in (config.vocab, config.noise_file))
+    return replace(config, data=data, vocab=vocab, noise_file=noise)
 
 
 def _peek(argv: Sequence[str], flag: str) -> str:

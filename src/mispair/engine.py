@@ -67,7 +67,7 @@ class Trainer:
         if len(train) < 2:
             raise DataError(f"{train.name}: {len(train)} training pairs; at least 2 are needed.")
         method = methods.find(config.method)
-        self.config, self.train_pairs, self.dev, self.run, self.console = config, train, dev, run, console
+        self.config, self.train_pairs, self.dev, self.run = config, train, dev, run
         self.device = pick_device(config.device)
         self.specs = SideSpec.of(train.left), SideSpec.of(train.right)
         self.vocabulary = next((s.vocabulary for s in (train.right, train.left) if isinstance(s, Tokens)), None)
@@ -82,6 +82,7 @@ class Trainer:
         self.watch = Watch(self.device)
         for optimizer in self.optimizers:
             optimizer.found_inf = self.watch.non_finite  # type: ignore[attr-defined]
+        self.progress = TrainingProgress(self._total_steps(), console, f"{config.method} {config.model}")
         self._saved_at = time.monotonic()
         self._signal: int | None = None
 
@@ -93,8 +94,7 @@ class Trainer:
             return Matcher.load(self.run.best, self.config.device)
         self._resume()
         self.run.write_environment(self.device)
-        total, title = self._total_steps(), f"{self.config.method} {self.config.model}"
-        with _signals(self), TrainingProgress(total, self.cursor.step, self.console, title) as self.progress:
+        with _signals(self), self.progress:
             while self.cursor.epoch < self.config.total_epochs:
                 self._epoch()
         if self.dev is None:
@@ -135,6 +135,7 @@ class Trainer:
         optimizer.step()
         cursor.step, cursor.position = cursor.step + 1, work.position + 1
         cursor.main_steps[number] += main
+        self.progress.step(self._phase)
         if self.watch.unread >= READ_EVERY:
             self._look()
 
@@ -199,15 +200,14 @@ class Trainer:
 
     def _look(self) -> None:
         """Reads, logs and judges what happened since the last look."""
-        count = self.watch.unread
-        if not count:
+        if not self.watch.unread:
             return
         figures, bad_step = self.watch.read()
         if bad_step is not None:
             self._refuse_non_finite(bad_step)
         cursor = self.cursor
         self.run.log("steps", step=cursor.step, epoch=cursor.epoch, network=cursor.network, **figures)
-        self.progress.update(count, self._phase, figures["loss"], figures["spread"])
+        self.progress.figures(figures["loss"], figures["spread"])
         if self.watch.collapsed:
             self._refuse_collapse()
 
@@ -288,6 +288,7 @@ class Trainer:
         if state["cuda_random"] is not None and self.device.type == "cuda":
             torch.cuda.set_rng_state(state["cuda_random"], self.device)
         self.run.forget_after(state["logged_bytes"])
+        self.progress.resume(self.cursor.step)
 
     def _matcher(self) -> Matcher:
         """The networks as they are now, as copies that training does not change any more."""

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 class TrainingProgress:
     """Loss, spread, steps a second and the time left."""
 
-    def __init__(self, total: int, done: int, console: Console | None, title: str) -> None:
+    def __init__(self, total: int, console: Console | None, title: str) -> None:
         self.console = console or Console(quiet=True)
         self._bar = Progress(
             TextColumn(f"{title} {{task.fields[phase]}}"),
@@ -26,7 +26,7 @@ class TrainingProgress:
             transient=True,
             disable=not self.console.is_terminal,
         )
-        self._task = self._bar.add_task("train", total=total, completed=done, phase="", loss=0, spread=0, rate=0)
+        self._task = self._bar.add_task("train", total=total, phase="", loss=0, spread=0, rate=0)
         self._since, self._steps = time.monotonic(), 0
 
     def __enter__(self) -> TrainingProgress:
@@ -38,10 +38,19 @@ class TrainingProgress:
     ) -> None:
         self._bar.__exit__(kind, error, trace)
 
-    def update(self, steps: int, phase: str, loss: float, spread: float) -> None:
-        self._steps += steps
+    def resume(self, done: int) -> None:
+        """Goes on from a step that an earlier process reached."""
+        self._bar.update(self._task, completed=done)
+
+    def step(self, phase: str) -> None:
+        """One step more."""
+        self._steps += 1
         rate = self._steps / max(time.monotonic() - self._since, 1e-9)
-        self._bar.update(self._task, advance=steps, phase=phase, loss=loss, spread=spread, rate=rate)
+        self._bar.update(self._task, advance=1, phase=phase, rate=rate)
+
+    def figures(self, loss: float, spread: float) -> None:
+        """The newest figures that were read from the device."""
+        self._bar.update(self._task, loss=loss, spread=spread)
 
     def line(self, text: str) -> None:
         self.console.print(text, highlight=False)

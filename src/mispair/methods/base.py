@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from mispair.config import Config
-from mispair.data.loader import Batch, PairLoader
+from mispair.data.loader import Batch, PairLoader, send
 from mispair.data.pairs import IntArray
 from mispair.losses import negatives_at, warmup_loss
 from mispair.models import Network
@@ -80,7 +80,7 @@ class Method(ABC):
         if not self.config.mask_false_negatives:
             return None
         rows = batch.left_rows
-        return (rows[:, None] == rows).to(batch.left.values.device, non_blocking=True)
+        return send(rows[:, None] == rows, batch.left.values.device)
 
 
 def similarity(network: Network, batch: Batch) -> Tensor:

@@ -1,0 +1,95 @@
+"""Rank correlation against a bank of trusted pairs, and the soft labels made of it (Eq. 3-6 of the REPAIR paper).
+
+If a pair matches, then whatever its left item is close to should have partners that its right item is close to. The
+ranks of the distances to the bank say how true that is, without any common space.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+CHUNK_ELEMENTS = 1 << 24  # distances ranked at a time
+TOP, BOTTOM = 0.10, 0.01  # shares of the pairs that gamma and mu are the means of (below Eq. 6)
+
+
+def ranks(values: Tensor) -> Tensor:
+    """Rank of each element in its row: how many are not greater (Eq. 4). Equal ones share the highest rank.
+
+    By one sort a row, never by comparing all with all.
+
+    >>> ranks(torch.tensor([[0.3, 0.1, 0.3, 0.9]]))
+    tensor([[3., 1., 3., 4.]])
+    """
+    ordered, order = values.sort(dim=-1)
+    size = values.shape[-1]
+    last_of_equals = torch.ones_like(order, dtype=torch.bool)
+    last_of_equals[..., :-1] = ordered[..., :-1] != ordered[..., 1:]
+    position = torch.arange(1, size + 1, device=values.device)
+    # From behind, the smallest position seen so far that ends a run of equals is the end of one's own run.
+    shared = torch.where(last_of_equals, position, size).flip(-1).cummin(dim=-1).values.flip(-1)
+    return torch.empty_like(values, dtype=torch.float32).scatter_(-1, order, shared.float())
+
+
+def rank_correlation(left: Tensor, right: Tensor) -> Tensor:
+    """Spearman's coefficient of each row of two sets of distances (Eq. 5), in [-1, 1]; 0 where a side says nothing.
+
+    Args:
+        left: (n, M) distances of the left items to the bank's left items.
+        right: (n, M) the same for the right side.
+
+    >>> rank_correlation(torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[10.0, 30.0, 20.0]]))
+    tensor([0.5000])
+    """
+    a, b = (ranks(side) / side.shape[-1] for side in (left, right))  # scaled, so that float32 holds the sums
+    a, b = a - a.mean(dim=-1, keepdim=True), b - b.mean(dim=-1, keepdim=True)
+    spread = (a.square().sum(dim=-1) * b.square().sum(dim=-1)).sqrt()
+    product = (a * b).sum(dim=-1)
+    return torch.where(spread > 0, product / spread.clamp(min=torch.finfo(spread.dtype).tiny), 0).clamp(-1, 1)
+
+
+def bank_correlation(left: Tensor, right: Tensor, bank_left: Tensor, bank_right: Tensor) -> Tensor:
+    """Rank correlation of each pair against a bank (Eq. 3-5), in chunks of bounded memory.
+
+    Args:
+        left: (n, D) left items of the pairs.
+        right: (n, E) right items.
+        bank_left: (M, D) left items of the bank.
+        bank_right: (M, E) right items.
+
+    Returns:
+        (n,) coefficients.
+    """
+    step = max(1, CHUNK_ELEMENTS // max(1, len(bank_left)))
+    chunks = [slice(start, start + step) for start in range(0, len(left), step)]
+    if not chunks:
+        return left.new_empty(0, dtype=torch.float32)
+    return torch.cat([rank_correlation(distances(left[c], bank_left), distances(right[c], bank_right)) for c in chunks])
+
+
+def distances(items: Tensor, bank: Tensor) -> Tensor:
+    """Squared Euclidean distance (Eq. 3) of each item to each of the bank, (n, M), less a constant of the item.
+
+    Its ranks are those of the distance itself, which is all that is asked of it.
+    """
+    items, bank = items.float(), bank.float()
+    return bank.square().sum(dim=-1) - 2 * items @ bank.T
+
+
+def label_bounds(correlation: Tensor) -> tuple[float, float]:
+    """gamma, the mean of the largest 10 % of the coefficients, and mu, the mean of the smallest 1 %."""
+    ordered = correlation.sort().values
+    top, bottom = (max(1, round(share * len(ordered))) for share in (TOP, BOTTOM))
+    return float(ordered[-top:].mean()), float(ordered[:bottom].mean())
+
+
+def soft_labels(correlation: Tensor, gamma: float, mu: float) -> Tensor:
+    """Soft correspondence labels y* in [0, 1] (Eq. 6); a step at gamma where the bounds leave no room between them.
+
+    >>> soft_labels(torch.tensor([-0.5, 0.1, 0.4, 0.7, 0.9]), gamma=0.7, mu=0.1)
+    tensor([0.0000, 0.0000, 0.5000, 1.0000, 1.0000])
+    """
+    low = max(0.0, mu)
+    if gamma <= low:
+        return (correlation > gamma).to(correlation.dtype) * (correlation > 0)
+    return ((correlation - low) / (gamma - low)).clamp(0, 1)

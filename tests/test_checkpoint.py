@@ -93,6 +93,13 @@ def test_of_two_with_the_same_step_the_later_one_is_newest(tmp_path: Path) -> No
         assert loaded["cursor"]["step"] == number
 
 
+def test_damaged_ones_of_later_steps_do_not_push_out_a_good_one(tmp_path: Path) -> None:
+    for step in (8, 9):
+        save(tmp_path, step, state(step)).write_bytes(b"")
+    path = save(tmp_path, 3, state(3))
+    assert find(tmp_path) == [path]
+
+
 class Attack:
     """Writes a file when unpickled."""
 

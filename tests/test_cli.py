@@ -70,7 +70,8 @@ def test_train_prints_the_measured_mismatch(data: Path, tmp_path: Path, capsys: 
     assert main(arguments) == 0
     result = printed(capsys)
     assert 0.3 < result["mismatch"] <= 0.4  # type: ignore[operator]
-    assert result["test"]["network"]["rsum"] >= 0  # type: ignore[index]
+    assert result["tested_on"] == "tiny_precomp test"
+    assert result["network"]["rsum"] >= 0  # type: ignore[index]
 
 
 def test_train_reads_and_overrides_a_recipe(data: Path, tmp_path: Path) -> None:
@@ -146,6 +147,12 @@ def spoil(folder: Path, what: str) -> list[str]:
             other = np.load(folder / "test_ims.npy", allow_pickle=False)
             other[0] = np.inf
             np.save(folder / "test_ims.npy", other)
+        case "half a dev split":
+            (folder / "dev_caps.txt").unlink()
+        case "one image":
+            np.save(folder / "train_ims.npy", features[:1])
+            (folder / "train_caps.txt").write_text("a b\n" * 5)
+            (folder / "train_ids.txt").unlink()
         case "unknown recipe":
             return ["--recipe", "nowhere/plain"]
         case "wrong device":
@@ -165,6 +172,8 @@ REFUSALS = {
     "captions of the wrong length": ("2 captions", "16 image rows"),
     "NaN": ("row 3", "not finite"),
     "NaN in test": ("row 0", "not finite"),
+    "half a dev split": ("features of dev", "dev_caps.txt is missing"),
+    "one image": ("5 training pairs", "1 different left items"),
     "unknown recipe": ("nowhere/plain", "shapes/plain"),
     "wrong device": ("cuda:77",),
     "wrong method": ("plian", '"plain"'),
@@ -201,6 +210,39 @@ def test_a_run_with_other_settings_is_refused_with_the_difference(
     assert before == {path: path.stat().st_mtime_ns for path in run.rglob("*")}
 
 
+def test_a_refused_setting_does_not_spoil_the_folder(
+    data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flags = ["train", "--data", str(data), "--out", str(tmp_path / "run"), *TINY, "--model"]
+    assert main([*flags, "two-tower"]) == 2
+    assert "--model vse" in capsys.readouterr().err
+    assert main([*flags, "vse"]) == 0
+
+
+def test_without_test_pairs_it_says_what_it_tested_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tiny_folder(tmp_path / "tiny")
+    for part in ("ims.npy", "caps.txt", "ids.txt"):
+        (folder / f"test_{part}").unlink()
+    assert main(["train", "--data", str(folder), "--out", str(tmp_path / "run"), *TINY]) == 0
+    assert "tested on tiny dev" in capsys.readouterr().out
+
+
+def test_places_that_cannot_be_written(data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "--data", str(data), "--out", "/dev/null/run", *TINY]) == 2
+    assert "cannot be written" in capsys.readouterr().err
+
+
+def test_a_folder_called_shapes_is_not_the_data_set_shapes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tiny_folder(tmp_path / "tiny")
+    monkeypatch.setattr("mispair.data.shapes.cached", lambda: folder)
+    assert main(["train", "--out", "shapes", *TINY]) == 0
+    assert main(["train", "--out", "shapes", *TINY]) == 0  # now that the run is a folder of that name
+    assert "rSum" in capsys.readouterr().out
+
+
 def test_a_foreign_folder_is_not_touched(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "thesis.txt").write_text("important")
     assert main(["train", "--data", str(data), "--out", str(tmp_path), *TINY]) == 2
@@ -214,6 +256,10 @@ def test_wrong_commands_and_queries(run: Path, tmp_path: Path, capsys: pytest.Ca
     assert main(["search", str(run), "--query", "xylophone zebra"]) == 2
     assert "knows no word" in capsys.readouterr().err
     assert main(["search", str(run)]) == 2
+    assert main(["search", str(run), "--image", ""]) == 2
+    assert main(["search", str(run), "--query", "a", "--top", "0"]) == 2
+    assert main(["search", str(run), "--query", "a [/b] [c]"]) == 0
+    assert "a [/b] [c]" in capsys.readouterr().out
     assert main(["search", str(run), "--image", "nobody"]) == 2
     assert main(["eval", str(tmp_path)]) == 2
     assert main(["eval", str(run), "--split", "testall"]) == 2

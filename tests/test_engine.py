@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import mispair
 from mispair import checkpoint, methods
 from mispair.config import Config, override
 from mispair.data.loader import Batch, PairLoader
-from mispair.data.pairs import Pairs, Regions, Vectors
+from mispair.data.pairs import Pairs, Regions, Tokens, Vectors
+from mispair.data.text import Vocabulary
 from mispair.engine import Trainer
 from mispair.errors import CollapseError, ConfigError, DataError, NonFiniteError, StoppedError
 from mispair.losses import hard_loss
@@ -173,16 +175,39 @@ def test_other_pairs_are_refused_on_resume(tmp_path: Path) -> None:
     run.close()
 
 
-def test_a_stop_signal_saves_and_names_the_way_back(tmp_path: Path) -> None:
-    settings = config()
-    run = Run(tmp_path / "run", settings)
-    trainer = Trainer(settings, tiny_pairs(16), None, run)
-    trainer._signal = 15
-    with pytest.raises(StoppedError, match=r"--recipe .*config.toml --out") as stop:
-        trainer.fit()
-    run.close()
+def test_a_stop_signal_saves_and_names_the_way_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    step = Trainer._step
+
+    def signalled_step(trainer: Trainer, *arguments: Any) -> None:
+        step(trainer, *arguments)
+        trainer._signal = 15
+
+    monkeypatch.setattr(Trainer, "_step", signalled_step)
+    with pytest.raises(StoppedError, match=r"step 1 and saved. Call fit again with out=") as stop:
+        mispair.fit(tiny_pairs(16), out=tmp_path / "run", **SMALL)
     assert stop.value.code == 143
     assert len(checkpoint.find(tmp_path / "run/checkpoints")) == 1
+    with pytest.raises(StoppedError, match="Nothing is kept"):
+        mispair.fit(tiny_pairs(16), **SMALL)
+
+
+def test_validation_pairs_must_be_of_the_same_kind() -> None:
+    train, dev = tiny_pairs(16), tiny_pairs(8)
+    assert isinstance(dev.right, Tokens)
+    other = Vocabulary((*dev.right.vocabulary.words[:4], *reversed(dev.right.vocabulary.words[4:])))
+    with pytest.raises(DataError, match="one vocabulary"):
+        mispair.fit(train, replace(dev, right=replace(dev.right, vocabulary=other)), **SMALL)
+    wide = Regions(np.zeros((8, 5, 13), dtype=np.float32))
+    with pytest.raises(DataError, match="width 12 for training but 5 regions of width 13"):
+        mispair.fit(train, replace(dev, left=wide), **SMALL)
+
+
+def test_the_callers_random_numbers_are_left_alone() -> None:
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    mispair.fit(tiny_pairs(16), tiny_pairs(8), **SMALL)
+    assert torch.equal(torch.rand(3), expected)
 
 
 class Poisoned(Method):
@@ -243,7 +268,7 @@ def test_a_collapse_is_named_and_the_last_good_state_kept(tmp_path: Path, monkey
 
 
 def test_tiny_and_wrong_inputs() -> None:
-    with pytest.raises(DataError, match="1 training pairs"):
+    with pytest.raises(DataError, match="1 training pairs with 1 different"):
         mispair.fit(tiny_pairs(16).select(np.array([3])), **SMALL)
     with pytest.raises(ConfigError, match="two-tower model takes one vector"):
         mispair.fit(tiny_pairs(16), **SMALL, model="two-tower")
@@ -251,5 +276,7 @@ def test_tiny_and_wrong_inputs() -> None:
         mispair.fit(tiny_pairs(16), **SMALL, method="plian")
     with pytest.raises(ConfigError, match="no device"):
         mispair.fit(tiny_pairs(16), **{**SMALL, "device": "gpu"})
+    with pytest.raises(DataError, match="must be Pairs"):
+        mispair.fit("folder", **SMALL)  # type: ignore[arg-type]
     two = mispair.fit(tiny_pairs(16).select(np.array([3, 9])), **SMALL)  # two pairs are the least that works
     assert two.score(tiny_pairs(3).left, ["a"]).shape == (3, 1)

@@ -73,6 +73,24 @@ def test_wrong_items_are_refused(matcher: mispair.Matcher) -> None:
         matcher.score(wide[..., :WIDTH], [])
 
 
+def test_only_sgr_is_bound_to_its_number_of_regions(matcher: mispair.Matcher) -> None:
+    more = np.ones((2, REGIONS + 2, WIDTH), np.float32)
+    if matcher.config.model == "vse":
+        assert matcher.score(more, ["a"]).shape == (2, 1)
+    else:
+        with pytest.raises(DataError, match=f"{REGIONS} regions .* but got {REGIONS + 2} regions"):
+            matcher.score(more, ["a"])
+
+
+def test_odd_values_are_refused(matcher: mispair.Matcher) -> None:
+    with pytest.raises(DataError, match="not finite"):
+        matcher.score(np.full((2, REGIONS, WIDTH), np.nan, np.float32), ["a"])
+    with pytest.raises(DataError, match="left"):
+        matcher.encode(["a"], "text")  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="takes texts"):
+        matcher.encode([1, 2], "right")  # type: ignore[list-item]
+
+
 def test_a_damaged_or_foreign_file_is_refused(matcher: mispair.Matcher, tmp_path: Path) -> None:
     matcher.save(tmp_path / "model.safetensors")
     whole = (tmp_path / "model.safetensors").read_bytes()

@@ -23,6 +23,7 @@ def test_two_processes_cannot_share_a_folder(tmp_path: Path) -> None:
 
 def test_settings_without_influence_may_change(tmp_path: Path) -> None:
     Run(tmp_path / "run", Config()).close()
+    (tmp_path / "run/best.safetensors").touch()  # something was trained
     Run(tmp_path / "run", replace(Config(), checkpoint_seconds=1.0)).close()
     with pytest.raises(ConfigError, match="epochs: 20 -> 21"):
         Run(tmp_path / "run", replace(Config(), epochs=21))
@@ -40,6 +41,22 @@ def test_the_log_forgets_what_is_done_again(tmp_path: Path) -> None:
     run.close()
     lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [1, 3]
+
+
+def test_a_lost_log_starts_anew(tmp_path: Path) -> None:
+    Run(tmp_path / "run", Config()).close()
+    run = Run(tmp_path / "run", Config())
+    run.forget_after(1000)
+    run.log("steps", step=3)
+    run.close()
+    assert json.loads((tmp_path / "run/metrics.jsonl").read_text()) == {"event": "steps", "step": 3}
+
+
+def test_what_a_killed_process_left_behind_does_no_harm(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/.config.toml.77.tmp").write_text("half")
+    Run(tmp_path / "run", Config()).close()
+    assert not (tmp_path / "run/.config.toml.77.tmp").exists()
 
 
 def test_tensorboard_files_are_written(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,8 @@ from mispair.data import formats
 from mispair.data.noise import add_noise
 from mispair.data.pairs import Pairs, Tokens
 from mispair.devices import pick_device
-from mispair.engine import Trainer
+from mispair.engine import Trainer, check_pairs
+from mispair.errors import DataError, StoppedError
 from mispair.matcher import Matcher
 from mispair.run import Run
 
@@ -36,38 +38,41 @@ def fit(
         console: Where to show progress; nowhere by default.
         **settings: Fields of `mispair.Config`, such as `method="plain"`, `model="sgr"`, `epochs=10`.
     """
+    for name, value in (("pairs", pairs), ("dev", dev)):
+        if not isinstance(value, Pairs) and (name == "pairs" or value is not None):
+            raise DataError(f"fit: {name} must be Pairs, as mispair.load gives them, not {type(value).__name__}.")
     config = override(Config(data=pairs.name), settings, "fit")
     if out is None:
         with tempfile.TemporaryDirectory(prefix="mispair-") as folder:
-            return _train(config, pairs, dev, Path(folder) / "run", console)
-    return _train(config, pairs, dev, Path(out), console)
+            return _train(config, pairs, dev, Path(folder) / "run", console, "Nothing is kept, as no `out` was given.")
+    return _train(config, pairs, dev, Path(out), console, f"Call fit again with out={str(out)!r} to go on.")
 
 
 def train_and_test(config: Config, out: Path, console: Console | None = None) -> dict[str, Any]:
     """Everything `mispair train` does: reads the data, injects noise, trains, tests the best model.
 
     Returns:
-        Figures for `--json`: the measured mismatch, the best epoch and the results on the test pairs (or, where there
-        are none, on the validation pairs).
+        Figures for `--json`: the measured mismatch, what was tested on and the results. Without test pairs those for
+        validation are used, and without those the training pairs.
     """
     methods.find(config.method)
     pick_device(config.device)
-    names = formats.splits(config.data)
+    notes = console or Console(quiet=True)
+    found = formats.named_splits(config.data)
     how: dict[str, Any] = {"dev_protocol": config.dev_protocol, "captions_per_image": config.captions_per_image}
     train = formats.load(config.data, "train", vocabulary=config.vocab, **how)
-    vocabulary = train.right.vocabulary if isinstance(train.right, Tokens) else None
-    others = {
-        name: formats.load(config.data, name, vocabulary=vocabulary, **how) for name in ("dev", "test") if name in names
-    }
+    how["vocabulary"] = train.right.vocabulary if isinstance(train.right, Tokens) else None
+    others = {name: formats.load(config.data, name, **how) for name in ("dev", "test", "testall") if name in found}
     train = with_noise(config, train)
     wrong = train.mismatched
     mismatch = None if wrong is None else float(wrong.mean())
-    if console is not None:
-        noise = "" if mismatch is None else f", {mismatch:.2%} of them mismatched on purpose"
-        console.print(f"{train.name}: {len(train):,} pairs{noise}", highlight=False)
-    matcher = _train(config, train, others.get("dev"), out, console)
-    tested = others.get("test") or others.get("dev") or train
-    return {"run": str(out), "mismatch": mismatch, "tested_on": tested.name, "test": matcher.evaluate(tested).figures()}
+    notes.print(f"{train.name}: {len(train):,} pairs" + (f", {mismatch:.2%} of them mismatched" if mismatch else ""))
+    if "dev" not in others:
+        notes.print("There is no dev split, so the last epoch is kept instead of the best.")
+    run_again = f"Go on with: mispair train --recipe {_quoted(out / 'config.toml')} --out {_quoted(out)}"
+    matcher = _train(config, train, others.get("dev"), out, console, run_again)
+    tested = next((others[name] for name in ("test", "testall", "dev") if name in others), train)
+    return {"run": str(out), "mismatch": mismatch, "tested_on": tested.name, **matcher.evaluate(tested).figures()}
 
 
 def with_noise(config: Config, train: Pairs) -> Pairs:
@@ -78,9 +83,18 @@ def with_noise(config: Config, train: Pairs) -> Pairs:
     return add_noise(train, ratio=config.noise_ratio, seed=seed, kind=config.noise_kind, file=config.noise_file)
 
 
-def _train(config: Config, train: Pairs, dev: Pairs | None, out: Path, console: Console | None) -> Matcher:
+def _train(
+    config: Config, train: Pairs, dev: Pairs | None, out: Path, console: Console | None, after_stop: str
+) -> Matcher:
+    check_pairs(train, dev)
     run = Run(out, config)
     try:
         return Trainer(config, train, dev, run, console).fit()
+    except StoppedError as stop:
+        raise StoppedError(f"{stop} {after_stop}", stop.code) from None
     finally:
         run.close()
+
+
+def _quoted(path: Path) -> str:
+    return shlex.quote(str(path))

@@ -24,15 +24,16 @@ NAME = re.compile(r"step-(\d{9})-([0-9a-f]{16})\.pt")
 def save(folder: Path, step: int, state: dict[str, Any]) -> Path:
     """Saves a state of tensors and plain values; older checkpoints than the one before are removed.
 
-    A state of the same step is replaced: an epoch's last step is saved once more after its validation.
+    A state of the same step is replaced: an epoch's last step is saved once more after its validation. One of a later
+    step must be damaged, or this run would have gone on from it.
     """
     buffer = io.BytesIO()
     torch.save(state, buffer)
     content = buffer.getvalue()
     path = folder / f"step-{step:09d}-{_digest(content)}.pt"
     write_atomically(path, content)
-    same_step = (other for other in find(folder) if other.name.startswith(f"step-{step:09d}-") and other != path)
-    for old in (*same_step, *folder.glob(".step-*.tmp")):  # what a killed process was writing is of no use
+    not_before = [other for other in find(folder) if other.name[:14] >= path.name[:14] and other != path]
+    for old in (*not_before, *folder.glob(".step-*.tmp")):  # what a killed process was writing is of no use
         old.unlink()
     for old in find(folder)[KEPT:]:
         old.unlink()

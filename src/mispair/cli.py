@@ -9,10 +9,10 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import tyro
-from tyro.conf import OmitArgPrefixes, Positional, arg
+from tyro.conf import OmitArgPrefixes, Positional
 
 from mispair import __version__
 from mispair.config import Config, read_recipe
@@ -30,7 +30,7 @@ def data_check(
     *,
     vocab: Path | None = None,
     noise_file: tuple[Path, ...] = (),
-    json: Annotated[bool, arg(name="json")] = False,
+    json: bool = False,
 ) -> int:
     """Explain what a data set holds and what is wrong with it.
 
@@ -136,7 +136,8 @@ def train(argv: Sequence[str]) -> int:
     if arguments.json:
         _print_json(result)
     else:
-        _print_retrieval(f"{config.method} {config.model}, test", result["test"])
+        rows = {name: figures for name, figures in result.items() if isinstance(figures, dict)}
+        _print_retrieval(f"{config.method} {config.model}, tested on {result['tested_on']}", rows)
         print(f"Run folder: {arguments.out}")
     return 0
 
@@ -200,6 +201,8 @@ def search(
     from mispair.matcher import Matcher
     from mispair.search import find_images, find_texts
 
+    if top < 1:
+        raise ConfigError(f"--top is {top} but must be at least 1.")
     if (query is None) == (image is None):
         raise ConfigError('Give either --query "some words" to find images or --image ID to find texts.')
     matcher = Matcher.load(run, device)
@@ -264,6 +267,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader of our output has gone, as in `mispair ... | head`
         sys.stderr.close()
         return 0
+    except OSError as error:
+        print(f"mispair: {error.filename or 'a file'}: {error.strerror or error}.", file=sys.stderr)
+        return 2
 
 
 def _dispatch(argv: list[str]) -> int:
@@ -295,7 +301,8 @@ def _help(group: str = "") -> str:
 
 def _absolute(config: Config) -> Config:
     """With whole paths, because a run must be resumable and testable from anywhere."""
-    data = str(Path(config.data).resolve()) if Path(config.data).is_dir() else config.data
+    is_folder = config.data != "shapes" and Path(config.data).is_dir()
+    data = str(Path(config.data).resolve()) if is_folder else config.data
     vocab, noise = (None if path is None else str(Path(path).resolve()) for path in (config.vocab, config.noise_file))
     return replace(config, data=data, vocab=vocab, noise_file=noise)
 
@@ -326,7 +333,7 @@ def _load_for(matcher: Matcher, data: str | None, split: str) -> Pairs:
 def _console(file: Any = None) -> Console:
     from rich.console import Console
 
-    return Console(file=file or sys.stderr)
+    return Console(file=file or sys.stderr, markup=False, highlight=False)  # captions may hold [brackets]
 
 
 def _print_json(figures: dict[str, Any]) -> None:

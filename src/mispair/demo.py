@@ -92,11 +92,12 @@ def run_demo(out: Path, seed: int, console: Console) -> DemoResult:
 
 
 def _train(name: str, config: Config, folder: Path, console: Console) -> Training:
-    console.print(f"\n[bold]{name}[/bold]: plain training")
+    console.print(f"\n{name}: plain training", style="bold")
     result = train_and_test(config, folder, console)
-    events = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    log = folder / "metrics.jsonl"
+    events = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
     curve = [event["rsum"] for event in events if event["event"] == "validation"]
-    return Training(name, folder, result["test"]["network"], curve)
+    return Training(name, folder, result["network"], curve)
 
 
 def _examples(folder: Path, config: Config) -> list[Example]:
@@ -145,11 +146,11 @@ def _render(trainings: list[Training], queries: list[Query], examples: list[Exam
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("mispair"), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
     )
-    top = max(value for training in trainings for value in training.curve)
+    top = max((value for training in trainings for value in training.curve), default=0.0) or 1.0
     return environment.get_template("demo.html").render(
         trainings=trainings,
         columns=COLUMNS,
-        curves=[(training.name, _points(training.curve, top), training.curve[-1]) for training in trainings],
+        curves=[(t.name, _points(t.curve, top), t.curve[-1]) for t in trainings if t.curve],
         queries=queries,
         examples=examples,
         config=config,

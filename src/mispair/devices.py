@@ -15,6 +15,8 @@ def pick_device(name: str) -> torch.device:
         device = torch.device(name)
     except RuntimeError:
         raise ConfigError(f'"{name}" is no device; use auto, cpu, cuda, cuda:1 or mps.') from None
+    if device.type not in ("cpu", "cuda", "mps"):
+        raise ConfigError(f'"{name}" is no device to train on; use auto, cpu, cuda, cuda:1 or mps.')
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ConfigError(
             f"There is no {name} here: torch sees {torch.cuda.device_count()} CUDA devices; use --device cpu."

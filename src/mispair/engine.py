@@ -64,8 +64,6 @@ class Trainer:
     def __init__(
         self, config: Config, train: Pairs, dev: Pairs | None, run: Run, console: Console | None = None
     ) -> None:
-        if len(train) < 2:
-            raise DataError(f"{train.name}: {len(train)} training pairs; at least 2 are needed.")
         method = methods.find(config.method)
         self.config, self.train_pairs, self.dev, self.run = config, train, dev, run
         self.device = pick_device(config.device)
@@ -75,6 +73,7 @@ class Trainer:
         self.nets = [build(config, *self.specs, seed).to(self.device).train() for seed in seeds]
         self.optimizers = [_optimizer(config, list(net.parameters())) for net in self.nets]
         self.loader = PairLoader(train, self.device)
+        self._dev_loaders: tuple[SideLoader, SideLoader] | None = None
         self.method = method(config, self.nets, self.loader)
         self.cursor = Cursor(main_steps=[0] * len(self.nets))
         self.splits: list[Split] = []
@@ -92,9 +91,10 @@ class Trainer:
         """Trains to the end, from the newest checkpoint if there is one."""
         if self.run.result is not None:
             return Matcher.load(self.run.best, self.config.device)
-        self._resume()
-        self.run.write_environment(self.device)
-        with _signals(self), self.progress:
+        own = [self.device] if self.device.type == "cuda" else []
+        with _signals(self), self.progress, torch.random.fork_rng(own):  # the caller's random numbers are not ours
+            self._resume()
+            self.run.write_environment(self.device)
             while self.cursor.epoch < self.config.total_epochs:
                 self._epoch()
         if self.dev is None:
@@ -142,7 +142,7 @@ class Trainer:
     def _validate(self, seconds: float) -> None:
         if self.dev is None:
             return
-        if not hasattr(self, "_dev_loaders"):
+        if self._dev_loaders is None:
             self._dev_loaders = SideLoader(self.dev.left, self.device), SideLoader(self.dev.right, self.device)
         with autocast(self.device, self.config.precision):
             result = evaluate(similarities(self.nets, *self._dev_loaders), self.dev)
@@ -239,7 +239,7 @@ class Trainer:
         if self._signal is not None:
             self._look()
             self._save()
-            raise StoppedError(f"Stopped and saved. Go on with: {self.run.resume_command}", 128 + self._signal)
+            raise StoppedError(f"Stopped at step {self.cursor.step} and saved.", 128 + self._signal)
         if time.monotonic() - self._saved_at >= self.config.checkpoint_seconds:
             self._checkpoint()
 
@@ -257,6 +257,7 @@ class Trainer:
             "splits": [(torch.from_numpy(s.clean), torch.from_numpy(s.noisy)) for s in self.splits],
             "best": self.best,
             "peak": self.watch.peak,
+            "spread": self.watch.spread,
             "random": torch.get_rng_state(),
             "cuda_random": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
             "logged_bytes": self.run.logged_bytes,
@@ -283,7 +284,7 @@ class Trainer:
             optimizer.load_state_dict(saved)
         self.method.load_state_dict(state["method"])
         self.splits = [Split(clean.numpy(), noisy.numpy()) for clean, noisy in state["splits"]]
-        self.best, self.watch.peak = state["best"], state["peak"]
+        self.best, self.watch.peak, self.watch.spread = state["best"], state["peak"], state["spread"]
         torch.set_rng_state(state["random"])
         if state["cuda_random"] is not None and self.device.type == "cuda":
             torch.cuda.set_rng_state(state["cuda_random"], self.device)
@@ -317,6 +318,27 @@ class Trainer:
 
     def _seed(self, *stream: int) -> int:
         return int(self._rng(*stream).integers(2**31))
+
+
+def check_pairs(train: Pairs, dev: Pairs | None) -> None:
+    """Refuses pairs that cannot be trained on, and validation pairs that are not of the same kind."""
+    images = len(np.unique(train.left_groups[train.link]))
+    if len(train) < 2 or images < 2:
+        raise DataError(
+            f"{train.name}: {len(train):,} training pairs with {images} different left items; at least 2 of each are "
+            "needed, because the other pairs are the negatives."
+        )
+    for name in ("left", "right") if dev is not None else ():
+        ours, theirs = getattr(train, name), getattr(dev, name)
+        if SideSpec.of(ours) != SideSpec.of(theirs):
+            raise DataError(
+                f"The {name} side has {SideSpec.of(ours)} for training but {SideSpec.of(theirs)} for validation."
+            )
+        if isinstance(ours, Tokens) and ours.vocabulary != theirs.vocabulary:
+            raise DataError(
+                f"The {name} side has other words for training than for validation: load both with one vocabulary, "
+                'as in load(data, "dev", vocabulary=train.right.vocabulary).'
+            )
 
 
 def _optimizer(config: Config, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:

@@ -111,5 +111,5 @@ def evaluate(matrices: Sequence[Tensor], pairs: Pairs, folds: int = 1) -> Evalua
     """Ranks all left items against all right items of `pairs`, by each network's matrix and by their mean."""
     groups = torch.from_numpy(pairs.left_groups), torch.from_numpy(pairs.right_groups)
     average = torch.stack(list(matrices)).mean(dim=0)
-    sliced = fold_retrieval(average, *groups, folds) if folds > 1 else None
+    sliced = None if folds == 1 else fold_retrieval(average, *groups, folds)
     return Evaluation([retrieval(S, *groups) for S in matrices], retrieval(average, *groups), sliced)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +15,7 @@ import safetensors.torch
 import torch
 
 from mispair.config import Config, override
+from mispair.data.arrays import check_finite
 from mispair.data.loader import SideLoader
 from mispair.data.pairs import FloatArray, Pairs, Regions, Side, Tokens, Vectors
 from mispair.data.text import Vocabulary
@@ -61,6 +62,8 @@ class Matcher:
 
     def encode(self, items: Items, side: SideName) -> FloatArray:
         """One unit vector an item, (N, D). With two networks their vectors stand side by side."""
+        if side not in ("left", "right"):
+            raise DataError(f'encode: side is {side!r}; it must be "left" or "right".')
         loader = SideLoader(self._side(items, side), self.device)
         with autocast(self.device, self.config.precision):
             encoded = [encode_side(network, loader, left=side == "left").pooled() for network in self.networks]
@@ -102,17 +105,19 @@ class Matcher:
                 tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - not a dict
         except (safetensors.SafetensorError, KeyError, json.JSONDecodeError) as error:
             raise DataError(f"{file} is not a model saved by mispair, or is damaged ({error}).") from None
-        if about["format"] != FORMAT:
-            raise DataError(f"{file} has format {about['format']}, this mispair reads format {FORMAT}; update mispair.")
-        config, where = override(Config(), about["config"], str(file)), pick_device(device)
-        left, right = (SideSpec(**spec) for spec in about["specs"])
-        networks = []
-        for number in range(about["networks"]):
-            network = build(config, left, right, seed=0)
-            prefix = f"{number}."
-            network.load_state_dict({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
-            networks.append(network)
-        vocabulary = Vocabulary(tuple(about["vocabulary"])) if about["vocabulary"] else None
+        if not isinstance(about, dict) or about.get("format") != FORMAT:
+            raise DataError(f"{file} has another format than this mispair reads ({FORMAT}); update mispair.")
+        where = pick_device(device)
+        try:
+            config = override(Config(), about["config"], str(file))
+            left, right = (SideSpec(**spec) for spec in about["specs"])
+            networks = [build(config, left, right, seed=0) for _ in range(about["networks"])]
+            for number, network in enumerate(networks):
+                prefix = f"{number}."
+                network.load_state_dict({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
+            vocabulary = Vocabulary(tuple(about["vocabulary"])) if about["vocabulary"] else None
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise DataError(f"{file} does not hold what a model of mispair holds ({error}).") from None
         return cls(config, (left, right), networks, vocabulary, where)
 
     def _matrices(self, left: Side, right: Side) -> list[torch.Tensor]:
@@ -126,6 +131,8 @@ class Matcher:
         if side is None:
             raise DataError(f"The {name} side of this model takes {spec}, but got {type(items).__name__}.")
         found = SideSpec.of(side)
+        if self.config.model != "sgr":  # which alone has weights for each region
+            found = replace(found, count=spec.count)
         if found != spec:
             raise DataError(f"The {name} side of this model takes {spec}, but got {found}.")
         if not len(side):
@@ -138,10 +145,13 @@ class Matcher:
         texts = items.texts if isinstance(items, Tokens) else items
         if isinstance(texts, Regions | Vectors | np.ndarray | str) or self.vocabulary is None or not texts:
             return None
+        if not all(isinstance(text, str) for text in texts):
+            return None
         return Tokens(*self.vocabulary.encode(texts), self.vocabulary, texts)
 
 
 def _features(items: Items) -> Side | None:
-    if isinstance(items, np.ndarray) and items.ndim in (2, 3):
+    if isinstance(items, np.ndarray) and items.ndim in (2, 3) and items.dtype.kind == "f":
+        check_finite(items, "features")
         return Vectors(items) if items.ndim == 2 else Regions(items)
     return items if isinstance(items, Regions | Vectors) else None

@@ -10,6 +10,7 @@ result.json        written when the run has ended well
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import importlib
 import json
@@ -26,7 +27,7 @@ import torch
 
 from mispair import __version__
 from mispair.config import Config, difference, override, read_recipe, to_toml
-from mispair.errors import ConfigError
+from mispair.errors import ConfigError, DataError
 from mispair.files import write_atomically
 
 FREE = ("checkpoint_seconds", "tensorboard")  # settings that change nothing about the result
@@ -39,35 +40,52 @@ class Run:
         self.path, self.config = path, config
         self.checkpoints, self.best = path / "checkpoints", path / "best.safetensors"
         settings = path / "config.toml"
-        if settings.is_file():
-            _refuse_other_config(path, read_recipe(settings), config)
-        elif path.exists() and (not path.is_dir() or any(entry.name != ".lock" for entry in path.iterdir())):
-            raise ConfigError(f"{path} exists and is not a run folder; give another --out, nothing was changed.")
-        path.mkdir(parents=True, exist_ok=True)
-        self._lock = _lock(path)
-        if not settings.is_file():
-            write_atomically(settings, to_toml(config).encode())
-        self._metrics = (path / "metrics.jsonl").open("ab")
-        self._board = _tensorboard(path) if config.tensorboard else None
+        self._tensorboard = _import_tensorboard() if config.tensorboard else None
+        self._board: Any = None
+        try:
+            if settings.is_file():
+                if self._started:
+                    _refuse_other_config(path, read_recipe(settings), config)
+            elif path.exists() and (not path.is_dir() or any(entry.name[0] != "." for entry in path.iterdir())):
+                raise ConfigError(f"{path} exists and is not a run folder; give another --out, nothing was changed.")
+            path.mkdir(parents=True, exist_ok=True)
+            self._lock = _lock(path)
+            for left_behind in path.glob(".*.tmp"):  # by a process that was killed while it wrote
+                left_behind.unlink()
+            if not (settings.is_file() and self._started):
+                write_atomically(settings, to_toml(config).encode())
+            self._metrics = (path / "metrics.jsonl").open("ab")
+        except OSError as error:
+            raise DataError(
+                f"{path}: the run folder cannot be written ({error.strerror}); give another --out."
+            ) from None
 
     @property
-    def resume_command(self) -> str:
-        path = shlex.quote(str(self.path))
-        return f"mispair train --recipe {path}/config.toml --out {path}"
+    def _started(self) -> bool:
+        """Whether anything was trained here; before that, another config does no harm."""
+        return self.best.exists() or any(self.checkpoints.glob("step-*.pt"))
 
     def close(self) -> None:
-        self._metrics.close()
+        with contextlib.suppress(OSError):  # a full disk was reported when it was met
+            self._metrics.close()
         if self._board is not None:
             self._board.close()
         os.close(self._lock)
 
     def log(self, event: str, **figures: Any) -> None:
         """Appends a line to metrics.jsonl."""
-        self._metrics.write(json.dumps({"event": event, **figures}).encode() + b"\n")
-        self._metrics.flush()
-        for name, value in figures.items():
-            if self._board is not None and isinstance(value, float):
-                self._board.add_scalar(f"{event}/{name}", value, figures.get("step"))
+        try:
+            self._metrics.write(json.dumps({"event": event, **figures}).encode() + b"\n")
+            self._metrics.flush()
+        except OSError as error:
+            raise DataError(f"{self.path}: the log cannot be written ({error.strerror}).") from None
+        if self._tensorboard is not None:
+            step = figures.get("step")
+            if self._board is None:  # made here, because steps that are made again must be taken out first
+                self._board = self._tensorboard.SummaryWriter(self.path / "tensorboard", purge_step=step)
+            for name, value in figures.items():
+                if isinstance(value, float):
+                    self._board.add_scalar(f"{event}/{name}", value, step)
 
     @property
     def logged_bytes(self) -> int:
@@ -75,7 +93,7 @@ class Run:
 
     def forget_after(self, logged_bytes: int) -> None:
         """Drops what was logged after a checkpoint: those steps are made again."""
-        self._metrics.truncate(logged_bytes)
+        self._metrics.truncate(min(logged_bytes, self._metrics.seek(0, os.SEEK_END)))
         self._metrics.seek(0, os.SEEK_END)
 
     def write_environment(self, device: torch.device) -> None:
@@ -95,8 +113,10 @@ class Run:
     @property
     def result(self) -> dict[str, Any] | None:
         """What a finished run reached; None while it has not ended."""
-        file = self.path / "result.json"
-        return dict(json.loads(file.read_text())) if file.is_file() else None
+        try:
+            return dict(json.loads((self.path / "result.json").read_text())) if self.best.is_file() else None
+        except (OSError, ValueError):
+            return None
 
     def finish(self, result: dict[str, Any]) -> None:
         write_atomically(self.path / "result.json", json.dumps(result, indent=2).encode())
@@ -109,12 +129,11 @@ def _refuse_other_config(path: Path, old: Config, new: Config) -> None:
         raise ConfigError(f"{path} holds a run with other settings ({'; '.join(changes)}); give another --out.")
 
 
-def _tensorboard(path: Path) -> Any:
+def _import_tensorboard() -> Any:
     try:
-        tensorboard = importlib.import_module("torch.utils.tensorboard")
+        return importlib.import_module("torch.utils.tensorboard")
     except ImportError:
         raise ConfigError("--tensorboard needs the extra: pip install 'mispair[tensorboard]'.") from None
-    return tensorboard.SummaryWriter(path / "tensorboard")
 
 
 def _lock(path: Path) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import PurePath
 
 import numpy as np
 
@@ -54,7 +55,7 @@ def best(scores: FloatArray, top: int) -> list[int]:
 def find_row(pairs: Pairs, image: str) -> int:
     """Row of an image given by its name, its name without folder and ending, or its number."""
     for row, name in enumerate(pairs.left_ids):
-        if image in (name, name.rpartition("/")[2], name.rpartition("/")[2].rpartition(".")[0]):
+        if image and image in (name, PurePath(name).name, PurePath(name).stem):
             return row
     if image.isdecimal() and int(image) < len(pairs.left):
         return int(image)

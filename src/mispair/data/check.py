@@ -25,6 +25,7 @@ from mispair.errors import DataError
 
 _HALF_MAXIMUM = float(np.finfo(np.float16).max)
 _NOISE_PATTERNS = ("*_0.[0-9]*.npy", "noise_inx_*.npy", "noise_index/*.npy")
+_MOSTLY_UNKNOWN = 0.5
 _ENTITY = re.compile(r"&(?:[a-z]+|#[0-9]+);")
 
 
@@ -187,6 +188,11 @@ def _check_captions(
         found.lines.append(
             f"{split}: {_count(entities, 'caption')} with HTML entities such as &apos; which are read as words; "
             "published vocabularies were built without them"
+        )
+    if unknown is not None and unknown > _MOSTLY_UNKNOWN:
+        found.problems.append(
+            f"{split}: {unknown:.0%} of the words are not in the vocabulary, so the captions say next to nothing; give "
+            "the vocabulary that belongs to them with --vocab."
         )
     if empty:
         found.problems.append(

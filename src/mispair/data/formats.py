@@ -69,6 +69,12 @@ def splits(data: str | Path) -> list[str]:
     return natural_order(names)
 
 
+def named_splits(data: str | Path) -> list[str]:
+    """The splits that have any file at all: loading one of which half is missing says so."""
+    folder = find_folder(data)
+    return splits(folder) if layout(folder) == "vectors" else natural_order(list(precomp.found_splits(folder)))
+
+
 def natural_order(names: list[str]) -> list[str]:
     """Train, dev, test, testall, then others by the alphabet.
 

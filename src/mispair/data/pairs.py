@@ -90,6 +90,16 @@ class Pairs:
     name: str = "pairs"
 
     def __post_init__(self) -> None:
+        for label, rows in (("link", self.link), ("truth", self.truth)):
+            if rows is not None and not (isinstance(rows, np.ndarray) and rows.ndim == 1 and rows.dtype.kind in "iu"):
+                raise DataError(f"{self.name}: the {label} must be a flat numpy array of whole numbers.")
+        for label, side in (("left", self.left), ("right", self.right)):
+            wanted = {"regions": 3, "vectors": 2}.get(side.kind)
+            if not isinstance(side, Tokens) and side.features.ndim != wanted:
+                raise DataError(
+                    f"{self.name}: the {label} side holds {side.kind}, which have {wanted} dimensions, but got "
+                    f"{side.features.ndim}."
+                )
         if len(self.link) != len(self.right):
             raise DataError(
                 f"{self.name}: the link has {len(self.link):,} entries for {len(self.right):,} right items; "

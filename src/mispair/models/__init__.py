@@ -18,7 +18,7 @@ MODELS: dict[str, Callable[[SideSpec, SideSpec, Config], Network]] = {"vse": VSE
 def build(config: Config, left: SideSpec, right: SideSpec, seed: int) -> Network:
     """A new network; the same seed gives the same weights on every device."""
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would touch the GPU's generators as well
         return MODELS[config.model](left, right, config)
 
 

@@ -63,7 +63,7 @@ class PooledRegions(nn.Module):
 
     def __init__(self, spec: SideSpec, embed_size: int) -> None:
         super().__init__()
-        hidden = embed_size // 2
+        hidden = max(1, embed_size // 2)
         self.fc = xavier_linear(spec.size, embed_size)
         self.mlp = nn.Sequential(
             nn.Linear(spec.size, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Linear(hidden, embed_size)

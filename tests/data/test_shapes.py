@@ -150,10 +150,10 @@ def test_cached_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 def test_cache_folder_follows_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MISPAIR_CACHE", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert shapes.cached(train=1, dev=1, test=1).parent == tmp_path / "xdg" / "mispair"
+    assert shapes.cached(train=1, dev=1, test=1).parent.parent == tmp_path / "xdg" / "mispair"
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert shapes.cached(train=1, dev=1, test=1).parent == tmp_path / "home" / ".cache" / "mispair"
+    assert shapes.cached(train=1, dev=1, test=1).parent.parent == tmp_path / "home" / ".cache" / "mispair"
 
 
 def test_cached_uses_the_folder_of_a_faster_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,8 +161,9 @@ def test_cached_uses_the_folder_of_a_faster_process(tmp_path: Path, monkeypatch:
     write = shapes._write
 
     def overtaken(folder: Path, seed: int, sizes: Mapping[str, int]) -> None:
-        write(tmp_path / folder.name, seed, sizes)
-        (tmp_path / folder.name / "winner").touch()
+        winner = folder.parent.parent / folder.name  # where the finished folder will stand
+        write(winner, seed, sizes)
+        (winner / "winner").touch()
         write(folder, seed, sizes)
 
     monkeypatch.setattr(shapes, "_write", overtaken)

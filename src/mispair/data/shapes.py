@@ -103,7 +103,7 @@ def cached(*, seed: int = 0, train: int = TRAIN, dev: int = DEV, test: int = TES
     The cache is `$MISPAIR_CACHE`, else `$XDG_CACHE_HOME/mispair`, else `~/.cache/mispair`. Processes that ask at the
     same time may each make the set; the first one to finish keeps its folder and the others use it.
     """
-    folder = _cache_root() / f"shapes-v{VERSION}-seed{seed}-{train}-{dev}-{test}"
+    folder = _cache_root() / f"shapes-v{VERSION}-seed{seed}-{train}-{dev}-{test}" / "shapes"
     if _is_made(folder):
         return folder
     try:

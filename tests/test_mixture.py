@@ -1,0 +1,83 @@
+"""Mixtures against scikit-learn, and what they do where there is nothing to see."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+from sklearn.mixture import GaussianMixture
+
+from mispair.mixture import best_cut, clean_probability, fit_gaussians, split
+
+LOSSES = hnp.arrays(np.float64, st.integers(2, 60), elements=st.floats(0, 1, width=32))
+
+
+def two_modes(n: int, noisy: float, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    wrong = rng.random(n) < noisy
+    losses = np.where(wrong, rng.normal(0.5, 0.15, n), np.abs(rng.normal(0.05, 0.05, n)))
+    return np.clip(losses, 0, None), wrong
+
+
+@pytest.mark.parametrize("noisy", [0.2, 0.4, 0.6])
+def test_it_fits_like_scikit_learn(noisy: float) -> None:
+    losses, _ = two_modes(4000, noisy)
+    scaled = (losses - losses.min()) / np.ptp(losses)
+    reference = GaussianMixture(2, max_iter=10, tol=1e-2, reg_covar=5e-4, random_state=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        reference.fit(scaled[:, None])
+    order = reference.means_[:, 0].argsort()
+    found = fit_gaussians(scaled)
+    assert found.means == pytest.approx(reference.means_[order, 0], abs=1e-3)
+    assert found.variances == pytest.approx(reference.covariances_[order, 0, 0], abs=1e-3)
+    assert found.weights == pytest.approx(reference.weights_[order], abs=1e-3)
+    middle = np.linspace(found.means[0], found.means[1], 50)  # where nothing is clipped
+    expected = reference.predict_proba(middle[:, None])[:, order[0]]
+    assert found.lower_posterior(middle) == pytest.approx(expected, abs=1e-2)
+
+
+def test_it_tells_two_modes_apart() -> None:
+    losses, wrong = two_modes(4000, 0.4)
+    clean = split(clean_probability(losses))
+    assert (clean == ~wrong).mean() > 0.97
+
+
+@given(LOSSES)
+def test_the_probability_never_rises_with_the_loss(losses: np.ndarray) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        w = clean_probability(losses)
+    assert np.isfinite(w).all()
+    assert ((w >= 0) & (w <= 1)).all()
+    assert (np.diff(w[losses.argsort(kind="stable")]) <= 1e-12).all()
+
+
+@given(LOSSES)
+def test_the_cut_is_the_best_of_all(losses: np.ndarray) -> None:
+    def inside(cut: float) -> float:
+        groups = (losses[losses <= cut], losses[losses > cut])
+        return sum(float(((group - group.mean()) ** 2).sum()) for group in groups if len(group))
+
+    best = min(inside(cut) for cut in losses)
+    assert inside(best_cut(losses)) == pytest.approx(best, abs=1e-9)
+
+
+@pytest.mark.parametrize("losses", [[], [0.3], [0.2] * 50, [0.1, np.nan]])
+def test_losses_that_say_nothing_make_all_pairs_clean(losses: list[float]) -> None:
+    with pytest.warns(UserWarning, match="all of them are taken for clean"):
+        w = clean_probability(np.array(losses))
+    assert w.tolist() == [1.0] * len(losses)
+
+
+def test_one_per_cent_is_noisy_when_none_is_found() -> None:
+    w = np.linspace(0.6, 1, 200)
+    assert np.flatnonzero(~split(w)).tolist() == [0, 1]
+    assert split(np.array([0.2, 0.5, 0.7])).tolist() == [False, False, True]
+    assert split(np.ones(10)).all()  # too few for one per cent
+    assert (~split(np.ones(300))).sum() == 3
+    assert split(np.empty(0)).tolist() == []

@@ -307,7 +307,8 @@ def test_sigkill_at_five_random_points_changes_nothing(data: Path, tmp_path: Pat
 def test_sigterm_saves_exits_143_and_says_how_to_go_on(data: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     process = start(data, out, "--epochs", "2000", "--checkpoint-seconds", "1000")
-    while not (out / "metrics.jsonl").exists() or not (out / "metrics.jsonl").stat().st_size:
+    log = out / "metrics.jsonl"
+    while process.poll() is None and not (log.exists() and log.stat().st_size):
         time.sleep(0.01)
     process.terminate()
     _, errors = process.communicate(timeout=60)

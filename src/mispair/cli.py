@@ -221,7 +221,7 @@ def search(
 
 
 def demo(*, out: Path = Path("demo"), seed: int = 0, json: bool = False) -> int:
-    """See in about a minute what wrong pairs do to training: a page with tables, queries and pictures.
+    """See in a minute or two what wrong pairs do to training: a page with tables, queries and pictures.
 
     Args:
         out: Folder for the page and the runs.

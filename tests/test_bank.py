@@ -59,6 +59,18 @@ def test_it_holds_the_newest_pairs_and_their_own_vectors(size: int, sizes: list[
             assert (local[row, lengths[row] :] == 0).all()
 
 
+def test_unused_room_never_shows() -> None:
+    bank = Bank(8)
+    fill(bank, [3, 5, 7])
+    for side in (bank._left, bank._right):
+        assert side._store is not None
+        live = np.concatenate([side._start[s] + np.arange(side._length[s]) for s in range(8)]) % len(side._store)
+        unused = np.setdiff1d(np.arange(len(side._store)), live)
+        side._store[unused] = float("nan")
+    for encoded_side in (bank.left(np.arange(8)), bank.right(np.arange(8))):
+        assert torch.isfinite(encoded_side.parts()[0]).all()
+
+
 def test_the_oldest_leave_first() -> None:
     bank = Bank(4)
     fill(bank, [3])

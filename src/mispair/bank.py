@@ -132,7 +132,8 @@ class SideBank:
         width = int(lengths.max())
         positions = (self._start[slots][:, None] + np.arange(width)) % len(self._store)
         local = self._store[send(torch.from_numpy(positions), device)]
-        return Encoded(local * inside(lengths, width, device)[..., None], lengths, chosen)
+        padded = ~inside(lengths, width, device)[..., None]
+        return Encoded(local.masked_fill(padded, 0), lengths, chosen)  # not times 0: unused room may hold a NaN
 
     def _room_for(self, packed: Tensor) -> Tensor:
         """The store, made larger if the live vectors and these do not fit."""

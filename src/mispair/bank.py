@@ -59,11 +59,11 @@ class Bank:
         return self._left.pooled(len(self)), self._right.pooled(len(self))
 
     def left(self, slots: IntArray) -> Encoded:
-        """The left items in these slots."""
+        """The left items in these slots, in float32."""
         return self._left.take(slots)
 
     def right(self, slots: IntArray) -> Encoded:
-        """The right items in these slots."""
+        """The right items in these slots, in float32."""
         return self._right.take(slots)
 
     def state_dict(self) -> dict[str, Any]:
@@ -125,13 +125,13 @@ class SideBank:
         """The items in `slots`, padded to the longest of them."""
         pooled = self.pooled(len(self._start))
         device = pooled.device
-        chosen = pooled[send(torch.from_numpy(slots), device)]
+        chosen = pooled[send(torch.from_numpy(slots), device)].float()
         if self._store is None:
             return Encoded(None, None, chosen)
         lengths = torch.from_numpy(self._length[slots])
         width = int(lengths.max())
         positions = (self._start[slots][:, None] + np.arange(width)) % len(self._store)
-        local = self._store[send(torch.from_numpy(positions), device)]
+        local = self._store[send(torch.from_numpy(positions), device)].float()
         padded = ~inside(lengths, width, device)[..., None]
         return Encoded(local.masked_fill(padded, 0), lengths, chosen)  # not times 0: unused room may hold a NaN
 

@@ -83,6 +83,37 @@ class Config:
     mask_false_negatives: bool = True
     """Leave out negatives that share the image of the pair (another caption of the same image)."""
 
+    networks: int | None = None
+    """How many networks to train and average, 1 or 2; the method's own number when not given."""
+    clean_threshold: float = 0.5
+    """p: pairs whose probability w of being clean is above it are the clean part (REPAIR)."""
+    split: Literal["smoothed", "single"] = "smoothed"
+    """Mixture over the roots of the losses, smoothed over the epochs; or over one epoch's losses (NCR, the paper)."""
+    labels: Literal["rank", "hard"] = "rank"
+    """Labels of the clean part: by rank correlation (RC), or 1 for all (hard) (REPAIR)."""
+    label_when: Literal["epoch", "batch"] = "epoch"
+    """epoch: the other network labels all pairs before the epoch; batch: each network its own batches (Algorithm 1)."""
+    noisy: Literal["replace", "drop", "train"] = "replace"
+    """The noisy part is half-replaced (NPR), dropped, or trained on with its labels, 0 if hard (REPAIR)."""
+    noisy_start: float = 0.5
+    """Share of the main epochs before the noisy part takes part."""
+    bank_size: int = 4096
+    """M: pairs in the memory bank of each network (REPAIR)."""
+    gamma_share: float = 0.5
+    """Share of the highest rank correlations whose mean is gamma, the bound above which a label is 1 (paper: 0.1)."""
+    margin_base: float = 10.0
+    """m: how steeply the margin grows with the label."""
+    eta: float = 0.25
+    """Noisy pairs are half-replaced if both networks' w is below it (REPAIR)."""
+    tau: float = 0.15
+    """Weight of half-replaced pairs in the loss (REPAIR)."""
+    neighbours: int = 32
+    """K: nearest items of the bank whose partners are tried for a half-replaced pair (REPAIR)."""
+    replace_by: Literal["peer", "own"] = "peer"
+    """Which network's bank and similarity choose the new partners that train a network (REPAIR)."""
+    replace_side: Literal["both", "left", "right"] = "both"
+    """Which side of a noisy pair is replaced; both: each pair makes two new ones (REPAIR)."""
+
     checkpoint_seconds: float = 60.0
     """Time between two checkpoints; 0 writes one every step."""
     tensorboard: bool = False
@@ -96,7 +127,8 @@ class Config:
             raise ConfigError("; ".join(problems) + ".")
 
     def _rules(self) -> list[tuple[str, bool, str]]:
-        at_least_one = ("embed_size", "word_size", "sim_size", "graph_steps", "lr_decay_epochs", "negatives_start")
+        at_least_one = ("embed_size", "word_size", "sim_size", "graph_steps", "lr_decay_epochs", "negatives_start",
+                        "bank_size", "neighbours")  # fmt: skip
         rules = [(name, getattr(self, name) >= 1, "at least 1") for name in at_least_one]
         rules += [
             ("batch_size", self.batch_size >= 2, "at least 2, because the other pairs of a batch are the negatives"),
@@ -110,6 +142,13 @@ class Config:
             ("grad_clip", self.grad_clip > 0, "above 0"),
             ("margin", self.margin > 0, "above 0"),
             ("negatives_end", 1 <= self.negatives_end <= self.negatives_start, "between 1 and negatives_start"),
+            ("networks", self.networks in (None, 1, 2), "1 or 2"),
+            ("clean_threshold", 0 <= self.clean_threshold < 1, "at least 0 and below 1"),
+            ("noisy_start", 0 <= self.noisy_start <= 1, "between 0 and 1"),
+            ("gamma_share", 0 < self.gamma_share <= 1, "above 0 and at most 1"),
+            ("margin_base", self.margin_base > 1, "above 1"),
+            ("eta", 0 <= self.eta <= 1, "between 0 and 1"),
+            ("tau", self.tau >= 0, "0 or more"),
             ("captions_per_image", self.captions_per_image is None or self.captions_per_image >= 1, "at least 1"),
             ("seed", self.seed >= 0, "0 or more"),
             ("noise_seed", self.noise_seed is None or self.noise_seed >= 0, "0 or more"),

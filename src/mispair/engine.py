@@ -29,7 +29,7 @@ from mispair.devices import autocast, pick_device
 from mispair.errors import CollapseError, ConfigError, DataError, NonFiniteError, StoppedError
 from mispair.evaluate import evaluate, similarities
 from mispair.matcher import Matcher
-from mispair.methods.base import Split
+from mispair.methods.base import Method, Split
 from mispair.models import SideSpec, build
 from mispair.progress import TrainingProgress
 from mispair.run import Run
@@ -69,7 +69,7 @@ class Trainer:
         self.device = pick_device(config.device)
         self.specs = SideSpec.of(train.left), SideSpec.of(train.right)
         self.vocabulary = next((s.vocabulary for s in (train.right, train.left) if isinstance(s, Tokens)), None)
-        seeds = [self._seed(INITIAL_WEIGHTS, number) for number in range(method.networks)]
+        seeds = [self._seed(INITIAL_WEIGHTS, number) for number in range(_networks(config, method))]
         self.nets = [build(config, *self.specs, seed).to(self.device).train() for seed in seeds]
         self.optimizers = [_optimizer(config, list(net.parameters())) for net in self.nets]
         self.loader = PairLoader(train, self.device)
@@ -106,8 +106,8 @@ class Trainer:
         cursor, main = self.cursor, self._main_epoch
         started = time.monotonic()
         if cursor.network == 0 and cursor.position == 0:
-            everything = [Split(np.arange(len(self.train_pairs)))] * len(self.nets)
-            self.splits = everything if main is None else self.method.begin_epoch(main)
+            with autocast(self.device, self.config.precision):
+                self.splits = self.method.begin_warmup() if main is None else self.method.begin_epoch(main)
         while cursor.network < len(self.nets):
             self._set_lr(self.optimizers[cursor.network])
             for work, clean, noisy in self._batches():
@@ -115,6 +115,8 @@ class Trainer:
                 self._pause()
             self._look()
             cursor.network, cursor.position = cursor.network + 1, 0
+        if main is not None and (figures := self.method.figures()):
+            self.run.log("method", epoch=cursor.epoch, step=cursor.step, **figures)
         self._validate(time.monotonic() - started)
         cursor.epoch, cursor.network, cursor.position = cursor.epoch + 1, 0, 0
         self._checkpoint()
@@ -339,6 +341,13 @@ def check_pairs(train: Pairs, dev: Pairs | None) -> None:
                 f"The {name} side has other words for training than for validation: load both with one vocabulary, "
                 'as in load(data, "dev", vocabulary=train.right.vocabulary).'
             )
+
+
+def _networks(config: Config, method: type[Method]) -> int:
+    """How many networks to train."""
+    if config.networks is not None and config.networks < method.networks:
+        raise ConfigError(f"networks is {config.networks}, but {config.method} trains {method.networks} together.")
+    return config.networks or method.networks
 
 
 def _optimizer(config: Config, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:

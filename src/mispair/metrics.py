@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -120,3 +123,18 @@ def recalls(rank: Tensor) -> Recalls:
 def _mean(sides: Sequence[Recalls]) -> Recalls:
     columns = zip(*(asdict(side).values() for side in sides), strict=True)
     return Recalls(*(sum(column) / len(sides) for column in columns))
+
+
+def auroc(scores: npt.NDArray[Any], positive: npt.NDArray[np.bool_]) -> float | None:
+    """Probability that a positive scores higher than a negative, ties counted half; None where one kind is missing.
+
+    >>> auroc(np.array([0.9, 0.4, 0.4, 0.1]), np.array([True, True, False, False]))
+    0.875
+    """
+    count = int(positive.sum())
+    others = len(positive) - count
+    if not count or not others:
+        return None
+    _, inverse, repeats = np.unique(scores, return_inverse=True, return_counts=True)
+    mean_rank = np.cumsum(repeats) - (repeats - 1) / 2
+    return float((mean_rank[inverse][positive].sum() - count * (count + 1) / 2) / (count * others))

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 FloatArray = npt.NDArray[Any]
 ROUNDS, TOLERANCE, ADDED_VARIANCE = 10, 1e-2, 5e-4
+CONVERGED = 200, 1e-6  # rounds and tolerance of a fit that runs to its end
 FALLBACK = 0.01  # share that is called noisy when the mixture finds none
 
 
@@ -45,18 +46,18 @@ class GaussianMixture:
         return np.asarray(np.exp(joint - np.logaddexp(*joint)))
 
 
-def fit_gaussians(x: FloatArray) -> GaussianMixture:
+def fit_gaussians(x: FloatArray, rounds: int = ROUNDS, tolerance: float = TOLERANCE) -> GaussianMixture:
     """Expectation maximisation from the best cut of the values into two groups."""
     x = np.asarray(x, dtype=np.float64)
     lower = x <= best_cut(x)
     mixture = _maximise(x, np.stack([lower, ~lower]).astype(np.float64))
     bound = -np.inf
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         joint = mixture._log_densities(x)
         total = np.logaddexp(*joint)
         mixture = _maximise(x, np.exp(joint - total))
         before, bound = bound, float(total.mean())
-        if abs(bound - before) < TOLERANCE:
+        if abs(bound - before) < tolerance:
             break
     order = np.argsort(mixture.means, kind="stable")
     return GaussianMixture(mixture.weights[order], mixture.means[order], mixture.variances[order])
@@ -83,8 +84,10 @@ def best_cut(x: FloatArray) -> float:
     return float(ordered[:-1][between.argmax()])
 
 
-def clean_probability(losses: FloatArray) -> FloatArray:
+def clean_probability(losses: FloatArray, *, converged: bool = False) -> FloatArray:
     """Probability w that each pair is clean: the posterior of the mixture's lower component over min-max losses.
+
+    The published code stops the fit early; with `converged` it runs to its end.
 
     Losses that are all equal, or too few, say nothing: then every pair is called clean, with a warning.
     """
@@ -94,15 +97,19 @@ def clean_probability(losses: FloatArray) -> FloatArray:
         warnings.warn("The losses of the pairs do not differ; all of them are taken for clean.", stacklevel=2)
         return np.ones(len(losses))
     scaled = (losses - losses.min()) / spread
-    return fit_gaussians(scaled).lower_posterior(scaled)
+    stop = CONVERGED if converged else (ROUNDS, TOLERANCE)
+    return fit_gaussians(scaled, *stop).lower_posterior(scaled)
 
 
 def split(w: FloatArray, threshold: float = 0.5) -> npt.NDArray[np.bool_]:
     """Which pairs are clean: w > p. Where that is all of them, the lowest 1 % are called noisy.
 
-    NCR calls all noisy that are not above the value at 1 %; where values are equal that can be everything.
+    NCR calls all noisy that are not above the value at 1 %; where values are equal that can be everything. A mixture
+    that finds hardly any clean pairs has found no two groups: then those are clean whose w is not below the median.
     """
     clean = np.asarray(w > threshold)
+    if clean.sum() < FALLBACK * len(w):
+        return np.asarray(w >= np.median(w))
     if clean.all():
         clean[np.argsort(w, kind="stable")[: int(FALLBACK * len(w))]] = False
     return clean

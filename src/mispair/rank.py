@@ -73,13 +73,14 @@ def distances(items: Tensor, bank: Tensor) -> Tensor:
     Its ranks are those of the distance itself, which is all that is asked of it.
     """
     items, bank = items.float(), bank.float()
-    return bank.square().sum(dim=-1) - 2 * items @ bank.T
+    with torch.autocast(items.device.type, enabled=False):  # in bf16 most distances would tie
+        return bank.square().sum(dim=-1) - 2 * items @ bank.T
 
 
-def label_bounds(correlation: Tensor) -> tuple[float, float]:
+def label_bounds(correlation: Tensor, top_share: float = TOP) -> tuple[float, float]:
     """gamma, the mean of the largest 10 % of the coefficients, and mu, the mean of the smallest 1 %."""
     ordered = correlation.sort().values
-    top, bottom = (max(1, round(share * len(ordered))) for share in (TOP, BOTTOM))
+    top, bottom = (max(1, round(share * len(ordered))) for share in (top_share, BOTTOM))
     return float(ordered[-top:].mean()), float(ordered[:bottom].mean())
 
 

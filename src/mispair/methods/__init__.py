@@ -6,9 +6,11 @@ import difflib
 
 from mispair.errors import ConfigError
 from mispair.methods.base import Method
+from mispair.methods.oracle import Oracle
 from mispair.methods.plain import Plain
+from mispair.methods.repair import Repair
 
-METHODS: dict[str, type[Method]] = {"plain": Plain}
+METHODS: dict[str, type[Method]] = {"plain": Plain, "repair": Repair, "oracle": Oracle}
 
 
 def find(name: str) -> type[Method]:

@@ -40,7 +40,7 @@ class Method(ABC):
     """Base of all methods. Adding one: see CONTRIBUTING.md.
 
     Attributes:
-        networks: How many networks are trained, 1 or 2.
+        networks: How many networks the method needs, 1 or 2. One-network methods may train two to average them.
         nets: The networks; set by the engine, as are the two that follow.
     """
 
@@ -49,9 +49,17 @@ class Method(ABC):
     def __init__(self, config: Config, nets: list[Network], loader: PairLoader) -> None:
         self.config, self.nets, self.loader = config, nets, loader
 
+    def begin_warmup(self) -> list[Split]:
+        """Chooses the pairs that warm up each network. By default all."""
+        return [Split(np.arange(len(self.loader.pairs)))] * len(self.nets)
+
     def begin_epoch(self, epoch: int) -> list[Split]:  # noqa: ARG002 - a hook
         """Chooses the pairs that train each network in main epoch `epoch` (from 0). By default all, as clean ones."""
-        return [Split(np.arange(len(self.loader.pairs)))] * self.networks
+        return [Split(np.arange(len(self.loader.pairs)))] * len(self.nets)
+
+    def figures(self) -> dict[str, Any]:
+        """What the method found out in this main epoch, for the log: plain numbers and lists of them."""
+        return {}
 
     def warmup_step(self, net: int, batch: Batch) -> Step:
         """Loss of network `net` on a batch of all pairs before the main epochs: mean over all negatives."""

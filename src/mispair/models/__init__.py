@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 
 from mispair.config import Config
-from mispair.models.base import Encoded, Network, SideSpec
+from mispair.models.base import CosineNetwork, Encoded, Network, SideSpec
 from mispair.models.sgraf import SGR
 from mispair.models.two_tower import TwoTower
 from mispair.models.vse import VSE
@@ -22,4 +22,4 @@ def build(config: Config, left: SideSpec, right: SideSpec, seed: int) -> Network
         return MODELS[config.model](left, right, config)
 
 
-__all__ = ["MODELS", "Encoded", "Network", "SideSpec", "build"]
+__all__ = ["MODELS", "CosineNetwork", "Encoded", "Network", "SideSpec", "build"]

@@ -56,6 +56,13 @@ class Encoded:
     def __len__(self) -> int:
         return len(self.pooled)
 
+    def take(self, rows: Tensor) -> Encoded:
+        """The items at `rows` (on the host), in that order."""
+        there = send(rows, self.pooled.device)
+        if self.local is None or self.lengths is None:
+            return Encoded(None, None, self.pooled[there])
+        return Encoded(self.local[there], self.lengths[rows], self.pooled[there])
+
     def parts(self) -> tuple[Tensor, Tensor]:
         """`local` and `lengths` of a model that has them."""
         if self.local is None or self.lengths is None:

@@ -1,0 +1,270 @@
+"""REPAIR: rank correlation and noisy pair half-replacing with a memory bank (the paper this project is about).
+
+Two networks teach each other. Before every main epoch each looks at all pairs: a mixture over its losses splits them
+into clean and noisy ones, and rank correlation against its bank of clean pairs labels them. Split and labels of one
+network train the other. From half time on, noisy pairs that both networks are sure about come back with a new partner
+from the bank. docs/methods.md tells what we do where the paper leaves a choice.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mispair.bank import Bank
+from mispair.config import Config
+from mispair.data.loader import Batch, PairLoader, send
+from mispair.data.pairs import IntArray
+from mispair.losses import hard_loss, soft_margin
+from mispair.methods import diagnosis
+from mispair.methods.base import Method, Split, Step, similarity
+from mispair.methods.diagnosis import BoolArray
+from mispair.mixture import FloatArray, clean_probability, split
+from mispair.models import Network
+from mispair.rank import bank_correlation, label_bounds, soft_labels
+from mispair.replace import find_partners
+from mispair.survey import Survey, encode_left, encode_right, random_batches, survey
+
+BATCHES, FIRST_FILL = 100, 101  # streams of random numbers
+MEMORY = 0.5  # weight of the epochs before in the smoothed losses
+CHUNK = 1024  # pairs encoded for a bank at a time
+KEEP_LEFT, KEEP_RIGHT = 0, 1  # which side of a half-replaced pair stays
+
+
+class Repair(Method):
+    """REPAIR and, by `labels` and `noisy`, every row of its ablation table.
+
+    Attributes:
+        queues: Numbers of the newest M pairs that have trained each network, oldest first, and the step of each.
+        banks: The same pairs as the network sees them.
+        w: (2, N) probability that a pair is clean, by each network.
+        labels: (2, N) soft correspondence labels y*, by each network.
+        bounds: gamma and mu of each network.
+        partners: (2, 2, N) new partner of each half-replaced pair, as the number of the pair that lends its item: for
+            each network to be trained, for the kept left and the kept right item; -1 for none.
+        partner_labels: (2, 2, N) y* of these new pairs.
+    """
+
+    networks = 2
+
+    def __init__(self, config: Config, nets: list[Network], loader: PairLoader) -> None:
+        super().__init__(config, nets, loader)
+        self.device = next(nets[0].parameters()).device
+        count = len(loader.pairs)
+        self.bank_size = min(config.bank_size, count)
+        self.banks = [Bank(self.bank_size) for _ in nets]
+        self.queues = [np.empty((2, 0), dtype=np.int64)] * 2
+        self.steps = [0, 0]
+        self.mean_losses: FloatArray = np.zeros((2, 0), dtype=np.float32)
+        self.w = np.ones((2, count), dtype=np.float32)
+        self.labels = torch.ones(2, count, device=self.device)
+        self.bounds = [(1.0, 0.0)] * 2
+        self.partners = np.full((2, 2, count), -1)
+        self.partner_labels = torch.zeros(2, 2, count, device=self.device)
+        self.found: dict[str, Any] = {}
+
+    # ------------------------------------------------------------------ before an epoch
+
+    def begin_epoch(self, epoch: int) -> list[Split]:
+        config = self.config
+        batches = random_batches(len(self.loader.pairs), config.batch_size, self._rng(BATCHES, epoch))
+        views = [survey(n, self.loader, config.margin, batches, mask=config.mask_false_negatives) for n in self.nets]
+        self.w = self._clean_probabilities(np.stack([view.losses.cpu().numpy() for view in views]))
+        clean = np.stack([split(w, config.clean_threshold) for w in self.w])
+        for net, view in enumerate(views):
+            first = not self.queues[net].size
+            if first:
+                chosen = self._rng(FIRST_FILL, net).permutation(np.flatnonzero(clean[1 - net]))
+                self._enqueue(net, chosen)
+            if first or config.label_when == "epoch":
+                self._refill(net, view)
+        correlation = torch.stack([self._correlation(view, bank) for view, bank in zip(views, self.banks, strict=True)])
+        self.bounds = [label_bounds(row, config.gamma_share) for row in correlation]
+        self.labels = torch.stack([soft_labels(row, *b) for row, b in zip(correlation, self.bounds, strict=True)])
+        self.found = self._findings(views, correlation, clean)
+        started = epoch >= int(config.noisy_start * config.epochs)
+        return [self._split(net, views, clean[1 - net], started) for net in range(2)]
+
+    def _clean_probabilities(self, losses: FloatArray) -> FloatArray:
+        """w of each pair by each network, (2, N)."""
+        if self.config.split == "single":
+            return np.stack([clean_probability(row) for row in losses]).astype(np.float32)
+        # A network that learns a wrong pair by heart still remembers here how bad it looked before. The root brings
+        # the many small and the few large losses close enough to two Gaussians.
+        known = bool(self.mean_losses.size)
+        self.mean_losses = MEMORY * self.mean_losses + (1 - MEMORY) * losses if known else losses
+        roots = np.sqrt(self.mean_losses)
+        return np.stack([clean_probability(row, converged=True) for row in roots]).astype(np.float32)
+
+    def _correlation(self, view: Survey, bank: Bank) -> Tensor:
+        link = send(torch.from_numpy(self.loader.pairs.link), self.device)
+        return bank_correlation(view.left[link], view.right, *bank.pooled())
+
+    def _split(self, net: int, views: list[Survey], clean: BoolArray, started: bool) -> Split:
+        """The pairs that train network `net`, as the other one has split them."""
+        config = self.config
+        if not started or config.noisy == "drop":
+            return Split(np.flatnonzero(clean))
+        if config.noisy == "train":
+            return Split(np.flatnonzero(clean), np.flatnonzero(~clean))
+        noisy = np.flatnonzero(~clean & (self.w < config.eta).all(axis=0))
+        teacher = 1 - net if config.replace_by == "peer" else net
+        self.partners[net] = -1
+        for side in self._sides:
+            new = find_partners(
+                views[teacher], self.banks[teacher], noisy, config.neighbours, keep_left=side == KEEP_LEFT
+            )
+            self.partners[net, side, noisy] = new.ids
+            where = send(torch.from_numpy(noisy), self.device)
+            self.partner_labels[net, side, where] = soft_labels(new.correlation, *self.bounds[teacher])
+        noisy = noisy[(self.partners[net][self._sides][:, noisy] >= 0).all(axis=0)]
+        self.found[f"replaced_{'AB'[net]}"] = self._replaced_figures(net, noisy)
+        return Split(np.flatnonzero(clean), noisy)
+
+    @property
+    def _sides(self) -> list[int]:
+        return {"both": [KEEP_LEFT, KEEP_RIGHT], "left": [KEEP_RIGHT], "right": [KEEP_LEFT]}[self.config.replace_side]
+
+    # ------------------------------------------------------------------ a step
+
+    def step(self, net: int, main_step: int, clean: Batch, noisy: Batch | None) -> Step:
+        negatives = self.negatives(main_step)
+        S = similarity(self.nets[net], clean)
+        loss = hard_loss(S, self._margin(self._clean_labels(net, clean)), negatives, self.false_negatives(clean))
+        report = {}
+        if noisy is not None:
+            if self.config.noisy == "replace":
+                beside = self.config.tau * self._replaced_loss(net, noisy, negatives)
+            else:
+                beside = self._noisy_loss(net, noisy, negatives)
+            report["noisy_loss"] = beside / len(noisy)
+            loss = loss + beside
+        self.steps[net] = main_step + 1
+        self._enqueue(net, clean.pairs.numpy())
+        return Step(loss, S, report)
+
+    def _margin(self, labels: Tensor) -> Tensor:
+        return soft_margin(labels, self.config.margin, self.config.margin_base)
+
+    def _clean_labels(self, net: int, batch: Batch) -> Tensor:
+        if self.config.labels == "hard":
+            return torch.ones(len(batch), device=self.device)
+        if self.config.label_when == "epoch":
+            return self.labels[1 - net, send(batch.pairs, self.device)]
+        pairs, bank = batch.pairs.numpy(), self.banks[net]
+        left, right = (encode(self.nets[net], self.loader, pairs) for encode in (encode_left, encode_right))
+        correlation = bank_correlation(left.pooled, right.pooled, *bank.pooled())
+        bank.push(left, right, pairs)
+        return soft_labels(correlation, *label_bounds(correlation, self.config.gamma_share))
+
+    def _noisy_loss(self, net: int, batch: Batch, negatives: int) -> Tensor:
+        """Noisy pairs as they are, with their own labels."""
+        labels = self.labels[1 - net, send(batch.pairs, self.device)]
+        if self.config.labels == "hard":
+            labels = torch.zeros_like(labels)
+        return hard_loss(
+            similarity(self.nets[net], batch), self._margin(labels), negatives, self.false_negatives(batch)
+        )
+
+    def _replaced_loss(self, net: int, batch: Batch, negatives: int) -> Tensor:
+        """Noisy pairs with a new right and with a new left item: the mean of both losses."""
+        network, link = self.nets[net], self.loader.pairs.link
+        pairs, rows = batch.pairs.numpy(), batch.left_rows.numpy()
+        losses = []
+        for side in self._sides:
+            ids = self.partners[net, side, pairs]
+            if side == KEEP_LEFT:
+                new = encode_right(network, self.loader, ids)  # without gradients, as what comes from a bank
+                S = network.similarity(network.encode_left(batch.left), new)
+                same = (ids[:, None] == ids) | (rows[:, None] == rows) | (rows[:, None] == link[ids])
+            else:
+                new = encode_left(network, self.loader, ids)
+                S = network.similarity(new, network.encode_right(batch.right))
+                same = link[ids][:, None] == link[ids]
+            labels = self.partner_labels[net, side, send(batch.pairs, self.device)]
+            losses.append(hard_loss(S, self._margin(labels), negatives, send(torch.from_numpy(same), self.device)))
+        return torch.stack(losses).mean()
+
+    # ------------------------------------------------------------------ the bank
+
+    def _enqueue(self, net: int, pairs: IntArray) -> None:
+        """First in, first out: M pairs stay."""
+        new = np.stack([pairs, np.full_like(pairs, self.steps[net])])
+        self.queues[net] = np.concatenate([self.queues[net], new], axis=1)[:, -self.bank_size :]
+
+    def _refill(self, net: int, view: Survey) -> None:
+        """Fills the bank with the queue, as the network sees its pairs now.
+
+        A bank that is read once an epoch need not be filled at every step: this is cheaper, nothing in it is stale, and
+        a checkpoint holds numbers instead of features.
+        """
+        bank = self.banks[net] = Bank(self.bank_size)
+        pairs = self.queues[net][0]
+        for start in range(0, len(pairs), CHUNK):
+            chunk = pairs[start : start + CHUNK]
+            bank.push(view.left_of(chunk), view.right_of(chunk), chunk)
+
+    # ------------------------------------------------------------------ state and figures
+
+    def state_dict(self) -> dict[str, Any]:
+        state = {name: torch.from_numpy(getattr(self, name)) for name in ("w", "partners", "mean_losses")}
+        state |= {"labels": self.labels, "partner_labels": self.partner_labels}
+        plain = {"bounds": self.bounds, "found": self.found, "steps": self.steps}
+        queues = [torch.from_numpy(queue) for queue in self.queues]
+        # Banks that are refilled before they are read again need no saving.
+        banks = [bank.state_dict() for bank in self.banks] if self.config.label_when == "batch" else []
+        return {**state, **plain, "queues": queues, "banks": banks}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name in ("w", "partners", "mean_losses"):
+            setattr(self, name, state[name].numpy())
+        self.labels, self.partner_labels = (state[name].to(self.device) for name in ("labels", "partner_labels"))
+        self.bounds, self.found, self.steps = state["bounds"], state["found"], state["steps"]
+        self.queues = [queue.numpy() for queue in state["queues"]]
+        for bank, saved in zip(self.banks, state["banks"], strict=False):
+            bank.load_state_dict(saved, self.device)
+
+    def figures(self) -> dict[str, Any]:
+        return self.found
+
+    def _findings(self, views: list[Survey], correlation: Tensor, clean: BoolArray) -> dict[str, Any]:
+        """The split, the labels and the banks at the start of this epoch."""
+        wrong = self.loader.pairs.mismatched
+        right = None if wrong is None else ~wrong
+        rows = []
+        for net, (view, bank) in enumerate(zip(views, self.banks, strict=True)):
+            scores = {"loss": -view.losses, "rank": correlation[net]}
+            by_name = {name: score.cpu().numpy() for name, score in scores.items()}
+            rows.append(
+                {
+                    **diagnosis.selection("clean", clean[net], right),
+                    **diagnosis.separation({**by_name, "w": self.w[net]}, right),
+                    **diagnosis.label_histograms(self.labels[net].cpu().numpy(), clean[net], right),
+                    "gamma": self.bounds[net][0],
+                    "mu": self.bounds[net][1],
+                    "spread": view.spread,
+                    "bank_pairs": len(bank),
+                    "bank_bytes": bank.nbytes,
+                    "bank_age": float(self.steps[net] - self.queues[net][1].mean()),
+                }
+            )
+        sure = np.asarray((self.w < self.config.eta).all(axis=0))
+        return {**diagnosis.by_network(rows), **diagnosis.selection("eta", sure, wrong)}
+
+    def _replaced_figures(self, net: int, noisy: IntArray) -> dict[str, Any]:
+        """How many pairs get new partners and, where the truth is known, how many of these are right."""
+        pairs, figures = self.loader.pairs, dict[str, Any](pairs=len(noisy))
+        if pairs.truth is None or not len(noisy):
+            return figures
+        for side in self._sides:
+            ids = self.partners[net, side, noisy]
+            left, right = (noisy, ids) if side == KEEP_LEFT else (ids, noisy)
+            fits = pairs.left_groups[pairs.link[left]] == pairs.left_groups[pairs.truth[right]]
+            figures["new_right_fits" if side == KEEP_LEFT else "new_left_fits"] = float(fits.mean())
+        return figures
+
+    def _rng(self, *stream: int) -> np.random.Generator:
+        return np.random.default_rng([self.config.seed, *stream])

@@ -1,0 +1,104 @@
+"""All training pairs as a network sees them at one moment: their losses and their vectors.
+
+Every method that splits the pairs into clean and noisy ones starts its epochs with this pass. It has no gradients, no
+dropout and no augmentation, and its batches are a function of the random generator alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mispair.data.loader import PairLoader, send
+from mispair.data.pairs import IntArray
+from mispair.evaluate import encode_side, inference
+from mispair.losses import sample_losses
+from mispair.models import CosineNetwork, Encoded, Network
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What one network says about all N pairs."""
+
+    network: Network
+    loader: PairLoader
+    losses: Tensor  # (N,) mean over the negatives of a random batch: the paper's L_w
+    left: Tensor  # (left items, D) pooled, in half precision
+    right: Tensor  # (N, D)
+    spread: float  # standard deviation of the similarities in a batch
+
+    def left_of(self, pairs: IntArray) -> Encoded:
+        """The left items of these pairs; where pooled vectors are all that a network has, they are at hand."""
+        if not isinstance(self.network, CosineNetwork):
+            return encode_left(self.network, self.loader, pairs)
+        rows = torch.from_numpy(self.loader.pairs.link[pairs])
+        return Encoded(None, None, self.left[send(rows, self.left.device)].float())
+
+    def right_of(self, pairs: IntArray) -> Encoded:
+        """The right items of these pairs."""
+        if not isinstance(self.network, CosineNetwork):
+            return encode_right(self.network, self.loader, pairs)
+        return Encoded(None, None, self.right[send(torch.from_numpy(pairs), self.right.device)].float())
+
+
+def encode_left(network: Network, loader: PairLoader, pairs: IntArray) -> Encoded:
+    """The left items of these pairs as they are seen in evaluation mode, without gradients."""
+    with inference(network):
+        return network.encode_left(loader.left.items(loader.pairs.link[pairs]))
+
+
+def encode_right(network: Network, loader: PairLoader, pairs: IntArray) -> Encoded:
+    """The same for the right items."""
+    with inference(network):
+        return network.encode_right(loader.right.items(pairs))
+
+
+def random_batches(count: int, size: int, rng: np.random.Generator) -> list[IntArray]:
+    """Random batches of nearly equal size: in a small last one the losses would be others than in the rest."""
+    return np.array_split(rng.permutation(count), max(1, round(count / size)))
+
+
+def survey(net: Network, loader: PairLoader, margin: float, batches: list[IntArray], *, mask: bool) -> Survey:
+    """Looks at every pair once.
+
+    Args:
+        net: The network, put into evaluation mode for this.
+        loader: The pairs.
+        margin: Margin alpha of the loss.
+        batches: The pairs of each batch; their other pairs are the negatives.
+        mask: Whether pairs that share their left item are no negatives of each other.
+    """
+    pairs, device = loader.pairs, next(net.parameters()).device
+    losses, spreads = torch.empty(len(pairs), device=device), []
+    once = isinstance(net, CosineNetwork)  # its vectors are all there is to know, so each item is encoded only once
+    with inference(net):
+        left, right = _pooled(net, loader) if once else _room(net, loader)
+        for batch in batches:
+            rows = pairs.link[batch]
+            to_left, to_right = (send(torch.from_numpy(index), device) for index in (rows, batch))
+            if once:
+                a, b = Encoded(None, None, left[to_left]), Encoded(None, None, right[to_right])
+            else:
+                items = loader.batch(batch)
+                a, b = net.encode_left(items.left), net.encode_right(items.right)
+                left[to_left], right[to_right] = a.pooled.to(left.dtype), b.pooled.to(right.dtype)
+            S = net.similarity(a, b)
+            losses[to_right] = sample_losses(S, margin, to_left[:, None] == to_left if mask else None)
+            spreads.append(S.std())
+    return Survey(net, loader, losses, left, right, float(torch.stack(spreads).mean()))
+
+
+def _pooled(net: Network, loader: PairLoader) -> tuple[Tensor, Tensor]:
+    left, right = encode_side(net, loader.left, left=True), encode_side(net, loader.right, left=False)
+    return left.pooled().half(), right.pooled().half()
+
+
+def _room(net: Network, loader: PairLoader) -> tuple[Tensor, Tensor]:
+    """Empty vectors of all items, as wide as those of the first pair."""
+    first = loader.batch(np.zeros(1, dtype=np.int64))
+    a, b = net.encode_left(first.left).pooled, net.encode_right(first.right).pooled
+    left = a.new_zeros(len(loader.pairs.left), a.shape[1], dtype=torch.float16)
+    return left, b.new_zeros(len(loader.pairs), b.shape[1], dtype=torch.float16)

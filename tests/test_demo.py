@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +17,8 @@ from mispair.data import shapes
 @pytest.fixture
 def result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> demo.DemoResult:
     folder = shapes.make(tmp_path / "shapes", train=24, dev=6, test=12)
-    recipe = config.read_recipe("shapes/plain")
-    small = replace(recipe, data=str(folder), epochs=1, embed_size=16, word_size=8, batch_size=32)
+    recipe = config.read_recipe("shapes/repair")
+    small = replace(recipe, data=str(folder), epochs=2, embed_size=16, word_size=8, batch_size=32, eta=1.0)
     monkeypatch.setattr(demo, "read_recipe", lambda _: small)
     return demo.run_demo(tmp_path / "demo", 0, Console(quiet=True))
 
@@ -28,7 +29,13 @@ def test_the_page_is_whole_and_stands_alone(result: demo.DemoResult) -> None:
     assert "http" not in page
     queries = page.count('class="card query"')
     assert queries > 0
-    assert page.count("data:image/png;base64,") == demo.EXAMPLES + queries * 2 * demo.FOUND
+    mended = page.count('class="card mended"')
+    assert 0 < mended <= demo.MENDED
+    assert (
+        page.count("data:image/png;base64,") == demo.EXAMPLES + 3 * mended + queries * len(demo.TRAININGS) * demo.FOUND
+    )
+    assert page.count(">wrong indeed<") + page.count(">false alarm<") == mended
+    assert page.count("<rect") == 40  # two bars for each of the histogram's bins
     assert page.count(">wrong pair<") == page.count(">right pair<") == demo.EXAMPLES // 2
     for training in result.trainings:
         assert f"{training.test['rsum']:.1f}</td>" in page
@@ -36,8 +43,22 @@ def test_the_page_is_whole_and_stands_alone(result: demo.DemoResult) -> None:
 
 
 def test_the_figures_are_those_of_the_runs(result: demo.DemoResult) -> None:
-    names = [training.name for training in result.trainings]
-    assert names == ["All pairs right", "40% of the pairs wrong"]
-    assert [len(training.curve) for training in result.trainings] == [2, 2]
+    assert [training.name for training in result.trainings] == list(demo.TRAININGS)
+    assert [len(training.curve) for training in result.trainings] == [3] * 4
+    assert [training.networks for training in result.trainings] == [1, 2, 2, 1]
     assert result.figures()["page"].endswith("index.html")
-    assert len(result.tables()) == 2
+    assert result.table().row_count == 4
+
+
+def test_the_trainings_are_what_their_names_say(result: demo.DemoResult) -> None:
+    plain, hard, repair, ideal = (config.read_recipe(t.folder / "config.toml") for t in result.trainings)
+    assert (plain.method, plain.noise_ratio) == ("plain", demo.NOISE)
+    assert (hard.method, hard.labels, hard.noisy) == ("repair", "hard", "train")
+    assert (repair.method, repair.labels, repair.noisy) == ("repair", "rank", "replace")
+    assert (ideal.method, ideal.noise_ratio) == ("plain", 0.0)
+
+
+def test_names_of_curves_do_not_touch() -> None:
+    lines = [demo.Training(str(i), "good", Path(), 1, {}, [0.0, 100.0 + i], {}) for i in range(4)]
+    placed = [y for _, _, y in demo._curves(lines)]
+    assert all(after - before >= 19 for before, after in itertools.pairwise(placed))

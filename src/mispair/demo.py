@@ -1,4 +1,4 @@
-"""`mispair demo`: what wrong pairs do to training, on the built-in data set, as tables and one self-contained page."""
+"""`mispair demo`: how REPAIR survives wrong pairs, on the built-in data set, as a table and one self-contained page."""
 
 from __future__ import annotations
 
@@ -13,28 +13,41 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from mispair import __version__
+from mispair import __version__, checkpoint
 from mispair.api import train_and_test, with_noise
-from mispair.config import Config, read_recipe
+from mispair.config import Config, override, read_recipe
 from mispair.data import formats
 from mispair.data.pairs import Pairs, Tokens
 from mispair.files import write_atomically
 from mispair.matcher import Matcher
+from mispair.methods.repair import KEEP_RIGHT
 from mispair.search import best
 from mispair.tables import COLUMNS, retrieval_table
 
 NOISE = 0.4
-QUERIES, QUERY_WORDS, FOUND, EXAMPLES = 6, 12, 5, 4
+QUERIES, QUERY_WORDS, FOUND, EXAMPLES, MENDED = 4, 12, 5, 4, 6
+
+# What is trained, in the order of the page: name, colour, settings beside those of the recipe.
+TRAININGS: dict[str, tuple[str, dict[str, Any]]] = {
+    "Plain training": ("bad", {"method": "plain"}),
+    "Hard labels (as in NCR)": ("middle", {"labels": "hard", "noisy": "train"}),
+    "REPAIR": ("good", {}),
+    "Plain, no wrong pairs": ("ideal", {"method": "plain", "noise_ratio": 0.0}),
+}
+REPAIR = "REPAIR"
 
 
 @dataclass(frozen=True)
 class Training:
-    """One trained model of the demo and what it reached."""
+    """One training of the demo and what it reached."""
 
     name: str
+    colour: str
     folder: Path
-    test: dict[str, float]
+    networks: int
+    test: dict[str, float]  # of the averaged networks
     curve: list[float]  # validation rSum by epoch
+    findings: dict[str, Any]  # what the method found out in its last epoch
 
 
 @dataclass(frozen=True)
@@ -45,8 +58,9 @@ class DemoResult:
     def figures(self) -> dict[str, Any]:
         return {"page": str(self.page), **{training.name: training.test for training in self.trainings}}
 
-    def tables(self) -> list[Table]:
-        return [retrieval_table(training.name, {"test": training.test}) for training in self.trainings]
+    def table(self) -> Table:
+        rows = {training.name: training.test for training in self.trainings}
+        return retrieval_table(f"Trained with {NOISE:.0%} wrong pairs, tested on right ones", rows)
 
 
 @dataclass(frozen=True)
@@ -68,6 +82,17 @@ class Example:
 
 
 @dataclass(frozen=True)
+class Mended:
+    """A pair that REPAIR took for wrong, with the picture that it gave the text."""
+
+    text: str
+    old: Picture
+    new: Picture
+    true: Picture
+    wrong: bool  # whether the pair was wrong indeed
+
+
+@dataclass(frozen=True)
 class Query:
     """A caption of the test set and, for each training, the pictures that its model finds."""
 
@@ -76,33 +101,48 @@ class Query:
 
 
 def run_demo(out: Path, seed: int, console: Console) -> DemoResult:
-    """Trains on right pairs and on pairs of which 40 % are wrong, then writes `out/index.html`."""
-    recipe = replace(read_recipe("shapes/plain"), seed=seed)
-    noisy = replace(recipe, noise_ratio=NOISE)
+    """Trains in several ways on pairs of which 40 % are wrong, then writes `out/index.html`."""
+    config = replace(read_recipe("shapes/repair"), seed=seed, noise_ratio=NOISE)
     console.print("Drawing the shapes data set, if it is not there yet ...")
-    folder = formats.find_folder(recipe.data)
-    trainings = [
-        _train("All pairs right", recipe, out / "clean", console),
-        _train(f"{NOISE:.0%} of the pairs wrong", noisy, out / "noisy", console),
-    ]
-    test, examples = formats.load(folder, "test"), _examples(folder, noisy)
-    page = out / "index.html"
-    write_atomically(page, _render(trainings, _queries(trainings, test, folder, seed), examples, noisy).encode())
-    return DemoResult(page, trainings)
+    folder = formats.find_folder(config.data)
+    trainings = [_train(name, config, out, console) for name in TRAININGS]
+    pairs, test = with_noise(config, formats.load(folder, "train")), formats.load(folder, "test")
+    repair = next(training for training in trainings if training.name == REPAIR)
+    page = _render(
+        trainings=trainings,
+        repair=repair,
+        columns=COLUMNS,
+        curves=_curves(trainings),
+        histogram=_histogram(repair.findings),
+        mended=_mended(repair, pairs, folder, seed),
+        queries=_queries(trainings, test, folder, seed),
+        examples=_examples(pairs, folder),
+        count=len(pairs),
+        config=config,
+        query_words=QUERY_WORDS,
+        noise=NOISE,
+        version=__version__,
+    )
+    path = out / "index.html"
+    write_atomically(path, page.encode())
+    return DemoResult(path, trainings)
 
 
-def _train(name: str, config: Config, folder: Path, console: Console) -> Training:
-    console.print(f"\n{name}: plain training", style="bold")
-    result = train_and_test(config, folder, console)
-    log = folder / "metrics.jsonl"
-    events = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+def _train(name: str, config: Config, out: Path, console: Console) -> Training:
+    console.print(f"\n{name}", style="bold")
+    colour, settings = TRAININGS[name]
+    folder = out / name.split(",")[-1].split("(")[0].strip().lower().replace(" ", "-")
+    result = train_and_test(override(config, settings, "demo"), folder, console)
+    events = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     curve = [event["rsum"] for event in events if event["event"] == "validation"]
-    return Training(name, folder, result["network"], curve)
+    found = [event for event in events if event["event"] == "method"]
+    networks = 2 if "averaged" in result else 1
+    test = result["averaged" if networks == 2 else "network"]
+    return Training(name, colour, folder, networks, test, curve, found[-1] if found else {})
 
 
-def _examples(folder: Path, config: Config) -> list[Example]:
-    """Pairs as the noisy training sees them: right ones and wrong ones in turn."""
-    pairs = with_noise(config, formats.load(folder, "train"))
+def _examples(pairs: Pairs, folder: Path) -> list[Example]:
+    """Pairs as the trainings see them: right ones and wrong ones in turn."""
     wrong = pairs.mismatched
     assert wrong is not None
     right, mismatched = np.flatnonzero(~wrong), np.flatnonzero(wrong)
@@ -112,6 +152,24 @@ def _examples(folder: Path, config: Config) -> list[Example]:
         Example(_picture(folder, pairs, int(pairs.link[pair])), _text(pairs, int(pair)), bool(wrong[pair]))
         for pair in chosen
     ]
+
+
+def _mended(repair: Training, pairs: Pairs, folder: Path, seed: int) -> list[Mended]:
+    """Random pairs to which REPAIR gave another picture in its last epoch, not chosen by how well that went."""
+    state = checkpoint.load_newest(repair.folder / "checkpoints")
+    assert state is not None
+    assert pairs.truth is not None
+    assert isinstance(pairs.right, Tokens)
+    partners = state["method"]["partners"][:, KEEP_RIGHT].numpy().max(axis=0)  # of one network or the other
+    replaced = np.flatnonzero((partners >= 0) & (pairs.right.lengths - 2 >= QUERY_WORDS))
+    chosen = np.random.default_rng(seed).choice(replaced, min(MENDED, len(replaced)), replace=False)
+    mended = []
+    for pair in chosen:
+        true = int(pairs.truth[pair])
+        rows = int(pairs.link[pair]), int(pairs.link[partners[pair]]), true
+        old, new, right = (_picture(folder, pairs, row, row == true) for row in rows)
+        mended.append(Mended(_text(pairs, int(pair)), old, new, right, wrong=not old.right))
+    return mended
 
 
 def _queries(trainings: list[Training], test: Pairs, folder: Path, seed: int) -> list[Query]:
@@ -142,25 +200,33 @@ def _text(pairs: Pairs, pair: int) -> str:
     return pairs.right.texts[pair]
 
 
-def _render(trainings: list[Training], queries: list[Query], examples: list[Example], config: Config) -> str:
+def _curves(trainings: list[Training], width: int = 300, height: int = 150) -> list[tuple[Training, str, float]]:
+    """Validation curves as the points of SVG polylines, and where their names stand without touching each other."""
+    top = max((value for training in trainings for value in training.curve), default=0.0) or 1.0
+    lines = []
+    for training in trainings:
+        step = width / max(1, len(training.curve) - 1)
+        heights = [height - value / top * height for value in training.curve]
+        lines.append((training, " ".join(f"{i * step:.1f},{y:.1f}" for i, y in enumerate(heights)), heights[-1]))
+    lines.sort(key=lambda line: line[2])
+    placed, free = [], -np.inf
+    for training, points, y in lines:
+        free = max(y, free + 19)
+        placed.append((training, points, free))
+    return placed
+
+
+def _histogram(findings: dict[str, Any], height: int = 120) -> list[tuple[float, float]]:
+    """Heights of the bars for right and for wrong pairs in each bin of the labels y*, network A."""
+    shares = [
+        np.asarray(findings[name][0]) / max(1, sum(findings[name][0])) for name in ("labels_clean", "labels_noisy")
+    ]
+    top = max(share.max() for share in shares) or 1.0
+    return [(float(a / top * height), float(b / top * height)) for a, b in zip(*shares, strict=True)]
+
+
+def _render(**values: Any) -> str:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("mispair"), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
     )
-    top = max((value for training in trainings for value in training.curve), default=0.0) or 1.0
-    return environment.get_template("demo.html").render(
-        trainings=trainings,
-        columns=COLUMNS,
-        curves=[(t.name, _points(t.curve, top), t.curve[-1]) for t in trainings if t.curve],
-        queries=queries,
-        examples=examples,
-        config=config,
-        query_words=QUERY_WORDS,
-        noise=NOISE,
-        version=__version__,
-    )
-
-
-def _points(curve: list[float], top: float, width: int = 300, height: int = 120) -> str:
-    """A curve as the points of an SVG polyline."""
-    step = width / max(1, len(curve) - 1)
-    return " ".join(f"{i * step:.1f},{height - value / top * height:.1f}" for i, value in enumerate(curve))
+    return environment.get_template("demo.html").render(**values)

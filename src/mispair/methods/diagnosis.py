@@ -21,9 +21,9 @@ def selection(name: str, chosen: BoolArray, good: BoolArray | None) -> dict[str,
     """Share of the chosen pairs; how many of them are good (precision), and of the good ones chosen (recall)."""
     figures: dict[str, float | None] = {f"{name}_share": float(chosen.mean())}
     if good is not None:
-        both = float((chosen & good).sum())
-        figures[f"{name}_precision"] = both / chosen.sum() if chosen.any() else None
-        figures[f"{name}_recall"] = both / good.sum() if good.any() else None
+        both = int((chosen & good).sum())
+        figures[f"{name}_precision"] = both / int(chosen.sum()) if chosen.any() else None
+        figures[f"{name}_recall"] = both / int(good.sum()) if good.any() else None
     return figures
 
 

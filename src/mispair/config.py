@@ -106,7 +106,7 @@ class Config:
     eta: float = 0.25
     """Noisy pairs are half-replaced if both networks' w is below it (REPAIR)."""
     tau: float = 0.15
-    """Weight of half-replaced pairs in the loss (REPAIR)."""
+    """Weight of the noisy part in the loss, half-replaced or not (REPAIR)."""
     neighbours: int = 32
     """K: nearest items of the bank whose partners are tried for a half-replaced pair (REPAIR)."""
     replace_by: Literal["peer", "own"] = "peer"

@@ -136,12 +136,10 @@ class Repair(Method):
         loss = hard_loss(S, self._margin(self._clean_labels(net, clean)), negatives, self.false_negatives(clean))
         report = {}
         if noisy is not None:
-            if self.config.noisy == "replace":
-                beside = self.config.tau * self._replaced_loss(net, noisy, negatives)
-            else:
-                beside = self._noisy_loss(net, noisy, negatives)
+            noisy_loss = self._replaced_loss if self.config.noisy == "replace" else self._noisy_loss
+            beside = noisy_loss(net, noisy, negatives)
             report["noisy_loss"] = beside / len(noisy)
-            loss = loss + beside
+            loss = loss + self.config.tau * beside
         self.steps[net] = main_step + 1
         self._enqueue(net, clean.pairs.numpy())
         return Step(loss, S, report)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,8 @@ class BiGRU(nn.Module):
     """One bidirectional layer, the two directions averaged: (B, n, D) to (B, n, H), zero where padded.
 
     The directions are two plain GRUs, the second over sequences turned round within their lengths. That equals packed
-    sequences, but a GPU computes each direction in one go, where packing costs hundreds of small copies. On a CPU both
-    directions are computed together by `scan`.
+    sequences, which cost a GPU hundreds of small copies. Both directions are computed together by `scan`, on a CPU and
+    on a GPU with Triton; elsewhere by torch's GRU, one after the other.
     """
 
     def __init__(self, inputs: int, hidden: int) -> None:
@@ -28,7 +29,7 @@ class BiGRU(nn.Module):
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
         order = send(turned(lengths, x.shape[1]), x.device)
         x_back = turn(x, order)
-        ahead, back = self._scan(x, x_back) if x.device.type == "cpu" else (self.ahead(x)[0], self.back(x_back)[0])
+        ahead, back = self._scan(x, x_back) if scans(x.device) else (self.ahead(x)[0], self.back(x_back)[0])
         mean: Tensor = (ahead.float() + turn(back, order).float()) / 2
         return mean * inside(lengths, x.shape[1], x.device)[..., None]
 
@@ -39,9 +40,19 @@ class BiGRU(nn.Module):
             torch.stack([getattr(gru, f"{name}_l0") for gru in (self.ahead, self.back)])
             for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
         ]
-        with full_precision(x):
+        # Half precision makes a GPU faster; on a CPU it does not.
+        with full_precision(x) if x.device.type == "cpu" else nullcontext():
             ahead, back = scan(steps.float(), *weights).transpose(1, 2)
         return ahead, back
+
+
+def scans(device: torch.device) -> bool:
+    """Whether `scan` runs on this device."""
+    if device.type == "cpu":
+        return True
+    from mispair.models.kernels import gru  # Triton takes a while to import, and a CPU has no use for it
+
+    return gru.available(device)
 
 
 def scan(steps: Tensor, weight_ih: Tensor, weight_hh: Tensor, bias_ih: Tensor, bias_hh: Tensor) -> Tensor:
@@ -49,12 +60,16 @@ def scan(steps: Tensor, weight_ih: Tensor, weight_hh: Tensor, bias_ih: Tensor, b
 
     torch's GRU on a CPU is a chain of small operations, each with its own node of the backward pass. Here the G GRUs
     share each operation and the whole chain is one node, whose backward pass sums up the weights' gradient in a single
-    product.
+    product. On a GPU it is the same in `kernels.gru`, and in the precision that autocast gives to the inputs' product.
     """
     groups, n, batch, _ = steps.shape
     inputs = torch.baddbmm(bias_ih[:, None], steps.flatten(1, 2), weight_ih.transpose(1, 2))
-    by_step = inputs.view(groups, n, batch, -1).transpose(0, 1).contiguous()
-    states: Tensor = _Scan.apply(by_step, weight_hh, bias_hh)  # type: ignore[no-untyped-call]
+    by_step = inputs.view(groups, n, batch, -1).transpose(0, 1)
+    if steps.device.type != "cpu":
+        from mispair.models.kernels import gru
+
+        return gru.scan(by_step, weight_hh, bias_hh).transpose(0, 1)
+    states: Tensor = _Scan.apply(by_step.contiguous(), weight_hh, bias_hh)  # type: ignore[no-untyped-call]
     return states.transpose(0, 1)
 
 

@@ -1,14 +1,16 @@
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
 from mispair import metrics
-from mispair.metrics import Recalls, Retrieval, fold_retrieval, ranks, recalls, retrieval
+from mispair.metrics import Recalls, Retrieval, auroc, fold_retrieval, ranks, recalls, retrieval
 
 NAN, INF = math.nan, math.inf
 Case = tuple[Tensor, Tensor, Tensor]
@@ -203,3 +205,23 @@ def test_the_average_of_two_equal_matrices_ranks_the_same() -> None:
     S = torch.randn(8, 40)
     left, right = five_captions(8)
     assert retrieval(torch.stack([S, S]).mean(dim=0), left, right) == retrieval(S, left, right)
+
+
+@given(st.lists(st.tuples(st.sampled_from([-1.5, 0.0, 0.25, 0.5, 3.0]) | st.floats(-1, 1), st.booleans()), max_size=60))
+def test_auroc_equals_scikit_learn_with_ties(items: list[tuple[float, bool]]) -> None:
+    scores, positive = np.array([score for score, _ in items]), np.array([kind for _, kind in items], dtype=bool)
+    found = auroc(scores, positive)
+    if positive.all() or not positive.any():
+        assert found is None
+    else:
+        expected = roc_auc_score(positive, scores)
+        assert found == pytest.approx(expected, abs=1e-12)
+        assert auroc(-scores, positive) == pytest.approx(1 - expected, abs=1e-12)
+
+
+def test_auroc_of_many_single_precision_scores() -> None:
+    rng = np.random.default_rng(0)
+    positive = rng.random(150_000) < 0.6
+    scores = (positive + rng.normal(size=len(positive))).astype(np.float32)
+    assert auroc(scores, positive) == pytest.approx(roc_auc_score(positive, scores), abs=1e-9)
+    assert auroc(np.zeros(5), np.array([True, False, False, True, False])) == 0.5

@@ -81,3 +81,55 @@ def test_one_per_cent_is_noisy_when_none_is_found() -> None:
     assert split(np.ones(10)).all()  # too few for one per cent
     assert (~split(np.ones(300))).sum() == 3
     assert split(np.empty(0)).tolist() == []
+
+
+def test_hardly_any_clean_pair_means_those_above_the_median() -> None:
+    w = np.linspace(0, 0.4, 301)
+    assert np.flatnonzero(split(w)).tolist() == list(range(150, 301))
+    assert split(w, threshold=0.1).sum() == (w > 0.1).sum()  # many: nothing to mend
+    w[0], w[7], w[9] = 0.9, 0.8, 0.7  # 3 of 301 are less than 1 %
+    assert split(w).sum() == 151
+    assert split(w)[[0, 7, 9]].all()
+    w[11] = 0.6
+    assert np.flatnonzero(split(w)).tolist() == [0, 7, 9, 11]
+    assert split(np.zeros(50)).all()
+    assert split(np.array([0.2])).tolist() == [True]
+
+
+@given(LOSSES, st.floats(0, 0.99), st.booleans())
+def test_a_split_is_never_without_clean_pairs(w: np.ndarray, threshold: float, large: bool) -> None:
+    w = np.repeat(w, 40) if large else w
+    clean = split(w, threshold)
+    assert clean.any()
+    assert clean.shape == w.shape
+    assert not large or (~clean).any() or (w == np.median(w)).all() or w.min() >= np.median(w)
+    if len(w) * 0.01 <= (w > threshold).sum() < len(w):
+        assert clean.tolist() == (w > threshold).tolist()
+    assert w[clean].max() == w.max()  # the surest pair is clean, whatever happens
+
+
+@pytest.mark.parametrize("noisy", [0.2, 0.5, 0.8])
+def test_a_converged_fit_is_scikit_learns_with_the_same_end(noisy: float) -> None:
+    rng = np.random.default_rng(1)
+    wrong = rng.random(3000) < noisy
+    losses = np.where(wrong, rng.normal(0.7, 0.1, 3000), rng.normal(0.4, 0.12, 3000))  # they overlap
+    scaled = (losses - losses.min()) / np.ptp(losses)
+    reference = GaussianMixture(2, max_iter=200, tol=1e-6, reg_covar=5e-4, random_state=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        reference.fit(scaled[:, None])
+    low, high = reference.means_[:, 0].argsort()
+    w = clean_probability(losses, converged=True)
+    middle = (scaled > reference.means_[low, 0]) & (scaled < reference.means_[high, 0])
+    assert w[middle] == pytest.approx(reference.predict_proba(scaled[middle, None])[:, low], abs=0.01)
+    early = clean_probability(losses)
+    assert not np.allclose(w, early, atol=0.01)
+
+
+@given(LOSSES)
+def test_a_converged_probability_never_rises_with_the_loss(losses: np.ndarray) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        w = clean_probability(losses, converged=True)
+    assert ((w >= 0) & (w <= 1)).all()
+    assert (np.diff(w[losses.argsort(kind="stable")]) <= 1e-12).all()

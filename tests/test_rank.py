@@ -112,3 +112,30 @@ def test_labels_follow_the_three_cases(values: list[float], gamma: float, mu: fl
 def test_label_boundaries() -> None:
     labels = soft_labels(torch.tensor([0.2, 0.5, 0.8, 0.8001]), gamma=0.8, mu=0.2)
     assert labels.tolist() == pytest.approx([0, 0.5, 1, 1])
+
+
+@given(hnp.arrays(np.float32, st.integers(1, 300), elements=st.floats(-1, 1, width=32)), st.floats(0.001, 1))
+def test_bounds_of_any_share(values: np.ndarray, share: float) -> None:
+    ordered = sorted(values.tolist())
+    gamma, mu = label_bounds(torch.from_numpy(values), share)
+    top, bottom = max(1, round(share * len(values))), max(1, round(0.01 * len(values)))
+    assert gamma == pytest.approx(sum(ordered[-top:]) / top, abs=1e-5)
+    assert mu == pytest.approx(sum(ordered[:bottom]) / bottom, abs=1e-5)
+    assert gamma >= mu - 1e-6
+
+
+def test_labels_of_a_set_that_says_nothing() -> None:
+    """All coefficients equal, or all negative: gamma does not lie above max(0, mu)."""
+    assert soft_labels(torch.tensor([0.4, 0.4]), 0.4, 0.4).tolist() == [0, 0]
+    assert soft_labels(torch.tensor([-0.4, -0.1]), *label_bounds(torch.tensor([-0.4, -0.1]))).tolist() == [0, 0]
+
+
+def test_distances_are_not_rounded_under_autocast() -> None:
+    rng = np.random.default_rng(2)
+    items, bank = (torch.from_numpy(rng.normal(size=(n, 8)).astype(np.float32)) for n in (4, 300))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = bank_correlation(items, items, bank, bank)
+        apart = distances(items.half(), bank.half())
+    assert found.tolist() == pytest.approx([1.0] * 4)
+    assert apart.dtype == torch.float32
+    assert all(len(row.unique()) == 300 for row in apart)

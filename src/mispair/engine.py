@@ -181,13 +181,16 @@ class Trainer:
         clean = self._rng(ORDER, epoch, number).permutation(split.clean)
         batches = [clean[start : start + size] for start in range(0, len(clean), size)]
         batches = [batch for batch in batches if len(batch) > 1]
-        noisy: list[IntArray | None] = [None] * len(batches)
-        if len(split.noisy) > 1:
-            rng, rounds = self._rng(NOISY_ORDER, epoch, number), -(-len(batches) * size // len(split.noisy))
-            order = np.concatenate([rng.permutation(split.noisy) for _ in range(rounds)])
-            share = min(size, len(split.noisy))
-            noisy = [order[i * share : (i + 1) * share] for i in range(len(batches))]
-        return [Work(i, batch, beside) for i, (batch, beside) in enumerate(zip(batches, noisy, strict=True))]
+        beside = self._noisy_batches(split.noisy, self._rng(NOISY_ORDER, epoch, number))
+        return [Work(i, batch, next(beside)) for i, batch in enumerate(batches)]
+
+    def _noisy_batches(self, pairs: IntArray, rng: np.random.Generator) -> Iterator[IntArray | None]:
+        """Batches of these pairs without end, round after round; none is in a batch twice."""
+        share = min(self.config.batch_size, len(pairs))
+        while True:
+            order = rng.permutation(pairs)
+            for start in range(0, len(order) - share + 1, share) if share > 1 else (0,):
+                yield order[start : start + share] if share > 1 else None
 
     def _total_steps(self) -> int:
         """About how many steps the whole run takes; a method may use fewer pairs."""

@@ -58,7 +58,8 @@ def encode_right(network: Network, loader: PairLoader, pairs: IntArray) -> Encod
 
 def random_batches(count: int, size: int, rng: np.random.Generator) -> list[IntArray]:
     """Random batches of nearly equal size: in a small last one the losses would be others than in the rest."""
-    return np.array_split(rng.permutation(count), max(1, round(count / size)))
+    parts = min(round(count / size), count // 2)  # a pair alone in its batch has no negatives
+    return np.array_split(rng.permutation(count), max(1, parts))
 
 
 def survey(net: Network, loader: PairLoader, margin: float, batches: list[IntArray], *, mask: bool) -> Survey:

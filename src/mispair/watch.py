@@ -6,6 +6,8 @@ every now and then.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -13,6 +15,7 @@ from mispair.methods.base import Step
 
 READ_EVERY = 20  # steps between two looks
 COLLAPSED = 0.002  # share of the widest spread so far below which the similarities count as equal
+FEW = 8  # batches of fewer pairs say nothing about the spread: they may all share one picture
 HEALTHY = 0.02  # share of it above which a checkpoint is worth keeping
 
 
@@ -29,7 +32,8 @@ class Watch:
     def __init__(self, device: torch.device) -> None:
         self.non_finite = torch.zeros((), device=device)
         self.bad_step = torch.full((), -1, dtype=torch.long, device=device)
-        self.spread = self.peak = 0.0
+        self.spread, self.peak = math.inf, 0.0  # nothing seen yet that could be judged
+        self._pairs = 0
         self._unread: list[dict[str, Tensor]] = []
 
     def observe(self, step: int, result: Step, pairs: int, norm: Tensor) -> None:
@@ -39,6 +43,7 @@ class Watch:
         self.bad_step = torch.where(bad & (self.bad_step < 0), step, self.bad_step)
         self.non_finite.copy_(torch.maximum(self.non_finite, bad.float()))
         figures = {"loss": result.loss.detach() / pairs, "spread": spread(result.S), "grad_norm": norm.detach()}
+        self._pairs += pairs
         self._unread.append({**figures, **{name: value.detach() for name, value in result.report.items()}})
 
     @property
@@ -52,9 +57,10 @@ class Watch:
         means = torch.stack([torch.stack([f[name].float() for name in names]) for f in self._unread]).mean(dim=0)
         bad_step = int(self.bad_step.item())
         figures = dict(zip(names, means.tolist(), strict=True))
-        self._unread = []
-        self.spread = figures["spread"]
-        self.peak = max(self.peak, self.spread)
+        if self._pairs >= FEW * self.unread:
+            self.spread = figures["spread"]
+            self.peak = max(self.peak, self.spread)
+        self._unread, self._pairs = [], 0
         return figures, bad_step if bad_step >= 0 else None
 
     @property

@@ -85,7 +85,7 @@ class Repair(Method):
         self.bounds = [label_bounds(row, config.gamma_share) for row in correlation]
         self.labels = torch.stack([soft_labels(row, *b) for row, b in zip(correlation, self.bounds, strict=True)])
         self.found = self._findings(views, correlation, clean)
-        started = epoch >= int(config.noisy_start * config.epochs)
+        started = epoch >= int(config.noisy_start * config.epochs + 1e-9)
         return [self._split(net, views, clean[1 - net], started) for net in range(2)]
 
     def _clean_probabilities(self, losses: FloatArray) -> FloatArray:
@@ -133,7 +133,8 @@ class Repair(Method):
     def step(self, net: int, main_step: int, clean: Batch, noisy: Batch | None) -> Step:
         negatives = self.negatives(main_step)
         S = similarity(self.nets[net], clean)
-        loss = hard_loss(S, self._margin(self._clean_labels(net, clean)), negatives, self.false_negatives(clean))
+        labels = self._clean_labels(net, clean)
+        loss = hard_loss(S, self._margin(labels), negatives, self.false_negatives(clean))
         report = {}
         if noisy is not None:
             noisy_loss = self._replaced_loss if self.config.noisy == "replace" else self._noisy_loss
@@ -148,14 +149,17 @@ class Repair(Method):
         return soft_margin(labels, self.config.margin, self.config.margin_base)
 
     def _clean_labels(self, net: int, batch: Batch) -> Tensor:
-        if self.config.labels == "hard":
-            return torch.ones(len(batch), device=self.device)
-        if self.config.label_when == "epoch":
-            return self.labels[1 - net, send(batch.pairs, self.device)]
-        pairs, bank = batch.pairs.numpy(), self.banks[net]
+        if self.config.label_when == "batch":
+            labels = self._label_and_push(net, batch.pairs.numpy())
+        else:
+            labels = self.labels[1 - net, send(batch.pairs, self.device)]
+        return torch.ones_like(labels) if self.config.labels == "hard" else labels
+
+    def _label_and_push(self, net: int, pairs: IntArray) -> Tensor:
+        """Labels of a batch by the network's own bank, into which it then goes (Algorithm 1)."""
         left, right = (encode(self.nets[net], self.loader, pairs) for encode in (encode_left, encode_right))
-        correlation = bank_correlation(left.pooled, right.pooled, *bank.pooled())
-        bank.push(left, right, pairs)
+        correlation = bank_correlation(left.pooled, right.pooled, *self.banks[net].pooled())
+        self.banks[net].push(left, right, pairs)
         return soft_labels(correlation, *label_bounds(correlation, self.config.gamma_share))
 
     def _noisy_loss(self, net: int, batch: Batch, negatives: int) -> Tensor:
@@ -177,7 +181,7 @@ class Repair(Method):
             if side == KEEP_LEFT:
                 new = encode_right(network, self.loader, ids)  # without gradients, as what comes from a bank
                 S = network.similarity(network.encode_left(batch.left), new)
-                same = (ids[:, None] == ids) | (rows[:, None] == rows) | (rows[:, None] == link[ids])
+                same = (link[ids][:, None] == link[ids]) | (rows[:, None] == rows) | (rows[:, None] == link[ids])
             else:
                 new = encode_left(network, self.loader, ids)
                 S = network.similarity(new, network.encode_right(batch.right))

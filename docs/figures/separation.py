@@ -1,0 +1,41 @@
+"""How well loss and rank correlation tell right pairs from wrong ones, epoch by epoch, from runs of method `repair`.
+
+python docs/figures/separation.py OUT.svg "TITLE=RUN_FOLDER" ...
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import matplotlib as mpl
+import matplotlib.pyplot as plt
+
+LINES = {
+    "auroc_loss": ("loss of this epoch", "-", "o"),
+    "auroc_rank": ("rank correlation", "--", "s"),
+    "auroc_w": ("w of the mixture", ":", "^"),
+}
+
+
+def main(out: str, *runs: str) -> None:
+    mpl.rcParams["svg.hashsalt"] = "mispair"
+    figure, axes = plt.subplots(1, len(runs), figsize=(4.6 * len(runs), 3.6), sharey=True, layout="constrained")
+    for axis, run in zip(axes if len(runs) > 1 else [axes], runs, strict=True):
+        title, folder = run.split("=", 1)
+        events = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
+        found = [event for event in events if event["event"] == "method"]
+        for key, (name, style, marker) in LINES.items():
+            mean = [sum(event[key]) / len(event[key]) for event in found]
+            axis.plot([event["epoch"] + 1 for event in found], mean, style, marker=marker, color="black", label=name)
+        axis.set_title(title)
+        axis.set_xlabel("epoch, warm-up included")
+        axis.grid(alpha=0.3)
+    (axes if len(runs) == 1 else axes[0]).set_ylabel("AUROC, right against wrong pairs")
+    (axes if len(runs) == 1 else axes[-1]).legend(loc="lower left")
+    figure.savefig(out, metadata={"Date": None})
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

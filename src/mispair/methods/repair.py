@@ -74,17 +74,8 @@ class Repair(Method):
         views = [survey(n, self.loader, config.margin, batches, mask=config.mask_false_negatives) for n in self.nets]
         self.w = self._clean_probabilities(np.stack([view.losses.cpu().numpy() for view in views]))
         clean = np.stack([split(w, config.clean_threshold) for w in self.w])
-        for net, view in enumerate(views):
-            first = not self.queues[net].size
-            if first:
-                chosen = self._rng(FIRST_FILL, net).permutation(np.flatnonzero(clean[1 - net]))
-                self._enqueue(net, chosen)
-            if first or config.label_when == "epoch":
-                self._refill(net, view)
-        correlation = torch.stack([self._correlation(view, bank) for view, bank in zip(views, self.banks, strict=True)])
-        self.bounds = [label_bounds(row, config.gamma_share) for row in correlation]
-        self.labels = torch.stack([soft_labels(row, *b) for row, b in zip(correlation, self.bounds, strict=True)])
-        self.found = self._findings(views, correlation, clean)
+        correlations = [self._label(net, view, clean[1 - net]) for net, view in enumerate(views)] if self._ranks else []
+        self.found = self._findings(views, correlations, clean)
         started = epoch >= int(config.noisy_start * config.epochs + 1e-9)
         return [self._split(net, views, clean[1 - net], started) for net in range(2)]
 
@@ -99,9 +90,23 @@ class Repair(Method):
         roots = np.sqrt(self.mean_losses)
         return np.stack([clean_probability(row, converged=True) for row in roots]).astype(np.float32)
 
-    def _correlation(self, view: Survey, bank: Bank) -> Tensor:
+    @property
+    def _ranks(self) -> bool:
+        """Whether anything is made of the banks."""
+        return self.config.labels == "rank" or self.config.noisy == "replace"
+
+    def _label(self, net: int, view: Survey, trains: BoolArray) -> Tensor:
+        """Labels all pairs by a network's bank; gives their rank correlation."""
+        first = not self.queues[net].size
+        if first:
+            self._enqueue(net, self._rng(FIRST_FILL, net).permutation(np.flatnonzero(trains)))
+        if first or self.config.label_when == "epoch":
+            self._refill(net, view)
         link = send(torch.from_numpy(self.loader.pairs.link), self.device)
-        return bank_correlation(view.left[link], view.right, *bank.pooled())
+        correlation = bank_correlation(view.left[link], view.right, *self.banks[net].pooled())
+        self.bounds[net] = label_bounds(correlation, self.config.gamma_share)
+        self.labels[net] = soft_labels(correlation, *self.bounds[net])
+        return correlation
 
     def _split(self, net: int, views: list[Survey], clean: BoolArray, started: bool) -> Split:
         """The pairs that train network `net`, as the other one has split them."""
@@ -149,7 +154,7 @@ class Repair(Method):
         return soft_margin(labels, self.config.margin, self.config.margin_base)
 
     def _clean_labels(self, net: int, batch: Batch) -> Tensor:
-        if self.config.label_when == "batch":
+        if self.config.label_when == "batch" and self._ranks:
             labels = self._label_and_push(net, batch.pairs.numpy())
         else:
             labels = self.labels[1 - net, send(batch.pairs, self.device)]
@@ -232,29 +237,31 @@ class Repair(Method):
     def figures(self) -> dict[str, Any]:
         return self.found
 
-    def _findings(self, views: list[Survey], correlation: Tensor, clean: BoolArray) -> dict[str, Any]:
+    def _findings(self, views: list[Survey], correlations: list[Tensor], clean: BoolArray) -> dict[str, Any]:
         """The split, the labels and the banks at the start of this epoch."""
         wrong = self.loader.pairs.mismatched
         right = None if wrong is None else ~wrong
         rows = []
-        for net, (view, bank) in enumerate(zip(views, self.banks, strict=True)):
-            scores = {"loss": -view.losses, "rank": correlation[net]}
-            by_name = {name: score.cpu().numpy() for name, score in scores.items()}
-            rows.append(
-                {
-                    **diagnosis.selection("clean", clean[net], right),
-                    **diagnosis.separation({**by_name, "w": self.w[net]}, right),
-                    **diagnosis.label_histograms(self.labels[net].cpu().numpy(), clean[net], right),
-                    "gamma": self.bounds[net][0],
-                    "mu": self.bounds[net][1],
-                    "spread": view.spread,
-                    "bank_pairs": len(bank),
-                    "bank_bytes": bank.nbytes,
-                    "bank_age": float(self.steps[net] - self.queues[net][1].mean()),
-                }
-            )
+        for net, view in enumerate(views):
+            scores = {"loss": -view.losses.cpu().numpy(), "w": self.w[net]}
+            row = {**diagnosis.selection("clean", clean[net], right), "spread": view.spread}
+            if correlations:
+                scores["rank"] = correlations[net].cpu().numpy()
+                row |= self._label_figures(net, clean[net], right)
+            rows.append({**row, **diagnosis.separation(scores, right)})
         sure = np.asarray((self.w < self.config.eta).all(axis=0))
         return {**diagnosis.by_network(rows), **diagnosis.selection("eta", sure, wrong)}
+
+    def _label_figures(self, net: int, clean: BoolArray, right: BoolArray | None) -> dict[str, Any]:
+        bank, (gamma, mu) = self.banks[net], self.bounds[net]
+        return {
+            **diagnosis.label_histograms(self.labels[net].cpu().numpy(), clean, right),
+            "gamma": gamma,
+            "mu": mu,
+            "bank_pairs": len(bank),
+            "bank_bytes": bank.nbytes,
+            "bank_age": float(self.steps[net] - self.queues[net][1].mean()),
+        }
 
     def _replaced_figures(self, net: int, noisy: IntArray) -> dict[str, Any]:
         """How many pairs get new partners and, where the truth is known, how many of these are right."""

@@ -640,3 +640,12 @@ def test_it_beats_plain_training_on_two_kinds_of_vectors() -> None:
 
 def test_it_is_registered() -> None:
     assert find("repair") is Repair
+
+
+@pytest.mark.parametrize("noisy", ["drop", "train"])
+def test_hard_labels_without_half_replacing_need_no_bank(noisy: str) -> None:
+    method = repair(labels="hard", noisy=noisy)
+    method.begin_epoch(5)
+    assert [len(bank) for bank in method.banks] == [0, 0]
+    assert "clean_share" in method.figures()
+    assert not {"gamma", "auroc_rank", "bank_bytes", "labels_clean"} & method.figures().keys()

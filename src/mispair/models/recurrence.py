@@ -87,12 +87,16 @@ class _Scan(torch.autograd.Function):
         to_gates, bias = weight.transpose(1, 2).contiguous(), bias[:, None]
         states = inputs.new_zeros(n + 1, groups, batch, H)
         rz, new, candidate = (inputs.new_empty(n, groups, batch, width) for width in (2 * H, H, H))
-        for t in range(n):
-            share = torch.baddbmm(bias, states[t], to_gates)
-            torch.add(inputs[t, ..., : 2 * H], share[..., : 2 * H], out=rz[t]).sigmoid_()
-            candidate[t] = share[..., 2 * H :]
-            torch.addcmul(inputs[t, ..., 2 * H :], rz[t, ..., :H], candidate[t], out=new[t]).tanh_()
-            torch.lerp(new[t], states[t], rz[t, ..., H:], out=states[t + 1])
+        # All steps are taken apart before the loop: for small states taking them one by one costs more than the sums.
+        before, after = states[:-1].unbind(0), states[1:].unbind(0)
+        by_step = (inputs[..., : 2 * H], inputs[..., 2 * H :], rz, rz[..., :H], rz[..., H:], new, candidate)
+        steps = zip(*(x.unbind(0) for x in by_step), before, after, strict=True)
+        for input_rz, input_new, rz_t, r_t, z_t, new_t, candidate_t, h, h_next in steps:
+            share = torch.baddbmm(bias, h, to_gates)
+            torch.add(input_rz, share[..., : 2 * H], out=rz_t).sigmoid_()
+            candidate_t.copy_(share[..., 2 * H :])
+            torch.addcmul(input_new, r_t, candidate_t, out=new_t).tanh_()
+            torch.lerp(new_t, h, z_t, out=h_next)
         ctx.save_for_backward(states, rz, new, candidate, weight)
         return states[1:]
 
@@ -110,15 +114,20 @@ class _Scan(torch.autograd.Function):
         from_inputs = new.new_empty(n, groups, batch, 3 * H)  # gradient of the inputs' share of the gates
         from_states = new.new_empty(n, groups, batch, 3 * H)  # and of the states' share
         into = torch.zeros_like(new[0])
-        for t in range(n - 1, -1, -1):
-            into += gradient[t]
-            here, there = from_inputs[t], from_states[t]
-            torch.mul(into, to_new[t], out=here[..., 2 * H :])
-            torch.mul(here[..., 2 * H :], to_r[t], out=here[..., :H])
-            torch.mul(into, to_z[t], out=here[..., H : 2 * H])
-            there[..., : 2 * H] = here[..., : 2 * H]
-            torch.mul(here[..., 2 * H :], r[t], out=there[..., 2 * H :])
-            into = torch.baddbmm(into * z[t], there, weight)
+        here, there = from_inputs, from_states
+        by_step = (
+            gradient, to_new, to_r, to_z, r, z, there, there[..., : 2 * H], there[..., 2 * H :],
+            here[..., :H], here[..., H : 2 * H], here[..., : 2 * H], here[..., 2 * H :],
+        )  # fmt: skip
+        steps = zip(*(x.unbind(0)[::-1] for x in by_step), strict=True)
+        for g, new_t, r_slope, z_slope, r_t, z_t, gates, gates_rz, gates_new, in_r, in_z, in_rz, in_new in steps:
+            into += g
+            torch.mul(into, new_t, out=in_new)
+            torch.mul(in_new, r_slope, out=in_r)
+            torch.mul(into, z_slope, out=in_z)
+            gates_rz.copy_(in_rz)
+            torch.mul(in_new, r_t, out=gates_new)
+            into = torch.baddbmm(into * z_t, gates, weight)
         flat_gates, flat_states = (x.transpose(0, 1).flatten(1, 2) for x in (from_states, states[:-1]))
         return from_inputs, flat_gates.transpose(1, 2) @ flat_states, flat_gates.sum(dim=1)
 

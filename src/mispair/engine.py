@@ -187,10 +187,12 @@ class Trainer:
     def _noisy_batches(self, pairs: IntArray, rng: np.random.Generator) -> Iterator[IntArray | None]:
         """Batches of these pairs without end, round after round; none is in a batch twice."""
         share = min(self.config.batch_size, len(pairs))
-        while True:
+        while share > 1:  # one pair alone has no negatives
             order = rng.permutation(pairs)
-            for start in range(0, len(order) - share + 1, share) if share > 1 else (0,):
-                yield order[start : start + share] if share > 1 else None
+            for start in range(0, len(order) - share + 1, share):
+                yield order[start : start + share]
+        while True:
+            yield None
 
     def _total_steps(self) -> int:
         """About how many steps the whole run takes; a method may use fewer pairs."""

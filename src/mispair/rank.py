@@ -78,7 +78,7 @@ def distances(items: Tensor, bank: Tensor) -> Tensor:
 
 
 def label_bounds(correlation: Tensor, top_share: float = TOP) -> tuple[float, float]:
-    """gamma, the mean of the largest 10 % of the coefficients, and mu, the mean of the smallest 1 %."""
+    """gamma, the mean of the largest `top_share` of the coefficients, and mu, the mean of the smallest 1 %."""
     ordered = correlation.sort().values
     top, bottom = (max(1, round(share * len(ordered))) for share in (top_share, BOTTOM))
     return float(ordered[-top:].mean()), float(ordered[:bottom].mean())

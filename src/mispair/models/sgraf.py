@@ -25,6 +25,7 @@ from mispair.models.base import (
     xavier_linear,
 )
 from mispair.models.encoders import RegionEncoder, WordEncoder
+from mispair.models.kernels import context
 
 SMOOTH = 9.0  # sharpness of the attention of words over regions
 
@@ -130,8 +131,12 @@ class SGR(Network):
             # regions' products with each other, so the wide (l, T, D) tensor is never touched for it.
             products = regions.float() @ regions.float().transpose(1, 2)
             weights = weights / safe_norm(((weights @ products) * weights).sum(dim=-1, keepdim=True))
-        context = working(weights) @ working(regions)
-        return working(l2norm(self.local_vector((context - working(words)).square()).float()))
+        A, b = self.local_vector.weight, self.local_vector.bias
+        if words.dim() == 2 and context.available(words.device) and context.fits(weights, A):
+            vectors = context.attended_difference(weights, regions, words, A, b)
+        else:
+            vectors = self.local_vector((working(weights) @ working(regions) - working(words)).square())
+        return working(l2norm(vectors.float()))
 
     def _reason(self, nodes: Tensor, real: Tensor) -> Tensor:
         """Scores graphs (..., 1 + L, s) whose node 0 is the whole and the others words, as far as they are `real`."""

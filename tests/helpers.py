@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from mispair.config import Config
 from mispair.data.loader import Items
-from mispair.data.pairs import Pairs, Regions, Tokens, Vectors
+from mispair.data.pairs import IntArray, Pairs, Regions, Tokens, Vectors
 from mispair.data.text import SPECIAL_WORDS, Vocabulary
+from mispair.methods.base import Method, Step, Work
 from mispair.models.base import Encoded
 from mispair.models.recurrence import BiGRU
 
@@ -105,3 +106,18 @@ def gradients(network: nn.Module) -> dict[str, Tensor | None]:
     found = {name: parameter.grad for name, parameter in network.named_parameters()}
     network.zero_grad(set_to_none=True)
     return found
+
+
+def lengths_of(items: Items | Encoded) -> list[int]:
+    """How many regions or words each item has."""
+    values = items.values if isinstance(items, Items) else items.local
+    assert values is not None
+    return [values.shape[1]] * len(values) if items.lengths is None else items.lengths.tolist()
+
+
+def take_step(method: Method, net: int, main_step: int, clean: IntArray, noisy: IntArray | None = None) -> Step:
+    """A main step of `method` as the engine takes it, without its gradients."""
+    work = Work(0, main_step, clean, noisy)
+    step = method.loss(net, method.inputs(net, work, None))
+    method.trained(net, work)
+    return step

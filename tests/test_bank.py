@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers import lengths_of
 from mispair.bank import Bank
 from mispair.models import Encoded
 
@@ -52,8 +53,8 @@ def test_it_holds_the_newest_pairs_and_their_own_vectors(size: int, sizes: list[
     assert left_pooled[:, 0].tolist() == right_pooled[:, 0].tolist() == [-n for n in bank.ids]
     slots = np.arange(len(bank))[::-1].copy()
     for side, length in ((bank.left(slots), lambda _: 4), (bank.right(slots), length_of)):
-        local, lengths = side.parts()
-        assert lengths.tolist() == [length(n) for n in bank.ids[slots]]
+        (local, _), lengths = side.parts(), lengths_of(side)
+        assert lengths == [length(n) for n in bank.ids[slots]]
         for row, number in enumerate(bank.ids[slots]):
             assert (local[row, : lengths[row]] == number).all()
             assert (local[row, lengths[row] :] == 0).all()

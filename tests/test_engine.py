@@ -14,13 +14,13 @@ import torch
 import mispair
 from mispair import checkpoint, methods
 from mispair.config import Config, override
-from mispair.data.loader import Batch, PairLoader
+from mispair.data.loader import PairLoader
 from mispair.data.pairs import Pairs, Regions, Tokens, Vectors
 from mispair.data.text import Vocabulary
 from mispair.engine import Trainer
 from mispair.errors import CollapseError, ConfigError, DataError, NonFiniteError, StoppedError
 from mispair.losses import hard_loss
-from mispair.methods.base import Method, Split, Step, similarity
+from mispair.methods.base import Inputs, Method, Split, Step, Work, similarity
 from mispair.run import Run
 from tiny import tiny_pairs, weights
 
@@ -50,14 +50,16 @@ class Duo(Method):
         cut = 20 + 7 * epoch
         return [Split(pairs[cut:], pairs[:cut]), Split(pairs[:-cut], pairs[-cut:])]
 
-    def step(self, net: int, main_step: int, clean: Batch, noisy: Batch | None) -> Step:
-        assert noisy is not None
-        self.seen += len(clean)
-        S = similarity(self.nets[net], clean)
-        extra = hard_loss(similarity(self.nets[net], noisy), 0.2)
-        weight = torch.rand(()) + 1 / self.seen
-        loss = hard_loss(S, 0.2, self.negatives(main_step)) + weight * extra
+    def loss(self, net: int, inputs: Inputs) -> Step:
+        assert inputs.noisy is not None
+        S = similarity(self.nets[net], inputs.clean)
+        extra = hard_loss(similarity(self.nets[net], inputs.noisy), 0.2)
+        weight = torch.rand(()) + 1 / (1 + self.seen)
+        loss = hard_loss(S, 0.2, inputs.negatives) + weight * extra
         return Step(loss, S, {"extra": extra})
+
+    def trained(self, net: int, work: Work) -> None:  # noqa: ARG002
+        self.seen += len(work.clean)
 
     def state_dict(self) -> dict[str, Any]:
         return {"seen": self.seen}
@@ -213,10 +215,15 @@ def test_the_callers_random_numbers_are_left_alone() -> None:
 class Poisoned(Method):
     """Gives a loss that is not finite in its second main step."""
 
-    def step(self, net: int, main_step: int, clean: Batch, noisy: Batch | None) -> Step:  # noqa: ARG002
-        S = similarity(self.nets[net], clean)
+    steps = 0
+
+    def loss(self, net: int, inputs: Inputs) -> Step:
+        S = similarity(self.nets[net], inputs.clean)
         loss = hard_loss(S, 0.2)
-        return Step(loss * float("nan") if main_step == 1 else loss, S)
+        return Step(loss * float("nan") if self.steps == 1 else loss, S)
+
+    def trained(self, net: int, work: Work) -> None:  # noqa: ARG002
+        self.steps += 1
 
 
 def test_a_non_finite_loss_stops_before_the_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,8 +240,7 @@ def test_a_non_finite_loss_stops_before_the_update(tmp_path: Path, monkeypatch: 
     one = Trainer(settings, tiny_pairs(16), None, run)
     torch.manual_seed(one._seed(4))
     one.splits = [Split(np.arange(80))]
-    work, clean, noisy = next(iter(one._batches()))
-    one._step(work, clean, noisy)
+    one._step(*next(iter(one._inputs())))
     for name, value in one.nets[0].named_parameters():
         assert torch.equal(value, dict(trainer.nets[0].named_parameters())[name]), name
     run.close()
@@ -243,10 +249,10 @@ def test_a_non_finite_loss_stops_before_the_update(tmp_path: Path, monkeypatch: 
 class Flat(Method):
     """Lets the last layer fade, so that all similarities become equal."""
 
-    def step(self, net: int, main_step: int, clean: Batch, noisy: Batch | None) -> Step:  # noqa: ARG002
+    def loss(self, net: int, inputs: Inputs) -> Step:
         with torch.no_grad():
             self.nets[net].get_parameter("score.weight").mul_(0.8)
-        S = similarity(self.nets[net], clean)
+        S = similarity(self.nets[net], inputs.clean)
         return Step(0 * S.sum(), S)
 
 

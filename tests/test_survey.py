@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from helpers import regions, shake, small_config, tokens, vectors
+from helpers import lengths_of, regions, shake, small_config, tokens, vectors
 from mispair.data.loader import PairLoader
 from mispair.data.pairs import IntArray, Pairs
 from mispair.models import Encoded, Network, SideSpec, build
@@ -97,9 +97,8 @@ def test_items_of_pairs_equal_direct_encoding(model: str) -> None:
         for row, pair in enumerate(chosen):
             assert found.pooled[row].tolist() == pytest.approx(alone[pair].pooled[0].tolist(), abs=1e-3)
             if model == "sgr":
-                local, lengths = found.parts()
-                expected, (length,) = alone[pair].parts()
-                assert lengths[row] == length
+                (local, _), (expected, _), (length,) = found.parts(), alone[pair].parts(), lengths_of(alone[pair])
+                assert lengths_of(found)[row] == length
                 assert torch.allclose(local[row, :length], expected[0], atol=1e-5)
     assert network.training
 

@@ -9,7 +9,7 @@ from mispair.watch import FEW, Watch
 
 
 def look(watch: Watch, S: torch.Tensor, pairs: int) -> None:
-    watch.observe(0, Step(S.sum(), S), pairs, torch.tensor(1.0))
+    watch.note(0, watch.judge(Step(S.sum(), S), torch.tensor(1.0)), pairs)
     watch.read()
 
 

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from mispair.data.loader import send
 from mispair.data.pairs import IntArray
-from mispair.models.base import Encoded, inside, packing
+from mispair.models.base import Encoded
+from mispair.models.ragged import inside, packing
 
 SLACK = 1.02  # how much more a store takes when it has to grow, so that it does not grow at every push
 
@@ -104,9 +105,10 @@ class SideBank:
             self._pooled = pooled.new_zeros(len(self._start), pooled.shape[1], dtype=self.dtype)
         where = send(torch.from_numpy(slots), pooled.device)
         self._pooled[where] = pooled.to(self.dtype)
-        if items.local is None or items.lengths is None:
+        if items.local is None:
             return
-        local, lengths = items.local[skip:].detach(), items.lengths[skip:]
+        local = items.local[skip:].detach()
+        lengths = torch.full((len(local),), local.shape[1]) if items.lengths is None else items.lengths[skip:]
         packed = packing(lengths, local.shape[1], local.device).pack(local).to(self.dtype)
         self._length[slots] = 0  # what was there is gone, before the store looks for room
         store = self._room_for(packed)
@@ -132,6 +134,8 @@ class SideBank:
         width = int(lengths.max())
         positions = (self._start[slots][:, None] + np.arange(width)) % len(self._store)
         local = self._store[send(torch.from_numpy(positions), device)].float()
+        if bool((lengths == width).all()):
+            return Encoded(local, None, chosen)
         padded = ~inside(lengths, width, device)[..., None]
         return Encoded(local.masked_fill(padded, 0), lengths, chosen)  # not times 0: unused room may hold a NaN
 

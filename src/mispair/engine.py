@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,17 +24,20 @@ from rich.console import Console
 
 from mispair import checkpoint, methods
 from mispair.config import Config
-from mispair.data.loader import Batch, PairLoader, SideLoader, prefetch
+from mispair.data.loader import PairLoader, SideLoader, prefetch
 from mispair.data.pairs import IntArray, Pairs, Tokens
 from mispair.devices import autocast, pick_device
 from mispair.errors import CollapseError, ConfigError, DataError, NonFiniteError, StoppedError
 from mispair.evaluate import evaluate, similarities
 from mispair.matcher import Matcher
-from mispair.methods.base import Method, Split
+from mispair.methods.base import Inputs, Method, Split, Work
 from mispair.models import SideSpec, build
+from mispair.optimizer import make as make_optimizer
+from mispair.optimizer import set_lr
 from mispair.progress import TrainingProgress
+from mispair.replay import Replay
 from mispair.run import Run
-from mispair.watch import READ_EVERY, Watch
+from mispair.watch import READ_EVERY, Figures, Watch
 
 INITIAL_WEIGHTS, ORDER, NOISY_ORDER, AUGMENTATION, DROPOUT = range(5)  # independent streams of random numbers
 
@@ -49,15 +53,6 @@ class Cursor:
     main_steps: list[int] = field(default_factory=list)  # batches of main epochs done by each network
 
 
-@dataclass(frozen=True)
-class Work:
-    """One step's pairs, as numbers."""
-
-    position: int
-    clean: IntArray
-    noisy: IntArray | None
-
-
 class Trainer:
     """Trains what `config` says on `train`; keeps the networks that are best on `dev` (the last ones without it)."""
 
@@ -71,7 +66,7 @@ class Trainer:
         self.vocabulary = next((s.vocabulary for s in (train.right, train.left) if isinstance(s, Tokens)), None)
         seeds = [self._seed(INITIAL_WEIGHTS, number) for number in range(_networks(config, method))]
         self.nets = [build(config, *self.specs, seed).to(self.device).train() for seed in seeds]
-        self.optimizers = [_optimizer(config, list(net.parameters())) for net in self.nets]
+        self.optimizers = [make_optimizer(config, list(net.parameters())) for net in self.nets]
         self.loader = PairLoader(train, self.device)
         self._dev_loaders: tuple[SideLoader, SideLoader] | None = None
         self.method = method(config, self.nets, self.loader)
@@ -79,6 +74,12 @@ class Trainer:
         self.splits: list[Split] = []
         self.best: dict[str, float] = {"rsum": -1.0, "epoch": -1}
         self.watch = Watch(self.device)
+        records = self.device.type == "cuda" and self.method.repeatable
+        self._updates = {
+            (number, main): Replay(partial(self._update, number, main), on=records)
+            for number in range(len(self.nets))
+            for main in (False, True)
+        }
         for optimizer in self.optimizers:
             optimizer.found_inf = self.watch.non_finite  # type: ignore[attr-defined]
         self.progress = TrainingProgress(self._total_steps(), console, f"{config.method} {config.model}")
@@ -110,8 +111,8 @@ class Trainer:
                 self.splits = self.method.begin_warmup() if main is None else self.method.begin_epoch(main)
         while cursor.network < len(self.nets):
             self._set_lr(self.optimizers[cursor.network])
-            for work, clean, noisy in self._batches():
-                self._step(work, clean, noisy)
+            for work, inputs in self._inputs():
+                self._step(work, inputs)
                 self._pause()
             self._look()
             cursor.network, cursor.position = cursor.network + 1, 0
@@ -121,25 +122,31 @@ class Trainer:
         cursor.epoch, cursor.network, cursor.position = cursor.epoch + 1, 0, 0
         self._checkpoint()
 
-    def _step(self, work: Work, clean: Batch, noisy: Batch | None) -> None:
-        cursor = self.cursor
-        number, main = cursor.network, self._main_epoch is not None
-        net, optimizer = self.nets[number], self.optimizers[number]
-        with autocast(self.device, self.config.precision):
-            if main:
-                result = self.method.step(number, cursor.main_steps[number], clean, noisy)
-            else:
-                result = self.method.warmup_step(number, clean)
-        optimizer.zero_grad(set_to_none=True)
-        result.loss.backward()  # type: ignore[no-untyped-call]
-        norm = torch.nn.utils.clip_grad_norm_(net.parameters(), self.config.grad_clip)
-        self.watch.observe(cursor.step, result, len(clean), norm)
-        optimizer.step()
+    def _step(self, work: Work, inputs: Inputs) -> None:
+        cursor, main = self.cursor, work.main_step is not None
+        figures = self._updates[cursor.network, main](inputs)
+        self.watch.note(cursor.step, figures, len(work.clean))
         cursor.step, cursor.position = cursor.step + 1, work.position + 1
-        cursor.main_steps[number] += main
+        if main:
+            cursor.main_steps[cursor.network] += 1
+            self.method.trained(cursor.network, work)
         self.progress.step(self._phase)
         if self.watch.unread >= READ_EVERY:
             self._look()
+
+    def _update(self, number: int, main: bool, inputs: Inputs) -> Figures:
+        """One step of network `number`: loss, gradients, new weights."""
+        net, optimizer = self.nets[number], self.optimizers[number]
+        loss = self.method.loss if main else self.method.warmup_loss
+        optimizer.zero_grad(set_to_none=True)
+        with autocast(self.device, self.config.precision):
+            result = loss(number, inputs)
+        result.loss.backward()  # type: ignore[no-untyped-call]
+        norm = torch.nn.utils.clip_grad_norm_(net.parameters(), self.config.grad_clip)
+        figures = self.watch.judge(result, norm)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)  # so that recorded steps share the memory of the gradients
+        return figures
 
     def _validate(self, seconds: float) -> None:
         if self.dev is None:
@@ -162,15 +169,14 @@ class Trainer:
 
     # ------------------------------------------------------------------ batches
 
-    def _batches(self) -> Iterator[tuple[Work, Batch, Batch | None]]:
+    def _inputs(self) -> Iterator[tuple[Work, Inputs]]:
         """The rest of this epoch for the network in turn."""
         cursor, net = self.cursor, self.nets[self.cursor.network]
         epoch, number = cursor.epoch, cursor.network
 
-        def make(work: Work) -> tuple[Work, Batch, Batch | None]:
+        def make(work: Work) -> tuple[Work, Inputs]:
             augment = self._rng(AUGMENTATION, epoch, number, work.position) if net.augments else None
-            noisy = None if work.noisy is None else self.loader.batch(work.noisy, augment)
-            return work, self.loader.batch(work.clean, augment), noisy
+            return work, self.method.inputs(number, work, augment)
 
         rest = self._plan(epoch, number)[cursor.position :]
         return prefetch(rest, make) if self.loader.on_host else map(make, rest)
@@ -182,7 +188,9 @@ class Trainer:
         batches = [clean[start : start + size] for start in range(0, len(clean), size)]
         batches = [batch for batch in batches if len(batch) > 1]
         beside = self._noisy_batches(split.noisy, self._rng(NOISY_ORDER, epoch, number))
-        return [Work(i, batch, next(beside)) for i, batch in enumerate(batches)]
+        first = self.cursor.main_steps[number] - self.cursor.position  # of this epoch
+        main = epoch >= self.config.warmup_epochs
+        return [Work(i, first + i if main else None, batch, next(beside)) for i, batch in enumerate(batches)]
 
     def _noisy_batches(self, pairs: IntArray, rng: np.random.Generator) -> Iterator[IntArray | None]:
         """Batches of these pairs without end, round after round; none is in a batch twice."""
@@ -200,8 +208,7 @@ class Trainer:
 
     def _set_lr(self, optimizer: torch.optim.Optimizer) -> None:
         decays = max(0, self.cursor.epoch - self.config.warmup_epochs) // self.config.lr_decay_epochs
-        for group in optimizer.param_groups:
-            group["lr"] = self.config.lr * 0.1**decays
+        set_lr(optimizer, self.config.lr * 0.1**decays)
 
     # ------------------------------------------------------------------ watching
 
@@ -353,12 +360,6 @@ def _networks(config: Config, method: type[Method]) -> int:
     if config.networks is not None and config.networks < method.networks:
         raise ConfigError(f"networks is {config.networks}, but {config.method} trains {method.networks} together.")
     return config.networks or method.networks
-
-
-def _optimizer(config: Config, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    if config.weight_decay:
-        return torch.optim.AdamW(parameters, config.lr, weight_decay=config.weight_decay, fused=True)
-    return torch.optim.Adam(parameters, config.lr, fused=True)
 
 
 def _fingerprint(pairs: Pairs) -> str:

@@ -55,15 +55,16 @@ def sum_loss(S: Tensor, margin: float | Tensor, mask: Tensor | None = None) -> T
     return image_cost.sum() + text_cost.sum()
 
 
-def hard_loss(S: Tensor, margin: float | Tensor, negatives: int = 1, mask: Tensor | None = None) -> Tensor:
+def hard_loss(S: Tensor, margin: float | Tensor, negatives: int | Tensor = 1, mask: Tensor | None = None) -> Tensor:
     """Sum over the batch of each anchor's mean over its hardest `negatives`; 1 is the hardest-negative triplet loss.
 
     >>> hard_loss(torch.tensor([[0.5, 0.4], [0.1, 0.5]]), 0.2)
     tensor(0.2000)
     """
     image_cost, text_cost = triplet_costs(S, margin, mask)
-    n = min(negatives, max(1, len(S) - 1))
-    return image_cost.topk(n, dim=1).values.mean(dim=1).sum() + text_cost.topk(n, dim=0).values.mean(dim=0).sum()
+    hardest = torch.cat([image_cost, text_cost.T]).sort(dim=1, descending=True).values
+    n = torch.as_tensor(negatives, device=S.device).clamp(max=max(1, len(S) - 1))
+    return (hardest.sum(dim=0) * (torch.arange(len(S), device=S.device) < n)).sum() / n
 
 
 def negatives_at(step: int, start: int, end: int, steps: int) -> int:

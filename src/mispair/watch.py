@@ -7,6 +7,7 @@ every now and then.
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,6 +18,13 @@ READ_EVERY = 20  # steps between two looks
 COLLAPSED = 0.002  # share of the widest spread so far below which the similarities count as equal
 FEW = 8  # batches of fewer pairs say nothing about the spread: they may all share one picture
 HEALTHY = 0.02  # share of it above which a checkpoint is worth keeping
+
+
+class Figures(NamedTuple):
+    """What is worth knowing of a step, on the device."""
+
+    names: tuple[str, ...]
+    values: Tensor  # one for each name
 
 
 class Watch:
@@ -31,20 +39,22 @@ class Watch:
 
     def __init__(self, device: torch.device) -> None:
         self.non_finite = torch.zeros((), device=device)
-        self.bad_step = torch.full((), -1, dtype=torch.long, device=device)
         self.spread, self.peak = math.inf, 0.0  # nothing seen yet that could be judged
         self._pairs = 0
-        self._unread: list[dict[str, Tensor]] = []
+        self._unread: list[tuple[int, tuple[str, ...], Tensor]] = []
 
-    def observe(self, step: int, result: Step, pairs: int, norm: Tensor) -> None:
-        """Notes a step, between its backward pass and its update."""
+    def judge(self, result: Step, norm: Tensor) -> Figures:
+        """The figures of a step, between its backward pass and its update."""
+        loss, pairs = result.loss.detach(), len(result.S)
         # Both are looked at: the hinge has no gradient at NaN, so a NaN can hide from the norm.
-        bad = ~torch.isfinite(result.loss.detach() + norm)
-        self.bad_step = torch.where(bad & (self.bad_step < 0), step, self.bad_step)
-        self.non_finite.copy_(torch.maximum(self.non_finite, bad.float()))
-        figures = {"loss": result.loss.detach() / pairs, "spread": spread(result.S), "grad_norm": norm.detach()}
+        self.non_finite.copy_(torch.maximum(self.non_finite, (~torch.isfinite(loss + norm)).float()))
+        figures = {"loss": loss / pairs, "spread": spread(result.S), "grad_norm": norm, **result.report}
+        return Figures(tuple(figures), torch.stack([value.detach().float() for value in figures.values()]))
+
+    def note(self, step: int, figures: Figures, pairs: int) -> None:
+        """Keeps the figures of step number `step` until somebody looks."""
         self._pairs += pairs
-        self._unread.append({**figures, **{name: value.detach() for name, value in result.report.items()}})
+        self._unread.append((step, figures.names, figures.values.clone()))
 
     @property
     def unread(self) -> int:
@@ -53,15 +63,16 @@ class Watch:
 
     def read(self) -> tuple[dict[str, float], int | None]:
         """Mean figures since the last look, and the first step that was not finite, if there was one."""
-        names = list(self._unread[0])
-        means = torch.stack([torch.stack([f[name].float() for name in names]) for f in self._unread]).mean(dim=0)
-        bad_step = int(self.bad_step.item())
-        figures = dict(zip(names, means.tolist(), strict=True))
+        steps, names, values = zip(*self._unread, strict=True)
+        rows = [dict(zip(*row, strict=True)) for row in zip(names, torch.stack(values).tolist(), strict=True)]
+        bad = (row["loss"] + row["grad_norm"] for row in rows)
+        bad_step = next((step for step, figure in zip(steps, bad, strict=True) if not math.isfinite(figure)), None)
+        figures = {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}
         if self._pairs >= FEW * self.unread:
             self.spread = figures["spread"]
             self.peak = max(self.peak, self.spread)
         self._unread, self._pairs = [], 0
-        return figures, bad_step if bad_step >= 0 else None
+        return figures, bad_step
 
     @property
     def collapsed(self) -> bool:

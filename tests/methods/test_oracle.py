@@ -10,12 +10,13 @@ import torch
 
 import mispair
 from helpers import vectors
-from mispair.data.loader import Batch, PairLoader
+from mispair.data.loader import PairLoader
 from mispair.data.noise import add_noise
 from mispair.data.pairs import Pairs
-from mispair.engine import Trainer, Work
+from mispair.engine import Trainer
 from mispair.errors import ConfigError
 from mispair.methods import find
+from mispair.methods.base import Inputs, Work
 from mispair.methods.oracle import Oracle
 
 FAST: dict[str, Any] = {
@@ -33,11 +34,11 @@ def test_it_trains_on_right_pairs_only(networks: int, monkeypatch: pytest.Monkey
     seen: dict[tuple[int, int], list[int]] = {}
     step = Trainer._step
 
-    def noting_step(trainer: Trainer, work: Work, clean: Batch, noisy: Batch | None) -> None:
-        assert noisy is None
+    def noting_step(trainer: Trainer, work: Work, inputs: Inputs) -> None:
+        assert work.noisy is None
         place = trainer.cursor.epoch, trainer.cursor.network
-        seen.setdefault(place, []).extend(clean.pairs.tolist())
-        step(trainer, work, clean, noisy)
+        seen.setdefault(place, []).extend(inputs.clean.pairs.tolist())
+        step(trainer, work, inputs)
 
     monkeypatch.setattr(Trainer, "_step", noting_step)
     mispair.fit(pairs, method="oracle", networks=networks, **FAST)

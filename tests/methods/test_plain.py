@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from helpers import take_step
 from mispair.config import Config
 from mispair.data.loader import PairLoader
 from mispair.methods import METHODS, find
@@ -24,11 +25,11 @@ def test_step_is_the_mean_of_the_hardest_negatives(mask: bool, main_step: int) -
     pairs = tiny_pairs(6)
     network = build(config, SideSpec.of(pairs.left), SideSpec.of(pairs.right), seed=0).eval()
     loader = PairLoader(pairs, torch.device("cpu"))
-    batch = loader.batch(np.array([0, 1, 5, 6, 7, 10, 11, 15, 20, 21, 25, 29]))
-    result = Plain(config, [network], loader).step(0, main_step, batch, None)
+    chosen = np.array([0, 1, 5, 6, 7, 10, 11, 15, 20, 21, 25, 29])
+    result = take_step(Plain(config, [network], loader), 0, main_step, chosen)
 
     negatives = {0: 8, 3: 4, 6: 2, 100: 2}[main_step]
-    S, rows, expected = result.S.detach().numpy(), pairs.link[batch.pairs.numpy()], 0.0
+    S, rows, expected = result.S.detach().numpy(), pairs.link[chosen], 0.0
     for i in range(len(S)):
         others = [j for j in range(len(S)) if j != i]
         allowed = [j for j in others if not mask or rows[j] != rows[i]]

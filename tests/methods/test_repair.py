@@ -16,16 +16,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import mispair
-from helpers import gradients, regions, shake, tokens, vectors
+from helpers import gradients, regions, shake, take_step, tokens, vectors
 from mispair import checkpoint
 from mispair.config import Config, override
-from mispair.data.loader import Batch, PairLoader
+from mispair.data.loader import PairLoader
 from mispair.data.noise import add_noise
 from mispair.data.pairs import IntArray, Pairs, Vectors
-from mispair.engine import Trainer, Work
+from mispair.engine import Trainer
 from mispair.errors import MispairError, StoppedError
 from mispair.methods import find
-from mispair.methods.base import Step, similarity
+from mispair.methods.base import Inputs, Step, Work, similarity
 from mispair.methods.repair import KEEP_LEFT, KEEP_RIGHT, Repair
 from mispair.mixture import clean_probability
 from mispair.models import SideSpec, build
@@ -117,7 +117,7 @@ def test_labels_of_one_network_train_the_other(net: int) -> None:
     method = repair(vector_pairs(shared=2))
     method.labels = torch.stack([torch.zeros(COUNT), torch.ones(COUNT)])
     batch = method.loader.batch(CLEAN)
-    result = method.step(net, 0, batch, None)
+    result = take_step(method, net, 0, CLEAN)
     S = similarity(method.nets[net], batch)
     taught = [[0.0, ALPHA][1 - net]] * len(CLEAN)
     assert torch.equal(result.S, S)
@@ -130,7 +130,7 @@ def test_labels_of_one_network_train_the_other(net: int) -> None:
 def test_a_step_with_soft_margins_by_hand(main_step: int, negatives: int, mask: bool) -> None:
     method = repair(vector_pairs(shared=2), margin_base=4.0, mask_false_negatives=mask)
     method.labels = torch.rand(2, COUNT)
-    result = method.step(0, main_step, method.loader.batch(CLEAN), None)
+    result = take_step(method, 0, main_step, CLEAN)
     margins = [margin_of(method.labels[1, pair].item(), 4.0) for pair in CLEAN]
     masked = equal_rows(CLEAN // 2) if mask else np.zeros((7, 7), dtype=bool)
     assert result.loss.item() == pytest.approx(loop_loss(result.S, margins, negatives, masked), rel=1e-5)
@@ -139,7 +139,7 @@ def test_a_step_with_soft_margins_by_hand(main_step: int, negatives: int, mask: 
 def test_hard_labels_are_the_full_margin() -> None:
     method = repair(labels="hard")
     method.labels = torch.rand(2, COUNT)
-    result = method.step(1, 0, method.loader.batch(CLEAN), None)
+    result = take_step(method, 1, 0, CLEAN)
     expected = loop_loss(result.S, [ALPHA] * len(CLEAN), 5, np.zeros((7, 7), dtype=bool))
     assert result.loss.item() == pytest.approx(expected, rel=1e-5)
 
@@ -152,7 +152,7 @@ def test_training_on_the_noisy_part(labels: str) -> None:
     """Table IV: hard labels are 1 for clean and 0 for noisy pairs, soft ones are the pair's own."""
     method = repair(labels=labels, noisy="train", tau=0.4)
     method.labels = torch.rand(2, COUNT)
-    result = method.step(0, 0, method.loader.batch(CLEAN), method.loader.batch(NOISY))
+    result = take_step(method, 0, 0, CLEAN, NOISY)
     S = similarity(method.nets[0], method.loader.batch(NOISY))
     own = [margin_of(label) for label in method.labels[1].tolist()]
     clean_margins = [ALPHA if labels == "hard" else own[pair] for pair in CLEAN]
@@ -174,7 +174,7 @@ def half_replaced(model: str, side: str, net: int = 1) -> tuple[Repair, Step]:
     method.partners[:, KEEP_LEFT, NOISY[2]] = NOISY[3]  # a text of the picture of another pair in the batch
     method.partners[:, KEEP_RIGHT, NOISY[3]] = 13  # another pair with the picture of 12
     method.partner_labels = torch.rand(2, 2, COUNT)
-    return method, method.step(net, 0, method.loader.batch(CLEAN), method.loader.batch(NOISY))
+    return method, take_step(method, net, 0, CLEAN, NOISY)
 
 
 @pytest.mark.parametrize("side", ["both", "left", "right"])
@@ -390,7 +390,7 @@ def test_steps_fill_the_queue_and_the_next_epoch_the_bank() -> None:
     method.begin_epoch(0)
     before = [queue[0].tolist() for queue in method.queues]
     for step, start in enumerate((0, 6)):
-        method.step(0, step, method.loader.batch(np.arange(start, start + 6)), method.loader.batch(NOISY))
+        take_step(method, 0, step, np.arange(start, start + 6), NOISY)
     expected = [*before[0], *range(12)][-20:]
     assert method.queues[0][0].tolist() == expected
     assert method.queues[0][1].tolist() == [0] * 8 + [1] * 6 + [2] * 6
@@ -411,7 +411,7 @@ def test_labels_by_batch_use_the_own_bank_and_push_afterwards(model: str) -> Non
     net, other = 1, method.banks[0].pooled()[0].clone()
     bank_left, bank_right = (side.clone() for side in method.banks[net].pooled())
     ids = method.banks[net].ids.copy()
-    result = method.step(net, 0, method.loader.batch(CLEAN), None)
+    result = take_step(method, net, 0, CLEAN)
 
     left, right = (f(method.nets[net], method.loader, CLEAN).pooled for f in (encode_left, encode_right))
     values = bank_correlation(left, right, bank_left, bank_right).tolist()
@@ -434,7 +434,7 @@ def test_the_bank_is_fed_with_hard_labels_too() -> None:
     """Half-replacing reads the bank also where labels are hard (Table IV, hard + NPR)."""
     method = with_w(repair(label_when="batch", labels="hard"), random_w())
     method.begin_epoch(0)
-    method.step(0, 0, method.loader.batch(CLEAN), None)
+    take_step(method, 0, 0, CLEAN)
     assert set(CLEAN.tolist()) <= set(method.banks[0].ids.tolist())
 
 
@@ -448,14 +448,14 @@ def test_the_state_survives_a_checkpoint(model: str, when: str) -> None:
     settings: dict[str, Any] = {"model": model, "label_when": when, "noisy_start": 0.0, "eta": 1.0}
     method, copy = repair(pairs, **settings), repair(pairs, **settings)
     method.begin_epoch(0)
-    method.step(0, 0, method.loader.batch(CLEAN), method.loader.batch(NOISY))
+    take_step(method, 0, 0, CLEAN, NOISY)
     buffer = io.BytesIO()
     torch.save(method.state_dict(), buffer)
     buffer.seek(0)
     copy.load_state_dict(torch.load(buffer, weights_only=True))
     assert copy.found == method.found
     for step, (clean, noisy) in enumerate(((NOISY, CLEAN), (CLEAN + 0, NOISY + 1))):
-        ours, theirs = (m.step(1, step, m.loader.batch(clean), m.loader.batch(noisy)) for m in (method, copy))
+        ours, theirs = (take_step(m, 1, step, clean, noisy) for m in (method, copy))
         assert torch.equal(ours.loss, theirs.loss)
     ours_next, theirs_next = method.begin_epoch(1), copy.begin_epoch(1)
     for a, b in zip(ours_next, theirs_next, strict=True):
@@ -476,9 +476,9 @@ def trained(settings: Config, pairs: Pairs, folder: Path, stop: tuple[int, int, 
     trainer = Trainer(settings, pairs, None, run)
     step, done = trainer._step, 0
 
-    def stopping_step(work: Work, clean: Batch, noisy: Batch | None) -> None:
+    def stopping_step(work: Work, inputs: Inputs) -> None:
         nonlocal done
-        step(work, clean, noisy)
+        step(work, inputs)
         done += 1
         cursor = trainer.cursor
         if (cursor.epoch, cursor.network, cursor.position) == stop:

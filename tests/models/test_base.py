@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from helpers import regions, tokens, vectors
-from mispair.models.base import CosineNetwork, Encoded, SideSpec, l2norm, masked_mean, packing, safe_norm, xavier_linear
+from mispair.models.base import CosineNetwork, Encoded, SideSpec, l2norm, safe_norm, xavier_linear
 
 ragged = st.lists(st.integers(1, 9), min_size=1, max_size=6)
 
@@ -48,51 +48,6 @@ def test_safe_norm_has_no_slope_at_zero() -> None:
     assert norm[1].item() == pytest.approx(2)
     assert square.grad is not None
     assert square.grad.tolist() == [0.0, 0.25]
-
-
-@given(ragged, st.integers(0, 3))
-def test_pack_and_pad_are_each_others_reverse(lengths: list[int], extra: int) -> None:
-    width = max(lengths) + extra
-    real = packing(torch.tensor(lengths), width, torch.device("cpu"))
-    padded = torch.randn(len(lengths), width, 2)
-    packed = real.pack(padded)
-    expected = torch.cat([padded[row, :length] for row, length in enumerate(lengths)])
-    assert torch.equal(packed, expected)
-    back = real.pad(packed)
-    for row, length in enumerate(lengths):
-        assert torch.equal(back[row, :length], padded[row, :length])
-        assert (back[row, length:] == 0).all()
-    assert torch.equal(real.pack(back), packed)
-    assert real.owner.tolist() == [row for row, length in enumerate(lengths) for _ in range(length)]
-    assert real.inside.sum().item() == sum(lengths)
-
-
-@given(ragged)
-def test_pad_along_another_axis(lengths: list[int]) -> None:
-    real = packing(torch.tensor(lengths), max(lengths), torch.device("cpu"))
-    packed = torch.randn(3, sum(lengths), 2)
-    along_one = real.pad(packed, dim=1)
-    assert along_one.shape == (3, len(lengths), max(lengths), 2)
-    for image in range(3):
-        assert torch.equal(along_one[image], real.pad(packed[image]))
-
-
-def test_gradients_flow_through_packing() -> None:
-    real = packing(torch.tensor([2, 1]), 3, torch.device("cpu"))
-    x = torch.randn(2, 3, 4, requires_grad=True)
-    real.pad(real.pack(x)).sum().backward()  # type: ignore[no-untyped-call]
-    assert x.grad is not None
-    assert x.grad[..., 0].tolist() == [[1, 1, 0], [1, 0, 0]]
-
-
-@given(ragged)
-def test_masked_mean(lengths: list[int]) -> None:
-    local = torch.randn(len(lengths), max(lengths), 3)
-    for row, length in enumerate(lengths):
-        local[row, length:] = 0
-    mean = masked_mean(local, torch.tensor(lengths))
-    for row, length in enumerate(lengths):
-        torch.testing.assert_close(mean[row], local[row, :length].mean(dim=0))
 
 
 def test_side_specs() -> None:

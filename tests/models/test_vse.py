@@ -109,7 +109,7 @@ def test_weights_sum_to_one_and_depend_on_the_length_alone(lengths: list[int], e
 
 
 def test_position_codes() -> None:
-    codes = position_codes(40, 32)
+    codes = position_codes(40, 32, torch.device("cpu"))
     expected = [[code(position, channel, 32) for channel in range(32)] for position in range(40)]
     torch.testing.assert_close(codes, torch.tensor(expected), rtol=0, atol=1e-5)
 

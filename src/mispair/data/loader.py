@@ -6,7 +6,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from mispair.errors import DataError
 DEVICE_SHARE = 0.5  # of the free device memory, for the features; the rest is the training's
 PREFETCH = 3  # batches made ahead when the features stay on the host
 CHUNK = 1024  # rows moved at once when features go to the device
+WIDTHS, TOTALS = 8, 256  # steps of the sizes of `Room`
 J = TypeVar("J")
 R = TypeVar("R")
 
@@ -26,12 +27,16 @@ R = TypeVar("R")
 class Items:
     """Some items of one side on the device: (B, n, D) regions, (B, n) token ids or (B, D) vectors.
 
-    `lengths` says how many of the n are real. It stays on the host, because packing and choosing shapes by it must not
-    wait for the device.
+    Attributes:
+        values: The items.
+        lengths: (B,) how many of the n are real; None if all are. It stays on the host, because choosing shapes by it
+            must not wait for the device. Where the shapes are chosen already, by `room`, it is on the device.
+        room: For how many real elements of all items together there is room.
     """
 
     values: Tensor
     lengths: Tensor | None = None
+    room: int | None = None
 
     def __len__(self) -> int:
         return len(self.values)
@@ -43,11 +48,21 @@ class Batch:
 
     left: Items
     right: Items
-    pairs: Tensor  # (B,) numbers of the pairs in the data set
+    pairs: Tensor  # (B,) numbers of the pairs in the data set, on the device as all the rest
     left_rows: Tensor  # (B,) which left item each one uses: equal rows are never each other's negatives
 
     def __len__(self) -> int:
         return len(self.pairs)
+
+
+class Room(NamedTuple):
+    """Sizes of arrays for texts of any lengths up to these. In coarse steps, so that the same few sizes come again."""
+
+    width: int  # of the longest text
+    total: int  # of all texts together
+
+
+Rooms = tuple[Room | None, Room | None]  # of the left and of the right side
 
 
 def send(tensor: Tensor, device: torch.device) -> Tensor:
@@ -78,18 +93,39 @@ class SideLoader:
         """Number of the augmentation's <mask>: one behind the words."""
         return len(self.side.vocabulary) if isinstance(self.side, Tokens) else 0
 
-    def items(self, rows: IntArray) -> Items:
-        """The items at `rows`, on the device."""
+    def room(self, *batches: IntArray) -> Room | None:
+        """Room for any one of these batches of texts; None where nothing would be gained by it."""
+        if self.device.type != "cuda" or not isinstance(self.side, Tokens):
+            return None
+        lengths = [self.side.lengths[rows] for rows in batches]
+        longest, most = (max(int(size(part)) for part in lengths) for size in (np.max, np.sum))
+        return Room(round_up(longest, WIDTHS), round_up(most, TOTALS))
+
+    def items(self, rows: IntArray, room: Room | None = None, augment: np.random.Generator | None = None) -> Items:
+        """The items at `rows`, on the device; with `augment`, made smaller at random by it."""
         if isinstance(self.side, Tokens):
-            values, lengths = pad_tokens(self.side, rows)
-            return Items(send(torch.from_numpy(values), self.device), torch.from_numpy(lengths))
-        if self.resident is not None:
-            values_on_device = self.resident[send(torch.from_numpy(rows), self.device)]
+            values, lengths = pad_tokens(self.side, rows, None if room is None else room.width)
+            items = Items(torch.from_numpy(values), torch.from_numpy(lengths))
         else:
-            values_on_device = send(torch.from_numpy(self._half(self.side.features[rows])), self.device)
-        if self.side.kind == "vectors":
-            return Items(values_on_device)
-        return Items(values_on_device, torch.full((len(rows),), values_on_device.shape[1]))
+            items = Items(self._features(rows))
+        if augment is not None:
+            items = Augmentation(augment, self.mask_id, cut=self.device.type != "cuda")(items)
+        return self._placed(items, room)
+
+    def _placed(self, items: Items, room: Room | None) -> Items:
+        """On the device; the lengths as well, if the shapes do not follow from them."""
+        if self.device.type != "cuda":
+            return items
+        values, lengths = items.values, items.lengths
+        total = values[..., 0].numel() if values.dim() == 3 else None if room is None else room.total
+        if lengths is not None and total is not None:
+            lengths = send(lengths, self.device)
+        return Items(values if values.is_cuda else send(values, self.device), lengths, total)
+
+    def _features(self, rows: IntArray) -> Tensor:
+        if self.resident is not None:
+            return self.resident[send(torch.from_numpy(rows), self.device)]
+        return send(torch.from_numpy(self._half(self.side.features[rows])), self.device)  # type: ignore[union-attr]
 
     def _half(self, features: np.ndarray) -> np.ndarray:
         """Half precision where a GPU computes; on a CPU half precision only costs time."""
@@ -118,24 +154,34 @@ class PairLoader:
         self.left = SideLoader(pairs.left, device, share / 2)
         self.right = SideLoader(pairs.right, device, share / 2)
 
-    def batch(self, pairs: IntArray, augment: np.random.Generator | None = None) -> Batch:
+    def rooms(self, *batches: IntArray) -> Rooms:
+        """Room for the left and for the right items of any one of these batches of pairs."""
+        return self.left.room(*(self.pairs.link[pairs] for pairs in batches)), self.right.room(*batches)
+
+    def batch(self, pairs: IntArray, augment: np.random.Generator | None = None, rooms: Rooms = (None, None)) -> Batch:
         """The batch of these pairs; with `augment`, made smaller at random by it."""
         rows = self.pairs.link[pairs]
-        left, right = self.left.items(rows), self.right.items(pairs)
-        if augment is not None:
-            left = Augmentation(augment, self.left.mask_id)(left)
-            right = Augmentation(augment, self.right.mask_id)(right)
-        return Batch(left, right, torch.from_numpy(pairs), torch.from_numpy(rows))
+        left, right = self.left.items(rows, rooms[0], augment), self.right.items(pairs, rooms[1], augment)
+        device = self.left.device
+        return Batch(left, right, send(torch.from_numpy(pairs), device), send(torch.from_numpy(rows), device))
 
     @property
     def on_host(self) -> bool:
         return self.left.on_host or self.right.on_host
 
 
-def pad_tokens(side: Tokens, rows: IntArray) -> tuple[IntArray, IntArray]:
-    """Token ids (B, longest) padded with 0, and the lengths."""
+def round_up(size: int, step: int) -> int:
+    """
+    >>> round_up(17, 8), round_up(16, 8)
+    (24, 16)
+    """
+    return step * -(-size // step)
+
+
+def pad_tokens(side: Tokens, rows: IntArray, width: int | None = None) -> tuple[IntArray, IntArray]:
+    """Token ids (B, width) padded with 0, by default as wide as the longest, and the lengths."""
     lengths = side.lengths[rows]
-    inside = np.arange(lengths.max(initial=1)) < lengths[:, None]
+    inside = np.arange(width or lengths.max(initial=1)) < lengths[:, None]
     values = np.zeros(inside.shape, dtype=np.int64)
     starts = np.repeat(side.offsets[:-1][rows] - np.cumsum(lengths) + lengths, lengths)
     values[inside] = side.ids[starts + np.arange(lengths.sum())]
@@ -153,18 +199,22 @@ class Augmentation:
     rng: np.random.Generator
     mask_id: int
     rate: float = 0.2
+    cut: bool = True  # what no item needs any more
 
     def __call__(self, items: Items) -> Items:
-        if items.lengths is None:  # vectors have no elements to lose
+        texts = items.values.dim() == 2
+        if texts and items.lengths is None:  # these are vectors, which have no elements to lose
             return items
-        real = np.arange(items.values.shape[1]) < items.lengths.numpy()[:, None]
-        if items.values.dim() == 2:
+        real = np.ones(items.values.shape[:2], dtype=bool)
+        if items.lengths is not None:
+            real &= np.arange(real.shape[1]) < items.lengths.numpy()[:, None]
+        if texts:
             items, dropped = self._touch_tokens(items, real)
         else:
             dropped = self.rng.random(real.shape) < self.rate
         kept = real & ~dropped
         kept[~kept.any(axis=1), 0] = True
-        return _compact(items, kept)
+        return _compact(items, kept, kept.sum(axis=1).max() if self.cut else kept.shape[1])
 
     def _touch_tokens(self, items: Items, real: np.ndarray) -> tuple[Items, np.ndarray]:
         draw = self.rng.random(real.shape) / self.rate  # below 1: touched
@@ -176,10 +226,10 @@ class Augmentation:
         return replace(items, values=values), (draw >= 0.6) & (draw < 1)
 
 
-def _compact(items: Items, kept: np.ndarray) -> Items:
-    """Moves the kept elements of each item to its front and cuts what no item needs."""
+def _compact(items: Items, kept: np.ndarray, width: int) -> Items:
+    """Moves the kept elements of each item to its front; what lies behind them becomes 0, as far as `width`."""
     lengths = kept.sum(axis=1)
-    order = np.argsort(~kept, axis=1, kind="stable")[:, : lengths.max()]
+    order = np.argsort(~kept, axis=1, kind="stable")[:, :width]
     inside = np.arange(order.shape[1]) < lengths[:, None]
     index = send(torch.from_numpy(order), items.values.device)
     shape = (*index.shape, *(1,) * (items.values.dim() - 2))

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from mispair.config import Config
@@ -28,6 +29,25 @@ class Split:
 
 
 @dataclass(frozen=True)
+class Work:
+    """One step's pairs, as numbers."""
+
+    position: int  # of the step in its epoch
+    main_step: int | None  # number of the network's step in the main epochs; None while warming up
+    clean: IntArray
+    noisy: IntArray | None = None
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """All that a step's loss depends on beside the network: tensors on the device."""
+
+    clean: Batch
+    negatives: Tensor  # () how many of the hardest negatives count
+    noisy: Batch | None = None
+
+
+@dataclass(frozen=True)
 class Step:
     """What a training step hands to the engine."""
 
@@ -41,10 +61,13 @@ class Method(ABC):
 
     Attributes:
         networks: How many networks the method needs, 1 or 2. One-network methods may train two to average them.
+        repeatable: Whether a GPU may record a step and repeat it with other inputs: if `loss` does the same operations
+            at every step, touches nothing but its inputs and the network, and reads nothing back from the device.
         nets: The networks; set by the engine, as are the two that follow.
     """
 
     networks: int = 1
+    repeatable: bool = True
 
     def __init__(self, config: Config, nets: list[Network], loader: PairLoader) -> None:
         self.config, self.nets, self.loader = config, nets, loader
@@ -61,14 +84,27 @@ class Method(ABC):
         """What the method found out in this main epoch, for the log: plain numbers and lists of them."""
         return {}
 
-    def warmup_step(self, net: int, batch: Batch) -> Step:
+    def inputs(self, net: int, work: Work, augment: np.random.Generator | None) -> Inputs:  # noqa: ARG002 - a hook
+        """Loads what the loss of a step needs. May run ahead of the steps, so it must not look at the networks."""
+        batches = [work.clean] if work.noisy is None else [work.clean, work.noisy]
+        rooms = self.loader.rooms(*batches)
+        return Inputs(
+            negatives=self.negatives(work.main_step or 0),
+            noisy=None if work.noisy is None else self.loader.batch(work.noisy, augment, rooms),
+            clean=self.loader.batch(work.clean, augment, rooms),
+        )
+
+    def warmup_loss(self, net: int, inputs: Inputs) -> Step:
         """Loss of network `net` on a batch of all pairs before the main epochs: mean over all negatives."""
-        S = similarity(self.nets[net], batch)
-        return Step(warmup_loss(S, self.config.margin, self.false_negatives(batch)), S)
+        S = similarity(self.nets[net], inputs.clean)
+        return Step(warmup_loss(S, self.config.margin, self.false_negatives(inputs.clean)), S)
 
     @abstractmethod
-    def step(self, net: int, main_step: int, clean: Batch, noisy: Batch | None) -> Step:
-        """Loss of network `net` in its step number `main_step` of the main epochs."""
+    def loss(self, net: int, inputs: Any) -> Step:
+        """Loss of network `net` in a step of the main epochs, on what `inputs` gave."""
+
+    def trained(self, net: int, work: Work) -> None:  # noqa: B027 - most methods keep no books
+        """Called when network `net` has taken its main step `work`."""
 
     def state_dict(self) -> dict[str, Any]:
         """What must survive a restart beyond the networks: tensors and plain values only."""
@@ -77,18 +113,18 @@ class Method(ABC):
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 - most methods keep no state
         """Takes back what `state_dict` gave."""
 
-    def negatives(self, main_step: int) -> int:
-        """How many of the hardest negatives count in this step."""
+    def negatives(self, main_step: int) -> Tensor:
+        """How many of the hardest negatives count in this step, on the device."""
         config = self.config
         start = min(config.negatives_start, config.batch_size - 1)
-        return negatives_at(main_step, start, min(config.negatives_end, start), config.hardening_steps)
+        count = negatives_at(main_step, start, min(config.negatives_end, start), config.hardening_steps)
+        return send(torch.tensor(count), self.loader.left.device)
 
     def false_negatives(self, batch: Batch) -> Tensor | None:
         """(B, B): pairs that share their left item cannot be each other's negatives."""
         if not self.config.mask_false_negatives:
             return None
-        rows = batch.left_rows
-        return send(rows[:, None] == rows, batch.left.values.device)
+        return batch.left_rows[:, None] == batch.left_rows
 
 
 def similarity(network: Network, batch: Batch) -> Tensor:

@@ -8,7 +8,9 @@ from the bank. docs/methods.md tells what we do where the paper leaves a choice.
 
 from __future__ import annotations
 
-from typing import Any
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -16,11 +18,12 @@ from torch import Tensor
 
 from mispair.bank import Bank
 from mispair.config import Config
-from mispair.data.loader import Batch, PairLoader, send
+from mispair.data.loader import Items, PairLoader, Rooms, send
 from mispair.data.pairs import IntArray
+from mispair.evaluate import inference
 from mispair.losses import hard_loss, soft_margin
 from mispair.methods import diagnosis
-from mispair.methods.base import Method, Split, Step, similarity
+from mispair.methods.base import Inputs, Method, Split, Step, Work, similarity
 from mispair.methods.diagnosis import BoolArray
 from mispair.mixture import FloatArray, clean_probability, split
 from mispair.models import Network
@@ -32,6 +35,25 @@ BATCHES, FIRST_FILL = 100, 101  # streams of random numbers
 MEMORY = 0.5  # weight of the epochs before in the smoothed losses
 CHUNK = 1024  # pairs encoded for a bank at a time
 KEEP_LEFT, KEEP_RIGHT = 0, 1  # which side of a half-replaced pair stays
+
+
+@dataclass(frozen=True)
+class Beside:
+    """Noisy pairs that train beside the clean ones."""
+
+    left: Items
+    right: Items
+    lent: Literal["left", "right"] | None  # which side comes from a bank, and so gets no gradients
+    labels: Tensor  # (n,) y*
+    same: Tensor | None  # (n, n) true where two pairs are no negatives of each other
+
+
+@dataclass(frozen=True)
+class RepairInputs(Inputs):
+    """A batch of clean pairs with its labels, and perhaps noisy pairs."""
+
+    labels: Tensor = field(kw_only=True)  # (B,) y*
+    beside: tuple[Beside, ...] = ()
 
 
 class Repair(Method):
@@ -135,30 +157,73 @@ class Repair(Method):
 
     # ------------------------------------------------------------------ a step
 
-    def step(self, net: int, main_step: int, clean: Batch, noisy: Batch | None) -> Step:
-        negatives = self.negatives(main_step)
-        S = similarity(self.nets[net], clean)
-        labels = self._clean_labels(net, clean)
-        loss = hard_loss(S, self._margin(labels), negatives, self.false_negatives(clean))
-        report = {}
-        if noisy is not None:
-            noisy_loss = self._replaced_loss if self.config.noisy == "replace" else self._noisy_loss
-            beside = noisy_loss(net, noisy, negatives)
-            report["noisy_loss"] = beside / len(noisy)
-            loss = loss + self.config.tau * beside
-        self.steps[net] = main_step + 1
-        self._enqueue(net, clean.pairs.numpy())
-        return Step(loss, S, report)
+    @property
+    def repeatable(self) -> bool:  # type: ignore[override]
+        return self.config.label_when == "epoch"
+
+    def inputs(self, net: int, work: Work, augment: np.random.Generator | None) -> Inputs:
+        if work.main_step is None:
+            return super().inputs(net, work, augment)
+        others = [] if work.noisy is None else [work.noisy, *self._lent(net, work.noisy).values()]
+        rooms = self.loader.rooms(work.clean, *others)
+        beside = () if work.noisy is None else self._beside(net, work.noisy, augment, rooms)
+        clean = self.loader.batch(work.clean, augment, rooms)
+        labels = self.labels[1 - net, clean.pairs]
+        if self.config.labels == "hard":
+            labels = torch.ones_like(labels)
+        return RepairInputs(clean, self.negatives(work.main_step), labels=labels, beside=beside)
+
+    def _lent(self, net: int, noisy: IntArray) -> dict[int, IntArray]:
+        """By kept side: the pairs that lend their other item to these noisy ones."""
+        if self.config.noisy == "train":
+            return {}
+        return {side: self.partners[net, side, noisy] for side in self._sides}
+
+    def _beside(
+        self, net: int, noisy: IntArray, augment: np.random.Generator | None, rooms: Rooms
+    ) -> tuple[Beside, ...]:
+        """Noisy pairs as they are; or with a new right and with a new left item."""
+        batch = self.loader.batch(noisy, augment, rooms)
+        if self.config.noisy == "train":
+            labels = self.labels[1 - net, batch.pairs]
+            if self.config.labels == "hard":
+                labels = torch.zeros_like(labels)
+            return (Beside(batch.left, batch.right, None, labels, self.false_negatives(batch)),)
+        beside, own = [], batch.left_rows
+        for side, ids in self._lent(net, noisy).items():
+            labels = self.partner_labels[net, side, batch.pairs]
+            rows = send(torch.from_numpy(self.loader.pairs.link[ids]), self.device)
+            same = rows[:, None] == rows
+            if side == KEEP_LEFT:
+                same = same | (own[:, None] == own) | (own[:, None] == rows)
+                beside.append(Beside(batch.left, self.loader.right.items(ids, rooms[1]), "right", labels, same))
+            else:
+                lent = self.loader.left.items(self.loader.pairs.link[ids], rooms[0])
+                beside.append(Beside(lent, batch.right, "left", labels, same))
+        return tuple(beside)
+
+    def loss(self, net: int, inputs: RepairInputs) -> Step:
+        S = similarity(self.nets[net], inputs.clean)
+        labels = inputs.labels
+        if self.config.label_when == "batch" and self._ranks:
+            own = self._label_and_push(net, inputs.clean.pairs.cpu().numpy())
+            labels = own if self.config.labels == "rank" else labels
+        loss = hard_loss(S, self._margin(labels), inputs.negatives, self.false_negatives(inputs.clean))
+        if not inputs.beside:
+            return Step(loss, S)
+        beside = torch.stack([self._beside_loss(net, part, inputs.negatives) for part in inputs.beside]).mean()
+        return Step(loss + self.config.tau * beside, S, {"noisy_loss": beside / len(inputs.beside[0].labels)})
+
+    def _beside_loss(self, net: int, pairs: Beside, negatives: Tensor) -> Tensor:
+        network = self.nets[net]
+        with inference(network) if pairs.lent == "left" else nullcontext():
+            left = network.encode_left(pairs.left)
+        with inference(network) if pairs.lent == "right" else nullcontext():
+            right = network.encode_right(pairs.right)
+        return hard_loss(network.similarity(left, right), self._margin(pairs.labels), negatives, pairs.same)
 
     def _margin(self, labels: Tensor) -> Tensor:
         return soft_margin(labels, self.config.margin, self.config.margin_base)
-
-    def _clean_labels(self, net: int, batch: Batch) -> Tensor:
-        if self.config.label_when == "batch" and self._ranks:
-            labels = self._label_and_push(net, batch.pairs.numpy())
-        else:
-            labels = self.labels[1 - net, send(batch.pairs, self.device)]
-        return torch.ones_like(labels) if self.config.labels == "hard" else labels
 
     def _label_and_push(self, net: int, pairs: IntArray) -> Tensor:
         """Labels of a batch by the network's own bank, into which it then goes (Algorithm 1)."""
@@ -167,33 +232,9 @@ class Repair(Method):
         self.banks[net].push(left, right, pairs)
         return soft_labels(correlation, *label_bounds(correlation, self.config.gamma_share))
 
-    def _noisy_loss(self, net: int, batch: Batch, negatives: int) -> Tensor:
-        """Noisy pairs as they are, with their own labels."""
-        labels = self.labels[1 - net, send(batch.pairs, self.device)]
-        if self.config.labels == "hard":
-            labels = torch.zeros_like(labels)
-        return hard_loss(
-            similarity(self.nets[net], batch), self._margin(labels), negatives, self.false_negatives(batch)
-        )
-
-    def _replaced_loss(self, net: int, batch: Batch, negatives: int) -> Tensor:
-        """Noisy pairs with a new right and with a new left item: the mean of both losses."""
-        network, link = self.nets[net], self.loader.pairs.link
-        pairs, rows = batch.pairs.numpy(), batch.left_rows.numpy()
-        losses = []
-        for side in self._sides:
-            ids = self.partners[net, side, pairs]
-            if side == KEEP_LEFT:
-                new = encode_right(network, self.loader, ids)  # without gradients, as what comes from a bank
-                S = network.similarity(network.encode_left(batch.left), new)
-                same = (link[ids][:, None] == link[ids]) | (rows[:, None] == rows) | (rows[:, None] == link[ids])
-            else:
-                new = encode_left(network, self.loader, ids)
-                S = network.similarity(new, network.encode_right(batch.right))
-                same = link[ids][:, None] == link[ids]
-            labels = self.partner_labels[net, side, send(batch.pairs, self.device)]
-            losses.append(hard_loss(S, self._margin(labels), negatives, send(torch.from_numpy(same), self.device)))
-        return torch.stack(losses).mean()
+    def trained(self, net: int, work: Work) -> None:
+        self.steps[net] += 1
+        self._enqueue(net, work.clean)
 
     # ------------------------------------------------------------------ the bank
 

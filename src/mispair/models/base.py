@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -45,13 +43,15 @@ class Encoded:
 
     Attributes:
         local: (B, n, D) a vector for each region or word, zero where padded; None for models with one vector an item.
-        lengths: (B,) how many of the n are real, on the host; None where `local` is.
+        lengths: (B,) how many of the n are real; None if all are.
         pooled: (B, D) one vector of unit length an item.
+        room: As in `Items`, as are the lengths.
     """
 
     local: Tensor | None
     lengths: Tensor | None
     pooled: Tensor
+    room: int | None = None
 
     def __len__(self) -> int:
         return len(self.pooled)
@@ -59,13 +59,12 @@ class Encoded:
     def take(self, rows: Tensor) -> Encoded:
         """The items at `rows` (on the host), in that order."""
         there = send(rows, self.pooled.device)
-        if self.local is None or self.lengths is None:
-            return Encoded(None, None, self.pooled[there])
-        return Encoded(self.local[there], self.lengths[rows], self.pooled[there])
+        local = None if self.local is None else self.local[there]
+        return Encoded(local, None if self.lengths is None else self.lengths[rows], self.pooled[there])
 
-    def parts(self) -> tuple[Tensor, Tensor]:
+    def parts(self) -> tuple[Tensor, Tensor | None]:
         """`local` and `lengths` of a model that has them."""
-        if self.local is None or self.lengths is None:
+        if self.local is None:
             raise TypeError("This model needs a vector for each region or word, but the items have one vector only.")
         return self.local, self.lengths
 
@@ -126,43 +125,3 @@ def xavier_linear(inputs: int, outputs: int) -> nn.Linear:
     nn.init.xavier_uniform_(layer.weight)
     nn.init.zeros_(layer.bias)
     return layer
-
-
-class Packing(NamedTuple):
-    """Where the real elements of a padded (B, n) array are. Made on the host, from host lengths: no waiting."""
-
-    flat: Tensor  # (T,) positions of the real elements in the flattened (B * n) array
-    owner: Tensor  # (T,) item that each one belongs to
-    slots: Tensor  # (B, n) position in the packed T of each element; T where padded
-    inside: Tensor  # (B, n) true where real
-
-    def pack(self, padded: Tensor) -> Tensor:
-        """(B, n, ...) to (T, ...)."""
-        return padded.flatten(0, 1)[self.flat]
-
-    def pad(self, packed: Tensor, dim: int = 0) -> Tensor:
-        """(..., T, ...) to (..., B, n, ...) with zeros."""
-        zero = torch.zeros_like(packed.narrow(dim, 0, 1))
-        spread = torch.cat([packed, zero], dim=dim).index_select(dim, self.slots.flatten())
-        return spread.view(*packed.shape[:dim], *self.slots.shape, *packed.shape[dim + 1 :])
-
-
-def packing(lengths: Tensor, width: int, device: torch.device) -> Packing:
-    """Finds the real elements of (B, width) items with these lengths."""
-    counts = lengths.numpy()  # numpy, because torch wakes all its threads for arrays as small as these
-    real = np.arange(width) < counts[:, None]
-    flat = np.flatnonzero(real)
-    slots = np.full(real.shape, len(flat))
-    slots[real] = np.arange(len(flat))
-    parts = (flat, np.repeat(np.arange(len(counts)), counts), slots, real)
-    return Packing(*(send(torch.from_numpy(part), device) for part in parts))
-
-
-def inside(lengths: Tensor, width: int, device: torch.device) -> Tensor:
-    """(B, width) true where real, for lengths on the host."""
-    return send(torch.from_numpy(np.arange(width) < lengths.numpy()[:, None]), device)
-
-
-def masked_mean(local: Tensor, lengths: Tensor) -> Tensor:
-    """Mean over the real elements of zero-padded (B, n, D)."""
-    return local.sum(dim=1) / send(lengths.to(local.dtype), local.device)[:, None]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from mispair.data.loader import Items
-from mispair.models.base import Encoded, SideSpec, inside, l2norm, masked_mean, xavier_linear
+from mispair.models.base import Encoded, SideSpec, l2norm, xavier_linear
+from mispair.models.ragged import inside, masked_mean
 from mispair.models.recurrence import BiGRU
 
 
@@ -19,9 +20,9 @@ class RegionEncoder(nn.Module):
     def forward(self, items: Items) -> Encoded:
         values, lengths = as_set(items, self.fc.weight)
         local = l2norm(self.fc(values).float())
-        if bool((lengths < local.shape[1]).any()):
+        if lengths is not None:
             local = local * inside(lengths, local.shape[1], local.device)[..., None]
-        return Encoded(local, lengths, l2norm(masked_mean(local, lengths)))
+        return Encoded(local, lengths, l2norm(masked_mean(local, lengths)), items.room)
 
 
 class WordRecurrence(nn.Module):
@@ -49,13 +50,10 @@ class WordEncoder(nn.Module):
     def forward(self, items: Items) -> Encoded:
         hidden, lengths = self.words(items)
         local = l2norm(hidden)
-        return Encoded(local, lengths, l2norm(masked_mean(local, lengths)))
+        return Encoded(local, lengths, l2norm(masked_mean(local, lengths)), items.room)
 
 
-def as_set(items: Items, like: Tensor) -> tuple[Tensor, Tensor]:
+def as_set(items: Items, like: Tensor) -> tuple[Tensor, Tensor | None]:
     """Features as sets (B, n, D) in the precision of `like`, with their lengths; a vector is a set of one."""
     values = items.values.to(like.dtype)
-    if items.lengths is not None:
-        return values, items.lengths
-    ones = items.values.new_ones(len(items), device="cpu").long()
-    return values[:, None], ones
+    return values if values.dim() == 3 else values[:, None], items.lengths

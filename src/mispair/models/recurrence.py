@@ -5,12 +5,11 @@ from __future__ import annotations
 from contextlib import nullcontext
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mispair.data.loader import send
-from mispair.models.base import full_precision, inside
+from mispair.models.base import full_precision
+from mispair.models.ragged import inside, to
 
 
 class BiGRU(nn.Module):
@@ -27,7 +26,7 @@ class BiGRU(nn.Module):
         self.back = nn.GRU(inputs, hidden, batch_first=True)
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
-        order = send(turned(lengths, x.shape[1]), x.device)
+        order = to(turned(lengths, x.shape[1]), x.device)
         x_back = turn(x, order)
         ahead, back = self._scan(x, x_back) if scans(x.device) else (self.ahead(x)[0], self.back(x_back)[0])
         mean: Tensor = (ahead.float() + turn(back, order).float()) / 2
@@ -138,9 +137,9 @@ def turned(lengths: Tensor, width: int) -> Tensor:
     >>> turned(torch.tensor([3, 1]), 4)
     tensor([2, 1, 0, 3, 4, 5, 6, 7])
     """
-    position, last = np.arange(width), lengths.numpy()[:, None] - 1
-    inside_item = np.where(position <= last, last - position, position)
-    return torch.from_numpy((inside_item + width * np.arange(len(lengths))[:, None]).ravel())
+    position, last = torch.arange(width, device=lengths.device), lengths[:, None] - 1
+    inside_item = torch.where(position <= last, last - position, position)
+    return (inside_item + width * torch.arange(len(lengths), device=lengths.device)[:, None]).flatten()
 
 
 def turn(x: Tensor, order: Tensor) -> Tensor:

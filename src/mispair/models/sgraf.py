@@ -1,31 +1,20 @@
 """SGR (Diao et al., AAAI 2021): a graph over the similarity vectors of words and whole sentence, reasoned over.
 
 The published code loops over captions in Python. Here all captions of a batch are computed at once: the real words of
-all captions stand one after the other (T of them, no padding) wherever tensors are wide, and are padded only for the
-graph, where they are narrow. The result is the same number for number.
+all captions stand one after the other (T of them, no padding). The result is the same number for number.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import leaky_relu, one_hot
+from torch.nn.functional import leaky_relu, linear
 
 from mispair.config import Config
-from mispair.models.base import (
-    Encoded,
-    Network,
-    SideSpec,
-    full_precision,
-    inside,
-    l2norm,
-    masked_mean,
-    packing,
-    safe_norm,
-    xavier_linear,
-)
+from mispair.models.base import Encoded, Network, SideSpec, full_precision, l2norm, safe_norm, xavier_linear
 from mispair.models.encoders import RegionEncoder, WordEncoder
-from mispair.models.kernels import context
+from mispair.models.kernels import context, graph
+from mispair.models.ragged import Packing, inside, masked_mean, packing
 
 SMOOTH = 9.0  # sharpness of the attention of words over regions
 
@@ -44,26 +33,56 @@ class SelfAttention(nn.Module):
         self.whole = nn.Sequential(*whole, nn.Tanh(), nn.Dropout(dropout))
         self.score = xavier_linear(embed_size, 1)
 
-    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+    def forward(self, x: Tensor, lengths: Tensor | None) -> Tensor:
         query = self.whole(masked_mean(x, lengths))
         scores = self.score(self.local(x) * query[:, None]).squeeze(-1).float()
-        weights = scores.masked_fill(~inside(lengths, x.shape[1], x.device), -torch.inf).softmax(dim=-1)
-        return l2norm((weights[..., None] * x).sum(dim=1))
+        if lengths is not None:
+            scores = scores.masked_fill(~inside(lengths, x.shape[1], x.device), -torch.inf)
+        return l2norm((scores.softmax(dim=-1)[:, None] @ x).squeeze(1))
 
 
 class GraphReasoning(nn.Module):
-    """One layer of attention among the nodes of a graph, without scaling and without residual."""
+    """One layer of attention among the nodes of each graph, without scaling and without residual.
+
+    Nodes are (l, r + T, s): for each of l images the r sentences, then the T words of all sentences one after the
+    other. A sentence and its words are a graph.
+    """
 
     def __init__(self, size: int) -> None:
         super().__init__()
         self.query, self.key, self.out = (xavier_linear(size, size) for _ in range(3))
 
-    def forward(self, nodes: Tensor, padded: Tensor, keep: int) -> Tensor:
-        """(..., n, s) nodes to the first `keep` of them; `padded` (..., 1, n) nodes are not looked at."""
-        edges = self.query(nodes[..., :keep, :]) @ self.key(nodes).transpose(-1, -2)
-        edges = edges.float().masked_fill(padded, -torch.inf).softmax(dim=-1)
-        reasoned: Tensor = self.out(edges.to(nodes.dtype) @ nodes).relu()
+    def forward(self, nodes: Tensor, words: Packing, *, last: bool) -> Tensor:
+        """New nodes (l, r + T, s); of the `last` layer only those of the sentences, (l, r, s)."""
+        asking = nodes[:, : len(words.lengths)] if last else nodes
+        # (W_q x + b_q)(W_k y + b_k) as a function of y is (W_k' W_q x + W_k' b_q) y plus what the softmax does not see:
+        # one product a node instead of two.
+        with full_precision(nodes):
+            both, bias = self.key.weight.T @ self.query.weight, self.query.bias @ self.key.weight
+        queries = linear(asking, both, bias)
+        if graph.available(nodes.device) and graph.fits(nodes, 1 + words.longest):
+            attend = graph.attend_first if last else graph.attend
+            seen = attend(queries, nodes, words.starts, words.lengths, 1 + words.longest)
+        else:
+            seen = plain_attention(queries, nodes, words, last=last)
+        reasoned: Tensor = self.out(seen).relu()
         return reasoned
+
+
+def plain_attention(queries: Tensor, nodes: Tensor, words: Packing, *, last: bool) -> Tensor:
+    """What each node sees of the other nodes of its graph."""
+    count = len(words.lengths)
+
+    def graphs(x: Tensor) -> Tensor:
+        return torch.cat([x[:, :count, None], words.pad(x[:, count:], dim=1)], dim=2)  # (l, r, 1 + L, s)
+
+    padded, asking = graphs(nodes), queries[:, :, None] if last else graphs(queries)
+    edges = (asking @ padded.transpose(-1, -2)).float()
+    hidden = nn.functional.pad(~words.inside, (1, 0))[:, None]
+    seen = edges.masked_fill(hidden, -torch.inf).softmax(dim=-1).to(padded.dtype) @ padded
+    if last:
+        return seen[:, :, 0]
+    return torch.cat([seen[:, :, 0], words.pack(seen[:, :, 1:], dim=1)], dim=1)
 
 
 class SGR(Network):
@@ -88,7 +107,7 @@ class SGR(Network):
     def similarity(self, left: Encoded, right: Encoded) -> Tensor:
         regions, region_counts = left.parts()  # (l, R, D)
         words, lengths = right.parts()
-        real = packing(lengths, words.shape[1], words.device)
+        real = in_a_row(words, lengths, right.room)
         packed = real.pack(words)  # (T, D)
 
         attention = leaky_relu(regions @ packed.T, 0.1)  # (l, R, T)
@@ -96,13 +115,14 @@ class SGR(Network):
             attention = attention.float()
             # Norm over the words of each caption: sums by caption and back as products with a 0/1 matrix. That is exact
             # and, unlike scatter operations, the same in every run.
-            owner = one_hot(real.owner, len(right)).float()  # (T, r)
-            attention = attention / (safe_norm(attention.square() @ owner) @ owner.T)
+            owner = (real.owner[:, None] == torch.arange(len(right), device=words.device)).float()  # (T, r)
+            norms = safe_norm(attention.square() @ owner) @ owner.T
+            attention = attention / torch.where(real.taken, norms, 1)
         local = self._local(regions, region_counts, attention, packed)  # (l, T, s)
 
         whole = (self.left_pool(regions, region_counts)[:, None] - self.right_pool(words, lengths)).square()
-        first = l2norm(self.global_vector(whole).float())[:, :, None]  # (l, r, 1, s)
-        return self._reason(torch.cat([working(first), real.pad(local, dim=1)], dim=2), real.inside)
+        first = l2norm(self.global_vector(whole).float())  # (l, r, s)
+        return self._reason(torch.cat([working(first), local], dim=1), real)
 
     def pair_similarity(self, left: Encoded, right: Encoded) -> Tensor:
         regions, region_counts = left.parts()  # (n, R, D)
@@ -110,15 +130,17 @@ class SGR(Network):
         attention = leaky_relu(regions @ words.transpose(1, 2), 0.1).float()  # padded words are zero and stay zero
         local = self._local(regions, region_counts, l2norm(attention), words)
         whole = (self.left_pool(regions, region_counts) - self.right_pool(words, lengths)).square()
-        first = l2norm(self.global_vector(whole).float())[:, None]
-        return self._reason(torch.cat([working(first), local], dim=1), inside(lengths, words.shape[1], words.device))
+        first = l2norm(self.global_vector(whole).float())
+        real = in_a_row(words, lengths, right.room)
+        nodes = torch.cat([working(first), real.pack(local)])[None]  # as if there were one image for all texts
+        return self._reason(nodes, real).squeeze(0)
 
-    def _local(self, regions: Tensor, region_counts: Tensor, attention: Tensor, words: Tensor) -> Tensor:
+    def _local(self, regions: Tensor, region_counts: Tensor | None, attention: Tensor, words: Tensor) -> Tensor:
         """Similarity vector of each word with the regions that it attends to.
 
         Args:
             regions: (l, R, D).
-            region_counts: (l,) how many of the R are real.
+            region_counts: (l,) how many of the R are real, None if all are.
             attention: (l, R, T) how much each of T words looks at each region.
             words: (T, D), or (l, T, D) where every picture has words of its own.
 
@@ -138,15 +160,20 @@ class SGR(Network):
             vectors = self.local_vector((working(weights) @ working(regions) - working(words)).square())
         return working(l2norm(vectors.float()))
 
-    def _reason(self, nodes: Tensor, real: Tensor) -> Tensor:
-        """Scores graphs (..., 1 + L, s) whose node 0 is the whole and the others words, as far as they are `real`."""
-        padded = nn.functional.pad(~real, (1, 0))[..., None, :]
+    def _reason(self, nodes: Tensor, words: Packing) -> Tensor:
+        """Scores each image's graphs, from nodes (l, r + T, s) to (l, r)."""
         for layer in self.graph:
-            keep = 1 if layer is self.graph[-1] else nodes.shape[-2]  # only node 0 is read in the end
-            nodes = layer(nodes, padded, keep)
+            nodes = layer(nodes, words, last=layer is self.graph[-1])
         with full_precision(nodes):
-            score: Tensor = self.score(nodes[..., 0, :].float()).squeeze(-1).sigmoid()
+            score: Tensor = self.score(nodes[:, : len(words.lengths)].float()).squeeze(-1).sigmoid()
         return score
+
+
+def in_a_row(words: Tensor, lengths: Tensor | None, room: int | None) -> Packing:
+    """Where the words of padded (r, L, D) texts are when they stand one after the other."""
+    if lengths is None:
+        lengths, room = torch.full((len(words),), words.shape[1], device=words.device), words[..., 0].numel()
+    return packing(lengths, words.shape[1], words.device, room)
 
 
 def working(x: Tensor) -> Tensor:
@@ -155,8 +182,8 @@ def working(x: Tensor) -> Tensor:
     return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
 
 
-def mask_regions(scores: Tensor, counts: Tensor) -> Tensor:
+def mask_regions(scores: Tensor, counts: Tensor | None) -> Tensor:
     """Takes regions that are only padding out of a softmax over dim 1."""
-    if bool((counts == scores.shape[1]).all()):
+    if counts is None:
         return scores
     return scores.masked_fill(~inside(counts, scores.shape[1], scores.device)[..., None], -torch.inf)

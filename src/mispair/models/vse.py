@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from mispair.config import Config
-from mispair.data.loader import Items, send
-from mispair.models.base import (
-    CosineNetwork,
-    Encoded,
-    SideSpec,
-    full_precision,
-    inside,
-    l2norm,
-    packing,
-    xavier_linear,
-)
+from mispair.data.loader import Items
+from mispair.models.base import CosineNetwork, Encoded, SideSpec, full_precision, l2norm, xavier_linear
 from mispair.models.encoders import WordRecurrence, as_set
+from mispair.models.ragged import MaskedBatchNorm, inside, to
 from mispair.models.recurrence import BiGRU
 
 
@@ -34,27 +25,42 @@ class GPO(nn.Module):
         self.rnn = BiGRU(size, size)
         self.score = nn.Linear(size, 1, bias=False)
 
-    def weights(self, lengths: Tensor, width: int) -> Tensor:
-        """Weights of the sorted positions, (B, width), 0 behind each length."""
-        device = self.score.weight.device
-        distinct, which = map(torch.from_numpy, np.unique(lengths.numpy(), return_inverse=True))
-        codes = send(position_codes(width, self.size), device).expand(len(distinct), -1, -1)
-        scores: Tensor = self.score(self.rnn(codes, distinct)).squeeze(-1)  # depend on the length alone
-        scores = scores.masked_fill(~inside(distinct, width, device), -torch.inf)
-        return (scores / self.temperature).softmax(dim=-1)[send(which, device)]
+    def weights(self, lengths: Tensor | None, width: int) -> Tensor:
+        """Weights of the sorted positions, (B, width), 0 behind each length; (1, width) if all have the full width.
 
-    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        They depend on the length alone, so they are computed once for each length that there is.
+        """
+        device = self.score.weight.device
+        which = None
+        if lengths is None:
+            distinct = torch.full((1,), width, device=device)
+        elif lengths.device.type == "cpu":
+            distinct, which = torch.unique(lengths, return_inverse=True)
+        else:  # which ones there are is not known here
+            distinct, which = torch.arange(1, width + 1, device=device), lengths - 1
+        codes = position_codes(width, self.size, device).expand(len(distinct), -1, -1)
+        scores: Tensor = self.score(self.rnn(codes, distinct)).squeeze(-1)
+        scores = scores.masked_fill(~inside(distinct, width, device), -torch.inf)
+        weights = (scores / self.temperature).softmax(dim=-1)
+        return weights if which is None else weights[to(which, device)]
+
+    def forward(self, x: Tensor, lengths: Tensor | None) -> Tensor:
         """(B, n, D) with these lengths to (B, D)."""
         with full_precision(x):
-            real = inside(lengths, x.shape[1], x.device)[..., None]
-            ordered = x.float().masked_fill(~real, -torch.inf).sort(dim=1, descending=True).values.masked_fill(~real, 0)
-            return torch.einsum("bn,bnd->bd", self.weights(lengths, x.shape[1]), ordered)
+            weights = self.weights(lengths, x.shape[1])
+            if lengths is None:
+                ordered = x.float().sort(dim=1, descending=True).values
+            else:
+                padded = ~inside(lengths, x.shape[1], x.device)[..., None]
+                ordered = x.float().masked_fill(padded, -torch.inf).sort(dim=1, descending=True).values
+                ordered = ordered.masked_fill(padded, 0)
+            return (weights[:, None] @ ordered).squeeze(1)
 
 
-def position_codes(count: int, size: int) -> Tensor:
+def position_codes(count: int, size: int, device: torch.device) -> Tensor:
     """Sine on even, cosine on odd channels, base 10000: (count, size)."""
-    rates = 10000.0 ** (-torch.arange(0, size, 2) / size)
-    angles = torch.arange(count)[:, None] * rates
+    rates = 10000.0 ** (-torch.arange(0, size, 2, device=device) / size)
+    angles = torch.arange(count, device=device)[:, None] * rates
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)
 
 
@@ -66,16 +72,17 @@ class PooledRegions(nn.Module):
         hidden = max(1, embed_size // 2)
         self.fc = xavier_linear(spec.size, embed_size)
         self.mlp = nn.Sequential(
-            nn.Linear(spec.size, hidden), nn.BatchNorm1d(hidden), nn.ReLU(), nn.Linear(hidden, embed_size)
+            nn.Linear(spec.size, hidden), MaskedBatchNorm(hidden), nn.ReLU(), nn.Linear(hidden, embed_size)
         )
         self.pool = GPO()
 
     def forward(self, items: Items) -> Encoded:
         values, lengths = as_set(items, self.fc.weight)
-        real = packing(lengths, values.shape[1], values.device)
-        regions = real.pack(values)  # the batch statistics must not see padding
-        local = real.pad((self.fc(regions) + self.mlp(regions)).float())
-        return Encoded(None, None, l2norm(self.pool(local, lengths)))
+        regions = values.flatten(0, 1)
+        real = None if lengths is None else inside(lengths, values.shape[1], values.device).flatten()
+        into, norm, relu, out = self.mlp
+        mapped = self.fc(regions) + out(relu(norm(into(regions), real)))  # the statistics must not see padding
+        return Encoded(None, None, l2norm(self.pool(mapped.view(*values.shape[:2], -1), lengths)))
 
 
 class PooledWords(nn.Module):

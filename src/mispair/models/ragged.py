@@ -1,0 +1,113 @@
+"""Items of different lengths in one padded array, or one after the other without padding.
+
+Lengths are on the host or on the device, see `Items`. With lengths on the device nothing here waits for it, and all
+shapes are known beforehand: that is what lets a GPU record a training step once and repeat it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from mispair.data.loader import send
+
+
+def inside(lengths: Tensor, width: int, device: torch.device) -> Tensor:
+    """(B, width) true where real."""
+    return to(torch.arange(width, device=lengths.device) < lengths[:, None], device)
+
+
+def to(tensor: Tensor, device: torch.device) -> Tensor:
+    """From the host to the device, if it is not there yet."""
+    return tensor if tensor.device == device else send(tensor, device)
+
+
+def masked_mean(local: Tensor, lengths: Tensor | None) -> Tensor:
+    """Mean over the real elements of zero-padded (B, n, D)."""
+    if lengths is None:
+        return local.mean(dim=1)
+    return local.sum(dim=1) / to(lengths, local.device).to(local.dtype)[:, None]
+
+
+class Packing(NamedTuple):
+    """Where the real elements of padded (B, n) items are when they stand in a row of T, item after item."""
+
+    starts: Tensor  # (B,) place in the row of each item's first element
+    lengths: Tensor  # (B,)
+    longest: int  # no item has more elements
+    flat: Tensor  # (T,) position in the flattened (B * n) array of each element of the row; 0 behind the last one
+    taken: Tensor  # (T,) false behind the last one
+    owner: Tensor  # (T,) item that each element belongs to; B behind the last one
+    slots: Tensor  # (B, n) place in the row of each element; 0 where padded
+    inside: Tensor  # (B, n) false where padded
+
+    def pack(self, padded: Tensor, dim: int = 0) -> Tensor:
+        """(..., B, n, D) to (..., T, D), with zeros behind the last element; B is dimension `dim`."""
+        packed: Tensor = _Move.apply(  # type: ignore[no-untyped-call]
+            padded.flatten(dim, dim + 1), dim, self.flat, self.taken, self.slots.flatten(), self.inside.flatten()
+        )
+        return packed
+
+    def pad(self, packed: Tensor, dim: int = 0) -> Tensor:
+        """(..., T, D) to (..., B, n, D), with zeros; T is dimension `dim`."""
+        padded: Tensor = _Move.apply(  # type: ignore[no-untyped-call]
+            packed, dim, self.slots.flatten(), self.inside.flatten(), self.flat, self.taken
+        )
+        return padded.view(*packed.shape[:dim], *self.slots.shape, *packed.shape[dim + 1 :])
+
+
+def packing(lengths: Tensor, width: int, device: torch.device, room: int | None = None) -> Packing:
+    """Puts (B, width) items with these lengths in a row of `room` elements, by default just as long as needed."""
+    where, total = lengths.device, int(lengths.sum()) if room is None else room
+    place, starts = torch.arange(total, device=where), lengths.cumsum(0) - lengths
+    owner = torch.searchsorted(lengths.cumsum(0), place, right=True)
+    taken, item = owner < len(lengths), owner.clamp(max=len(lengths) - 1)
+    flat = torch.where(taken, item * width + place - starts[item], 0)
+    real = torch.arange(width, device=where) < lengths[:, None]
+    slots = torch.where(real, starts[:, None] + torch.arange(width, device=where), 0)
+    parts = [to(part, device) for part in (starts, lengths, flat, taken, owner, slots, real)]
+    return Packing(parts[0], parts[1], width, *parts[2:])
+
+
+class _Move(torch.autograd.Function):
+    """Takes the elements at `there` along `dim`, zeros where not `real`.
+
+    No element is taken twice, so the gradient only has to be moved back: a copy, where an index would add.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, dim: int, there: Tensor, real: Tensor, back: Tensor, real_back: Tensor) -> Tensor:
+        ctx.save_for_backward(back, real_back)
+        ctx.dim = dim
+        return _take(x, dim, there, real)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        return _take(gradients[0], ctx.dim, *ctx.saved_tensors), None, None, None, None, None
+
+
+def _take(x: Tensor, dim: int, there: Tensor, real: Tensor) -> Tensor:
+    return x.index_select(dim, there).masked_fill_(~real.view(-1, *(1,) * (x.dim() - 1 - dim)), 0)
+
+
+class MaskedBatchNorm(nn.BatchNorm1d):
+    """Batch normalisation of (N, D) whose statistics see the `real` rows alone."""
+
+    def forward(self, x: Tensor, real: Tensor | None = None) -> Tensor:
+        if real is None or not self.training:
+            return super().forward(x)
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        assert self.num_batches_tracked is not None
+        weight, count = real.to(torch.float32)[:, None], real.sum()
+        x = x.float()
+        mean = (x * weight).sum(dim=0) / count
+        centred = (x - mean) * weight
+        variance = centred.square().sum(dim=0) / count
+        with torch.no_grad():
+            self.num_batches_tracked += 1
+            self.running_mean.lerp_(mean, self.momentum or 0)
+            self.running_var.lerp_(variance * count / (count - 1).clamp(min=1), self.momentum or 0)
+        return centred * (variance + self.eps).rsqrt() * self.weight + self.bias

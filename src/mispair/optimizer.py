@@ -1,0 +1,27 @@
+"""The optimizer of a network, such that a recorded GPU step can contain it."""
+
+from __future__ import annotations
+
+import torch
+
+from mispair.config import Config
+
+
+def make(config: Config, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    """Adam; AdamW if there is weight decay."""
+    kind = torch.optim.AdamW if config.weight_decay else torch.optim.Adam
+    device = parameters[0].device
+    if device.type != "cuda":
+        return kind(parameters, config.lr, weight_decay=config.weight_decay, fused=True)
+    # A recorded step must find everything on the GPU, the learning rate as well.
+    lr = torch.tensor(config.lr, device=device)
+    return kind(parameters, lr, weight_decay=config.weight_decay, fused=True, capturable=True)
+
+
+def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Changes the learning rate, in place where a recorded step reads it."""
+    for group in optimizer.param_groups:
+        if isinstance(group["lr"], torch.Tensor):
+            group["lr"].fill_(lr)
+        else:
+            group["lr"] = lr

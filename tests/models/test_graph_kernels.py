@@ -1,0 +1,281 @@
+"""The Triton kernels of SGR's graphs against plain torch: on a GPU, or on a CPU with TRITON_INTERPRET=1."""
+
+import os
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from mispair.models.kernels import graph, gru
+
+INTERPRETED = gru.HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1"
+CUDA = torch.device("cuda", 0)
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+on_device = pytest.mark.parametrize(
+    "device",
+    [
+        pytest.param("cuda", marks=[pytest.mark.gpu, needs_gpu]),
+        pytest.param("cpu", marks=pytest.mark.skipif(not INTERPRETED, reason="needs Triton and TRITON_INTERPRET=1")),
+    ],
+)
+HALF = {"cuda": torch.bfloat16, "cpu": torch.float16}  # Triton's interpreter multiplies the bits of bf16 as integers
+NAMES = ["Y", "queries", "nodes"]
+SIZES = [  # images, s, words of each caption, rows of words that belong to no caption
+    (1, 16, [1], 0),
+    (1, 24, [5], 3),
+    (3, 16, [1, 15, 2], 0),
+    (2, 24, [16, 1, 31, 14], 5),
+    (2, 256, [3, 32, 12, 15], 1),
+    (1, 256, [63, 1, 30], 0),
+    (2, 24, [63, 33, 16, 8, 0], 70),
+    (2, 200, [47, 15], 0),
+]
+Sizes = tuple[int, int, list[int], int]
+Attend = Callable[..., Tensor]
+ours = pytest.mark.parametrize("attend", [graph.attend, graph.attend_first])
+
+
+def problem(images: int, s: int, words: list[int], spare: int, sharp: float = 2.0) -> tuple[list[Tensor], Tensor]:
+    """Queries, nodes and the gradient of the result; and the lengths."""
+    rows = len(words) + sum(words) + spare
+    nodes = torch.randn(images, rows, s)
+    queries = sharp * torch.randn(images, rows, s) / s**0.5
+    return [queries, nodes, torch.randn(images, rows, s)], torch.tensor(words)
+
+
+def plain(queries: Tensor, nodes: Tensor, starts: Tensor, lengths: Tensor, longest: int) -> Tensor:
+    """A loop over images and captions. Asks for whole captions only if that is what there are queries for."""
+    r = len(starts)
+    assert longest > int(lengths.max())
+    result = torch.zeros_like(queries)
+    for image in range(len(nodes)):
+        for caption in range(r):
+            first = r + int(starts[caption])
+            rows = [caption, *range(first, first + int(lengths[caption]))]
+            asking = rows if queries.shape == nodes.shape else rows[:1]
+            X = nodes[image, rows]
+            edges = (queries[image, asking] @ X.T).softmax(dim=-1)
+            result[image, asking] = edges @ X
+    return result
+
+
+def outcome(
+    attend: Attend,
+    first: bool,
+    parts: list[Tensor],
+    lengths: Tensor,
+    device: str | torch.device,
+    dtype: torch.dtype = torch.float32,
+) -> list[Tensor]:
+    """Y and the gradients of queries and nodes, in float64."""
+    queries, nodes, factors = (part.to(device, dtype, copy=True) for part in parts)
+    if first:
+        queries, factors = queries[:, : len(lengths)].clone(), factors[:, : len(lengths)]
+    leaves = [queries.requires_grad_(), nodes.requires_grad_()]
+    lengths = lengths.to(device)
+    Y = attend(*leaves, lengths.cumsum(0) - lengths, lengths, 1 + int(lengths.max()))
+    assert Y.dtype == dtype
+    found = Y, *torch.autograd.grad((Y * factors).sum(), leaves)
+    return [part.detach().double().cpu() for part in found]
+
+
+def compare(attend: Attend, device: str, parts: list[Tensor], lengths: Tensor) -> dict[str, float]:
+    """Errors of a kernel in float32."""
+    first = attend is graph.attend_first
+    expected = outcome(plain, first, parts, lengths, "cpu", torch.float64)
+    return errors(outcome(attend, first, parts, lengths, device), expected)
+
+
+def errors(found: list[Tensor], expected: list[Tensor]) -> dict[str, float]:
+    """Length of the error, relative to what is expected."""
+    named = zip(NAMES, found, expected, strict=True)
+    return {name: float((value - right).norm() / right.norm().clamp(min=1e-9)) for name, value, right in named}
+
+
+@ours
+@on_device
+@pytest.mark.parametrize("sizes", SIZES)
+def test_result_and_gradients_equal_the_loop(attend: Attend, device: str, sizes: Sizes) -> None:
+    found = compare(attend, device, *problem(*sizes))
+    assert max(found.values()) < 1e-5, found
+
+
+@ours
+@on_device
+@pytest.mark.parametrize("sizes", SIZES)
+@pytest.mark.parametrize("alike", [0.0, 5.0])  # after a ReLU nodes have much in common, and gradients cancel
+def test_half_precision_is_as_near_as_plain_torch(attend: Attend, device: str, sizes: Sizes, alike: float) -> None:
+    parts, lengths = problem(*sizes)
+    half = HALF[device]
+    parts[1] = (parts[1] + alike * torch.rand(sizes[1])) / (1 + alike)
+    parts = [part.to(half).float() for part in parts]
+    first = attend is graph.attend_first
+    expected = outcome(plain, first, parts, lengths, "cpu", torch.float64)
+    found = errors(outcome(attend, first, parts, lengths, device, half), expected)
+    usual = errors(outcome(plain, first, parts, lengths, device, half), expected)
+    assert all(found[name] < 1.5 * usual[name] + 2e-3 for name in NAMES), (found, usual)
+
+
+@ours
+@on_device
+@pytest.mark.parametrize("sharp", [1e-3, 100.0, 1e6])
+def test_large_scores_do_not_overflow(attend: Attend, device: str, sharp: float) -> None:
+    parts, lengths = problem(2, 24, [3, 20, 40], 2, sharp)
+    found = compare(attend, device, parts, lengths)
+    # Large scores lose digits before the softmax, in any order of summing.
+    assert max(found.values()) < (1e-5 if sharp < 1 else 1e-3 if sharp < 1e3 else 1), found
+
+
+@ours
+@on_device
+@pytest.mark.parametrize("offset", [-3e4, 3e4])
+def test_scores_all_low_or_all_high(attend: Attend, device: str, offset: float) -> None:
+    parts, lengths = problem(2, 16, [1, 14, 20, 40], 0)
+    queries, nodes, _ = parts
+    nodes[..., 0] = 1.0
+    queries[..., 0] = offset  # adds the same to all scores, which the softmax does not see
+    found = compare(attend, device, parts, lengths)
+    assert max(found.values()) < 3e-3, found  # the scores themselves have an error of 3e4 * 2^-24
+
+
+@ours
+@on_device
+def test_rows_of_no_caption_are_zero(attend: Attend, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "empty_like", lambda like, **as_: torch.full_like(like, torch.nan, **as_))
+    parts, lengths = problem(2, 24, [3, 20], 40)  # more than all programs clear at once
+    first = attend is graph.attend_first
+    clean = outcome(attend, first, parts, lengths, device)
+    for part in parts:
+        part[:, -40:] = 1e30
+    Y, to_queries, to_nodes = junk = outcome(attend, first, parts, lengths, device)
+    spare = [to_nodes] if first else [Y, to_queries, to_nodes]
+    assert all((part[:, -40:] == 0).all() for part in spare)
+    assert all(torch.equal(one, other) for one, other in zip(clean, junk, strict=True))
+
+
+@ours
+@on_device
+def test_the_same_bits_every_time(attend: Attend, device: str) -> None:
+    parts, lengths = problem(3, 24, [3, 20, 40, 14], 2)
+    first = attend is graph.attend_first
+    one, two = (outcome(attend, first, parts, lengths, device, HALF[device]) for _ in range(2))
+    assert all(torch.equal(a, b) for a, b in zip(one, two, strict=True))
+
+
+@ours
+@on_device
+def test_longest_is_a_bound_only(attend: Attend, device: str) -> None:
+    parts, lengths = problem(2, 24, [3, 10, 14], 2)
+    queries, nodes, _ = (part.to(device) for part in parts)
+    if attend is graph.attend_first:
+        queries = queries[:, :3]
+    lengths = lengths.to(device)
+    starts = lengths.cumsum(0) - lengths
+    tight, *loose = (attend(queries, nodes, starts, lengths, longest) for longest in (15, 16, 17, 64))
+    assert all(torch.equal(tight, other) for other in loose)
+
+
+@ours
+@on_device
+def test_strides_and_kinds_of_integers(attend: Attend, device: str) -> None:
+    parts, lengths = problem(2, 24, [3, 20], 0)
+    queries, nodes, _ = (part.to(device) for part in parts)
+    if attend is graph.attend_first:
+        queries = queries[:, :2]  # as it is cut out of all queries
+    lengths = lengths.to(device)
+    starts = lengths.cumsum(0) - lengths
+    straight = attend(queries.contiguous(), nodes, starts, lengths, 21)
+    turned = nodes.transpose(0, 1).contiguous().transpose(0, 1)
+    assert torch.equal(attend(queries, turned, starts.int(), lengths.int(), 21), straight)
+    assert torch.equal(attend(queries.double(), nodes, starts, lengths, 21), straight)
+
+
+@ours
+@on_device
+@pytest.mark.parametrize("needed", [0, 1])
+def test_gradient_of_one_input_only(attend: Attend, device: str, needed: int) -> None:
+    parts, lengths = problem(2, 24, [3, 20, 40], 2)
+    first = attend is graph.attend_first
+    expected = outcome(attend, first, parts, lengths, device)
+    queries, nodes, factors = (part.to(device) for part in parts)
+    if first:
+        queries, factors = queries[:, :3], factors[:, :3]
+    inputs = [queries, nodes]
+    inputs[needed].requires_grad_()
+    lengths = lengths.to(device)
+    Y = attend(*inputs, lengths.cumsum(0) - lengths, lengths, 41)
+    (found,) = torch.autograd.grad((Y * factors).sum(), inputs[needed])
+    assert torch.equal(found.double().cpu(), expected[1 + needed])
+
+
+@on_device
+def test_one_launch_for_each_size(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("FORWARD", "BACKWARD"):
+        (launch,) = getattr(graph, name)
+        monkeypatch.setattr(graph, name, [{**launch, "LEAST": rows, "MOST": rows} for rows in (16, 32, 64)])
+    for sizes in SIZES:
+        found = compare(graph.attend, device, *problem(*sizes))
+        assert max(found.values()) < 1e-5, found
+
+
+@on_device
+def test_large_graphs_are_refused(device: str) -> None:
+    nodes, lengths = torch.zeros(1, 65, 16, device=device), torch.tensor([64], device=device)
+    with pytest.raises(ValueError, match="65 nodes"):
+        graph.attend(nodes, nodes, torch.zeros_like(lengths), lengths, 65)
+
+
+def test_a_cpu_does_without() -> None:
+    assert not graph.available(torch.device("cpu"))
+
+
+def test_what_does_not_fit() -> None:
+    def fits(s: int, longest: int, dtype: torch.dtype = torch.bfloat16) -> bool:
+        return graph.fits(torch.empty(1, 1, s, dtype=dtype), longest)
+
+    assert fits(256, 64)
+    assert fits(1, 1, torch.float32)
+    assert not fits(257, 64)
+    assert not fits(256, 65)
+    assert not fits(256, 64, torch.float64)
+
+
+@pytest.mark.gpu
+@needs_gpu
+@ours
+@pytest.mark.parametrize("half", [False, True])
+def test_the_real_size_on_a_gpu(attend: Attend, half: bool) -> None:
+    assert graph.available(CUDA)
+    words = (3 + 12 * torch.rand(40) ** 2 * 4).int().tolist()
+    parts, lengths = problem(16, 256, [*words, 60], 48)
+    dtype = torch.bfloat16 if half else torch.float32
+    parts = [part.to(dtype).float() for part in parts]
+    first = attend is graph.attend_first
+    expected = outcome(plain, first, parts, lengths, CUDA, torch.float64)
+    found = errors(outcome(attend, first, parts, lengths, CUDA, dtype), expected)
+    usual = errors(outcome(plain, first, parts, lengths, CUDA, dtype), expected)
+    assert all(found[name] < 1.5 * usual[name] + (2e-3 if half else 1e-5) for name in NAMES), (found, usual)
+
+
+@pytest.mark.gpu
+@needs_gpu
+@ours
+def test_a_cuda_graph_takes_other_captions(attend: Attend) -> None:
+    def inputs(words: list[int]) -> list[Tensor]:
+        parts, lengths = problem(4, 64, words, 100 - sum(words))
+        queries, nodes, _ = parts
+        if attend is graph.attend_first:
+            queries = queries[:, : len(words)]
+        return [part.to(CUDA, copy=True) for part in (queries, nodes, lengths.cumsum(0) - lengths, lengths)]
+
+    first, second = inputs([3, 20, 40]), inputs([50, 1, 16])
+    attend(*first, 64)  # compiles
+    torch.cuda.synchronize()
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured):
+        Y = attend(*first, 64)
+    for old, new in zip(first, second, strict=True):
+        old.copy_(new)
+    captured.replay()
+    assert torch.equal(Y, attend(*second, 64))

@@ -25,6 +25,7 @@ SETS = {
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CHUNK", 3)
+    monkeypatch.setattr(module, "LARGER", 1)
 
 
 def make(name: str, seed: int = 0) -> tuple[Network, Pairs]:

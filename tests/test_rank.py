@@ -139,3 +139,19 @@ def test_distances_are_not_rounded_under_autocast() -> None:
     assert found.tolist() == pytest.approx([1.0] * 4)
     assert apart.dtype == torch.float32
     assert all(len(row.unique()) == 300 for row in apart)
+
+
+@given(st.integers(1, 9), st.integers(1, 30), st.integers(0, 99))
+def test_shared_left_items_are_ranked_once_with_the_same_result(items: int, count: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    left, bank_left = torch.randn(items, 3, generator=generator), torch.randn(12, 3, generator=generator)
+    right, bank_right = torch.randn(count, 4, generator=generator), torch.randn(12, 4, generator=generator)
+    link = torch.randint(items, (count,), generator=generator)
+    expected = torch.stack(
+        [
+            rank_correlation(distances(left[row][None], bank_left), distances(item[None], bank_right))[0]
+            for row, item in zip(link, right, strict=True)
+        ]
+    )
+    found = bank_correlation(left, right, bank_left, bank_right, link)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)

@@ -30,3 +30,10 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
     """bf16 where asked for, or on CUDA by default."""
     half = precision == "bf16" or (precision == "auto" and device.type == "cuda")
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=half)
+
+
+def uncached(device: torch.device) -> torch.autocast:
+    """The precision that is in force, without its store of converted weights: a recorded step must not share them."""
+    kind = device.type
+    enabled, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+    return torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=False)

@@ -75,8 +75,9 @@ class Trainer:
         self.best: dict[str, float] = {"rsum": -1.0, "epoch": -1}
         self.watch = Watch(self.device)
         records = self.device.type == "cuda" and self.method.repeatable
+        pool = torch.cuda.graph_pool_handle() if records else None
         self._updates = {
-            (number, main): Replay(partial(self._update, number, main), on=records)
+            (number, main): Replay(partial(self._update, number, main), on=records, pool=pool)
             for number in range(len(self.nets))
             for main in (False, True)
         }

@@ -13,10 +13,11 @@ from torch import Tensor
 from mispair.data.loader import SideLoader
 from mispair.data.pairs import IntArray, Pairs, Side, Tokens
 from mispair.metrics import Retrieval, fold_retrieval, retrieval
-from mispair.models import Encoded, Network
+from mispair.models import CosineNetwork, Encoded, Network
 
 CHUNK = 128  # items of either side encoded and scored at a time
 CHUNK_WORDS = 4096  # and words: SGR needs memory for each image with each word
+LARGER = 8  # so many times more where only vectors are compared
 
 
 @dataclass(frozen=True)
@@ -50,17 +51,18 @@ def encode_side(network: Network, loader: SideLoader, *, left: bool) -> EncodedS
     order = np.argsort(side.lengths, kind="stable") if isinstance(side, Tokens) else np.arange(len(side))
     encode = network.encode_left if left else network.encode_right
     with inference(network):
-        chunks = [encode(loader.items(rows)) for rows in _chunks(side, order)]
+        times = LARGER if isinstance(network, CosineNetwork) else 1
+        chunks = [encode(loader.items(rows)) for rows in _chunks(side, order, times)]
     return EncodedSide(torch.from_numpy(order), chunks)
 
 
-def _chunks(side: Side, order: IntArray) -> Iterator[IntArray]:
-    """Cuts rows, which are sorted by length, into chunks of at most `CHUNK` items and `CHUNK_WORDS` padded words."""
+def _chunks(side: Side, order: IntArray, times: int) -> Iterator[IntArray]:
+    """Cuts rows, which are sorted by length, into chunks of at most `times` the usual items and padded words."""
     start = 0
     while start < len(order):
-        rows = order[start : start + CHUNK]
+        rows = order[start : start + times * CHUNK]
         if isinstance(side, Tokens):
-            fits = side.lengths[rows] * np.arange(1, len(rows) + 1) <= CHUNK_WORDS
+            fits = side.lengths[rows] * np.arange(1, len(rows) + 1) <= times * CHUNK_WORDS
             rows = rows[: max(1, int(fits.sum()))]
         yield rows
         start += len(rows)

@@ -41,30 +41,40 @@ def rank_correlation(left: Tensor, right: Tensor) -> Tensor:
     >>> rank_correlation(torch.tensor([[1.0, 2.0, 3.0]]), torch.tensor([[10.0, 30.0, 20.0]]))
     tensor([0.5000])
     """
-    a, b = (ranks(side) / side.shape[-1] for side in (left, right))  # scaled, so that float32 holds the sums
-    a, b = a - a.mean(dim=-1, keepdim=True), b - b.mean(dim=-1, keepdim=True)
-    spread = (a.square().sum(dim=-1) * b.square().sum(dim=-1)).sqrt()
-    product = (a * b).sum(dim=-1)
-    return torch.where(spread > 0, product / spread.clamp(min=torch.finfo(spread.dtype).tiny), 0).clamp(-1, 1)
+    return (standard_ranks(left) * standard_ranks(right)).sum(dim=-1).clamp(-1, 1)
 
 
-def bank_correlation(left: Tensor, right: Tensor, bank_left: Tensor, bank_right: Tensor) -> Tensor:
+def standard_ranks(values: Tensor) -> Tensor:
+    """Ranks of each row less their mean, as a vector of unit length; zero if they are all equal."""
+    a = ranks(values) / values.shape[-1]  # so that float32 holds the sums
+    a = a - a.mean(dim=-1, keepdim=True)
+    length = a.square().sum(dim=-1, keepdim=True).sqrt()
+    return torch.where(length > 0, a / length.clamp(min=torch.finfo(length.dtype).tiny), 0)
+
+
+def bank_correlation(
+    left: Tensor, right: Tensor, bank_left: Tensor, bank_right: Tensor, link: Tensor | None = None
+) -> Tensor:
     """Rank correlation of each pair against a bank (Eq. 3-5), in chunks of bounded memory.
 
     Args:
-        left: (n, D) left items of the pairs.
+        left: (n, D) left items of the pairs; or (m, D) with `link`.
         right: (n, E) right items.
         bank_left: (M, D) left items of the bank.
         bank_right: (M, E) right items.
+        link: (n,) left item of each pair. Items that several pairs share are then ranked once only.
 
     Returns:
         (n,) coefficients.
     """
     step = max(1, CHUNK_ELEMENTS // max(1, len(bank_left)))
-    chunks = [slice(start, start + step) for start in range(0, len(left), step)]
-    if not chunks:
-        return left.new_empty(0, dtype=torch.float32)
-    return torch.cat([rank_correlation(distances(left[c], bank_left), distances(right[c], bank_right)) for c in chunks])
+    link = torch.arange(len(right), device=right.device) if link is None else link
+    correlation = right.new_empty(len(right), dtype=torch.float32)
+    for pairs in torch.split(link.argsort(), step):  # those that share an item come together
+        items, which = torch.unique_consecutive(link[pairs], return_inverse=True)
+        a = standard_ranks(distances(left[items], bank_left))[which]
+        correlation[pairs] = (a * standard_ranks(distances(right[pairs], bank_right))).sum(dim=-1).clamp(-1, 1)
+    return correlation
 
 
 def distances(items: Tensor, bank: Tensor) -> Tensor:

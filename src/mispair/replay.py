@@ -29,14 +29,15 @@ class Replay(Generic[T]):
     Args:
         step: The function.
         on: Whether to record at all.
+        pool: Memory (`torch.cuda.graph_pool_handle()`) to share with others that never run at the same time.
     """
 
-    def __init__(self, step: Callable[[Any], T], *, on: bool) -> None:
+    def __init__(self, step: Callable[[Any], T], *, on: bool, pool: Any = None) -> None:
         self._step, self._on = step, on
+        self._pool = torch.cuda.graph_pool_handle() if on and pool is None else pool
         self._seen: Counter[Hashable] = Counter()
         self._recorded: dict[Hashable, tuple[torch.cuda.CUDAGraph, list[Tensor], T]] = {}
         self._places: dict[Hashable, Tensor] = {}  # where the inputs are read, shared by all shapes that can
-        self._pool: Any = None  # and the memory of everything in between
 
     def __call__(self, inputs: Any) -> T:
         if not self._on:
@@ -57,17 +58,16 @@ class Replay(Generic[T]):
     def _record(self, shape: Hashable, inputs: Any) -> bool:
         """Records the step for inputs of this shape, without running it."""
         places = [self._place(number, tensor) for number, tensor in enumerate(_tensors(inputs))]
-        graph, pool = torch.cuda.CUDAGraph(), self._pool
+        graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
         try:
             # Other threads may load batches meanwhile, so only this one is watched for what cannot be recorded.
-            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 result = self._step(_rebuilt(inputs, iter(places)))
         except RuntimeError as error:
             warnings.warn(f"This GPU does not record steps, so training takes longer: {error}", stacklevel=2)
             self._on = False
             return False
-        self._pool = graph.pool()
         self._recorded[shape] = graph, places, result
         return True
 

@@ -12,11 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mispair.data.loader import PairLoader, send
+from mispair.data.loader import Batch, PairLoader, send
 from mispair.data.pairs import IntArray
+from mispair.devices import uncached
 from mispair.evaluate import encode_side, inference
 from mispair.losses import sample_losses
 from mispair.models import CosineNetwork, Encoded, Network
+from mispair.replay import Replay
 
 
 @dataclass(frozen=True)
@@ -73,23 +75,34 @@ def survey(net: Network, loader: PairLoader, margin: float, batches: list[IntArr
         mask: Whether pairs that share their left item are no negatives of each other.
     """
     pairs, device = loader.pairs, next(net.parameters()).device
-    losses, spreads = torch.empty(len(pairs), device=device), []
+    losses, spread = torch.empty(len(pairs), device=device), torch.zeros((), device=device)
     once = isinstance(net, CosineNetwork)  # its vectors are all there is to know, so each item is encoded only once
     with inference(net):
         left, right = _pooled(net, loader) if once else _room(net, loader)
-        for batch in batches:
-            rows = pairs.link[batch]
-            to_left, to_right = (send(torch.from_numpy(index), device) for index in (rows, batch))
-            if once:
-                a, b = Encoded(None, None, left[to_left]), Encoded(None, None, right[to_right])
-            else:
-                items = loader.batch(batch)
-                a, b = net.encode_left(items.left), net.encode_right(items.right)
-                left[to_left], right[to_right] = a.pooled.to(left.dtype), b.pooled.to(right.dtype)
+
+        def look(a: Encoded, b: Encoded, rows: Tensor, numbers: Tensor) -> None:
             S = net.similarity(a, b)
-            losses[to_right] = sample_losses(S, margin, to_left[:, None] == to_left if mask else None)
-            spreads.append(S.std())
-    return Survey(net, loader, losses, left, right, float(torch.stack(spreads).mean()))
+            losses[numbers] = sample_losses(S, margin, rows[:, None] == rows if mask else None)
+            spread.add_(S.std() / len(batches))
+
+        def look_at_vectors(indices: tuple[Tensor, Tensor]) -> None:
+            rows, numbers = indices
+            look(Encoded(None, None, left[rows]), Encoded(None, None, right[numbers]), rows, numbers)
+
+        def look_at_items(batch: Batch) -> None:
+            with uncached(device):
+                a, b = net.encode_left(batch.left), net.encode_right(batch.right)
+                left[batch.left_rows], right[batch.pairs] = a.pooled.to(left.dtype), b.pooled.to(right.dtype)
+                look(a, b, batch.left_rows, batch.pairs)
+
+        on = device.type == "cuda"
+        at_vectors, at_items = Replay(look_at_vectors, on=on), Replay(look_at_items, on=on)
+        for chosen in batches:
+            if once:
+                at_vectors((send(torch.from_numpy(pairs.link[chosen]), device), send(torch.from_numpy(chosen), device)))
+            else:
+                at_items(loader.batch(chosen, rooms=loader.rooms(chosen)))
+    return Survey(net, loader, losses, left, right, float(spread))
 
 
 def _pooled(net: Network, loader: PairLoader) -> tuple[Tensor, Tensor]:

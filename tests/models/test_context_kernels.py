@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from helpers import shake, small_config
 from mispair.models import SideSpec
 from mispair.models.base import full_precision, l2norm, safe_norm
-from mispair.models.kernels import context, gru
+from mispair.models.kernels import context
+from mispair.models.kernels.common import HAS_TRITON
 from mispair.models.sgraf import SGR, SMOOTH, mask_regions, working
 
-INTERPRETED = gru.HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1"
+INTERPRETED = HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1"
 CUDA = torch.device("cuda", 0)
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 on_device = pytest.mark.parametrize(

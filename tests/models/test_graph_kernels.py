@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from mispair.models.kernels import graph, gru
+from mispair.models.kernels import graph
+from mispair.models.kernels.common import HAS_TRITON
 
-INTERPRETED = gru.HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1"
+INTERPRETED = HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1"
 CUDA = torch.device("cuda", 0)
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 on_device = pytest.mark.parametrize(

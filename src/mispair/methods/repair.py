@@ -125,7 +125,7 @@ class Repair(Method):
         if first or self.config.label_when == "epoch":
             self._refill(net, view)
         link = send(torch.from_numpy(self.loader.pairs.link), self.device)
-        correlation = bank_correlation(view.left[link], view.right, *self.banks[net].pooled())
+        correlation = bank_correlation(view.left, view.right, *self.banks[net].pooled(), link)
         self.bounds[net] = label_bounds(correlation, self.config.gamma_share)
         self.labels[net] = soft_labels(correlation, *self.bounds[net])
         return correlation

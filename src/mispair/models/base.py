@@ -109,9 +109,21 @@ def full_precision(tensor: Tensor) -> torch.autocast:
     return torch.autocast(tensor.device.type, enabled=False)
 
 
-def l2norm(x: Tensor, dim: int = -1) -> Tensor:
-    """x / (|x| + 1e-8) along `dim`: a zero vector stays zero."""
-    return x / safe_norm(x.square().sum(dim=dim, keepdim=True))
+def working_dtype(x: Tensor) -> torch.dtype:
+    """That of the matrix products: half precision under autocast, else that of x."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
+
+
+def working(x: Tensor) -> Tensor:
+    """In the precision of the matrix products: wide tensors are moved in it, not in float32."""
+    return x.to(working_dtype(x))
+
+
+def l2norm(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tensor:
+    """x / (|x| + 1e-8) along `dim`, in `dtype`, by default that of x: a zero vector stays zero."""
+    wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+    return (wide / safe_norm(wide.square().sum(dim=dim, keepdim=True))).to(dtype or x.dtype)
 
 
 def safe_norm(square: Tensor) -> Tensor:

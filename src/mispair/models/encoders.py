@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from mispair.data.loader import Items
-from mispair.models.base import Encoded, SideSpec, l2norm, xavier_linear
+from mispair.models.base import Encoded, SideSpec, l2norm, working_dtype, xavier_linear
 from mispair.models.ragged import inside, masked_mean
 from mispair.models.recurrence import BiGRU
 
@@ -19,7 +19,8 @@ class RegionEncoder(nn.Module):
 
     def forward(self, items: Items) -> Encoded:
         values, lengths = as_set(items, self.fc.weight)
-        local = l2norm(self.fc(values).float())
+        mapped = self.fc(values)
+        local = l2norm(mapped, dtype=working_dtype(mapped))
         if lengths is not None:
             local = local * inside(lengths, local.shape[1], local.device)[..., None]
         return Encoded(local, lengths, l2norm(masked_mean(local, lengths)), items.room)
@@ -49,7 +50,7 @@ class WordEncoder(nn.Module):
 
     def forward(self, items: Items) -> Encoded:
         hidden, lengths = self.words(items)
-        local = l2norm(hidden)
+        local = l2norm(hidden, dtype=working_dtype(hidden))
         return Encoded(local, lengths, l2norm(masked_mean(local, lengths)), items.room)
 
 

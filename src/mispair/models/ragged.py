@@ -25,10 +25,11 @@ def to(tensor: Tensor, device: torch.device) -> Tensor:
 
 
 def masked_mean(local: Tensor, lengths: Tensor | None) -> Tensor:
-    """Mean over the real elements of zero-padded (B, n, D)."""
+    """Mean over the real elements of zero-padded (B, n, D), in float32 at least."""
+    dtype = torch.promote_types(local.dtype, torch.float32)
     if lengths is None:
-        return local.mean(dim=1)
-    return local.sum(dim=1) / to(lengths, local.device).to(local.dtype)[:, None]
+        return local.mean(dim=1, dtype=dtype)
+    return local.sum(dim=1, dtype=dtype) / to(lengths, local.device).to(dtype)[:, None]
 
 
 class Packing(NamedTuple):

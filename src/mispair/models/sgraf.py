@@ -11,7 +11,17 @@ from torch import Tensor, nn
 from torch.nn.functional import leaky_relu, linear
 
 from mispair.config import Config
-from mispair.models.base import Encoded, Network, SideSpec, full_precision, l2norm, safe_norm, xavier_linear
+from mispair.models.base import (
+    Encoded,
+    Network,
+    SideSpec,
+    full_precision,
+    l2norm,
+    safe_norm,
+    working,
+    working_dtype,
+    xavier_linear,
+)
 from mispair.models.encoders import RegionEncoder, WordEncoder
 from mispair.models.kernels import context, graph
 from mispair.models.ragged import Packing, inside, masked_mean, packing
@@ -118,47 +128,25 @@ class SGR(Network):
             owner = (real.owner[:, None] == torch.arange(len(right), device=words.device)).float()  # (T, r)
             norms = safe_norm(attention.square() @ owner) @ owner.T
             attention = attention / torch.where(real.taken, norms, 1)
-        local = self._local(regions, region_counts, attention, packed)  # (l, T, s)
+        local = difference(context_weights(regions, region_counts, attention), regions, packed, self.local_vector)
 
-        whole = (self.left_pool(regions, region_counts)[:, None] - self.right_pool(words, lengths)).square()
-        first = l2norm(self.global_vector(whole).float())  # (l, r, s)
-        return self._reason(torch.cat([working(first), local], dim=1), real)
+        left_whole, right_whole = self.left_pool(regions, region_counts)[:, None], self.right_pool(words, lengths)
+        ones = left_whole.new_ones(len(left), len(right), 1)
+        whole = difference(ones, left_whole, right_whole, self.global_vector)
+        return self._reason(torch.cat([whole, local], dim=1), real)
 
     def pair_similarity(self, left: Encoded, right: Encoded) -> Tensor:
         regions, region_counts = left.parts()  # (n, R, D)
         words, lengths = right.parts()  # (n, L, D)
         attention = leaky_relu(regions @ words.transpose(1, 2), 0.1).float()  # padded words are zero and stay zero
-        local = self._local(regions, region_counts, l2norm(attention), words)
-        whole = (self.left_pool(regions, region_counts) - self.right_pool(words, lengths)).square()
-        first = l2norm(self.global_vector(whole).float())
+        weights = context_weights(regions, region_counts, l2norm(attention))
+        local = difference(weights, regions, words, self.local_vector)
+        left_whole, right_whole = self.left_pool(regions, region_counts), self.right_pool(words, lengths)
+        ones = left_whole.new_ones(len(left), 1, 1)
+        whole = difference(ones, left_whole[:, None], right_whole[:, None], self.global_vector).squeeze(1)
         real = in_a_row(words, lengths, right.room)
-        nodes = torch.cat([working(first), real.pack(local)])[None]  # as if there were one image for all texts
+        nodes = torch.cat([whole, real.pack(local)])[None]  # as if there were one image for all texts
         return self._reason(nodes, real).squeeze(0)
-
-    def _local(self, regions: Tensor, region_counts: Tensor | None, attention: Tensor, words: Tensor) -> Tensor:
-        """Similarity vector of each word with the regions that it attends to.
-
-        Args:
-            regions: (l, R, D).
-            region_counts: (l,) how many of the R are real, None if all are.
-            attention: (l, R, T) how much each of T words looks at each region.
-            words: (T, D), or (l, T, D) where every picture has words of its own.
-
-        Returns:
-            (l, T, s).
-        """
-        weights = mask_regions(SMOOTH * attention, region_counts).softmax(dim=1).transpose(1, 2)  # (l, T, R)
-        with full_precision(weights):
-            # The context of a word is its weighted sum of regions, brought to unit length. The length follows from the
-            # regions' products with each other, so the wide (l, T, D) tensor is never touched for it.
-            products = regions.float() @ regions.float().transpose(1, 2)
-            weights = weights / safe_norm(((weights @ products) * weights).sum(dim=-1, keepdim=True))
-        A, b = self.local_vector.weight, self.local_vector.bias
-        if words.dim() == 2 and context.available(words.device) and context.fits(weights, A):
-            vectors = context.attended_difference(weights, regions, words, A, b)
-        else:
-            vectors = self.local_vector((working(weights) @ working(regions) - working(words)).square())
-        return working(l2norm(vectors.float()))
 
     def _reason(self, nodes: Tensor, words: Packing) -> Tensor:
         """Scores each image's graphs, from nodes (l, r + T, s) to (l, r)."""
@@ -169,17 +157,49 @@ class SGR(Network):
         return score
 
 
+def context_weights(regions: Tensor, counts: Tensor | None, attention: Tensor) -> Tensor:
+    """Weights with which the regions add up to the context of each word, a vector of unit length.
+
+    Args:
+        regions: (l, R, D).
+        counts: (l,) how many of the R are real, None if all are.
+        attention: (l, R, T) how much each of T words looks at each region.
+
+    Returns:
+        (l, T, R).
+    """
+    weights = mask_regions(SMOOTH * attention, counts).softmax(dim=1)
+    with full_precision(weights):
+        # The length follows from the regions' products with each other, so the wide (l, T, D) tensor of all contexts is
+        # never touched for it.
+        products = regions.float() @ regions.float().transpose(1, 2)
+        return (weights / safe_norm(((products @ weights) * weights).sum(dim=1, keepdim=True))).transpose(1, 2)
+
+
+def difference(weights: Tensor, regions: Tensor, words: Tensor, project: nn.Linear) -> Tensor:
+    """Similarity vectors, of unit length: what `project` makes of the squared differences of words and their contexts.
+
+    Args:
+        weights: (l, T, R) of the regions in the contexts.
+        regions: (l, R, D).
+        words: (T, D), or (l, T, D) where every picture has words of its own.
+        project: From D to s.
+
+    Returns:
+        (l, T, s).
+    """
+    if words.dim() == 2 and context.available(words.device) and context.fits(weights, project.weight):
+        vectors = context.attended_difference(weights, regions, words, project.weight, project.bias)
+    else:
+        vectors = project((working(weights) @ working(regions) - working(words)).square())
+    return l2norm(vectors, dtype=working_dtype(vectors))
+
+
 def in_a_row(words: Tensor, lengths: Tensor | None, room: int | None) -> Packing:
     """Where the words of padded (r, L, D) texts are when they stand one after the other."""
     if lengths is None:
         lengths, room = torch.full((len(words),), words.shape[1], device=words.device), words[..., 0].numel()
     return packing(lengths, words.shape[1], words.device, room)
-
-
-def working(x: Tensor) -> Tensor:
-    """In the precision of the matrix products: bf16 under autocast. Wide tensors are moved in it, not in float32."""
-    kind = x.device.type
-    return x.to(torch.get_autocast_dtype(kind)) if torch.is_autocast_enabled(kind) else x
 
 
 def mask_regions(scores: Tensor, counts: Tensor | None) -> Tensor:

@@ -17,6 +17,8 @@ except ImportError:  # no dependency of the project: torch brings it where it ha
 else:
     HAS_TRITON = True
 
+DTYPES = torch.float32, torch.bfloat16, torch.float16  # that kernels read and write; sums are in float32 all the same
+
 
 def works(device: torch.device, trial: Callable[[], object], slow: str) -> bool:
     """Whether kernels run on this device: tries them, for Triton also needs a C compiler and a recent GPU.
@@ -24,7 +26,7 @@ def works(device: torch.device, trial: Callable[[], object], slow: str) -> bool:
     Args:
         device: Any; only CUDA devices have Triton.
         trial: Runs the kernels once, with gradients.
-        slow: What takes longer without them, for the warning.
+        slow: What they are for, as the warning names it.
     """
     if not HAS_TRITON or device.type != "cuda":
         return False
@@ -32,7 +34,7 @@ def works(device: torch.device, trial: Callable[[], object], slow: str) -> bool:
         with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device.type, enabled=False):
             trial()
     except Exception as error:  # whatever went wrong, torch does the same work
-        warnings.warn(f"Triton does not work here, so {slow} takes longer: {error}", stacklevel=3)
+        warnings.warn(f"Triton does not work here, which slows {slow} down: {error}", stacklevel=3)
         return False
     return True
 
@@ -42,8 +44,13 @@ def on(tensor: Tensor) -> AbstractContextManager[object]:
     return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
 
 
+def compact(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    """In this precision and row after row, in one copy at most."""
+    return tensor.to(dtype, memory_format=torch.contiguous_format).contiguous()
+
+
 def jit(*changing: str) -> Callable[[Callable[..., Any]], Any]:
-    """`triton.jit` where there is Triton. Sizes that are `changing` from batch to batch must not compile a kernel each."""
+    """`triton.jit` where there is Triton. Arguments `changing` from batch to batch must not compile a kernel each."""
 
     def decorate(kernel: Callable[..., Any]) -> Any:
         return triton.jit(kernel, do_not_specialize=list(changing)) if HAS_TRITON else kernel

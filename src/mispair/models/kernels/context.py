@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import functools
 import math
-import warnings
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mispair.models.base import full_precision
-from mispair.models.kernels.gru import HAS_TRITON, _on
+from mispair.models.kernels.common import DTYPES, HAS_TRITON, compact, jit, on, works
 
 if HAS_TRITON:
     import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]
@@ -25,7 +23,6 @@ if HAS_TRITON:
 
 MOST_REGIONS, MOST_SIMILARITIES = 128, 256  # a block of words against all of them must fit into one program
 CHUNK = 1 << 27  # elements of the (images, words, D) tensors that the backward pass writes at a time
-DTYPES = torch.float32, torch.bfloat16, torch.float16
 
 
 @functools.cache
@@ -34,17 +31,13 @@ def available(device: torch.device) -> bool:
 
     GPUs with less shared memory than a Hopper fail here.
     """
-    if not HAS_TRITON or device.type != "cuda":
-        return False
-    shapes = (1, 1, 36), (1, 36, 1024), (1, 1024), (256, 1024), (256,)
-    try:
-        with torch.inference_mode(False), torch.enable_grad(), torch.autocast(device.type, enabled=False):
-            parts = [torch.zeros(shape, device=device, dtype=torch.bfloat16, requires_grad=True) for shape in shapes]
-            torch.autograd.grad(attended_difference(*parts).sum(), parts)
-    except Exception as error:  # whatever went wrong, torch does the same work
-        warnings.warn(f"Triton does not work here, so SGR takes longer: {error}", stacklevel=2)
-        return False
-    return True
+
+    def trial() -> None:
+        shapes = (1, 1, 36), (1, 36, 1024), (1, 1024), (256, 1024), (256,)
+        parts = [torch.zeros(shape, device=device, dtype=torch.bfloat16, requires_grad=True) for shape in shapes]
+        torch.autograd.grad(attended_difference(*parts).sum(), parts)
+
+    return works(device, trial, "SGR")
 
 
 def fits(weights: Tensor, A: Tensor) -> bool:
@@ -79,14 +72,14 @@ class _AttendedDifference(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *inputs: Tensor) -> Tensor:
         dtype = working_dtype(inputs[0])
-        regions, words, A = (_compact(part, dtype) for part in inputs[1:4])
+        regions, words, A = (compact(part, dtype) for part in inputs[1:4])
         (images, T, R), (S, D) = inputs[0].shape, A.shape
         settings = _settings(R, D, S, dtype, back=False)
         weights = _padded(inputs[0], settings["R_PADDED"], dtype)
         Y = words.new_empty(images, T, S)
-        with _on(Y):
+        with on(Y):
             grid = (triton.cdiv(T, settings["ROWS"]), images)
-            _forward[grid](weights, regions, words, A, _compact(inputs[4], torch.float32), Y, T, R, **settings)
+            _forward[grid](weights, regions, words, A, compact(inputs[4], torch.float32), Y, T, R, **settings)
         ctx.save_for_backward(weights, regions, words, A)
         ctx.dtypes = [part.dtype for part in inputs]
         return Y
@@ -96,7 +89,7 @@ class _AttendedDifference(torch.autograd.Function):
         weights, regions, words, A = ctx.saved_tensors
         gradient = gradients[0].contiguous()
         *wide, to_b = ctx.needs_input_grad
-        with _on(gradient), full_precision(gradient):
+        with on(gradient), full_precision(gradient):
             found: list[Tensor | None] = [None] * 4
             if any(wide):
                 found = _gradients(gradient, weights, regions, words, A, wide)
@@ -135,11 +128,6 @@ def _gradients(
     return [to_weights, None if to_regions is None else to_regions[:, :R], to_words, to_A]
 
 
-def _compact(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """In this precision and row after row, in one copy at most."""
-    return tensor.to(dtype, memory_format=torch.contiguous_format).contiguous()
-
-
 def _padded(weights: Tensor, width: int, dtype: torch.dtype) -> Tensor:
     """With so many columns, the last of them 0: rows of 36 are aligned neither for the kernels nor for cuBLAS."""
     padded = weights.new_zeros(*weights.shape[:2], width, dtype=dtype)
@@ -167,19 +155,14 @@ def _settings(R: int, D: int, S: int, dtype: torch.dtype, back: bool) -> dict[st
     return {**sizes, "ROWS": rows, "COLUMNS": columns, "num_warps": 8, "num_stages": stages}
 
 
-def _jit(kernel: Callable[..., Any]) -> Any:
-    """`triton.jit` where there is Triton. Sizes that change from batch to batch must not compile a kernel each."""
-    return triton.jit(kernel, do_not_specialize=["T", "R"]) if HAS_TRITON else kernel
-
-
-@_jit
+@jit()
 def _tile(matrix: tl.tensor, row: tl.tensor, column: tl.tensor, rows: tl.tensor, columns: tl.tensor) -> tl.tensor:
     """Part of a (rows, columns) matrix, 0 outside."""
     mask = (row < rows)[:, None] & (column < columns)[None, :]
     return tl.load(matrix + row[:, None] * columns + column[None, :], mask=mask, other=0.0)
 
 
-@_jit
+@jit()
 def _put(
     matrix: tl.tensor, tile: tl.tensor, row: tl.tensor, column: tl.tensor, rows: tl.tensor, columns: tl.tensor
 ) -> None:
@@ -187,7 +170,7 @@ def _put(
     tl.store(matrix + row[:, None] * columns + column[None, :], tile, mask=mask)
 
 
-@_jit
+@jit("T", "R")
 def _forward(
     weights: tl.tensor,  # (images, T, R_PADDED)
     regions: tl.tensor,
@@ -221,7 +204,7 @@ def _forward(
     _put(Y + image * T * S, total.to(P.dtype), t, s, T, S)
 
 
-@_jit
+@jit("T", "R")
 def _backward(
     gradient: tl.tensor,
     weights: tl.tensor,  # (images, T, R_PADDED)

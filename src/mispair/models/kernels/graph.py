@@ -7,22 +7,20 @@ Nothing is added atomically, so every run gives the same bits.
 from __future__ import annotations
 
 import functools
-import warnings
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mispair.models.kernels.gru import HAS_TRITON, _on
+from mispair.models.kernels.common import DTYPES, HAS_TRITON, compact, jit, on, works
+from mispair.models.kernels.graph_first import attend_first as attend_first
+from mispair.models.kernels.graph_parts import Settings, clear, counts, grid, place, put, room, sized, tile
 
 if HAS_TRITON:
     import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]
     import triton.language as tl  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
 MOST_NODES, MOST_SIMILARITIES = 64, 256  # of one graph; a program holds all its scores
-DTYPES = torch.float32, torch.bfloat16, torch.float16
-Settings = dict[str, int]
 
 # One launch a row, for graphs whose nodes fill LEAST to MOST rows. Graphs of 32 and 64 rows are taken MIDDLE and LARGE
 # columns at a time, so that they need hardly more registers and shared memory than those of 16, which are the most.
@@ -32,26 +30,20 @@ FORWARD: list[Settings] = [
 BACKWARD: list[Settings] = [
     {"LEAST": 16, "MOST": 64, "MIDDLE": 128, "LARGE": 32, "num_warps": 4, "num_stages": 2, "maxnreg": 128},
 ]
-FIRST = {"ROWS": 16, "num_warps": 4}  # nodes that `attend_first` takes at a time
-FIRST_BACK = {"ROWS": 16, "num_warps": 4, "maxnreg": 80}
 
 
 @functools.cache
 def available(device: torch.device) -> bool:
     """Whether the kernels run on this device. Tried out once, at SGR's default size and with the largest graphs."""
-    if not HAS_TRITON or device.type != "cuda":
-        return False
-    try:
-        with torch.inference_mode(False), torch.enable_grad():
-            nodes = torch.zeros(1, 2, 256, device=device, dtype=torch.bfloat16, requires_grad=True)
-            starts, lengths = torch.tensor([[0], [1]], device=device)
-            Y = attend(nodes, nodes, starts, lengths, MOST_NODES)
-            Y = attend_first(Y[:, :1], Y, starts, lengths, MOST_NODES)
-            torch.autograd.grad(Y.sum(), nodes)
-    except Exception as error:  # whatever went wrong, torch does the same work
-        warnings.warn(f"Triton does not work here, so SGR takes longer: {error}", stacklevel=2)
-        return False
-    return True
+
+    def trial() -> None:
+        nodes = torch.zeros(1, 2, 256, device=device, dtype=torch.bfloat16, requires_grad=True)
+        starts, lengths = torch.tensor([[0], [1]], device=device)
+        Y = attend(nodes, nodes, starts, lengths, MOST_NODES)
+        Y = attend_first(Y[:, :1], Y, starts, lengths, MOST_NODES)
+        torch.autograd.grad(Y.sum(), nodes)
+
+    return works(device, trial, "SGR")
 
 
 def fits(nodes: Tensor, longest: int) -> bool:
@@ -76,21 +68,8 @@ def attend(queries: Tensor, nodes: Tensor, starts: Tensor, lengths: Tensor, long
     """
     if not fits(nodes, longest):
         raise ValueError(f"graphs of {longest} nodes of {nodes.shape[-1]} x {nodes.dtype} are not for these kernels")
-    parts = _compact(queries, nodes.dtype), nodes.contiguous(), starts.contiguous(), lengths.contiguous()
+    parts = compact(queries, nodes.dtype), nodes.contiguous(), starts.contiguous(), lengths.contiguous()
     Y: Tensor = _Attend.apply(*parts, longest)  # type: ignore[no-untyped-call]
-    return Y
-
-
-def attend_first(
-    queries: Tensor,
-    nodes: Tensor,
-    starts: Tensor,
-    lengths: Tensor,
-    longest: int,  # noqa: ARG001 (both are called alike)
-) -> Tensor:
-    """As `attend`, but only the whole captions ask: queries and result are (l, r, s)."""
-    parts = _compact(queries, nodes.dtype), nodes.contiguous(), starts.contiguous(), lengths.contiguous()
-    Y: Tensor = _AttendFirst.apply(*parts)  # type: ignore[no-untyped-call]
     return Y
 
 
@@ -98,9 +77,9 @@ class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, queries: Tensor, nodes: Tensor, starts: Tensor, lengths: Tensor, longest: int) -> Tensor:
         Y = torch.empty_like(nodes)
-        with _on(Y):
+        with on(Y):
             for launch in _launches(nodes, longest, FORWARD):
-                _forward[_grid(nodes, starts)](queries, nodes, starts, lengths, Y, *_counts(nodes, starts), **launch)
+                _forward[grid(nodes, starts)](queries, nodes, starts, lengths, Y, *counts(nodes, starts), **launch)
         ctx.save_for_backward(queries, nodes, starts, lengths)
         ctx.longest = longest
         return Y
@@ -108,124 +87,24 @@ class _Attend(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         queries, nodes, starts, lengths = ctx.saved_tensors
-        to_queries, to_nodes = _room(ctx, queries, nodes)
+        to_queries, to_nodes = room(ctx, queries, nodes)
         gradient = gradients[0].contiguous()
-        with _on(nodes):
+        with on(nodes):
             for launch in _launches(nodes, ctx.longest, BACKWARD):
-                _backward[_grid(nodes, starts)](
-                    gradient, queries, nodes, starts, lengths, to_queries, to_nodes, *_counts(nodes, starts), **launch
+                _backward[grid(nodes, starts)](
+                    gradient, queries, nodes, starts, lengths, to_queries, to_nodes, *counts(nodes, starts), **launch
                 )
         return to_queries, to_nodes, None, None, None
-
-
-class _AttendFirst(torch.autograd.Function):
-    """Saves the result in float32: its product with its gradient is what the backward pass subtracts from the gradients
-    of all weights. Where nodes are alike, as they are after a ReLU, little remains, and that must not be rounding.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, queries: Tensor, nodes: Tensor, starts: Tensor, lengths: Tensor) -> Tensor:
-        Y = torch.empty_like(queries)
-        logsumexp, exact = None, None
-        if any(ctx.needs_input_grad):
-            logsumexp = Y.new_empty(Y.shape[:2], dtype=torch.float32)
-            exact = None if Y.dtype == torch.float32 else torch.empty_like(Y, dtype=torch.float32)
-        with _on(Y):
-            _first[_grid(nodes, starts)](
-                queries, nodes, starts, lengths, Y, exact, logsumexp, *_counts(nodes, starts), **_sized(nodes, FIRST)
-            )
-        ctx.save_for_backward(queries, nodes, starts, lengths, Y if exact is None else exact, logsumexp)
-        return Y
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        queries, nodes, starts, lengths, exact, logsumexp = ctx.saved_tensors
-        to_queries, to_nodes = _room(ctx, queries, nodes)
-        with _on(nodes):
-            _first_back[_grid(nodes, starts)](
-                gradients[0].contiguous(), queries, nodes, starts, lengths, exact, logsumexp, to_queries, to_nodes,
-                *_counts(nodes, starts), **_sized(nodes, FIRST_BACK),
-            )  # fmt: skip
-        return to_queries, to_nodes, None, None
-
-
-def _compact(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """In this precision and row after row, in one copy at most."""
-    return tensor.to(dtype, memory_format=torch.contiguous_format).contiguous()
-
-
-def _room(ctx: Any, queries: Tensor, nodes: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """For the gradients of queries and nodes, as far as they are needed."""
-    for_queries, for_nodes, *_ = ctx.needs_input_grad
-    return torch.empty_like(queries) if for_queries else None, torch.empty_like(nodes) if for_nodes else None
-
-
-def _grid(nodes: Tensor, starts: Tensor) -> tuple[int, int]:
-    """Programs that run at once take neighbouring captions of one image."""
-    return starts.shape[0], nodes.shape[0]
-
-
-def _counts(nodes: Tensor, starts: Tensor) -> tuple[int, int]:
-    """r and T."""
-    return starts.shape[0], nodes.shape[1] - starts.shape[0]
 
 
 def _launches(nodes: Tensor, longest: int, launches: list[Settings]) -> list[Settings]:
     """Those for graphs of up to so many nodes."""
     rows = max(16, triton.next_power_of_2(longest))
     needed = [{**launch, "MOST": min(launch["MOST"], rows)} for launch in launches if launch["LEAST"] <= rows]
-    return [_sized(nodes, launch) for launch in needed]
+    return [sized(nodes, launch) for launch in needed]
 
 
-def _sized(nodes: Tensor, settings: Settings) -> Settings:
-    """With the sizes of the nodes. Products in true float32 are without tensor cores and may take all registers."""
-    S = nodes.shape[2]
-    sized = {**settings, "S": S, "S_PADDED": max(16, triton.next_power_of_2(S))}
-    if nodes.dtype == torch.float32:
-        sized.pop("maxnreg", None)
-    return sized
-
-
-def _jit(kernel: Callable[..., Any]) -> Any:
-    """`triton.jit` where there is Triton. Sizes that change from batch to batch must not compile a kernel each."""
-    return triton.jit(kernel, do_not_specialize=["r", "T"]) if HAS_TRITON else kernel
-
-
-@_jit
-def _tile(matrix: tl.tensor, row: tl.tensor, column: tl.tensor, real: tl.tensor, S: tl.constexpr) -> tl.tensor:
-    """These rows and columns, 0 where a row is not real and where there is no column."""
-    mask = real[:, None] & (column < S)[None, :]
-    return tl.load(matrix + row[:, None] * S + column[None, :], mask=mask, other=0.0)
-
-
-@_jit
-def _put(
-    matrix: tl.tensor, tile: tl.tensor, row: tl.tensor, column: tl.tensor, real: tl.tensor, S: tl.constexpr
-) -> None:
-    mask = real[:, None] & (column < S)[None, :]
-    tl.store(matrix + row[:, None] * S + column[None, :], tile.to(matrix.dtype.element_ty), mask=mask)
-
-
-@_jit
-def _place(starts: tl.tensor, lengths: tl.tensor, caption: tl.tensor, r: tl.tensor) -> tl.tensor:
-    """First word and number of nodes of a caption's graph, and the end of the last caption."""
-    start, length = tl.load(starts + caption).to(tl.int32), tl.load(lengths + caption).to(tl.int32)
-    end = tl.load(starts + r - 1).to(tl.int32) + tl.load(lengths + r - 1).to(tl.int32)
-    return start, 1 + length, end
-
-
-@_jit
-def _clear(
-    matrix: tl.tensor, end: tl.tensor, caption: tl.tensor, r: tl.tensor, T: tl.tensor, S: tl.constexpr,
-    S_PADDED: tl.constexpr,
-) -> None:  # fmt: skip
-    """Zeros where a row belongs to no graph, from word `end` on. The programs of one image share these rows."""
-    j, column = tl.arange(0, 16), tl.arange(0, S_PADDED)
-    for first in range(end + caption * 16, T, r * 16):
-        _put(matrix, tl.zeros((16, S_PADDED), tl.float32), r + first + j, column, first + j < T, S)
-
-
-@_jit
+@jit()
 def _softmax(scores: tl.tensor, real: tl.tensor) -> tl.tensor:
     """Over the real nodes, of which each graph has one at least."""
     scores = tl.where(real[None, :], scores, float("-inf"))
@@ -233,7 +112,7 @@ def _softmax(scores: tl.tensor, real: tl.tensor) -> tl.tensor:
     return weights / tl.sum(weights, axis=1)[:, None]
 
 
-@_jit
+@jit()
 def _graph(
     queries: tl.tensor,
     nodes: tl.tensor,
@@ -252,15 +131,15 @@ def _graph(
     scores = tl.zeros((ROWS, ROWS), tl.float32)
     for first in range(0, S, COLUMNS):
         d = first + tl.arange(0, COLUMNS)
-        Z, X = _tile(queries, row, d, real, S), _tile(nodes, row, d, real, S)
+        Z, X = tile(queries, row, d, real, S), tile(nodes, row, d, real, S)
         scores = tl.dot(Z, tl.trans(X), scores, input_precision="ieee")
     P = _softmax(scores, real).to(nodes.dtype.element_ty)
     for first in range(0, S, COLUMNS):
         d = first + tl.arange(0, COLUMNS)
-        _put(Y, tl.dot(P, _tile(nodes, row, d, real, S), input_precision="ieee"), row, d, real, S)
+        put(Y, tl.dot(P, tile(nodes, row, d, real, S), input_precision="ieee"), row, d, real, S)
 
 
-@_jit
+@jit("r", "T")
 def _forward(
     queries: tl.tensor,
     nodes: tl.tensor,
@@ -278,7 +157,7 @@ def _forward(
 ) -> None:
     """One caption and image."""
     caption = tl.program_id(0)
-    start, count, end = _place(starts, lengths, caption, r)
+    start, count, end = place(starts, lengths, caption, r)
     image = tl.program_id(1).to(tl.int64) * (r + T) * S  # large batches hold more than 2^31 elements
     queries += image
     nodes += image
@@ -290,10 +169,10 @@ def _forward(
     if MOST >= 64 and count > 32:
         _graph(queries, nodes, Y, start, count, caption, r, S, min(S_PADDED, LARGE), 64)
     if LEAST <= 16:
-        _clear(Y, end, caption, r, T, S, S_PADDED)
+        clear(Y, end, caption, r, T, S, S_PADDED)
 
 
-@_jit
+@jit()
 def _graph_back(
     gradient: tl.tensor,
     queries: tl.tensor,
@@ -314,24 +193,24 @@ def _graph_back(
     scores, to_P = tl.zeros((ROWS, ROWS), tl.float32), tl.zeros((ROWS, ROWS), tl.float32)
     for first in range(0, S, COLUMNS):
         d = first + tl.arange(0, COLUMNS)
-        X = tl.trans(_tile(nodes, row, d, real, S))
-        scores = tl.dot(_tile(queries, row, d, real, S), X, scores, input_precision="ieee")
-        to_P = tl.dot(_tile(gradient, row, d, real, S), X, to_P, input_precision="ieee")
+        X = tl.trans(tile(nodes, row, d, real, S))
+        scores = tl.dot(tile(queries, row, d, real, S), X, scores, input_precision="ieee")
+        to_P = tl.dot(tile(gradient, row, d, real, S), X, to_P, input_precision="ieee")
     P = _softmax(scores, real)
     to_scores = (P * (to_P - tl.sum(P * to_P, axis=1)[:, None])).to(nodes.dtype.element_ty)
     P = P.to(nodes.dtype.element_ty)
     for first in range(0, S, COLUMNS):
         d = first + tl.arange(0, COLUMNS)
         # All are read before anything is written, so that what the first loop read alone is not read again.
-        G, Z, X = _tile(gradient, row, d, real, S), _tile(queries, row, d, real, S), _tile(nodes, row, d, real, S)
+        G, Z, X = tile(gradient, row, d, real, S), tile(queries, row, d, real, S), tile(nodes, row, d, real, S)
         if to_nodes is not None:  # rows that are not real have gradient and query 0 and add nothing
             as_value = tl.dot(tl.trans(P), G, input_precision="ieee")
-            _put(to_nodes, tl.dot(tl.trans(to_scores), Z, as_value, input_precision="ieee"), row, d, real, S)
+            put(to_nodes, tl.dot(tl.trans(to_scores), Z, as_value, input_precision="ieee"), row, d, real, S)
         if to_queries is not None:
-            _put(to_queries, tl.dot(to_scores, X, input_precision="ieee"), row, d, real, S)
+            put(to_queries, tl.dot(to_scores, X, input_precision="ieee"), row, d, real, S)
 
 
-@_jit
+@jit("r", "T")
 def _backward(
     gradient: tl.tensor,
     queries: tl.tensor,
@@ -351,7 +230,7 @@ def _backward(
 ) -> None:
     """One caption and image."""
     caption = tl.program_id(0)
-    start, count, end = _place(starts, lengths, caption, r)
+    start, count, end = place(starts, lengths, caption, r)
     image = tl.program_id(1).to(tl.int64) * (r + T) * S
     gradient += image
     queries += image
@@ -369,105 +248,6 @@ def _backward(
         large: tl.constexpr = min(S_PADDED, LARGE)
         _graph_back(gradient, queries, nodes, to_queries, to_nodes, start, count, caption, r, S, large, 64)
     if LEAST <= 16 and to_queries is not None:
-        _clear(to_queries, end, caption, r, T, S, S_PADDED)
+        clear(to_queries, end, caption, r, T, S, S_PADDED)
     if LEAST <= 16 and to_nodes is not None:
-        _clear(to_nodes, end, caption, r, T, S, S_PADDED)
-
-
-@_jit
-def _some(
-    first: tl.tensor, start: tl.tensor, count: tl.tensor, caption: tl.tensor, r: tl.tensor, ROWS: tl.constexpr
-) -> tl.tensor:
-    """Rows of ROWS nodes from the `first` on, and which are real; the others are the caption's node 0 again."""
-    j = first + tl.arange(0, ROWS)
-    real = j < count
-    return tl.where(real & (j > 0), r + start + j - 1, caption), real
-
-
-@_jit
-def _first(
-    queries: tl.tensor,
-    nodes: tl.tensor,
-    starts: tl.tensor,
-    lengths: tl.tensor,
-    Y: tl.tensor,
-    exact: tl.tensor,  # Y in float32; or None
-    logsumexp: tl.tensor,  # or None
-    r: tl.tensor,
-    T: tl.tensor,
-    S: tl.constexpr,
-    S_PADDED: tl.constexpr,
-    ROWS: tl.constexpr,
-) -> None:
-    """One caption and image. Each of the ROWS has a maximum and sums of its own, which meet only at the end."""
-    caption = tl.program_id(0)
-    start, count, _ = _place(starts, lengths, caption, r)
-    image = tl.program_id(1).to(tl.int64)
-    nodes += image * (r + T) * S
-    own = image * r + caption
-    d = tl.arange(0, S_PADDED)
-    q = tl.load(queries + own * S + d, mask=d < S, other=0.0).to(tl.float32)
-    most, total = tl.full((ROWS,), float("-inf"), tl.float32), tl.zeros((ROWS,), tl.float32)
-    H = tl.zeros((ROWS, S_PADDED), tl.float32)
-    for first in range(0, count, ROWS):
-        row, real = _some(first, start, count, caption, r, ROWS)
-        X = _tile(nodes, row, d, row >= 0, S).to(tl.float32)
-        scores = tl.sum(X * q[None, :], axis=1)
-        before, most = most, tl.maximum(most, scores)
-        weights, shrink = tl.where(real, tl.exp(scores - most), 0.0), tl.exp(before - most)
-        total = total * shrink + weights
-        H = H * shrink[:, None] + weights[:, None] * X
-    highest = tl.max(most, axis=0)
-    shrink = tl.exp(most - highest)
-    whole = tl.sum(total * shrink, axis=0)
-    h = tl.sum(H * shrink[:, None], axis=0) / whole
-    tl.store(Y + own * S + d, h.to(Y.dtype.element_ty), mask=d < S)
-    if exact is not None:
-        tl.store(exact + own * S + d, h, mask=d < S)
-    if logsumexp is not None:
-        tl.store(logsumexp + own, highest + tl.log(whole))
-
-
-@_jit
-def _first_back(
-    gradient: tl.tensor,
-    queries: tl.tensor,
-    nodes: tl.tensor,
-    starts: tl.tensor,
-    lengths: tl.tensor,
-    exact: tl.tensor,  # the result in float32
-    logsumexp: tl.tensor,
-    to_queries: tl.tensor,  # or None
-    to_nodes: tl.tensor,  # or None
-    r: tl.tensor,
-    T: tl.tensor,
-    S: tl.constexpr,
-    S_PADDED: tl.constexpr,
-    ROWS: tl.constexpr,
-) -> None:
-    """One caption and image."""
-    caption = tl.program_id(0)
-    start, count, end = _place(starts, lengths, caption, r)
-    image = tl.program_id(1).to(tl.int64)
-    nodes += image * (r + T) * S
-    own = image * r + caption
-    d = tl.arange(0, S_PADDED)
-    g = tl.load(gradient + own * S + d, mask=d < S, other=0.0).to(tl.float32)
-    q = tl.load(queries + own * S + d, mask=d < S, other=0.0).to(tl.float32)
-    mean = tl.sum(g * tl.load(exact + own * S + d, mask=d < S, other=0.0), axis=0)
-    level = tl.load(logsumexp + own)
-    to_q = tl.zeros((ROWS, S_PADDED), tl.float32)
-    for first in range(0, count, ROWS):
-        row, real = _some(first, start, count, caption, r, ROWS)
-        X = _tile(nodes, row, d, row >= 0, S).to(tl.float32)
-        P = tl.where(real, tl.exp(tl.sum(X * q[None, :], axis=1) - level), 0.0)
-        to_scores = P * (tl.sum(X * g[None, :], axis=1) - mean)
-        to_q += to_scores[:, None] * X
-        if to_nodes is not None:
-            to_X = to_scores[:, None] * q[None, :] + P[:, None] * g[None, :]
-            _put(to_nodes + image * (r + T) * S, to_X, row, d, real, S)
-    if to_queries is not None:
-        to_q_sum = tl.sum(to_q, axis=0).to(to_queries.dtype.element_ty)
-        tl.store(to_queries + own * S + d, to_q_sum, mask=d < S)
-    if to_nodes is not None:
-        _clear(to_nodes + image * (r + T) * S, end, caption, r, T, S, S_PADDED)
+        clear(to_nodes, end, caption, r, T, S, S_PADDED)

@@ -6,23 +6,17 @@ Wide states take a batched matrix product and one kernel a step; narrow ones one
 from __future__ import annotations
 
 import functools
-import warnings
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from mispair.models.base import full_precision
+from mispair.models.kernels.common import HAS_TRITON, jit, on, works
 
-try:
+if HAS_TRITON:
     import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]
     import triton.language as tl  # type: ignore[import-not-found, import-untyped, unused-ignore]
-except ImportError:  # no dependency of the project: torch brings it where it has CUDA
-    HAS_TRITON = False
-else:
-    HAS_TRITON = True
 
 NARROW = 64  # up to here the three weight matrices of a group fit into the registers of one program
 BLOCK = 512  # elements a program of the stepwise kernels
@@ -30,16 +24,13 @@ BLOCK = 512  # elements a program of the stepwise kernels
 
 @functools.cache
 def available(device: torch.device) -> bool:
-    """Whether the kernels run on this device. Tried out once, for Triton also needs a C compiler and a recent GPU."""
-    if not HAS_TRITON or device.type != "cuda":
-        return False
-    try:
-        with torch.no_grad():
-            scan(*(torch.zeros(shape, device=device) for shape in ((1, 1, 1, 3), (1, 3, 1), (1, 3))))
-    except Exception as error:  # whatever went wrong, cuDNN does the same work
-        warnings.warn(f"Triton does not work here, so GRUs take longer: {error}", stacklevel=2)
-        return False
-    return True
+    """Whether the kernels run on this device. Tried out once."""
+
+    def trial() -> None:
+        parts = [torch.zeros(shape, device=device, requires_grad=True) for shape in ((1, 1, 1, 3), (1, 3, 1), (1, 3))]
+        torch.autograd.grad(scan(*parts).sum(), parts)
+
+    return works(device, trial, "GRUs")
 
 
 def scan(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -78,7 +69,7 @@ class _Gru(torch.autograd.Function):
         copies = states if product == torch.float32 else inputs.new_empty(groups, n, batch, H, dtype=product)
         learns = any(ctx.needs_input_grad)
         slopes = inputs.new_empty(groups, n, batch, 5 * H, dtype=to_save) if learns else None
-        with _on(inputs):
+        with on(inputs):
             if H <= NARROW:
                 _sequence[batch, groups](inputs, weight, bias, states, slopes, n, batch, **_narrow(H))
             else:
@@ -94,7 +85,7 @@ class _Gru(torch.autograd.Function):
         gradient = gradients[0].transpose(0, 1).contiguous()
         from_inputs = slopes.new_empty(groups, n, batch, 3 * H, dtype=ctx.dtype)  # of the inputs' share of the gates
         from_states = slopes.new_empty(groups, n, batch, 3 * H, dtype=weight.dtype)  # of the states' share
-        with _on(gradient), full_precision(gradient):
+        with on(gradient), full_precision(gradient):
             if H <= NARROW:
                 settings = _narrow(H)
                 _sequence_back[batch, groups](gradient, weight, slopes, from_inputs, from_states, n, batch, **settings)
@@ -104,11 +95,6 @@ class _Gru(torch.autograd.Function):
             to_weight = torch.bmm(later.transpose(1, 2), before).float()
             to_bias = from_states.sum(dim=(1, 2), dtype=torch.float32)
         return from_inputs.transpose(0, 1), to_weight, to_bias
-
-
-def _on(tensor: Tensor) -> AbstractContextManager[object]:
-    """Makes the tensor's GPU the current one, where Triton launches; the CPU is for Triton's interpreter."""
-    return torch.cuda.device(tensor.device) if tensor.is_cuda else nullcontext()
 
 
 def _narrow(H: int) -> dict[str, int]:
@@ -143,17 +129,12 @@ def _steps_back(gradient: Tensor, weight: Tensor, slopes: Tensor, from_inputs: T
             torch.bmm(gates[t], weight, out=product)
 
 
-def _jit(kernel: Callable[..., Any]) -> Any:
-    """`triton.jit` where there is Triton. Sizes that change from batch to batch must not compile a kernel each."""
-    return triton.jit(kernel, do_not_specialize=["t", "n", "batch"]) if HAS_TRITON else kernel
-
-
-@_jit
+@jit()
 def _load(pointer: tl.tensor, mask: tl.tensor) -> tl.tensor:
     return tl.load(pointer, mask=mask, other=0.0).to(tl.float32)
 
 
-@_jit
+@jit()
 def _cell(
     inputs: tl.tensor,
     share_r: tl.tensor,
@@ -177,7 +158,7 @@ def _cell(
     return new + z * (h - new)
 
 
-@_jit
+@jit()
 def _cell_back(
     into: tl.tensor, slopes: tl.tensor, from_inputs: tl.tensor, from_states: tl.tensor, mask: tl.tensor, H: tl.constexpr
 ) -> tl.tensor:
@@ -195,7 +176,7 @@ def _cell_back(
     return to_r, to_z, to_share, into * _load(slopes + 4 * H, mask)
 
 
-@_jit
+@jit("t", "n", "batch")
 def _step(
     inputs: tl.tensor,
     share: tl.tensor,  # (G, B, 3H) product of the state before and the weights; None at the first step
@@ -234,7 +215,7 @@ def _step(
         tl.store(copies + rows * H + place, h, mask=mask)
 
 
-@_jit
+@jit("t", "n", "batch")
 def _step_back(
     gradient: tl.tensor,
     product: tl.tensor,  # (G, B, H) gradient by way of the next step's gates; None at the last step
@@ -264,14 +245,14 @@ def _step_back(
     tl.store(kept + own, straight, mask=mask)
 
 
-@_jit
+@jit()
 def _matrix(weight: tl.tensor, unit: tl.tensor, H: tl.constexpr) -> tl.tensor:
     """(WIDTH, WIDTH) weights of one gate, 0 outside (H, H)."""
     mask = (unit < H)[:, None] & (unit < H)[None, :]
     return _load(weight + unit[:, None] * H + unit[None, :], mask)
 
 
-@_jit
+@jit("n", "batch")
 def _sequence(
     inputs: tl.tensor,
     weight: tl.tensor,
@@ -302,7 +283,7 @@ def _sequence(
         tl.store(states + here * H + unit, h, mask=mask)
 
 
-@_jit
+@jit("n", "batch")
 def _sequence_back(
     gradient: tl.tensor,
     weight: tl.tensor,

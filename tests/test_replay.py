@@ -72,9 +72,9 @@ def test_a_repeated_step_is_the_step() -> None:
             x, y = inputs
             optimizer.zero_grad(set_to_none=True)
             loss = (layer(x) - y).square().mean()
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimizer.step()
-            return loss.detach()
+            return torch.as_tensor(loss.detach())
 
         replay, generator = Replay(step, on=on), torch.Generator().manual_seed(1)
         losses = []

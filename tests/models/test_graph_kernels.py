@@ -1,7 +1,8 @@
 """The Triton kernels of SGR's graphs against plain torch: on a GPU, or on a CPU with TRITON_INTERPRET=1."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -13,13 +14,18 @@ from mispair.models.kernels.common import HAS_TRITON
 INTERPRETED = HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1"
 CUDA = torch.device("cuda", 0)
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-on_device = pytest.mark.parametrize(
-    "device",
-    [
-        pytest.param("cuda", marks=[pytest.mark.gpu, needs_gpu]),
-        pytest.param("cpu", marks=pytest.mark.skipif(not INTERPRETED, reason="needs Triton and TRITON_INTERPRET=1")),
-    ],
-)
+interpreted = pytest.mark.skipif(not INTERPRETED, reason="needs Triton and TRITON_INTERPRET=1")
+
+
+def cases(names: str, values: list[Any], on_gpu: list[Any]) -> pytest.MarkDecorator:
+    """A device and these values: few on a GPU, where each size and precision takes seconds to compile."""
+    there = [pytest.param("cuda", *value, marks=[pytest.mark.gpu, needs_gpu]) for value in on_gpu]
+    return pytest.mark.parametrize(
+        f"device, {names}", [*there, *(pytest.param("cpu", *value, marks=interpreted) for value in values)]
+    )
+
+
+on_device = cases("", [()], [()])
 HALF = {"cuda": torch.bfloat16, "cpu": torch.float16}  # Triton's interpreter multiplies the bits of bf16 as integers
 NAMES = ["Y", "queries", "nodes"]
 SIZES = [  # images, s, words of each caption, rows of words that belong to no caption
@@ -47,18 +53,39 @@ def problem(images: int, s: int, words: list[int], spare: int, sharp: float = 2.
 
 def plain(queries: Tensor, nodes: Tensor, starts: Tensor, lengths: Tensor, longest: int) -> Tensor:
     """A loop over images and captions. Asks for whole captions only if that is what there are queries for."""
-    r = len(starts)
     assert longest > int(lengths.max())
+    assert torch.equal(starts, lengths.cumsum(0) - lengths)
     result = torch.zeros_like(queries)
-    for image in range(len(nodes)):
-        for caption in range(r):
-            first = r + int(starts[caption])
-            rows = [caption, *range(first, first + int(lengths[caption]))]
-            asking = rows if queries.shape == nodes.shape else rows[:1]
-            X = nodes[image, rows]
-            edges = (queries[image, asking] @ X.T).softmax(dim=-1)
-            result[image, asking] = edges @ X
+    for image, rows in graphs(len(nodes), lengths):
+        asking = rows if queries.shape == nodes.shape else rows[:1]
+        X = nodes[image, rows]
+        edges = (queries[image, asking] @ X.T).softmax(dim=-1)
+        result[image, asking] = edges @ X
     return result
+
+
+def graphs(images: int, lengths: Tensor) -> Iterator[tuple[int, list[int]]]:
+    """Image and rows of each graph."""
+    for image in range(images):
+        start = len(lengths)
+        for caption, length in enumerate(lengths.tolist()):
+            yield image, [caption, *range(start, start + length)]
+            start += length
+
+
+def terms(first: bool, parts: list[Tensor], lengths: Tensor) -> list[Tensor]:
+    """Sizes of all that is added up to the gradients of queries and nodes: without the signs, nothing cancels."""
+    queries, nodes, gradient = (part.double() for part in parts)
+    to_queries, to_nodes = torch.zeros_like(queries), torch.zeros_like(nodes)
+    for image, rows in graphs(len(nodes), lengths):
+        asking = rows[:1] if first else rows
+        Z, X, G = queries[image, asking], nodes[image, rows], gradient[image, asking].abs()
+        P = (Z @ X.T).softmax(dim=-1)
+        to_P = G @ X.abs().T
+        to_scores = P * (to_P + (P * to_P).sum(dim=-1, keepdim=True))
+        to_queries[image, asking] = to_scores @ X.abs()
+        to_nodes[image, rows] = to_scores.T @ Z.abs() + P.T @ G
+    return [to_queries, to_nodes]
 
 
 def outcome(
@@ -95,18 +122,16 @@ def errors(found: list[Tensor], expected: list[Tensor]) -> dict[str, float]:
 
 
 @ours
-@on_device
-@pytest.mark.parametrize("sizes", SIZES)
+@cases("sizes", [(sizes,) for sizes in SIZES], [(SIZES[6],)])
 def test_result_and_gradients_equal_the_loop(attend: Attend, device: str, sizes: Sizes) -> None:
     found = compare(attend, device, *problem(*sizes))
-    assert max(found.values()) < 1e-5, found
+    assert all(value < 1e-5 for value in found.values()), found
 
 
 @ours
-@on_device
-@pytest.mark.parametrize("sizes", SIZES)
-@pytest.mark.parametrize("alike", [0.0, 5.0])  # after a ReLU nodes have much in common, and gradients cancel
+@cases("sizes, alike", [(sizes, alike) for sizes in SIZES for alike in (0.0, 5.0)], [(SIZES[5], 5.0)])
 def test_half_precision_is_as_near_as_plain_torch(attend: Attend, device: str, sizes: Sizes, alike: float) -> None:
+    """After a ReLU nodes are `alike`, they have much in common, and gradients cancel."""
     parts, lengths = problem(*sizes)
     half = HALF[device]
     parts[1] = (parts[1] + alike * torch.rand(sizes[1])) / (1 + alike)
@@ -119,32 +144,48 @@ def test_half_precision_is_as_near_as_plain_torch(attend: Attend, device: str, s
 
 
 @ours
-@on_device
-@pytest.mark.parametrize("sharp", [1e-3, 100.0, 1e6])
-def test_large_scores_do_not_overflow(attend: Attend, device: str, sharp: float) -> None:
-    parts, lengths = problem(2, 24, [3, 20, 40], 2, sharp)
-    found = compare(attend, device, parts, lengths)
-    # Large scores lose digits before the softmax, in any order of summing.
-    assert max(found.values()) < (1e-5 if sharp < 1 else 1e-3 if sharp < 1e3 else 1), found
+@interpreted
+@pytest.mark.parametrize(("sharp", "error"), [(1e-3, 1e-5), (100.0, 1e-3)])  # large scores lose digits in any order
+def test_flat_and_sharp_weights(attend: Attend, sharp: float, error: float) -> None:
+    found = compare(attend, "cpu", *problem(2, 24, [3, 20, 40], 2, sharp))
+    assert all(value < error for value in found.values()), found
 
 
 @ours
 @on_device
+def test_large_scores_do_not_overflow(attend: Attend, device: str) -> None:
+    """Each node sees a single other one, so that the scores have no gradient: all that adds up to it cancels.
+
+    What remains is rounding, which large queries carry into the gradient of the nodes. Relative to all that is added,
+    it is less than what float32 rounds off one number; with a part left out, the gradients are further off than that.
+    """
+    parts, lengths = problem(2, 24, [3, 20, 40], 2, 1e6)
+    first = attend is graph.attend_first
+    Y, *gradients = outcome(attend, first, parts, lengths, device)
+    right, *expected = outcome(plain, first, parts, lengths, "cpu", torch.float64)
+    assert (Y - right).norm() < 1e-6 * right.norm()
+    for gradient, exact, added in zip(gradients, expected, terms(first, parts, lengths), strict=True):
+        error = (gradient - exact).norm() / added.norm()
+        assert error < 2**-24, float(error)
+
+
+@ours
+@interpreted
 @pytest.mark.parametrize("offset", [-3e4, 3e4])
-def test_scores_all_low_or_all_high(attend: Attend, device: str, offset: float) -> None:
+def test_scores_all_low_or_all_high(attend: Attend, offset: float) -> None:
     parts, lengths = problem(2, 16, [1, 14, 20, 40], 0)
     queries, nodes, _ = parts
     nodes[..., 0] = 1.0
     queries[..., 0] = offset  # adds the same to all scores, which the softmax does not see
-    found = compare(attend, device, parts, lengths)
-    assert max(found.values()) < 3e-3, found  # the scores themselves have an error of 3e4 * 2^-24
+    found = compare(attend, "cpu", parts, lengths)
+    assert all(value < 3e-3 for value in found.values()), found  # the scores themselves have an error of 3e4 * 2^-24
 
 
 @ours
 @on_device
 def test_rows_of_no_caption_are_zero(attend: Attend, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "empty_like", lambda like, **as_: torch.full_like(like, torch.nan, **as_))
-    parts, lengths = problem(2, 24, [3, 20], 40)  # more than all programs clear at once
+    parts, lengths = problem(2, 24, [3, 40], 40)  # more than all programs clear at once
     first = attend is graph.attend_first
     clean = outcome(attend, first, parts, lengths, device)
     for part in parts:
@@ -178,13 +219,11 @@ def test_longest_is_a_bound_only(attend: Attend, device: str) -> None:
 
 
 @ours
-@on_device
-def test_strides_and_kinds_of_integers(attend: Attend, device: str) -> None:
-    parts, lengths = problem(2, 24, [3, 20], 0)
-    queries, nodes, _ = (part.to(device) for part in parts)
+@interpreted
+def test_strides_and_kinds_of_integers(attend: Attend) -> None:
+    (queries, nodes, _), lengths = problem(2, 24, [3, 20], 0)
     if attend is graph.attend_first:
         queries = queries[:, :2]  # as it is cut out of all queries
-    lengths = lengths.to(device)
     starts = lengths.cumsum(0) - lengths
     straight = attend(queries.contiguous(), nodes, starts, lengths, 21)
     turned = nodes.transpose(0, 1).contiguous().transpose(0, 1)
@@ -193,8 +232,7 @@ def test_strides_and_kinds_of_integers(attend: Attend, device: str) -> None:
 
 
 @ours
-@on_device
-@pytest.mark.parametrize("needed", [0, 1])
+@cases("needed", [(0,), (1,)], [(1,)])
 def test_gradient_of_one_input_only(attend: Attend, device: str, needed: int) -> None:
     parts, lengths = problem(2, 24, [3, 20, 40], 2)
     first = attend is graph.attend_first
@@ -215,14 +253,13 @@ def test_one_launch_for_each_size(device: str, monkeypatch: pytest.MonkeyPatch) 
     for name in ("FORWARD", "BACKWARD"):
         (launch,) = getattr(graph, name)
         monkeypatch.setattr(graph, name, [{**launch, "LEAST": rows, "MOST": rows} for rows in (16, 32, 64)])
-    for sizes in SIZES:
+    for sizes in SIZES if device == "cpu" else SIZES[6:7]:
         found = compare(graph.attend, device, *problem(*sizes))
-        assert max(found.values()) < 1e-5, found
+        assert all(value < 1e-5 for value in found.values()), found
 
 
-@on_device
-def test_large_graphs_are_refused(device: str) -> None:
-    nodes, lengths = torch.zeros(1, 65, 16, device=device), torch.tensor([64], device=device)
+def test_large_graphs_are_refused() -> None:
+    nodes, lengths = torch.zeros(1, 65, 16), torch.tensor([64])
     with pytest.raises(ValueError, match="65 nodes"):
         graph.attend(nodes, nodes, torch.zeros_like(lengths), lengths, 65)
 
@@ -264,7 +301,7 @@ def test_the_real_size_on_a_gpu(attend: Attend, half: bool) -> None:
 @ours
 def test_a_cuda_graph_takes_other_captions(attend: Attend) -> None:
     def inputs(words: list[int]) -> list[Tensor]:
-        parts, lengths = problem(4, 64, words, 100 - sum(words))
+        parts, lengths = problem(4, 24, words, 100 - sum(words))
         queries, nodes, _ = parts
         if attend is graph.attend_first:
             queries = queries[:, : len(words)]

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from helpers import encoded_sets, gradients, plain_gru, plain_l2norm, shake, small_config, token_items
+from mispair.bench.loop import sgr_similarity
 from mispair.data.loader import Items
 from mispair.models import Encoded, SideSpec, build
 from mispair.models.sgraf import SGR, SelfAttention
@@ -95,6 +96,13 @@ def reference(network: SGR, left: Encoded, right: Encoded) -> Tensor:
     (V, _), (words, lengths) = left.parts(), right.parts()
     assert lengths is not None
     return loop_similarity(network, V, words, lengths)
+
+
+def test_the_benchmarks_loop_is_this_loop() -> None:
+    network, left, right = make_sgr(9), some_regions(3, 9), encoded_sets([1, 5, 12], 12, D, 1)
+    (V, _), (words, _) = left.parts(), right.parts()
+    found = sgr_similarity(network, V, words, [1, 5, 12])
+    torch.testing.assert_close(found, reference(network, left, right), rtol=1e-5, atol=1e-6)
 
 
 # ---------------------------------------------------------------- the same numbers as the loop

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from helpers import plain_gru, plain_l2norm, shake, small_config, token_items
+from mispair.bench.loop import gpo_pool, vse_similarity
 from mispair.data.loader import Items
 from mispair.models import SideSpec
 from mispair.models.base import Encoded
@@ -58,7 +59,9 @@ def padded(lengths: list[int], size: int = 3, extra: int = 0, seed: int = 0) -> 
 @settings(max_examples=20)
 def test_gpo_equals_the_loop(lengths: list[int], extra: int, seed: int) -> None:
     gpo, x = make_gpo(seed), padded(lengths, extra=extra, seed=seed)
-    torch.testing.assert_close(gpo(x, torch.tensor(lengths)), plain_pool(gpo, x, lengths), rtol=1e-4, atol=1e-5)
+    expected = plain_pool(gpo, x, lengths)
+    torch.testing.assert_close(gpo(x, torch.tensor(lengths)), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(gpo_pool(gpo, x, lengths), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_all_gradients_of_gpo_equal_the_loop() -> None:
@@ -227,3 +230,10 @@ def test_every_parameter_learns() -> None:
         assert parameter.grad is not None, name
         assert parameter.grad.isfinite().all(), name
         assert (parameter.grad != 0).any() or name == "left.mlp.0.bias", name  # normalised away
+
+
+def test_the_benchmarks_loop_is_the_network() -> None:
+    network = make_vse().eval()
+    images, texts = Items(torch.randn(3, 5, 7)), token_items([1, 4, 9])
+    S = network.similarity(network.encode_left(images), network.encode_right(texts))
+    torch.testing.assert_close(vse_similarity(network, images, texts), S, rtol=1e-4, atol=1e-5)

@@ -22,4 +22,4 @@ def build(config: Config, left: SideSpec, right: SideSpec, seed: int) -> Network
         return MODELS[config.model](left, right, config)
 
 
-__all__ = ["MODELS", "CosineNetwork", "Encoded", "Network", "SideSpec", "build"]
+__all__ = ["MODELS", "SGR", "VSE", "CosineNetwork", "Encoded", "Network", "SideSpec", "build"]

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from mispair.data.loader import Items, send
 from mispair.data.pairs import Kind, Side, Tokens
-
-EPSILON = 1e-8
+from mispair.models.kernels import unit
+from mispair.models.precision import EPSILON, full_precision
 
 
 @dataclass(frozen=True)
@@ -104,24 +104,10 @@ class CosineNetwork(Network):
         return (left.pooled.float() * right.pooled.float()).sum(dim=-1)
 
 
-def full_precision(tensor: Tensor) -> torch.autocast:
-    """Switches autocast off: scores near 1 tie in bf16."""
-    return torch.autocast(tensor.device.type, enabled=False)
-
-
-def working_dtype(x: Tensor) -> torch.dtype:
-    """That of the matrix products: half precision under autocast, else that of x."""
-    kind = x.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
-
-
-def working(x: Tensor) -> Tensor:
-    """In the precision of the matrix products: wide tensors are moved in it, not in float32."""
-    return x.to(working_dtype(x))
-
-
 def l2norm(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tensor:
     """x / (|x| + 1e-8) along `dim`, in `dtype`, by default that of x: a zero vector stays zero."""
+    if dim in (-1, x.dim() - 1) and unit.available(x.device) and unit.fits(x):
+        return unit.unit(x, dtype or x.dtype)
     wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
     return (wide / safe_norm(wide.square().sum(dim=dim, keepdim=True))).to(dtype or x.dtype)
 

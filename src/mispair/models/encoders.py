@@ -5,7 +5,8 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from mispair.data.loader import Items
-from mispair.models.base import Encoded, SideSpec, l2norm, working_dtype, xavier_linear
+from mispair.models.base import Encoded, SideSpec, l2norm, xavier_linear
+from mispair.models.precision import working_dtype
 from mispair.models.ragged import inside, masked_mean
 from mispair.models.recurrence import BiGRU
 

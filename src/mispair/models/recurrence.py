@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mispair.models.base import full_precision
+from mispair.models.precision import full_precision
 from mispair.models.ragged import inside, to
 
 

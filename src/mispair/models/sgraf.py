@@ -11,22 +11,12 @@ from torch import Tensor, nn
 from torch.nn.functional import leaky_relu, linear
 
 from mispair.config import Config
-from mispair.models.base import (
-    Encoded,
-    Network,
-    SideSpec,
-    full_precision,
-    l2norm,
-    safe_norm,
-    working,
-    working_dtype,
-    xavier_linear,
-)
+from mispair.models.base import Encoded, Network, SideSpec, l2norm, safe_norm, xavier_linear
 from mispair.models.encoders import RegionEncoder, WordEncoder
-from mispair.models.kernels import context, graph
+from mispair.models.kernels import attention, context, graph
+from mispair.models.kernels.attention import SLOPE, SMOOTH
+from mispair.models.precision import full_precision, working, working_dtype
 from mispair.models.ragged import Packing, inside, masked_mean, packing
-
-SMOOTH = 9.0  # sharpness of the attention of words over regions
 
 
 class SelfAttention(nn.Module):
@@ -120,15 +110,8 @@ class SGR(Network):
         real = in_a_row(words, lengths, right.room)
         packed = real.pack(words)  # (T, D)
 
-        attention = leaky_relu(regions @ packed.T, 0.1)  # (l, R, T)
-        with full_precision(attention):
-            attention = attention.float()
-            # Norm over the words of each caption: sums by caption and back as products with a 0/1 matrix. That is exact
-            # and, unlike scatter operations, the same in every run.
-            owner = (real.owner[:, None] == torch.arange(len(right), device=words.device)).float()  # (T, r)
-            norms = safe_norm(attention.square() @ owner) @ owner.T
-            attention = attention / torch.where(real.taken, norms, 1)
-        local = difference(context_weights(regions, region_counts, attention), regions, packed, self.local_vector)
+        weights = word_weights(regions, region_counts, regions @ packed.T, real)
+        local = difference(weights, regions, packed, self.local_vector)
 
         left_whole, right_whole = self.left_pool(regions, region_counts)[:, None], self.right_pool(words, lengths)
         ones = left_whole.new_ones(len(left), len(right), 1)
@@ -138,8 +121,8 @@ class SGR(Network):
     def pair_similarity(self, left: Encoded, right: Encoded) -> Tensor:
         regions, region_counts = left.parts()  # (n, R, D)
         words, lengths = right.parts()  # (n, L, D)
-        attention = leaky_relu(regions @ words.transpose(1, 2), 0.1).float()  # padded words are zero and stay zero
-        weights = context_weights(regions, region_counts, l2norm(attention))
+        seen = leaky_relu(regions @ words.transpose(1, 2), SLOPE).float()  # padded words are zero and stay zero
+        weights = context_weights(regions, region_counts, l2norm(seen))
         local = difference(weights, regions, words, self.local_vector)
         left_whole, right_whole = self.left_pool(regions, region_counts), self.right_pool(words, lengths)
         ones = left_whole.new_ones(len(left), 1, 1)
@@ -157,30 +140,55 @@ class SGR(Network):
         return score
 
 
-def context_weights(regions: Tensor, counts: Tensor | None, attention: Tensor) -> Tensor:
+def word_weights(regions: Tensor, counts: Tensor | None, scores: Tensor, words: Packing) -> Tensor:
+    """`context_weights` of all words with all images, from their products `scores` (l, R, T)."""
+    R = regions.shape[1]
+    if counts is None and attention.available(scores.device) and attention.fits(scores.transpose(1, 2), words.longest):
+        return attention.weights(
+            scores.transpose(1, 2), products(regions), words.starts, words.lengths, words.longest,
+            working_dtype(scores), padded_to=attention.columns(R),
+        )  # fmt: skip
+    seen = leaky_relu(scores, SLOPE)
+    with full_precision(seen):
+        seen = seen.float()
+        # Norm over the words of each caption: sums by caption and back as products with a 0/1 matrix. That is exact
+        # and, unlike scatter operations, the same in every run.
+        owner = (words.owner[:, None] == torch.arange(len(words.lengths), device=seen.device)).float()  # (T, r)
+        norms = safe_norm(seen.square() @ owner) @ owner.T
+        return context_weights(regions, counts, seen / torch.where(words.taken, norms, 1))
+
+
+def context_weights(regions: Tensor, counts: Tensor | None, seen: Tensor) -> Tensor:
     """Weights with which the regions add up to the context of each word, a vector of unit length.
 
     Args:
         regions: (l, R, D).
         counts: (l,) how many of the R are real, None if all are.
-        attention: (l, R, T) how much each of T words looks at each region.
+        seen: (l, R, T) how much each of T words looks at each region.
 
     Returns:
         (l, T, R).
     """
-    weights = mask_regions(SMOOTH * attention, counts).softmax(dim=1)
+    weights = mask_regions(SMOOTH * seen, counts).softmax(dim=1)
     with full_precision(weights):
         # The length follows from the regions' products with each other, so the wide (l, T, D) tensor of all contexts is
         # never touched for it.
-        products = regions.float() @ regions.float().transpose(1, 2)
-        return (weights / safe_norm(((products @ weights) * weights).sum(dim=1, keepdim=True))).transpose(1, 2)
+        square = ((products(regions) @ weights) * weights).sum(dim=1, keepdim=True)
+        return (weights / safe_norm(square)).transpose(1, 2)
+
+
+def products(regions: Tensor) -> Tensor:
+    """Of the regions of each image with each other, (l, R, R) in float32."""
+    with full_precision(regions):
+        regions = regions.float()
+        return regions @ regions.transpose(1, 2)
 
 
 def difference(weights: Tensor, regions: Tensor, words: Tensor, project: nn.Linear) -> Tensor:
     """Similarity vectors, of unit length: what `project` makes of the squared differences of words and their contexts.
 
     Args:
-        weights: (l, T, R) of the regions in the contexts.
+        weights: (l, T, R) of the regions in the contexts, or with more columns of zeros.
         regions: (l, R, D).
         words: (T, D), or (l, T, D) where every picture has words of its own.
         project: From D to s.
@@ -191,7 +199,7 @@ def difference(weights: Tensor, regions: Tensor, words: Tensor, project: nn.Line
     if words.dim() == 2 and context.available(words.device) and context.fits(weights, project.weight):
         vectors = context.attended_difference(weights, regions, words, project.weight, project.bias)
     else:
-        vectors = project((working(weights) @ working(regions) - working(words)).square())
+        vectors = project((working(weights[..., : regions.shape[1]]) @ working(regions) - working(words)).square())
     return l2norm(vectors, dtype=working_dtype(vectors))
 
 

@@ -7,8 +7,10 @@ from torch import Tensor, nn
 
 from mispair.config import Config
 from mispair.data.loader import Items
-from mispair.models.base import CosineNetwork, Encoded, SideSpec, full_precision, l2norm, xavier_linear
+from mispair.models.base import CosineNetwork, Encoded, SideSpec, l2norm, xavier_linear
 from mispair.models.encoders import WordRecurrence, as_set
+from mispair.models.kernels import gpo
+from mispair.models.precision import full_precision
 from mispair.models.ragged import MaskedBatchNorm, inside, to
 from mispair.models.recurrence import BiGRU
 
@@ -48,6 +50,8 @@ class GPO(nn.Module):
         """(B, n, D) with these lengths to (B, D)."""
         with full_precision(x):
             weights = self.weights(lengths, x.shape[1])
+            if gpo.available(x.device) and gpo.fits(x):
+                return gpo.pool(x, weights, None if lengths is None else to(lengths, x.device))
             if lengths is None:
                 ordered = x.float().sort(dim=1, descending=True).values
             else:

@@ -12,21 +12,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mispair.models.base import EPSILON, full_precision
-from mispair.models.kernels.common import HAS_TRITON, jit, on, works
+from mispair.models.kernels.common import DTYPES, HAS_TRITON, jit, on, works
+from mispair.models.precision import EPSILON, full_precision
 
 if HAS_TRITON:
-    import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]
     import triton.language as tl  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
 SMOOTH, SLOPE = 9.0, 0.1  # sharpness of the attention; slope of the leaky ReLU below 0
 MOST_WORDS, MOST_REGIONS = 64, 128  # of one caption and one image; a program holds all their scores
-DTYPES = torch.float32, torch.bfloat16, torch.float16
 Settings = dict[str, Any]
 
-# One launch a row, for captions whose words fill LEAST to MOST rows.
-FORWARD: list[Settings] = [{"LEAST": 16, "MOST": 64, "num_warps": 4}]
-BACKWARD: list[Settings] = [{"LEAST": 16, "MOST": 64, "num_warps": 4}]
+# One launch a row, for captions whose words fill LEAST to MOST rows. The usual captions, of up to 16 words, fit into
+# few registers, so that many programs run at once; those of more than 32 words spill.
+FORWARD: list[Settings] = [{"LEAST": 16, "MOST": 64, "num_warps": 4, "maxnreg": 64}]
+BACKWARD: list[Settings] = [{"LEAST": 16, "MOST": 64, "num_warps": 4, "maxnreg": 96}]
 
 
 @functools.cache
@@ -60,16 +59,17 @@ def weights(
     """Weights of the sums of regions that words attend to, such that each sum has unit length.
 
     The scores' leaky ReLU is divided by its norm over the words of the caption, then a softmax over the regions is
-    divided by the length of its sum, which follows from the products. All that is in float32.
+    divided by the length of its sum, which follows from the products. All that is in float32, but for the products of
+    a half-precision result: fp16 has all their digits that bf16 shows.
 
     Args:
         scores: (l, T, R) products of words and regions. Caption after caption; rows behind the last word belong to no
             caption and are not read.
-        products: (l, R, R) of the regions with each other, symmetric.
+        products: (l, R, R) of the regions with each other, symmetric; regions have about unit length.
         starts: (r,) the first word of each caption, on the same device.
         lengths: (r,) its number of words, on the same device.
         longest: No caption has more words.
-        dtype: Of the result. In half precision the sum's length is computed with TF32, else all is true float32.
+        dtype: Of the result.
         padded_to: Columns of the result, those behind R are 0: from R to the next power of two (16 at least).
 
     Returns:
@@ -79,8 +79,8 @@ def weights(
         raise ValueError(f"{longest} words x {scores.shape[2]} regions, {scores.dtype}, are not for these kernels")
     R = scores.shape[2]
     width = R if padded_to is None else padded_to
-    if not R <= width <= _columns(R):
-        raise ValueError(f"{R} columns cannot be padded to {padded_to}, only to {R} to {_columns(R)}")
+    if not R <= width <= columns(R):
+        raise ValueError(f"{R} columns cannot be padded to {padded_to}, only to {R} to {columns(R)}")
     parts = scores.contiguous(), products.float().contiguous(), starts.contiguous(), lengths.contiguous()
     w: Tensor = _Weights.apply(*parts, longest, dtype, width)  # type: ignore[no-untyped-call]
     return w
@@ -102,7 +102,9 @@ class _Weights(torch.autograd.Function):
         dtype: torch.dtype,
         width: int,
     ) -> Tensor:
-        w = torch.empty_like(scores[..., :1].expand(*scores.shape[:2], width), dtype=dtype)
+        w = scores.new_empty(*scores.shape[:2], width, dtype=dtype)
+        if dtype != torch.float32:
+            products = products.half()
         with on(w):
             for launch in _launches(scores, w, longest, FORWARD):
                 _forward[_grid(scores, starts)](
@@ -116,10 +118,10 @@ class _Weights(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         scores, products, starts, lengths, w = ctx.saved_tensors
         gradient, R = gradients[0].contiguous(), scores.shape[2]
-        to_scores = torch.empty_like(scores) if ctx.needs_input_grad[0] else None
+        to_scores = scores.new_empty(scores.shape) if ctx.needs_input_grad[0] else None
         bent = None
-        if ctx.needs_input_grad[1]:  # gradients need a wide range more than digits: fp16 is not for them
-            bent = torch.empty_like(w, dtype=torch.bfloat16 if w.dtype == torch.bfloat16 else torch.float32)
+        if ctx.needs_input_grad[1]:  # fp16 has not the range of gradients
+            bent = w.new_empty(w.shape, dtype=torch.bfloat16 if w.dtype == torch.bfloat16 else torch.float32)
         with on(scores), full_precision(scores):
             for launch in _launches(scores, gradient, ctx.longest, BACKWARD):
                 _backward[_grid(scores, starts)](
@@ -136,26 +138,31 @@ def _grid(scores: Tensor, starts: Tensor) -> tuple[int, int]:
     return len(starts), len(scores)
 
 
-def _columns(R: int) -> int:
+def columns(R: int) -> int:
     """Of the blocks that hold so many regions."""
     return max(16, 1 << (R - 1).bit_length())
 
 
 def _launches(scores: Tensor, w: Tensor, longest: int, launches: list[Settings]) -> list[Settings]:
-    """Those for captions of up to so many words, with all sizes. R is a constant, so that rows are read as vectors."""
+    """Those for captions of up to so many words, with all sizes. R is a constant: rows of 36 are then read as vectors.
+
+    Products in true float32 are without tensor cores and may take all registers, as may those of more regions.
+    """
     R, rows = scores.shape[2], max(16, 1 << max(longest - 1, 0).bit_length())
     sizes = {
         "SMOOTH": SMOOTH,
         "SLOPE": SLOPE,
         "EPSILON": EPSILON,
         "R": R,
-        "R_PADDED": _columns(R),
+        "R_PADDED": columns(R),
         "WIDTH": w.shape[2],
-        "PRECISION": "ieee" if w.dtype == torch.float32 else "tf32",
     }
     needed = [{**launch, **sizes, "MOST": min(launch["MOST"], rows)} for launch in launches if launch["LEAST"] <= rows]
-    if R > 64:  # the block of products has four times the size
-        needed = [{**launch, "num_warps": 2 * launch["num_warps"]} for launch in needed]
+    for launch in needed:
+        if R > 64 or w.dtype == torch.float32:
+            launch.pop("maxnreg", None)
+        if R > 64:
+            launch["num_warps"] = 8
     return needed
 
 
@@ -163,9 +170,9 @@ def _launches(scores: Tensor, w: Tensor, longest: int, launches: list[Settings])
 def _tile(
     matrix: tl.tensor, row: tl.tensor, column: tl.tensor, real: tl.tensor, STRIDE: tl.constexpr, COLUMNS: tl.constexpr
 ) -> tl.tensor:
-    """These rows and columns in float32, 0 where a row is not real and where there is no column."""
+    """These rows and columns, 0 where a row is not real and where there is no column."""
     mask = real[:, None] & (column < COLUMNS)[None, :]
-    return tl.load(matrix + row[:, None] * STRIDE + column[None, :], mask=mask, other=0.0).to(tl.float32)
+    return tl.load(matrix + row[:, None] * STRIDE + column[None, :], mask=mask, other=0.0)
 
 
 @jit()
@@ -210,7 +217,6 @@ def _attention(
     EPSILON: tl.constexpr,
     R: tl.constexpr,
     R_PADDED: tl.constexpr,
-    PRECISION: tl.constexpr,
 ) -> tl.tensor:
     """Of one caption with scores x: y = a / n, n, p, p G and p G p^T, as they are called below."""
     k = tl.arange(0, R_PADDED)
@@ -221,7 +227,7 @@ def _attention(
     # No y is above 1, so the softmax need not subtract the largest. 1.4427 is log2(e).
     e = tl.where((k < R)[None, :], tl.exp2((SMOOTH * 1.4426950408889634) * y), 0.0)
     p = e * (1.0 / tl.sum(e, axis=1))[:, None]
-    pG = tl.dot(p, tl.trans(G), input_precision=PRECISION)  # G is symmetric; tensor cores take it in turned
+    pG = tl.dot(p.to(G.dtype), G, input_precision="ieee")
     return y, root, p, pG, tl.sum(pG * p, axis=1)
 
 
@@ -238,13 +244,12 @@ def _caption(
     R: tl.constexpr,
     R_PADDED: tl.constexpr,
     WIDTH: tl.constexpr,
-    PRECISION: tl.constexpr,
     ROWS: tl.constexpr,
 ) -> None:
     """One caption of up to ROWS words; the pointers stand on its image."""
     j, k = tl.arange(0, ROWS), tl.arange(0, R_PADDED)
-    x = _tile(scores, start + j, k, j < count, R, R)
-    _, _, p, _, q = _attention(x, products, SMOOTH, SLOPE, EPSILON, R, R_PADDED, PRECISION)
+    x = _tile(scores, start + j, k, j < count, R, R).to(tl.float32)
+    _, _, p, _, q = _attention(x, products, SMOOTH, SLOPE, EPSILON, R, R_PADDED)
     _put(w, p * (1.0 / (_root(q) + EPSILON))[:, None], start + j, k, j < count, WIDTH)
 
 
@@ -263,7 +268,6 @@ def _forward(
     R: tl.constexpr,
     R_PADDED: tl.constexpr,
     WIDTH: tl.constexpr,
-    PRECISION: tl.constexpr,
     LEAST: tl.constexpr,
     MOST: tl.constexpr,
 ) -> None:
@@ -275,11 +279,11 @@ def _forward(
     products += image * R * R
     w += image * T * WIDTH
     if LEAST <= 16 and count <= 16:
-        _caption(scores, products, w, start, count, SMOOTH, SLOPE, EPSILON, R, R_PADDED, WIDTH, PRECISION, 16)
+        _caption(scores, products, w, start, count, SMOOTH, SLOPE, EPSILON, R, R_PADDED, WIDTH, 16)
     if LEAST <= 32 and MOST >= 32 and count > 16 and count <= 32:
-        _caption(scores, products, w, start, count, SMOOTH, SLOPE, EPSILON, R, R_PADDED, WIDTH, PRECISION, 32)
+        _caption(scores, products, w, start, count, SMOOTH, SLOPE, EPSILON, R, R_PADDED, WIDTH, 32)
     if MOST >= 64 and count > 32:
-        _caption(scores, products, w, start, count, SMOOTH, SLOPE, EPSILON, R, R_PADDED, WIDTH, PRECISION, 64)
+        _caption(scores, products, w, start, count, SMOOTH, SLOPE, EPSILON, R, R_PADDED, WIDTH, 64)
     if LEAST <= 16:
         _clear(w, end, caption, r, T, WIDTH, R_PADDED)
 
@@ -299,7 +303,6 @@ def _caption_back(
     R: tl.constexpr,
     R_PADDED: tl.constexpr,
     WIDTH: tl.constexpr,
-    PRECISION: tl.constexpr,
     ROWS: tl.constexpr,
 ) -> None:
     """One caption of up to ROWS words; the pointers stand on its image.
@@ -308,9 +311,9 @@ def _caption_back(
     N = sqrt(q) + epsilon and w = p / N. Rows that are not real have y = 0 and gradient 0 and add nothing to sums.
     """
     j, k = tl.arange(0, ROWS), tl.arange(0, R_PADDED)
-    x = _tile(scores, start + j, k, j < count, R, R)
-    to_w = _tile(gradient, start + j, k, j < count, WIDTH, R)
-    y, root, p, pG, q = _attention(x, products, SMOOTH, SLOPE, EPSILON, R, R_PADDED, PRECISION)
+    x = _tile(scores, start + j, k, j < count, R, R).to(tl.float32)
+    to_w = _tile(gradient, start + j, k, j < count, WIDTH, R).to(tl.float32)
+    y, root, p, pG, q = _attention(x, products, SMOOTH, SLOPE, EPSILON, R, R_PADDED)
     N = _root(q) + EPSILON
     pull = tl.where(q > 0, tl.sum(to_w * p, axis=1) / (N * _root(q)), 0.0)
     if bent is not None:  # the gradient of G is the sum over words of -pull / (2 N) p p^T, that is -pull / 2 p w^T
@@ -340,7 +343,6 @@ def _backward(
     R: tl.constexpr,
     R_PADDED: tl.constexpr,
     WIDTH: tl.constexpr,
-    PRECISION: tl.constexpr,
     LEAST: tl.constexpr,
     MOST: tl.constexpr,
 ) -> None:
@@ -358,17 +360,17 @@ def _backward(
     if LEAST <= 16 and count <= 16:
         _caption_back(
             gradient, scores, products, to_scores, bent, start, count,
-            SMOOTH, SLOPE, EPSILON, R, R_PADDED, WIDTH, PRECISION, 16,
+            SMOOTH, SLOPE, EPSILON, R, R_PADDED, WIDTH, 16,
         )  # fmt: skip
     if LEAST <= 32 and MOST >= 32 and count > 16 and count <= 32:
         _caption_back(
             gradient, scores, products, to_scores, bent, start, count,
-            SMOOTH, SLOPE, EPSILON, R, R_PADDED, WIDTH, PRECISION, 32,
+            SMOOTH, SLOPE, EPSILON, R, R_PADDED, WIDTH, 32,
         )  # fmt: skip
     if MOST >= 64 and count > 32:
         _caption_back(
             gradient, scores, products, to_scores, bent, start, count,
-            SMOOTH, SLOPE, EPSILON, R, R_PADDED, WIDTH, PRECISION, 64,
+            SMOOTH, SLOPE, EPSILON, R, R_PADDED, WIDTH, 64,
         )  # fmt: skip
     if LEAST <= 16:
         if to_scores is not None:

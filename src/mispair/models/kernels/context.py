@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mispair.models.base import full_precision
 from mispair.models.kernels.common import DTYPES, HAS_TRITON, compact, jit, on, works
+from mispair.models.precision import full_precision, working_dtype
 
 if HAS_TRITON:
     import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]
@@ -45,17 +45,11 @@ def fits(weights: Tensor, A: Tensor) -> bool:
     return weights.shape[2] <= MOST_REGIONS and A.shape[0] <= MOST_SIMILARITIES and working_dtype(weights) in DTYPES
 
 
-def working_dtype(tensor: Tensor) -> torch.dtype:
-    """That of the matrix products: half precision under autocast."""
-    kind = tensor.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else tensor.dtype
-
-
 def attended_difference(weights: Tensor, regions: Tensor, words: Tensor, A: Tensor, b: Tensor) -> Tensor:
     """((weights @ regions - words)^2) @ A^T + b, every word with every image.
 
     Args:
-        weights: (l, T, R) of the sums of regions.
+        weights: (l, T, R) of the sums of regions; or with more columns of zeros, up to the next power of two.
         regions: (l, R, D).
         words: (T, D), the same for all images.
         A: (s, D).
@@ -73,7 +67,7 @@ class _AttendedDifference(torch.autograd.Function):
     def forward(ctx: Any, *inputs: Tensor) -> Tensor:
         dtype = working_dtype(inputs[0])
         regions, words, A = (compact(part, dtype) for part in inputs[1:4])
-        (images, T, R), (S, D) = inputs[0].shape, A.shape
+        (images, T, columns), R, (S, D) = inputs[0].shape, regions.shape[1], A.shape
         settings = _settings(R, D, S, dtype, back=False)
         weights = _padded(inputs[0], settings["R_PADDED"], dtype)
         Y = words.new_empty(images, T, S)
@@ -81,7 +75,7 @@ class _AttendedDifference(torch.autograd.Function):
             grid = (triton.cdiv(T, settings["ROWS"]), images)
             _forward[grid](weights, regions, words, A, compact(inputs[4], torch.float32), Y, T, R, **settings)
         ctx.save_for_backward(weights, regions, words, A)
-        ctx.dtypes = [part.dtype for part in inputs]
+        ctx.columns, ctx.dtypes = columns, [part.dtype for part in inputs]
         return Y
 
     @staticmethod
@@ -92,19 +86,31 @@ class _AttendedDifference(torch.autograd.Function):
         with on(gradient), full_precision(gradient):
             found: list[Tensor | None] = [None] * 4
             if any(wide):
-                found = _gradients(gradient, weights, regions, words, A, wide)
+                to_weights = None
+                if wide[0]:
+                    to_weights = weights.new_empty(*weights.shape[:2], ctx.columns, dtype=ctx.dtypes[0])
+                found = _gradients(gradient, weights, regions, words, A, to_weights, wide)
             found.append(gradient.sum(dim=(0, 1), dtype=torch.float32) if to_b else None)
         return tuple(None if part is None else part.to(dtype) for part, dtype in zip(found, ctx.dtypes, strict=True))
 
 
 def _gradients(
-    gradient: Tensor, weights: Tensor, regions: Tensor, words: Tensor, A: Tensor, needed: list[bool]
+    gradient: Tensor,
+    weights: Tensor,
+    regions: Tensor,
+    words: Tensor,
+    A: Tensor,
+    to_weights: Tensor | None,
+    needed: list[bool],
 ) -> list[Tensor | None]:
-    """Of weights, regions, words and A, as far as `needed`, from that of the result. The weights are padded."""
+    """Of weights, regions, words and A, as far as `needed`, from that of the result. The weights are padded.
+
+    Those of the weights are written to `to_weights`, which may have fewer columns.
+    """
     (images, T, width), R, (S, D) = weights.shape, regions.shape[1], A.shape
     settings = _settings(R, D, S, weights.dtype, back=True)
-    for_weights, for_regions, for_words, for_A = needed
-    to_weights = words.new_empty(images, T, R, dtype=torch.float32) if for_weights else None
+    columns = R if to_weights is None else to_weights.shape[2]
+    _, for_regions, for_words, for_A = needed
     to_regions = words.new_empty(images, width, D) if for_regions else None
     to_words = torch.zeros_like(words, dtype=torch.float32) if for_words else None
     to_A = torch.zeros_like(A, dtype=torch.float32) if for_A else None
@@ -116,7 +122,7 @@ def _gradients(
         n = here.stop - start
         _backward[triton.cdiv(T, settings["ROWS"]), n](
             gradient[here], weights[here], regions[here], words, A, slopes, squares,
-            None if to_weights is None else to_weights[here], T, R, **settings,
+            None if to_weights is None else to_weights[here], T, R, columns, **settings,
         )  # fmt: skip
         if slopes is not None and to_regions is not None:
             torch.bmm(weights[here].transpose(1, 2), slopes[:n], out=to_regions[here])
@@ -130,6 +136,8 @@ def _gradients(
 
 def _padded(weights: Tensor, width: int, dtype: torch.dtype) -> Tensor:
     """With so many columns, the last of them 0: rows of 36 are aligned neither for the kernels nor for cuBLAS."""
+    if weights.shape[2] == width:
+        return compact(weights, dtype)
     padded = weights.new_zeros(*weights.shape[:2], width, dtype=dtype)
     padded[..., : weights.shape[2]] = weights
     return padded
@@ -204,7 +212,7 @@ def _forward(
     _put(Y + image * T * S, total.to(P.dtype), t, s, T, S)
 
 
-@jit("T", "R")
+@jit("T", "R", "W")
 def _backward(
     gradient: tl.tensor,
     weights: tl.tensor,  # (images, T, R_PADDED)
@@ -213,9 +221,10 @@ def _backward(
     A: tl.tensor,
     slopes: tl.tensor,  # (images, T, D) gradient of the differences; or None
     squares: tl.tensor,  # (images, T, D) of the differences; or None
-    to_weights: tl.tensor,  # or None
+    to_weights: tl.tensor,  # (images, T, W); or None
     T: tl.tensor,
     R: tl.tensor,
+    W: tl.tensor,
     D: tl.constexpr,
     S: tl.constexpr,
     R_PADDED: tl.constexpr,
@@ -245,4 +254,4 @@ def _backward(
             if to_weights is not None:
                 total = tl.dot(slope, tl.trans(regions_part), total, input_precision="ieee")
     if to_weights is not None:
-        _put(to_weights + image * T * R, total, t, r, T, R)
+        _put(to_weights + image * T * W, total, t, r, T, W)

@@ -12,19 +12,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mispair.models.kernels.common import HAS_TRITON, jit, on, works
+from mispair.models.kernels.common import DTYPES, HAS_TRITON, jit, on, works
 
 if HAS_TRITON:
     import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]
     import triton.language as tl  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
 MOST = 128  # elements of a set: their number of comparisons grows with the square
-DTYPES = torch.float32, torch.bfloat16, torch.float16
 
-# Elements and channels at a time. With one warp a program nothing has to pass through shared memory, and with 8
-# elements no more than 7 are counted in vain.
-FORWARD = {"ROWS": 8, "COLUMNS": 64, "num_warps": 1}
-BACKWARD = {"ROWS": 8, "COLUMNS": 64, "num_warps": 1}
+# Elements and channels at a time. All elements of a channel are with one thread, so that nothing has to pass through
+# shared memory, and with 4 at a time no more than 3 are counted in vain.
+FORWARD = {"ROWS": 4, "COLUMNS": 64, "num_warps": 1}
+BACKWARD = {"ROWS": 4, "COLUMNS": 128, "num_warps": 1}
 
 
 @functools.cache
@@ -87,67 +86,76 @@ class _Pool(torch.autograd.Function):
         for_x, for_weights, _ = ctx.needs_input_grad
         to_x = torch.empty_like(x) if for_x else None
         parts = x.new_empty(batch, blocks, n, dtype=torch.float32) if for_weights else None
-        padded = max(16, triton.next_power_of_2(n))
+        gradient = gradients[0].contiguous()
         with on(x):
-            _backward[(batch * blocks,)](
-                gradients[0].contiguous(), x, weights, lengths, to_x, parts, n, N_PADDED=padded, **settings
-            )
+            _backward[(batch * blocks,)](gradient, x, weights, lengths, to_x, parts, n, **settings)
         to_weights = None
         if parts is not None:
             to_weights = parts.sum(dim=1) if len(weights) == batch else parts.sum(dim=(0, 1))[None]
         return to_x, to_weights, None
 
 
-def _settings(x: Tensor, weights: Tensor, blocks: dict[str, int]) -> tuple[dict[str, int], int]:
+def _settings(x: Tensor, weights: Tensor, block: dict[str, int]) -> tuple[dict[str, int], int]:
     """Those of a kernel, and the number of its blocks of channels."""
-    D = x.shape[2]
-    columns = min(blocks["COLUMNS"], max(16, triton.next_power_of_2(D)))
-    return {**blocks, "COLUMNS": columns, "D": D, "SHARED": len(weights) == 1}, triton.cdiv(D, columns)
+    _, n, D = x.shape
+    columns = min(block["COLUMNS"], max(16, triton.next_power_of_2(D)))
+    sizes = {"D": D, "SHARED": len(weights) == 1, "N_PADDED": max(16, block["ROWS"], triton.next_power_of_2(n))}
+    return {**block, **sizes, "COLUMNS": columns}, triton.cdiv(D, columns)
 
 
 @jit("n")
 def _here(lengths: tl.tensor, n: tl.tensor, D: tl.constexpr, COLUMNS: tl.constexpr) -> tl.tensor:
-    """The program's item, block of channels, channels (1, COLUMNS) and number of elements."""
+    """The program's item, its number of elements, block of channels, channels (1, COLUMNS) and which of them exist."""
     blocks: tl.constexpr = (D + COLUMNS - 1) // COLUMNS
     item, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
     d = block * COLUMNS + tl.arange(0, COLUMNS)[None, :]
+    exists = d < D if D % COLUMNS > 0 else d >= 0
     length = n
     if lengths is not None:
         length = tl.minimum(tl.load(lengths + item).to(tl.int32), n)
-    return item.to(tl.int64), block, d, length  # large batches hold more than 2^31 elements
+    return item.to(tl.int64), length, block, d, exists  # large batches hold more than 2^31 elements
 
 
 @jit()
-def _load(x: tl.tensor, row: tl.tensor, d: tl.tensor, length: tl.tensor, D: tl.constexpr) -> tl.tensor:
-    """These rows and channels of an item, 0 outside."""
-    return tl.load(x + row * D + d, mask=(row < length) & (d < D), other=0.0).to(tl.float32)
+def _row(x: tl.tensor, r: tl.constexpr, mask: tl.tensor, D: tl.constexpr) -> tl.tensor:
+    """The r-th row from here, below everything outside."""
+    return tl.load(x + r * D, mask=mask, other=-float("inf")).to(tl.float32)
 
 
 @jit()
 def _ranks(
-    x: tl.tensor,
-    tile: tl.tensor,
-    row: tl.tensor,
-    d: tl.tensor,
+    x: tl.tensor,  # (1, COLUMNS) places of the channels in the first row
+    tile: tl.tensor,  # (ROWS, COLUMNS)
     start: tl.tensor,
     length: tl.tensor,
+    exists: tl.tensor,
     D: tl.constexpr,
     ROWS: tl.constexpr,
 ) -> tl.tensor:
-    """Places that the tile's rows, from `start`, have among all `length` rows: how many stand before each, a channel.
+    """Places that the tile's rows, from `start`, have among all: how many of the others stand before, by channel.
 
-    They are counted in float32, which leaves the GPU's integer units to the comparisons. Never above length - 1, NaN
-    or not.
+    They are counted in float32, which leaves the integer units to the comparisons. NaN or not, the place of a real row
+    is below `length` and that of any other at most its own, so that there is a weight for each in N_PADDED.
     """
     rank = tl.zeros(tile.shape, tl.float32)
-    for j in range(start):
-        rank += tl.where(_load(x, j, d, length, D) >= tile, 1.0, 0.0)
-    for j in range(start, tl.minimum(start + ROWS, length)):
-        other = _load(x, j, d, length, D)
-        rank += tl.where((other > tile) | ((other == tile) & (row > j)), 1.0, 0.0)
-    for j in range(start + ROWS, length):
-        rank += tl.where(_load(x, j, d, length, D) > tile, 1.0, 0.0)
-    return rank.to(tl.int32)
+    for first in range(0, start, ROWS):
+        for r in tl.static_range(ROWS):
+            rank += tl.where(_row(x + first * D, r, exists, D) >= tile, 1.0, 0.0)
+    for r in tl.static_range(ROWS):
+        other = _row(x + start * D, r, exists & (start + r < length), D)
+        later = tl.arange(0, ROWS)[:, None] > r
+        rank += tl.where((other > tile) | ((other == tile) & later), 1.0, 0.0)
+    for first in range(start + ROWS, length, ROWS):
+        for r in tl.static_range(ROWS):
+            rank += tl.where(_row(x + first * D, r, exists & (first + r < length), D) > tile, 1.0, 0.0)
+    return rank
+
+
+@jit()
+def _at(weights: tl.tensor, rank: tl.tensor) -> tl.tensor:
+    """(N_PADDED,) weights at these places: from registers, where an indexed load would first change the layout."""
+    places: tl.constexpr = rank.shape[0] * rank.shape[1]
+    return tl.reshape(tl.gather(weights, tl.reshape(rank.to(tl.int32), (places,)), 0), rank.shape)
 
 
 @jit("n")
@@ -159,20 +167,22 @@ def _forward(
     n: tl.tensor,
     D: tl.constexpr,
     SHARED: tl.constexpr,
+    N_PADDED: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> None:
-    item, _, d, length = _here(lengths, n, D, COLUMNS)
-    x += item * n * D
-    if not SHARED:
-        weights += item * n
+    item, length, _, d, exists = _here(lengths, n, D, COLUMNS)
+    x += item * n * D + d
+    place = tl.arange(0, N_PADDED)
+    weight = tl.load(weights + (0 if SHARED else item * n) + place, mask=place < length, other=0.0)
     total = tl.zeros((ROWS, COLUMNS), tl.float32)
     for start in range(0, length, ROWS):
         row = start + tl.arange(0, ROWS)[:, None]
-        tile = _load(x, row, d, length, D)
-        rank = _ranks(x, tile, row, d, start, length, D, ROWS)
-        total += tile * tl.load(weights + rank, mask=row < length, other=0.0)
-    tl.store(Y + item * D + d, tl.sum(total, axis=0)[None, :], mask=d < D)
+        real = (row < length) & exists
+        tile = _row(x + row * D, 0, real, D)
+        rank = _ranks(x, tile, start, length, exists, D, ROWS)
+        total += tl.where(real, tile, 0.0) * _at(weight, rank)
+    tl.store(Y + item * D + d, tl.sum(total, axis=0)[None, :], mask=exists)
 
 
 @jit("n")
@@ -190,31 +200,31 @@ def _backward(
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ) -> None:
-    item, block, d, length = _here(lengths, n, D, COLUMNS)
-    x += item * n * D
-    if not SHARED:
-        weights += item * n
-    if to_x is not None:
-        to_x += item * n * D
-    slope = tl.load(gradient + item * D + d, mask=d < D, other=0.0)
+    item, length, block, d, exists = _here(lengths, n, D, COLUMNS)
+    blocks: tl.constexpr = (D + COLUMNS - 1) // COLUMNS
+    x += item * n * D + d
     place = tl.arange(0, N_PADDED)
+    weight = tl.load(weights + (0 if SHARED else item * n) + place, mask=place < length, other=0.0)
+    slope = tl.load(gradient + item * D + d, mask=exists, other=0.0)
     total = tl.zeros((N_PADDED,), tl.float32)
     for start in range(0, length, ROWS):
         row = start + tl.arange(0, ROWS)[:, None]
-        tile = _load(x, row, d, length, D)
-        rank = _ranks(x, tile, row, d, start, length, D, ROWS)
+        real = (row < length) & exists
+        tile = _row(x + row * D, 0, real, D)
+        rank = _ranks(x, tile, start, length, exists, D, ROWS)
         if to_x is not None:
-            product = slope * tl.load(weights + rank, mask=row < length, other=0.0)
-            tl.store(to_x + row * D + d, product, mask=(row < n) & (d < D))
+            product = tl.where(real, slope * _at(weight, rank), 0.0)
+            tl.store(to_x + item * n * D + row * D + d, product, mask=(row < n) & exists)
         if parts is not None:
-            product = tile * slope
-            for k in range(length):
-                part = tl.sum(tl.where(rank == k, product, 0.0))
-                total += tl.where(place == k, part, 0.0)
+            product = slope * tl.where(real, tile, 0.0)
+            for first in range(0, length, 4):
+                for k in tl.static_range(4):  # several at once, for each sum over the warp waits long for its parts
+                    part = tl.sum(tl.where(rank == first + k, 1.0, 0.0) * product, axis=0)
+                    total += tl.where(place == first + k, tl.sum(part, axis=0), 0.0)
     if to_x is not None:
         for start in range(tl.cdiv(length, ROWS) * ROWS, n, ROWS):
             row = start + tl.arange(0, ROWS)[:, None]
-            tl.store(to_x + row * D + d, tl.zeros((ROWS, COLUMNS), tl.float32), mask=(row < n) & (d < D))
+            nothing = tl.zeros((ROWS, COLUMNS), tl.float32)
+            tl.store(to_x + item * n * D + row * D + d, nothing, mask=(row < n) & exists)
     if parts is not None:
-        blocks: tl.constexpr = (D + COLUMNS - 1) // COLUMNS
         tl.store(parts + (item * blocks + block) * n + place, total, mask=place < n)

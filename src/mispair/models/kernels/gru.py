@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mispair.models.base import full_precision
 from mispair.models.kernels.common import HAS_TRITON, jit, on, works
+from mispair.models.precision import full_precision
 
 if HAS_TRITON:
     import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]

@@ -1,0 +1,288 @@
+"""`mispair bench speed`: training step, forward pass, evaluation, labels and bank, beside plain loops that do the same.
+
+Both are measured in one run on one machine, one after the other, as medians. Only such ratios mean anything.
+"""
+
+from __future__ import annotations
+
+import gzip
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mispair.bank import Bank
+from mispair.bench import loop
+from mispair.config import Config
+from mispair.data.loader import Batch, PairLoader
+from mispair.data.pairs import IntArray, Pairs, Regions, Tokens
+from mispair.data.text import SPECIAL_WORDS, Vocabulary
+from mispair.devices import autocast, pick_device
+from mispair.errors import DataError
+from mispair.evaluate import encode_side, inference, score
+from mispair.losses import hard_loss
+from mispair.models import SGR, VSE, Encoded, Network, SideSpec, build
+from mispair.optimizer import make as make_optimizer
+from mispair.rank import bank_correlation, distances
+from mispair.replay import Replay
+
+IMAGES, CAPTIONS, REGIONS, WIDTH, WORDS = 512, 5, 36, 2048, 8481  # the shapes of Flickr30K, fewer images
+NEGATIVES = 8
+SECONDS = 3.0  # measured for at least so long, or so many times
+TIMES = 20
+
+
+@dataclass(frozen=True)
+class Row:
+    """One thing measured."""
+
+    what: str
+    model: str
+    ours_ms: float
+    loop_ms: float
+    ours_bytes: int | None  # most memory beyond what was there before; known on a GPU only
+    loop_bytes: int | None
+    share: float | None = None  # of the matrix products per second that a plain large product reaches here
+
+    @property
+    def ratio(self) -> float:
+        return self.loop_ms / self.ours_ms
+
+
+@dataclass(frozen=True)
+class Report:
+    """All rows and what they were measured with."""
+
+    device: str
+    settings: dict[str, Any]
+    rows: list[Row]
+
+    def figures(self) -> dict[str, Any]:
+        rows = [{**asdict(row), "ratio": row.ratio} for row in self.rows]
+        return {"device": self.device, "torch": torch.__version__, "settings": self.settings, "rows": rows}
+
+
+def caption_lengths(path: Path | None, count: int) -> IntArray:
+    """Lengths of `count` texts with start and end: of a file's lines (.gz or not), else like those of Flickr30K."""
+    rng = np.random.default_rng(0)
+    if path is None:
+        return np.clip(rng.lognormal(2.6, 0.36, count).round().astype(np.int64) + 2, 4, 80)
+    try:
+        with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
+            lengths = [len(line.split()) + 2 for line in file]
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read as lines of captions: {error}.") from error
+    if not lengths:
+        raise DataError(f"{path} is empty; one caption a line is expected.")
+    return rng.choice(np.array(lengths), count)
+
+
+def random_pairs(lengths: IntArray) -> Pairs:
+    """Random regions and words: speed does not depend on their values, only on the lengths of the texts."""
+    rng = np.random.default_rng(1)
+    images = len(lengths) // CAPTIONS
+    features = rng.random((images, REGIONS, WIDTH), dtype=np.float32)
+    vocabulary = Vocabulary((*SPECIAL_WORDS, *(f"w{number}" for number in range(WORDS - len(SPECIAL_WORDS)))))
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
+    texts = Tokens(rng.integers(1, WORDS, offsets[-1], dtype=np.int32), offsets, vocabulary)
+    return Pairs(Regions(features), texts, link=np.arange(len(lengths)) // CAPTIONS)
+
+
+class Stopwatch:
+    """Medians and peaks on one device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def __call__(self, run: Callable[[], object], warm: int = 3, times: int = TIMES) -> tuple[float, int | None]:
+        """Milliseconds of one run, and bytes that it needs beyond what there is."""
+        gpu = self.device.type == "cuda"
+        for _ in range(warm):
+            run()
+        if gpu:
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+        taken: list[float] = []
+        while len(taken) < 3 or (len(taken) < times and sum(taken) < SECONDS):
+            start = time.perf_counter()
+            run()
+            if gpu:
+                torch.cuda.synchronize()
+            taken.append(time.perf_counter() - start)
+        peak = torch.cuda.max_memory_allocated() - before if gpu else None
+        return 1e3 * statistics.median(taken), peak
+
+
+class Contest:
+    """A network, pairs to train it on, and the two ways to do it."""
+
+    def __init__(self, config: Config, pairs: Pairs, device: torch.device) -> None:
+        self.config, self.pairs, self.device = config, pairs, device
+        self.network = build(config, SideSpec.of(pairs.left), SideSpec.of(pairs.right), seed=0).to(device).train()
+        self.loader = PairLoader(pairs, device)
+        self.optimizer = make_optimizer(config, list(self.network.parameters()))
+        self.watch = Stopwatch(device)
+        self._chosen = self._choices()
+
+    def _choices(self) -> Iterator[IntArray]:
+        rng = np.random.default_rng(2)
+        while True:
+            yield rng.choice(len(self.pairs), self.config.batch_size, replace=False)
+
+    def batch(self, *, rooms: bool) -> Batch:
+        chosen = next(self._chosen)
+        return self.loader.batch(chosen, rooms=self.loader.rooms(chosen) if rooms else (None, None))
+
+    def similarity(self, batch: Batch) -> Tensor:
+        with autocast(self.device, self.config.precision):
+            return self.network.similarity(self.network.encode_left(batch.left), self.network.encode_right(batch.right))
+
+    def loop_similarity(self, batch: Batch) -> Tensor:
+        """In float32 and a caption or an item at a time, as the public implementations."""
+        return loop_similarity(self.network, batch)
+
+    def learn(self, S: Tensor) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        hard_loss(S, 0.2, NEGATIVES).backward()  # type: ignore[no-untyped-call]
+        torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.config.grad_clip)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def steps(self) -> Row:
+        step = Replay(lambda batch: self.learn(self.similarity(batch)), on=self.device.type == "cuda")
+        theirs = self.watch(lambda: self.learn(self.loop_similarity(self.batch(rooms=False))), warm=2)
+        ours = self.watch(lambda: step(self.batch(rooms=True)), warm=30 if self.device.type == "cuda" else 2)
+        share = self._share(3 * self._flops(), ours[0])
+        return Row("training step", self.config.model, ours[0], theirs[0], ours[1], theirs[1], share)
+
+    def forwards(self) -> Row:
+        look = Replay(self.similarity, on=self.device.type == "cuda")
+        with inference(self.network):
+            theirs = self.watch(lambda: self.loop_similarity(self.batch(rooms=False)), warm=2)
+            ours = self.watch(lambda: look(self.batch(rooms=True)), warm=30 if self.device.type == "cuda" else 2)
+        share = self._share(self._flops(), ours[0])
+        return Row("forward", self.config.model, ours[0], theirs[0], ours[1], theirs[1], share)
+
+    def evaluations(self) -> Row:
+        """All images against all captions; the loop takes a slice, its time grows with the number of pairs."""
+        left, right = self.loader.left, self.loader.right
+
+        def evaluate() -> Tensor:
+            with autocast(self.device, self.config.precision):
+                sides = encode_side(self.network, left, left=True), encode_side(self.network, right, left=False)
+                return score(self.network, *sides)
+
+        ours = self.watch(evaluate, warm=1, times=3)
+        with inference(self.network):
+            theirs = self.watch(lambda: self.loop_similarity(self.batch(rooms=False)), warm=1, times=5)
+        grown = theirs[0] * len(self.pairs.left) * len(self.pairs) / self.config.batch_size**2
+        return Row("evaluation", self.config.model, ours[0], grown, ours[1], theirs[1])
+
+    def labels(self, size: int) -> Row:
+        """Rank-correlation labels of a batch; the loop compares all distances of a pair with each other, M x M."""
+        D, B = self.config.embed_size, self.config.batch_size
+        bank, items = (
+            torch.nn.functional.normalize(torch.rand(2, count, D, device=self.device) - 0.5, dim=-1)
+            for count in (size, B)
+        )
+
+        def by_counting() -> None:
+            for a, b in zip(distances(items[0], bank[0]), distances(items[1], bank[1]), strict=True):
+                torch.corrcoef(torch.stack([loop.count_ranks(a), loop.count_ranks(b)]))
+
+        ours = self.watch(lambda: bank_correlation(*items, *bank))
+        theirs = self.watch(by_counting, warm=1, times=5)
+        return Row(f"labels, bank of {size:,}", self.config.model, ours[0], theirs[0], ours[1], theirs[1])
+
+    def pushes(self, size: int) -> Row:
+        """A batch into a full bank; the loop keeps texts padded, in float32, and copies the whole bank."""
+        with inference(self.network), autocast(self.device, self.config.precision):
+            batch = self.batch(rooms=False)
+            a, b = self.network.encode_left(batch.left), self.network.encode_right(batch.right)
+        numbers, bank, padded = np.arange(len(batch)), Bank(size), [_padded(side) for side in (a, b)]
+        for _ in range(-(-size // len(batch))):
+            bank.push(a, b, numbers)
+        whole = [part.repeat(-(-size // len(part)), *(1,) * (part.dim() - 1))[:size] for part in padded]
+
+        def push_all() -> None:
+            for place, part in enumerate(padded):
+                whole[place] = torch.cat([whole[place], part])[-size:]
+
+        ours, theirs = self.watch(lambda: bank.push(a, b, numbers)), self.watch(push_all)
+        kept = sum(part.nbytes for part in whole)
+        return Row(f"push, bank of {size:,}", self.config.model, ours[0], theirs[0], bank.nbytes, kept)
+
+    def _flops(self) -> float:
+        """Of the matrix products of one forward pass; those that only exist in one of the two ways left out."""
+        config, B, D, H = self.config, self.config.batch_size, self.config.embed_size, self.config.word_size
+        words = float(self.pairs.right.lengths.mean()) * B  # type: ignore[union-attr]
+        recurrence = 2 * words * 3 * D * (H + D)
+        if config.model == "vse":
+            return 2 * (B * REGIONS * (WIDTH * (D + D // 2) + D * D // 2) + recurrence)
+        s, nodes = config.sim_size, B * (B + words)
+        attention = B * words * REGIONS * D * 2 + nodes * D * s
+        graph = (config.graph_steps - 1) * nodes * s * s * 2 + B * B * s * s * 2
+        pools = (B * REGIONS + words) * D * D
+        return 2 * (B * REGIONS * WIDTH * D + recurrence + attention + graph + pools)
+
+    def _share(self, flops: float, milliseconds: float) -> float:
+        """Of what one large product of the same precision reaches on this device."""
+        half = self.device.type == "cuda" and self.config.precision != "float32"
+        size = 8192 if self.device.type == "cuda" else 1024
+        square = torch.rand(size, size, device=self.device, dtype=torch.bfloat16 if half else torch.float32)
+        peak, _ = self.watch(lambda: square @ square, times=10)
+        return flops / milliseconds / (2 * size**3 / peak)
+
+
+def _padded(side: Encoded) -> Tensor:
+    return (side.pooled if side.local is None else side.local).float()
+
+
+def loop_similarity(network: Network, batch: Batch) -> Tensor:
+    """What `network.similarity` gives, by plain loops; SGR without dropout."""
+    if isinstance(network, SGR):
+        left, right = network.encode_left(batch.left), network.encode_right(batch.right)
+        lengths = right.lengths.tolist() if right.lengths is not None else []
+        return loop.sgr_similarity(network, left.parts()[0].float(), right.parts()[0].float(), lengths)
+    assert isinstance(network, VSE)
+    return loop.vse_similarity(network, batch.left, batch.right)
+
+
+def measure(
+    models: tuple[Literal["sgr", "vse"], ...],
+    *,
+    device: str = "auto",
+    batch_size: int | None = None,
+    embed_size: int | None = None,
+    banks: tuple[int, ...] = (4096, 8192),
+    captions: Path | None = None,
+    images: int | None = None,
+    tell: Callable[[str], None] = print,
+) -> Report:
+    """Measures everything for each model. By default a GPU gets the sizes of the paper and a CPU smaller ones."""
+    place = pick_device(device)
+    gpu = place.type == "cuda"
+    batch, width = batch_size or (128 if gpu else 32), embed_size or (1024 if gpu else 256)
+    pairs = random_pairs(caption_lengths(captions, CAPTIONS * (images or (IMAGES if gpu else 64))))
+    rows: list[Row] = []
+    for model in models:
+        config = Config(model=model, batch_size=batch, embed_size=width, augment=False, device=device)
+        contest = Contest(config, pairs, place)
+        jobs: list[Callable[[], Row]] = [contest.steps, contest.forwards, contest.evaluations]
+        jobs += [lambda size=size, contest=contest: contest.labels(size) for size in banks]  # type: ignore[misc]
+        jobs += [lambda size=size, contest=contest: contest.pushes(size) for size in banks]  # type: ignore[misc]
+        for job in jobs:
+            rows.append(job())
+            tell(rows[-1].what)
+        del contest
+    words = float(pairs.right.lengths.mean())  # type: ignore[union-attr]
+    settings = {"batch_size": batch, "embed_size": width, "images": len(pairs.left), "mean_words": words}
+    name = torch.cuda.get_device_name(place) if gpu else f"{torch.get_num_threads()} CPU threads"
+    return Report(name, settings, rows)

@@ -23,7 +23,7 @@ def main(out: str, *runs: str) -> None:
     mpl.rcParams["svg.hashsalt"] = "mispair"
     figure, axes = plt.subplots(1, len(runs), figsize=(4.6 * len(runs), 3.6), sharey=True, layout="constrained")
     for axis, run in zip(axes if len(runs) > 1 else [axes], runs, strict=True):
-        title, folder = run.split("=", 1)
+        title, folder = run.rsplit("=", 1)
         events = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
         found = [event for event in events if event["event"] == "method"]
         for key, (name, style, marker) in LINES.items():

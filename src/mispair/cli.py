@@ -15,6 +15,7 @@ import tyro
 from tyro.conf import OmitArgPrefixes, Positional
 
 from mispair import __version__
+from mispair.cli_bench import bench_epoch, bench_speed
 from mispair.config import Config, read_recipe
 from mispair.errors import ConfigError, DataError, MispairError
 
@@ -248,7 +249,10 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "data check": data_check,
     "data noise": data_noise,
     "data make": data_make,
+    "bench speed": bench_speed,
+    "bench epoch": bench_epoch,
 }
+GROUPS = ("data", "bench")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -278,10 +282,10 @@ def _dispatch(argv: list[str]) -> int:
     if argv[0] == "--version":
         print(f"mispair {__version__}")
         return 0
-    words = 2 if argv[0] == "data" else 1
+    words = 2 if argv[0] in GROUPS else 1
     name = " ".join(argv[:words])
     if words == 2 and (len(argv) < 2 or argv[1] in ("-h", "--help")):
-        print(_help("data"))
+        print(_help(argv[0]))
         return 0
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, n=1)
@@ -293,7 +297,8 @@ def _dispatch(argv: list[str]) -> int:
 
 
 def _help(group: str = "") -> str:
-    lines = [f"  {name:<12} {(call.__doc__ or '').splitlines()[0]}" for name, call in COMMANDS.items() if group in name]
+    chosen = {name: call for name, call in COMMANDS.items() if name.startswith(group)}
+    lines = [f"  {name:<12} {(call.__doc__ or '').splitlines()[0]}" for name, call in chosen.items()]
     head = f"mispair {__version__}: finds, mends and survives mismatched pairs.\n\nUsage: mispair COMMAND [OPTIONS]\n\n"
     return head + "\n".join(lines) + "\n\n`mispair COMMAND --help` explains a command."
 

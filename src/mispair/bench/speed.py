@@ -5,7 +5,6 @@ Both are measured in one run on one machine, one after the other, as medians. On
 
 from __future__ import annotations
 
-import gzip
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -19,12 +18,11 @@ from torch import Tensor
 
 from mispair.bank import Bank
 from mispair.bench import loop
+from mispair.bench.standin import REGIONS, WIDTH, stand_in
 from mispair.config import Config
 from mispair.data.loader import Batch, PairLoader
-from mispair.data.pairs import IntArray, Pairs, Regions, Tokens
-from mispair.data.text import SPECIAL_WORDS, Vocabulary
+from mispair.data.pairs import IntArray, Pairs, Tokens
 from mispair.devices import autocast, pick_device
-from mispair.errors import DataError
 from mispair.evaluate import encode_side, inference, score
 from mispair.losses import hard_loss
 from mispair.models import SGR, VSE, Encoded, Network, SideSpec, build
@@ -32,7 +30,6 @@ from mispair.optimizer import make as make_optimizer
 from mispair.rank import bank_correlation, distances
 from mispair.replay import Replay
 
-IMAGES, CAPTIONS, REGIONS, WIDTH, WORDS = 512, 5, 36, 2048, 8481  # the shapes of Flickr30K, fewer images
 NEGATIVES = 8
 SECONDS = 3.0  # measured for at least so long, or so many times
 TIMES = 20
@@ -66,32 +63,6 @@ class Report:
     def figures(self) -> dict[str, Any]:
         rows = [{**asdict(row), "ratio": row.ratio} for row in self.rows]
         return {"device": self.device, "torch": torch.__version__, "settings": self.settings, "rows": rows}
-
-
-def caption_lengths(path: Path | None, count: int) -> IntArray:
-    """Lengths of `count` texts with start and end: of a file's lines (.gz or not), else like those of Flickr30K."""
-    rng = np.random.default_rng(0)
-    if path is None:
-        return np.clip(rng.lognormal(2.6, 0.36, count).round().astype(np.int64) + 2, 4, 80)
-    try:
-        with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
-            lengths = [len(line.split()) + 2 for line in file]
-    except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"{path} cannot be read as lines of captions: {error}.") from error
-    if not lengths:
-        raise DataError(f"{path} is empty; one caption a line is expected.")
-    return rng.choice(np.array(lengths), count)
-
-
-def random_pairs(lengths: IntArray) -> Pairs:
-    """Random regions and words: speed does not depend on their values, only on the lengths of the texts."""
-    rng = np.random.default_rng(1)
-    images = len(lengths) // CAPTIONS
-    features = rng.random((images, REGIONS, WIDTH), dtype=np.float32)
-    vocabulary = Vocabulary((*SPECIAL_WORDS, *(f"w{number}" for number in range(WORDS - len(SPECIAL_WORDS)))))
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    texts = Tokens(rng.integers(1, WORDS, offsets[-1], dtype=np.int32), offsets, vocabulary)
-    return Pairs(Regions(features), texts, link=np.arange(len(lengths)) // CAPTIONS)
 
 
 class Stopwatch:
@@ -270,7 +241,7 @@ def measure(
     place = pick_device(device)
     gpu = place.type == "cuda"
     batch, width = batch_size or (128 if gpu else 32), embed_size or (1024 if gpu else 256)
-    pairs = random_pairs(caption_lengths(captions, CAPTIONS * (images or (IMAGES if gpu else 64))))
+    pairs = stand_in(captions, images or (512 if gpu else 64))
     rows: list[Row] = []
     for model in models:
         config = Config(model=model, batch_size=batch, embed_size=width, augment=False, device=device)
@@ -282,7 +253,8 @@ def measure(
             rows.append(job())
             tell(rows[-1].what)
         del contest
-    words = float(pairs.right.lengths.mean())  # type: ignore[union-attr]
+    assert isinstance(pairs.right, Tokens)
+    words = float(pairs.right.lengths.mean())
     settings = {"batch_size": batch, "embed_size": width, "images": len(pairs.left), "mean_words": words}
     name = torch.cuda.get_device_name(place) if gpu else f"{torch.get_num_threads()} CPU threads"
     return Report(name, settings, rows)

@@ -1,0 +1,80 @@
+"""`mispair bench epoch`: how long a whole epoch of a recipe takes at full size, and from that its whole schedule.
+
+Pictures are made up (`standin.py`), captions and noise may be the real ones. One epoch of the warm-up, one main epoch
+and one with noisy pairs are trained: everything that an epoch is, with split, labels, new partners and validation.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from mispair.api import with_noise
+from mispair.bench.standin import stand_in
+from mispair.config import Config
+from mispair.devices import pick_device
+from mispair.engine import Trainer
+from mispair.run import Run
+
+VALIDATION = 1000  # images
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One epoch."""
+
+    name: str
+    seconds: float
+    steps: int
+    epochs: int  # of this kind in the whole schedule
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What was measured, and what it means for the recipe."""
+
+    device: str
+    pairs: int
+    phases: list[Phase]
+    memory: int | None  # most bytes ever in use on the GPU
+    method: dict[str, Any]  # what the method found in the last epoch
+
+    @property
+    def seconds(self) -> float:
+        """Of the whole schedule."""
+        return sum(phase.seconds * phase.epochs for phase in self.phases)
+
+    def figures(self) -> dict[str, Any]:
+        phases = [vars(phase) for phase in self.phases]
+        return {**vars(self), "phases": phases, "schedule_seconds": self.seconds, "torch": torch.__version__}
+
+
+def measure(config: Config, captions: Path | None, images: int, console: Console | None = None) -> Schedule:
+    """Trains one epoch of each kind."""
+    device = pick_device(config.device)
+    started = int(config.noisy_start * config.epochs + 1e-9)  # main epochs before noisy pairs come in
+    kinds = {"warm-up": config.warmup_epochs, "main": started, "main, with noisy pairs": config.epochs - started}
+    train, dev = stand_in(captions, images), stand_in(captions, min(VALIDATION, images), seed=1)
+    short = replace(config, data="stand-in", warmup_epochs=1, epochs=2, noisy_start=0.5, checkpoint_seconds=1e9)
+    phases = []
+    with tempfile.TemporaryDirectory(prefix="mispair-") as folder:
+        run = Run(Path(folder) / "run", short)
+        trainer = Trainer(short, with_noise(config, train), dev, run, console)
+        with torch.random.fork_rng([device] if device.type == "cuda" else []):
+            for name, epochs in kinds.items():
+                start, steps = time.perf_counter(), trainer.cursor.step
+                trainer._epoch()
+                if device.type == "cuda":
+                    torch.cuda.synchronize(device)
+                phases.append(Phase(name, time.perf_counter() - start, trainer.cursor.step - steps, epochs))
+        run.close()
+    gpu = device.type == "cuda"
+    name = torch.cuda.get_device_name(device) if gpu else f"{torch.get_num_threads()} CPU threads"
+    memory = torch.cuda.max_memory_allocated(device) if gpu else None
+    return Schedule(name, len(train), phases, memory, trainer.method.figures())

@@ -44,7 +44,7 @@ def test_whole_numbers_are_welcome_as_fractions() -> None:
         ({"zzzz": 1}, "the keys are data, method"),
         ({"epochs": "many"}, "must be of type int"),
         ({"epochs": True}, "must be of type int"),
-        ({"model": "bert"}, "one of vse, sgr, two-tower"),
+        ({"model": "bert"}, "one of vse, sgr, saf, scan, two-tower"),
         ({"noise_ratio": -0.1}, "between 0 and 1"),
         ({"batch_size": 1}, "at least 2"),
         ({"negatives_end": 50, "negatives_start": 5}, "between 1 and negatives_start"),

@@ -20,8 +20,8 @@ class Config:
     """Folder of the data set, or the word "shapes" for the built-in one."""
     method: str = "plain"
     """How to train: see docs/methods.md."""
-    model: Literal["vse", "sgr", "two-tower"] = "vse"
-    """vse: one vector a side (VSE-inf); sgr: similarity graph over regions and words; two-tower: frozen vectors."""
+    model: Literal["vse", "sgr", "saf", "scan", "two-tower"] = "vse"
+    """vse: one vector a side (VSE-inf); sgr, saf: similarity graph or filter; scan: attention; two-tower: vectors."""
     seed: int = 0
     """Start of every random number: initial weights, order of the pairs, dropout, injected noise."""
     device: str = "auto"
@@ -53,6 +53,16 @@ class Config:
     """Width of SGR's similarity vectors."""
     graph_steps: int = 3
     """Layers of SGR's graph reasoning."""
+    score_hidden: int = 0
+    """Width of a hidden layer before SGR's and SAF's score; MSCN sets it to 64, 0 is none."""
+    attend: Literal["t2i", "i2t"] = "t2i"
+    """SCAN: words look at regions, or regions at words."""
+    attend_sharpness: float = 9.0
+    """SCAN: lambda of the softmax of its attention; 9 for t2i, 4 for i2t."""
+    aggregate: Literal["lse", "mean", "max", "sum"] = "lse"
+    """SCAN: how the similarities of the words (or regions) become one."""
+    lse_sharpness: float = 6.0
+    """SCAN: lambda of its log-sum-exp; 6 for t2i, 5 (Flickr30K) or 20 (COCO) for i2t."""
     dropout: float = 0.4
     """SGR: dropout on word embeddings and in the attention that pools them; two-tower: on its hidden layer."""
     augment: bool = True
@@ -114,6 +124,27 @@ class Config:
     replace_side: Literal["both", "left", "right"] = "both"
     """Which side of a noisy pair is replaced; both: each pair makes two new ones (REPAIR)."""
 
+    as_published: bool = False
+    """Compute what the authors' code computes where it departs from their papers: NCR, BiCro, MSCN."""
+    warmup_share: float = 0.3
+    """BiCro: share of each warm-up batch, the pairs with the smallest losses, that is trained on."""
+    label_floor: float = 0.5
+    """BiCro: labels not above it become 0."""
+    evidence_scale: float = 0.1
+    """DECL: temperature of the evidence."""
+    hinge_weight: float = 0.8
+    """DECL: lambda 1, weight of the dynamic hinge loss."""
+    kl_weight: float = 0.1
+    """DECL: lambda 2, weight of the divergence from no evidence."""
+    hinge_decay: float = 0.025
+    """DECL: eta, by how much the number of hard negatives falls each step."""
+    hinge_least: int = 5
+    """DECL: mu, the least number of hard negatives."""
+    meta_lr: float = 1.7e-5
+    """MSCN: learning rate of the meta network."""
+    meta_share: float = 0.02
+    """MSCN: share of the training pairs, known to be right, that make its meta set."""
+
     checkpoint_seconds: float = 60.0
     """Time between two checkpoints; 0 writes one every step."""
     tensorboard: bool = False
@@ -128,7 +159,8 @@ class Config:
 
     def _rules(self) -> list[tuple[str, bool, str]]:
         at_least_one = ("embed_size", "word_size", "sim_size", "graph_steps", "lr_decay_epochs", "negatives_start",
-                        "bank_size", "neighbours")  # fmt: skip
+                        "bank_size", "neighbours", "hinge_least")  # fmt: skip
+        above_zero = ("attend_sharpness", "lse_sharpness", "evidence_scale", "meta_lr")
         rules = [(name, getattr(self, name) >= 1, "at least 1") for name in at_least_one]
         rules += [
             ("batch_size", self.batch_size >= 2, "at least 2, because the other pairs of a batch are the negatives"),
@@ -149,6 +181,10 @@ class Config:
             ("margin_base", self.margin_base > 1, "above 1"),
             ("eta", 0 <= self.eta <= 1, "between 0 and 1"),
             ("tau", self.tau >= 0, "0 or more"),
+            ("warmup_share", 0 < self.warmup_share <= 1, "above 0 and at most 1"),
+            ("meta_share", 0 < self.meta_share < 1, "between 0 and 1"),
+            ("score_hidden", self.score_hidden >= 0, "0 or more"),
+            *((name, getattr(self, name) > 0, "above 0") for name in above_zero),
             ("captions_per_image", self.captions_per_image is None or self.captions_per_image >= 1, "at least 1"),
             ("seed", self.seed >= 0, "0 or more"),
             ("noise_seed", self.noise_seed is None or self.noise_seed >= 0, "0 or more"),

@@ -25,7 +25,7 @@ from rich.console import Console
 from mispair import checkpoint, methods
 from mispair.config import Config
 from mispair.data.loader import PairLoader, SideLoader, prefetch
-from mispair.data.pairs import IntArray, Pairs, Tokens
+from mispair.data.pairs import Pairs, Tokens
 from mispair.devices import autocast, pick_device
 from mispair.errors import CollapseError, ConfigError, DataError, NonFiniteError, StoppedError
 from mispair.evaluate import evaluate, similarities
@@ -34,6 +34,7 @@ from mispair.methods.base import Inputs, Method, Split, Work
 from mispair.models import SideSpec, build
 from mispair.optimizer import make as make_optimizer
 from mispair.optimizer import set_lr
+from mispair.plan import plan
 from mispair.progress import TrainingProgress
 from mispair.replay import Replay
 from mispair.run import Run
@@ -51,6 +52,7 @@ class Cursor:
     position: int = 0  # batches of this epoch that this network has done
     step: int = 0  # batches done by all networks
     main_steps: list[int] = field(default_factory=list)  # batches of main epochs done by each network
+    first_steps: list[int] = field(default_factory=list)  # and before this epoch
 
 
 class Trainer:
@@ -60,6 +62,7 @@ class Trainer:
         self, config: Config, train: Pairs, dev: Pairs | None, run: Run, console: Console | None = None
     ) -> None:
         method = methods.find(config.method)
+        config = method.adapted(config)
         self.config, self.train_pairs, self.dev, self.run = config, train, dev, run
         self.device = pick_device(config.device)
         self.specs = SideSpec.of(train.left), SideSpec.of(train.right)
@@ -70,7 +73,7 @@ class Trainer:
         self.loader = PairLoader(train, self.device)
         self._dev_loaders: tuple[SideLoader, SideLoader] | None = None
         self.method = method(config, self.nets, self.loader)
-        self.cursor = Cursor(main_steps=[0] * len(self.nets))
+        self.cursor = Cursor(main_steps=[0] * len(self.nets), first_steps=[0] * len(self.nets))
         self.splits: list[Split] = []
         self.best: dict[str, float] = {"rsum": -1.0, "epoch": -1}
         self.watch = Watch(self.device)
@@ -121,6 +124,7 @@ class Trainer:
             self.run.log("method", epoch=cursor.epoch, step=cursor.step, **figures)
         self._validate(time.monotonic() - started)
         cursor.epoch, cursor.network, cursor.position = cursor.epoch + 1, 0, 0
+        cursor.first_steps = list(cursor.main_steps)
         self._checkpoint()
 
     def _step(self, work: Work, inputs: Inputs) -> None:
@@ -129,7 +133,7 @@ class Trainer:
         self.watch.note(cursor.step, figures, len(work.clean))
         cursor.step, cursor.position = cursor.step + 1, work.position + 1
         if main:
-            cursor.main_steps[cursor.network] += 1
+            cursor.main_steps[cursor.network] += not work.on_noisy
             self.method.trained(cursor.network, work)
         self.progress.step(self._phase)
         if self.watch.unread >= READ_EVERY:
@@ -183,25 +187,11 @@ class Trainer:
         return prefetch(rest, make) if self.loader.on_host else map(make, rest)
 
     def _plan(self, epoch: int, number: int) -> list[Work]:
-        """The batches of one epoch of one network. A last batch of one pair is left out: it has no negatives."""
-        size, split = self.config.batch_size, self.splits[number]
-        clean = self._rng(ORDER, epoch, number).permutation(split.clean)
-        batches = [clean[start : start + size] for start in range(0, len(clean), size)]
-        batches = [batch for batch in batches if len(batch) > 1]
-        beside = self._noisy_batches(split.noisy, self._rng(NOISY_ORDER, epoch, number))
-        first = self.cursor.main_steps[number] - self.cursor.position  # of this epoch
-        main = epoch >= self.config.warmup_epochs
-        return [Work(i, first + i if main else None, batch, next(beside)) for i, batch in enumerate(batches)]
-
-    def _noisy_batches(self, pairs: IntArray, rng: np.random.Generator) -> Iterator[IntArray | None]:
-        """Batches of these pairs without end, round after round; none is in a batch twice."""
-        share = min(self.config.batch_size, len(pairs))
-        while share > 1:  # one pair alone has no negatives
-            order = rng.permutation(pairs)
-            for start in range(0, len(order) - share + 1, share):
-                yield order[start : start + share]
-        while True:
-            yield None
+        """The steps of one epoch of one network."""
+        split, size, cursor = self.splits[number], self.config.batch_size, self.cursor
+        orders = [self._rng(stream, epoch, number) for stream in (ORDER, NOISY_ORDER)]
+        first = None if epoch < self.config.warmup_epochs else cursor.first_steps[number]
+        return plan(split, size, orders[0], orders[1], first)
 
     def _total_steps(self) -> int:
         """About how many steps the whole run takes; a method may use fewer pairs."""
@@ -269,7 +259,7 @@ class Trainer:
             "networks": [net.state_dict() for net in self.nets],
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "method": self.method.state_dict(),
-            "splits": [(torch.from_numpy(s.clean), torch.from_numpy(s.noisy)) for s in self.splits],
+            "splits": [(torch.from_numpy(s.clean), torch.from_numpy(s.noisy), s.order) for s in self.splits],
             "best": self.best,
             "peak": self.watch.peak,
             "spread": self.watch.spread,
@@ -298,7 +288,7 @@ class Trainer:
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
         self.method.load_state_dict(state["method"])
-        self.splits = [Split(clean.numpy(), noisy.numpy()) for clean, noisy in state["splits"]]
+        self.splits = [Split(clean.numpy(), noisy.numpy(), order) for clean, noisy, order in state["splits"]]
         self.best, self.watch.peak, self.watch.spread = state["best"], state["peak"], state["spread"]
         torch.set_rng_state(state["random"])
         if state["cuda_random"] is not None and self.device.type == "cuda":

@@ -75,7 +75,7 @@ def repair(pairs: Pairs | None = None, **settings: Any) -> Repair:
 
 def with_w(method: Repair, w: np.ndarray) -> Repair:
     """Puts these probabilities in the place of the mixture's."""
-    method._clean_probabilities = lambda losses: w.astype(losses.dtype)  # type: ignore[method-assign]
+    method.clean_probabilities = lambda losses: w.astype(losses.dtype)  # type: ignore[method-assign]
     return method
 
 
@@ -598,7 +598,7 @@ def test_constant_losses_make_all_pairs_clean() -> None:
 
 def three(monkeypatch: pytest.MonkeyPatch, w: list[float], **settings: Any) -> bool:
     """Three pairs that both networks judge like this."""
-    monkeypatch.setattr(Repair, "_clean_probabilities", lambda *_: np.array([w, w], dtype=np.float32))
+    monkeypatch.setattr(Repair, "clean_probabilities", lambda *_: np.array([w, w], dtype=np.float32))
     return ends_well(vector_pairs(3), noisy_start=0.0, eta=0.4, **settings)
 
 

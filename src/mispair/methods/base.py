@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -26,6 +26,9 @@ class Split:
 
     clean: IntArray  # an epoch goes once over these
     noisy: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))  # served beside them, over and over
+    order: Literal["together", "after", "before"] = (
+        "together"  # one step on both, or one on noisy pairs after or before
+    )
 
 
 @dataclass(frozen=True)
@@ -34,8 +37,9 @@ class Work:
 
     position: int  # of the step in its epoch
     main_step: int | None  # number of the network's step in the main epochs; None while warming up
-    clean: IntArray
-    noisy: IntArray | None = None
+    clean: IntArray  # in a step on noisy pairs alone, these
+    noisy: IntArray | None = None  # in the same step
+    on_noisy: bool = False  # whether this is a step on noisy pairs alone
 
 
 @dataclass(frozen=True)
@@ -98,6 +102,11 @@ class Method(ABC):
         """Loss of network `net` on a batch of all pairs before the main epochs: mean over all negatives."""
         S = similarity(self.nets[net], inputs.clean)
         return Step(warmup_loss(S, self.config.margin, self.false_negatives(inputs.clean)), S)
+
+    @classmethod
+    def adapted(cls, config: Config) -> Config:
+        """The settings with which the networks are built."""
+        return config
 
     @abstractmethod
     def loss(self, net: int, inputs: Any) -> Step:

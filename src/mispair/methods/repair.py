@@ -23,16 +23,15 @@ from mispair.data.pairs import IntArray
 from mispair.evaluate import inference
 from mispair.losses import hard_loss, soft_margin
 from mispair.methods import diagnosis
-from mispair.methods.base import Inputs, Method, Split, Step, Work, similarity
+from mispair.methods.base import Inputs, Split, Step, Work, similarity
+from mispair.methods.coteaching import CoTeaching
 from mispair.methods.diagnosis import BoolArray
-from mispair.mixture import FloatArray, clean_probability, split
 from mispair.models import Network
 from mispair.rank import bank_correlation, label_bounds, soft_labels
 from mispair.replace import find_partners
-from mispair.survey import Survey, encode_left, encode_right, random_batches, survey
+from mispair.survey import Survey, encode_left, encode_right
 
-BATCHES, FIRST_FILL = 100, 101  # streams of random numbers
-MEMORY = 0.5  # weight of the epochs before in the smoothed losses
+FIRST_FILL = 101  # stream of random numbers
 CHUNK = 1024  # pairs encoded for a bank at a time
 KEEP_LEFT, KEEP_RIGHT = 0, 1  # which side of a half-replaced pair stays
 
@@ -56,21 +55,18 @@ class RepairInputs(Inputs):
     beside: tuple[Beside, ...] = ()
 
 
-class Repair(Method):
+class Repair(CoTeaching):
     """REPAIR and, by `labels` and `noisy`, every row of its ablation table.
 
     Attributes:
         queues: Numbers of the newest M pairs that have trained each network, oldest first, and the step of each.
         banks: The same pairs as the network sees them.
-        w: (2, N) probability that a pair is clean, by each network.
         labels: (2, N) soft correspondence labels y*, by each network.
         bounds: gamma and mu of each network.
         partners: (2, 2, N) new partner of each half-replaced pair, as the number of the pair that lends its item: for
             each network to be trained, for the kept left and the kept right item; -1 for none.
         partner_labels: (2, 2, N) y* of these new pairs.
     """
-
-    networks = 2
 
     def __init__(self, config: Config, nets: list[Network], loader: PairLoader) -> None:
         super().__init__(config, nets, loader)
@@ -80,37 +76,18 @@ class Repair(Method):
         self.banks = [Bank(self.bank_size) for _ in nets]
         self.queues = [np.empty((2, 0), dtype=np.int64)] * 2
         self.steps = [0, 0]
-        self.mean_losses: FloatArray = np.zeros((2, 0), dtype=np.float32)
-        self.w = np.ones((2, count), dtype=np.float32)
         self.labels = torch.ones(2, count, device=self.device)
         self.bounds = [(1.0, 0.0)] * 2
         self.partners = np.full((2, 2, count), -1)
         self.partner_labels = torch.zeros(2, 2, count, device=self.device)
-        self.found: dict[str, Any] = {}
 
     # ------------------------------------------------------------------ before an epoch
 
-    def begin_epoch(self, epoch: int) -> list[Split]:
-        config = self.config
-        batches = random_batches(len(self.loader.pairs), config.batch_size, self._rng(BATCHES, epoch))
-        views = [survey(n, self.loader, config.margin, batches, mask=config.mask_false_negatives) for n in self.nets]
-        self.w = self._clean_probabilities(np.stack([view.losses.cpu().numpy() for view in views]))
-        clean = np.stack([split(w, config.clean_threshold) for w in self.w])
+    def divide(self, epoch: int, views: list[Survey], clean: BoolArray) -> list[Split]:
         correlations = [self._label(net, view, clean[1 - net]) for net, view in enumerate(views)] if self._ranks else []
         self.found = self._findings(views, correlations, clean)
-        started = epoch >= int(config.noisy_start * config.epochs + 1e-9)
+        started = self.noisy_started(epoch)
         return [self._split(net, views, clean[1 - net], started) for net in range(2)]
-
-    def _clean_probabilities(self, losses: FloatArray) -> FloatArray:
-        """w of each pair by each network, (2, N)."""
-        if self.config.split == "single":
-            return np.stack([clean_probability(row) for row in losses]).astype(np.float32)
-        # A network that learns a wrong pair by heart still remembers here how bad it looked before. The root brings
-        # the many small and the few large losses close enough to two Gaussians.
-        known = bool(self.mean_losses.size)
-        self.mean_losses = MEMORY * self.mean_losses + (1 - MEMORY) * losses if known else losses
-        roots = np.sqrt(self.mean_losses)
-        return np.stack([clean_probability(row, converged=True) for row in roots]).astype(np.float32)
 
     @property
     def _ranks(self) -> bool:
@@ -121,7 +98,7 @@ class Repair(Method):
         """Labels all pairs by a network's bank; gives their rank correlation."""
         first = not self.queues[net].size
         if first:
-            self._enqueue(net, self._rng(FIRST_FILL, net).permutation(np.flatnonzero(trains)))
+            self._enqueue(net, self.rng(FIRST_FILL, net).permutation(np.flatnonzero(trains)))
         if first or self.config.label_when == "epoch":
             self._refill(net, view)
         link = send(torch.from_numpy(self.loader.pairs.link), self.device)
@@ -258,38 +235,29 @@ class Repair(Method):
     # ------------------------------------------------------------------ state and figures
 
     def state_dict(self) -> dict[str, Any]:
-        state = {name: torch.from_numpy(getattr(self, name)) for name in ("w", "partners", "mean_losses")}
-        state |= {"labels": self.labels, "partner_labels": self.partner_labels}
-        plain = {"bounds": self.bounds, "found": self.found, "steps": self.steps}
+        partners = {"partners": torch.from_numpy(self.partners), "partner_labels": self.partner_labels}
+        plain = {"bounds": self.bounds, "steps": self.steps, "labels": self.labels}
         queues = [torch.from_numpy(queue) for queue in self.queues]
         # Banks that are refilled before they are read again need no saving.
         banks = [bank.state_dict() for bank in self.banks] if self.config.label_when == "batch" else []
-        return {**state, **plain, "queues": queues, "banks": banks}
+        return {**super().state_dict(), **partners, **plain, "queues": queues, "banks": banks}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name in ("w", "partners", "mean_losses"):
-            setattr(self, name, state[name].numpy())
+        super().load_state_dict(state)
+        self.partners, self.bounds, self.steps = state["partners"].numpy(), state["bounds"], state["steps"]
         self.labels, self.partner_labels = (state[name].to(self.device) for name in ("labels", "partner_labels"))
-        self.bounds, self.found, self.steps = state["bounds"], state["found"], state["steps"]
         self.queues = [queue.numpy() for queue in state["queues"]]
         for bank, saved in zip(self.banks, state["banks"], strict=False):
             bank.load_state_dict(saved, self.device)
-
-    def figures(self) -> dict[str, Any]:
-        return self.found
 
     def _findings(self, views: list[Survey], correlations: list[Tensor], clean: BoolArray) -> dict[str, Any]:
         """The split, the labels and the banks at the start of this epoch."""
         wrong = self.loader.pairs.mismatched
         right = None if wrong is None else ~wrong
-        rows = []
-        for net, view in enumerate(views):
-            scores = {"loss": -view.losses.cpu().numpy(), "w": self.w[net]}
-            row = {**diagnosis.selection("clean", clean[net], right), "spread": view.spread}
-            if correlations:
-                scores["rank"] = correlations[net].cpu().numpy()
-                row |= self._label_figures(net, clean[net], right)
-            rows.append({**row, **diagnosis.separation(scores, right)})
+        rows = self.findings(views, clean)
+        for net, correlation in enumerate(correlations):
+            rows[net] |= self._label_figures(net, clean[net], right)
+            rows[net] |= diagnosis.separation({"rank": correlation.cpu().numpy()}, right)
         sure = np.asarray((self.w < self.config.eta).all(axis=0))
         return {**diagnosis.by_network(rows), **diagnosis.selection("eta", sure, wrong)}
 
@@ -315,6 +283,3 @@ class Repair(Method):
             fits = pairs.left_groups[pairs.link[left]] == pairs.left_groups[pairs.truth[right]]
             figures["new_right_fits" if side == KEEP_LEFT else "new_left_fits"] = float(fits.mean())
         return figures
-
-    def _rng(self, *stream: int) -> np.random.Generator:
-        return np.random.default_rng([self.config.seed, *stream])

@@ -75,6 +75,7 @@ class Network(nn.Module, ABC):
     left: nn.Module  # encoder of the left side: Items to Encoded
     right: nn.Module
     augments = False  # whether training batches go through the size augmentation
+    squashed = False  # whether similarities are sigmoids of raw scores
 
     def encode_left(self, items: Items) -> Encoded:
         encoded: Encoded = self.left(items)

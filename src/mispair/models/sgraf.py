@@ -88,6 +88,8 @@ def plain_attention(queries: Tensor, nodes: Tensor, words: Packing, *, last: boo
 class SGR(Network):
     """Similarity graph reasoning. Left items are sets of regions, right items texts (or sets of their own)."""
 
+    squashed = True
+
     def __init__(self, left: SideSpec, right: SideSpec, config: Config) -> None:
         super().__init__()
         d, s = config.embed_size, config.sim_size
@@ -96,7 +98,7 @@ class SGR(Network):
         self.right_pool = SelfAttention(d, config.dropout)
         self.local_vector, self.global_vector = xavier_linear(d, s), xavier_linear(d, s)
         self.graph = nn.ModuleList(GraphReasoning(s) for _ in range(config.graph_steps))
-        self.score = xavier_linear(s, 1)
+        self.score = score_layer(config)
 
     @staticmethod
     def _encoder(spec: SideSpec, config: Config) -> nn.Module:
@@ -138,6 +140,14 @@ class SGR(Network):
         with full_precision(nodes):
             score: Tensor = self.score(nodes[:, : len(words.lengths)].float()).squeeze(-1).sigmoid()
         return score
+
+
+def score_layer(config: Config) -> nn.Module:
+    """From a similarity vector to its score: a linear map, or MSCN's meta network."""
+    s, hidden = config.sim_size, config.score_hidden
+    if not hidden:
+        return xavier_linear(s, 1)
+    return nn.Sequential(nn.Linear(s, hidden), nn.ReLU(), nn.Linear(hidden, 1))
 
 
 def word_weights(regions: Tensor, counts: Tensor | None, scores: Tensor, words: Packing) -> Tensor:

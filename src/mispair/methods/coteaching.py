@@ -1,0 +1,94 @@
+"""Two networks that teach each other: each splits the pairs for the other into clean and noisy ones (NCR's frame)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from mispair.config import Config
+from mispair.data.loader import PairLoader
+from mispair.methods import diagnosis
+from mispair.methods.base import Method, Split
+from mispair.methods.diagnosis import BoolArray
+from mispair.mixture import FloatArray, clean_probability, split
+from mispair.models import Network
+from mispair.survey import Survey, random_batches, survey
+
+BATCHES = 100  # stream of random numbers
+MEMORY = 0.5  # weight of the epochs before in the smoothed losses
+
+
+class CoTeaching(Method):
+    """Base of NCR, BiCro and REPAIR.
+
+    Attributes:
+        w: (2, N) probability that a pair is clean, by each network.
+        mean_losses: (2, N) losses smoothed over the epochs; empty before the first main epoch.
+        found: What the method found out in this epoch.
+    """
+
+    networks = 2
+
+    def __init__(self, config: Config, nets: list[Network], loader: PairLoader) -> None:
+        super().__init__(config, nets, loader)
+        self.w = np.ones((2, len(loader.pairs)), dtype=np.float32)
+        self.mean_losses: FloatArray = np.zeros((2, 0), dtype=np.float32)
+        self.found: dict[str, Any] = {}
+
+    def begin_epoch(self, epoch: int) -> list[Split]:
+        config = self.config
+        batches = random_batches(len(self.loader.pairs), config.batch_size, self.rng(BATCHES, epoch))
+        views = [survey(n, self.loader, config.margin, batches, mask=config.mask_false_negatives) for n in self.nets]
+        self.w = self.clean_probabilities(np.stack([view.losses.cpu().numpy() for view in views]))
+        clean = np.stack([split(w, config.clean_threshold) for w in self.w])
+        return self.divide(epoch, views, clean)
+
+    def clean_probabilities(self, losses: FloatArray) -> FloatArray:
+        """w of each pair by each network, (2, N)."""
+        if self.config.split == "single":
+            return np.stack([clean_probability(row) for row in losses]).astype(np.float32)
+        # A network that learns a wrong pair by heart still remembers here how bad it looked before. The root brings
+        # the many small and the few large losses close enough to two Gaussians.
+        known = bool(self.mean_losses.size)
+        self.mean_losses = MEMORY * self.mean_losses + (1 - MEMORY) * losses if known else losses
+        roots = np.sqrt(self.mean_losses)
+        return np.stack([clean_probability(row, converged=True) for row in roots]).astype(np.float32)
+
+    def divide(self, epoch: int, views: list[Survey], clean: BoolArray) -> list[Split]:
+        """The pairs that train each network; `clean` (2, N) is what each network takes for clean."""
+        self.found = diagnosis.by_network(self.findings(views, clean))
+        parts = [(np.flatnonzero(row), np.flatnonzero(~row)) for row in clean[::-1]]  # by the other network
+        return [Split(sure, doubtful) if self.noisy_started(epoch) else Split(sure) for sure, doubtful in parts]
+
+    def noisy_started(self, epoch: int) -> bool:
+        """Whether the noisy part takes part in main epoch `epoch`."""
+        return epoch >= int(self.config.noisy_start * self.config.epochs + 1e-9)
+
+    def findings(self, views: list[Survey], clean: BoolArray) -> list[dict[str, Any]]:
+        """The split of each network, held against the truth where it is known."""
+        wrong = self.loader.pairs.mismatched
+        right = None if wrong is None else ~wrong
+        return [
+            {
+                **diagnosis.selection("clean", clean[net], right),
+                "spread": view.spread,
+                **diagnosis.separation({"loss": -view.losses.cpu().numpy(), "w": self.w[net]}, right),
+            }
+            for net, view in enumerate(views)
+        ]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "w": torch.from_numpy(self.w), "mean_losses": torch.from_numpy(self.mean_losses), "found": self.found
+        }  # fmt: skip
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.w, self.mean_losses, self.found = state["w"].numpy(), state["mean_losses"].numpy(), state["found"]
+
+    def figures(self) -> dict[str, Any]:
+        return self.found
+
+    def rng(self, *stream: int) -> np.random.Generator:
+        return np.random.default_rng([self.config.seed, *stream])

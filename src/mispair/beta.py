@@ -32,13 +32,17 @@ class BetaMixture:
         return np.asarray(self.alphas / (self.alphas + self.betas))
 
     def posterior(self, x: FloatArray, component: int) -> FloatArray:
-        """Probability that each value comes from this component.
+        """Probability that each value comes from this component; that of the lower one never rises with the value.
 
-        Beyond the two means the wider component may win at both ends. There the probability at the mean is kept, so
-        that it never rises away from the component's own side.
+        A wide component may win at both ends. So beyond the higher mean the probability at that mean is kept, and below
+        it the lower component's is at least what it is for any larger value.
         """
-        within = np.clip(np.asarray(x, dtype=np.float64), *np.sort(self.means))
-        return np.asarray(self.raw_posterior(within, component))
+        lower = int(self.means.argmin())
+        x = np.minimum(inner(x), self.means.max())
+        order = np.argsort(-x)
+        falling = np.empty(len(x))
+        falling[order] = np.maximum.accumulate(self.raw_posterior(x[order], lower))
+        return falling if component == lower else 1 - falling
 
     def raw_posterior(self, x: FloatArray, component: int) -> FloatArray:
         """The same without that, as it is published; not a number where both densities are 0 or infinite."""

@@ -16,6 +16,7 @@ import numpy.typing as npt
 FloatArray = npt.NDArray[Any]
 EDGE = 1e-4  # values are kept so far from 0 and 1
 ROUNDS, FLOOR = 10, 1e-12  # rounds of a fit; least responsibility
+GRID = 1001  # places between the ends where a posterior is looked at in any case
 LEAST, MOST = 1e-2, 1e4  # bounds of alpha and beta: constant values would make them infinite
 
 
@@ -34,15 +35,22 @@ class BetaMixture:
     def posterior(self, x: FloatArray, component: int) -> FloatArray:
         """Probability that each value comes from this component; that of the lower one never rises with the value.
 
-        A wide component may win at both ends. So beyond the higher mean the probability at that mean is kept, and below
-        it the lower component's is at least what it is for any larger value.
+        A wide component may win at both ends. So from the place between the means where neither wins the lower
+        component's probability may only rise towards 0 and only fall towards 1.
         """
         lower = int(self.means.argmin())
-        x = np.minimum(inner(x), self.means.max())
-        order = np.argsort(-x)
-        falling = np.empty(len(x))
-        falling[order] = np.maximum.accumulate(self.raw_posterior(x[order], lower))
-        return falling if component == lower else 1 - falling
+        between = np.linspace(self.means.min(), self.means.max(), GRID)
+        middle = between[np.abs(self.raw_posterior(between, lower) - 0.5).argmin()]
+        grid = np.linspace(EDGE, 1 - EDGE, GRID)  # so that the result does not depend on which values are asked for
+        points = np.concatenate([inner(x), grid, [middle]])
+        order = np.argsort(points, kind="stable")
+        raw = self.raw_posterior(points[order], lower)
+        center = int(np.searchsorted(points[order], middle))
+        raw[: center + 1] = np.maximum.accumulate(raw[center::-1])[::-1]
+        raw[center:] = np.minimum.accumulate(raw[center:])
+        falling = np.empty(len(points))
+        falling[order] = raw
+        return falling[: len(x)] if component == lower else 1 - falling[: len(x)]
 
     def raw_posterior(self, x: FloatArray, component: int) -> FloatArray:
         """The same without that, as it is published; not a number where both densities are 0 or infinite."""

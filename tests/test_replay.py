@@ -10,11 +10,10 @@ import torch
 from torch import Tensor, nn
 
 import mispair
+from kernel_marks import needs_gpu
 from mispair.data.loader import Items
 from mispair.replay import SEEN, Replay, _rebuilt, _shape, _tensors
 from tiny import tiny_pairs
-
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from torch import Tensor
 from mispair.data.loader import send
 from mispair.data.pairs import IntArray
 from mispair.models.base import Encoded
+from mispair.models.precision import working_dtype
 from mispair.models.ragged import inside, packing
 
 SLACK = 1.02  # how much more a store takes when it has to grow, so that it does not grow at every push
@@ -60,11 +61,11 @@ class Bank:
         return self._left.pooled(len(self)), self._right.pooled(len(self))
 
     def left(self, slots: IntArray) -> Encoded:
-        """The left items in these slots, in float32."""
+        """The left items in these slots: pooled vectors in float32, local ones in that of the matrix products."""
         return self._left.take(slots)
 
     def right(self, slots: IntArray) -> Encoded:
-        """The right items in these slots, in float32."""
+        """The right items in these slots, in the same precisions."""
         return self._right.take(slots)
 
     def state_dict(self) -> dict[str, Any]:
@@ -133,7 +134,7 @@ class SideBank:
         lengths = torch.from_numpy(self._length[slots])
         width = int(lengths.max())
         positions = (self._start[slots][:, None] + np.arange(width)) % len(self._store)
-        local = self._store[send(torch.from_numpy(positions), device)].float()
+        local = self._store[send(torch.from_numpy(positions), device)].to(working_dtype(chosen))
         if bool((lengths == width).all()):
             return Encoded(local, None, chosen)
         padded = ~inside(lengths, width, device)[..., None]

@@ -1,6 +1,5 @@
 """The Triton kernels of SGR's attention against plain torch: on a GPU, or on a CPU with TRITON_INTERPRET=1."""
 
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -9,16 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import leaky_relu
 
+from kernel_marks import CUDA, interpreted, needs_gpu, on_cpu, on_device
 from mispair.models.base import safe_norm
-from mispair.models.kernels import attention, common
+from mispair.models.kernels import attention
 
-INTERPRETED = common.HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1"
-CUDA = torch.device("cuda", 0)
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-needs_interpreter = pytest.mark.skipif(not INTERPRETED, reason="needs Triton and TRITON_INTERPRET=1")
-on_cpu = pytest.param("cpu", marks=needs_interpreter)
-on_gpu = pytest.param("cuda", marks=[pytest.mark.gpu, needs_gpu])
-on_device = pytest.mark.parametrize("device", [on_gpu, on_cpu])
 NAMES = ["w", "scores", "products"]
 SMALL = 2, 36, [1, 15, 16, 17, 33, 64, 5], 3  # all sizes of blocks
 SIZES = [  # images, R, words of each caption, rows of words that belong to no caption
@@ -96,7 +89,7 @@ def rounded(parts: Problem, dtype: torch.dtype) -> Problem:
 
 @pytest.mark.parametrize(
     ("device", "sizes"),
-    [pytest.param("cpu", sizes, marks=needs_interpreter) for sizes in [SMALL, *SIZES]]
+    [pytest.param("cpu", sizes, marks=interpreted) for sizes in [SMALL, *SIZES]]
     + [pytest.param("cuda", sizes, marks=[pytest.mark.gpu, needs_gpu]) for sizes in (SMALL, SIZES[0], SIZES[5])],
 )
 def test_result_and_gradients_equal_the_loop(device: str, sizes: Sizes) -> None:
@@ -107,7 +100,7 @@ def test_result_and_gradients_equal_the_loop(device: str, sizes: Sizes) -> None:
 @pytest.mark.parametrize(
     ("device", "sizes", "half"),
     [
-        pytest.param("cpu", sizes, half, marks=needs_interpreter)
+        pytest.param("cpu", sizes, half, marks=interpreted)
         for sizes in [SMALL, *SIZES]
         for half in (torch.bfloat16, torch.float16)
     ]

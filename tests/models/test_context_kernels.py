@@ -1,30 +1,17 @@
 """The Triton kernels of SGR against plain torch: on a GPU, or on a CPU with TRITON_INTERPRET=1."""
 
-import os
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from kernel_marks import CUDA, HALF, needs_gpu, on_device, quiet
 from mispair.models.base import l2norm
 from mispair.models.kernels import context
-from mispair.models.kernels.common import HAS_TRITON
 from mispair.models.precision import working
 from mispair.models.sgraf import context_weights, difference
 
-INTERPRETED = HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1"
-CUDA = torch.device("cuda", 0)
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-on_device = pytest.mark.parametrize(
-    "device",
-    [
-        pytest.param("cuda", marks=[pytest.mark.gpu, needs_gpu]),
-        pytest.param("cpu", marks=pytest.mark.skipif(not INTERPRETED, reason="needs Triton and TRITON_INTERPRET=1")),
-    ],
-)
-quiet = pytest.mark.filterwarnings("ignore:mkldnn_matmul")
-HALF = {"cuda": torch.bfloat16, "cpu": torch.float16}  # Triton's interpreter multiplies the bits of bf16 as integers
 NAMES = ["Y", "weights", "regions", "words", "A", "b"]
 SIZES = [  # images, words, regions, D, s: all sides of blocks and of powers of two
     (1, 1, 8, 16, 8),

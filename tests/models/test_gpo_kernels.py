@@ -1,24 +1,13 @@
 """The Triton kernels of generalised pooling against sorting: on a GPU, or on a CPU with TRITON_INTERPRET=1."""
 
-import os
-
 import pytest
 import torch
 from torch import Tensor
 
-from mispair.models.kernels import common, gpo
+from kernel_marks import CUDA, needs_gpu, on_device
+from mispair.models.kernels import gpo
 from mispair.models.vse import GPO
 
-INTERPRETED = common.HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1"
-CUDA = torch.device("cuda", 0)
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-on_device = pytest.mark.parametrize(
-    "device",
-    [
-        pytest.param("cuda", marks=[pytest.mark.gpu, needs_gpu]),
-        pytest.param("cpu", marks=pytest.mark.skipif(not INTERPRETED, reason="needs Triton and TRITON_INTERPRET=1")),
-    ],
-)
 SIZES = [  # n, D, lengths; None if all have n
     (1, 1, [1, 1]),
     (5, 3, [5, 1, 4]),

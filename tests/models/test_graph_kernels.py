@@ -1,6 +1,5 @@
 """The Triton kernels of SGR's graphs against plain torch: on a GPU, or on a CPU with TRITON_INTERPRET=1."""
 
-import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -8,13 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from kernel_marks import CUDA, HALF, interpreted, needs_gpu
 from mispair.models.kernels import graph
-from mispair.models.kernels.common import HAS_TRITON
-
-INTERPRETED = HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1"
-CUDA = torch.device("cuda", 0)
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-interpreted = pytest.mark.skipif(not INTERPRETED, reason="needs Triton and TRITON_INTERPRET=1")
 
 
 def cases(names: str, values: list[Any], on_gpu: list[Any]) -> pytest.MarkDecorator:
@@ -26,7 +20,6 @@ def cases(names: str, values: list[Any], on_gpu: list[Any]) -> pytest.MarkDecora
 
 
 on_device = cases("", [()], [()])
-HALF = {"cuda": torch.bfloat16, "cpu": torch.float16}  # Triton's interpreter multiplies the bits of bf16 as integers
 NAMES = ["Y", "queries", "nodes"]
 SIZES = [  # images, s, words of each caption, rows of words that belong to no caption
     (1, 16, [1], 0),

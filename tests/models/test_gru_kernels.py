@@ -1,27 +1,14 @@
 """The Triton kernels against the plain recurrence: on a GPU, or on a CPU with TRITON_INTERPRET=1."""
 
-import os
 from collections.abc import Callable
 
 import pytest
 import torch
 from torch import Tensor
 
+from kernel_marks import CUDA, needs_gpu, on_device, quiet
 from mispair.models.kernels import gru
-from mispair.models.kernels.common import HAS_TRITON
 from mispair.models.recurrence import BiGRU, _Scan
-
-INTERPRETED = HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1"
-CUDA = torch.device("cuda", 0)
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-on_device = pytest.mark.parametrize(
-    "device",
-    [
-        pytest.param("cuda", marks=[pytest.mark.gpu, needs_gpu]),
-        pytest.param("cpu", marks=pytest.mark.skipif(not INTERPRETED, reason="needs Triton and TRITON_INTERPRET=1")),
-    ],
-)
-quiet = pytest.mark.filterwarnings("ignore:mkldnn_matmul")
 
 
 def problem(n: int, batch: int, hidden: int) -> list[Tensor]:

@@ -1,25 +1,14 @@
 """The Triton kernels of unit length against plain torch: on a GPU, or on a CPU with TRITON_INTERPRET=1."""
 
-import os
-
 import pytest
 import torch
 from torch import Tensor
 
+from kernel_marks import CUDA, needs_gpu, on_device
 from mispair.models.base import l2norm
 from mispair.models.kernels import unit
-from mispair.models.kernels.common import DTYPES, HAS_TRITON
+from mispair.models.kernels.common import DTYPES
 
-INTERPRETED = HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1"
-CUDA = torch.device("cuda", 0)
-needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-on_device = pytest.mark.parametrize(
-    "device",
-    [
-        pytest.param("cuda", marks=[pytest.mark.gpu, needs_gpu]),
-        pytest.param("cpu", marks=pytest.mark.skipif(not INTERPRETED, reason="needs Triton and TRITON_INTERPRET=1")),
-    ],
-)
 ROUNDING = {torch.float32: 1e-6, torch.bfloat16: 2**-7, torch.float16: 2**-10}  # the interpreter truncates to bf16
 
 

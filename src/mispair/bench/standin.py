@@ -6,10 +6,12 @@ and wrong pairs part, a method's split has the size that it would have.
 
 from __future__ import annotations
 
+import functools
 import gzip
 from pathlib import Path
 
 import numpy as np
+import torch
 
 from mispair.data.pairs import IntArray, Pairs, Regions, Tokens
 from mispair.data.text import END, SPECIAL_WORDS, START, Vocabulary
@@ -48,6 +50,16 @@ def made_up(count: int, seed: int) -> Tokens:
 
 def read(path: Path, count: int, seed: int) -> Tokens:
     """Captions of a file, from its start or, for other seeds, from elsewhere."""
+    lines, vocabulary = _words(path)
+    start = seed * count % len(lines)
+    chosen = [vocabulary.encode_tokens(lines[(start + number) % len(lines)]) for number in range(count)]
+    offsets = np.concatenate([[0], np.cumsum([len(text) for text in chosen])]).astype(np.int64)
+    return Tokens(np.concatenate(chosen).astype(np.int32), offsets, vocabulary)
+
+
+@functools.cache
+def _words(path: Path) -> tuple[list[list[str]], Vocabulary]:
+    """The words of each line, and all of them."""
     try:
         with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
             lines = [line.split() for line in file if line.strip()]
@@ -55,11 +67,7 @@ def read(path: Path, count: int, seed: int) -> Tokens:
         raise DataError(f"{path} cannot be read as captions, one a line: {error}.") from error
     if not lines:
         raise DataError(f"{path} holds no captions; one a line is expected.")
-    vocabulary = Vocabulary.build(" ".join(line) for line in lines)
-    start = seed * count % len(lines)
-    chosen = [vocabulary.encode_tokens(lines[(start + number) % len(lines)]) for number in range(count)]
-    offsets = np.concatenate([[0], np.cumsum([len(text) for text in chosen])]).astype(np.int64)
-    return Tokens(np.concatenate(chosen).astype(np.int32), offsets, vocabulary)
+    return lines, Vocabulary.build(" ".join(line) for line in lines)
 
 
 def pictures(texts: Tokens, images: int, seed: int) -> np.ndarray:
@@ -67,11 +75,13 @@ def pictures(texts: Tokens, images: int, seed: int) -> np.ndarray:
     codes = np.random.default_rng(0).standard_normal((len(texts.vocabulary), WIDTH), dtype=np.float32)
     rng = np.random.default_rng([seed, 1])
     noise = rng.standard_normal((NOISE, WIDTH), dtype=np.float32)
+    codes_there, noise_there = torch.from_numpy(codes), torch.from_numpy(noise)  # torch uses all cores
     features = np.empty((images, REGIONS, WIDTH), dtype=np.float16)
     first, last = texts.offsets[:-1:CAPTIONS], texts.offsets[CAPTIONS::CAPTIONS]
     for start in range(0, images, CHUNK):
         here = slice(start, min(start + CHUNK, images))
         shape = here.stop - start, REGIONS
         places: IntArray = (first[here] + rng.random(shape).T * (last[here] - first[here])).T.astype(np.int64)
-        features[here] = codes[texts.ids[places]] + noise[rng.integers(NOISE, size=shape)]
+        which = torch.from_numpy(texts.ids[places].astype(np.int64)), torch.from_numpy(rng.integers(NOISE, size=shape))
+        torch.from_numpy(features[here]).copy_(codes_there[which[0]] + noise_there[which[1]])
     return features

@@ -18,6 +18,7 @@ from mispair.models import CosineNetwork, Encoded, Network
 CHUNK = 128  # items of either side encoded and scored at a time
 CHUNK_WORDS = 4096  # and words: SGR needs memory for each image with each word
 LARGER = 8  # so many times more where only vectors are compared
+GPU_IMAGES = 4  # and so many times more images where a GPU scores them: its kernels keep the wide tensors to themselves
 
 
 @dataclass(frozen=True)
@@ -51,9 +52,15 @@ def encode_side(network: Network, loader: SideLoader, *, left: bool) -> EncodedS
     order = np.argsort(side.lengths, kind="stable") if isinstance(side, Tokens) else np.arange(len(side))
     encode = network.encode_left if left else network.encode_right
     with inference(network):
-        times = LARGER if isinstance(network, CosineNetwork) else 1
-        chunks = [encode(loader.items(rows)) for rows in _chunks(side, order, times)]
+        chunks = [encode(loader.items(rows)) for rows in _chunks(side, order, _times(network, loader))]
     return EncodedSide(torch.from_numpy(order), chunks)
+
+
+def _times(network: Network, loader: SideLoader) -> int:
+    """How many times larger than usual the chunks may be."""
+    if isinstance(network, CosineNetwork):
+        return LARGER
+    return GPU_IMAGES if loader.device.type == "cuda" and not isinstance(loader.side, Tokens) else 1
 
 
 def _chunks(side: Side, order: IntArray, times: int) -> Iterator[IntArray]:

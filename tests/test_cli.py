@@ -16,6 +16,7 @@ import pytest
 
 from mispair import checkpoint
 from mispair.cli import COMMANDS, main
+from mispair.methods import METHODS
 from tiny import tiny_folder, weights
 
 SETTINGS = {
@@ -94,6 +95,47 @@ def test_eval_single_and_folds(run: Path, capsys: pytest.CaptureFixture[str]) ->
     assert set(result) >= {"network", "folds"}
     assert main(["eval", str(run)]) == 0
     assert "rSum" in capsys.readouterr().out
+
+
+def test_eval_of_sgr_with_saf_is_sgraf(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    runs = [tmp_path / "sgr", tmp_path / "saf"]
+    for out in runs:
+        assert main(["train", "--data", str(data), "--out", str(out), *TINY, "--model", out.name]) == 0
+    capsys.readouterr()
+    alone = []
+    for out in runs:
+        assert main(["eval", str(out), "--json"]) == 0
+        alone.append(printed(capsys)["network"])
+    assert main(["eval", str(runs[0]), "--with", str(runs[1]), "--folds", "2", "--json"]) == 0
+    result = printed(capsys)
+    assert [result[str(out)] for out in runs] == alone
+    assert set(result) == {"run", "with", "data", "images", "texts", *map(str, runs), "averaged", "folds"}
+    assert result["with"] == str(runs[1])
+    assert main(["eval", str(runs[1]), "--with", str(runs[0])]) == 0
+    table = capsys.readouterr().out
+    assert all(f"│ {name} " in table for name in ("saf", "sgr", "averaged"))
+    files = [str(out / "best.safetensors") for out in runs]
+    assert main(["eval", files[0], "--with", files[1]]) == 0
+
+
+def test_eval_refuses_partners_that_do_not_fit(
+    run: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tiny_folder(tmp_path / "tiny")
+    captions = (folder / "train_caps.txt").read_text()
+    (folder / "train_caps.txt").write_text(captions.replace("i", "ink"))
+    assert main(["train", "--data", str(folder), "--out", str(tmp_path / "other"), *TINY]) == 0
+    capsys.readouterr()
+    for partner, words in {
+        str(tmp_path / "other"): "same vocabulary",
+        str(run): "the run itself",
+        str(data): "does not exist",
+    }.items():
+        assert main(["eval", str(run), "--with", partner]) == 2
+        captured = capsys.readouterr()
+        assert words in captured.err
+        assert "Traceback" not in captured.err
+        assert not captured.out
 
 
 def test_search_both_ways(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -315,3 +357,13 @@ def test_sigterm_saves_exits_143_and_says_how_to_go_on(data: Path, tmp_path: Pat
     assert process.returncode == 143, errors
     assert "mispair train --recipe" in errors
     assert steps_done(out) > 0
+
+
+def test_methods_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["methods"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(METHODS)
+    assert all(len(line.split()) > 3 for line in lines)
+    assert main(["methods", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert {name: about["networks"] for name, about in listed.items()} == {n: k.networks for n, k in METHODS.items()}

@@ -15,9 +15,12 @@ LENGTHS = [5, 1, 12, 3, 3, 9, 2, 7, 1, 20, 4]
 SETS = {
     "vse": one_to_one(regions(7), tokens(LENGTHS)),
     "sgr": one_to_one(regions(7), tokens(LENGTHS)),
+    "saf": one_to_one(regions(7), tokens(LENGTHS)),
+    "scan": one_to_one(regions(7), tokens(LENGTHS)),
     "two-tower": one_to_one(vectors(7, 6), vectors(11, 9)),
     "vse of texts": one_to_one(tokens(LENGTHS[:7]), tokens(LENGTHS, seed=1)),
     "sgr of texts": one_to_one(tokens(LENGTHS[:7]), tokens(LENGTHS, seed=1)),
+    "scan of texts": one_to_one(tokens(LENGTHS[:7]), tokens(LENGTHS, seed=1)),
     "sgr of vectors": one_to_one(vectors(7), tokens(LENGTHS)),
 }
 
@@ -128,3 +131,5 @@ def test_figures_name_the_networks() -> None:
     S = torch.randn(7, 11)
     assert list(evaluate([S], pairs).figures()) == ["network"]
     assert list(evaluate([S, S], pairs, folds=2).figures()) == ["network A", "network B", "averaged", "folds"]
+    assert list(evaluate([S, S, S], pairs).figures()) == ["network A", "network B", "network C", "averaged"]
+    assert list(evaluate([S, S], pairs).figures(("sgr", "saf"))) == ["sgr", "saf", "averaged"]

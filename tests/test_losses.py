@@ -10,8 +10,11 @@ from torch import Tensor
 
 from mispair.losses import (
     adaptive_prediction,
+    best_count,
     hard_loss,
+    meta_margin,
     negatives_at,
+    pair_quality,
     sample_losses,
     soft_margin,
     sum_loss,
@@ -101,6 +104,16 @@ def test_a_pairs_margin_counts_where_the_pair_is_the_anchor() -> None:
     assert text_cost.numpy() == pytest.approx(np.array([[0, 0.2, 0.3], [0.1, 0, 0.3], [0.1, 0.2, 0]]))
 
 
+def test_a_matrix_of_margins_counts_in_both_directions() -> None:
+    margin = torch.tensor([[9, 0.1, 0.2], [0.3, 9, 0.4], [0.5, 0.6, 9]])
+    for cost in triplet_costs(torch.zeros(3, 3), margin):
+        assert cost.numpy() == pytest.approx(margin.numpy() * (1 - np.eye(3)))
+    S = torch.tensor([[0.5, 0.4, 0.1], [0.6, 0.3, 0.2], [0.0, 0.1, 0.7]])
+    image_cost, text_cost = triplet_costs(S, margin)
+    assert image_cost[1, 2].item() == pytest.approx(0.4 + 0.2 - 0.3)
+    assert text_cost[1, 0].item() == pytest.approx(0.3 + 0.6 - 0.5)
+
+
 def test_warmup_by_hand_divides_by_the_batch_size() -> None:
     S = torch.tensor([[0.5, 0.4], [0.6, 0.3]])
     # image 0: .2+.4-.5 = .1; image 1: .2+.6-.3 = .5; caption 0: .2+.6-.5 = .3; caption 1: .2+.4-.3 = .3
@@ -167,20 +180,39 @@ def test_soft_margin_equals_its_formula(y: float, margin: float, base: float) ->
     assert ours == pytest.approx(margin * (base**y - 1) / (base - 1), abs=1e-9)
 
 
+def test_meta_margin() -> None:
+    p = torch.tensor([0.0, 0.25, 0.5, 0.75, 1.0])
+    assert meta_margin(p).tolist() == pytest.approx([0, 0.02, 0.1, 0.18, 0.2])
+    assert meta_margin(p, 0.5).tolist() == pytest.approx([0, 0.05, 0.25, 0.45, 0.5])
+
+
+@given(st.floats(1e-6, 1 - 1e-6), st.floats(0.01, 1))
+def test_meta_margin_equals_its_published_form(p: float, margin: float) -> None:
+    expected = margin / (1 + (p / (1 - p)) ** -2)
+    assert meta_margin(torch.tensor(p, dtype=torch.float64), margin).item() == pytest.approx(expected, abs=1e-9)
+
+
 @pytest.mark.parametrize("size", [2, 9, 10, 128])
 def test_equal_qualities_give_the_label_one(size: int) -> None:
     assert adaptive_prediction(torch.full((size, size), 0.3)).tolist() == pytest.approx([1.0] * size)
     assert adaptive_prediction(torch.eye(size)).tolist() == [1.0] * size
 
 
-@given(matrices(smallest=9, largest=11))
-def test_adaptive_prediction_equals_the_loop(S: Tensor) -> None:
+@pytest.mark.parametrize(("pairs", "count"), [(2, 1), (9, 1), (10, 2), (19, 2), (20, 3), (128, 13)])
+def test_the_best_are_a_tenth_and_one(pairs: int, count: int) -> None:
+    assert best_count(pairs) == count
+
+
+@given(matrices(smallest=9, largest=11), st.booleans())
+def test_adaptive_prediction_equals_the_loop(S: Tensor, masked: bool) -> None:
     B = len(S)
-    losses = sample_losses(S, 0.2).tolist()
+    mask = (torch.arange(B)[:, None] // 2 == torch.arange(B) // 2) if masked else None
+    losses = sample_losses(S, 0.2, mask).tolist()
     q = [min(max(0.2 - loss / 2, 0.0), 0.2) for loss in losses]
+    assert pair_quality(S, 0.2, mask).tolist() == pytest.approx(q, abs=1e-6)
     best = sorted(q, reverse=True)[: B // 10 + 1]
     scale = sum(best) / len(best)
-    p = adaptive_prediction(S)
+    p = adaptive_prediction(S, 0.2, mask)
     assert bool(((p >= 0) & (p <= 1)).all())
     if scale > 1e-6:  # 0 / 0 in the published code; here no pair of such a batch is trusted
         assert p.tolist() == pytest.approx([min(1.0, value / scale) for value in q], abs=1e-3)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import mispair
 from mispair.data.pairs import Tokens
 from mispair.data.text import Vocabulary
 from mispair.errors import DataError
+from mispair.evaluate import evaluate
+from mispair.models import SideSpec
 from tiny import REGIONS, WIDTH, tiny_pairs
 
 SMALL: dict[str, Any] = {
@@ -24,7 +28,7 @@ SMALL: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module", params=["vse", "sgr"])
+@pytest.fixture(scope="module", params=["vse", "sgr", "saf", "scan"])
 def matcher(request: pytest.FixtureRequest) -> mispair.Matcher:
     return mispair.fit(tiny_pairs(16), model=request.param, **SMALL)
 
@@ -73,9 +77,9 @@ def test_wrong_items_are_refused(matcher: mispair.Matcher) -> None:
         matcher.score(wide[..., :WIDTH], [])
 
 
-def test_only_sgr_is_bound_to_its_number_of_regions(matcher: mispair.Matcher) -> None:
+def test_only_sgr_and_saf_are_bound_to_their_number_of_regions(matcher: mispair.Matcher) -> None:
     more = np.ones((2, REGIONS + 2, WIDTH), np.float32)
-    if matcher.config.model == "vse":
+    if matcher.config.model in ("vse", "scan"):
         assert matcher.score(more, ["a"]).shape == (2, 1)
     else:
         with pytest.raises(DataError, match=f"{REGIONS} regions .* but got {REGIONS + 2} regions"):
@@ -89,6 +93,45 @@ def test_odd_values_are_refused(matcher: mispair.Matcher) -> None:
         matcher.encode(["a"], "text")  # type: ignore[arg-type]
     with pytest.raises(DataError, match="takes texts"):
         matcher.encode([1, 2], "right")  # type: ignore[list-item]
+
+
+@pytest.fixture(scope="module")
+def sgr_and_saf() -> list[mispair.Matcher]:
+    """SGRAF: two networks of the one kind, one of the other."""
+    sgr = mispair.fit(tiny_pairs(16), model="sgr", networks=2, **SMALL)
+    return [sgr, mispair.fit(tiny_pairs(16), model="saf", **{**SMALL, "sim_size": 4, "seed": 1})]
+
+
+def test_models_that_were_trained_apart_are_averaged(sgr_and_saf: list[mispair.Matcher]) -> None:
+    pairs = tiny_pairs(9, seed=3)
+    found = mispair.evaluate_together(sgr_and_saf, pairs, folds=3)
+    assert found.networks == [matcher.evaluate(pairs).averaged for matcher in sgr_and_saf]
+    mean = np.mean([matcher.score(pairs.left, pairs.right) for matcher in sgr_and_saf], axis=0)
+    expected = evaluate([torch.from_numpy(mean)], pairs, folds=3)
+    assert found.averaged == expected.averaged
+    assert found.folds == expected.folds
+    assert len({result.rsum for result in (*found.networks, found.averaged)}) > 1
+    alone = mispair.evaluate_together(sgr_and_saf[1:], pairs)
+    assert alone.averaged == sgr_and_saf[1].evaluate(pairs).averaged
+    three = mispair.evaluate_together([*sgr_and_saf, sgr_and_saf[0]], pairs)
+    assert len(three.figures()) == 4
+
+
+def test_models_of_other_data_are_not_averaged(sgr_and_saf: list[mispair.Matcher]) -> None:
+    pairs, (sgr, saf) = tiny_pairs(9, seed=3), sgr_and_saf
+
+    def like(specs: tuple[SideSpec, SideSpec] = saf.specs, words: Vocabulary | None = saf.vocabulary) -> Any:
+        return mispair.Matcher(saf.config, specs, saf.networks, words, saf.device)
+
+    assert saf.vocabulary is not None
+    wide = replace(saf.specs[0], size=WIDTH + 1), saf.specs[1]
+    with pytest.raises(DataError, match=f"left side one takes .* width {WIDTH} and another .* width {WIDTH + 1}"):
+        mispair.evaluate_together([sgr, like(wide)], pairs)
+    words = (*saf.vocabulary.words[:4], *reversed(saf.vocabulary.words[4:]))
+    with pytest.raises(DataError, match="same vocabulary"):
+        mispair.evaluate_together([sgr, like(words=Vocabulary(words))], pairs)
+    with pytest.raises(DataError, match="no model"):
+        mispair.evaluate_together([], pairs)
 
 
 def test_a_damaged_or_foreign_file_is_refused(matcher: mispair.Matcher, tmp_path: Path) -> None:

@@ -98,7 +98,7 @@ def test_hardly_any_clean_pair_means_those_above_the_median() -> None:
 
 @given(LOSSES, st.floats(0, 0.99), st.booleans())
 def test_a_split_is_never_without_clean_pairs(w: np.ndarray, threshold: float, large: bool) -> None:
-    w = np.repeat(w, 40) if large else w
+    w = np.repeat(w, 100) if large else w
     clean = split(w, threshold)
     assert clean.any()
     assert clean.shape == w.shape

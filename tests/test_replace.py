@@ -17,7 +17,7 @@ from mispair.models import Encoded, SideSpec, build
 from mispair.replace import best_partners, find_partners, nearest
 from mispair.survey import Survey, encode_left, encode_right, random_batches, survey
 
-MODELS = ("vse", "sgr", "two-tower")
+MODELS = ("vse", "sgr", "saf", "scan", "two-tower")
 DIRECTIONS = pytest.mark.parametrize("keep_left", [True, False], ids=["keep left", "keep right"])
 COUNT = 20
 

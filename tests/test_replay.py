@@ -89,7 +89,13 @@ def test_a_repeated_step_is_the_step() -> None:
 
 @pytest.mark.gpu
 @needs_gpu
-@pytest.mark.parametrize(("method", "model"), [("plain", "vse"), ("repair", "vse"), ("repair", "sgr")])
+@pytest.mark.parametrize(
+    ("method", "model"),
+    [
+        ("plain", "vse"), ("plain", "saf"), ("plain", "scan"), ("repair", "vse"), ("repair", "sgr"), ("decl", "sgr"),
+        ("ncr", "sgr"), ("bicro", "sgr"),
+    ],
+)  # fmt: skip
 def test_recorded_training_is_training(method: str, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     settings: dict[str, Any] = {
         "method": method, "model": model, "embed_size": 128, "sim_size": 32, "batch_size": 20, "epochs": 2,

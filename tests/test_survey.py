@@ -14,7 +14,8 @@ from mispair.data.pairs import IntArray, Pairs
 from mispair.models import Encoded, Network, SideSpec, build
 from mispair.survey import Survey, random_batches, survey
 
-MODELS = ("vse", "sgr", "two-tower")
+MODELS = ("vse", "sgr", "saf", "scan", "two-tower")
+SETS = ("sgr", "saf", "scan")  # models with a vector for each region and word
 LENGTHS = (3, 9, 4, 1, 7, 7, 2, 12, 5, 3, 6, 1, 8, 4, 10, 3, 5)
 LINK = np.array([0, 0, 1, 2, 3, 3, 3, 4, 5, 0, 1, 2, 3, 4, 5, 5, 1])
 MARGIN = 0.2
@@ -66,7 +67,7 @@ def test_losses_equal_a_plain_loop(model: str, mask: bool) -> None:
             costs = [max(0.0, MARGIN + S[i, j] - S[i, i]) + max(0.0, MARGIN + S[j, i] - S[i, i]) for j in others]
             expected.append(sum(costs) / len(batch))
         # Vectors of the networks with a cosine are in half precision.
-        tolerance = 1e-5 if model == "sgr" else 2e-3
+        tolerance = 1e-5 if model in SETS else 2e-3
         assert [found[i] for i in batch] == pytest.approx(expected, abs=tolerance)
         assert np.ptp(expected) > 10 * tolerance
     network.train()
@@ -96,7 +97,7 @@ def test_items_of_pairs_equal_direct_encoding(model: str) -> None:
         assert len(found) == 5
         for row, pair in enumerate(chosen):
             assert found.pooled[row].tolist() == pytest.approx(alone[pair].pooled[0].tolist(), abs=1e-3)
-            if model == "sgr":
+            if model in SETS:
                 (local, _), (expected, _), (length,) = found.parts(), alone[pair].parts(), lengths_of(alone[pair])
                 assert lengths_of(found)[row] == length
                 assert torch.allclose(local[row, :length], expected[0], atol=1e-5)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from mispair.data.formats import load
     from mispair.data.noise import add_noise
     from mispair.data.pairs import Pairs, Regions, Tokens, Vectors
-    from mispair.matcher import Matcher
+    from mispair.matcher import Matcher, evaluate_together
 
 _HOME = {
     "fit": "api",
@@ -31,8 +31,20 @@ _HOME = {
     "Tokens": "data.pairs",
     "Vectors": "data.pairs",
     "Matcher": "matcher",
+    "evaluate_together": "matcher",
 }
-__all__ = ["Config", "Matcher", "Pairs", "Regions", "Tokens", "Vectors", "add_noise", "fit", "load"]
+__all__ = [
+    "Config",
+    "Matcher",
+    "Pairs",
+    "Regions",
+    "Tokens",
+    "Vectors",
+    "add_noise",
+    "evaluate_together",
+    "fit",
+    "load",
+]
 
 
 def __getattr__(name: str) -> Any:

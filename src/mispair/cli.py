@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 from tyro.conf import OmitArgPrefixes, Positional
@@ -146,6 +146,7 @@ def train(argv: Sequence[str]) -> int:
 def evaluate(
     run: Positional[Path],
     *,
+    other: Annotated[Path | None, tyro.conf.arg(name="with")] = None,
     data: str | None = None,
     split: str = "test",
     folds: int = 1,
@@ -156,21 +157,32 @@ def evaluate(
 
     Args:
         run: Run folder, or a saved .safetensors file.
+        other: Another one, to average the similarities of both (SGRAF: one run with --model sgr, one with saf).
         data: Data set; the one it was trained on when not given.
         split: Split to test on.
         folds: Also average over so many slices of the images (COCO 1K: --split testall --folds 5).
         device: auto, cpu, cuda or mps.
         json: Print figures for machines.
     """
-    from mispair.matcher import Matcher
+    from mispair.matcher import Matcher, check_alike, evaluate_together
 
     if folds < 1:
         raise ConfigError(f"--folds is {folds} but must be at least 1.")
+    if other is not None and other.resolve() == run.resolve():
+        raise ConfigError(f"--with is {other}, which is the run itself; give another one.")
     matcher = Matcher.load(run, device)
-    pairs = _load_for(matcher, data, split)
-    figures = matcher.evaluate(pairs, folds).figures()
+    if other is None:
+        pairs = _load_for(matcher, data, split)
+        figures = matcher.evaluate(pairs, folds).figures()
+    else:
+        check_alike(matcher, partner := Matcher.load(other, device))
+        pairs = _load_for(matcher, data, split)
+        short, full = (run.resolve().name, other.resolve().name), (str(run), str(other))
+        names = full if json or short[0] == short[1] else short  # whole paths would be cut in the table
+        figures = evaluate_together([matcher, partner], pairs, folds).figures(names)
     if json:
-        _print_json({"run": str(run), "data": pairs.name, "images": len(pairs.left), "texts": len(pairs), **figures})
+        runs = {"run": str(run)} if other is None else {"run": str(run), "with": str(other)}
+        _print_json({**runs, "data": pairs.name, "images": len(pairs.left), "texts": len(pairs), **figures})
     else:
         _print_retrieval(f"{pairs.name}: {len(pairs.left):,} images, {len(pairs):,} texts", figures)
     return 0
@@ -241,11 +253,29 @@ def demo(*, out: Path = Path("demo"), seed: int = 0, json: bool = False) -> int:
     return 0
 
 
+def methods(*, json: bool = False) -> int:
+    """List the training methods.
+
+    Args:
+        json: Print them for machines.
+    """
+    from mispair.methods import METHODS
+
+    about = {name: (sys.modules[kind.__module__].__doc__ or "").splitlines()[0] for name, kind in METHODS.items()}
+    if json:
+        _print_json({name: {"networks": METHODS[name].networks, "about": line} for name, line in about.items()})
+        return 0
+    for name, line in about.items():
+        print(f"  {name:<8} {line}")
+    return 0
+
+
 COMMANDS: dict[str, Callable[..., int]] = {
     "train": train,
     "eval": evaluate,
     "search": search,
     "demo": demo,
+    "methods": methods,
     "data check": data_check,
     "data noise": data_noise,
     "data make": data_make,

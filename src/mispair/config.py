@@ -50,7 +50,7 @@ class Config:
     word_size: int = 300
     """Width of a word's embedding."""
     sim_size: int = 256
-    """Width of SGR's similarity vectors."""
+    """Width of SGR's and SAF's similarity vectors."""
     graph_steps: int = 3
     """Layers of SGR's graph reasoning."""
     score_hidden: int = 0
@@ -64,7 +64,7 @@ class Config:
     lse_sharpness: float = 6.0
     """SCAN: lambda of its log-sum-exp; 6 for t2i, 5 (Flickr30K) or 20 (COCO) for i2t."""
     dropout: float = 0.4
-    """SGR: dropout on word embeddings and in the attention that pools them; two-tower: on its hidden layer."""
+    """SGR, SAF: dropout on word embeddings and in the attention that pools them; two-tower: on its hidden layer."""
     augment: bool = True
     """VSE-inf: drop regions and words at random while training (size augmentation)."""
 

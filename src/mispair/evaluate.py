@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from string import ascii_uppercase
 
 import numpy as np
 import torch
@@ -105,10 +106,15 @@ class Evaluation:
     averaged: Retrieval
     folds: Retrieval | None = None  # mean over slices of the images, with averaged networks
 
-    def figures(self) -> dict[str, dict[str, float]]:
-        """Figures by name: `network`, or `network A`, `network B` and `averaged`; `folds` where asked for."""
-        names = ["network"] if len(self.networks) == 1 else [f"network {letter}" for letter in "AB"]
-        rows = dict(zip(names, self.networks, strict=True))
+    def figures(self, names: Sequence[str] = ()) -> dict[str, dict[str, float]]:
+        """Figures by name: `network`, or `network A`, `network B` and `averaged`; `folds` where asked for.
+
+        Args:
+            names: What to call the networks instead.
+        """
+        letters = ascii_uppercase[: len(self.networks)]
+        usual = ["network"] if len(letters) == 1 else [f"network {letter}" for letter in letters]
+        rows = dict(zip(names or usual, self.networks, strict=True))
         if len(self.networks) > 1:
             rows["averaged"] = self.averaged
         if self.folds is not None:

@@ -1,7 +1,8 @@
 """The triplet family on a similarity matrix S: rows are left items (images), columns right items (captions).
 
 The positives stand on the diagonal. A margin may be one number or one a pair; a pair's margin then counts where the
-pair is the anchor: row i for the image anchor, column i for the text anchor (Eq. 1 of the REPAIR paper).
+pair is the anchor: row i for the image anchor, column i for the text anchor (Eq. 1 of the REPAIR paper). Code that was
+published with other papers gives each image with each caption a margin of its own, in both directions.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ def triplet_costs(S: Tensor, margin: float | Tensor, mask: Tensor | None = None)
 
     Args:
         S: (B, B) similarities.
-        margin: One number, or (B,) one a pair.
+        margin: One number; (B,) one a pair; or (B, B) the same for both costs.
         mask: (B, B), true where row and column must not be taken for each other's negatives.
 
     Returns:
@@ -25,12 +26,12 @@ def triplet_costs(S: Tensor, margin: float | Tensor, mask: Tensor | None = None)
         `text_cost[i, j] = [m_j + S_ij - S_jj]+` (caption j against image i), (B, B) each.
     """
     positive = S.diagonal()
-    row, column = (margin[:, None], margin) if isinstance(margin, Tensor) and margin.dim() else (margin, margin)
+    row = margin[:, None] if isinstance(margin, Tensor) and margin.dim() == 1 else margin
     ignored = torch.eye(len(S), dtype=torch.bool, device=S.device)
     if mask is not None:
         ignored = ignored | mask
     image_cost = (row + S - positive[:, None]).clamp(min=0).masked_fill(ignored, 0)
-    text_cost = (column + S - positive).clamp(min=0).masked_fill(ignored, 0)
+    text_cost = (margin + S - positive).clamp(min=0).masked_fill(ignored, 0)
     return image_cost, text_cost
 
 
@@ -87,8 +88,27 @@ def soft_margin(labels: Tensor, margin: float = 0.2, base: float = 10.0) -> Tens
     return margin * torch.expm1(labels * math.log(base)) / (base - 1)
 
 
-def adaptive_prediction(S: Tensor, margin: float = 0.2) -> Tensor:
+def meta_margin(scores: Tensor, margin: float = 0.2) -> Tensor:
+    """MSCN's margin of a pair whose similarity is p, between 0 and 1: `margin * p^2 / (p^2 + (1 - p)^2)`.
+
+    >>> meta_margin(torch.tensor([0.0, 0.25, 0.5, 1.0]))
+    tensor([0.0000, 0.0200, 0.1000, 0.2000])
+    """
+    return margin * scores.square() / (scores.square() + (1 - scores).square())
+
+
+def pair_quality(S: Tensor, margin: float = 0.2, mask: Tensor | None = None) -> Tensor:
+    """How well each pair stands out in its batch: the margin less half its loss, (B,) in [0, margin] (NCR, BiCro)."""
+    return (margin - sample_losses(S, margin, mask) / 2).clamp(0, margin)
+
+
+def best_count(pairs: int) -> int:
+    """How many of a batch's pairs are its best: a tenth and one more (NCR, BiCro)."""
+    return pairs // 10 + 1
+
+
+def adaptive_prediction(S: Tensor, margin: float = 0.2, mask: Tensor | None = None) -> Tensor:
     """NCR's prediction of each pair's label from its loss in the batch: 1 for the best tenth, (B,) in [0, 1]."""
-    quality = (margin - sample_losses(S, margin) / 2).clamp(0, margin)
-    best = quality.topk(len(S) // 10 + 1).values.mean()
+    quality = pair_quality(S, margin, mask)
+    best = quality.topk(best_count(len(S))).values.mean()
     return (quality / best.clamp(min=torch.finfo(S.dtype).tiny)).clamp(0, 1)

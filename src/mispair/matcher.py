@@ -26,6 +26,7 @@ from mispair.files import write_atomically
 from mispair.models import Network, SideSpec, build
 
 FORMAT = 1
+A_SLOT_A_REGION = ("sgr", "saf")  # models with weights for each region, which take no other number of regions
 SideName = Literal["left", "right"]
 Items = Side | FloatArray | Sequence[str]
 
@@ -56,9 +57,8 @@ class Matcher:
 
         Sides are given as they come from `mispair.load`, as arrays of features, or as a list of texts.
         """
-        matrices = self._matrices(self._side(left, "left"), self._side(right, "right"))
-        mean: FloatArray = torch.stack(matrices).mean(dim=0).cpu().numpy()
-        return mean
+        scores: FloatArray = self._mean(self._side(left, "left"), self._side(right, "right")).cpu().numpy()
+        return scores
 
     def encode(self, items: Items, side: SideName) -> FloatArray:
         """One unit vector an item, (N, D). With two networks their vectors stand side by side."""
@@ -124,6 +124,9 @@ class Matcher:
         with autocast(self.device, self.config.precision):
             return similarities(self.networks, SideLoader(left, self.device), SideLoader(right, self.device))
 
+    def _mean(self, left: Side, right: Side) -> torch.Tensor:
+        return torch.stack(self._matrices(left, right)).mean(dim=0)
+
     def _side(self, items: Items, name: SideName) -> Side:
         """Items in any form as a side that fits the networks."""
         spec = self.specs[0 if name == "left" else 1]
@@ -131,7 +134,7 @@ class Matcher:
         if side is None:
             raise DataError(f"The {name} side of this model takes {spec}, but got {type(items).__name__}.")
         found = SideSpec.of(side)
-        if self.config.model != "sgr":  # which alone has weights for each region
+        if self.config.model not in A_SLOT_A_REGION:
             found = replace(found, count=spec.count)
         if found != spec:
             raise DataError(f"The {name} side of this model takes {spec}, but got {found}.")
@@ -148,6 +151,36 @@ class Matcher:
         if not all(isinstance(text, str) for text in texts):
             return None
         return Tokens(*self.vocabulary.encode(texts), self.vocabulary, texts)
+
+
+def evaluate_together(matchers: Sequence[Matcher], pairs: Pairs, folds: int = 1) -> Evaluation:
+    """Retrieval by the mean of the similarities of models that were trained apart: SGRAF is one SGR and one SAF.
+
+    Returns:
+        As `Matcher.evaluate`, where `networks` has one entry for each model.
+    """
+    if not matchers:
+        raise DataError("evaluate_together: there is no model to evaluate.")
+    for other in matchers[1:]:
+        check_alike(matchers[0], other)
+    sides = [(each._side(pairs.left, "left"), each._side(pairs.right, "right")) for each in matchers]
+    matrices = [each._mean(*both).to(matchers[0].device) for each, both in zip(matchers, sides, strict=True)]
+    return evaluate(matrices, pairs, folds)
+
+
+def check_alike(one: Matcher, other: Matcher) -> None:
+    """Refuses two models that do not read the same data."""
+    for name, mine, theirs in zip(("left", "right"), one.specs, other.specs, strict=True):
+        if mine.kind != theirs.kind or (mine.kind != "tokens" and mine.size != theirs.size):
+            raise DataError(
+                f"Only models of the same kind of data can be averaged, but on the {name} side one takes {mine} "
+                f"and another {theirs}."
+            )
+    if one.vocabulary != other.vocabulary:
+        raise DataError(
+            "Only models with the same vocabulary can be averaged, but theirs differ; train both on the same captions, "
+            "or give both the same --vocab."
+        )
 
 
 def _features(items: Items) -> Side | None:

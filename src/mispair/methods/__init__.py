@@ -6,11 +6,23 @@ import difflib
 
 from mispair.errors import ConfigError
 from mispair.methods.base import Method
+from mispair.methods.bicro import BiCro
+from mispair.methods.decl import Decl
+from mispair.methods.mscn import Mscn
+from mispair.methods.ncr import NCR
 from mispair.methods.oracle import Oracle
 from mispair.methods.plain import Plain
 from mispair.methods.repair import Repair
 
-METHODS: dict[str, type[Method]] = {"plain": Plain, "repair": Repair, "oracle": Oracle}
+METHODS: dict[str, type[Method]] = {
+    "plain": Plain,
+    "repair": Repair,
+    "oracle": Oracle,
+    "decl": Decl,
+    "ncr": NCR,
+    "bicro": BiCro,
+    "mscn": Mscn,
+}
 
 
 def find(name: str) -> type[Method]:

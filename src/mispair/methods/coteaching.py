@@ -49,12 +49,15 @@ class CoTeaching(Method):
         """w of each pair by each network, (2, N)."""
         if self.config.split == "single":
             return np.stack([clean_probability(row) for row in losses]).astype(np.float32)
-        # A network that learns a wrong pair by heart still remembers here how bad it looked before. The root brings
-        # the many small and the few large losses close enough to two Gaussians.
+        # The root brings the many small and the few large losses close enough to two Gaussians.
+        roots = np.sqrt(self.smoothed(losses))
+        return np.stack([clean_probability(row, converged=True) for row in roots]).astype(np.float32)
+
+    def smoothed(self, losses: FloatArray) -> FloatArray:
+        """Losses smoothed over the epochs: a wrong pair that is learned by heart has looked bad before."""
         known = bool(self.mean_losses.size)
         self.mean_losses = MEMORY * self.mean_losses + (1 - MEMORY) * losses if known else losses
-        roots = np.sqrt(self.mean_losses)
-        return np.stack([clean_probability(row, converged=True) for row in roots]).astype(np.float32)
+        return self.mean_losses
 
     def divide(self, epoch: int, views: list[Survey], clean: BoolArray) -> list[Split]:
         """The pairs that train each network; `clean` (2, N) is what each network takes for clean."""

@@ -8,11 +8,19 @@ import torch
 
 from mispair.config import Config
 from mispair.models.base import CosineNetwork, Encoded, Network, SideSpec
+from mispair.models.saf import SAF
+from mispair.models.scan import SCAN
 from mispair.models.sgraf import SGR
 from mispair.models.two_tower import TwoTower
 from mispair.models.vse import VSE
 
-MODELS: dict[str, Callable[[SideSpec, SideSpec, Config], Network]] = {"vse": VSE, "sgr": SGR, "two-tower": TwoTower}
+MODELS: dict[str, Callable[[SideSpec, SideSpec, Config], Network]] = {
+    "vse": VSE,
+    "sgr": SGR,
+    "saf": SAF,
+    "scan": SCAN,
+    "two-tower": TwoTower,
+}
 
 
 def build(config: Config, left: SideSpec, right: SideSpec, seed: int) -> Network:
@@ -22,4 +30,4 @@ def build(config: Config, left: SideSpec, right: SideSpec, seed: int) -> Network
         return MODELS[config.model](left, right, config)
 
 
-__all__ = ["MODELS", "SGR", "VSE", "CosineNetwork", "Encoded", "Network", "SideSpec", "build"]
+__all__ = ["MODELS", "SAF", "SCAN", "SGR", "VSE", "CosineNetwork", "Encoded", "Network", "SideSpec", "build"]

@@ -1,10 +1,14 @@
 """SGR (Diao et al., AAAI 2021): a graph over the similarity vectors of words and whole sentence, reasoned over.
 
-The published code loops over captions in Python. Here all captions of a batch are computed at once: the real words of
-all captions stand one after the other (T of them, no padding). The result is the same number for number.
+`SimilarityVectors` is what SGR and SAF (saf.py) share; SGRAF is the mean of one trained model of either kind, see
+`mispair.evaluate_together`. The published code loops over captions in Python. Here all captions of a batch are computed
+at once: the real words of all captions stand one after the other (T of them, no padding). The result is the same number
+for number.
 """
 
 from __future__ import annotations
+
+from abc import abstractmethod
 
 import torch
 from torch import Tensor, nn
@@ -85,10 +89,14 @@ def plain_attention(queries: Tensor, nodes: Tensor, words: Packing, *, last: boo
     return torch.cat([seen[:, :, 0], words.pack(seen[:, :, 1:], dim=1)], dim=1)
 
 
-class SGR(Network):
-    """Similarity graph reasoning. Left items are sets of regions, right items texts (or sets of their own)."""
+class SimilarityVectors(Network):
+    """Scores by similarity vectors of the words and of the whole sentence, which a subclass makes one.
+
+    Left items are sets of regions, right items texts (or sets of their own).
+    """
 
     squashed = True
+    score: nn.Module  # from the one vector to the score before the sigmoid
 
     def __init__(self, left: SideSpec, right: SideSpec, config: Config) -> None:
         super().__init__()
@@ -97,8 +105,6 @@ class SGR(Network):
         self.left_pool = SelfAttention(d, config.dropout, regions=max(left.count, 1) if left.kind != "tokens" else 0)
         self.right_pool = SelfAttention(d, config.dropout)
         self.local_vector, self.global_vector = xavier_linear(d, s), xavier_linear(d, s)
-        self.graph = nn.ModuleList(GraphReasoning(s) for _ in range(config.graph_steps))
-        self.score = score_layer(config)
 
     @staticmethod
     def _encoder(spec: SideSpec, config: Config) -> nn.Module:
@@ -118,7 +124,7 @@ class SGR(Network):
         left_whole, right_whole = self.left_pool(regions, region_counts)[:, None], self.right_pool(words, lengths)
         ones = left_whole.new_ones(len(left), len(right), 1)
         whole = difference(ones, left_whole, right_whole, self.global_vector)
-        return self._reason(torch.cat([whole, local], dim=1), real)
+        return self._scores(torch.cat([whole, local], dim=1), real)
 
     def pair_similarity(self, left: Encoded, right: Encoded) -> Tensor:
         regions, region_counts = left.parts()  # (n, R, D)
@@ -131,15 +137,32 @@ class SGR(Network):
         whole = difference(ones, left_whole[:, None], right_whole[:, None], self.global_vector).squeeze(1)
         real = in_a_row(words, lengths, right.room)
         nodes = torch.cat([whole, real.pack(local)])[None]  # as if there were one image for all texts
-        return self._reason(nodes, real).squeeze(0)
+        return self._scores(nodes, real).squeeze(0)
 
-    def _reason(self, nodes: Tensor, words: Packing) -> Tensor:
-        """Scores each image's graphs, from nodes (l, r + T, s) to (l, r)."""
+    def _scores(self, nodes: Tensor, words: Packing) -> Tensor:
+        """From nodes (l, r + T, s), as `GraphReasoning` has them, to (l, r)."""
+        vectors = self.join(nodes, words)
+        with full_precision(vectors):
+            score: Tensor = self.score(vectors.float()).squeeze(-1).sigmoid()
+        return score
+
+    @abstractmethod
+    def join(self, nodes: Tensor, words: Packing) -> Tensor:
+        """One vector for each image and sentence, (l, r, s), of the nodes (l, r + T, s)."""
+
+
+class SGR(SimilarityVectors):
+    """Similarity graph reasoning: what the sentence's node has become in the end."""
+
+    def __init__(self, left: SideSpec, right: SideSpec, config: Config) -> None:
+        super().__init__(left, right, config)
+        self.graph = nn.ModuleList(GraphReasoning(config.sim_size) for _ in range(config.graph_steps))
+        self.score = score_layer(config)
+
+    def join(self, nodes: Tensor, words: Packing) -> Tensor:
         for layer in self.graph:
             nodes = layer(nodes, words, last=layer is self.graph[-1])
-        with full_precision(nodes):
-            score: Tensor = self.score(nodes[:, : len(words.lengths)].float()).squeeze(-1).sigmoid()
-        return score
+        return nodes[:, : len(words.lengths)]
 
 
 def score_layer(config: Config) -> nn.Module:
@@ -158,14 +181,24 @@ def word_weights(regions: Tensor, counts: Tensor | None, scores: Tensor, words: 
             scores.transpose(1, 2), products(regions), words.starts, words.lengths, words.longest,
             working_dtype(scores), padded_to=attention.columns(R),
         )  # fmt: skip
-    seen = leaky_relu(scores, SLOPE)
+    return context_weights(regions, counts, unit_over_words(leaky_relu(scores, SLOPE), words))
+
+
+def unit_over_words(seen: Tensor, words: Packing) -> Tensor:
+    """(l, R, T) divided by its norm over the words of each caption, in float32."""
     with full_precision(seen):
-        seen = seen.float()
-        # Norm over the words of each caption: sums by caption and back as products with a 0/1 matrix. That is exact
-        # and, unlike scatter operations, the same in every run.
-        owner = (words.owner[:, None] == torch.arange(len(words.lengths), device=seen.device)).float()  # (T, r)
+        seen, owner = seen.float(), ownership(words)
         norms = safe_norm(seen.square() @ owner) @ owner.T
-        return context_weights(regions, counts, seen / torch.where(words.taken, norms, 1))
+        return seen / torch.where(words.taken, norms, 1)
+
+
+def ownership(words: Packing) -> Tensor:
+    """(T, r) 1 where a word is of a caption, else 0.
+
+    Products with it are sums by caption, or bring them back to the words. That is exact and, unlike scatter operations,
+    the same in every run.
+    """
+    return (words.owner[:, None] == torch.arange(len(words.lengths), device=words.owner.device)).float()
 
 
 def context_weights(regions: Tensor, counts: Tensor | None, seen: Tensor) -> Tensor:

@@ -1,0 +1,185 @@
+"""BiCro: labels by bidirectional cross-modal similarity consistency (Yang et al., CVPR 2023).
+
+Two networks split the pairs for each other by a mixture of Beta distributions over their losses, and label them for
+each other: if the image of a pair is close to that of an anchor, a pair that is surely clean, then its text should be
+as close to the anchor's text, and the other way round. Labels set the margins. From half time on every step on clean
+pairs follows one on noisy pairs. The warm-up trains on the pairs with the smallest losses alone.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mispair.beta import fit_betas
+from mispair.config import Config
+from mispair.data.loader import Batch, PairLoader
+from mispair.data.pairs import IntArray
+from mispair.evaluate import inference
+from mispair.losses import best_count, hard_loss, pair_quality, sample_losses, soft_margin
+from mispair.methods.base import Inputs, Split, Step, Work, similarity
+from mispair.methods.coteaching import CoTeaching
+from mispair.methods.diagnosis import BoolArray
+from mispair.mixture import FloatArray
+from mispair.models import Encoded, Network
+from mispair.models.precision import full_precision
+from mispair.survey import Survey
+
+ANCHORS = 102  # stream of random numbers
+
+
+@dataclass(frozen=True)
+class BiCroInputs(Inputs):
+    """A batch, clean or noisy, and what its labels are made of."""
+
+    seen: Batch = field(kw_only=True)  # the same pairs without augmentation
+    beside: Batch | None = field(kw_only=True)  # in a step on noisy pairs: clean ones, for their anchors
+
+
+class BiCro(CoTeaching):
+    """BiCro as its paper says; with `as_published` what the authors' code does instead.
+
+    There the losses of the best pairs lie where the mixture's posterior is not defined, most labels go to other pairs
+    than those they were computed for, and the margins of the captions serve the images as well.
+
+    Attributes:
+        clean: The pairs that train each network in this epoch.
+    """
+
+    def __init__(self, config: Config, nets: list[Network], loader: PairLoader) -> None:
+        super().__init__(config, nets, loader)
+        self.clean: list[IntArray] = [np.empty(0, dtype=np.int64)] * 2
+
+    # ------------------------------------------------------------------ which pairs
+
+    def warmup_loss(self, net: int, inputs: Inputs) -> Step:
+        """Sum over the pairs with the smallest losses."""
+        S = similarity(self.nets[net], inputs.clean)
+        losses = sample_losses(S, self.config.margin, self.false_negatives(inputs.clean))
+        count = max(1, int(self.config.warmup_share * len(S) + 1e-9))
+        return Step(losses.topk(count, largest=False).values.sum(), S)
+
+    def clean_probabilities(self, losses: FloatArray) -> FloatArray:
+        rows = losses if self.config.split == "single" else self.smoothed(losses)
+        find = published_probability if self.config.as_published else clean_probability
+        return np.stack([find(row) for row in rows]).astype(np.float32)
+
+    def divide(self, epoch: int, views: list[Survey], clean: BoolArray) -> list[Split]:
+        splits = [replace(part, order="before") for part in super().divide(epoch, views, clean)]
+        self.clean = [part.clean for part in splits]
+        return splits
+
+    # ------------------------------------------------------------------ a step
+
+    def inputs(self, net: int, work: Work, augment: np.random.Generator | None) -> Inputs:
+        if work.main_step is None:
+            return super().inputs(net, work, augment)
+        anchors = self._beside(net, work.main_step) if work.on_noisy else work.clean
+        rooms = self.loader.rooms(work.clean, anchors)
+        batch = self.loader.batch(work.clean, augment, rooms)
+        seen = batch if augment is None else self.loader.batch(work.clean, None, rooms)
+        beside = self.loader.batch(anchors, None, rooms) if work.on_noisy else None
+        return BiCroInputs(batch, self.negatives(work.main_step), seen=seen, beside=beside)
+
+    def _beside(self, net: int, main_step: int) -> IntArray:
+        """Clean pairs beside a noisy batch: others at every step, the same after a restart."""
+        clean = self.clean[net]
+        rng = self.rng(ANCHORS, net, main_step)
+        return rng.choice(clean, min(self.config.batch_size, len(clean)), replace=False)
+
+    def loss(self, net: int, inputs: BiCroInputs) -> Step:
+        labels = self._labels(self.nets[1 - net], inputs)
+        S = similarity(self.nets[net], inputs.clean)
+        margin = soft_margin(labels, self.config.margin, self.config.margin_base)
+        if self.config.as_published:
+            margin = margin.expand(len(S), -1)  # a row there, so that of the caption in both directions
+        loss = hard_loss(S, margin, inputs.negatives, self.false_negatives(inputs.clean))
+        return Step(loss, S, {"label": labels.mean()})
+
+    def _labels(self, teacher: Network, inputs: BiCroInputs) -> Tensor:
+        """(B,) y of each pair, by the network that is not being trained."""
+        clean = inputs.seen if inputs.beside is None else inputs.beside
+        with inference(teacher):
+            left, right = teacher.encode_left(clean.left), teacher.encode_right(clean.right)
+            S = teacher.similarity(left, right)
+            order = pair_quality(S, self.config.margin, self.false_negatives(clean)).argsort(stable=True)
+            others, anchors = order.tensor_split([len(S) - best_count(len(S))])
+            if inputs.beside is None:
+                values = self._floored(0.5 + consistency(left, right, left, right, anchors) / 2)
+                if self.config.as_published:  # the k-th value goes to the k-th of the others, whoever that is
+                    return torch.ones_like(values).scatter(0, others, values[: len(others)])
+                return values.index_fill(0, anchors, 1.0)
+            noisy = teacher.encode_left(inputs.seen.left), teacher.encode_right(inputs.seen.right)
+            return self._floored(consistency(*noisy, left, right, anchors))
+
+    def _floored(self, values: Tensor) -> Tensor:
+        return torch.where(values > self.config.label_floor, values, 0.0).clamp(0, 1)
+
+    # ------------------------------------------------------------------ state
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "clean": [torch.from_numpy(pairs) for pairs in self.clean]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        super().load_state_dict(state)
+        self.clean = [pairs.numpy() for pairs in state["clean"]]
+
+
+def consistency(left: Encoded, right: Encoded, known_left: Encoded, known_right: Encoded, anchors: Tensor) -> Tensor:
+    """How alike image and text of each pair are related to those of its closest anchors: (n,), at most 1.
+
+    Args:
+        left: Images of n pairs.
+        right: Their texts.
+        known_left: Images of a batch of clean pairs.
+        known_right: Their texts.
+        anchors: Which of these are the anchors.
+    """
+    with full_precision(left.pooled):
+        # Means over regions and words; that they have unit length here makes no difference to a cosine.
+        to_left = left.pooled.float() @ known_left.pooled[anchors].float().T
+        to_right = right.pooled.float() @ known_right.pooled[anchors].float().T
+    return (_ratio(to_left, to_right) + _ratio(to_right, to_left)) / 2
+
+
+def _ratio(near: Tensor, far: Tensor) -> Tensor:
+    """(n,) cosine with the closest anchor by `near` (n, A) over that by `far`, or the inverse where that is below 1."""
+    closest, where = near.max(dim=1)
+    there = far.gather(1, where[:, None]).squeeze(1)
+    ratio = closest / torch.where(there == 0, torch.inf, there)
+    return torch.where(ratio < 1, ratio, there / closest)
+
+
+def clean_probability(losses: FloatArray) -> FloatArray:
+    """Probability w that each pair is clean: the posterior of the Beta mixture's lower component over min-max losses.
+
+    Losses that are all equal, or too few, say nothing: then every pair is called clean, with a warning.
+    """
+    scaled = _scaled(losses)
+    if scaled is None:
+        return np.ones(len(losses))
+    mixture = fit_betas(scaled)
+    return mixture.posterior(scaled, int(mixture.means.argmin()))
+
+
+def published_probability(losses: FloatArray) -> FloatArray:
+    """The same as the authors' code has it: the posterior at 0 and 1 itself too, where undefined means not clean."""
+    scaled = _scaled(losses)
+    if scaled is None:
+        return np.ones(len(losses))
+    return np.nan_to_num(fit_betas(scaled).raw_posterior(scaled, 0), nan=0.0)
+
+
+def _scaled(losses: FloatArray) -> FloatArray | None:
+    """From 0 to 1; None if they do not differ."""
+    losses = np.asarray(losses, dtype=np.float64)
+    spread = np.ptp(losses) if len(losses) > 1 else 0.0
+    if np.isfinite(losses).all() and spread > 0:
+        return np.asarray((losses - losses.min()) / spread)
+    warnings.warn("The losses of the pairs do not differ; all of them are taken for clean.", stacklevel=3)
+    return None

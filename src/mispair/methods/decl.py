@@ -1,0 +1,142 @@
+"""DECL: Deep Evidential Learning with Noisy Correspondence for Cross-Modal Retrieval (Qin et al., ACM MM 2022).
+
+A batch is a question with as many answers as pairs, and the scores are evidence for the answers. Before every main
+epoch a pair counts as clean if more evidence speaks for it than for any other pair of a random batch. Clean pairs
+train as matches; noisy ones as questions without an answer, and as negatives of the others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mispair.config import Config
+from mispair.data.loader import Batch, PairLoader, send
+from mispair.data.pairs import IntArray
+from mispair.devices import uncached
+from mispair.evaluate import inference
+from mispair.evidence import corresponds, evidence, evidential_loss, raw_scores, uncertainty
+from mispair.losses import hard_loss
+from mispair.methods import diagnosis
+from mispair.methods.base import Inputs, Method, Split, Step, Work, similarity
+from mispair.models import Network
+from mispair.replay import Replay
+from mispair.survey import random_batches
+
+BATCHES = 100  # stream of random numbers
+
+
+@dataclass(frozen=True)
+class DeclInputs(Inputs):
+    """A batch of pairs, and which of them are clean."""
+
+    is_clean: Tensor = field(kw_only=True)  # (B,) true or false
+
+
+class Decl(Method):
+    """Cross-modal evidential learning with the robust dynamic hinge loss (RDH).
+
+    Attributes:
+        clean: (networks, N) the pairs that each network takes for clean; all of them while warming up.
+        warmups: Warm-up epochs begun.
+    """
+
+    def __init__(self, config: Config, nets: list[Network], loader: PairLoader) -> None:
+        super().__init__(config, nets, loader)
+        self.device = loader.left.device
+        self.clean = torch.ones(len(nets), len(loader.pairs), dtype=torch.bool, device=self.device)
+        self.warmups = 0
+
+    # ------------------------------------------------------------------ before an epoch
+
+    def begin_warmup(self) -> list[Split]:
+        self.warmups += 1
+        return super().begin_warmup()
+
+    def begin_epoch(self, epoch: int) -> list[Split]:
+        rng = np.random.default_rng([self.config.seed, BATCHES, epoch])
+        batches = random_batches(len(self.loader.pairs), self.config.batch_size, rng)
+        self.clean = torch.stack([self._filtered(net, batches) for net in self.nets])
+        return super().begin_epoch(epoch)
+
+    def _filtered(self, net: Network, batches: list[IntArray]) -> Tensor:
+        """(N,) which pairs a network takes for clean, each among the pairs of its batch."""
+        clean = torch.zeros(len(self.loader.pairs), dtype=torch.bool, device=self.device)
+
+        def look(batch: Batch) -> None:
+            with uncached(self.device):
+                clean[batch.pairs] = corresponds(self._evidence(self._raw(net, similarity(net, batch)), batch))
+
+        replay = Replay(look, on=self.device.type == "cuda")
+        with inference(net):
+            for chosen in batches:
+                replay(self.loader.batch(chosen, rooms=self.loader.rooms(chosen)))
+        return clean
+
+    # ------------------------------------------------------------------ a step
+
+    def inputs(self, net: int, work: Work, augment: np.random.Generator | None) -> DeclInputs:
+        batch = self.loader.batch(work.clean, augment, self.loader.rooms(work.clean))
+        return DeclInputs(batch, self.negatives(self._step(work)), is_clean=self.clean[net, batch.pairs])
+
+    def _step(self, work: Work) -> int:
+        """Number of the network's step, warm-up included. All pairs train in every epoch, so epochs are of one length.
+
+        As in `plan`, one pair alone makes no step.
+        """
+        count, size = len(self.loader.pairs), self.config.batch_size
+        epoch = count // size + (count % size > 1)
+        if work.main_step is None:
+            return (self.warmups - 1) * epoch + work.position
+        return self.config.warmup_epochs * epoch + work.main_step
+
+    def negatives(self, step: int) -> Tensor:
+        """n of RDH: falls by eta a step, from all negatives of the batch to mu."""
+        config = self.config
+        count = max(int(config.batch_size - config.hinge_decay * step), config.hinge_least)
+        return send(torch.tensor(count), self.device)
+
+    def warmup_loss(self, net: int, inputs: DeclInputs) -> Step:  # type: ignore[override]
+        """The same while all pairs count as clean."""
+        return self.loss(net, inputs)
+
+    def loss(self, net: int, inputs: DeclInputs) -> Step:
+        config, batch, is_clean = self.config, inputs.clean, inputs.is_clean
+        S = similarity(self.nets[net], batch)
+        x = self._raw(self.nets[net], S)
+        e, Y = self._evidence(x, batch), torch.diag(is_clean.float())
+        rows = [evidential_loss(side, Y, config.kl_weight) for side in (e, e.T)]  # images ask, captions ask
+        # A noisy pair is no anchor, but stays a negative of the others: with this margin it costs nothing.
+        margin = x.new_full((len(x),), config.margin).masked_fill(~is_clean, -torch.inf)
+        hinge = hard_loss(x.tanh(), margin, inputs.negatives, self.false_negatives(batch))
+        unsure = (uncertainty(e) + uncertainty(e.T)).mean() / 2
+        return Step((rows[0] + rows[1]).mean() + config.hinge_weight * hinge, S, {"uncertainty": unsure})
+
+    @staticmethod
+    def _raw(net: Network, S: Tensor) -> Tensor:
+        return raw_scores(S) if net.squashed else S
+
+    def _evidence(self, x: Tensor, batch: Batch) -> Tensor:
+        """(B, B); that of a false negative does not count, neither for nor against anything."""
+        e, same = evidence(x, self.config.evidence_scale), self.false_negatives(batch)
+        if same is None:
+            return e
+        return e.masked_fill(same & ~torch.eye(len(e), dtype=torch.bool, device=e.device), 0)
+
+    # ------------------------------------------------------------------ state and figures
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"clean": self.clean, "warmups": self.warmups}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.clean, self.warmups = state["clean"].to(self.device), state["warmups"]
+
+    def figures(self) -> dict[str, Any]:
+        """How good the filter of each network is."""
+        wrong = self.loader.pairs.mismatched
+        right = None if wrong is None else ~wrong
+        return diagnosis.by_network([diagnosis.selection("clean", row, right) for row in self.clean.cpu().numpy()])

@@ -1,0 +1,291 @@
+"""MSCN: similarities corrected by a meta network (Han et al., Noisy Correspondence Learning with Meta Similarity
+Correction, CVPR 2023).
+
+The last layer of a similarity network is the meta network. It learns from a small set of pairs that are known to be
+right, and as many random ones that are wrong: before each step it is changed such that a step of the rest of the
+network would tell these apart better (meta.py). The rest then takes its step, with the similarity itself as the label:
+a pair with low similarity gets a small margin. Before every main epoch each network drops pairs for the other, by a
+mixture of Beta distributions over the similarities that starts from those of the known pairs.
+
+Where we depart from the published code:
+- The known pairs are a share of the training pairs and are taken out of training. The published ones are validation
+  pairs on Flickr30K and COCO, which the best epoch is then chosen by.
+- Both networks split at the start of an epoch. In the published code the second splits when the first has been trained.
+- The virtual step sees no dropout, in which the published passes differ at random.
+- One Adam trains everything while warming up, and goes on in the main epochs without the meta network, which has one
+  of its own from then on. The published code starts new ones after the warm-up.
+- A pair's margin counts where the pair is the anchor; with `as_published` along the columns in both directions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import binary_cross_entropy
+
+from mispair.beta import by_moments, fit_betas, inner
+from mispair.config import Config
+from mispair.data.loader import Items, PairLoader, send
+from mispair.data.pairs import IntArray, Pairs, Tokens
+from mispair.errors import ConfigError, DataError
+from mispair.evaluate import inference
+from mispair.losses import hard_loss, meta_margin
+from mispair.methods import diagnosis
+from mispair.methods.base import Inputs, Method, Split, Step, Work, similarity
+from mispair.methods.diagnosis import BoolArray, FloatArray
+from mispair.methods.meta import frozen, meta_gradient, score_layer
+from mispair.mixture import FALLBACK
+from mispair.models import Network
+from mispair.models.precision import full_precision
+from mispair.optimizer import make as make_optimizer
+from mispair.optimizer import set_lr
+
+META_SET, MISMATCHED, META_ORDER = 110, 111, 112  # streams of random numbers
+MODELS = ("sgr", "saf")  # with a layer that turns similarity vectors into scores
+HIDDEN = 64  # width of the published meta network
+CHUNK = 512  # pairs scored at a time
+WRONG, RIGHT = 0, 1  # components of the mixture and labels of known pairs
+
+
+@dataclass(frozen=True)
+class Known:
+    """Pairs whose label is known: right and wrong ones, as many of each."""
+
+    left: IntArray  # (2M,) left rows
+    right: IntArray  # (2M,) right items
+    labels: IntArray  # (2M,)
+
+
+@dataclass(frozen=True)
+class KnownBatch:
+    """Some of them on the device."""
+
+    left: Items
+    right: Items
+    labels: Tensor  # (n,) 1.0 or 0.0
+
+
+@dataclass(frozen=True)
+class MscnInputs(Inputs):
+    """A batch of pairs, and known pairs."""
+
+    known: KnownBatch = field(kw_only=True)
+
+
+class Mscn(Method):
+    """Meta similarity correction.
+
+    Attributes:
+        meta_set: Training pairs known to be right. No step trains on them.
+        rest: All other training pairs.
+        known: By network: the meta set and this epoch's wrong pairs.
+        meta_optimizers: Of each network's meta network in the main epochs.
+        epoch: The main epoch.
+        found: What was found out in it.
+    """
+
+    networks = 2
+    repeatable = False
+
+    def __init__(self, config: Config, nets: list[Network], loader: PairLoader) -> None:
+        super().__init__(config, nets, loader)
+        self.meta_set = meta_set(loader.pairs, config.meta_share, self.rng(META_SET))
+        self.rest = np.setdiff1d(np.arange(len(loader.pairs)), self.meta_set)
+        settings = replace(config, lr=config.meta_lr, weight_decay=0.0)
+        self.meta_optimizers = [make_optimizer(settings, list(score_layer(net).parameters())) for net in nets]
+        self.found: dict[str, Any] = {}
+        self._start(0)
+
+    @classmethod
+    def adapted(cls, config: Config) -> Config:
+        if config.model not in MODELS:
+            raise ConfigError(
+                f"mscn corrects scores made of similarity vectors, which {config.model} does not have; use --model "
+                f"{' or '.join(MODELS)}."
+            )
+        return config if config.score_hidden else replace(config, score_hidden=HIDDEN)
+
+    # ------------------------------------------------------------------ before an epoch
+
+    def begin_warmup(self) -> list[Split]:
+        return [Split(self.rest)] * 2
+
+    def begin_epoch(self, epoch: int) -> list[Split]:
+        self._start(epoch)
+        wrong = self.loader.pairs.mismatched
+        right = None if wrong is None else ~wrong[self.rest]
+        kept, rows = [], []
+        for net, known in zip(self.nets, self.known, strict=True):
+            of_known, of_rest = self._similarities(net, known)
+            w = clean_posterior(of_known, known.labels, of_rest, as_published=self.config.as_published)
+            kept.append(self._split(w))
+            scores = diagnosis.separation({"similarity": of_rest, "w": w}, right)
+            known_scores = diagnosis.separation({"known": of_known}, known.labels == RIGHT)
+            rows.append({**diagnosis.selection("clean", kept[-1], right), **scores, **known_scores})
+        self.found = diagnosis.by_network(rows)
+        return [Split(self.rest[chosen]) for chosen in kept[::-1]]  # by the other network
+
+    def _start(self, epoch: int) -> None:
+        """Sets all that depends on the epoch alone."""
+        self.epoch, decay = epoch, 0.1 ** (epoch // self.config.lr_decay_epochs)
+        self.lr = self.config.lr * decay
+        for optimizer in self.meta_optimizers:
+            set_lr(optimizer, self.config.meta_lr * decay)
+        pairs = self.loader.pairs
+        self.known = [known_pairs(pairs, self.meta_set, self.rng(MISMATCHED, epoch, net)) for net in range(2)]
+
+    def _similarities(self, network: Network, known: Known) -> tuple[FloatArray, FloatArray]:
+        """Of the known pairs and of the rest."""
+        left = np.concatenate([known.left, self.loader.pairs.link[self.rest]])
+        scores = pair_scores(network, self.loader, left, np.concatenate([known.right, self.rest]))
+        return scores[: len(known.labels)], scores[len(known.labels) :]
+
+    def _split(self, w: FloatArray) -> BoolArray:
+        """Which pairs stay. A mixture that finds hardly any has found no two groups: then it is the better half."""
+        kept = np.asarray(w > self.config.clean_threshold)
+        return kept if kept.mean() >= FALLBACK else np.asarray(w >= np.median(w))
+
+    # ------------------------------------------------------------------ a step
+
+    def inputs(self, net: int, work: Work, augment: np.random.Generator | None) -> Inputs:
+        given = super().inputs(net, work, augment)
+        if work.main_step is None:
+            return given
+        known, rows = self.known[net], self.known_rows(net, work.position)
+        left, right = known.left[rows], known.right[rows]
+        batch = KnownBatch(
+            self.loader.left.items(left, self.loader.left.room(left)),
+            self.loader.right.items(right, self.loader.right.room(right)),
+            send(torch.from_numpy(known.labels[rows].astype(np.float32)), self.loader.left.device),
+        )
+        return MscnInputs(given.clean, given.negatives, known=batch)
+
+    def known_rows(self, net: int, position: int) -> IntArray:
+        """Which of the known pairs go with this step of the epoch: round after round, each in an order of its own."""
+        count = len(self.known[net].labels)
+        size = min(self.config.batch_size, count)
+        turn, place = divmod(position, count // size)
+        return self.rng(META_ORDER, self.epoch, net, turn).permutation(count)[place * size : (place + 1) * size]
+
+    def loss(self, net: int, inputs: MscnInputs) -> Step:
+        network = self.nets[net]
+        meta_loss, norm = self._correct(net, inputs)
+        with frozen(score_layer(network)):
+            S = similarity(network, inputs.clean)
+        # Known pairs that are not finite must stop the run as well: 0 times infinity is not a number.
+        return Step(self.triplet(S, inputs) + 0 * norm, S, {"meta_loss": meta_loss})
+
+    def triplet(self, S: Tensor, inputs: Inputs) -> Tensor:
+        """The training loss L: its label of a pair is the pair's own similarity, which gets no gradient by it."""
+        margin, same = meta_margin(S.detach().diagonal(), self.config.margin), self.false_negatives(inputs.clean)
+        if self.config.as_published:
+            margin = margin.expand(len(S), -1)
+        return hard_loss(S, margin, inputs.negatives, same)
+
+    def _correct(self, net: int, inputs: MscnInputs) -> tuple[Tensor, Tensor]:
+        """The meta network's step; gives the loss of the known pairs and the norm of its gradient."""
+        network, optimizer = self.nets[net], self.meta_optimizers[net]
+        gradient = meta_gradient(
+            network,
+            scores=lambda network: similarity(network, inputs.clean),
+            loss=lambda S: self.triplet(S, inputs),
+            meta_loss=lambda network: known_loss(network, inputs.known),
+            lr=self.lr,
+        )
+        parameters = list(score_layer(network).parameters())
+        for parameter, part in zip(parameters, gradient.total, strict=True):
+            parameter.grad = part
+        norm = torch.stack([part.square().sum() for part in gradient.total]).sum().sqrt()
+        optimizer.found_inf = (~torch.isfinite(norm)).float()  # type: ignore[attr-defined] # holds the update back
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return gradient.loss, norm
+
+    # ------------------------------------------------------------------ state and figures
+
+    def state_dict(self) -> dict[str, Any]:
+        optimizers = [optimizer.state_dict() for optimizer in self.meta_optimizers]
+        return {"epoch": self.epoch, "meta_optimizers": optimizers, "found": self.found}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for optimizer, saved in zip(self.meta_optimizers, state["meta_optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        self._start(state["epoch"])
+        self.found = state["found"]
+
+    def figures(self) -> dict[str, Any]:
+        return self.found
+
+    def rng(self, *stream: int) -> np.random.Generator:
+        return np.random.default_rng([self.config.seed, *stream])
+
+
+def meta_set(pairs: Pairs, share: float, rng: np.random.Generator) -> IntArray:
+    """A share of all pairs, drawn among those that are known to be right: sorted numbers of pairs."""
+    wrong = pairs.mismatched
+    if wrong is None:
+        raise DataError(
+            f"{pairs.name}: mscn needs some pairs that are known to be right, but nothing is known about these; inject "
+            "noise with --noise-ratio, or give `Pairs` whose `truth` is known."
+        )
+    right, count = np.flatnonzero(~wrong), round(share * len(pairs))
+    if count < 2 or len(pairs) - count < 2:
+        raise DataError(
+            f"{pairs.name}: with --meta-share {share:g} the meta set has {count:,} of {len(pairs):,} pairs; there must "
+            "be at least 2 in it and 2 others."
+        )
+    if len(right) < count:
+        raise DataError(
+            f"{pairs.name}: {len(right):,} pairs are known to be right, but with --meta-share {share:g} the meta set "
+            f"has {count:,}; lower it."
+        )
+    return np.sort(rng.choice(right, size=count, replace=False))
+
+
+def known_pairs(pairs: Pairs, chosen: IntArray, rng: np.random.Generator) -> Known:
+    """The chosen pairs and as many wrong ones: random right items, none twice, with any training pair's left item."""
+    right = rng.choice(len(pairs), size=len(chosen), replace=False)
+    left = pairs.link[rng.integers(len(pairs), size=len(chosen))]
+    while (fits := pairs.left_groups[left] == pairs.right_groups[right]).any():
+        left[fits] = pairs.link[rng.integers(len(pairs), size=int(fits.sum()))]
+    labels = np.repeat([RIGHT, WRONG], len(chosen))
+    return Known(np.concatenate([pairs.link[chosen], left]), np.concatenate([chosen, right]), labels)
+
+
+def pair_scores(network: Network, loader: PairLoader, left: IntArray, right: IntArray) -> FloatArray:
+    """Similarity of left item `left[i]` with right item `right[i]` in evaluation mode, (n,)."""
+    side = loader.pairs.right
+    order = np.argsort(side.lengths[right], kind="stable") if isinstance(side, Tokens) else np.arange(len(right))
+    found = []
+    with inference(network):
+        for start in range(0, len(order), CHUNK):
+            rows = order[start : start + CHUNK]
+            a = network.encode_left(loader.left.items(left[rows]))
+            found.append(network.pair_similarity(a, network.encode_right(loader.right.items(right[rows]))))
+    scores = np.empty(len(order), dtype=np.float32)
+    scores[order] = torch.cat(found).float().cpu().numpy()
+    return scores
+
+
+def clean_posterior(known: FloatArray, labels: IntArray, x: FloatArray, *, as_published: bool = False) -> FloatArray:
+    """Probability that each similarity in `x` is a right pair's.
+
+    Two Beta distributions are fitted to all similarities, from those of the known wrong and right pairs. The one with
+    the higher mean is that of the right pairs. As published it is the one that started so, and its posterior need not
+    rise with the similarity.
+    """
+    mixture = fit_betas(x, by_moments(known, np.stack([labels == WRONG, labels == RIGHT]).astype(np.float64)))
+    if as_published:
+        return mixture.raw_posterior(inner(x), RIGHT)
+    return mixture.posterior(x, int(mixture.means.argmax()))
+
+
+def known_loss(network: Network, batch: KnownBatch) -> Tensor:
+    """The meta loss M: cross-entropy of the similarities of known pairs."""
+    S = network.pair_similarity(network.encode_left(batch.left), network.encode_right(batch.right))
+    with full_precision(S):  # autocast refuses this loss
+        return binary_cross_entropy(S, batch.labels)

@@ -1,0 +1,115 @@
+"""SCAN (Lee et al., ECCV 2018): words look at regions, or regions at words, and are compared with what they see.
+
+The published code loops over captions in Python. Here all captions of a batch are computed at once, with the same
+result. What a word sees of an image is a sum of its regions: a vector of the embedding's width for each image with each
+word. It is never computed. The cosine needs its product with the word, a sum of the products that the attention starts
+from, and its length, which follows from the products of the regions with each other.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import leaky_relu
+
+from mispair.config import Config
+from mispair.models.base import Encoded, Network, SideSpec, l2norm
+from mispair.models.encoders import RegionEncoder, WordEncoder
+from mispair.models.kernels.attention import SLOPE
+from mispair.models.precision import EPSILON, full_precision
+from mispair.models.ragged import inside, to
+from mispair.models.sgraf import in_a_row, mask_regions, products, unit_over_words
+
+
+class SCAN(Network):
+    """Stacked cross attention. Left items are sets of regions, right items texts (or sets of their own).
+
+    All in float32: the similarity is made of the products, and rounding those to half precision would add a far larger
+    error than rounding the encoders' vectors has.
+    """
+
+    def __init__(self, left: SideSpec, right: SideSpec, config: Config) -> None:
+        super().__init__()
+        self.left, self.right = self._encoder(left, config), self._encoder(right, config)
+        self.attend, self.sharpness = config.attend, config.attend_sharpness
+        self.aggregation, self.lse_sharpness = config.aggregate, config.lse_sharpness
+
+    @staticmethod
+    def _encoder(spec: SideSpec, config: Config) -> nn.Module:
+        if spec.kind == "tokens":
+            return WordEncoder(spec, config.embed_size, config.word_size, dropout=0)  # published without
+        return RegionEncoder(spec, config.embed_size)
+
+    def similarity(self, left: Encoded, right: Encoded) -> Tensor:
+        with full_precision(left.pooled):
+            return self._words_look(left, right) if self.attend == "t2i" else self._regions_look(left, right)
+
+    def _words_look(self, left: Encoded, right: Encoded) -> Tensor:
+        """Each caption's words at the regions of each image, (l, r)."""
+        regions, region_counts, words, lengths = _floats(left, right)
+        real = in_a_row(words, lengths, right.room)
+        packed = real.pack(words)  # (T, D)
+        raw = regions @ packed.T  # (l, R, T)
+        seen = unit_over_words(leaky_relu(raw, SLOPE), real)
+        cosines = self._cosines(raw, seen, region_counts, regions, packed)  # (l, T)
+        return self._aggregate(real.pad(cosines, dim=1), lengths)
+
+    def _regions_look(self, left: Encoded, right: Encoded) -> Tensor:
+        """Each image's regions at the words of each caption, (l, r)."""
+        regions, region_counts, words, lengths = _floats(left, right)
+        real = in_a_row(words, lengths, right.room)
+        flat = regions.flatten(0, 1)
+        raw = real.pad(real.pack(words) @ flat.T)  # (r, L, l * R)
+        seen = l2norm(leaky_relu(raw, SLOPE).view(*raw.shape[:2], *regions.shape[:2])).flatten(2)
+        cosines = self._cosines(raw, seen, lengths, words, flat)  # (r, l * R)
+        return self._aggregate(cosines.view(-1, *regions.shape[:2]), region_counts).T
+
+    def pair_similarity(self, left: Encoded, right: Encoded) -> Tensor:
+        with full_precision(left.pooled):
+            regions, region_counts, words, lengths = _floats(left, right)
+            sides = (regions, region_counts), (words, lengths)
+            (context, counts), (queries, query_counts) = sides if self.attend == "t2i" else sides[::-1]
+            raw = context @ queries.transpose(1, 2)
+            seen = l2norm(leaky_relu(raw, SLOPE))  # padded queries are zero and stay zero
+            cosines = self._cosines(raw, seen, counts, context, queries)
+            return self._aggregate(cosines, query_counts)
+
+    def _cosines(self, raw: Tensor, seen: Tensor, counts: Tensor | None, context: Tensor, queries: Tensor) -> Tensor:
+        """Cosine of each query with what it sees of the context.
+
+        Args:
+            raw: (c, m, N) products of the contexts' elements with the queries.
+            seen: (c, m, N) the same as the attention takes them.
+            counts: (c,) how many of the m elements are real, None if all are.
+            context: (c, m, D).
+            queries: (N, D), or (c, N, D) where every context has queries of its own.
+
+        Returns:
+            (c, N), 0 where a vector is zero.
+        """
+        weights = mask_regions(self.sharpness * seen, counts).softmax(dim=1)
+        product = (weights * raw).sum(dim=1)
+        square = ((products(context) @ weights) * weights).sum(dim=1) * queries.square().sum(dim=-1)
+        # Where a vector is zero, so is the product; divided by 1 instead of the bound it has a gradient of usual size.
+        lengths = torch.where(square > 0, square, 1).sqrt().clamp(min=EPSILON)
+        return product / lengths
+
+    def _aggregate(self, cosines: Tensor, counts: Tensor | None) -> Tensor:
+        """One similarity for each set of queries: (..., q, n), of which counts (q,) are real, to (..., q)."""
+        width, device = cosines.shape[-1], cosines.device
+        padded = None if counts is None else ~inside(counts, width, device)
+        if self.aggregation in ("lse", "max"):
+            kept = cosines if padded is None else cosines.masked_fill(padded, -torch.inf)
+            if self.aggregation == "max":
+                return kept.amax(dim=-1)
+            return (self.lse_sharpness * kept).logsumexp(dim=-1) / self.lse_sharpness
+        total = (cosines if padded is None else cosines.masked_fill(padded, 0)).sum(dim=-1)
+        if self.aggregation == "sum":
+            return total
+        return total / (width if counts is None else to(counts, device))
+
+
+def _floats(left: Encoded, right: Encoded) -> tuple[Tensor, Tensor | None, Tensor, Tensor | None]:
+    """Regions and words with their counts."""
+    (regions, region_counts), (words, lengths) = left.parts(), right.parts()
+    return regions.float(), region_counts, words.float(), lengths

@@ -1,0 +1,460 @@
+"""BiCro: split, labels, margins and steps by plain loops; exact after a restart."""
+
+from __future__ import annotations
+
+import io
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import mispair
+from helpers import gradients, lengths_of
+from mispair.beta import fit_betas
+from mispair.config import Config, override
+from mispair.data.noise import add_noise
+from mispair.data.pairs import IntArray, Pairs
+from mispair.methods import find
+from mispair.methods.base import Split, Work, similarity
+from mispair.methods.bicro import BiCro, BiCroInputs, _ratio, clean_probability, published_probability
+from mispair.models import Encoded
+from mispair.survey import random_batches, survey
+from tiny import tiny_pairs, weights
+from two_networks import (
+    ALPHA,
+    CLEAN,
+    COUNT,
+    NOISY,
+    SMALL,
+    ends_well,
+    image_text,
+    in_evaluation,
+    loop_hard_loss,
+    loop_losses,
+    loop_quality,
+    margin_of,
+    pair_loss,
+    random_w,
+    same_images,
+    small,
+    step_on,
+    trained,
+    vector_pairs,
+    with_w,
+)
+
+MODELS = ["two-tower", "vse", "sgr"]
+
+
+def bicro(pairs: Pairs | None = None, **settings: Any) -> BiCro:
+    """With labels of many values: those of untrained networks are all near 1."""
+    method = small(BiCro, pairs, **{"label_floor": 0.2, **settings})
+    method.clean = [CLEAN[:20], CLEAN[3:]]
+    return method
+
+
+# ---------------------------------------------------------------------- labels by loops
+
+
+def plain_vectors(encoded: Encoded) -> list[list[float]]:
+    """Mean over the real regions or words, not normalised; the only vector where there is but one."""
+    if encoded.local is None:
+        vectors: list[list[float]] = encoded.pooled.tolist()
+        return vectors
+    return [
+        [sum(column) / length for column in zip(*item[:length], strict=True)]
+        for item, length in zip(encoded.local.tolist(), lengths_of(encoded), strict=True)
+    ]
+
+
+def seen_by(method: BiCro, net: int, pairs: IntArray) -> tuple[list[list[float]], list[list[float]]]:
+    """Vectors of images and texts in evaluation mode."""
+    network, batch = method.nets[net].eval(), method.loader.batch(pairs)
+    with torch.no_grad():
+        left, right = network.encode_left(batch.left), network.encode_right(batch.right)
+    network.train()
+    return plain_vectors(left), plain_vectors(right)
+
+
+def cosine(a: list[float], b: list[float]) -> float:
+    norms = math.sqrt(sum(x * x for x in a)) * math.sqrt(sum(x * x for x in b))
+    return sum(x * y for x, y in zip(a, b, strict=True)) / norms
+
+
+def below_one(a: float, b: float) -> float:
+    return a / b if a / b < 1 else b / a
+
+
+def loop_ratios(left: Any, right: Any, anchor_left: Any, anchor_right: Any) -> list[float]:
+    """Section 4.3: r1 + r2 of each pair."""
+    sums = []
+    for image, text in zip(left, right, strict=True):
+        by_image = [cosine(image, anchor) for anchor in anchor_left]
+        by_text = [cosine(text, anchor) for anchor in anchor_right]
+        a, b = by_image.index(max(by_image)), by_text.index(max(by_text))
+        sums.append(below_one(by_image[a], by_text[a]) + below_one(by_text[b], by_image[b]))
+    return sums
+
+
+def ranked(method: BiCro, net: int, pairs: IntArray) -> tuple[list[int], list[int]]:
+    """Anchors and others of a clean batch, each from the worst to the best."""
+    q = loop_quality(in_evaluation(method.nets[net], method, pairs), same_images(method, pairs))
+    order = sorted(range(len(q)), key=lambda i: q[i])
+    count = len(q) // 10 + 1
+    return order[-count:], order[:-count]
+
+
+def floored(method: BiCro, value: float) -> float:
+    return min(1.0, max(0.0, value)) if value > method.config.label_floor else 0.0
+
+
+def loop_clean_labels(method: BiCro, net: int, pairs: IntArray) -> list[float]:
+    """By network `net`; as published the k-th value goes to the k-th of the others."""
+    anchors, others = ranked(method, net, pairs)
+    left, right = seen_by(method, net, pairs)
+    sums = loop_ratios(left, right, [left[a] for a in anchors], [right[a] for a in anchors])
+    values = [floored(method, 0.5 + value / 4) for value in sums]
+    labels = [1.0 if i in anchors else values[i] for i in range(len(pairs))]
+    if method.config.as_published:
+        for k, i in enumerate(others):
+            labels[i] = values[k]
+    return labels
+
+
+def loop_noisy_labels(method: BiCro, net: int, pairs: IntArray, clean: IntArray) -> list[float]:
+    anchors, _ = ranked(method, net, clean)
+    left, right = seen_by(method, net, clean)
+    sums = loop_ratios(*seen_by(method, net, pairs), [left[a] for a in anchors], [right[a] for a in anchors])
+    return [floored(method, value / 2) for value in sums]
+
+
+def beside(method: BiCro, net: int, main_step: int = 0, pairs: IntArray = NOISY) -> BiCroInputs:
+    inputs = method.inputs(net, Work(0, main_step, pairs, None, True), None)
+    assert isinstance(inputs, BiCroInputs)
+    return inputs
+
+
+def anchors_of(method: BiCro, net: int, main_step: int = 0) -> IntArray:
+    batch = beside(method, net, main_step).beside
+    assert batch is not None
+    return batch.pairs.numpy()
+
+
+# ---------------------------------------------------------------------- a step
+
+
+@pytest.mark.parametrize("mask", [True, False])
+@pytest.mark.parametrize("net", [0, 1])
+@pytest.mark.parametrize("model", MODELS)
+def test_a_step_on_clean_pairs(model: str, net: int, mask: bool) -> None:
+    method = bicro(model=model, mask_false_negatives=mask, margin_base=4.0)
+    labels = loop_clean_labels(method, 1 - net, CLEAN)
+    result = step_on(method, net, CLEAN)
+    assert len({round(label, 4) for label in labels}) > len(CLEAN) / 2
+    expected = pair_loss(result.S, labels, 5, same_images(method, CLEAN), base=4.0)
+    assert result.loss.item() == pytest.approx(expected, rel=1e-4)
+    assert result.report["label"].item() == pytest.approx(np.mean(labels), rel=1e-4)
+    inputs = method.inputs(net, Work(0, 0, CLEAN), None)
+    assert method._labels(method.nets[1 - net], inputs).tolist() == pytest.approx(labels, abs=1e-4)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("net", [0, 1])
+@pytest.mark.parametrize("model", MODELS)
+def test_a_step_on_noisy_pairs(model: str, net: int) -> None:
+    method = bicro(model=model)
+    inputs = beside(method, net)
+    labels = loop_noisy_labels(method, 1 - net, NOISY, anchors_of(method, net))
+    assert method._labels(method.nets[1 - net], inputs).tolist() == pytest.approx(labels, abs=1e-4)
+    result = method.loss(net, inputs)
+    assert result.S.shape == (len(NOISY), len(NOISY))
+    assert result.loss.item() == pytest.approx(pair_loss(result.S, labels, 5, same_images(method, NOISY)), rel=1e-4)
+
+
+@pytest.mark.parametrize("on_noisy", [False, True])
+@pytest.mark.parametrize("model", MODELS)
+def test_as_published(model: str, on_noisy: bool) -> None:
+    """S3: margins of the columns in both directions. S4: values of the clean batch go to wrong pairs."""
+    method = bicro(model=model, as_published=True)
+    pairs = NOISY if on_noisy else CLEAN
+    if on_noisy:
+        labels = loop_noisy_labels(method, 1, NOISY, anchors_of(method, 0))
+    else:
+        labels = loop_clean_labels(method, 1, CLEAN)
+    margin = [[margin_of(label) for label in labels] for _ in labels]
+    result = step_on(method, 0, pairs, on_noisy=on_noisy)
+    masked = same_images(method, pairs)
+    assert result.loss.item() == pytest.approx(loop_hard_loss(result.S, margin, margin, 5, masked), rel=1e-4)
+    assert abs(result.loss.item() - pair_loss(result.S, labels, 5, masked)) > 1e-4
+
+
+def labels_by_pair(method: BiCro, pairs: IntArray) -> dict[int, float]:
+    inputs = method.inputs(0, Work(0, 0, pairs), None)
+    assert isinstance(inputs, BiCroInputs)
+    return dict(zip(pairs.tolist(), method._labels(method.nets[1], inputs).tolist(), strict=True))
+
+
+def test_labels_land_on_their_own_pairs() -> None:
+    """The order of a batch makes no difference; as published it does."""
+    shuffled = np.random.default_rng(0).permutation(CLEAN)
+    method, published = bicro(), bicro(as_published=True)
+    assert labels_by_pair(method, shuffled) == pytest.approx(labels_by_pair(method, CLEAN), abs=1e-5)
+    assert labels_by_pair(published, shuffled) != pytest.approx(labels_by_pair(published, CLEAN), abs=1e-3)
+
+
+def test_labels_not_above_the_floor_are_zero() -> None:
+    every = bicro(label_floor=-9.0)._labels(bicro().nets[0], beside(bicro(), 1)).tolist()
+    floor = sum(sorted(every)[5:7]) / 2
+    method = bicro(label_floor=floor)
+    labels = method._labels(method.nets[0], beside(method, 1)).tolist()
+    assert labels == [0 if value <= floor else value for value in every]
+    assert sum(label > 0 for label in labels) == len(NOISY) - 6
+
+
+def test_ratios_with_zeros_and_other_signs() -> None:
+    near = torch.tensor([[0.5, 0.2], [0.2, 0.5], [0.0, -0.1], [0.0, -1.0], [0.5, 0.4], [-0.1, -0.2]])
+    far = torch.tensor([[0.25, 1.0], [1.0, 0.8], [0.0, 1.0], [0.3, 1.0], [-0.25, 0.4], [-0.4, 0.3]])
+    # 0.25/0.5; 0.5/0.8; 0/0 counts as 0; 0/0.3; 0.5/-0.25 is below 1 as it stands; -0.1/-0.4
+    assert _ratio(near, far).tolist() == pytest.approx([0.5, 0.625, 0, 0, -2, 0.25])
+    assert _ratio(torch.tensor([[0.5]]), torch.tensor([[0.0]])).item() == 0
+
+
+@pytest.mark.parametrize("on_noisy", [False, True])
+@pytest.mark.parametrize("model", MODELS)
+def test_the_trained_network_gets_gradients_and_the_teacher_none(model: str, on_noisy: bool) -> None:
+    method = bicro(model=model)
+    with torch.autocast("cpu", torch.bfloat16):
+        result = step_on(method, 1, CLEAN, on_noisy=on_noisy)
+    assert not result.report["label"].requires_grad
+    result.loss.backward()  # type: ignore[no-untyped-call]
+    found = gradients(method.nets[1])
+    similarity(method.nets[1], method.loader.batch(CLEAN)).sum().backward()  # type: ignore[no-untyped-call]
+    assert named(found) == named(gradients(method.nets[1]))
+    assert not named(gradients(method.nets[0]))
+    assert all(net.training for net in method.nets)
+
+
+def named(grads: dict[str, Tensor | None]) -> set[str]:
+    return {name for name, grad in grads.items() if grad is not None}
+
+
+def test_a_step_is_a_function_of_its_inputs_and_networks() -> None:
+    method = bicro(dropout=0.0)
+    for inputs in (method.inputs(0, Work(0, 3, CLEAN), None), beside(method, 0)):
+        before = method.loss(0, inputs).loss  # type: ignore[arg-type]
+        method.w, method.clean, method.found = random_w(9), [NOISY, NOISY], {}
+        assert torch.equal(method.loss(0, inputs).loss, before)  # type: ignore[arg-type]
+        method.clean = [CLEAN, CLEAN]
+    assert method.repeatable
+
+
+@pytest.mark.parametrize("on_noisy", [False, True])
+def test_labels_see_pairs_without_augmentation(on_noisy: bool) -> None:
+    method = bicro(model="vse", augment=True)
+    augmented = method.inputs(0, Work(0, 0, CLEAN, None, on_noisy), np.random.default_rng(0))
+    assert isinstance(augmented, BiCroInputs)
+    assert not torch.equal(augmented.clean.left.lengths, torch.full((len(CLEAN),), 5))  # type: ignore[arg-type]
+    labels = [step_on(method, 0, CLEAN, on_noisy=on_noisy).report["label"], method.loss(0, augmented).report["label"]]
+    assert labels[0] == labels[1]
+
+
+def test_clean_pairs_beside_noisy_ones() -> None:
+    """From the split that trains the network: others at every step, but the same whenever they are asked for."""
+    method, again = bicro(), bicro()
+    chosen = {(net, step): anchors_of(method, net, step).tolist() for net in range(2) for step in (1, 0)}
+    for (net, step), pairs in chosen.items():
+        assert len(set(pairs)) == len(pairs) == 12
+        assert set(pairs) <= set(method.clean[net].tolist())
+        assert anchors_of(again, net, step).tolist() == pairs
+    assert len({tuple(pairs) for pairs in chosen.values()}) == 4
+    method.clean = [CLEAN] * 2
+    assert anchors_of(method, 0).tolist() != anchors_of(method, 1).tolist()
+    method.clean = [CLEAN[:2]] * 2
+    assert sorted(anchors_of(method, 0)) == sorted(CLEAN[:2])
+
+
+# ---------------------------------------------------------------------- warm-up
+
+
+@pytest.mark.parametrize(("share", "size", "count"), [(0.3, 23, 6), (0.3, 2, 1), (0.29, 100, 29), (1.0, 23, 23)])
+def test_the_warm_up_trains_on_the_smallest_losses(share: float, size: int, count: int) -> None:
+    method = bicro(vector_pairs(100), warmup_share=share)
+    pairs = np.arange(100)[:size]
+    result = method.warmup_loss(1, method.inputs(1, Work(0, None, pairs), None))
+    losses = sorted(loop_losses(result.S, same_images(method, pairs)))
+    assert result.loss.item() == pytest.approx(sum(losses[:count]), rel=1e-4)
+    assert result.loss.requires_grad
+
+
+# ---------------------------------------------------------------------- which pairs
+
+
+def test_each_network_trains_on_what_the_other_calls_clean() -> None:
+    w = random_w()
+    method = with_w(bicro(clean_threshold=0.6, epochs=4), w)
+    for epoch in range(4):
+        for net, split in enumerate(method.begin_epoch(epoch)):
+            assert split.clean.tolist() == [i for i in range(COUNT) if w[1 - net, i] > 0.6]
+            noisy = [i for i in range(COUNT) if w[1 - net, i] <= 0.6]
+            assert split.noisy.tolist() == (noisy if epoch >= 2 else [])
+            assert split.order == "before"
+            assert method.clean[net].tolist() == split.clean.tolist()
+
+
+def two_groups(seed: int) -> np.ndarray:
+    rng = np.random.default_rng(seed)
+    return 3 * np.concatenate([rng.beta(2, 15, 250), rng.beta(9, 5, 150)])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_probability_of_being_clean(seed: int) -> None:
+    losses = two_groups(seed)
+    w = clean_probability(losses)
+    assert np.isfinite(w).all()
+    assert (np.diff(w[np.argsort(losses)]) <= 1e-9).all()
+    assert w[losses.argmin()] > 0.5 > w[losses.argmax()]
+    assert ((w > 0.5) == (np.arange(400) < 250)).mean() > 0.95
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_as_published_the_easiest_pair_is_noisy(seed: int) -> None:
+    """S5: the posterior of losses that are not kept away from 0 and 1; undefined means noisy."""
+    losses = two_groups(seed)
+    scaled = (losses - losses.min()) / (losses.max() - losses.min())
+    mixture = fit_betas(scaled)
+    w = published_probability(losses)
+    assert np.isfinite(w).all()
+    for loss, ours in zip(scaled, w, strict=True):
+        if loss in (0, 1):
+            assert ours in (0, 1)
+            continue
+        low, high = (
+            weight
+            * math.exp(math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b))
+            * loss ** (a - 1)
+            * (1 - loss) ** (b - 1)
+            for a, b, weight in zip(mixture.alphas, mixture.betas, mixture.weights, strict=True)
+        )
+        assert ours == pytest.approx(low / (low + high), rel=1e-6, abs=1e-9)
+    assert w[losses.argmin()] == 0
+    assert clean_probability(losses)[losses.argmin()] > 0.5
+
+
+@pytest.mark.parametrize("find", [clean_probability, published_probability])
+def test_losses_that_do_not_differ(find: Any) -> None:
+    with pytest.warns(UserWarning, match="taken for clean"):
+        assert find(np.full(9, 0.3)).tolist() == [1] * 9
+
+
+@pytest.mark.parametrize("published", [False, True])
+def test_the_split_of_one_epoch_and_of_many(published: bool) -> None:
+    one, many = (bicro(split=split, as_published=published) for split in ("single", "smoothed"))
+    find = published_probability if published else clean_probability
+    memory: Any = None
+    for epoch in range(2):
+        batches = random_batches(COUNT, 12, np.random.default_rng([0, 100, epoch]))
+        views = [survey(net, one.loader, ALPHA, batches, mask=True) for net in one.nets]
+        losses = np.stack([view.losses.numpy() for view in views])
+        memory = losses if memory is None else (memory + losses) / 2
+        one.begin_epoch(epoch)
+        many.begin_epoch(epoch)
+        assert np.allclose(one.w, [find(row) for row in losses], atol=1e-6)
+        assert np.allclose(many.w, [find(row) for row in memory], atol=1e-5)
+    assert not np.allclose(one.w, many.w, atol=1e-3)
+
+
+# ---------------------------------------------------------------------- state and whole runs
+
+
+def test_the_state_survives_a_checkpoint() -> None:
+    method, copy = (with_w(bicro(noisy_start=0.0), random_w()) for _ in range(2))
+    method.begin_epoch(0)
+    buffer = io.BytesIO()
+    torch.save(method.state_dict(), buffer)
+    buffer.seek(0)
+    copy.load_state_dict(torch.load(buffer, weights_only=True))
+    assert copy.found == method.found
+    for net in range(2):
+        assert anchors_of(copy, net, 7).tolist() == anchors_of(method, net, 7).tolist()
+
+
+def training(**settings: Any) -> Config:
+    chosen = {**SMALL, "method": "bicro", "model": "vse", "batch_size": 8, "checkpoint_seconds": 1000.0, **settings}
+    return override(Config(data="test"), chosen)
+
+
+def check_order(works: list[Work]) -> None:
+    """Steps of one network in main epochs: at first on clean pairs alone, then on noisy ones before each."""
+    first = [work.on_noisy for work in works].index(True)
+    late = works[first:]
+    assert first > 0
+    assert [work.on_noisy for work in late] == [True, False] * (len(late) // 2)
+    assert [work.main_step for work in late[::2]] == [work.main_step for work in late[1::2]]
+    noisy, clean = (set(np.concatenate([work.clean for work in part])) for part in (late[::2], late[1::2]))
+    assert not clean & noisy
+
+
+STOPS = [(0, 0, 1), (1, 1, 1), (2, 0, 1), (2, 0, 2), (2, 1, 3)]  # warm-up, clean steps alone, after noisy, after clean
+
+
+@pytest.mark.parametrize("settings", [{"augment": True}, {"split": "single", "as_published": True}])
+def test_resume_is_exact_wherever_it_stopped(tmp_path: Path, settings: dict[str, Any]) -> None:
+    chosen, pairs = training(**settings), add_noise(tiny_pairs(7), ratio=0.4, seed=0)
+    whole = trained(chosen, pairs, tmp_path / "whole", None)
+    parts = [trained(chosen, pairs, tmp_path / "broken", stop) for stop in (*STOPS, None)]
+    assert all(parts)
+    assert [w.clean.tolist() for part in parts for _, w in part] == [w.clean.tolist() for _, w in whole]
+    for net in range(2):
+        check_order([work for number, work in whole if number == net and work.main_step is not None])
+    assert weights(tmp_path / "broken") == weights(tmp_path / "whole")
+
+
+def test_a_network_without_clean_pairs_is_not_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    none, some = np.empty(0, dtype=np.int64), np.arange(30)
+
+    def divide(self: BiCro, *_: Any) -> list[Split]:
+        self.clean = [none, some]
+        return [Split(none, np.arange(35), "before"), Split(some, np.arange(30, 35), "before")]
+
+    monkeypatch.setattr(BiCro, "divide", divide)
+    steps = trained(training(), tiny_pairs(7), tmp_path, None)
+    main = [(net, work.on_noisy) for net, work in steps if work.main_step is not None]
+    assert main == [(1, True), (1, False)] * 8  # two epochs of four batches
+
+
+LITTLE: list[tuple[str, Pairs, dict[str, Any]]] = [
+    ("no noise", vector_pairs(), {}),
+    ("90 % noise", add_noise(vector_pairs(shared=1), ratio=0.9, seed=0), {}),
+    ("as published", add_noise(vector_pairs(shared=1), ratio=0.4, seed=0), {"as_published": True, "split": "single"}),
+    ("batches of two, one alone", vector_pairs(15), {"batch_size": 2}),
+    ("one large batch", vector_pairs(), {"batch_size": 1000}),
+    ("two pictures", vector_pairs(12, shared=6), {}),
+    ("two pairs", vector_pairs(2, shared=1), {}),
+    ("no warm-up", vector_pairs(), {"warmup_epochs": 0}),
+    ("sgr", image_text(24), {"model": "sgr"}),
+]
+
+
+@pytest.mark.parametrize(("pairs", "settings"), [case[1:] for case in LITTLE], ids=[case[0] for case in LITTLE])
+def test_little_or_much_noise_few_pairs(pairs: Pairs, settings: dict[str, Any]) -> None:
+    assert ends_well("bicro", pairs, **settings)
+
+
+def test_it_learns_from_noisy_pairs() -> None:
+    """40 % wrong pairs; chance is an rSum of 126. Seeds 0-2: 296, 232, 265."""
+    noisy, test = add_noise(tiny_pairs(100), ratio=0.4, seed=0), tiny_pairs(24, seed=5)
+    settings: dict[str, Any] = {
+        "model": "vse", "embed_size": 32, "word_size": 16, "batch_size": 64, "lr": 1e-2, "warmup_epochs": 4,
+        "epochs": 4, "negatives_start": 16, "negatives_end": 4, "hardening_steps": 40, "augment": False,
+        "device": "cpu",
+    }  # fmt: skip
+    matcher = mispair.fit(noisy, method="bicro", split="single", **settings)
+    assert matcher.evaluate(test).averaged.rsum > 200
+    assert matcher.score(test.left, test.right).std() > 0.005
+
+
+def test_it_is_registered() -> None:
+    assert find("bicro") is BiCro

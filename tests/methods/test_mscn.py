@@ -585,7 +585,7 @@ def test_resume_is_exact_wherever_it_stopped(tmp_path: Path) -> None:
 
 
 def test_it_learns_from_noisy_pairs(tmp_path: Path) -> None:
-    """40 % wrong pairs, tested on the right ones: chance is an rSum of about 105, and it reaches 263 to 355 (3 seeds)."""
+    """40 % wrong pairs, tested on the right ones: chance is an rSum of about 105; it reaches 263 to 355 (3 seeds)."""
     result = mispair.fit(
         noisy_pairs(30), out=tmp_path, method="mscn", model="sgr", embed_size=32, word_size=16, sim_size=16,
         batch_size=30, dropout=0.1, lr=8e-3, meta_lr=1e-3, meta_share=0.1, warmup_epochs=6, epochs=4, lr_decay_epochs=3,

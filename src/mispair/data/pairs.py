@@ -73,7 +73,8 @@ class Pairs:
         left: The side that several right items may share (images).
         right: The side with one item a pair (captions).
         link: Left row of each pair, as the training sees it: some of it may be wrong.
-        truth: Left row that each right item really belongs to, where that is known; only used to report.
+        truth: Left row that each right item really belongs to, where that is known. Used to report; only the methods
+            `oracle` and `mscn`, which are told right pairs, train by it.
         groups: Group of each left item. Items of one group count as right for each other in the evaluation (the same
             picture stored twice). Every item is its own group by default.
         left_ids: Names of the left items for people, such as photo names; empty where unknown.

@@ -1,13 +1,11 @@
-"""Plain loops and small methods for the tests of methods whose two networks teach each other: NCR and BiCro."""
+"""Plain loops and small methods for the tests of methods whose two networks teach each other."""
 
 from __future__ import annotations
 
 import warnings
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import pytest
 import torch
 from torch import Tensor
 
@@ -15,13 +13,12 @@ import mispair
 from helpers import regions, shake, tokens, vectors
 from mispair.config import Config, override
 from mispair.data.loader import PairLoader
+from mispair.data.noise import add_noise
 from mispair.data.pairs import IntArray, Pairs
-from mispair.engine import Trainer
-from mispair.errors import MispairError, StoppedError
-from mispair.methods.base import Inputs, Method, Step, Work, similarity
+from mispair.errors import MispairError
+from mispair.methods.base import Method, Step, Work, similarity
 from mispair.methods.coteaching import CoTeaching
 from mispair.models import Network, SideSpec, build
-from mispair.run import Run
 
 ALPHA = 0.2
 COUNT = 60
@@ -29,6 +26,10 @@ SMALL: dict[str, Any] = {
     "model": "two-tower", "embed_size": 8, "word_size": 6, "sim_size": 8, "batch_size": 12, "warmup_epochs": 1,
     "epochs": 2, "lr": 1e-3, "dropout": 0.3, "augment": False, "hardening_steps": 10, "negatives_start": 5,
     "negatives_end": 2, "device": "cpu",
+}  # fmt: skip
+LEARNING: dict[str, Any] = {  # enough to learn something from tiny pairs
+    "model": "vse", "embed_size": 32, "word_size": 16, "batch_size": 64, "lr": 1e-2, "warmup_epochs": 4, "epochs": 4,
+    "negatives_start": 16, "negatives_end": 4, "hardening_steps": 40, "augment": False, "device": "cpu",
 }  # fmt: skip
 SHUFFLED = np.random.default_rng(3).permutation(COUNT)
 CLEAN, NOISY = SHUFFLED[:23], SHUFFLED[23:35]
@@ -46,7 +47,7 @@ def image_text(count: int = COUNT) -> Pairs:
     return Pairs(regions(count // 2), tokens([1 + i * 7 % 9 for i in range(count)]), np.arange(count) // 2)
 
 
-def small(method: type[M], pairs: Pairs | None = None, **settings: Any) -> M:
+def small(kind: type[M], pairs: Pairs | None = None, **settings: Any) -> M:
     """The method with two networks that have not learned anything."""
     config = override(Config(data="test"), {**SMALL, **settings})
     if pairs is None:
@@ -57,7 +58,7 @@ def small(method: type[M], pairs: Pairs | None = None, **settings: Any) -> M:
         for module in net.modules():
             if isinstance(module, torch.nn.BatchNorm1d):
                 module.momentum = 0.0  # so that nothing changes from one step to the next
-    return method(config, nets, PairLoader(pairs, torch.device("cpu")))
+    return kind(config, nets, PairLoader(pairs, torch.device("cpu")))
 
 
 def with_w(method: M, w: np.ndarray) -> M:
@@ -142,29 +143,6 @@ def pair_loss(S: Tensor, labels: list[float], negatives: int, masked: list[list[
 # ---------------------------------------------------------------------- whole runs
 
 
-def trained(config: Config, pairs: Pairs, folder: Path, stop: tuple[int, int, int] | None) -> list[tuple[int, Work]]:
-    """Trains; asked to stop after batch `stop` (epoch, network, batches done). Gives network and work of each step."""
-    run = Run(folder, config)
-    trainer = Trainer(config, pairs, None, run)
-    step, done = trainer._step, []
-
-    def stopping_step(work: Work, inputs: Inputs) -> None:
-        step(work, inputs)
-        cursor = trainer.cursor
-        done.append((cursor.network, work))
-        if (cursor.epoch, cursor.network, cursor.position) == stop:
-            trainer._signal = 15
-
-    trainer._step = stopping_step  # type: ignore[method-assign]
-    if stop is None:
-        trainer.fit()
-    else:
-        with pytest.raises(StoppedError, match="and saved"):
-            trainer.fit()
-    run.close()
-    return done
-
-
 def ends_well(method: str, pairs: Pairs, **settings: Any) -> bool:
     """Trains to a model with finite scores; False if it was refused with a sentence. Warnings are welcome."""
     with warnings.catch_warnings():
@@ -174,3 +152,16 @@ def ends_well(method: str, pairs: Pairs, **settings: Any) -> bool:
         except MispairError:
             return False
     return bool(np.isfinite(matcher.score(pairs.left, pairs.right)).all())
+
+
+LITTLE: list[tuple[str, Pairs, dict[str, Any]]] = [  # little or much noise, few pairs: all of it must end well
+    ("no noise", vector_pairs(), {}),
+    ("90 % noise", add_noise(vector_pairs(shared=1), ratio=0.9, seed=0), {}),
+    ("as published", add_noise(vector_pairs(shared=1), ratio=0.4, seed=0), {"as_published": True, "split": "single"}),
+    ("batches of two, one alone", vector_pairs(15), {"batch_size": 2}),
+    ("one large batch", vector_pairs(), {"batch_size": 1000}),
+    ("two pictures", vector_pairs(12, shared=6), {}),
+    ("two pairs", vector_pairs(2, shared=1), {}),
+    ("no warm-up", vector_pairs(), {"warmup_epochs": 0}),
+    ("sgr", image_text(24), {"model": "sgr"}),
+]

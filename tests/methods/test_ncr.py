@@ -21,14 +21,16 @@ from mispair.methods.ncr import NCR, NCRInputs
 from mispair.mixture import clean_probability
 from mispair.survey import random_batches, survey
 from tiny import tiny_pairs, weights
+from training import trained
 from two_networks import (
     ALPHA,
     CLEAN,
     COUNT,
+    LEARNING,
+    LITTLE,
     NOISY,
     SMALL,
     ends_well,
-    image_text,
     in_evaluation,
     loop_hard_loss,
     loop_quality,
@@ -38,8 +40,6 @@ from two_networks import (
     same_images,
     small,
     step_on,
-    trained,
-    vector_pairs,
     with_w,
 )
 
@@ -236,18 +236,6 @@ def test_resume_is_exact_wherever_it_stopped(tmp_path: Path, settings: dict[str,
 
 # ---------------------------------------------------------------------- whole runs
 
-LITTLE: list[tuple[str, Pairs, dict[str, Any]]] = [
-    ("no noise", vector_pairs(), {}),
-    ("90 % noise", add_noise(vector_pairs(shared=1), ratio=0.9, seed=0), {}),
-    ("as published", add_noise(vector_pairs(shared=1), ratio=0.4, seed=0), {"as_published": True, "split": "single"}),
-    ("batches of two, one alone", vector_pairs(15), {"batch_size": 2}),
-    ("one large batch", vector_pairs(), {"batch_size": 1000}),
-    ("two pictures", vector_pairs(12, shared=6), {}),
-    ("two pairs", vector_pairs(2, shared=1), {}),
-    ("no warm-up", vector_pairs(), {"warmup_epochs": 0}),
-    ("sgr", image_text(24), {"model": "sgr"}),
-]
-
 
 @pytest.mark.parametrize(("pairs", "settings"), [case[1:] for case in LITTLE], ids=[case[0] for case in LITTLE])
 def test_little_or_much_noise_few_pairs(pairs: Pairs, settings: dict[str, Any]) -> None:
@@ -257,12 +245,7 @@ def test_little_or_much_noise_few_pairs(pairs: Pairs, settings: dict[str, Any]) 
 def test_it_learns_from_noisy_pairs() -> None:
     """40 % wrong pairs; chance is an rSum of 126. Seeds 0-2: 364, 398, 410."""
     noisy, test = add_noise(tiny_pairs(100), ratio=0.4, seed=0), tiny_pairs(24, seed=5)
-    settings: dict[str, Any] = {
-        "model": "vse", "embed_size": 32, "word_size": 16, "batch_size": 64, "lr": 1e-2, "warmup_epochs": 4,
-        "epochs": 4, "negatives_start": 16, "negatives_end": 4, "hardening_steps": 40, "augment": False,
-        "device": "cpu",
-    }  # fmt: skip
-    matcher = mispair.fit(noisy, method="ncr", split="single", **settings)
+    matcher = mispair.fit(noisy, method="ncr", split="single", **LEARNING)
     assert matcher.evaluate(test).averaged.rsum > 300
     assert matcher.score(test.left, test.right).std() > 0.02
 

@@ -7,7 +7,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_scan import NothingIsRead
 from test_sgraf import linear, some_regions, text_self_attention, visual_self_attention
 from torch import Tensor, nn
 
@@ -164,16 +163,6 @@ def test_the_shared_parts_are_those_of_sgr() -> None:
 # ---------------------------------------------------------------- what must not matter
 
 
-@given(lengths=ragged, regions=st.integers(8, 64), seed=st.integers(0, 99))
-@settings(max_examples=20)
-def test_pair_similarity_is_the_diagonal(lengths: list[int], regions: int, seed: int) -> None:
-    network = make_saf(regions, seed)
-    left, right = some_regions(len(lengths), regions, seed), encoded_sets(lengths, max(lengths), D, seed + 1)
-    pairs = network.pair_similarity(left, right)
-    assert pairs.dtype == torch.float32
-    assert (pairs - network.similarity(left, right).diagonal()).abs().max() < 1e-5
-
-
 @given(lengths=ragged, spare=st.integers(0, 40), seed=st.integers(0, 99), training=st.booleans())
 @settings(max_examples=20)
 def test_room_to_spare_changes_nothing(lengths: list[int], spare: int, seed: int, training: bool) -> None:
@@ -197,74 +186,6 @@ def test_room_to_spare_changes_nothing(lengths: list[int], spare: int, seed: int
         if expected is not None:
             assert results[1][name].isfinite().all()  # type: ignore[union-attr]
             torch.testing.assert_close(results[1][name], expected, rtol=1e-3, atol=1e-5, msg=name)
-
-
-@given(lengths=ragged, extra=st.integers(1, 9), seed=st.integers(0, 99))
-@settings(max_examples=20)
-def test_padding_beyond_the_longest_caption_changes_nothing(lengths: list[int], extra: int, seed: int) -> None:
-    network, left = make_saf(8, seed), some_regions(len(lengths), 8, seed)
-    tight, loose = (network.encode_right(token_items(lengths, extra=more)) for more in (0, extra))
-    for similarity in (network.similarity, network.pair_similarity):
-        torch.testing.assert_close(similarity(left, tight), similarity(left, loose), rtol=0, atol=2e-6)
-
-
-@given(lengths=ragged, seed=st.integers(0, 99))
-@settings(max_examples=20)
-def test_in_evaluation_a_caption_does_not_feel_the_others(lengths: list[int], seed: int) -> None:
-    """In training it does: the gate's normalisation is over all of them."""
-    network, left = make_saf(8, seed), some_regions(3, 8, seed)
-    texts = token_items(lengths)
-    S = network.similarity(left, network.encode_right(texts))
-    for row, length in enumerate(lengths):
-        alone = network.encode_right(Items(texts.values[row : row + 1, :length], torch.tensor([length])))
-        torch.testing.assert_close(network.similarity(left, alone)[:, 0], S[:, row], rtol=0, atol=2e-6)
-
-
-def test_in_evaluation_an_image_does_not_feel_the_others() -> None:
-    network, left, right = make_saf(8), some_regions(4, 8), encoded_sets([1, 3, 5], 5, D, 1)
-    V, _ = left.parts()
-    S = network.similarity(left, right)
-    for row in range(4):
-        alone = Encoded(V[row : row + 1], torch.tensor([8]), left.pooled[row : row + 1])
-        torch.testing.assert_close(network.similarity(alone, right)[0], S[row], rtol=0, atol=2e-6)
-
-
-@pytest.mark.parametrize(
-    ("left", "right"),
-    [
-        ("vectors", "tokens"),
-        ("regions", "vectors"),
-        ("vectors", "vectors"),
-        ("tokens", "tokens"),
-        ("tokens", "regions"),
-    ],
-)
-def test_any_two_kinds_of_sides(left: str, right: str) -> None:
-    specs = {"vectors": SideSpec("vectors", 7), "regions": SideSpec("regions", 7, 6), "tokens": SideSpec("tokens", 30)}
-    items = {
-        "vectors": Items(torch.randn(4, 7)),
-        "regions": Items(torch.randn(4, 6, 7)),
-        "tokens": token_items([1, 3, 9, 2]),
-    }
-    network = SAF(specs[left], specs[right], small_config())
-    shake(network)
-    for training in (True, False):
-        network.train(training)
-        a, b = network.encode_left(items[left]), network.encode_right(items[right])
-        S = network.similarity(a, b)
-        assert S.shape == (4, 4)
-        assert S.isfinite().all()
-    torch.testing.assert_close(network.pair_similarity(a, b), S.diagonal(), rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_nothing_waits_for_the_device(training: bool) -> None:
-    """Else a GPU could not record the step."""
-    network, left = make_saf(8).train(training), some_regions(3, 8)
-    right = with_room(encoded_sets([1, 3, 5], 7, D, 1), 20)
-    with NothingIsRead():  # type: ignore[no-untyped-call]
-        for similarity in (network.similarity, network.pair_similarity):
-            similarity(left, right).sum().backward()  # type: ignore[no-untyped-call]
 
 
 # ---------------------------------------------------------------- edges

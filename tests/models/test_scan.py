@@ -8,7 +8,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import mispair
 from helpers import encoded_sets, gradients, plain_gru, plain_l2norm, shake, small_config, token_items
@@ -174,16 +173,6 @@ def test_a_sharp_log_sum_exp_is_the_maximum(attend: str) -> None:
 # ---------------------------------------------------------------- what must not matter
 
 
-@given(kind=kinds, lengths=ragged, regions=st.integers(8, 64), seed=st.integers(0, 99))
-@settings(max_examples=40)
-def test_pair_similarity_is_the_diagonal(kind: tuple[str, str], lengths: list[int], regions: int, seed: int) -> None:
-    network = make_scan(*kind)
-    left, right = some_regions(len(lengths), regions, seed), encoded_sets(lengths, max(lengths), D, seed + 1)
-    pairs = network.pair_similarity(left, right)
-    assert pairs.dtype == torch.float32
-    assert close(pairs, network.similarity(left, right).diagonal())
-
-
 def outcome(network: SCAN, left: Encoded, right: Encoded) -> dict[str, Tensor]:
     """Scores of all and of pairs, and the gradients of both."""
     (V, _), (words, _) = left.parts(), right.parts()
@@ -206,30 +195,6 @@ def test_room_to_spare_changes_nothing(kind: tuple[str, str], lengths: list[int]
         torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-5, msg=name)
 
 
-@given(kind=kinds, lengths=ragged, extra=st.integers(1, 9), seed=st.integers(0, 99))
-@settings(max_examples=40)
-def test_padding_beyond_the_longest_caption_changes_nothing(
-    kind: tuple[str, str], lengths: list[int], extra: int, seed: int
-) -> None:
-    network, left = make_scan(*kind, seed=seed), some_regions(len(lengths), 8, seed)
-    tight, loose = (network.encode_right(token_items(lengths, extra=more)) for more in (0, extra))
-    assert close(network.similarity(left, loose), network.similarity(left, tight))
-    assert close(network.pair_similarity(left, loose), network.pair_similarity(left, tight))
-
-
-@given(kind=kinds, lengths=ragged, seed=st.integers(0, 99), training=st.booleans())
-@settings(max_examples=40)
-def test_a_caption_does_not_feel_the_others(
-    kind: tuple[str, str], lengths: list[int], seed: int, training: bool
-) -> None:
-    network, left = make_scan(*kind, seed=seed).train(training), some_regions(3, 8, seed)
-    texts = token_items(lengths)
-    S = network.similarity(left, network.encode_right(texts))
-    for row, length in enumerate(lengths):
-        alone = network.encode_right(Items(texts.values[row : row + 1, :length], torch.tensor([length])))
-        assert close(network.similarity(left, alone)[:, 0], S[:, row])
-
-
 @all_kinds
 def test_ragged_region_sets_do_not_feel_their_padding(attend: str, aggregate: str) -> None:
     network, right = make_scan(attend, aggregate), encoded_sets([1, 3, 7], 7, D, 1)
@@ -241,56 +206,6 @@ def test_ragged_region_sets_do_not_feel_their_padding(attend: str, aggregate: st
     for row, count in enumerate(counts):
         alone = network.encode_left(Items(values[row : row + 1, :count]))  # without counts: all are real
         torch.testing.assert_close(network.similarity(alone, right)[0], S[row], rtol=0, atol=1e-5)
-
-
-@both_ways
-@pytest.mark.parametrize(
-    ("left", "right"),
-    [
-        ("vectors", "tokens"),
-        ("regions", "vectors"),
-        ("vectors", "vectors"),
-        ("tokens", "tokens"),
-        ("tokens", "regions"),
-    ],
-)
-def test_any_two_kinds_of_sides(attend: str, left: str, right: str) -> None:
-    specs = {"vectors": SideSpec("vectors", 7), "regions": SideSpec("regions", 7, 6), "tokens": SideSpec("tokens", 30)}
-    items = {
-        "vectors": Items(torch.randn(4, 7)),
-        "regions": Items(torch.randn(4, 6, 7)),
-        "tokens": token_items([1, 3, 9, 2]),
-    }
-    network = SCAN(specs[left], specs[right], small_config(attend=attend))
-    a, b = network.encode_left(items[left]), network.encode_right(items[right])
-    S = network.similarity(a, b)
-    assert S.shape == (4, 4)
-    assert S.isfinite().all()
-    torch.testing.assert_close(network.pair_similarity(a, b), S.diagonal(), rtol=0, atol=1e-5)
-
-
-class NothingIsRead(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Refuses what would wait for a GPU: values that go back to the host, and shapes that depend on them."""
-
-    waits = torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero, torch.ops.aten.masked_select
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        assert func.overloadpacket not in self.waits, func
-        return func(*args, **(kwargs or {}))
-
-
-def test_the_guard_works() -> None:
-    with NothingIsRead(), pytest.raises(AssertionError, match="scalar"):  # type: ignore[no-untyped-call]
-        int(torch.ones(2).sum())
-
-
-@all_kinds
-def test_nothing_waits_for_the_device(attend: str, aggregate: str) -> None:
-    """Else a GPU could not record the step."""
-    network, left = make_scan(attend, aggregate), encoded_sets([8, 8, 5], 8, D, 0)
-    right = encoded_sets([1, 3, 5], 7, D, 1)
-    with NothingIsRead():  # type: ignore[no-untyped-call]
-        outcome(network, left, Encoded(right.local, right.lengths, right.pooled, room=20))
 
 
 # ---------------------------------------------------------------- edges

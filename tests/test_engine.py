@@ -106,7 +106,7 @@ def test_resume_is_exact_from_any_step(tmp_path: Path, method: str, model: str) 
     assert weights(tmp_path / "broken") == weights(tmp_path / "whole")
 
     def timeless(folder: Path) -> list[dict[str, Any]]:
-        return [{**event, "seconds": 0} for event in events(folder, "validation")]
+        return [{**event, "seconds": 0, "choosing_seconds": 0} for event in events(folder, "validation")]
 
     assert timeless(tmp_path / "broken") == timeless(tmp_path / "whole")
 

@@ -124,6 +124,7 @@ def loop_correlation(bank: Bank, left: np.ndarray, right: np.ndarray) -> float:
 @pytest.mark.parametrize("model", MODELS)
 def test_partners_equal_a_loop_over_pairs(model: str, keep_left: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(replace, "PAIRS_AT_ONCE", 9)  # two pairs at a time
+    monkeypatch.setattr(replace, "SCORED_AT_ONCE", 3)
     view = case(model)
     bank = bank_of(view, np.array([4, 9, 2, 17, 0, 13, 11, 6, 15]))
     pairs, count = np.array([1, 4, 5, 7, 17, 9, 3]), 4  # some of them are in the bank themselves

@@ -68,6 +68,10 @@ class Bank:
         """The right items in these slots, in the same precisions."""
         return self._right.take(slots)
 
+    def right_lengths(self, slots: IntArray) -> IntArray:
+        """How many local vectors the right items in these slots have."""
+        return self._right.lengths(slots)
+
     def state_dict(self) -> dict[str, Any]:
         """Everything, as tensors and plain values."""
         sides = {"left": self._left.state_dict(), "right": self._right.state_dict()}
@@ -124,6 +128,10 @@ class SideBank:
             raise IndexError("The bank is empty.")
         return self._pooled[:count]
 
+    def lengths(self, slots: IntArray) -> IntArray:
+        """How many local vectors the items in `slots` have."""
+        return self._length[slots]
+
     def take(self, slots: IntArray) -> Encoded:
         """The items in `slots`, padded to the longest of them."""
         pooled = self.pooled(len(self._start))
@@ -133,8 +141,9 @@ class SideBank:
             return Encoded(None, None, chosen)
         lengths = torch.from_numpy(self._length[slots])
         width = int(lengths.max())
-        positions = (self._start[slots][:, None] + np.arange(width)) % len(self._store)
-        local = self._store[send(torch.from_numpy(positions), device)].to(working_dtype(chosen))
+        starts = send(torch.from_numpy(self._start[slots] % len(self._store)), device)
+        positions = (starts[:, None] + torch.arange(width, device=device)) % len(self._store)
+        local = self._store[positions].to(working_dtype(chosen))
         if bool((lengths == width).all()):
             return Encoded(local, None, chosen)
         padded = ~inside(lengths, width, device)[..., None]

@@ -118,10 +118,11 @@ def epoch_table(recipe: str, schedule: Schedule) -> Table:
     table = Table(
         title=f"{recipe}, {schedule.pairs:,} pairs, {schedule.device}", caption=f"whole schedule: {hours:.2f} h{memory}"
     )
-    for head in ("epoch", "seconds", "steps", "in the schedule"):
+    for head in ("epoch", "seconds", "choosing pairs", "recording steps", "steps", "in the schedule"):
         table.add_column(head, justify="left" if head == "epoch" else "right")
     for phase in schedule.phases:
-        table.add_row(phase.name, f"{phase.seconds:,.1f}", f"{phase.steps:,}", str(phase.epochs))
+        parts = (f"{seconds:,.1f}" for seconds in (phase.seconds, phase.choosing, phase.recording))
+        table.add_row(phase.name, *parts, f"{phase.steps:,}", str(phase.epochs))
     return table
 
 

@@ -87,6 +87,7 @@ class Trainer:
         for optimizer in self.optimizers:
             optimizer.found_inf = self.watch.non_finite  # type: ignore[attr-defined]
         self.progress = TrainingProgress(self._total_steps(), console, f"{config.method} {config.model}")
+        self.choosing = 0.0  # seconds that the method took to choose the pairs of this epoch
         self._saved_at = time.monotonic()
         self._signal: int | None = None
 
@@ -113,6 +114,7 @@ class Trainer:
         if cursor.network == 0 and cursor.position == 0:
             with autocast(self.device, self.config.precision):
                 self.splits = self.method.begin_warmup() if main is None else self.method.begin_epoch(main)
+        self.choosing = time.monotonic() - started
         while cursor.network < len(self.nets):
             self._set_lr(self.optimizers[cursor.network])
             for work, inputs in self._inputs():
@@ -165,7 +167,8 @@ class Trainer:
             self.best = {"rsum": rsum, "epoch": epoch}
             self._matcher().save(self.run.best)
         single = [network.rsum for network in result.networks]
-        figures = {**result.averaged.figures(), "networks_rsum": single, "seconds": round(seconds, 2)}
+        figures = {**result.averaged.figures(), "networks_rsum": single}
+        figures |= {"seconds": round(seconds, 2), "choosing_seconds": round(self.choosing, 2)}
         self.run.log("validation", epoch=epoch, step=self.cursor.step, **figures)
         best = " (best)" if self.best["epoch"] == epoch else ""
         self.progress.line(

@@ -64,7 +64,8 @@ def hard_loss(S: Tensor, margin: float | Tensor, negatives: int | Tensor = 1, ma
     """
     image_cost, text_cost = triplet_costs(S, margin, mask)
     hardest = torch.cat([image_cost, text_cost.T]).sort(dim=1, descending=True).values
-    n = torch.as_tensor(negatives, device=S.device).clamp(max=max(1, len(S) - 1))
+    most = max(1, len(S) - 1)
+    n = negatives.clamp(max=most) if isinstance(negatives, Tensor) else min(negatives, most)
     return (hardest.sum(dim=0) * (torch.arange(len(S), device=S.device) < n)).sum() / n
 
 

@@ -20,7 +20,8 @@ from mispair.models import Encoded, Network
 from mispair.rank import bank_correlation, distances
 from mispair.survey import Survey
 
-PAIRS_AT_ONCE = 4096  # candidate pairs scored at a time
+PAIRS_AT_ONCE = 1 << 16  # candidate pairs chosen at a time
+SCORED_AT_ONCE = 1 << 12  # and of these, texts of about the same length scored at a time
 
 
 @dataclass(frozen=True)
@@ -91,11 +92,17 @@ def best_partners(network: Network, kept: Encoded, bank: Bank, slots: IntArray, 
     Returns:
         (n,) slots, -1 for an item without candidates.
     """
-    flat, again = slots.clip(min=0).reshape(-1), torch.arange(len(slots)).repeat_interleave(slots.shape[1])
+    flat, again = slots.clip(min=0).reshape(-1), np.arange(len(slots)).repeat(slots.shape[1])
+    if keep_left:
+        words = bank.right_lengths(flat)
+    else:
+        words = np.zeros(len(flat), dtype=np.int64) if kept.lengths is None else kept.lengths.numpy()[again]
+    order = words.argsort(kind="stable")  # among texts of one length nothing is padded
+    S = torch.empty(len(flat), device=kept.pooled.device)
     with inference(network):
-        if keep_left:
-            S = network.pair_similarity(kept.take(again), bank.right(flat))
-        else:
-            S = network.pair_similarity(bank.left(flat), kept.take(again))
+        for part in np.array_split(order, -(-len(order) // SCORED_AT_ONCE)):
+            own = kept.take(torch.from_numpy(again[part]))
+            left, right = (own, bank.right(flat[part])) if keep_left else (bank.left(flat[part]), own)
+            S[send(torch.from_numpy(part), S.device)] = network.pair_similarity(left, right).float()
     scores = np.where(slots < 0, -np.inf, S.view(slots.shape).cpu().numpy())
     return np.take_along_axis(slots, scores.argmax(axis=1)[:, None], axis=1)[:, 0]

@@ -102,7 +102,11 @@ def survey(net: Network, loader: PairLoader, margin: float, batches: list[IntArr
                 at_vectors((send(torch.from_numpy(pairs.link[chosen]), device), send(torch.from_numpy(chosen), device)))
             else:
                 at_items(loader.batch(chosen, rooms=loader.rooms(chosen)))
-    return Survey(net, loader, losses, left, right, float(spread))
+    result = Survey(net, loader, losses, left, right, float(spread))
+    if on:  # what was recorded is of no use any more, and others may want its memory
+        del at_vectors, at_items
+        torch.cuda.empty_cache()
+    return result
 
 
 def _pooled(net: Network, loader: PairLoader) -> tuple[Tensor, Tensor]:

@@ -130,8 +130,8 @@ def test_bench_epoch(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
 
 
 def test_the_schedule_is_that_of_the_recipe() -> None:
-    schedule = epoch.Schedule("x", 10, [epoch.Phase("a", 2.0, 1, 5), epoch.Phase("b", 3.0, 1, 40)], None, {})
-    assert schedule.seconds == 130
+    phases = [epoch.Phase("a", 2.0, 0.0, 0.0, 1, 5), epoch.Phase("b", 4.0, 0.5, 1.0, 1, 40)]
+    assert epoch.Schedule("x", 10, phases, None, {}).seconds == 131  # steps are recorded once
 
 
 @pytest.mark.parametrize("content", [None, b"", b"\xff\xfe\x00bad"])

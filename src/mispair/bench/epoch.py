@@ -31,6 +31,8 @@ class Phase:
 
     name: str
     seconds: float
+    choosing: float  # seconds of it for the look at all pairs: split, labels, new partners
+    recording: float  # seconds of it for recording the steps, which only the first epoch of a kind has to do
     steps: int
     epochs: int  # of this kind in the whole schedule
 
@@ -48,11 +50,23 @@ class Schedule:
     @property
     def seconds(self) -> float:
         """Of the whole schedule."""
-        return sum(phase.seconds * phase.epochs for phase in self.phases)
+        return sum((phase.seconds - phase.recording) * phase.epochs + phase.recording for phase in self.phases)
 
     def figures(self) -> dict[str, Any]:
         phases = [vars(phase) for phase in self.phases]
         return {**vars(self), "phases": phases, "schedule_seconds": self.seconds, "torch": torch.__version__}
+
+
+def _timed(trainer: Trainer, name: str, epochs: int) -> Phase:
+    """One epoch by the clock."""
+    replays = trainer._updates.values()
+    start, steps, recorded = time.perf_counter(), trainer.cursor.step, sum(replay.recording for replay in replays)
+    trainer._epoch()
+    if trainer.device.type == "cuda":
+        torch.cuda.synchronize(trainer.device)
+    seconds = time.perf_counter() - start
+    recording = sum(replay.recording for replay in replays) - recorded
+    return Phase(name, seconds, trainer.choosing, recording, trainer.cursor.step - steps, epochs)
 
 
 def measure(config: Config, captions: Path | None, images: int, console: Console | None = None) -> Schedule:
@@ -62,17 +76,11 @@ def measure(config: Config, captions: Path | None, images: int, console: Console
     kinds = {"warm-up": config.warmup_epochs, "main": started, "main, with noisy pairs": config.epochs - started}
     train, dev = stand_in(captions, images), stand_in(captions, min(VALIDATION, images), seed=1)
     short = replace(config, data="stand-in", warmup_epochs=1, epochs=2, noisy_start=0.5, checkpoint_seconds=1e9)
-    phases = []
     with tempfile.TemporaryDirectory(prefix="mispair-") as folder:
         run = Run(Path(folder) / "run", short)
         trainer = Trainer(short, with_noise(config, train), dev, run, console)
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            for name, epochs in kinds.items():
-                start, steps = time.perf_counter(), trainer.cursor.step
-                trainer._epoch()
-                if device.type == "cuda":
-                    torch.cuda.synchronize(device)
-                phases.append(Phase(name, time.perf_counter() - start, trainer.cursor.step - steps, epochs))
+            phases = [_timed(trainer, name, epochs) for name, epochs in kinds.items()]
         run.close()
     gpu = device.type == "cuda"
     name = torch.cuda.get_device_name(device) if gpu else f"{torch.get_num_threads()} CPU threads"

@@ -57,10 +57,11 @@ class Encoded:
         return len(self.pooled)
 
     def take(self, rows: Tensor) -> Encoded:
-        """The items at `rows` (on the host), in that order."""
+        """The items at `rows` (on the host, as the lengths must be), in that order, padded to the longest of them."""
         there = send(rows, self.pooled.device)
-        local = None if self.local is None else self.local[there]
-        return Encoded(local, None if self.lengths is None else self.lengths[rows], self.pooled[there])
+        lengths = None if self.lengths is None else self.lengths[rows]
+        width = None if lengths is None or not len(lengths) else int(lengths.max())
+        return Encoded(None if self.local is None else self.local[:, :width][there], lengths, self.pooled[there])
 
     def parts(self) -> tuple[Tensor, Tensor | None]:
         """`local` and `lengths` of a model that has them."""

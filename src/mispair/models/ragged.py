@@ -61,15 +61,16 @@ class Packing(NamedTuple):
 
 def packing(lengths: Tensor, width: int, device: torch.device, room: int | None = None) -> Packing:
     """Puts (B, width) items with these lengths in a row of `room` elements, by default just as long as needed."""
-    where, total = lengths.device, int(lengths.sum()) if room is None else room
+    total = int(lengths.sum()) if room is None else room
+    lengths = to(lengths, device)  # only now: the sum of lengths on the host makes nobody wait
+    where = device
     place, starts = torch.arange(total, device=where), lengths.cumsum(0) - lengths
     owner = torch.searchsorted(lengths.cumsum(0), place, right=True)
     taken, item = owner < len(lengths), owner.clamp(max=len(lengths) - 1)
     flat = torch.where(taken, item * width + place - starts[item], 0)
     real = torch.arange(width, device=where) < lengths[:, None]
     slots = torch.where(real, starts[:, None] + torch.arange(width, device=where), 0)
-    parts = [to(part, device) for part in (starts, lengths, flat, taken, owner, slots, real)]
-    return Packing(parts[0], parts[1], width, *parts[2:])
+    return Packing(starts, lengths, width, flat, taken, owner, slots, real)
 
 
 class _Move(torch.autograd.Function):

@@ -27,7 +27,9 @@ def result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> demo.DemoResult:
 
 def test_the_page_is_whole_and_stands_alone(result: demo.DemoResult) -> None:
     page = result.page.read_text()
-    assert not re.search(r'(?:src|href)="(?!data:)', page)  # nothing is fetched from anywhere
+    assert not re.search(r'src="(?!data:)', page)  # nothing is fetched from anywhere
+    assert re.findall(r'href="(.*?)"', page) == ["audit/report.html"]
+    assert (result.page.parent / "audit/report.html").is_file()
     assert "http" not in page
     queries = page.count('class="card query"')
     assert queries > 0
@@ -49,6 +51,9 @@ def test_the_figures_are_those_of_the_runs(result: demo.DemoResult) -> None:
     assert [len(training.curve) for training in result.trainings] == [3] * 3
     assert [training.networks for training in result.trainings] == [1, 2, 2]
     assert result.figures()["page"].endswith("index.html")
+    found = result.figures()["audit"]
+    assert 0 <= found["precision"] <= 1
+    assert 0 <= found["recall"] <= 1
     assert result.table().row_count == 3
 
 

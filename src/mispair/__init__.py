@@ -15,6 +15,8 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from mispair.api import fit
+    from mispair.auditing.api import audit
+    from mispair.auditing.result import Audit
     from mispair.config import Config
     from mispair.data.formats import load
     from mispair.data.noise import add_noise
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from mispair.matcher import Matcher, evaluate_together
 
 _HOME = {
+    "audit": "auditing.api",
+    "Audit": "auditing.result",
     "fit": "api",
     "Config": "config",
     "load": "data.formats",
@@ -34,6 +38,7 @@ _HOME = {
     "evaluate_together": "matcher",
 }
 __all__ = [
+    "Audit",
     "Config",
     "Matcher",
     "Pairs",
@@ -41,6 +46,7 @@ __all__ = [
     "Tokens",
     "Vectors",
     "add_noise",
+    "audit",
     "evaluate_together",
     "fit",
     "load",

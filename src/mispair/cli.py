@@ -15,7 +15,9 @@ import tyro
 from tyro.conf import OmitArgPrefixes, Positional
 
 from mispair import __version__
+from mispair.cli_audit import audit
 from mispair.cli_bench import bench_epoch, bench_speed
+from mispair.cli_encode import encode
 from mispair.config import Config, read_recipe
 from mispair.errors import ConfigError, DataError, MispairError
 
@@ -62,7 +64,7 @@ def data_noise(
     ratio: float,
     out: Path,
     seed: int = 0,
-    kind: Literal["caption", "image"] = "caption",
+    kind: Literal["caption", "image", "near", "group"] = "caption",
     json: bool = False,
 ) -> int:
     """Make a noise index: which wrong image each training caption gets.
@@ -70,20 +72,20 @@ def data_noise(
     Args:
         data: Folder of the data set, or "shapes".
         ratio: Share of the captions (or images) to move.
-        out: File to write; NCR's, BiCro's and MSCN's code reads it (kind caption), or DECL's (kind image).
+        out: File to write; NCR's, BiCro's and MSCN's code reads it (all kinds but image), or DECL's (kind image).
         seed: The same seed gives the same file.
-        kind: caption: each caption on its own (NCR); image: all captions of an image together (DECL).
+        kind: caption: each caption on its own (NCR); image: all captions of an image together (DECL); near: exchanged
+            between images that are much alike; group: exchanged between whole groups of images.
         json: Print figures for machines.
     """
     from mispair.data.formats import load
-    from mispair.data.noise import caption_noise, image_noise, load_noise, mismatch, save_noise
+    from mispair.data.noise import load_noise, mismatch, noise_index, save_noise
 
     if out.exists():
         raise DataError(f"{out} exists already; give another --out or remove it first.")
     pairs = load(data, "train", finite=False)
-    left = len(pairs.left)
-    save_noise(out, caption_noise(pairs.link, ratio, seed) if kind == "caption" else image_noise(left, ratio, seed))
-    found = mismatch(load_noise(out, pairs.link, left), pairs.link)
+    save_noise(out, noise_index(pairs, ratio=ratio, seed=seed, kind=kind))
+    found = mismatch(load_noise(out, pairs.link, len(pairs.left)), pairs.link)
     if json:
         _print_json({"file": str(out), "kind": kind, "pairs": len(pairs), "ratio": ratio, "mismatch": found})
     else:
@@ -274,6 +276,8 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "train": train,
     "eval": evaluate,
     "search": search,
+    "audit": audit,
+    "encode": encode,
     "demo": demo,
     "methods": methods,
     "data check": data_check,

@@ -118,10 +118,10 @@ def epoch_table(recipe: str, schedule: Schedule) -> Table:
     table = Table(
         title=f"{recipe}, {schedule.pairs:,} pairs, {schedule.device}", caption=f"whole schedule: {hours:.2f} h{memory}"
     )
-    for head in ("epoch", "seconds", "choosing pairs", "recording steps", "steps", "in the schedule"):
+    for head in ("epoch", "first, s", "later, s", "choosing, s", "steps", "epochs"):
         table.add_column(head, justify="left" if head == "epoch" else "right")
     for phase in schedule.phases:
-        parts = (f"{seconds:,.1f}" for seconds in (phase.seconds, phase.choosing, phase.recording))
+        parts = (f"{seconds:,.1f}" for seconds in (phase.first, phase.seconds, phase.choosing))
         table.add_row(phase.name, *parts, f"{phase.steps:,}", str(phase.epochs))
     return table
 

@@ -38,8 +38,8 @@ class Config:
 
     noise_ratio: float = 0.0
     """Share of the training pairs to make wrong on purpose."""
-    noise_kind: Literal["caption", "image"] = "caption"
-    """caption: each caption on its own (NCR); image: all captions of an image together (DECL)."""
+    noise_kind: Literal["caption", "image", "near", "group"] = "caption"
+    """caption: each on its own (NCR); image: all of an image (DECL); near: between like images; group: whole groups."""
     noise_file: str | None = None
     """Noise index to use; written there first if the file does not exist."""
     noise_seed: int | None = None

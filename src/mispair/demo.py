@@ -6,7 +6,7 @@ import base64
 import json
 import sys
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import IO, Any, cast
@@ -19,6 +19,8 @@ from rich.table import Table
 
 from mispair import __version__, checkpoint
 from mispair.api import train_and_test, with_noise
+from mispair.auditing.api import Settings, audit_to_folder
+from mispair.auditing.trained import from_pairs
 from mispair.config import Config, override, read_recipe
 from mispair.data import formats
 from mispair.data.pairs import Pairs, Tokens
@@ -54,12 +56,25 @@ class Training:
 
 
 @dataclass(frozen=True)
+class Audited:
+    """What an audit found in the same pairs without any training."""
+
+    flagged: int
+    precision: float  # share of the flagged pairs that are wrong indeed
+    recall: float  # share of the wrong pairs that are flagged
+    noise_rate: float
+    report: str  # path from the page
+
+
+@dataclass(frozen=True)
 class DemoResult:
     page: Path
     trainings: list[Training]
+    audited: Audited
 
     def figures(self) -> dict[str, Any]:
-        return {"page": str(self.page), **{training.name: training.test for training in self.trainings}}
+        trainings = {training.name: training.test for training in self.trainings}
+        return {"page": str(self.page), **trainings, "audit": asdict(self.audited)}
 
     def table(self) -> Table:
         rows = {training.name: training.test for training in self.trainings}
@@ -111,7 +126,9 @@ def run_demo(out: Path, seed: int, console: Console) -> DemoResult:
     trainings = _train_all(config, out, console)
     pairs, test = with_noise(config, formats.load(folder, "train")), formats.load(folder, "test")
     repair = next(training for training in trainings if training.name == REPAIR)
+    audited = _audit(pairs, folder, out, console)
     page = _render(
+        audited=audited,
         trainings=trainings,
         repair=repair,
         columns=COLUMNS,
@@ -128,7 +145,7 @@ def run_demo(out: Path, seed: int, console: Console) -> DemoResult:
     )
     path = out / "index.html"
     write_atomically(path, page.encode())
-    return DemoResult(path, trainings)
+    return DemoResult(path, trainings, audited)
 
 
 def _train_all(config: Config, out: Path, console: Console) -> list[Training]:
@@ -138,6 +155,18 @@ def _train_all(config: Config, out: Path, console: Console) -> list[Training]:
     with ProcessPoolExecutor(2, get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)) as pool:
         jobs = {name: pool.submit(_train, name, config, out, console.quiet) for name in longest_first}
         return [jobs[name].result() for name in TRAININGS]
+
+
+def _audit(pairs: Pairs, folder: Path, out: Path, console: Console) -> Audited:
+    """Audits the pairs as they are: the mean of the features of each picture, and the words of its caption."""
+    console.print("Auditing the same pairs without any training ...")
+    source = from_pairs(pairs, folder / "images")
+    result = audit_to_folder(source, out / "audit", Settings(), overwrite=True, console=console, command="mispair demo")
+    wrong, flagged = pairs.mismatched, result.is_mismatch
+    assert wrong is not None
+    precision, recall = (float((wrong & flagged).sum() / max(1, part.sum())) for part in (flagged, wrong))
+    rate = float(result.judge.combination.rate)
+    return Audited(int(flagged.sum()), precision, recall, rate, "audit/report.html")
 
 
 class _Named:

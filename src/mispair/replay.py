@@ -6,7 +6,6 @@ the GPU needs for them. A CUDA graph launches all of them at once; only the inpu
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
@@ -38,7 +37,6 @@ class Replay(Generic[T]):
         self._pool = torch.cuda.graph_pool_handle() if on and pool is None else pool
         self._seen: Counter[Hashable] = Counter()
         self._recorded: dict[Hashable, tuple[torch.cuda.CUDAGraph, list[Tensor], T]] = {}
-        self.recording = 0.0  # seconds spent on it so far
         self._places: dict[Hashable, Tensor] = {}  # where the inputs are read, shared by all shapes that can
 
     def __call__(self, inputs: Any) -> T:
@@ -62,7 +60,6 @@ class Replay(Generic[T]):
         places = [self._place(number, tensor) for number, tensor in enumerate(_tensors(inputs))]
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
-        started = time.perf_counter()
         try:
             # Other threads may load batches meanwhile, so only this one is watched for what cannot be recorded.
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
@@ -72,7 +69,6 @@ class Replay(Generic[T]):
             self._on = False
             return False
         self._recorded[shape] = graph, places, result
-        self.recording += time.perf_counter() - started
         return True
 
     def _place(self, number: int, tensor: Tensor) -> Tensor:

@@ -124,14 +124,18 @@ def test_bench_epoch(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
     assert [phase["epochs"] for phase in figures["phases"]] == [5, 20, 20]
     assert figures["phases"][0]["steps"] == 14  # two networks, 100 pairs
     assert figures["schedule_seconds"] == pytest.approx(
-        sum(phase["seconds"] * phase["epochs"] for phase in figures["phases"])
+        sum(phase["first"] + (phase["epochs"] - 1) * phase["seconds"] for phase in figures["phases"])
     )
     assert "clean_share" in figures["method"]
 
 
 def test_the_schedule_is_that_of_the_recipe() -> None:
-    phases = [epoch.Phase("a", 2.0, 0.0, 0.0, 1, 5), epoch.Phase("b", 4.0, 0.5, 1.0, 1, 40)]
-    assert epoch.Schedule("x", 10, phases, None, {}).seconds == 131  # steps are recorded once
+    phases = [
+        epoch.Phase("a", 2.0, 2.0, 0.0, 1, 5),
+        epoch.Phase("b", 5.0, 3.0, 0.5, 1, 40),
+        epoch.Phase("c", 9, 9, 1, 1, 0),
+    ]
+    assert epoch.Schedule("x", 10, phases, None, {}).seconds == 10 + 5 + 39 * 3
 
 
 @pytest.mark.parametrize("content", [None, b"", b"\xff\xfe\x00bad"])

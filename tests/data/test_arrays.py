@@ -23,6 +23,17 @@ def test_a_good_file_is_mapped_and_not_read(tmp_path: Path, dtype: Any) -> None:
     assert array.dtype == dtype
 
 
+def test_vectors_may_be_quantised(tmp_path: Path) -> None:
+    for dtype in (np.int8, np.float16, np.uint8):
+        np.save(tmp_path / f"{np.dtype(dtype)}.npy", np.ones((3, 2), dtype))
+    assert open_array(tmp_path / "int8.npy", kind="vector").dtype == np.int8
+    assert open_array(tmp_path / "float16.npy", kind="vector").dtype == np.float16
+    with pytest.raises(DataError, match="int8; features must be float16"):
+        open_array(tmp_path / "int8.npy")
+    with pytest.raises(DataError, match="uint8; features must be float16"):
+        open_array(tmp_path / "uint8.npy", kind="vector")
+
+
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [

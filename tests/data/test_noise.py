@@ -1,3 +1,4 @@
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -7,8 +8,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mispair.data.noise import add_noise, caption_noise, image_noise, load_noise, mismatch, save_noise
-from mispair.data.pairs import IntArray, Pairs, Vectors
+from mispair.data import noise
+from mispair.data.noise import (
+    add_noise,
+    caption_noise,
+    group_noise,
+    image_noise,
+    load_noise,
+    mismatch,
+    near_noise,
+    nearest,
+    noise_index,
+    runs,
+    save_noise,
+)  # fmt: skip
+from mispair.data.pairs import FloatArray, IntArray, Pairs, Regions, Tokens, Vectors
+from mispair.data.text import Vocabulary
 from mispair.errors import DataError
 
 FORMATS = Path(__file__).parents[3] / "shared/data/formats"
@@ -23,6 +38,30 @@ seeds = st.integers(0, 2**32 - 1)
 def make_pairs(n_images: int = 20, captions: int = 5) -> Pairs:
     n = n_images * captions
     return Pairs(Vectors(np.zeros((n_images, 2))), Vectors(np.zeros((n, 3))), np.arange(n) // captions)
+
+
+def clouds(n: int, width: int = 8, seed: int = 0) -> FloatArray:
+    """Vectors with structure: a few centres and something around them."""
+    random = np.random.RandomState(seed)
+    centres = random.standard_normal((max(1, n // 10), width))
+    return np.asarray(centres[random.randint(len(centres), size=n)] + 0.5 * random.standard_normal((n, width)))
+
+
+def cosines_by_loops(features: FloatArray) -> FloatArray:
+    """Cosine of the centred mean-pooled items, one pair of items after the other, in double precision."""
+    items = [np.mean(np.atleast_2d(item).astype(np.float64), axis=0) for item in features]
+    centre = sum(items) / len(items)
+    found = np.zeros((len(items), len(items)))
+    for i, a in enumerate(items):
+        for j, b in enumerate(items):
+            found[i, j] = np.dot(a - centre, b - centre) / np.linalg.norm(a - centre) / np.linalg.norm(b - centre)
+    return found
+
+
+def is_near(cosines: FloatArray, row: int, other: int, k: int = 10) -> bool:
+    """Whether fewer than k others are nearer; a hair is left for the rounding of single precision."""
+    nearer = sum(cosines[row, item] > cosines[row, other] + 1e-5 for item in range(len(cosines)) if item != row)
+    return other != row and nearer < k
 
 
 def protocol_of_ncr(n_caps: int, im_div: int, ratio: float, seed: int) -> IntArray:
@@ -144,7 +183,7 @@ def test_a_seed_that_numpy_cannot_take_is_refused() -> None:
 
 
 def test_an_unknown_kind_is_refused() -> None:
-    with pytest.raises(DataError, match="'word'; expected 'caption' or 'image'"):
+    with pytest.raises(DataError, match="'word'; expected 'caption', 'image', 'near' or 'group'"):
         add_noise(make_pairs(), ratio=0.4, seed=0, kind="word")  # type: ignore[arg-type]
 
 
@@ -189,6 +228,186 @@ def test_a_file_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(DataError, match="cannot be written"):
         save_noise(tmp_path / "file" / "noise.npy", np.arange(3))
+
+
+@settings(deadline=None, max_examples=40)
+@given(st.integers(2, 40), st.integers(1, 12), st.integers(0, 99))
+def test_nearest_equals_plain_loops(n: int, k: int, seed: int) -> None:
+    vectors = clouds(n, seed=seed)
+    found, cosines = nearest(vectors, k), cosines_by_loops(vectors)
+    assert found.shape == (n, min(k, n - 1))
+    for row in range(n):
+        assert len(set(found[row])) == len(found[row])
+        assert all(is_near(cosines, row, other, k) for other in found[row])
+
+
+def test_nearest_is_the_same_in_small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    vectors = clouds(50)
+    whole = np.sort(nearest(vectors, 10))
+    monkeypatch.setattr(noise, "_BLOCK", 120)
+    np.testing.assert_array_equal(np.sort(nearest(vectors, 10)), whole)
+
+
+@settings(deadline=None, max_examples=60)
+@given(images, per_image, ratios, seeds, st.booleans())
+def test_near_noise_exchanges_neighbours(n: int, im_div: int, ratio: float, seed: int, regions: bool) -> None:
+    features = clouds(3 * n).reshape(n, 3, 8) if regions else clouds(n)
+    link = np.random.RandomState(seed).permutation(np.arange(n * im_div) // im_div)
+    before = link.copy()
+    noisy = near_noise(link, features, ratio, seed)
+    assert noisy.dtype == np.int64
+    np.testing.assert_array_equal(link, before)
+    np.testing.assert_array_equal(np.sort(noisy), np.sort(link))
+    moved = np.flatnonzero(noisy != link)
+    assert len(moved) <= ratio * len(link)
+    cosines = cosines_by_loops(features) if len(moved) else np.zeros((0, 0))  # one item alone has no direction
+    assert all(is_near(cosines, link[pair], noisy[pair]) for pair in moved)
+    exchanges = np.unique(np.sort(np.stack([link[moved], noisy[moved]]), axis=0), axis=1, return_counts=True)[1]
+    assert (exchanges % 2 == 0).all()  # a got b as often as b got a
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(30, 60), per_image, st.floats(0, 0.6), seeds)
+def test_near_noise_meets_its_share_within_one_exchange(n: int, im_div: int, ratio: float, seed: int) -> None:
+    link = np.arange(n * im_div) // im_div
+    moved = np.count_nonzero(near_noise(link, clouds(n), ratio, seed) != link)
+    assert ratio * len(link) - 2 < moved <= ratio * len(link)
+
+
+def test_near_noise_of_everything_stops_where_no_partner_is_left() -> None:
+    features, link = clouds(60), np.arange(300) // 5
+    noisy, cosines = near_noise(link, features, 1.0, 0), cosines_by_loops(features)
+    left = np.flatnonzero(noisy == link)
+    assert 0 < len(left) < 100
+    for pair in left:
+        for other in left:
+            a, b = link[pair], link[other]
+            assert not (a != b and is_near(cosines, a, b) and is_near(cosines, b, a))
+
+
+def test_copies_of_an_item_never_exchange() -> None:
+    features = np.repeat(clouds(12), 5, axis=0)
+    link, photo = np.arange(60), np.arange(60) // 5
+    noisy = near_noise(link, features, 1.0, 0)  # copies are known by their features ...
+    assert np.count_nonzero(noisy != link) > 40
+    assert not ((noisy != link) & (photo[noisy] == photo)).any()
+    features += 1e-3 * clouds(60, seed=1)
+    noisy = near_noise(link, features, 1.0, 0, groups=photo)  # ... or by their group
+    assert np.count_nonzero(noisy != link) > 40
+    assert not ((noisy != link) & (photo[noisy] == photo)).any()
+    cosines = cosines_by_loops(features[::5])
+    assert all(is_near(cosines, photo[row], photo[noisy[row]]) for row in np.flatnonzero(noisy != link))
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(1, 150), per_image, ratios, seeds)
+def test_group_noise_lets_whole_groups_change_place(n: int, im_div: int, ratio: float, seed: int) -> None:
+    groups = runs(clouds(n, seed=seed % 7))
+    link = np.random.RandomState(seed).permutation(np.arange(n * im_div) // im_div)
+    before = link.copy()
+    noisy = group_noise(link, groups, ratio, seed)
+    assert noisy.dtype == np.int64
+    np.testing.assert_array_equal(link, before)
+    np.testing.assert_array_equal(np.sort(noisy), np.sort(link))
+    partners: dict[int, set[int]] = {}
+    for old, new in zip(groups[link], groups[noisy], strict=True):
+        partners.setdefault(int(old), set()).add(int(new))
+    moved = {group: new - {group} for group, new in partners.items() if new != {group}}
+    for group, new in moved.items():
+        (other,) = new
+        assert moved[other] == {group}
+        sizes = [np.count_nonzero(groups[link] == number) for number in (group, other)]
+        assert np.count_nonzero((groups[link] == group) & (noisy != link)) == min(sizes)  # all that find a place
+    exchange = 2 * im_div * np.bincount(groups).max()
+    reachable = len(link) if n > 1 else 0
+    assert abs(np.count_nonzero(noisy != link) - min(ratio * len(link), reachable)) <= exchange
+
+
+def test_all_captions_of_an_image_stay_together_when_groups_change_place() -> None:
+    noisy = group_noise(np.arange(1200) // 5, runs(clouds(240)), 0.5, 0).reshape(240, 5)
+    assert (noisy == noisy[:, :1]).all()
+    assert np.count_nonzero(noisy[:, 0] != np.arange(240)) == 120
+
+
+def test_given_groups_of_other_sizes_exchange_what_they_can() -> None:
+    groups = np.array([5, 5, 5, -1, -1, 7, 7, 7])  # the smallest of three stays alone
+    np.testing.assert_array_equal(group_noise(np.arange(8), groups, 1.0, 0), [5, 6, 7, 3, 4, 0, 1, 2])
+    np.testing.assert_array_equal(group_noise(np.arange(5), groups[:5], 1.0, 0), [3, 4, 2, 0, 1])
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(1, 200), st.integers(1, 4))
+def test_runs_are_even_in_number_and_cut_along_the_first_direction(n: int, copies: int) -> None:
+    along = np.random.RandomState(n).permutation(n).astype(np.float64)
+    features = np.stack([along, 0.01 * np.sin(along)], axis=1).repeat(copies, axis=0)
+    found, order = runs(features), np.argsort(along.repeat(copies), kind="stable")
+    turns = np.abs(np.diff(found[order]))
+    assert (turns <= np.maximum(1, copies)).all()
+    assert (found.reshape(n, copies) == found[::copies, None]).all()  # copies stay together
+    assert (np.diff(found[order]) >= 0).all() or (np.diff(found[order]) <= 0).all()
+    if copies == 1 and n > 1:
+        sizes = np.bincount(found)
+        assert len(sizes) % 2 == 0
+        assert sizes.max() - sizes.min() <= 1
+        assert len(sizes) == (10 if 10 <= n < 240 else n // 2 * 2)
+
+
+def test_runs_of_a_large_set_have_twenty_items() -> None:
+    assert (np.bincount(runs(clouds(2000))) == 20).all()
+
+
+def test_the_first_direction_is_that_of_the_covariance() -> None:
+    features = clouds(200) * np.linspace(3, 1, 8)
+    centred = features - features.mean(axis=0)
+    expected = centred @ np.linalg.eigh(centred.T @ centred)[1][:, -1]
+    found = noise._first_direction(features)
+    assert abs(np.corrcoef(found, expected)[0, 1]) > 0.999
+
+
+@pytest.mark.parametrize("kind", ["near", "group"])
+def test_hard_noise_is_determined_by_its_seed(kind: Any) -> None:
+    pairs = Pairs(Vectors(clouds(240)), Vectors(np.zeros((1200, 3))), np.arange(1200) // 5)
+    first, again, other = (add_noise(pairs, ratio=0.5, seed=seed, kind=kind).link for seed in (4, 4, 5))
+    np.testing.assert_array_equal(first, again)
+    assert (first != other).any()
+    assert mismatch(first, pairs.link) == pytest.approx(0.5)
+    np.testing.assert_array_equal(add_noise(pairs, ratio=0, seed=4, kind=kind).link, pairs.link)
+
+
+@pytest.mark.parametrize("kind", ["near", "group"])
+def test_hard_noise_is_stored_with_one_row_a_pair(tmp_path: Path, kind: Any) -> None:
+    pairs = Pairs(Regions(clouds(300).reshape(100, 3, 8)), Vectors(np.zeros((500, 3))), np.arange(500) // 5)
+    made = add_noise(pairs, ratio=0.4, seed=3, kind=kind, file=tmp_path / "noise.npy")
+    assert np.load(tmp_path / "noise.npy", allow_pickle=False).shape == (500,)
+    np.testing.assert_array_equal(load_noise(tmp_path / "noise.npy", pairs.link, 100), made.link)
+
+
+@pytest.mark.parametrize("kind", ["near", "group"])
+def test_hard_noise_needs_features_that_are_finite(kind: Any) -> None:
+    words = Tokens(np.zeros(4, np.int32), np.arange(5), Vocabulary.build(["a b"]))
+    texts = Pairs(words, Vectors(np.zeros((4, 3))), np.arange(4), name="sentences")
+    with pytest.raises(DataError, match=rf"sentences: noise of kind '{kind}' .* holds texts here; use 'caption' or"):
+        add_noise(texts, ratio=0.5, seed=0, kind=kind)
+    features = clouds(20)
+    features[7, 1] = np.nan
+    with pytest.raises(DataError, match="row 7 holds values that are not finite"):
+        add_noise(Pairs(Vectors(features), Vectors(features), np.arange(20)), ratio=0.5, seed=0, kind=kind)
+    with pytest.raises(DataError, match="noise seed is -1"):
+        add_noise(make_pairs(), ratio=0.4, seed=-1, kind=kind)
+
+
+@pytest.mark.parametrize("kind", ["near", "group"])
+def test_a_share_that_cannot_be_met_is_said(kind: Any) -> None:
+    pairs = Pairs(Vectors(clouds(1)), Vectors(clouds(5)), np.zeros(5, np.int64), name="one image")
+    with pytest.warns(
+        UserWarning, match=rf"one image: noise of kind '{kind}' makes 0\.0% .* wrong, not 60\.0% as asked"
+    ):
+        link = noise_index(pairs, ratio=0.6, seed=0, kind=kind)
+    np.testing.assert_array_equal(link, pairs.link)
+    whole = Pairs(Vectors(clouds(240)), Vectors(clouds(240)), np.arange(240))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        noise_index(whole, ratio=0.5, seed=0, kind=kind)
 
 
 @published

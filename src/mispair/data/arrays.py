@@ -16,14 +16,14 @@ _CHUNK_BYTES = 1 << 24  # stays in the cache of the processor, and is long enoug
 
 
 def open_array(
-    path: str | Path, ndim: int | None = None, *, kind: Literal["float", "integer"] = "float"
+    path: str | Path, ndim: int | None = None, *, kind: Literal["float", "integer", "vector"] = "float"
 ) -> npt.NDArray[Any]:
     """Map an .npy file into memory without reading it, after its header and its size were found to be right.
 
     Args:
         path: The file.
         ndim: How many dimensions it must have; any number by default.
-        kind: What it must hold.
+        kind: What it must hold; a "vector" may also be int8, as quantised embeddings are.
 
     Raises:
         DataError: The file is missing, damaged, truncated, pickled, or holds something else.
@@ -33,7 +33,8 @@ def open_array(
         raise DataError(f"{path}: found an array of shape {shape}; expected {ndim} dimension{'s' * (ndim > 1)}.")
     if 0 in shape:
         raise DataError(f"{path}: the array of shape {shape} holds nothing; write the file again with its rows.")
-    if kind == "float" and not (dtype.kind == "f" and dtype.itemsize <= 8 and dtype.isnative):
+    real = dtype.kind == "f" and dtype.itemsize <= 8 and dtype.isnative
+    if (kind == "float" and not real) or (kind == "vector" and not (real or dtype == np.int8)):
         raise DataError(
             f"{path}: found numbers of type {dtype.str if not dtype.isnative else dtype}; features must be float16, "
             "float32 or float64. Convert them with array.astype(numpy.float32)."

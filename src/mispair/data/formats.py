@@ -46,7 +46,7 @@ def load(
         raise DataError(f"dev_protocol is {dev_protocol!r}; expected 'full' or 'ncr'.")
     folder = find_folder(data)
     kind = layout(folder)
-    _require_split(folder, split)
+    require_split(folder, split)
     if kind == "vectors":
         return vectors.load(folder, split, finite=finite)
     return precomp.load(
@@ -125,7 +125,12 @@ def _recognise(folder: Path) -> Literal["precomp", "vectors"] | None:
     return "vectors" if vectors.found_splits(folder) else None
 
 
-def _require_split(folder: Path, split: str) -> None:
+def require_split(folder: Path, split: str) -> None:
+    """Refuse a split that the folder does not have.
+
+    Raises:
+        DataError: It names those that are there, and the file that is missing.
+    """
     names = splits(folder)
     if split in names:
         return

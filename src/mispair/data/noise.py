@@ -1,24 +1,37 @@
-"""Wrong pairs on purpose: the two noise protocols of the field, and the index files in which they are shared.
+"""Wrong pairs on purpose, and the index files in which they are shared.
 
-Caption level (NCR, BiCro, MSCN): the images of a share of the captions are shuffled, so an image keeps some right
-captions. Image level (DECL): a share of the images is permuted, and all captions of an image move together, which is
-harder. Results of the two cannot be compared.
+Two protocols of the field. Caption level (NCR, BiCro, MSCN): the images of a share of the captions are shuffled, so an
+image keeps some right captions. Image level (DECL): a share of the images is permuted, and all captions of an image
+move together, which is harder. Results of the two cannot be compared.
+
+Two more for measuring what finds wrong pairs. Near: pairs exchange their images with pairs of a much alike image, so
+that a wrong pair looks nearly right. Group: whole groups of images that belong together change place, so that the
+neighbours of a wrong pair agree with it.
 """
 
 from __future__ import annotations
 
+import hashlib
 import warnings
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
+import numpy.typing as npt
 
-from mispair.data.arrays import open_array
-from mispair.data.pairs import IntArray, Pairs
+from mispair.data.arrays import check_finite, chunks, open_array
+from mispair.data.pairs import FloatArray, IntArray, Pairs, Tokens
 from mispair.errors import DataError
 from mispair.files import replacing
 
+NoiseKind = Literal["caption", "image", "near", "group"]
+NEIGHBOURS = 10  # among how many nearest left items `near` looks for a partner
+GROUP_ITEMS = 20  # about how many left items change place together in `group`
+
+_COUPLES = 5  # of groups that change place, at least: a share is met to 20 % by them even in a tiny set
 _PLAUSIBLE = 0.02  # shuffling leaves a few pairs right by chance; more than this is another file
+_BLOCK = 1 << 22  # similarities held at once
+_TURNS = 50  # of the power iteration: the order along the direction need not be exact
 
 
 def caption_noise(link: IntArray, ratio: float, seed: int) -> IntArray:
@@ -35,9 +48,7 @@ def caption_noise(link: IntArray, ratio: float, seed: int) -> IntArray:
     array([0, 0, 1, 0, 0, 1, 1, 1, 1, 0])
     """
     _check_ratio(ratio)
-    if not 0 <= seed < 2**32:
-        raise DataError(f"The noise seed is {seed}; expected a whole number from 0 to 4,294,967,295.")
-    random = np.random.RandomState(seed)
+    random = _generator(seed)
     order = np.arange(len(link))
     random.shuffle(order)
     selected = order[: int(ratio * len(link))]
@@ -58,6 +69,140 @@ def image_noise(n_left: int, ratio: float, seed: int) -> IntArray:
     array([0, 2, 5, 3, 4, 1])
     """
     return caption_noise(np.arange(n_left), ratio, seed)
+
+
+def near_noise(
+    link: IntArray, features: FloatArray, ratio: float, seed: int, *, groups: IntArray | None = None
+) -> IntArray:
+    """Exchange the left rows of pairs whose left items are among each other's nearest neighbours: the hard case.
+
+    Near is a high cosine of the centred features, mean-pooled where they are regions. A pair is exchanged at most once.
+    Copies of one item (of one group, or with equal features) count as one, as exchanging them makes no wrong pair.
+
+    Args:
+        link: Left row of each pair.
+        features: Features of the left items, (N, D) or (N, R, D).
+        ratio: Share of the pairs to exchange, met to within one exchange. Less is reached where too few pairs have a
+            partner left whose item has theirs among its nearest, too: the highest ratios.
+        seed: Seed of numpy's legacy generator.
+        groups: Group of each left item; every item is its own by default.
+
+    >>> near_noise(np.arange(4), np.array([[9.0, 1], [9, 2], [-9, 1], [-9, 2]]), 0.5, seed=0)
+    array([2, 1, 0, 3])
+    """
+    _check_ratio(ratio)
+    random = _generator(seed)
+    noisy = np.array(link, dtype=np.int64)
+    wanted = int(ratio * len(link)) // 2
+    if not wanted:
+        return noisy
+    vectors = _pool(features)
+    item, first = _distinct(vectors, groups)
+    near = nearest(vectors[first], NEIGHBOURS)
+    both = (near[near] == np.arange(len(near))[:, None, None]).any(axis=2)
+    friends = [row[keep].tolist() for row, keep in zip(near, both, strict=True)]
+    item_of = item[noisy].tolist()
+    order = random.permutation(len(link)).tolist()
+    free: list[dict[int, None]] = [{} for _ in first]
+    for pair in order:
+        free[item_of[pair]][pair] = None
+    for pair in order:
+        own = free[item_of[pair]]
+        choices = [other for other in friends[item_of[pair]] if free[other]] if pair in own else []
+        if not choices:
+            continue
+        del own[pair]
+        partner, _ = free[choices[random.randint(len(choices))]].popitem()
+        noisy[[pair, partner]] = noisy[[partner, pair]]
+        wanted -= 1
+        if not wanted:
+            break
+    return noisy
+
+
+def group_noise(link: IntArray, groups: IntArray, ratio: float, seed: int) -> IntArray:
+    """Let whole groups of left items change place: each exchanges all its right items with another group, one by one.
+
+    Groups of about the same number of pairs are put together; what a larger one has more stays where it is.
+
+    Args:
+        link: Left row of each pair.
+        groups: Group of each left item, such as `runs` gives.
+        ratio: Share of the pairs to move, met to within one exchange of two groups.
+        seed: Seed of numpy's legacy generator.
+
+    >>> group_noise(np.arange(8) // 2, np.array([0, 0, 1, 1]), 1.0, seed=0)
+    array([2, 2, 3, 3, 0, 0, 1, 1])
+    """
+    _check_ratio(ratio)
+    random = _generator(seed)
+    noisy = np.array(link, dtype=np.int64)
+    by_item = np.argsort(noisy, kind="stable")
+    group_of = np.asarray(groups)[noisy[by_item]]
+    by_group = np.argsort(group_of, kind="stable")
+    starts = np.flatnonzero(np.diff(group_of[by_group], prepend=group_of[by_group][:1] - 1))
+    members = np.split(by_item[by_group], starts[1:])
+    shuffled = [members[number] for number in random.permutation(len(starts))]
+    largest_first = sorted(shuffled, key=len, reverse=True)
+    couples = list(zip(largest_first[::2], largest_first[1::2], strict=False))  # the smallest may stay alone
+    missing = ratio * len(link)
+    for number in random.permutation(len(couples)):
+        one, other = couples[number]
+        size = min(len(one), len(other))
+        if size <= missing:  # nearer to the share with these 2 * size pairs than without them
+            one, other = one[:size], other[:size]
+            noisy[one], noisy[other] = noisy[other], noisy[one]
+            missing -= 2 * size
+    return noisy
+
+
+def runs(features: FloatArray, *, groups: IntArray | None = None) -> IntArray:
+    """Put left items that belong together into groups: about 20 neighbours along the first principal direction.
+
+    Args:
+        features: Features of the left items, (N, D) or (N, R, D).
+        groups: Copies of one item, which stay together; those with equal features do so anyway.
+
+    Returns:
+        Run of each item (N,). Their number is even, so that each can change place with another; where there are few
+        items the runs are shorter, so that a share can be met.
+
+    >>> runs(np.arange(200.0)[:, None])[[0, 19, 20, 39, 40, 199]]
+    array([9, 9, 8, 8, 7, 0])
+    """
+    vectors = _pool(features)
+    item, first = _distinct(vectors, groups)
+    order = np.argsort(_first_direction(vectors[first]), kind="stable")
+    sizes = np.bincount(item, minlength=len(first))[order]
+    before = np.empty(len(first), dtype=np.int64)  # left items in front of this one
+    before[order] = np.cumsum(sizes) - sizes
+    most = max(1, len(first) // 2)  # couples of runs
+    count = 2 * min(most, max(_COUPLES, round(len(item) / GROUP_ITEMS / 2)))
+    return np.asarray(before * count // max(len(item), 1))[item]
+
+
+def nearest(vectors: FloatArray, k: int) -> IntArray:
+    """The k other rows of highest cosine to each row, after the mean was taken away; in no order.
+
+    Returns:
+        Row numbers (N, k), or (N, N - 1) where there are not so many.
+
+    >>> nearest(np.array([[1.0, 0], [2, 1], [-1, 0], [-2, 1]], np.float32), 1)[:, 0]
+    array([1, 0, 3, 2])
+    """
+    unit = _centred(vectors)
+    lengths = np.linalg.norm(unit, axis=1, keepdims=True)
+    unit /= np.where(lengths, lengths, 1)
+    n = len(unit)
+    k = min(k, n - 1)
+    found = np.empty((n, k), dtype=np.int64)
+    step = max(1, _BLOCK // n)
+    for start in range(0, n, step) if k else ():
+        cosines = unit[start : start + step] @ unit.T
+        rows = np.arange(len(cosines))
+        cosines[rows, start + rows] = -np.inf
+        found[start : start + step] = np.argpartition(cosines, n - k, axis=1)[:, n - k :]
+    return found
 
 
 def mismatch(link: IntArray, truth: IntArray) -> float:
@@ -103,29 +248,65 @@ def load_noise(path: str | Path, link: IntArray, n_left: int) -> IntArray:
     return index if len(index) == len(link) else index[link]
 
 
+def noise_index(pairs: Pairs, *, ratio: float, seed: int, kind: NoiseKind = "caption") -> IntArray:
+    """Make the noise index of a data set; `save_noise` stores it and `load_noise` understands it.
+
+    Returns:
+        One left row a pair, or for the kind `image` one left row a left row.
+
+    Raises:
+        DataError: The ratio, the seed or the kind is wrong, or the kind does not suit the left side.
+    """
+    _check_ratio(ratio)
+    _check_seed(seed)
+    _check_kind(kind)
+    if kind == "caption":
+        return caption_noise(pairs.link, ratio, seed)
+    if kind == "image":
+        return image_noise(len(pairs.left), ratio, seed)
+    if isinstance(pairs.left, Tokens):
+        raise DataError(
+            f"{pairs.name}: noise of kind {kind!r} goes by the features of the left side, which holds texts here; "
+            "use 'caption' or 'image'."
+        )
+    features = pairs.left.features
+    if kind == "near":
+        index = near_noise(pairs.link, features, ratio, seed, groups=pairs.groups)
+    else:
+        index = group_noise(pairs.link, runs(features, groups=pairs.groups), ratio, seed)
+    reached = mismatch(index, pairs.link)
+    if abs(reached - ratio) > _PLAUSIBLE:
+        warnings.warn(
+            f"{pairs.name}: noise of kind {kind!r} makes {reached:.1%} of the pairs wrong, not {ratio:.1%} as asked: "
+            + ("the other pairs have no near partner left." if kind == "near" else "only whole groups change place."),
+            stacklevel=2,
+        )
+    return index
+
+
 def add_noise(
     pairs: Pairs,
     *,
     ratio: float,
     seed: int,
-    kind: Literal["caption", "image"] = "caption",
+    kind: NoiseKind = "caption",
     file: str | Path | None = None,
 ) -> Pairs:
     """Join a share of the pairs wrongly; the right link stays known as the truth.
 
     Args:
         pairs: The training pairs.
-        ratio: Share of the captions (or images) to shuffle, 0 to 1.
-        seed: Seed of the shuffle.
-        kind: Which protocol.
+        ratio: Share of the captions (or images) to move, 0 to 1.
+        seed: Seed of the random choice.
+        kind: caption: shuffled (NCR); image: shuffled with all captions of an image (DECL); near: exchanged between
+            images that are much alike; group: exchanged between whole groups of images.
         file: A noise index: read where it exists (whatever `kind` and `seed` say), else made and written for next time.
 
     Raises:
         DataError: The ratio, the kind or the file is wrong.
     """
     _check_ratio(ratio)
-    if kind not in ("caption", "image"):
-        raise DataError(f"The kind of noise is {kind!r}; expected 'caption' or 'image'.")
+    _check_kind(kind)
     if file is not None and Path(file).exists():
         link = load_noise(file, pairs.link, len(pairs.left))
         found = mismatch(link, pairs.link)
@@ -138,14 +319,66 @@ def add_noise(
         return pairs.with_link(link)
     if file is not None and not ratio:
         raise DataError(f"{file}: no such noise index, and with a noise ratio of 0 there is none to make.")
-    index = (
-        caption_noise(pairs.link, ratio, seed) if kind == "caption" else image_noise(len(pairs.left), ratio, seed)
-    )  # fmt: skip
+    index = noise_index(pairs, ratio=ratio, seed=seed, kind=kind)
     if file is not None:
         save_noise(file, index)
-    return pairs.with_link(index if kind == "caption" else index[pairs.link])
+    return pairs.with_link(index[pairs.link] if kind == "image" else index)
 
 
 def _check_ratio(ratio: float) -> None:
     if not 0 <= ratio <= 1:
         raise DataError(f"The noise ratio is {ratio}; expected a share from 0 to 1, such as 0.4 for 40 %.")
+
+
+def _check_kind(kind: str) -> None:
+    if kind not in get_args(NoiseKind):
+        raise DataError(f"The kind of noise is {kind!r}; expected 'caption', 'image', 'near' or 'group'.")
+
+
+def _check_seed(seed: int) -> None:
+    if not 0 <= seed < 2**32:
+        raise DataError(f"The noise seed is {seed}; expected a whole number from 0 to 4,294,967,295.")
+
+
+def _generator(seed: int) -> np.random.RandomState:
+    _check_seed(seed)
+    return np.random.RandomState(seed)
+
+
+def _pool(features: FloatArray) -> npt.NDArray[np.float32]:
+    """One vector an item (N, D): the mean of its regions where it has some."""
+    pooled = np.empty((len(features), features.shape[-1]), dtype=np.float32)
+    for start, chunk in chunks(features):
+        pooled[start : start + len(chunk)] = chunk.mean(axis=1, dtype=np.float32) if chunk.ndim == 3 else chunk
+    check_finite(pooled, "The left features")
+    return pooled
+
+
+def _distinct(vectors: npt.NDArray[np.float32], groups: IntArray | None) -> tuple[IntArray, IntArray]:
+    """Number of each item when copies count as one, (N,), and the row of the first copy of each number."""
+    given = np.arange(len(vectors)) if groups is None else groups
+    _, first, group_of = np.unique(given, return_index=True, return_inverse=True)
+    digests: dict[bytes, int] = {}
+    number = np.array(
+        [digests.setdefault(hashlib.blake2b(vectors[row].data, digest_size=16).digest(), row) for row in first],
+        dtype=np.int64,
+    )
+    rows, numbers = np.unique(number, return_inverse=True)
+    return numbers[group_of], rows
+
+
+def _centred(vectors: FloatArray) -> npt.NDArray[np.float32]:
+    return np.asarray(vectors - vectors.mean(axis=0, dtype=np.float64), dtype=np.float32)
+
+
+def _first_direction(vectors: FloatArray) -> FloatArray:
+    """Where each row lies along the first principal direction, by power iteration from the row farthest out."""
+    centred = _centred(vectors)
+    direction = centred[np.linalg.norm(centred, axis=1).argmax()]
+    for _ in range(_TURNS):
+        turned = (centred @ direction) @ centred
+        length = np.linalg.norm(turned)
+        if not length:  # all rows are equal
+            break
+        direction = turned / length
+    return np.asarray(centred @ direction)

@@ -81,16 +81,26 @@ def _shard_rows(shards: Shards) -> str:
     return f"{sum(map(len, shards)):,} rows in {len(shards)} file{'s' * (len(shards) > 1)}"
 
 
-def _numbered(folder: Path, stem: str, suffix: str) -> list[Path]:
+def numbered(folder: Path, stem: str, suffix: str) -> list[Path]:
     """Files such as img_emb_0.npy in the order of their numbers: 10 comes after 9."""
     numbers = {path: path.stem.removeprefix(f"{stem}_") for path in folder.glob(f"{stem}_*{suffix}")}
     return sorted((path for path, number in numbers.items() if number.isdecimal()), key=lambda path: int(numbers[path]))
 
 
-def _open_shards(folder: Path, stem: str) -> Shards:
-    paths = _numbered(folder / stem, stem, ".npy")
+def shard_paths(folder: Path, stem: str) -> list[Path]:
+    """The shards of one side in their order.
+
+    Raises:
+        DataError: There is none.
+    """
+    paths = numbered(folder / stem, stem, ".npy")
     if not paths:
         raise DataError(f"{folder / stem}: no {stem}_0.npy here; expected the output of `clip-retrieval inference`.")
+    return paths
+
+
+def _open_shards(folder: Path, stem: str) -> Shards:
+    paths = shard_paths(folder, stem)
     shards = [open_array(path, ndim=2) for path in paths]
     for path, shard in zip(paths, shards, strict=True):
         if shard.shape[1] != shards[0].shape[1]:
@@ -104,9 +114,9 @@ def _open_shards(folder: Path, stem: str) -> Shards:
 def _read_metadata(folder: Path) -> tuple[list[str], list[str]]:
     """Image paths and captions of all rows; empty where there is no readable table or no such column."""
     # Parquet needs pyarrow, which nothing else here does: names are for people and for groups, so it is optional.
-    parquet = _numbered(folder, "metadata", ".parquet") if importlib.util.find_spec("pyarrow") else []
+    parquet = numbered(folder, "metadata", ".parquet") if importlib.util.find_spec("pyarrow") else []
     tables = [_read_parquet(path) for path in parquet] or [
-        _read_csv(path) for path in _numbered(folder, "metadata", ".csv")
+        _read_csv(path) for path in numbered(folder, "metadata", ".csv")
     ]
     paths, captions = (list(chain.from_iterable(table.get(name, ()) for table in tables)) for name in COLUMNS)
     return paths, captions

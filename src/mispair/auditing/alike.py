@@ -1,0 +1,276 @@
+"""Near-duplicates of one side, among up to millions of rows, in bounded memory.
+
+`Sketch` keeps 64 bits a row: on which side of 64 random planes its centred vector lies. `find_alike` compares rows that
+agree in three of the eight bytes of these codes, as near-duplicates nearly always do and other rows hardly ever, and
+believes only the true cosine. With the threshold of 0.98, two rows of this cosine are compared with this probability:
+
+    cosine      1.000  0.999  0.995  0.990  0.985  0.980  0.950  0.900  0.500
+    compared    1.000  1.000  0.997  0.983  0.958  0.922  0.623  0.244  0.000
+
+A group hangs together by links: each row of it is alike to some other row, not to all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from itertools import combinations
+
+import numpy as np
+import numpy.typing as npt
+
+from mispair.data.pairs import FloatArray, IntArray
+from mispair.errors import ConfigError
+
+Codes = npt.NDArray[np.uint64]
+Mask = npt.NDArray[np.bool_]
+Gather = Callable[[IntArray], FloatArray]
+
+BITS, BYTES, SHARED = 64, 8, 3  # of a code; how many of its bytes must be equal for a comparison
+_SEED = 64
+_SLACK = 1.75  # standard deviations by which a pair may differ in more bits than a cosine at the threshold does
+_WINDOW = 64  # how many rows behind it in the same bucket a row is compared with, at most
+_PATIENCE = 1  # true cosines a row and table: where most rows lie in dense clouds, all of them would take too long
+_PART = 1 << 20  # rows looked at together
+_GATHERED = 1 << 12  # rows or pairs of rows whose vectors are held at once
+_PLACE = 40  # bits for a row's place beside three bytes of its code in one number
+
+
+class Sketch:
+    """The codes of all rows, filled block by block in any order and by blocks of any size."""
+
+    def __init__(self, n_rows: int, mean: FloatArray) -> None:
+        """Starts with empty codes.
+
+        Args:
+            n_rows: How many rows there will be.
+            mean: Mean of the vectors (D,): embeddings lie in a narrow cone, and around its axis they differ most.
+        """
+        self.mean = np.asarray(mean, dtype=np.float32)
+        self.codes: Codes = np.zeros(n_rows, dtype=np.uint64)
+        normal = np.random.RandomState(_SEED).standard_normal((len(self.mean), BITS))
+        # Whole numbers on both sides make the sums exact, so that a code does not depend on the order of adding, which
+        # changes with the size of the block. 20 bits a unit vector and 15 bits a plane leave room for any width.
+        self._planes = np.rint(normal * 2**12)
+
+    def add(self, start: int, vectors: FloatArray) -> None:
+        """Takes the rows from `start` on.
+
+        Args:
+            start: Number of the first row.
+            vectors: Their vectors (n, D). A row that is not finite gets some code and never counts as alike.
+        """
+        for first in range(0, len(vectors), _GATHERED):
+            units = _units(vectors[first : first + _GATHERED], self.mean)
+            with np.errstate(invalid="ignore"):
+                sides = np.rint(units.astype(np.float64) * 2**20) @ self._planes > 0
+            codes = np.packbits(sides, axis=1, bitorder="little").view("<u8")[:, 0]
+            self.codes[start + first : start + first + len(codes)] = codes
+
+
+def find_alike(
+    codes: Codes,
+    gather: Gather,
+    threshold: float = 0.98,
+    *,
+    mean: FloatArray | None = None,
+    leave_out: Mask | None = None,
+) -> list[IntArray]:
+    """Finds groups of rows that are nearly the same.
+
+    Exact duplicates are always found. The work stays bounded where very many rows are alike: in buckets beyond 64 rows
+    not all are compared with all, and of each set of such rows with one code only a representative goes on.
+
+    Args:
+        codes: The codes of all rows (N,), from `Sketch`.
+        gather: Gives the vectors (n, D) of row numbers, which are ascending and at most 8,192 at a time.
+        threshold: Cosine of the centred vectors from which two rows are alike.
+        mean: What to take from the vectors first, the `mean` of the sketch; nothing by default.
+        leave_out: Rows that are never in a group (N,).
+
+    Returns:
+        Groups of at least two rows as ascending row numbers, the largest group first.
+
+    Raises:
+        ConfigError: The threshold is no such cosine.
+
+    >>> vectors = np.eye(4, dtype=np.float32)[[0, 1, 0, 2, 1, 0]]
+    >>> sketch = Sketch(6, mean=np.zeros(4))
+    >>> sketch.add(0, vectors)
+    >>> find_alike(sketch.codes, vectors.__getitem__)
+    [array([0, 2, 5]), array([1, 4])]
+    """
+    if not 0.5 < threshold <= 1:
+        raise ConfigError(
+            f"The cosine from which rows count as alike is {threshold}; expected more than 0.5 and at most 1."
+        )
+    rows = np.arange(len(codes)) if leave_out is None else np.flatnonzero(~leave_out)
+    rows = rows[np.argsort(codes[rows], kind="stable")]
+    # From here on a row is known by its place in the order of the codes, and rows of one code by their content: the
+    # result cannot depend on the order of the rows, and exact duplicates are neighbours.
+    _sort_equal_codes(codes, rows, gather)
+    ordered = codes[rows]
+    search = _Search(ordered, rows, gather, threshold, mean)
+    run = np.cumsum(_starts(ordered)) - 1
+    everything = np.arange(len(rows))
+    search.join_neighbours(run, everything)
+    long = np.bincount(run, minlength=1)[run] > _WINDOW
+    entries = everything[~long | (search.sets.find(everything) == everything)]
+    del run, long, everything
+    for chosen in combinations(range(BYTES), SHARED):
+        sooner = [byte for byte in range(chosen[-1]) if byte not in chosen]
+        search.join_neighbours(*_sort_by_bytes(ordered, entries, chosen), sooner)
+    return _groups(search.sets, rows)
+
+
+class _Search:
+    """Compares neighbours in a sorted table and joins those that are alike."""
+
+    def __init__(self, codes: Codes, rows: IntArray, gather: Gather, threshold: float, mean: FloatArray | None) -> None:
+        self.sets = _Sets(len(rows))
+        self._codes, self._rows, self._gather, self._mean = codes, rows, gather, mean
+        self._farthest = 2 * (1 - threshold)  # squared distance of unit vectors; two zero vectors are alike by it, too
+        differ = math.acos(threshold) / math.pi
+        self._most_bits = math.floor(BITS * differ + _SLACK * math.sqrt(BITS * differ * (1 - differ)))
+
+    def join_neighbours(self, key: npt.NDArray[np.integer], places: IntArray, sooner: Sequence[int] = ()) -> None:
+        """Joins places that are alike, among those with one key and not far from each other.
+
+        Args:
+            key: Bucket of each entry of the table, ascending.
+            places: The entries.
+            sooner: Bytes which, where they are equal as well, have brought the two together in another table already.
+        """
+        for start in range(0, len(places), _PART):
+            at = np.arange(start, min(start + _PART, len(places)))
+            patience = _PATIENCE * len(at)
+            for shift in range(1, _WINDOW + 1):
+                at = at[at + shift < len(places)]
+                at = at[key[at] == key[at + shift]]  # the key ascends: what is apart stays apart
+                if not len(at) or patience < 0:
+                    break
+                one, other = places[at], places[at + shift]
+                differ = self._codes[one] ^ self._codes[other]
+                near = _count_bits(differ) <= self._most_bits
+                for byte in sooner:
+                    near &= (differ & np.uint64(0xFF << 8 * byte)) != 0
+                one, other = one[near], other[near]
+                new = self.sets.find(one) != self.sets.find(other)
+                one, other = one[new], other[new]
+                patience -= len(one)
+                alike = self._are_alike(one, other)
+                self.sets.join(one[alike], other[alike])
+
+    def _are_alike(self, one: IntArray, other: IntArray) -> Mask:
+        """Whether the true vectors are, pair by pair."""
+        found = np.empty(len(one), dtype=np.bool_)
+        for start in range(0, len(one), _GATHERED):
+            part = slice(start, start + _GATHERED)
+            both = np.concatenate([self._rows[one[part]], self._rows[other[part]]])
+            needed, where = np.unique(both, return_inverse=True)
+            units = _units(self._gather(needed), self._mean)
+            half = len(both) // 2
+            apart = units[where[:half]] - units[where[half:]]
+            found[part] = np.square(apart, out=apart).sum(axis=1) <= self._farthest
+        return found
+
+
+class _Sets:
+    """Union-find over whole arrays of links; the lowest member stands for a set."""
+
+    def __init__(self, size: int) -> None:
+        self._above = np.arange(size)
+
+    def find(self, members: IntArray) -> IntArray:
+        """The lowest member of the set of each."""
+        top = self._above[members]
+        while True:
+            higher = self._above[top]
+            if np.array_equal(higher, top):
+                break
+            top = higher
+        self._above[members] = top
+        return top
+
+    def join(self, one: IntArray, other: IntArray) -> None:
+        """Makes one set of the sets of each link's two ends."""
+        while len(one):
+            one, other = self.find(one), self.find(other)
+            apart = one != other
+            one, other = one[apart], other[apart]
+            low, high = np.minimum(one, other), np.maximum(one, other)
+            self._above[high] = low  # of several links of one set the last one wins, and the next turn sees to the rest
+            while True:  # a chain of n sets becomes flat in log n turns, as each link of it is in `high`
+                above = self._above[high]
+                higher = self._above[above]
+                if np.array_equal(higher, above):
+                    break
+                self._above[high] = higher
+
+
+def _sort_equal_codes(codes: Codes, rows: IntArray, gather: Gather) -> None:
+    """Sorts the rows of one code by a fingerprint of their vectors; in place."""
+    ordered = codes[rows]
+    starts = _starts(ordered)
+    shared = np.flatnonzero(~(starts & np.append(starts[1:], True)))
+    members = np.sort(rows[shared])  # read in their order on disk
+    prints = np.empty(len(members), dtype=np.uint64)
+    for start in range(0, len(members), _GATHERED):
+        part = slice(start, start + _GATHERED)
+        prints[part] = _fingerprints(gather(members[part]))
+    rows[shared] = members[np.lexsort((prints, codes[members]))]
+
+
+def _fingerprints(vectors: FloatArray) -> Codes:
+    """A number that equal vectors share and others do not: a sum of the bits with random weights, modulo 2 ** 64."""
+    bits = (np.ascontiguousarray(vectors, dtype=np.float32) + 0.0).view(np.uint32)  # makes -0 equal to 0
+    weights = np.random.RandomState(_SEED).randint(2**64, size=bits.shape[1], dtype=np.uint64) | np.uint64(1)
+    return np.asarray((bits * weights).sum(axis=1, dtype=np.uint64))
+
+
+def _sort_by_bytes(codes: Codes, entries: IntArray, chosen: Sequence[int]) -> tuple[npt.NDArray[np.integer], IntArray]:
+    """The entries sorted by some bytes of their codes, as (key, places)."""
+    table = entries.astype(np.uint64)
+    for number, byte in enumerate(chosen):
+        value = (codes[entries] >> np.uint64(8 * byte)) & np.uint64(0xFF)
+        table |= value << np.uint64(_PLACE + 8 * number)
+    table.sort()  # one number an entry sorts several times faster than an argsort
+    return (table >> np.uint64(_PLACE)).astype(np.uint32), (table & np.uint64(2**_PLACE - 1)).astype(np.int64)
+
+
+def _groups(sets: _Sets, rows: IntArray) -> list[IntArray]:
+    top = sets.find(np.arange(len(rows)))
+    members = np.flatnonzero(np.bincount(top, minlength=1)[top] > 1)
+    members = members[np.lexsort((rows[members], top[members]))]
+    groups = np.split(rows[members], np.flatnonzero(_starts(top[members]))[1:]) if len(members) else []
+    return sorted(groups, key=lambda group: (-len(group), group[0]))
+
+
+def _units(vectors: FloatArray, mean: FloatArray | None) -> npt.NDArray[np.float32]:
+    """Centred vectors of length one; a vector equal to the mean stays zero."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        centred = np.array(vectors, dtype=np.float32, order="C")
+        if mean is not None:
+            centred -= mean
+        lengths = np.sqrt(np.square(centred).sum(axis=1, keepdims=True))
+        centred /= np.where(lengths == 0, 1, lengths)
+    return centred
+
+
+def _count_bits(numbers: Codes) -> Codes:
+    """How many bits of each number are set: sums of pairs of bits, of fours, of bytes, then of all bytes.
+
+    numpy has a function for this only since 2.0.
+    """
+    pairs, fours, bytes_ = (np.uint64(mask) for mask in (0x5555555555555555, 0x3333333333333333, 0x0F0F0F0F0F0F0F0F))
+    counts = numbers - ((numbers >> np.uint64(1)) & pairs)
+    counts = (counts & fours) + ((counts >> np.uint64(2)) & fours)
+    counts = (counts + (counts >> np.uint64(4))) & bytes_
+    return np.asarray((counts * np.uint64(0x0101010101010101)) >> np.uint64(56))
+
+
+def _starts(values: npt.NDArray[np.generic]) -> Mask:
+    """Where a value differs from the one before it."""
+    starts = np.ones(len(values), dtype=np.bool_)
+    starts[1:] = values[1:] != values[:-1]
+    return starts

@@ -1,0 +1,305 @@
+"""`mispair.audit(left, right) -> Audit`, and the same for files."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+from rich.console import Console
+
+from mispair import __version__
+from mispair.auditing.alike import find_alike
+from mispair.auditing.calibrate import FloatArray, probability
+from mispair.auditing.folds import fold_numbers, sample
+from mispair.auditing.judge import Judge, learn
+from mispair.auditing.partners import find_partners
+from mispair.auditing.progress import progress
+from mispair.auditing.result import THRESHOLD, Audit
+from mispair.auditing.scan import READABLE, faults, scan
+from mispair.auditing.source import Source, from_memory
+from mispair.data.pairs import IntArray
+from mispair.devices import pick_device
+from mispair.errors import DataError
+from mispair.files import write_atomically
+
+SAMPLE = 1 << 15  # pairs that the judge learns from
+LEAST = 50  # pairs, below which there is nothing to learn from
+MENDED = 10_000  # flagged pairs that get suggestions, the most suspicious first
+FEW_PAIRS = 1000  # below, the audit says that it is unsure
+UNFINISHED, MARK, JUDGE = "unfinished", "audit.json", "judge.safetensors"  # folder of work to go on with, files in it
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What an audit may be told.
+
+    Attributes:
+        joint: Both sides come from encoders with a common space, such as CLIP.
+        checked: Ids of pairs that a person has looked at, and whether they are right.
+        device: auto, cpu, cuda, cuda:1, mps.
+        workers: Blocks of pairs measured at the same time; by default as many as there are cores.
+    """
+
+    joint: bool = False
+    checked: Mapping[str, bool] | None = None
+    device: str = "auto"
+    workers: int | None = None
+
+
+def audit(
+    left: Any,
+    right: Any,
+    ids: Sequence[str] | None = None,
+    groups: Sequence[Any] | None = None,
+    *,
+    texts: Sequence[str] | None = None,
+    joint: bool = False,
+    checked: Mapping[str, bool] | None = None,
+    device: str = "auto",
+) -> Audit:
+    """Finds the wrong pairs among two sets of embeddings.
+
+    Args:
+        left: (N, D) vectors, numpy or torch, such as those of the images.
+        right: (N, E) vectors of their partners. The two need not share a space or a width.
+        ids: Names of the pairs; by default their numbers.
+        groups: Pairs with the same value share their left item, as five captions of one image do.
+        texts: Captions, for the report.
+        joint: Whether both come from encoders with a common space, such as CLIP.
+        checked: Pairs that a person has looked at: id, and whether it is right.
+        device: auto, cpu, cuda, cuda:1, mps.
+
+    Raises:
+        DataError: The arrays do not belong together, or there are too few pairs.
+    """
+    return audit_source(from_memory(left, right, ids, groups, texts), Settings(joint, checked, device))
+
+
+def audit_source(
+    source: Source,
+    settings: Settings,
+    *,
+    work: Path | None = None,
+    console: Console | None = None,
+    command: str = "",
+) -> Audit:
+    """Audits pairs from wherever they are.
+
+    Args:
+        source: The pairs.
+        settings: How.
+        work: Folder in which unfinished work is kept; an audit that was killed goes on with what is there.
+        console: Where to show progress.
+        command: The command line, for the report.
+    """
+    started, device = time.monotonic(), pick_device(settings.device)
+    _check(source, settings)
+    groups = source.groups
+    with progress(console, len(source)) as show:
+        show.say("learning what a right pair is like")
+        judge = _judge(source, settings, device, work)
+        show.say("measuring all pairs")
+        workers = settings.workers or os.cpu_count() or 1
+        found = scan(source, judge, groups, workers=workers, device=device, folder=work, step=show.step)
+        match = probability(judge.combination.score(found.measures)).astype(np.float32)
+        flagged = np.flatnonzero(match < THRESHOLD)
+        mended = flagged[match[flagged].argsort(kind="stable")][:MENDED]
+        show.say("looking for better partners")
+        new_rights, new_lefts = (
+            find_partners(source, judge, mended, match, groups, keep_left=keep_left, device=device)
+            for keep_left in (True, False)
+        )
+        show.say("looking for near-duplicates")
+        unread = found.status != READABLE
+        alike = [_alike(source, judge, side, found.codes[side], groups, unread) for side in range(2)]
+    seconds = time.monotonic() - started
+    notes = tuple(_notes(source, judge, len(flagged)))
+    return Audit(source, judge, found, mended, new_rights, new_lefts, (alike[0], alike[1]), notes, command, seconds)
+
+
+def _check(source: Source, settings: Settings) -> None:
+    if len(source) < LEAST:
+        raise DataError(
+            f"{source.name}: {len(source):,} pairs; an audit needs at least {LEAST} to learn what right pairs are like."
+        )
+    if settings.joint and source.widths[0] != source.widths[1]:
+        raise DataError(
+            f"{source.name}: the left vectors have {source.widths[0]} numbers and the right ones {source.widths[1]}; "
+            "encoders with a common space give equally many, so leave out --joint."
+        )
+    if settings.workers is not None and settings.workers < 1:
+        raise DataError(f"--workers is {settings.workers}; expected at least 1.")
+    _told(source, settings)  # refuses ids that are not there
+
+
+def _judge(source: Source, settings: Settings, device: torch.device, work: Path | None) -> Judge:
+    """What was learned before an interruption, else learned now."""
+    if work is None:
+        return _learn(source, settings, device)
+    path = work / JUDGE
+    if not _is_whole(path):
+        for part in work.glob("part-*.npz"):  # by a judge that is lost
+            part.unlink()
+        write_atomically(path, safetensors.torch.save(_learn(source, settings, device).state()))
+    # Read back even when it was learned now: an audit that goes on cannot have another judge than an unbroken one.
+    return Judge.of(safetensors.torch.load(path.read_bytes()), device)
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        safetensors.torch.load(path.read_bytes())
+    except (OSError, safetensors.SafetensorError):
+        return False
+    return True
+
+
+def _learn(source: Source, settings: Settings, device: torch.device) -> Judge:
+    groups = np.arange(len(source)) if source.groups is None else source.groups
+    readable = np.setdiff1d(np.arange(len(source)), np.array(sorted(source.known), dtype=np.int64))
+    rows = sample(readable, SAMPLE)
+    told = _told(source, settings)
+    rows = np.union1d(rows, np.fromiter(told, dtype=np.int64, count=len(told)))
+    left, right = source.gather(rows)
+    good = np.flatnonzero(faults(left, right) == READABLE)
+    if len(good) < LEAST:
+        raise DataError(
+            f"{source.name}: only {len(good):,} of {min(len(source), SAMPLE):,} sampled pairs can be used: have no bad "
+            f"status or id, and vectors that are finite and not zero. At least {LEAST} are needed; look at how the "
+            "embeddings were made."
+        )
+    rows, left, right = rows[good], left[good], right[good]
+    checked: FloatArray | None = None
+    if told:
+        checked = np.array([told.get(int(row), np.nan) for row in rows])
+    for name, side in (("left", left), ("right", right)):
+        if not (side != side[0]).any():
+            raise DataError(f"{source.name}: all {name} vectors are the same, so nothing can be learned from them.")
+    sides = torch.from_numpy(left).to(device), torch.from_numpy(right).to(device)
+    own = groups[rows]
+    return learn(*sides, fold_numbers(own), own, joint=settings.joint, checked=checked)
+
+
+def _told(source: Source, settings: Settings) -> dict[int, float]:
+    """Rows that a person has checked: 1 right, 0 wrong."""
+    if not settings.checked:
+        return {}
+    rows = source.find([str(name) for name in settings.checked])
+    known = source.known
+    told = zip(rows.tolist(), settings.checked.values(), strict=True)
+    return {row: float(right) for row, right in told if row not in known}
+
+
+def _alike(source: Source, judge: Judge, side: int, codes: Any, groups: IntArray | None, unread: Any) -> list[IntArray]:
+    """Groups of near-duplicates on one side; rows that are known to share their left item are not news."""
+    mean = judge.frames[side].mean.double().cpu().numpy()
+    vectors = (source.left, source.right)[side]
+    leave_out = unread.copy()
+    if side == 0 and groups is not None:
+        readable = np.flatnonzero(~unread)
+        leave_out[:] = True
+        leave_out[readable[np.unique(groups[readable], return_index=True)[1]]] = False  # one row a left item
+    return find_alike(codes, vectors.gather, mean=mean, leave_out=leave_out)
+
+
+def _notes(source: Source, judge: Judge, flagged: int) -> list[str]:
+    notes = []
+    best = float(judge.separations.max())
+    if len(source) < FEW_PAIRS:
+        notes.append(f"{len(source):,} pairs are few to learn from: take the scores as an order rather than as odds.")
+    if best < 0.6:
+        notes.append(
+            "Hardly any measure tells the pairs from shuffled ones: either nearly all pairs are wrong, or these "
+            "embeddings say too little about what the two sides share."
+        )
+    if flagged > MENDED:
+        notes.append(f"Partners were looked for only for the {MENDED:,} most suspicious of {flagged:,} flagged pairs.")
+    notes.append(
+        "The noise rate is estimated against random pairs. Partners that were exchanged among look-alikes are harder "
+        "to notice and are counted only in part."
+    )
+    return notes
+
+
+# ---------------------------------------------------------------------- folders
+
+
+def audit_to_folder(
+    source: Source,
+    out: Path,
+    settings: Settings,
+    *,
+    overwrite: bool = False,
+    console: Console | None = None,
+    command: str = "",
+) -> Audit:
+    """Audits and writes `pairs.parquet`, `pairs.csv`, `suggestions.csv`, `summary.json` and `report.html`.
+
+    An audit that was interrupted goes on when it is called again with the same input and settings.
+    """
+    _claim(source, out, settings, overwrite)
+    work = out / UNFINISHED
+    try:
+        audit = audit_source(source, settings, work=work, console=console, command=command)
+    except DataError:
+        if not (work / JUDGE).exists():  # nothing to go on with, and the mended input must not be refused for it
+            shutil.rmtree(work)
+        raise
+    for name in ("pairs.parquet", "pairs.csv"):
+        audit.to_parquet(out / name, overwrite=True)
+    from mispair.auditing.output import write_table
+
+    suggestions = audit.suggestions
+    write_table(out / "suggestions.csv", {name: suggestions[name] for name in suggestions.column_names}, True)
+    audit.to_html(out / "report.html")
+    write_atomically(out / "summary.json", (json.dumps(audit.summary, indent=2) + "\n").encode())
+    shutil.rmtree(work)
+    return audit
+
+
+def _claim(source: Source, out: Path, settings: Settings, overwrite: bool) -> None:
+    """Takes the folder for this audit, or says why not."""
+    _check(source, settings)
+    pick_device(settings.device)
+    check_free(out, overwrite)
+    if any(path.resolve().is_relative_to(out.resolve()) for path in source.files):
+        raise DataError(f"{out}: this is where the audited data is, which is never changed; choose another --out.")
+    mark = out / UNFINISHED / MARK
+    checked = sorted((str(name), bool(right)) for name, right in (settings.checked or {}).items())
+    own = {"mispair": __version__, "input": source.fingerprint(), "joint": settings.joint, "checked": checked}
+    own = json.loads(json.dumps(own))
+    if overwrite:
+        shutil.rmtree(out / UNFINISHED, ignore_errors=True)
+    elif mark.exists() and _read(mark) != own:
+        raise DataError(
+            f"{out} holds an unfinished audit of other pairs or with other settings; give another --out, or "
+            "--overwrite to drop it."
+        )
+    write_atomically(mark, json.dumps(own).encode())
+
+
+def check_free(out: Path, overwrite: bool) -> None:
+    """Refuses a folder that holds something else than an audit to go on with.
+
+    Raises:
+        DataError: It does, and may not be replaced; or it is a file.
+    """
+    if out.exists() and not out.is_dir():
+        raise DataError(f"{out}: this is a file; --out must be a folder.")
+    if not overwrite and out.exists() and any(out.iterdir()) and not (out / UNFINISHED / MARK).exists():
+        raise DataError(f"{out} is not empty; give another --out, or --overwrite to replace the audit in it.")
+
+
+def _read(mark: Path) -> Any:
+    try:
+        return json.loads(mark.read_bytes())
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,176 @@
+"""From measures to the probability that a pair is right, without any ground truth.
+
+Shuffled pairs are known to be wrong. So the scores of the observed pairs are a mixture: a share of them, the noise
+rate, is scattered as the shuffled ones are, the rest are right pairs. That gives the noise rate, the probability that a
+pair with some score is right, and how much each measure is worth.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from mispair.auditing.isotonic import rising
+
+FloatArray = npt.NDArray[np.float64]
+LOWER_QUANTILES = np.linspace(0.2, 0.5, 7)  # of the shuffled pairs' scores, where right pairs are rare
+DRAWS = 200  # bootstrap samples for the interval
+ROUNDS = 3  # of weighing the measures and asking again which pairs are right
+SHUFFLED, CLOSE = 0.5, 0.1  # how much these pairs count beside an observed one
+PIECE = 1 << 18  # rows scored at a time
+RIDGE = 10.0  # holds weights near 0 that the data does not ask for
+FAR = (-8.0, 12.0)  # standard deviations; nothing beyond says more
+
+
+def noise_rate(observed: FloatArray, shuffled: FloatArray) -> float:
+    """Share of the observed scores that are scattered as the shuffled ones.
+
+    Where right pairs are rare, at the lower scores, the observed pairs are as dense as that share of the shuffled ones.
+    """
+    shuffled = np.sort(shuffled)
+    bounds = np.quantile(shuffled, LOWER_QUANTILES)
+    # Where scores are equal, more of the shuffled ones are not above a quantile than its name says: they are counted.
+    below, expected = (
+        np.searchsorted(scores, bounds, side="right") / len(scores) for scores in (np.sort(observed), shuffled)
+    )
+    return float(np.clip(np.mean(below / expected), 0, 1))
+
+
+def noise_interval(observed: FloatArray, shuffled: FloatArray) -> tuple[float, float]:
+    """95 % of the noise rates of resampled scores lie in here."""
+    rng = np.random.default_rng(0)
+    rates = [noise_rate(rng.choice(observed, len(observed)), rng.choice(shuffled, len(shuffled))) for _ in range(DRAWS)]
+    return float(np.quantile(rates, 0.025)), float(np.quantile(rates, 0.975))
+
+
+def right_probability(observed: FloatArray, shuffled: FloatArray, rate: float) -> FloatArray:
+    """Probability that each observed pair is right: never falls with the score.
+
+    No pair is quite certain even at a rate of 0, or nothing would be left to tell the better ones from the worse.
+    """
+    rate = max(rate, 0.5 / len(observed))
+    scores = np.concatenate([observed, shuffled])
+    order = scores.argsort(kind="stable")
+    is_observed = (order < len(observed)).astype(np.float64)
+    share = np.empty(len(scores))
+    share[order] = rising(is_observed)  # how many of the pairs with about this score are observed ones
+    share = share[: len(observed)]
+    density = share / len(observed) / np.maximum((1 - share) / len(shuffled), 1e-12)  # of observed over shuffled
+    return np.clip(1 - rate / np.maximum(density, 1e-12), 0, 1)
+
+
+@dataclass(frozen=True)
+class Combination:
+    """How measures become one score and a probability.
+
+    The score is the logarithm of the odds that a pair is right, as far as a weighted sum of the measures can tell.
+    """
+
+    centre: FloatArray  # (m,) mean of each measure over shuffled pairs
+    spread: FloatArray  # (m,) its standard deviation
+    weights: FloatArray  # (m,)
+    slope: float
+    offset: float
+    rate: float  # noise rate
+    low: float
+    high: float
+
+    def score(self, measures: npt.NDArray[np.floating]) -> FloatArray:
+        """(n,) log odds from (n, m) measures, in pieces: there may be millions."""
+        score = np.empty(len(measures))
+        for start in range(0, len(measures), PIECE):
+            part = standardised(measures[start : start + PIECE], self.centre, self.spread)
+            score[start : start + PIECE] = self.slope * (part @ self.weights) + self.offset
+        return score
+
+    def shares(self) -> FloatArray:
+        """(m,) share of each measure in the score."""
+        sizes = np.abs(self.weights)
+        return sizes / max(float(sizes.sum()), 1e-12)
+
+
+def probability(score: FloatArray) -> FloatArray:
+    """From log odds to the probability that a pair is right."""
+    return np.asarray(1 / (1 + np.exp(-np.clip(score, -60, 60))))
+
+
+def standardised(measures: npt.NDArray[np.floating], centre: FloatArray, spread: FloatArray) -> FloatArray:
+    return np.clip((measures - centre) / spread, *FAR)
+
+
+def combine(
+    observed: npt.NDArray[np.floating],
+    shuffled: npt.NDArray[np.floating],
+    close: npt.NDArray[np.floating],
+    trust: FloatArray,
+    checked: FloatArray | None = None,
+) -> Combination:
+    """Weighs the measures.
+
+    Args:
+        observed: (n, m) measures of the pairs.
+        shuffled: (s, m) measures of pairs that are known to be wrong.
+        close: (c, m) measures of pairs with the partner of a near neighbour, most of which are wrong. They teach which
+            measures notice a small mistake; the noise rate knows nothing of them.
+        trust: (n,) a first guess of the probability that each pair is right.
+        checked: (n,) 1 for pairs that a person has found right, 0 for wrong, NaN for all others.
+    """
+    centre, spread = shuffled.mean(0, dtype=np.float64), shuffled.std(0, dtype=np.float64) + 1e-9
+    a, b, c = (standardised(part, centre, spread) for part in (observed, shuffled, close))
+    known = np.zeros(len(a), dtype=bool) if checked is None else ~np.isnan(checked)
+    worth = np.where(known, _worth_of_checked(known), 1.0)
+    rate = 0.0
+    for _ in range(ROUNDS):
+        if checked is not None:
+            trust = np.where(known, np.nan_to_num(checked), trust)
+        weights, _ = logistic(
+            np.concatenate([a, b, c]),
+            np.concatenate([trust, np.zeros(len(b) + len(c))]),
+            np.concatenate([worth, np.full(len(b), SHUFFLED), np.full(len(c), CLOSE)]),
+            RIDGE,
+        )
+        score, null = a @ weights, b @ weights
+        rate = noise_rate(score, null)
+        trust = right_probability(score, null, rate)
+    low, high = noise_interval(score, null)
+    target = trust if checked is None else np.where(known, np.nan_to_num(checked), trust)
+    slope, offset = logistic(score[:, None], target, worth, 1e-3)
+    return Combination(centre, spread, weights, max(float(slope[0]), 1e-6), offset, rate, low, high)
+
+
+def _worth_of_checked(known: npt.NDArray[np.bool_]) -> float:
+    """How many guessed pairs one checked pair counts for: all checked ones together as much as a tenth of the rest."""
+    return max(1.0, 0.1 * len(known) / max(1, int(known.sum())))
+
+
+def logistic(x: FloatArray, target: FloatArray, worth: FloatArray, ridge: float) -> tuple[FloatArray, float]:
+    """Weights (m,) and offset of a logistic regression on soft targets, by Newton's method.
+
+    Args:
+        x: (n, m).
+        target: (n,) probabilities.
+        worth: (n,) how much each row counts.
+        ridge: Penalty on the squared weights, not on the offset.
+    """
+    design = np.hstack([x, np.ones((len(x), 1))])
+    penalty = np.diag([ridge] * x.shape[1] + [1e-9])
+    beta = np.zeros(design.shape[1])
+
+    def loss(beta: FloatArray) -> float:
+        z = design @ beta
+        return float((worth * (np.logaddexp(0, z) - target * z)).sum() + 0.5 * beta @ penalty @ beta)
+
+    best = loss(beta)
+    for _ in range(50):
+        p = probability(design @ beta)
+        gradient = design.T @ (worth * (p - target)) + penalty @ beta
+        curvature = (design * (worth * np.maximum(p * (1 - p), 1e-6))[:, None]).T @ design + penalty
+        step, length = np.linalg.solve(curvature, gradient), 1.0
+        while (now := loss(beta - length * step)) > best and length > 1e-4:
+            length /= 2
+        if now > best or best - now < 1e-9 * abs(best):
+            break
+        beta, best = beta - length * step, now
+    return beta[:-1], float(beta[-1])

@@ -1,0 +1,105 @@
+"""The drawings of the report as coordinates, which the template turns into SVG.
+
+(0, 0) is the upper left corner of a plot; the numbers at its axes stand outside.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+WIDTH, HEIGHT = 460, 210
+
+
+@dataclass(frozen=True)
+class Axes:
+    """Where the numbers stand."""
+
+    top: float  # what the full height stands for
+    xs: list[tuple[float, str]]
+    ys: list[tuple[float, str]]
+
+    @property
+    def margin(self) -> float:
+        """Room that the numbers at the vertical axis need."""
+        return 12 + 10.5 * max(len(label) for _, label in self.ys)
+
+    def height(self, value: float) -> float:
+        return HEIGHT * value / self.top
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A bin of the histogram: the wrong pairs below, the right ones on top of them."""
+
+    low: float
+    high: float
+    pairs: int
+    expected_right: float
+    x: float
+    width: float
+    wrong: float  # heights
+    right: float
+
+
+@dataclass(frozen=True)
+class Histogram:
+    axes: Axes
+    bars: list[Bar]
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Outlines of two histograms as data of SVG paths."""
+
+    axes: Axes
+    observed: str
+    shuffled: str
+
+
+def histogram(pairs: Sequence[int], expected_right: Sequence[float]) -> Histogram:
+    """Pairs by match score, equal bins from 0 to 1, and how many of each bin are expected to be right."""
+    axes, bins, bars = _axes(0, 1, max(pairs)), len(pairs), []
+    gap = min(1.0, WIDTH / bins / 8)
+    for i, (number, expected) in enumerate(zip(pairs, expected_right, strict=True)):
+        right = min(max(expected, 0.0), number)
+        heights = axes.height(number - right), axes.height(right)
+        bars.append(
+            Bar(i / bins, (i + 1) / bins, number, right, WIDTH * i / bins + gap, WIDTH / bins - 2 * gap, *heights)
+        )
+    return Histogram(axes, bars)
+
+
+def curves(observed: Sequence[float], shuffled: Sequence[float], lowest: float, highest: float) -> Curves:
+    """Two histograms over the same bins from `lowest` to `highest`."""
+    axes = _axes(lowest, highest, max(*observed, *shuffled))
+    return Curves(axes, _outline(observed, axes), _outline(shuffled, axes))
+
+
+def _outline(numbers: Sequence[float], axes: Axes) -> str:
+    width = WIDTH / len(numbers)
+    steps = (f"V{HEIGHT - axes.height(number):.1f} H{(i + 1) * width:.1f}" for i, number in enumerate(numbers))
+    return f"M0,{HEIGHT} {' '.join(steps)} V{HEIGHT}"
+
+
+def _axes(low: float, high: float, most: float) -> Axes:
+    """Axes from `low` to `high`, and from 0 to the first round number that is not below `most`."""
+    step = max(1.0, round_step(most / 5))
+    steps = math.ceil(most / step - 1e-9)
+    top = steps * step
+    ys = [(HEIGHT * (1 - i / steps), f"{i * step:,.0f}") for i in range(steps + 1)]
+    step = round_step((high - low) / 5)
+    decimals = max(0, -math.floor(math.log10(step) + 1e-9))
+    ticks = [i * step for i in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+    return Axes(top, [(WIDTH * (x - low) / (high - low), f"{x:.{decimals}f}") for x in ticks], ys)
+
+
+def round_step(least: float) -> float:
+    """The first of ..., 0.5, 1, 2, 5, 10, 20, ... that is not below `least`.
+
+    >>> round_step(1750), round_step(0.2), round_step(7)
+    (2000.0, 0.2, 10.0)
+    """
+    unit = 10.0 ** math.floor(math.log10(least))
+    return next(factor * unit for factor in (1, 2, 5, 10) if factor * unit >= least * (1 - 1e-9))

@@ -1,0 +1,48 @@
+"""Which rows an audit learns from, and in which fold each is: functions of the row numbers and the groups alone.
+
+So neither the cut of the files into shards nor the number of workers can change them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from mispair.data.pairs import IntArray
+
+FOLDS = 10
+FOLD, SAMPLE, PARTNER, NEAR = range(4)  # independent streams of random numbers
+
+
+def random_keys(numbers: IntArray, stream: int) -> npt.NDArray[np.uint64]:
+    """A random 64-bit number for each of `numbers`, always the same (splitmix64)."""
+    with np.errstate(over="ignore"):
+        z = numbers.astype(np.uint64) * np.uint64(8) + np.uint64(stream)
+        z = (z + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return z ^ (z >> np.uint64(31))
+
+
+def fold_numbers(groups: IntArray) -> npt.NDArray[np.uint8]:
+    """Fold of each row: rows of one group are in one fold, or a pair would be judged by what it has taught itself."""
+    return (random_keys(groups, FOLD) % np.uint64(FOLDS)).astype(np.uint8)
+
+
+def sample(rows: IntArray, most: int) -> IntArray:
+    """At most so many of the rows, chosen at random, in ascending order."""
+    if len(rows) <= most:
+        return rows
+    return np.sort(rows[np.argpartition(random_keys(rows, SAMPLE), most)[:most]])
+
+
+def shuffled(fold: npt.NDArray[np.uint8], groups: IntArray) -> IntArray:
+    """For each place another one of its fold, as its partner in a shuffled pair; -1 where that is of its own group."""
+    partner = np.full(len(fold), -1)
+    for number in range(FOLDS):
+        places = np.flatnonzero(fold == number)
+        places = places[random_keys(places, PARTNER).argsort()]
+        partner[places] = np.roll(places, 1)
+    alike = (partner >= 0) & (groups[partner] == groups)
+    partner[alike] = -1
+    return partner

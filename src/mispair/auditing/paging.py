@@ -1,0 +1,138 @@
+"""From an audit to what its report shows."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+import mispair
+from mispair.auditing.measures import MEANINGS
+from mispair.auditing.page import Alike, Flagged, Item, Measure, Page, Partner
+from mispair.auditing.partners import Partners
+from mispair.auditing.result import Audit
+from mispair.auditing.thumbnails import thumbnail
+from mispair.data.pairs import IntArray
+
+BINS = 40
+WORST, GROUPS, MEMBERS, ROWS = 24, 8, 4, 20  # shown
+MOST_PICTURES = 200
+
+
+def make_page(audit: Audit) -> Page:
+    """Everything looked up."""
+    items, judge, summary = Items(audit), audit.judge, audit.summary
+    good = audit.score[~np.isnan(audit.score)]
+    match = audit.match_score[~np.isnan(audit.match_score)]
+    bins = np.minimum((match * BINS).astype(int), BINS - 1)
+    lowest, highest = _range(good, judge.null)
+    observed, _ = np.histogram(good.clip(lowest, highest), BINS, (lowest, highest))
+    shuffled, _ = np.histogram(judge.null.clip(lowest, highest), BINS, (lowest, highest))
+    scale = summary["noise_rate"] * len(good) / max(1, len(judge.null))
+    shown = audit.mended[:WORST]
+    bad = audit.bad_rows[:ROWS]
+    return Page(
+        name=audit.source.name,
+        pairs=len(audit),
+        scored=summary["scored"],
+        flagged=summary["flagged"],
+        noise_rate=summary["noise_rate"],
+        noise_low=summary["noise_rate_low"],
+        noise_high=summary["noise_rate_high"],
+        histogram=np.bincount(bins, minlength=BINS).tolist(),
+        expected_right=np.bincount(bins, weights=match, minlength=BINS).tolist(),
+        observed=observed.tolist(),
+        shuffled=(scale * shuffled).tolist(),
+        lowest=lowest,
+        highest=highest,
+        worst=[items.flagged(place, int(row)) for place, row in enumerate(shown)],
+        measures=[
+            Measure(name, MEANINGS[name], float(weight), float(separation))
+            for name, weight, separation in zip(
+                judge.names, judge.combination.shares(), judge.separations, strict=True
+            )
+        ],
+        alike=[
+            alike for side, found in enumerate(audit.alike) for alike in items.alike(side, found[: GROUPS // 2])
+        ],
+        alike_pairs=len(np.unique(np.concatenate([np.empty(0, int), *audit.alike[0], *audit.alike[1]]))),
+        unreadable=summary["unreadable"],
+        unreadable_rows=list(zip(audit.source.ids(bad), audit.status(bad), strict=True)),
+        notes=list(audit.notes),
+        command=audit.command,
+        versions={
+            "mispair": mispair.__version__,
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+            "Python": platform.python_version(),
+            "system": sys.platform,
+        },
+        seconds=audit.seconds,
+    )  # fmt: skip
+
+
+def _range(scores: npt.NDArray[np.float64], null: npt.NDArray[np.float64]) -> tuple[float, float]:
+    """Where nearly all of both are; never empty."""
+    both = np.concatenate([scores, null])
+    low, high = (float(np.quantile(both, share)) for share in (0.002, 0.998))
+    return (low, high) if high > low else (low - 0.5, low + 0.5)
+
+
+class Items:
+    """Looks up what people see of a row. Pictures are few, so that the page stays small."""
+
+    def __init__(self, audit: Audit) -> None:
+        self.audit, self.source = audit, audit.source
+        self._left = MOST_PICTURES
+        self._thumbnail = cache(self._small)
+
+    def _small(self, path: Path) -> str:
+        if self._left <= 0:
+            return ""
+        self._left -= 1
+        return thumbnail(path).uri
+
+    def left(self, row: int) -> Item:
+        """The picture; without one, its name."""
+        path = self.source.pictures([row])[0]
+        picture = "" if path is None else self._thumbnail(path)
+        return Item(picture=picture, name=self.source.ids([row])[0])
+
+    def right(self, row: int) -> Item:
+        return Item(text=self.source.texts([row])[0], name=self.source.ids([row])[0])
+
+    def flagged(self, place: int, row: int) -> Flagged:
+        audit = self.audit
+        return Flagged(
+            id=self.source.ids([row])[0],
+            score=float(audit.match_score[row]),
+            reason=audit.reasons(np.array([row]))[0],
+            left=self.left(row),
+            right=self.right(row),
+            new_lefts=self._partners(audit.new_lefts, place, left=True),
+            new_rights=self._partners(audit.new_rights, place, left=False),
+        )
+
+    def _partners(self, partners: Partners, place: int, *, left: bool) -> tuple[Partner, ...]:
+        found = [
+            (int(row), float(score)) for row, score in zip(partners.rows[place], partners.scores[place], strict=True)
+        ]
+        look = self.left if left else self.right
+        return tuple(Partner(self.source.ids([row])[0], look(row), score) for row, score in found if row >= 0)
+
+    def alike(self, side: int, groups: list[IntArray]) -> list[Alike]:
+        look = self.left if side == 0 else self.right
+        return [
+            Alike(
+                ("left", "right")[side],
+                tuple(self.source.ids(group[:MEMBERS])),
+                tuple(look(int(row)) for row in group[:MEMBERS]),
+                max(0, len(group) - MEMBERS),
+            )
+            for group in groups
+        ]

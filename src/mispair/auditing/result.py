@@ -1,0 +1,225 @@
+"""What an audit hands over: a table of all pairs, a summary, suggestions and a report."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mispair.auditing.calibrate import PIECE, probability, standardised
+from mispair.auditing.folds import sample
+from mispair.auditing.judge import Judge
+from mispair.auditing.output import write_filtered, write_table
+from mispair.auditing.partners import Partners
+from mispair.auditing.scan import FAULTS, READABLE, TOLD, Scan
+from mispair.auditing.source import Source
+from mispair.data.pairs import IntArray
+from mispair.files import write_atomically
+
+if TYPE_CHECKING:
+    import pyarrow
+
+THRESHOLD = 0.5  # pairs below are flagged
+REASONS = {
+    "contrast": "other items fit either side better",
+    "evidence": "the two have too little in common",
+    "similarity": "the two are not alike in the learned space",
+    "neighbours": "items like these have other partners",
+    "rank": "seen from trusted pairs the two are in different places",
+    "joint": "their encoders see no likeness",
+}
+
+
+@dataclass(frozen=True)
+class Audit:
+    """The result of an audit. Rows are in the order of the input; none is ever left out.
+
+    Attributes:
+        source: The pairs.
+        judge: What was learned from them.
+        scan: What was measured.
+        mended: Flagged rows for which better partners were looked for, the most suspicious first.
+        new_rights: Better right items for them.
+        new_lefts: Better left items.
+        alike: Groups of rows whose left items, and whose right items, are (nearly) the same.
+        notes: What the reader should know.
+        command: How to do it again.
+        seconds: How long it took.
+    """
+
+    source: Source
+    judge: Judge
+    scan: Scan
+    mended: IntArray
+    new_rights: Partners
+    new_lefts: Partners
+    alike: tuple[list[IntArray], list[IntArray]]
+    notes: tuple[str, ...] = ()
+    command: str = ""
+    seconds: float = 0.0
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    @cached_property
+    def score(self) -> npt.NDArray[np.float64]:
+        """(N,) log odds that each pair is right; NaN where it could not be read."""
+        return self.judge.combination.score(self.scan.measures)
+
+    @cached_property
+    def match_score(self) -> npt.NDArray[np.float32]:
+        """(N,) probability that each pair is right; NaN where it could not be read."""
+        return probability(self.score).astype(np.float32)
+
+    @property
+    def is_mismatch(self) -> npt.NDArray[np.bool_]:
+        """(N,) whether each pair is rather wrong than right; false where it could not be read."""
+        return self.match_score < THRESHOLD
+
+    @property
+    def bad_rows(self) -> IntArray:
+        """Rows that could not be read."""
+        return np.flatnonzero(self.scan.status != READABLE)
+
+    def status(self, rows: IntArray) -> list[str]:
+        """ "ok", or what is wrong with each of these rows."""
+        known, codes = self.source.known, self.scan.status[rows]
+        return [known[int(row)] if code == TOLD else FAULTS[code] for row, code in zip(rows, codes, strict=True)]
+
+    def reasons(self, rows: IntArray) -> list[str]:
+        """Why each of these rows is flagged: what speaks most against it. Empty for rows that are not."""
+        words = [*(REASONS[name] for name in self.judge.names), ""]
+        return [words[place] for place in self._against(rows)]
+
+    def _against(self, rows: IntArray | slice) -> npt.NDArray[np.int64]:
+        """Which measure speaks most against each of these rows; one behind the last for rows that are not flagged."""
+        combination = self.judge.combination
+        here = standardised(self.scan.measures[rows], combination.centre, combination.spread)
+        against = (self._usual - here) * np.maximum(combination.weights, 0)
+        worst = np.where(np.isfinite(against), against, 0).argmax(axis=1)
+        return np.where(self.is_mismatch[rows], worst, len(self.judge.names))
+
+    @cached_property
+    def _usual(self) -> npt.NDArray[np.float64]:
+        """(m,) measures of a usual right pair."""
+        combination = self.judge.combination
+        right = sample(np.flatnonzero(self.match_score >= THRESHOLD), PIECE)
+        values = standardised(self.scan.measures[right], combination.centre, combination.spread)
+        return np.asarray(values.mean(0) if len(values) else np.zeros(len(combination.weights)))
+
+    @cached_property
+    def table(self) -> pyarrow.Table:
+        """One row a pair: id, status, match_score, is_mismatch, reason, suggestions, and all measures."""
+        import pyarrow
+
+        bad = self.scan.status != READABLE
+        columns: dict[str, Any] = {
+            "id": self.source.id_column(),
+            "status": self._status_column(),
+            "match_score": pyarrow.array(self.match_score, mask=bad),
+            "is_mismatch": pyarrow.array(self.is_mismatch, mask=bad),
+            "reason": self._reason_column(),
+        }
+        for name, partners in (("right", self.new_rights), ("left", self.new_lefts)):
+            columns[f"suggested_{name}"], columns[f"suggested_{name}_score"] = self._best_partner(partners)
+        columns |= {name: pyarrow.array(self.scan.measures[:, k], mask=bad) for k, name in enumerate(self.judge.names)}
+        return pyarrow.table(columns)
+
+    def _status_column(self) -> pyarrow.Array:
+        told = self.source.known
+        words = list(dict.fromkeys([*FAULTS.values(), *told.values()]))
+        place = {word: number for number, word in enumerate(words)}  # there may be as many words as rows
+        places = self.scan.status.astype(np.int32)
+        for row in np.flatnonzero(self.scan.status == TOLD):
+            places[row] = place[told[int(row)]]
+        return _words(places, words)
+
+    def _reason_column(self) -> pyarrow.Array:
+        pieces = range(0, len(self), PIECE)
+        places = [self._against(slice(start, start + PIECE)) for start in pieces]
+        return _words(np.concatenate(places), [*(REASONS[name] for name in self.judge.names), ""])
+
+    def _best_partner(self, partners: Partners) -> tuple[pyarrow.Array, pyarrow.Array]:
+        """For every row the id of the pair that lends the best partner, and the match score of the new pair."""
+        import pyarrow
+
+        given = np.flatnonzero(partners.rows[:, 0] >= 0)
+        scores = np.full(len(self), np.nan, dtype=np.float32)
+        scores[self.mended[given]] = partners.scores[given, 0]
+        place = np.zeros(len(self), dtype=np.int32)
+        place[self.mended[given]] = np.arange(len(given))
+        ids = pyarrow.array([*self.source.ids(partners.rows[given, 0]), ""], pyarrow.string())
+        none = np.isnan(scores)
+        return ids.take(pyarrow.array(place, mask=none)), pyarrow.array(scores, mask=none)
+
+    @cached_property
+    def suggestions(self) -> pyarrow.Table:
+        """All better partners: of which pair, on which side, from which pair, and how well the new pair fits."""
+        import pyarrow
+
+        text, kinds = pyarrow.string(), {"rank": pyarrow.int64(), "score": pyarrow.float32()}
+        columns: dict[str, list[Any]] = {name: [] for name in ("id", "replaced", "rank", "suggested_id", "score")}
+        for side, partners in (("right", self.new_rights), ("left", self.new_lefts)):
+            places, ranks = np.nonzero(partners.rows >= 0)
+            columns["id"] += self.source.ids(self.mended[places])
+            columns["replaced"] += [side] * len(places)
+            columns["rank"] += (ranks + 1).tolist()
+            columns["suggested_id"] += self.source.ids(partners.rows[places, ranks])
+            columns["score"] += partners.scores[places, ranks].tolist()
+        return pyarrow.table({name: pyarrow.array(values, kinds.get(name, text)) for name, values in columns.items()})
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """The figures of the audit."""
+        combination, judge = self.judge.combination, self.judge
+        bad = self.bad_rows
+        kinds, counts = np.unique(self.status(bad), return_counts=True) if len(bad) else ((), ())
+        return {
+            "pairs": len(self),
+            "scored": len(self) - len(bad),
+            "flagged": int(self.is_mismatch.sum()),
+            "noise_rate": combination.rate,
+            "noise_rate_low": combination.low,
+            "noise_rate_high": combination.high,
+            "unreadable": {str(kind): int(count) for kind, count in zip(kinds, counts, strict=True)},
+            "alike_left": int(sum(map(len, self.alike[0]))),
+            "alike_right": int(sum(map(len, self.alike[1]))),
+            "suggested_right": int((self.new_rights.rows[:, 0] >= 0).sum()),
+            "suggested_left": int((self.new_lefts.rows[:, 0] >= 0).sum()),
+            "measures": {
+                name: {"weight": float(weight), "separation": float(separation)}
+                for name, weight, separation in zip(judge.names, combination.shares(), judge.separations, strict=True)
+            },
+            "notes": list(self.notes),
+            "seconds": round(self.seconds, 2),
+        }
+
+    def to_parquet(self, path: str | Path, *, overwrite: bool = False) -> None:
+        """Writes the table of all pairs."""
+        write_table(path, {name: self.table[name] for name in self.table.column_names}, overwrite)
+
+    def to_csv(self, path: str | Path, *, overwrite: bool = False) -> None:
+        """Writes the table of all pairs as text."""
+        self.to_parquet(path, overwrite=overwrite)  # by the suffix of the path
+
+    def to_html(self, path: str | Path) -> None:
+        """Writes the report: one file that shows everything and needs nothing."""
+        from mispair.auditing.paging import make_page
+        from mispair.auditing.report import render
+
+        write_atomically(path, render(make_page(self)).encode())
+
+    def write_clean(self, out: str | Path, *, overwrite: bool = False) -> Path:
+        """Writes a copy of the input without the flagged and the unreadable pairs, in the input's own layout."""
+        return write_filtered(self.source, ~self.is_mismatch & (self.scan.status == READABLE), out, overwrite)
+
+
+def _words(places: npt.NDArray[np.integer], words: list[str]) -> pyarrow.Array:
+    """A column of texts of which only a few differ."""
+    import pyarrow
+
+    return pyarrow.array(words, pyarrow.string()).take(pyarrow.array(places))

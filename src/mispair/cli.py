@@ -16,9 +16,9 @@ from tyro.conf import OmitArgPrefixes, Positional
 
 from mispair import __version__
 from mispair.cli_audit import audit
-from mispair.cli_bench import bench_epoch, bench_speed
+from mispair.cli_bench import bench_audit, bench_epoch, bench_scale, bench_speed
 from mispair.cli_encode import encode
-from mispair.config import Config, read_recipe
+from mispair.config import Config, NoiseKind, read_recipe
 from mispair.errors import ConfigError, DataError, MispairError
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def data_noise(
     ratio: float,
     out: Path,
     seed: int = 0,
-    kind: Literal["caption", "image", "near", "group"] = "caption",
+    kind: NoiseKind = "caption",
     json: bool = False,
 ) -> int:
     """Make a noise index: which wrong image each training caption gets.
@@ -285,6 +285,8 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "data make": data_make,
     "bench speed": bench_speed,
     "bench epoch": bench_epoch,
+    "bench audit": bench_audit,
+    "bench scale": bench_scale,
 }
 GROUPS = ("data", "bench")
 

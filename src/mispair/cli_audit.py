@@ -68,7 +68,7 @@ def audit(
     if clean is not None and not overwrite and clean.is_dir() and any(clean.iterdir()):
         raise DataError(f"{clean} is not empty; give another --clean, or --overwrite to replace the copy in it.")
     looked_at = None if checked is None else read_checked(checked)
-    pairs = _open(source, left, right, ids, images, split, out, device, console)
+    pairs = _open(source, left, right, ids, images, split, out, device, console, overwrite=overwrite)
     joint = joint or (source is not None and is_run(source))
     settings = Settings(joint, looked_at, device, workers)
     command = shlex.join(["mispair", *sys.argv[1:]])
@@ -92,6 +92,8 @@ def _open(
     out: Path,
     device: str,
     console: Console,
+    *,
+    overwrite: bool,
 ) -> Source:
     from mispair.auditing.source import open_arrays, open_source
     from mispair.auditing.trained import from_run, is_run
@@ -109,11 +111,13 @@ def _open(
     if str(source) == "shapes" or (source.is_dir() and not _is_raw_folder(source)):
         return open_source(source, images, split)
     _refuse_split(split)
+    if not source.exists():
+        raise DataError(f"{source}: no such file or folder.")
     from mispair.auditing.encode import encode_source
 
     vectors = Path(f"{out.resolve()}-embeddings")
-    console.print(f"Encoding {source} to {vectors}")
-    encode_source(source, vectors, images=images, device=device, console=console)
+    console.print(f"Encoding {source} to {vectors}", soft_wrap=True)
+    encode_source(source, vectors, images=images, device=device, overwrite=overwrite, console=console)
     return open_source(vectors, images)
 
 

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import json as json_module
 import sys
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from mispair.config import read_recipe
+from tyro.conf import Positional
+
+from mispair.config import NoiseKind, read_recipe
 from mispair.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from mispair.bench.audit import Found
     from mispair.bench.epoch import Schedule
     from mispair.bench.speed import Report
 
@@ -93,6 +98,118 @@ def bench_epoch(
     else:
         _print(epoch_table(recipe, schedule))
     return 0
+
+
+def bench_audit(
+    source: Positional[Path | None] = None,
+    *,
+    left: Path | None = None,
+    right: Path | None = None,
+    kind: tuple[NoiseKind, ...] = ("caption",),
+    ratio: tuple[float, ...] = (0.2, 0.4, 0.6),
+    seeds: int = 3,
+    pairs: int | None = None,
+    device: str = "auto",
+    json: bool = False,
+) -> int:
+    """Measure how well an audit finds pairs that were made wrong on purpose, on your own data.
+
+    Args:
+        source: Folder of embeddings or features whose pairs are taken for right.
+        left: Vectors of one side as .npy, instead.
+        right: Vectors of the other side.
+        kind: How pairs are made wrong: caption (at random), near (among look-alikes), group (whole groups), image.
+        ratio: Shares of wrong pairs.
+        seeds: How many times each.
+        pairs: Use only so many pairs, drawn at random.
+        device: auto, cpu, cuda, cuda:1, mps.
+        json: Print figures for machines.
+    """
+    from mispair.auditing.source import open_arrays, open_source
+    from mispair.bench.audit import measure
+
+    if seeds < 1:
+        raise ConfigError(f"--seeds is {seeds}; expected at least 1.")
+    if source is not None:
+        opened = open_source(source)
+    elif left is not None and right is not None:
+        opened = open_arrays(left, right)
+    else:
+        raise ConfigError("Give a folder, or both --left A.npy and --right B.npy.")
+    rows = list(
+        measure(
+            opened, kind, ratio, seeds, count=pairs, device=device,
+            tell=lambda row: print(f"{row.kind} {row.ratio:.2f} seed {row.seed}: {row.auroc:.4f}", file=sys.stderr),
+        )
+    )  # fmt: skip
+    if json:
+        print(json_module.dumps({"input": opened.name, "audits": [vars(row) for row in rows]}, indent=2))
+    else:
+        _print(audit_table(rows))
+    return 0
+
+
+def bench_scale(
+    *,
+    pairs: tuple[int, ...] = (10_000, 100_000, 1_000_000),
+    width: int = 512,
+    ratio: float = 0.4,
+    device: str = "auto",
+    json: bool = False,
+) -> int:
+    """Measure how the time and the memory of an audit grow with the number of pairs; they are made up, on disk.
+
+    Args:
+        pairs: How many, as often as you like.
+        width: Numbers a vector.
+        ratio: Share of wrong pairs.
+        device: auto, cpu, cuda, cuda:1, mps.
+        json: Print figures for machines.
+    """
+    from mispair.bench.scale import measure
+
+    sizes = []
+    for size in measure(pairs, width, ratio, device):
+        sizes.append(size)
+        stages = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in size.stages.items())
+        line = f"{size.pairs:,} pairs: {size.seconds:.1f} s ({stages}), {size.peak_bytes / 1e9:.2f} GB"
+        print(line, file=sys.stderr if json else sys.stdout)
+    if json:
+        print(json_module.dumps({"width": width, "audits": [vars(size) for size in sizes]}, indent=2))
+    return 0
+
+
+def _of_measure(row: Found, name: str) -> float:
+    return row.measures[name]
+
+
+def audit_table(rows: list[Found]) -> Table:
+    """A column for each kind and share of noise, means over the seeds."""
+    from statistics import fmean
+
+    from rich.table import Table
+
+    groups: dict[str, list[Found]] = {}
+    for row in rows:
+        groups.setdefault(f"{row.kind} {row.ratio:.0%}", []).append(row)
+    table = Table("", *groups, title="Found and true", caption="suggestions: for the wrong pairs that were flagged")
+    figures: dict[str, Callable[[Found], float]] = {
+        "AUROC of the match score": lambda row: row.auroc,
+        **{f"  of {name} alone": partial(_of_measure, name=name) for name in rows[0].measures},
+        "average precision": lambda row: row.precision,
+        "estimated noise rate": lambda row: row.noise_rate,
+        "expected calibration error": lambda row: row.calibration,
+        "first suggested right item is right": lambda row: row.right_found,
+        "first suggested left item is right": lambda row: row.left_found,
+        "  by the nearest neighbour's partner": lambda row: row.neighbour_found,
+        "  by chance": lambda row: row.chance,
+        "seconds": lambda row: row.seconds,
+    }
+    for name, show in figures.items():
+        table.add_row(name, *(f"{fmean(map(show, found)):.4f}" for found in groups.values()))
+    lowest = (min(row.auroc for row in found) for found in groups.values())
+    table.add_row("AUROC, lowest of the seeds", *(f"{value:.4f}" for value in lowest))
+    return table
 
 
 def speed_table(report: Report) -> Table:

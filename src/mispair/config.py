@@ -11,6 +11,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from mispair.errors import ConfigError
 
+NoiseKind = Literal["caption", "image", "near", "group"]
+
 
 @dataclass(frozen=True)
 class Config:
@@ -38,7 +40,7 @@ class Config:
 
     noise_ratio: float = 0.0
     """Share of the training pairs to make wrong on purpose."""
-    noise_kind: Literal["caption", "image", "near", "group"] = "caption"
+    noise_kind: NoiseKind = "caption"
     """caption: each on its own (NCR); image: all of an image (DECL); near: between like images; group: whole groups."""
     noise_file: str | None = None
     """Noise index to use; written there first if the file does not exist."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +21,7 @@ from mispair.auditing.calibrate import (
     FAR,
     Combination,
     FloatArray,
+    _worth_of_checked,
     combine,
     logistic,
     noise_interval,
@@ -224,6 +226,9 @@ class Measured:
         trust = right_probability(self.observed[:, 0], self.shuffled[:, 0], 0.5)
         return combine(self.observed, self.shuffled, self.close, trust, checked)
 
+    def changed(self, change: Callable[[FloatArray], FloatArray]) -> Measured:
+        return Measured(change(self.observed), change(self.shuffled), change(self.close), self.wrong)
+
 
 def measured(rate: float = 0.3, n: int = 1500, seed: int = 0) -> Measured:
     rng = np.random.default_rng(seed)
@@ -264,7 +269,7 @@ def test_shares_say_which_measure_counts() -> None:
 def test_units_of_a_measure_do_not_matter() -> None:
     made = measured()
     factor, shift = np.array([1e4, 1e-3, 7.0]), np.array([0.0, 5.0, -3.0])
-    other = Measured(*(part * factor + shift for part in (made.observed, made.shuffled, made.close)), made.wrong)
+    other = made.changed(lambda part: part * factor + shift)
     first, second = made.combine().score(made.observed), other.combine().score(other.observed)
     assert second == pytest.approx(first, abs=1e-2)
 
@@ -272,15 +277,15 @@ def test_units_of_a_measure_do_not_matter() -> None:
 def test_the_order_of_the_score_is_that_of_the_weighted_sum() -> None:
     """A slope is never negative, whatever the targets say."""
     rng = np.random.default_rng(0)
-    noise = rng.standard_normal((3, 200, 2))
-    found = combine(*noise, rng.random(200))
+    observed, shuffled, close = rng.standard_normal((3, 200, 2))
+    found = combine(observed, shuffled, close, rng.random(200))
     assert found.slope > 0
-    assert np.isfinite(found.score(noise[0])).all()
+    assert np.isfinite(found.score(observed)).all()
 
 
 def test_measures_without_spread_weigh_nothing() -> None:
     made = measured()
-    flat = Measured(*(np.column_stack([part, np.full(len(part), 0.3)]) for part in vars(made).values() if part.ndim == 2), made.wrong)  # fmt: skip  # noqa: E501
+    flat = made.changed(lambda part: np.column_stack([part, np.full(len(part), 0.3)]))
     found = flat.combine()
     assert found.score(flat.observed) == pytest.approx(made.combine().score(made.observed), abs=1e-2)
 
@@ -333,8 +338,6 @@ def test_nothing_checked_changes_nothing() -> None:
 
 
 def test_few_checked_pairs_count_for_a_tenth_and_many_for_themselves() -> None:
-    from mispair.auditing.calibrate import _worth_of_checked
-
     known = np.arange(1000) < 10
     assert _worth_of_checked(known) * known.sum() == pytest.approx(100)
     assert _worth_of_checked(np.arange(1000) < 500) == 1

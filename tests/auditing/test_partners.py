@@ -7,7 +7,7 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from cases import Case, hurry, make_case
+from audit_cases import Case, hurry, make_case
 from mispair.auditing import partners
 from mispair.auditing.calibrate import probability
 from mispair.auditing.folds import fold_numbers
@@ -44,7 +44,7 @@ class World:
     def by_a_loop(self, row: int, *, keep_left: bool) -> list[tuple[float, float]]:
         """What the best new partners of a row are worth and their match scores, one candidate at a time."""
         found, seen = [], {self.owners[row]}
-        for other in np.flatnonzero(~np.isnan(self.match)):
+        for other in np.flatnonzero(~np.isnan(self.match)).tolist():
             if self.owners[other] == self.owners[row] or (not keep_left and self.owners[other] in seen):
                 continue
             seen.add(self.owners[other])  # a left item that several rows share is one item
@@ -82,8 +82,7 @@ def grouped() -> World:
 
 @pytest.mark.parametrize("keep_left", [True, False])
 def test_exchanged_partners_are_found(world: World, keep_left: bool) -> None:
-    wrong = world.flagged[world.case.wrong[world.flagged]]
-    assert len(wrong) > 70
+    wrong = np.flatnonzero(world.case.wrong)
     found = world.find(wrong, keep_left=keep_left)
     truth = world.case.holder[wrong]
     assert (found.rows[:, 0] == truth).mean() > 0.5  # by chance 1 in 299
@@ -119,7 +118,7 @@ def test_of_all_candidates_the_best(several: bool, keep_left: bool, monkeypatch:
     pairs = World(make_case(60, 0.3, seed=3), np.arange(60) // 2 if several else None)
     pairs.match[[5, 17]] = np.nan  # could not be read
     monkeypatch.setattr(partners, "TRIED", 60)
-    rows = np.array([40, 3, 22, 11])
+    rows = np.array([40, 3, 22])
     found = pairs.find(rows, keep_left=keep_left)
     assert not np.isin(found.rows, [5, 17]).any()
     for place, row in enumerate(rows):
@@ -142,7 +141,7 @@ def test_few_candidates_are_those_of_pairs_that_look_wrong(world: World, monkeyp
 def test_a_left_item_of_several_rows_is_suggested_once(grouped: World) -> None:
     found = grouped.find(grouped.flagged, keep_left=False)
     assert (found.rows[found.rows >= 0] % 3 == 0).all()  # by the first row of its group
-    wrong = grouped.flagged[grouped.case.wrong[grouped.flagged]]
+    wrong = np.flatnonzero(grouped.case.wrong)
     found = grouped.find(wrong, keep_left=False)
     truth = grouped.owners[grouped.case.holder[wrong]]
     given = found.rows[:, 0] >= 0

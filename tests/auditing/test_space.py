@@ -47,7 +47,7 @@ def root_of_inverse(moment: FloatArray) -> FloatArray:
 
 
 def plain_cca(x: FloatArray, y: FloatArray, trust: FloatArray, regularisation: float) -> tuple[FloatArray, FloatArray]:
-    """Directions (D, k) and (E, k): the textbook's, with a ridge in units of the mean spread; zero beyond the rank."""
+    """Directions (D, k) and (E, k): the textbook's, with a ridge in units of the mean spread; as many as the rank."""
     roots = []
     for side in (x, y):
         moment = side.T @ side / len(side)
@@ -55,12 +55,12 @@ def plain_cca(x: FloatArray, y: FloatArray, trust: FloatArray, regularisation: f
         roots.append(root_of_inverse(moment + ridge * np.eye(len(moment))))
     tie = (x * trust[:, None]).T @ y / trust.sum()
     u, strengths, vt = np.linalg.svd(roots[0] @ tie @ roots[1], full_matrices=False)
-    there = strengths > 1e-8 * strengths[0]
-    return roots[0] @ u * there, roots[1] @ vt.T * there
+    rank = int((strengths > 1e-8 * strengths[0]).sum())
+    return (roots[0] @ u)[:, :rank], (roots[1] @ vt.T)[:, :rank]
 
 
 def unit(columns: FloatArray) -> FloatArray:
-    return np.asarray(columns / np.maximum(np.linalg.norm(columns, axis=0), 1e-12))
+    return np.asarray(columns / np.linalg.norm(columns, axis=0))
 
 
 def assert_same_directions(found: Space, left: FloatArray, right: FloatArray, tolerance: float) -> None:
@@ -101,17 +101,17 @@ def test_it_fits_canonical_directions_to_the_other_folds(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_directions_are_worth_what_partners_correlate_in_the_fold_left_out(name: str) -> None:
     pairs, regularisation = CASES[name]
-    directions = min(pairs.left.shape[1], pairs.right.shape[1])
-    both, left, right = np.zeros(directions), np.zeros(directions), np.zeros(directions)
     fitted = []
     for number in range(FOLDS):
         others = pairs.fold != number
         fitted.append(plain_cca(pairs.left[others], pairs.right[others], pairs.trust[others], regularisation))
+    common = min(a.shape[1] for a, _ in fitted)
+    both, left, right = np.zeros((3, common))
     for x, y, number, trust in zip(pairs.left, pairs.right, pairs.fold, pairs.trust, strict=True):
-        u, v = x @ fitted[number][0], y @ fitted[number][1]
+        u, v = x @ fitted[number][0][:, :common], y @ fitted[number][1][:, :common]
         both, left, right = both + trust * u * v, left + u * u, right + v * v
     left, right = np.sqrt(left / len(pairs.fold)), np.sqrt(right / len(pairs.fold))
-    correlation = both / pairs.trust.sum() / np.maximum(left * right, 1e-300)
+    correlation = both / pairs.trust.sum() / (left * right)
     r = np.clip(isotonic_regression(correlation, increasing=False), 0, MOST_CORRELATED)
     kept = int((r >= LEAST_CORRELATED).sum())
     assert kept
@@ -119,8 +119,8 @@ def test_directions_are_worth_what_partners_correlate_in_the_fold_left_out(name:
     for found, (a, b) in zip(pairs.fit(regularisation), fitted, strict=True):
         assert found.correlation.numpy() == pytest.approx(r, rel=1e-4)
         worth = np.sqrt(r / (1 - r * r))
-        for side, directions_, spread in ((found.left, a, left), (found.right, b, right)):
-            expected = np.abs(directions_[:, :kept]) * worth / spread
+        for side, directions, spread in ((found.left, a, left), (found.right, b, right)):
+            expected = np.abs(directions[:, :kept]) * worth / spread
             assert np.abs(side.numpy()) == pytest.approx(expected, rel=1e-3, abs=1e-4 * expected.max())
 
 

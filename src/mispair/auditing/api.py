@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,8 +57,8 @@ class Settings:
 def audit(
     left: Any,
     right: Any,
-    ids: Sequence[str] | None = None,
-    groups: Sequence[Any] | None = None,
+    ids: Any = None,
+    groups: Any = None,
     *,
     texts: Sequence[str] | None = None,
     joint: bool = False,
@@ -71,8 +70,9 @@ def audit(
     Args:
         left: (N, D) vectors, numpy or torch, such as those of the images.
         right: (N, E) vectors of their partners. The two need not share a space or a width.
-        ids: Names of the pairs; by default their numbers.
-        groups: Pairs with the same value share their left item, as five captions of one image do.
+        ids: Names of the pairs (a list, an array or a series); by default their numbers.
+        groups: One value a pair, likewise; pairs with the same one share their left item, as five captions of one
+            image do.
         texts: Captions, for the report.
         joint: Whether both come from encoders with a common space, such as CLIP.
         checked: Pairs that a person has looked at: id, and whether it is right.
@@ -101,7 +101,7 @@ def audit_source(
         console: Where to show progress.
         command: The command line, for the report.
     """
-    started, device = time.monotonic(), pick_device(settings.device)
+    device = pick_device(settings.device)
     _check(source, settings)
     groups = source.groups
     with progress(console, len(source)) as show:
@@ -121,9 +121,10 @@ def audit_source(
         show.say("looking for near-duplicates")
         unread = found.status != READABLE
         alike = [_alike(source, judge, side, found.codes[side], groups, unread) for side in range(2)]
-    seconds = time.monotonic() - started
+        show.end()
     notes = tuple(_notes(source, judge, len(flagged)))
-    return Audit(source, judge, found, mended, new_rights, new_lefts, (alike[0], alike[1]), notes, command, seconds)
+    both = alike[0], alike[1]
+    return Audit(source, judge, found, mended, new_rights, new_lefts, both, notes, command, show.stages)
 
 
 def _check(source: Source, settings: Settings) -> None:
@@ -276,9 +277,11 @@ def _claim(source: Source, out: Path, settings: Settings, overwrite: bool) -> No
     checked = sorted((str(name), bool(right)) for name, right in (settings.checked or {}).items())
     own = {"mispair": __version__, "input": source.fingerprint(), "joint": settings.joint, "checked": checked}
     own = json.loads(json.dumps(own))
+    if mark.exists() and _read(mark) == own:
+        return  # the same audit, which goes on
     if overwrite:
         shutil.rmtree(out / UNFINISHED, ignore_errors=True)
-    elif mark.exists() and _read(mark) != own:
+    elif mark.exists():
         raise DataError(
             f"{out} holds an unfinished audit of other pairs or with other settings; give another --out, or "
             "--overwrite to drop it."

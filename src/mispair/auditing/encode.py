@@ -185,7 +185,7 @@ def _claim(out: Path, note: dict[str, Any], overwrite: bool) -> None:
             raise DataError(
                 f"{out}: there is a {foreign[0]} that was not made by `mispair encode`; give another --out."
             )
-    elif not overwrite:
+    elif not overwrite or _read(path) == note:  # what was made from the same rows need not be made again
         _check_same(path, note)
         return
     # The note goes last: if this is stopped half-way, the shards that are left still belong to the old one.
@@ -195,11 +195,15 @@ def _claim(out: Path, note: dict[str, Any], overwrite: bool) -> None:
     write_atomically(path, json.dumps(note, indent=2).encode())
 
 
-def _check_same(path: Path, note: dict[str, Any]) -> None:
+def _read(path: Path) -> Any:
     try:
-        there = json.loads(path.read_bytes())
+        return json.loads(path.read_bytes())
     except (OSError, ValueError):
-        there = None
+        return None
+
+
+def _check_same(path: Path, note: dict[str, Any]) -> None:
+    there = _read(path)
     if not isinstance(there, dict):
         raise DataError(f"{path}: the note cannot be read; give another --out, or --overwrite to start over.")
     different = [name for name in note if there.get(name) != note[name]]

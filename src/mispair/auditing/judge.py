@@ -30,7 +30,7 @@ LONGEST = 10  # times the usual length: vectors that are longer do not count for
 TIE = 0.1  # separations of n pairs this close, over the root of n, are equal: then the more regularised space is taken
 AT_ONCE = 2048  # pairs measured at a time
 LEAST_TRUST = 1e-3
-LEAST_SHUFFLED = 20  # pairs made up from different groups, below which nobody knows what wrong ones are like
+LEAST_GROUPS = 20  # below, hardly any pair can be made up of two of them in the same fold
 CLOSE_BY = 10  # nearest neighbours that may lend their partner
 
 
@@ -77,7 +77,8 @@ def _main_directions(sides: list[Tensor]) -> Tensor | None:
     """Those of centred vectors (n, D) along which they are scattered most, (D, WIDEST); None if D is not above that."""
     if sides[0].shape[1] <= WIDEST:
         return None
-    _, directions = torch.linalg.eigh(torch.stack([product(side, side) for side in sides]).sum(0))
+    moments = torch.stack([product(side, side) for side in sides]).sum(0)
+    directions: Tensor = torch.linalg.eigh(moments).eigenvectors
     # Stored and loaded again they lie in memory row after row, which sums in another order than column after column.
     return directions[:, -WIDEST:].flip(1).contiguous().to(sides[0])
 
@@ -166,11 +167,11 @@ def learn(
     x, y = frames[0](left), frames[1](right)
     partner = shuffled(fold, groups)
     wrong = np.flatnonzero(partner >= 0)
-    if len(wrong) < LEAST_SHUFFLED or (fold == fold[0]).all():
+    if min(len(np.unique(groups)), len(wrong)) < LEAST_GROUPS:
         raise DataError(
-            f"The {len(x):,} pairs are of {len(np.unique(groups)):,} groups; expected several dozen, as what wrong "
-            "pairs are like is learned from items of different groups. A group is what shares an item: make them "
-            "smaller, or give none."
+            f"The {len(x):,} pairs are of {len(np.unique(groups)):,} groups; expected at least {LEAST_GROUPS} of about "
+            "one size, as what wrong pairs are like is learned from items of different groups. A group is what shares "
+            "an item: make them smaller, or give none."
         )
     fitter = Fitter(x, y, fold)
 
@@ -198,7 +199,8 @@ def learn(
     every, near = np.arange(len(x)), neighbours_partners(x, fold, groups)
     close = np.flatnonzero(near >= 0)
     seen, null = measures_of(every, every), measures_of(wrong, partner[wrong])
-    combination = calibrate.combine(seen, null, measures_of(close, near[close]), last.trust(), checked)
+    mixed_up = measures_of(close, near[close]) if len(close) else seen[:0]  # all neighbours may be of one's own group
+    combination = calibrate.combine(seen, null, mixed_up, last.trust(), checked)
     separations = np.array([separation(a, b) for a, b in zip(seen.T, null.T, strict=True)])
     scores = combination.score(seen), combination.score(null)
     return Judge(frames, last.spaces, last.banks, combination, joint, separations, *scores)
@@ -265,8 +267,8 @@ def by_fold(
     measure: Callable[[Space, Bank, Tensor, Tensor], Tensor],
 ) -> npt.NDArray[np.float32]:
     """(n, m) measures, each pair by the space and the bank of its fold."""
-    parts = [part for number in range(FOLDS) for part in _cut(np.flatnonzero(fold == number))] or [np.arange(0)]
-    numbers = [int(fold[part[0]]) if len(part) else 0 for part in parts]
+    parts = [part for number in range(FOLDS) for part in _cut(np.flatnonzero(fold == number))]
+    numbers = [int(fold[part[0]]) for part in parts]
     found = [measure(spaces[k], banks[k], x[part], y[part]) for k, part in zip(numbers, parts, strict=True)]
     result = torch.cat(found).cpu().numpy()
     return np.asarray(result[np.concatenate(parts).argsort()], dtype=np.float32)

@@ -100,5 +100,5 @@ def _neighbour_agreement(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _raised(scores: Tensor, chosen: Tensor) -> Tensor:
-    spread = scores.std(dim=1).clamp(min=1e-12)
+    spread = scores.std(dim=1, correction=0).clamp(min=1e-12)
     return (scores.gather(1, chosen).mean(1) - scores.mean(1)) / spread

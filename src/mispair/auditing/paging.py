@@ -63,7 +63,7 @@ def make_page(audit: Audit) -> Page:
         alike_pairs=len(np.unique(np.concatenate([np.empty(0, int), *audit.alike[0], *audit.alike[1]]))),
         unreadable=summary["unreadable"],
         unreadable_rows=list(zip(audit.source.ids(bad), audit.status(bad), strict=True)),
-        notes=list(audit.notes),
+        notes=[*audit.notes, *items.notes()],
         command=audit.command,
         versions={
             "mispair": mispair.__version__,
@@ -89,13 +89,22 @@ class Items:
     def __init__(self, audit: Audit) -> None:
         self.audit, self.source = audit, audit.source
         self._left = MOST_PICTURES
+        self.unreadable = 0  # pictures of those that were to be shown
         self._thumbnail = cache(self._small)
 
     def _small(self, path: Path) -> str:
         if self._left <= 0:
             return ""
         self._left -= 1
-        return thumbnail(path).uri
+        found = thumbnail(path)
+        self.unreadable += bool(found.problem)
+        return found.uri
+
+    def notes(self) -> list[str]:
+        """What is missing on the page; to be asked when everything was looked up."""
+        return (
+            [f"{self.unreadable:,} pictures could not be shown: their files cannot be read."] if self.unreadable else []
+        )
 
     def left(self, row: int) -> Item:
         """The picture; without one, its name."""

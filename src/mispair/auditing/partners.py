@@ -139,8 +139,8 @@ def _best(tried: IntArray, order: FloatArray, score: FloatArray) -> tuple[IntArr
     fits = probability(score)
     order = np.where(fits >= 0.5, order, -np.inf)  # before the best are taken: what does not fit takes no place
     best = (-order).argsort(axis=1, kind="stable")[:, :KEPT]
-    rows, fits, worth = (np.take_along_axis(values, best, axis=1) for values in (tried, fits, order))
-    good = np.isfinite(worth)
+    rows, fits = np.take_along_axis(tried, best, axis=1), np.take_along_axis(fits, best, axis=1)
+    good = np.isfinite(np.take_along_axis(order, best, axis=1))
     found = Partners.none(len(tried))  # there may be fewer candidates than that
     found.rows[:, : best.shape[1]] = np.where(good, rows, -1)
     found.scores[:, : best.shape[1]] = np.where(good, fits, np.nan)

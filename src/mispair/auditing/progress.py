@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -10,14 +11,29 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 
 class RowProgress:
-    """How far the work is, and what it is."""
+    """How far the work is, and what it is.
+
+    Attributes:
+        stages: Seconds of everything that was done.
+    """
 
     def __init__(self, bar: Progress, task: TaskID) -> None:
         self._bar, self._task = bar, task
+        self.stages: dict[str, float] = {}
+        self._now, self._since = "", time.monotonic()
 
     def say(self, what: str) -> None:
         """What is done now."""
+        self.end()
+        self._now = what
         self._bar.update(self._task, description=what)
+
+    def end(self) -> None:
+        """What was done last has come to its end."""
+        now = time.monotonic()
+        if self._now:
+            self.stages[self._now] = now - self._since
+        self._now, self._since = "", now
 
     def step(self, rows: float) -> None:
         """So many rows more."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,7 +48,7 @@ class Audit:
         alike: Groups of rows whose left items, and whose right items, are (nearly) the same.
         notes: What the reader should know.
         command: How to do it again.
-        seconds: How long it took.
+        stages: Seconds of each part of the work.
     """
 
     source: Source
@@ -60,10 +60,15 @@ class Audit:
     alike: tuple[list[IntArray], list[IntArray]]
     notes: tuple[str, ...] = ()
     command: str = ""
-    seconds: float = 0.0
+    stages: dict[str, float] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.source)
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return sum(self.stages.values())
 
     @cached_property
     def score(self) -> npt.NDArray[np.float64]:
@@ -196,6 +201,7 @@ class Audit:
             },
             "notes": list(self.notes),
             "seconds": round(self.seconds, 2),
+            "stages": {name: round(seconds, 2) for name, seconds in self.stages.items()},
         }
 
     def to_parquet(self, path: str | Path, *, overwrite: bool = False) -> None:

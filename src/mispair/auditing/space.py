@@ -77,7 +77,8 @@ class Fitter:
 
     def _calibrated(self, fitted: list[tuple[Tensor, Tensor]], trust: Tensor) -> list[Space]:
         """Scales directions by how much partners correlate along them where they were not fitted."""
-        directions = fitted[0][0].shape[1]
+        directions = min(a.shape[1] for a, _ in fitted)
+        fitted = [(a[:, :directions], b[:, :directions]) for a, b in fitted]
         both, left, right = (torch.zeros(directions, dtype=torch.float64) for _ in range(3))
         believed = count = 0.0
         for places, (a, b) in zip(self.places, fitted, strict=True):
@@ -120,6 +121,7 @@ def _canonical(ties: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tenso
     strengths, u = torch.linalg.eigh(core @ core.T)  # several times as fast as a singular value decomposition
     u, strengths = u.flip(1), strengths.flip(0).clamp(min=0).sqrt()
     # With more dimensions than pairs the last directions are made of rounding errors, which differ between machines.
-    u = u * (strengths > NOTHING * strengths[0])
+    there = max(1, int((strengths > NOTHING * strengths[0]).sum()))
+    u, strengths = u[:, :there], strengths[:there]
     v = core.T @ u / strengths.clamp(min=1e-300)
     return left @ u, right @ v

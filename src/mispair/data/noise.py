@@ -14,17 +14,17 @@ from __future__ import annotations
 import hashlib
 import warnings
 from pathlib import Path
-from typing import Literal, get_args
+from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
 
+from mispair.config import NoiseKind
 from mispair.data.arrays import check_finite, chunks, open_array
 from mispair.data.pairs import FloatArray, IntArray, Pairs, Tokens
 from mispair.errors import DataError
 from mispair.files import replacing
 
-NoiseKind = Literal["caption", "image", "near", "group"]
 NEIGHBOURS = 10  # among how many nearest left items `near` looks for a partner
 GROUP_ITEMS = 20  # about how many left items change place together in `group`
 

@@ -34,7 +34,7 @@ class Case:
 
     @property
     def wrong(self) -> npt.NDArray[np.bool_]:
-        return self.holder != np.arange(len(self))
+        return np.asarray(self.holder != np.arange(len(self)))
 
 
 def make_case(

@@ -1,0 +1,51 @@
+"""Draws how honest the match scores of an audit are, and how its time grows.
+
+python docs/figures/audit.py AUDIT.json SCALE.json OUT.svg, with what `mispair bench audit --json` and
+`mispair bench scale --json` printed. Needs matplotlib.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+
+STYLES = (("o", "-"), ("s", "--"), ("^", ":"), ("D", "-."))
+
+
+def main(audit: Path, scale: Path, out: Path) -> None:
+    plt.rcParams.update({"font.size": 10, "svg.fonttype": "none", "axes.spines.top": False, "axes.spines.right": False})
+    figure, (honest, time) = plt.subplots(1, 2, figsize=(9, 3.8), layout="constrained")
+    honest.plot([0, 1], [0, 1], color="0.7", linewidth=1)
+    rows = json.loads(audit.read_text())["audits"]
+    shown: set[float] = set()
+    for row in rows:
+        ratio = round(row["ratio"], 2)
+        if ratio in shown:
+            continue
+        marker, line = STYLES[len(shown) % len(STYLES)]
+        shown.add(ratio)
+        said, is_so = zip(*((said, is_so) for said, is_so, _ in row["reliability"]), strict=True)
+        error = row["calibration"]
+        honest.plot(
+            said, is_so, marker=marker, linestyle=line, color="k", label=f"{ratio:.0%} wrong, error {error:.3f}"
+        )
+    honest.set(xlabel="match score of the pairs (ten bins)", ylabel="share of them that is right")
+    honest.set_title("What it says and what is so", loc="left", fontsize=10)
+    honest.legend(frameon=False, fontsize=9)
+    sizes = json.loads(scale.read_text())["audits"]
+    for (name, key), (marker, line) in zip(
+        (("whole audit", None), ("measuring all pairs", "measuring all pairs")), STYLES, strict=False
+    ):
+        seconds = [size["seconds"] if key is None else size["stages"][key] for size in sizes]
+        time.plot([size["pairs"] for size in sizes], seconds, marker=marker, linestyle=line, color="k", label=name)
+    time.set(xscale="log", yscale="log", xlabel="pairs", ylabel="seconds, two CPU cores")
+    time.set_title("Vectors of 512 numbers on both sides", loc="left", fontsize=10)
+    time.legend(frameon=False, fontsize=9)
+    figure.savefig(out)
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:4]))

@@ -15,8 +15,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from made_pairs import quality
 from scipy.stats import norm
+from sklearn.isotonic import IsotonicRegression
 from sklearn.linear_model import LogisticRegression
 
+from mispair.auditing import calibrate
 from mispair.auditing.calibrate import (
     FAR,
     Combination,
@@ -263,7 +265,8 @@ def test_shares_say_which_measure_counts() -> None:
     assert shares.sum() == pytest.approx(1)
     assert shares[0] > shares[1] > shares[2] >= 0
     nothing = np.zeros(3)
-    assert Combination(nothing, nothing + 1, nothing, 1.0, 0.0, 0.0, 0.0, 0.0).shares().tolist() == [0, 0, 0]
+    none = Combination(nothing, nothing + 1, nothing, nothing, nothing, 1.0, 0.0, 0.0, 0.0, 0.0)
+    assert none.shares().tolist() == [0, 0, 0]
 
 
 def test_units_of_a_measure_do_not_matter() -> None:
@@ -342,3 +345,28 @@ def test_few_checked_pairs_count_for_a_tenth_and_many_for_themselves() -> None:
     assert _worth_of_checked(known) * known.sum() == pytest.approx(100)
     assert _worth_of_checked(np.arange(1000) < 500) == 1
     assert _worth_of_checked(np.zeros(1000, dtype=bool)) >= 1
+
+
+def test_the_curve_is_the_mean_of_neighbours_and_never_falls() -> None:
+    rng = np.random.default_rng(3)
+    score, target = rng.standard_normal(400), rng.random(400)
+    knots, chances = calibrate._curve(score, target, np.ones(400))
+    order = score.argsort()
+    assert len(knots) == 400 // calibrate.GROUP
+    expected = [score[order[start : start + 20]].mean() for start in range(0, 400, 20)]
+    np.testing.assert_allclose(knots, expected)
+    means = [target[order[start : start + 20]].mean() for start in range(0, 400, 20)]
+    np.testing.assert_allclose(chances, IsotonicRegression().fit_transform(np.arange(20), means))
+
+
+def test_wrong_pairs_that_stand_apart_are_flagged() -> None:
+    """Probabilities follow the data, not the shape of a logistic curve."""
+    rng = np.random.default_rng(0)
+    wrong = np.arange(1000) < 300
+    observed = np.where(wrong, rng.normal(0, 1, 1000), rng.normal(6, 0.5, 1000))[:, None]
+    shuffled = rng.normal(0, 1, (1000, 1))
+    found = calibrate.combine(observed, shuffled, shuffled[:0], (observed[:, 0] > 4).astype(np.float64))
+    chance = probability(found.score(observed))
+    assert (chance[wrong] < 0.5).mean() > 0.95
+    assert (chance[~wrong] < 0.5).mean() < 0.01
+    assert np.unique(chance).size == 1000

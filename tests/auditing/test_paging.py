@@ -156,7 +156,7 @@ def test_two_hundred_pictures_stay_below_five_megabytes(
 
 
 def test_nothing_flagged(plain: Audit) -> None:
-    sure = replace(plain.judge.combination, offset=100.0)
+    sure = replace(plain.judge.combination, offset=100.0, chances=np.ones_like(plain.judge.combination.chances))
     nobody = Partners.none(0)
     quiet = replace(
         plain,

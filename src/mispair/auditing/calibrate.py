@@ -20,6 +20,8 @@ DRAWS = 200  # bootstrap samples for the interval
 ROUNDS = 3  # of weighing the measures and asking again which pairs are right
 SHUFFLED, CLOSE = 0.5, 0.1  # how much these pairs count beside an observed one
 PIECE = 1 << 18  # rows scored at a time
+CURVE = 0.05  # share of the logistic curve in the probability
+GROUP, MOST_GROUPS = 20, 50  # pairs with about the same score that share a probability; at most so many groups
 RIDGE = 10.0  # holds weights near 0 that the data does not ask for
 FAR = (-8.0, 12.0)  # standard deviations; nothing beyond says more
 
@@ -71,7 +73,9 @@ class Combination:
     centre: FloatArray  # (m,) mean of each measure over shuffled pairs
     spread: FloatArray  # (m,) its standard deviation
     weights: FloatArray  # (m,)
-    slope: float
+    knots: FloatArray  # (k,) weighted sums of the measures
+    chances: FloatArray  # (k,) probability that a pair with such a sum is right; straight lines between them
+    slope: float  # a logistic curve that lends them a little, so that no two different sums get the same odds
     offset: float
     rate: float  # noise rate
     low: float
@@ -82,8 +86,15 @@ class Combination:
         score = np.empty(len(measures))
         for start in range(0, len(measures), PIECE):
             part = standardised(measures[start : start + PIECE], self.centre, self.spread)
-            score[start : start + PIECE] = self.slope * (part @ self.weights) + self.offset
+            score[start : start + PIECE] = self._log_odds(part @ self.weights)
         return score
+
+    def _log_odds(self, sums: FloatArray) -> FloatArray:
+        chance, curve = np.interp(sums, self.knots, self.chances), self.slope * sums + self.offset
+        right, wrong = (
+            (1 - CURVE) * part + CURVE * probability(sign * curve) for part, sign in ((chance, 1), (1 - chance, -1))
+        )
+        return np.asarray(np.log(right) - np.log(wrong))
 
     def shares(self) -> FloatArray:
         """(m,) share of each measure in the score."""
@@ -137,7 +148,18 @@ def combine(
     low, high = noise_interval(score, null)
     target = trust if checked is None else np.where(known, np.nan_to_num(checked), trust)
     slope, offset = logistic(score[:, None], target, worth, 1e-3)
-    return Combination(centre, spread, weights, max(float(slope[0]), 1e-6), offset, rate, low, high)
+    steepness = max(float(slope[0]), 1e-6)
+    return Combination(centre, spread, weights, *_curve(score, target, worth), steepness, offset, rate, low, high)
+
+
+def _curve(score: FloatArray, target: FloatArray, worth: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Mean score and mean target of groups of pairs with about the same score; the targets never fall."""
+    groups = np.array_split(score.argsort(kind="stable"), int(np.clip(len(score) // GROUP, 2, MOST_GROUPS)))
+    weights = np.array([worth[group].sum() for group in groups])
+    knots, chances = (
+        np.array([np.average(values[group], weights=worth[group]) for group in groups]) for values in (score, target)
+    )
+    return knots, rising(chances, weights)
 
 
 def _worth_of_checked(known: npt.NDArray[np.bool_]) -> float:

@@ -40,7 +40,7 @@ def quickly() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def case() -> Case:
-    return make_case(ROWS, 0.3)
+    return make_case(ROWS, 0.3, seed=4)
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,8 @@ def unbroken(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_it_finds_the_wrong_pairs(plain: Audit, case: Case) -> None:
     assert (auroc(plain.match_score.astype(float), ~case.wrong) or 0) > 0.95
-    assert plain.is_mismatch[case.wrong].mean() > 0.1 > plain.is_mismatch[~case.wrong].mean()
+    assert plain.is_mismatch[case.wrong].mean() > 0.7
+    assert plain.is_mismatch[~case.wrong].mean() < 0.05
     assert any("are few" in note for note in plain.notes)
 
 

@@ -87,7 +87,7 @@ def test_neighbour_agreement(bank_size: int) -> None:
         for near, far in ((to_left, to_right), (to_right, to_left)):
             neighbours = sorted(range(bank_size), key=lambda other: -near[other])[:count]
             lent = np.mean([far[other] for other in neighbours])
-            expected += float((lent - np.mean(far)) / np.std(far, ddof=1))
+            expected += float((lent - np.mean(far)) / np.std(far))
         assert found[pair, COLUMN["neighbours"]] == pytest.approx(expected, abs=1e-4)
 
 

@@ -7,6 +7,7 @@ pair with some score is right, and how much each measure is worth.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +16,8 @@ import numpy.typing as npt
 from mispair.auditing.isotonic import rising
 
 FloatArray = npt.NDArray[np.float64]
-LOWER_QUANTILES = np.linspace(0.2, 0.5, 7)  # of the shuffled pairs' scores, where right pairs are rare
+QUANTILES = np.linspace(0.2, 0.9, 15)  # of the shuffled pairs' scores
+SURE = 0.501  # up to this one right pairs are taken to be rare
 DRAWS = 200  # bootstrap samples for the interval
 ROUNDS = 3  # of weighing the measures and asking again which pairs are right
 SHUFFLED, CLOSE = 0.5, 0.1  # how much these pairs count beside an observed one
@@ -30,14 +32,20 @@ def noise_rate(observed: FloatArray, shuffled: FloatArray) -> float:
     """Share of the observed scores that are scattered as the shuffled ones.
 
     Where right pairs are rare, at the lower scores, the observed pairs are as dense as that share of the shuffled ones.
+    How far up that goes is seen from the data: the ratio of both stays the same until right pairs come in.
     """
     shuffled = np.sort(shuffled)
-    bounds = np.quantile(shuffled, LOWER_QUANTILES)
+    bounds = np.quantile(shuffled, QUANTILES)
     # Where scores are equal, more of the shuffled ones are not above a quantile than its name says: they are counted.
     below, expected = (
         np.searchsorted(scores, bounds, side="right") / len(scores) for scores in (np.sort(observed), shuffled)
     )
-    return float(np.clip(np.mean(below / expected), 0, 1))
+    ratios = below / expected
+    sure = QUANTILES <= SURE
+    rate = float(ratios[sure].mean())
+    error = math.sqrt(max(rate, 1 / len(observed)) / (SURE * len(observed)))  # of a count over all that are below
+    flat = np.cumprod(ratios <= rate + error).astype(bool) | sure
+    return float(np.clip(np.average(ratios[flat], weights=QUANTILES[flat]), 0, 1))
 
 
 def noise_interval(observed: FloatArray, shuffled: FloatArray) -> tuple[float, float]:

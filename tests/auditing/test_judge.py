@@ -85,8 +85,8 @@ def test_separations_are_aurocs_against_shuffled_pairs() -> None:
     for column, found in enumerate(judge.separations):
         above = (seen[:, None, column] > null[None, :, column]).mean()
         assert found == pytest.approx(above, abs=1e-3)
-    assert judge.observed == pytest.approx(judge.combination.score(seen), abs=1e-3)
-    assert judge.null == pytest.approx(judge.combination.score(null), abs=1e-3)
+    assert judge.observed == pytest.approx(judge.combination.sums(seen), abs=1e-3)
+    assert judge.null == pytest.approx(judge.combination.sums(null), abs=1e-3)
     assert judge.combination.rate == pytest.approx(noise_rate(judge.observed, judge.null), abs=1e-9)
 
 

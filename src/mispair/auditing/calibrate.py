@@ -90,12 +90,19 @@ class Combination:
     high: float
 
     def score(self, measures: npt.NDArray[np.floating]) -> FloatArray:
-        """(n,) log odds from (n, m) measures, in pieces: there may be millions."""
-        score = np.empty(len(measures))
+        """(n,) log odds from (n, m) measures."""
+        sums = self.sums(measures)
+        for start in range(0, len(sums), PIECE):
+            sums[start : start + PIECE] = self._log_odds(sums[start : start + PIECE])
+        return sums
+
+    def sums(self, measures: npt.NDArray[np.floating]) -> FloatArray:
+        """(n,) weighted sums of the measures, in pieces: there may be millions."""
+        sums = np.empty(len(measures))
         for start in range(0, len(measures), PIECE):
             part = standardised(measures[start : start + PIECE], self.centre, self.spread)
-            score[start : start + PIECE] = self._log_odds(part @ self.weights)
-        return score
+            sums[start : start + PIECE] = part @ self.weights
+        return sums
 
     def _log_odds(self, sums: FloatArray) -> FloatArray:
         chance, curve = np.interp(sums, self.knots, self.chances), self.slope * sums + self.offset

@@ -93,8 +93,8 @@ class Judge:
     combination: Combination
     joint: bool
     separations: FloatArray  # (m,) AUROC of observed against shuffled pairs by each measure
-    observed: FloatArray  # scores of the sample
-    null: FloatArray  # scores of shuffled pairs
+    observed: FloatArray  # weighted sums of the sample's measures
+    null: FloatArray  # and of shuffled pairs'
 
     @property
     def names(self) -> list[str]:
@@ -202,8 +202,8 @@ def learn(
     mixed_up = measures_of(close, near[close]) if len(close) else seen[:0]  # all neighbours may be of one's own group
     combination = calibrate.combine(seen, null, mixed_up, last.trust(), checked)
     separations = np.array([separation(a, b) for a, b in zip(seen.T, null.T, strict=True)])
-    scores = combination.score(seen), combination.score(null)
-    return Judge(frames, last.spaces, last.banks, combination, joint, separations, *scores)
+    sums = combination.sums(seen), combination.sums(null)
+    return Judge(frames, last.spaces, last.banks, combination, joint, separations, *sums)
 
 
 @dataclass(frozen=True)

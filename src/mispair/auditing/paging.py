@@ -27,7 +27,8 @@ MOST_PICTURES = 200
 def make_page(audit: Audit) -> Page:
     """Everything looked up."""
     items, judge, summary = Items(audit), audit.judge, audit.summary
-    good = audit.score[~np.isnan(audit.score)]
+    sums = judge.combination.sums(audit.scan.measures)
+    good = sums[~np.isnan(sums)]
     match = audit.match_score[~np.isnan(audit.match_score)]
     bins = np.minimum((match * BINS).astype(int), BINS - 1)
     lowest, highest = _range(good, judge.null)

@@ -6,8 +6,8 @@ import pytest
 import torch
 from hypothesis import register_random, settings
 
-# No deadline: cores are shared, and a test must not fail because it was slow.
-settings.register_profile("mispair", deadline=None)
+# No deadline: cores are shared, and a test must not fail because it was slow. Fifty examples: all tests in six minutes.
+settings.register_profile("mispair", deadline=None, max_examples=50)
 settings.load_profile("mispair")
 
 

@@ -121,3 +121,17 @@ def take_step(method: Method, net: int, main_step: int, clean: IntArray, noisy: 
     step = method.loss(net, method.inputs(net, work, None))
     method.trained(net, work)
     return step
+
+
+ZEROS = ("a word", "all words", "a region", "all regions", "everything")
+
+
+def zeroed(left: Encoded, right: Encoded, where: str) -> tuple[Tensor, Tensor]:
+    """Makes some of the vectors zero, one of `ZEROS`; gives those of the regions and of the words."""
+    (V, _), (words, _) = left.parts(), right.parts()
+    with torch.no_grad():
+        if where in ("a word", "all words", "everything"):
+            words[0 if where == "a word" else slice(None)] = 0
+        if where in ("a region", "all regions", "everything"):
+            V[:, 2 if where == "a region" else slice(None)] = 0
+    return V, words

@@ -2,19 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from mispair import checkpoint
 from mispair.config import Config
 from mispair.data.pairs import Pairs
 from mispair.engine import Trainer
 from mispair.errors import StoppedError
 from mispair.methods.base import Inputs, Work
 from mispair.run import Run
+from tiny import weights
+
+Stop = tuple[int, int, int]  # epoch, network, batches done
+Steps = list[tuple[int, Work]]  # network and work of each
 
 
-def trained(config: Config, pairs: Pairs, folder: Path, stop: tuple[int, int, int] | None) -> list[tuple[int, Work]]:
+def check_resume(
+    config: Config, pairs: Pairs, folder: Path, stops: Sequence[Stop]
+) -> tuple[Steps, tuple[dict[str, Any], dict[str, Any]]]:
+    """A run that is stopped again and again takes the steps of an unbroken one to the same weights, bit for bit.
+
+    Returns:
+        All steps, and what the method had saved at the end of the unbroken and of the broken run.
+    """
+    whole = trained(config, pairs, folder / "whole", None)
+    parts = [trained(config, pairs, folder / "broken", stop) for stop in (*stops, None)]
+    assert all(parts)
+    steps = [step for part in parts for step in part]
+    assert [(net, work.clean.tolist()) for net, work in steps] == [(net, work.clean.tolist()) for net, work in whole]
+    assert weights(folder / "broken") == weights(folder / "whole")
+    states = [checkpoint.load_newest(folder / name / "checkpoints") for name in ("whole", "broken")]
+    assert states[0] is not None
+    assert states[1] is not None
+    return whole, (states[0]["method"], states[1]["method"])
+
+
+def trained(config: Config, pairs: Pairs, folder: Path, stop: Stop | None) -> Steps:
     """Trains; asked to stop after batch `stop` (epoch, network, batches done). Gives network and work of each step."""
     run = Run(folder, config)
     trainer = Trainer(config, pairs, None, run)

@@ -16,7 +16,6 @@ from torch import Tensor
 
 import mispair
 from helpers import gradients, regions, shake, tokens, vectors
-from mispair import checkpoint
 from mispair.config import Config, override
 from mispair.data.loader import PairLoader
 from mispair.data.noise import add_noise
@@ -28,8 +27,8 @@ from mispair.methods.decl import Decl, DeclInputs
 from mispair.models import SideSpec, build
 from mispair.plan import plan
 from mispair.survey import random_batches
-from tiny import tiny_pairs, weights
-from training import trained
+from tiny import tiny_pairs
+from training import check_resume
 
 COUNT = 60
 CHOSEN = np.array([3, 8, 20, 21, 33, 40, 41, 59])  # pairs 20, 21 and 40, 41 share their pictures
@@ -380,17 +379,10 @@ def test_resume_is_exact_wherever_it_stopped(tmp_path: Path, settings: dict[str,
     pairs = add_noise(tiny_pairs(5), ratio=0.4, seed=0)
     networks = chosen.networks or 1
     stops = [(epoch, epoch % networks, 1 + epoch // 2) for epoch in range(4)]
-    steps = trained(chosen, pairs, tmp_path / "whole", None)
-    parts = [trained(chosen, pairs, tmp_path / "broken", stop) for stop in (*stops, None)]
-    assert all(parts)
-    assert sum(map(len, parts)) == len(steps)
-    assert weights(tmp_path / "broken") == weights(tmp_path / "whole")
-    whole, broken = (checkpoint.load_newest(tmp_path / name / "checkpoints") for name in ("whole", "broken"))
-    assert whole is not None
-    assert broken is not None
-    assert len(whole["networks"]) == networks
-    assert torch.equal(whole["method"]["clean"], broken["method"]["clean"])
-    assert whole["method"]["warmups"] == broken["method"]["warmups"] == 2
+    steps, (whole, broken) = check_resume(chosen, pairs, tmp_path, stops)
+    assert {net for net, _ in steps} == set(range(networks))
+    assert torch.equal(whole["clean"], broken["clean"])
+    assert whole["warmups"] == broken["warmups"] == 2
     logs = [
         [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
         for name in ("whole", "broken")

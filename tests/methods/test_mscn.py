@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 import mispair
 from helpers import one_to_one, regions, shake, small_config, take_step, tokens
-from mispair import checkpoint, models
+from mispair import models
 from mispair.config import Config, override
 from mispair.data.loader import Items, PairLoader
 from mispair.data.noise import add_noise
@@ -34,8 +34,8 @@ from mispair.methods.meta import MetaGradient, body, meta_gradient, score_layer,
 from mispair.methods.mscn import KnownBatch, Mscn, MscnInputs, clean_posterior, known_loss, known_pairs, meta_set
 from mispair.models import Encoded, Network, SideSpec, build, recurrence
 from mispair.run import Run
-from tiny import tiny_pairs, weights
-from training import trained
+from tiny import tiny_pairs
+from training import check_resume
 
 SMALL: dict[str, Any] = {
     "method": "mscn", "model": "sgr", "embed_size": 8, "word_size": 6, "sim_size": 8, "batch_size": 12,
@@ -538,16 +538,9 @@ def test_the_state_survives_a_checkpoint() -> None:
 
 def test_resume_is_exact_wherever_it_stopped(tmp_path: Path) -> None:
     settings = config(batch_size=8, checkpoint_seconds=1000.0, lr_decay_epochs=1)
-    steps = trained(settings, noisy_pairs(7), tmp_path / "whole", None)
     stops = [(0, 0, 1), (0, 1, 1), (1, 0, 1), (1, 1, 1), (2, 0, 1), (2, 1, 1)]
-    parts = [trained(settings, noisy_pairs(7), tmp_path / "broken", stop) for stop in (*stops, None)]
-    assert all(parts)
-    assert sum(map(len, parts)) == len(steps)
-    assert weights(tmp_path / "broken") == weights(tmp_path / "whole")
-    whole, broken = (checkpoint.load_newest(tmp_path / name / "checkpoints") for name in ("whole", "broken"))
-    assert whole is not None
-    assert broken is not None
-    for a, b in zip(whole["method"]["meta_optimizers"], broken["method"]["meta_optimizers"], strict=True):
+    _, (whole, broken) = check_resume(settings, noisy_pairs(7), tmp_path, stops)
+    for a, b in zip(whole["meta_optimizers"], broken["meta_optimizers"], strict=True):
         assert all(torch.equal(a["state"][i][key], b["state"][i][key]) for i in a["state"] for key in a["state"][i])
         assert a["state"]
     logs = [

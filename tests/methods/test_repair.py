@@ -18,7 +18,6 @@ from torch import Tensor
 import mispair
 import two_networks
 from helpers import gradients, shake, take_step
-from mispair import checkpoint
 from mispair.config import Config, override
 from mispair.data.noise import add_noise
 from mispair.data.pairs import IntArray, Pairs, Vectors
@@ -30,8 +29,8 @@ from mispair.mixture import clean_probability
 from mispair.rank import bank_correlation
 from mispair.replace import find_partners
 from mispair.survey import encode_left, encode_right, random_batches, survey
-from tiny import tiny_pairs, weights
-from training import trained
+from tiny import tiny_pairs
+from training import check_resume
 from two_networks import image_text, small, with_w
 
 ALPHA = 0.2
@@ -469,16 +468,9 @@ STOPS = [(0, 0, 1), (0, 1, 1), (1, 0, 1), (1, 1, 1), (2, 0, 1), (2, 1, 1)]  # wa
 def test_resume_is_exact_wherever_it_stopped(tmp_path: Path, settings: dict[str, Any]) -> None:
     chosen = config(**{"eta": 1.0, "batch_size": 8, "checkpoint_seconds": 1000.0, **settings})
     pairs = vector_pairs(36, truth=True) if chosen.model == "two-tower" else add_noise(tiny_pairs(7), ratio=0.4, seed=0)
-    steps = trained(chosen, pairs, tmp_path / "whole", None)
-    parts = [trained(chosen, pairs, tmp_path / "broken", stop) for stop in (*STOPS, None)]
-    assert all(parts)
-    assert sum(map(len, parts)) == len(steps)
-    assert weights(tmp_path / "broken") == weights(tmp_path / "whole")
-    whole, broken = (checkpoint.load_newest(tmp_path / name / "checkpoints") for name in ("whole", "broken"))
-    assert whole is not None
-    assert broken is not None
+    _, (whole, broken) = check_resume(chosen, pairs, tmp_path, STOPS)
     for state in ("w", "labels", "partners"):
-        assert torch.equal(whole["method"][state], broken["method"][state]), state
+        assert torch.equal(whole[state], broken[state]), state
     lines = [json.loads(line) for line in (tmp_path / "broken/metrics.jsonl").read_text().splitlines()]
     with_noisy = {line["epoch"] for line in lines if line["event"] == "steps" and "noisy_loss" in line}
     assert with_noisy == {2}

@@ -11,7 +11,7 @@ from test_sgraf import linear, some_regions, text_self_attention, visual_self_at
 from torch import Tensor, nn
 
 import mispair
-from helpers import encoded_sets, gradients, plain_l2norm, shake, small_config, token_items
+from helpers import ZEROS, encoded_sets, gradients, plain_l2norm, shake, small_config, token_items, zeroed
 from mispair.data.loader import Items
 from mispair.models import SAF, SGR, Encoded, SideSpec, build
 from tiny import tiny_pairs
@@ -193,18 +193,13 @@ def test_room_to_spare_changes_nothing(lengths: list[int], spare: int, seed: int
 
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("initial", [True, False], ids=["zero biases", "trained"])
-@pytest.mark.parametrize("where", ["a word", "all words", "a region", "all regions", "everything"])
+@pytest.mark.parametrize("where", ZEROS)
 def test_zero_vectors_give_finite_scores_and_gradients(where: str, initial: bool, training: bool) -> None:
     config = small_config(embed_size=D)
     network = SAF(SideSpec("regions", 7, 8), SideSpec("tokens", 30), config) if initial else make_saf(8)
     network.train(training)
     left, right = some_regions(3, 8), with_room(encoded_sets([1, 3, 5], 5, D, 1), 12)
-    (V, _), (words, _) = left.parts(), right.parts()
-    with torch.no_grad():
-        if where in ("a word", "all words", "everything"):
-            words[0 if where == "a word" else slice(None)] = 0
-        if where in ("a region", "all regions", "everything"):
-            V[:, 2 if where == "a region" else slice(None)] = 0
+    V, words = zeroed(left, right, where)
     for similarity in (network.similarity, network.pair_similarity):
         scores = similarity(left, right)
         assert scores.isfinite().all()

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import mispair
-from helpers import encoded_sets, gradients, plain_gru, plain_l2norm, shake, small_config, token_items
+from helpers import ZEROS, encoded_sets, gradients, plain_gru, plain_l2norm, shake, small_config, token_items, zeroed
 from mispair.data.loader import Items
 from mispair.models import SCAN, Encoded, SideSpec, build
 from tiny import tiny_pairs
@@ -212,16 +212,11 @@ def test_ragged_region_sets_do_not_feel_their_padding(attend: str, aggregate: st
 
 
 @all_kinds
-@pytest.mark.parametrize("where", ["a word", "all words", "a region", "all regions", "everything"])
+@pytest.mark.parametrize("where", ZEROS)
 def test_zero_vectors_give_finite_scores_and_gradients(attend: str, aggregate: str, where: str) -> None:
     network = make_scan(attend, aggregate)
     left, right = some_regions(3, 8), encoded_sets([1, 3, 5], 5, D, 1)
-    (V, _), (words, _) = left.parts(), right.parts()
-    with torch.no_grad():
-        if where in ("a word", "all words", "everything"):
-            words[0 if where == "a word" else slice(None)] = 0
-        if where in ("a region", "all regions", "everything"):
-            V[:, 2 if where == "a region" else slice(None)] = 0
+    zeroed(left, right, where)
     for name, value in outcome(network, left, right).items():
         assert value.isfinite().all(), name
         assert value.abs().max() < 1e4, name  # and does not drown those of the others

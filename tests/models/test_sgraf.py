@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from helpers import encoded_sets, gradients, plain_gru, plain_l2norm, shake, small_config, token_items
+from helpers import ZEROS, encoded_sets, gradients, plain_gru, plain_l2norm, shake, small_config, token_items, zeroed
 from mispair.bench.loop import sgr_similarity
 from mispair.data.loader import Items
 from mispair.models import Encoded, SideSpec, build
@@ -209,17 +209,12 @@ def test_room_to_spare_changes_nothing(lengths: list[int], spare: int, seed: int
 
 
 @pytest.mark.parametrize("initial", [True, False], ids=["zero biases", "trained"])
-@pytest.mark.parametrize("where", ["a word", "all words", "a region", "all regions", "everything"])
+@pytest.mark.parametrize("where", ZEROS)
 def test_zero_vectors_give_finite_scores_and_gradients(where: str, initial: bool) -> None:
     config = small_config(embed_size=D)
     network = SGR(SideSpec("regions", 7, 8), SideSpec("tokens", 30), config).eval() if initial else make_sgr(8)
     left, right = some_regions(3, 8), encoded_sets([1, 3, 5], 5, D, 1)
-    (V, _), (words, _) = left.parts(), right.parts()
-    with torch.no_grad():
-        if where in ("a word", "all words", "everything"):
-            words[0 if where == "a word" else slice(None)] = 0
-        if where in ("a region", "all regions", "everything"):
-            V[:, 2 if where == "a region" else slice(None)] = 0
+    V, words = zeroed(left, right, where)
     for similarity in (network.similarity, network.pair_similarity):
         scores = similarity(left, right)
         assert scores.isfinite().all()
@@ -233,9 +228,9 @@ def test_zero_features_do_not_drown_the_gradient_of_the_others() -> None:
     network = build(small_config(model="sgr", dropout=0.0), SideSpec("regions", 7, 6), SideSpec("tokens", 30), seed=0)
     values, texts = torch.randn(4, 6, 7, generator=torch.Generator().manual_seed(0)), token_items([3, 4, 5, 6])
     norms = []
-    for zeroed in (False, True):
+    for without in (False, True):
         features = values.clone()
-        if zeroed:
+        if without:
             features[0, 5] = 0
         left = network.encode_left(Items(features, torch.full((4,), 6)))
         network.similarity(left, network.encode_right(texts)).diagonal().sum().backward()  # type: ignore[no-untyped-call]

@@ -20,6 +20,7 @@ from mispair.auditing.alike import find_alike
 from mispair.auditing.calibrate import FloatArray, probability
 from mispair.auditing.folds import fold_numbers, sample
 from mispair.auditing.judge import Judge, learn
+from mispair.auditing.output import write_table
 from mispair.auditing.partners import find_partners
 from mispair.auditing.progress import progress
 from mispair.auditing.result import THRESHOLD, Audit
@@ -147,20 +148,23 @@ def _judge(source: Source, settings: Settings, device: torch.device, work: Path 
     if work is None:
         return _learn(source, settings, device)
     path = work / JUDGE
-    if not _is_whole(path):
+    state = _saved(path)
+    if state is None:
         for part in work.glob("part-*.npz"):  # by a judge that is lost
             part.unlink()
         write_atomically(path, safetensors.torch.save(_learn(source, settings, device).state()))
-    # Read back even when it was learned now: an audit that goes on cannot have another judge than an unbroken one.
-    return Judge.of(safetensors.torch.load(path.read_bytes()), device)
+        # Read back although it was learned now: an audit that goes on cannot have another judge than an unbroken one.
+        state = _saved(path)
+    assert state is not None
+    return Judge.of(state, device)
 
 
-def _is_whole(path: Path) -> bool:
+def _saved(path: Path) -> dict[str, torch.Tensor] | None:
+    """The tensors of a file; None if it is not there or not whole."""
     try:
-        safetensors.torch.load(path.read_bytes())
+        return safetensors.torch.load(path.read_bytes())  # a format that holds tensors only
     except (OSError, safetensors.SafetensorError):
-        return False
-    return True
+        return None
 
 
 def _learn(source: Source, settings: Settings, device: torch.device) -> Judge:
@@ -254,10 +258,8 @@ def audit_to_folder(
         if not (work / JUDGE).exists():  # nothing to go on with, and the mended input must not be refused for it
             shutil.rmtree(work)
         raise
-    for name in ("pairs.parquet", "pairs.csv"):
-        audit.to_parquet(out / name, overwrite=True)
-    from mispair.auditing.output import write_table
-
+    audit.to_parquet(out / "pairs.parquet", overwrite=True)
+    audit.to_csv(out / "pairs.csv", overwrite=True)
     suggestions = audit.suggestions
     write_table(out / "suggestions.csv", {name: suggestions[name] for name in suggestions.column_names}, True)
     audit.to_html(out / "report.html")

@@ -181,10 +181,8 @@ def learn(
             trust = np.where(np.isnan(checked), trust, checked)
         spaces = fitter.fit(torch.from_numpy(np.maximum(trust, LEAST_TRUST)).to(x), regularisation)
         banks = [_bank(space, number, x, y, fold, trust) for number, space in enumerate(spaces)]
-        seen, null = (
-            by_fold(spaces, banks, x, y, fold, learned),
-            by_fold(spaces, banks, x[wrong], y[partner[wrong]], fold[wrong], learned),
-        )
+        seen = by_fold(spaces, banks, x, y, fold, learned)
+        null = by_fold(spaces, banks, x[wrong], y[partner[wrong]], fold[wrong], learned)
         return Look(spaces, banks, *_first_guess(seen, null))
 
     first = look(np.ones(len(x)), FIRST)

@@ -205,12 +205,12 @@ class Audit:
         }
 
     def to_parquet(self, path: str | Path, *, overwrite: bool = False) -> None:
-        """Writes the table of all pairs."""
+        """Writes the table of all pairs; the file is named .parquet."""
         write_table(path, {name: self.table[name] for name in self.table.column_names}, overwrite)
 
     def to_csv(self, path: str | Path, *, overwrite: bool = False) -> None:
-        """Writes the table of all pairs as text."""
-        self.to_parquet(path, overwrite=overwrite)  # by the suffix of the path
+        """Writes the table of all pairs as text; the file is named .csv."""
+        self.to_parquet(path, overwrite=overwrite)  # what is written follows from the name
 
     def to_html(self, path: str | Path) -> None:
         """Writes the report: one file that shows everything and needs nothing."""

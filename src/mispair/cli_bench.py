@@ -70,7 +70,7 @@ def bench_epoch(
     noise_ratio: float = 0.4,
     images: int = 29000,
     device: str = "auto",
-    bank_size: int | None = None,
+    bank_size: tuple[int, ...] = (),
     json: bool = False,
 ) -> int:
     """Measure whole epochs of a recipe on made-up pictures of full size, and tell how long its schedule takes.
@@ -82,7 +82,7 @@ def bench_epoch(
         noise_ratio: Share of wrong pairs without it.
         images: How many training images, with five captions each.
         device: auto, cpu, cuda, cuda:1, mps.
-        bank_size: Another size of the memory bank.
+        bank_size: Sizes of the memory bank to tell the cost of; the largest is trained with.
         json: Print figures for machines.
     """
     from rich.console import Console
@@ -91,12 +91,13 @@ def bench_epoch(
 
     config = replace(read_recipe(recipe), device=device, noise_ratio=noise_ratio)
     config = replace(config, noise_file=None if noise_file is None else str(noise_file))
-    config = replace(config, bank_size=bank_size or config.bank_size)
-    schedule = measure(config, captions, images, Console(file=sys.stderr, markup=False, highlight=False))
+    schedule = measure(config, captions, images, bank_size, Console(file=sys.stderr, markup=False, highlight=False))
     if json:
         print(json_module.dumps(schedule.figures(), indent=2))
     else:
         _print(epoch_table(recipe, schedule))
+        if schedule.choices:
+            _print(choice_table(schedule))
     return 0
 
 
@@ -240,6 +241,18 @@ def epoch_table(recipe: str, schedule: Schedule) -> Table:
     for phase in schedule.phases:
         parts = (f"{seconds:,.1f}" for seconds in (phase.first, phase.seconds, phase.choosing))
         table.add_row(phase.name, *parts, f"{phase.steps:,}", str(phase.epochs))
+    return table
+
+
+def choice_table(schedule: Schedule) -> Table:
+    from rich.table import Table
+
+    table = Table(title="What a bank costs", caption="the same networks choose the pairs of an epoch")
+    for head in ("", "pairs in a bank", "both banks, MB", "choosing, s", "of an epoch"):
+        table.add_column(head, justify="right" if head else "left")
+    for choice in schedule.choices:
+        bank = (f"{choice.bank_size:,}", f"{choice.bank_bytes / 1e6:,.0f}") if choice.bank_size else ("", "")
+        table.add_row(choice.name, *bank, f"{choice.seconds:,.1f}", f"{choice.share:.1%}")
     return table
 
 

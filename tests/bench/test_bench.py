@@ -119,14 +119,23 @@ def test_bench_epoch(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
         'data = "x"\nmethod = "repair"\nmodel = "vse"\nembed_size = 16\nword_size = 8\nbatch_size = 16\n'
         "bank_size = 32\nwarmup_epochs = 5\nepochs = 40\nneighbours = 4\n"
     )
-    assert main(["bench", "epoch", "--recipe", str(recipe), "--images", "20", "--device", "cpu", "--json"]) == 0
+    command = ["bench", "epoch", "--recipe", str(recipe), "--images", "20", "--device", "cpu", "--bank-size", "8", "16"]
+    assert main([*command, "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)
     assert [phase["epochs"] for phase in figures["phases"]] == [5, 20, 20]
     assert figures["phases"][0]["steps"] == 14  # two networks, 100 pairs
     assert figures["schedule_seconds"] == pytest.approx(
         sum(phase["first"] + (phase["epochs"] - 1) * phase["seconds"] for phase in figures["phases"])
     )
-    assert "clean_share" in figures["method"]
+    assert figures["method"]["bank_pairs"] == [16, 16]  # trained with the largest
+    choices = [(choice["name"], choice["bank_size"]) for choice in figures["choices"]]
+    kinds = ("RC + drop", "RC + NPR")
+    assert choices == [("hard + drop", 0), *((name, size) for size in (8, 16) for name in kinds)]
+    no_bank, eight, _, sixteen, _ = (choice["bank_bytes"] for choice in figures["choices"])
+    assert no_bank == 0
+    assert sixteen == 2 * eight > 0
+    assert main(command) == 0
+    assert "What a bank costs" in capsys.readouterr().out
 
 
 def test_the_schedule_is_that_of_the_recipe() -> None:
@@ -135,7 +144,7 @@ def test_the_schedule_is_that_of_the_recipe() -> None:
         epoch.Phase("b", 5.0, 3.0, 0.5, 1, 40),
         epoch.Phase("c", 9, 9, 1, 1, 0),
     ]
-    assert epoch.Schedule("x", 10, phases, None, {}).seconds == 10 + 5 + 39 * 3
+    assert epoch.Schedule("x", 10, phases, [], None, {}).seconds == 10 + 5 + 39 * 3
 
 
 @pytest.mark.parametrize("content", [None, b"", b"\xff\xfe\x00bad"])

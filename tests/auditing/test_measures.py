@@ -111,7 +111,8 @@ def test_a_joint_model_adds_its_cosine() -> None:
 
 def test_names_go_with_the_columns() -> None:
     assert names(joint=False) == ["contrast", "evidence", "similarity", "neighbours", "rank"]
-    assert names(joint=True) == [*names(joint=False), "joint"] == list(measures.MEANINGS)
+    assert names(joint=True) == [*names(joint=False), "joint"]
+    assert names(joint=True, networks=True) == [*names(joint=True), "networks"] == list(measures.MEANINGS)
     assert measured(40)[-1].shape[1] == len(names(joint=False))
 
 

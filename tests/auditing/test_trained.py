@@ -6,14 +6,20 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
-from mispair.auditing.trained import from_pairs, from_run, is_run
+from mispair.auditing.source import no_opinion
+from mispair.auditing.trained import RIVALS, NetworksOpinion, contrast, from_pairs, from_run, is_run
 from mispair.auditing.words import word_vectors
 from mispair.cli import main
+from mispair.config import Config
 from mispair.data import formats, shapes
 from mispair.data.noise import add_noise
 from mispair.data.pairs import Pairs, Regions, Tokens, Vectors
 from mispair.matcher import Matcher
+from mispair.models import SideSpec, build
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +64,7 @@ def test_a_run_is_audited_by_its_networks_with_its_noise(
     assert is_run(run)
     assert not is_run(folder)
     source = from_run(run, "cpu")
+    assert source.opinion is no_opinion  # the vectors of these networks say all that they know
     noisy = add_noise(formats.load(folder, "train"), ratio=0.4, seed=0)
     matcher = Matcher.load(run, "cpu")
     left, right = source.block(0, len(source))
@@ -67,3 +74,54 @@ def test_a_run_is_audited_by_its_networks_with_its_noise(
     capsys.readouterr()
     assert main(["audit", str(run), "--device", "cpu", "--out", str(tmp_path / "audit"), "--json"]) == 0
     assert '"joint"' in capsys.readouterr().out  # both sides share the networks' space
+
+
+def test_networks_that_compare_regions_and_words_are_heard(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, out = tmp_path / "run", tmp_path / "audit"
+    small = ["--embed-size", "16", "--word-size", "8", "--sim-size", "8", "--epochs", "1", "--batch-size", "32"]
+    train = ["train", "--data", str(folder), "--model", "sgr", "--noise-ratio", "0.4", "--device", "cpu"]
+    assert main([*train, *small, "--out", str(run)]) == 0
+    source, matcher = from_run(run, "cpu"), Matcher.load(run, "cpu")
+    pairs = add_noise(formats.load(folder, "train", vocabulary=matcher.vocabulary), ratio=0.4, seed=0)
+    rows = np.unique(pairs.link, return_index=True)[1]  # one caption of each image, all in one batch
+    S = matcher.score(pairs.left, pairs.right)[pairs.link[rows]][:, rows]
+    expected = [2 * S[k, k] - _best(np.delete(S[k], k)) - _best(np.delete(S[:, k], k)) for k in range(len(rows))]
+    found = source.opinion(rows, rows)
+    assert found == pytest.approx(expected, abs=1e-4)
+    capsys.readouterr()
+    assert main(["audit", str(run), "--device", "cpu", "--out", str(out), "--json"]) == 0
+    assert '"networks"' in capsys.readouterr().out
+    assert "networks" in (out / "pairs.csv").read_text().splitlines()[0]
+
+
+def _best(scores: np.ndarray) -> float:
+    return float(np.sort(scores)[-RIVALS:].mean())
+
+
+def test_an_own_partner_is_no_rival_of_a_made_up_pair(folder: Path) -> None:
+    pairs = formats.load(folder, "train")
+    assert isinstance(pairs.right, Tokens)
+    config, specs = Config(model="sgr", embed_size=16, word_size=8), (SideSpec.of(pairs.left), SideSpec.of(pairs.right))
+    matcher = Matcher(config, specs, [build(config, *specs, seed=0)], pairs.right.vocabulary, torch.device("cpu"))
+    opinion = NetworksOpinion(matcher, pairs)
+    nothing = np.empty(0, dtype=np.int64)
+    assert len(opinion(nothing, nothing)) == 0
+    lefts, rights = np.array([0, 5, 10]), np.array([5, 0, 10])  # the first two have exchanged their captions
+    S = matcher.score(pairs.left, pairs.right)[pairs.link[lefts]][:, rights]
+    expected = [2 * S[0, 0] - S[0, 2] - S[2, 0], 2 * S[1, 1] - S[1, 2] - S[2, 1]]
+    assert opinion(lefts, rights)[:2] == pytest.approx(expected, abs=1e-5)
+
+
+@given(st.integers(1, 9), st.integers(0, 2**32 - 1))
+def test_contrast_equals_a_loop(count: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    S, same = rng.integers(-3, 4, (count, count)) / 4, rng.random((count, count)) < 0.5
+    np.fill_diagonal(same, True)
+    expected = []
+    for k in range(count):
+        along = [sorted(S[k][~same[k]])[-RIVALS:], sorted(S[:, k][~same[:, k]])[-RIVALS:]]
+        expected.append(2 * S[k, k] - sum(np.mean(best) if best else S[k, k] for best in along))
+    found = contrast(torch.from_numpy(S), torch.from_numpy(same))
+    np.testing.assert_allclose(found.numpy(), expected, atol=1e-12)

@@ -190,7 +190,10 @@ def _learn(source: Source, settings: Settings, device: torch.device) -> Judge:
             raise DataError(f"{source.name}: all {name} vectors are the same, so nothing can be learned from them.")
     sides = torch.from_numpy(left).to(device), torch.from_numpy(right).to(device)
     own = groups[rows]
-    return learn(*sides, fold_numbers(own), own, joint=settings.joint, checked=checked)
+    return learn(
+        *sides, fold_numbers(own), own, joint=settings.joint, checked=checked,
+        opinion=lambda lefts, rights: source.opinion(rows[lefts], rows[rights]),
+    )  # fmt: skip
 
 
 def _told(source: Source, settings: Settings) -> dict[int, float]:

@@ -18,6 +18,7 @@ from mispair.auditing import calibrate, measures
 from mispair.auditing.calibrate import Combination, FloatArray
 from mispair.auditing.folds import FOLDS, NEAR, random_keys, shuffled
 from mispair.auditing.measures import BANK, Bank, learned, make_bank, measure
+from mispair.auditing.source import Opinion, no_opinion
 from mispair.auditing.space import Fitter, Space, product
 from mispair.data.pairs import IntArray
 from mispair.errors import DataError
@@ -92,23 +93,28 @@ class Judge:
     banks: list[Bank]
     combination: Combination
     joint: bool
+    networks: bool  # whether the networks of a run are heard
     separations: FloatArray  # (m,) AUROC of observed against shuffled pairs by each measure
     observed: FloatArray  # weighted sums of the sample's measures
     null: FloatArray  # and of shuffled pairs'
 
     @property
     def names(self) -> list[str]:
-        return measures.names(joint=self.joint)
+        return measures.names(joint=self.joint, networks=self.networks)
 
-    def measure(self, left: Tensor, right: Tensor, fold: npt.NDArray[np.uint8]) -> npt.NDArray[np.float32]:
-        """(n, m) measures of pairs as they came."""
+    def measure(
+        self, left: Tensor, right: Tensor, fold: npt.NDArray[np.uint8], opinion: npt.NDArray[np.floating] | None = None
+    ) -> npt.NDArray[np.float32]:
+        """(n, m) measures of pairs as they came; `opinion` (n,) is what the networks of a run say."""
         x, y = self.frames[0](left), self.frames[1](right)
-        return by_fold(self.spaces, self.banks, x, y, fold, partial(measure, joint=self.joint))
+        found = by_fold(self.spaces, self.banks, x, y, fold, partial(measure, joint=self.joint))
+        return _heard(found, opinion)
 
     def state(self) -> dict[str, Tensor]:
         """Everything, as named tensors."""
         named: dict[str, Tensor] = {
             "joint": torch.tensor(self.joint),
+            "networks": torch.tensor(self.networks),
             "separations": torch.from_numpy(self.separations),
         }
         for side, frame in enumerate(self.frames):
@@ -138,7 +144,8 @@ class Judge:
         spaces = [Space(**parts(f"space.{number}.")) for number in range(FOLDS)]
         banks = [Bank(**parts(f"bank.{number}.")) for number in range(FOLDS)]
         arrays = (state[name].numpy() for name in ("separations", "observed", "null"))
-        return cls((frames[0], frames[1]), spaces, banks, combination, bool(state["joint"]), *arrays)
+        joint, networks = bool(state["joint"]), bool(state["networks"])
+        return cls((frames[0], frames[1]), spaces, banks, combination, joint, networks, *arrays)
 
 
 def learn(
@@ -149,6 +156,7 @@ def learn(
     *,
     joint: bool = False,
     checked: FloatArray | None = None,
+    opinion: Opinion = no_opinion,
 ) -> Judge:
     """Learns to judge from n pairs, of which nobody knows which are right.
 
@@ -159,6 +167,7 @@ def learn(
         groups: (n,) pairs of one group share an item.
         joint: Whether both sides come from encoders with a common space.
         checked: (n,) 1 for pairs that a person has found right, 0 for wrong, NaN for all others.
+        opinion: What the networks of a run say about any left and right items of these pairs.
 
     Raises:
         DataError: There are too few groups.
@@ -192,7 +201,8 @@ def learn(
     last = look(looks[chosen].trust(), REGULARISATIONS[chosen])
 
     def measures_of(lefts: IntArray, rights: IntArray) -> npt.NDArray[np.float32]:
-        return by_fold(last.spaces, last.banks, x[lefts], y[rights], fold[lefts], partial(measure, joint=joint))
+        seen = by_fold(last.spaces, last.banks, x[lefts], y[rights], fold[lefts], partial(measure, joint=joint))
+        return _heard(seen, opinion(lefts, rights))
 
     every, near = np.arange(len(x)), neighbours_partners(x, fold, groups)
     close = np.flatnonzero(near >= 0)
@@ -201,7 +211,13 @@ def learn(
     combination = calibrate.combine(seen, null, mixed_up, last.trust(), checked)
     separations = np.array([separation(a, b) for a, b in zip(seen.T, null.T, strict=True)])
     sums = combination.sums(seen), combination.sums(null)
-    return Judge(frames, last.spaces, last.banks, combination, joint, separations, *sums)
+    networks = opinion(every[:0], every[:0]) is not None
+    return Judge(frames, last.spaces, last.banks, combination, joint, networks, separations, *sums)
+
+
+def _heard(measures: npt.NDArray[np.float32], opinion: npt.NDArray[np.floating] | None) -> npt.NDArray[np.float32]:
+    """Measures with one more column, if there is an opinion."""
+    return measures if opinion is None else np.column_stack([measures, opinion.astype(np.float32)])
 
 
 @dataclass(frozen=True)

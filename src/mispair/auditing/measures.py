@@ -26,6 +26,7 @@ MEANINGS = {
     "neighbours": "Whether items like the left one have partners like the right one, and the other way round.",
     "rank": "Rank correlation of their distances to trusted pairs, in the spaces they came in.",
     "joint": "The cosine of the two in the space that their encoders share.",
+    "networks": "How much better the networks of the run score the two than the best rivals of either.",
 }
 
 
@@ -83,9 +84,10 @@ def rivals(items: Tensor, others: Tensor) -> Tensor:
     return (items @ others.T).topk(count, dim=1).values.mean(1)
 
 
-def names(*, joint: bool) -> list[str]:
+def names(*, joint: bool, networks: bool = False) -> list[str]:
     """Of the measures, in their order."""
-    return [name for name in MEANINGS if joint or name != "joint"]
+    given = {"joint": joint, "networks": networks}
+    return [name for name in MEANINGS if given.get(name, True)]
 
 
 def _neighbour_agreement(left: Tensor, right: Tensor) -> Tensor:

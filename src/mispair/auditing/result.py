@@ -31,6 +31,7 @@ REASONS = {
     "neighbours": "items like these have other partners",
     "rank": "seen from trusted pairs the two are in different places",
     "joint": "their encoders see no likeness",
+    "networks": "the run's networks prefer other partners for either side",
 }
 
 

@@ -139,7 +139,7 @@ def _measured(
     left, right = left[good], right[good]
     if len(good):
         sides = torch.from_numpy(left).to(device), torch.from_numpy(right).to(device)
-        part.measures[good] = judge.measure(*sides, fold[good])
+        part.measures[good] = judge.measure(*sides, fold[good], source.opinion(start + good, start + good))
     for side, vectors in enumerate((left, right)):
         sketch = Sketch(len(good), judge.frames[side].mean.double().cpu().numpy())
         sketch.add(0, vectors)

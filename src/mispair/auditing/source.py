@@ -23,13 +23,18 @@ from mispair.auditing.shards import Held, Matrix, OnDevice, Shard, Side, open_fi
 from mispair.auditing.tables import USUAL_NAMES, Table, open_table
 from mispair.data import formats, precomp, vectors
 from mispair.data.arrays import chunks, open_array
-from mispair.data.pairs import IntArray
+from mispair.data.pairs import FloatArray, IntArray
 from mispair.errors import DataError
 
 Layout = Literal["clip", "arrays", "precomp", "memory"]
 LookUp = Callable[[IntArray], list[str]]
+Opinion = Callable[[IntArray, IntArray], FloatArray | None]
 _PICTURE_ENDINGS = ("", ".jpg", ".jpeg", ".png", ".webp")
 _SAMPLED_ROWS = 256
+
+
+def no_opinion(lefts: IntArray, rights: IntArray) -> None:
+    """Of somebody who knows no more than the vectors say."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,7 @@ class Source:
         table: The table of ids, captions and paths.
         folder: The folder that was opened; None for single files and for memory.
         split: The part of it, where it has parts.
+        opinion: How well the left items of some rows fit the right items of others, (n,), by the networks of a run.
     """
 
     left: Side
@@ -63,6 +69,7 @@ class Source:
     table: Table | None = None
     folder: Path | None = None
     split: str | None = None
+    opinion: Opinion = no_opinion
 
     def __post_init__(self) -> None:
         if len(self.left) != len(self.right):

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from mispair.api import with_noise
 from mispair.auditing import names
@@ -14,10 +16,17 @@ from mispair.auditing.source import Source, from_memory
 from mispair.auditing.words import word_vectors
 from mispair.data import formats
 from mispair.data.arrays import chunks
-from mispair.data.pairs import Pairs, Regions, Side, Tokens
+from mispair.data.loader import SideLoader
+from mispair.data.pairs import IntArray, Pairs, Regions, Side, Tokens
+from mispair.devices import autocast
+from mispair.evaluate import inference
 from mispair.matcher import Matcher
+from mispair.models import CosineNetwork
+from mispair.survey import random_batches
 
 Array = npt.NDArray[np.floating]
+BATCH = 128  # pairs that are each other's rivals
+RIVALS = 4  # the best of them count
 
 
 def is_run(folder: Path) -> bool:
@@ -32,7 +41,54 @@ def from_run(run: Path, device: str = "auto", images: Path | None = None) -> Sou
     pairs = formats.load(config.data, "train", vocabulary=matcher.vocabulary, dev_protocol=config.dev_protocol)
     pairs = with_noise(config, pairs)
     left, right = matcher.encode(pairs.left, "left"), matcher.encode(pairs.right, "right")
-    return _described(pairs, left, right, images or formats.find_folder(config.data) / "images")
+    source = _described(pairs, left, right, images or formats.find_folder(config.data) / "images")
+    if all(isinstance(network, CosineNetwork) for network in matcher.networks):
+        return source  # their vectors say all that they know
+    return replace(source, opinion=NetworksOpinion(matcher, pairs))
+
+
+class NetworksOpinion:
+    """How much better networks score two items than the best rivals of either in a random batch, (n,).
+
+    What a training loss says of a pair, without the margin beyond which a loss is zero and tells no more.
+    """
+
+    def __init__(self, matcher: Matcher, pairs: Pairs) -> None:
+        self.matcher, self.link = matcher, pairs.link
+        self.left, self.right = (SideLoader(side, matcher.device) for side in (pairs.left, pairs.right))
+
+    def __call__(self, lefts: IntArray, rights: IntArray) -> Array:
+        found = np.zeros(len(lefts), dtype=np.float32)
+        for places in random_batches(len(lefts), BATCH, np.random.default_rng(0)) if len(lefts) else ():
+            found[places] = self._batch(lefts[places], rights[places])
+        return found
+
+    def _batch(self, lefts: IntArray, rights: IntArray) -> Array:
+        rows, owners = self.link[lefts], self.link[rights]
+        # Neither another caption of its image nor an item's own partner is a rival of a pair that is made up.
+        same = torch.from_numpy((rows[:, None] == rows) | (rows[:, None] == owners)).to(self.matcher.device)
+        contrasts = []
+        with autocast(self.matcher.device, self.matcher.config.precision):
+            for network in self.matcher.networks:
+                with inference(network):
+                    left, right = self.left.items(rows), self.right.items(rights)
+                    S = network.similarity(network.encode_left(left), network.encode_right(right)).float()
+                    contrasts.append(contrast(S, same))
+        return torch.stack(contrasts).mean(0).cpu().numpy()
+
+
+def contrast(S: Tensor, same: Tensor) -> Tensor:
+    """Of the pairs on the diagonal of (n, n) similarities, (n,); what is the `same` is no rival."""
+    own, others = S.diagonal(), S.masked_fill(same, -torch.inf)
+    return 2 * own - _best_rivals(others, own) - _best_rivals(others.T, own)
+
+
+def _best_rivals(others: Tensor, own: Tensor) -> Tensor:
+    """Mean of the best few of each row; where there is no rival, the pair's own similarity."""
+    best = others.topk(min(RIVALS, others.shape[1]), dim=1).values
+    there = best.isfinite()
+    mean = best.masked_fill(~there, 0).sum(1) / there.sum(1).clamp(min=1)
+    return torch.where(there.any(1), mean, own)
 
 
 def from_pairs(pairs: Pairs, images: Path | None = None) -> Source:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import pytest
 
 from mispair.auditing import calibrate, judge
-from mispair.auditing.scan import one_thread_each
+from mispair.auditing.threads import one_thread_each
 from mispair.data.pairs import IntArray
 
 # A run in another process has as many threads as this one inside `hurry`.

@@ -4,11 +4,12 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mispair.auditing import alike
-from mispair.auditing.alike import Codes, Mask, Sketch, find_alike
+from mispair.auditing.alike import Codes, Mask, find_alike
 from mispair.data.pairs import FloatArray, IntArray
 from mispair.errors import ConfigError
 
@@ -27,10 +28,9 @@ def beside(vectors: FloatArray, cosine: float, seed: int = 1) -> FloatArray:
 
 
 def sketch(vectors: FloatArray, mean: FloatArray | None = None, block: int = 1000) -> Codes:
-    made = Sketch(len(vectors), np.zeros(vectors.shape[1]) if mean is None else mean)
-    for start in range(0, len(vectors), block):
-        made.add(start, vectors[start : start + block])
-    return made.codes
+    centre = torch.zeros(vectors.shape[1]) if mean is None else torch.from_numpy(mean)
+    blocks = [vectors[start : start + block] for start in range(0, len(vectors) or 1, block)]
+    return np.concatenate([alike.sketch(torch.from_numpy(values), centre) for values in blocks])
 
 
 def careful(vectors: FloatArray, taken: list[int]) -> Callable[[IntArray], FloatArray]:

@@ -15,10 +15,10 @@ from hypothesis.extra import numpy as arrays
 
 from audit_cases import Case, hurry, make_case, write_clip
 from mispair.auditing import scan as module
-from mispair.auditing.alike import Sketch
+from mispair.auditing.alike import sketch
 from mispair.auditing.folds import fold_numbers
 from mispair.auditing.judge import Judge, learn
-from mispair.auditing.scan import FAULTS, READABLE, TOLD, Scan, faults, one_thread_each, scan
+from mispair.auditing.scan import FAULTS, READABLE, TOLD, Scan, faults, scan
 from mispair.auditing.source import Source, from_memory, open_source
 
 pytest.importorskip("pyarrow")
@@ -92,9 +92,7 @@ def test_every_row_is_measured_or_has_a_status(case: Case, judge: Judge, whole: 
     sides = torch.from_numpy(case.left[good]), torch.from_numpy(case.right[good])
     np.testing.assert_allclose(whole.measures[good], judge.measure(*sides, fold_numbers(good)), atol=2e-5)
     for side, values in enumerate((case.left, case.right)):
-        sketch = Sketch(len(good), judge.frames[side].mean.double().numpy())
-        sketch.add(0, values[good])
-        assert (whole.codes[side, good] == sketch.codes).all()
+        assert (whole.codes[side, good] == sketch(torch.from_numpy(values[good]), judge.frames[side].mean)).all()
         assert not whole.codes[side, list(bad)].any()
 
 
@@ -199,17 +197,3 @@ def test_a_part_that_is_cut_or_of_another_size_is_made_again(
             parts = dict(archive)
         np.savez(path, **{**parts, name: value})
         assert same(scan(source, judge, None, workers=1, device=CPU, folder=tmp_path), whole)
-
-
-def test_threads_are_given_back() -> None:
-    before = torch.get_num_threads()
-    seen = []
-
-    def work() -> None:
-        with one_thread_each():
-            seen.append(torch.get_num_threads())
-            raise StoppedError
-
-    with pytest.raises(StoppedError):
-        work()
-    assert (seen, torch.get_num_threads()) == ([1], before)

@@ -1,8 +1,9 @@
 """Near-duplicates of one side, among up to millions of rows, in bounded memory.
 
-`Sketch` keeps 64 bits a row: on which side of 64 random planes its centred vector lies. `find_alike` compares rows that
-agree in three of the eight bytes of these codes, as near-duplicates nearly always do and other rows hardly ever, and
-believes only the true cosine. With the threshold of 0.98, two rows of this cosine are compared with this probability:
+`sketch` makes 64 bits of a row: on which side of 64 random planes its centred vector lies. `find_alike` compares rows
+that agree in three of the eight bytes of these codes, as near-duplicates nearly always do and other rows hardly ever,
+and believes only the true cosine. With the threshold of 0.98, two rows of this cosine are compared with this
+probability:
 
     cosine      1.000  0.999  0.995  0.990  0.985  0.980  0.950  0.900  0.500
     compared    1.000  1.000  0.997  0.983  0.958  0.922  0.623  0.244  0.000
@@ -14,10 +15,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import combinations
 
 import numpy as np
 import numpy.typing as npt
+import torch
+from torch import Tensor
 
 from mispair.data.pairs import FloatArray, IntArray
 from mispair.errors import ConfigError
@@ -32,40 +36,37 @@ _SLACK = 1.75  # standard deviations by which a pair may differ in more bits tha
 _WINDOW = 64  # how many rows behind it in the same bucket a row is compared with, at most
 _PATIENCE = 1  # true cosines a row and table: where most rows lie in dense clouds, all of them would take too long
 _PART = 1 << 20  # rows looked at together
+_SKETCHED = 1 << 12  # rows sketched at a time
 _GATHERED = 1 << 12  # rows or pairs of rows whose vectors are held at once
 _PLACE = 40  # bits for a row's place beside three bytes of its code in one number
 
 
-class Sketch:
-    """The codes of all rows, filled block by block in any order and by blocks of any size."""
+def sketch(vectors: Tensor, mean: Tensor) -> Codes:
+    """The codes of some vectors, the same in whatever company they come.
 
-    def __init__(self, n_rows: int, mean: FloatArray) -> None:
-        """Starts with empty codes.
+    Args:
+        vectors: (n, D), on any device. A row that is not finite gets some code and never counts as alike.
+        mean: (D,) of all vectors: embeddings lie in a narrow cone, and around its axis they differ most.
+    """
+    if vectors.device.type == "mps":  # which has no double precision
+        return sketch(vectors.cpu(), mean.cpu())
+    # Whole numbers on both sides make the sums exact, so that a code does not depend on the order of adding, which
+    # changes with the number of rows. 20 bits a unit vector and 15 bits a plane leave room for any width.
+    planes = _planes(vectors.shape[1]).to(vectors.device)
+    powers = 1 << torch.arange(BITS, device=vectors.device)
+    codes = []
+    for part in torch.split(vectors, _SKETCHED):
+        centred = part.double() - mean.double()
+        lengths = torch.linalg.vector_norm(centred, dim=1, keepdim=True)
+        whole = torch.round(centred / torch.where(lengths == 0, 1, lengths) * 2**20)
+        codes.append(torch.where(whole @ planes > 0, powers, 0).sum(1).cpu().numpy().view(np.uint64))
+    return np.concatenate(codes)
 
-        Args:
-            n_rows: How many rows there will be.
-            mean: Mean of the vectors (D,): embeddings lie in a narrow cone, and around its axis they differ most.
-        """
-        self.mean = np.asarray(mean, dtype=np.float32)
-        self.codes: Codes = np.zeros(n_rows, dtype=np.uint64)
-        normal = np.random.RandomState(_SEED).standard_normal((len(self.mean), BITS))
-        # Whole numbers on both sides make the sums exact, so that a code does not depend on the order of adding, which
-        # changes with the size of the block. 20 bits a unit vector and 15 bits a plane leave room for any width.
-        self._planes = np.rint(normal * 2**12)
 
-    def add(self, start: int, vectors: FloatArray) -> None:
-        """Takes the rows from `start` on.
-
-        Args:
-            start: Number of the first row.
-            vectors: Their vectors (n, D). A row that is not finite gets some code and never counts as alike.
-        """
-        for first in range(0, len(vectors), _GATHERED):
-            units = _units(vectors[first : first + _GATHERED], self.mean)
-            with np.errstate(invalid="ignore"):
-                sides = np.rint(units.astype(np.float64) * 2**20) @ self._planes > 0
-            codes = np.packbits(sides, axis=1, bitorder="little").view("<u8")[:, 0]
-            self.codes[start + first : start + first + len(codes)] = codes
+@cache
+def _planes(width: int) -> Tensor:
+    """(D, 64) normals, in whole numbers."""
+    return torch.from_numpy(np.rint(np.random.RandomState(_SEED).standard_normal((width, BITS)) * 2**12))
 
 
 def find_alike(
@@ -82,10 +83,10 @@ def find_alike(
     not all are compared with all, and of each set of such rows with one code only a representative goes on.
 
     Args:
-        codes: The codes of all rows (N,), from `Sketch`.
+        codes: The codes of all rows (N,), from `sketch`.
         gather: Gives the vectors (n, D) of row numbers, which are ascending and at most 8,192 at a time.
         threshold: Cosine of the centred vectors from which two rows are alike.
-        mean: What to take from the vectors first, the `mean` of the sketch; nothing by default.
+        mean: What to take from the vectors first, the one of the sketch; nothing by default.
         leave_out: Rows that are never in a group (N,).
 
     Returns:
@@ -95,9 +96,7 @@ def find_alike(
         ConfigError: The threshold is no such cosine.
 
     >>> vectors = np.eye(4, dtype=np.float32)[[0, 1, 0, 2, 1, 0]]
-    >>> sketch = Sketch(6, mean=np.zeros(4))
-    >>> sketch.add(0, vectors)
-    >>> find_alike(sketch.codes, vectors.__getitem__)
+    >>> find_alike(sketch(torch.from_numpy(vectors), mean=torch.zeros(4)), vectors.__getitem__)
     [array([0, 2, 5]), array([1, 4])]
     """
     if not 0.5 < threshold <= 1:

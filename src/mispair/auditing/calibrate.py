@@ -34,12 +34,16 @@ def noise_rate(observed: FloatArray, shuffled: FloatArray) -> float:
     Where right pairs are rare, at the lower scores, the observed pairs are as dense as that share of the shuffled ones.
     How far up that goes is seen from the data: the ratio of both stays the same until right pairs come in.
     """
-    shuffled = np.sort(shuffled)
-    bounds = np.quantile(shuffled, QUANTILES)
+    return _rate(np.sort(observed), np.sort(shuffled))
+
+
+def _rate(observed: FloatArray, shuffled: FloatArray) -> float:
+    """The noise rate of scores in ascending order."""
+    place = QUANTILES * (len(shuffled) - 1)
+    low, high = shuffled[np.floor(place).astype(np.int64)], shuffled[np.ceil(place).astype(np.int64)]
+    bounds = low + (place - np.floor(place)) * (high - low)
     # Where scores are equal, more of the shuffled ones are not above a quantile than its name says: they are counted.
-    below, expected = (
-        np.searchsorted(scores, bounds, side="right") / len(scores) for scores in (np.sort(observed), shuffled)
-    )
+    below, expected = (np.searchsorted(scores, bounds, side="right") / len(scores) for scores in (observed, shuffled))
     ratios = below / expected
     sure = QUANTILES <= SURE
     rate = float(ratios[sure].mean())
@@ -51,8 +55,15 @@ def noise_rate(observed: FloatArray, shuffled: FloatArray) -> float:
 def noise_interval(observed: FloatArray, shuffled: FloatArray) -> tuple[float, float]:
     """95 % of the noise rates of resampled scores lie in here."""
     rng = np.random.default_rng(0)
-    rates = [noise_rate(rng.choice(observed, len(observed)), rng.choice(shuffled, len(shuffled))) for _ in range(DRAWS)]
+    sides = np.sort(observed), np.sort(shuffled)
+    rates = [_rate(*(_drawn_again(side, rng) for side in sides)) for _ in range(DRAWS)]
     return float(np.quantile(rates, 0.025)), float(np.quantile(rates, 0.975))
+
+
+def _drawn_again(ordered: FloatArray, rng: np.random.Generator) -> FloatArray:
+    """As many of them, drawn with replacement, in order as well."""
+    times = np.bincount(rng.integers(len(ordered), size=len(ordered)), minlength=len(ordered))
+    return np.repeat(ordered, times)
 
 
 def right_probability(observed: FloatArray, shuffled: FloatArray, rate: float) -> FloatArray:

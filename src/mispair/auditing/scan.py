@@ -6,9 +6,7 @@ the number of workers can change a score.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,14 +14,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from mispair.auditing.alike import Sketch
+from mispair.auditing.alike import sketch
 from mispair.auditing.folds import fold_numbers
 from mispair.auditing.judge import Judge
 from mispair.auditing.source import Source
+from mispair.auditing.threads import side_by_side
 from mispair.data.pairs import IntArray
 from mispair.files import replacing
 
 BLOCK = 8192  # rows measured at a time
+GPU_BLOCKS = 4  # of these at a time on a GPU, which would wait for more orders otherwise
 PART = 8 * BLOCK  # rows saved at a time
 
 READABLE, TOLD = 0, 255  # status of a row: fine, or bad by the table already
@@ -95,30 +95,36 @@ def scan(
         folder: Where finished parts are kept; those that are there already are not measured again.
         step: Told how many rows are done.
     """
-    result = Scan.empty(len(source), len(judge.names))
+    result, missing = Scan.empty(len(source), len(judge.names)), []
+    for start in range(0, len(source), PART):
+        stop = min(start + PART, len(source))
+        saved = None if folder is None else _load(_part(folder, start), stop - start, len(judge.names))
+        if saved is None:
+            missing.append((start, stop))
+        else:
+            result.put(start, saved)
+            step(stop - start)
     told = np.array(sorted(source.known), dtype=np.int64)
+    size = BLOCK * (GPU_BLOCKS if device.type == "cuda" else 1)
+    blocks = [(begin, min(begin + size, stop), stop) for start, stop in missing for begin in range(start, stop, size)]
 
-    def block(start: int) -> tuple[int, Scan]:
-        stop = min(start + BLOCK, len(source))
+    def block(where: tuple[int, int, int]) -> Scan:
+        start, stop, _ = where
         inside = told[np.searchsorted(told, start) : np.searchsorted(told, stop)] - start
         rows = np.arange(start, stop) if groups is None else groups[start:stop]
-        return start, _measured(source, judge, start, stop, fold_numbers(rows), inside, device)
+        return _measured(source, judge, start, stop, fold_numbers(rows), inside, device)
 
-    with one_thread_each(), ThreadPoolExecutor(max_workers=workers) as pool:
-        for start in range(0, len(source), PART):
-            stop = min(start + PART, len(source))
-            path = None if folder is None else folder / f"part-{start // PART:06d}.npz"
-            saved = None if path is None else _load(path, stop - start, len(judge.names))
-            if saved is not None:
-                result.put(start, saved)
-                step(stop - start)
-                continue
-            for begin, part in pool.map(block, range(start, stop, BLOCK)):
-                result.put(begin, part)
-                step(len(part.status))
-            if path is not None:
-                _save(path, result, start, stop)
+    for (begin, stop, end), part in zip(blocks, side_by_side(block, blocks, workers), strict=True):
+        result.put(begin, part)
+        step(stop - begin)
+        if folder is not None and stop == end:
+            start = begin // PART * PART
+            _save(_part(folder, start), result, start, end)
     return result
+
+
+def _part(folder: Path, start: int) -> Path:
+    return folder / f"part-{start // PART:06d}.npz"
 
 
 def _measured(
@@ -136,14 +142,11 @@ def _measured(
     part.status[:] = faults(left, right)
     part.status[told] = TOLD
     good = np.flatnonzero(part.status == READABLE)
-    left, right = left[good], right[good]
     if len(good):
-        sides = torch.from_numpy(left).to(device), torch.from_numpy(right).to(device)
+        sides = torch.from_numpy(left[good]).to(device), torch.from_numpy(right[good]).to(device)
         part.measures[good] = judge.measure(*sides, fold[good], source.opinion(start + good, start + good))
-    for side, vectors in enumerate((left, right)):
-        sketch = Sketch(len(good), judge.frames[side].mean.double().cpu().numpy())
-        sketch.add(0, vectors)
-        part.codes[side, good] = sketch.codes
+        for side, vectors in enumerate(sides):
+            part.codes[side, good] = sketch(vectors, judge.frames[side].mean)
     return part
 
 
@@ -166,14 +169,3 @@ def _load(path: Path, rows: int, measures: int) -> Scan | None:
         for found, wanted in zip(vars(part).values(), vars(expected).values(), strict=True)
     )
     return part if same else None
-
-
-@contextmanager
-def one_thread_each() -> Iterator[None]:
-    """Inside, torch uses one thread for each of ours: with more, sums would depend on how many."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)

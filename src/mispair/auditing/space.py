@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mispair.auditing.folds import FOLDS
 from mispair.auditing.isotonic import falling
+from mispair.auditing.threads import side_by_side
 
 MOST_CORRELATED, LEAST_CORRELATED = 0.98, 0.02  # directions above count as this, directions below for nothing
 MOST_DIRECTIONS = 256
@@ -55,7 +56,7 @@ class Fitter:
         moments = torch.stack([product(side[places], side[places]) for places in self.places])
         counts = torch.tensor([len(places) for places in self.places], dtype=torch.float64)
         others = (moments.sum(0) - moments) / (counts.sum() - counts).clamp(min=1)[:, None, None]
-        return [(values.clamp(min=0), vectors) for values, vectors in map(torch.linalg.eigh, others)]
+        return [(values.clamp(min=0), vectors) for values, vectors in side_by_side(torch.linalg.eigh, others)]
 
     def fit(self, trust: Tensor, regularisation: float) -> list[Space]:
         """A space for each fold.
@@ -69,11 +70,12 @@ class Fitter:
         ties = torch.stack([product(self.left[places], weighted[places]) for places in self.places])
         sums = torch.stack([trust[places].sum() for places in self.places]).cpu().double()
         others = (ties.sum(0) - ties) / (sums.sum() - sums).clamp(min=1e-12)[:, None, None]
-        fitted = [
-            _canonical(other, _scaled(left, regularisation), _scaled(right, regularisation))
-            for other, left, right in zip(others, *self.spreads, strict=True)
-        ]
-        return self._calibrated(fitted, trust)
+
+        def fit(number: int) -> tuple[Tensor, Tensor]:
+            left, right = (_scaled(spread[number], regularisation) for spread in self.spreads)
+            return _canonical(others[number], left, right)
+
+        return self._calibrated(list(side_by_side(fit, range(FOLDS))), trust)
 
     def _calibrated(self, fitted: list[tuple[Tensor, Tensor]], trust: Tensor) -> list[Space]:
         """Scales directions by how much partners correlate along them where they were not fitted."""

@@ -1,0 +1,62 @@
+"""Work side by side."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+
+from mispair.auditing.threads import one_thread_each, side_by_side
+
+
+class StoppedError(Exception):
+    pass
+
+
+def test_results_come_in_the_order_of_the_items() -> None:
+    def work(number: int) -> tuple[int, int]:
+        time.sleep(0.01 * (number % 3 == 0))
+        return number, torch.get_num_threads()
+
+    assert list(side_by_side(work, range(20), workers=4)) == [(number, 1) for number in range(20)]
+
+
+def test_what_has_not_begun_is_not_begun_after_a_stop() -> None:
+    begun = []
+
+    def work(number: int) -> int:
+        begun.append(number)
+        time.sleep(0.01)
+        return number
+
+    for number in side_by_side(work, range(1000), workers=2):
+        if number == 3:
+            break
+    assert len(begun) < 100
+
+
+def test_what_breaks_is_told() -> None:
+    def work(number: int) -> int:
+        if number == 2:
+            raise StoppedError
+        return number
+
+    results = side_by_side(work, range(1000), workers=2)
+    assert [next(results), next(results)] == [0, 1]
+    with pytest.raises(StoppedError):
+        next(results)
+
+
+def test_threads_are_given_back() -> None:
+    before = torch.get_num_threads()
+    seen = []
+
+    def work() -> None:
+        with one_thread_each():
+            seen.append(torch.get_num_threads())
+            raise StoppedError
+
+    with pytest.raises(StoppedError):
+        work()
+    assert (seen, torch.get_num_threads()) == ([1], before)

@@ -226,7 +226,7 @@ def override(config: Config, settings: Mapping[str, Any], source: str = "setting
 
 def read_recipe(path: str | Path) -> Config:
     """Reads a recipe, by file name or by the short name of one that comes with mispair, such as `f8k/plain-sgr`."""
-    file = find_recipe(path)
+    file = find_packaged("recipe", path)
     try:
         settings = tomllib.loads(file.read_text(encoding="utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -234,13 +234,14 @@ def read_recipe(path: str | Path) -> Config:
     return override(Config(), settings, str(file))
 
 
-def find_recipe(path: str | Path) -> Path:
-    built_in = Path(__file__).parent / "recipes"
+def find_packaged(what: Literal["recipe", "suite"], path: str | Path) -> Path:
+    """A TOML file, or one that comes with mispair by its short name."""
+    built_in = Path(__file__).parent / f"{what}s"
     for candidate in (Path(path), built_in / path, built_in / f"{path}.toml"):
         if candidate.is_file():
             return candidate
-    names = sorted(str(file.relative_to(built_in).with_suffix("")) for file in built_in.glob("*/*.toml"))
-    raise ConfigError(f'There is no recipe "{path}"; give a TOML file or one of: {", ".join(names)}.')
+    names = sorted(str(file.relative_to(built_in).with_suffix("")) for file in built_in.rglob("*.toml"))
+    raise ConfigError(f'There is no {what} "{path}"; give a TOML file or one of: {", ".join(names)}.')
 
 
 def to_toml(config: Config) -> str:

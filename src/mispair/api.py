@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,11 @@ from mispair.data.pairs import Pairs, Tokens
 from mispair.devices import pick_device
 from mispair.engine import Trainer, check_pairs
 from mispair.errors import DataError, StoppedError
+from mispair.evaluate import Evaluation
 from mispair.matcher import Matcher
 from mispair.run import Run
+
+SLICE = 1000  # test images
 
 
 def fit(
@@ -55,6 +59,32 @@ def train_and_test(config: Config, out: Path, console: Console | None = None) ->
         Figures for `--json`: the measured mismatch, what was tested on and the results. Without test pairs those for
         validation are used, and without those the training pairs.
     """
+    splits = load_splits(config, console)
+    run_again = f"Go on with: mispair train --recipe {_quoted(out / 'config.toml')} --out {_quoted(out)}"
+    matcher = train_splits(config, splits, out, console, run_again)
+    return {"run": str(out), **splits.figures(), **splits.test(matcher).figures()}
+
+
+@dataclass(frozen=True)
+class Splits:
+    """The pairs of a run."""
+
+    train: Pairs
+    dev: Pairs | None
+    tested: Pairs  # the test pairs; without any those for validation, and without those the training pairs
+
+    def figures(self) -> dict[str, Any]:
+        wrong = self.train.mismatched
+        return {"mismatch": None if wrong is None else float(wrong.mean()), "tested_on": self.tested.name}
+
+    def test(self, matcher: Matcher) -> Evaluation:
+        """On all test images; where there are whole thousands, also the mean over slices of one (MS-COCO 1K)."""
+        slices, rest = divmod(len(self.tested.left), SLICE)
+        return matcher.evaluate(self.tested, folds=1 if rest else max(1, slices))
+
+
+def load_splits(config: Config, console: Console | None = None) -> Splits:
+    """Reads the data of a run and puts in the noise that it asks for."""
     methods.find(config.method)
     pick_device(config.device)
     notes = console or Console(quiet=True)
@@ -64,15 +94,18 @@ def train_and_test(config: Config, out: Path, console: Console | None = None) ->
     how["vocabulary"] = train.right.vocabulary if isinstance(train.right, Tokens) else None
     others = {name: formats.load(config.data, name, **how) for name in ("dev", "test", "testall") if name in found}
     train = with_noise(config, train)
-    wrong = train.mismatched
-    mismatch = None if wrong is None else float(wrong.mean())
+    tested = next((others[name] for name in ("testall", "test", "dev") if name in others), train)
+    splits = Splits(train, others.get("dev"), tested)
+    mismatch = splits.figures()["mismatch"]
     notes.print(f"{train.name}: {len(train):,} pairs" + (f", {mismatch:.2%} of them mismatched" if mismatch else ""))
     if "dev" not in others:
         notes.print("There is no dev split, so the last epoch is kept instead of the best.")
-    run_again = f"Go on with: mispair train --recipe {_quoted(out / 'config.toml')} --out {_quoted(out)}"
-    matcher = _train(config, train, others.get("dev"), out, console, run_again)
-    tested = next((others[name] for name in ("test", "testall", "dev") if name in others), train)
-    return {"run": str(out), "mismatch": mismatch, "tested_on": tested.name, **matcher.evaluate(tested).figures()}
+    return splits
+
+
+def train_splits(config: Config, splits: Splits, out: Path, console: Console | None, after_stop: str) -> Matcher:
+    """Trains in the run folder `out`, from where an earlier process stopped; `after_stop` says how to go on."""
+    return _train(config, splits.train, splits.dev, out, console, after_stop)
 
 
 def with_noise(config: Config, train: Pairs) -> Pairs:

@@ -1,0 +1,161 @@
+"""One training of a suite, and what is kept of it: `cell.json`, a few kilobytes that all tables and figures need."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from rich.console import Console
+
+from mispair import checkpoint
+from mispair.api import Splits, load_splits, train_splits
+from mispair.bench.examples import examples
+from mispair.bench.suite import Cell, digest
+from mispair.errors import MispairError, StoppedError
+from mispair.files import write_atomically
+from mispair.methods import diagnosis
+
+RECORD, RUN = "cell.json", "run"
+ETAS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5)
+
+
+@dataclass(frozen=True)
+class Record:
+    """A training that has ended, well or not.
+
+    Attributes:
+        name: Of the cell.
+        label: Of its row.
+        digest: Hash of the settings that decide the result.
+        config: All settings.
+        status: Whether it has ended well.
+        error: What went wrong, in a sentence.
+        data: What it was trained and tested on, the dev protocol, the share of wrong pairs, the noise file's hash.
+        test: Retrieval figures by name: `network`, or `network A`, `network B` and `averaged`; `folds`.
+        validation: One entry an epoch: rsum, networks_rsum, seconds, choosing_seconds.
+        found: What the method found before its last epoch.
+        eta: Accuracy, precision and recall of the wrong pairs found, by the threshold eta.
+        examples: Pairs of a method that replaces halves, with what it made of them.
+        memory: Most bytes ever in use on the GPU.
+        environment: Versions, device, command.
+    """
+
+    name: str
+    label: str
+    digest: str
+    config: dict[str, Any]
+    status: Literal["done", "failed"]
+    error: str | None = None
+    data: dict[str, Any] = field(default_factory=dict)
+    test: dict[str, dict[str, float]] = field(default_factory=dict)
+    validation: list[dict[str, Any]] = field(default_factory=list)
+    found: dict[str, Any] = field(default_factory=dict)
+    eta: list[dict[str, float]] = field(default_factory=list)
+    examples: list[dict[str, Any]] = field(default_factory=list)
+    memory: int | None = None
+    environment: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def seconds(self) -> float:
+        """Of all epochs, however often the training was interrupted."""
+        return float(sum(epoch["seconds"] for epoch in self.validation))
+
+    def averaged(self, *, folds: bool = False) -> dict[str, float]:
+        """Retrieval with the mean of the networks' similarities, or by the only network."""
+        return self.test["folds"] if folds else self.test.get("averaged") or self.test["network"]
+
+    def alone(self) -> dict[str, float]:
+        """The mean over the networks by themselves."""
+        networks = [figures for name, figures in self.test.items() if name.startswith("network")]
+        return {name: fmean(figures[name] for figures in networks) for name in networks[0]}
+
+
+def run_cell(cell: Cell, folder: Path, console: Console | None = None) -> Record:
+    """Trains and tests a cell in its folder, from where an earlier process stopped, and writes its record.
+
+    Raises:
+        StoppedError: It was asked to stop, and has saved its state.
+    """
+    if cell.config.device != "cpu" and torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    start = Record(cell.name, cell.label, digest(cell.config), asdict(cell.config), "done")
+    try:
+        splits = load_splits(cell.config, console)
+        matcher = train_splits(cell.config, splits, folder / RUN, console, "The same command goes on from here.")
+        record = _described(start, cell, splits, splits.test(matcher).figures(), folder / RUN)
+    except StoppedError:
+        raise
+    except (MispairError, torch.OutOfMemoryError) as error:
+        record = Record(**{**vars(start), "status": "failed", "error": str(error).splitlines()[0]})
+    write_record(folder, record)
+    return record
+
+
+def write_record(folder: Path, record: Record) -> None:
+    write_atomically(folder / RECORD, (json.dumps(asdict(record), indent=1) + "\n").encode())
+
+
+def read_record(folder: Path) -> Record | None:
+    """The record of a cell that has ended; None before that."""
+    try:
+        found = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        return Record(**found)
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _described(start: Record, cell: Cell, splits: Splits, test: dict[str, Any], run: Path) -> Record:
+    events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    wanted = ("epoch", "rsum", "networks_rsum", "seconds", "choosing_seconds")
+    found = [event for event in events if event["event"] == "method"]
+    state = checkpoint.load_newest(run / "checkpoints")
+    method = state["method"] if state else {}
+    noise = cell.config.noise_file
+    data = {
+        **splits.figures(),
+        "name": splits.train.name,
+        "pairs": len(splits.train),
+        "dev_protocol": cell.config.dev_protocol,
+        "noise_file": None if noise is None else hashlib.sha256(Path(noise).read_bytes()).hexdigest(),
+    }
+    device = cell.config.device != "cpu" and torch.cuda.is_available()
+    return Record(
+        **{
+            **vars(start),
+            "data": data,
+            "test": test,
+            "validation": [
+                {name: event[name] for name in wanted} for event in events if event["event"] == "validation"
+            ],
+            "found": found[-1] if found else {},
+            "eta": _eta_curve(method.get("w"), splits.train.mismatched),
+            "examples": examples(method, splits.train, cell.config.seed),
+            "memory": torch.cuda.max_memory_allocated() if device else None,
+            "environment": json.loads((run / "environment.json").read_text()),
+        }
+    )
+
+
+def _eta_curve(w: torch.Tensor | None, wrong: diagnosis.BoolArray | None) -> list[dict[str, float]]:
+    """How well the wrong pairs are found among all: those that both networks give a w below eta."""
+    if w is None or wrong is None or not wrong.any() or len(w) < 2:
+        return []
+    curve = []
+    for eta in ETAS:
+        chosen = np.asarray((w.numpy() < eta).all(axis=0))
+        hits = float((chosen & wrong).sum())
+        curve.append(
+            {
+                "eta": eta,
+                "accuracy": float((chosen == wrong).mean()),
+                "precision": hits / max(1.0, float(chosen.sum())),
+                "recall": hits / float(wrong.sum()),
+            }
+        )
+    return curve

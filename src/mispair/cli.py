@@ -9,7 +9,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 from tyro.conf import OmitArgPrefixes, Positional
@@ -17,100 +17,17 @@ from tyro.conf import OmitArgPrefixes, Positional
 from mispair import __version__
 from mispair.cli_audit import audit
 from mispair.cli_bench import bench_audit, bench_epoch, bench_scale, bench_speed
+from mispair.cli_data import data_check, data_get, data_make, data_noise
 from mispair.cli_encode import encode
-from mispair.config import Config, NoiseKind, read_recipe
-from mispair.errors import ConfigError, DataError, MispairError
+from mispair.cli_suite import bench_report, bench_run
+from mispair.config import Config, read_recipe
+from mispair.errors import ConfigError, MispairError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from mispair.data.pairs import Pairs
     from mispair.matcher import Matcher
-
-
-def data_check(
-    data: Positional[str],
-    *,
-    vocab: Path | None = None,
-    noise_file: tuple[Path, ...] = (),
-    json: bool = False,
-) -> int:
-    """Explain what a data set holds and what is wrong with it.
-
-    Args:
-        data: Folder of the data set, or "shapes".
-        vocab: Vocabulary file, if it is not beside the data.
-        noise_file: Noise index files to examine.
-        json: Print figures for machines.
-    """
-    from mispair.data.check import check
-
-    found = check(data, vocabulary=vocab, noise_file=noise_file)
-    if json:
-        _print_json({**found.figures, "problems": found.problems})
-    else:
-        for line in found.lines:
-            print(line)
-        print()
-        for problem in found.problems:
-            print(f"PROBLEM  {problem}")
-        print("This data set is ready." if not found.problems else f"{len(found.problems)} to mend before training.")
-    return 1 if found.problems else 0
-
-
-def data_noise(
-    data: Positional[str],
-    *,
-    ratio: float,
-    out: Path,
-    seed: int = 0,
-    kind: NoiseKind = "caption",
-    json: bool = False,
-) -> int:
-    """Make a noise index: which wrong image each training caption gets.
-
-    Args:
-        data: Folder of the data set, or "shapes".
-        ratio: Share of the captions (or images) to move.
-        out: File to write; NCR's, BiCro's and MSCN's code reads it (all kinds but image), or DECL's (kind image).
-        seed: The same seed gives the same file.
-        kind: caption: each caption on its own (NCR); image: all captions of an image together (DECL); near: exchanged
-            between images that are much alike; group: exchanged between whole groups of images.
-        json: Print figures for machines.
-    """
-    from mispair.data.formats import load
-    from mispair.data.noise import load_noise, mismatch, noise_index, save_noise
-
-    if out.exists():
-        raise DataError(f"{out} exists already; give another --out or remove it first.")
-    pairs = load(data, "train", finite=False)
-    save_noise(out, noise_index(pairs, ratio=ratio, seed=seed, kind=kind))
-    found = mismatch(load_noise(out, pairs.link, len(pairs.left)), pairs.link)
-    if json:
-        _print_json({"file": str(out), "kind": kind, "pairs": len(pairs), "ratio": ratio, "mismatch": found})
-    else:
-        print(f"{out}: {len(pairs):,} pairs, of which {found:.4f} are now mismatched.")
-    return 0
-
-
-def data_make(
-    name: Positional[Literal["shapes"]], out: Positional[Path], *, seed: int = 0, train: int = 1500, dev: int = 200,
-    test: int = 500,
-) -> int:  # fmt: skip
-    """Make the built-in data set as files to look at.
-
-    Args:
-        name: Only "shapes" so far.
-        out: Folder to write.
-        seed: The same seed gives the same files.
-        train: Training pictures.
-        dev: Validation pictures.
-        test: Test pictures.
-    """
-    from mispair.data.shapes import make
-
-    print(f"{name}: {train + dev + test:,} pictures in {make(out, seed=seed, train=train, dev=dev, test=test)}")
-    return 0
 
 
 @dataclass(frozen=True)
@@ -280,9 +197,12 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "encode": encode,
     "demo": demo,
     "methods": methods,
+    "data get": data_get,
     "data check": data_check,
     "data noise": data_noise,
     "data make": data_make,
+    "bench run": bench_run,
+    "bench report": bench_report,
     "bench speed": bench_speed,
     "bench epoch": bench_epoch,
     "bench audit": bench_audit,

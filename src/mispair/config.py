@@ -101,6 +101,8 @@ class Config:
     """p: pairs whose probability w of being clean is above it are the clean part (REPAIR)."""
     split: Literal["smoothed", "single"] = "smoothed"
     """Mixture over the roots of the losses, smoothed over the epochs; or over one epoch's losses (NCR, the paper)."""
+    split_memory: float = 0.5
+    """Weight of the epochs before in the smoothed losses."""
     labels: Literal["rank", "hard"] = "rank"
     """Labels of the clean part: by rank correlation (RC), or 1 for all (hard) (REPAIR)."""
     label_when: Literal["epoch", "batch"] = "epoch"
@@ -178,6 +180,7 @@ class Config:
             ("negatives_end", 1 <= self.negatives_end <= self.negatives_start, "between 1 and negatives_start"),
             ("networks", self.networks in (None, 1, 2), "1 or 2"),
             ("clean_threshold", 0 <= self.clean_threshold < 1, "at least 0 and below 1"),
+            ("split_memory", 0 <= self.split_memory < 1, "at least 0 and below 1"),
             ("noisy_start", 0 <= self.noisy_start <= 1, "between 0 and 1"),
             ("gamma_share", 0 < self.gamma_share <= 1, "above 0 and at most 1"),
             ("margin_base", self.margin_base > 1, "above 1"),

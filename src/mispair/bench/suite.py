@@ -103,11 +103,13 @@ class Suite:
 
     def cell(self, row: Row, noise: float, swept: Mapping[str | None, Any], seed: int) -> Cell:
         settings = {**row.settings, **{name: value for name, value in swept.items() if name is not None}}
-        config = override(read_recipe(row.recipe), settings, f"{self.name}: {row.label}")
+        recipe = read_recipe(row.recipe)
+        config = override(recipe, settings, f"{self.name}: {row.label}")
+        other = [name for name in settings if getattr(config, name) != getattr(recipe, name)]
         config = replace(config, data=self.data, device=self.device, noise_ratio=noise, seed=seed)
         if self.noise_file is not None and noise:
             config = replace(config, noise_file=self.noise_file.format(ratio=f"{noise:g}"))
-        said = [f"{name.replace('_', '-')}-{value}" for name, value in settings.items()]
+        said = [f"{name.replace('_', '-')}-{getattr(config, name)}" for name in sorted(other)]
         name = "-".join([Path(row.recipe).stem, *said, f"noise-{noise * 100:.0f}", f"seed-{seed}", digest(config)[:8]])
         return Cell(name.replace("/", "-").replace(" ", ""), row.label, config)
 

@@ -17,7 +17,6 @@ from mispair.models import Network
 from mispair.survey import Survey, random_batches, survey
 
 BATCHES = 100  # stream of random numbers
-MEMORY = 0.5  # weight of the epochs before in the smoothed losses
 
 
 class CoTeaching(Method):
@@ -55,8 +54,8 @@ class CoTeaching(Method):
 
     def smoothed(self, losses: FloatArray) -> FloatArray:
         """Losses smoothed over the epochs: a wrong pair that is learned by heart has looked bad before."""
-        known = bool(self.mean_losses.size)
-        self.mean_losses = MEMORY * self.mean_losses + (1 - MEMORY) * losses if known else losses
+        known, memory = bool(self.mean_losses.size), np.float32(self.config.split_memory)
+        self.mean_losses = memory * self.mean_losses + (1 - memory) * losses if known else losses
         return self.mean_losses
 
     def divide(self, epoch: int, views: list[Survey], clean: BoolArray) -> list[Split]:

@@ -1,0 +1,134 @@
+"""The commands `mispair bench run` and `mispair bench report`. Heavy imports wait until a command needs them."""
+
+from __future__ import annotations
+
+import json as json_module
+import shlex
+import sys
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tyro.conf import Positional
+
+from mispair.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from mispair.bench.suite import Suite
+
+
+def bench_run(
+    suite: Positional[str],
+    *,
+    out: Path | None = None,
+    data: str | None = None,
+    seeds: int = 1,
+    only: str = "",
+    noise_file: str | None = None,
+    device: str = "auto",
+    jobs: int = 1,
+    retry: bool = False,
+    json: bool = False,
+) -> int:
+    """Train everything that a comparison needs. The same command again does what is missing; several may run at once.
+
+    Args:
+        suite: shapes, f8k, f30k, coco, cc152k, or a TOML file.
+        out: Results folder, which several processes or machines may share; results/SUITE by default.
+        data: Folder of the data set, if it is not where the suite says.
+        seeds: How many trainings of each kind.
+        only: Methods, recipes or parts to do, with commas between them; all by default.
+        noise_file: Published noise index files, with {ratio} in the name, such as noise/f30k_precomp_{ratio}.npy.
+        device: auto, cpu, cuda, cuda:1, mps.
+        jobs: How many trainings at a time.
+        retry: Try again what has failed.
+        json: Print figures for machines.
+    """
+    from rich.console import Console
+
+    from mispair.bench.results import claim_folder
+    from mispair.bench.runner import run_cells
+    from mispair.bench.suite import read_suite
+    from mispair.devices import pick_device
+
+    for name, value in (("seeds", seeds), ("jobs", jobs)):
+        if value < 1:
+            raise ConfigError(f"--{name} is {value}; expected at least 1.")
+    pick_device(device)
+    chosen = replace(read_suite(suite), device=device, noise_file=noise_file)
+    chosen = replace(chosen, data=_data(data or chosen.data))
+    cells = chosen.cells(seeds, [name.strip() for name in only.split(",") if name.strip()])
+    _check_noise(chosen)
+    results = out or Path("results") / chosen.name
+    claim_folder(results, suite, chosen, seeds)
+    console = Console(file=sys.stderr, highlight=False)
+    states = run_cells(cells, results, jobs=jobs, retry=retry, console=console)
+    if json:
+        trainings = {one.cell.name: one.record and vars(one.record) for one in states}
+        print(json_module.dumps({"results": str(results), "trainings": trainings}, indent=2))
+        return 0 if all(one.status == "done" for one in states) else 1
+    counts = Counter(one.status for one in states)
+    for one in states:
+        if one.status == "failed":
+            print(f"{one.cell.name}: {one.said()}")
+    print(f"{results}: {', '.join(f'{count} {status}' for status, count in counts.most_common())}.")
+    print(f"Tables and figures: mispair bench report {shlex.quote(str(results))}")
+    return 0 if counts["done"] == len(states) else 1
+
+
+def bench_report(
+    results: Positional[Path],
+    *,
+    out: Path | None = None,
+    images: Path | None = None,
+    json: bool = False,
+) -> int:
+    """Write the tables and figures of a comparison, as far as its trainings have ended.
+
+    Args:
+        results: Results folder of `mispair bench run`.
+        out: Folder to write to; RESULTS/report by default.
+        images: Folder with the pictures, for examples; by default `images` in the folder of the data set.
+        json: Print figures for machines.
+    """
+    from mispair.bench.report import write_report
+    from mispair.bench.results import read_results
+    from mispair.data.formats import find_folder
+
+    found = read_results(results)
+    records = found.records(results)
+    if images is not None and not images.is_dir():
+        raise DataError(f"{images}: no such folder; expected the one with the pictures.")
+    if images is None:
+        try:
+            images = find_folder(found.suite.data) / "images"
+        except DataError:  # the trainings may have been made elsewhere
+            images = None
+    command = shlex.join(["mispair", *sys.argv[1:]])
+    target = out or results / "report"
+    files = write_report(found.suite, found.seeds, records, target, images, command)
+    if json:
+        print(json_module.dumps({"trainings": len(records), "files": [str(path) for path in files]}, indent=2))
+    else:
+        print(f"{len(records)} of {len(found.suite.cells(found.seeds))} trainings. Look at {target / 'index.html'}")
+    return 0
+
+
+def _data(data: str) -> str:
+    """An absolute path, as workers and later calls may be elsewhere."""
+    from mispair.data.formats import find_folder
+
+    return data if data == "shapes" else str(find_folder(data).resolve())
+
+
+def _check_noise(suite: Suite) -> None:
+    """Refuses noise files that are not there: they would be made up."""
+    if suite.noise_file is None:
+        return
+    if "{ratio}" not in suite.noise_file:
+        raise ConfigError("--noise-file needs {ratio} in its name, as every share of noise has its own file.")
+    shares = sorted({noise for part in suite.parts for noise in part.noise if noise})
+    missing = [path for share in shares if not Path(path := suite.noise_file.format(ratio=f"{share:g}")).is_file()]
+    if missing:
+        raise DataError(f"There is no {missing[0]}; give the file of every share of noise, or no --noise-file.")

@@ -15,7 +15,7 @@ from tyro.conf import Positional
 from mispair.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
-    from mispair.bench.suite import Suite
+    from mispair.bench.suite import Cell, Suite
 
 
 def bench_run(
@@ -29,6 +29,9 @@ def bench_run(
     device: str = "auto",
     jobs: int = 1,
     retry: bool = False,
+    dry_run: bool = False,
+    captions: Path | None = None,
+    images: int = 29000,
     json: bool = False,
 ) -> int:
     """Train everything that a comparison needs. The same command again does what is missing; several may run at once.
@@ -43,6 +46,9 @@ def bench_run(
         device: auto, cpu, cuda, cuda:1, mps.
         jobs: How many trainings at a time.
         retry: Try again what has failed.
+        dry_run: Only the first steps of every kind of training, on made-up pictures; tells memory and time of all.
+        captions: For a dry run: file with a caption a line (.gz or not); made up by default.
+        images: For a dry run: how many training images.
         json: Print figures for machines.
     """
     from rich.console import Console
@@ -57,9 +63,12 @@ def bench_run(
             raise ConfigError(f"--{name} is {value}; expected at least 1.")
     pick_device(device)
     chosen = replace(read_suite(suite), device=device, noise_file=noise_file)
-    chosen = replace(chosen, data=_data(data or chosen.data))
-    cells = chosen.cells(seeds, [name.strip() for name in only.split(",") if name.strip()])
+    cells = chosen.cells(seeds, wanted := [name.strip() for name in only.split(",") if name.strip()])
     _check_noise(chosen)
+    if dry_run:
+        return _rehearse(cells, captions, images, json)
+    chosen = replace(chosen, data=_data(data or chosen.data))
+    cells = chosen.cells(seeds, wanted)
     results = out or Path("results") / chosen.name
     claim_folder(results, suite, chosen, seeds)
     console = Console(file=sys.stderr, highlight=False)
@@ -75,6 +84,23 @@ def bench_run(
     print(f"{results}: {', '.join(f'{count} {status}' for status, count in counts.most_common())}.")
     print(f"Tables and figures: mispair bench report {shlex.quote(str(results))}")
     return 0 if counts["done"] == len(states) else 1
+
+
+def _rehearse(cells: list[Cell], captions: Path | None, images: int, json: bool) -> int:
+    from mispair.bench.rehearsal import rehearse
+    from mispair.wording import duration
+
+    kinds = list(rehearse(cells, captions, images, tell=lambda name: print(name, file=sys.stderr)))
+    if json:
+        print(json_module.dumps([kind.figures() for kind in kinds], indent=2))
+        return 1 if any(kind.error for kind in kinds) else 0
+    for kind in kinds:
+        memory = "" if kind.memory is None else f", {kind.memory / 1e9:.1f} GB"
+        said = kind.error or f"{duration(kind.seconds)} each{memory}"
+        print(f"{kind.trainings:3d} x {kind.cell.name}: {said}")
+    total = sum(kind.trainings * kind.seconds for kind in kinds)
+    print(f"{len(cells)} trainings, {len(kinds)} kinds: about {duration(total)} one after the other.")
+    return 1 if any(kind.error for kind in kinds) else 0
 
 
 def bench_report(

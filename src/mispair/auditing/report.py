@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from functools import cache
-from typing import Any
 
 import jinja2
-from markupsafe import Markup
 
 from mispair.auditing import drawings
 from mispair.auditing.page import Item, Page
+from mispair.wording import beginning, clean, duration
 
-# What UTF-8 cannot hold or HTML does not allow; a caption from the web may contain all of it.
-_FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
 _LONGEST_TEXT = 3000  # even the full text of a caption ends somewhere: the page is to stay small
 
 # How well a measure tells right pairs from wrong ones: its AUROC, and the word for it.
@@ -50,17 +46,12 @@ def _template() -> jinja2.Template:
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
-        finalize=_clean,
+        finalize=clean,
     )
     environment.filters.update(
-        count=_count, pairs=_pairs, score=_score, beginning=_beginning, ending=_ending, duration=_duration
+        count=_count, pairs=_pairs, score=_score, beginning=beginning, ending=_ending, duration=duration
     )
     return environment.get_template("audit.html")
-
-
-def _clean(value: Any) -> Any:
-    """Any text on its way into the page, before it is escaped; what a macro has made is clean already."""
-    return _FORBIDDEN.sub("\ufffd", value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _count(number: float) -> str:
@@ -108,32 +99,6 @@ def _score(score: float) -> str:
     ('<0.01', '0.50', '>0.99')
     """
     return "<0.01" if score < 0.005 else ">0.99" if score >= 0.995 else f"{score:.2f}"
-
-
-def _duration(seconds: float) -> str:
-    """A time as people say it.
-
-    >>> _duration(1.23), _duration(75.4), _duration(7500)
-    ('1.2 s', '1 min 15 s', '2 h 5 min')
-    """
-    if seconds < 59.5:
-        return f"{seconds:.{1 if seconds < 9.95 else 0}f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
-
-
-def _beginning(text: str, most: int) -> str:
-    """A text without the spaces around it, cut at a word where it is longer than `most`.
-
-    >>> _beginning(" A dog in the snow ", 9)
-    'A dog in …'
-    """
-    text = text.strip()
-    if len(text) <= most:
-        return text
-    head = text[:most]
-    space = head.rfind(" ")
-    return (head[:space] if space > most // 2 else head).rstrip() + " …"
 
 
 def _ending(text: str) -> str:

@@ -29,6 +29,7 @@ from mispair.bench.claims import claim, is_held
 from mispair.bench.record import RECORD, RUN, Record, read_record, run_cell
 from mispair.bench.suite import Cell
 from mispair.errors import StoppedError
+from mispair.wording import duration
 
 CELLS, CLAIM = "cells", "claim.json"
 LOOK = 0.5  # seconds between two looks at the folder
@@ -198,10 +199,3 @@ def seconds_left(states: Sequence[State]) -> float | None:
         group = took.get((one.cell.config.method, one.cell.config.model), [usual])
         left += (1 - one.part_done) * median(group)
     return left / max(1, sum(one.status == "running" for one in states))
-
-
-def duration(seconds: float) -> str:
-    """In words: 45 s, 12 min, 3.5 h."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,45 @@
+"""Numbers and texts as people read them, on pages and in the terminal."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from markupsafe import Markup
+
+# What UTF-8 cannot hold or XML does not allow.
+FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
+
+
+def clean(value: Any) -> Any:
+    """Any text on its way into a page, before it is escaped; what a macro has made is clean already."""
+    return FORBIDDEN.sub("\ufffd", value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def duration(seconds: float) -> str:
+    """A time as people say it.
+
+    >>> duration(1.23), duration(75.4), duration(7500), duration(270000)
+    ('1.2 s', '1 min 15 s', '2 h 5 min', '3 d 3 h')
+    """
+    if seconds < 59.5:
+        return f"{seconds:.{1 if seconds < 9.95 else 0}f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+
+
+def beginning(text: str, most: int) -> str:
+    """A text without the spaces around it, cut at a word where it is longer than `most`.
+
+    >>> beginning(" A dog in the snow ", 9)
+    'A dog in …'
+    """
+    text = text.strip()
+    if len(text) <= most:
+        return text
+    head = text[:most]
+    space = head.rfind(" ")
+    return (head[:space] if space > most // 2 else head).rstrip() + " …"

@@ -139,8 +139,13 @@ class Suite:
 
 
 def digest(config: Config) -> str:
-    """A hash of what is trained, the same wherever the data is."""
-    settings = {name: value for name, value in asdict(config).items() if name not in NOT_PART_OF_A_CELL}
+    """A hash of what is trained, the same wherever the data is.
+
+    Only settings that are not the default count: so a setting that a later version has in addition changes no hash.
+    """
+    usual = asdict(Config())
+    own = {name: value for name, value in asdict(config).items() if value != usual[name]}
+    settings = {name: value for name, value in own.items() if name not in NOT_PART_OF_A_CELL}
     settings["noise_file"] = config.noise_file is not None
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 

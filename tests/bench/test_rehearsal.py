@@ -1,0 +1,74 @@
+"""A dry run: the first steps of every kind of training, and what they say about the whole."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mispair.bench import rehearsal
+from mispair.bench.rehearsal import Kind, Phase, kinds, rehearse
+from mispair.bench.suite import Cell
+from mispair.cli import main
+from mispair.config import Config
+
+SMALL = Config(
+    model="vse", device="cpu", embed_size=8, word_size=8, batch_size=16, warmup_epochs=1, epochs=4, bank_size=32,
+    neighbours=4, noise_ratio=0.4,
+)  # fmt: skip
+
+
+def cell(**settings: object) -> Cell:
+    return Cell(str(settings), "x", replace(SMALL, **settings))  # type: ignore[arg-type]
+
+
+def test_trainings_that_take_as_long_are_one_kind() -> None:
+    same = [cell(seed=1), cell(tau=0.3), cell(eta=0.1), cell(noise_ratio=0.2)]
+    others = [cell(method="repair"), cell(bank_size=64), cell(batch_size=32)]
+    assert [len(group) for group in kinds([*same, *others])] == [4, 1, 1, 1]
+
+
+def test_time_of_a_whole_training() -> None:
+    phases = [Phase("warm-up", 1, 0.0, 0.5, 10), Phase("main", 4, 2.0, 0.25, 8)]
+    assert Kind(cell(), 3, phases, 0.1, None).seconds == pytest.approx(5 + 4 * (2 + 2) + 5 * 0.1)
+
+
+def test_every_phase_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rehearsal, "FIRST", 1)
+    monkeypatch.setattr(rehearsal, "STEPS", 2)
+    told: list[str] = []
+    plain, repair = rehearse([cell(), cell(method="repair"), cell(method="repair", seed=1)], None, 20, told.append)
+    assert [kind.trainings for kind in (plain, repair)] == [1, 2]
+    assert len(told) == 2
+    assert [phase.name for phase in repair.phases] == ["warm-up", "main", "main, with noisy pairs"]
+    assert [phase.epochs for phase in repair.phases] == [1, 2, 2]
+    assert [phase.steps for phase in plain.phases] == [7, 7, 7]  # 100 pairs
+    assert repair.phases[0].steps == 14  # of two networks
+    assert repair.phases[1].steps == pytest.approx(2 * 60 / 16, abs=3)  # 60 of the pairs are right
+    assert all(phase.step > 0 for kind in (plain, repair) for phase in kind.phases)
+    assert repair.memory is None
+
+
+def test_what_does_not_run_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(rehearsal, "FIRST", 1)
+    monkeypatch.setattr(rehearsal, "STEPS", 1)
+    suite = tmp_path / "s.toml"
+    small = "embed_size = 8, word_size = 8, batch_size = 16"
+    suite.write_text(
+        'title = "T"\ndata = "nowhere"\n[[part]]\nname = "a"\nkind = "retrieval"\nnoise = [0.4]\n[part.rows]\n'
+        f'plain = {{ recipe = "shapes/plain", {small} }}\n'
+        f'towers = {{ recipe = "shapes/plain", model = "two-tower", {small} }}\n'
+    )
+    command = ["bench", "run", str(suite), "--dry-run", "--images", "20", "--device", "cpu"]
+    assert main(command) == 1
+    said = capsys.readouterr().out
+    assert "2 trainings, 2 kinds" in said
+    assert main([*command, "--json"]) == 1
+    errors = [kind["error"] for kind in json.loads(capsys.readouterr().out)]
+    assert errors[0] is None
+    assert errors[1]
+    assert not (Path("results") / "s").exists()

@@ -14,15 +14,17 @@ from mispair import config, demo
 from mispair.data import shapes
 
 
-@pytest.fixture
-def result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> demo.DemoResult:
-    folder = shapes.make(tmp_path / "shapes", train=24, dev=6, test=12)
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> demo.DemoResult:
+    path = tmp_path_factory.mktemp("demo")
+    folder = shapes.make(path / "shapes", train=24, dev=6, test=12)
     recipe = config.read_recipe("shapes/repair")
     small = replace(
         recipe, data=str(folder), warmup_epochs=1, epochs=2, embed_size=16, word_size=8, batch_size=32, eta=1.0
     )
-    monkeypatch.setattr(demo, "read_recipe", lambda _: small)
-    return demo.run_demo(tmp_path / "demo", 0, Console(quiet=True))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(demo, "read_recipe", lambda _: small)
+        return demo.run_demo(path / "demo", 0, Console(quiet=True))
 
 
 def test_the_page_is_whole_and_stands_alone(result: demo.DemoResult) -> None:

@@ -127,7 +127,7 @@ def test_seeds_matter_and_repeat(tmp_path: Path) -> None:
 @pytest.mark.parametrize("model", ["vse", "sgr"])
 def test_training_learns(model: str) -> None:
     pairs = tiny_pairs(40)
-    gentle = {"warmup_epochs": 10, "epochs": 15, "negatives_end": 8, "lr": 3e-3, "dropout": 0.1}
+    gentle = {"warmup_epochs": 4, "epochs": 6, "negatives_end": 8, "lr": 3e-3, "dropout": 0.1}
     matcher = mispair.fit(pairs, **{**SMALL, **gentle, "model": model, "embed_size": 32, "checkpoint_seconds": 60.0})
     by_luck = 100 * (1 + 5 + 10) * (1 / 40 + 1 / 40)
     assert matcher.evaluate(pairs).averaged.rsum > 3 * by_luck
@@ -139,7 +139,8 @@ def test_two_tower_learns_across_two_vector_spaces() -> None:
     left, right = (np.asarray(hidden @ rng.normal(size=(6, d)), dtype=np.float32) for d in (12, 20))
     train = Pairs(Vectors(left[:150]), Vectors(right[:150]), np.arange(150))
     test = Pairs(Vectors(left[150:]), Vectors(right[150:]), np.arange(50))
-    matcher = mispair.fit(train, **{**SMALL, "model": "two-tower", "epochs": 40, "lr": 3e-3, "dropout": 0.0})
+    settings = {**SMALL, "model": "two-tower", "epochs": 20, "lr": 3e-3, "dropout": 0.0, "checkpoint_seconds": 60.0}
+    matcher = mispair.fit(train, **settings)
     assert matcher.evaluate(test).averaged.rsum > 450
     assert matcher.encode(left[:3], "left").shape == (3, 16)
 

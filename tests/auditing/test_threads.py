@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -12,6 +13,14 @@ from mispair.auditing.threads import one_thread_each, side_by_side
 
 class StoppedError(Exception):
     pass
+
+
+@pytest.fixture(autouse=True)
+def _two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
 
 
 def test_results_come_in_the_order_of_the_items() -> None:
@@ -49,7 +58,6 @@ def test_what_breaks_is_told() -> None:
 
 
 def test_threads_are_given_back() -> None:
-    before = torch.get_num_threads()
     seen = []
 
     def work() -> None:
@@ -59,4 +67,4 @@ def test_threads_are_given_back() -> None:
 
     with pytest.raises(StoppedError):
         work()
-    assert (seen, torch.get_num_threads()) == ([1], before)
+    assert (seen, torch.get_num_threads()) == ([1], 2)

@@ -57,10 +57,10 @@ def test_plain_captions_never_import_nltk(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_tokenising_is_fast_enough_for_a_real_data_set() -> None:
-    start = time.perf_counter()
+    start = time.process_time()
     for _ in range(20_000):
         tokenize("two young guys with shaggy hair look at their hands while hanging out in the yard .")
-    assert time.perf_counter() - start < 3  # 145,000 captions: below 22 s even on a busy machine
+    assert time.process_time() - start < 3  # 145,000 captions: below 22 s even on a busy machine
 
 
 def test_build_is_deterministic_and_keeps_frequent_words() -> None:

@@ -73,8 +73,8 @@ def test_histograms_count_all_pairs(labels: np.ndarray, clean: np.ndarray, right
     for name, chosen in (("labels_clean", labels[kind]), ("labels_noisy", labels[~kind])):
         assert len(found[name]) == 20
         assert sum(found[name]) == len(chosen)
-        assert found[name][0] == sum(float(label) < 0.05 for label in chosen)
-        assert found[name][19] == sum(float(label) >= 0.95 for label in chosen)
+        assert found[name][0] == sum(label < np.float32(0.05) for label in chosen)
+        assert found[name][19] == sum(label >= np.float32(0.95) for label in chosen)
     assert all(type(count) is int for row in found.values() for count in row)
 
 

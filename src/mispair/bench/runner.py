@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -158,7 +158,8 @@ def _stop(workers: Iterable[BaseProcess]) -> None:
 def _watch(workers: Sequence[BaseProcess], cells: Sequence[Cell], results: Path, console: Console) -> None:
     """Shows how it goes until all workers have ended."""
     told = {cell.name for cell in cells if read_record(folder_of(results, cell))}
-    with Live(console=console, auto_refresh=False, transient=True) as live:
+    live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+    with live or nullcontext():
         while any(worker.is_alive() for worker in workers):
             time.sleep(LOOK)
             states = [state(results, cell) for cell in cells]
@@ -166,7 +167,7 @@ def _watch(workers: Sequence[BaseProcess], cells: Sequence[Cell], results: Path,
                 told.add(new.cell.name)
                 ended = sum(one.record is not None for one in states)
                 console.print(f"{ended} of {len(states)}  {new.cell.name}: {new.said()}", soft_wrap=True, markup=False)
-            if console.is_terminal:
+            if live is not None:
                 live.update(_shown(states), refresh=True)
 
 

@@ -7,7 +7,6 @@ shown is read from there: so several processes, also on several machines, can wo
 from __future__ import annotations
 
 import multiprocessing
-import os
 import signal
 import threading
 import time
@@ -96,7 +95,7 @@ def run_cells(
                 (folder_of(results, cell) / RECORD).unlink(missing_ok=True)
     jobs = min(jobs, sum(state(results, cell).record is None for cell in cells))
     context = multiprocessing.get_context("spawn")
-    threads = max(1, (os.cpu_count() or 1) // max(1, jobs))
+    threads = max(1, torch.get_num_threads() // max(1, jobs))  # as OMP_NUM_THREADS says
     workers = [context.Process(target=_work, args=(list(cells), results, threads)) for _ in range(jobs)]
     for worker in workers:
         worker.start()

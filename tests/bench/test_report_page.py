@@ -20,6 +20,8 @@ from mispair.bench.plot import COLOURS
 from mispair.bench.record import Record
 from mispair.bench.report import write_report
 from mispair.bench.suite import Cell, Part, Row, Suite, digest, read_suite
+from mispair.bench.summary import ranking_of
+from mispair.bench.tables import part_tables
 from mispair.errors import DataError
 
 VOID = {"meta", "img", "br"}
@@ -377,3 +379,16 @@ def test_texts_are_escaped(report: Callable[..., Checker], tmp_path: Path) -> No
     assert "\x00" not in source
     for name in ("validation", "labels", "eta"):
         ElementTree.parse(tmp_path / "out" / "figures" / f"{name}.svg")
+
+
+def test_who_knows_which_pairs_are_right_is_no_competitor() -> None:
+    rows = (Row("plain", "shapes/plain"), Row("ceiling", "shapes/plain", {"method": "oracle"}))
+    suite = replace(SHAPES, parts=(replace(SHAPES.parts[0], rows=rows),))
+    plain, ceiling = suite.cells(1)
+    records = {cell.name: done(cell, rsum) for cell, rsum in ((plain, 200.0), (ceiling, 300.0))}
+    ranking = ranking_of(suite, 1, records)
+    assert ranking is not None
+    assert [row.label for row in ranking.rows] == ["plain"]
+    assert ranking.is_complete
+    (table, _) = part_tables(suite, suite.parts[0], 1, records)
+    assert {table.rows[row][0] for row, _ in table.bold} == {"plain"}

@@ -79,6 +79,11 @@ class Line:
         return {seed: record for seed, record in self.records.items() if record.status == "failed"}
 
     @property
+    def is_ceiling(self) -> bool:
+        """Whether it knows which pairs are right, as nobody does: no competitor of the others."""
+        return all(cell.config.method == "oracle" for cell in self.cells.values())
+
+    @property
     def empty(self) -> str:
         """What stands where there is no figure."""
         return FAILED if self.failed else MISSING

@@ -31,11 +31,12 @@ class Ranking:
     part: Part
     noise: float
     rows: list[Reached]
-    seeds: int  # there are to be
+    competitors: int  # rows that there are to be
+    seeds: int
 
     @property
     def is_complete(self) -> bool:
-        return len(self.rows) == len(self.part.rows) and all(row.seeds == self.seeds for row in self.rows)
+        return len(self.rows) == self.competitors and all(row.seeds == self.seeds for row in self.rows)
 
 
 @dataclass(frozen=True)
@@ -79,14 +80,16 @@ def ranking_of(suite: Suite, seeds: int, records: Mapping[str, Record]) -> Ranki
         return None
     cells = part.cells(suite, seeds)
     for noise in sorted(part.noise, reverse=True):
+        places = {row.label: [Place(row.label, noise, None, seed) for seed in range(seeds)] for row in part.rows}
+        # Who knows which pairs are right is no competitor.
+        competing = {row: own for row, own in places.items() if cells[own[0]].config.method != "oracle"}
         found = []
-        for row in part.rows:
-            places = [Place(row.label, noise, None, seed) for seed in range(seeds)]
-            ended = [records[cells[place].name] for place in places if cells[place].name in records]
+        for row, own in competing.items():
+            ended = [records[cells[place].name] for place in own if cells[place].name in records]
             if rsums := [rsum for record in ended if (rsum := _rsum(record, part)) is not None]:
-                found.append(Reached(row.label, fmean(rsums), stdev(rsums) if len(rsums) > 1 else 0.0, len(rsums)))
+                found.append(Reached(row, fmean(rsums), stdev(rsums) if len(rsums) > 1 else 0.0, len(rsums)))
         if found:
-            return Ranking(part, noise, sorted(found, key=lambda row: -row.rsum), seeds)
+            return Ranking(part, noise, sorted(found, key=lambda row: -row.rsum), len(competing), seeds)
     return None
 
 

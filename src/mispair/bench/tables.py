@@ -79,13 +79,14 @@ def _sweep_table(share: Share) -> Table:
 
 
 def _with_best(share: Share, heads: list[str], rows: list[list[str]]) -> Table:
-    bold = _best(rows, heads.index("rSum"))
+    competing = {number: row for number, row in enumerate(rows) if not share.lines[number].is_ceiling}
+    bold = _best(competing, heads.index("rSum"))
     return Table(share.name, share.title, heads, rows, [*result_notes(share), *common_notes(share)], bold)
 
 
-def _best(rows: Sequence[Sequence[str]], column: int) -> frozenset[tuple[int, int]]:
+def _best(rows: Mapping[int, Sequence[str]], column: int) -> frozenset[tuple[int, int]]:
     """Where the highest number of a column stands, as far as a reader can tell."""
-    values = {number: float(row[column]) for number, row in enumerate(rows) if row[column] not in (MISSING, FAILED)}
+    values = {number: float(row[column]) for number, row in rows.items() if row[column] not in (MISSING, FAILED)}
     return frozenset((number, column) for number, value in values.items() if value == max(values.values()))
 
 

@@ -63,7 +63,7 @@ class Record:
 
     @property
     def seconds(self) -> float:
-        """Of all epochs, however often the training was interrupted."""
+        """Of all epochs; one that was interrupted counts from where it went on."""
         return float(sum(epoch["seconds"] for epoch in self.validation))
 
     def averaged(self, *, folds: bool = False) -> dict[str, float]:

@@ -17,6 +17,7 @@ import math
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -104,16 +105,16 @@ def find_alike(
             f"The cosine from which rows count as alike is {threshold}; expected more than 0.5 and at most 1."
         )
     rows = np.arange(len(codes)) if leave_out is None else np.flatnonzero(~leave_out)
-    rows = rows[np.argsort(codes[rows], kind="stable")]
+    rows = rows[np.argsort(codes[rows], kind="stable")].astype(_number(len(codes)))
     # From here on a row is known by its place in the order of the codes, and rows of one code by their content: the
     # result cannot depend on the order of the rows, and exact duplicates are neighbours.
     _sort_equal_codes(codes, rows, gather)
     ordered = codes[rows]
     search = _Search(ordered, rows, gather, threshold, mean)
-    run = np.cumsum(_starts(ordered)) - 1
-    everything = np.arange(len(rows))
+    run = np.cumsum(_starts(ordered), dtype=rows.dtype) - rows.dtype.type(1)
+    everything = np.arange(len(rows), dtype=rows.dtype)
     search.join_neighbours(run, everything)
-    long = np.bincount(run, minlength=1)[run] > _WINDOW
+    long = (np.bincount(run, minlength=1) > _WINDOW)[run]
     entries = everything[~long | (search.sets.find(everything) == everything)]
     del run, long, everything
     for chosen in combinations(range(BYTES), SHARED):
@@ -126,7 +127,7 @@ class _Search:
     """Compares neighbours in a sorted table and joins those that are alike."""
 
     def __init__(self, codes: Codes, rows: IntArray, gather: Gather, threshold: float, mean: FloatArray | None) -> None:
-        self.sets = _Sets(len(rows))
+        self.sets = _Sets(np.arange(len(rows), dtype=rows.dtype))
         self._codes, self._rows, self._gather, self._mean = codes, rows, gather, mean
         self._farthest = 2 * (1 - threshold)  # squared distance of unit vectors; two zero vectors are alike by it, too
         differ = math.acos(threshold) / math.pi
@@ -177,8 +178,8 @@ class _Search:
 class _Sets:
     """Union-find over whole arrays of links; the lowest member stands for a set."""
 
-    def __init__(self, size: int) -> None:
-        self._above = np.arange(size)
+    def __init__(self, members: IntArray) -> None:
+        self._above = members
 
     def find(self, members: IntArray) -> IntArray:
         """The lowest member of the set of each."""
@@ -230,11 +231,20 @@ def _fingerprints(vectors: FloatArray) -> Codes:
 def _sort_by_bytes(codes: Codes, entries: IntArray, chosen: Sequence[int]) -> tuple[npt.NDArray[np.integer], IntArray]:
     """The entries sorted by some bytes of their codes, as (key, places)."""
     table = entries.astype(np.uint64)
-    for number, byte in enumerate(chosen):
-        value = (codes[entries] >> np.uint64(8 * byte)) & np.uint64(0xFF)
-        table |= value << np.uint64(_PLACE + 8 * number)
+    for start in range(0, len(entries), _PART):
+        here = slice(start, start + _PART)
+        own = codes[entries[here]]
+        for number, byte in enumerate(chosen):
+            table[here] |= ((own >> np.uint64(8 * byte)) & np.uint64(0xFF)) << np.uint64(_PLACE + 8 * number)
     table.sort()  # one number an entry sorts several times faster than an argsort
-    return (table >> np.uint64(_PLACE)).astype(np.uint32), (table & np.uint64(2**_PLACE - 1)).astype(np.int64)
+    key = (table >> np.uint64(_PLACE)).astype(np.uint32)
+    table &= np.uint64(2**_PLACE - 1)
+    return key, table.astype(entries.dtype)
+
+
+def _number(size: int) -> type[np.signedinteger[Any]]:
+    """Numbers for so many rows, as small as they may be: there are several for each of millions."""
+    return np.int32 if size < 2**31 else np.int64
 
 
 def _groups(sets: _Sets, rows: IntArray) -> list[IntArray]:

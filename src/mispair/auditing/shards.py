@@ -15,6 +15,7 @@ from mispair.data.pairs import IntArray
 from mispair.errors import DataError
 
 Matrix = npt.NDArray[np.float32]
+SCATTERED = 1024  # rows read through one map: the system may map 64 kB around each
 
 
 class Shard(Protocol):
@@ -29,16 +30,20 @@ class Shard(Protocol):
 
 @dataclass(frozen=True)
 class File:
-    """An .npy file (n, D), mapped into memory only while rows of it are read.
+    """An .npy file (n, D), mapped into memory only while rows of it are read, few at a time if they are scattered.
 
-    A map that stayed open would count what was read of it as memory of this process, and take one of its file handles.
+    A map that stayed open would count what was read of it as memory of this process, and what lies around it on the
+    disk, too; and it would take one of its file handles.
     """
 
     path: Path
     shape: tuple[int, int]
 
     def read(self, rows: slice | IntArray) -> npt.NDArray[Any]:
-        return np.array(open_array(self.path, ndim=2, kind="vector")[rows])
+        if isinstance(rows, slice):
+            return np.array(open_array(self.path, ndim=2, kind="vector")[rows])
+        parts = [rows[start : start + SCATTERED] for start in range(0, max(1, len(rows)), SCATTERED)]
+        return np.concatenate([open_array(self.path, ndim=2, kind="vector")[part] for part in parts])
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from mispair import __version__
 from mispair.auditing.alike import find_alike
-from mispair.auditing.calibrate import FloatArray, probability
+from mispair.auditing.calibrate import FloatArray
 from mispair.auditing.folds import fold_numbers, sample
 from mispair.auditing.judge import Judge, learn
 from mispair.auditing.output import write_table
@@ -112,7 +112,7 @@ def audit_source(
         show.say("measuring all pairs")
         workers = settings.workers or (GPU_WORKERS if device.type == "cuda" else os.cpu_count() or 1)
         found = scan(source, judge, groups, workers=workers, device=device, folder=work, step=show.step)
-        match = probability(judge.combination.score(found.measures)).astype(np.float32)
+        match = judge.combination.match(found.measures)
         flagged = np.flatnonzero(match < THRESHOLD)
         mended = flagged[match[flagged].argsort(kind="stable")][:MENDED]
         show.say("looking for better partners")
@@ -170,8 +170,9 @@ def _saved(path: Path) -> dict[str, torch.Tensor] | None:
 
 def _learn(source: Source, settings: Settings, device: torch.device) -> Judge:
     groups = np.arange(len(source)) if source.groups is None else source.groups
-    readable = np.setdiff1d(np.arange(len(source)), np.array(sorted(source.known), dtype=np.int64))
-    rows = sample(readable, SAMPLE)
+    readable = np.ones(len(source), dtype=bool)
+    readable[list(source.known)] = False
+    rows = sample(np.flatnonzero(readable), SAMPLE)
     told = _told(source, settings)
     rows = np.union1d(rows, np.fromiter(told, dtype=np.int64, count=len(told)))
     left, right = source.gather(rows)

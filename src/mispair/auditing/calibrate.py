@@ -107,6 +107,13 @@ class Combination:
             sums[start : start + PIECE] = self._log_odds(sums[start : start + PIECE])
         return sums
 
+    def match(self, measures: npt.NDArray[np.floating]) -> npt.NDArray[np.float32]:
+        """(n,) probability that each pair is right."""
+        found = np.empty(len(measures), dtype=np.float32)
+        for start in range(0, len(measures), PIECE):
+            found[start : start + PIECE] = probability(self.score(measures[start : start + PIECE]))
+        return found
+
     def sums(self, measures: npt.NDArray[np.floating]) -> FloatArray:
         """(n,) weighted sums of the measures, in pieces: there may be millions."""
         sums = np.empty(len(measures))

@@ -17,11 +17,15 @@ FOLD, SAMPLE, PARTNER, NEAR = range(4)  # independent streams of random numbers
 def random_keys(numbers: IntArray, stream: int) -> npt.NDArray[np.uint64]:
     """A random 64-bit number for each of `numbers`, always the same (splitmix64)."""
     with np.errstate(over="ignore"):
-        z = numbers.astype(np.uint64) * np.uint64(8) + np.uint64(stream)
-        z = (z + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        return z ^ (z >> np.uint64(31))
+        z = numbers.astype(np.uint64)  # changed in its place, as there may be millions
+        z *= np.uint64(8)
+        z += np.uint64(stream + 1)
+        z *= np.uint64(0x9E3779B97F4A7C15)
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            z ^= z >> np.uint64(shift)
+            z *= np.uint64(factor)
+        z ^= z >> np.uint64(31)
+    return z
 
 
 def fold_numbers(groups: IntArray) -> npt.NDArray[np.uint8]:

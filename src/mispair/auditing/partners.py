@@ -93,16 +93,16 @@ class Search:
         self.pool = self._pool()
         self.items = judge.frames[self.side](self._vectors(self.pool, self.side))
         # An image with several captions may get one more; what belongs to one pair alone is taken if that is right.
-        self.attached = np.where(keep_left or groups is None, ATTACHED, 0) * np.nan_to_num(match)
+        self.attached = np.float32(ATTACHED if keep_left or groups is None else 0) * np.nan_to_num(match)
 
     def _pool(self) -> IntArray:
         """Rows whose items are tried."""
         readable = np.flatnonzero(~np.isnan(self.match))
         if not self.keep_left:  # a left item that several rows share is tried once
             readable = readable[np.unique(self.owners[readable], return_index=True)[1]]
-        wrong = readable[self.match[readable] < 0.5]
-        chosen = sample(wrong, POOL)
-        others = sample(np.setdiff1d(readable, wrong), POOL)[: POOL - len(chosen)]
+        is_wrong = self.match[readable] < 0.5
+        chosen = sample(readable[is_wrong], POOL)
+        others = sample(readable[~is_wrong], POOL)[: POOL - len(chosen)]
         return np.sort(np.concatenate([chosen, others]))
 
     def _vectors(self, rows: IntArray, side: int) -> Tensor:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from mispair.auditing.calibrate import PIECE, probability, standardised
+from mispair.auditing.calibrate import PIECE, standardised
 from mispair.auditing.folds import sample
 from mispair.auditing.judge import Judge
 from mispair.auditing.output import write_filtered, write_table
@@ -79,7 +79,7 @@ class Audit:
     @cached_property
     def match_score(self) -> npt.NDArray[np.float32]:
         """(N,) probability that each pair is right; NaN where it could not be read."""
-        return probability(self.score).astype(np.float32)
+        return self.judge.combination.match(self.scan.measures)
 
     @property
     def is_mismatch(self) -> npt.NDArray[np.bool_]:

@@ -248,10 +248,10 @@ def _number(size: int) -> type[np.signedinteger[Any]]:
 
 
 def _groups(sets: _Sets, rows: IntArray) -> list[IntArray]:
-    top = sets.find(np.arange(len(rows)))
+    top = sets.find(np.arange(len(rows), dtype=rows.dtype))
     members = np.flatnonzero(np.bincount(top, minlength=1)[top] > 1)
     members = members[np.lexsort((rows[members], top[members]))]
-    groups = np.split(rows[members], np.flatnonzero(_starts(top[members]))[1:]) if len(members) else []
+    groups = np.split(rows[members].astype(np.int64), np.flatnonzero(_starts(top[members]))[1:]) if len(members) else []
     return sorted(groups, key=lambda group: (-len(group), group[0]))
 
 

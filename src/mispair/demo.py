@@ -11,7 +11,6 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import IO, Any, cast
 
-import jinja2
 import numpy as np
 import torch
 from rich.console import Console
@@ -27,6 +26,7 @@ from mispair.data.pairs import Pairs, Tokens
 from mispair.files import write_atomically
 from mispair.matcher import Matcher
 from mispair.methods.repair import KEEP_RIGHT
+from mispair.pages import template
 from mispair.search import best
 from mispair.tables import COLUMNS, retrieval_table
 
@@ -127,7 +127,7 @@ def run_demo(out: Path, seed: int, console: Console) -> DemoResult:
     pairs, test = with_noise(config, formats.load(folder, "train")), formats.load(folder, "test")
     repair = next(training for training in trainings if training.name == REPAIR)
     audited = _audit(pairs, folder, out, console)
-    page = _render(
+    page = template("demo.html").render(
         audited=audited,
         trainings=trainings,
         repair=repair,
@@ -278,10 +278,3 @@ def _histogram(findings: dict[str, Any], height: int = 120) -> list[tuple[float,
     ]
     top = max(share.max() for share in shares) or 1.0
     return [(float(a / top * height), float(b / top * height)) for a, b in zip(*shares, strict=True)]
-
-
-def _render(**values: Any) -> str:
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("mispair"), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
-    )
-    return environment.get_template("demo.html").render(**values)

@@ -6,7 +6,6 @@ import io
 import itertools
 import re
 from dataclasses import replace
-from html.parser import HTMLParser
 
 import numpy as np
 import pytest
@@ -14,13 +13,13 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from html_reader import Reader
 from mispair.auditing import drawings
 from mispair.auditing.page import Alike, Flagged, Item, Measure, Page, Partner
 from mispair.auditing.report import render
 from mispair.auditing.thumbnails import MOST_BYTES, thumbnail
 
 DOT = "data:image/jpeg;base64,/9j/4AAQ"
-VOID = {"meta", "img", "br", "hr", "input", "link", "base"}
 HOSTILE = (
     "</div><script>alert(1)</script>\"'><img src=x onerror=alert(1)> {{ 7 * 7 }} &amp; \x00\x1b\x85\udce9\ud83d\uffff"
 )
@@ -63,39 +62,9 @@ PAGE = Page(
 SMALL = Page("few", 1, 1, 0, 0.0, 0.0, 1.0, [0, 1], [0.0, 0.9], [0, 1], [0.0, 0.0], 0.0, 1.0, worst=[], measures=[])
 
 
-class Checker(HTMLParser):
-    """Reads a page and complains about whatever is not nested as it should be."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: list[tuple[str, dict[str, str | None]]] = []
-        self.text: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        assert len({name for name, _ in attrs}) == len(attrs), f"an attribute occurs twice in {tag} {attrs}"
-        assert not (self.open and self.open[-1] == "p" and tag in ("p", "div", "ul", "ol", "table", "details"))
-        self.tags.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open, f"</{tag}> closes nothing"
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        if not self.open or self.open[-1] != "style":
-            self.text.append(data)
-
+class Checker(Reader):
     def all(self, tag: str, name: str = "") -> list[dict[str, str | None]]:
         return [a for t, a in self.tags if t == tag and (not name or name in (a.get("class") or "").split())]
-
-    @property
-    def words(self) -> str:
-        return " ".join(" ".join(self.text).split())  # a non-breaking space reads as a space
 
 
 def read(page: Page) -> Checker:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from functools import cache
 
-import jinja2
+from jinja2 import Template
 
 from mispair.auditing import drawings
 from mispair.auditing.page import Item, Page
-from mispair.wording import beginning, clean, duration
+from mispair.pages import template
 
 _LONGEST_TEXT = 3000  # even the full text of a caption ends somewhere: the page is to stay small
 
@@ -39,19 +39,8 @@ def render(page: Page) -> str:
 
 
 @cache
-def _template() -> jinja2.Template:
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("mispair"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=clean,
-    )
-    environment.filters.update(
-        count=_count, pairs=_pairs, score=_score, beginning=beginning, ending=_ending, duration=duration
-    )
-    return environment.get_template("audit.html")
+def _template() -> Template:
+    return template("audit.html", count=_count, pairs=_pairs, score=_score, ending=_ending)
 
 
 def _count(number: float) -> str:

@@ -8,7 +8,7 @@ from functools import cache
 from pathlib import Path, PurePath
 from typing import Any
 
-import jinja2
+from jinja2 import Template
 from markupsafe import Markup
 
 from mispair import __version__
@@ -21,7 +21,8 @@ from mispair.bench.suite import Part, Place, Suite
 from mispair.bench.summary import State, data_said, distinct, headline, ranking_of, state_of, state_said, versions_of
 from mispair.bench.tables import Table, part_tables
 from mispair.files import write_atomically
-from mispair.wording import beginning, clean, duration
+from mispair.pages import template
+from mispair.wording import clean
 
 ENDINGS = ("", ".jpg", ".png")  # of picture files, after the name in the data set
 PICTURE, MOST_COMMANDS = 200, 10  # pixels; of those that made the records
@@ -131,17 +132,8 @@ def render(suite: Suite, seeds: int, records: Mapping[str, Record], sections: Se
 
 
 @cache
-def _template() -> jinja2.Template:
-    environment = jinja2.Environment(
-        loader=jinja2.PackageLoader("mispair"),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        finalize=clean,
-    )
-    environment.filters.update(percent=percent, drawing=Markup, duration=duration, beginning=beginning)
-    return environment.get_template("bench.html")
+def _template() -> Template:
+    return template("bench.html", percent=percent, drawing=Markup)
 
 
 # ---------------------------------------------------------------------- files

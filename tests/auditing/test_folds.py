@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest.mock import patch
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from scipy.stats import chisquare
 
+from mispair.auditing import folds
 from mispair.auditing.folds import FOLD, FOLDS, NEAR, PARTNER, SAMPLE, fold_numbers, random_keys, sample, shuffled
 from mispair.data.pairs import IntArray
 
@@ -91,3 +94,10 @@ def test_separate_rows_nearly_all_get_a_stranger() -> None:
 def test_one_group_has_no_shuffled_pair(rows: int) -> None:
     groups = np.full(rows, 7)
     assert shuffled(fold_numbers(groups), groups).tolist() == [-1] * rows
+
+
+@given(st.integers(1, 300), st.integers(0, 100), st.integers(1, 50))
+def test_a_sample_has_the_lowest_keys_however_many_rows_are_looked_at_together(rows: int, most: int, part: int) -> None:
+    lowest = sorted(range(rows), key=lambda row: splitmix64(row, SAMPLE))[:most]
+    with patch.object(folds, "PART", part):
+        assert sample(np.arange(rows), most).tolist() == sorted(lowest)

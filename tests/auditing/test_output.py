@@ -43,7 +43,8 @@ def test_a_table_is_read_as_it_was_written(tmp_path: Path, ending: str) -> None:
         "id": ODD, "match_score": np.linspace(0, 1, n, dtype=np.float32), "is_mismatch": np.arange(n) % 2 == 0,
         "caption": arrow.array(ODD[::-1]), "chunked": arrow.chunked_array([list(range(n - 1)), [7]]),
     }  # fmt: skip
-    write_table(path, columns)
+    whole = arrow.table(columns)
+    write_table(path, [whole[:1], whole[1:1], whole[1:]])
     table = open_table(path)
     assert table.columns == tuple(columns)
     for name, values in columns.items():
@@ -57,16 +58,17 @@ def test_a_table_is_read_as_it_was_written(tmp_path: Path, ending: str) -> None:
 
 def test_a_table_is_replaced_only_when_allowed(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
-    write_table(path, {"id": ["1"]})
+    one, two = (arrow.table({"id": [name]}) for name in "12")
+    write_table(path, [one])
     with pytest.raises(DataError, match="the file is there already"):
-        write_table(path, {"id": ["2"]})
+        write_table(path, [two])
     assert "1" in path.read_text()
-    write_table(path, {"id": ["2"]}, overwrite=True)
+    write_table(path, [two], overwrite=True)
     assert "2" in path.read_text()
     with pytest.raises(DataError, match=r"written as \.parquet or \.csv"):
-        write_table(tmp_path / "a.xlsx", {"id": ["1"]})
-    with pytest.raises(ValueError, match="different lengths"):
-        write_table(tmp_path / "b.csv", {"id": ["1"], "text": []})
+        write_table(tmp_path / "a.xlsx", [one])
+    with pytest.raises(ValueError, match="schema"):
+        write_table(tmp_path / "b.parquet", [one, arrow.table({"text": ["1"]})])
     assert [one.name for one in tmp_path.iterdir()] == ["a.csv"]
 
 
@@ -158,7 +160,7 @@ def test_filtered_arrays(tmp_path: Path, ending: str | None) -> None:
     table = None
     if ending == "parquet":
         table = tmp_path / "names.parquet"
-        write_table(table, {"id": ODD, "text": ODD[::-1], "n": list(range(n))})
+        write_table(table, [arrow.table({"id": ODD, "text": ODD[::-1], "n": list(range(n))})])
     elif ending:
         table = tmp_path / f"names.{ending}"
         with table.open("w", newline="", encoding="utf-8-sig") as file:

@@ -12,6 +12,7 @@ from PIL import Image
 import mispair
 from audit_cases import Case, hurry, make_case
 from mispair.auditing import paging
+from mispair.auditing.alike import Groups
 from mispair.auditing.api import Settings, audit_source
 from mispair.auditing.paging import make_page
 from mispair.auditing.partners import Partners
@@ -164,7 +165,7 @@ def test_nothing_flagged(plain: Audit) -> None:
         mended=np.arange(0),
         new_rights=nobody,
         new_lefts=nobody,
-        alike=([], []),
+        alike=(Groups.none(), Groups.none()),
     )
     page = make_page(quiet)
     assert (page.flagged, page.worst, page.alike, page.alike_pairs) == (0, [], [], 0)

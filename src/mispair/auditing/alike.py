@@ -14,9 +14,10 @@ A group hangs together by links: each row of it is alike to some other row, not 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import cache
-from itertools import combinations
+from itertools import combinations, islice, pairwise
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,33 @@ _PART = 1 << 20  # rows looked at together
 _SKETCHED = 1 << 12  # rows sketched at a time
 _GATHERED = 1 << 12  # rows or pairs of rows whose vectors are held at once
 _PLACE = 40  # bits for a row's place beside three bytes of its code in one number
+
+
+@dataclass(frozen=True)
+class Groups:
+    """Groups of rows, one after the other: there may be millions of them.
+
+    Attributes:
+        rows: The rows of the first group in ascending order, then those of the second, and so on.
+        starts: Where each group begins in them, and at last their number.
+    """
+
+    rows: IntArray
+    starts: IntArray
+
+    @classmethod
+    def none(cls) -> Groups:
+        return cls(np.empty(0, dtype=np.int64), np.zeros(1, dtype=np.int64))
+
+    def __len__(self) -> int:
+        return len(self.starts) - 1
+
+    def __iter__(self) -> Iterator[IntArray]:
+        return (self.rows[start:stop] for start, stop in pairwise(self.starts))
+
+    def first(self, count: int) -> list[IntArray]:
+        """The largest groups."""
+        return list(islice(self, count))
 
 
 def sketch(vectors: Tensor, mean: Tensor) -> Codes:
@@ -77,7 +105,7 @@ def find_alike(
     *,
     mean: FloatArray | None = None,
     leave_out: Mask | None = None,
-) -> list[IntArray]:
+) -> Groups:
     """Finds groups of rows that are nearly the same.
 
     Exact duplicates are always found. The work stays bounded where very many rows are alike: in buckets beyond 64 rows
@@ -91,14 +119,14 @@ def find_alike(
         leave_out: Rows that are never in a group (N,).
 
     Returns:
-        Groups of at least two rows as ascending row numbers, the largest group first.
+        Groups of at least two rows, the largest group first.
 
     Raises:
         ConfigError: The threshold is no such cosine.
 
     >>> vectors = np.eye(4, dtype=np.float32)[[0, 1, 0, 2, 1, 0]]
-    >>> find_alike(sketch(torch.from_numpy(vectors), mean=torch.zeros(4)), vectors.__getitem__)
-    [array([0, 2, 5]), array([1, 4])]
+    >>> [group.tolist() for group in find_alike(sketch(torch.from_numpy(vectors), torch.zeros(4)), vectors.__getitem__)]
+    [[0, 2, 5], [1, 4]]
     """
     if not 0.5 < threshold <= 1:
         raise ConfigError(
@@ -247,12 +275,18 @@ def _number(size: int) -> type[np.signedinteger[Any]]:
     return np.int32 if size < 2**31 else np.int64
 
 
-def _groups(sets: _Sets, rows: IntArray) -> list[IntArray]:
+def _groups(sets: _Sets, rows: IntArray) -> Groups:
+    """The sets of at least two places, as groups of their rows."""
     top = sets.find(np.arange(len(rows), dtype=rows.dtype))
-    members = np.flatnonzero(np.bincount(top, minlength=1)[top] > 1)
-    members = members[np.lexsort((rows[members], top[members]))]
-    groups = np.split(rows[members].astype(np.int64), np.flatnonzero(_starts(top[members]))[1:]) if len(members) else []
-    return sorted(groups, key=lambda group: (-len(group), group[0]))
+    size = np.bincount(top, minlength=1).astype(rows.dtype)[top]
+    members = np.flatnonzero(size > 1)
+    if not len(members):
+        return Groups.none()
+    own, top, size = rows[members], top[members], size[members]
+    first = np.full(len(rows), np.iinfo(rows.dtype).max, dtype=rows.dtype)
+    np.minimum.at(first, top, own)  # the lowest row of each set
+    order = np.lexsort((own, first[top], -size))
+    return Groups(own[order], np.append(np.flatnonzero(_starts(top[order])), len(own)))
 
 
 def _units(vectors: FloatArray, mean: FloatArray | None) -> npt.NDArray[np.float32]:

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 from rich.console import Console
 
 from mispair import __version__
-from mispair.auditing.alike import find_alike
+from mispair.auditing.alike import Groups, find_alike
 from mispair.auditing.calibrate import FloatArray
 from mispair.auditing.folds import fold_numbers, sample
 from mispair.auditing.judge import Judge, learn
@@ -123,6 +123,7 @@ def audit_source(
         show.say("looking for near-duplicates")
         unread = found.status != READABLE
         alike = [_alike(source, judge, side, found.codes[side], groups, unread) for side in range(2)]
+        found = replace(found, codes=found.codes[:, :0].copy())  # which nobody needs any more
         show.end()
     notes = tuple(_notes(source, judge, len(flagged)))
     both = alike[0], alike[1]
@@ -208,7 +209,7 @@ def _told(source: Source, settings: Settings) -> dict[int, float]:
     return {row: float(right) for row, right in told if row not in known}
 
 
-def _alike(source: Source, judge: Judge, side: int, codes: Any, groups: IntArray | None, unread: Any) -> list[IntArray]:
+def _alike(source: Source, judge: Judge, side: int, codes: Any, groups: IntArray | None, unread: Any) -> Groups:
     """Groups of near-duplicates on one side; rows that are known to share their left item are not news."""
     mean = judge.frames[side].mean.double().cpu().numpy()
     vectors = (source.left, source.right)[side]
@@ -265,8 +266,7 @@ def audit_to_folder(
         raise
     audit.to_parquet(out / "pairs.parquet", overwrite=True)
     audit.to_csv(out / "pairs.csv", overwrite=True)
-    suggestions = audit.suggestions
-    write_table(out / "suggestions.csv", {name: suggestions[name] for name in suggestions.column_names}, True)
+    write_table(out / "suggestions.csv", [audit.suggestions], overwrite=True)
     audit.to_html(out / "report.html")
     write_atomically(out / "summary.json", (json.dumps(audit.summary, indent=2) + "\n").encode())
     shutil.rmtree(work)

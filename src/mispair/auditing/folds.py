@@ -11,6 +11,7 @@ import numpy.typing as npt
 from mispair.data.pairs import IntArray
 
 FOLDS = 10
+PART = 1 << 18  # rows looked at together
 FOLD, SAMPLE, PARTNER, NEAR = range(4)  # independent streams of random numbers
 
 
@@ -37,7 +38,11 @@ def sample(rows: IntArray, most: int) -> IntArray:
     """At most so many of the rows, chosen at random, in ascending order."""
     if len(rows) <= most:
         return rows
-    return np.sort(rows[np.argpartition(random_keys(rows, SAMPLE), most)[:most]])
+    chosen = rows[:0]
+    for start in range(0, len(rows), PART):  # the lowest keys so far; all keys at once would take much memory
+        chosen = np.concatenate([chosen, rows[start : start + PART]])
+        chosen = chosen[np.argsort(random_keys(chosen, SAMPLE))[:most]]
+    return np.sort(chosen)
 
 
 def shuffled(fold: npt.NDArray[np.uint8], groups: IntArray) -> IntArray:

@@ -7,12 +7,12 @@ import io
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,16 +26,19 @@ from mispair.data.pairs import IntArray
 from mispair.errors import DataError
 from mispair.files import replacing, write_atomically
 
+if TYPE_CHECKING:
+    import pyarrow
+
 Mask = npt.NDArray[np.bool_]
 _CHUNK_BYTES = 1 << 24
 
 
-def write_table(path: str | Path, columns: Mapping[str, Any], overwrite: bool = False) -> None:
-    """Write columns of equal length as parquet or as CSV, by the ending of the name, whole or not at all.
+def write_table(path: str | Path, pieces: Iterable[pyarrow.Table], *, overwrite: bool = False) -> None:
+    """Write a table as parquet or as CSV, by the ending of the name, whole or not at all.
 
     Args:
         path: The file: .parquet or .csv.
-        columns: Values by name: lists, numpy arrays or pyarrow arrays.
+        pieces: The table, some rows at a time; at least one piece, which may be empty.
         overwrite: Whether a file that is there may be replaced.
 
     Raises:
@@ -46,20 +49,17 @@ def write_table(path: str | Path, columns: Mapping[str, Any], overwrite: bool = 
     import pyarrow.parquet
 
     path = Path(path)
-    writers: dict[str, Callable[[Any, IO[bytes]], None]] = {
-        ".parquet": pyarrow.parquet.write_table,
-        ".csv": pyarrow.csv.write_csv,
-    }
+    writers = {".parquet": pyarrow.parquet.ParquetWriter, ".csv": pyarrow.csv.CSVWriter}
     if path.suffix.lower() not in writers:
         raise DataError(f"{path}: tables are written as .parquet or .csv; choose one of these endings.")
     if path.exists() and not overwrite:
         raise DataError(f"{path}: the file is there already; allow it to be replaced (--overwrite) or choose another.")
-    arrays = {name: values if _is_arrow(values) else pyarrow.array(values) for name, values in columns.items()}
-    lengths = {name: len(values) for name, values in arrays.items()}
-    if len(set(lengths.values())) > 1:
-        raise ValueError(f"columns of different lengths: {lengths}")
-    with replacing(path) as file:
-        writers[path.suffix.lower()](pyarrow.table(arrays), file)
+    rest = iter(pieces)
+    first = next(rest)
+    with replacing(path) as file, writers[path.suffix.lower()](file, first.schema) as writer:
+        writer.write_table(first)
+        for piece in rest:
+            writer.write_table(piece)
 
 
 def write_filtered(source: Source, keep: Mask, out: str | Path, overwrite: bool = False) -> Path:
@@ -94,12 +94,6 @@ def write_filtered(source: Source, keep: Mask, out: str | Path, overwrite: bool 
     with _new_folder(out, size) as folder:
         writers[source.layout](source, keep, folder)
     return out
-
-
-def _is_arrow(values: Any) -> bool:
-    import pyarrow
-
-    return isinstance(values, pyarrow.Array | pyarrow.ChunkedArray)
 
 
 def _check_apart(source: Source, out: Path) -> None:
@@ -192,15 +186,20 @@ def _write_clip(source: Source, keep: Mask, out: Path) -> None:
 
 def _write_own_tables(source: Source, keep: Mask, target: Path) -> None:
     """One table of ids a shard, where there was none."""
+    import pyarrow
+
     for shard, start in zip(source.left.shards, source.left.starts, strict=False):
         assert isinstance(shard, File)
         rows = np.flatnonzero(keep[start : start + shard.shape[0]]) + start
         if len(rows):
             number = shard.path.stem.rpartition("_")[2]
-            write_table(target / "metadata" / f"metadata_{number}.parquet", {"id": source.ids(rows)})
+            table = pyarrow.table({"id": source.ids(rows)})
+            write_table(target / "metadata" / f"metadata_{number}.parquet", [table])
 
 
 def _write_arrays(source: Source, keep: Mask, out: Path) -> None:
+    import pyarrow
+
     rows = np.flatnonzero(keep)
     for name, side in (("left", source.left), ("right", source.right)):
         _write_rows(out / f"{name}.npy", side.shards[0].read, rows)
@@ -212,7 +211,7 @@ def _write_arrays(source: Source, keep: Mask, out: Path) -> None:
         columns["caption"] = source.texts(rows)
     if source.groups is not None:
         columns["group"] = source.groups[rows]
-    write_table(out / _table_name(source), columns)
+    write_table(out / _table_name(source), [pyarrow.table(columns)])
 
 
 def _write_rows(

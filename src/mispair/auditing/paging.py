@@ -59,9 +59,9 @@ def make_page(audit: Audit) -> Page:
             )
         ],
         alike=[
-            alike for side, found in enumerate(audit.alike) for alike in items.alike(side, found[: GROUPS // 2])
+            alike for side, found in enumerate(audit.alike) for alike in items.alike(side, found.first(GROUPS // 2))
         ],
-        alike_pairs=len(np.unique(np.concatenate([np.empty(0, int), *audit.alike[0], *audit.alike[1]]))),
+        alike_pairs=len(np.union1d(audit.alike[0].rows, audit.alike[1].rows)),
         unreadable=summary["unreadable"],
         unreadable_rows=list(zip(audit.source.ids(bad), audit.status(bad), strict=True)),
         notes=[*audit.notes, *items.notes()],

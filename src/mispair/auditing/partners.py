@@ -64,7 +64,7 @@ def find_partners(
     """
     found = Partners.none(len(rows))
     search = Search(source, judge, match, groups, keep_left=keep_left, device=device)
-    fold = fold_numbers(search.owners[rows])
+    fold = fold_numbers(search.owners(rows))
     for number in range(FOLDS if len(search.pool) else 0):
         places = np.flatnonzero(fold == number)
         candidates = search.in_space(number) if len(places) else torch.empty(0)
@@ -87,19 +87,28 @@ class Search:
         keep_left: bool,
         device: torch.device,
     ) -> None:
-        self.source, self.judge, self.match, self.device = source, judge, match, device
+        self.source, self.judge, self.match, self.groups, self.device = source, judge, match, groups, device
         self.keep_left, self.side = keep_left, int(keep_left)  # the side that is replaced: 0 left, 1 right
-        self.owners = np.arange(len(source)) if groups is None else groups
         self.pool = self._pool()
         self.items = judge.frames[self.side](self._vectors(self.pool, self.side))
-        # An image with several captions may get one more; what belongs to one pair alone is taken if that is right.
-        self.attached = np.float32(ATTACHED if keep_left or groups is None else 0) * np.nan_to_num(match)
+
+    def owners(self, rows: IntArray) -> IntArray:
+        """Which left item each of some rows has: rows that share one are of one group."""
+        return rows if self.groups is None else self.groups[rows]
+
+    def attached(self, rows: IntArray) -> npt.NDArray[np.float32]:
+        """What the items of some rows lose because they have a partner already.
+
+        An image with several captions may get one more; what belongs to one pair alone is taken if that is right.
+        """
+        loss = ATTACHED if self.keep_left or self.groups is None else 0
+        return np.asarray(np.float32(loss) * np.nan_to_num(self.match[rows]))
 
     def _pool(self) -> IntArray:
         """Rows whose items are tried."""
         readable = np.flatnonzero(~np.isnan(self.match))
-        if not self.keep_left:  # a left item that several rows share is tried once
-            readable = readable[np.unique(self.owners[readable], return_index=True)[1]]
+        if not self.keep_left and self.groups is not None:  # a left item that several rows share is tried once
+            readable = readable[np.unique(self.groups[readable], return_index=True)[1]]
         is_wrong = self.match[readable] < 0.5
         chosen = sample(readable[is_wrong], POOL)
         others = sample(readable[~is_wrong], POOL)[: POOL - len(chosen)]
@@ -114,7 +123,7 @@ class Search:
         space, bank = self.judge.spaces[number], self.judge.banks[number]
         items = normalize(self.items @ (space.left, space.right)[self.side], dim=1)
         loss = rivals(items, (bank.space_right, bank.space_left)[self.side])
-        attached = torch.from_numpy(WORTH * self.attached[self.pool]).to(items)
+        attached = torch.from_numpy(WORTH * self.attached(self.pool)).to(items)
         return torch.column_stack([2 * items, attached - loss])
 
     def best(self, rows: IntArray, number: int, candidates: Tensor) -> tuple[IntArray, npt.NDArray[np.float32]]:
@@ -130,7 +139,7 @@ class Search:
         opinion = self.source.opinion(left, right)
         measures = self.judge.measure(self._vectors(left, 0), self._vectors(right, 1), fold, opinion)
         score = self.judge.combination.score(measures)
-        order = np.where(self.owners[flat] == self.owners[again], -np.inf, score + self.attached[flat])
+        order = np.where(self.owners(flat) == self.owners(again), -np.inf, score + self.attached(flat))
         return _best(tried, order.reshape(tried.shape), score.reshape(tried.shape))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from mispair.auditing.alike import Groups
 from mispair.auditing.calibrate import PIECE, standardised
 from mispair.auditing.folds import sample
 from mispair.auditing.judge import Judge
@@ -58,7 +60,7 @@ class Audit:
     mended: IntArray
     new_rights: Partners
     new_lefts: Partners
-    alike: tuple[list[IntArray], list[IntArray]]
+    alike: tuple[Groups, Groups]
     notes: tuple[str, ...] = ()
     command: str = ""
     stages: dict[str, float] = field(default_factory=dict)
@@ -107,7 +109,7 @@ class Audit:
         here = standardised(self.scan.measures[rows], combination.centre, combination.spread)
         against = (self._usual - here) * np.maximum(combination.weights, 0)
         worst = np.where(np.isfinite(against), against, 0).argmax(axis=1)
-        return np.where(self.is_mismatch[rows], worst, len(self.judge.names))
+        return np.where(self.match_score[rows] < THRESHOLD, worst, len(self.judge.names))
 
     @cached_property
     def _usual(self) -> npt.NDArray[np.float64]:
@@ -122,42 +124,46 @@ class Audit:
         """One row a pair: id, status, match_score, is_mismatch, reason, suggestions, and all measures."""
         import pyarrow
 
-        bad = self.scan.status != READABLE
-        columns: dict[str, Any] = {
-            "id": self.source.id_column(),
-            "status": self._status_column(),
-            "match_score": pyarrow.array(self.match_score, mask=bad),
-            "is_mismatch": pyarrow.array(self.is_mismatch, mask=bad),
-            "reason": self._reason_column(),
-        }
-        for name, partners in (("right", self.new_rights), ("left", self.new_lefts)):
-            columns[f"suggested_{name}"], columns[f"suggested_{name}_score"] = self._best_partner(partners)
-        columns |= {name: pyarrow.array(self.scan.measures[:, k], mask=bad) for k, name in enumerate(self.judge.names)}
-        return pyarrow.table(columns)
+        return pyarrow.concat_tables(self._pieces())
 
-    def _status_column(self) -> pyarrow.Array:
-        told = self.source.known
-        words = list(dict.fromkeys([*FAULTS.values(), *told.values()]))
-        place = {word: number for number, word in enumerate(words)}  # there may be as many words as rows
-        places = self.scan.status.astype(np.int32)
-        for row in np.flatnonzero(self.scan.status == TOLD):
-            places[row] = place[told[int(row)]]
-        return _words(places, words)
+    def _pieces(self) -> Iterator[pyarrow.Table]:
+        """The table, some rows at a time: as a whole it takes more memory than all the rest."""
+        return (self._piece(start, min(start + PIECE, len(self))) for start in range(0, len(self), PIECE))
 
-    def _reason_column(self) -> pyarrow.Array:
-        pieces = range(0, len(self), PIECE)
-        places = [self._against(slice(start, start + PIECE)) for start in pieces]
-        return _words(np.concatenate(places), [*(REASONS[name] for name in self.judge.names), ""])
-
-    def _best_partner(self, partners: Partners) -> tuple[pyarrow.Array, pyarrow.Array]:
-        """For every row the id of the pair that lends the best partner, and the match score of the new pair."""
+    def _piece(self, start: int, stop: int) -> pyarrow.Table:
         import pyarrow
 
-        given = np.flatnonzero(partners.rows[:, 0] >= 0)
-        scores = np.full(len(self), np.nan, dtype=np.float32)
-        scores[self.mended[given]] = partners.scores[given, 0]
-        place = np.zeros(len(self), dtype=np.int32)
-        place[self.mended[given]] = np.arange(len(given))
+        here = slice(start, stop)
+        bad, match = self.scan.status[here] != READABLE, self.match_score[here]
+        columns: dict[str, Any] = {
+            "id": self.source.id_column(start, stop),
+            "status": self._status_column(start, stop),
+            "match_score": pyarrow.array(match, mask=bad),
+            "is_mismatch": pyarrow.array(match < THRESHOLD, mask=bad),
+            "reason": _words(self._against(here), [*(REASONS[name] for name in self.judge.names), ""]),
+        }
+        for name, partners in (("right", self.new_rights), ("left", self.new_lefts)):
+            columns[f"suggested_{name}"], columns[f"suggested_{name}_score"] = self._best_partner(partners, start, stop)
+        measures = self.scan.measures[here]
+        columns |= {name: pyarrow.array(measures[:, k], mask=bad) for k, name in enumerate(self.judge.names)}
+        return pyarrow.table(columns)
+
+    def _status_column(self, start: int, stop: int) -> pyarrow.Array:
+        words, places = list(FAULTS.values()), self.scan.status[start:stop].astype(np.int32)
+        for place in np.flatnonzero(places == TOLD):
+            places[place] = len(words)
+            words.append(self.source.known[start + int(place)])
+        return _words(places, words)
+
+    def _best_partner(self, partners: Partners, start: int, stop: int) -> tuple[pyarrow.Array, pyarrow.Array]:
+        """For consecutive rows the id of the pair that lends the best partner, and the match score of the new pair."""
+        import pyarrow
+
+        given = np.flatnonzero((partners.rows[:, 0] >= 0) & (self.mended >= start) & (self.mended < stop))
+        scores = np.full(stop - start, np.nan, dtype=np.float32)
+        scores[self.mended[given] - start] = partners.scores[given, 0]
+        place = np.zeros(stop - start, dtype=np.int32)
+        place[self.mended[given] - start] = np.arange(len(given))
         ids = pyarrow.array([*self.source.ids(partners.rows[given, 0]), ""], pyarrow.string())
         none = np.isnan(scores)
         return ids.take(pyarrow.array(place, mask=none)), pyarrow.array(scores, mask=none)
@@ -192,8 +198,8 @@ class Audit:
             "noise_rate_low": combination.low,
             "noise_rate_high": combination.high,
             "unreadable": {str(kind): int(count) for kind, count in zip(kinds, counts, strict=True)},
-            "alike_left": int(sum(map(len, self.alike[0]))),
-            "alike_right": int(sum(map(len, self.alike[1]))),
+            "alike_left": len(self.alike[0].rows),
+            "alike_right": len(self.alike[1].rows),
             "suggested_right": int((self.new_rights.rows[:, 0] >= 0).sum()),
             "suggested_left": int((self.new_lefts.rows[:, 0] >= 0).sum()),
             "measures": {
@@ -207,7 +213,7 @@ class Audit:
 
     def to_parquet(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Writes the table of all pairs; the file is named .parquet."""
-        write_table(path, {name: self.table[name] for name in self.table.column_names}, overwrite)
+        write_table(path, self._pieces(), overwrite=overwrite)
 
     def to_csv(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Writes the table of all pairs as text; the file is named .csv."""

@@ -42,7 +42,7 @@ class Scan:
 
     measures: npt.NDArray[np.float32]  # (N, m), NaN where a row could not be read
     status: npt.NDArray[np.uint8]  # (N,) key of FAULTS, or TOLD
-    codes: npt.NDArray[np.uint64]  # (2, N) sketches of the left and the right vectors
+    codes: npt.NDArray[np.uint64]  # (2, N) sketches of the left and the right vectors, given up after their use
 
     @classmethod
     def empty(cls, rows: int, measures: int) -> Scan:

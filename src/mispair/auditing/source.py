@@ -123,13 +123,13 @@ class Source:
         wanted = _rows(rows)
         return [str(row) for row in wanted] if self.names.ids is None else names.look_up(self.names.ids, wanted)
 
-    def id_column(self) -> Any:
-        """The ids of all rows as a pyarrow array."""
+    def id_column(self, start: int, stop: int) -> Any:
+        """The ids of consecutive rows as a pyarrow array."""
         import pyarrow
 
         if self.names.ids is None:
-            return pyarrow.array(np.arange(len(self))).cast(pyarrow.string())
-        return self.names.ids
+            return pyarrow.array(np.arange(start, stop)).cast(pyarrow.string())
+        return self.names.ids[start:stop]
 
     def texts(self, rows: Sequence[int] | IntArray) -> list[str]:
         """The captions of some rows; empty where unknown."""

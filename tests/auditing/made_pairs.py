@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from mispair.auditing.calibrate import FloatArray
 from mispair.auditing.folds import fold_numbers
 from mispair.auditing.judge import Judge, learn
 from mispair.data.pairs import IntArray
+from mispair.logistic import FloatArray
 from mispair.metrics import auroc
 
 

@@ -13,12 +13,13 @@ from made_pairs import MadePairs, learned, made_pairs, quality, scores
 from scipy.stats import spearmanr
 
 from mispair.auditing import judge as judging
-from mispair.auditing.calibrate import FloatArray, noise_rate, probability
+from mispair.auditing.calibrate import noise_rate
 from mispair.auditing.folds import FOLDS, fold_numbers, shuffled
 from mispair.auditing.judge import Frame, Judge, by_fold, learn, neighbours_partners, separation
 from mispair.auditing.measures import Bank, names
 from mispair.auditing.space import Space
 from mispair.errors import DataError
+from mispair.logistic import FloatArray, probability
 
 CPU = torch.device("cpu")
 

@@ -11,10 +11,10 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from mispair.auditing import measures
-from mispair.auditing.calibrate import FloatArray
 from mispair.auditing.folds import FOLDS
 from mispair.auditing.measures import Bank, learned, make_bank, measure, names, rivals
 from mispair.auditing.space import Fitter, Space
+from mispair.logistic import FloatArray
 
 CORRELATIONS = torch.tensor([0.9, 0.6, 0.3, 0.05])
 COLUMN = {name: number for number, name in enumerate(names(joint=True))}

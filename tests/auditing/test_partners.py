@@ -9,12 +9,12 @@ import torch
 
 from audit_cases import Case, hurry, make_case
 from mispair.auditing import partners
-from mispair.auditing.calibrate import probability
 from mispair.auditing.folds import fold_numbers
 from mispair.auditing.judge import Judge, learn
 from mispair.auditing.partners import ATTACHED, KEPT, Partners, find_partners
 from mispair.auditing.source import Source, from_memory
 from mispair.data.pairs import IntArray
+from mispair.logistic import probability
 
 pytest.importorskip("pyarrow")
 

@@ -11,10 +11,10 @@ from made_pairs import made_pairs
 from sklearn.isotonic import isotonic_regression
 
 from mispair.auditing import space
-from mispair.auditing.calibrate import FloatArray
 from mispair.auditing.folds import FOLDS
 from mispair.auditing.space import LEAST_CORRELATED, MOST_CORRELATED, Fitter, Space, product
 from mispair.data.pairs import IntArray
+from mispair.logistic import FloatArray
 
 
 @dataclass(frozen=True)

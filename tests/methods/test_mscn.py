@@ -14,7 +14,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
+from scipy import special, stats
+from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
 
 import mispair
@@ -31,7 +32,16 @@ from mispair.losses import hard_loss, meta_margin
 from mispair.methods import find, meta, mscn
 from mispair.methods.base import Inputs, Work, similarity
 from mispair.methods.meta import MetaGradient, body, meta_gradient, score_layer, steady, with_weights
-from mispair.methods.mscn import KnownBatch, Mscn, MscnInputs, clean_posterior, known_loss, known_pairs, meta_set
+from mispair.methods.mscn import (
+    KnownBatch,
+    Mscn,
+    MscnInputs,
+    clean_posterior,
+    known_loss,
+    known_pairs,
+    meta_set,
+    pair_scores,
+)
 from mispair.models import Encoded, Network, SideSpec, build, recurrence
 from mispair.run import Run
 from tiny import tiny_pairs
@@ -291,6 +301,57 @@ def test_scores_of_pairs_equal_a_loop_in_any_chunks(monkeypatch: pytest.MonkeyPa
             a = net.encode_left(ours.loader.left.items(left[[pair]]))
             b = net.encode_right(ours.loader.right.items(right[[pair]]))
             assert whole[pair] == pytest.approx(net.similarity(a, b).item(), abs=1e-5)
+
+
+@given(st.integers(0, 50), st.floats(0.05, 20), st.floats(-6, 6))
+def test_scores_become_odds_whatever_the_warmup_left(seed: int, slope: float, shift: float) -> None:
+    """Scores that follow from true odds by some slope and shift give these odds back."""
+    rng = np.random.default_rng(seed)
+    odds = rng.normal(0, 2, 3000)
+    labels = (rng.random(3000) < special.expit(odds)).astype(np.int64)
+    scores = special.expit(np.clip((odds - shift) / slope, -9, 9))
+    expected = LogisticRegression(C=1e6, tol=1e-9).fit(special.logit(scores)[:, None], labels)
+    found = mscn.log_odds(scores, labels)
+    assert found == pytest.approx((expected.coef_[0, 0], expected.intercept_[0]), rel=0.02, abs=0.02)
+
+
+def test_similarities_of_known_pairs_are_probabilities_when_the_main_epochs_begin() -> None:
+    made = method()
+    for net in made.nets:
+        score_layer(net)[-1].bias.data -= 4  # type: ignore[index]
+    before = [
+        pair_scores(net, made.loader, known.left, known.right) for net, known in zip(made.nets, made.known, strict=True)
+    ]
+    made.begin_epoch(0)
+    for net, known, low in zip(made.nets, made.known, before, strict=True):
+        scores = pair_scores(net, made.loader, known.left, known.right)
+        if mscn.log_odds(low, known.labels)[0] <= 0:
+            np.testing.assert_array_equal(scores, low)
+            continue
+        assert low.mean() < 0.1
+        assert scores.mean() == pytest.approx(0.5, abs=0.02)
+        assert (np.argsort(scores) == np.argsort(low)).mean() > 0.9  # but for rounding
+
+
+@pytest.mark.parametrize(("epoch", "published"), [(0, False), (0, True), (1, False)])
+def test_only_the_last_layer_is_scaled_and_only_once(epoch: int, published: bool) -> None:
+    made = method(as_published=published)
+    net, known = made.nets[0], made.known[0]
+    last = "score.2."
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    scores = np.where(known.labels == mscn.RIGHT, 0.2, 0.1)  # by which right pairs have higher ones
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mscn, "pair_scores", lambda _net, _loader, left, _right: np.resize(scores, len(left)))
+        made.begin_epoch(epoch)
+    changed = {name for name, tensor in net.state_dict().items() if not torch.equal(tensor, before[name])}
+    assert changed == ({f"{last}weight", f"{last}bias"} if epoch == 0 and not published else set())
+
+
+def test_scores_that_mean_the_opposite_stay() -> None:
+    net = method().nets[0]
+    before = weights_of(net)
+    mscn.scale_to_odds(net, np.linspace(0.1, 0.9, 40), np.repeat([1, 0], 20))
+    assert all(equal(a, b) for a, b in zip(weights_of(net), before, strict=True))
 
 
 def test_hardly_any_clean_pair_means_the_better_half() -> None:

@@ -17,7 +17,6 @@ from rich.console import Console
 
 from mispair import __version__
 from mispair.auditing.alike import Groups, find_alike
-from mispair.auditing.calibrate import FloatArray
 from mispair.auditing.folds import fold_numbers, sample
 from mispair.auditing.judge import Judge, learn
 from mispair.auditing.output import write_table
@@ -30,6 +29,7 @@ from mispair.data.pairs import IntArray
 from mispair.devices import pick_device
 from mispair.errors import DataError
 from mispair.files import write_atomically
+from mispair.logistic import FloatArray
 
 SAMPLE = 1 << 15  # pairs that the judge learns from
 LEAST = 50  # pairs, below which there is nothing to learn from

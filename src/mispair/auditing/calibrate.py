@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mispair.auditing.isotonic import rising
+from mispair.logistic import FloatArray, logistic, probability
 
-FloatArray = npt.NDArray[np.float64]
 QUANTILES = np.linspace(0.2, 0.9, 15)  # of the shuffled pairs' scores
 SURE = 0.501  # up to this one right pairs are taken to be rare
 DRAWS = 200  # bootstrap samples for the interval
@@ -135,11 +135,6 @@ class Combination:
         return sizes / max(float(sizes.sum()), 1e-12)
 
 
-def probability(score: FloatArray) -> FloatArray:
-    """From log odds to the probability that a pair is right."""
-    return np.asarray(1 / (1 + np.exp(-np.clip(score, -60, 60))))
-
-
 def standardised(measures: npt.NDArray[np.floating], centre: FloatArray, spread: FloatArray) -> FloatArray:
     return np.clip((measures - centre) / spread, *FAR)
 
@@ -198,34 +193,3 @@ def _curve(score: FloatArray, target: FloatArray, worth: FloatArray) -> tuple[Fl
 def _worth_of_checked(known: npt.NDArray[np.bool_]) -> float:
     """How many guessed pairs one checked pair counts for: all checked ones together as much as a tenth of the rest."""
     return max(1.0, 0.1 * len(known) / max(1, int(known.sum())))
-
-
-def logistic(x: FloatArray, target: FloatArray, worth: FloatArray, ridge: float) -> tuple[FloatArray, float]:
-    """Weights (m,) and offset of a logistic regression on soft targets, by Newton's method.
-
-    Args:
-        x: (n, m).
-        target: (n,) probabilities.
-        worth: (n,) how much each row counts.
-        ridge: Penalty on the squared weights, not on the offset.
-    """
-    design = np.hstack([x, np.ones((len(x), 1))])
-    penalty = np.diag([ridge] * x.shape[1] + [1e-9])
-    beta = np.zeros(design.shape[1])
-
-    def loss(beta: FloatArray) -> float:
-        z = design @ beta
-        return float((worth * (np.logaddexp(0, z) - target * z)).sum() + 0.5 * beta @ penalty @ beta)
-
-    best = loss(beta)
-    for _ in range(50):
-        p = probability(design @ beta)
-        gradient = design.T @ (worth * (p - target)) + penalty @ beta
-        curvature = (design * (worth * np.maximum(p * (1 - p), 1e-6))[:, None]).T @ design + penalty
-        step, length = np.linalg.solve(curvature, gradient), 1.0
-        while (now := loss(beta - length * step)) > best and length > 1e-4:
-            length /= 2
-        if now > best or best - now < 1e-9 * abs(best):
-            break
-        beta, best = beta - length * step, now
-    return beta[:-1], float(beta[-1])

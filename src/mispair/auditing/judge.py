@@ -15,13 +15,14 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from mispair.auditing import calibrate, measures
-from mispair.auditing.calibrate import Combination, FloatArray
+from mispair.auditing.calibrate import Combination
 from mispair.auditing.folds import FOLDS, NEAR, random_keys, shuffled
 from mispair.auditing.measures import BANK, Bank, learned, make_bank, measure
 from mispair.auditing.source import Opinion, no_opinion
 from mispair.auditing.space import Fitter, Space, product
 from mispair.data.pairs import IntArray
 from mispair.errors import DataError
+from mispair.logistic import FloatArray
 from mispair.metrics import auroc
 
 REGULARISATIONS = (0.3, 1.0, 3.0, 10.0)

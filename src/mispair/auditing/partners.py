@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from mispair.auditing.calibrate import FloatArray, probability
 from mispair.auditing.folds import FOLDS, fold_numbers, sample
 from mispair.auditing.judge import Judge
 from mispair.auditing.measures import rivals
 from mispair.auditing.source import Source
 from mispair.data.pairs import IntArray
+from mispair.logistic import FloatArray, probability
 
 POOL = 1 << 15  # items that are tried; of more, those of the pairs that look wrong come first
 TRIED = 10  # candidates that the judge looks at, for each pair

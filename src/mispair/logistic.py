@@ -1,0 +1,44 @@
+"""Logistic regression."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+FloatArray = npt.NDArray[np.float64]
+
+
+def probability(score: FloatArray) -> FloatArray:
+    """From log odds to the probability of what they are the odds of."""
+    return np.asarray(1 / (1 + np.exp(-np.clip(score, -60, 60))))
+
+
+def logistic(x: FloatArray, target: FloatArray, worth: FloatArray, ridge: float) -> tuple[FloatArray, float]:
+    """Weights (m,) and offset of a logistic regression on soft targets, by Newton's method.
+
+    Args:
+        x: (n, m).
+        target: (n,) probabilities.
+        worth: (n,) how much each row counts.
+        ridge: Penalty on the squared weights, not on the offset.
+    """
+    design = np.hstack([x, np.ones((len(x), 1))])
+    penalty = np.diag([ridge] * x.shape[1] + [1e-9])
+    beta = np.zeros(design.shape[1])
+
+    def loss(beta: FloatArray) -> float:
+        z = design @ beta
+        return float((worth * (np.logaddexp(0, z) - target * z)).sum() + 0.5 * beta @ penalty @ beta)
+
+    best = loss(beta)
+    for _ in range(50):
+        p = probability(design @ beta)
+        gradient = design.T @ (worth * (p - target)) + penalty @ beta
+        curvature = (design * (worth * np.maximum(p * (1 - p), 1e-6))[:, None]).T @ design + penalty
+        step, length = np.linalg.solve(curvature, gradient), 1.0
+        while (now := loss(beta - length * step)) > best and length > 1e-4:
+            length /= 2
+        if now > best or best - now < 1e-9 * abs(best):
+            break
+        beta, best = beta - length * step, now
+    return beta[:-1], float(beta[-1])

@@ -24,7 +24,7 @@ class Replay(Generic[T]):
     """Runs `step` on inputs: dataclasses, tuples and tensors in any nesting, all tensors on the GPU.
 
     What `step` returns is overwritten by the next call. It must do the same for all inputs of one shape, read nothing
-    back and leave no gradients behind that anybody needs.
+    back and leave no gradients behind that anybody needs. Used as a context, it gives its memory back at the end.
 
     Args:
         step: The function.
@@ -54,6 +54,16 @@ class Replay(Generic[T]):
             place.copy_(tensor)
         graph.replay()
         return result
+
+    def __enter__(self) -> Replay[T]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Gives back all that was recorded, with its memory, which nobody else could use."""
+        self._recorded.clear()
+        self._places.clear()
+        if self._on:
+            torch.cuda.empty_cache()
 
     def _record(self, shape: Hashable, inputs: Any) -> bool:
         """Records the step for inputs of this shape, without running it."""

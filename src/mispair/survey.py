@@ -96,17 +96,14 @@ def survey(net: Network, loader: PairLoader, margin: float, batches: list[IntArr
                 look(a, b, batch.left_rows, batch.pairs)
 
         on = device.type == "cuda"
-        at_vectors, at_items = Replay(look_at_vectors, on=on), Replay(look_at_items, on=on)
-        for chosen in batches:
-            if once:
-                at_vectors((send(torch.from_numpy(pairs.link[chosen]), device), send(torch.from_numpy(chosen), device)))
-            else:
-                at_items(loader.batch(chosen, rooms=loader.rooms(chosen)))
-    result = Survey(net, loader, losses, left, right, float(spread))
-    if on:  # what was recorded is of no use any more, and others may want its memory
-        del at_vectors, at_items
-        torch.cuda.empty_cache()
-    return result
+        with Replay(look_at_vectors, on=on) as at_vectors, Replay(look_at_items, on=on) as at_items:
+            for chosen in batches:
+                if once:
+                    rows = torch.from_numpy(pairs.link[chosen])
+                    at_vectors((send(rows, device), send(torch.from_numpy(chosen), device)))
+                else:
+                    at_items(loader.batch(chosen, rooms=loader.rooms(chosen)))
+    return Survey(net, loader, losses, left, right, float(spread))
 
 
 def _pooled(net: Network, loader: PairLoader) -> tuple[Tensor, Tensor]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
@@ -17,6 +17,7 @@ from mispair import checkpoint
 from mispair.api import Splits, load_splits, train_splits
 from mispair.bench.examples import examples
 from mispair.bench.suite import Cell, digest
+from mispair.devices import give_back_memory
 from mispair.errors import MispairError, StoppedError
 from mispair.files import write_atomically
 from mispair.methods import diagnosis
@@ -83,6 +84,7 @@ def run_cell(cell: Cell, folder: Path, console: Console | None = None) -> Record
         StoppedError: It was asked to stop, and has saved its state.
     """
     if cell.config.device != "cpu" and torch.cuda.is_available():
+        give_back_memory()
         torch.cuda.reset_peak_memory_stats()
     start = Record(cell.name, cell.label, digest(cell.config), asdict(cell.config), "done")
     try:
@@ -91,8 +93,11 @@ def run_cell(cell: Cell, folder: Path, console: Console | None = None) -> Record
         record = _described(start, cell, splits, splits.test(matcher).figures(), folder / RUN)
     except StoppedError:
         raise
-    except (MispairError, torch.OutOfMemoryError) as error:
-        record = Record(**{**vars(start), "status": "failed", "error": str(error).splitlines()[0]})
+    except MispairError as error:
+        record = replace(start, status="failed", error=str(error).splitlines()[0])
+    except torch.OutOfMemoryError as error:
+        sentence = f"{str(error).partition('.')[0]}. Try fewer --jobs, or a smaller batch_size in the recipe."
+        record = replace(start, status="failed", error=sentence)
     write_record(folder, record)
     return record
 
@@ -125,20 +130,16 @@ def _described(start: Record, cell: Cell, splits: Splits, test: dict[str, Any], 
         "noise_file": None if noise is None else hashlib.sha256(Path(noise).read_bytes()).hexdigest(),
     }
     device = cell.config.device != "cpu" and torch.cuda.is_available()
-    return Record(
-        **{
-            **vars(start),
-            "data": data,
-            "test": test,
-            "validation": [
-                {name: event[name] for name in wanted} for event in events if event["event"] == "validation"
-            ],
-            "found": found[-1] if found else {},
-            "eta": _eta_curve(method.get("w"), splits.train.mismatched),
-            "examples": examples(method, splits.train, cell.config.seed),
-            "memory": torch.cuda.max_memory_allocated() if device else None,
-            "environment": json.loads((run / "environment.json").read_text()),
-        }
+    return replace(
+        start,
+        data=data,
+        test=test,
+        validation=[{name: event[name] for name in wanted} for event in events if event["event"] == "validation"],
+        found=found[-1] if found else {},
+        eta=_eta_curve(method.get("w"), splits.train.mismatched),
+        examples=examples(method, splits.train, cell.config.seed),
+        memory=torch.cuda.max_memory_allocated() if device else None,
+        environment=json.loads((run / "environment.json").read_text()),
     )
 
 

@@ -23,6 +23,7 @@ from mispair.config import Config
 from mispair.data.pairs import Pairs
 from mispair.devices import autocast
 from mispair.engine import Trainer
+from mispair.devices import give_back_memory
 from mispair.errors import MispairError
 from mispair.methods.base import Inputs, Work
 from mispair.run import Run
@@ -93,6 +94,7 @@ def rehearse(
     for alike in kinds(cells):
         cell = max(alike, key=lambda one: one.config.noise_ratio)
         tell(cell.name)
+        give_back_memory()
         try:
             yield replace(_first_steps(cell, train, dev), trainings=len(alike))
         except (MispairError, torch.OutOfMemoryError) as error:

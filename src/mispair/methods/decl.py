@@ -71,8 +71,7 @@ class Decl(Method):
             with uncached(self.device):
                 clean[batch.pairs] = corresponds(self._evidence(self._raw(net, similarity(net, batch)), batch))
 
-        replay = Replay(look, on=self.device.type == "cuda")
-        with inference(net):
+        with inference(net), Replay(look, on=self.device.type == "cuda") as replay:
             for chosen in batches:
                 replay(self.loader.batch(chosen, rooms=self.loader.rooms(chosen)))
         return clean

@@ -21,9 +21,8 @@ from mispair.bench.standin import stand_in
 from mispair.bench.suite import Cell, digest
 from mispair.config import Config
 from mispair.data.pairs import Pairs
-from mispair.devices import autocast
+from mispair.devices import autocast, give_back_memory
 from mispair.engine import Trainer
-from mispair.devices import give_back_memory
 from mispair.errors import MispairError
 from mispair.methods.base import Inputs, Work
 from mispair.run import Run

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import gc
+import os
 
 import torch
 
 from mispair.errors import ConfigError
 
+# Settings of torch's GPU memory. Without expandable segments each recorded step of a new shape takes memory of its own,
+# and a training of SGR that needs 6 GB holds 61.
+ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
+
 
 def pick_device(name: str) -> torch.device:
     """The device of this name; `auto` takes a GPU where there is one."""
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
         device = torch.device(name)
     except RuntimeError:
@@ -25,6 +30,8 @@ def pick_device(name: str) -> torch.device:
         )
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise ConfigError("There is no mps device here; use --device cpu.")
+    if device.type == "cuda" and not torch.cuda.is_initialized() and not set(ALLOCATOR) & set(os.environ):
+        os.environ[ALLOCATOR[0]] = "expandable_segments:True"
     return device
 
 

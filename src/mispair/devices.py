@@ -30,8 +30,8 @@ def pick_device(name: str) -> torch.device:
         )
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise ConfigError("There is no mps device here; use --device cpu.")
-    if device.type == "cuda" and not torch.cuda.is_initialized() and not set(ALLOCATOR) & set(os.environ):
-        os.environ[ALLOCATOR[0]] = "expandable_segments:True"
+    if device.type == "cuda" and not set(ALLOCATOR) & set(os.environ):
+        os.environ[ALLOCATOR[0]] = "expandable_segments:True"  # read when the first memory is taken
     return device
 
 

@@ -60,6 +60,8 @@ class Replay(Generic[T]):
 
     def __exit__(self, *_: object) -> None:
         """Gives back all that was recorded, with its memory, which nobody else could use."""
+        if self._on:
+            torch.cuda.synchronize()  # the last step may still be running in that memory
         self._recorded.clear()
         self._places.clear()
         if self._on:

@@ -1,7 +1,8 @@
 import csv
+import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -10,8 +11,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mispair.auditing import shards
 from mispair.auditing.source import Source, from_memory, open_arrays, open_source
 from mispair.auditing.words import word_vectors
+from mispair.data.arrays import open_array
 from mispair.errors import DataError
 
 arrow = pytest.importorskip("pyarrow")
@@ -27,9 +30,9 @@ def numbers(n: int, width: int, dtype: Any = np.float32, seed: int = 0) -> npt.N
 
 def write_clip(folder: Path, left: Sequence[Any], right: Sequence[Any], *metadata: dict[str, list[Any]]) -> Path:
     """Shards as given; each metadata table as parquet."""
-    for name, shards in (("img_emb", left), ("text_emb", right)):
+    for name, parts in (("img_emb", left), ("text_emb", right)):
         (folder / name).mkdir(parents=True)
-        for number, shard in enumerate(shards):
+        for number, shard in enumerate(parts):
             np.save(folder / name / f"{name}_{number}.npy", shard)
     (folder / "metadata").mkdir()
     for number, columns in enumerate(metadata):
@@ -90,6 +93,27 @@ def test_blocks_are_copies_and_keep_what_is_not_finite(tmp_path: Path) -> None:
     assert source.gather([])[0].shape == (0, 2)
     with pytest.raises(IndexError):
         source.gather([4])
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.int8])
+@pytest.mark.parametrize("order", ["C", "F"])
+def test_scattered_rows_of_a_file_in_either_order(tmp_path: Path, dtype: Any, order: Literal["C", "F"]) -> None:
+    whole = numbers(50, 7, np.float32).astype(dtype)
+    np.save(tmp_path / "a.npy", np.asarray(whole, order=order))
+    rows = np.array([3, 3, 4, 49, 0])
+    found = open_arrays(tmp_path / "a.npy", tmp_path / "a.npy").gather(rows)[0]
+    np.testing.assert_array_equal(found, whole[rows].astype(np.float32))
+
+
+def test_a_file_that_shrinks_between_two_looks_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.npy"
+    np.save(path, numbers(50, 7))
+    source, mapped = open_arrays(path, path), open_array(path, ndim=2)
+    monkeypatch.setattr(shards, "open_array", lambda *_, **__: mapped)
+    os.truncate(path, path.stat().st_size - 1)
+    assert source.gather([48])[0].shape == (1, 7)
+    with pytest.raises(DataError, match="has become shorter"):
+        source.gather([49])
 
 
 def test_a_side_may_have_more_shards_than_files_may_be_open(tmp_path: Path) -> None:

@@ -132,14 +132,16 @@ def find_alike(
         raise ConfigError(
             f"The cosine from which rows count as alike is {threshold}; expected more than 0.5 and at most 1."
         )
-    rows = np.arange(len(codes)) if leave_out is None else np.flatnonzero(~leave_out)
-    rows = rows[np.argsort(codes[rows], kind="stable")].astype(_number(len(codes)))
+    rows = np.argsort(codes, kind="stable").astype(_number(len(codes)))
+    if leave_out is not None:
+        rows = rows[~leave_out[rows]]
     # From here on a row is known by its place in the order of the codes, and rows of one code by their content: the
     # result cannot depend on the order of the rows, and exact duplicates are neighbours.
     _sort_equal_codes(codes, rows, gather)
     ordered = codes[rows]
     search = _Search(ordered, rows, gather, threshold, mean)
-    run = np.cumsum(_starts(ordered), dtype=rows.dtype) - rows.dtype.type(1)
+    run: IntArray = np.cumsum(_starts(ordered), dtype=rows.dtype)
+    run -= 1
     everything = np.arange(len(rows), dtype=rows.dtype)
     search.join_neighbours(run, everything)
     long = (np.bincount(run, minlength=1) > _WINDOW)[run]
@@ -265,9 +267,12 @@ def _sort_by_bytes(codes: Codes, entries: IntArray, chosen: Sequence[int]) -> tu
         for number, byte in enumerate(chosen):
             table[here] |= ((own >> np.uint64(8 * byte)) & np.uint64(0xFF)) << np.uint64(_PLACE + 8 * number)
     table.sort()  # one number an entry sorts several times faster than an argsort
-    key = (table >> np.uint64(_PLACE)).astype(np.uint32)
-    table &= np.uint64(2**_PLACE - 1)
-    return key, table.astype(entries.dtype)
+    key, places = np.empty(len(table), dtype=np.uint32), np.empty_like(entries)
+    for start in range(0, len(table), _PART):
+        here = slice(start, start + _PART)
+        key[here] = table[here] >> np.uint64(_PLACE)
+        places[here] = table[here] & np.uint64(2**_PLACE - 1)
+    return key, places
 
 
 def _number(size: int) -> type[np.signedinteger[Any]]:

@@ -15,7 +15,6 @@ from mispair.data.pairs import IntArray
 from mispair.errors import DataError
 
 Matrix = npt.NDArray[np.float32]
-SCATTERED = 1024  # rows read through one map: the system may map 64 kB around each
 
 
 class Shard(Protocol):
@@ -30,20 +29,28 @@ class Shard(Protocol):
 
 @dataclass(frozen=True)
 class File:
-    """An .npy file (n, D), mapped into memory only while rows of it are read, few at a time if they are scattered.
+    """An .npy file (n, D), mapped into memory only while a block of it is read.
 
-    A map that stayed open would count what was read of it as memory of this process, and what lies around it on the
-    disk, too; and it would take one of its file handles.
+    A map that stayed open would count what was read of it as memory of this process, and take one of its file handles.
+    Scattered rows are read one by one: of a map the system takes up to a megabyte around each of them.
     """
 
     path: Path
     shape: tuple[int, int]
 
     def read(self, rows: slice | IntArray) -> npt.NDArray[Any]:
-        if isinstance(rows, slice):
-            return np.array(open_array(self.path, ndim=2, kind="vector")[rows])
-        parts = [rows[start : start + SCATTERED] for start in range(0, max(1, len(rows)), SCATTERED)]
-        return np.concatenate([open_array(self.path, ndim=2, kind="vector")[part] for part in parts])
+        array = open_array(self.path, ndim=2, kind="vector")
+        if isinstance(rows, slice) or not array.flags.c_contiguous:
+            return np.array(array[rows])
+        assert isinstance(array, np.memmap)
+        found = np.empty((len(rows), array.shape[1]), dtype=array.dtype)
+        start, size, places = array.offset, array.strides[0], found.reshape(-1).view(np.uint8).data
+        with self.path.open("rb", buffering=0) as file:
+            for place, row in enumerate(rows.tolist()):
+                file.seek(start + row * size)
+                if file.readinto(places[place * size : (place + 1) * size]) != size:
+                    raise DataError(f"{self.path}: the file has become shorter while it was read; write it again.")
+        return found
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ forward passes. (DARTS takes that of the gradient for phi: it jumps with every h
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -52,7 +53,12 @@ class MetaGradient(NamedTuple):
 
 
 def meta_gradient(
-    network: Network, scores: Scoring, loss: Callable[[Tensor], Tensor], meta_loss: Scoring, lr: float
+    network: Network,
+    scores: Scoring,
+    loss: Callable[[Tensor], Tensor],
+    meta_loss: Scoring,
+    lr: float,
+    clip: float = math.inf,
 ) -> MetaGradient:
     """The loss of known pairs after a virtual step, and its gradient for the score layer.
 
@@ -65,6 +71,8 @@ def meta_gradient(
         loss: L of S, made of straight pieces.
         meta_loss: Gives M.
         lr: Learning rate of the virtual step.
+        clip: A gradient of L that is longer is cut to this length, as before a real step; by how much counts as a
+            constant.
     """
     phi, theta = list(score_layer(network).parameters()), body(network)
     device = phi[0].device
@@ -72,8 +80,9 @@ def meta_gradient(
         with uncached(device):
             S, x = watched(network, scores)
             slopes, *slope = grads(loss(S), [S, *theta.values()])
+            rate = lr * (clip / length(slope)).clamp(max=1)
             there = {
-                name: (weight.detach() - lr * g).requires_grad_()
+                name: (weight.detach() - rate * g).requires_grad_()
                 for (name, weight), g in zip(theta.items(), slope, strict=True)
             }
             M = with_weights(network, there, meta_loss)
@@ -85,7 +94,7 @@ def meta_gradient(
         again = score_layer(network)(x).squeeze(-1).sigmoid()
         (to_x,) = torch.autograd.grad((slopes * again).sum(), x, create_graph=True)
         mixed = grads((to_x * moving).sum(), phi)
-    return MetaGradient(M.detach(), direct, [-lr * part for part in mixed])
+    return MetaGradient(M.detach(), direct, [-rate * part for part in mixed])
 
 
 def motion(network: Network, scores: Scoring, theta: Weights, v: Weights) -> Tensor:
@@ -94,8 +103,8 @@ def motion(network: Network, scores: Scoring, theta: Weights, v: Weights) -> Ten
     In float32 whatever autocast says: half precision rounds more than the small move makes of a difference.
     """
     with torch.no_grad(), full_precision(next(iter(v.values()))):
-        length = torch.stack([part.square().sum() for part in v.values()]).sum().sqrt()
-        e = REACH / length.clamp(min=torch.finfo(length.dtype).tiny ** 0.5)
+        reach = length(v.values())
+        e = REACH / reach.clamp(min=torch.finfo(reach.dtype).tiny ** 0.5)
         ahead, back = (
             with_weights(
                 network,
@@ -105,6 +114,11 @@ def motion(network: Network, scores: Scoring, theta: Weights, v: Weights) -> Ten
             for sign in (1, -1)
         )
         return (ahead - back) / (2 * e)
+
+
+def length(parts: Iterable[Tensor]) -> Tensor:
+    """Of several tensors as one vector."""
+    return torch.stack([part.square().sum() for part in parts]).sum().sqrt()
 
 
 def score_layer(network: Network) -> nn.Module:

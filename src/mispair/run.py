@@ -105,7 +105,7 @@ class Run:
             "platform": platform.platform(),
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
             "threads": torch.get_num_threads(),
-            "command": shlex.join(sys.argv),
+            "command": _command(),
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
         }
         write_atomically(self.path / "environment.json", json.dumps(environment, indent=2).encode())
@@ -144,3 +144,9 @@ def _lock(path: Path) -> int:
         os.close(handle)
         raise ConfigError(f"Another process is working in {path}; wait for it or give another --out.") from None
     return handle
+
+
+def _command() -> str:
+    """How the program was called; its own name without the folder that it is installed in."""
+    program = Path(sys.argv[0]).name
+    return shlex.join(["mispair" if program == "__main__.py" else program, *sys.argv[1:]])

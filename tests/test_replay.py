@@ -89,6 +89,29 @@ def test_a_repeated_step_is_the_step() -> None:
 
 @pytest.mark.gpu
 @needs_gpu
+def test_memory_is_given_back_when_the_last_step_has_ended() -> None:
+    """Steps take long and much memory, and nobody waits for them before the end."""
+    before, total = torch.cuda.memory_reserved(), torch.zeros((), device="cuda")
+
+    def step(x: Tensor) -> None:
+        product = x
+        for _ in range(20):
+            product = (product @ x).tanh()
+        total.add_(product.sum())
+
+    results = []
+    for on in (False, True):
+        total.zero_()
+        with Replay(step, on=on) as replay:
+            for _ in range(6):
+                replay(torch.full((4096, 4096), 1e-3, device="cuda"))
+        results.append(float(total))
+    assert results[1] == pytest.approx(results[0])
+    assert torch.cuda.memory_reserved() - before < 2**28
+
+
+@pytest.mark.gpu
+@needs_gpu
 @pytest.mark.parametrize(
     ("method", "model"),
     [

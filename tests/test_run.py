@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from mispair.config import Config
 from mispair.errors import ConfigError
@@ -27,6 +28,17 @@ def test_settings_without_influence_may_change(tmp_path: Path) -> None:
     Run(tmp_path / "run", replace(Config(), checkpoint_seconds=1.0)).close()
     with pytest.raises(ConfigError, match="epochs: 20 -> 21"):
         Run(tmp_path / "run", replace(Config(), epochs=21))
+
+
+@pytest.mark.parametrize("program", ["/opt/x/bin/mispair", "/opt/x/mispair/__main__.py"])
+def test_the_command_names_no_folder_of_the_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str
+) -> None:
+    monkeypatch.setattr("sys.argv", [program, "train", "--out", "a b"])
+    run = Run(tmp_path / "run", Config())
+    run.write_environment(torch.device("cpu"))
+    run.close()
+    assert json.loads((run.path / "environment.json").read_text())["command"] == "mispair train --out 'a b'"
 
 
 def test_the_log_forgets_what_is_done_again(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def bench_run(
     retry: bool = False,
     dry_run: bool = False,
     captions: Path | None = None,
-    images: int = 29000,
+    images: int | None = None,
     json: bool = False,
 ) -> int:
     """Train everything that a comparison needs. The same command again does what is missing; several may run at once.
@@ -48,30 +48,34 @@ def bench_run(
         retry: Try again what has failed.
         dry_run: Only the first steps of every kind of training, on made-up pictures; tells memory and time of all.
         captions: For a dry run: file with a caption a line (.gz or not); made up by default.
-        images: For a dry run: how many training images.
+        images: For a dry run: how many training images; by default as many as the suite's data set has.
         json: Print figures for machines.
     """
     from rich.console import Console
 
-    from mispair.bench.results import claim_folder
-    from mispair.bench.runner import run_cells
+    from mispair.bench.results import check_folder, claim_folder
+    from mispair.bench.runner import run_cells, state
     from mispair.bench.suite import read_suite
     from mispair.devices import pick_device
 
-    for name, value in (("seeds", seeds), ("jobs", jobs)):
-        if value < 1:
+    for name, value in (("seeds", seeds), ("jobs", jobs), ("images", images)):
+        if value is not None and value < 1:
             raise ConfigError(f"--{name} is {value}; expected at least 1.")
     pick_device(device)
-    chosen = replace(read_suite(suite), device=device, noise_file=noise_file)
+    chosen = replace(read_suite(suite), device=device)
+    chosen = replace(chosen, noise_file=noise_file or chosen.noise_file)
+    results = out or Path("results") / chosen.name
+    chosen = chosen if dry_run else check_folder(results, chosen)
     cells = chosen.cells(seeds, wanted := [name.strip() for name in only.split(",") if name.strip()])
-    _check_noise(chosen)
+    _check_noise(chosen, cells)
     if dry_run:
-        return _rehearse(cells, captions, images, json)
+        return _rehearse(cells, captions, images or chosen.images, json)
     chosen = replace(chosen, data=_data(data or chosen.data))
     cells = chosen.cells(seeds, wanted)
-    results = out or Path("results") / chosen.name
+    _check_data(results, cells)
     claim_folder(results, suite, chosen, seeds)
     console = Console(file=sys.stderr, highlight=False)
+    earlier = set() if retry else {cell.name for cell in cells if state(results, cell).status == "failed"}
     states = run_cells(cells, results, jobs=jobs, retry=retry, console=console)
     if json:
         trainings = {one.cell.name: one.record and vars(one.record) for one in states}
@@ -80,7 +84,7 @@ def bench_run(
     counts = Counter(one.status for one in states)
     for one in states:
         if one.status == "failed":
-            print(f"{one.cell.name}: {one.said()}")
+            print(f"{one.cell.name}: {one.said()}{' (earlier; --retry tries again)' * (one.cell.name in earlier)}")
     print(f"{results}: {', '.join(f'{count} {status}' for status, count in counts.most_common())}.")
     print(f"Tables and figures: mispair bench report {shlex.quote(str(results))}")
     return 0 if counts["done"] == len(states) else 1
@@ -99,7 +103,8 @@ def _rehearse(cells: list[Cell], captions: Path | None, images: int, json: bool)
         said = kind.error or f"{duration(kind.seconds)} each{memory}"
         print(f"{kind.trainings:3d} x {kind.cell.name}: {said}")
     total = sum(kind.trainings * kind.seconds for kind in kinds)
-    print(f"{len(cells)} trainings, {len(kinds)} kinds: about {duration(total)} one after the other.")
+    made = f"{len(cells)} trainings, {len(kinds)} kinds, {images:,} training images"
+    print(f"{made}: about {duration(total)} one after the other.")
     return 1 if any(kind.error for kind in kinds) else 0
 
 
@@ -148,13 +153,26 @@ def _data(data: str) -> str:
     return data if data == "shapes" else str(find_folder(data).resolve())
 
 
-def _check_noise(suite: Suite) -> None:
+def _check_data(results: Path, cells: list[Cell]) -> None:
+    """Reads the data once, with the noise of every share: what is wrong with it is said before anything is trained."""
+    from mispair.api import load_splits
+    from mispair.bench.results import check_data
+    from mispair.bench.runner import state
+
+    waiting = [cell.config for cell in cells if state(results, cell).record is None]
+    if not waiting:
+        return
+    by_file = {config.noise_file: config for config in waiting}
+    pairs = {len(load_splits(config).train) for config in by_file.values()}
+    check_data(results, cells, pairs.pop())
+
+
+def _check_noise(suite: Suite, cells: list[Cell]) -> None:
     """Refuses noise files that are not there: they would be made up."""
     if suite.noise_file is None:
         return
     if "{ratio}" not in suite.noise_file:
         raise ConfigError("--noise-file needs {ratio} in its name, as every share of noise has its own file.")
-    shares = sorted({noise for part in suite.parts for noise in part.noise if noise})
-    missing = [path for share in shares if not Path(path := suite.noise_file.format(ratio=f"{share:g}")).is_file()]
-    if missing:
+    files = sorted({cell.config.noise_file for cell in cells if cell.config.noise_file})
+    if missing := [path for path in files if not Path(path).is_file()]:
         raise DataError(f"There is no {missing[0]}; give the file of every share of noise, or no --noise-file.")

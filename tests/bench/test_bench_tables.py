@@ -301,7 +301,7 @@ def test_all_test_images_without_slices() -> None:
 def test_test_images_that_make_no_slices() -> None:
     table, _ = part_tables(COCO, FOLDS, 1, made({"REPAIR": [two(415.0, 1, 1)]}, COCO, FOLDS))
     assert cell_text(table, "REPAIR", "rSum") == "-"
-    assert "no whole thousands" in notes(table)
+    assert "takes several whole thousands" in notes(table)
 
 
 @pytest.mark.parametrize(

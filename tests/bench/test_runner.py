@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,12 +18,12 @@ import pytest
 from rich.console import Console
 
 from mispair.bench import runner
-from mispair.bench.record import ETAS, RECORD, Record, read_record, run_cell, write_record
-from mispair.bench.results import claim_folder, read_results
+from mispair.bench.record import ETAS, RECORD, RUN, Record, read_record, run_cell, write_record
+from mispair.bench.results import check_data, check_folder, claim_folder, read_results
 from mispair.bench.runner import CELLS, CLAIM, State, folder_of, run_cells, seconds_left, state
 from mispair.bench.suite import Cell, Suite, digest, read_suite
 from mispair.cli import main
-from mispair.config import Config
+from mispair.config import Config, find_packaged, read_recipe, to_toml
 from mispair.data import shapes
 from mispair.errors import ConfigError, DataError
 
@@ -204,14 +206,78 @@ def test_nothing_to_do_starts_nothing(suite: Suite, done: Path, monkeypatch: pyt
     assert [one.status for one in states] == ["done", "done"]
 
 
-def test_folders_of_something_else_are_refused(file: Path, suite: Suite, done: Path, tmp_path: Path) -> None:
+def test_folders_of_something_else_are_refused(suite: Suite, done: Path, tmp_path: Path) -> None:
     (tmp_path / "photo.jpg").write_text("")
     with pytest.raises(ConfigError, match="is not a results folder"):
-        claim_folder(tmp_path, str(file), suite, 1)
+        check_folder(tmp_path, suite)
     with pytest.raises(ConfigError, match="holds the results of the suite tiny"):
-        claim_folder(done, "shapes", read_suite("shapes"), 1)
+        check_folder(done, read_suite("shapes"))
     with pytest.raises(DataError, match="is not a results folder"):
         read_results(tmp_path)
+
+
+@pytest.mark.parametrize("there", [[], ["suite.toml"], ["suite.toml", "cells"], [".suite.json.1.tmp"]])
+def test_a_folder_that_others_have_just_begun_is_welcome(suite: Suite, tmp_path: Path, there: list[str]) -> None:
+    for name in there:
+        (tmp_path / name).touch()
+    assert check_folder(tmp_path, suite) == suite
+
+
+def test_noise_files_are_remembered_and_never_come_late(file: Path, suite: Suite, done: Path, tmp_path: Path) -> None:
+    named = replace(suite, noise_file="{ratio}.npy")
+    claim_folder(tmp_path / "r", str(file), named, 1)
+    assert check_folder(tmp_path / "r", suite) == named
+    with pytest.raises(ConfigError, match="was begun without --noise-file"):
+        check_folder(done, named)
+
+
+def test_data_of_another_size_is_refused(suite: Suite, done: Path) -> None:
+    record = read_record(folder_of(done, suite.cells(1)[0]))
+    assert record is not None
+    check_data(done, suite.cells(1), record.data["pairs"])
+    with pytest.raises(ConfigError, match=r"holds trainings on .* pairs, but .* has 7; give the same --data"):
+        check_data(done, suite.cells(1), 7)
+
+
+def test_own_recipes_travel_with_the_results(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = tmp_path / "own"
+    (own / "recipes").mkdir(parents=True)
+    shutil.copy(find_packaged("recipe", "shapes/plain"), own / "recipes/mine.toml")
+    head = 'title = "Own"\ndata = "shapes"\n[[part]]\nname = "a"\nkind = "retrieval"\n[part.rows]\n'
+    (own / "suite.toml").write_text(head + 'x = "recipes/mine.toml"\n')
+    suite = read_suite(own / "suite.toml")
+    (name,) = (cell.name for cell in suite.cells(1))
+    claim_folder(tmp_path / "results", str(own / "suite.toml"), suite, 1)
+    shutil.rmtree(own)
+    monkeypatch.chdir(file.parent)
+    assert [cell.name for cell in read_results(tmp_path / "results").suite.cells(1)] == [name]
+    assert name.startswith("mine-")
+
+
+def test_a_training_goes_on_where_its_data_is_now(suite: Suite, tmp_path: Path) -> None:
+    """Begun by another machine, which has the data elsewhere."""
+    cell = suite.cells(1)[0]
+    settings = tmp_path / RUN / "config.toml"
+    settings.parent.mkdir()
+    settings.write_text(to_toml(replace(cell.config, data="/mnt/other/shapes", device="auto")))
+    (settings.parent / "checkpoints").mkdir()
+    (settings.parent / "checkpoints/step-000000001-0.pt").touch()  # damaged, but something was trained
+    record = run_cell(cell, tmp_path)
+    assert record.status == "done", record.error
+    assert read_recipe(settings) == cell.config
+
+
+def test_a_cell_that_cannot_even_begin_does_not_hold_up_the_others(
+    suite: Suite, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    first, second = suite.cells(1)
+    (tmp_path / CELLS).mkdir()
+    (tmp_path / CELLS / first.name).touch()  # a file where its folder should be
+    console = Console(file=(said := io.StringIO()), width=500)
+    states = run_cells([first, second], tmp_path, console=console)
+    assert [one.status for one in states] == ["waiting", "done"]
+    assert "1 of 1 processes ended before their work was done (exit code 1)" in said.getvalue()
+    assert "Error" in capfd.readouterr().err
 
 
 def test_more_seeds_are_remembered(file: Path, suite: Suite, tmp_path: Path) -> None:
@@ -225,10 +291,12 @@ def test_more_seeds_are_remembered(file: Path, suite: Suite, tmp_path: Path) -> 
     [
         (["--seeds", "0"], "--seeds is 0"),
         (["--jobs", "0"], "--jobs is 0"),
+        (["--dry-run", "--images", "0"], "--images is 0"),
         (["--only", "nothing"], "nothing here is called nothing"),
         (["--data", "nowhere"], "nowhere"),
         (["--noise-file", "a.npy"], "needs {ratio}"),
         (["--noise-file", "{ratio}.npy"], "There is no 0.4.npy"),
+        (["--noise-file", "{ratio}_{seed}_{.npy"], "There is no 0.4_{seed}_{.npy"),
         (["--device", "abacus"], "is no device"),
     ],
 )

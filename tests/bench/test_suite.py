@@ -9,11 +9,20 @@ from pathlib import Path
 import pytest
 
 from mispair.bench.suite import Place, Row, Suite, digest, read_suite
-from mispair.config import Config, read_recipe
+from mispair.config import Config, find_packaged, read_recipe
 from mispair.errors import ConfigError
 
 PACKAGED = ("shapes", "f8k", "f30k", "coco", "cc152k")
 PART = '[[part]]\nname = "a"\nkind = "retrieval"\nnoise = [0.2, 0.4]\n[part.rows]\n'
+SWEEP = '[[part]]\nname = "a"\nkind = "sweep"\nsetting = "tau"\nvalues = [0.1]\n[part.rows]\nx = "shapes/repair"\n'
+    PART.replace("retrieval", "sweep").replace("noise", 'setting = "tau"\nvalues = [0.1]\nnoise')
+    + 'x = "shapes/repair"\n'
+)
+MANY = {
+    "checkpoint_seconds": 7.0, "embed_size": 9, "word_size": 9, "sim_size": 9, "dropout": 0.11, "batch_size": 9,
+    "epochs": 9,    "lr": 0.0123, "weight_decay": 0.0123, "grad_clip": 9.0, "margin": 0.123, "negatives_start": 9, "negatives_end": 8,
+    "hardening_steps": 999, "bank_size": 999, "gamma_share": 0.123, "eta": 0.123, "neighbours": 9, "margin_base": 9.5,
+}  # fmt: skip
 HEAD = 'title = "T"\ndata = "shapes"\n'
 
 
@@ -102,12 +111,38 @@ def test_noise_files_are_named_by_their_share(tmp_path: Path) -> None:
         (HEAD + PART.replace("retrieval", "sweep") + 'x = "shapes/plain"\n', 'needs "setting" and "values"'),
         (HEAD + PART.replace("noise", 'setting = "tau"\nnoise') + 'x = "shapes/plain"\n', "and nothing else"),
         (HEAD + 2 * (PART + 'x = "shapes/plain"\n'), "several parts are called a"),
+        (HEAD + PART + 'x = { recipe = "shapes/plain", seed = 3 }\n', '"seed" is not a setting of a row; .* --seeds'),
+        (HEAD + PART + 'x = { recipe = "shapes/plain", noise_ratio = 0.1 }\n', "it is given by noise"),
+        (HEAD + SWEEP.replace("tau", "noise_ratio"), '"noise_ratio" is not a setting of a row'),
+        (HEAD + SWEEP.replace('"tau"', "3"), '"setting" is 3; expected the name of one'),
+        (HEAD + SWEEP.replace('"tau"', '["tau"]'), "expected the name of one"),
+        (HEAD + "noise_file = 3\n" + PART + 'x = "shapes/plain"\n', '"noise_file" is 3; expected a text'),
+        (HEAD + "images = true\n" + PART + 'x = "shapes/plain"\n', '"images" is True'),
+        (HEAD + PART.replace("0.4", "true") + 'x = "shapes/plain"\n', "expected shares between 0 and 1"),
+        (HEAD + PART.replace("noise", 'folds = "no"\nnoise') + 'x = "shapes/plain"\n', "expected true or false"),
+        (HEAD + PART.replace("noise", 'paper = "table-9"\nnoise') + 'x = "shapes/plain"\n', "expected one of table-1"),
         ("title = \n", "is not a TOML file"),
     ],
 )
 def test_mistakes_become_sentences(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         suite_of(tmp_path, text)
+
+
+def test_names_of_cells_are_no_longer_than_a_folder_may_be_called(tmp_path: Path) -> None:
+    settings = ", ".join(f"{name} = {value}" for name, value in MANY.items())
+    suite = suite_of(tmp_path, HEAD + PART + f'x = {{ recipe = "shapes/repair", {settings} }}\n')
+    names = [cell.name for cell in suite.cells(2)]
+    assert len(set(names)) == 4
+    assert max(map(len, names)) < 250
+    assert all("checkpoint" not in name for name in names)  # it changes nothing about the result
+
+
+def test_a_noise_file_of_the_recipe_is_not_taken_for_every_share(tmp_path: Path) -> None:
+    recipe = tmp_path / "own.toml"
+    recipe.write_text(find_packaged("recipe", "shapes/plain").read_text() + 'noise_file = "noise_0.4.npy"\n')
+    suite = suite_of(tmp_path, HEAD + PART + 'x = "own.toml"\n')
+    assert {cell.config.noise_file for cell in suite.cells(1)} == {None}
 
 
 def test_an_unknown_suite_is_refused_with_those_that_there_are() -> None:

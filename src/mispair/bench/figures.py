@@ -21,8 +21,8 @@ from mispair.bench.shown import (
     spread_said,
     written,
 )
-from mispair.bench.suite import Part, Suite
-from mispair.config import Config, read_recipe
+from mispair.bench.suite import Part, Row, Suite
+from mispair.config import Config
 from mispair.methods import METHODS
 from mispair.methods.coteaching import CoTeaching
 
@@ -241,7 +241,7 @@ def _sweep(shown: Shown) -> list[Figure]:
         return [shown.without(shown.nothing([row.label for row in part.rows]))]
     caption = sentences(
         *(_sweep_said(line, places, part.values, setting) for line in lines),
-        *(_own_said(row.recipe, row.settings, row.label, setting, len(part.rows)) for row in part.rows),
+        *(_own_said(row, setting, len(part.rows)) for row in part.rows),
         spread_said(counts, shown.seeds, "bars"),
     )
     axes = axis, around("test rSum, of 600", extent_of(lines), LEAST_RSUM)
@@ -270,7 +270,7 @@ def _sweep_lines(shown: Shown, row: str, places: Sequence[float]) -> list[Line]:
     measures: dict[str, Callable[[Record], Any]] = {
         "averaged" if several else "one network": lambda record: _averaged_rsum(record, shown.part.folds)
     }
-    if several:
+    if several and not shown.part.folds:  # slices are measured for the averaged networks alone
         measures["single network"] = lambda record: record.alone().get("rsum")
     lines = []
     for name, measure in measures.items():
@@ -284,7 +284,7 @@ def _sweep_lines(shown: Shown, row: str, places: Sequence[float]) -> list[Line]:
 
 
 def _averaged_rsum(record: Record, folds: bool) -> Any:
-    return record.averaged(folds=folds and "folds" in record.test).get("rsum")
+    return None if folds and "folds" not in record.test else record.averaged(folds=folds).get("rsum")
 
 
 def _sweep_said(line: Line, places: Sequence[float], values: Sequence[Any], setting: str) -> str:
@@ -299,10 +299,10 @@ def _sweep_said(line: Line, places: Sequence[float], values: Sequence[Any], sett
     return f"{label}: highest at {names[best.x]} ({best.said()}), lowest at {names[least.x]} ({least.said()})"
 
 
-def _own_said(recipe: str, settings: Mapping[str, Any], row: str, setting: str, rows: int) -> str:
+def _own_said(row: Row, setting: str, rows: int) -> str:
     """The value that the recipe itself has."""
-    own = settings.get(setting, getattr(read_recipe(recipe), setting))
-    return f"The recipe{'' if rows == 1 else f' of {row}'} has {setting} = {written(own)}"
+    own = row.settings.get(setting, getattr(row.read(), setting))
+    return f"The recipe{'' if rows == 1 else f' of {row.label}'} has {setting} = {written(own)}"
 
 
 _KINDS: dict[str, Callable[[Shown], list[Figure]]] = {

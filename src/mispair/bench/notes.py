@@ -61,7 +61,7 @@ def _absence_notes(share: Share) -> list[str]:
             for seed, one in line.failed.items()
         ]
     if any(len(line.results) < len(line.done) for line in share.lines):
-        notes.append("Some trainings have no result on slices of 1,000 images: the test images are no whole thousands.")
+        notes.append("Some trainings have no result on slices of 1,000 images: that takes several whole thousands.")
     return notes
 
 

@@ -53,6 +53,12 @@ def lines() -> tuple[Published, ...]:
         return tuple(_line(found) for found in csv.DictReader(file))
 
 
+@cache
+def tables() -> tuple[str, ...]:
+    """Names of all tables, as the key `paper` has them."""
+    return tuple(dict.fromkeys(line.table for line in lines()))
+
+
 def find(table: str, data: str, noise: float, method: str) -> Published | None:
     """The line of a table, if the paper has it.
 

@@ -16,7 +16,8 @@ from rich.console import Console
 from mispair import checkpoint
 from mispair.api import Splits, load_splits, train_splits
 from mispair.bench.examples import examples
-from mispair.bench.suite import Cell, digest
+from mispair.bench.suite import WHERE, Cell, digest
+from mispair.config import Config, read_recipe, to_toml
 from mispair.devices import give_back_memory
 from mispair.errors import MispairError, StoppedError
 from mispair.files import write_atomically
@@ -88,6 +89,7 @@ def run_cell(cell: Cell, folder: Path, console: Console | None = None) -> Record
         torch.cuda.reset_peak_memory_stats()
     start = Record(cell.name, cell.label, digest(cell.config), asdict(cell.config), "done")
     try:
+        _move(folder / RUN / "config.toml", cell.config)
         splits = load_splits(cell.config, console)
         matcher = train_splits(cell.config, splits, folder / RUN, console, "The same command goes on from here.")
         record = _described(start, cell, splits, splits.test(matcher).figures(), folder / RUN)
@@ -102,6 +104,15 @@ def run_cell(cell: Cell, folder: Path, console: Console | None = None) -> Record
     return record
 
 
+def _move(settings: Path, config: Config) -> None:
+    """Tells a training that was begun elsewhere where its data is now: it goes on all the same."""
+    if settings.is_file():
+        before = read_recipe(settings)
+        here = replace(before, **{name: getattr(config, name) for name in WHERE})
+        if here != before:
+            write_atomically(settings, to_toml(here).encode())
+
+
 def write_record(folder: Path, record: Record) -> None:
     write_atomically(folder / RECORD, (json.dumps(asdict(record), indent=1) + "\n").encode())
 
@@ -109,10 +120,12 @@ def write_record(folder: Path, record: Record) -> None:
 def read_record(folder: Path) -> Record | None:
     """The record of a cell that has ended; None before that."""
     try:
-        found = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-        return Record(**found)
+        found = Record(**json.loads((folder / RECORD).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return None
+    lists, tables = (found.validation, found.eta, found.examples), (found.config, found.data, found.test, found.found)
+    whole = all(isinstance(one, list) for one in lists) and all(isinstance(one, dict) for one in tables)
+    return found if whole else None
 
 
 def _described(start: Record, cell: Cell, splits: Splits, test: dict[str, Any], run: Path) -> Record:

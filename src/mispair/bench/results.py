@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from mispair.bench.record import Record, read_record
+from mispair.bench.record import RECORD, Record, read_record
 from mispair.bench.runner import CELLS
-from mispair.bench.suite import Suite, read_suite
+from mispair.bench.suite import Cell, Suite, read_suite
 from mispair.config import find_packaged
 from mispair.errors import ConfigError, DataError
 from mispair.files import write_atomically
 
 SUITE, ABOUT = "suite.toml", "suite.json"
+OWN = {SUITE, ABOUT, CELLS, "report"}  # what may be in a results folder before it says what it is
 
 
 @dataclass(frozen=True)
@@ -30,22 +33,61 @@ class Results:
         return {name: record for name, record in found.items() if record is not None}
 
 
-def claim_folder(folder: Path, name: str, suite: Suite, seeds: int) -> None:
-    """Notes which suite a folder is of. A suite may grow: what is there already still counts.
+def check_folder(folder: Path, suite: Suite) -> Suite:
+    """The suite as this folder has it: with the noise files that it was begun with. Nothing is changed.
 
     Raises:
-        ConfigError: It is of another suite, or holds something else.
+        ConfigError: It is of another suite, was begun without noise files, or holds something else.
     """
-    if (folder / SUITE).is_file():
-        before = read_results(folder)
-        if before.suite.name != suite.name:
-            raise ConfigError(f"{folder} holds the results of the suite {before.suite.name}; give another --out.")
-        seeds = max(seeds, before.seeds)
-    elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise ConfigError(f"{folder} exists and is not a results folder; give another --out, nothing was changed.")
+    about = _about(folder)
+    if not about:
+        others = not folder.is_dir() or {path.name for path in folder.iterdir() if path.name[0] != "."} - OWN
+        if folder.exists() and others:
+            raise ConfigError(f"{folder} exists and is not a results folder; give another --out, nothing was changed.")
+        return suite
+    if about["name"] != suite.name:
+        raise ConfigError(f"{folder} holds the results of the suite {about['name']}; give another --out.")
+    begun = any((folder / CELLS).glob(f"*/{RECORD}"))
+    if begun and suite.noise_file is not None and about["noise_file"] is None:
+        raise ConfigError(
+            f"{folder} was begun without --noise-file, with noise drawn by seed; leave it out, or give another --out."
+        )
+    return suite if suite.noise_file is not None else replace(suite, noise_file=about["noise_file"])
+
+
+def claim_folder(folder: Path, name: str, suite: Suite, seeds: int) -> None:
+    """Notes which suite a folder is of, with all that a report needs. A suite may grow: what is there still counts."""
+    seeds = max(seeds, _about(folder).get("seeds", 0))
     about = {"name": suite.name, "data": suite.data, "seeds": seeds, "noise_file": suite.noise_file}
-    write_atomically(folder / ABOUT, (json.dumps(about, indent=1) + "\n").encode())
+    for row in (row for part in suite.parts for row in part.rows):
+        if row.file is not None and not Path(row.recipe).is_absolute() and ".." not in Path(row.recipe).parts:
+            write_atomically(folder / row.recipe, row.file.read_bytes())
     write_atomically(folder / SUITE, find_packaged("suite", name).read_bytes())
+    write_atomically(folder / ABOUT, (json.dumps(about, indent=1) + "\n").encode())
+
+
+def check_data(folder: Path, cells: Sequence[Cell], pairs: int) -> None:
+    """Refuses data of another size than that of what has ended already.
+
+    Raises:
+        ConfigError: It has.
+    """
+    for cell in cells:
+        record = read_record(folder / CELLS / cell.name)
+        if record is not None and record.data.get("pairs", pairs) != pairs:
+            raise ConfigError(
+                f"{folder} holds trainings on {record.data['pairs']:,} pairs, but {cell.config.data} has {pairs:,}; "
+                "give the same --data, or another --out."
+            )
+
+
+def _about(folder: Path) -> dict[str, Any]:
+    """What a folder says about itself; nothing if it is new."""
+    try:
+        found = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+        return {"name": str(found["name"]), "seeds": int(found["seeds"]), "noise_file": found["noise_file"]}
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
 
 
 def read_results(folder: Path) -> Results:

@@ -10,6 +10,7 @@ import multiprocessing
 import signal
 import threading
 import time
+import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -107,6 +108,12 @@ def run_cells(
         raise
     if any(worker.exitcode == STOPPED for worker in workers):
         raise StoppedError(SAVED)
+    if killed := [worker.exitcode for worker in workers if worker.exitcode]:
+        console.print(
+            f"{len(killed)} of {jobs} processes ended before their work was done (exit code {killed[0]}); if nothing "
+            "else says why, memory may have run out. The same command goes on, with fewer --jobs if need be.",
+            soft_wrap=True,
+        )
     return [state(results, cell) for cell in cells]
 
 
@@ -130,20 +137,30 @@ def _termination() -> Iterator[None]:
 def _work(cells: list[Cell], results: Path, threads: int) -> None:
     """Trains one cell after the other, as long as there is one that has not ended and that nobody works on."""
     torch.set_num_threads(threads)
-    parent, trained = multiprocessing.parent_process(), True
+    parent, trained, broken = multiprocessing.parent_process(), True, set[str]()
     try:
         while trained:  # once more from the start: somebody may have died in the middle of a cell
             trained = False
             for cell in cells:
                 folder = folder_of(results, cell)
-                if read_record(folder) is not None or (parent is not None and not parent.is_alive()):
+                if cell.name in broken or read_record(folder) is not None:
                     continue
-                with claim(folder / CLAIM) as ours:
-                    if ours and read_record(folder) is None:
-                        run_cell(cell, folder)
-                        trained = True
+                if parent is not None and not parent.is_alive():
+                    continue
+                try:
+                    with claim(folder / CLAIM) as ours:
+                        if ours and read_record(folder) is None:
+                            run_cell(cell, folder)
+                            trained = True
+                except Exception as error:
+                    if isinstance(error, StoppedError):
+                        raise
+                    broken.add(cell.name)  # the others may do better
+                    traceback.print_exc()
     except (StoppedError, KeyboardInterrupt):
         raise SystemExit(STOPPED) from None
+    if broken:
+        raise SystemExit(1)
 
 
 def _stop(workers: Iterable[BaseProcess]) -> None:

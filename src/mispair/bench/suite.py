@@ -28,12 +28,22 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from mispair.bench import published
 from mispair.config import Config, find_packaged, override, read_recipe
 from mispair.errors import ConfigError
 from mispair.run import FREE
 
 Kind = Literal["retrieval", "ablation", "sweep", "cost", "validation", "labels", "eta", "examples"]
-NOT_PART_OF_A_CELL = (*FREE, "data", "device", "vocab", "noise_file")  # where things are, not what is trained
+WHERE = ("data", "device", "vocab", "noise_file")  # where things are, not what is trained
+NOT_PART_OF_A_CELL = (*FREE, *WHERE)
+OF_THE_SUITE = {  # settings that a row cannot have, and how they are given
+    "noise_ratio": "noise = [...]",
+    "seed": "--seeds",
+    "data": "--data",
+    "device": "--device",
+    "noise_file": "--noise-file",
+}
+LONGEST = 200  # letters of a folder's name
 
 
 @dataclass(frozen=True)
@@ -50,8 +60,12 @@ class Row:
     """A line of a table: a recipe and what is different from it."""
 
     label: str
-    recipe: str
+    recipe: str  # as the suite names it
     settings: Mapping[str, Any] = field(default_factory=dict)
+    file: Path | None = None  # of a recipe that does not come with mispair
+
+    def read(self) -> Config:
+        return read_recipe(self.file or self.recipe)
 
 
 @dataclass(frozen=True)
@@ -100,18 +114,23 @@ class Suite:
     paper_data: str | None = None  # name of the paper's data set whose numbers are shown though it is another one
     noise_file: str | None = None  # index files to use, with {ratio} in their name
     device: str = "auto"
+    images: int = 29_000  # for training, in the data set that it is meant for
+
+    def noise_file_of(self, noise: float) -> str | None:
+        """The index file of a share of noise."""
+        return self.noise_file.replace("{ratio}", f"{noise:g}") if self.noise_file and noise else None
 
     def cell(self, row: Row, noise: float, swept: Mapping[str | None, Any], seed: int) -> Cell:
         settings = {**row.settings, **{name: value for name, value in swept.items() if name is not None}}
-        recipe = read_recipe(row.recipe)
+        recipe = row.read()
         config = override(recipe, settings, f"{self.name}: {row.label}")
         other = [name for name in settings if getattr(config, name) != getattr(recipe, name)]
         config = replace(config, data=self.data, device=self.device, noise_ratio=noise, seed=seed)
-        if self.noise_file is not None and noise:
-            config = replace(config, noise_file=self.noise_file.format(ratio=f"{noise:g}"))
-        said = [f"{name.replace('_', '-')}-{getattr(config, name)}" for name in sorted(other)]
-        name = "-".join([Path(row.recipe).stem, *said, f"noise-{noise * 100:.0f}", f"seed-{seed}", digest(config)[:8]])
-        return Cell(name.replace("/", "-").replace(" ", ""), row.label, config)
+        config = replace(config, noise_file=self.noise_file_of(noise))
+        said = [f"{name.replace('_', '-')}-{getattr(config, name)}" for name in sorted(set(other) - set(FREE))]
+        start = "-".join([Path(row.recipe).stem, *said]).replace("/", "-").replace(" ", "")[:LONGEST]
+        name = f"{start}-noise-{noise * 100:.0f}-seed-{seed}-{digest(config)[:8]}"
+        return Cell(name, row.label, config)
 
     def cells(self, seeds: int, only: Sequence[str] = ()) -> list[Cell]:
         """All trainings, each once, seed by seed: so a suite that is stopped has complete tables of the first seeds.
@@ -163,13 +182,18 @@ def read_suite(path: str | Path) -> Suite:
         raise ConfigError(f"{file} is not a TOML file: {error}.") from None
     where = str(file)
     parts = found.pop("part", [])
-    _refuse_unknown(found, ("title", "data", "paper_data", "noise_file"), where)
+    _refuse_unknown(found, ("title", "data", "paper_data", "noise_file", "images"), where)
     for name in ("title", "data"):
         if not isinstance(found.get(name), str):
             raise ConfigError(f'{where}: "{name}" must be given, as a text.')
+    for name in ("paper_data", "noise_file"):
+        if not isinstance(found.get(name, ""), str):
+            raise ConfigError(f'{where}: "{name}" is {found[name]!r}; expected a text.')
+    if not _is_number(found.get("images", 1)) or found.get("images", 1) < 1:
+        raise ConfigError(f'{where}: "images" is {found["images"]!r}; expected how many there are for training.')
     if not isinstance(parts, list) or not parts:
         raise ConfigError(f"{where}: there is no [[part]]; each table or figure is one.")
-    suite = Suite(name=file.stem, parts=tuple(_part(part, where) for part in parts), **found)
+    suite = Suite(name=file.stem, parts=tuple(_part(part, file) for part in parts), **found)
     names = [part.name for part in suite.parts]
     if doubled := sorted({name for name in names if names.count(name) > 1}):
         raise ConfigError(f"{where}: several parts are called {', '.join(doubled)}.")
@@ -177,7 +201,12 @@ def read_suite(path: str | Path) -> Suite:
     return suite
 
 
-def _part(found: Any, where: str) -> Part:
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _part(found: Any, file: Path) -> Part:
+    where = str(file)
     if not isinstance(found, dict) or not isinstance(found.get("name"), str):
         raise ConfigError(f'{where}: every [[part]] needs a "name", as a text.')
     where = f"{where}: part {found['name']}"
@@ -191,32 +220,49 @@ def _part(found: Any, where: str) -> Part:
             f'{where}: there are no rows; expected [part.rows] with lines such as REPAIR = "f8k/repair-vse".'
         )
     noise = found.get("noise", [0.0])
-    if not isinstance(noise, list) or not noise or not all(isinstance(x, int | float) and 0 <= x <= 1 for x in noise):
+    if not isinstance(noise, list) or not noise or not all(_is_number(x) and 0 <= x <= 1 for x in noise):
         raise ConfigError(f'{where}: "noise" is {noise!r}; expected shares between 0 and 1, such as [0.2, 0.4].')
     setting, values = found.get("setting"), found.get("values")
     if (found["kind"] == "sweep") != (setting is not None) or (setting is None) != (values is None):
         raise ConfigError(f'{where}: a sweep, and nothing else, needs "setting" and "values".')
+    if setting is not None and not isinstance(setting, str):
+        raise ConfigError(f'{where}: "setting" is {setting!r}; expected the name of one, such as "tau".')
+    _refuse_of_the_suite([setting] if setting else [], where)
+    if not isinstance(found.get("folds", False), bool):
+        raise ConfigError(f'{where}: "folds" is {found["folds"]!r}; expected true or false.')
+    if (paper := found.get("paper")) is not None and paper not in published.tables():
+        raise ConfigError(f'{where}: "paper" is {paper!r}; expected one of {", ".join(published.tables())}.')
     if values is not None and (not isinstance(values, list) or not values):
         raise ConfigError(f'{where}: "values" is {values!r}; expected a list of at least one.')
     return Part(
         name=found["name"],
         title=str(found.get("title", found["name"])),
         kind=found["kind"],
-        rows=tuple(_row(label, row, where) for label, row in rows.items()),
+        rows=tuple(_row(label, row, where, file.parent) for label, row in rows.items()),
         noise=tuple(float(share) for share in noise),
         setting=setting,
         values=(None,) if values is None else tuple(values),
         paper=found.get("paper"),
-        folds=bool(found.get("folds", False)),
+        folds=found.get("folds", False),
     )
 
 
-def _row(label: str, found: Any, where: str) -> Row:
+def _row(label: str, found: Any, where: str, folder: Path) -> Row:
     if isinstance(found, str):
-        return Row(label, found)
+        found = {"recipe": found}
     if not isinstance(found, dict) or not isinstance(found.get("recipe"), str):
         raise ConfigError(f'{where}: row {label} is {found!r}; expected a recipe, or {{ recipe = "...", epochs = 3 }}.')
-    return Row(label, found["recipe"], {name: value for name, value in found.items() if name != "recipe"})
+    recipe = found["recipe"]
+    settings = {name: value for name, value in found.items() if name != "recipe"}
+    _refuse_of_the_suite(list(settings), f"{where}: row {label}")
+    own = next((path for path in (folder / recipe, Path(recipe)) if path.is_file()), None)
+    return Row(label, recipe, settings, own)
+
+
+def _refuse_of_the_suite(settings: Sequence[str], where: str) -> None:
+    for name in settings:
+        if name in OF_THE_SUITE:
+            raise ConfigError(f'{where}: "{name}" is not a setting of a row; it is given by {OF_THE_SUITE[name]}.')
 
 
 def _refuse_unknown(found: Mapping[str, Any], known: Sequence[str], where: str) -> None:

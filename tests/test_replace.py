@@ -22,13 +22,13 @@ DIRECTIONS = pytest.mark.parametrize("keep_left", [True, False], ids=["keep left
 COUNT = 20
 
 
-def case(model: str, link: IntArray | None = None) -> Survey:
+def case(model: str, link: IntArray | None = None, groups: IntArray | None = None) -> Survey:
     """What a network in training mode says about 20 pairs, by default with a left item each."""
     link = np.arange(COUNT) if link is None else link
     if model == "two-tower":
-        pairs = Pairs(vectors(COUNT, width=5), vectors(COUNT, width=9, seed=1), link)
+        pairs = Pairs(vectors(COUNT, width=5), vectors(COUNT, width=9, seed=1), link, groups=groups)
     else:
-        pairs = Pairs(regions(COUNT), tokens([1 + i * 7 % 11 for i in range(COUNT)]), link)
+        pairs = Pairs(regions(COUNT), tokens([1 + i * 7 % 11 for i in range(COUNT)]), link, groups=groups)
     network = build(
         small_config(model=model, dropout=0.5), SideSpec.of(pairs.left), SideSpec.of(pairs.right), seed=1
     ).train()
@@ -160,6 +160,17 @@ def test_what_is_known_to_be_wrong_never_comes_back(model: str, keep_left: bool)
     else:  # another text of the same picture is welcome, and the pictures in the bank are the nearest
         near = find_partners(view, bank, pairs, 3, keep_left=True)
         assert (link[near.ids] == link).all()
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_no_copy_of_the_wrong_picture_comes_back(model: str) -> None:
+    """Rows 0 to 9 and 10 to 19 are of ten pictures, by their groups."""
+    view = case(model, groups=np.arange(COUNT) % 10)
+    found = find_partners(view, bank_of(view, np.arange(10, COUNT)), np.arange(10), 20, keep_left=False)
+    assert (found.ids >= 10).all()
+    assert (found.ids % 10 != np.arange(10)).all()
+    only_copies = find_partners(view, bank_of(view, np.array([13])), np.array([3, 4]), 20, keep_left=False)
+    assert only_copies.ids.tolist() == [-1, 13]
 
 
 @DIRECTIONS

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from helpers import lengths_of, regions, shake, small_config, tokens, vectors
 from mispair.data.loader import PairLoader
-from mispair.data.pairs import IntArray, Pairs
+from mispair.data.pairs import IntArray, Pairs, select
 from mispair.models import Encoded, Network, SideSpec, build
 from mispair.survey import Survey, random_batches, survey
 
@@ -72,6 +72,21 @@ def test_losses_equal_a_plain_loop(model: str, mask: bool) -> None:
         assert np.ptp(expected) > 10 * tolerance
     network.train()
     assert looked_at(network, loader, batches).spread == pytest.approx(float(np.mean(spreads)), rel=2e-3)
+
+
+def told_by_groups(pairs: Pairs) -> Pairs:
+    """The same pairs with a left row each, and groups that say which rows are copies of one item."""
+    return Pairs(select(pairs.left, pairs.link), pairs.right, np.arange(len(pairs)), groups=pairs.link)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_copies_of_an_item_that_groups_tell_of_are_one_item(model: str) -> None:
+    network, loader = case(model)
+    copies = PairLoader(told_by_groups(loader.pairs), torch.device("cpu"))
+    batches = random_batches(len(LINK), 9, np.random.default_rng(0))
+    expected, found = (looked_at(network, one, batches).losses for one in (loader, copies))
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+    assert not torch.allclose(looked_at(network, copies, batches, mask=False).losses, expected, rtol=1e-3)
 
 
 @pytest.mark.parametrize("model", MODELS)

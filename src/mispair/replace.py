@@ -42,14 +42,14 @@ def find_partners(view: Survey, bank: Bank, pairs: IntArray, count: int, *, keep
         count: K, how many candidates are tried.
         keep_left: Keep the left items and replace the right ones; else the other way round.
     """
-    link, device = view.loader.pairs.link, view.losses.device
+    group, device = view.loader.pairs.left_groups[view.loader.pairs.link], view.losses.device
     bank_left, bank_right = bank.pooled()
-    bank_ids, bank_rows = (send(torch.from_numpy(x.copy()), device) for x in (bank.ids, link[bank.ids]))
+    bank_ids, bank_groups = (send(torch.from_numpy(x.copy()), device) for x in (bank.ids, group[bank.ids]))
     ids, correlations = [], []
     for chunk in np.array_split(pairs, -(-len(pairs) * count // PAIRS_AT_ONCE)) if len(pairs) else ():
         kept = view.left_of(chunk) if keep_left else view.right_of(chunk)
         # The partner that is known to be wrong must not come back: neither the pair's text nor its picture.
-        own, taken = (chunk, bank_ids) if keep_left else (link[chunk], bank_rows)
+        own, taken = (chunk, bank_ids) if keep_left else (group[chunk], bank_groups)
         barred = send(torch.from_numpy(own), device)[:, None] == taken
         candidates = nearest(kept.pooled, bank_left if keep_left else bank_right, count, barred)
         slots = best_partners(view.network, kept, bank, candidates, keep_left=keep_left)

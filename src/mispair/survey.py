@@ -76,24 +76,25 @@ def survey(net: Network, loader: PairLoader, margin: float, batches: list[IntArr
     """
     pairs, device = loader.pairs, next(net.parameters()).device
     losses, spread = torch.empty(len(pairs), device=device), torch.zeros((), device=device)
+    group = send(torch.from_numpy(pairs.left_groups), device)
     once = isinstance(net, CosineNetwork)  # its vectors are all there is to know, so each item is encoded only once
     with inference(net):
         left, right = _pooled(net, loader) if once else _room(net, loader)
 
-        def look(a: Encoded, b: Encoded, rows: Tensor, numbers: Tensor) -> None:
+        def look(a: Encoded, b: Encoded, groups: Tensor, numbers: Tensor) -> None:
             S = net.similarity(a, b)
-            losses[numbers] = sample_losses(S, margin, rows[:, None] == rows if mask else None)
+            losses[numbers] = sample_losses(S, margin, groups[:, None] == groups if mask else None)
             spread.add_(S.std() / len(batches))
 
         def look_at_vectors(indices: tuple[Tensor, Tensor]) -> None:
             rows, numbers = indices
-            look(Encoded(None, None, left[rows]), Encoded(None, None, right[numbers]), rows, numbers)
+            look(Encoded(None, None, left[rows]), Encoded(None, None, right[numbers]), group[rows], numbers)
 
         def look_at_items(batch: Batch) -> None:
             with uncached(device):
                 a, b = net.encode_left(batch.left), net.encode_right(batch.right)
                 left[batch.left_rows], right[batch.pairs] = a.pooled.to(left.dtype), b.pooled.to(right.dtype)
-                look(a, b, batch.left_rows, batch.pairs)
+                look(a, b, batch.left_groups, batch.pairs)
 
         on = device.type == "cuda"
         with Replay(look_at_vectors, on=on) as at_vectors, Replay(look_at_items, on=on) as at_items:

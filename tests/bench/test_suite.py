@@ -15,13 +15,10 @@ from mispair.errors import ConfigError
 PACKAGED = ("shapes", "f8k", "f30k", "coco", "cc152k")
 PART = '[[part]]\nname = "a"\nkind = "retrieval"\nnoise = [0.2, 0.4]\n[part.rows]\n'
 SWEEP = '[[part]]\nname = "a"\nkind = "sweep"\nsetting = "tau"\nvalues = [0.1]\n[part.rows]\nx = "shapes/repair"\n'
-    PART.replace("retrieval", "sweep").replace("noise", 'setting = "tau"\nvalues = [0.1]\nnoise')
-    + 'x = "shapes/repair"\n'
-)
 MANY = {
     "checkpoint_seconds": 7.0, "embed_size": 9, "word_size": 9, "sim_size": 9, "dropout": 0.11, "batch_size": 9,
-    "epochs": 9,    "lr": 0.0123, "weight_decay": 0.0123, "grad_clip": 9.0, "margin": 0.123, "negatives_start": 9, "negatives_end": 8,
-    "hardening_steps": 999, "bank_size": 999, "gamma_share": 0.123, "eta": 0.123, "neighbours": 9, "margin_base": 9.5,
+    "epochs": 9, "lr": 0.0123, "weight_decay": 0.0123, "grad_clip": 9.0, "margin": 0.123, "negatives_start": 9,
+    "negatives_end": 8, "hardening_steps": 999, "bank_size": 999, "gamma_share": 0.123, "eta": 0.123, "neighbours": 9, "margin_base": 9.5,
 }  # fmt: skip
 HEAD = 'title = "T"\ndata = "shapes"\n'
 

@@ -1,4 +1,5 @@
 import threading
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,9 @@ def test_a_batch_holds_what_the_link_says() -> None:
     batch = PairLoader(pairs, CPU).batch(np.array([3, 0, 2]))
     assert len(batch) == len(batch.left) == len(batch.right) == 3
     assert batch.pairs.tolist() == [3, 0, 2]
-    assert batch.left_rows.tolist() == [1, 2, 0]
+    assert batch.left_rows.tolist() == batch.left_groups.tolist() == [1, 2, 0]
+    grouped = PairLoader(replace(pairs, groups=np.array([7, 7, 9])), CPU).batch(np.array([3, 0, 2]))
+    assert (grouped.left_rows.tolist(), grouped.left_groups.tolist()) == ([1, 2, 0], [7, 9, 7])
     assert torch.equal(batch.left.values, torch.from_numpy(images.features[[1, 2, 0]]))
     assert batch.left.lengths is None  # all five regions of each are real
     expected, lengths = pad_tokens(texts, np.array([3, 0, 2]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import two_networks
 from helpers import gradients, shake, take_step
 from mispair.config import Config, override
 from mispair.data.noise import add_noise
-from mispair.data.pairs import IntArray, Pairs, Vectors
+from mispair.data.pairs import IntArray, Pairs, Vectors, select
 from mispair.errors import MispairError
 from mispair.methods import find
 from mispair.methods.base import Step, similarity
@@ -126,6 +127,20 @@ def test_hard_labels_are_the_full_margin() -> None:
 
 
 # ---------------------------------------------------------------------- the noisy part
+
+
+def test_copies_of_an_item_that_groups_tell_of_are_one_item() -> None:
+    """A step on clean and half-replaced pairs is the same whether pairs share a row or have copies of it."""
+    shared = vector_pairs(shared=4)
+    copies = Pairs(select(shared.left, shared.link), shared.right, np.arange(COUNT), groups=shared.link)
+    losses = []
+    for pairs in (shared, copies, replace(copies, groups=None)):
+        method = repair(pairs, mask_false_negatives=True)
+        method.labels, method.partner_labels = torch.ones(2, COUNT), torch.ones(2, 2, COUNT)
+        method.partners = np.random.default_rng(0).integers(COUNT, size=(2, 2, COUNT))
+        losses.append(take_step(method, 0, 0, CLEAN, NOISY).loss.item())
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5)
+    assert losses[2] != pytest.approx(losses[0], rel=1e-3)
 
 
 @pytest.mark.parametrize("labels", ["hard", "rank"])

@@ -49,7 +49,8 @@ class Batch:
     left: Items
     right: Items
     pairs: Tensor  # (B,) numbers of the pairs in the data set, on the device as all the rest
-    left_rows: Tensor  # (B,) which left item each one uses: equal rows are never each other's negatives
+    left_rows: Tensor  # (B,) which left item each one uses
+    left_groups: Tensor  # (B,) its group: pairs of one group are never each other's negatives
 
     def __len__(self) -> int:
         return len(self.pairs)
@@ -162,8 +163,8 @@ class PairLoader:
         """The batch of these pairs; with `augment`, made smaller at random by it."""
         rows = self.pairs.link[pairs]
         left, right = self.left.items(rows, rooms[0], augment), self.right.items(pairs, rooms[1], augment)
-        device = self.left.device
-        return Batch(left, right, send(torch.from_numpy(pairs), device), send(torch.from_numpy(rows), device))
+        numbers = pairs, rows, rows if self.pairs.groups is None else self.pairs.groups[rows]
+        return Batch(left, right, *(send(torch.from_numpy(array), self.left.device) for array in numbers))
 
     @property
     def on_host(self) -> bool:

@@ -130,10 +130,10 @@ class Method(ABC):
         return send(torch.tensor(count), self.loader.left.device)
 
     def false_negatives(self, batch: Batch) -> Tensor | None:
-        """(B, B): pairs that share their left item cannot be each other's negatives."""
+        """(B, B): pairs that share their left item, or have two of one group, cannot be each other's negatives."""
         if not self.config.mask_false_negatives:
             return None
-        return batch.left_rows[:, None] == batch.left_rows
+        return batch.left_groups[:, None] == batch.left_groups
 
 
 def similarity(network: Network, batch: Batch) -> Tensor:

@@ -6,7 +6,7 @@ import numpy as np
 
 from mispair.config import Config
 from mispair.data.loader import PairLoader
-from mispair.errors import ConfigError
+from mispair.errors import ConfigError, DataError
 from mispair.methods.base import Split
 from mispair.methods.plain import Plain
 from mispair.models import Network
@@ -20,7 +20,14 @@ class Oracle(Plain):
         wrong = loader.pairs.mismatched
         if wrong is None:
             raise ConfigError("The oracle needs pairs whose truth is known; inject noise with --noise-ratio.")
-        self._right = Split(np.flatnonzero(~wrong))
+        right = np.flatnonzero(~wrong)
+        images = len(np.unique(loader.pairs.left_groups[loader.pairs.link[right]]))
+        if images < 2:
+            raise DataError(
+                f"{loader.pairs.name}: {len(right):,} of {len(wrong):,} pairs are right, with {images} different left "
+                "items; the oracle trains on right pairs only and needs at least 2 of each: lower the share of noise."
+            )
+        self._right = Split(right)
 
     def begin_warmup(self) -> list[Split]:
         return [self._right] * len(self.nets)

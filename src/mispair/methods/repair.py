@@ -166,13 +166,13 @@ class Repair(CoTeaching):
             if self.config.labels == "hard":
                 labels = torch.zeros_like(labels)
             return (Beside(batch.left, batch.right, None, labels, self.false_negatives(batch)),)
-        beside, own = [], batch.left_rows
+        beside, own, groups = [], batch.left_groups, self.loader.pairs.left_groups
         for side, ids in self._lent(net, noisy).items():
             labels = self.partner_labels[net, side, batch.pairs]
-            rows = send(torch.from_numpy(self.loader.pairs.link[ids]), self.device)
-            same = rows[:, None] == rows
+            lenders = send(torch.from_numpy(groups[self.loader.pairs.link[ids]]), self.device)
+            same = lenders[:, None] == lenders
             if side == KEEP_LEFT:
-                same = same | (own[:, None] == own) | (own[:, None] == rows)
+                same = same | (own[:, None] == own) | (own[:, None] == lenders)
                 beside.append(Beside(batch.left, self.loader.right.items(ids, rooms[1]), "right", labels, same))
             else:
                 lent = self.loader.left.items(self.loader.pairs.link[ids], rooms[0])

@@ -48,9 +48,9 @@ def bench_speed(
     """
     from mispair.bench.speed import measure
 
-    for name, values in (("batch-size", [batch_size]), ("embed-size", [embed_size]), ("images", [images])):
-        if any(value is not None and value < 2 for value in values):
-            raise ConfigError(f"--{name} must be at least 2.")
+    _check({"batch-size": batch_size, "embed-size": embed_size, "images": images, "bank-size": bank_size}, 2)
+    if batch_size is not None and images is not None and batch_size > 5 * images:
+        raise ConfigError(f"--batch-size is {batch_size}, but {images} images have only {5 * images} captions.")
     report = measure(
         model, device=device, batch_size=batch_size, embed_size=embed_size, banks=bank_size, captions=captions,
         images=images, tell=lambda line: print(line, file=sys.stderr),
@@ -89,6 +89,9 @@ def bench_epoch(
 
     from mispair.bench.epoch import measure
 
+    _check({"images": images, "bank-size": bank_size}, 2)
+    if noise_file is not None and not noise_file.is_file():  # it would be made up
+        raise ConfigError(f"There is no {noise_file}; give the file, or no --noise-file.")
     config = replace(read_recipe(recipe), device=device, noise_ratio=noise_ratio)
     config = replace(config, noise_file=None if noise_file is None else str(noise_file))
     schedule = measure(config, captions, images, bank_size, Console(file=sys.stderr, markup=False, highlight=False))
@@ -129,8 +132,8 @@ def bench_audit(
     from mispair.auditing.source import open_arrays, open_source
     from mispair.bench.audit import measure
 
-    if seeds < 1:
-        raise ConfigError(f"--seeds is {seeds}; expected at least 1.")
+    _check({"seeds": seeds, "pairs": pairs}, 1)
+    _check_shares(ratio)
     if source is not None:
         opened = open_source(source)
     elif left is not None and right is not None:
@@ -169,6 +172,8 @@ def bench_scale(
     """
     from mispair.bench.scale import measure
 
+    _check({"pairs": pairs, "width": width}, 1)
+    _check_shares((ratio,))
     sizes = []
     for size in measure(pairs, width, ratio, device):
         sizes.append(size)
@@ -178,6 +183,19 @@ def bench_scale(
     if json:
         print(json_module.dumps({"width": width, "audits": [vars(size) for size in sizes]}, indent=2))
     return 0
+
+
+def _check(given: dict[str, int | tuple[int, ...] | None], least: int) -> None:
+    """Refuses numbers that are too small."""
+    for name, value in given.items():
+        for number in value if isinstance(value, tuple) else (value,):
+            if number is not None and number < least:
+                raise ConfigError(f"--{name} is {number}; expected at least {least}.")
+
+
+def _check_shares(ratios: tuple[float, ...]) -> None:
+    if not ratios or not all(0 <= ratio <= 1 for ratio in ratios):
+        raise ConfigError("--ratio needs shares of wrong pairs between 0 and 1, such as 0.4.")
 
 
 def _of_measure(row: Found, name: str) -> float:

@@ -101,6 +101,26 @@ def test_both_ways_compute_the_same(model: str) -> None:
     torch.testing.assert_close(contest.similarity(batch), contest.loop_similarity(batch), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["speed", "--batch-size", "1"], "--batch-size is 1; expected at least 2"),
+        (["speed", "--bank-size", "-3"], "--bank-size is -3"),
+        (["speed", "--images", "4", "--batch-size", "64"], "4 images have only 20 captions"),
+        (["epoch", "--images", "0"], "--images is 0"),
+        (["epoch", "--noise-file", "typo.npy"], "There is no typo.npy"),
+        (["audit", "shapes", "--pairs", "-4"], "--pairs is -4"),
+        (["audit", "shapes", "--ratio"], "--ratio needs shares"),
+        (["audit", "shapes", "--ratio", "1.5"], "--ratio needs shares"),
+        (["scale", "--pairs", "-5"], "--pairs is -5"),
+        (["scale", "--ratio", "3"], "--ratio needs shares"),
+    ],
+)
+def test_mistakes_become_sentences(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
+    assert main(["bench", *arguments, "--device", "cpu"]) == 2
+    assert message in capsys.readouterr().err
+
+
 def test_bench_speed(capsys: pytest.CaptureFixture[str], captions: Path) -> None:
     arguments = ["--batch-size", "4", "--embed-size", "8", "--images", "3", "--bank-size", "16", "--device", "cpu"]
     assert main(["bench", "speed", *arguments, "--captions", str(captions), "--json"]) == 0

@@ -18,7 +18,8 @@ SWEEP = '[[part]]\nname = "a"\nkind = "sweep"\nsetting = "tau"\nvalues = [0.1]\n
 MANY = {
     "checkpoint_seconds": 7.0, "embed_size": 9, "word_size": 9, "sim_size": 9, "dropout": 0.11, "batch_size": 9,
     "epochs": 9, "lr": 0.0123, "weight_decay": 0.0123, "grad_clip": 9.0, "margin": 0.123, "negatives_start": 9,
-    "negatives_end": 8, "hardening_steps": 999, "bank_size": 999, "gamma_share": 0.123, "eta": 0.123, "neighbours": 9, "margin_base": 9.5,
+    "negatives_end": 8, "hardening_steps": 999, "bank_size": 999, "gamma_share": 0.123,
+    "eta": 0.123, "neighbours": 9, "margin_base": 9.5,
 }  # fmt: skip
 HEAD = 'title = "T"\ndata = "shapes"\n'
 

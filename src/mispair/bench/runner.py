@@ -103,6 +103,9 @@ def run_cells(
     try:
         with _termination():
             _watch(workers, cells, results, console)
+    except KeyboardInterrupt:
+        _stop(workers)
+        raise StoppedError(SAVED, 130) from None
     except BaseException:
         _stop(workers)
         raise

@@ -61,14 +61,22 @@ def audit(
     from rich.console import Console
 
     from mispair.auditing.api import Settings, audit_to_folder, check_free
+    from mispair.auditing.output import check_copy
     from mispair.auditing.trained import is_run
 
     console = Console(file=sys.stderr, markup=False, highlight=False)
     check_free(out, overwrite)  # before hours of encoding
-    if clean is not None and not overwrite and clean.is_dir() and any(clean.iterdir()):
-        raise DataError(f"{clean} is not empty; give another --clean, or --overwrite to replace the copy in it.")
+    if clean is not None:
+        _check_clean(clean, out, source, overwrite=overwrite)
     looked_at = None if checked is None else read_checked(checked)
     pairs = _open(source, left, right, ids, images, split, out, device, console, overwrite=overwrite)
+    if images is not None and not pairs.has_pictures:
+        raise ConfigError(
+            f"--images {images} is given, but {pairs.name} names no pictures; add a column image_path to its table, or "
+            "leave --images out."
+        )
+    if clean is not None:
+        check_copy(pairs, clean, overwrite)
     joint = joint or (source is not None and is_run(source))
     settings = Settings(joint, looked_at, device, workers)
     command = shlex.join(["mispair", *sys.argv[1:]])
@@ -108,14 +116,14 @@ def _open(
     if is_run(source):
         _refuse_split(split)
         return from_run(source, device, images)
-    if str(source) == "shapes" or (source.is_dir() and not _is_raw_folder(source)):
+    if not _is_raw(source):
         return open_source(source, images, split)
     _refuse_split(split)
     if not source.exists():
         raise DataError(f"{source}: no such file or folder.")
     from mispair.auditing.encode import encode_source
 
-    vectors = Path(f"{out.resolve()}-embeddings")
+    vectors = _vectors(out)
     console.print(f"Encoding {source} to {vectors}", soft_wrap=True)
     encode_source(source, vectors, images=images, device=device, overwrite=overwrite, console=console)
     return open_source(vectors, images)
@@ -124,6 +132,34 @@ def _open(
 def _refuse_split(split: str | None) -> None:
     if split is not None:
         raise ConfigError("--split is for folders of embeddings or features that have parts; leave it out.")
+
+
+def _vectors(out: Path) -> Path:
+    """Where raw images and captions are encoded to."""
+    return Path(f"{out.resolve()}-embeddings")
+
+
+def _check_clean(clean: Path, out: Path, source: Path | None, *, overwrite: bool) -> None:
+    """Refuses a place for the copy as far as it can be known before anything is encoded."""
+    from mispair.auditing.output import check_planned_copy
+    from mispair.auditing.trained import is_run
+
+    if clean.is_dir() and any(clean.iterdir()) and not overwrite:
+        raise DataError(f"{clean} is not empty; give another --clean, or --overwrite to replace the copy in it.")
+    if clean.resolve().is_relative_to(out.resolve()) or out.resolve().is_relative_to(clean.resolve()):
+        raise ConfigError(
+            f"--clean {clean} and --out {out} lie in each other; give two folders of which neither is in the other."
+        )
+    if source is not None and is_run(source):
+        check_planned_copy(source, "memory", clean, overwrite)
+    elif source is not None and _is_raw(source):
+        for folder in (source, _vectors(out)):
+            check_planned_copy(folder, "clip", clean, overwrite)
+
+
+def _is_raw(source: Path) -> bool:
+    """Whether it is to be encoded first."""
+    return str(source) != "shapes" and (not source.is_dir() or _is_raw_folder(source))
 
 
 def _is_raw_folder(folder: Path) -> bool:
@@ -153,7 +189,11 @@ def read_checked(path: Path) -> dict[str, bool]:
             if word not in _YES + _NO + _PLAIN:
                 raise DataError(f"{path}: {answer!r} for {name!r} in the column {names[key]}; expected yes or no.")
             # A pair that is called wrong is wrong, whether the column asks for right ones or for mismatches.
-            found[str(name)] = word == "right" if word in _PLAIN else (word in _YES) == (key == "right")
+            right = word == "right" if word in _PLAIN else (word in _YES) == (key == "right")
+            if found.setdefault(str(name), right) != right:
+                raise DataError(
+                    f"{path}: the pair {name!r} is right in one row and wrong in another; keep one of them."
+                )
     return found
 
 

@@ -287,7 +287,7 @@ def test_few_checked_pairs_count_for_a_tenth_and_many_for_themselves() -> None:
 def test_the_curve_is_the_mean_of_neighbours_and_never_falls() -> None:
     rng = np.random.default_rng(3)
     score, target = rng.standard_normal(400), rng.random(400)
-    knots, chances = calibrate._curve(score, target, np.ones(400))
+    knots, chances = calibrate._curve(score, target)
     order = score.argsort()
     assert len(knots) == 400 // calibrate.GROUP
     expected = [score[order[start : start + 20]].mean() for start in range(0, 400, 20)]

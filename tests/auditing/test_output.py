@@ -304,3 +304,13 @@ def test_a_failed_copy_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monkey
     with pytest.raises(DataError, match=r"needs 1152921504\.6 GB, but only"):
         write_filtered(source, kept(0, n=4), tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+@pytest.mark.parametrize("gone", [range(7), range(7, 14), range(14, 20)])
+def test_ids_are_added_where_a_batch_keeps_no_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gone: range) -> None:
+    monkeypatch.setattr("mispair.auditing.tables.BATCH", 7)
+    write_clip(tmp_path / "in", [20], "parquet", {"caption": [f"text {row}" for row in range(20)]}, np.float32)
+    source = open_source(tmp_path / "in")
+    keep = ~np.isin(np.arange(20), gone)
+    write_filtered(source, keep, tmp_path / "out")
+    check_same(source, keep, open_source(tmp_path / "out"))

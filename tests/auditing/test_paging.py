@@ -177,3 +177,16 @@ def test_nothing_flagged(plain: Audit) -> None:
 def test_equal_scores_have_a_range() -> None:
     low, high = paging._range(np.full(5, 2.0), np.full(5, 2.0))
     assert low < 2 < high
+
+
+def test_pictures_that_are_not_there_are_counted(illustrated: Audit, tmp_path: Path) -> None:
+    assert not any("not found" in note for note in make_page(illustrated).notes)
+    odd = tmp_path / "caf\udce9"  # a name that is no UTF-8
+    lost = replace(illustrated, source=replace(illustrated.source, images=(tmp_path, odd)))
+    page = make_page(lost)
+    shown = {item.name for group in page.alike if group.side == "left" for item in group.items}
+    shown |= {pair.left.name for pair in page.worst} | {one.id for pair in page.worst for one in pair.new_lefts}
+    places = f"{tmp_path.resolve()}, {tmp_path.resolve()}/caf?"
+    assert f"{len(shown)} pictures were not found in {places}; give --images FOLDER." in page.notes
+    lost.to_html(tmp_path / "report.html")
+    assert "pictures were not found in" in (tmp_path / "report.html").read_text()

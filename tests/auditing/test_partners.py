@@ -164,3 +164,12 @@ def test_the_order_of_the_rows_does_not_matter(world: World, monkeypatch: pytest
     back = world.find(world.flagged[::-1], keep_left=True)
     assert (back.rows[::-1] == straight.rows).mean() > 0.99
     np.testing.assert_allclose(back.scores[::-1][:, 0], straight.scores[:, 0], atol=1e-3)
+
+
+def test_right_pairs_of_all_rows_lend_their_items(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(partners, "POOL", len(world.flagged) + 40)
+    search = partners.Search(world.source, world.judge, world.match, None, keep_left=True, device=CPU)
+    lenders = search.pool[world.match[search.pool] >= 0.5]
+    assert len(lenders) == 40
+    assert lenders.max() > 200
+    assert 75 < lenders.mean() < 225

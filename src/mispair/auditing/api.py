@@ -22,9 +22,10 @@ from mispair.auditing.judge import Judge, learn
 from mispair.auditing.output import write_table
 from mispair.auditing.partners import find_partners
 from mispair.auditing.progress import progress
-from mispair.auditing.result import THRESHOLD, Audit
+from mispair.auditing.result import THRESHOLD, Audit, match_scores
 from mispair.auditing.scan import READABLE, faults, scan
 from mispair.auditing.source import Source, from_memory
+from mispair.auditing.tables import listed, plain
 from mispair.data.pairs import IntArray
 from mispair.devices import pick_device
 from mispair.errors import DataError
@@ -36,6 +37,7 @@ LEAST = 50  # pairs, below which there is nothing to learn from
 GPU_WORKERS = 4  # enough to read while others compute
 MENDED = 10_000  # flagged pairs that get suggestions, the most suspicious first
 FEW_PAIRS = 1000  # below, the audit says that it is unsure
+WRITTEN = ("pairs.parquet", "pairs.csv", "suggestions.csv", "report.html", "summary.json")
 UNFINISHED, MARK, JUDGE = "unfinished", "audit.json", "judge.safetensors"  # folder of work to go on with, files in it
 
 
@@ -112,7 +114,8 @@ def audit_source(
         show.say("measuring all pairs")
         workers = settings.workers or (GPU_WORKERS if device.type == "cuda" else os.cpu_count() or 1)
         found = scan(source, judge, groups, workers=workers, device=device, folder=work, step=show.step)
-        match = judge.combination.match(found.measures)
+        checked = _told(source, settings)
+        match = match_scores(judge, found, checked)
         flagged = np.flatnonzero(match < THRESHOLD)
         mended = flagged[match[flagged].argsort(kind="stable")][:MENDED]
         show.say("looking for better partners")
@@ -125,9 +128,9 @@ def audit_source(
         alike = [_alike(source, judge, side, found.codes[side], groups, unread) for side in range(2)]
         found = replace(found, codes=found.codes[:, :0].copy())  # which nobody needs any more
         show.end()
-    notes = tuple(_notes(source, judge, len(flagged)))
+    notes = tuple(_notes(judge, int((~unread).sum()), len(flagged)))
     both = alike[0], alike[1]
-    return Audit(source, judge, found, mended, new_rights, new_lefts, both, notes, command, show.stages)
+    return Audit(source, judge, found, mended, new_rights, new_lefts, both, notes, command, show.stages, checked)
 
 
 def _check(source: Source, settings: Settings) -> None:
@@ -142,7 +145,7 @@ def _check(source: Source, settings: Settings) -> None:
         )
     if settings.workers is not None and settings.workers < 1:
         raise DataError(f"--workers is {settings.workers}; expected at least 1.")
-    _told(source, settings)  # refuses ids that are not there
+    _told(source, settings)  # refuses ids that are not there, and answers that are none
 
 
 def _judge(source: Source, settings: Settings, device: torch.device, work: Path | None) -> Judge:
@@ -201,12 +204,30 @@ def _learn(source: Source, settings: Settings, device: torch.device) -> Judge:
 
 def _told(source: Source, settings: Settings) -> dict[int, float]:
     """Rows that a person has checked: 1 right, 0 wrong."""
-    if not settings.checked:
-        return {}
-    rows = source.find([str(name) for name in settings.checked])
+    answers = _answers(settings.checked)
+    rows = source.find(list(answers)) if answers else np.arange(0)
     known = source.known
-    told = zip(rows.tolist(), settings.checked.values(), strict=True)
+    told = zip(rows.tolist(), answers.values(), strict=True)
     return {row: float(right) for row, right in told if row not in known}
+
+
+def _answers(checked: Mapping[str, bool] | None) -> dict[str, bool]:
+    """What a person has found, by id.
+
+    Raises:
+        DataError: Something is neither right nor wrong, or is both.
+    """
+    if checked is None:
+        return {}
+    if not isinstance(checked, Mapping):
+        raise DataError(f"checked is a {type(checked).__name__}; expected a dict of ids and True (right) or False.")
+    answers: dict[str, bool] = {}
+    for name, right in checked.items():
+        if not isinstance(right, bool | int | float | np.generic) or right not in (0, 1):
+            raise DataError(f"checked says {right!r} for the pair {name!r}; expected True (right) or False (wrong).")
+        if answers.setdefault(plain(str(name)), bool(right)) != bool(right):
+            raise DataError(f"checked says both right and wrong for the pair {str(name)!r}; give one answer a pair.")
+    return answers
 
 
 def _alike(source: Source, judge: Judge, side: int, codes: Any, groups: IntArray | None, unread: Any) -> Groups:
@@ -221,11 +242,11 @@ def _alike(source: Source, judge: Judge, side: int, codes: Any, groups: IntArray
     return find_alike(codes, vectors.gather, mean=mean, leave_out=leave_out)
 
 
-def _notes(source: Source, judge: Judge, flagged: int) -> list[str]:
+def _notes(judge: Judge, readable: int, flagged: int) -> list[str]:
     notes = []
     best = float(judge.separations.max())
-    if len(source) < FEW_PAIRS:
-        notes.append(f"{len(source):,} pairs are few to learn from: take the scores as an order rather than as odds.")
+    if readable < FEW_PAIRS:
+        notes.append(f"{readable:,} pairs are few to learn from: take the scores as an order rather than as odds.")
     if best < 0.6:
         notes.append(
             "Hardly any measure tells the pairs from shuffled ones: either nearly all pairs are wrong, or these "
@@ -280,20 +301,49 @@ def _claim(source: Source, out: Path, settings: Settings, overwrite: bool) -> No
     check_free(out, overwrite)
     if any(path.resolve().is_relative_to(out.resolve()) for path in source.files):
         raise DataError(f"{out}: this is where the audited data is, which is never changed; choose another --out.")
+    _tidy(out)
     mark = out / UNFINISHED / MARK
-    checked = sorted((str(name), bool(right)) for name, right in (settings.checked or {}).items())
+    checked = sorted(_answers(settings.checked).items())
     own = {"mispair": __version__, "input": source.fingerprint(), "joint": settings.joint, "checked": checked}
     own = json.loads(json.dumps(own))
-    if mark.exists() and _read(mark) == own:
+    there = _read(mark)
+    if there == own:
         return  # the same audit, which goes on
     if overwrite:
         shutil.rmtree(out / UNFINISHED, ignore_errors=True)
     elif mark.exists():
         raise DataError(
-            f"{out} holds an unfinished audit of other pairs or with other settings; give another --out, or "
-            "--overwrite to drop it."
+            f"{out} holds an unfinished audit of other pairs or with other settings{_changed(there, own)}; give "
+            "another --out, or --overwrite to drop it."
         )
     write_atomically(mark, json.dumps(own).encode())
+
+
+def _changed(there: Any, own: dict[str, Any]) -> str:
+    """What has changed since, in brackets; nothing if that cannot be known."""
+    names = {"mispair": "the version of mispair", "input": "the input", "joint": "--joint", "checked": "--checked"}
+    changed = [names[name] for name in own if isinstance(there, dict) and there.get(name) != own[name]]
+    return f" ({listed(changed)} changed since)" if changed else ""
+
+
+def _leftovers(folder: Path) -> list[Path]:
+    """What writers of our files have left there when they were killed."""
+    names = (*WRITTEN, MARK)
+    return [path for name in names for path in folder.glob(f".{name}.*.tmp") if path.suffixes[-2][1:].isdecimal()]
+
+
+def _tidy(out: Path) -> None:
+    """Takes away what killed writers have left."""
+    for path in (*_leftovers(out), *_leftovers(out / UNFINISHED)):
+        path.unlink(missing_ok=True)
+
+
+def _is_empty(out: Path) -> bool:
+    """Whether nothing is in a folder, apart from what an audit that was killed at once has left."""
+    left, work = _leftovers(out), out / UNFINISHED
+    if work.is_dir() and set(work.iterdir()) == set(_leftovers(work)):
+        left.append(work)
+    return set(out.iterdir()) == set(left)
 
 
 def check_free(out: Path, overwrite: bool) -> None:
@@ -304,7 +354,7 @@ def check_free(out: Path, overwrite: bool) -> None:
     """
     if out.exists() and not out.is_dir():
         raise DataError(f"{out}: this is a file; --out must be a folder.")
-    if not overwrite and out.exists() and any(out.iterdir()) and not (out / UNFINISHED / MARK).exists():
+    if not overwrite and out.exists() and not _is_empty(out) and not (out / UNFINISHED / MARK).exists():
         raise DataError(f"{out} is not empty; give another --out, or --overwrite to replace the audit in it.")
 
 

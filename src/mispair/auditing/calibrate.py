@@ -23,6 +23,7 @@ ROUNDS = 3  # of weighing the measures and asking again which pairs are right
 SHUFFLED, CLOSE = 0.5, 0.1  # how much these pairs count beside an observed one
 PIECE = 1 << 18  # rows scored at a time
 CURVE = 0.05  # share of the logistic curve in the probability
+MOST_WORTH = 10.0  # ordinary pairs that one answer of a person counts for, who may be mistaken
 GROUP, MOST_GROUPS = 20, 50  # pairs with about the same score that share a probability; at most so many groups
 RIDGE = 10.0  # holds weights near 0 that the data does not ask for
 FAR = (-8.0, 12.0)  # standard deviations; nothing beyond says more
@@ -175,21 +176,19 @@ def combine(
         trust = right_probability(score, null, rate)
     low, high = noise_interval(score, null)
     target = trust if checked is None else np.where(known, np.nan_to_num(checked), trust)
-    slope, offset = logistic(score[:, None], target, worth, 1e-3)
+    # Here an answer counts as one pair: what people look at is no fair sample of the pairs with such a score.
+    slope, offset = logistic(score[:, None], target, np.ones(len(a)), 1e-3)
     steepness = max(float(slope[0]), 1e-6)
-    return Combination(centre, spread, weights, *_curve(score, target, worth), steepness, offset, rate, low, high)
+    return Combination(centre, spread, weights, *_curve(score, target), steepness, offset, rate, low, high)
 
 
-def _curve(score: FloatArray, target: FloatArray, worth: FloatArray) -> tuple[FloatArray, FloatArray]:
+def _curve(score: FloatArray, target: FloatArray) -> tuple[FloatArray, FloatArray]:
     """Mean score and mean target of groups of pairs with about the same score; the targets never fall."""
     groups = np.array_split(score.argsort(kind="stable"), int(np.clip(len(score) // GROUP, 2, MOST_GROUPS)))
-    weights = np.array([worth[group].sum() for group in groups])
-    knots, chances = (
-        np.array([np.average(values[group], weights=worth[group]) for group in groups]) for values in (score, target)
-    )
-    return knots, rising(chances, weights)
+    knots, chances = (np.array([values[group].mean() for group in groups]) for values in (score, target))
+    return knots, rising(chances, np.array([len(group) for group in groups], dtype=np.float64))
 
 
 def _worth_of_checked(known: npt.NDArray[np.bool_]) -> float:
-    """How many guessed pairs one checked pair counts for: all checked ones together as much as a tenth of the rest."""
-    return max(1.0, 0.1 * len(known) / max(1, int(known.sum())))
+    """How many guessed pairs one checked pair counts for: all checked ones together at most a tenth of the rest."""
+    return float(np.clip(0.1 * len(known) / max(1, int(known.sum())), 1.0, MOST_WORTH))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mispair.auditing.tables import BATCH, Role, Table
+from mispair.auditing.tables import BATCH, Role, Table, plain
 from mispair.data.pairs import IntArray
 from mispair.errors import DataError
 
@@ -104,7 +104,7 @@ def as_texts(values: Iterable[object]) -> Any:
     """One pyarrow array of texts; None and NaN are empty ones."""
     import pyarrow
 
-    return pyarrow.array([_text(value) for value in values], pyarrow.large_string())
+    return pyarrow.array([plain(_text(value)) for value in values], pyarrow.large_string())
 
 
 def look_up(texts: Any, rows: IntArray) -> list[str]:
@@ -121,6 +121,7 @@ def find(ids: Any, wanted: Sequence[str], n: int, name: str) -> IntArray:
     Raises:
         DataError: Some are not there; the message names up to five of them.
     """
+    wanted = [plain(text) for text in wanted]  # as the ids themselves are
     place = {text: position for position, text in reversed(list(enumerate(wanted)))}
     rows = np.full(len(wanted), -1, dtype=np.int64)
     if ids is None:

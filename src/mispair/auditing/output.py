@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mispair.auditing.shards import File
-from mispair.auditing.source import Source
+from mispair.auditing.source import Layout, Source
 from mispair.auditing.tables import BATCH, Parquet, Part, Text, listed
 from mispair.data import precomp
 from mispair.data.arrays import open_array
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 Mask = npt.NDArray[np.bool_]
 _CHUNK_BYTES = 1 << 24
+_OWN_TABLE = "ids.csv"  # where the data has none
 
 
 def write_table(path: str | Path, pieces: Iterable[pyarrow.Table], *, overwrite: bool = False) -> None:
@@ -87,8 +88,7 @@ def write_filtered(source: Source, keep: Mask, out: str | Path, overwrite: bool 
     if not keep.any():
         raise DataError(f"{source.name}: no pair is kept, so there is nothing to write; keep more of them.")
     out = Path(out).resolve()
-    _check_apart(source, out)
-    _check_free(source, out, overwrite)
+    check_copy(source, out, overwrite)
     writers = {"clip": _write_clip, "precomp": _write_precomp, "arrays": _write_arrays, "memory": _write_arrays}
     size = (_precomp_size if source.layout == "precomp" else _size)(source, keep)
     with _new_folder(out, size) as folder:
@@ -96,17 +96,36 @@ def write_filtered(source: Source, keep: Mask, out: str | Path, overwrite: bool 
     return out
 
 
-def _check_apart(source: Source, out: Path) -> None:
+def check_copy(source: Source, out: Path, overwrite: bool) -> None:
+    """Refuses a place where no copy of this data may be written, which takes no time.
+
+    Raises:
+        DataError: It lies in the data or the other way round, is a file, or holds something that would be lost.
+    """
+    _check_apart(source.folder, source.files, out.resolve())
+    _check_free(_copied(source.layout, source.split, _table_name(source)), out.resolve(), overwrite)
+
+
+def check_planned_copy(folder: Path, layout: Layout, out: Path, overwrite: bool) -> None:
+    """The same for data that is still to be made from, or in, a folder: all of it, in this layout.
+
+    Raises:
+        DataError: As for `check_copy`.
+    """
+    _check_apart(folder, (folder,), out.resolve())
+    _check_free(_copied(layout, None, _OWN_TABLE), out.resolve(), overwrite)
+
+
+def _check_apart(folder: Path | None, files: Iterable[Path], out: Path) -> None:
     """The copy must not come to lie in the data, nor the data in what the copy replaces."""
-    root = None if source.folder is None else source.folder.resolve()
-    inputs = [path.resolve() for path in source.files]
-    if (root is not None and out.is_relative_to(root)) or any(path.is_relative_to(out) for path in inputs):
+    inside = folder is not None and out.is_relative_to(folder.resolve())
+    if inside or any(path.resolve().is_relative_to(out) for path in files):
         raise DataError(
             f"{out}: this is where the audited data is, which is never changed; choose a folder outside it."
         )
 
 
-def _check_free(source: Source, out: Path, overwrite: bool) -> None:
+def _check_free(patterns: list[str], out: Path, overwrite: bool) -> None:
     """Only what a copy consists of is ever replaced: a folder may have been named by mistake."""
     if out.exists() and not out.is_dir():
         raise DataError(f"{out}: this is a file; choose a folder.")
@@ -118,7 +137,6 @@ def _check_free(source: Source, out: Path, overwrite: bool) -> None:
             f"{out}: the folder is not empty; allow an earlier copy in it to be replaced (--overwrite) or choose "
             "another."
         )
-    patterns = _copied(source)
     others = sorted(name for name in there if not any(fnmatchcase(name, pattern) for pattern in patterns))
     if others:
         raise DataError(
@@ -127,19 +145,18 @@ def _check_free(source: Source, out: Path, overwrite: bool) -> None:
         )
 
 
-def _copied(source: Source) -> list[str]:
+def _copied(layout: Layout, split: str | None, table: str) -> list[str]:
     """What the files of a copy are called."""
-    split = source.split
-    if source.layout == "clip":
+    if layout == "clip":
         within = f"{split}/" if split else ""
         return [f"{within}{name}/{name}_*" for name in ("img_emb", "text_emb", "metadata")]
-    if source.layout == "precomp":
+    if layout == "precomp":
         return [f"{split}_ims.npy", f"{split}_caps.txt", f"{split}_caps.tsv", f"{split}_ids.txt", "vocab.json"]
-    return ["left.npy", "right.npy", _table_name(source)]
+    return ["left.npy", "right.npy", table]
 
 
 def _table_name(source: Source) -> str:
-    return "ids.csv" if source.table is None else source.table.parts[0].path.name
+    return _OWN_TABLE if source.table is None else source.table.parts[0].path.name
 
 
 @contextmanager
@@ -246,18 +263,22 @@ def _write_parquet(part: Parquet, keep: Mask, path: Path, ids: Source | None, st
     import pyarrow
     import pyarrow.parquet
 
-    with replacing(path) as file:
-        writer, row = None, 0
+    def pieces() -> Iterator[pyarrow.Table]:
+        row = 0
         for batch in part.records():
             inside = keep[row : row + len(batch)]
             kept = pyarrow.Table.from_batches([batch]).filter(pyarrow.array(inside))
             if ids is not None:
-                kept = kept.append_column("id", [ids.ids(np.flatnonzero(inside) + start + row)])
-            writer = writer or pyarrow.parquet.ParquetWriter(file, kept.schema)
-            writer.write_table(kept)
+                names = ids.ids(np.flatnonzero(inside) + start + row)
+                kept = kept.append_column("id", pyarrow.array(names, pyarrow.string()))
+            yield kept
             row += len(batch)
-        assert writer is not None
-        writer.close()
+
+    rest = pieces()
+    first = next(rest)
+    with replacing(path) as file, pyarrow.parquet.ParquetWriter(file, first.schema) as writer:
+        for piece in chain([first], rest):
+            writer.write_table(piece)
 
 
 def _write_text(part: Text, keep: Mask, path: Path, ids: Source | None, start: int) -> None:

@@ -16,6 +16,7 @@ from mispair.auditing.measures import MEANINGS
 from mispair.auditing.page import Alike, Flagged, Item, Measure, Page, Partner
 from mispair.auditing.partners import Partners
 from mispair.auditing.result import Audit
+from mispair.auditing.tables import listed, plain
 from mispair.auditing.thumbnails import thumbnail
 from mispair.data.pairs import IntArray
 
@@ -35,7 +36,7 @@ def make_page(audit: Audit) -> Page:
     observed, _ = np.histogram(good.clip(lowest, highest), BINS, (lowest, highest))
     shuffled, _ = np.histogram(judge.null.clip(lowest, highest), BINS, (lowest, highest))
     scale = summary["noise_rate"] * len(good) / max(1, len(judge.null))
-    shown = audit.mended[:WORST]
+    shown = _shown(audit)
     bad = audit.bad_rows[:ROWS]
     return Page(
         name=audit.source.name,
@@ -51,7 +52,7 @@ def make_page(audit: Audit) -> Page:
         shuffled=(scale * shuffled).tolist(),
         lowest=lowest,
         highest=highest,
-        worst=[items.flagged(place, int(row)) for place, row in enumerate(shown)],
+        worst=[items.flagged(place) for place in shown],
         measures=[
             Measure(name, MEANINGS[name], float(weight), float(separation))
             for name, weight, separation in zip(
@@ -77,11 +78,22 @@ def make_page(audit: Audit) -> Page:
     )  # fmt: skip
 
 
+def _shown(audit: Audit) -> list[int]:
+    """Places of the worst pairs: what a person has looked at already comes last."""
+    seen = np.isin(audit.mended, list(audit.checked))
+    places: list[int] = seen.argsort(kind="stable")[:WORST].tolist()
+    return places
+
+
 def _range(scores: npt.NDArray[np.float64], null: npt.NDArray[np.float64]) -> tuple[float, float]:
     """Where nearly all of both are; never empty."""
     both = np.concatenate([scores, null])
     low, high = (float(np.quantile(both, share)) for share in (0.002, 0.998))
     return (low, high) if high > low else (low - 0.5, low + 0.5)
+
+
+def _pictures(count: int) -> str:
+    return f"{count:,} picture{'s' * (count != 1)}"
 
 
 class Items:
@@ -91,6 +103,7 @@ class Items:
         self.audit, self.source = audit, audit.source
         self._left = MOST_PICTURES
         self.unreadable = 0  # pictures of those that were to be shown
+        self.not_found: set[str] = set()  # names of pictures
         self._thumbnail = cache(self._small)
 
     def _small(self, path: Path) -> str:
@@ -103,21 +116,28 @@ class Items:
 
     def notes(self) -> list[str]:
         """What is missing on the page; to be asked when everything was looked up."""
-        return (
-            [f"{self.unreadable:,} pictures could not be shown: their files cannot be read."] if self.unreadable else []
-        )
+        notes = []
+        if self.unreadable:
+            notes.append(f"{_pictures(self.unreadable)} could not be shown: their files cannot be read.")
+        if self.not_found:
+            places = listed([plain(str(place.resolve())) for place in self.source.images])
+            notes.append(f"{_pictures(len(self.not_found))} were not found in {places}; give --images FOLDER.")
+        return notes
 
     def left(self, row: int) -> Item:
         """The picture; without one, its name."""
         path = self.source.pictures([row])[0]
+        if path is None and self.source.image_names is not None:
+            self.not_found.update(filter(None, self.source.image_names(np.array([row]))))
         picture = "" if path is None else self._thumbnail(path)
         return Item(picture=picture, name=self.source.ids([row])[0])
 
     def right(self, row: int) -> Item:
         return Item(text=self.source.texts([row])[0], name=self.source.ids([row])[0])
 
-    def flagged(self, place: int, row: int) -> Flagged:
-        audit = self.audit
+    def flagged(self, place: int) -> Flagged:
+        """One of the pairs for which better partners were looked for."""
+        audit, row = self.audit, int(self.audit.mended[place])
         return Flagged(
             id=self.source.ids([row])[0],
             score=float(audit.match_score[row]),

@@ -111,7 +111,7 @@ class Search:
             readable = readable[np.unique(self.groups[readable], return_index=True)[1]]
         is_wrong = self.match[readable] < 0.5
         chosen = sample(readable[is_wrong], POOL)
-        others = sample(readable[~is_wrong], POOL)[: POOL - len(chosen)]
+        others = sample(readable[~is_wrong], POOL - len(chosen))
         return np.sort(np.concatenate([chosen, others]))
 
     def _vectors(self, rows: IntArray, side: int) -> Tensor:

@@ -22,6 +22,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from mispair.auditing.tables import plain
 from mispair.errors import ConfigError, DataError
 
 IMAGE_NAMES = (
@@ -104,12 +105,7 @@ def _read(path: Path, images: Path, columns: _Columns) -> list[Record]:
                 f"{path}: this kind of file is not known; expected a table (.csv, .tsv, .txt or .parquet), a COCO or "
                 "Karpathy .json, or a folder of images and text files."
             )
-    return [(_plain(name).strip(), image.strip(), _plain(caption).strip()) for name, image, caption in records]
-
-
-def _plain(text: str) -> str:
-    """Without halves of characters (lone surrogates), which JSON can hold and neither tables nor encoders take."""
-    return text.encode("utf-8", "replace").decode("utf-8")
+    return [(plain(name).strip(), image.strip(), plain(caption).strip()) for name, image, caption in records]
 
 
 def _unique_ids(records: Sequence[Record]) -> Iterator[str]:
@@ -117,7 +113,7 @@ def _unique_ids(records: Sequence[Record]) -> Iterator[str]:
     repeats: Counter[str] = Counter()
     taken: set[str] = set()
     for name, image, _ in records:
-        wanted = name or f"{_plain(Path(image).as_posix()) if image else 'row'}#{captions[image]}"
+        wanted = name or f"{plain(Path(image).as_posix()) if image else 'row'}#{captions[image]}"
         captions[image] += 1
         unique = wanted
         while unique in taken:
@@ -136,7 +132,7 @@ def _check_images(rows: Sequence[Row], records: Sequence[Record], base: Path) ->
             )
     named = list(islice((row.image for row in rows if row.image), _LOOK_AT))
     if not any(map(os.path.exists, named)):
-        looked = f"looked for {_plain(named[0])}" if named else "no row names one"
+        looked = f"looked for {plain(named[0])}" if named else "no row names one"
         raise DataError(
             f"{base}: none of the {'first ' * (len(rows) > _LOOK_AT)}{min(len(rows), _LOOK_AT):,} images is here "
             f"({looked}); give the folder that the image paths start from with --images."
@@ -329,7 +325,7 @@ def _from_folder(folder: Path, images: Path) -> Iterator[Record]:
         if text.is_file():
             texts += 1
             content = text.read_bytes().decode(_encoding(text), "replace")
-            captions = [_plain(line).strip() for line in content.splitlines() if line.strip()]
+            captions = [plain(line).strip() for line in content.splitlines() if line.strip()]
         for caption in captions or [""]:
             yield "", str(inside), caption
     if not found:

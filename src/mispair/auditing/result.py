@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -35,6 +35,7 @@ REASONS = {
     "joint": "their encoders see no likeness",
     "networks": "the run's networks prefer other partners for either side",
 }
+FOUND_WRONG = "somebody has looked at it and found it wrong"
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class Audit:
         notes: What the reader should know.
         command: How to do it again.
         stages: Seconds of each part of the work.
+        checked: Rows that a person has looked at: 1 right, 0 wrong. Their word decides, whatever the measures say.
     """
 
     source: Source
@@ -64,6 +66,7 @@ class Audit:
     notes: tuple[str, ...] = ()
     command: str = ""
     stages: dict[str, float] = field(default_factory=dict)
+    checked: dict[int, float] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.source)
@@ -75,13 +78,13 @@ class Audit:
 
     @cached_property
     def score(self) -> npt.NDArray[np.float64]:
-        """(N,) log odds that each pair is right; NaN where it could not be read."""
+        """(N,) log odds that each pair is right, by its measures alone; NaN where it could not be read."""
         return self.judge.combination.score(self.scan.measures)
 
     @cached_property
     def match_score(self) -> npt.NDArray[np.float32]:
-        """(N,) probability that each pair is right; NaN where it could not be read."""
-        return self.judge.combination.match(self.scan.measures)
+        """(N,) probability that each pair is right: 0 or 1 where a person has checked, NaN where it cannot be read."""
+        return match_scores(self.judge, self.scan, self.checked)
 
     @property
     def is_mismatch(self) -> npt.NDArray[np.bool_]:
@@ -100,15 +103,19 @@ class Audit:
 
     def reasons(self, rows: IntArray) -> list[str]:
         """Why each of these rows is flagged: what speaks most against it. Empty for rows that are not."""
-        words = [*(REASONS[name] for name in self.judge.names), ""]
-        return [words[place] for place in self._against(rows)]
+        return [self._reasons[place] for place in self._against(rows)]
 
-    def _against(self, rows: IntArray | slice) -> npt.NDArray[np.int64]:
-        """Which measure speaks most against each of these rows; one behind the last for rows that are not flagged."""
+    @property
+    def _reasons(self) -> list[str]:
+        return [*(REASONS[name] for name in self.judge.names), "", FOUND_WRONG]
+
+    def _against(self, rows: IntArray) -> npt.NDArray[np.int64]:
+        """Place in `_reasons` of each of these rows: what speaks most against it, if it is flagged."""
         combination = self.judge.combination
         here = standardised(self.scan.measures[rows], combination.centre, combination.spread)
         against = (self._usual - here) * np.maximum(combination.weights, 0)
         worst = np.where(np.isfinite(against), against, 0).argmax(axis=1)
+        worst[np.isin(rows, list(self.checked))] = len(self.judge.names) + 1
         return np.where(self.match_score[rows] < THRESHOLD, worst, len(self.judge.names))
 
     @cached_property
@@ -140,7 +147,7 @@ class Audit:
             "status": self._status_column(start, stop),
             "match_score": pyarrow.array(match, mask=bad),
             "is_mismatch": pyarrow.array(match < THRESHOLD, mask=bad),
-            "reason": _words(self._against(here), [*(REASONS[name] for name in self.judge.names), ""]),
+            "reason": _words(self._against(np.arange(start, stop)), self._reasons),
         }
         for name, partners in (("right", self.new_rights), ("left", self.new_lefts)):
             columns[f"suggested_{name}"], columns[f"suggested_{name}_score"] = self._best_partner(partners, start, stop)
@@ -229,6 +236,15 @@ class Audit:
     def write_clean(self, out: str | Path, *, overwrite: bool = False) -> Path:
         """Writes a copy of the input without the flagged and the unreadable pairs, in the input's own layout."""
         return write_filtered(self.source, ~self.is_mismatch & (self.scan.status == READABLE), out, overwrite)
+
+
+def match_scores(judge: Judge, scan: Scan, checked: Mapping[int, float]) -> npt.NDArray[np.float32]:
+    """(N,) match scores by the measures, and by what a person has found; NaN where a row could not be read."""
+    match = judge.combination.match(scan.measures)
+    for row, right in checked.items():
+        if not np.isnan(match[row]):
+            match[row] = right
+    return match
 
 
 def _words(places: npt.NDArray[np.integer], words: list[str]) -> pyarrow.Array:

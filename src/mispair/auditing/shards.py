@@ -44,7 +44,9 @@ class File:
             return np.array(array[rows])
         assert isinstance(array, np.memmap)
         found = np.empty((len(rows), array.shape[1]), dtype=array.dtype)
-        start, size, places = array.offset, array.strides[0], found.reshape(-1).view(np.uint8).data
+        # Not the stride, which is another one where a single row is stored as columns.
+        size = array.shape[1] * array.itemsize
+        start, places = array.offset, found.reshape(-1).view(np.uint8).data
         with self.path.open("rb", buffering=0) as file:
             for place, row in enumerate(rows.tolist()):
                 file.seek(start + row * size)

@@ -20,7 +20,7 @@ import numpy as np
 from mispair.auditing import names
 from mispair.auditing.names import Names
 from mispair.auditing.shards import Held, Matrix, OnDevice, Shard, Side, open_files
-from mispair.auditing.tables import USUAL_NAMES, Table, open_table
+from mispair.auditing.tables import USUAL_NAMES, Table, listed, open_table
 from mispair.data import formats, precomp, vectors
 from mispair.data.arrays import chunks, open_array
 from mispair.data.pairs import FloatArray, IntArray
@@ -152,10 +152,13 @@ class Source:
         return names.find(self.names.ids, ids, len(self), self.name)
 
     def fingerprint(self) -> str:
-        """A hash that tells whether a resumed audit sees the same input: sizes of files, and a sample of rows."""
+        """A hash that tells whether a resumed audit sees the same input.
+
+        It is made of the sizes of the files, of when they were last written, and of a sample of rows.
+        """
         rows = np.unique(np.linspace(0, len(self) - 1, _SAMPLED_ROWS).astype(np.int64))
-        sizes = [path.stat().st_size for path in self.files]
-        known = hashlib.sha256(repr((self.layout, len(self), self.widths, sizes, self.ids(rows))).encode())
+        files = [(found.st_size, found.st_mtime_ns) for found in map(Path.stat, self.files)]
+        known = hashlib.sha256(repr((self.layout, len(self), self.widths, files, self.ids(rows))).encode())
         known.update(self.left.gather(rows).tobytes())
         # Vectors of words are computed: their last digit may differ from machine to machine, their texts cannot.
         exact = self.layout != "precomp"
@@ -296,9 +299,30 @@ def _open_clip(folder: Path) -> Source:
     metadata = folder / "metadata"
     tables = vectors.numbered(metadata, "metadata", ".parquet") or vectors.numbered(metadata, "metadata", ".csv")
     table = open_table(*tables) if tables else None
+    _check_numbers(*zip(paths, ([shard.shape[0] for shard in side.shards] for side in sides), strict=True))
+    if table is not None:
+        shards = paths[0], [shard.shape[0] for shard in sides[0].shards]
+        _check_numbers(shards, (tables, [len(part) for part in table.parts]))
     files = (*paths[0], *paths[1], *tables)
     source = Source(sides[0], sides[1], "clip", str(folder), Names(), files=files, table=table)
     return source if table is None else _described(source, table)
+
+
+def _check_numbers(one: tuple[list[Path], list[int]], other: tuple[list[Path], list[int]]) -> None:
+    """Refuses files that would be paired by their place although their numbers say that each lacks another one.
+
+    Files of other sizes than their partners' are cut elsewhere, and then their numbers mean nothing.
+    """
+    (paths, sizes), (others, other_sizes) = one, other
+    numbers, other_numbers = ({int(path.stem.rpartition("_")[2]): path for path in side} for side in (paths, others))
+    if sizes != other_sizes or numbers.keys() == other_numbers.keys():
+        return
+    odd = [str(path) for number, path in numbers.items() if number not in other_numbers]
+    other_odd = [str(path) for number, path in other_numbers.items() if number not in numbers]
+    raise DataError(
+        f"{listed(odd)} and {listed(other_odd)} have no partner with the same number; expected the same numbers on "
+        "both sides, as rows are paired file by file. Bring the missing files back, or take these away."
+    )
 
 
 def _open_precomp(folder: Path, split: str, places: tuple[Path, ...]) -> Source:

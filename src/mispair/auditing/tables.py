@@ -228,6 +228,15 @@ def listed(names: Sequence[str]) -> str:
     return (", ".join(names[:_NAMED]) or "none") + more
 
 
+def plain(text: str) -> str:
+    """Without halves of characters (lone surrogates), which neither tables nor encoders nor files take.
+
+    >>> plain("caf\\udce9")
+    'caf?'
+    """
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
 def _find(columns: Sequence[str], role: Role) -> str | None:
     lowered = [name.strip().lower() for name in columns]
     return next((columns[lowered.index(name)] for name in USUAL_NAMES[role] if name in lowered), None)
@@ -333,7 +342,7 @@ def _records(path: Path, separator: str, start: int = 0) -> Iterator[tuple[int, 
             except UnicodeDecodeError as error:
                 where = position - len(line) + error.start
                 raise DataError(
-                    f"{path}: byte {where:,} is not UTF-8; convert the file with `iconv -t utf-8`."
+                    f"{path}: byte {where:,} is not UTF-8; convert the file with `iconv -f latin1 -t utf-8`."
                 ) from None
 
     try:

@@ -1,0 +1,185 @@
+"""What a person has looked at: it decides that pair, and teaches about the others without overruling them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mispair
+from audit_cases import Case, hurry, make_case, write_clip
+from mispair.auditing import api
+from mispair.auditing.api import Settings, audit_to_folder
+from mispair.auditing.calibrate import MOST_WORTH, _worth_of_checked
+from mispair.auditing.paging import make_page
+from mispair.auditing.result import FOUND_WRONG, Audit
+from mispair.auditing.source import open_source
+from mispair.errors import DataError
+
+arrow = pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
+
+ROWS = 200
+RIGHT, WRONG = 1.0, 0.0
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quickly() -> Iterator[None]:
+    with hurry():
+        yield
+
+
+@pytest.fixture(scope="module")
+def case() -> Case:
+    made = make_case(ROWS, 0.3)
+    made.right[9] = 0  # cannot be read, whatever anybody says of it
+    return made
+
+
+@pytest.fixture(scope="module")
+def answers(case: Case) -> dict[int, float]:
+    """Against what the measures say: the worst two are right, and the best two are wrong."""
+    order = mispair.audit(case.left, case.right, device="cpu").match_score.argsort()  # NaN is last
+    best = order[order != 9][-2:]
+    return {int(order[0]): RIGHT, int(order[1]): RIGHT, int(best[0]): WRONG, int(best[1]): WRONG, 9: RIGHT}
+
+
+@pytest.fixture(scope="module")
+def checked(answers: Mapping[int, float]) -> dict[str, bool]:
+    return {f"p{row}": right == RIGHT for row, right in answers.items()}
+
+
+@pytest.fixture(scope="module")
+def folder(case: Case, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    metadata = {"id": [f"p{row}" for row in range(ROWS)], "caption": [f"text {row}" for row in range(ROWS)]}
+    return write_clip(tmp_path_factory.mktemp("in") / "clip", case.left, case.right, metadata)
+
+
+@pytest.fixture(scope="module")
+def audit(case: Case, checked: dict[str, bool]) -> Audit:
+    ids = [f"p{row}" for row in range(ROWS)]
+    return mispair.audit(case.left, case.right, ids, checked=checked, device="cpu")
+
+
+def check_decided(columns: Mapping[str, list[Any]], answers: Mapping[int, float]) -> None:
+    for row, right in answers.items():
+        readable = row != 9
+        assert columns["match_score"][row] == (right if readable else None)
+        assert columns["is_mismatch"][row] == (right == WRONG if readable else None)
+        assert columns["reason"][row] == (FOUND_WRONG if right == WRONG else "")
+    assert columns["reason"].count(FOUND_WRONG) == 2
+
+
+def test_an_answer_decides_its_pair(audit: Audit, answers: dict[int, float]) -> None:
+    check_decided(audit.table.to_pydict(), answers)
+    assert audit.summary["flagged"] == int(audit.is_mismatch.sum())
+    wrong = {row for row, right in answers.items() if right == WRONG}
+    assert wrong <= set(audit.mended.tolist())
+    assert not (answers.keys() - wrong) & set(audit.mended.tolist())
+    assert not {f"p{row}" for row in answers.keys() - wrong} & set(audit.suggestions["id"].to_pylist())
+    assert audit.status(np.array([9])) == ["the right vector is zero"]
+
+
+def test_the_copy_follows_the_answers(audit: Audit, answers: dict[int, float], tmp_path: Path) -> None:
+    kept = open_source_ids(audit.write_clean(tmp_path / "clean"))
+    for row, right in answers.items():
+        assert (f"p{row}" in kept) == (right == RIGHT and row != 9)
+
+
+def open_source_ids(folder: Path) -> list[str]:
+    return [line.split(",")[0].strip('"') for line in (folder / "ids.csv").read_text().splitlines()[1:]]
+
+
+def test_the_report_shows_what_nobody_has_seen_first(
+    audit: Audit, answers: dict[int, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = {f"p{row}" for row, right in answers.items() if right == WRONG}
+    page = make_page(audit)
+    assert page.flagged == len(page.worst) + max(0, page.flagged - 24)
+    assert {pair.id for pair in page.worst[:-2]}.isdisjoint({f"p{row}" for row in answers})
+    monkeypatch.setattr("mispair.auditing.paging.WORST", ROWS)
+    page = make_page(audit)
+    assert {pair.id for pair in page.worst[-2:]} == wrong
+    assert len(page.worst) == page.flagged
+    for pair in page.worst:
+        place = audit.mended.tolist().index(int(pair.id[1:]))
+        assert [one.id for one in pair.new_rights] == [f"p{row}" for row in audit.new_rights.rows[place] if row >= 0]
+
+
+def test_a_resumed_audit_keeps_the_answers(
+    folder: Path, checked: dict[str, bool], answers: dict[int, float], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings(device="cpu", checked=checked)
+
+    def stopped(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(api, "find_partners", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            audit_to_folder(open_source(folder), tmp_path, settings)
+    audit_to_folder(open_source(folder), tmp_path, settings)
+    check_decided(parquet.read_table(tmp_path / "pairs.parquet").to_pydict(), answers)
+    assert json.loads((tmp_path / "summary.json").read_text())["flagged"] > 2
+
+
+# ---------------------------------------------------------------------- what the others make of it
+
+
+def test_one_answer_counts_for_few_pairs_however_many_there_are() -> None:
+    for rows in (1000, 100_000):
+        assert _worth_of_checked(np.arange(rows) < 1) == MOST_WORTH
+    assert _worth_of_checked(np.arange(1000) < 50) == pytest.approx(2)
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_one_mistaken_answer_changes_hardly_any_other_pair(right: bool) -> None:
+    case = make_case(2000, 0.3, noise=0.3)
+    plain = mispair.audit(case.left, case.right, device="cpu")
+    order = plain.match_score.argsort()
+    row = int(order[5] if right else order[-100])  # surely wrong, and called right; or the other way round
+    assert case.wrong[row] == right
+    told = mispair.audit(case.left, case.right, checked={str(row): right}, device="cpu")
+    others = np.arange(2000) != row
+    assert (told.is_mismatch != plain.is_mismatch)[others].mean() < 0.01
+    assert np.abs(told.match_score - plain.match_score)[others].mean() < 0.01
+
+
+# ---------------------------------------------------------------------- answers that are none
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"0": "no"}, "checked says 'no' for the pair '0'; expected True"),
+        ({"0": None}, "checked says None"),
+        ({"0": float("nan")}, "checked says nan"),
+        ({"0": 2}, "checked says 2"),
+        ({"0": True, 0: False}, "both right and wrong for the pair '0'"),
+        ([("0", True)], "checked is a list; expected a dict"),
+    ],
+)
+def test_what_is_no_answer_is_refused(case: Case, given: Any, words: str) -> None:
+    with pytest.raises(DataError, match=words):
+        mispair.audit(case.left, case.right, checked=given, device="cpu")
+
+
+def test_numbers_and_numpy_values_are_answers(case: Case) -> None:
+    given: Any = {0: 1, 1: 0, "2": np.bool_(True), np.int64(3): np.float32(0)}
+    found = mispair.audit(case.left, case.right, checked=given, device="cpu")
+    assert found.match_score[:4].tolist() == [1, 0, 1, 0]
+
+
+def test_halves_of_characters_do_no_harm(case: Case) -> None:
+    ids = [f"p{row}\udce9" for row in range(ROWS)]
+    texts, given = ["a \ud800"] * ROWS, {"p3\udce9": False}
+    found = mispair.audit(case.left, case.right, ids, [f"\ud800{row}" for row in range(ROWS)], texts=texts,
+                          checked=given, device="cpu")  # fmt: skip
+    assert found.source.ids([3]) == ["p3?"]
+    assert found.source.texts([3]) == ["a ?"]
+    assert found.match_score[3] == 0
+    assert found.summary["scored"] == ROWS - 1

@@ -1,0 +1,130 @@
+"""`mispair audit` refuses what cannot end well before it starts to work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from audit_cases import contents, hurry, make_case, write_clip
+from mispair.auditing import api, encode, trained
+from mispair.cli import main
+from mispair.cli_audit import read_checked
+from mispair.errors import DataError
+
+pytest.importorskip("pyarrow")
+
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Data of several kinds; any work is a mistake."""
+
+    def work(*_: object, **__: object) -> None:
+        raise AssertionError("it has started to work")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(api, "_learn", work)
+    monkeypatch.setattr(encode, "image_encoder", work)
+    monkeypatch.setattr(trained, "from_run", work)
+    case = make_case(60, 0.3)
+    write_clip(tmp_path / "in", case.left, case.right, {"id": [str(row) for row in range(60)]})
+    np.save("a.npy", case.left)
+    np.save("b.npy", case.right)
+    Path("names.csv").write_text("id\n" + "".join(f"n{row}\n" for row in range(60)))
+    Path("raw").mkdir()
+    Image.new("RGB", (4, 3)).save("raw/dog.jpg")
+    Path("raw/dog.txt").write_text("a dog")
+    Path("raw.csv").write_text("image,caption\ndog.jpg,a dog\n")
+    Path("run").mkdir()
+    Path("run/best.safetensors").write_bytes(b"")
+    Path("file").write_text("a file")
+    Path("mine").mkdir()
+    Path("mine/thesis.txt").write_text("important")
+    return tmp_path
+
+
+def refused(capsys: Capture, place: Path, *arguments: str) -> str:
+    before = contents(place)
+    assert main(["audit", *arguments, "--device", "cpu"]) == 2
+    assert contents(place) == before
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert error.startswith("mispair: ")
+    return error
+
+
+@pytest.mark.parametrize(
+    ("clean", "words"),
+    [
+        ("in/clean", "where the audited data is"),
+        ("in", "where the audited data is"),
+        ("out", "--clean out and --out out lie in each other"),
+        ("out/clean", "lie in each other"),
+        (".", "lie in each other"),
+        ("file", "this is a file"),
+        ("mine", "also holds thesis.txt"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["folder", "arrays"])
+def test_a_bad_place_for_the_copy(place: Path, capsys: Capture, kind: str, clean: str, words: str) -> None:
+    data = {"folder": ["in"], "arrays": ["--left", "in/img_emb/img_emb_0.npy", "--right", "b.npy"]}[kind]
+    if kind == "arrays" and clean == "in/clean":
+        clean = "in/img_emb"  # beside the files is a good place, instead of them is not
+    error = refused(capsys, place, *data, "--out", "out", "--clean", clean, "--overwrite")
+    assert words in error
+
+
+@pytest.mark.parametrize(
+    ("clean", "words"),
+    [
+        ("raw/clean", "where the audited data is"),
+        ("out-embeddings/clean", "where the audited data is"),
+        ("file", "this is a file"),
+        ("mine", "also holds thesis.txt"),
+        ("out", "lie in each other"),
+    ],
+)
+@pytest.mark.parametrize("source", ["raw", "raw.csv"])
+def test_a_bad_place_is_refused_before_anything_is_encoded(
+    place: Path, capsys: Capture, source: str, clean: str, words: str
+) -> None:
+    if (source, clean) == ("raw.csv", "raw/clean"):
+        clean = "raw.csv/clean"
+    options = ["--images", "raw", "--out", "out", "--clean", clean, "--overwrite"]
+    assert words in refused(capsys, place, source, *options)
+
+
+def test_a_bad_place_is_refused_before_a_run_is_read(place: Path, capsys: Capture) -> None:
+    for clean, words in (("run/clean", "where the audited data is"), ("mine", "also holds thesis.txt")):
+        assert words in refused(capsys, place, "run", "--out", "out", "--clean", clean, "--overwrite")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [["in"], ["--left", "a.npy", "--right", "b.npy"], ["--left", "a.npy", "--right", "b.npy", "--ids", "names.csv"]],
+)
+def test_a_folder_of_pictures_that_nothing_names(place: Path, capsys: Capture, data: list[str]) -> None:
+    error = refused(capsys, place, *data, "--images", "raw", "--out", "out")
+    assert "--images raw is given, but" in error
+    assert "names no pictures; add a column image_path" in error
+
+
+def test_answers_that_contradict_each_other(place: Path, capsys: Capture) -> None:
+    path = place / "t.csv"
+    path.write_text("id,right\n1,yes\n2,no\n1,yes\n2,wrong\n")
+    assert read_checked(path) == {"1": True, "2": False}
+    path.write_text("id,right\n1,yes\n2,no\n1,no\n")
+    with pytest.raises(DataError, match="the pair '1' is right in one row and wrong in another; keep one of them"):
+        read_checked(path)
+    assert "'1' is right in one row" in refused(capsys, place, "in", "--out", "out", "--checked", "t.csv")
+
+
+def test_good_places_are_taken(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    monkeypatch.chdir(place)
+    with hurry():
+        assert main(["audit", "in", "--out", "results/out", "--clean", "results/clean", "--device", "cpu"]) == 0
+    assert (place / "results/clean/img_emb/img_emb_0.npy").exists()

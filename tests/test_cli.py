@@ -12,14 +12,16 @@ import time
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+import mispair
 from mispair import checkpoint
 from mispair.cli import COMMANDS, main
 from mispair.methods import METHODS
-from tiny import tiny_folder, weights
+from tiny import tiny_folder, tiny_pairs, weights
 
 SETTINGS = {
     "embed-size": 16, "word-size": 8, "sim-size": 8, "batch-size": 16, "epochs": 2, "warmup-epochs": 1, "lr": 1e-3,
@@ -138,6 +140,18 @@ def test_eval_refuses_partners_that_do_not_fit(
         assert words in captured.err
         assert "Traceback" not in captured.err
         assert not captured.out
+
+
+@pytest.mark.parametrize("command", [["eval"], ["search", "--query", "a"]], ids=" ".join)
+def test_a_model_from_python_asks_for_its_data(
+    command: list[str], data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings: dict[str, Any] = {name.replace("-", "_"): value for name, value in SETTINGS.items()}
+    mispair.fit(tiny_pairs(16), out=tmp_path / "run", **settings)
+    arguments = [command[0], str(tmp_path / "run"), *command[1:]]
+    assert main(arguments) == 2
+    assert 'This model was trained from Python, on pairs named "tiny"; give --data' in capsys.readouterr().err
+    assert main([*arguments, "--data", str(data)]) == 0
 
 
 def test_search_both_ways(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 import mispair
 from mispair import checkpoint, methods
@@ -169,6 +171,19 @@ def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
     assert np.array_equal(first.score(tiny_pairs(4).left, ["a b"]), again.score(tiny_pairs(4).left, ["a b"]))
 
 
+def test_an_ended_run_says_so_and_refuses_other_pairs(tmp_path: Path) -> None:
+    mispair.fit(tiny_pairs(16), out=tmp_path / "run", **SMALL)
+    console = Console(file=StringIO(), width=200)
+    mispair.fit(tiny_pairs(16), out=tmp_path / "run", console=console, **SMALL)
+    assert "This run has ended already; nothing was trained." in console.file.getvalue()  # type: ignore[attr-defined]
+    with pytest.raises(ConfigError, match="other pairs: the data set or its noise has changed since"):
+        mispair.fit(tiny_pairs(16, seed=5), out=tmp_path / "run", **SMALL)
+    result = json.loads((tmp_path / "run/result.json").read_text())
+    del result["fingerprint"]  # as earlier versions wrote it
+    (tmp_path / "run/result.json").write_text(json.dumps(result))
+    mispair.fit(tiny_pairs(16), out=tmp_path / "run", **SMALL)
+
+
 def test_other_pairs_are_refused_on_resume(tmp_path: Path) -> None:
     settings = config()
     run_until(settings, tiny_pairs(16), tmp_path / "run", 3)
@@ -203,6 +218,40 @@ def test_validation_pairs_must_be_of_the_same_kind() -> None:
     wide = Regions(np.zeros((8, 5, 13), dtype=np.float32))
     with pytest.raises(DataError, match="width 12 for training but 5 regions of width 13"):
         mispair.fit(train, replace(dev, left=wide), **SMALL)
+
+
+def test_validation_needs_pairs() -> None:
+    with pytest.raises(DataError, match="tiny: there are no validation pairs; leave them out"):
+        mispair.fit(tiny_pairs(16), tiny_pairs(16).select(np.empty(0, np.int64)), **SMALL)
+
+
+def test_texts_of_two_vocabularies_are_refused() -> None:
+    texts = tiny_pairs(4).right
+    assert isinstance(texts, Tokens)
+    other = Vocabulary((*texts.vocabulary.words[:4], *reversed(texts.vocabulary.words[4:])))
+    foreign = Tokens(*other.encode(texts.texts), other, texts.texts)
+    with pytest.raises(DataError, match=r"mine: both sides are texts, but of different vocabularies \(30 and 30 words"):
+        mispair.fit(Pairs(texts, foreign, np.arange(20), name="mine"), **SMALL)
+    mispair.fit(Pairs(texts, texts, np.arange(20)), **{**SMALL, "epochs": 1})
+
+
+class Picky(Duo):
+    """Finds nothing to train on in its first main epoch."""
+
+    def begin_epoch(self, epoch: int) -> list[Split]:
+        none = np.empty(0, dtype=np.int64)
+        return super().begin_epoch(epoch) if epoch else [Split(none), Split(np.array([3]))]
+
+
+def test_an_epoch_without_any_step_is_refused_or_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(methods.METHODS, "picky", Picky)
+    found = "the method picky chose fewer than 2 of 80 pairs to train on"
+    with pytest.raises(DataError, match=f"tiny: {found}; give more pairs"):
+        mispair.fit(tiny_pairs(16), out=tmp_path / "run", **{**SMALL, "warmup_epochs": 0}, method="picky")
+    assert not (tmp_path / "run/result.json").exists()
+    console = Console(file=StringIO(), width=200)
+    mispair.fit(tiny_pairs(16), console=console, **SMALL, method="picky")
+    assert f"epoch 1/2  {found}, so nothing is learned" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_the_callers_random_numbers_are_left_alone() -> None:

@@ -95,6 +95,24 @@ def test_odd_values_are_refused(matcher: mispair.Matcher) -> None:
         matcher.encode([1, 2], "right")  # type: ignore[list-item]
 
 
+def test_whole_numbers_are_features_too(matcher: mispair.Matcher) -> None:
+    whole = np.arange(2 * REGIONS * WIDTH).reshape(2, REGIONS, WIDTH) % 7
+    assert np.array_equal(matcher.score(whole, ["a"]), matcher.score(whole.astype(np.float32), ["a"]))
+
+
+@pytest.mark.parametrize(
+    ("items", "got"),
+    [
+        (np.zeros(WIDTH), rf"an array of float64 with shape \({WIDTH},\)"),
+        (np.full((2, REGIONS, WIDTH), "a"), rf"an array of <U1 with shape \(2, {REGIONS}, {WIDTH}\)"),
+        ([[0.5]], "a value of type list"),
+    ],
+)
+def test_a_refusal_says_what_came(matcher: mispair.Matcher, items: Any, got: str) -> None:
+    with pytest.raises(DataError, match=f"left side of this model takes {REGIONS} regions .*, but got {got}"):
+        matcher.score(items, ["a"])
+
+
 @pytest.fixture(scope="module")
 def sgr_and_saf() -> list[mispair.Matcher]:
     """SGRAF: two networks of the one kind, one of the other."""

@@ -71,6 +71,34 @@ def test_what_a_killed_process_left_behind_does_no_harm(tmp_path: Path) -> None:
     assert not (tmp_path / "run/.config.toml.77.tmp").exists()
 
 
+FOREIGN = {
+    "another program's": '[project]\nname = "thesis"\n',
+    "no TOML": "epochs = = 3",
+    "not UTF-8": b"\xff\xfe",
+    "a recipe that somebody wrote": "epochs = 3\n",
+}
+
+
+@pytest.mark.parametrize("content", FOREIGN.values(), ids=FOREIGN)
+def test_somebody_elses_config_is_not_touched(tmp_path: Path, content: str | bytes) -> None:
+    files = {"config.toml": content if isinstance(content, bytes) else content.encode(), "metrics.jsonl": b"mine"}
+    for name, value in files.items():
+        (tmp_path / name).write_bytes(value)
+    with pytest.raises(ConfigError, match=r"exists and is not a run folder.* nothing was changed"):
+        Run(tmp_path, Config())
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == files
+
+
+def test_a_run_in_which_nothing_was_trained_takes_other_settings(tmp_path: Path) -> None:
+    Run(tmp_path / "run", Config()).close()
+    settings = tmp_path / "run/config.toml"
+    settings.write_text("epochs = 3\n")  # known by the lock beside it, as when an older version wrote it
+    Run(tmp_path / "run", Config(epochs=4)).close()
+    (tmp_path / "run/.lock").unlink()  # hidden files get lost in copies; known by its text
+    Run(tmp_path / "run", Config(epochs=5)).close()
+    assert "epochs = 5\n" in settings.read_text()
+
+
 def test_tensorboard_files_are_written(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     run = Run(tmp_path / "run", Config(tensorboard=True))

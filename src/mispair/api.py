@@ -13,16 +13,20 @@ from rich.console import Console
 from mispair import methods
 from mispair.config import Config, override
 from mispair.data import formats
+from mispair.data.check import MOSTLY_UNKNOWN, unknown_share
 from mispair.data.noise import add_noise
 from mispair.data.pairs import Pairs, Tokens
 from mispair.devices import pick_device
 from mispair.engine import Trainer, check_pairs
-from mispair.errors import DataError, StoppedError
+from mispair.errors import ConfigError, DataError, StoppedError
 from mispair.evaluate import Evaluation
-from mispair.matcher import Matcher
+from mispair.matcher import Matcher, takes
+from mispair.models import SideSpec
 from mispair.run import Run
 
 SLICE = 1000  # test images
+READING = ("data", "vocab", "dev_protocol", "captions_per_image")  # settings of which data `mispair train` reads ...
+NOISE = ("noise_ratio", "noise_kind", "noise_file", "noise_seed")  # ... and which pairs it makes wrong
 
 
 def fit(
@@ -40,11 +44,13 @@ def fit(
         dev: Pairs to choose the best epoch by; without them the last one is kept.
         out: Run folder; an interrupted run in it is continued. Without it nothing is kept on disk.
         console: Where to show progress; nowhere by default.
-        **settings: Fields of `mispair.Config`, such as `method="plain"`, `model="sgr"`, `epochs=10`.
+        **settings: Fields of `mispair.Config`, such as `method="plain"`, `model="sgr"`, `epochs=10`; but none about the
+            data, which are `pairs` and `dev`.
     """
     for name, value in (("pairs", pairs), ("dev", dev)):
         if not isinstance(value, Pairs) and (name == "pairs" or value is not None):
             raise DataError(f"fit: {name} must be Pairs, as mispair.load gives them, not {type(value).__name__}.")
+    _refuse_data_settings(settings)
     config = override(Config(data=pairs.name), settings, "fit")
     if out is None:
         with tempfile.TemporaryDirectory(prefix="mispair-") as folder:
@@ -100,11 +106,13 @@ def load_splits(config: Config, console: Console | None = None) -> Splits:
     notes.print(f"{train.name}: {len(train):,} pairs" + (f", {mismatch:.2%} of them mismatched" if mismatch else ""))
     if "dev" not in others:
         notes.print("There is no dev split, so the last epoch is kept instead of the best.")
+    _note_unknown_words(train, notes)
     return splits
 
 
 def train_splits(config: Config, splits: Splits, out: Path, console: Console | None, after_stop: str) -> Matcher:
     """Trains in the run folder `out`, from where an earlier process stopped; `after_stop` says how to go on."""
+    _check_tested(config, splits)
     return _train(config, splits.train, splits.dev, out, console, after_stop)
 
 
@@ -114,6 +122,40 @@ def with_noise(config: Config, train: Pairs) -> Pairs:
         return train
     seed = config.seed if config.noise_seed is None else config.noise_seed
     return add_noise(train, ratio=config.noise_ratio, seed=seed, kind=config.noise_kind, file=config.noise_file)
+
+
+def _refuse_data_settings(settings: dict[str, Any]) -> None:
+    """Refuses settings that `fit` would not look at, because the pairs are made already."""
+    for name in settings:
+        if name in READING:
+            how = "say what to read with mispair.load"
+        elif name in NOISE:
+            how = "make pairs wrong with mispair.add_noise(pairs, ratio=0.4, seed=0)"
+        else:
+            continue
+        raise ConfigError(f"fit: {name} is about the data, but fit takes pairs as they are; {how} before.")
+
+
+def _note_unknown_words(pairs: Pairs, notes: Console) -> None:
+    if not isinstance(pairs.right, Tokens):
+        return
+    unknown = unknown_share(pairs.right.ids, pairs.right.offsets)
+    if unknown > MOSTLY_UNKNOWN:
+        notes.print(
+            f"{pairs.name}: {unknown:.0%} of the words are not in the vocabulary, so the captions say next to nothing; "
+            "give the vocabulary that belongs to them with --vocab."
+        )
+
+
+def _check_tested(config: Config, splits: Splits) -> None:
+    """Refuses test pairs that the model could not score once it is trained."""
+    for name in ("left", "right"):
+        ours, theirs = (SideSpec.of(getattr(pairs, name)) for pairs in (splits.train, splits.tested))
+        if not takes(config.model, ours, theirs):
+            raise DataError(
+                f"{splits.tested.name}: the {name} side has {theirs}, but {ours} for training, so {config.model} could "
+                "not be tested on it; make the features of all splits in the same way, or take this split away."
+            )
 
 
 def _train(

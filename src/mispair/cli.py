@@ -21,7 +21,7 @@ from mispair.cli_data import data_check, data_get, data_make, data_noise
 from mispair.cli_encode import encode
 from mispair.cli_suite import bench_report, bench_run
 from mispair.config import Config, read_recipe
-from mispair.errors import ConfigError, MispairError
+from mispair.errors import ConfigError, DataError, MispairError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -278,9 +278,14 @@ def _peek(argv: Sequence[str], flag: str) -> str:
 
 
 def _load_for(matcher: Matcher, data: str | None, split: str) -> Pairs:
-    from mispair.data.formats import load
+    from mispair.data.formats import SHAPES, load
 
     config = matcher.config
+    if not data and config.data != SHAPES and not Path(config.data).is_absolute():  # `mispair train` keeps whole paths
+        raise DataError(
+            f'This model was trained from Python, on pairs named "{config.data}"; give --data with the folder of the '
+            "data set."
+        )
     return load(
         data or config.data,
         split,

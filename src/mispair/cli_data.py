@@ -77,7 +77,7 @@ def data_noise(
         raise DataError(f"{out} exists already; give another --out or remove it first.")
     pairs = load(data, "train", finite=False)
     save_noise(out, noise_index(pairs, ratio=ratio, seed=seed, kind=kind))
-    found = mismatch(load_noise(out, pairs.link, len(pairs.left)), pairs.link)
+    found = mismatch(load_noise(out, pairs.link, len(pairs.left)), pairs.link, pairs.groups)
     if json:
         _print_json({"file": str(out), "kind": kind, "pairs": len(pairs), "ratio": ratio, "mismatch": found})
     else:

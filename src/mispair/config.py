@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
@@ -164,7 +165,8 @@ class Config:
     def _rules(self) -> list[tuple[str, bool, str]]:
         at_least_one = ("embed_size", "word_size", "sim_size", "graph_steps", "lr_decay_epochs", "negatives_start",
                         "bank_size", "neighbours", "hinge_least")  # fmt: skip
-        above_zero = ("attend_sharpness", "lse_sharpness", "evidence_scale", "meta_lr")
+        above_zero = ("lr", "margin", "attend_sharpness", "lse_sharpness", "evidence_scale", "meta_lr")
+        not_negative = ("weight_decay", "tau", "hinge_weight", "kl_weight", "hinge_decay", "checkpoint_seconds")
         rules = [(name, getattr(self, name) >= 1, "at least 1") for name in at_least_one]
         rules += [
             ("batch_size", self.batch_size >= 2, "at least 2, because the other pairs of a batch are the negatives"),
@@ -173,10 +175,7 @@ class Config:
             ("hardening_steps", self.hardening_steps >= 0, "0 or more"),
             ("noise_ratio", 0 <= self.noise_ratio <= 1, "between 0 and 1"),
             ("dropout", 0 <= self.dropout < 1, "at least 0 and below 1"),
-            ("lr", self.lr > 0, "above 0"),
-            ("weight_decay", self.weight_decay >= 0, "0 or more"),
             ("grad_clip", self.grad_clip > 0, "above 0"),
-            ("margin", self.margin > 0, "above 0"),
             ("negatives_end", 1 <= self.negatives_end <= self.negatives_start, "between 1 and negatives_start"),
             ("networks", self.networks in (None, 1, 2), "1 or 2"),
             ("clean_threshold", 0 <= self.clean_threshold < 1, "at least 0 and below 1"),
@@ -185,11 +184,12 @@ class Config:
             ("gamma_share", 0 < self.gamma_share <= 1, "above 0 and at most 1"),
             ("margin_base", self.margin_base > 1, "above 1"),
             ("eta", 0 <= self.eta <= 1, "between 0 and 1"),
-            ("tau", self.tau >= 0, "0 or more"),
+            ("label_floor", 0 <= self.label_floor <= 1, "between 0 and 1"),
             ("warmup_share", 0 < self.warmup_share <= 1, "above 0 and at most 1"),
             ("meta_share", 0 < self.meta_share < 1, "between 0 and 1"),
             ("score_hidden", self.score_hidden >= 0, "0 or more"),
-            *((name, getattr(self, name) > 0, "above 0") for name in above_zero),
+            *((name, 0 < getattr(self, name) < math.inf, "above 0 and finite") for name in above_zero),
+            *((name, 0 <= getattr(self, name) < math.inf, "0 or more and finite") for name in not_negative),
             ("captions_per_image", self.captions_per_image is None or self.captions_per_image >= 1, "at least 1"),
             ("seed", self.seed >= 0, "0 or more"),
             ("noise_seed", self.noise_seed is None or self.noise_seed >= 0, "0 or more"),

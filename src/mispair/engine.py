@@ -7,7 +7,6 @@ the pairs and the augmentation are functions of seed, epoch, network and positio
 
 from __future__ import annotations
 
-import hashlib
 import math
 import signal
 import threading
@@ -25,7 +24,7 @@ from rich.console import Console
 from mispair import checkpoint, methods
 from mispair.config import Config
 from mispair.data.loader import PairLoader, SideLoader, prefetch
-from mispair.data.pairs import Pairs, Tokens
+from mispair.data.pairs import Pairs, Tokens, fingerprint
 from mispair.devices import autocast, pick_device
 from mispair.errors import CollapseError, ConfigError, DataError, NonFiniteError, StoppedError
 from mispair.evaluate import evaluate, similarities
@@ -95,7 +94,9 @@ class Trainer:
 
     def fit(self) -> Matcher:
         """Trains to the end, from the newest checkpoint if there is one."""
-        if self.run.result is not None:
+        if (ended := self.run.result) is not None:
+            self._refuse_other_pairs(ended.get("fingerprint"))
+            self.progress.line("This run has ended already; nothing was trained.")
             return Matcher.load(self.run.best, self.config.device)
         own = [self.device] if self.device.type == "cuda" else []
         with _signals(self), self.progress, torch.random.fork_rng(own):  # the caller's random numbers are not ours
@@ -105,7 +106,7 @@ class Trainer:
                 self._epoch()
         if self.dev is None:
             self._matcher().save(self.run.best)
-        self.run.finish({"best": self.best, "steps": self.cursor.step})
+        self.run.finish({"best": self.best, "steps": self.cursor.step, "fingerprint": fingerprint(self.train_pairs)})
         return Matcher.load(self.run.best, self.config.device)
 
     def _epoch(self) -> None:
@@ -114,6 +115,7 @@ class Trainer:
         if cursor.network == 0 and cursor.position == 0:
             with autocast(self.device, self.config.precision):
                 self.splits = self.method.begin_warmup() if main is None else self.method.begin_epoch(main)
+            self._check_splits()
         self.choosing = time.monotonic() - started
         while cursor.network < len(self.nets):
             self._set_lr(self.optimizers[cursor.network])
@@ -219,6 +221,23 @@ class Trainer:
         if self.watch.collapsed:
             self._refuse_collapse()
 
+    def _check_splits(self) -> None:
+        """An epoch may have nothing to train on, which is said; a run may not begin like that."""
+        if any(len(split.clean) > 1 for split in self.splits):
+            return
+        found = f"the method {self.config.method} chose fewer than 2 of {len(self.train_pairs):,} pairs to train on"
+        if not self.cursor.step:
+            raise DataError(f"{self.train_pairs.name}: {found}; give more pairs that are right, or another --method.")
+        self.progress.line(f"{self._phase}  {found}, so nothing is learned in this epoch")
+
+    def _refuse_other_pairs(self, trained_on: str | None) -> None:
+        """Runs that ended before fingerprints were kept with the result have none."""
+        if trained_on not in (None, fingerprint(self.train_pairs)):
+            raise ConfigError(
+                f"{self.run.path} was trained on other pairs: the data set or its noise has changed since; "
+                "put the old files back or give another --out."
+            )
+
     def _refuse_non_finite(self, step: int) -> None:
         """Names the pairs of the step, found again from the plan."""
         position = self.cursor.position - (self.cursor.step - step)
@@ -269,7 +288,7 @@ class Trainer:
             "random": torch.get_rng_state(),
             "cuda_random": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
             "logged_bytes": self.run.logged_bytes,
-            "fingerprint": _fingerprint(self.train_pairs),
+            "fingerprint": fingerprint(self.train_pairs),
         }
         checkpoint.save(self.run.checkpoints, self.cursor.step, state)
         self._saved_at = time.monotonic()
@@ -280,11 +299,7 @@ class Trainer:
         if state is None:
             self.run.forget_after(0)
             return
-        if state["fingerprint"] != _fingerprint(self.train_pairs):
-            raise ConfigError(
-                f"{self.run.path} was trained on other pairs: the data set or its noise has changed since; "
-                "put the old files back or give another --out."
-            )
+        self._refuse_other_pairs(state["fingerprint"])
         self.cursor = Cursor(**state["cursor"])
         for net, saved in zip(self.nets, state["networks"], strict=True):
             net.load_state_dict(saved)
@@ -336,6 +351,14 @@ def check_pairs(train: Pairs, dev: Pairs | None) -> None:
             f"{train.name}: {len(train):,} training pairs with {images} different left items; at least 2 of each are "
             "needed, because the other pairs are the negatives."
         )
+    words = [side.vocabulary for side in (train.left, train.right) if isinstance(side, Tokens)]
+    if len(words) == 2 and words[0] != words[1]:
+        raise DataError(
+            f"{train.name}: both sides are texts, but of different vocabularies ({len(words[0]):,} and "
+            f"{len(words[1]):,} words), and a model keeps one; encode both sides with one vocabulary."
+        )
+    if dev is not None and not len(dev):
+        raise DataError(f"{dev.name}: there are no validation pairs; leave them out and the last epoch is kept.")
     for name in ("left", "right") if dev is not None else ():
         ours, theirs = getattr(train, name), getattr(dev, name)
         if SideSpec.of(ours) != SideSpec.of(theirs):
@@ -354,18 +377,6 @@ def _networks(config: Config, method: type[Method]) -> int:
     if config.networks is not None and config.networks < method.networks:
         raise ConfigError(f"networks is {config.networks}, but {config.method} trains {method.networks} together.")
     return config.networks or method.networks
-
-
-def _fingerprint(pairs: Pairs) -> str:
-    """Tells whether a resumed run sees the same pairs: link, sizes and texts, and a sample of the features."""
-    digest = hashlib.sha256(np.ascontiguousarray(pairs.link).tobytes())
-    for side in (pairs.left, pairs.right):
-        if isinstance(side, Tokens):
-            digest.update(np.ascontiguousarray(side.ids).tobytes())
-        else:
-            sample = np.linspace(0, len(side) - 1, 16, dtype=np.int64)
-            digest.update(np.ascontiguousarray(side.features[sample]).tobytes())
-    return digest.hexdigest()
 
 
 @contextmanager

@@ -17,7 +17,7 @@ import torch
 from mispair.config import Config, override
 from mispair.data.arrays import check_finite
 from mispair.data.loader import SideLoader
-from mispair.data.pairs import FloatArray, Pairs, Regions, Side, Tokens, Vectors
+from mispair.data.pairs import FloatArray, Pairs, Regions, Side, Tokens, Vectors, described
 from mispair.data.text import Vocabulary
 from mispair.devices import autocast, pick_device
 from mispair.errors import DataError
@@ -132,11 +132,9 @@ class Matcher:
         spec = self.specs[0 if name == "left" else 1]
         side = self._texts(items) if spec.kind == "tokens" else _features(items)
         if side is None:
-            raise DataError(f"The {name} side of this model takes {spec}, but got {type(items).__name__}.")
+            raise DataError(f"The {name} side of this model takes {spec}, but got {described(items)}.")
         found = SideSpec.of(side)
-        if self.config.model not in A_SLOT_A_REGION:
-            found = replace(found, count=spec.count)
-        if found != spec:
+        if not takes(self.config.model, spec, found):
             raise DataError(f"The {name} side of this model takes {spec}, but got {found}.")
         if not len(side):
             raise DataError(f"There are no {name} items to score.")
@@ -151,6 +149,11 @@ class Matcher:
         if not all(isinstance(text, str) for text in texts):
             return None
         return Tokens(*self.vocabulary.encode(texts), self.vocabulary, texts)
+
+
+def takes(model: str, trained: SideSpec, given: SideSpec) -> bool:
+    """Whether a model that was trained on the one kind of side can score the other."""
+    return given == trained or (model not in A_SLOT_A_REGION and replace(given, count=trained.count) == trained)
 
 
 def evaluate_together(matchers: Sequence[Matcher], pairs: Pairs, folds: int = 1) -> Evaluation:
@@ -184,7 +187,8 @@ def check_alike(one: Matcher, other: Matcher) -> None:
 
 
 def _features(items: Items) -> Side | None:
-    if isinstance(items, np.ndarray) and items.ndim in (2, 3) and items.dtype.kind == "f":
+    if isinstance(items, np.ndarray) and items.ndim in (2, 3) and items.dtype.kind in "fiu":
+        items = items if items.dtype.kind == "f" else items.astype(np.float32)
         check_finite(items, "features")
         return Vectors(items) if items.ndim == 2 else Regions(items)
     return items if isinstance(items, Regions | Vectors) else None

@@ -43,10 +43,9 @@ class Run:
         self._tensorboard = _import_tensorboard() if config.tensorboard else None
         self._board: Any = None
         try:
-            if settings.is_file():
-                if self._started:
-                    _refuse_other_config(path, read_recipe(settings), config)
-            elif path.exists() and (not path.is_dir() or any(entry.name[0] != "." for entry in path.iterdir())):
+            if settings.is_file() and self._started:
+                _refuse_other_config(path, read_recipe(settings), config)
+            elif path.exists() and not _is_free(path):
                 raise ConfigError(f"{path} exists and is not a run folder; give another --out, nothing was changed.")
             path.mkdir(parents=True, exist_ok=True)
             self._lock = _lock(path)
@@ -120,6 +119,21 @@ class Run:
 
     def finish(self, result: dict[str, Any]) -> None:
         write_atomically(self.path / "result.json", json.dumps(result, indent=2).encode())
+
+
+def _is_free(path: Path) -> bool:
+    """Whether nothing of somebody else's is in this folder, in which nothing was trained yet."""
+    if (path / "config.toml").is_file():
+        return (path / ".lock").exists() or _is_ours(path / "config.toml")
+    return path.is_dir() and all(entry.name[0] == "." for entry in path.iterdir())
+
+
+def _is_ours(settings: Path) -> bool:
+    """Whether a run wrote this file: people call other files config.toml, too."""
+    try:
+        return settings.read_text(encoding="utf-8") == to_toml(read_recipe(settings))
+    except (ConfigError, UnicodeDecodeError):
+        return False
 
 
 def _refuse_other_config(path: Path, old: Config, new: Config) -> None:

@@ -146,6 +146,17 @@ def test_vectors(tmp_path: Path) -> None:
     assert "caption level, 16 entries" in text_of(found)
 
 
+def test_noise_between_rows_of_one_image_is_no_mismatch(tmp_path: Path) -> None:
+    for name in ("img_emb", "text_emb"):
+        (tmp_path / name).mkdir()
+        np.save(tmp_path / name / f"{name}_0.npy", np.ones((20, 3), np.float16))
+    (tmp_path / "metadata").mkdir()
+    (tmp_path / "metadata/metadata_0.csv").write_text("image_path\n" + "".join(f"{i // 2}.jpg\n" for i in range(20)))
+    save_noise(tmp_path / "pairs_0.5.npy", np.array([1, 0, 3, 2, 8, 9, 6, 7, 4, 5, 10, 11, 12, 13, 14, 15]))
+    found = check(tmp_path)
+    assert found.figures["noise"][str(tmp_path / "pairs_0.5.npy")]["mismatch"] == 0.25
+
+
 def test_vectors_of_different_lengths_are_a_problem(tmp_path: Path) -> None:
     for name, rows in (("img_emb", 20), ("text_emb", 19)):
         (tmp_path / name).mkdir()

@@ -201,6 +201,45 @@ def test_image_noise_moves_all_captions_of_an_image_together() -> None:
     assert (link[:, 0] != np.arange(20)).any()
 
 
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=40), ratios, seeds)
+def test_image_noise_moves_all_rows_of_an_image_together(rows: list[int], ratio: float, seed: int) -> None:
+    groups = np.array(rows)
+    moved = image_noise(len(rows), ratio, seed, groups=groups)
+    kinds = np.unique(groups)
+    went = [set(groups[moved[groups == kind]]) for kind in kinds]
+    assert all(len(to) == 1 for to in went)
+    assert sorted(next(iter(to)) for to in went) == kinds.tolist()  # images are permuted ...
+    expected = protocol_of_decl(len(kinds), ratio, seed)
+    np.testing.assert_array_equal(groups[moved], kinds[expected][np.searchsorted(kinds, groups)])
+    for kind, to in zip(kinds, went, strict=True):  # ... and all rows of an image are used, as far as they are needed
+        sizes = np.count_nonzero(groups == kind), np.count_nonzero(groups == next(iter(to)))
+        assert len(set(moved[groups == kind])) == min(sizes)
+
+
+def test_the_captions_of_an_image_that_is_stored_with_each_stay_together(tmp_path: Path) -> None:
+    groups = np.arange(300) // 5
+    pairs = Pairs(Vectors(clouds(60).repeat(5, axis=0)), Vectors(np.zeros((300, 3))), np.arange(300), groups=groups)
+    noisy = add_noise(pairs, ratio=0.4, seed=0, kind="image", file=tmp_path / "noise.npy")
+    now = groups[noisy.link].reshape(60, 5)
+    assert (now == now[:, :1]).all()
+    assert noisy.mismatched is not None
+    assert noisy.mismatched.mean() == pytest.approx(0.4, abs=0.05)
+    again = add_noise(pairs, ratio=0.4, seed=0, kind="image", file=tmp_path / "noise.npy")
+    np.testing.assert_array_equal(again.link, noisy.link)
+
+
+def test_a_row_of_the_same_image_is_no_mismatch(tmp_path: Path) -> None:
+    groups = np.arange(100) // 50
+    pairs = Pairs(Vectors(clouds(100)), Vectors(np.zeros((100, 3))), np.arange(100), groups=groups)
+    noisy = add_noise(pairs, ratio=0.8, seed=0, file=tmp_path / "noise.npy")
+    assert noisy.mismatched is not None
+    found = mismatch(noisy.link, pairs.link, groups)
+    assert found == noisy.mismatched.mean() < 0.5 < mismatch(noisy.link, pairs.link)
+    with pytest.warns(UserWarning, match=f"{found:.1%} of the pairs are mismatched by this noise index"):
+        add_noise(pairs, ratio=0.8, seed=0, file=tmp_path / "noise.npy")
+
+
 @pytest.mark.parametrize(("kind", "length"), [("caption", 100), ("image", 20)])
 def test_an_absent_file_is_made_and_then_read(tmp_path: Path, kind: Any, length: int) -> None:
     path = tmp_path / "out" / "set_0.4.npy"

@@ -207,7 +207,7 @@ def test_labels_land_on_their_own_pairs() -> None:
 
 
 def test_labels_not_above_the_floor_are_zero() -> None:
-    every = bicro(label_floor=-9.0)._labels(bicro().nets[0], beside(bicro(), 1)).tolist()
+    every = bicro(label_floor=0.0)._labels(bicro().nets[0], beside(bicro(), 1)).tolist()
     floor = sum(sorted(every)[5:7]) / 2
     method = bicro(label_floor=floor)
     labels = method._labels(method.nets[0], beside(method, 1)).tolist()

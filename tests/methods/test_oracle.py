@@ -14,7 +14,7 @@ from mispair.data.loader import PairLoader
 from mispair.data.noise import add_noise
 from mispair.data.pairs import Pairs
 from mispair.engine import Trainer
-from mispair.errors import ConfigError
+from mispair.errors import ConfigError, DataError
 from mispair.methods import find
 from mispair.methods.base import Inputs, Work
 from mispair.methods.oracle import Oracle
@@ -61,6 +61,18 @@ def test_duplicates_of_a_picture_count_as_right() -> None:
 def test_unknown_truth_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"truth is known; inject noise with --noise-ratio"):
         mispair.fit(vector_pairs(), method="oracle", **FAST)
+
+
+@pytest.mark.parametrize(("right", "images"), [([], 0), ([4], 1), ([4, 5], 1)])
+def test_too_few_right_pairs_are_refused(right: list[int], images: int) -> None:
+    pairs, link = vector_pairs(8), np.roll(np.arange(8), 1)
+    link[right] = 4
+    truth = np.arange(8)
+    truth[right] = 4
+    wrong = Pairs(pairs.left, pairs.right, link, truth, name="mine")
+    message = f"mine: {len(right)} of 8 pairs are right, with {images} different left items.*lower the share of noise"
+    with pytest.raises(DataError, match=message):
+        mispair.fit(wrong, method="oracle", **FAST)
 
 
 def test_two_plain_networks_differ_and_are_averaged() -> None:

@@ -25,7 +25,7 @@ from mispair.errors import DataError
 
 _HALF_MAXIMUM = float(np.finfo(np.float16).max)
 _NOISE_PATTERNS = ("*_0.[0-9]*.npy", "noise_inx_*.npy", "noise_index/*.npy")
-_MOSTLY_UNKNOWN = 0.5
+MOSTLY_UNKNOWN = 0.5  # share of unknown words above which captions say next to nothing
 _ENTITY = re.compile(r"&(?:[a-z]+|#[0-9]+);")
 
 
@@ -71,15 +71,16 @@ def check(
     folder = formats.find_folder(data)
     layout = formats.layout(folder)
     found = Check(figures={"data": str(folder), "layout": layout, "splits": {}, "noise": {}})
+    groups = None
     if layout == "precomp":
         _check_precomp(folder, vocabulary, found)
     else:
-        _check_vectors(folder, found)
+        groups = _check_vectors(folder, found)
     given = [noise_file] if isinstance(noise_file, str | Path) else noise_file or ()
     similar = (path for pattern in _NOISE_PATTERNS for path in sorted(folder.glob(pattern)))
     for path in dict.fromkeys(map(Path, (*given, *similar))):
         with found.collecting():
-            _check_noise(path, found)
+            _check_noise(path, groups, found)
     return found
 
 
@@ -171,7 +172,7 @@ def _check_captions(
         return
     ids, offsets = (words or Vocabulary(SPECIAL_WORDS)).encode(texts)
     lengths = np.diff(offsets) - 2  # without start and end
-    unknown = float((ids == UNK).sum() / max(1, lengths.sum())) if words else None
+    unknown = unknown_share(ids, offsets) if words else None
     empty = [number for number, text in enumerate(texts, 1) if not text]
     entities = sum(bool(_ENTITY.search(text)) for text in texts)
     figures |= {
@@ -189,7 +190,7 @@ def _check_captions(
             f"{split}: {_count(entities, 'caption')} with HTML entities such as &apos; which are read as words; "
             "published vocabularies were built without them"
         )
-    if unknown is not None and unknown > _MOSTLY_UNKNOWN:
+    if unknown is not None and unknown > MOSTLY_UNKNOWN:
         found.problems.append(
             f"{split}: {unknown:.0%} of the words are not in the vocabulary, so the captions say next to nothing; give "
             "the vocabulary that belongs to them with --vocab."
@@ -201,12 +202,24 @@ def _check_captions(
         )
 
 
-def _check_vectors(folder: Path, found: Check) -> None:
+def unknown_share(ids: npt.NDArray[np.int32], offsets: IntArray) -> float:
+    """Share of the words of encoded texts that the vocabulary does not hold; start and end are no words.
+
+    >>> unknown_share(np.array([1, 4, 3, 3, 2, 1, 3, 2]), np.array([0, 5, 8]))
+    0.75
+    """
+    return float((ids == UNK).sum() / max(1, len(ids) - 2 * (len(offsets) - 1)))
+
+
+def _check_vectors(folder: Path, found: Check) -> IntArray | None:
+    """Returns the groups of the training images, where several rows hold one."""
+    train_groups = None
     for split in formats.splits(folder):
         figures: dict[str, Any] = {}
         found.figures["splits"][split] = figures
         with found.collecting():
             pairs = vectors.load(folder, split, finite=False)
+            train_groups = pairs.groups if split == "train" else train_groups
             groups = len(np.unique(pairs.left_groups))
             figures |= {"rows": len(pairs), "images": groups, "captions": len(pairs), "named": bool(pairs.left_ids)}
             names = f"{groups:,} different image paths" if pairs.left_ids else "no image paths known"
@@ -215,9 +228,10 @@ def _check_vectors(folder: Path, found: Check) -> None:
                 assert isinstance(side, Vectors)
                 name, size = f"{pairs.name} {label}", side.features.nbytes
                 figures[f"{label}_features"] = _check_features(f"{split} {label}", name, side.features, size, found)
+    return train_groups
 
 
-def _check_noise(path: Path, found: Check) -> None:
+def _check_noise(path: Path, groups: IntArray | None, found: Check) -> None:
     """Level and true mismatch of one noise index."""
     entries = len(open_array(path, ndim=1, kind="integer"))
     figures: dict[str, Any] = {"entries": entries}
@@ -225,7 +239,7 @@ def _check_noise(path: Path, found: Check) -> None:
     link, n_images, assumed = _train_link(found.figures)
     noisy = load_noise(path, link, n_images)
     level = "caption" if entries == len(link) else "image"
-    share = mismatch(noisy, link)
+    share = mismatch(noisy, link, groups)
     figures |= {"level": level, "mismatch": share}
     found.lines.append(f"noise {path}: {level} level, {entries:,} entries, true mismatch {share:.2%}{assumed}")
 

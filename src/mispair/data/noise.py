@@ -59,16 +59,27 @@ def caption_noise(link: IntArray, ratio: float, seed: int) -> IntArray:
     return noisy
 
 
-def image_noise(n_left: int, ratio: float, seed: int) -> IntArray:
-    """Permute a share of the left rows among themselves, as DECL does.
+def image_noise(n_left: int, ratio: float, seed: int, *, groups: IntArray | None = None) -> IntArray:
+    """Permute a share of the left rows among themselves, as DECL does; rows of one group are one image.
 
     Returns:
-        For each left row (n_left,) the row that takes its place.
+        For each left row (n_left,) the row that takes its place: all rows of an image get rows of one other image.
 
     >>> image_noise(6, 0.5, seed=0)
     array([0, 2, 5, 3, 4, 1])
+    >>> image_noise(6, 1.0, seed=0, groups=np.array([0, 0, 1, 1, 2, 2]))
+    array([2, 3, 4, 5, 0, 1])
     """
-    return caption_noise(np.arange(n_left), ratio, seed)
+    if groups is None:
+        return caption_noise(np.arange(n_left), ratio, seed)
+    _, image = np.unique(groups, return_inverse=True)
+    by_image = np.argsort(image, kind="stable")
+    sizes = np.bincount(image)
+    starts = np.cumsum(sizes) - sizes
+    place = np.empty(n_left, dtype=np.int64)  # of each row among those of its image
+    place[by_image] = np.arange(n_left) - np.repeat(starts, sizes)
+    other = image_noise(len(sizes), ratio, seed)[image]
+    return np.asarray(by_image[starts[other] + place % sizes[other]])
 
 
 def near_noise(
@@ -205,13 +216,15 @@ def nearest(vectors: FloatArray, k: int) -> IntArray:
     return found
 
 
-def mismatch(link: IntArray, truth: IntArray) -> float:
-    """Share of the pairs whose left row is not the true one.
+def mismatch(link: IntArray, truth: IntArray, groups: IntArray | None = None) -> float:
+    """Share of the pairs whose left row is not the true one, nor one of the same group.
 
     >>> mismatch(np.array([0, 1, 1, 0]), np.array([0, 0, 1, 1]))
     0.5
+    >>> mismatch(np.array([0, 1, 1, 0]), np.array([0, 0, 1, 1]), groups=np.array([7, 7]))
+    0.0
     """
-    return float(np.mean(link != truth))
+    return float(np.mean(link != truth if groups is None else groups[link] != groups[truth]))
 
 
 def save_noise(path: str | Path, index: IntArray) -> None:
@@ -263,7 +276,7 @@ def noise_index(pairs: Pairs, *, ratio: float, seed: int, kind: NoiseKind = "cap
     if kind == "caption":
         return caption_noise(pairs.link, ratio, seed)
     if kind == "image":
-        return image_noise(len(pairs.left), ratio, seed)
+        return image_noise(len(pairs.left), ratio, seed, groups=pairs.groups)
     if isinstance(pairs.left, Tokens):
         raise DataError(
             f"{pairs.name}: noise of kind {kind!r} goes by the features of the left side, which holds texts here; "
@@ -274,7 +287,7 @@ def noise_index(pairs: Pairs, *, ratio: float, seed: int, kind: NoiseKind = "cap
         index = near_noise(pairs.link, features, ratio, seed, groups=pairs.groups)
     else:
         index = group_noise(pairs.link, runs(features, groups=pairs.groups), ratio, seed)
-    reached = mismatch(index, pairs.link)
+    reached = mismatch(index, pairs.link, pairs.groups)
     if abs(reached - ratio) > _PLAUSIBLE:
         warnings.warn(
             f"{pairs.name}: noise of kind {kind!r} makes {reached:.1%} of the pairs wrong, not {ratio:.1%} as asked: "
@@ -309,7 +322,7 @@ def add_noise(
     _check_kind(kind)
     if file is not None and Path(file).exists():
         link = load_noise(file, pairs.link, len(pairs.left))
-        found = mismatch(link, pairs.link)
+        found = mismatch(link, pairs.link, pairs.groups)
         if ratio and abs(found - ratio) > _PLAUSIBLE:
             warnings.warn(
                 f"{file}: {found:.1%} of the pairs are mismatched by this noise index, but a ratio of {ratio:.1%} "

@@ -6,6 +6,7 @@ items as left ones; a data set of vectors usually has `link = 0, 1, 2, ...`.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -92,15 +93,13 @@ class Pairs:
     name: str = "pairs"
 
     def __post_init__(self) -> None:
-        for label, rows in (("link", self.link), ("truth", self.truth)):
-            if rows is not None and not (isinstance(rows, np.ndarray) and rows.ndim == 1 and rows.dtype.kind in "iu"):
-                raise DataError(f"{self.name}: the {label} must be a flat numpy array of whole numbers.")
         for label, side in (("left", self.left), ("right", self.right)):
-            wanted = {"regions": 3, "vectors": 2}.get(side.kind)
-            if not isinstance(side, Tokens) and side.features.ndim != wanted:
+            _check_side(side, f"{self.name}: the {label} side")
+        for label, rows in (("link", self.link), ("truth", self.truth), ("groups", self.groups)):
+            if rows is not None and not (isinstance(rows, np.ndarray) and rows.ndim == 1 and rows.dtype.kind in "iu"):
                 raise DataError(
-                    f"{self.name}: the {label} side holds {side.kind}, which have {wanted} dimensions, but got "
-                    f"{side.features.ndim}."
+                    f"{self.name}: the {label} must be a flat numpy array of whole numbers, but got {described(rows)}; "
+                    "numpy.asarray makes one of a list."
                 )
         if len(self.link) != len(self.right):
             raise DataError(
@@ -152,6 +151,49 @@ class Pairs:
             truth=None if self.truth is None else self.truth[pairs],
             right_ids=[self.right_ids[pair] for pair in pairs] if self.right_ids else (),
         )  # fmt: skip
+
+
+def _check_side(side: Any, what: str) -> None:
+    """Refuses what is no side, and features that are not what its kind takes."""
+    if not isinstance(side, Side):
+        raise DataError(
+            f"{what} must be Vectors, Regions or Tokens, but got {described(side)}; an array of embeddings goes in as "
+            "mispair.Vectors(array)."
+        )
+    if isinstance(side, Tokens):
+        return
+    wanted = {"regions": 3, "vectors": 2}[side.kind]
+    if not isinstance(side.features, np.ndarray) or side.features.dtype.kind not in "fiu":
+        raise DataError(f"{what} needs its features as a numpy array of numbers, but got {described(side.features)}.")
+    if side.features.ndim != wanted:
+        raise DataError(
+            f"{what} holds {side.kind}, which have {wanted} dimensions, but got {described(side.features)}."
+        )
+
+
+def described(value: Any) -> str:
+    """What a value is, for messages: an array by its type and shape.
+
+    >>> described(np.zeros((2, 3)))
+    'an array of float64 with shape (2, 3)'
+    >>> described([1, 2])
+    'a value of type list'
+    """
+    if isinstance(value, np.ndarray):
+        return f"an array of {value.dtype} with shape {value.shape}"
+    return f"a value of type {type(value).__name__}"
+
+
+def fingerprint(pairs: Pairs) -> str:
+    """Tells whether a run sees the same pairs again: link, sizes and texts, and a sample of the features."""
+    digest = hashlib.sha256(np.ascontiguousarray(pairs.link).tobytes())
+    for side in (pairs.left, pairs.right):
+        if isinstance(side, Tokens):
+            digest.update(np.ascontiguousarray(side.ids).tobytes())
+        else:
+            sample = np.linspace(0, len(side) - 1, 16, dtype=np.int64)
+            digest.update(np.ascontiguousarray(side.features[sample]).tobytes())
+    return digest.hexdigest()
 
 
 def select(side: Side, rows: IntArray) -> Side:

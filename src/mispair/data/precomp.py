@@ -75,7 +75,8 @@ def _read_lines(path: Path) -> list[str]:
 
 def _unreadable(path: Path, error: OSError | UnicodeDecodeError) -> DataError:
     if isinstance(error, UnicodeDecodeError):
-        return DataError(f"{path}: byte {error.start:,} is not UTF-8; convert the file with `iconv -f latin1 -t utf-8`.")
+        where = f"byte {error.start:,} is not UTF-8"
+        return DataError(f"{path}: {where}; convert the file with `iconv -f latin1 -t utf-8`.")
     return DataError(f"{path}: the file cannot be read ({error.strerror}).")
 
 

@@ -1,0 +1,41 @@
+"""Two sides and their link: what goes in, and what is refused in a sentence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from helpers import vectors
+from mispair.data.pairs import Pairs, Regions, Vectors
+from mispair.errors import DataError
+
+ARRAY = np.zeros((4, 3), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("left", "message"),
+    [
+        (ARRAY, r"left side must be Vectors.* array of float32 with shape \(4, 3\).*mispair\.Vectors\(array\)"),
+        (ARRAY.tolist(), "left side must be Vectors, Regions or Tokens, but got a value of type list"),
+        (Vectors(ARRAY.tolist()), "numpy array of numbers, but got a value of type list"),  # type: ignore[arg-type]
+        (Vectors(np.full((4, 3), "a")), r"numpy array of numbers, but got an array of <U1 with shape \(4, 3\)"),
+        (Regions(ARRAY), r"holds regions, which have 3 dimensions, but got an array of float32 with shape \(4, 3\)"),
+    ],
+)
+def test_what_is_no_side_is_refused(left: Any, message: str) -> None:
+    with pytest.raises(DataError, match=f"mine: .*{message}"):
+        Pairs(left, vectors(4), np.arange(4), name="mine")
+
+
+@pytest.mark.parametrize("label", ["link", "truth", "groups"])
+@pytest.mark.parametrize("rows", [[0, 1, 2, 3], np.zeros(4), np.zeros((4, 1), np.int64), np.array(list("abcd"))])
+def test_rows_must_be_a_flat_array_of_whole_numbers(label: str, rows: Any) -> None:
+    given = {"link": np.arange(4), label: rows}
+    with pytest.raises(DataError, match=f"the {label} must be a flat numpy array of whole numbers, but got a"):
+        Pairs(vectors(4), vectors(4), **given)
+
+
+def test_whole_numbers_are_features_too() -> None:
+    assert len(Pairs(Vectors(np.arange(8).reshape(4, 2)), vectors(4), np.arange(4))) == 4

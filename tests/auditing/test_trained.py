@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import mispair
 from mispair.auditing.source import no_opinion
 from mispair.auditing.trained import RIVALS, NetworksOpinion, contrast, from_pairs, from_run, is_run
 from mispair.auditing.words import word_vectors
@@ -18,6 +19,7 @@ from mispair.config import Config
 from mispair.data import formats, shapes
 from mispair.data.noise import add_noise
 from mispair.data.pairs import Pairs, Regions, Tokens, Vectors
+from mispair.errors import DataError
 from mispair.matcher import Matcher
 from mispair.models import SideSpec, build
 
@@ -52,6 +54,22 @@ def test_vectors_are_taken_as_they_are() -> None:
     assert source.groups is None
     np.testing.assert_allclose(source.block(0, 5)[0], left[[3, 1, 0, 2, 4]], rtol=1e-6)
     assert source.ids([2]) == ["2"]
+
+
+def test_copies_of_an_item_are_of_one_group() -> None:
+    rng = np.random.default_rng(0)
+    sides = Vectors(rng.standard_normal((4, 3))), Vectors(rng.standard_normal((4, 4)))
+    groups = from_pairs(Pairs(*sides, np.arange(4), groups=np.array([5, 5, 9, 9]))).groups
+    assert groups is not None
+    assert (groups[0] == groups[1], groups[0] == groups[2], groups[2] == groups[3]) == (True, False, True)
+
+
+def test_a_run_that_python_has_trained_is_refused_with_a_way_out(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    pairs = Pairs(Vectors(rng.random((8, 3))), Vectors(rng.random((8, 3))), np.arange(8), name="mine")
+    mispair.fit(pairs, method="plain", model="two-tower", out=tmp_path / "run", epochs=1, warmup_epochs=0, device="cpu")
+    with pytest.raises(DataError, match='trained from Python, on pairs named "mine"'):
+        from_run(tmp_path / "run", "cpu")
 
 
 def test_a_run_is_audited_by_its_networks_with_its_noise(

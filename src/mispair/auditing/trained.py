@@ -19,6 +19,7 @@ from mispair.data.arrays import chunks
 from mispair.data.loader import SideLoader
 from mispair.data.pairs import IntArray, Pairs, Regions, Side, Tokens
 from mispair.devices import autocast
+from mispair.errors import DataError
 from mispair.evaluate import inference
 from mispair.matcher import Matcher
 from mispair.models import CosineNetwork
@@ -38,6 +39,11 @@ def from_run(run: Path, device: str = "auto", images: Path | None = None) -> Sou
     """The training pairs of a run, noise and all, by the vectors of its networks; the two sides share a space."""
     matcher = Matcher.load(run, device)
     config = matcher.config
+    if config.data != formats.SHAPES and not Path(config.data).is_absolute():  # `mispair train` keeps whole paths
+        raise DataError(
+            f'{run}: this model was trained from Python, on pairs named "{config.data}", which an audit cannot read; '
+            'call mispair.audit with what matcher.encode(items, "left") and matcher.encode(items, "right") give.'
+        )
     pairs = formats.load(config.data, "train", vocabulary=matcher.vocabulary, dev_protocol=config.dev_protocol)
     pairs = with_noise(config, pairs)
     left, right = matcher.encode(pairs.left, "left"), matcher.encode(pairs.right, "right")
@@ -54,7 +60,7 @@ class NetworksOpinion:
     """
 
     def __init__(self, matcher: Matcher, pairs: Pairs) -> None:
-        self.matcher, self.link = matcher, pairs.link
+        self.matcher, self.link, self.groups = matcher, pairs.link, pairs.left_groups
         self.left, self.right = (SideLoader(side, matcher.device) for side in (pairs.left, pairs.right))
 
     def __call__(self, lefts: IntArray, rights: IntArray) -> Array:
@@ -64,9 +70,10 @@ class NetworksOpinion:
         return found
 
     def _batch(self, lefts: IntArray, rights: IntArray) -> Array:
-        rows, owners = self.link[lefts], self.link[rights]
+        rows = self.link[lefts]
+        own, owners = self.groups[rows], self.groups[self.link[rights]]
         # Neither another caption of its image nor an item's own partner is a rival of a pair that is made up.
-        same = torch.from_numpy((rows[:, None] == rows) | (rows[:, None] == owners)).to(self.matcher.device)
+        same = torch.from_numpy((own[:, None] == own) | (own[:, None] == owners)).to(self.matcher.device)
         contrasts = []
         with autocast(self.matcher.device, self.matcher.config.precision):
             for network in self.matcher.networks:
@@ -106,9 +113,10 @@ def _vectors(side: Side) -> Array:
 
 def _described(pairs: Pairs, left: Array, right: Array, images: Path | None) -> Source:
     """With ids, captions and pictures, where they are known."""
-    shared = len(np.unique(pairs.link)) < len(pairs)
+    groups = pairs.left_groups[pairs.link]
+    shared = len(np.unique(groups)) < len(pairs)
     texts = pairs.right.texts if isinstance(pairs.right, Tokens) else pairs.right_ids
-    source = from_memory(left[pairs.link], right, groups=pairs.link if shared else None, texts=texts or None)
+    source = from_memory(left[pairs.link], right, groups=groups if shared else None, texts=texts or None)
     source = replace(source, name=pairs.name)
     if not pairs.left_ids:
         return source

@@ -43,3 +43,12 @@ def beginning(text: str, most: int) -> str:
     head = text[:most]
     space = head.rfind(" ")
     return (head[:space] if space > most // 2 else head).rstrip() + " …"
+
+
+def slug(text: str) -> str:
+    """A text as a part of a file name.
+
+    >>> slug("VSE-inf, M = 4096")
+    'vse-inf-m-4096'
+    """
+    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.") or "part"

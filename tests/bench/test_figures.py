@@ -235,6 +235,12 @@ def test_labels_where_nobody_knows_the_truth() -> None:
     assert not {"right pairs", "wrong pairs"} & set(texts(figure.svg))
 
 
+def test_rows_whose_names_differ_in_signs_only_have_figures_of_their_own() -> None:
+    rows = tuple(replace(REPAIR, label=label) for label in ("p < 0.5", "p > 0.5", "p = 1"))
+    names = [figure.name for figure in draw("labels", {("p < 0.5", None, 0): {}}, rows=rows)]
+    assert [name.partition("p-")[2] for name in names] == ["0.5-1", "0.5-2", "1"]
+
+
 def test_method_without_labels() -> None:
     figures = draw("labels", {("NCR", None, 0): {}}, rows=(NCR, REPAIR))
     assert [figure.svg for figure in figures] == ["", ""]

@@ -109,6 +109,7 @@ def test_noise_files_are_named_by_their_share(tmp_path: Path) -> None:
         (HEAD + PART.replace("retrieval", "sweep") + 'x = "shapes/plain"\n', 'needs "setting" and "values"'),
         (HEAD + PART.replace("noise", 'setting = "tau"\nnoise') + 'x = "shapes/plain"\n', "and nothing else"),
         (HEAD + 2 * (PART + 'x = "shapes/plain"\n'), "several parts are called a"),
+        (HEAD + PART + 'x = "shapes/plain"\n' + PART.replace('"a"', '"A!"') + 'x = "shapes/plain"\n', "several parts"),
         (HEAD + PART + 'x = { recipe = "shapes/plain", seed = 3 }\n', '"seed" is not a setting of a row; .* --seeds'),
         (HEAD + PART + 'x = { recipe = "shapes/plain", noise_ratio = 0.1 }\n', "it is given by noise"),
         (HEAD + SWEEP.replace("tau", "noise_ratio"), '"noise_ratio" is not a setting of a row'),

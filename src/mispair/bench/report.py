@@ -16,13 +16,13 @@ from mispair.auditing.thumbnails import thumbnail
 from mispair.bench import writing
 from mispair.bench.figures import part_figures
 from mispair.bench.record import Record
-from mispair.bench.shown import Figure, percent, slug
+from mispair.bench.shown import Figure, percent
 from mispair.bench.suite import Part, Place, Suite
 from mispair.bench.summary import State, data_said, distinct, headline, ranking_of, state_of, state_said, versions_of
 from mispair.bench.tables import Table, part_tables
 from mispair.files import write_atomically
 from mispair.pages import template
-from mispair.wording import clean
+from mispair.wording import clean, slug
 
 ENDINGS = ("", ".jpg", ".png")  # of picture files, after the name in the data set
 PICTURE, MOST_COMMANDS = 200, 10  # pixels; of those that made the records
@@ -140,10 +140,13 @@ def _template() -> Template:
 
 
 def _markdown(suite: Suite, sections: Sequence[Section], state: State) -> str:
-    parts = [f"# {suite.title}", state_said(state)]
+    parts = [f"# {writing.plain_markdown(suite.title)}", state_said(state)]
     for section in sections:
         if section.tables:
-            parts += [f"## {section.title}", *(writing.markdown(table).strip() for table in section.tables)]
+            parts += [
+                f"## {writing.plain_markdown(section.title)}",
+                *(writing.markdown(table).strip() for table in section.tables),
+            ]
     return "\n\n".join(parts) + "\n"
 
 

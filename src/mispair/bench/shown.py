@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean, stdev
@@ -13,6 +12,7 @@ from mispair.bench.axes import Point
 from mispair.bench.record import Record
 from mispair.bench.suite import Cell, Part, Place
 from mispair.config import Config
+from mispair.wording import slug
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,15 @@ class Shown:
     @property
     def name(self) -> str:
         share = [] if len(self.part.noise) == 1 else [f"{100 * self.noise:g}"]
-        return "-".join([slug(self.part.name), *share, *([] if self.row is None else [slug(self.row)])])
+        return "-".join([slug(self.part.name), *share, *self._row_name()])
+
+    def _row_name(self) -> list[str]:
+        """Of a row that has a figure of its own; with its number, where two names differ in signs only."""
+        if self.row is None:
+            return []
+        rows = [row.label for row in self.part.rows]
+        same = [slug(row) for row in rows].count(slug(self.row)) > 1
+        return [slug(self.row), *([str(rows.index(self.row) + 1)] if same else [])]
 
     @property
     def title(self) -> str:
@@ -78,15 +86,6 @@ class Shown:
         each = "its only training has" if len(names) == 1 else f"none of its {len(names)} trainings has"
         ended = f"{each} {'not ' if len(names) == 1 else ''}ended well"
         return f"There is no figure yet: {ended}{f' ({failed} failed)' if failed else ''}."
-
-
-def slug(text: str) -> str:
-    """A text as a part of a file name.
-
-    >>> slug("VSE-inf, M = 4096")
-    'vse-inf-m-4096'
-    """
-    return re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.") or "part"
 
 
 def percent(share: float, decimals: int | None = None) -> str:

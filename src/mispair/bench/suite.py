@@ -32,6 +32,7 @@ from mispair.bench import published
 from mispair.config import Config, find_packaged, override, read_recipe
 from mispair.errors import ConfigError
 from mispair.run import FREE
+from mispair.wording import slug
 
 Kind = Literal["retrieval", "ablation", "sweep", "cost", "validation", "labels", "eta", "examples"]
 WHERE = ("data", "device", "vocab", "noise_file")  # where things are, not what is trained
@@ -194,9 +195,9 @@ def read_suite(path: str | Path) -> Suite:
     if not isinstance(parts, list) or not parts:
         raise ConfigError(f"{where}: there is no [[part]]; each table or figure is one.")
     suite = Suite(name=file.stem, parts=tuple(_part(part, file) for part in parts), **found)
-    names = [part.name for part in suite.parts]
+    names = [slug(part.name) for part in suite.parts]
     if doubled := sorted({name for name in names if names.count(name) > 1}):
-        raise ConfigError(f"{where}: several parts are called {', '.join(doubled)}.")
+        raise ConfigError(f"{where}: several parts are called {', '.join(doubled)}, but for signs and large letters.")
     suite.cells(seeds=1)  # refuses recipes and settings that are not there
     return suite
 

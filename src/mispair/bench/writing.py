@@ -24,23 +24,23 @@ CSV_HEADS = (
 
 def markdown(table: Table) -> str:
     """As GitHub shows it: the title, the table, its notes."""
-    texts = [[_markdown(text) for text in row] for row in table.rows]
+    texts = [[plain_markdown(text) for text in row] for row in table.rows]
     for row, column in table.bold:
         texts[row][column] = f"**{texts[row][column]}**"
     rule = ["---", *["---:"] * (len(table.heads) - 1)]
-    rows = [[_markdown(head) for head in table.heads], rule, *texts]
-    lines = [f"**{_markdown(table.title)}**", "", *(f"| {' | '.join(row)} |" for row in rows)]
+    rows = [[plain_markdown(head) for head in table.heads], rule, *texts]
+    lines = [f"**{plain_markdown(table.title)}**", "", *(f"| {' | '.join(row)} |" for row in rows)]
     if table.notes:
-        lines += ["", *(f"- {_markdown(note)}" for note in table.notes)]
+        lines += ["", *(f"- {plain_markdown(note)}" for note in table.notes)]
     return "\n".join(lines) + "\n"
 
 
 _MARKDOWN = re.compile(r"[\\`*|<\[\]]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")  # bank_size is no emphasis
 
 
-def _markdown(text: str) -> str:
+def plain_markdown(text: str) -> str:
     """
-    >>> print(_markdown("a|b *c* bank_size _d_"))
+    >>> print(plain_markdown("a|b *c* bank_size _d_"))
     a\\|b \\*c\\* bank_size \\_d\\_
     """
     return _MARKDOWN.sub(r"\\\g<0>", " ".join(text.split()))

@@ -1,11 +1,14 @@
 """Settings of all tests: nothing depends on the clock or on what ran before."""
 
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import register_random, settings
+
+from audit_cases import hurry
 
 # One thread for each process, also for those that tests start: the cores are for pytest's workers.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -33,3 +36,10 @@ register_random(torch_random)
 @pytest.fixture(autouse=True)
 def seed() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture(scope="module")
+def hurried() -> Iterator[None]:
+    """For modules whose audits need not be careful."""
+    with hurry():
+        yield

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pytest
 from PIL import Image
 
-from audit_cases import ENVIRONMENT, Case, contents, hurry, make_case, write_clip
+from audit_cases import ENVIRONMENT, Case, contents, make_case, write_clip
 from mispair.auditing import api, encode, scan
 from mispair.auditing.judge import Judge
 from mispair.auditing.source import Source
@@ -32,10 +32,7 @@ ROWS = 100
 Capture = pytest.CaptureFixture[str]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quickly() -> Iterator[None]:
-    with hurry():
-        yield
+pytestmark = pytest.mark.usefixtures("hurried")
 
 
 @pytest.fixture(scope="module")

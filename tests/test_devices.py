@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 
 import pytest
 import torch
@@ -54,5 +55,11 @@ def test_names_that_are_no_device(name: str) -> None:
         pick_device(name)
 
 
-def test_without_a_gpu_there_is_nothing_to_give_back() -> None:
+def test_what_refers_to_itself_is_given_back() -> None:
+    class Ring:
+        def __init__(self) -> None:
+            self.own = self
+
+    gone = weakref.ref(Ring())
     give_back_memory()
+    assert gone() is None

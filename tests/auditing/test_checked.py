@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import mispair
-from audit_cases import Case, hurry, make_case, write_clip
+from audit_cases import Case, make_case, write_clip
 from mispair.auditing import api
 from mispair.auditing.api import Settings, audit_to_folder
 from mispair.auditing.calibrate import MOST_WORTH, _worth_of_checked
@@ -27,10 +27,7 @@ ROWS = 200
 RIGHT, WRONG = 1.0, 0.0
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quickly() -> Iterator[None]:
-    with hurry():
-        yield
+pytestmark = pytest.mark.usefixtures("hurried")
 
 
 @pytest.fixture(scope="module")

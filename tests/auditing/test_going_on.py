@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from audit_cases import contents, hurry, make_case, write_clip
+from audit_cases import contents, make_case, write_clip
 from mispair.auditing import api
 from mispair.auditing.api import Settings, audit_to_folder, check_free
 from mispair.auditing.source import open_source
@@ -21,10 +20,7 @@ CPU = Settings(device="cpu")
 FILES = ["pairs.csv", "pairs.parquet", "report.html", "suggestions.csv", "summary.json"]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quickly() -> Iterator[None]:
-    with hurry():
-        yield
+pytestmark = pytest.mark.usefixtures("hurried")
 
 
 @pytest.fixture

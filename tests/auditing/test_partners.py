@@ -1,13 +1,11 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
 
-from audit_cases import Case, hurry, make_case
+from audit_cases import Case, make_case
 from mispair.auditing import partners
 from mispair.auditing.folds import fold_numbers
 from mispair.auditing.judge import Judge, learn
@@ -59,10 +57,7 @@ class World:
         return sorted(found, reverse=True)[:KEPT]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def quickly() -> Iterator[None]:
-    with hurry():
-        yield
+pytestmark = pytest.mark.usefixtures("hurried")
 
 
 @pytest.fixture(scope="module")

@@ -67,9 +67,9 @@ def bench_run(
     results = out or Path("results") / chosen.name
     chosen = chosen if dry_run else check_folder(results, chosen)
     cells = chosen.cells(seeds, wanted := [name.strip() for name in only.split(",") if name.strip()])
-    _check_noise(chosen, cells)
     if dry_run:
-        return _rehearse(cells, captions, images or chosen.images, json)
+        return _rehearse(chosen, cells, captions, images or chosen.images, json)
+    _check_noise(chosen, cells)
     chosen = replace(chosen, data=_data(data or chosen.data))
     cells = chosen.cells(seeds, wanted)
     _check_data(results, cells)
@@ -90,18 +90,22 @@ def bench_run(
     return 0 if counts["done"] == len(states) else 1
 
 
-def _rehearse(cells: list[Cell], captions: Path | None, images: int, json: bool) -> int:
-    from mispair.bench.rehearsal import rehearse
+def _rehearse(suite: Suite, cells: list[Cell], captions: Path | None, images: int, json: bool) -> int:
+    from mispair.bench.rehearsal import kinds as kinds_of
+    from mispair.bench.rehearsal import rehearse, typical
     from mispair.wording import duration
 
-    kinds = list(rehearse(cells, captions, images, tell=lambda name: print(name, file=sys.stderr)))
+    _check_noise(suite, [typical(alike) for alike in kinds_of(cells)])
+    kinds = []
+    for kind in rehearse(cells, captions, images, tell=lambda name: print(name, file=sys.stderr)):
+        kinds.append(kind)
+        memory = "" if kind.memory is None else f", {kind.memory / 1e9:.1f} GB"
+        said = kind.error or f"{duration(kind.seconds)} each{memory}"
+        if not json:
+            print(f"{kind.trainings:3d} x {kind.cell.name}: {said}", flush=True)
     if json:
         print(json_module.dumps([kind.figures() for kind in kinds], indent=2))
         return 1 if any(kind.error for kind in kinds) else 0
-    for kind in kinds:
-        memory = "" if kind.memory is None else f", {kind.memory / 1e9:.1f} GB"
-        said = kind.error or f"{duration(kind.seconds)} each{memory}"
-        print(f"{kind.trainings:3d} x {kind.cell.name}: {said}")
     total = sum(kind.trainings * kind.seconds for kind in kinds)
     made = f"{len(cells)} trainings, {len(kinds)} kinds, {images:,} training images"
     print(f"{made}: about {duration(total)} one after the other.")

@@ -6,10 +6,11 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from mispair.bench import rehearsal
-from mispair.bench.rehearsal import Kind, Phase, kinds, rehearse
+from mispair.bench.rehearsal import Kind, Phase, kinds, rehearse, typical
 from mispair.bench.suite import Cell
 from mispair.cli import main
 from mispair.config import Config
@@ -28,6 +29,33 @@ def test_trainings_that_take_as_long_are_one_kind() -> None:
     same = [cell(seed=1), cell(tau=0.3), cell(eta=0.1), cell(noise_ratio=0.2)]
     others = [cell(method="repair"), cell(bank_size=64), cell(batch_size=32)]
     assert [len(group) for group in kinds([*same, *others])] == [4, 1, 1, 1]
+
+
+def test_the_typical_training_stands_for_the_mean_of_its_kind() -> None:
+    assert typical([cell(noise_ratio=ratio) for ratio in (0.2, 0.6, 0.4)]).config.noise_ratio == 0.4
+    assert typical([cell(noise_ratio=0.6)]).config.noise_ratio == 0.6
+
+
+def test_a_dry_run_needs_only_the_noise_files_that_it_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(rehearsal, "FIRST", 1)
+    monkeypatch.setattr(rehearsal, "STEPS", 1)
+    suite = tmp_path / "s.toml"
+    suite.write_text(
+        'title = "T"\ndata = "nowhere"\n[[part]]\nname = "a"\nkind = "retrieval"\nnoise = [0.2, 0.4, 0.6]\n'
+        "[part.rows]\n"
+        'plain = { recipe = "shapes/plain", embed_size = 8, word_size = 8, batch_size = 16 }\n'
+    )
+    command = ["bench", "run", str(suite), "--dry-run", "--images", "20", "--device", "cpu"]
+    command += ["--noise-file", str(tmp_path / "noise_{ratio}.npy")]
+    assert main(command) == 2
+    assert "noise_0.4.npy" in capsys.readouterr().err
+    np.save(tmp_path / "noise_0.4.npy", np.random.default_rng(0).permutation(np.repeat(np.arange(20), 5)))
+    assert main(command) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("  3 x plain-")
+    assert "noise-40" in said
 
 
 def test_time_of_a_whole_training() -> None:

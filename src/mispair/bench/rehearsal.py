@@ -78,10 +78,16 @@ def kinds(cells: Sequence[Cell]) -> list[list[Cell]]:
 _DEFAULTS = vars(Config())
 
 
+def typical(alike: Sequence[Cell]) -> Cell:
+    """The one that takes as long as they do on average: epochs get shorter in proportion to the share of noise."""
+    mean = sum(cell.config.noise_ratio for cell in alike) / len(alike)
+    return min(alike, key=lambda cell: abs(cell.config.noise_ratio - mean))
+
+
 def rehearse(
     cells: Sequence[Cell], captions: Path | None, images: int, tell: Callable[[str], None] = print
 ) -> Iterator[Kind]:
-    """Makes the first steps of every kind of training.
+    """Makes the first steps of a typical training of every kind.
 
     Args:
         cells: All trainings.
@@ -91,7 +97,7 @@ def rehearse(
     """
     train, dev = stand_in(captions, images), stand_in(captions, min(1000, images), seed=1)
     for alike in kinds(cells):
-        cell = max(alike, key=lambda one: one.config.noise_ratio)
+        cell = typical(alike)
         tell(cell.name)
         give_back_memory()
         try:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -37,6 +39,16 @@ def test_whole_numbers_are_welcome_as_fractions() -> None:
     assert override(Config(), {"lr": 1}).lr == 1.0
 
 
+@pytest.mark.parametrize("lr", [np.float64(0.5), np.float32(0.5), np.int64(1)])
+def test_numbers_of_numpy_are_numbers(lr: Any, tmp_path: Path) -> None:
+    config = override(Config(), {"lr": lr, "epochs": np.int64(3), "noise_seed": np.uint8(2)})
+    assert (config.lr, config.epochs, config.noise_seed) == (float(lr), 3, 2)
+    (tmp_path / "recipe.toml").write_text(to_toml(config))
+    assert read_recipe(tmp_path / "recipe.toml") == config
+    with pytest.raises(ConfigError, match="must be of type int"):
+        override(Config(), {"epochs": np.float64(3)})
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -61,6 +73,8 @@ def test_whole_numbers_are_welcome_as_fractions() -> None:
         ({"bank_size": 0}, "at least 1"),
         ({"gamma_share": 0}, "above 0 and at most 1"),
         ({"margin_base": 1}, "above 1"),
+        ({"margin_base": float("inf")}, "above 1 and finite"),
+        ({"evidence_scale": 0.05}, "finite and at least 0.08"),
         ({"eta": -0.1}, "between 0 and 1"),
         ({"eta": float("nan")}, "between 0 and 1"),
         ({"tau": -1}, "0 or more"),

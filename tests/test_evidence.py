@@ -14,6 +14,8 @@ from hypothesis.extra import numpy as arrays
 from scipy import integrate, special, stats
 from torch import Tensor
 
+from mispair.config import Config
+from mispair.errors import ConfigError
 from mispair.evidence import corresponds, divergence, evidence, evidential_loss, raw_scores, uncertainty
 
 
@@ -155,3 +157,16 @@ def test_correspondence_asks_both_sides() -> None:
     # Pair 0: M = (10, 7, 12); pair 1: (7, 10, 0); pair 2: (12, 0, 10).
     assert corresponds(e).tolist() == [False, True, False]
     assert corresponds(torch.ones(4, 4)).tolist() == [False] * 4
+
+
+def test_float32_holds_the_loss_at_the_least_scale_that_the_settings_allow() -> None:
+    with pytest.raises(ConfigError, match="evidence_scale"):
+        Config(evidence_scale=0.0799)
+    scale, slopes = Config(evidence_scale=0.08).evidence_scale, []
+    x = 3 * torch.randn(128, 128, generator=torch.Generator().manual_seed(0))
+    for dtype in (torch.float32, torch.float64):
+        scores = x.to(dtype, copy=True).requires_grad_()
+        evidential_loss(evidence(scores, scale), torch.eye(128, dtype=dtype)).sum().backward()  # type: ignore[no-untyped-call]
+        assert scores.grad is not None
+        slopes.append(scores.grad.double())
+    assert (slopes[0] - slopes[1]).norm() < 0.05 * slopes[1].norm()

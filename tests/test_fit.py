@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,11 @@ from rich.console import Console
 import mispair
 from mispair.api import load_splits, train_and_test
 from mispair.config import Config
+from mispair.data.pairs import Tokens, Vectors
 from mispair.data.text import SPECIAL_WORDS, Vocabulary
 from mispair.errors import ConfigError, DataError
 from tiny import REGIONS, WIDTH, WORDS, tiny_folder, tiny_pairs
+from two_networks import vector_pairs
 
 SMALL: dict[str, Any] = {
     "embed_size": 16, "word_size": 8, "sim_size": 8, "batch_size": 16, "epochs": 1, "warmup_epochs": 0, "device": "cpu",
@@ -41,6 +44,65 @@ def test_settings_about_the_data_are_refused(settings: dict[str, Any], how: str,
         mispair.fit(tiny_pairs(16), out=tmp_path / "run", **SMALL, **settings)
     assert not (tmp_path / "run").exists()
     assert hasattr(mispair, how.removeprefix("mispair."))
+
+
+@pytest.mark.parametrize("name", ["pairs", "dev"])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_values_that_are_not_finite_are_refused_before_training(name: str, side: str, tmp_path: Path) -> None:
+    good = vector_pairs(12)
+    features = np.array(getattr(good, side).features)
+    features[5, 1] = np.inf
+    bad: dict[str, Any] = {side: Vectors(features)}
+    given: dict[str, Any] = {"pairs": good, "dev": good, name: replace(good, **bad)}
+    with pytest.raises(DataError, match=f"fit: the {side} side of {name}: row 5 holds values that are not finite"):
+        mispair.fit(**given, out=tmp_path / "run", model="two-tower", **SMALL)
+    assert not (tmp_path / "run").exists()
+
+
+def test_texts_without_words_are_refused_before_training(tmp_path: Path) -> None:
+    pairs = tiny_pairs(16)
+    assert isinstance(pairs.right, Tokens)
+    offsets = pairs.right.offsets.copy()
+    offsets[7] = offsets[6]
+    with pytest.raises(DataError, match="fit: the right side of pairs: text 6 has no words"):
+        mispair.fit(replace(pairs, right=replace(pairs.right, offsets=offsets)), out=tmp_path / "run", **SMALL)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("method", ["plain", "repair", "decl"])
+@pytest.mark.parametrize("side", ["left", "right", "texts"])
+def test_items_that_are_all_the_same_are_refused_before_training(method: str, side: str, tmp_path: Path) -> None:
+    pairs = tiny_pairs(16) if side == "texts" else vector_pairs(40)
+    if isinstance(pairs.right, Tokens):
+        vocabulary, texts = pairs.right.vocabulary, ["a b"] * len(pairs)
+        pairs = replace(pairs, right=Tokens(*vocabulary.encode(texts), vocabulary, texts))
+    else:
+        same: dict[str, Any] = {side: Vectors(np.ones_like(getattr(pairs, side).features))}
+        pairs = replace(pairs, **same)
+    model = "vse" if side == "texts" else "two-tower"
+    with pytest.raises(DataError, match=f"items of the {side.replace('texts', 'right')} side are the same"):
+        mispair.fit(pairs, out=tmp_path / "run", method=method, model=model, **SMALL)
+    assert not (tmp_path / "run").exists()
+
+
+def test_one_item_that_differs_is_enough() -> None:
+    pairs = vector_pairs(40)
+    features = np.ones((40, 5), np.float32)
+    features[1] = 2  # not in the sample
+    mispair.fit(replace(pairs, right=Vectors(features)), model="two-tower", **SMALL)
+
+
+@pytest.mark.parametrize("kind", [np.uint8, np.uint16, np.uint64, np.int8, "reversed"])
+@pytest.mark.parametrize("method", ["repair", "decl"])
+def test_rows_of_any_whole_numbers_train_alike(kind: Any, method: str) -> None:
+    plain = vector_pairs(24)
+    rows: dict[str, Any] = {"link": plain.link, "groups": np.arange(len(plain.left)) // 2}
+    odd = {key: value[::-1].copy()[::-1] if kind == "reversed" else value.astype(kind) for key, value in rows.items()}
+    one, other = (
+        mispair.fit(replace(plain, **given), method=method, model="two-tower", **SMALL) for given in (rows, odd)
+    )
+    assert np.array_equal(one.score(plain.left, plain.right), other.score(plain.left, plain.right))
+    assert one.evaluate(replace(plain, **rows)) == other.evaluate(replace(plain, **odd))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import mispair
-from mispair.data.pairs import Tokens
+from mispair.data.pairs import Regions, Tokens
 from mispair.data.text import Vocabulary
 from mispair.errors import DataError
 from mispair.evaluate import evaluate
@@ -73,7 +73,7 @@ def test_wrong_items_are_refused(matcher: mispair.Matcher) -> None:
         matcher.score(["a"], ["a"])
     with pytest.raises(DataError, match="right side of this model takes"):
         matcher.score(wide[..., :WIDTH], "a")
-    with pytest.raises(DataError, match="right side of this model takes"):
+    with pytest.raises(DataError, match="There are no right items"):
         matcher.score(wide[..., :WIDTH], [])
 
 
@@ -93,6 +93,36 @@ def test_odd_values_are_refused(matcher: mispair.Matcher) -> None:
         matcher.encode(["a"], "text")  # type: ignore[arg-type]
     with pytest.raises(DataError, match="takes texts"):
         matcher.encode([1, 2], "right")  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize(
+    "texts", [{"a", "b"}, {"a": 1}, (text for text in "ab"), torch.ones(3), b"ab"], ids=lambda x: type(x).__name__
+)
+def test_what_is_no_list_of_texts_is_refused(matcher: mispair.Matcher, texts: Any) -> None:
+    with pytest.raises(DataError, match=f"takes texts of 30 words, but got a value of type {type(texts).__name__}"):
+        matcher.encode(texts, "right")
+
+
+def test_sides_with_odd_values_are_refused(matcher: mispair.Matcher) -> None:
+    pairs = tiny_pairs(5)
+    assert isinstance(pairs.right, Tokens)
+    features = np.array(pairs.left.features)  # type: ignore[union-attr]
+    features[3] = np.nan
+    with pytest.raises(DataError, match="The left side: row 3 holds values that are not finite"):
+        matcher.evaluate(replace(pairs, left=Regions(features)))
+    offsets = pairs.right.offsets.copy()
+    offsets[7] = offsets[6]
+    with pytest.raises(DataError, match="The right side: text 6 has no words"):
+        matcher.score(pairs.left, replace(pairs.right, offsets=offsets))
+    with pytest.raises(DataError, match=r"The right side has words .* but its vocabulary only 0 to 29"):
+        matcher.score(pairs.left, replace(pairs.right, ids=pairs.right.ids + 20))
+
+
+def test_only_pairs_are_evaluated(matcher: mispair.Matcher) -> None:
+    with pytest.raises(DataError, match=r"evaluate: pairs must be Pairs, as mispair\.load gives them, not str"):
+        matcher.evaluate("shapes")  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="evaluate_together: pairs must be Pairs"):
+        mispair.evaluate_together([matcher], None)  # type: ignore[arg-type]
 
 
 def test_whole_numbers_are_features_too(matcher: mispair.Matcher) -> None:

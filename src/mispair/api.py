@@ -8,23 +8,26 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from rich.console import Console
 
 from mispair import methods
 from mispair.config import Config, override
 from mispair.data import formats
+from mispair.data.arrays import chunks
 from mispair.data.check import MOSTLY_UNKNOWN, unknown_share
 from mispair.data.noise import add_noise
-from mispair.data.pairs import Pairs, Tokens
+from mispair.data.pairs import Pairs, Side, Tokens
 from mispair.devices import pick_device
 from mispair.engine import Trainer, check_pairs
 from mispair.errors import ConfigError, DataError, StoppedError
 from mispair.evaluate import Evaluation
-from mispair.matcher import Matcher, takes
+from mispair.matcher import Matcher, check_content, check_is_pairs, takes
 from mispair.models import SideSpec
 from mispair.run import Run
 
 SLICE = 1000  # test images
+SAMPLE = 16  # items of a side that are compared before all of them are
 READING = ("data", "vocab", "dev_protocol", "captions_per_image")  # settings of which data `mispair train` reads ...
 NOISE = ("noise_ratio", "noise_kind", "noise_file", "noise_seed")  # ... and which pairs it makes wrong
 
@@ -47,11 +50,14 @@ def fit(
         **settings: Fields of `mispair.Config`, such as `method="plain"`, `model="sgr"`, `epochs=10`; but none about the
             data, which are `pairs` and `dev`.
     """
-    for name, value in (("pairs", pairs), ("dev", dev)):
-        if not isinstance(value, Pairs) and (name == "pairs" or value is not None):
-            raise DataError(f"fit: {name} must be Pairs, as mispair.load gives them, not {type(value).__name__}.")
+    given = {"pairs": pairs} if dev is None else {"pairs": pairs, "dev": dev}
+    for name, value in given.items():
+        check_is_pairs(value, f"fit: {name}")
     _refuse_data_settings(settings)
     config = override(Config(data=pairs.name), settings, "fit")
+    for name, value in given.items():
+        check_content(value.left, f"fit: the left side of {name}")
+        check_content(value.right, f"fit: the right side of {name}")
     if out is None:
         with tempfile.TemporaryDirectory(prefix="mispair-") as folder:
             return _train(config, pairs, dev, Path(folder) / "run", console, "Nothing is kept, as no `out` was given.")
@@ -162,6 +168,7 @@ def _train(
     config: Config, train: Pairs, dev: Pairs | None, out: Path, console: Console | None, after_stop: str
 ) -> Matcher:
     check_pairs(train, dev)
+    _refuse_equal_items(train)
     run = Run(out, config)
     try:
         return Trainer(config, train, dev, run, console).fit()
@@ -169,6 +176,24 @@ def _train(
         raise StoppedError(f"{stop} {after_stop}", stop.code) from None
     finally:
         run.close()
+
+
+def _refuse_equal_items(pairs: Pairs) -> None:
+    """Refuses a side whose items are all the same: dropout may hide for a whole run that nothing is learned."""
+    for name, side in (("left", pairs.left), ("right", pairs.right)):
+        if _all_equal(side):
+            raise DataError(
+                f"{pairs.name}: all {len(side):,} items of the {name} side are the same, so there is nothing to tell "
+                "apart; see with `mispair data check` what was read, and make them again."
+            )
+
+
+def _all_equal(side: Side) -> bool:
+    if isinstance(side, Tokens):
+        words = side.ids[side.offsets[0] : side.offsets[-1]]
+        return bool(np.ptp(side.lengths) == 0 and (words.reshape(len(side), -1) == words[: side.lengths[0]]).all())
+    first, some = side.features[0], side.features[np.linspace(0, len(side) - 1, SAMPLE, dtype=np.int64)]
+    return bool((some == first).all()) and all((part == first).all() for _, part in chunks(side.features))
 
 
 def _quoted(path: Path) -> str:

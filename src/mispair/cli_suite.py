@@ -41,7 +41,7 @@ def bench_run(
         out: Results folder, which several processes or machines may share; results/SUITE by default.
         data: Folder of the data set, if it is not where the suite says.
         seeds: How many trainings of each kind.
-        only: Methods, recipes or parts to do, with commas between them; all by default.
+        only: Methods, recipes, rows or parts to do, with commas between them; all by default.
         noise_file: Published noise index files, with {ratio} in the name, such as noise/f30k_precomp_{ratio}.npy.
         device: auto, cpu, cuda, cuda:1, mps.
         jobs: How many trainings at a time.
@@ -72,7 +72,7 @@ def bench_run(
     _check_noise(chosen, cells)
     chosen = replace(chosen, data=_data(data or chosen.data))
     cells = chosen.cells(seeds, wanted)
-    _check_data(results, cells)
+    _check_data(results, cells, chosen.cells(seeds))
     claim_folder(results, suite, chosen, seeds)
     console = Console(file=sys.stderr, highlight=False)
     earlier = set() if retry else {cell.name for cell in cells if state(results, cell).status == "failed"}
@@ -85,7 +85,8 @@ def bench_run(
     for one in states:
         if one.status == "failed":
             print(f"{one.cell.name}: {one.said()}{' (earlier; --retry tries again)' * (one.cell.name in earlier)}")
-    print(f"{results}: {', '.join(f'{count} {status}' for status, count in counts.most_common())}.")
+    said = {"running": "running in another process"}
+    print(f"{results}: {', '.join(f'{count} {said.get(status, status)}' for status, count in counts.most_common())}.")
     print(f"Tables and figures: mispair bench report {shlex.quote(str(results))}")
     return 0 if counts["done"] == len(states) else 1
 
@@ -147,6 +148,8 @@ def bench_report(
         print(json_module.dumps({"trainings": len(records), "files": [str(path) for path in files]}, indent=2))
     else:
         print(f"{len(records)} of {len(found.suite.cells(found.seeds))} trainings. Look at {target / 'index.html'}")
+        if others := found.others(results):
+            print(f"Left out, as damaged or of no row of suite.toml: {', '.join(others)}.", file=sys.stderr)
     return 0
 
 
@@ -157,8 +160,11 @@ def _data(data: str) -> str:
     return data if data == "shapes" else str(find_folder(data).resolve())
 
 
-def _check_data(results: Path, cells: list[Cell]) -> None:
-    """Reads the data once, with the noise of every share: what is wrong with it is said before anything is trained."""
+def _check_data(results: Path, cells: list[Cell], everything: list[Cell]) -> None:
+    """Reads the data once, with the noise of every share: what is wrong with it is said before anything is trained.
+
+    It has to be that of all that has ended, whatever --only says: they will stand in one table.
+    """
     from mispair.api import load_splits
     from mispair.bench.results import check_data
     from mispair.bench.runner import state
@@ -168,7 +174,7 @@ def _check_data(results: Path, cells: list[Cell]) -> None:
         return
     by_file = {config.noise_file: config for config in waiting}
     pairs = {len(load_splits(config).train) for config in by_file.values()}
-    check_data(results, cells, pairs.pop())
+    check_data(results, everything, pairs.pop())
 
 
 def _check_noise(suite: Suite, cells: list[Cell]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import numbers
 import tomllib
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
@@ -165,7 +166,7 @@ class Config:
     def _rules(self) -> list[tuple[str, bool, str]]:
         at_least_one = ("embed_size", "word_size", "sim_size", "graph_steps", "lr_decay_epochs", "negatives_start",
                         "bank_size", "neighbours", "hinge_least")  # fmt: skip
-        above_zero = ("lr", "margin", "attend_sharpness", "lse_sharpness", "evidence_scale", "meta_lr")
+        above_zero = ("lr", "margin", "attend_sharpness", "lse_sharpness", "meta_lr")
         not_negative = ("weight_decay", "tau", "hinge_weight", "kl_weight", "hinge_decay", "checkpoint_seconds")
         rules = [(name, getattr(self, name) >= 1, "at least 1") for name in at_least_one]
         rules += [
@@ -182,7 +183,8 @@ class Config:
             ("split_memory", 0 <= self.split_memory < 1, "at least 0 and below 1"),
             ("noisy_start", 0 <= self.noisy_start <= 1, "between 0 and 1"),
             ("gamma_share", 0 < self.gamma_share <= 1, "above 0 and at most 1"),
-            ("margin_base", self.margin_base > 1, "above 1"),
+            ("margin_base", 1 < self.margin_base < math.inf, "above 1 and finite"),
+            ("evidence_scale", 0.08 <= self.evidence_scale < math.inf, "finite and at least 0.08, or rounding wins"),
             ("eta", 0 <= self.eta <= 1, "between 0 and 1"),
             ("label_floor", 0 <= self.label_floor <= 1, "between 0 and 1"),
             ("warmup_share", 0 < self.warmup_share <= 1, "above 0 and at most 1"),
@@ -268,12 +270,14 @@ def _toml(value: bool | int | float | str) -> str:
 
 
 def _cast(value: Any, hint: Any, where: str) -> Any:
-    """Checks a TOML value against a field's type; whole numbers are welcome where a fraction is expected."""
+    """Checks a value against a field's type; whole numbers are welcome where a fraction is expected."""
     if get_origin(hint) is Literal:
         return value  # Config checks the choice itself
     allowed = get_args(hint) or (hint,)
-    if float in allowed and isinstance(value, int) and not isinstance(value, bool):
+    if float in allowed and isinstance(value, numbers.Real) and not isinstance(value, bool):  # numpy's as well
         return float(value)
+    if int in allowed and isinstance(value, numbers.Integral) and not isinstance(value, bool):
+        return int(value)
     if any(type(value) is kind for kind in allowed):
         return value
     wanted = " or ".join("nothing" if kind is type(None) else kind.__name__ for kind in allowed)

@@ -72,6 +72,7 @@ class Matcher:
 
     def evaluate(self, pairs: Pairs, folds: int = 1) -> Evaluation:
         """Retrieval in both directions over all items of `pairs`, and the mean over `folds` slices of them."""
+        check_is_pairs(pairs, "evaluate: pairs")
         matrices = self._matrices(self._side(pairs.left, "left"), self._side(pairs.right, "right"))
         return evaluate(matrices, pairs, folds)
 
@@ -138,13 +139,16 @@ class Matcher:
             raise DataError(f"The {name} side of this model takes {spec}, but got {found}.")
         if not len(side):
             raise DataError(f"There are no {name} items to score.")
+        check_content(side, f"The {name} side")
         return side
 
     def _texts(self, items: Items) -> Tokens | None:
         if isinstance(items, Tokens) and items.vocabulary == self.vocabulary:
             return items
         texts = items.texts if isinstance(items, Tokens) else items
-        if isinstance(texts, Regions | Vectors | np.ndarray | str) or self.vocabulary is None or not texts:
+        if not isinstance(texts, Sequence) or isinstance(texts, str) or self.vocabulary is None:
+            return None
+        if isinstance(items, Tokens) and len(texts) != len(items):  # only the numbers of its words are known
             return None
         if not all(isinstance(text, str) for text in texts):
             return None
@@ -156,6 +160,27 @@ def takes(model: str, trained: SideSpec, given: SideSpec) -> bool:
     return given == trained or (model not in A_SLOT_A_REGION and replace(given, count=trained.count) == trained)
 
 
+def check_is_pairs(value: Any, what: str) -> None:
+    """Refuses what is no `Pairs`."""
+    if not isinstance(value, Pairs):
+        raise DataError(f"{what} must be Pairs, as mispair.load gives them, not {type(value).__name__}.")
+
+
+def check_content(side: Side, what: str) -> None:
+    """Refuses values that are not finite, texts without a word and words that are not in their vocabulary."""
+    if not isinstance(side, Tokens):
+        check_finite(side.features, what)
+        return
+    if len(side) and side.lengths.min() < 1:
+        raise DataError(f"{what}: text {side.lengths.argmin():,} has no words; take it out, or give it <unk>.")
+    size = len(side.vocabulary)
+    if len(side.ids) and not (side.ids.min() >= 0 and side.ids.max() < size):
+        raise DataError(
+            f"{what} has words {side.ids.min():,} to {side.ids.max():,}, but its vocabulary only 0 to {size - 1:,}; "
+            "encode the texts with it again."
+        )
+
+
 def evaluate_together(matchers: Sequence[Matcher], pairs: Pairs, folds: int = 1) -> Evaluation:
     """Retrieval by the mean of the similarities of models that were trained apart: SGRAF is one SGR and one SAF.
 
@@ -164,6 +189,7 @@ def evaluate_together(matchers: Sequence[Matcher], pairs: Pairs, folds: int = 1)
     """
     if not matchers:
         raise DataError("evaluate_together: there is no model to evaluate.")
+    check_is_pairs(pairs, "evaluate_together: pairs")
     for other in matchers[1:]:
         check_alike(matchers[0], other)
     sides = [(each._side(pairs.left, "left"), each._side(pairs.right, "right")) for each in matchers]
@@ -189,6 +215,5 @@ def check_alike(one: Matcher, other: Matcher) -> None:
 def _features(items: Items) -> Side | None:
     if isinstance(items, np.ndarray) and items.ndim in (2, 3) and items.dtype.kind in "fiu":
         items = items if items.dtype.kind == "f" else items.astype(np.float32)
-        check_finite(items, "features")
         return Vectors(items) if items.ndim == 2 else Regions(items)
     return items if isinstance(items, Regions | Vectors) else None

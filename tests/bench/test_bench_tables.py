@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from mispair.bench.measured import paper_data
 from mispair.bench.record import Record
 from mispair.bench.suite import Cell, Part, Row, Suite, digest, read_suite
-from mispair.bench.tables import Table, part_tables
+from mispair.bench.tables import Table, paper_tables, part_tables
 from mispair.bench.writing import CSV_HEADS, csv_rows, latex, markdown, results_csv
 from mispair.tables import COLUMNS
 
@@ -118,7 +118,7 @@ def test_a_row_is_the_mean_over_the_seeds() -> None:
     assert column(table, "spread") == ["± 14.1", "± 2.8", "± 4.9"]
     assert column(table, "alone") == ["290.0", "474.0", "480.5"]
     assert column(table, "paper") == ["293.3", "486.1*", "492.8"]
-    assert column(table, "difference") == ["-3.3", "-4.1", "-6.3"]
+    assert column(table, "difference") == ["-3.3", "-", "-"]  # the paper's NCR and REPAIR are with SGR
     assert bold(table) == {"REPAIR"}
     assert all(len(row) == len(table.heads) for row in table.rows)
 
@@ -284,7 +284,7 @@ def test_slices_where_they_are_asked_for() -> None:
     assert column(table, "rSum") == ["410.0", "-", "515.5"]
     assert column(table, "alone") == ["410.0", "-", "-"]
     assert column(table, "paper") == ["399.9", "513.6*", "515.0"]
-    assert column(table, "difference") == ["+10.1", "-", "+0.5"]
+    assert column(table, "difference") == ["+10.1", "-", "-"]
     assert paired.rows[0][1:] == ["-"] * 8
     assert "alone is not measured on slices where there are two networks." in table.notes
 
@@ -347,6 +347,20 @@ def test_other_networks_than_the_papers_are_noted() -> None:
     assert "NCR, REPAIR: the paper's numbers are with SGR, ours with VSE-inf." in table.notes
     sgr = replace(PART, rows=(Row("NCR", "f30k/ncr-sgr"), Row("REPAIR", "f30k/repair-sgr")))
     assert "ours with" not in notes(part_tables(SUITE, sgr, 1, {})[0])
+
+
+def test_every_number_of_the_paper_stands_beside_ours() -> None:
+    part = replace(PART, rows=(Row("NCR", "shapes/ncr"), Row("REPAIR", "f30k/repair-sgr")))
+    found = made({"NCR": [two(480.0, 470.0, 474.0)], "REPAIR": [two(500.0, 1, 1), two(490.0, 1, 1)]}, part=part)
+    (table,) = paper_tables(SUITE, part, 2, found)
+    assert table.heads == ["method", *RESULTS]
+    assert table.rows[0] == ["NCR", *["-"] * 7]  # with another network
+    assert table.rows[1][:2] == ["REPAIR", "75.2 (-25.7)"]
+    assert table.rows[1][-1] == "492.8 (+2.2)"
+    assert cell_text(paper_tables(SUITE, part, 2, {})[0], "REPAIR", "rSum") == "492.8 (-)"
+    for other in (replace(SUITE, title="Flickr8k", paper_data="Flickr30K"), replace(SUITE, title="Mine")):
+        assert paper_tables(other, part, 1, {}) == []
+    assert paper_tables(SUITE, replace(part, kind="validation"), 1, {}) == []
 
 
 # ---------------------------------------------------------------------- where it comes from
@@ -467,6 +481,7 @@ def test_latex() -> None:
         r"\centering\footnotesize\setlength{\tabcolsep}{3pt}",
         r"\caption{VSE$\infty$ \& 5 \%}",
         r"\label{tab:a-b}",
+        r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",
         r"\begin{tabular}{lr}",
         r"\toprule",
         r"method & VSE$\infty$ \& 5 \% \\",
@@ -474,7 +489,7 @@ def test_latex() -> None:
         r"VSE$\infty$ \& 5 \% & \textbf{1.0} \\",
         r"$-$2.5 & $\pm$ 0.1 \\",
         r"\bottomrule",
-        r"\end{tabular}",
+        r"\end{tabular}}",
         r"\par\smallskip\raggedright",
         r"VSE$\infty$ \& 5 \%\par",
         r"\end{table}",

@@ -285,6 +285,17 @@ def test_eta_by_hand() -> None:
     )
 
 
+def test_nothing_found_has_no_precision() -> None:
+    nothing = [{"eta": eta, "accuracy": 0.6, "recall": 0.0} for eta in (0.05, 0.1)]
+    some = {"eta": 0.2, "accuracy": 0.8, "precision": 0.9, "recall": 0.5}
+    (figure,) = draw("eta", {("REPAIR", None, 0): {"eta": [*nothing, some]}})
+    assert figure.caption.startswith("At eta = 0.1, no pair is found. Accuracy")
+    assert len(curves(figure.svg)) == 2  # one point is no line
+    check(figure.svg)
+    (figure,) = draw("eta", {("REPAIR", None, 0): {"eta": nothing}})
+    assert "precision" not in "".join(texts(figure.svg))
+
+
 def test_accuracy_where_it_is_highest() -> None:
     curve = [{**entry, "accuracy": 0.7 + entry["eta"]} for entry in eta_curve({0.05: 1.0, 0.2: 0.75, 0.1: 0.5})]
     (figure,) = draw("eta", {("REPAIR", None, 0): {"eta": curve}})
@@ -525,6 +536,6 @@ def test_any_eta_is_inside(seeds: list[list[tuple[float, float, float]]]) -> Non
 
 
 @settings(deadline=None, max_examples=40)
-@given(st.dictionaries(st.integers(1, 10**8), st.lists(RSUM, min_size=1, max_size=3), min_size=1, max_size=6))
+@given(st.dictionaries(st.integers(2, 10**8), st.lists(RSUM, min_size=1, max_size=3), min_size=1, max_size=6))
 def test_any_sweep_is_inside(rsums: dict[int, list[float]]) -> None:
     assert sweep("bank_size", rsums).svg

@@ -14,6 +14,8 @@ from mispair.bench.rehearsal import Kind, Phase, kinds, rehearse, typical
 from mispair.bench.suite import Cell
 from mispair.cli import main
 from mispair.config import Config
+from mispair.engine import Trainer
+from mispair.methods.base import Inputs, Work
 
 SMALL = Config(
     model="vse", device="cpu", embed_size=8, word_size=8, batch_size=16, warmup_epochs=1, epochs=4, bank_size=32,
@@ -39,7 +41,6 @@ def test_the_typical_training_stands_for_the_mean_of_its_kind() -> None:
 def test_a_dry_run_needs_only_the_noise_files_that_it_reads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(rehearsal, "FIRST", 1)
     monkeypatch.setattr(rehearsal, "STEPS", 1)
     suite = tmp_path / "s.toml"
     suite.write_text(
@@ -64,7 +65,6 @@ def test_time_of_a_whole_training() -> None:
 
 
 def test_every_phase_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rehearsal, "FIRST", 1)
     monkeypatch.setattr(rehearsal, "STEPS", 2)
     told: list[str] = []
     plain, repair = rehearse([cell(), cell(method="repair"), cell(method="repair", seed=1)], None, 20, told.append)
@@ -79,10 +79,25 @@ def test_every_phase_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     assert repair.memory is None
 
 
+def test_the_clock_sees_only_shapes_that_came_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rehearsal, "STEPS", 3)
+    made: list[tuple[int, ...]] = []
+    step = Trainer._step
+
+    def spied(trainer: Trainer, work: Work, inputs: Inputs) -> None:
+        made.append(tuple(work.clean))
+        step(trainer, work, inputs)
+
+    monkeypatch.setattr(Trainer, "_step", spied)
+    list(rehearse([cell(epochs=1, warmup_epochs=0)], None, 20, lambda _: None))
+    assert len(made) == 3 * (rehearsal.FIRST + rehearsal.TIMED)
+    assert made[:3] * 4 == made
+    assert len(set(made)) == 3
+
+
 def test_what_does_not_run_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(rehearsal, "FIRST", 1)
     monkeypatch.setattr(rehearsal, "STEPS", 1)
     suite = tmp_path / "s.toml"
     small = "embed_size = 8, word_size = 8, batch_size = 16"

@@ -159,7 +159,7 @@ def test_tables_for_papers(tmp_path: Path) -> None:
     write_report(SHAPES, 1, all_done(), tmp_path, None, COMMAND)
     latex, markdown = (tmp_path / "tables.tex").read_text(), (tmp_path / "tables.md").read_text()
     assert latex.startswith("% Shapes: 13 of 13 trainings done.")
-    assert r"\usepackage{booktabs}" in latex.splitlines()[0]
+    assert r"\usepackage{booktabs,graphicx}" in latex.splitlines()[0]
     begun, ended = (re.findall(rf"\\{word}{{(\w+)}}", latex) for word in ("begin", "end"))
     assert sorted(begun) == sorted(ended)
     assert begun.count("table") == markdown.count("|---") + markdown.count("| --- |") > 4
@@ -252,6 +252,16 @@ def test_notes_of_all_tables_stand_once(report: Callable[..., Checker]) -> None:
 
 
 # ---------------------------------------------------------------------- the headline
+
+
+def test_figures_tell_what_they_come_from(report: Callable[..., Checker]) -> None:
+    rows = (Row("NCR", "shapes/ncr"),)
+    suite = replace(SHAPES, parts=(Part("validation", "Validation", "validation", rows, noise=(0.4,)),))
+    (cell,) = suite.cells(1)
+    data = {"mismatch": 0.4, "tested_on": "shapes test", "dev_protocol": "ncr", "noise_file": "0123456789abcdef"}
+    page = report({cell.name: done(cell, data=data)}, suite=suite)
+    assert "Dev protocol: ncr." in page.text
+    assert "Noise: file with SHA-256 0123456789ab." in page.text
 
 
 def small_suite(*labels: str) -> Suite:

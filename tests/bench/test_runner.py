@@ -17,8 +17,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from mispair.bench import record as record_module
 from mispair.bench import runner
-from mispair.bench.record import ETAS, RECORD, RUN, Record, read_record, run_cell, write_record
+from mispair.bench.record import ETAS, RECORD, RUN, Record, noise_hash, read_record, run_cell, write_record
 from mispair.bench.results import check_data, check_folder, claim_folder, read_results
 from mispair.bench.runner import CELLS, CLAIM, State, folder_of, run_cells, seconds_left, state
 from mispair.bench.suite import Cell, Suite, digest, read_suite
@@ -77,7 +78,8 @@ def test_everything_is_trained_and_described(suite: Suite, done: Path) -> None:
         np.mean([repair.test[name]["rsum"] for name in ("network A", "network B")])
     )
     assert [point["eta"] for point in repair.eta] == list(ETAS)
-    assert all(0 <= point[name] <= 1 for point in repair.eta for name in ("accuracy", "precision", "recall"))
+    assert all(0 <= point[name] <= 1 for point in repair.eta for name in ("accuracy", "recall"))
+    assert all(0 <= point.get("precision", 1) <= 1 for point in repair.eta)
     assert {example["kind"] for example in repair.examples} >= {"right", "wrong"}
     assert plain.eta == plain.examples == []
 
@@ -231,6 +233,30 @@ def test_noise_files_are_remembered_and_never_come_late(file: Path, suite: Suite
         check_folder(done, named)
 
 
+def test_other_noise_is_refused_whatever_is_asked_for(suite: Suite, tmp_path: Path) -> None:
+    first, second = replace(suite, noise_file=str(tmp_path / "{ratio}.npy")).cells(1)
+    np.save(tmp_path / "0.4.npy", np.arange(3))
+    data = {"pairs": 80, "noise_file": noise_hash(first.config.noise_file)}
+    write_record(folder_of(tmp_path, first), record_of(first, data=data))
+    check_data(tmp_path, [first, second], 80)
+    np.save(tmp_path / "0.4.npy", np.arange(4))
+    with pytest.raises(ConfigError, match="another noise file than"):
+        check_data(tmp_path, [first, second], 80)
+    (tmp_path / "0.4.npy").unlink()  # another share of noise is asked for
+    check_data(tmp_path, [first, second], 80)
+
+
+def test_data_of_another_size_is_refused_for_other_rows_too(
+    file: Path, done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = shutil.copytree(done, tmp_path / "results")
+    shutil.rmtree(next((out / CELLS).glob("repair-*")))
+    other = shapes.make(tmp_path / "other", train=12, dev=6, test=6)
+    command = ["bench", "run", str(file), "--device", "cpu", "--out", str(out), "--data", str(other)]
+    assert main([*command, "--only", "repair"]) == 2
+    assert "holds trainings on 80 pairs" in capsys.readouterr().err
+
+
 def test_data_of_another_size_is_refused(suite: Suite, done: Path) -> None:
     record = read_record(folder_of(done, suite.cells(1)[0]))
     assert record is not None
@@ -252,6 +278,76 @@ def test_own_recipes_travel_with_the_results(file: Path, tmp_path: Path, monkeyp
     monkeypatch.chdir(file.parent)
     assert [cell.name for cell in read_results(tmp_path / "results").suite.cells(1)] == [name]
     assert name.startswith("mine-")
+
+
+def test_recipes_from_elsewhere_travel_too(tmp_path: Path) -> None:
+    own, text = tmp_path / "own", find_packaged("recipe", "shapes/plain").read_text()
+    own.mkdir()
+    for path, size in ((tmp_path / "a.toml", 8), (own / "a.toml", 16), (tmp_path / "b.toml", 32)):
+        path.write_text(text.replace("embed_size = 128", f"embed_size = {size}"))
+    head = 'title = "Own"\ndata = "shapes"\n[[part]]\nname = "a"\nkind = "retrieval"\n[part.rows]\n'
+    (own / "suite.toml").write_text(f'{head}x = "../a.toml"\ny = "a.toml"\nz = "{tmp_path / "b.toml"}"\n')
+    suite = read_suite(own / "suite.toml")
+    claim_folder(tmp_path / "results", str(own / "suite.toml"), suite, 1)
+    shutil.rmtree(own)
+    (tmp_path / "a.toml").unlink()
+    (tmp_path / "b.toml").write_text(text)  # changed since
+    assert [cell.config.embed_size for cell in read_results(tmp_path / "results").suite.cells(1)] == [8, 16, 32]
+
+
+def test_a_full_disk_is_no_result(suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        try:
+            raise OSError(28, "No space left on device")
+        except OSError as error:
+            raise DataError(f"best.safetensors: the file cannot be written ({error.strerror}).") from None
+
+    cell = suite.cells(1)[0]
+    monkeypatch.setattr(record_module, "train_splits", full)
+    with pytest.raises(DataError, match="No space left"):
+        run_cell(cell, tmp_path)
+    assert not (tmp_path / RECORD).exists()
+
+
+def test_an_endless_error_is_cut(suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise DataError(f"Not finite. Pairs: {', '.join(map(str, range(500)))}. Lower --lr.")
+
+    monkeypatch.setattr(record_module, "train_splits", broken)
+    error = run_cell(suite.cells(1)[0], tmp_path).error
+    assert error is not None
+    assert error.startswith("Not finite. Pairs: 0, 1")
+    assert error.endswith("499. Lower --lr.")
+    assert len(error) < 400
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"status": "other"},
+        {"name": "another-cell"},
+        {"test": {}},
+        {"test": {"network A": {"rsum": 1.0}, "network B": {"rsum": 1.0}}},
+        {"test": {"network": 5}},
+        {"test": {"network": {"rsum": float("nan")}}},
+        {"validation": [{"epoch": 0}]},
+        {"validation": ["x"]},
+        {"environment": None},
+    ],
+)
+def test_a_damaged_record_is_none(
+    suite: Suite, done: Path, tmp_path: Path, damage: dict[str, object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = tmp_path / "results"
+    shutil.copytree(done, results, ignore=shutil.ignore_patterns(RUN))
+    cell = suite.cells(1)[0]
+    file = folder_of(results, cell) / RECORD
+    file.write_text(json.dumps({**json.loads(file.read_text()), **damage}))
+    assert state(results, cell).status == "waiting"
+    assert main(["bench", "report", str(results)]) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("1 of 2 trainings.")
+    assert f"Left out, as damaged or of no row of suite.toml: {cell.name}." in said.err
 
 
 def test_a_training_goes_on_where_its_data_is_now(suite: Suite, tmp_path: Path) -> None:

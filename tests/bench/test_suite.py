@@ -72,6 +72,7 @@ def test_only_some(tmp_path: Path) -> None:
     suite = suite_of(tmp_path, HEAD + PART + 'plain = "shapes/plain"\nREPAIR = "shapes/repair"\n')
     assert {cell.config.method for cell in suite.cells(1, ["repair"])} == {"repair"}
     assert {cell.config.method for cell in suite.cells(1, ["shapes/plain"])} == {"plain"}
+    assert {cell.config.method for cell in suite.cells(1, ["REPAIR"])} == {"repair"}
     assert len(suite.cells(1, ["a"])) == 4
     with pytest.raises(ConfigError, match="nothing here is called ncr"):
         suite.cells(1, ["plain", "ncr"])

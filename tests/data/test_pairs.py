@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 from helpers import vectors
 from mispair.data.pairs import Pairs, Regions, Vectors
@@ -39,3 +40,18 @@ def test_rows_must_be_a_flat_array_of_whole_numbers(label: str, rows: Any) -> No
 
 def test_whole_numbers_are_features_too() -> None:
     assert len(Pairs(Vectors(np.arange(8).reshape(4, 2)), vectors(4), np.arange(4))) == 4
+
+
+@pytest.mark.parametrize("label", ["link", "truth", "groups"])
+def test_rows_become_numbers_that_torch_takes(label: str) -> None:
+    rows = np.arange(4, dtype=np.uint16)[::-1]
+    rows.setflags(write=False)
+    given: dict[str, Any] = {"link": np.arange(4), label: rows}
+    pairs = Pairs(vectors(4), vectors(4), **given)
+    assert torch.from_numpy(getattr(pairs, label)).tolist() == [3, 2, 1, 0]
+    assert getattr(pairs, label).flags.writeable  # torch warns of what it must not change
+
+
+def test_rows_that_are_fine_are_not_copied() -> None:
+    link = np.arange(4)
+    assert Pairs(vectors(4), vectors(4), link).link is link

@@ -191,6 +191,7 @@ def _eta_of_row(shown: Shown, row: str) -> Figure:
     )
     highest = max(own, *(point.x for line in lines for point in line.points))
     name = "eta: wrong if w of both networks is below"
+    lines = [line for line in lines if line.points]  # there is no precision where nothing is found
     low, high = extent_of(lines)
     axes = from_zero(name, highest), around("per cent", (max(0.0, low), min(100.0, high)), LEAST_SHARE)
     marks = [Mark(own, f"eta = {own:g} in the recipe")]
@@ -209,8 +210,12 @@ def _eta_points(records: Sequence[Record], name: str) -> tuple[Point, ...]:
 
 def _eta_said(own: float, lines: Sequence[Line]) -> str:
     """Precision and recall at the measured eta that is nearest to the one of the recipe."""
-    _, precision, recall = (min(line.points, key=lambda point: abs(point.x - own)) for line in lines)
-    where = f"At eta = {precision.x:g}" + ("" if precision.x == own else f", next to {own:g} of the recipe")
+    _, precisions, recalls = lines
+    recall = min(recalls.points, key=lambda point: abs(point.x - own))
+    precision = next((point for point in precisions.points if point.x == recall.x), None)
+    where = f"At eta = {recall.x:g}" + ("" if recall.x == own else f", next to {own:g} of the recipe")
+    if precision is None:
+        return f"{where}, no pair is found"
     return (
         f"{where}, {precision.said()}\xa0% of the pairs found are wrong indeed (precision), and "
         f"{recall.said()}\xa0% of the wrong ones are found (recall)"

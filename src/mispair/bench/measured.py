@@ -84,6 +84,10 @@ class Line:
         return all(cell.config.method == "oracle" for cell in self.cells.values())
 
     @property
+    def model(self) -> str:
+        return next(iter(self.cells.values())).config.model
+
+    @property
     def empty(self) -> str:
         """What stands where there is no figure."""
         return FAILED if self.failed else MISSING
@@ -125,6 +129,11 @@ class Share:
         if self.part.paper is None:
             return None
         return published.find(self.part.paper, paper_data(self.suite, self.part), self.noise, line.label)
+
+    def comparable(self, line: Line) -> Published | None:
+        """What the paper reports of the same data set and network."""
+        found = self.published(line) if self.is_papers_data else None
+        return found if found is not None and found.model == line.model else None
 
     def says(self, line: Line) -> str:
         """A line by its name, and its value in a sweep."""

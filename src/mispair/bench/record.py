@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
@@ -24,6 +25,7 @@ from mispair.files import write_atomically
 from mispair.methods import diagnosis
 
 RECORD, RUN = "cell.json", "run"
+LONGEST_ERROR = 400  # letters
 ETAS = (0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5)
 
 
@@ -93,15 +95,20 @@ def run_cell(cell: Cell, folder: Path, console: Console | None = None) -> Record
         splits = load_splits(cell.config, console)
         matcher = train_splits(cell.config, splits, folder / RUN, console, "The same command goes on from here.")
         record = _described(start, cell, splits, splits.test(matcher).figures(), folder / RUN)
-    except StoppedError:
-        raise
     except MispairError as error:
-        record = replace(start, status="failed", error=str(error).splitlines()[0])
+        if isinstance(error, StoppedError) or isinstance(error.__context__, OSError):  # a full disk is no result
+            raise
+        record = replace(start, status="failed", error=_shortened(str(error).splitlines()[0]))
     except torch.OutOfMemoryError as error:
         sentence = f"{str(error).partition('.')[0]}. Try fewer --jobs, or a smaller batch_size in the recipe."
         record = replace(start, status="failed", error=sentence)
     write_record(folder, record)
     return record
+
+
+def _shortened(sentence: str) -> str:
+    """The beginning and the end, where the advice is, of what would fill a page."""
+    return sentence if len(sentence) <= LONGEST_ERROR else f"{sentence[: LONGEST_ERROR // 2]} … {sentence[-120:]}"
 
 
 def _move(settings: Path, config: Config) -> None:
@@ -118,14 +125,27 @@ def write_record(folder: Path, record: Record) -> None:
 
 
 def read_record(folder: Path) -> Record | None:
-    """The record of a cell that has ended; None before that."""
+    """The record of a cell that has ended; None before that, and if the file is damaged or of another cell."""
     try:
         found = Record(**json.loads((folder / RECORD).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError):
         return None
-    lists, tables = (found.validation, found.eta, found.examples), (found.config, found.data, found.test, found.found)
-    whole = all(isinstance(one, list) for one in lists) and all(isinstance(one, dict) for one in tables)
-    return found if whole else None
+    return found if found.name == folder.name and _is_whole(found) else None
+
+
+def _is_whole(record: Record) -> bool:
+    """Whether tables and figures find what they expect."""
+    tables = (record.config, record.data, record.test, record.found, record.environment)
+    lists = (record.validation, record.eta, record.examples)
+    if not all(isinstance(one, dict) for one in tables) or not all(isinstance(one, list) for one in lists):
+        return False
+    if not all(isinstance(entry, dict) for entry in (*record.test.values(), *(one for some in lists for one in some))):
+        return False
+    tested = "network" in record.test or {"network A", "averaged"} <= record.test.keys()
+    numbers = [number for figures in record.test.values() for number in (figures.get("rsum"), *figures.values())]
+    numbers += [epoch.get("seconds") for epoch in record.validation]
+    known = all(isinstance(number, int | float) and math.isfinite(number) for number in numbers)
+    return known and (record.status == "failed" or (record.status == "done" and tested))
 
 
 def _described(start: Record, cell: Cell, splits: Splits, test: dict[str, Any], run: Path) -> Record:
@@ -134,13 +154,12 @@ def _described(start: Record, cell: Cell, splits: Splits, test: dict[str, Any], 
     found = [event for event in events if event["event"] == "method"]
     state = checkpoint.load_newest(run / "checkpoints")
     method = state["method"] if state else {}
-    noise = cell.config.noise_file
     data = {
         **splits.figures(),
         "name": splits.train.name,
         "pairs": len(splits.train),
         "dev_protocol": cell.config.dev_protocol,
-        "noise_file": None if noise is None else hashlib.sha256(Path(noise).read_bytes()).hexdigest(),
+        "noise_file": noise_hash(cell.config.noise_file),
     }
     device = cell.config.device != "cpu" and torch.cuda.is_available()
     return replace(
@@ -156,20 +175,21 @@ def _described(start: Record, cell: Cell, splits: Splits, test: dict[str, Any], 
     )
 
 
+def noise_hash(file: str | None) -> str | None:
+    return None if file is None else hashlib.sha256(Path(file).read_bytes()).hexdigest()
+
+
 def _eta_curve(w: torch.Tensor | None, wrong: diagnosis.BoolArray | None) -> list[dict[str, float]]:
-    """How well the wrong pairs are found among all: those that both networks give a w below eta."""
+    """How well the wrong pairs are found among all: those that both networks give a w below eta.
+
+    Where nothing is found, there is no precision.
+    """
     if w is None or wrong is None or not wrong.any() or len(w) < 2:
         return []
     curve = []
     for eta in ETAS:
         chosen = np.asarray((w.numpy() < eta).all(axis=0))
         hits = float((chosen & wrong).sum())
-        curve.append(
-            {
-                "eta": eta,
-                "accuracy": float((chosen == wrong).mean()),
-                "precision": hits / max(1.0, float(chosen.sum())),
-                "recall": hits / float(wrong.sum()),
-            }
-        )
+        point = {"eta": eta, "accuracy": float((chosen == wrong).mean()), "recall": hits / float(wrong.sum())}
+        curve.append({**point, "precision": hits / float(chosen.sum())} if chosen.any() else point)
     return curve

@@ -24,10 +24,10 @@ from mispair.data.pairs import Pairs
 from mispair.devices import autocast, give_back_memory
 from mispair.engine import Trainer
 from mispair.errors import MispairError
-from mispair.methods.base import Inputs, Work
 from mispair.run import Run
 
-FIRST, STEPS = 10, 20  # steps in which kernels are compiled; steps by the clock
+STEPS = 10  # of an epoch
+FIRST, TIMED = 2, 2  # how often they are made: to compile kernels and to record each shape; by the clock
 ALIKE = ("seed", "tau", "eta", "noise_ratio", "noise_seed")  # settings that change neither time nor memory much
 
 
@@ -140,19 +140,21 @@ def _phase(trainer: Trainer, name: str, epochs: int, epoch: int) -> Phase:
     with autocast(trainer.device, config.precision):
         trainer.splits = trainer.method.begin_warmup() if main < 0 else trainer.method.begin_epoch(main)
     choosing = time.perf_counter() - start
-    steps = trainer._inputs()
-    _make(trainer, FIRST, steps)
+    _make(trainer, FIRST)
     start = time.perf_counter()
-    made = _make(trainer, STEPS, steps)
+    made = _make(trainer, TIMED)
     seconds = (time.perf_counter() - start) / max(1, made)
     return Phase(name, epochs, choosing, seconds, sum(_steps(trainer, number) for number in range(len(trainer.nets))))
 
 
-def _make(trainer: Trainer, count: int, steps: Iterator[tuple[Work, Inputs]]) -> int:
+def _make(trainer: Trainer, rounds: int) -> int:
+    """Makes the first steps of the epoch several times; gives how many that were."""
     made = 0
-    for work, inputs in islice(steps, count):
-        trainer._step(work, inputs)
-        made += 1
+    for _ in range(rounds):
+        trainer.cursor.position = 0
+        for work, inputs in islice(trainer._inputs(), STEPS):
+            trainer._step(work, inputs)
+            made += 1
     trainer._look()  # reads from the GPU, so everything has ended
     return made
 

@@ -15,11 +15,13 @@ from mispair import __version__
 from mispair.auditing.thumbnails import thumbnail
 from mispair.bench import writing
 from mispair.bench.figures import part_figures
+from mispair.bench.measured import shares
+from mispair.bench.notes import common_notes
 from mispair.bench.record import Record
 from mispair.bench.shown import Figure, percent
 from mispair.bench.suite import Part, Place, Suite
 from mispair.bench.summary import State, data_said, distinct, headline, ranking_of, state_of, state_said, versions_of
-from mispair.bench.tables import Table, part_tables
+from mispair.bench.tables import Table, paper_tables, part_tables
 from mispair.files import write_atomically
 from mispair.pages import template
 from mispair.wording import clean, slug
@@ -151,10 +153,10 @@ def _markdown(suite: Suite, sections: Sequence[Section], state: State) -> str:
 
 
 def _latex(suite: Suite, sections: Sequence[Section], state: State) -> str:
-    """Tables for a document that uses the package booktabs."""
+    """Tables for a document that uses the packages booktabs and graphicx."""
     about = " ".join(f"{suite.title}: {state_said(state)}".split())
     found = [writing.latex(table).strip() for section in sections for table in section.tables]
-    return "\n\n".join([rf"% {about} \usepackage{{booktabs}}", *found]) + "\n"
+    return "\n\n".join([rf"% {about} \usepackage{{booktabs,graphicx}}", *found]) + "\n"
 
 
 # ---------------------------------------------------------------------- sections
@@ -162,14 +164,24 @@ def _latex(suite: Suite, sections: Sequence[Section], state: State) -> str:
 
 def _section(suite: Suite, part: Part, seeds: int, records: Mapping[str, Record], images: Path | None) -> Section:
     examples = _examples(suite, part, seeds, records, images) if part.kind == "examples" else []
+    tables = [make(suite, part, seeds, records) for make in (part_tables, paper_tables)]
     return Section(
         id=slug(part.name),
         title=part.title,
-        tables=part_tables(suite, part, seeds, records),
+        tables=[table for made in tables for table in made],
         figures=part_figures(suite, part, seeds, records),
         examples=examples,
-        notes=_example_notes(examples, images) if part.kind == "examples" else [],
+        notes=[
+            *(_example_notes(examples, images) if part.kind == "examples" else []),
+            *([] if any(tables) else _source_notes(suite, part, seeds, records)),
+        ],
     )
+
+
+def _source_notes(suite: Suite, part: Part, seeds: int, records: Mapping[str, Record]) -> list[str]:
+    """Dev protocol, noise and all else that a figure comes from, as under a table."""
+    found = (common_notes(share) for share in shares(suite, part, seeds, records))
+    return list(dict.fromkeys(note for notes in found for note in notes))
 
 
 def _examples(
@@ -250,5 +262,5 @@ def _without(common: Sequence[str], sections: Sequence[Section]) -> list[Section
         for table in section.tables:
             shown.append(replace(table, notes=[note for note in table.notes if note not in said]))
             said.update(table.notes)
-        kept.append(replace(section, tables=shown))
+        kept.append(replace(section, tables=shown, notes=[note for note in section.notes if note not in common]))
     return kept

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from mispair.bench.record import RECORD, Record, read_record
+from mispair.bench.record import RECORD, Record, noise_hash, read_record
 from mispair.bench.runner import CELLS
-from mispair.bench.suite import Cell, Suite, read_suite
+from mispair.bench.suite import Cell, Suite, kept_as, read_suite
 from mispair.config import find_packaged
 from mispair.errors import ConfigError, DataError
 from mispair.files import write_atomically
@@ -31,6 +31,11 @@ class Results:
         cells = self.suite.cells(self.seeds)
         found = {cell.name: read_record(folder / CELLS / cell.name) for cell in cells}
         return {name: record for name, record in found.items() if record is not None}
+
+    def others(self, folder: Path) -> list[str]:
+        """Records in the folder that a report leaves out: damaged ones, and those of no row of the suite."""
+        known = self.records(folder)
+        return sorted({path.parent.name for path in (folder / CELLS).glob(f"*/{RECORD}")} - known.keys())
 
 
 def check_folder(folder: Path, suite: Suite) -> Suite:
@@ -60,21 +65,31 @@ def claim_folder(folder: Path, name: str, suite: Suite, seeds: int) -> None:
     seeds = max(seeds, _about(folder).get("seeds", 0))
     about = {"name": suite.name, "data": suite.data, "seeds": seeds, "noise_file": suite.noise_file}
     for row in (row for part in suite.parts for row in part.rows):
-        if row.file is not None and not Path(row.recipe).is_absolute() and ".." not in Path(row.recipe).parts:
-            write_atomically(folder / row.recipe, row.file.read_bytes())
+        if row.file is not None:
+            write_atomically(folder / kept_as(row.recipe), row.file.read_bytes())
     write_atomically(folder / SUITE, find_packaged("suite", name).read_bytes())
     write_atomically(folder / ABOUT, (json.dumps(about, indent=1) + "\n").encode())
 
 
 def check_data(folder: Path, cells: Sequence[Cell], pairs: int) -> None:
-    """Refuses data of another size than that of what has ended already.
+    """Refuses data of another size, and other noise files, than those of what has ended already.
 
     Raises:
-        ConfigError: It has.
+        ConfigError: They are others.
     """
+    files = {cell.config.noise_file for cell in cells}  # some, of shares that are not trained now, may be missing
+    hashes = {file: noise_hash(file) for file in files if file is None or Path(file).is_file()}
     for cell in cells:
         record = read_record(folder / CELLS / cell.name)
-        if record is not None and record.data.get("pairs", pairs) != pairs:
+        if record is None or record.status == "failed":
+            continue
+        theirs = record.data.get("noise_file")
+        if hashes.get(cell.config.noise_file, theirs) != theirs:
+            raise ConfigError(
+                f"{folder} holds trainings with another noise file than {cell.config.noise_file}: one whose SHA-256 "
+                f"begins with {str(record.data['noise_file'])[:12]}; give the same --noise-file, or another --out."
+            )
+        if record.data.get("pairs", pairs) != pairs:
             raise ConfigError(
                 f"{folder} holds trainings on {record.data['pairs']:,} pairs, but {cell.config.data} has {pairs:,}; "
                 "give the same --data, or another --out."

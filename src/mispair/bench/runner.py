@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -28,7 +29,7 @@ from rich.text import Text
 from mispair.bench.claims import claim, is_held
 from mispair.bench.record import RECORD, RUN, Record, read_record, run_cell
 from mispair.bench.suite import Cell
-from mispair.errors import StoppedError
+from mispair.errors import MispairError, StoppedError
 from mispair.wording import duration
 
 CELLS, CLAIM = "cells", "claim.json"
@@ -159,7 +160,10 @@ def _work(cells: list[Cell], results: Path, threads: int) -> None:
                     if isinstance(error, StoppedError):
                         raise
                     broken.add(cell.name)  # the others may do better
-                    traceback.print_exc()
+                    if isinstance(error, MispairError):
+                        print(f"{cell.name}: {error}", file=sys.stderr)
+                    else:
+                        traceback.print_exc()
     except (StoppedError, KeyboardInterrupt):
         raise SystemExit(STOPPED) from None
     if broken:

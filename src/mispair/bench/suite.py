@@ -138,7 +138,7 @@ class Suite:
 
         Args:
             seeds: How many of each.
-            only: Methods, recipes or parts; all if empty.
+            only: Methods, recipes, rows or parts; all if empty.
 
         Raises:
             ConfigError: There is nothing of such a name.
@@ -147,7 +147,7 @@ class Suite:
         for part in self.parts:
             for place, cell in part.cells(self, seeds).items():
                 recipe = next(row.recipe for row in part.rows if row.label == place.row)
-                names = {part.name, cell.config.method, recipe, Path(recipe).stem}
+                names = {part.name, place.row, cell.config.method, recipe, Path(recipe).stem}
                 known |= names
                 if not only or names & set(only):
                     chosen.setdefault(cell.name, cell)
@@ -256,8 +256,19 @@ def _row(label: str, found: Any, where: str, folder: Path) -> Row:
     recipe = found["recipe"]
     settings = {name: value for name, value in found.items() if name != "recipe"}
     _refuse_of_the_suite(list(settings), f"{where}: row {label}")
-    own = next((path for path in (folder / recipe, Path(recipe)) if path.is_file()), None)
+    places = (folder / kept_as(recipe), folder / recipe, Path(recipe))
+    own = next((path for path in places if path.is_file()), None)
     return Row(label, recipe, settings, own)
+
+
+def kept_as(recipe: str) -> Path:
+    """Where a results folder keeps somebody's own recipe: inside it, wherever the recipe comes from.
+
+    >>> kept_as("mine.toml").as_posix(), kept_as("../mine.toml").as_posix(), kept_as("/a/mine.toml").as_posix()
+    ('mine.toml', 'up/mine.toml', 'root/a/mine.toml')
+    """
+    names = {"..": "up", Path(recipe).anchor: "root"}
+    return Path(*(names.get(part, part) for part in Path(recipe).parts))
 
 
 def _refuse_of_the_suite(settings: Sequence[str], where: str) -> None:

@@ -115,8 +115,38 @@ def _paper_texts(share: Share, line: Line) -> list[str]:
     shown = MISSING if found is None or rsum is None else f"{rsum:.1f}{'*' if found.star else ''}"
     if not share.is_papers_data:
         return [shown]
-    ours = [result.shown["rsum"] for result in line.results.values()]
-    return [shown, MISSING if rsum is None or not ours else _signed(fmean(ours) - rsum)]
+    return [shown, _difference(share, line, "rsum", rsum)]
+
+
+def _difference(share: Share, line: Line, column: str, paper: float | None) -> str:
+    """Ours minus the paper's; none where data set or network is another."""
+    ours = [result.shown[column] for result in line.results.values()]
+    return _signed(fmean(ours) - paper) if ours and paper is not None and share.comparable(line) else MISSING
+
+
+def paper_tables(suite: Suite, part: Part, seeds: int, records: Mapping[str, Record]) -> list[Table]:
+    """All figures of the paper with the difference of ours, where data set and network are the paper's."""
+    found = shares(suite, part, seeds, records) if part.kind in ("retrieval", "ablation") else []
+    return [_paper_table(share) for share in found if any(_recalls(share, line) for line in share.lines)]
+
+
+def _recalls(share: Share, line: Line) -> dict[str, float]:
+    found = share.comparable(line)
+    return {**found.recalls, "rsum": found.rsum} if found and found.recalls and found.rsum is not None else {}
+
+
+def _paper_table(share: Share) -> Table:
+    rows = []
+    for line in share.lines:
+        paper = {column: _recalls(share, line).get(column) for column in COLUMNS}
+        texts = [
+            MISSING if value is None else f"{value:.1f} ({_difference(share, line, column, value)})"
+            for column, value in paper.items()
+        ]
+        rows.append([line.label, *texts])
+    notes = ["In brackets: ours minus the paper's, means over the seeds."]
+    heads = ["method", *RESULT_HEADS[2 : 2 + len(COLUMNS)]]
+    return Table(f"{share.name}-paper", f"{share.title}: what the paper reports", heads, rows, notes)
 
 
 def _paired_table(share: Share) -> Table:

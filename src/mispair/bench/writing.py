@@ -47,7 +47,7 @@ def plain_markdown(text: str) -> str:
 
 
 def latex(table: Table) -> str:
-    """A table with booktabs, its notes below."""
+    """A table with booktabs and graphicx, its notes below."""
     texts = [[_latex(text) for text in row] for row in table.rows]
     for row, column in table.bold:
         texts[row][column] = rf"\textbf{{{texts[row][column]}}}"
@@ -57,13 +57,14 @@ def latex(table: Table) -> str:
             r"\centering\footnotesize\setlength{\tabcolsep}{3pt}",
             rf"\caption{{{_latex(table.title)}}}",
             rf"\label{{tab:{re.sub(r'[^A-Za-z0-9.-]', '-', table.name)}}}",
+            r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",  # what is too wide is made smaller
             rf"\begin{{tabular}}{{l{'r' * (len(table.heads) - 1)}}}",
             r"\toprule",
             _latex_row([_latex(head) for head in table.heads]),
             r"\midrule",
             *(_latex_row(row) for row in texts),
             r"\bottomrule",
-            r"\end{tabular}",
+            r"\end{tabular}}",
             r"\par\smallskip\raggedright",
             *(rf"{_latex(note)}\par" for note in table.notes),
             r"\end{table}",

@@ -119,6 +119,9 @@ class Pairs:
         for label, ids, side in (("left", self.left_ids, self.left), ("right", self.right_ids, self.right)):
             if ids and len(ids) != len(side):
                 raise DataError(f"{self.name}: {len(ids):,} {label} ids for {len(side):,} {label} items.")
+        for label, rows in (("link", self.link), ("truth", self.truth), ("groups", self.groups)):
+            if rows is not None:  # torch takes neither every kind of whole number nor every order in memory
+                object.__setattr__(self, label, np.require(rows, np.int64, ["C", "W"]))
 
     def __len__(self) -> int:
         return len(self.link)

@@ -65,7 +65,7 @@ def test_numbers_of_numpy_are_numbers(lr: Any, tmp_path: Path) -> None:
         ({"networks": 3}, "networks is 3 but must be 1 or 2"),
         ({"networks": 0}, "1 or 2"),
         ({"clean_threshold": 1.0}, "at least 0 and below 1"),
-        ({"split": "double"}, "one of smoothed, single"),
+        ({"split": "double"}, "one of smoothed, joint, single"),
         ({"labels": "soft"}, "one of rank, hard"),
         ({"label_when": "step"}, "one of epoch, batch"),
         ({"noisy": "keep"}, "one of replace, drop, train"),

@@ -101,8 +101,8 @@ class Config:
     """How many networks to train and average, 1 or 2; the method's own number when not given."""
     clean_threshold: float = 0.5
     """p: pairs whose probability w of being clean is above it are the clean part (REPAIR)."""
-    split: Literal["smoothed", "single"] = "smoothed"
-    """Mixture over the roots of the losses, smoothed over the epochs; or over one epoch's losses (NCR, the paper)."""
+    split: Literal["smoothed", "joint", "single"] = "smoothed"
+    """Mixture over losses smoothed over the epochs, or over both networks too; or one epoch's losses (the paper)."""
     split_memory: float = 0.5
     """Weight of the epochs before in the smoothed losses."""
     labels: Literal["rank", "hard"] = "rank"

@@ -344,6 +344,18 @@ def test_a_smoothed_split_remembers() -> None:
     assert not np.allclose(method.w, forgetful, atol=1e-3)
 
 
+def test_a_joint_split_is_of_both_networks() -> None:
+    method = repair(split="joint", split_memory=0.8)
+    memory: list[np.ndarray] = []
+    for epoch in range(2):
+        losses = epoch_losses(method, epoch)
+        memory = [0.8 * old + 0.2 * new for old, new in zip(memory or losses, losses, strict=True)]
+        expected = clean_probability(np.sqrt((memory[0] + memory[1]) / 2), converged=True)
+        first, second = method.begin_epoch(epoch)
+        assert np.allclose(method.w, [expected, expected], atol=1e-5)
+        assert np.array_equal(first.clean, second.clean)
+
+
 # ---------------------------------------------------------------------- the bank
 
 

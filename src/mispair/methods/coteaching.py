@@ -53,10 +53,14 @@ class CoTeaching(Method):
         return np.stack([clean_probability(row, converged=True) for row in roots]).astype(np.float32)
 
     def smoothed(self, losses: FloatArray) -> FloatArray:
-        """Losses smoothed over the epochs: a wrong pair that is learned by heart has looked bad before."""
+        """Losses smoothed over the epochs: a wrong pair that is learned by heart has looked bad before.
+
+        With a joint split over both networks as well, whose mistakes differ most after the warm-up.
+        """
         known, memory = bool(self.mean_losses.size), np.float32(self.config.split_memory)
         self.mean_losses = memory * self.mean_losses + (1 - memory) * losses if known else losses
-        return self.mean_losses
+        joint = np.broadcast_to(self.mean_losses.mean(axis=0), self.mean_losses.shape)
+        return joint if self.config.split == "joint" else self.mean_losses
 
     def divide(self, epoch: int, views: list[Survey], clean: BoolArray) -> list[Split]:
         """The pairs that train each network; `clean` (2, N) is what each network takes for clean."""

@@ -206,6 +206,15 @@ class Config:
     def total_epochs(self) -> int:
         return self.warmup_epochs + self.epochs
 
+    @property
+    def noisy_from(self) -> int:
+        """The main epoch from which on noisy pairs take part, by its number from 0."""
+        return int(self.noisy_start * self.epochs + 1e-9)
+
+    def decay(self, main_epoch: int) -> float:
+        """What the learning rate is multiplied by in a main epoch."""
+        return float(0.1 ** (max(0, main_epoch) // self.lr_decay_epochs))
+
 
 HINTS = get_type_hints(Config)
 

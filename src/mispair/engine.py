@@ -203,8 +203,7 @@ class Trainer:
         return self.config.total_epochs * len(self.nets) * math.ceil(len(self.train_pairs) / self.config.batch_size)
 
     def _set_lr(self, optimizer: torch.optim.Optimizer) -> None:
-        decays = max(0, self.cursor.epoch - self.config.warmup_epochs) // self.config.lr_decay_epochs
-        set_lr(optimizer, self.config.lr * 0.1**decays)
+        set_lr(optimizer, self.config.lr * self.config.decay(self.cursor.epoch - self.config.warmup_epochs))
 
     # ------------------------------------------------------------------ watching
 

@@ -122,7 +122,7 @@ def measure(
     """Trains a few epochs of each kind, by the largest of these banks; then chooses by each of them."""
     config = replace(config, bank_size=max(banks, default=config.bank_size))
     device = pick_device(config.device)
-    started = int(config.noisy_start * config.epochs + 1e-9)  # main epochs before noisy pairs come in
+    started = config.noisy_from  # main epochs before noisy pairs come in
     kinds = [
         ("warm-up", 1, config.warmup_epochs),
         ("main", 2, started),

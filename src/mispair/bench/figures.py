@@ -90,7 +90,7 @@ def _noisy_from(config: Config) -> int | None:
     """After how many epochs the noisy pairs take part; None if they never do."""
     splits = config.method in METHODS and issubclass(METHODS[config.method], CoTeaching)
     drops = config.method == "repair" and config.noisy == "drop"
-    start = int(config.noisy_start * config.epochs + 1e-9)
+    start = config.noisy_from
     return config.warmup_epochs + start if splits and not drops and start < config.epochs else None
 
 

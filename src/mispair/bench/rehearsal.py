@@ -108,7 +108,7 @@ def rehearse(
 
 def _first_steps(cell: Cell, train: Pairs, dev: Pairs) -> Kind:
     config = replace(cell.config, data="stand-in", checkpoint_seconds=1e9)
-    noisy = int(config.noisy_start * config.epochs + 1e-9)
+    noisy = config.noisy_from
     warm = config.warmup_epochs
     plans = [
         ("warm-up", warm, 0),

@@ -70,7 +70,7 @@ class CoTeaching(Method):
 
     def noisy_started(self, epoch: int) -> bool:
         """Whether the noisy part takes part in main epoch `epoch`."""
-        return epoch >= int(self.config.noisy_start * self.config.epochs + 1e-9)
+        return epoch >= self.config.noisy_from
 
     def findings(self, views: list[Survey], clean: BoolArray) -> list[dict[str, Any]]:
         """The split of each network, held against the truth where it is known."""

@@ -140,7 +140,7 @@ class Mscn(Method):
 
     def _start(self, epoch: int) -> None:
         """Sets all that depends on the epoch alone."""
-        self.epoch, decay = epoch, 0.1 ** (epoch // self.config.lr_decay_epochs)
+        self.epoch, decay = epoch, self.config.decay(epoch)
         self.lr = self.config.lr * decay
         for optimizer in self.meta_optimizers:
             set_lr(optimizer, self.config.meta_lr * decay)

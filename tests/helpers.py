@@ -1,6 +1,7 @@
 """Small data and plain references shared by several test files."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -8,7 +9,7 @@ from torch import Tensor, nn
 
 from mispair.config import Config
 from mispair.data.loader import Items
-from mispair.data.pairs import IntArray, Pairs, Regions, Tokens, Vectors
+from mispair.data.pairs import IntArray, Pairs, Regions, Tokens, Vectors, select
 from mispair.data.text import SPECIAL_WORDS, Vocabulary
 from mispair.methods.base import Method, Step, Work
 from mispair.models.base import Encoded
@@ -43,6 +44,12 @@ def vectors(count: int, width: int = 7, seed: int = 0) -> Vectors:
 def one_to_one(left: Regions | Tokens | Vectors, right: Regions | Tokens | Vectors) -> Pairs:
     """Right item i with left item i, starting again when the left items are used up."""
     return Pairs(left, right, np.arange(len(right)) % len(left))
+
+
+def chosen(pairs: Pairs, rows: IntArray) -> Pairs:
+    """A smaller set with only these pairs; the left side is kept whole."""
+    truth = None if pairs.truth is None else pairs.truth[rows]
+    return replace(pairs, right=select(pairs.right, rows), link=pairs.link[rows], truth=truth)
 
 
 def token_items(lengths: Sequence[int], words: int = WORDS, seed: int = 0, extra: int = 0) -> Items:

@@ -392,7 +392,7 @@ def test_methods_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["methods"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == list(METHODS)
-    assert all(len(line.split()) > 3 for line in lines)
+    assert all(len(line.split()) > 3 and line.endswith(".") for line in lines)
     assert main(["methods", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
     assert {name: about["networks"] for name, about in listed.items()} == {n: k.networks for n, k in METHODS.items()}

@@ -82,8 +82,6 @@ def test_from_a_folder_to_a_folder_and_a_clean_copy(folder: Path, tmp_path: Path
     assert parquet.read_table(clean / "metadata/metadata_0.parquet")["id"].to_pylist() == [f"p{row}" for row in kept]
     assert (np.load(clean / "img_emb/img_emb_0.npy") == np.load(folder / "img_emb/img_emb_0.npy")[kept]).all()
     assert "text " in (out / "report.html").read_text()
-    assert audit(folder, "--out", out) == 2
-    assert "is not empty; give another --out, or --overwrite" in capsys.readouterr().err
     assert audit(folder, "--out", tmp_path / "new", "--clean", clean) == 2
     assert "is not empty; give another --clean" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()  # refused before the work
@@ -121,7 +119,9 @@ def test_two_files_and_a_table(arrays: Path, tmp_path: Path) -> None:
         (["--left", "a.npy", "--right", "none.npy"], "no such file"),
         (["nowhere"], "nowhere: no such file or folder"),
         (["something"], "something: no data set here, only thesis.doc"),
-        (["a.npy"], "kind of file is not known"),
+        (["a.npy"], "a.npy holds the vectors of one side; give those of both as --left A.npy --right B.npy"),
+        (["photos"], "no image has a text file of the same name; expected dog.txt, a caption a line, for dog.jpg."),
+        (["photos"], "Or give a table of image paths and captions instead, and the folder as --images."),
         (["--left", "a.npy", "--right", "b.npy", "--checked", "unknown.csv"], "no pair has the id 'x'"),
         (["--left", "a.npy", "--right", "b.npy", "--checked", "columns.csv"], "expected the columns id and right"),
         (["--left", "a.npy", "--right", "b.npy", "--checked", "words.csv"], "'maybe' for '2'"),
@@ -139,6 +139,8 @@ def test_mistakes_are_sentences_and_leave_nothing(
     Path("words.csv").write_text("id,right\n1,yes\n2,maybe\n")
     Path("something").mkdir()
     Path("something/thesis.doc").write_text("important")
+    Path("photos").mkdir()
+    Image.new("RGB", (4, 3)).save("photos/a.jpg")
     before = contents(tmp_path)
     assert main(["audit", *options, "--out", "out"]) == 2
     error = capsys.readouterr().err.splitlines()[-1]
@@ -313,6 +315,7 @@ def test_raw_images_are_encoded_and_audited_and_it_goes_on(
     with monkeypatch.context() as patch:
         patch.setattr(api, "scan", interrupted)
         assert audit(*command) == 130
+    assert "The audit was stopped; the same command goes on where it was." in capsys.readouterr().err
     assert colours.seen == 59
     assert audit(*command) == 3  # one of 60 is unreadable
     assert colours.seen == 59  # what was encoded is kept
@@ -324,8 +327,9 @@ def test_raw_images_are_encoded_and_audited_and_it_goes_on(
     assert np.mean(found["match_score"][50:]) < np.mean([score for score in found["match_score"][:50] if score])
     assert "data:image/jpeg" in (out / "report.html").read_text()
     capsys.readouterr()
-    assert audit(*command) == 2
-    assert "is not empty" in capsys.readouterr().err
+    monkeypatch.setattr(encode, "encode_source", interrupted)
+    assert audit(*command) == 3
+    assert "This audit has ended already" in capsys.readouterr().err
 
 
 def test_a_folder_of_pictures_and_texts(photos: tuple[Path, Colours], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,6 +337,9 @@ def test_a_folder_of_pictures_and_texts(photos: tuple[Path, Colours], monkeypatc
     for line in (place / "photos.csv").read_text().splitlines()[1:]:
         name, caption = line.split(",")
         (place / "photos" / name).with_suffix(".txt").write_text(caption)
+    (place / "photos").rename(place / "inside")
+    (place / "photos").mkdir()
+    (place / "inside").rename(place / "photos/inside")  # as `mispair encode` takes them, too
     (place / "here").mkdir()
     monkeypatch.chdir(place / "here")
     assert audit("../photos", "--out", ".") == 3

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -14,9 +16,10 @@ import torch
 from rich.console import Console
 
 import mispair
+from helpers import chosen
 from mispair import checkpoint, methods
 from mispair.config import Config, override
-from mispair.data.loader import PairLoader
+from mispair.data.loader import Batch, PairLoader
 from mispair.data.pairs import Pairs, Regions, Tokens, Vectors
 from mispair.data.text import Vocabulary
 from mispair.engine import Trainer
@@ -41,6 +44,11 @@ def events(folder: Path, kind: str) -> list[dict[str, Any]]:
     return [line for line in lines if line["event"] == kind]
 
 
+@dataclass(frozen=True)
+class DuoInputs(Inputs):
+    noisy: Batch = field(kw_only=True)
+
+
 class Duo(Method):
     """A toy with two networks, a noisy set, a state of its own and random numbers in the step."""
 
@@ -52,16 +60,21 @@ class Duo(Method):
         cut = 20 + 7 * epoch
         return [Split(pairs[cut:], pairs[:cut]), Split(pairs[:-cut], pairs[-cut:])]
 
-    def loss(self, net: int, inputs: Inputs) -> Step:
-        assert inputs.noisy is not None
-        S = similarity(self.nets[net], inputs.clean)
+    def inputs(self, net: int, work: Work, augment: np.random.Generator | None) -> Inputs:
+        given = super().inputs(net, work, augment)
+        if work.noisy is None:
+            return given
+        return DuoInputs(given.batch, given.negatives, noisy=self.loader.batch(work.noisy, augment))
+
+    def loss(self, net: int, inputs: DuoInputs) -> Step:
+        S = similarity(self.nets[net], inputs.batch)
         extra = hard_loss(similarity(self.nets[net], inputs.noisy), 0.2)
         weight = torch.rand(()) + 1 / (1 + self.seen)
         loss = hard_loss(S, 0.2, inputs.negatives) + weight * extra
         return Step(loss, S, {"extra": extra})
 
     def trained(self, net: int, work: Work) -> None:  # noqa: ARG002
-        self.seen += len(work.clean)
+        self.seen += len(work.pairs)
 
     def state_dict(self) -> dict[str, Any]:
         return {"seen": self.seen}
@@ -77,23 +90,23 @@ def _duo(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run_until(settings: Config, pairs: Pairs, folder: Path, stop_after: int | None) -> None:
     """Trains; with `stop_after` the process "dies" without any clean-up after so many steps."""
-    run = Run(folder, settings)
-    trainer = Trainer(settings, pairs, tiny_pairs(8, seed=1), run)
-    if stop_after is not None:
-        pause, done = trainer._pause, [0]
+    with Run(folder, settings) as run:
+        trainer = Trainer(settings, pairs, tiny_pairs(8, seed=1), run)
+        if stop_after is None:
+            trainer.fit()
+            return
+        steps, done = trainer.steps, [0]
 
-        def dying_pause() -> None:
-            done[0] += 1
-            if done[0] >= stop_after:
-                raise RuntimeError("killed")
-            pause()
+        def dying_steps() -> Iterator[Work]:
+            for work in steps():
+                done[0] += 1
+                if done[0] >= stop_after:
+                    raise RuntimeError("killed")
+                yield work
 
-        trainer._pause = dying_pause  # type: ignore[method-assign]
+        trainer.steps = dying_steps  # type: ignore[method-assign, assignment]
         with pytest.raises(RuntimeError, match="killed"):
             trainer.fit()
-    else:
-        trainer.fit()
-    run.close()
 
 
 @pytest.mark.parametrize(
@@ -187,20 +200,19 @@ def test_an_ended_run_says_so_and_refuses_other_pairs(tmp_path: Path) -> None:
 def test_other_pairs_are_refused_on_resume(tmp_path: Path) -> None:
     settings = config()
     run_until(settings, tiny_pairs(16), tmp_path / "run", 3)
-    run = Run(tmp_path / "run", settings)
-    with pytest.raises(ConfigError, match="other pairs"):
+    with Run(tmp_path / "run", settings) as run, pytest.raises(ConfigError, match="other pairs"):
         Trainer(settings, tiny_pairs(16, seed=5), None, run).fit()
-    run.close()
 
 
 def test_a_stop_signal_saves_and_names_the_way_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    step = Trainer._step
+    steps = Trainer.steps
 
-    def signalled_step(trainer: Trainer, *arguments: Any) -> None:
-        step(trainer, *arguments)
-        trainer._signal = 15
+    def signalled_steps(trainer: Trainer) -> Iterator[Work]:
+        for work in steps(trainer):
+            trainer.stop(15)
+            yield work
 
-    monkeypatch.setattr(Trainer, "_step", signalled_step)
+    monkeypatch.setattr(Trainer, "steps", signalled_steps)
     with pytest.raises(StoppedError, match=r"step 1 and saved. Call fit again with out=") as stop:
         mispair.fit(tiny_pairs(16), out=tmp_path / "run", **SMALL)
     assert stop.value.code == 143
@@ -222,7 +234,7 @@ def test_validation_pairs_must_be_of_the_same_kind() -> None:
 
 def test_validation_needs_pairs() -> None:
     with pytest.raises(DataError, match="tiny: there are no validation pairs; leave them out"):
-        mispair.fit(tiny_pairs(16), tiny_pairs(16).select(np.empty(0, np.int64)), **SMALL)
+        mispair.fit(tiny_pairs(16), chosen(tiny_pairs(16), np.empty(0, np.int64)), **SMALL)
 
 
 def test_texts_of_two_vocabularies_are_refused() -> None:
@@ -268,7 +280,7 @@ class Poisoned(Method):
     steps = 0
 
     def loss(self, net: int, inputs: Inputs) -> Step:
-        S = similarity(self.nets[net], inputs.clean)
+        S = similarity(self.nets[net], inputs.batch)
         loss = hard_loss(S, 0.2)
         return Step(loss * float("nan") if self.steps == 1 else loss, S)
 
@@ -279,21 +291,35 @@ class Poisoned(Method):
 def test_a_non_finite_loss_stops_before_the_update(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(methods.METHODS, "poisoned", Poisoned)
     settings = config(method="poisoned", warmup_epochs=0, checkpoint_seconds=1000.0)
-    run = Run(tmp_path / "run", settings)
-    trainer = Trainer(settings, tiny_pairs(16), None, run)
-    with pytest.raises(NonFiniteError) as stop:
-        trainer.fit()
-    expected = trainer._plan(0, 0)[1].clean
-    assert "step 1;" in str(stop.value)
-    assert ", ".join(map(str, sorted(expected.tolist()))) in str(stop.value)
-    # The weights are those of one finite step, although more steps were computed before anybody looked.
-    one = Trainer(settings, tiny_pairs(16), None, run)
-    torch.manual_seed(one._seed(4))
-    one.splits = [Split(np.arange(80))]
-    one._step(*next(iter(one._inputs())))
+    with Run(tmp_path / "run", settings) as run:
+        trainer = Trainer(settings, tiny_pairs(16), None, run)
+        with pytest.raises(NonFiniteError) as stop:
+            trainer.fit()
+        expected = trainer.planned(0)[1].pairs
+        assert "step 1;" in str(stop.value)
+        assert ", ".join(map(str, sorted(expected.tolist()))) in str(stop.value)
+        # The weights are those of one finite step, although more steps were computed before anybody looked.
+        one = Trainer(settings, tiny_pairs(16), None, run)
+        torch.manual_seed(one._seed(4))
+        one.begin(0)
+        next(one.steps())
     for name, value in one.nets[0].named_parameters():
         assert torch.equal(value, dict(trainer.nets[0].named_parameters())[name]), name
-    run.close()
+
+
+def test_noisy_pairs_of_a_step_that_is_not_finite_are_named_too(tmp_path: Path) -> None:
+    pairs, settings = tiny_pairs(16), config(method="duo", warmup_epochs=0)
+    features = np.array(pairs.left.features)  # type: ignore[union-attr]
+    features[0] = np.nan  # of pairs 0 to 4, which are noisy ones of network 0
+    with Run(tmp_path / "run", settings) as run:
+        trainer = Trainer(settings, replace(pairs, left=Regions(features)), None, run)
+        with pytest.raises(NonFiniteError) as stop:
+            trainer.fit()
+    step, named = re.findall(r"at step (\d+);.* Pairs of that batch: ([\d, ]+)\.", str(stop.value))[0]
+    work = trainer.planned(0)[int(step)]
+    assert work.noisy is not None
+    assert [int(pair) for pair in named.split(", ")] == sorted({*work.pairs.tolist(), *work.noisy.tolist()})
+    assert {*range(5)} & {*work.noisy.tolist()}
 
 
 class Flat(Method):
@@ -302,18 +328,17 @@ class Flat(Method):
     def loss(self, net: int, inputs: Inputs) -> Step:
         with torch.no_grad():
             self.nets[net].get_parameter("score.weight").mul_(0.8)
-        S = similarity(self.nets[net], inputs.clean)
+        S = similarity(self.nets[net], inputs.batch)
         return Step(0 * S.sum(), S)
 
 
 def test_a_collapse_is_named_and_the_last_good_state_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(methods.METHODS, "flat", Flat)
     settings = config(method="flat", model="sgr", epochs=20)
-    run = Run(tmp_path / "run", settings)
-    trainer = Trainer(settings, tiny_pairs(16), None, run)
-    with pytest.raises(CollapseError, match=r"collapsed .* --negatives-end .* last good state") as stop:
-        trainer.fit()
-    run.close()
+    with Run(tmp_path / "run", settings) as run:
+        trainer = Trainer(settings, tiny_pairs(16), None, run)
+        with pytest.raises(CollapseError, match=r"collapsed .* --negatives-end .* last good state") as stop:
+            trainer.fit()
     kept = checkpoint.find(tmp_path / "run/checkpoints")
     assert str(kept[0]) in str(stop.value)
     healthy = [event["spread"] for event in events(tmp_path / "run", "steps")]
@@ -325,7 +350,7 @@ def test_a_collapse_is_named_and_the_last_good_state_kept(tmp_path: Path, monkey
 
 def test_tiny_and_wrong_inputs() -> None:
     with pytest.raises(DataError, match="1 training pairs with 1 different"):
-        mispair.fit(tiny_pairs(16).select(np.array([3])), **SMALL)
+        mispair.fit(chosen(tiny_pairs(16), np.array([3])), **SMALL)
     with pytest.raises(ConfigError, match="two-tower model takes one vector"):
         mispair.fit(tiny_pairs(16), **SMALL, model="two-tower")
     with pytest.raises(ConfigError, match=r'no method "plian".*"plain"'):
@@ -334,5 +359,5 @@ def test_tiny_and_wrong_inputs() -> None:
         mispair.fit(tiny_pairs(16), **{**SMALL, "device": "gpu"})
     with pytest.raises(DataError, match="must be Pairs"):
         mispair.fit("folder", **SMALL)  # type: ignore[arg-type]
-    two = mispair.fit(tiny_pairs(16).select(np.array([3, 9])), **SMALL)  # two pairs are the least that works
+    two = mispair.fit(chosen(tiny_pairs(16), np.array([3, 9])), **SMALL)  # two pairs are the least that works
     assert two.score(tiny_pairs(3).left, ["a"]).shape == (3, 1)

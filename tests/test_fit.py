@@ -89,7 +89,18 @@ def test_one_item_that_differs_is_enough() -> None:
     pairs = vector_pairs(40)
     features = np.ones((40, 5), np.float32)
     features[1] = 2  # not in the sample
-    mispair.fit(replace(pairs, right=Vectors(features)), model="two-tower", **SMALL)
+    matcher = mispair.fit(replace(pairs, right=Vectors(features)), model="two-tower", **SMALL)
+    assert np.isfinite(matcher.score(pairs.left, Vectors(features))).all()
+
+
+def test_other_groups_are_other_pairs(tmp_path: Path) -> None:
+    pairs = replace(vector_pairs(24), groups=np.arange(12) // 2)
+    settings: dict[str, Any] = {"out": tmp_path / "run", "model": "two-tower", **SMALL}
+    first, again = mispair.fit(pairs, **settings), mispair.fit(pairs, **settings)
+    assert np.array_equal(first.score(pairs.left, pairs.right), again.score(pairs.left, pairs.right))
+    for groups in (None, np.arange(12) // 3):
+        with pytest.raises(ConfigError, match="was trained on other pairs"):
+            mispair.fit(replace(pairs, groups=groups), **settings)
 
 
 @pytest.mark.parametrize("kind", [np.uint8, np.uint16, np.uint64, np.int8, "reversed"])

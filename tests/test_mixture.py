@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from sklearn.mixture import GaussianMixture
 
-from mispair.mixture import best_cut, clean_probability, fit_gaussians, split
+from mispair.mixture import above, best_cut, clean_probability, fit_gaussians, split
 
 LOSSES = hnp.arrays(np.float64, st.integers(2, 60), elements=st.floats(0, 1, width=32))
 
@@ -94,6 +94,12 @@ def test_hardly_any_clean_pair_means_those_above_the_median() -> None:
     assert np.flatnonzero(split(w)).tolist() == [0, 7, 9, 11]
     assert split(np.zeros(50)).all()
     assert split(np.array([0.2])).tolist() == [True]
+
+
+def test_above_takes_the_better_half_too_but_calls_nothing_noisy_that_is_above() -> None:
+    assert above(np.linspace(0, 0.4, 10), 0.5).tolist() == [False] * 5 + [True] * 5
+    assert above(np.linspace(0, 0.6, 10), 0.5).tolist() == [False] * 8 + [True] * 2
+    assert above(np.ones(300), 0.5).all()
 
 
 @given(LOSSES, st.floats(0, 0.99), st.booleans())

@@ -25,13 +25,13 @@ def planned(clean: int, noisy: int, size: int, order: Order = "together", first:
 def test_an_epoch_goes_once_over_the_clean_pairs(clean: int, noisy: int, size: int, order: Order) -> None:
     works = planned(clean, noisy, size, order)
     ours = [work for work in works if not work.on_noisy]
-    seen = [int(pair) for work in ours for pair in work.clean]
+    seen = [int(pair) for work in ours for pair in work.pairs]
     left_out = clean % size == 1  # a pair alone has no negatives
     assert len(seen) == len(set(seen)) == clean - left_out
-    assert all(1 < len(work.clean) <= size for work in ours)
+    assert all(1 < len(work.pairs) <= size for work in ours)
     assert [work.position for work in works] == list(range(len(works)))
     assert [work.main_step for work in ours] == list(range(10, 10 + len(ours)))
-    beside = [work.clean if work.on_noisy else work.noisy for work in works if work.on_noisy or work.noisy is not None]
+    beside = [work.pairs if work.on_noisy else work.noisy for work in works if work.on_noisy or work.noisy is not None]
     assert len(beside) == (len(ours) if noisy > 1 else 0)
     for batch in beside:
         assert batch is not None
@@ -69,4 +69,4 @@ def test_noisy_batches_go_round(pairs: int, size: int) -> None:
 
 def test_the_same_random_numbers_give_the_same_plan() -> None:
     first, second = planned(30, 9, 4, "after"), planned(30, 9, 4, "after")
-    assert [work.clean.tolist() for work in first] == [work.clean.tolist() for work in second]
+    assert [work.pairs.tolist() for work in first] == [work.pairs.tolist() for work in second]

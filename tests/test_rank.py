@@ -84,10 +84,10 @@ def test_distances_rank_like_euclidean_ones() -> None:
 def test_bounds_are_means_of_the_extremes() -> None:
     correlation = torch.linspace(-1, 1, 1000)[torch.randperm(1000)]
     ordered = np.sort(correlation.numpy())
-    gamma, mu = label_bounds(correlation)
+    gamma, mu = label_bounds(correlation, 0.1)
     assert gamma == pytest.approx(ordered[-100:].mean())
     assert mu == pytest.approx(ordered[:10].mean())
-    assert label_bounds(torch.tensor([0.3])) == pytest.approx((0.3, 0.3))
+    assert label_bounds(torch.tensor([0.3]), 0.1) == pytest.approx((0.3, 0.3))
 
 
 @given(
@@ -127,7 +127,7 @@ def test_bounds_of_any_share(values: np.ndarray, share: float) -> None:
 def test_labels_of_a_set_that_says_nothing() -> None:
     """All coefficients equal, or all negative: gamma does not lie above max(0, mu)."""
     assert soft_labels(torch.tensor([0.4, 0.4]), 0.4, 0.4).tolist() == [0, 0]
-    assert soft_labels(torch.tensor([-0.4, -0.1]), *label_bounds(torch.tensor([-0.4, -0.1]))).tolist() == [0, 0]
+    assert soft_labels(torch.tensor([-0.4, -0.1]), *label_bounds(torch.tensor([-0.4, -0.1]), 0.1)).tolist() == [0, 0]
 
 
 def test_distances_are_not_rounded_under_autocast() -> None:

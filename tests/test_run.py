@@ -15,10 +15,14 @@ from mispair.run import Run
 
 
 def test_two_processes_cannot_share_a_folder(tmp_path: Path) -> None:
-    first = Run(tmp_path / "run", Config())
-    with pytest.raises(ConfigError, match="Another process"):
+    with Run(tmp_path / "run", Config()), pytest.raises(ConfigError, match="Another process"):
         Run(tmp_path / "run", Config())
-    first.close()
+    Run(tmp_path / "run", Config()).close()
+
+
+def test_a_run_that_fails_is_closed(tmp_path: Path) -> None:
+    with pytest.raises(MemoryError), Run(tmp_path / "run", Config()):
+        raise MemoryError
     Run(tmp_path / "run", Config()).close()
 
 
@@ -35,32 +39,28 @@ def test_the_command_names_no_folder_of_the_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: str
 ) -> None:
     monkeypatch.setattr("sys.argv", [program, "train", "--out", "a b"])
-    run = Run(tmp_path / "run", Config())
-    run.write_environment(torch.device("cpu"))
-    run.close()
+    with Run(tmp_path / "run", Config()) as run:
+        run.write_environment(torch.device("cpu"))
     assert json.loads((run.path / "environment.json").read_text())["command"] == "mispair train --out 'a b'"
 
 
 def test_the_log_forgets_what_is_done_again(tmp_path: Path) -> None:
-    run = Run(tmp_path / "run", Config())
-    run.log("steps", step=1)
-    mark = run.logged_bytes
-    run.log("steps", step=2)
-    run.close()
-    run = Run(tmp_path / "run", Config())
-    run.forget_after(mark)
-    run.log("steps", step=3)
-    run.close()
+    with Run(tmp_path / "run", Config()) as run:
+        run.log("steps", step=1)
+        mark = run.logged_bytes
+        run.log("steps", step=2)
+    with Run(tmp_path / "run", Config()) as run:
+        run.forget_after(mark)
+        run.log("steps", step=3)
     lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
     assert [json.loads(line)["step"] for line in lines] == [1, 3]
 
 
 def test_a_lost_log_starts_anew(tmp_path: Path) -> None:
     Run(tmp_path / "run", Config()).close()
-    run = Run(tmp_path / "run", Config())
-    run.forget_after(1000)
-    run.log("steps", step=3)
-    run.close()
+    with Run(tmp_path / "run", Config()) as run:
+        run.forget_after(1000)
+        run.log("steps", step=3)
     assert json.loads((tmp_path / "run/metrics.jsonl").read_text()) == {"event": "steps", "step": 3}
 
 
@@ -101,7 +101,6 @@ def test_a_run_in_which_nothing_was_trained_takes_other_settings(tmp_path: Path)
 
 def test_tensorboard_files_are_written(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
-    run = Run(tmp_path / "run", Config(tensorboard=True))
-    run.log("steps", step=1, loss=0.5)
-    run.close()
+    with Run(tmp_path / "run", Config(tensorboard=True)) as run:
+        run.log("steps", step=1, loss=0.5)
     assert list((tmp_path / "run/tensorboard").iterdir())

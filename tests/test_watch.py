@@ -13,6 +13,22 @@ def look(watch: Watch, S: torch.Tensor, pairs: int) -> None:
     watch.read()
 
 
+def test_the_loss_is_logged_by_pair_unless_a_method_says_otherwise() -> None:
+    watch, S = Watch(torch.device("cpu")), torch.eye(4)
+    for logged, expected in ((None, 3.0), (torch.tensor(0.5), 0.5)):
+        watch.note(0, watch.judge(Step(torch.tensor(12.0), S, logged=logged), torch.tensor(1.0)), 4)
+        figures, bad_step = watch.read()
+        assert (figures["loss"], bad_step) == (expected, None)
+
+
+def test_a_loss_that_is_not_finite_shows_whatever_is_logged() -> None:
+    watch = Watch(torch.device("cpu"))
+    for step, loss in enumerate((1.0, torch.inf, 1.0)):
+        result = Step(torch.tensor(loss), torch.eye(4), logged=torch.tensor(0.5))
+        watch.note(step, watch.judge(result, torch.tensor(1.0)), 4)
+    assert watch.read()[1] == 1
+
+
 def test_equal_similarities_are_a_collapse() -> None:
     watch = Watch(torch.device("cpu"))
     assert not watch.collapsed  # nothing seen yet

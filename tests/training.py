@@ -33,7 +33,7 @@ def check_resume(
     parts = [trained(config, pairs, folder / "broken", stop) for stop in (*stops, None)]
     assert all(parts)
     steps = [step for part in parts for step in part]
-    assert [(net, work.clean.tolist()) for net, work in steps] == [(net, work.clean.tolist()) for net, work in whole]
+    assert [(net, work.pairs.tolist()) for net, work in steps] == [(net, work.pairs.tolist()) for net, work in whole]
     assert weights(folder / "broken") == weights(folder / "whole")
     states = [checkpoint.load_newest(folder / name / "checkpoints") for name in ("whole", "broken")]
     assert states[0] is not None

@@ -143,6 +143,12 @@ def pair_loss(S: Tensor, labels: list[float], negatives: int, masked: list[list[
 # ---------------------------------------------------------------------- whole runs
 
 
+def training(method: str, **settings: Any) -> Config:
+    """A training on `tiny_pairs` that is over in a moment."""
+    chosen = {**SMALL, "method": method, "model": "vse", "batch_size": 8, "checkpoint_seconds": 1000.0, **settings}
+    return override(Config(data="test"), chosen)
+
+
 def ends_well(method: str, pairs: Pairs, **settings: Any) -> bool:
     """Trains to a model with finite scores; False if it was refused with a sentence. Warnings are welcome."""
     with warnings.catch_warnings():

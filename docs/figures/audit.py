@@ -48,4 +48,6 @@ def main(audit: Path, scale: Path, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:4]))
+    if len(sys.argv) != 4:
+        sys.exit("Usage: python docs/figures/audit.py AUDIT.json SCALE.json OUT.svg")
+    main(*map(Path, sys.argv[1:]))

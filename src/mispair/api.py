@@ -16,7 +16,7 @@ from mispair.config import Config, override
 from mispair.data import formats
 from mispair.data.arrays import chunks
 from mispair.data.check import MOSTLY_UNKNOWN, unknown_share
-from mispair.data.noise import add_noise
+from mispair.data.configured import load_split, with_noise
 from mispair.data.pairs import Pairs, Side, Tokens
 from mispair.devices import pick_device
 from mispair.engine import Trainer, check_pairs
@@ -101,10 +101,9 @@ def load_splits(config: Config, console: Console | None = None) -> Splits:
     pick_device(config.device)
     notes = console or Console(quiet=True)
     found = formats.named_splits(config.data)
-    how: dict[str, Any] = {"dev_protocol": config.dev_protocol, "captions_per_image": config.captions_per_image}
-    train = formats.load(config.data, "train", vocabulary=config.vocab, **how)
-    how["vocabulary"] = train.right.vocabulary if isinstance(train.right, Tokens) else None
-    others = {name: formats.load(config.data, name, **how) for name in ("dev", "test", "testall") if name in found}
+    train = load_split(config, "train")
+    words = train.right.vocabulary if isinstance(train.right, Tokens) else None
+    others = {name: load_split(config, name, words) for name in ("dev", "test", "testall") if name in found}
     train = with_noise(config, train)
     tested = next((others[name] for name in ("testall", "test", "dev") if name in others), train)
     splits = Splits(train, others.get("dev"), tested)
@@ -116,18 +115,22 @@ def load_splits(config: Config, console: Console | None = None) -> Splits:
     return splits
 
 
+def load_for(matcher: Matcher, split: str, otherwise: str) -> Pairs:
+    """Reads one split of the data that a model was trained on.
+
+    Raises:
+        DataError: It was trained from Python, so nobody knows where its data is; `otherwise` says what to do then.
+    """
+    config = matcher.config
+    if config.data != formats.SHAPES and not Path(config.data).is_absolute():  # `mispair train` keeps whole paths
+        raise DataError(f'This model was trained from Python, on pairs named "{config.data}"; {otherwise}.')
+    return load_split(config, split, matcher.vocabulary)
+
+
 def train_splits(config: Config, splits: Splits, out: Path, console: Console | None, after_stop: str) -> Matcher:
     """Trains in the run folder `out`, from where an earlier process stopped; `after_stop` says how to go on."""
     _check_tested(config, splits)
     return _train(config, splits.train, splits.dev, out, console, after_stop)
-
-
-def with_noise(config: Config, train: Pairs) -> Pairs:
-    """The training pairs with the noise that the config asks for."""
-    if not config.noise_ratio and config.noise_file is None:
-        return train
-    seed = config.seed if config.noise_seed is None else config.noise_seed
-    return add_noise(train, ratio=config.noise_ratio, seed=seed, kind=config.noise_kind, file=config.noise_file)
 
 
 def _refuse_data_settings(settings: dict[str, Any]) -> None:

@@ -32,7 +32,7 @@ class Bank:
     def __init__(self, size: int, dtype: torch.dtype = torch.float16) -> None:
         self.size = size
         self.pushed = 0
-        self._ids = np.empty(size, dtype=np.int64)
+        self._ids = np.full(size, -1, dtype=np.int64)
         self._left, self._right = SideBank(size, dtype), SideBank(size, dtype)
 
     def __len__(self) -> int:

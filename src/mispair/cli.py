@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import difflib
-import json
 import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
@@ -17,15 +17,14 @@ from tyro.conf import OmitArgPrefixes, Positional
 from mispair import __version__
 from mispair.cli_audit import audit
 from mispair.cli_bench import bench_audit, bench_epoch, bench_scale, bench_speed
+from mispair.cli_common import console, print_json, print_table
 from mispair.cli_data import data_check, data_get, data_make, data_noise
 from mispair.cli_encode import encode
 from mispair.cli_suite import bench_report, bench_run
 from mispair.config import Config, read_recipe
-from mispair.errors import ConfigError, DataError, MispairError
+from mispair.errors import ConfigError, MispairError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from mispair.data.pairs import Pairs
     from mispair.matcher import Matcher
 
@@ -52,9 +51,9 @@ def train(argv: Sequence[str]) -> int:
     from mispair.api import train_and_test
 
     config = _absolute(arguments.config)
-    result = train_and_test(config, arguments.out, _console())
+    result = train_and_test(config, arguments.out, console())
     if arguments.json:
-        _print_json(result)
+        print_json(result)
     else:
         rows = {name: figures for name, figures in result.items() if isinstance(figures, dict)}
         _print_retrieval(f"{config.method} {config.model}, tested on {result['tested_on']}", rows)
@@ -101,7 +100,7 @@ def evaluate(
         figures = evaluate_together([matcher, partner], pairs, folds).figures(names)
     if json:
         runs = {"run": str(run)} if other is None else {"run": str(run), "with": str(other)}
-        _print_json({**runs, "data": pairs.name, "images": len(pairs.left), "texts": len(pairs), **figures})
+        print_json({**runs, "data": pairs.name, "images": len(pairs.left), "texts": len(pairs), **figures})
     else:
         _print_retrieval(f"{pairs.name}: {len(pairs.left):,} images, {len(pairs):,} texts", figures)
     return 0
@@ -141,14 +140,14 @@ def search(
     pairs = _load_for(matcher, data, split)
     hits = find_images(matcher, pairs, query, top) if query is not None else find_texts(matcher, pairs, str(image), top)
     if json:
-        _print_json({"query": query, "image": image, "hits": [asdict(hit) for hit in hits]})
+        print_json({"query": query, "image": image, "hits": [asdict(hit) for hit in hits]})
         return 0
     from rich.table import Table
 
     table = Table("rank", "score", "image", "text", title=query or image)
     for rank, hit in enumerate(hits, 1):
         table.add_row(str(rank), f"{hit.score:.3f}", hit.image, hit.text)
-    _console(sys.stdout).print(table)
+    print_table(table)
     return 0
 
 
@@ -162,13 +161,12 @@ def demo(*, out: Path = Path("demo"), seed: int = 0, json: bool = False) -> int:
     """
     from mispair.demo import run_demo
 
-    result = run_demo(out, seed, _console())
+    result = run_demo(out, seed, console())
     if json:
-        _print_json(result.figures())
+        print_json(result.figures())
     else:
-        console = _console(sys.stdout)
-        console.print(result.table())
-        console.print(f"Page: {result.page}", highlight=False, soft_wrap=True)
+        print_table(result.table())
+        print(f"Page: {result.page}")
     return 0
 
 
@@ -180,13 +178,18 @@ def methods(*, json: bool = False) -> int:
     """
     from mispair.methods import METHODS
 
-    about = {name: (sys.modules[kind.__module__].__doc__ or "").splitlines()[0] for name, kind in METHODS.items()}
+    about = {name: _title(sys.modules[kind.__module__]) for name, kind in METHODS.items()}
     if json:
-        _print_json({name: {"networks": METHODS[name].networks, "about": line} for name, line in about.items()})
+        print_json({name: {"networks": METHODS[name].networks, "about": title} for name, title in about.items()})
         return 0
-    for name, line in about.items():
-        print(f"  {name:<8} {line}")
+    for name, title in about.items():
+        print(f"  {name:<8} {title}")
     return 0
+
+
+def _title(module: ModuleType) -> str:
+    """The first paragraph of what a module says of itself, in one line."""
+    return " ".join((module.__doc__ or "").partition("\n\n")[0].split())
 
 
 COMMANDS: dict[str, Callable[..., int]] = {
@@ -278,37 +281,19 @@ def _peek(argv: Sequence[str], flag: str) -> str:
 
 
 def _load_for(matcher: Matcher, data: str | None, split: str) -> Pairs:
-    from mispair.data.formats import SHAPES, load
+    from mispair.api import load_for
+    from mispair.data.configured import load_split
 
-    config = matcher.config
-    if not data and config.data != SHAPES and not Path(config.data).is_absolute():  # `mispair train` keeps whole paths
-        raise DataError(
-            f'This model was trained from Python, on pairs named "{config.data}"; give --data with the folder of the '
-            "data set."
-        )
-    return load(
-        data or config.data,
-        split,
-        vocabulary=matcher.vocabulary,
-        dev_protocol=config.dev_protocol,
-        captions_per_image=None if data else config.captions_per_image,
-    )
-
-
-def _console(file: Any = None) -> Console:
-    from rich.console import Console
-
-    return Console(file=file or sys.stderr, markup=False, highlight=False)  # captions may hold [brackets]
-
-
-def _print_json(figures: dict[str, Any]) -> None:
-    print(json.dumps(figures, indent=2))
+    if data:
+        elsewhere = replace(matcher.config, data=data, captions_per_image=None)
+        return load_split(elsewhere, split, matcher.vocabulary)
+    return load_for(matcher, split, "give --data with the folder of the data set")
 
 
 def _print_retrieval(title: str, figures: dict[str, Any]) -> None:
     from mispair.tables import retrieval_table
 
-    _console(sys.stdout).print(retrieval_table(title, figures))
+    print_table(retrieval_table(title, figures))
 
 
 if __name__ == "__main__":

@@ -5,27 +5,27 @@ from __future__ import annotations
 import json as json_module
 import shlex
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tyro.conf import Positional
 
-from mispair.errors import ConfigError, DataError
+from mispair.cli_common import console, print_json
+from mispair.errors import ConfigError, DataError, StoppedError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from mispair.auditing.result import Audit
     from mispair.auditing.source import Source
 
-BAD_SHARE, BAD_CODE = 0.01, 3  # of the rows may be unreadable; the exit code if there are more
 _YES, _NO, _PLAIN = ("1", "true", "yes"), ("0", "false", "no"), ("right", "wrong")
 
 
 def audit(
     source: Positional[Path | None] = None,
     *,
-    out: Path,
+    out: Path = Path("audit"),
     left: Path | None = None,
     right: Path | None = None,
     ids: Path | None = None,
@@ -47,7 +47,7 @@ def audit(
         out: Folder for the table of all pairs, the suggestions and the report.
         left: Vectors of one side as .npy, instead of a source.
         right: Vectors of the other side.
-        ids: Table (CSV, TSV, parquet) with a row for each vector: id, caption, image_path.
+        ids: Table (CSV, TSV, parquet) with a row for each vector: id, caption, image_path, group.
         images: Folder of the pictures.
         split: Part of the data set; train by default, where it has parts.
         joint: Both encoders share a space, as CLIP's do.
@@ -58,74 +58,125 @@ def audit(
         workers: Threads; as many as there are cores by default.
         json: Print figures for machines.
     """
-    from rich.console import Console
-
     from mispair.auditing.api import Settings, audit_to_folder, check_free
-    from mispair.auditing.output import check_copy
+    from mispair.auditing.ended import SUMMARY, asked, has_copied, has_ended, write_ended
+    from mispair.auditing.output import check_copy, kept_rows, write_filtered
     from mispair.auditing.trained import is_run
 
-    console = Console(file=sys.stderr, markup=False, highlight=False)
+    notes = console()
+    looked_at = None if checked is None else read_checked(checked)
+    given = _Given(source, left, right, ids, images, split)
+    given.check()
+    made = [out, _vectors(out), *([] if clean is None else [clean])]
+    wanted = asked(given.places(), {**given.settings(), "--joint": joint}, looked_at, made)
+    if not overwrite and has_ended(out, wanted):
+        notes.print("This audit has ended already; nothing was computed again.")
+        if clean is not None and not has_copied(out, clean):
+            _check_clean(clean, out, source, overwrite=False)
+            write_filtered(_open(given, out, device, notes, overwrite=False), kept_rows(out), clean)
+            write_ended(out, wanted, clean)
+        return _tell(json_module.loads((out / SUMMARY).read_bytes()), out, clean, json=json)
     check_free(out, overwrite)  # before hours of encoding
     if clean is not None:
         _check_clean(clean, out, source, overwrite=overwrite)
-    looked_at = None if checked is None else read_checked(checked)
-    pairs = _open(source, left, right, ids, images, split, out, device, console, overwrite=overwrite)
-    if images is not None and not pairs.has_pictures:
-        raise ConfigError(
-            f"--images {images} is given, but {pairs.name} names no pictures; add a column image_path to its table, or "
-            "leave --images out."
-        )
-    if clean is not None:
-        check_copy(pairs, clean, overwrite)
     joint = joint or (source is not None and is_run(source))
     settings = Settings(joint, looked_at, device, workers)
     command = shlex.join(["mispair", *sys.argv[1:]])
-    result = audit_to_folder(pairs, out, settings, overwrite=overwrite, console=console, command=command)
+    try:
+        pairs = _open(given, out, device, notes, overwrite=overwrite)
+        _check_pictures(pairs, images)
+        if clean is not None:
+            check_copy(pairs, clean, overwrite)
+        result = audit_to_folder(pairs, out, settings, overwrite=overwrite, console=notes, command=command)
+    except KeyboardInterrupt:
+        raise StoppedError("The audit was stopped; the same command goes on where it was.", 130) from None
+    write_ended(out, wanted, None)
     if clean is not None:
         result.write_clean(clean, overwrite=overwrite)
-    if json:
-        print(json_module.dumps({"out": str(out), **result.summary}, indent=2))
-    else:
-        _tell(result, out, clean)
-    return BAD_CODE if len(result.bad_rows) > BAD_SHARE * len(result) else 0
+        write_ended(out, wanted, clean)
+    return _tell(result.summary, out, clean, json=json)
 
 
-def _open(
-    source: Path | None,
-    left: Path | None,
-    right: Path | None,
-    ids: Path | None,
-    images: Path | None,
-    split: str | None,
-    out: Path,
-    device: str,
-    console: Console,
-    *,
-    overwrite: bool,
-) -> Source:
+@dataclass(frozen=True)
+class _Given:
+    """What the command line says about the pairs."""
+
+    source: Path | None
+    left: Path | None
+    right: Path | None
+    ids: Path | None
+    images: Path | None
+    split: str | None
+
+    def check(self) -> None:
+        """Refuses what contradicts itself or is not there.
+
+        Raises:
+            ConfigError: The arguments do not go together.
+            DataError: There is no such source.
+        """
+        if self.source is None:
+            if self.left is None or self.right is None:
+                raise ConfigError("Give a folder to audit, or both --left A.npy and --right B.npy.")
+        elif self.left is not None or self.right is not None or self.ids is not None:
+            raise ConfigError("Give either a folder or --left and --right (with --ids), not both.")
+        elif str(self.source) != "shapes" and not self.source.exists():
+            raise DataError(f"{self.source}: no such file or folder.")
+        elif self.source.suffix == ".npy" and self.source.is_file():
+            raise ConfigError(
+                f"{self.source} holds the vectors of one side; give those of both as --left A.npy --right B.npy."
+            )
+
+    def places(self) -> dict[str, Path | None]:
+        """What is read, by names for messages."""
+        return {"the source": self.source, "--left": self.left, "--right": self.right, "--ids": self.ids}
+
+    def settings(self) -> dict[str, object]:
+        return {"--images": self.images and self.images.resolve(), "--split": self.split}
+
+
+def _check_pictures(pairs: Source, images: Path | None) -> None:
+    """Refuses a folder of pictures when nothing says which of them belongs to which pair."""
+    if images is None or pairs.has_pictures:
+        return
+    if pairs.table is not None:
+        raise ConfigError(
+            f"--images {images} is given, but {pairs.table.parts[0].path} does not say which picture belongs to which "
+            f"row: {pairs.table.found()}; expected one named image_path, image or path. Add it, or leave --images out."
+        )
+    where = {
+        "arrays": "give a table with a column image_path as --ids",
+        "clip": f"add metadata/metadata_0.csv with a column image_path to {pairs.name}",
+        "precomp": f"add {pairs.split}_ids.txt with the name of a picture on each line",
+        "memory": "its data has no names of pictures",
+    }[pairs.layout]
+    raise ConfigError(
+        f"--images {images} is given, but nothing says which picture belongs to which pair of {pairs.name}; {where}, "
+        "or leave --images out."
+    )
+
+
+def _open(given: _Given, out: Path, device: str, notes: Console, *, overwrite: bool) -> Source:
     from mispair.auditing.source import open_arrays, open_source
     from mispair.auditing.trained import from_run, is_run
 
+    source, images, split = given.source, given.images, given.split
     if source is None:
-        if left is None or right is None:
-            raise ConfigError("Give a folder to audit, or both --left A.npy and --right B.npy.")
+        assert given.left is not None
+        assert given.right is not None
         _refuse_split(split)
-        return open_arrays(left, right, ids, images)
-    if left is not None or right is not None or ids is not None:
-        raise ConfigError("Give either a folder or --left and --right (with --ids), not both.")
+        return open_arrays(given.left, given.right, given.ids, images)
     if is_run(source):
         _refuse_split(split)
         return from_run(source, device, images)
     if not _is_raw(source):
         return open_source(source, images, split)
     _refuse_split(split)
-    if not source.exists():
-        raise DataError(f"{source}: no such file or folder.")
     from mispair.auditing.encode import encode_source
 
     vectors = _vectors(out)
-    console.print(f"Encoding {source} to {vectors}", soft_wrap=True)
-    encode_source(source, vectors, images=images, device=device, overwrite=overwrite, console=console)
+    notes.print(f"Encoding {source} to {vectors}", soft_wrap=True)
+    encode_source(source, vectors, images=images, device=device, overwrite=overwrite, console=notes)
     return open_source(vectors, images)
 
 
@@ -164,12 +215,14 @@ def _is_raw(source: Path) -> bool:
 
 def _is_raw_folder(folder: Path) -> bool:
     """Whether it holds pictures and texts rather than vectors."""
+    from mispair.auditing.raw import IMAGE_SUFFIXES
     from mispair.data.formats import layout
 
     try:
         layout(folder)
     except DataError:
-        return any(path.suffix == ".txt" for path in folder.iterdir()) and not any(folder.glob("*.npy"))
+        found = (path.suffix.lower() for path in folder.rglob("*"))
+        return any(suffix in (".txt", *IMAGE_SUFFIXES) for suffix in found) and not any(folder.glob("*.npy"))
     return False
 
 
@@ -197,15 +250,21 @@ def read_checked(path: Path) -> dict[str, bool]:
     return found
 
 
-def _tell(result: Audit, out: Path, clean: Path | None) -> None:
-    figures = result.summary
-    print(
-        f"{figures['flagged']:,} of {figures['scored']:,} pairs look wrong. Estimated noise rate "
-        f"{figures['noise_rate']:.1%} ({figures['noise_rate_low']:.1%} to {figures['noise_rate_high']:.1%})."
-    )
-    for status, count in figures["unreadable"].items():
-        print(f"{count:,} could not be read: {status}.")
-    print(f"Report: {out / 'report.html'}")
-    print(f"Table:  {out / 'pairs.parquet'} and pairs.csv; better partners in suggestions.csv")
-    if clean is not None:
-        print(f"Without the wrong ones: {clean}")
+def _tell(figures: dict[str, Any], out: Path, clean: Path | None, *, json: bool) -> int:
+    """Prints what was found, and returns the exit code."""
+    from mispair.auditing.encode import BAD_CODE, BAD_SHARE
+
+    if json:
+        print_json({"out": str(out), **figures})
+    else:
+        print(
+            f"{figures['flagged']:,} of {figures['scored']:,} pairs look wrong. Estimated noise rate "
+            f"{figures['noise_rate']:.1%} ({figures['noise_rate_low']:.1%} to {figures['noise_rate_high']:.1%})."
+        )
+        for status, count in figures["unreadable"].items():
+            print(f"{count:,} could not be read: {status}.")
+        print(f"Report: {out / 'report.html'}")
+        print(f"Table:  {out / 'pairs.parquet'} and pairs.csv; better partners in suggestions.csv")
+        if clean is not None:
+            print(f"Without the wrong ones: {clean}")
+    return BAD_CODE if figures["pairs"] - figures["scored"] > BAD_SHARE * figures["pairs"] else 0

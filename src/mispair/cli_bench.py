@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import json as json_module
 import sys
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from tyro.conf import Positional
 
+from mispair.cli_common import console, print_json, print_table
 from mispair.config import NoiseKind, read_recipe
 from mispair.errors import ConfigError
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from mispair.bench.audit import Found
-    from mispair.bench.epoch import Schedule
-    from mispair.bench.speed import Report
 
 
 def bench_speed(
@@ -56,9 +47,9 @@ def bench_speed(
         images=images, tell=lambda line: print(line, file=sys.stderr),
     )  # fmt: skip
     if json:
-        print(json_module.dumps(report.figures(), indent=2))
+        print_json(report.figures())
     else:
-        _print(speed_table(report))
+        print_table(report.table())
     return 0
 
 
@@ -85,8 +76,6 @@ def bench_epoch(
         bank_size: Sizes of the memory bank to tell the cost of; the largest is trained with.
         json: Print figures for machines.
     """
-    from rich.console import Console
-
     from mispair.bench.epoch import measure
 
     _check({"images": images, "bank-size": bank_size}, 2)
@@ -94,13 +83,12 @@ def bench_epoch(
         raise ConfigError(f"There is no {noise_file}; give the file, or no --noise-file.")
     config = replace(read_recipe(recipe), device=device, noise_ratio=noise_ratio)
     config = replace(config, noise_file=None if noise_file is None else str(noise_file))
-    schedule = measure(config, captions, images, bank_size, Console(file=sys.stderr, markup=False, highlight=False))
+    schedule = measure(config, captions, images, bank_size, console())
     if json:
-        print(json_module.dumps(schedule.figures(), indent=2))
+        print_json(schedule.figures())
     else:
-        _print(epoch_table(recipe, schedule))
-        if schedule.choices:
-            _print(choice_table(schedule))
+        for table in schedule.tables(recipe):
+            print_table(table)
     return 0
 
 
@@ -130,7 +118,7 @@ def bench_audit(
         json: Print figures for machines.
     """
     from mispair.auditing.source import open_arrays, open_source
-    from mispair.bench.audit import measure
+    from mispair.bench.audit import found_table, measure
 
     _check({"seeds": seeds, "pairs": pairs}, 1)
     _check_shares(ratio)
@@ -147,9 +135,9 @@ def bench_audit(
         )
     )  # fmt: skip
     if json:
-        print(json_module.dumps({"input": opened.name, "audits": [vars(row) for row in rows]}, indent=2))
+        print_json({"input": opened.name, "audits": [vars(row) for row in rows]})
     else:
-        _print(audit_table(rows))
+        print_table(found_table(rows))
     return 0
 
 
@@ -181,7 +169,7 @@ def bench_scale(
         line = f"{size.pairs:,} pairs: {size.seconds:.1f} s ({stages}), {size.peak_bytes / 1e9:.2f} GB"
         print(line, file=sys.stderr if json else sys.stdout)
     if json:
-        print(json_module.dumps({"width": width, "audits": [vars(size) for size in sizes]}, indent=2))
+        print_json({"width": width, "audits": [vars(size) for size in sizes]})
     return 0
 
 
@@ -196,85 +184,3 @@ def _check(given: dict[str, int | tuple[int, ...] | None], least: int) -> None:
 def _check_shares(ratios: tuple[float, ...]) -> None:
     if not ratios or not all(0 <= ratio <= 1 for ratio in ratios):
         raise ConfigError("--ratio needs shares of wrong pairs between 0 and 1, such as 0.4.")
-
-
-def _of_measure(row: Found, name: str) -> float:
-    return row.measures[name]
-
-
-def audit_table(rows: list[Found]) -> Table:
-    """A column for each kind and share of noise, means over the seeds."""
-    from statistics import fmean
-
-    from rich.table import Table
-
-    groups: dict[str, list[Found]] = {}
-    for row in rows:
-        groups.setdefault(f"{row.kind} {row.ratio:.0%}", []).append(row)
-    table = Table("", *groups, title="Found and true", caption="suggestions: for the wrong pairs that were flagged")
-    figures: dict[str, Callable[[Found], float]] = {
-        "AUROC of the match score": lambda row: row.auroc,
-        **{f"  of {name} alone": partial(_of_measure, name=name) for name in rows[0].measures},
-        "average precision": lambda row: row.precision,
-        "estimated noise rate": lambda row: row.noise_rate,
-        "expected calibration error": lambda row: row.calibration,
-        "first suggested right item is right": lambda row: row.right_found,
-        "first suggested left item is right": lambda row: row.left_found,
-        "  by the nearest neighbour's partner": lambda row: row.neighbour_found,
-        "  by chance": lambda row: row.chance,
-        "seconds": lambda row: row.seconds,
-    }
-    for name, show in figures.items():
-        table.add_row(name, *(f"{fmean(map(show, found)):.4f}" for found in groups.values()))
-    lowest = (min(row.auroc for row in found) for found in groups.values())
-    table.add_row("AUROC, lowest of the seeds", *(f"{value:.4f}" for value in lowest))
-    return table
-
-
-def speed_table(report: Report) -> Table:
-    from rich.table import Table
-
-    settings = ", ".join(f"{name} {value:g}" for name, value in report.settings.items())
-    table = Table(title=f"{report.device}: {settings}", caption="loop: a caption, item or pair at a time")
-    for head in ("", "ours, ms", "loop, ms", "times", "ours, MB", "loop, MB", "of peak"):
-        table.add_column(head, justify="right" if head else "left", no_wrap=True)
-    for row in report.rows:
-        share = "" if row.share is None else f"{row.share:.0%}"
-        memory = ("" if count is None else f"{count / 1e6:,.0f}" for count in (row.ours_bytes, row.loop_bytes))
-        times = (f"{row.ours_ms:,.2f}", f"{row.loop_ms:,.2f}", f"{row.ratio:,.1f}")
-        table.add_row(f"{row.model} {row.what}", *times, *memory, share)
-    return table
-
-
-def epoch_table(recipe: str, schedule: Schedule) -> Table:
-    from rich.table import Table
-
-    hours = schedule.seconds / 3600
-    memory = "" if schedule.memory is None else f"; at most {schedule.memory / 1e9:.1f} GB of GPU memory"
-    table = Table(
-        title=f"{recipe}, {schedule.pairs:,} pairs, {schedule.device}", caption=f"whole schedule: {hours:.2f} h{memory}"
-    )
-    for head in ("epoch", "first, s", "later, s", "choosing, s", "steps", "epochs"):
-        table.add_column(head, justify="left" if head == "epoch" else "right")
-    for phase in schedule.phases:
-        parts = (f"{seconds:,.1f}" for seconds in (phase.first, phase.seconds, phase.choosing))
-        table.add_row(phase.name, *parts, f"{phase.steps:,}", str(phase.epochs))
-    return table
-
-
-def choice_table(schedule: Schedule) -> Table:
-    from rich.table import Table
-
-    table = Table(title="What a bank costs", caption="the same networks choose the pairs of an epoch")
-    for head in ("", "pairs in a bank", "both banks, MB", "choosing, s", "of an epoch"):
-        table.add_column(head, justify="right" if head else "left")
-    for choice in schedule.choices:
-        bank = (f"{choice.bank_size:,}", f"{choice.bank_bytes / 1e6:,.0f}") if choice.bank_size else ("", "")
-        table.add_row(choice.name, *bank, f"{choice.seconds:,.1f}", f"{choice.share:.1%}")
-    return table
-
-
-def _print(table: Table) -> None:
-    from rich.console import Console
-
-    Console(markup=False, highlight=False).print(table)

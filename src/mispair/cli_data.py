@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json as json_module
 import textwrap
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from tyro.conf import Positional
 
+from mispair.cli_common import print_json
 from mispair.config import NoiseKind
 from mispair.errors import DataError
 
@@ -39,7 +39,7 @@ def data_check(
 
     found = check(data, vocabulary=vocab, noise_file=noise_file)
     if json:
-        _print_json({**found.figures, "problems": found.problems})
+        print_json({**found.figures, "problems": found.problems})
     else:
         for line in found.lines:
             print(line)
@@ -79,9 +79,9 @@ def data_noise(
     save_noise(out, noise_index(pairs, ratio=ratio, seed=seed, kind=kind))
     found = mismatch(load_noise(out, pairs.link, len(pairs.left)), pairs.link, pairs.groups)
     if json:
-        _print_json({"file": str(out), "kind": kind, "pairs": len(pairs), "ratio": ratio, "mismatch": found})
+        print_json({"file": str(out), "kind": kind, "pairs": len(pairs), "ratio": ratio, "mismatch": found})
     else:
-        print(f"{out}: {len(pairs):,} pairs, of which {found:.4f} are now mismatched.")
+        print(f"{out}: {len(pairs):,} pairs, of which {found:.2%} are now mismatched.")
     return 0
 
 
@@ -121,7 +121,7 @@ def data_get(name: Positional[str], folder: Positional[Path | None] = None, *, j
     data_set = find_data_set(name)
     if folder is None:
         if json:
-            _print_json(data_set.figures())
+            print_json(data_set.figures())
         else:
             _print_list(data_set)
         return 0
@@ -129,7 +129,7 @@ def data_get(name: Positional[str], folder: Positional[Path | None] = None, *, j
     steps = next_steps(data_set, folder, findings)
     if json:
         files = [finding.figures() for finding in findings]
-        _print_json({"name": name, "folder": str(folder), "ready": ready(findings), "files": files, "next": steps})
+        print_json({"name": name, "folder": str(folder), "ready": ready(findings), "files": files, "next": steps})
     else:
         _print_findings(data_set, folder, findings, steps)
     return 0 if ready(findings) else 1
@@ -141,7 +141,7 @@ def _tell_built_in(folder: Path | None, as_json: bool) -> int:
         raise DataError(f"shapes is drawn, not published; `mispair data check {folder}` says what a folder holds.")
     command = "mispair data make shapes FOLDER"
     if as_json:
-        _print_json({"name": "shapes", "files": [], "next": [command]})
+        print_json({"name": "shapes", "files": [], "next": [command]})
     else:
         print(f"shapes is built in: there is nothing to fetch. `{command}` draws it; `--data shapes` trains on it.")
     return 0
@@ -217,7 +217,3 @@ def _size(n_bytes: int) -> str:
         if n_bytes >= scale:
             return f"{n_bytes / scale:.2f} {unit}"
     return f"{n_bytes} bytes"
-
-
-def _print_json(figures: dict[str, Any]) -> None:
-    print(json_module.dumps(figures, indent=2))

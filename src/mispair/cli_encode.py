@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json as json_module
-import sys
 from pathlib import Path
 
 from tyro.conf import Positional
+
+from mispair.cli_common import console, print_json
 
 
 def encode(
@@ -36,17 +36,15 @@ def encode(
         overwrite: Start over in a folder that was made from something else.
         json: Print figures for machines.
     """
-    from rich.console import Console
-
     from mispair.auditing.encode import BAD_CODE, encode_source
 
     outcome = encode_source(
         source, out, images=images, image_column=image_column, caption_column=caption_column, image_model=image_model,
         text_model=text_model, device=device, overwrite=overwrite,
-        console=Console(file=sys.stderr, markup=False, highlight=False),
+        console=console(),
     )  # fmt: skip
     if json:
-        print(json_module.dumps({"out": str(out), **outcome.figures()}, indent=2))
+        print_json({"out": str(out), **outcome.figures()})
     else:
         for line in outcome.lines():
             print(line)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import json as json_module
 import shlex
 import sys
 from collections import Counter
+from collections.abc import Container, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tyro.conf import Positional
 
+from mispair.cli_common import console, print_json
 from mispair.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
+    from mispair.bench.runner import CellState
     from mispair.bench.suite import Cell, Suite
 
 
@@ -51,9 +53,6 @@ def bench_run(
         images: For a dry run: how many training images; by default as many as the suite's data set has.
         json: Print figures for machines.
     """
-    from rich.console import Console
-
-    from mispair.bench.results import check_folder, claim_folder
     from mispair.bench.runner import run_cells, state
     from mispair.bench.suite import read_suite
     from mispair.devices import pick_device
@@ -62,33 +61,56 @@ def bench_run(
         if value is not None and value < 1:
             raise ConfigError(f"--{name} is {value}; expected at least 1.")
     pick_device(device)
-    chosen = replace(read_suite(suite), device=device)
-    chosen = replace(chosen, noise_file=noise_file or chosen.noise_file)
-    results = out or Path("results") / chosen.name
-    chosen = chosen if dry_run else check_folder(results, chosen)
-    cells = chosen.cells(seeds, wanted := [name.strip() for name in only.split(",") if name.strip()])
+    found = read_suite(suite)
+    asked = replace(found, device=device, noise_file=noise_file or found.noise_file)
+    wanted = [name.strip() for name in only.split(",") if name.strip()]
     if dry_run:
-        return _rehearse(chosen, cells, captions, images or chosen.images, json)
-    _check_noise(chosen, cells)
-    chosen = replace(chosen, data=_data(data or chosen.data))
-    cells = chosen.cells(seeds, wanted)
-    _check_data(results, cells, chosen.cells(seeds))
-    claim_folder(results, suite, chosen, seeds)
-    console = Console(file=sys.stderr, highlight=False)
+        return _rehearse(asked, asked.cells(seeds, wanted), captions, images or asked.images, json)
+    results = out or Path("results") / asked.name
+    cells = _prepare(results, suite, asked, data, seeds, wanted)
     earlier = set() if retry else {cell.name for cell in cells if state(results, cell).status == "failed"}
-    states = run_cells(cells, results, jobs=jobs, retry=retry, console=console)
+    states = run_cells(cells, results, jobs=jobs, retry=retry, console=console())
     if json:
         trainings = {one.cell.name: one.record and vars(one.record) for one in states}
-        print(json_module.dumps({"results": str(results), "trainings": trainings}, indent=2))
-        return 0 if all(one.status == "done" for one in states) else 1
-    counts = Counter(one.status for one in states)
+        print_json({"results": str(results), "trainings": trainings})
+    else:
+        _tell(results, states, earlier)
+    return 0 if all(one.status == "done" for one in states) else 1
+
+
+def _prepare(
+    results: Path, source: str, asked: Suite, data: str | None, seeds: int, wanted: Sequence[str]
+) -> list[Cell]:
+    """Checks folder, noise and data before anything is trained, takes the folder and gives what there is to do.
+
+    Args:
+        results: The folder.
+        source: Name or file of the suite.
+        asked: The suite as asked for; the folder may know its noise files.
+        data: Folder of the data set, if it is not where the suite says.
+        seeds: How many trainings of each kind.
+        wanted: Methods, recipes, rows or parts to do; all if empty.
+    """
+    from mispair.bench.results import check_folder, claim_folder
+
+    known = check_folder(results, asked)
+    _check_noise(known, known.cells(seeds, wanted))
+    placed = replace(known, data=_data(data or known.data))
+    cells = placed.cells(seeds, wanted)
+    _check_data(results, cells, placed.cells(seeds))
+    claim_folder(results, source, placed, seeds)
+    return cells
+
+
+def _tell(results: Path, states: Sequence[CellState], earlier: Container[str]) -> None:
+    """Says how the trainings have ended, and what failed; `earlier` are those that had failed before."""
     for one in states:
         if one.status == "failed":
             print(f"{one.cell.name}: {one.said()}{' (earlier; --retry tries again)' * (one.cell.name in earlier)}")
     said = {"running": "running in another process"}
+    counts = Counter(one.status for one in states)
     print(f"{results}: {', '.join(f'{count} {said.get(status, status)}' for status, count in counts.most_common())}.")
     print(f"Tables and figures: mispair bench report {shlex.quote(str(results))}")
-    return 0 if counts["done"] == len(states) else 1
 
 
 def _rehearse(suite: Suite, cells: list[Cell], captions: Path | None, images: int, json: bool) -> int:
@@ -105,7 +127,7 @@ def _rehearse(suite: Suite, cells: list[Cell], captions: Path | None, images: in
         if not json:
             print(f"{kind.trainings:3d} x {kind.cell.name}: {said}", flush=True)
     if json:
-        print(json_module.dumps([kind.figures() for kind in kinds], indent=2))
+        print_json([kind.figures() for kind in kinds])
         return 1 if any(kind.error for kind in kinds) else 0
     total = sum(kind.trainings * kind.seconds for kind in kinds)
     made = f"{len(cells)} trainings, {len(kinds)} kinds, {images:,} training images"
@@ -145,7 +167,7 @@ def bench_report(
     target = out or results / "report"
     files = write_report(found.suite, found.seeds, records, target, images, command)
     if json:
-        print(json_module.dumps({"trainings": len(records), "files": [str(path) for path in files]}, indent=2))
+        print_json({"trainings": len(records), "files": [str(path) for path in files]})
     else:
         print(f"{len(records)} of {len(found.suite.cells(found.seeds))} trainings. Look at {target / 'index.html'}")
         if others := found.others(results):

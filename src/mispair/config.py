@@ -154,7 +154,7 @@ class Config:
     checkpoint_seconds: float = 60.0
     """Time between two checkpoints; 0 writes one every step."""
     tensorboard: bool = False
-    """Write TensorBoard files too (needs the extra mispair[tensorboard])."""
+    """Write TensorBoard files too (needs pip install -c constraints.txt '.[tensorboard]')."""
 
     def __post_init__(self) -> None:
         problems = [

@@ -17,11 +17,13 @@ from rich.console import Console
 from rich.table import Table
 
 from mispair import __version__, checkpoint
-from mispair.api import train_and_test, with_noise
+from mispair.api import train_and_test
 from mispair.auditing.api import Settings, audit_to_folder
 from mispair.auditing.trained import from_pairs
+from mispair.bench.suite import digest
 from mispair.config import Config, override, read_recipe
 from mispair.data import formats
+from mispair.data.configured import with_noise
 from mispair.data.pairs import Pairs, Tokens
 from mispair.files import write_atomically
 from mispair.matcher import Matcher
@@ -29,13 +31,14 @@ from mispair.methods.repair import KEEP_RIGHT
 from mispair.pages import template
 from mispair.search import best
 from mispair.tables import COLUMNS, retrieval_table
+from mispair.wording import slug
 
 NOISE = 0.4
 QUERIES, QUERY_WORDS, FOUND, EXAMPLES, MENDED = 4, 12, 5, 4, 6
 
 # What is trained, in the order of the page: name, colour, settings beside those of the recipe.
 TRAININGS: dict[str, tuple[str, dict[str, Any]]] = {
-    "Plain training": ("bad", {"method": "plain"}),
+    "Plain training": ("bad", {"method": "plain", "networks": 2}),
     "Hard labels (as in NCR)": ("middle", {"labels": "hard", "noisy": "train"}),
     "REPAIR": ("good", {}),
 }
@@ -49,8 +52,7 @@ class Training:
     name: str
     colour: str
     folder: Path
-    networks: int
-    test: dict[str, float]  # of the averaged networks
+    test: dict[str, float]  # of two networks, averaged
     curve: list[float]  # validation rSum by epoch
     findings: dict[str, Any]  # what the method found out in its last epoch
 
@@ -183,17 +185,21 @@ class _Named:
         sys.stderr.flush()
 
 
+def run_folder(out: Path, name: str, config: Config) -> Path:
+    """Where a training is: another seed, or another version of the recipe, is another run."""
+    return out / "runs" / f"{slug(name.partition('(')[0])}-{digest(config)[:8]}"
+
+
 def _train(name: str, config: Config, out: Path, quiet: bool) -> Training:
     console = Console(file=cast(IO[str], _Named(name)), width=120, quiet=quiet)
     colour, settings = TRAININGS[name]
-    folder = out / name.split("(")[0].strip().lower().replace(" ", "-")
-    result = train_and_test(override(config, settings, "demo"), folder, console)
+    config = override(config, settings, "demo")
+    folder = run_folder(out, name, config)
+    result = train_and_test(config, folder, console)
     events = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     curve = [event["rsum"] for event in events if event["event"] == "validation"]
     found = [event for event in events if event["event"] == "method"]
-    networks = 2 if "averaged" in result else 1
-    test = result["averaged" if networks == 2 else "network"]
-    return Training(name, colour, folder, networks, test, curve, found[-1] if found else {})
+    return Training(name, colour, folder, result["averaged"], curve, found[-1] if found else {})
 
 
 def _examples(pairs: Pairs, folder: Path) -> list[Example]:

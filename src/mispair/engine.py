@@ -8,14 +8,11 @@ the pairs and the augmentation are functions of seed, epoch, network and positio
 from __future__ import annotations
 
 import math
-import signal
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any
+from itertools import islice
 
 import numpy as np
 import torch
@@ -37,6 +34,7 @@ from mispair.plan import plan
 from mispair.progress import TrainingProgress
 from mispair.replay import Replay
 from mispair.run import Run
+from mispair.stopping import stop_signals
 from mispair.watch import READ_EVERY, Figures, Watch
 
 INITIAL_WEIGHTS, ORDER, NOISY_ORDER, AUGMENTATION, DROPOUT = range(5)  # independent streams of random numbers
@@ -99,42 +97,60 @@ class Trainer:
             self.progress.line("This run has ended already; nothing was trained.")
             return Matcher.load(self.run.best, self.config.device)
         own = [self.device] if self.device.type == "cuda" else []
-        with _signals(self), self.progress, torch.random.fork_rng(own):  # the caller's random numbers are not ours
+        # The caller's random numbers are not ours.
+        with stop_signals(self.stop), self.progress, torch.random.fork_rng(own):
             self._resume()
             self.run.write_environment(self.device)
             while self.cursor.epoch < self.config.total_epochs:
-                self._epoch()
+                self.epoch()
         if self.dev is None:
             self._matcher().save(self.run.best)
         self.run.finish({"best": self.best, "steps": self.cursor.step, "fingerprint": fingerprint(self.train_pairs)})
         return Matcher.load(self.run.best, self.config.device)
 
-    def _epoch(self) -> None:
-        cursor, main = self.cursor, self._main_epoch
-        started = time.monotonic()
+    def epoch(self) -> None:
+        """Trains and validates an epoch, or what is left of it."""
+        cursor, started = self.cursor, time.monotonic()
         if cursor.network == 0 and cursor.position == 0:
-            with autocast(self.device, self.config.precision):
-                self.splits = self.method.begin_warmup() if main is None else self.method.begin_epoch(main)
-            self._check_splits()
-        self.choosing = time.monotonic() - started
+            self.begin(cursor.epoch)
         while cursor.network < len(self.nets):
-            self._set_lr(self.optimizers[cursor.network])
-            for work, inputs in self._inputs():
-                self._step(work, inputs)
+            for _ in self.steps():
                 self._pause()
-            self._look()
             cursor.network, cursor.position = cursor.network + 1, 0
-        if main is not None and (figures := self.method.figures()):
+        if self._main_epoch is not None and (figures := self.method.figures()):
             self.run.log("method", epoch=cursor.epoch, step=cursor.step, **figures)
-        self._validate(time.monotonic() - started)
+        self.validate(time.monotonic() - started)
         cursor.epoch, cursor.network, cursor.position = cursor.epoch + 1, 0, 0
         cursor.first_steps = list(cursor.main_steps)
         self._checkpoint()
 
+    def begin(self, epoch: int) -> None:
+        """Goes to the start of an epoch: the method chooses the pairs of every network."""
+        cursor, started = self.cursor, time.monotonic()
+        cursor.epoch, cursor.network, cursor.position = epoch, 0, 0
+        main = self._main_epoch
+        with autocast(self.device, self.config.precision):
+            self.splits = self.method.begin_warmup() if main is None else self.method.begin_epoch(main)
+        self._check_splits()
+        self.choosing = time.monotonic() - started
+
+    def steps(self, first: int | None = None, most: int | None = None) -> Iterator[Work]:
+        """Makes `most` steps of the network in turn, from position `first` of this epoch; gives each once it is made.
+
+        By default all, from where it is. In the end the figures are read: so everything has been done on the GPU, too.
+        """
+        cursor, config = self.cursor, self.config
+        cursor.position = cursor.position if first is None else first
+        set_lr(self.optimizers[cursor.network], config.lr * config.decay(cursor.epoch - config.warmup_epochs))
+        for work, inputs in islice(self._inputs(), most):
+            self._step(work, inputs)
+            yield work
+        self._look()
+
     def _step(self, work: Work, inputs: Inputs) -> None:
         cursor, main = self.cursor, work.main_step is not None
         figures = self._updates[cursor.network, main](inputs)
-        self.watch.note(cursor.step, figures, len(work.clean))
+        self.watch.note(cursor.step, figures, len(work.pairs))
         cursor.step, cursor.position = cursor.step + 1, work.position + 1
         if main:
             cursor.main_steps[cursor.network] += not work.on_noisy
@@ -157,7 +173,8 @@ class Trainer:
         optimizer.zero_grad(set_to_none=True)  # so that recorded steps share the memory of the gradients
         return figures
 
-    def _validate(self, seconds: float) -> None:
+    def validate(self, seconds: float = 0.0) -> None:
+        """Keeps the networks if they are the best so far; `seconds` is what the epoch took, for the log."""
         if self.dev is None:
             return
         if self._dev_loaders is None:
@@ -188,22 +205,18 @@ class Trainer:
             augment = self._rng(AUGMENTATION, epoch, number, work.position) if net.augments else None
             return work, self.method.inputs(number, work, augment)
 
-        rest = self._plan(epoch, number)[cursor.position :]
+        rest = self.planned(number)[cursor.position :]
         return prefetch(rest, make) if self.loader.on_host else map(make, rest)
 
-    def _plan(self, epoch: int, number: int) -> list[Work]:
-        """The steps of one epoch of one network."""
-        split, size, cursor = self.splits[number], self.config.batch_size, self.cursor
-        orders = [self._rng(stream, epoch, number) for stream in (ORDER, NOISY_ORDER)]
-        first = None if epoch < self.config.warmup_epochs else cursor.first_steps[number]
-        return plan(split, size, orders[0], orders[1], first)
+    def planned(self, number: int) -> list[Work]:
+        """The steps of this epoch of one network."""
+        orders = [self._rng(stream, self.cursor.epoch, number) for stream in (ORDER, NOISY_ORDER)]
+        first = None if self._main_epoch is None else self.cursor.first_steps[number]
+        return plan(self.splits[number], self.config.batch_size, orders[0], orders[1], first)
 
     def _total_steps(self) -> int:
         """About how many steps the whole run takes; a method may use fewer pairs."""
         return self.config.total_epochs * len(self.nets) * math.ceil(len(self.train_pairs) / self.config.batch_size)
-
-    def _set_lr(self, optimizer: torch.optim.Optimizer) -> None:
-        set_lr(optimizer, self.config.lr * self.config.decay(self.cursor.epoch - self.config.warmup_epochs))
 
     # ------------------------------------------------------------------ watching
 
@@ -240,8 +253,8 @@ class Trainer:
     def _refuse_non_finite(self, step: int) -> None:
         """Names the pairs of the step, found again from the plan."""
         position = self.cursor.position - (self.cursor.step - step)
-        work = self._plan(self.cursor.epoch, self.cursor.network)[position]
-        pairs = ", ".join(map(str, sorted(work.clean.tolist())))
+        work = self.planned(self.cursor.network)[position]
+        pairs = ", ".join(map(str, np.unique(self.method.looked_at(self.cursor.network, work))))
         raise NonFiniteError(
             f"The loss or its gradient is not a finite number at step {step}; the update was not made. Pairs of that "
             f"batch: {pairs}. Look for extreme features with `mispair data check`, or lower --lr."
@@ -259,6 +272,10 @@ class Trainer:
         )
 
     # ------------------------------------------------------------------ state
+
+    def stop(self, number: int) -> None:
+        """Ends the run after the step in hand, as the signal of this number does."""
+        self._signal = number
 
     def _pause(self) -> None:
         """Between two steps: stop if asked to, save if it is time."""
@@ -376,22 +393,3 @@ def _networks(config: Config, method: type[Method]) -> int:
     if config.networks is not None and config.networks < method.networks:
         raise ConfigError(f"networks is {config.networks}, but {config.method} trains {method.networks} together.")
     return config.networks or method.networks
-
-
-@contextmanager
-def _signals(trainer: Trainer) -> Iterator[None]:
-    """SIGTERM and Ctrl-C end the run after the step in hand; a second Ctrl-C ends it at once."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def ask_to_stop(number: int, _frame: Any) -> None:
-        trainer._signal = number
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    old = {number: signal.signal(number, ask_to_stop) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)

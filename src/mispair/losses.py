@@ -38,6 +38,8 @@ def triplet_costs(S: Tensor, margin: float | Tensor, mask: Tensor | None = None)
 def sample_losses(S: Tensor, margin: float | Tensor, mask: Tensor | None = None) -> Tensor:
     """Loss of each pair by the mean over all negatives, (B,). The mean divides by B, the zero diagonal counts (NCR).
 
+    So does the 0 of every masked negative: a pair with many false negatives in its batch has a smaller loss.
+
     >>> sample_losses(torch.tensor([[0.5, 0.4], [0.1, 0.5]]), 0.2)
     tensor([0.0500, 0.0500])
     """
@@ -48,12 +50,6 @@ def sample_losses(S: Tensor, margin: float | Tensor, mask: Tensor | None = None)
 def warmup_loss(S: Tensor, margin: float | Tensor, mask: Tensor | None = None) -> Tensor:
     """Sum over the batch of `sample_losses`: what the warm-up trains with."""
     return sample_losses(S, margin, mask).sum()
-
-
-def sum_loss(S: Tensor, margin: float | Tensor, mask: Tensor | None = None) -> Tensor:
-    """Sum over all negatives: SCAN, SGRAF and VSE-inf without hard negatives."""
-    image_cost, text_cost = triplet_costs(S, margin, mask)
-    return image_cost.sum() + text_cost.sum()
 
 
 def hard_loss(S: Tensor, margin: float | Tensor, negatives: int | Tensor = 1, mask: Tensor | None = None) -> Tensor:

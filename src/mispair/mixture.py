@@ -17,7 +17,7 @@ import numpy.typing as npt
 FloatArray = npt.NDArray[Any]
 ROUNDS, TOLERANCE, ADDED_VARIANCE = 10, 1e-2, 5e-4
 CONVERGED = 200, 1e-6  # rounds and tolerance of a fit that runs to its end
-FALLBACK = 0.01  # share that is called noisy when the mixture finds none
+FALLBACK = 0.01  # share that is called noisy when the mixture finds none; fewer clean pairs are no group
 
 
 @dataclass(frozen=True)
@@ -91,25 +91,35 @@ def clean_probability(losses: FloatArray, *, converged: bool = False) -> FloatAr
 
     Losses that are all equal, or too few, say nothing: then every pair is called clean, with a warning.
     """
-    losses = np.asarray(losses, dtype=np.float64)
-    spread = np.ptp(losses) if len(losses) > 1 else 0.0
-    if not np.isfinite(losses).all() or not spread > 0:
-        warnings.warn("The losses of the pairs do not differ; all of them are taken for clean.", stacklevel=2)
+    scaled = min_max(losses)
+    if scaled is None:
         return np.ones(len(losses))
-    scaled = (losses - losses.min()) / spread
     stop = CONVERGED if converged else (ROUNDS, TOLERANCE)
     return fit_gaussians(scaled, *stop).lower_posterior(scaled)
+
+
+def min_max(losses: FloatArray) -> FloatArray | None:
+    """The losses from 0 to 1; None, with a warning, if they do not differ. For the functions that give w."""
+    losses = np.asarray(losses, dtype=np.float64)
+    spread = np.ptp(losses) if len(losses) > 1 else 0.0
+    if np.isfinite(losses).all() and spread > 0:
+        return np.asarray((losses - losses.min()) / spread)
+    warnings.warn("The losses of the pairs do not differ; all of them are taken for clean.", stacklevel=3)
+    return None
 
 
 def split(w: FloatArray, threshold: float = 0.5) -> npt.NDArray[np.bool_]:
     """Which pairs are clean: w > p. Where that is all of them, the lowest 1 % are called noisy.
 
-    NCR calls all noisy that are not above the value at 1 %; where values are equal that can be everything. A mixture
-    that finds hardly any clean pairs has found no two groups: then those are clean whose w is not below the median.
+    NCR calls all noisy that are not above the value at 1 %; where values are equal that can be everything.
     """
-    clean = np.asarray(w > threshold)
-    if clean.sum() < FALLBACK * len(w):
-        return np.asarray(w >= np.median(w))
-    if clean.all():
+    clean = above(w, threshold)
+    if (w > threshold).all():
         clean[np.argsort(w, kind="stable")[: int(FALLBACK * len(w))]] = False
     return clean
+
+
+def above(w: FloatArray, threshold: float) -> npt.NDArray[np.bool_]:
+    """Where w > p. A mixture that finds hardly any has found no two groups: then where w is not below the median."""
+    clean = np.asarray(w > threshold)
+    return np.asarray(w >= np.median(w)) if clean.sum() < FALLBACK * len(w) else clean

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 CHUNK_ELEMENTS = 1 << 24  # distances ranked at a time
-TOP, BOTTOM = 0.10, 0.01  # shares of the pairs that gamma and mu are the means of (below Eq. 6)
+BOTTOM = 0.01  # share of the pairs that mu is the mean of (below Eq. 6)
 
 
 def ranks(values: Tensor) -> Tensor:
@@ -87,7 +87,7 @@ def distances(items: Tensor, bank: Tensor) -> Tensor:
         return bank.square().sum(dim=-1) - 2 * items @ bank.T
 
 
-def label_bounds(correlation: Tensor, top_share: float = TOP) -> tuple[float, float]:
+def label_bounds(correlation: Tensor, top_share: float) -> tuple[float, float]:
     """gamma, the mean of the largest `top_share` of the coefficients, and mu, the mean of the smallest 1 %."""
     ordered = correlation.sort().values
     top, bottom = (max(1, round(share * len(ordered))) for share in (top_share, BOTTOM))

@@ -20,7 +20,7 @@ import shlex
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -34,7 +34,7 @@ FREE = ("checkpoint_seconds", "tensorboard")  # settings that change nothing abo
 
 
 class Run:
-    """An open run folder. Only one process at a time can have it open."""
+    """An open run folder, to be closed or used in a `with`. Only one process at a time can have it open."""
 
     def __init__(self, path: Path, config: Config) -> None:
         self.path, self.config = path, config
@@ -63,6 +63,12 @@ class Run:
     def _started(self) -> bool:
         """Whether anything was trained here; before that, another config does no harm."""
         return self.best.exists() or any(self.checkpoints.glob("step-*.pt"))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         with contextlib.suppress(OSError):  # a full disk was reported when it was met
@@ -147,7 +153,7 @@ def _import_tensorboard() -> Any:
     try:
         return importlib.import_module("torch.utils.tensorboard")
     except ImportError:
-        raise ConfigError("--tensorboard needs the extra: pip install 'mispair[tensorboard]'.") from None
+        raise ConfigError("--tensorboard needs the extra: pip install -c constraints.txt '.[tensorboard]'.") from None
 
 
 def _lock(path: Path) -> int:

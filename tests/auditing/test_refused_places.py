@@ -102,14 +102,30 @@ def test_a_bad_place_is_refused_before_a_run_is_read(place: Path, capsys: Captur
         assert words in refused(capsys, place, "run", "--out", "out", "--clean", clean, "--overwrite")
 
 
+ARRAYS = ["--left", "a.npy", "--right", "b.npy"]
+
+
 @pytest.mark.parametrize(
-    "data",
-    [["in"], ["--left", "a.npy", "--right", "b.npy"], ["--left", "a.npy", "--right", "b.npy", "--ids", "names.csv"]],
+    ("data", "words"),
+    [
+        (
+            ["in"],
+            "in/metadata/metadata_0.parquet does not say which picture belongs to which row: found the columns id;",
+        ),
+        (["bare"], "nothing says which picture belongs to which pair of bare; add metadata/metadata_0.csv with a"),
+        (ARRAYS, "pair of a.npy and b.npy; give a table with a column image_path as --ids, or leave --images out"),
+        ([*ARRAYS, "--ids", "names.csv"], "names.csv does not say which picture belongs to which row: found the col"),
+        (["precomp"], "pair of precomp train; add train_ids.txt with the name of a picture on each line, or leave"),
+    ],
 )
-def test_a_folder_of_pictures_that_nothing_names(place: Path, capsys: Capture, data: list[str]) -> None:
+def test_a_folder_of_pictures_that_nothing_names(place: Path, capsys: Capture, data: list[str], words: str) -> None:
+    write_clip(place / "bare", np.load("a.npy"), np.load("b.npy"))
+    Path("precomp").mkdir()
+    np.save("precomp/train_ims.npy", np.load("a.npy")[:, None])
+    Path("precomp/train_caps.txt").write_text("a dog\n" * 60)
     error = refused(capsys, place, *data, "--images", "raw", "--out", "out")
     assert "--images raw is given, but" in error
-    assert "names no pictures; add a column image_path" in error
+    assert words in error
 
 
 def test_answers_that_contradict_each_other(place: Path, capsys: Capture) -> None:

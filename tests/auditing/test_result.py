@@ -122,6 +122,11 @@ def test_tables_without_a_row_or_a_suggestion_keep_their_types(audit: Audit, tmp
     assert parquet.read_table(tmp_path / "a.parquet").schema == audit.suggestions.schema
 
 
+def test_it_is_one_line_at_the_prompt(audit: Audit) -> None:
+    flagged, rate = int(audit.is_mismatch.sum()), audit.judge.combination.rate
+    assert repr(audit) == f"<Audit: {flagged} of {audit.summary['scored']} pairs look wrong, noise {rate:.1%}>"
+
+
 def test_files(audit: Audit, tmp_path: Path) -> None:
     audit.to_parquet(tmp_path / "a.parquet")
     audit.to_csv(tmp_path / "a.csv")
@@ -132,10 +137,12 @@ def test_files(audit: Audit, tmp_path: Path) -> None:
     )
     for name in ("id", "status", "match_score", "is_mismatch", "reason", "rank"):
         assert read[name].to_pylist() == audit.table[name].to_pylist()
-    for write in (audit.to_parquet, audit.to_csv):
+    for write, name, other in ((audit.to_parquet, "a.parquet", "b.csv"), (audit.to_csv, "a.csv", "b.parquet")):
         with pytest.raises(DataError, match="there already"):
-            write(tmp_path / "a.csv")
-        write(tmp_path / "a.csv", overwrite=True)
+            write(tmp_path / name)
+        write(tmp_path / name, overwrite=True)
+        with pytest.raises(DataError, match=rf"expected a name that ends in \{Path(name).suffix}; choose"):
+            write(tmp_path / other)
     audit.to_html(tmp_path / "a.html")
     audit.to_html(tmp_path / "a.html")
     assert (tmp_path / "a.html").read_text().startswith("<!doctype html>")

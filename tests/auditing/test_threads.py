@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier, Event
 
 import pytest
 import torch
 
+from mispair.auditing import threads
 from mispair.auditing.threads import one_thread_each, side_by_side
 
 
@@ -31,18 +34,27 @@ def test_results_come_in_the_order_of_the_items() -> None:
     assert list(side_by_side(work, range(20), workers=4)) == [(number, 1) for number in range(20)]
 
 
-def test_what_has_not_begun_is_not_begun_after_a_stop() -> None:
-    begun = []
+def test_what_has_not_begun_is_not_begun_after_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, busy, stopping = [], Barrier(3), Event()
+
+    class Pool(ThreadPoolExecutor):
+        def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+            stopping.set()
+            super().shutdown(wait, cancel_futures=cancel_futures)
 
     def work(number: int) -> int:
         begun.append(number)
-        time.sleep(0.01)
+        if number in (4, 5):  # keep both workers until all others are called off
+            busy.wait()
+            stopping.wait()
         return number
 
+    monkeypatch.setattr(threads, "ThreadPoolExecutor", Pool)
     for number in side_by_side(work, range(1000), workers=2):
         if number == 3:
+            busy.wait()
             break
-    assert len(begun) < 100
+    assert {*begun} == {*range(6)}
 
 
 def test_what_breaks_is_told() -> None:

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mispair
-from mispair.auditing.source import no_opinion
+from mispair.auditing.source import open_source
 from mispair.auditing.trained import RIVALS, NetworksOpinion, contrast, from_pairs, from_run, is_run
 from mispair.auditing.words import word_vectors
 from mispair.cli import main
@@ -45,6 +45,26 @@ def test_pairs_keep_their_captions_pictures_and_groups(folder: Path) -> None:
     groups = source.groups
     assert groups is not None
     assert all((groups == groups[row]).tolist() == (pairs.link == pairs.link[row]).tolist() for row in rows)
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("captions", [1, 5])
+def test_a_pair_has_the_id_that_an_audit_of_the_folder_gives_it(
+    folder: Path, tmp_path: Path, captions: int, *, named: bool
+) -> None:
+    """So that what was checked in one audit can be told to the other."""
+    np.save(tmp_path / "train_ims.npy", np.load(folder / "train_ims.npy"))
+    lines = (folder / "train_caps.txt").read_text().splitlines()[:: 5 // captions]
+    (tmp_path / "train_caps.txt").write_text("\n".join(lines))
+    if named:
+        (tmp_path / "train_ids.txt").write_text("".join(f"photo{row}.jpg\n" for row in range(24)))
+    pairs = formats.load(tmp_path, "train")
+    rows = np.arange(len(pairs))
+    ids = from_pairs(pairs).ids(rows)
+    assert ids == open_source(tmp_path).ids(rows)
+    assert ids[-1] == {(1, True): "photo23.jpg", (5, True): "photo23.jpg#4"}.get((captions, named), str(rows[-1]))
+    if named:  # made wrong, they are other pairs
+        assert not set(from_pairs(add_noise(pairs, ratio=0.5, seed=0)).ids(rows[captions:])) & set(ids)
 
 
 def test_vectors_are_taken_as_they_are() -> None:
@@ -82,7 +102,7 @@ def test_a_run_is_audited_by_its_networks_with_its_noise(
     assert is_run(run)
     assert not is_run(folder)
     source = from_run(run, "cpu")
-    assert source.opinion is no_opinion  # the vectors of these networks say all that they know
+    assert source.opinion is None  # the vectors of these networks say all that they know
     noisy = add_noise(formats.load(folder, "train"), ratio=0.4, seed=0)
     matcher = Matcher.load(run, "cpu")
     left, right = source.block(0, len(source))
@@ -92,6 +112,24 @@ def test_a_run_is_audited_by_its_networks_with_its_noise(
     capsys.readouterr()
     assert main(["audit", str(run), "--device", "cpu", "--out", str(tmp_path / "audit"), "--json"]) == 0
     assert '"joint"' in capsys.readouterr().out  # both sides share the networks' space
+
+
+def test_a_run_is_audited_with_its_captions_per_image(tmp_path: Path) -> None:
+    """Rows that repeat five times are taken for one image with five captions, unless the run was told otherwise."""
+    data, run = tmp_path / "data", tmp_path / "run"
+    data.mkdir()
+    regions = np.random.default_rng(0).random((12, 2, 3), dtype=np.float32)
+    for split in ("train", "dev"):
+        np.save(data / f"{split}_ims.npy", np.repeat(regions, 5, axis=0))
+        (data / f"{split}_caps.txt").write_text("a dog in the snow\n" * 30 + "a cat on the sofa\n" * 30)
+    small = ["--embed-size", "16", "--word-size", "8", "--epochs", "1", "--warmup-epochs", "0", "--device", "cpu"]
+    options = ["--method", "plain", "--captions-per-image", "1", "--noise-ratio", "0.4", "--out", str(run)]
+    assert main(["train", "--data", str(data), *small, *options]) == 0
+    noisy = add_noise(formats.load(data, "train", captions_per_image=1), ratio=0.4, seed=0)
+    source = from_run(run, "cpu")
+    assert source.groups is None  # 60 images, each with its own caption
+    left = Matcher.load(run, "cpu").encode(noisy.left, "left")
+    np.testing.assert_allclose(source.block(0, 60)[0], left[noisy.link], atol=1e-5)
 
 
 def test_networks_that_compare_regions_and_words_are_heard(
@@ -106,7 +144,7 @@ def test_networks_that_compare_regions_and_words_are_heard(
     rows = np.unique(pairs.link, return_index=True)[1]  # one caption of each image, all in one batch
     S = matcher.score(pairs.left, pairs.right)[pairs.link[rows]][:, rows]
     expected = [2 * S[k, k] - _best(np.delete(S[k], k)) - _best(np.delete(S[:, k], k)) for k in range(len(rows))]
-    found = source.opinion(rows, rows)
+    found = source.hear(rows, rows)
     assert found == pytest.approx(expected, abs=1e-4)
     capsys.readouterr()
     assert main(["audit", str(run), "--device", "cpu", "--out", str(out), "--json"]) == 0

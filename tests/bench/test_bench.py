@@ -160,9 +160,9 @@ def test_bench_epoch(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
 
 def test_the_schedule_is_that_of_the_recipe() -> None:
     phases = [
-        epoch.Phase("a", 2.0, 2.0, 0.0, 1, 5),
-        epoch.Phase("b", 5.0, 3.0, 0.5, 1, 40),
-        epoch.Phase("c", 9, 9, 1, 1, 0),
+        epoch.EpochTime("a", 2.0, 2.0, 0.0, 1, 5),
+        epoch.EpochTime("b", 5.0, 3.0, 0.5, 1, 40),
+        epoch.EpochTime("c", 9, 9, 1, 1, 0),
     ]
     assert epoch.Schedule("x", 10, phases, [], None, {}).seconds == 10 + 5 + 39 * 3
 

@@ -17,7 +17,7 @@ from mispair.bench.figures import part_figures
 from mispair.bench.plot import DASHES, HEIGHT, MARKERS, TOP, WIDTH
 from mispair.bench.record import Record
 from mispair.bench.shown import Figure
-from mispair.bench.suite import Cell, Kind, Part, Row, Suite, digest
+from mispair.bench.suite import Cell, Part, PartKind, Row, Suite, digest
 
 SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = "</text><script>alert(1)</script> & \"'\x00\ud800"
@@ -27,7 +27,7 @@ ETAS = (0.01, 0.05, 0.1, 0.2, 0.5)
 RIGHT, WRONG = [[0, 0, 10, 30], [0, 0, 20, 20]], [[40, 0, 0, 0], [30, 10, 0, 0]]
 
 
-def suite_of(kind: Kind, rows: tuple[Row, ...] = (REPAIR,), **settings: Any) -> tuple[Suite, Part]:
+def suite_of(kind: PartKind, rows: tuple[Row, ...] = (REPAIR,), **settings: Any) -> tuple[Suite, Part]:
     part = Part("part", "Some title", kind, rows, **{"noise": (0.4,), **settings})
     return Suite("small", "Small", "shapes", (part,)), part
 
@@ -44,7 +44,9 @@ def two_networks(averaged: float, alone: float) -> dict[str, dict[str, float]]:
     return {"network A": {"rsum": alone - 1}, "network B": {"rsum": alone + 1}, "averaged": {"rsum": averaged}}
 
 
-def draw(kind: Kind, found: dict[tuple[str, Any, int], dict[str, Any]], seeds: int = 1, **part: Any) -> list[Figure]:
+def draw(
+    kind: PartKind, found: dict[tuple[str, Any, int], dict[str, Any]], seeds: int = 1, **part: Any
+) -> list[Figure]:
     """Figures of a part, with what was found for each row, value and seed."""
     suite, made = suite_of(kind, **part)
     cells = made.cells(suite, seeds)
@@ -416,7 +418,7 @@ def test_several_rows() -> None:
 
 
 @pytest.mark.parametrize("kind", ["validation", "labels", "eta"])
-def test_no_figure_without_records(kind: Kind) -> None:
+def test_no_figure_without_records(kind: PartKind) -> None:
     (figure,) = draw(kind, {}, seeds=3)
     assert (figure.svg, figure.title) == ("", "Some title")
     assert figure.caption == "There is no figure yet: none of its 3 trainings has ended well."
@@ -434,7 +436,7 @@ def test_no_figure_without_validation_pairs() -> None:
 
 
 @pytest.mark.parametrize("kind", ["retrieval", "ablation", "cost", "examples"])
-def test_tables_are_no_figures(kind: Kind) -> None:
+def test_tables_are_no_figures(kind: PartKind) -> None:
     assert draw(kind, {}) == []
 
 

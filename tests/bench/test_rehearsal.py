@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from mispair.bench import rehearsal
-from mispair.bench.rehearsal import Kind, Phase, kinds, rehearse, typical
+from mispair.bench.rehearsal import PhaseTime, Rehearsal, kinds, rehearse, typical
 from mispair.bench.suite import Cell
 from mispair.cli import main
 from mispair.config import Config
 from mispair.engine import Trainer
-from mispair.methods.base import Inputs, Work
+from mispair.methods.base import Work
+from mispair.run import Run
 
 SMALL = Config(
     model="vse", device="cpu", embed_size=8, word_size=8, batch_size=16, warmup_epochs=1, epochs=4, bank_size=32,
@@ -60,8 +63,8 @@ def test_a_dry_run_needs_only_the_noise_files_that_it_reads(
 
 
 def test_time_of_a_whole_training() -> None:
-    phases = [Phase("warm-up", 1, 0.0, 0.5, 10), Phase("main", 4, 2.0, 0.25, 8)]
-    assert Kind(cell(), 3, phases, 0.1, None).seconds == pytest.approx(5 + 4 * (2 + 2) + 5 * 0.1)
+    phases = [PhaseTime("warm-up", 1, 0.0, 0.5, 10), PhaseTime("main", 4, 2.0, 0.25, 8)]
+    assert Rehearsal(cell(), 3, phases, 0.1, None).seconds == pytest.approx(5 + 4 * (2 + 2) + 5 * 0.1)
 
 
 def test_every_phase_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +75,9 @@ def test_every_phase_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(told) == 2
     assert [phase.name for phase in repair.phases] == ["warm-up", "main", "main, with noisy pairs"]
     assert [phase.epochs for phase in repair.phases] == [1, 2, 2]
-    assert [phase.steps for phase in plain.phases] == [7, 7, 7]  # 100 pairs
+    assert [phase.name for phase in plain.phases] == ["warm-up", "main"]  # it knows no noisy pairs
+    assert [phase.epochs for phase in plain.phases] == [1, 4]
+    assert [phase.steps for phase in plain.phases] == [7, 7]  # 100 pairs
     assert repair.phases[0].steps == 14  # of two networks
     assert repair.phases[1].steps == pytest.approx(2 * 60 / 16, abs=3)  # 60 of the pairs are right
     assert all(phase.step > 0 for kind in (plain, repair) for phase in kind.phases)
@@ -82,17 +87,36 @@ def test_every_phase_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_clock_sees_only_shapes_that_came_before(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rehearsal, "STEPS", 3)
     made: list[tuple[int, ...]] = []
-    step = Trainer._step
+    steps = Trainer.steps
 
-    def spied(trainer: Trainer, work: Work, inputs: Inputs) -> None:
-        made.append(tuple(work.clean))
-        step(trainer, work, inputs)
+    def spied(trainer: Trainer, **part: int) -> Iterator[Work]:
+        for work in steps(trainer, **part):
+            made.append(tuple(work.pairs))
+            yield work
 
-    monkeypatch.setattr(Trainer, "_step", spied)
+    monkeypatch.setattr(Trainer, "steps", spied)
     list(rehearse([cell(epochs=1, warmup_epochs=0)], None, 20, lambda _: None))
     assert len(made) == 3 * (rehearsal.FIRST + rehearsal.TIMED)
     assert made[:3] * 4 == made
     assert len(set(made)) == 3
+
+
+def test_a_kind_that_runs_out_of_memory_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[Path] = []
+    close = Run.close
+
+    def spied(run: Run) -> None:
+        closed.append(run.path)
+        close(run)
+
+    def full(*_: object, **__: object) -> Iterator[Work]:
+        raise torch.OutOfMemoryError("full")
+
+    monkeypatch.setattr(Run, "close", spied)
+    monkeypatch.setattr(Trainer, "steps", full)
+    (failed,) = rehearse([cell()], None, 20, lambda _: None)
+    assert failed.error == "full"
+    assert len(closed) == 1
 
 
 def test_what_does_not_run_is_told(

@@ -21,7 +21,7 @@ from mispair.bench import record as record_module
 from mispair.bench import runner
 from mispair.bench.record import ETAS, RECORD, RUN, Record, noise_hash, read_record, run_cell, write_record
 from mispair.bench.results import check_data, check_folder, claim_folder, read_results
-from mispair.bench.runner import CELLS, CLAIM, State, folder_of, run_cells, seconds_left, state
+from mispair.bench.runner import CELLS, CLAIM, CellState, folder_of, run_cells, seconds_left, state
 from mispair.bench.suite import Cell, Suite, digest, read_suite
 from mispair.cli import main
 from mispair.config import Config, find_packaged, read_recipe, to_toml
@@ -172,7 +172,7 @@ def test_a_failure_is_written_down_and_the_rest_goes_on(
 def test_how_far_a_cell_is(suite: Suite, tmp_path: Path) -> None:
     cell = suite.cells(1)[0]
     folder = folder_of(tmp_path, cell)
-    assert state(tmp_path, cell) == State(cell, "waiting")
+    assert state(tmp_path, cell) == CellState(cell, "waiting")
     (folder / "run").mkdir(parents=True)
     (folder / "run" / "metrics.jsonl").write_text('{"event": "validation", "rsum": 1}\n{"event": "method"}\n')
     (folder / CLAIM).write_text(json.dumps({"host": "elsewhere", "pid": 1}))
@@ -185,12 +185,12 @@ def test_how_far_a_cell_is(suite: Suite, tmp_path: Path) -> None:
 
 
 def test_time_left() -> None:
-    def one(method: str, seconds: float | None, epochs: int = 0, status: str = "waiting") -> State:
+    def one(method: str, seconds: float | None, epochs: int = 0, status: str = "waiting") -> CellState:
         config = replace(Config(), method=method, warmup_epochs=0, epochs=10)
         cell = Cell(method, method, config)
         epoch = {"seconds": seconds}
         record = None if seconds is None else record_of(cell, validation=[epoch])
-        return State(cell, "done" if record else status, record, epochs)  # type: ignore[arg-type]
+        return CellState(cell, "done" if record else status, record, epochs)  # type: ignore[arg-type]
 
     assert seconds_left([one("plain", None)]) is None
     states = [one("plain", 10.0), one("ncr", 30.0), one("plain", None), one("decl", None), one("ncr", None, 5)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 import torch
 
 from helpers import vectors
-from mispair.data.pairs import Pairs, Regions, Vectors
+from mispair.data.pairs import Pairs, Regions, Vectors, fingerprint
 from mispair.errors import DataError
 
 ARRAY = np.zeros((4, 3), np.float32)
@@ -55,3 +57,12 @@ def test_rows_become_numbers_that_torch_takes(label: str) -> None:
 def test_rows_that_are_fine_are_not_copied() -> None:
     link = np.arange(4)
     assert Pairs(vectors(4), vectors(4), link).link is link
+
+
+def test_groups_are_part_of_the_fingerprint_where_there_are_any() -> None:
+    plain = Pairs(vectors(16), vectors(16, seed=1), np.arange(16))
+    parts = plain.link, plain.left.features, plain.right.features  # type: ignore[union-attr]
+    assert fingerprint(plain) == hashlib.sha256(b"".join(part.tobytes() for part in parts)).hexdigest()
+    grouped = [replace(plain, groups=np.arange(16) // size) for size in (2, 4)]
+    assert len({fingerprint(pairs) for pairs in (plain, *grouped)}) == 3
+    assert fingerprint(replace(plain, groups=grouped[0].groups)) == fingerprint(grouped[0])

@@ -1,4 +1,4 @@
-"""BiCro: split, labels, margins and steps by plain loops; exact after a restart."""
+"""BiCro: split, labels, margins and steps by plain loops. What it has in common with NCR: test_promises.py."""
 
 from __future__ import annotations
 
@@ -10,30 +10,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
-import mispair
-from helpers import gradients, lengths_of
+from helpers import lengths_of
 from mispair.beta import fit_betas
-from mispair.config import Config, override
-from mispair.data.noise import add_noise
 from mispair.data.pairs import IntArray, Pairs
-from mispair.methods import find
-from mispair.methods.base import Split, Work, similarity
+from mispair.methods.base import Split, Work
 from mispair.methods.bicro import BiCro, BiCroInputs, _ratio, clean_probability, published_probability
 from mispair.models import Encoded
 from mispair.survey import random_batches, survey
 from tiny import tiny_pairs
-from training import check_resume, trained
+from training import trained
 from two_networks import (
     ALPHA,
     CLEAN,
     COUNT,
-    LEARNING,
-    LITTLE,
     NOISY,
-    SMALL,
-    ends_well,
     in_evaluation,
     loop_hard_loss,
     loop_losses,
@@ -44,6 +35,7 @@ from two_networks import (
     same_images,
     small,
     step_on,
+    training,
     vector_pairs,
     with_w,
 )
@@ -223,45 +215,6 @@ def test_ratios_with_zeros_and_other_signs() -> None:
     assert _ratio(torch.tensor([[0.5]]), torch.tensor([[0.0]])).item() == 0
 
 
-@pytest.mark.parametrize("on_noisy", [False, True])
-@pytest.mark.parametrize("model", MODELS)
-def test_the_trained_network_gets_gradients_and_the_teacher_none(model: str, on_noisy: bool) -> None:
-    method = bicro(model=model)
-    with torch.autocast("cpu", torch.bfloat16):
-        result = step_on(method, 1, CLEAN, on_noisy=on_noisy)
-    assert not result.report["label"].requires_grad
-    result.loss.backward()  # type: ignore[no-untyped-call]
-    found = gradients(method.nets[1])
-    similarity(method.nets[1], method.loader.batch(CLEAN)).sum().backward()  # type: ignore[no-untyped-call]
-    assert named(found) == named(gradients(method.nets[1]))
-    assert not named(gradients(method.nets[0]))
-    assert all(net.training for net in method.nets)
-
-
-def named(grads: dict[str, Tensor | None]) -> set[str]:
-    return {name for name, grad in grads.items() if grad is not None}
-
-
-def test_a_step_is_a_function_of_its_inputs_and_networks() -> None:
-    method = bicro(dropout=0.0)
-    for inputs in (method.inputs(0, Work(0, 3, CLEAN), None), beside(method, 0)):
-        before = method.loss(0, inputs).loss  # type: ignore[arg-type]
-        method.w, method.clean, method.found = random_w(9), [NOISY, NOISY], {}
-        assert torch.equal(method.loss(0, inputs).loss, before)  # type: ignore[arg-type]
-        method.clean = [CLEAN, CLEAN]
-    assert method.repeatable
-
-
-@pytest.mark.parametrize("on_noisy", [False, True])
-def test_labels_see_pairs_without_augmentation(on_noisy: bool) -> None:
-    method = bicro(model="vse", augment=True)
-    augmented = method.inputs(0, Work(0, 0, CLEAN, None, on_noisy), np.random.default_rng(0))
-    assert isinstance(augmented, BiCroInputs)
-    assert not torch.equal(augmented.clean.left.lengths, torch.full((len(CLEAN),), 5))  # type: ignore[arg-type]
-    labels = [step_on(method, 0, CLEAN, on_noisy=on_noisy).report["label"], method.loss(0, augmented).report["label"]]
-    assert labels[0] == labels[1]
-
-
 def test_clean_pairs_beside_noisy_ones() -> None:
     """From the split that trains the network: others at every step, but the same whenever they are asked for."""
     method, again = bicro(), bicro()
@@ -291,18 +244,6 @@ def test_the_warm_up_trains_on_the_smallest_losses(share: float, size: int, coun
 
 
 # ---------------------------------------------------------------------- which pairs
-
-
-def test_each_network_trains_on_what_the_other_calls_clean() -> None:
-    w = random_w()
-    method = with_w(bicro(clean_threshold=0.6, epochs=4), w)
-    for epoch in range(4):
-        for net, split in enumerate(method.begin_epoch(epoch)):
-            assert split.clean.tolist() == [i for i in range(COUNT) if w[1 - net, i] > 0.6]
-            noisy = [i for i in range(COUNT) if w[1 - net, i] <= 0.6]
-            assert split.noisy.tolist() == (noisy if epoch >= 2 else [])
-            assert split.order == "before"
-            assert method.clean[net].tolist() == split.clean.tolist()
 
 
 def two_groups(seed: int) -> np.ndarray:
@@ -382,33 +323,6 @@ def test_the_state_survives_a_checkpoint() -> None:
         assert anchors_of(copy, net, 7).tolist() == anchors_of(method, net, 7).tolist()
 
 
-def training(**settings: Any) -> Config:
-    chosen = {**SMALL, "method": "bicro", "model": "vse", "batch_size": 8, "checkpoint_seconds": 1000.0, **settings}
-    return override(Config(data="test"), chosen)
-
-
-def check_order(works: list[Work]) -> None:
-    """Steps of one network in main epochs: at first on clean pairs alone, then on noisy ones before each."""
-    first = [work.on_noisy for work in works].index(True)
-    late = works[first:]
-    assert first > 0
-    assert [work.on_noisy for work in late] == [True, False] * (len(late) // 2)
-    assert [work.main_step for work in late[::2]] == [work.main_step for work in late[1::2]]
-    noisy, clean = (set(np.concatenate([work.clean for work in part])) for part in (late[::2], late[1::2]))
-    assert not clean & noisy
-
-
-STOPS = [(0, 0, 1), (1, 1, 1), (2, 0, 1), (2, 0, 2), (2, 1, 3)]  # warm-up, clean steps alone, after noisy, after clean
-
-
-@pytest.mark.parametrize("settings", [{"augment": True}, {"split": "single", "as_published": True}])
-def test_resume_is_exact_wherever_it_stopped(tmp_path: Path, settings: dict[str, Any]) -> None:
-    chosen, pairs = training(**settings), add_noise(tiny_pairs(7), ratio=0.4, seed=0)
-    steps, _ = check_resume(chosen, pairs, tmp_path, STOPS)
-    for net in range(2):
-        check_order([work for number, work in steps if number == net and work.main_step is not None])
-
-
 def test_a_network_without_clean_pairs_is_not_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     none, some = np.empty(0, dtype=np.int64), np.arange(30)
 
@@ -417,23 +331,6 @@ def test_a_network_without_clean_pairs_is_not_trained(tmp_path: Path, monkeypatc
         return [Split(none, np.arange(35), "before"), Split(some, np.arange(30, 35), "before")]
 
     monkeypatch.setattr(BiCro, "divide", divide)
-    steps = trained(training(), tiny_pairs(7), tmp_path, None)
+    steps = trained(training("bicro"), tiny_pairs(7), tmp_path, None)
     main = [(net, work.on_noisy) for net, work in steps if work.main_step is not None]
     assert main == [(1, True), (1, False)] * 8  # two epochs of four batches
-
-
-@pytest.mark.parametrize(("pairs", "settings"), [case[1:] for case in LITTLE], ids=[case[0] for case in LITTLE])
-def test_little_or_much_noise_few_pairs(pairs: Pairs, settings: dict[str, Any]) -> None:
-    assert ends_well("bicro", pairs, **settings)
-
-
-def test_it_learns_from_noisy_pairs() -> None:
-    """40 % wrong pairs; chance is an rSum of 126. Seeds 0-2: 296, 232, 265."""
-    noisy, test = add_noise(tiny_pairs(100), ratio=0.4, seed=0), tiny_pairs(24, seed=5)
-    matcher = mispair.fit(noisy, method="bicro", split="single", **LEARNING)
-    assert matcher.evaluate(test).averaged.rsum > 200
-    assert matcher.score(test.left, test.right).std() > 0.005
-
-
-def test_it_is_registered() -> None:
-    assert find("bicro") is BiCro

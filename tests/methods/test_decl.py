@@ -27,6 +27,7 @@ from mispair.methods.decl import Decl, DeclInputs
 from mispair.models import SideSpec, build
 from mispair.plan import plan
 from mispair.survey import random_batches
+from mispair.watch import Watch
 from tiny import tiny_pairs
 from training import check_resume
 
@@ -162,6 +163,13 @@ def test_all_settings_count() -> None:
         assert result.loss.item() == pytest.approx(plain_loss(method, result.S, 1, CHOSEN, n=7), rel=1e-5)
         losses.append(round(result.loss.item(), 5))
     assert len(set(losses)) == len(losses)
+
+
+def test_the_log_shows_the_loss_as_it_is() -> None:
+    """A mean over the pairs and a sum: divided by the number of pairs it would be neither."""
+    result = main_step(decl(), 0)
+    figures = Watch(torch.device("cpu")).judge(result, torch.tensor(1.0))
+    assert dict(zip(figures.names, figures.values.tolist(), strict=True))["loss"] == result.loss.item()
 
 
 def test_uncertainty_is_reported() -> None:

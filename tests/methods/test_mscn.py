@@ -19,7 +19,7 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
 
 import mispair
-from helpers import one_to_one, regions, shake, small_config, take_step, tokens
+from helpers import chosen, one_to_one, regions, shake, small_config, take_step, tokens
 from mispair import models
 from mispair.config import Config, override
 from mispair.data.loader import Items, PairLoader
@@ -29,7 +29,7 @@ from mispair.devices import autocast
 from mispair.engine import Trainer
 from mispair.errors import ConfigError, DataError, NonFiniteError
 from mispair.losses import hard_loss, meta_margin
-from mispair.methods import find, meta, mscn
+from mispair.methods import meta, mscn
 from mispair.methods.base import Inputs, Work, similarity
 from mispair.methods.meta import MetaGradient, body, meta_gradient, score_layer, steady, with_weights
 from mispair.methods.mscn import (
@@ -376,12 +376,6 @@ def test_scores_that_mean_the_opposite_stay() -> None:
     assert all(equal(a, b) for a, b in zip(weights_of(net), before, strict=True))
 
 
-def test_hardly_any_clean_pair_means_the_better_half() -> None:
-    ours = method()
-    assert ours._split(np.linspace(0, 0.4, 10)).tolist() == [False] * 5 + [True] * 5
-    assert ours._split(np.linspace(0, 0.6, 10)).tolist() == [False] * 8 + [True] * 2
-
-
 # ---------------------------------------------------------------------- known pairs
 
 
@@ -401,7 +395,7 @@ def test_no_step_trains_on_the_meta_set(monkeypatch: pytest.MonkeyPatch) -> None
     def noting_step(trainer: Trainer, work: Work, inputs: Inputs) -> None:
         assert isinstance(trainer.method, Mscn)
         used.append(trainer.method)
-        seen.setdefault(trainer.cursor.epoch, set()).update(inputs.clean.pairs.tolist())
+        seen.setdefault(trainer.cursor.epoch, set()).update(inputs.batch.pairs.tolist())
         step(trainer, work, inputs)
 
     monkeypatch.setattr(Trainer, "_step", noting_step)
@@ -435,7 +429,7 @@ def test_copies_of_a_picture_are_not_taken_for_wrong() -> None:
 
 
 def test_left_items_that_no_pair_uses_are_not_known() -> None:
-    pairs = noisy_pairs(12).select(np.arange(20))
+    pairs = chosen(noisy_pairs(12), np.arange(20))
     for seed in range(20):
         known = known_pairs(pairs, np.arange(6), np.random.default_rng(seed))
         assert set(known.left.tolist()) <= set(pairs.link.tolist())
@@ -511,7 +505,7 @@ def test_the_meta_step_changes_phi_alone_and_the_loss_the_rest_alone(net: int) -
     inputs = ours.inputs(net, Work(0, 0, BATCH), None)
     assert isinstance(inputs, MscnInputs)
     expected = meta_gradient(
-        ours.nets[net], lambda network: similarity(network, inputs.clean), lambda S: ours.triplet(S, inputs),
+        ours.nets[net], lambda network: similarity(network, inputs.batch), lambda S: ours.triplet(S, inputs),
         lambda network: known_loss(network, inputs.known), lr=1e-3,
     )  # fmt: skip
     step = ours.loss(net, inputs)
@@ -526,7 +520,7 @@ def test_the_meta_step_changes_phi_alone_and_the_loss_the_rest_alone(net: int) -
         assert torch.allclose(moved, -1e-3 * gradient[clear].sign(), atol=2e-5)
     assert step.report["meta_loss"].item() == pytest.approx(expected.loss.item())
     assert step.S[0, 0].item() == pytest.approx(
-        similarity(ours.nets[net], inputs.clean)[0, 0].item(), abs=1e-6
+        similarity(ours.nets[net], inputs.batch)[0, 0].item(), abs=1e-6
     )  # with the new phi
     step.loss.backward()  # type: ignore[no-untyped-call]
     assert all(parameter.grad is None for parameter in score_layer(ours.nets[net]).parameters())
@@ -650,10 +644,6 @@ def test_it_learns_from_noisy_pairs(tmp_path: Path) -> None:
     assert sum(last["clean_precision"]) / 2 > 0.62  # 0.6 of all pairs are right
     assert sum(last["auroc_similarity"]) / 2 > 0.6
     assert result.config.score_hidden == 64
-
-
-def test_it_is_registered() -> None:
-    assert find("mscn") is Mscn
 
 
 def test_the_meta_network_is_64_wide_if_nothing_else_is_said() -> None:

@@ -16,7 +16,7 @@ class Softmax(Method):
     """A contrastive loss, which mispair does not have."""
 
     def loss(self, net: int, inputs: Inputs) -> Step:
-        S = similarity(self.nets[net], inputs.clean)
+        S = similarity(self.nets[net], inputs.batch)
         positive: Tensor = S.diagonal() / 0.07
         loss = (S / 0.07).logsumexp(dim=0) + (S / 0.07).logsumexp(dim=1) - 2 * positive
         return Step(loss.sum(), S, {"margin": (positive - S.mean()).mean()})

@@ -37,7 +37,7 @@ def test_it_trains_on_right_pairs_only(networks: int, monkeypatch: pytest.Monkey
     def noting_step(trainer: Trainer, work: Work, inputs: Inputs) -> None:
         assert work.noisy is None
         place = trainer.cursor.epoch, trainer.cursor.network
-        seen.setdefault(place, []).extend(inputs.clean.pairs.tolist())
+        seen.setdefault(place, []).extend(inputs.batch.pairs.tolist())
         step(trainer, work, inputs)
 
     monkeypatch.setattr(Trainer, "_step", noting_step)

@@ -23,7 +23,6 @@ from mispair.config import Config, override
 from mispair.data.noise import add_noise
 from mispair.data.pairs import IntArray, Pairs, Vectors, select
 from mispair.errors import MispairError
-from mispair.methods import find
 from mispair.methods.base import Step, similarity
 from mispair.methods.repair import KEEP_LEFT, KEEP_RIGHT, Repair
 from mispair.mixture import clean_probability
@@ -613,10 +612,6 @@ def test_it_beats_plain_training_on_two_kinds_of_vectors() -> None:
         mispair.fit(noisy, method=method, **settings).evaluate(test).averaged.rsum for method in ("plain", "repair")
     )
     assert ours > plain + 30
-
-
-def test_it_is_registered() -> None:
-    assert find("repair") is Repair
 
 
 @pytest.mark.parametrize("noisy", ["drop", "train"])

@@ -17,6 +17,7 @@ from rich.console import Console
 
 from mispair import __version__
 from mispair.auditing.alike import Groups, find_alike
+from mispair.auditing.ended import ENDED, WRITTEN
 from mispair.auditing.folds import fold_numbers, sample
 from mispair.auditing.judge import Judge, learn
 from mispair.auditing.output import write_table
@@ -25,19 +26,18 @@ from mispair.auditing.progress import progress
 from mispair.auditing.result import THRESHOLD, Audit, match_scores
 from mispair.auditing.scan import READABLE, faults, scan
 from mispair.auditing.source import Source, from_memory
-from mispair.auditing.tables import listed, plain
 from mispair.data.pairs import IntArray
 from mispair.devices import pick_device
 from mispair.errors import DataError
 from mispair.files import write_atomically
 from mispair.logistic import FloatArray
+from mispair.wording import listed, plain
 
 SAMPLE = 1 << 15  # pairs that the judge learns from
 LEAST = 50  # pairs, below which there is nothing to learn from
 GPU_WORKERS = 4  # enough to read while others compute
 MENDED = 10_000  # flagged pairs that get suggestions, the most suspicious first
 FEW_PAIRS = 1000  # below, the audit says that it is unsure
-WRITTEN = ("pairs.parquet", "pairs.csv", "suggestions.csv", "report.html", "summary.json")
 UNFINISHED, MARK, JUDGE = "unfinished", "audit.json", "judge.safetensors"  # folder of work to go on with, files in it
 
 
@@ -195,11 +195,9 @@ def _learn(source: Source, settings: Settings, device: torch.device) -> Judge:
         if not (side != side[0]).any():
             raise DataError(f"{source.name}: all {name} vectors are the same, so nothing can be learned from them.")
     sides = torch.from_numpy(left).to(device), torch.from_numpy(right).to(device)
-    own = groups[rows]
-    return learn(
-        *sides, fold_numbers(own), own, joint=settings.joint, checked=checked,
-        opinion=lambda lefts, rights: source.opinion(rows[lefts], rows[rights]),
-    )  # fmt: skip
+    own, said = groups[rows], source.opinion
+    opinion = None if said is None else lambda lefts, rights: said(rows[lefts], rows[rights])
+    return learn(*sides, fold_numbers(own), own, joint=settings.joint, checked=checked, opinion=opinion)
 
 
 def _told(source: Source, settings: Settings) -> dict[int, float]:
@@ -278,6 +276,7 @@ def audit_to_folder(
     An audit that was interrupted goes on when it is called again with the same input and settings.
     """
     _claim(source, out, settings, overwrite)
+    (out / ENDED).unlink(missing_ok=True)
     work = out / UNFINISHED
     try:
         audit = audit_source(source, settings, work=work, console=console, command=command)
@@ -328,7 +327,7 @@ def _changed(there: Any, own: dict[str, Any]) -> str:
 
 def _leftovers(folder: Path) -> list[Path]:
     """What writers of our files have left there when they were killed."""
-    names = (*WRITTEN, MARK)
+    names = (*WRITTEN, ENDED, MARK)
     return [path for name in names for path in folder.glob(f".{name}.*.tmp") if path.suffixes[-2][1:].isdecimal()]
 
 

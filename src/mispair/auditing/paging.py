@@ -16,9 +16,9 @@ from mispair.auditing.measures import MEANINGS
 from mispair.auditing.page import Alike, Flagged, Item, Measure, Page, Partner
 from mispair.auditing.partners import Partners
 from mispair.auditing.result import Audit
-from mispair.auditing.tables import listed, plain
 from mispair.auditing.thumbnails import thumbnail
 from mispair.data.pairs import IntArray
+from mispair.wording import listed, plain
 
 BINS = 40
 WORST, GROUPS, MEMBERS, ROWS = 24, 8, 4, 20  # shown

@@ -136,7 +136,7 @@ class Search:
         again, flat = np.repeat(rows, tried.shape[1]), tried.reshape(-1)
         left, right = (again, flat) if self.keep_left else (flat, again)
         fold = np.full(len(flat), number, dtype=np.uint8)
-        opinion = self.source.opinion(left, right)
+        opinion = self.source.hear(left, right)
         measures = self.judge.measure(self._vectors(left, 0), self._vectors(right, 1), fold, opinion)
         score = self.judge.combination.score(measures)
         order = np.where(self.owners(flat) == self.owners(again), -np.inf, score + self.attached(flat))

@@ -22,8 +22,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mispair.auditing.tables import plain
 from mispair.errors import ConfigError, DataError
+from mispair.wording import plain
 
 IMAGE_NAMES = (
     "image", "image_path", "filepath", "file_path", "path", "file", "filename", "file_name", "img", "img_path",
@@ -334,5 +334,6 @@ def _from_folder(folder: Path, images: Path) -> Iterator[Record]:
         )
     if not texts:
         raise DataError(
-            f"{folder}: no image has a text file of the same name; expected dog.txt, a caption a line, for dog.jpg."
+            f"{folder}: no image has a text file of the same name; expected dog.txt, a caption a line, for dog.jpg. Or "
+            "give a table of image paths and captions instead, and the folder as --images."
         )

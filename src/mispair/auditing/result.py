@@ -20,6 +20,7 @@ from mispair.auditing.partners import Partners
 from mispair.auditing.scan import FAULTS, READABLE, TOLD, Scan
 from mispair.auditing.source import Source
 from mispair.data.pairs import IntArray
+from mispair.errors import DataError
 from mispair.files import write_atomically
 
 if TYPE_CHECKING:
@@ -70,6 +71,10 @@ class Audit:
 
     def __len__(self) -> int:
         return len(self.source)
+
+    def __repr__(self) -> str:
+        found = self.summary
+        return f"<Audit: {found['flagged']:,} of {found['scored']:,} pairs look wrong, noise {found['noise_rate']:.1%}>"
 
     @property
     def seconds(self) -> float:
@@ -220,11 +225,16 @@ class Audit:
 
     def to_parquet(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Writes the table of all pairs; the file is named .parquet."""
-        write_table(path, self._pieces(), overwrite=overwrite)
+        self._write(path, ".parquet", overwrite=overwrite)
 
     def to_csv(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Writes the table of all pairs as text; the file is named .csv."""
-        self.to_parquet(path, overwrite=overwrite)  # what is written follows from the name
+        self._write(path, ".csv", overwrite=overwrite)
+
+    def _write(self, path: str | Path, ending: str, *, overwrite: bool) -> None:
+        if Path(path).suffix.lower() != ending:
+            raise DataError(f"{path}: expected a name that ends in {ending}; choose such a one.")
+        write_table(path, self._pieces(), overwrite=overwrite)
 
     def to_html(self, path: str | Path) -> None:
         """Writes the report: one file that shows everything and needs nothing."""

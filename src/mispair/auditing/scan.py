@@ -144,7 +144,7 @@ def _measured(
     good = np.flatnonzero(part.status == READABLE)
     if len(good):
         sides = torch.from_numpy(left[good]).to(device), torch.from_numpy(right[good]).to(device)
-        part.measures[good] = judge.measure(*sides, fold[good], source.opinion(start + good, start + good))
+        part.measures[good] = judge.measure(*sides, fold[good], source.hear(start + good, start + good))
         for side, vectors in enumerate(sides):
             part.codes[side, good] = sketch(vectors, judge.frames[side].mean)
     return part

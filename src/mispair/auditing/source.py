@@ -20,21 +20,18 @@ import numpy as np
 from mispair.auditing import names
 from mispair.auditing.names import Names
 from mispair.auditing.shards import Held, Matrix, OnDevice, Shard, Side, open_files
-from mispair.auditing.tables import USUAL_NAMES, Table, listed, open_table
+from mispair.auditing.tables import USUAL_NAMES, Table, open_table
 from mispair.data import formats, precomp, vectors
 from mispair.data.arrays import chunks, open_array
 from mispair.data.pairs import FloatArray, IntArray
 from mispair.errors import DataError
+from mispair.wording import listed
 
 Layout = Literal["clip", "arrays", "precomp", "memory"]
 LookUp = Callable[[IntArray], list[str]]
-Opinion = Callable[[IntArray, IntArray], FloatArray | None]
+Opinion = Callable[[IntArray, IntArray], FloatArray]
 _PICTURE_ENDINGS = ("", ".jpg", ".jpeg", ".png", ".webp")
 _SAMPLED_ROWS = 256
-
-
-def no_opinion(lefts: IntArray, rights: IntArray) -> None:
-    """Of somebody who knows no more than the vectors say."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +51,8 @@ class Source:
         table: The table of ids, captions and paths.
         folder: The folder that was opened; None for single files and for memory.
         split: The part of it, where it has parts.
-        opinion: How well the left items of some rows fit the right items of others, (n,), by the networks of a run.
+        opinion: How well the left items of some rows fit the right items of others, (n,), by the networks of a run;
+            None where nobody knows more than the vectors say.
     """
 
     left: Side
@@ -69,7 +67,7 @@ class Source:
     table: Table | None = None
     folder: Path | None = None
     split: str | None = None
-    opinion: Opinion = no_opinion
+    opinion: Opinion | None = None
 
     def __post_init__(self) -> None:
         if len(self.left) != len(self.right):
@@ -142,6 +140,10 @@ class Source:
         if self.image_names is None:
             return [None] * len(wanted)
         return [_find_picture(self.images, name) for name in self.image_names(wanted)]
+
+    def hear(self, lefts: IntArray, rights: IntArray) -> FloatArray | None:
+        """The opinion on pairs of the left items of some rows and the right items of others; None if there is none."""
+        return None if self.opinion is None else self.opinion(lefts, rights)
 
     def find(self, ids: Sequence[str]) -> IntArray:
         """The (first) rows with these ids.
@@ -332,8 +334,12 @@ def _open_precomp(folder: Path, split: str, places: tuple[Path, ...]) -> Source:
     texts, ids = precomp.read_captions(folder, split)
     name = f"{folder.name} {split}"
     regions, per_image = precomp.arrange(open_array(features, ndim=3), len(texts), None, name)
-    known = ids[::per_image] if ids else precomp.read_ids(folder, split, len(regions), per_image)
-    images = known or [str(row) for row in range(len(regions))]
+    images = ids[::per_image] if ids else precomp.read_ids(folder, split, len(regions), per_image)
+    first = np.arange(len(texts)) // per_image * per_image  # row of each image
+    if images:
+        known = names.from_images([image for image in images for _ in range(per_image)])
+    else:
+        known = Names(groups=names.number(first))
     pooled = np.concatenate([part.mean(axis=1, dtype=np.float32) for _, part in chunks(regions)])
     image_names = names.as_texts(images)
     return Source(
@@ -341,9 +347,9 @@ def _open_precomp(folder: Path, split: str, places: tuple[Path, ...]) -> Source:
         right=Side.of([Held(word_vectors(texts))]),
         layout="precomp",
         name=name,
-        names=names.from_images([image for image in images for _ in range(per_image)]),
+        names=known,
         captions=partial(names.look_up, names.as_texts(texts)),
-        image_names=(lambda rows: names.look_up(image_names, rows // per_image)) if known else None,
+        image_names=(lambda rows: names.look_up(image_names, rows // per_image)) if images else None,
         images=places,
         files=(features, captions),
     )

@@ -17,6 +17,7 @@ import numpy as np
 
 from mispair.data.pairs import IntArray
 from mispair.errors import DataError
+from mispair.wording import listed
 
 Role = Literal["id", "caption", "image_path", "group", "status"]
 USUAL_NAMES: dict[Role, tuple[str, ...]] = {
@@ -33,7 +34,6 @@ SEPARATORS = (",", "\t", ";", "|")
 BATCH = 1 << 16
 _STRIDE = 1024  # rows of a text table between two known places in its file
 _BOM = b"\xef\xbb\xbf"
-_NAMED = 12
 
 
 @dataclass
@@ -160,19 +160,6 @@ class Table:
         """The column with a usual name for this role, whatever its case; None where there is none."""
         return _find(self.columns, role)
 
-    def require(self, role: Role) -> str:
-        """The same, or a sentence.
-
-        Raises:
-            DataError: No column has such a name; the message names those that are there.
-        """
-        name = self.find(role)
-        if name is None:
-            raise DataError(
-                f"{self.parts[0].path}: no column named {' or '.join(USUAL_NAMES[role][:3])}; {self.found()}."
-            )
-        return name
-
     def found(self) -> str:
         """The columns that are there, for messages."""
         return f"found the columns {listed(self.columns)}"
@@ -216,25 +203,6 @@ def open_table(*paths: Path) -> Table:
                 f"{listed(parts[0].columns)}; all files of one table need the same."
             )
     return Table(parts)
-
-
-def listed(names: Sequence[str]) -> str:
-    """Names for a message: a few of them.
-
-    >>> listed(["a", "b", "c"])
-    'a, b, c'
-    """
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return (", ".join(names[:_NAMED]) or "none") + more
-
-
-def plain(text: str) -> str:
-    """Without halves of characters (lone surrogates), which neither tables nor encoders nor files take.
-
-    >>> plain("caf\\udce9")
-    'caf?'
-    """
-    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def _find(columns: Sequence[str], role: Role) -> str | None:

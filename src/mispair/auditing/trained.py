@@ -10,16 +10,16 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mispair.api import with_noise
+from mispair.api import load_for
 from mispair.auditing import names
 from mispair.auditing.source import Source, from_memory
 from mispair.auditing.words import word_vectors
 from mispair.data import formats
 from mispair.data.arrays import chunks
+from mispair.data.configured import with_noise
 from mispair.data.loader import SideLoader
 from mispair.data.pairs import IntArray, Pairs, Regions, Side, Tokens
 from mispair.devices import autocast
-from mispair.errors import DataError
 from mispair.evaluate import inference
 from mispair.matcher import Matcher
 from mispair.models import CosineNetwork
@@ -28,6 +28,7 @@ from mispair.survey import random_batches
 Array = npt.NDArray[np.floating]
 BATCH = 128  # pairs that are each other's rivals
 RIVALS = 4  # the best of them count
+_WITHOUT_FILES = 'call mispair.audit with what matcher.encode(items, "left") and matcher.encode(items, "right") give'
 
 
 def is_run(folder: Path) -> bool:
@@ -39,13 +40,7 @@ def from_run(run: Path, device: str = "auto", images: Path | None = None) -> Sou
     """The training pairs of a run, noise and all, by the vectors of its networks; the two sides share a space."""
     matcher = Matcher.load(run, device)
     config = matcher.config
-    if config.data != formats.SHAPES and not Path(config.data).is_absolute():  # `mispair train` keeps whole paths
-        raise DataError(
-            f'{run}: this model was trained from Python, on pairs named "{config.data}", which an audit cannot read; '
-            'call mispair.audit with what matcher.encode(items, "left") and matcher.encode(items, "right") give.'
-        )
-    pairs = formats.load(config.data, "train", vocabulary=matcher.vocabulary, dev_protocol=config.dev_protocol)
-    pairs = with_noise(config, pairs)
+    pairs = with_noise(config, load_for(matcher, "train", _WITHOUT_FILES))
     left, right = matcher.encode(pairs.left, "left"), matcher.encode(pairs.right, "right")
     source = _described(pairs, left, right, images or formats.find_folder(config.data) / "images")
     if all(isinstance(network, CosineNetwork) for network in matcher.networks):
@@ -130,5 +125,12 @@ def _described(pairs: Pairs, left: Array, right: Array, images: Path | None) -> 
 
 
 def _ids(pairs: Pairs) -> object:
-    """The name of the picture and the number of the pair, such as `photo.jpg#17`: both can be looked up."""
-    return names.as_texts(f"{pairs.left_ids[row]}#{number}" for number, row in enumerate(pairs.link))
+    """As an audit of the folder gives them: `photo.jpg`, or `photo.jpg#0`, `photo.jpg#1` where it has several pairs.
+
+    Pairs that were made wrong on purpose are not those of the folder: then the number of the pair follows the name of
+    the picture that it has now, such as `photo.jpg#17`.
+    """
+    pictures = [pairs.left_ids[row] for row in pairs.link]
+    if pairs.mismatched is None or not pairs.mismatched.any():
+        return names.from_images(pictures).ids
+    return names.as_texts(f"{picture}#{number}" for number, picture in enumerate(pictures))

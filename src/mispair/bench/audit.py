@@ -8,11 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from statistics import fmean
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from rich.table import Table
 from torch.nn.functional import normalize
 
 from mispair.auditing.api import Settings, audit_source
@@ -170,3 +173,32 @@ def _by_neighbour(pairs: Pairs, rows: IntArray) -> BoolArray:
 
 def _mean(values: npt.NDArray[Any]) -> float:
     return float(values.mean()) if len(values) else 0.0
+
+
+def found_table(rows: Sequence[Found]) -> Table:
+    """A column for each kind and share of noise, means over the seeds."""
+    groups: dict[str, list[Found]] = {}
+    for row in rows:
+        groups.setdefault(f"{row.kind} {row.ratio:.0%}", []).append(row)
+    table = Table("", *groups, title="Found and true", caption="suggestions: for the wrong pairs that were flagged")
+    figures: dict[str, Callable[[Found], float]] = {
+        "AUROC of the match score": lambda row: row.auroc,
+        **{f"  of {name} alone": partial(_of_measure, name=name) for name in rows[0].measures},
+        "average precision": lambda row: row.precision,
+        "estimated noise rate": lambda row: row.noise_rate,
+        "expected calibration error": lambda row: row.calibration,
+        "first suggested right item is right": lambda row: row.right_found,
+        "first suggested left item is right": lambda row: row.left_found,
+        "  by the nearest neighbour's partner": lambda row: row.neighbour_found,
+        "  by chance": lambda row: row.chance,
+        "seconds": lambda row: row.seconds,
+    }
+    for name, show in figures.items():
+        table.add_row(name, *(f"{fmean(map(show, found)):.4f}" for found in groups.values()))
+    lowest = (min(row.auroc for row in found) for found in groups.values())
+    table.add_row("AUROC, lowest of the seeds", *(f"{value:.4f}" for value in lowest))
+    return table
+
+
+def _of_measure(row: Found, name: str) -> float:
+    return row.measures[name]

@@ -44,7 +44,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Line:
+class Curve:
     label: str
     points: tuple[Point, ...]
 
@@ -57,7 +57,7 @@ class Mark:
     label: str
 
 
-def extent_of(lines: Sequence[Line]) -> tuple[float, float]:
+def extent_of(lines: Sequence[Curve]) -> tuple[float, float]:
     """The lowest and the highest value, with what is around them."""
     points = [point for line in lines for point in line.points]
     return min(point.y - point.spread for point in points), max(point.y + point.spread for point in points)

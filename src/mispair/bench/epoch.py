@@ -1,8 +1,8 @@
 """`mispair bench epoch`: how long a whole epoch of a recipe takes at full size, and from that its whole schedule.
 
 Pictures are made up (`standin.py`), captions and noise may be the real ones. An epoch of the warm-up, two main epochs
-and two with noisy pairs are trained: everything that an epoch is, with split, labels, new partners and validation. The
-first of a kind takes longer, because kernels are compiled and steps recorded in it.
+and two with noisy pairs, where they take part, are trained: everything that an epoch is, with split, labels, new
+partners and validation. The first of a kind takes longer, because kernels are compiled and steps recorded in it.
 
 What a memory bank costs is told apart: its size changes how long it takes to choose the pairs of an epoch, never a
 step. So the same networks choose again by banks of several sizes, and without any.
@@ -19,21 +19,24 @@ from typing import Any
 
 import torch
 from rich.console import Console
+from rich.table import Table
 
-from mispair.api import with_noise
+from mispair.bench.phases import Phase, phases
 from mispair.bench.standin import stand_in
 from mispair.config import Config
+from mispair.data.configured import with_noise
 from mispair.devices import autocast, pick_device
 from mispair.engine import Trainer
 from mispair.methods.repair import Repair
 from mispair.run import Run
 
 VALIDATION = 1000  # images
+TRAINED = (1, 2, 2)  # epochs of the warm-up, of the main ones without and with noisy pairs
 
 
 @dataclass(frozen=True)
-class Phase:
-    """Epochs of one kind."""
+class EpochTime:
+    """How long the epochs of one phase take."""
 
     name: str
     first: float  # seconds of the first one
@@ -65,7 +68,7 @@ class Schedule:
 
     device: str
     pairs: int
-    phases: list[Phase]
+    phases: list[EpochTime]
     choices: list[Choice]  # of REPAIR
     memory: int | None  # most bytes ever in use on the GPU
     method: dict[str, Any]  # what the method found in the last epoch
@@ -79,21 +82,44 @@ class Schedule:
         parts = {"phases": [vars(phase) for phase in self.phases], "choices": [vars(choice) for choice in self.choices]}
         return {**vars(self), **parts, "schedule_seconds": self.seconds, "torch": torch.__version__}
 
+    def tables(self, recipe: str) -> list[Table]:
+        return [self._epoch_table(recipe), *([self._choice_table()] if self.choices else [])]
 
-def _timed(trainer: Trainer, name: str, times: int, epochs: int) -> Phase:
+    def _epoch_table(self, recipe: str) -> Table:
+        memory = "" if self.memory is None else f"; at most {self.memory / 1e9:.1f} GB of GPU memory"
+        caption = f"whole schedule: {self.seconds / 3600:.2f} h{memory}"
+        table = Table(title=f"{recipe}, {self.pairs:,} pairs, {self.device}", caption=caption)
+        for head in ("epoch", "first, s", "later, s", "choosing, s", "steps", "epochs"):
+            table.add_column(head, justify="left" if head == "epoch" else "right")
+        for phase in self.phases:
+            parts = (f"{seconds:,.1f}" for seconds in (phase.first, phase.seconds, phase.choosing))
+            table.add_row(phase.name, *parts, f"{phase.steps:,}", str(phase.epochs))
+        return table
+
+    def _choice_table(self) -> Table:
+        table = Table(title="What a bank costs", caption="the same networks choose the pairs of an epoch")
+        for head in ("", "pairs in a bank", "both banks, MB", "choosing, s", "of an epoch"):
+            table.add_column(head, justify="right" if head else "left")
+        for choice in self.choices:
+            bank = (f"{choice.bank_size:,}", f"{choice.bank_bytes / 1e6:,.0f}") if choice.bank_size else ("", "")
+            table.add_row(choice.name, *bank, f"{choice.seconds:,.1f}", f"{choice.share:.1%}")
+        return table
+
+
+def _timed(trainer: Trainer, phase: Phase, count: int) -> EpochTime:
     """So many epochs by the clock."""
     seconds, steps = [], 0
-    for _ in range(times):
+    for _ in range(count):
         start, before = time.perf_counter(), trainer.cursor.step
-        trainer._epoch()
+        trainer.epoch()
         if trainer.device.type == "cuda":
             torch.cuda.synchronize(trainer.device)
         seconds.append(time.perf_counter() - start)
         steps = trainer.cursor.step - before
-    return Phase(name, seconds[0], seconds[-1], trainer.choosing, steps, epochs)
+    return EpochTime(phase.name, seconds[0], seconds[-1], trainer.choosing, steps, phase.epochs)
 
 
-def _choices(trainer: Trainer, sizes: Sequence[int], main: Phase, noisy: Phase) -> list[Choice]:
+def _choices(trainer: Trainer, sizes: Sequence[int], main: EpochTime, noisy: EpochTime) -> list[Choice]:
     """The same networks choose the pairs of an epoch: without a bank, and by banks of each size."""
     method, config = trainer.method, trainer.config
     if not isinstance(method, Repair):
@@ -122,23 +148,15 @@ def measure(
     """Trains a few epochs of each kind, by the largest of these banks; then chooses by each of them."""
     config = replace(config, bank_size=max(banks, default=config.bank_size))
     device = pick_device(config.device)
-    started = config.noisy_from  # main epochs before noisy pairs come in
-    kinds = [
-        ("warm-up", 1, config.warmup_epochs),
-        ("main", 2, started),
-        ("main, with noisy pairs", 2, config.epochs - started),
-    ]
     train, dev = stand_in(captions, images), stand_in(captions, min(VALIDATION, images), seed=1)
     short = replace(config, data="stand-in", warmup_epochs=1, epochs=4, noisy_start=0.5, checkpoint_seconds=1e9)
-    with tempfile.TemporaryDirectory(prefix="mispair-") as folder:
-        run = Run(Path(folder) / "run", short)
+    with tempfile.TemporaryDirectory(prefix="mispair-") as folder, Run(Path(folder) / "run", short) as run:
         trainer = Trainer(short, with_noise(config, train), dev, run, console)
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            phases = [_timed(trainer, *kind) for kind in kinds]
+            times = [_timed(trainer, phase, count) for phase, count in zip(phases(config), TRAINED, strict=False)]
             method = trainer.method.figures()
-            choices = _choices(trainer, sorted(banks), *phases[1:])
-        run.close()
+            choices = _choices(trainer, sorted(banks), main=times[1], noisy=times[-1])
     gpu = device.type == "cuda"
     name = torch.cuda.get_device_name(device) if gpu else f"{torch.get_num_threads()} CPU threads"
     memory = torch.cuda.max_memory_allocated(device) if gpu else None
-    return Schedule(name, len(train), phases, choices, memory, method)
+    return Schedule(name, len(train), times, choices, memory, method)

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from mispair.bench.axes import Axis, Line, Mark, Point, around, extent_of, from_zero, whole_numbers
+from mispair.bench.axes import Axis, Curve, Mark, Point, around, extent_of, from_zero, whole_numbers
+from mispair.bench.measured import Line, Share, shares
+from mispair.bench.phases import noisy_from
 from mispair.bench.plot import Heap, heap_drawing, line_drawing
 from mispair.bench.record import Record
 from mispair.bench.shown import (
     Figure,
-    Shown,
+    frame_of,
     is_finite,
     listed,
     mean_point,
+    nothing,
     numbers,
     percent,
     sentences,
@@ -22,9 +26,6 @@ from mispair.bench.shown import (
     written,
 )
 from mispair.bench.suite import Part, Row, Suite
-from mispair.config import Config
-from mispair.methods import METHODS
-from mispair.methods.coteaching import CoTeaching
 
 LEAST_RSUM, LEAST_SHARE = 2.0, 10.0  # points and per cent: smaller differences are not blown up to the full height
 LOGARITHMIC, MOST_LINEAR = ("bank_size",), 50  # settings; ratio of the largest to the smallest value
@@ -43,34 +44,34 @@ def part_figures(suite: Suite, part: Part, seeds: int, records: Mapping[str, Rec
     draw = _KINDS.get(part.kind)
     if draw is None:
         return []
-    cells = part.cells(suite, seeds)
-    return [figure for noise in part.noise for figure in draw(Shown(part, noise, cells, records, seeds))]
+    return [figure for share in shares(suite, part, seeds, records) for figure in draw(share)]
 
 
 # ---------------------------------------------------------------------- validation
 
 
-def _validation(shown: Shown) -> list[Figure]:
+def _validation(share: Share) -> list[Figure]:
     """Validation rSum by the epochs trained."""
-    runs = {row.label: shown.ended(row.label) for row in shown.part.rows}
-    lines = [Line(row, points) for row, records in runs.items() if (points := _epochs(records))]
+    frame = frame_of(share)
+    lines = [Curve(line.label, points) for line in share.lines if (points := _epochs(line.done))]
     if not lines:
-        known = any(runs.values())
-        return [shown.without(_NO_VALIDATION if known else shown.nothing(list(runs)))]
-    configs = {line.label: shown.config(line.label) for line in lines}
+        known = any(line.done for line in share.lines)
+        return [frame.drawn(_NO_VALIDATION if known else nothing(share.lines))]
+    drawn = {line.label for line in lines}
+    configs = {line.label: line.config for line in share.lines if line.label in drawn}
     last = max(point.x for line in lines for point in line.points)
     axes = whole_numbers("epochs trained", last), around("validation rSum, of 600", extent_of(lines), LEAST_RSUM)
-    starts = _groups({row: _noisy_from(config) for row, config in configs.items()}, last)
+    starts = _groups({row: noisy_from(config) for row, config in configs.items()}, last)
     warm = _groups({row: config.warmup_epochs for row, config in configs.items()}, last)
     marks = [Mark(x, "noisy pairs come in" + _whose(rows, len(lines))) for x, rows in starts.items()]
     caption = sentences(
         listed([_ending(line) for line in lines], "; "),
         _warm_up_said(warm, len(lines)),
         *(f"Noisy pairs come in after {_epoch_count(x)}{_whose(rows, len(lines))}" for x, rows in starts.items()),
-        spread_said({row: len(records) for row, records in runs.items()}, shown.seeds, "bands"),
+        spread_said({line.label: len(line.done) for line in share.lines}, share.seeds, "bands"),
     )
-    svg = line_drawing(shown.title, caption, axes, lines, marks=marks, shades=list(warm), bands=True)
-    return [Figure(shown.name, shown.title, caption, svg)]
+    svg = line_drawing(frame.title, caption, axes, lines, marks=marks, shades=list(warm), bands=True)
+    return [frame.drawn(caption, svg)]
 
 
 _NO_VALIDATION = "There is no figure: the data set has no pairs for validation."
@@ -84,14 +85,6 @@ def _epochs(records: Sequence[Record]) -> tuple[Point, ...]:
             if is_finite(entry.get("rsum")):
                 found.setdefault(int(entry["epoch"]) + 1, []).append(float(entry["rsum"]))
     return tuple(mean_point(epoch, found[epoch]) for epoch in sorted(found))
-
-
-def _noisy_from(config: Config) -> int | None:
-    """After how many epochs the noisy pairs take part; None if they never do."""
-    splits = config.method in METHODS and issubclass(METHODS[config.method], CoTeaching)
-    drops = config.method == "repair" and config.noisy == "drop"
-    start = config.noisy_from
-    return config.warmup_epochs + start if splits and not drops and start < config.epochs else None
 
 
 def _groups(numbers: Mapping[str, int | None], last: float) -> dict[int, list[str]]:
@@ -111,7 +104,7 @@ def _whose(rows: Sequence[str], all_rows: int) -> str:
     return "" if len(rows) == all_rows else f" ({', '.join(rows)})"
 
 
-def _ending(line: Line) -> str:
+def _ending(line: Curve) -> str:
     """Where a line ends, and where it was at best."""
     last, best = line.points[-1], max(line.points, key=lambda point: point.y)
     said = f"{line.label} ends at {last.said()}"
@@ -125,16 +118,12 @@ def _epoch_count(number: float) -> str:
 # ---------------------------------------------------------------------- labels
 
 
-def _labels(shown: Shown) -> list[Figure]:
-    """The density of y*, a figure for each row."""
-    return [_labels_of_row(alone, row) for alone, row in shown.by_row()]
-
-
-def _labels_of_row(shown: Shown, row: str) -> Figure:
-    records = shown.ended(row)
+def _labels(line: Line, frame: Figure) -> Figure:
+    """The density of y*."""
+    row, records = line.label, line.done
     kinds = [_densities(records, kind) for kind in ("labels_clean", "labels_noisy")]
     if not any(kinds):
-        return shown.without(f"There is no figure: {row} gives no labels." if records else shown.nothing([row]))
+        return frame.drawn(f"There is no figure: {row} gives no labels." if records else nothing([line]))
     known = all(record.data.get("mismatch") is not None for record in records)
     names = ("right pairs", "wrong pairs") if known else ("pairs taken for clean", "pairs taken for noisy")
     heaps = [Heap(name, style, found) for name, style, found in zip(names, _HEAPS, kinds, strict=True) if found]
@@ -142,9 +131,9 @@ def _labels_of_row(shown: Shown, row: str) -> Figure:
         f"y* is the label that {row} gave each pair before its last epoch",
         *(_heap_said(heap) for heap in heaps),
         "" if len(heaps) == 2 else f"There are no {names[not kinds[1]]}",
-        spread_said({row: len(records)}, shown.seeds, "bands"),
+        spread_said({row: len(records)}, len(line.cells), "bands"),
     )
-    return Figure(shown.name, shown.title, caption, heap_drawing(shown.title, caption, heaps))
+    return frame.drawn(caption, heap_drawing(frame.title, caption, heaps))
 
 
 def _densities(records: Sequence[Record], kind: str) -> tuple[Point, ...]:
@@ -172,31 +161,26 @@ def _heap_said(heap: Heap) -> str:
 # ---------------------------------------------------------------------- eta
 
 
-def _eta(shown: Shown) -> list[Figure]:
-    """How well wrong pairs are found, by the threshold eta: a figure for each row."""
-    return [_eta_of_row(alone, row) for alone, row in shown.by_row()]
-
-
-def _eta_of_row(shown: Shown, row: str) -> Figure:
-    records = shown.ended(row)
-    lines = [Line(name, _eta_points(records, name)) for name in ("accuracy", "precision", "recall")]
+def _eta(line: Line, frame: Figure) -> Figure:
+    """How well wrong pairs are found, by the threshold eta."""
+    row, records = line.label, line.done
+    lines = [Curve(name, _eta_points(records, name)) for name in ("accuracy", "precision", "recall")]
     if not lines[0].points:
         reason = f"There is no figure: {row} does not split the pairs, or nobody knows which are wrong."
-        return shown.without(reason if records else shown.nothing([row]))
-    own = shown.config(row).eta
+        return frame.drawn(reason if records else nothing([line]))
+    own = line.config.eta
     caption = sentences(
         _eta_said(own, lines),
         _accuracy_said(lines[0]),
-        spread_said({row: len(records)}, shown.seeds, "bands"),
+        spread_said({row: len(records)}, len(line.cells), "bands"),
     )
-    highest = max(own, *(point.x for line in lines for point in line.points))
+    highest = max(own, *(point.x for curve in lines for point in curve.points))
     name = "eta: wrong if w of both networks is below"
-    lines = [line for line in lines if line.points]  # there is no precision where nothing is found
+    lines = [curve for curve in lines if curve.points]  # there is no precision where nothing is found
     low, high = extent_of(lines)
     axes = from_zero(name, highest), around("per cent", (max(0.0, low), min(100.0, high)), LEAST_SHARE)
     marks = [Mark(own, f"eta = {own:g} in the recipe")]
-    svg = line_drawing(shown.title, caption, axes, lines, marks=marks, bands=True)
-    return Figure(shown.name, shown.title, caption, svg)
+    return frame.drawn(caption, line_drawing(frame.title, caption, axes, lines, marks=marks, bands=True))
 
 
 def _eta_points(records: Sequence[Record], name: str) -> tuple[Point, ...]:
@@ -208,7 +192,7 @@ def _eta_points(records: Sequence[Record], name: str) -> tuple[Point, ...]:
     return tuple(mean_point(eta, found[eta]) for eta in sorted(found))
 
 
-def _eta_said(own: float, lines: Sequence[Line]) -> str:
+def _eta_said(own: float, lines: Sequence[Curve]) -> str:
     """Precision and recall at the measured eta that is nearest to the one of the recipe."""
     _, precisions, recalls = lines
     recall = min(recalls.points, key=lambda point: abs(point.x - own))
@@ -222,7 +206,7 @@ def _eta_said(own: float, lines: Sequence[Line]) -> str:
     )
 
 
-def _accuracy_said(line: Line) -> str:
+def _accuracy_said(line: Curve) -> str:
     best, least = (pick(line.points, key=lambda point: point.y) for pick in (max, min))
     if f"{best.y:.1f}" == f"{least.y:.1f}":
         return f"Accuracy is {best.y:.1f}\xa0% at every eta" if len(line.points) > 1 else ""
@@ -232,25 +216,21 @@ def _accuracy_said(line: Line) -> str:
 # ---------------------------------------------------------------------- sweep
 
 
-def _sweep(shown: Shown) -> list[Figure]:
+def _sweep(share: Share) -> list[Figure]:
     """Test rSum by the values of a setting."""
-    part, setting = shown.part, str(shown.part.setting)
-    counts = {
-        f"{row.label}, {setting} = {written(value)}": len(shown.ended(row.label, value))
-        for row in part.rows
-        for value in part.values
-    }
+    part, setting, frame = share.part, str(share.part.setting), frame_of(share)
+    counts = {f"{line.label}, {setting} = {written(line.value)}": len(line.done) for line in share.lines}
     axis, places = _settings(setting, part.values)
-    lines = [line for row in part.rows for line in _sweep_lines(shown, row.label, places)]
+    lines = [curve for row in part.rows for curve in _sweep_curves(share, row.label, places)]
     if not lines:
-        return [shown.without(shown.nothing([row.label for row in part.rows]))]
+        return [frame.drawn(nothing(share.lines))]
     caption = sentences(
         *(_sweep_said(line, places, part.values, setting) for line in lines),
         *(_own_said(row, setting, len(part.rows)) for row in part.rows),
-        spread_said(counts, shown.seeds, "bars"),
+        spread_said(counts, share.seeds, "bars"),
     )
     axes = axis, around("test rSum, of 600", extent_of(lines), LEAST_RSUM)
-    return [Figure(shown.name, shown.title, caption, line_drawing(shown.title, caption, axes, lines))]
+    return [frame.drawn(caption, line_drawing(frame.title, caption, axes, lines))]
 
 
 def _settings(setting: str, values: Sequence[Any]) -> tuple[Axis, list[float]]:
@@ -268,14 +248,15 @@ def _settings(setting: str, values: Sequence[Any]) -> tuple[Axis, list[float]]:
     return Axis(setting, low - room, high + room, ticks), places
 
 
-def _sweep_lines(shown: Shown, row: str, places: Sequence[float]) -> list[Line]:
+def _sweep_curves(share: Share, row: str, places: Sequence[float]) -> list[Curve]:
     """The averaged networks and a single one; only one line where there is only one network."""
-    by_value = list(zip(places, (shown.ended(row, value) for value in shown.part.values), strict=True))
+    ended = {line.value: line.done for line in share.lines if line.label == row}
+    by_value = list(zip(places, (ended[value] for value in share.part.values), strict=True))
     several = any("averaged" in record.test for _, records in by_value for record in records)
     measures: dict[str, Callable[[Record], Any]] = {
-        "averaged" if several else "one network": lambda record: _averaged_rsum(record, shown.part.folds)
+        "averaged" if several else "one network": lambda record: _averaged_rsum(record, share.part.folds)
     }
-    if several and not shown.part.folds:  # slices are measured for the averaged networks alone
+    if several and not share.part.folds:  # slices are measured for the averaged networks alone
         measures["single network"] = lambda record: record.alone().get("rsum")
     lines = []
     for name, measure in measures.items():
@@ -283,8 +264,8 @@ def _sweep_lines(shown: Shown, row: str, places: Sequence[float]) -> list[Line]:
         points = tuple(
             sorted((mean_point(place, values) for place, values in found if values), key=lambda point: point.x)
         )
-        label = name if len(shown.part.rows) == 1 else row if not several else f"{row}, {name}"
-        lines += [Line(label, points)] if points else []
+        label = name if len(share.part.rows) == 1 else row if not several else f"{row}, {name}"
+        lines += [Curve(label, points)] if points else []
     return lines
 
 
@@ -292,7 +273,7 @@ def _averaged_rsum(record: Record, folds: bool) -> Any:
     return None if folds and "folds" not in record.test else record.averaged(folds=folds).get("rsum")
 
 
-def _sweep_said(line: Line, places: Sequence[float], values: Sequence[Any], setting: str) -> str:
+def _sweep_said(line: Curve, places: Sequence[float], values: Sequence[Any], setting: str) -> str:
     """The best and the least value of a line."""
     names = {place: f"{setting} = {written(value)}" for place, value in zip(places, values, strict=True)}
     best, least = (pick(line.points, key=lambda point: point.y) for pick in (max, min))
@@ -310,9 +291,15 @@ def _own_said(row: Row, setting: str, rows: int) -> str:
     return f"The recipe{'' if rows == 1 else f' of {row.label}'} has {setting} = {written(own)}"
 
 
-_KINDS: dict[str, Callable[[Shown], list[Figure]]] = {
+def _by_row(draw: Callable[[Line, Figure], Figure], share: Share) -> list[Figure]:
+    """A figure for each row."""
+    several = len(share.lines) > 1
+    return [draw(line, frame_of(share, line.label if several else None)) for line in share.lines]
+
+
+_KINDS: dict[str, Callable[[Share], list[Figure]]] = {
     "validation": _validation,
-    "labels": _labels,
-    "eta": _eta,
+    "labels": partial(_by_row, _labels),
+    "eta": partial(_by_row, _eta),
     "sweep": _sweep,
 }

@@ -1,4 +1,4 @@
-"""What a table is made of: the trainings of each line at one share of noise, as far as they have ended."""
+"""What tables and figures are made of: the trainings of each line at one share of noise, as far as they have ended."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from mispair.bench import published
 from mispair.bench.published import Published
 from mispair.bench.record import Record
 from mispair.bench.suite import Cell, Part, Suite
+from mispair.config import Config
 
 MISSING, FAILED = "-", "failed"
 
@@ -57,7 +58,7 @@ def bank_bytes(record: Record) -> int | None:
 
 @dataclass(frozen=True)
 class Line:
-    """The trainings of one line of a table: they differ in nothing but the seed."""
+    """The trainings of one line of a table or figure: they differ in nothing but the seed."""
 
     label: str
     value: Any  # of the setting that is swept
@@ -84,8 +85,9 @@ class Line:
         return all(cell.config.method == "oracle" for cell in self.cells.values())
 
     @property
-    def model(self) -> str:
-        return next(iter(self.cells.values())).config.model
+    def config(self) -> Config:
+        """Of the first seed."""
+        return next(iter(self.cells.values())).config
 
     @property
     def empty(self) -> str:
@@ -101,7 +103,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Share:
-    """A part at one share of noise: what one table is made of."""
+    """A part at one share of noise: what one table or figure is made of."""
 
     suite: Suite
     part: Part
@@ -115,6 +117,15 @@ class Share:
     @property
     def title(self) -> str:
         return self.part.title + (f", {self.noise * 100:g} % noise" if len(self.part.noise) > 1 else "")
+
+    @property
+    def seeds(self) -> int:
+        """How many trainings there are to be of each line."""
+        return len(self.lines[0].cells)
+
+    @property
+    def competing(self) -> list[Line]:
+        return [line for line in self.lines if not line.is_ceiling]
 
     @property
     def has_paper(self) -> bool:
@@ -133,7 +144,7 @@ class Share:
     def comparable(self, line: Line) -> Published | None:
         """What the paper reports of the same data set and network."""
         found = self.published(line) if self.is_papers_data else None
-        return found if found is not None and found.model == line.model else None
+        return found if found is not None and found.model == line.config.model else None
 
     def says(self, line: Line) -> str:
         """A line by its name, and its value in a sweep."""

@@ -36,8 +36,8 @@ def paper_notes(share: Share) -> list[str]:
     beside_ours = [(line, share.published(line)) for line in share.lines] if share.part.setting is None else []
     models: dict[tuple[str, str], list[str]] = {}
     for line, found in beside_ours:
-        if found is not None and found.model != line.model:
-            models.setdefault((found.model, line.model), []).append(line.label)
+        if found is not None and found.model != line.config.model:
+            models.setdefault((found.model, line.config.model), []).append(line.label)
     for (theirs, ours), labels in models.items():
         notes.append(f"{', '.join(labels)}: the paper's numbers are with {MODELS[theirs]}, ours with {MODELS[ours]}.")
     if any(found is not None and found.star for _, found in beside_ours):

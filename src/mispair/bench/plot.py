@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from html import escape
 
-from mispair.bench.axes import Axis, Line, Mark, Point, from_zero
+from mispair.bench.axes import Axis, Curve, Mark, Point, from_zero
 from mispair.wording import clean
 
 WIDTH, HEIGHT = 560, 240  # of the drawing with all its margins; of the plot
@@ -83,7 +83,7 @@ def line_drawing(
     title: str,
     caption: str,
     axes: tuple[Axis, Axis],
-    lines: Sequence[Line],
+    lines: Sequence[Curve],
     *,
     marks: Sequence[Mark] = (),
     shades: Sequence[float] = (),
@@ -104,7 +104,7 @@ def line_drawing(
     return _document(frame, title, caption, parts)
 
 
-def _side_by_side(frame: Frame, lines: Sequence[Line]) -> list[Frame]:
+def _side_by_side(frame: Frame, lines: Sequence[Curve]) -> list[Frame]:
     """A frame for each line, moved a little if there are bars."""
     if not any(point.spread for line in lines for point in line.points):
         return [frame] * len(lines)
@@ -188,7 +188,7 @@ def _mark(frame: Frame, mark: Mark, row: int) -> str:
     return _stroke("ink", x, y - 10, x, frame.bottom, dash="2 4", width=1.2) + label
 
 
-def _curve(frame: Frame, line: Line, number: int) -> str:
+def _curve(frame: Frame, line: Curve, number: int) -> str:
     """A line and its markers, which tell their values."""
     places = [(frame.across(point.x), frame.down(point.y)) for point in line.points]
     path = "M" + " L".join(f"{_n(x)},{_n(y)}" for x, y in places)
@@ -201,7 +201,7 @@ def _curve(frame: Frame, line: Line, number: int) -> str:
     return f"<g {_ink(_style(number))}>" + "\n".join(parts) + "</g>"
 
 
-def _band(frame: Frame, line: Line, number: int) -> str:
+def _band(frame: Frame, line: Curve, number: int) -> str:
     """The area of one standard deviation on either side of a line."""
     if len(line.points) < 2 or not any(point.spread for point in line.points):
         return _bars(frame, line, number)
@@ -210,7 +210,7 @@ def _band(frame: Frame, line: Line, number: int) -> str:
     return _area([*above, *reversed(below)], _style(number))
 
 
-def _bars(frame: Frame, line: Line, number: int) -> str:
+def _bars(frame: Frame, line: Curve, number: int) -> str:
     """One standard deviation above and below each point."""
     parts = []
     for point in line.points:
@@ -221,7 +221,7 @@ def _bars(frame: Frame, line: Line, number: int) -> str:
     return f"<g {_ink(_style(number))}>" + "".join(parts) + "</g>" if parts else ""
 
 
-def _names(frames: Sequence[Frame], lines: Sequence[Line]) -> list[str]:
+def _names(frames: Sequence[Frame], lines: Sequence[Curve]) -> list[str]:
     """The name of each line beside its end, with a piece of it."""
     lasts = [line.points[-1] for line in lines]
     ends = [(frame.across(last.x), frame.down(last.y)) for frame, last in zip(frames, lasts, strict=True)]

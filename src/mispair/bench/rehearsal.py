@@ -11,29 +11,31 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 
 import torch
 
-from mispair.api import with_noise
+from mispair.bench.phases import Phase, phases
 from mispair.bench.standin import stand_in
 from mispair.bench.suite import Cell, digest
 from mispair.config import Config
+from mispair.data.configured import with_noise
 from mispair.data.pairs import Pairs
-from mispair.devices import autocast, give_back_memory
+from mispair.devices import give_back_memory
 from mispair.engine import Trainer
 from mispair.errors import MispairError
 from mispair.run import Run
 
 STEPS = 10  # of an epoch
 FIRST, TIMED = 2, 2  # how often they are made: to compile kernels and to record each shape; by the clock
-ALIKE = ("seed", "tau", "eta", "noise_ratio", "noise_seed")  # settings that change neither time nor memory much
+# Settings in which trainings of one kind may differ. None of them changes time or memory much but noise_ratio: epochs
+# get shorter in proportion to it, so the training nearest to the mean stands for all (see `typical`).
+ALIKE = ("seed", "tau", "eta", "noise_ratio", "noise_seed")
 
 
 @dataclass(frozen=True)
-class Phase:
-    """Epochs of one kind."""
+class PhaseTime:
+    """How long the epochs of one phase take."""
 
     name: str
     epochs: int
@@ -47,12 +49,12 @@ class Phase:
 
 
 @dataclass(frozen=True)
-class Kind:
-    """Trainings that are alike."""
+class Rehearsal:
+    """What the first steps tell of all trainings that are alike."""
 
     cell: Cell  # one of them
     trainings: int  # of the suite
-    phases: list[Phase]
+    phases: list[PhaseTime]
     validation: float  # seconds an epoch
     memory: int | None  # most bytes ever in use on the GPU
     error: str | None = None
@@ -86,7 +88,7 @@ def typical(alike: Sequence[Cell]) -> Cell:
 
 def rehearse(
     cells: Sequence[Cell], captions: Path | None, images: int, tell: Callable[[str], None] = print
-) -> Iterator[Kind]:
+) -> Iterator[Rehearsal]:
     """Makes the first steps of a typical training of every kind.
 
     Args:
@@ -103,60 +105,39 @@ def rehearse(
         try:
             yield replace(_first_steps(cell, train, dev), trainings=len(alike))
         except (MispairError, torch.OutOfMemoryError) as error:
-            yield Kind(cell, len(alike), [], 0.0, None, str(error).splitlines()[0])
+            yield Rehearsal(cell, len(alike), [], 0.0, None, str(error).splitlines()[0])
 
 
-def _first_steps(cell: Cell, train: Pairs, dev: Pairs) -> Kind:
+def _first_steps(cell: Cell, train: Pairs, dev: Pairs) -> Rehearsal:
     config = replace(cell.config, data="stand-in", checkpoint_seconds=1e9)
-    noisy = config.noisy_from
-    warm = config.warmup_epochs
-    plans = [
-        ("warm-up", warm, 0),
-        ("main", noisy, warm),
-        ("main, with noisy pairs", config.epochs - noisy, warm + noisy),
-    ]
-    with tempfile.TemporaryDirectory(prefix="mispair-") as folder:
-        run = Run(Path(folder) / "run", config)
+    with tempfile.TemporaryDirectory(prefix="mispair-") as folder, Run(Path(folder) / "run", config) as run:
         trainer = Trainer(config, with_noise(config, train), dev, run)
         cuda = trainer.device.type == "cuda"
         if cuda:
             torch.cuda.reset_peak_memory_stats(trainer.device)
         with torch.random.fork_rng([trainer.device] if cuda else []):
-            phases = [_phase(trainer, name, epochs, epoch) for name, epochs, epoch in plans if epochs]
+            times = [_timed(trainer, phase) for phase in phases(config) if phase.epochs]
             start = time.perf_counter()
-            trainer._validate(0.0)
+            trainer.validate()
             validation = time.perf_counter() - start
-        run.close()
         memory = torch.cuda.max_memory_allocated(trainer.device) if cuda else None
-    return Kind(cell, 1, phases, validation, memory)
+    return Rehearsal(cell, 1, times, validation, memory)
 
 
-def _phase(trainer: Trainer, name: str, epochs: int, epoch: int) -> Phase:
-    """The first steps of an epoch of this kind, for the first network."""
-    cursor, config = trainer.cursor, trainer.config
-    cursor.epoch, cursor.network, cursor.position = epoch, 0, 0
-    main = epoch - config.warmup_epochs
-    start = time.perf_counter()
-    with autocast(trainer.device, config.precision):
-        trainer.splits = trainer.method.begin_warmup() if main < 0 else trainer.method.begin_epoch(main)
-    choosing = time.perf_counter() - start
+def _timed(trainer: Trainer, phase: Phase) -> PhaseTime:
+    """The first steps of the first epoch of a phase, for the first network."""
+    trainer.begin(phase.start)
     _make(trainer, FIRST)
     start = time.perf_counter()
     made = _make(trainer, TIMED)
     seconds = (time.perf_counter() - start) / max(1, made)
-    return Phase(name, epochs, choosing, seconds, sum(_steps(trainer, number) for number in range(len(trainer.nets))))
+    steps = sum(_steps(trainer, number) for number in range(len(trainer.nets)))
+    return PhaseTime(phase.name, phase.epochs, trainer.choosing, seconds, steps)
 
 
 def _make(trainer: Trainer, rounds: int) -> int:
     """Makes the first steps of the epoch several times; gives how many that were."""
-    made = 0
-    for _ in range(rounds):
-        trainer.cursor.position = 0
-        for work, inputs in islice(trainer._inputs(), STEPS):
-            trainer._step(work, inputs)
-            made += 1
-    trainer._look()  # reads from the GPU, so everything has ended
-    return made
+    return sum(1 for _ in range(rounds) for _ in trainer.steps(first=0, most=STEPS))
 
 
 def _steps(trainer: Trainer, number: int) -> int:
@@ -164,9 +145,9 @@ def _steps(trainer: Trainer, number: int) -> int:
 
     The split of networks that have hardly been trained says nothing.
     """
-    plan = trainer._plan(trainer.cursor.epoch, number)
+    plan = trainer.planned(number)
     pairs, config = len(trainer.train_pairs), trainer.config
-    chosen = sum(len(work.clean) for work in plan if not work.on_noisy)
+    chosen = sum(len(work.pairs) for work in plan if not work.on_noisy)
     if chosen > 0.99 * pairs:
         return len(plan)
     right = (1 - config.noise_ratio) * pairs

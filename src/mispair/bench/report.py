@@ -19,8 +19,17 @@ from mispair.bench.measured import shares
 from mispair.bench.notes import common_notes
 from mispair.bench.record import Record
 from mispair.bench.shown import Figure, percent
-from mispair.bench.suite import Part, Place, Suite
-from mispair.bench.summary import State, data_said, distinct, headline, ranking_of, state_of, state_said, versions_of
+from mispair.bench.suite import Part, Suite
+from mispair.bench.summary import (
+    SuiteState,
+    data_said,
+    distinct,
+    headline,
+    ranking_of,
+    state_of,
+    state_said,
+    versions_of,
+)
 from mispair.bench.tables import Table, paper_tables, part_tables
 from mispair.files import write_atomically
 from mispair.pages import template
@@ -141,7 +150,7 @@ def _template() -> Template:
 # ---------------------------------------------------------------------- files
 
 
-def _markdown(suite: Suite, sections: Sequence[Section], state: State) -> str:
+def _markdown(suite: Suite, sections: Sequence[Section], state: SuiteState) -> str:
     parts = [f"# {writing.plain_markdown(suite.title)}", state_said(state)]
     for section in sections:
         if section.tables:
@@ -152,7 +161,7 @@ def _markdown(suite: Suite, sections: Sequence[Section], state: State) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _latex(suite: Suite, sections: Sequence[Section], state: State) -> str:
+def _latex(suite: Suite, sections: Sequence[Section], state: SuiteState) -> str:
     """Tables for a document that uses the packages booktabs and graphicx."""
     about = " ".join(f"{suite.title}: {state_said(state)}".split())
     found = [writing.latex(table).strip() for section in sections for table in section.tables]
@@ -188,13 +197,12 @@ def _examples(
     suite: Suite, part: Part, seeds: int, records: Mapping[str, Record], images: Path | None
 ) -> list[Examples]:
     """The examples of the first seed that has any, for each row and share of noise."""
-    cells, found = part.cells(suite, seeds), []
-    for noise in part.noise:
-        for row in part.rows:
-            ended = [records.get(cells[Place(row.label, noise, None, seed)].name) for seed in range(seeds)]
-            record = next((record for record in ended if record is not None and record.examples), None)
+    found = []
+    for share in shares(suite, part, seeds, records):
+        for line in share.lines:
+            record = next((record for record in line.records.values() if record.examples), None)
             if record is not None:
-                title = f"{row.label} at {percent(noise)} noise, seed {record.config.get('seed', 0)}"
+                title = f"{line.label} at {percent(share.noise)} noise, seed {record.config.get('seed', 0)}"
                 found.append(Examples(title, _groups(record, images)))
     return found
 

@@ -40,7 +40,7 @@ SAVED = "Stopped, and everything that was begun is saved; the same command goes 
 
 
 @dataclass(frozen=True)
-class State:
+class CellState:
     """How far a cell is."""
 
     cell: Cell
@@ -65,20 +65,20 @@ def folder_of(results: Path, cell: Cell) -> Path:
     return results / CELLS / cell.name
 
 
-def state(results: Path, cell: Cell) -> State:
+def state(results: Path, cell: Cell) -> CellState:
     """How far a cell is, by what is in its folder."""
     folder = folder_of(results, cell)
     if record := read_record(folder):
-        return State(cell, record.status, record)
+        return CellState(cell, record.status, record)
     epochs = 0
     with suppress(OSError):
         epochs = (folder / RUN / "metrics.jsonl").read_bytes().count(b'"event": "validation"')
-    return State(cell, "running" if is_held(folder / CLAIM) else "waiting", epochs=epochs)
+    return CellState(cell, "running" if is_held(folder / CLAIM) else "waiting", epochs=epochs)
 
 
 def run_cells(
     cells: Sequence[Cell], results: Path, *, jobs: int = 1, retry: bool = False, console: Console
-) -> list[State]:
+) -> list[CellState]:
     """Trains what has not ended yet, in `jobs` processes.
 
     Args:
@@ -194,7 +194,7 @@ def _watch(workers: Sequence[BaseProcess], cells: Sequence[Cell], results: Path,
                 live.update(_shown(states), refresh=True)
 
 
-def _shown(states: Sequence[State]) -> Group:
+def _shown(states: Sequence[CellState]) -> Group:
     """The live table: what runs, and what has ended last."""
     counts = {name: sum(one.status == name for one in states) for name in ("done", "running", "waiting", "failed")}
     line = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
@@ -209,7 +209,7 @@ def _shown(states: Sequence[State]) -> Group:
     return Group(Text(line), table)
 
 
-def seconds_left(states: Sequence[State]) -> float | None:
+def seconds_left(states: Sequence[CellState]) -> float | None:
     """Of all that has not ended, by what the others of their kind took; None as long as none has ended."""
     took: dict[tuple[str, str], list[float]] = {}
     for one in states:

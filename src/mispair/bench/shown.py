@@ -9,9 +9,8 @@ from statistics import fmean, stdev
 from typing import Any
 
 from mispair.bench.axes import Point
-from mispair.bench.record import Record
-from mispair.bench.suite import Cell, Part, Place
-from mispair.config import Config
+from mispair.bench.measured import Line, Share
+from mispair.bench.suite import Part
 from mispair.wording import slug
 
 
@@ -31,61 +30,35 @@ class Figure:
     caption: str
     svg: str
 
+    def drawn(self, caption: str, svg: str = "") -> Figure:
+        """The same with its caption; without a drawing, that is the reason."""
+        return replace(self, caption=caption, svg=svg)
 
-@dataclass(frozen=True)
-class Shown:
-    """A part of a suite at one share of noise: the trainings that a figure is drawn from."""
 
-    part: Part
-    noise: float
-    cells: Mapping[Place, Cell]
-    records: Mapping[str, Record]
-    seeds: int
-    row: str | None = None  # where each of several rows has a figure of its own
+def frame_of(share: Share, row: str | None = None) -> Figure:
+    """A figure that is still to be drawn; of one row, where each of several has a figure of its own."""
+    part, several = share.part, len(share.part.noise) > 1
+    names = [slug(part.name), *([f"{100 * share.noise:g}"] if several else []), *_row_name(part, row)]
+    title = f"{part.title}{f', {percent(share.noise)} noise' if several else ''}{'' if row is None else f': {row}'}"
+    return Figure("-".join(names), title, "", "")
 
-    @property
-    def name(self) -> str:
-        share = [] if len(self.part.noise) == 1 else [f"{100 * self.noise:g}"]
-        return "-".join([slug(self.part.name), *share, *self._row_name()])
 
-    def _row_name(self) -> list[str]:
-        """Of a row that has a figure of its own; with its number, where two names differ in signs only."""
-        if self.row is None:
-            return []
-        rows = [row.label for row in self.part.rows]
-        same = [slug(row) for row in rows].count(slug(self.row)) > 1
-        return [slug(self.row), *([str(rows.index(self.row) + 1)] if same else [])]
+def _row_name(part: Part, row: str | None) -> list[str]:
+    """With its number, where two names differ in signs only."""
+    if row is None:
+        return []
+    rows = [one.label for one in part.rows]
+    same = [slug(one) for one in rows].count(slug(row)) > 1
+    return [slug(row), *([str(rows.index(row) + 1)] if same else [])]
 
-    @property
-    def title(self) -> str:
-        share = "" if len(self.part.noise) == 1 else f", {percent(self.noise)} noise"
-        return f"{self.part.title}{share}{'' if self.row is None else f': {self.row}'}"
 
-    def by_row(self) -> list[tuple[Shown, str]]:
-        """The same for each row alone."""
-        rows = [row.label for row in self.part.rows]
-        return [(replace(self, row=row if len(rows) > 1 else None), row) for row in rows]
-
-    def config(self, row: str, value: Any = None) -> Config:
-        return self.cells[Place(row, self.noise, value, 0)].config
-
-    def ended(self, row: str, value: Any = None) -> list[Record]:
-        """The records of the seeds that have ended well."""
-        places = [Place(row, self.noise, value, seed) for seed in range(self.seeds)]
-        found = [self.records.get(self.cells[place].name) for place in places]
-        return [record for record in found if record is not None and record.status == "done"]
-
-    def without(self, caption: str) -> Figure:
-        """No figure, and why."""
-        return Figure(self.name, self.title, caption, "")
-
-    def nothing(self, rows: Sequence[str]) -> str:
-        """Why there is no figure of these rows."""
-        names = {cell.name for place, cell in self.cells.items() if place.row in rows and place.noise == self.noise}
-        failed = sum(name in self.records and self.records[name].status == "failed" for name in names)
-        each = "its only training has" if len(names) == 1 else f"none of its {len(names)} trainings has"
-        ended = f"{each} {'not ' if len(names) == 1 else ''}ended well"
-        return f"There is no figure yet: {ended}{f' ({failed} failed)' if failed else ''}."
+def nothing(lines: Sequence[Line]) -> str:
+    """Why there is no figure of these lines."""
+    names = {cell.name for line in lines for cell in line.cells.values()}
+    failed = {record.name for line in lines for record in line.failed.values()}
+    each = "its only training has" if len(names) == 1 else f"none of its {len(names)} trainings has"
+    ended = f"{each} {'not ' if len(names) == 1 else ''}ended well"
+    return f"There is no figure yet: {ended}{f' ({len(failed)} failed)' if failed else ''}."
 
 
 def percent(share: float, decimals: int | None = None) -> str:

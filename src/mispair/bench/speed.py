@@ -14,6 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from rich.table import Table
 from torch import Tensor
 
 from mispair.bank import Bank
@@ -63,6 +64,18 @@ class Report:
     def figures(self) -> dict[str, Any]:
         rows = [{**asdict(row), "ratio": row.ratio} for row in self.rows]
         return {"device": self.device, "torch": torch.__version__, "settings": self.settings, "rows": rows}
+
+    def table(self) -> Table:
+        settings = ", ".join(f"{name} {value:g}" for name, value in self.settings.items())
+        table = Table(title=f"{self.device}: {settings}", caption="loop: a caption, item or pair at a time")
+        for head in ("", "ours, ms", "loop, ms", "times", "ours, MB", "loop, MB", "of peak"):
+            table.add_column(head, justify="right" if head else "left", no_wrap=True)
+        for row in self.rows:
+            share = "" if row.share is None else f"{row.share:.0%}"
+            memory = ("" if count is None else f"{count / 1e6:,.0f}" for count in (row.ours_bytes, row.loop_bytes))
+            times = (f"{row.ours_ms:,.2f}", f"{row.loop_ms:,.2f}", f"{row.ratio:,.1f}")
+            table.add_row(f"{row.model} {row.what}", *times, *memory, share)
+        return table
 
 
 class Stopwatch:

@@ -34,7 +34,7 @@ from mispair.errors import ConfigError
 from mispair.run import FREE
 from mispair.wording import slug
 
-Kind = Literal["retrieval", "ablation", "sweep", "cost", "validation", "labels", "eta", "examples"]
+PartKind = Literal["retrieval", "ablation", "sweep", "cost", "validation", "labels", "eta", "examples"]
 WHERE = ("data", "device", "vocab", "noise_file")  # where things are, not what is trained
 NOT_PART_OF_A_CELL = (*FREE, *WHERE)
 OF_THE_SUITE = {  # settings that a row cannot have, and how they are given
@@ -85,7 +85,7 @@ class Part:
 
     name: str
     title: str
-    kind: Kind
+    kind: PartKind
     rows: tuple[Row, ...]
     noise: tuple[float, ...] = (0.0,)
     setting: str | None = None  # that is swept
@@ -213,8 +213,8 @@ def _part(found: Any, file: Path) -> Part:
     where = f"{where}: part {found['name']}"
     fields = ("name", "title", "kind", "rows", "noise", "setting", "values", "paper", "folds")
     _refuse_unknown(found, fields, where)
-    if found.get("kind") not in get_args(Kind):
-        raise ConfigError(f'{where}: "kind" is {found.get("kind")!r}; expected one of {", ".join(get_args(Kind))}.')
+    if found.get("kind") not in get_args(PartKind):
+        raise ConfigError(f'{where}: "kind" is {found.get("kind")!r}; expected one of {", ".join(get_args(PartKind))}.')
     rows = found.get("rows")
     if not isinstance(rows, dict) or not rows:
         raise ConfigError(

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 from typing import Any
 
+from mispair.bench.measured import Line, shares
 from mispair.bench.record import Record
 from mispair.bench.shown import percent
-from mispair.bench.suite import Part, Place, Suite
+from mispair.bench.suite import Part, Suite
 
 VERSIONS = ("python", "torch", "numpy", "device", "platform")
 
@@ -40,7 +41,7 @@ class Ranking:
 
 
 @dataclass(frozen=True)
-class State:
+class SuiteState:
     """How much of a suite is done."""
 
     cells: int
@@ -52,14 +53,14 @@ class State:
         return self.cells - len(self.done) - len(self.failed)
 
 
-def state_of(suite: Suite, seeds: int, records: Mapping[str, Record]) -> State:
+def state_of(suite: Suite, seeds: int, records: Mapping[str, Record]) -> SuiteState:
     names = [cell.name for cell in suite.cells(seeds)]
     found = [records[name] for name in names if name in records]
     done, failed = ([record for record in found if record.status == status] for status in ("done", "failed"))
-    return State(len(names), done, failed)
+    return SuiteState(len(names), done, failed)
 
 
-def state_said(state: State) -> str:
+def state_said(state: SuiteState) -> str:
     """How much is done, in a sentence."""
     parts = [f"{len(state.done)} of {_trainings(state.cells)} done"]
     if state.failed:
@@ -78,29 +79,19 @@ def ranking_of(suite: Suite, seeds: int, records: Mapping[str, Record]) -> Ranki
     part = next((part for part in suite.parts if part.kind == "retrieval"), None)
     if part is None:
         return None
-    cells = part.cells(suite, seeds)
-    for noise in sorted(part.noise, reverse=True):
-        places = {row.label: [Place(row.label, noise, None, seed) for seed in range(seeds)] for row in part.rows}
-        # Who knows which pairs are right is no competitor.
-        competing = {row: own for row, own in places.items() if cells[own[0]].config.method != "oracle"}
-        found = []
-        for row, own in competing.items():
-            ended = [records[cells[place].name] for place in own if cells[place].name in records]
-            if rsums := [rsum for record in ended if (rsum := _rsum(record, part)) is not None]:
-                found.append(Reached(row, fmean(rsums), stdev(rsums) if len(rsums) > 1 else 0.0, len(rsums)))
+    for share in sorted(shares(suite, part, seeds, records), key=lambda share: -share.noise):
+        found = [_reached(line) for line in share.competing if line.results]
         if found:
-            return Ranking(part, noise, sorted(found, key=lambda row: -row.rsum), len(competing), seeds)
+            return Ranking(part, share.noise, sorted(found, key=lambda row: -row.rsum), len(share.competing), seeds)
     return None
 
 
-def _rsum(record: Record, part: Part) -> float | None:
-    """What the tables show as rSum; None if it was not measured."""
-    if record.status != "done" or not record.test or (part.folds and "folds" not in record.test):
-        return None
-    return record.averaged(folds=part.folds)["rsum"]
+def _reached(line: Line) -> Reached:
+    rsums = [result.shown["rsum"] for result in line.results.values()]
+    return Reached(line.label, fmean(rsums), stdev(rsums) if len(rsums) > 1 else 0.0, len(rsums))
 
 
-def headline(state: State, ranking: Ranking | None) -> str:
+def headline(state: SuiteState, ranking: Ranking | None) -> str:
     """The result in one sentence."""
     if not state.done:
         return "No training has ended well yet."
@@ -121,9 +112,9 @@ def data_said(suite: Suite, done: Sequence[Record]) -> str:
     """What was trained and tested on."""
     trained, tested = (distinct(record.data.get(key) for record in done) for key in ("name", "tested_on"))
     said = [f"Trained on {_and(trained)}, tested on {_and(tested)}."] if trained and tested else []
-    shares = sorted({noise for part in suite.parts for noise in part.noise if noise})
-    if shares:
-        said.append(f"Of the training pairs {_and([percent(share) for share in shares], 'or')} are wrong on purpose.")
+    wrong = sorted({noise for part in suite.parts for noise in part.noise if noise})
+    if wrong:
+        said.append(f"Of the training pairs {_and([percent(noise) for noise in wrong], 'or')} are wrong on purpose.")
     else:
         said.append("No pair is wrong on purpose.")
     return " ".join(said)

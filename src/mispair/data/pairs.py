@@ -147,14 +147,6 @@ class Pairs:
         """The same items joined in another way; what was known to be right stays as the truth."""
         return replace(self, link=link, truth=self.link if self.truth is None else self.truth)
 
-    def select(self, pairs: IntArray) -> Pairs:
-        """A smaller set with only these pairs; the left side is kept whole."""
-        return replace(
-            self, right=select(self.right, pairs), link=self.link[pairs],
-            truth=None if self.truth is None else self.truth[pairs],
-            right_ids=[self.right_ids[pair] for pair in pairs] if self.right_ids else (),
-        )  # fmt: skip
-
 
 def _check_side(side: Any, what: str) -> None:
     """Refuses what is no side, and features that are not what its kind takes."""
@@ -188,8 +180,10 @@ def described(value: Any) -> str:
 
 
 def fingerprint(pairs: Pairs) -> str:
-    """Tells whether a run sees the same pairs again: link, sizes and texts, and a sample of the features."""
+    """Tells whether a run sees the same pairs again: link, groups and texts, and a sample of the features."""
     digest = hashlib.sha256(np.ascontiguousarray(pairs.link).tobytes())
+    if pairs.groups is not None:
+        digest.update(np.ascontiguousarray(pairs.groups).tobytes())
     for side in (pairs.left, pairs.right):
         if isinstance(side, Tokens):
             digest.update(np.ascontiguousarray(side.ids).tobytes())

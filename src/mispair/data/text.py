@@ -17,7 +17,7 @@ import numpy.typing as npt
 from mispair.errors import DataError
 from mispair.files import replacing
 
-PAD, START, END, UNK = 0, 1, 2, 3
+START, END, UNK = 1, 2, 3  # 0 pads
 SPECIAL_WORDS = ("<pad>", "<start>", "<end>", "<unk>")
 
 # Most captions are words, commas, hyphens and a last period, where the 30 regular expressions of nltk come down to a

@@ -18,6 +18,9 @@ from mispair.data.loader import Batch, PairLoader, send
 from mispair.data.pairs import IntArray
 from mispair.losses import negatives_at, warmup_loss
 from mispair.models import Network
+from mispair.survey import random_batches
+
+BATCHES = 100  # stream of random numbers
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,7 @@ class Work:
 
     position: int  # of the step in its epoch
     main_step: int | None  # number of the network's step in the main epochs; None while warming up
-    clean: IntArray  # in a step on noisy pairs alone, these
+    pairs: IntArray  # clean ones; noisy ones with `on_noisy`
     noisy: IntArray | None = None  # in the same step
     on_noisy: bool = False  # whether this is a step on noisy pairs alone
 
@@ -46,18 +49,18 @@ class Work:
 class Inputs:
     """All that a step's loss depends on beside the network: tensors on the device."""
 
-    clean: Batch
+    batch: Batch  # the work's `pairs`
     negatives: Tensor  # () how many of the hardest negatives count
-    noisy: Batch | None = None
 
 
 @dataclass(frozen=True)
 class Step:
     """What a training step hands to the engine."""
 
-    loss: Tensor  # sum over the batch
-    S: Tensor  # (B, B) similarities of the clean batch, watched for collapse
+    loss: Tensor  # what the gradients are those of: a sum over the batch
+    S: Tensor  # (B, B) similarities of the batch, watched for collapse
     report: dict[str, Tensor] = field(default_factory=dict)  # further scalars for the log
+    logged: Tensor | None = None  # the loss for the log, where it is no such sum; by default a pair's mean
 
 
 class Method(ABC):
@@ -67,7 +70,8 @@ class Method(ABC):
         networks: How many networks the method needs, 1 or 2. One-network methods may train two to average them.
         repeatable: Whether a GPU may record a step and repeat it with other inputs: if `loss` does the same operations
             at every step, touches nothing but its inputs and the network, and reads nothing back from the device.
-        nets: The networks; set by the engine, as are the two that follow.
+        nets: The networks, which the engine makes.
+        found: What the method found out in this main epoch, for the log: plain numbers and lists of them.
     """
 
     networks: int = 1
@@ -75,6 +79,7 @@ class Method(ABC):
 
     def __init__(self, config: Config, nets: list[Network], loader: PairLoader) -> None:
         self.config, self.nets, self.loader = config, nets, loader
+        self.found: dict[str, Any] = {}
 
     def begin_warmup(self) -> list[Split]:
         """Chooses the pairs that warm up each network. By default all."""
@@ -85,23 +90,22 @@ class Method(ABC):
         return [Split(np.arange(len(self.loader.pairs)))] * len(self.nets)
 
     def figures(self) -> dict[str, Any]:
-        """What the method found out in this main epoch, for the log: plain numbers and lists of them."""
-        return {}
+        """What goes to the log when a main epoch ends."""
+        return self.found
 
     def inputs(self, net: int, work: Work, augment: np.random.Generator | None) -> Inputs:  # noqa: ARG002 - a hook
         """Loads what the loss of a step needs. May run ahead of the steps, so it must not look at the networks."""
-        batches = [work.clean] if work.noisy is None else [work.clean, work.noisy]
-        rooms = self.loader.rooms(*batches)
-        return Inputs(
-            negatives=self.negatives(work.main_step or 0),
-            noisy=None if work.noisy is None else self.loader.batch(work.noisy, augment, rooms),
-            clean=self.loader.batch(work.clean, augment, rooms),
-        )
+        batch = self.loader.batch(work.pairs, augment, self.loader.rooms(work.pairs))
+        return Inputs(batch, self.negatives(work.main_step or 0))
+
+    def looked_at(self, net: int, work: Work) -> IntArray:  # noqa: ARG002 - a hook
+        """All pairs that lend an item to a step of this epoch: where its loss is not finite, it is for one of them."""
+        return work.pairs if work.noisy is None else np.concatenate([work.pairs, work.noisy])
 
     def warmup_loss(self, net: int, inputs: Inputs) -> Step:
         """Loss of network `net` on a batch of all pairs before the main epochs: mean over all negatives."""
-        S = similarity(self.nets[net], inputs.clean)
-        return Step(warmup_loss(S, self.config.margin, self.false_negatives(inputs.clean)), S)
+        S = similarity(self.nets[net], inputs.batch)
+        return Step(warmup_loss(S, self.config.margin, self.false_negatives(inputs.batch)), S)
 
     @classmethod
     def adapted(cls, config: Config) -> Config:
@@ -128,6 +132,14 @@ class Method(ABC):
         start = min(config.negatives_start, config.batch_size - 1)
         count = negatives_at(main_step, start, min(config.negatives_end, start), config.hardening_steps)
         return send(torch.tensor(count), self.loader.left.device)
+
+    def random_batches(self, epoch: int) -> list[IntArray]:
+        """All pairs in the random batches in which they are looked at before main epoch `epoch`."""
+        return random_batches(len(self.loader.pairs), self.config.batch_size, self.rng(BATCHES, epoch))
+
+    def rng(self, *stream: int) -> np.random.Generator:
+        """Random numbers that depend on the seed and these numbers alone, so they are the same after a restart."""
+        return np.random.default_rng([self.config.seed, *stream])
 
     def false_negatives(self, batch: Batch) -> Tensor | None:
         """(B, B): pairs that share their left item, or have two of one group, cannot be each other's negatives."""

@@ -8,7 +8,6 @@ pairs follows one on noisy pairs. The warm-up trains on the pairs with the small
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,7 +24,7 @@ from mispair.losses import best_count, hard_loss, pair_quality, sample_losses, s
 from mispair.methods.base import Inputs, Split, Step, Work, similarity
 from mispair.methods.coteaching import CoTeaching
 from mispair.methods.diagnosis import BoolArray
-from mispair.mixture import FloatArray
+from mispair.mixture import FloatArray, min_max
 from mispair.models import Encoded, Network
 from mispair.models.precision import full_precision
 from mispair.survey import Survey
@@ -59,8 +58,8 @@ class BiCro(CoTeaching):
 
     def warmup_loss(self, net: int, inputs: Inputs) -> Step:
         """Sum over the pairs with the smallest losses."""
-        S = similarity(self.nets[net], inputs.clean)
-        losses = sample_losses(S, self.config.margin, self.false_negatives(inputs.clean))
+        S = similarity(self.nets[net], inputs.batch)
+        losses = sample_losses(S, self.config.margin, self.false_negatives(inputs.batch))
         count = max(1, int(self.config.warmup_share * len(S) + 1e-9))
         return Step(losses.topk(count, largest=False).values.sum(), S)
 
@@ -79,12 +78,18 @@ class BiCro(CoTeaching):
     def inputs(self, net: int, work: Work, augment: np.random.Generator | None) -> Inputs:
         if work.main_step is None:
             return super().inputs(net, work, augment)
-        anchors = self._beside(net, work.main_step) if work.on_noisy else work.clean
-        rooms = self.loader.rooms(work.clean, anchors)
-        batch = self.loader.batch(work.clean, augment, rooms)
-        seen = batch if augment is None else self.loader.batch(work.clean, None, rooms)
+        anchors = self._beside(net, work.main_step) if work.on_noisy else work.pairs
+        rooms = self.loader.rooms(work.pairs, anchors)
+        batch = self.loader.batch(work.pairs, augment, rooms)
+        seen = batch if augment is None else self.loader.batch(work.pairs, None, rooms)
         beside = self.loader.batch(anchors, None, rooms) if work.on_noisy else None
         return BiCroInputs(batch, self.negatives(work.main_step), seen=seen, beside=beside)
+
+    def looked_at(self, net: int, work: Work) -> IntArray:
+        pairs = super().looked_at(net, work)
+        if work.main_step is None or not work.on_noisy:
+            return pairs
+        return np.concatenate([pairs, self._beside(net, work.main_step)])
 
     def _beside(self, net: int, main_step: int) -> IntArray:
         """Clean pairs beside a noisy batch: others at every step, the same after a restart."""
@@ -94,11 +99,11 @@ class BiCro(CoTeaching):
 
     def loss(self, net: int, inputs: BiCroInputs) -> Step:
         labels = self._labels(self.nets[1 - net], inputs)
-        S = similarity(self.nets[net], inputs.clean)
+        S = similarity(self.nets[net], inputs.batch)
         margin = soft_margin(labels, self.config.margin, self.config.margin_base)
         if self.config.as_published:
             margin = margin.expand(len(S), -1)  # a row there, so that of the caption in both directions
-        loss = hard_loss(S, margin, inputs.negatives, self.false_negatives(inputs.clean))
+        loss = hard_loss(S, margin, inputs.negatives, self.false_negatives(inputs.batch))
         return Step(loss, S, {"label": labels.mean()})
 
     def _labels(self, teacher: Network, inputs: BiCroInputs) -> Tensor:
@@ -160,7 +165,7 @@ def clean_probability(losses: FloatArray) -> FloatArray:
 
     Losses that are all equal, or too few, say nothing: then every pair is called clean, with a warning.
     """
-    scaled = _scaled(losses)
+    scaled = min_max(losses)
     if scaled is None:
         return np.ones(len(losses))
     mixture = fit_betas(scaled)
@@ -169,17 +174,7 @@ def clean_probability(losses: FloatArray) -> FloatArray:
 
 def published_probability(losses: FloatArray) -> FloatArray:
     """The same as the authors' code has it: the posterior at 0 and 1 itself too, where undefined means not clean."""
-    scaled = _scaled(losses)
+    scaled = min_max(losses)
     if scaled is None:
         return np.ones(len(losses))
     return np.nan_to_num(fit_betas(scaled).raw_posterior(scaled, 0), nan=0.0)
-
-
-def _scaled(losses: FloatArray) -> FloatArray | None:
-    """From 0 to 1; None if they do not differ."""
-    losses = np.asarray(losses, dtype=np.float64)
-    spread = np.ptp(losses) if len(losses) > 1 else 0.0
-    if np.isfinite(losses).all() and spread > 0:
-        return np.asarray((losses - losses.min()) / spread)
-    warnings.warn("The losses of the pairs do not differ; all of them are taken for clean.", stacklevel=3)
-    return None

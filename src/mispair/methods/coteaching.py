@@ -14,9 +14,7 @@ from mispair.methods.base import Method, Split
 from mispair.methods.diagnosis import BoolArray
 from mispair.mixture import FloatArray, clean_probability, split
 from mispair.models import Network
-from mispair.survey import Survey, random_batches, survey
-
-BATCHES = 100  # stream of random numbers
+from mispair.survey import Survey, survey
 
 
 class CoTeaching(Method):
@@ -25,7 +23,6 @@ class CoTeaching(Method):
     Attributes:
         w: (2, N) probability that a pair is clean, by each network.
         mean_losses: (2, N) losses smoothed over the epochs; empty before the first main epoch.
-        found: What the method found out in this epoch.
     """
 
     networks = 2
@@ -34,11 +31,10 @@ class CoTeaching(Method):
         super().__init__(config, nets, loader)
         self.w = np.ones((2, len(loader.pairs)), dtype=np.float32)
         self.mean_losses: FloatArray = np.zeros((2, 0), dtype=np.float32)
-        self.found: dict[str, Any] = {}
 
     def begin_epoch(self, epoch: int) -> list[Split]:
         config = self.config
-        batches = random_batches(len(self.loader.pairs), config.batch_size, self.rng(BATCHES, epoch))
+        batches = self.random_batches(epoch)
         views = [survey(n, self.loader, config.margin, batches, mask=config.mask_false_negatives) for n in self.nets]
         self.w = self.clean_probabilities(np.stack([view.losses.cpu().numpy() for view in views]))
         clean = np.stack([split(w, config.clean_threshold) for w in self.w])
@@ -92,9 +88,3 @@ class CoTeaching(Method):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.w, self.mean_losses, self.found = state["w"].numpy(), state["mean_losses"].numpy(), state["found"]
-
-    def figures(self) -> dict[str, Any]:
-        return self.found
-
-    def rng(self, *stream: int) -> np.random.Generator:
-        return np.random.default_rng([self.config.seed, *stream])

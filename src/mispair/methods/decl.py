@@ -25,9 +25,6 @@ from mispair.methods import diagnosis
 from mispair.methods.base import Inputs, Method, Split, Step, Work, similarity
 from mispair.models import Network
 from mispair.replay import Replay
-from mispair.survey import random_batches
-
-BATCHES = 100  # stream of random numbers
 
 
 @dataclass(frozen=True)
@@ -58,8 +55,7 @@ class Decl(Method):
         return super().begin_warmup()
 
     def begin_epoch(self, epoch: int) -> list[Split]:
-        rng = np.random.default_rng([self.config.seed, BATCHES, epoch])
-        batches = random_batches(len(self.loader.pairs), self.config.batch_size, rng)
+        batches = self.random_batches(epoch)
         self.clean = torch.stack([self._filtered(net, batches) for net in self.nets])
         return super().begin_epoch(epoch)
 
@@ -79,7 +75,7 @@ class Decl(Method):
     # ------------------------------------------------------------------ a step
 
     def inputs(self, net: int, work: Work, augment: np.random.Generator | None) -> DeclInputs:
-        batch = self.loader.batch(work.clean, augment, self.loader.rooms(work.clean))
+        batch = self.loader.batch(work.pairs, augment, self.loader.rooms(work.pairs))
         return DeclInputs(batch, self.negatives(self._step(work)), is_clean=self.clean[net, batch.pairs])
 
     def _step(self, work: Work) -> int:
@@ -104,7 +100,7 @@ class Decl(Method):
         return self.loss(net, inputs)
 
     def loss(self, net: int, inputs: DeclInputs) -> Step:
-        config, batch, is_clean = self.config, inputs.clean, inputs.is_clean
+        config, batch, is_clean = self.config, inputs.batch, inputs.is_clean
         S = similarity(self.nets[net], batch)
         x = self._raw(self.nets[net], S)
         e, Y = self._evidence(x, batch), torch.diag(is_clean.float())
@@ -113,7 +109,8 @@ class Decl(Method):
         margin = x.new_full((len(x),), config.margin).masked_fill(~is_clean, -torch.inf)
         hinge = hard_loss(x.tanh(), margin, inputs.negatives, self.false_negatives(batch))
         unsure = (uncertainty(e) + uncertainty(e.T)).mean() / 2
-        return Step((rows[0] + rows[1]).mean() + config.hinge_weight * hinge, S, {"uncertainty": unsure})
+        loss = (rows[0] + rows[1]).mean() + config.hinge_weight * hinge  # a mean and a sum: no loss of a pair to log
+        return Step(loss, S, {"uncertainty": unsure}, logged=loss)
 
     @staticmethod
     def _raw(net: Network, S: Tensor) -> Tensor:

@@ -43,9 +43,9 @@ from mispair.logistic import logistic
 from mispair.losses import hard_loss, meta_margin
 from mispair.methods import diagnosis
 from mispair.methods.base import Inputs, Method, Split, Step, Work, similarity
-from mispair.methods.diagnosis import BoolArray, FloatArray
+from mispair.methods.diagnosis import FloatArray
 from mispair.methods.meta import frozen, length, meta_gradient, score_layer
-from mispair.mixture import FALLBACK
+from mispair.mixture import above
 from mispair.models import Network
 from mispair.models.precision import full_precision
 from mispair.optimizer import make as make_optimizer
@@ -92,7 +92,6 @@ class Mscn(Method):
         known: By network: the meta set and this epoch's wrong pairs.
         meta_optimizers: Of each network's meta network in the main epochs.
         epoch: The main epoch.
-        found: What was found out in it.
     """
 
     networks = 2
@@ -104,7 +103,6 @@ class Mscn(Method):
         self.rest = np.setdiff1d(np.arange(len(loader.pairs)), self.meta_set)
         settings = replace(config, lr=config.meta_lr, weight_decay=0.0)
         self.meta_optimizers = [make_optimizer(settings, list(score_layer(net).parameters())) for net in nets]
-        self.found: dict[str, Any] = {}
         self._start(0)
 
     @classmethod
@@ -131,7 +129,7 @@ class Mscn(Method):
                 scale_to_odds(net, pair_scores(net, self.loader, known.left, known.right), known.labels)
             of_known, of_rest = self._similarities(net, known)
             w = clean_posterior(of_known, known.labels, of_rest, as_published=self.config.as_published)
-            kept.append(self._split(w))
+            kept.append(above(w, self.config.clean_threshold))
             scores = diagnosis.separation({"similarity": of_rest, "w": w}, right)
             known_scores = diagnosis.separation({"known": of_known}, known.labels == RIGHT)
             rows.append({**diagnosis.selection("clean", kept[-1], right), **scores, **known_scores})
@@ -153,11 +151,6 @@ class Mscn(Method):
         scores = pair_scores(network, self.loader, left, np.concatenate([known.right, self.rest]))
         return scores[: len(known.labels)], scores[len(known.labels) :]
 
-    def _split(self, w: FloatArray) -> BoolArray:
-        """Which pairs stay. A mixture that finds hardly any has found no two groups: then it is the better half."""
-        kept = np.asarray(w > self.config.clean_threshold)
-        return kept if kept.mean() >= FALLBACK else np.asarray(w >= np.median(w))
-
     # ------------------------------------------------------------------ a step
 
     def inputs(self, net: int, work: Work, augment: np.random.Generator | None) -> Inputs:
@@ -171,7 +164,15 @@ class Mscn(Method):
             self.loader.right.items(right, self.loader.right.room(right)),
             send(torch.from_numpy(known.labels[rows].astype(np.float32)), self.loader.left.device),
         )
-        return MscnInputs(given.clean, given.negatives, known=batch)
+        return MscnInputs(given.batch, given.negatives, known=batch)
+
+    def looked_at(self, net: int, work: Work) -> IntArray:
+        pairs = super().looked_at(net, work)
+        if work.main_step is None:
+            return pairs
+        known, rows = self.known[net], self.known_rows(net, work.position)
+        left, first = np.unique(self.loader.pairs.link, return_index=True)  # one pair stands for each left item
+        return np.concatenate([pairs, known.right[rows], first[np.isin(left, known.left[rows])]])
 
     def known_rows(self, net: int, position: int) -> IntArray:
         """Which of the known pairs go with this step of the epoch: round after round, each in an order of its own."""
@@ -184,13 +185,13 @@ class Mscn(Method):
         network = self.nets[net]
         meta_loss, norm = self._correct(net, inputs)
         with frozen(score_layer(network)):
-            S = similarity(network, inputs.clean)
+            S = similarity(network, inputs.batch)
         # Known pairs that are not finite must stop the run as well: 0 times infinity is not a number.
         return Step(self.triplet(S, inputs) + 0 * norm, S, {"meta_loss": meta_loss})
 
     def triplet(self, S: Tensor, inputs: Inputs) -> Tensor:
         """The training loss L: its label of a pair is the pair's own similarity, which gets no gradient by it."""
-        margin, same = meta_margin(S.detach().diagonal(), self.config.margin), self.false_negatives(inputs.clean)
+        margin, same = meta_margin(S.detach().diagonal(), self.config.margin), self.false_negatives(inputs.batch)
         if self.config.as_published:
             margin = margin.expand(len(S), -1)
         return hard_loss(S, margin, inputs.negatives, same)
@@ -200,7 +201,7 @@ class Mscn(Method):
         network, optimizer = self.nets[net], self.meta_optimizers[net]
         gradient = meta_gradient(
             network,
-            scores=lambda network: similarity(network, inputs.clean),
+            scores=lambda network: similarity(network, inputs.batch),
             loss=lambda S: self.triplet(S, inputs),
             meta_loss=lambda network: known_loss(network, inputs.known),
             lr=self.lr,
@@ -226,12 +227,6 @@ class Mscn(Method):
             optimizer.load_state_dict(saved)
         self._start(state["epoch"])
         self.found = state["found"]
-
-    def figures(self) -> dict[str, Any]:
-        return self.found
-
-    def rng(self, *stream: int) -> np.random.Generator:
-        return np.random.default_rng([self.config.seed, *stream])
 
 
 def meta_set(pairs: Pairs, share: float, rng: np.random.Generator) -> IntArray:

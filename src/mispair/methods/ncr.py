@@ -41,17 +41,17 @@ class NCR(CoTeaching):
     def inputs(self, net: int, work: Work, augment: np.random.Generator | None) -> Inputs:
         if work.main_step is None:
             return super().inputs(net, work, augment)
-        rooms = self.loader.rooms(work.clean)
-        batch = self.loader.batch(work.clean, augment, rooms)
-        seen = batch if augment is None else self.loader.batch(work.clean, None, rooms)
-        w = None if work.on_noisy else send(torch.from_numpy(self.w[1 - net, work.clean]), batch.pairs.device)
+        rooms = self.loader.rooms(work.pairs)
+        batch = self.loader.batch(work.pairs, augment, rooms)
+        seen = batch if augment is None else self.loader.batch(work.pairs, None, rooms)
+        w = None if work.on_noisy else send(torch.from_numpy(self.w[1 - net, work.pairs]), batch.pairs.device)
         return NCRInputs(batch, self.negatives(work.main_step), seen=seen, w=w)
 
     def loss(self, net: int, inputs: NCRInputs) -> Step:
         labels = self._labels(net, inputs)
-        S = similarity(self.nets[net], inputs.clean)
+        S = similarity(self.nets[net], inputs.batch)
         margin = soft_margin(labels, self.config.margin, self.config.margin_base)
-        loss = hard_loss(S, margin, inputs.negatives, self.false_negatives(inputs.clean))
+        loss = hard_loss(S, margin, inputs.negatives, self.false_negatives(inputs.batch))
         return Step(loss, S, {"label": labels.mean()})
 
     def _labels(self, net: int, inputs: NCRInputs) -> Tensor:

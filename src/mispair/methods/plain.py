@@ -10,5 +10,5 @@ class Plain(Method):
     """Triplet loss on the hardest negatives of the batch, hardened gradually."""
 
     def loss(self, net: int, inputs: Inputs) -> Step:
-        S = similarity(self.nets[net], inputs.clean)
-        return Step(hard_loss(S, self.config.margin, inputs.negatives, self.false_negatives(inputs.clean)), S)
+        S = similarity(self.nets[net], inputs.batch)
+        return Step(hard_loss(S, self.config.margin, inputs.negatives, self.false_negatives(inputs.batch)), S)

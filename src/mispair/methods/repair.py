@@ -142,13 +142,17 @@ class Repair(CoTeaching):
         if work.main_step is None:
             return super().inputs(net, work, augment)
         others = [] if work.noisy is None else [work.noisy, *self._lent(net, work.noisy).values()]
-        rooms = self.loader.rooms(work.clean, *others)
+        rooms = self.loader.rooms(work.pairs, *others)
         beside = () if work.noisy is None else self._beside(net, work.noisy, augment, rooms)
-        clean = self.loader.batch(work.clean, augment, rooms)
+        clean = self.loader.batch(work.pairs, augment, rooms)
         labels = self.labels[1 - net, clean.pairs]
         if self.config.labels == "hard":
             labels = torch.ones_like(labels)
         return RepairInputs(clean, self.negatives(work.main_step), labels=labels, beside=beside)
+
+    def looked_at(self, net: int, work: Work) -> IntArray:
+        lent = {} if work.main_step is None or work.noisy is None else self._lent(net, work.noisy)
+        return np.concatenate([super().looked_at(net, work), *lent.values()])
 
     def _lent(self, net: int, noisy: IntArray) -> dict[int, IntArray]:
         """By kept side: the pairs that lend their other item to these noisy ones."""
@@ -180,12 +184,12 @@ class Repair(CoTeaching):
         return tuple(beside)
 
     def loss(self, net: int, inputs: RepairInputs) -> Step:
-        S = similarity(self.nets[net], inputs.clean)
+        S = similarity(self.nets[net], inputs.batch)
         labels = inputs.labels
         if self.config.label_when == "batch" and self._ranks:
-            own = self._label_and_push(net, inputs.clean.pairs.cpu().numpy())
+            own = self._label_and_push(net, inputs.batch.pairs.cpu().numpy())
             labels = own if self.config.labels == "rank" else labels
-        loss = hard_loss(S, self._margin(labels), inputs.negatives, self.false_negatives(inputs.clean))
+        loss = hard_loss(S, self._margin(labels), inputs.negatives, self.false_negatives(inputs.batch))
         if not inputs.beside:
             return Step(loss, S)
         beside = torch.stack([self._beside_loss(net, part, inputs.negatives) for part in inputs.beside]).mean()
@@ -211,7 +215,7 @@ class Repair(CoTeaching):
 
     def trained(self, net: int, work: Work) -> None:
         self.steps[net] += 1
-        self._enqueue(net, work.clean)
+        self._enqueue(net, work.pairs)
 
     # ------------------------------------------------------------------ the bank
 

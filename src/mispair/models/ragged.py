@@ -63,13 +63,12 @@ def packing(lengths: Tensor, width: int, device: torch.device, room: int | None 
     """Puts (B, width) items with these lengths in a row of `room` elements, by default just as long as needed."""
     total = int(lengths.sum()) if room is None else room
     lengths = to(lengths, device)  # only now: the sum of lengths on the host makes nobody wait
-    where = device
-    place, starts = torch.arange(total, device=where), lengths.cumsum(0) - lengths
+    place, starts = torch.arange(total, device=device), lengths.cumsum(0) - lengths
     owner = torch.searchsorted(lengths.cumsum(0), place, right=True)
     taken, item = owner < len(lengths), owner.clamp(max=len(lengths) - 1)
     flat = torch.where(taken, item * width + place - starts[item], 0)
-    real = torch.arange(width, device=where) < lengths[:, None]
-    slots = torch.where(real, starts[:, None] + torch.arange(width, device=where), 0)
+    real = torch.arange(width, device=device) < lengths[:, None]
+    slots = torch.where(real, starts[:, None] + torch.arange(width, device=device), 0)
     return Packing(starts, lengths, width, flat, taken, owner, slots, real)
 
 

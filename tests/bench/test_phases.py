@@ -1,0 +1,31 @@
+"""Which epochs a training is made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from mispair.bench.phases import noisy_from, phases
+from mispair.config import Config
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"method": "plain"}, [(0, 3), (3, 10)]),
+        ({"method": "oracle"}, [(0, 3), (3, 10)]),
+        ({"method": "repair"}, [(0, 3), (3, 5), (8, 5)]),
+        ({"method": "repair", "noisy": "drop"}, [(0, 3), (3, 10)]),
+        ({"method": "ncr", "noisy_start": 0.0}, [(0, 3), (3, 0), (3, 10)]),
+        ({"method": "ncr", "noisy_start": 1.0}, [(0, 3), (3, 10)]),
+    ],
+)
+def test_noisy_pairs_have_a_phase_where_they_take_part(
+    settings: dict[str, Any], expected: list[tuple[int, int]]
+) -> None:
+    config = Config(warmup_epochs=3, epochs=10, **settings)
+    found = phases(config)
+    assert [(phase.start, phase.epochs) for phase in found] == expected
+    assert sum(phase.epochs for phase in found) == config.total_epochs
+    assert noisy_from(config) == (found[2].start if len(found) == 3 else None)

@@ -23,7 +23,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> demo.DemoResult:
         recipe, data=str(folder), warmup_epochs=1, epochs=2, embed_size=16, word_size=8, batch_size=32, eta=1.0
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(demo, "read_recipe", lambda _: small)
+        patch.setattr(demo, "read_recipe", lambda name: replace(small, method=config.read_recipe(name).method))
         return demo.run_demo(path / "demo", 0, Console(quiet=True))
 
 

@@ -152,7 +152,7 @@ def search(
 
 
 def demo(*, out: Path = Path("demo"), seed: int = 0, json: bool = False) -> int:
-    """See in two minutes how REPAIR survives 40 % wrong pairs: a table, and a page with pictures and queries.
+    """See in four minutes how REPAIR survives 40 % wrong pairs: a table, and a page with pictures and queries.
 
     Args:
         out: Folder for the page and the runs.

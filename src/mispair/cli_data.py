@@ -86,7 +86,7 @@ def data_noise(
 
 
 def data_make(
-    name: Positional[Literal["shapes"]], out: Positional[Path], *, seed: int = 0, train: int = 1500, dev: int = 200,
+    name: Positional[Literal["shapes"]], out: Positional[Path], *, seed: int = 0, train: int = 600, dev: int = 200,
     test: int = 500,
 ) -> int:  # fmt: skip
     """Make the built-in data set as files to look at.

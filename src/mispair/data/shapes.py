@@ -25,7 +25,7 @@ from mispair.data.text import SPECIAL_WORDS, Vocabulary
 from mispair.errors import DataError
 
 VERSION = 1  # of the pictures, captions and features: raise it whenever any of them changes
-TRAIN, DEV, TEST = 1500, 200, 500
+TRAIN, DEV, TEST = 600, 200, 500
 _SPLITS = ("train", "dev", "test")
 
 _README = """# shapes

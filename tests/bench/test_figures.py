@@ -22,7 +22,9 @@ from mispair.bench.suite import Cell, Part, PartKind, Row, Suite, digest
 SVG = "{http://www.w3.org/2000/svg}"
 HOSTILE = "</text><script>alert(1)</script> & \"'\x00\ud800"
 CHARACTER, ROW = 9.35, 19  # room for a character; height of a line above the plot
-REPAIR, NCR = Row("REPAIR", "shapes/repair"), Row("NCR", "shapes/ncr")
+SHORT = {"warmup_epochs": 2, "epochs": 3}
+SET = {**SHORT, "eta": 0.1, "bank_size": 4096}
+REPAIR, NCR = Row("REPAIR", "shapes/repair", SET), Row("NCR", "shapes/ncr", SHORT)
 ETAS = (0.01, 0.05, 0.1, 0.2, 0.5)
 RIGHT, WRONG = [[0, 0, 10, 30], [0, 0, 20, 20]], [[40, 0, 0, 0], [30, 10, 0, 0]]
 
@@ -150,14 +152,16 @@ def noisy_lines(row: Row) -> list[str]:
 
 def test_noisy_pairs_come_in_where_a_method_uses_them() -> None:
     assert noisy_lines(REPAIR) == ["noisy pairs come in"]
-    assert noisy_lines(Row("train", "shapes/repair", {"labels": "hard", "noisy": "train"})) == ["noisy pairs come in"]
-    assert noisy_lines(Row("drop", "shapes/repair", {"noisy": "drop"})) == []
-    assert noisy_lines(Row("never", "shapes/repair", {"noisy_start": 1.0})) == []
+    assert noisy_lines(Row("train", "shapes/repair", {**SET, "labels": "hard", "noisy": "train"})) == [
+        "noisy pairs come in"
+    ]
+    assert noisy_lines(Row("drop", "shapes/repair", {**SET, "noisy": "drop"})) == []
+    assert noisy_lines(Row("never", "shapes/repair", {**SET, "noisy_start": 1.0})) == []
     assert noisy_lines(Row("plain", "shapes/plain")) == []
 
 
 def test_marks_tell_whose_they_are() -> None:
-    early = Row("early", "shapes/repair", {"noisy_start": 0.0, "warmup_epochs": 1})
+    early = Row("early", "shapes/repair", {**SET, "noisy_start": 0.0, "warmup_epochs": 1})
     validation = {"validation": epochs(100, 150, 200, 250, 260)}
     found = {(row.label, None, 0): validation for row in (REPAIR, early, NCR)}
     (figure,) = draw("validation", found, rows=(REPAIR, early, NCR))
@@ -406,7 +410,7 @@ def test_folds_where_asked_for() -> None:
 
 
 def test_several_rows() -> None:
-    rows = (REPAIR, Row("other", "shapes/repair", {"eta": 0.2}))
+    rows = (REPAIR, Row("other", "shapes/repair", {**SET, "eta": 0.2}))
     found = {(row.label, 0.1, 0): {"test": two_networks(240, 230)} for row in rows}
     (figure,) = draw("sweep", found, rows=rows, setting="tau", values=(0.1, 0.2))
     assert {"REPAIR, averaged", "other, single network"} <= set(texts(figure.svg))
@@ -480,7 +484,7 @@ def test_any_values_draw(values: tuple[Any, ...]) -> None:
 
 
 def test_texts_are_escaped() -> None:
-    row = Row(HOSTILE, "shapes/repair")
+    row = Row(HOSTILE, "shapes/repair", SET)
     suite, part = suite_of("validation", (row,))
     part = replace(part, title=HOSTILE)
     (cell,) = part.cells(suite, 1).values()
@@ -491,7 +495,7 @@ def test_texts_are_escaped() -> None:
 
 
 def test_long_names_stay_inside() -> None:
-    row = Row("a very long name of a method that nobody can remember", "shapes/repair")
+    row = Row("a very long name of a method that nobody can remember", "shapes/repair", SET)
     (figure,) = draw("validation", {(row.label, None, 0): {"validation": epochs(1, 2)}}, rows=(row,))
     check(figure.svg)
     (shown,) = [one for one in elements(figure.svg, "text") if str(one.text).startswith("a very")]

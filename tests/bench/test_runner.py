@@ -284,7 +284,7 @@ def test_recipes_from_elsewhere_travel_too(tmp_path: Path) -> None:
     own, text = tmp_path / "own", find_packaged("recipe", "shapes/plain").read_text()
     own.mkdir()
     for path, size in ((tmp_path / "a.toml", 8), (own / "a.toml", 16), (tmp_path / "b.toml", 32)):
-        path.write_text(text.replace("embed_size = 128", f"embed_size = {size}"))
+        path.write_text(text.replace("embed_size = 64", f"embed_size = {size}"))
     head = 'title = "Own"\ndata = "shapes"\n[[part]]\nname = "a"\nkind = "retrieval"\n[part.rows]\n'
     (own / "suite.toml").write_text(f'{head}x = "../a.toml"\ny = "a.toml"\nz = "{tmp_path / "b.toml"}"\n')
     suite = read_suite(own / "suite.toml")

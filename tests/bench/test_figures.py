@@ -371,7 +371,12 @@ def test_error_bars_from_two_seeds_on() -> None:
     per_point = (point[1] - curves(figure.svg)[0][1][1]) / 6
     assert bottom - top == pytest.approx(2 * 4 * per_point, abs=0.05)
     assert found[0][0][0] == pytest.approx(point[0]) != found[1][0][0]  # beside each other
-    assert "Mean of 3 seeds, bars of ± one standard deviation (REPAIR, tau = 0.15 has 1)." in figure.caption
+    assert "Mean of 3 seeds, bars of ± one standard deviation (tau = 0.15 has 1)." in figure.caption
+
+
+def test_values_with_as_few_seeds_are_named_together() -> None:
+    caption = sweep("tau", {0.05: [240, 244, 248], 0.15: [250], 0.2: [251, 252], 0.5: [253]}, seeds=3).caption
+    assert "(tau = 0.15; tau = 0.5 have 1, tau = 0.2 has 2)." in caption
 
 
 def test_no_best_value_where_all_are_as_good() -> None:

@@ -219,7 +219,8 @@ def _accuracy_said(line: Curve) -> str:
 def _sweep(share: Share) -> list[Figure]:
     """Test rSum by the values of a setting."""
     part, setting, frame = share.part, str(share.part.setting), frame_of(share)
-    counts = {f"{line.label}, {setting} = {written(line.value)}": len(line.done) for line in share.lines}
+    row = "" if len(part.rows) == 1 else "{}, "
+    counts = {f"{row.format(line.label)}{setting} = {written(line.value)}": len(line.done) for line in share.lines}
     axis, places = _settings(setting, part.values)
     lines = [curve for row in part.rows for curve in _sweep_curves(share, row.label, places)]
     if not lines:

@@ -99,11 +99,19 @@ def spread_said(counts: Mapping[str, int], seeds: int, what: str) -> str:
     most = max(counts.values())
     behind = f"Mean of {most} seeds, {what} of ± one standard deviation" if most > 1 else "One seed"
     absent = [label for label, count in counts.items() if not count]
-    fewer = [f"{label} has {count}" for label, count in counts.items() if 0 < count < most]
+    fewer = [_has(count, [label for label in counts if counts[label] == count]) for count in _between(counts, most)]
     return sentences(
         f"{behind}{f' ({listed(fewer)})' if fewer else ''}" + (f", of {seeds} asked for" if most < seeds else ""),
         f"Not there yet: {listed(absent, '; ')}" if absent else "",
     ).removesuffix(".")
+
+
+def _between(counts: Mapping[str, int], most: int) -> list[int]:
+    return sorted({count for count in counts.values() if 0 < count < most})
+
+
+def _has(count: int, labels: Sequence[str]) -> str:
+    return f"{listed(labels, '; ')} {'has' if len(labels) == 1 else 'have'} {count}"
 
 
 def sentences(*said: str) -> str:

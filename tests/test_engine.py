@@ -28,6 +28,7 @@ from mispair.losses import hard_loss
 from mispair.methods.base import Inputs, Method, Split, Step, Work, similarity
 from mispair.run import Run
 from tiny import tiny_pairs, weights
+from training import trained
 
 SMALL: dict[str, Any] = {
     "embed_size": 16, "word_size": 8, "sim_size": 8, "batch_size": 16, "epochs": 2, "warmup_epochs": 1, "lr": 1e-3,
@@ -298,13 +299,12 @@ def test_a_non_finite_loss_stops_before_the_update(tmp_path: Path, monkeypatch: 
         expected = trainer.planned(0)[1].pairs
         assert "step 1;" in str(stop.value)
         assert ", ".join(map(str, sorted(expected.tolist()))) in str(stop.value)
-        # The weights are those of one finite step, although more steps were computed before anybody looked.
-        one = Trainer(settings, tiny_pairs(16), None, run)
-        torch.manual_seed(one._seed(4))
-        one.begin(0)
-        next(one.steps())
-    for name, value in one.nets[0].named_parameters():
-        assert torch.equal(value, dict(trainer.nets[0].named_parameters())[name]), name
+    # The weights are those of one finite step, although more steps were computed before anybody looked.
+    trained(settings, tiny_pairs(16), tmp_path / "one", (0, 0, 1))
+    one = checkpoint.load_newest(tmp_path / "one/checkpoints")
+    assert one is not None
+    for name, value in trainer.nets[0].named_parameters():
+        assert torch.equal(value, one["networks"][0][name]), name
 
 
 def test_noisy_pairs_of_a_step_that_is_not_finite_are_named_too(tmp_path: Path) -> None:

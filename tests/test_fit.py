@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -12,12 +13,15 @@ import pytest
 from rich.console import Console
 
 import mispair
+from mispair import checkpoint
 from mispair.api import load_splits, train_and_test
 from mispair.config import Config
-from mispair.data.pairs import Tokens, Vectors
+from mispair.data.noise import add_noise
+from mispair.data.pairs import Tokens, Vectors, fingerprint
 from mispair.data.text import SPECIAL_WORDS, Vocabulary
 from mispair.errors import ConfigError, DataError
 from tiny import REGIONS, WIDTH, WORDS, tiny_folder, tiny_pairs
+from training import with_other_truth
 from two_networks import vector_pairs
 
 SMALL: dict[str, Any] = {
@@ -101,6 +105,34 @@ def test_other_groups_are_other_pairs(tmp_path: Path) -> None:
     for groups in (None, np.arange(12) // 3):
         with pytest.raises(ConfigError, match="was trained on other pairs"):
             mispair.fit(replace(pairs, groups=groups), **settings)
+
+
+@pytest.mark.parametrize("ended", [True, False])
+@pytest.mark.parametrize("method", ["plain", "oracle"])
+def test_another_truth_makes_other_pairs_for_methods_that_use_it(method: str, ended: bool, tmp_path: Path) -> None:
+    pairs, reseeded = (add_noise(vector_pairs(24), ratio=0.4, seed=seed) for seed in (0, 1))
+    settings: dict[str, Any] = {"out": tmp_path / "run", "method": method, "model": "two-tower", **SMALL}
+    mispair.fit(pairs, **settings)
+    for given, refused in ((pairs, False), (with_other_truth(pairs), method == "oracle"), (reseeded, True)):
+        if not ended:
+            (tmp_path / "run/result.json").unlink(missing_ok=True)
+        with pytest.raises(ConfigError, match="was trained on other pairs") if refused else nullcontext():
+            mispair.fit(given, **settings)
+
+
+@pytest.mark.parametrize("method", ["plain", "oracle"])
+def test_runs_of_earlier_versions_say_nothing_about_the_truth_and_go_on(method: str, tmp_path: Path) -> None:
+    pairs, reseeded = (add_noise(vector_pairs(24), ratio=0.4, seed=seed) for seed in (0, 1))
+    settings: dict[str, Any] = {"out": tmp_path / "run", "method": method, "model": "two-tower", **SMALL}
+    mispair.fit(pairs, **settings)
+    (tmp_path / "run/result.json").unlink()
+    state = checkpoint.load_newest(tmp_path / "run/checkpoints")
+    assert state is not None
+    state["fingerprint"] = fingerprint(replace(pairs, truth=None))
+    checkpoint.save(tmp_path / "run/checkpoints", state["cursor"]["step"], state)
+    with pytest.raises(ConfigError, match="was trained on other pairs"):
+        mispair.fit(reseeded, **settings)
+    mispair.fit(pairs, **settings)
 
 
 @pytest.mark.parametrize("kind", [np.uint8, np.uint16, np.uint64, np.int8, "reversed"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 import torch
 
 from mispair.config import Config
-from mispair.errors import ConfigError
+from mispair.errors import ConfigError, DataError
 from mispair.run import Run
 
 
@@ -23,6 +24,19 @@ def test_two_processes_cannot_share_a_folder(tmp_path: Path) -> None:
 def test_a_run_that_fails_is_closed(tmp_path: Path) -> None:
     with pytest.raises(MemoryError), Run(tmp_path / "run", Config()):
         raise MemoryError
+    Run(tmp_path / "run", Config()).close()
+
+
+def test_a_folder_that_cannot_be_written_is_not_kept_from_the_next_try(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as meanwhile:
+        meanwhile.setattr("mispair.run.write_atomically", full)
+        with pytest.raises(DataError, match="cannot be written"):
+            Run(tmp_path / "run", Config())
     Run(tmp_path / "run", Config()).close()
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mispair import checkpoint
@@ -13,7 +16,7 @@ from mispair.config import Config
 from mispair.data.pairs import Pairs
 from mispair.engine import Trainer
 from mispair.errors import StoppedError
-from mispair.methods.base import Inputs, Work
+from mispair.methods.base import Work
 from mispair.run import Run
 from tiny import weights
 
@@ -41,24 +44,27 @@ def check_resume(
     return whole, (states[0]["method"], states[1]["method"])
 
 
+def with_other_truth(pairs: Pairs) -> Pairs:
+    """The same link, but all of the first half is known to be right."""
+    assert pairs.truth is not None
+    return replace(pairs, truth=np.where(np.arange(len(pairs)) < len(pairs) // 2, pairs.link, pairs.truth))
+
+
 def trained(config: Config, pairs: Pairs, folder: Path, stop: Stop | None) -> Steps:
     """Trains; asked to stop after batch `stop` (epoch, network, batches done). Gives network and work of each step."""
-    run = Run(folder, config)
-    trainer = Trainer(config, pairs, None, run)
-    step, done = trainer._step, []
+    with Run(folder, config) as run:
+        trainer = Trainer(config, pairs, None, run)
+        steps, done = trainer.steps, []
 
-    def stopping_step(work: Work, inputs: Inputs) -> None:
-        step(work, inputs)
-        cursor = trainer.cursor
-        done.append((cursor.network, work))
-        if (cursor.epoch, cursor.network, cursor.position) == stop:
-            trainer._signal = 15
+        def stopping_steps() -> Iterator[Work]:
+            for work in steps():
+                cursor = trainer.cursor
+                done.append((cursor.network, work))
+                if (cursor.epoch, cursor.network, cursor.position) == stop:
+                    trainer.stop(15)
+                yield work
 
-    trainer._step = stopping_step  # type: ignore[method-assign]
-    if stop is None:
-        trainer.fit()
-    else:
-        with pytest.raises(StoppedError, match="and saved"):
+        trainer.steps = stopping_steps  # type: ignore[method-assign, assignment]
+        with nullcontext() if stop is None else pytest.raises(StoppedError, match="and saved"):
             trainer.fit()
-    run.close()
     return done

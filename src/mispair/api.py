@@ -172,13 +172,11 @@ def _train(
 ) -> Matcher:
     check_pairs(train, dev)
     _refuse_equal_items(train)
-    run = Run(out, config)
     try:
-        return Trainer(config, train, dev, run, console).fit()
+        with Run(out, config) as run:
+            return Trainer(config, train, dev, run, console).fit()
     except StoppedError as stop:
         raise StoppedError(f"{stop} {after_stop}", stop.code) from None
-    finally:
-        run.close()
 
 
 def _refuse_equal_items(pairs: Pairs) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import islice
 
@@ -105,7 +105,7 @@ class Trainer:
                 self.epoch()
         if self.dev is None:
             self._matcher().save(self.run.best)
-        self.run.finish({"best": self.best, "steps": self.cursor.step, "fingerprint": fingerprint(self.train_pairs)})
+        self.run.finish({"best": self.best, "steps": self.cursor.step, "fingerprint": self._trained_on})
         return Matcher.load(self.run.best, self.config.device)
 
     def epoch(self) -> None:
@@ -243,8 +243,8 @@ class Trainer:
         self.progress.line(f"{self._phase}  {found}, so nothing is learned in this epoch")
 
     def _refuse_other_pairs(self, trained_on: str | None) -> None:
-        """Runs that ended before fingerprints were kept with the result have none."""
-        if trained_on not in (None, fingerprint(self.train_pairs)):
+        """Runs of earlier versions have no fingerprint with their result, or one that says nothing about the truth."""
+        if trained_on not in (None, self._trained_on, fingerprint(replace(self.train_pairs, truth=None))):
             raise ConfigError(
                 f"{self.run.path} was trained on other pairs: the data set or its noise has changed since; "
                 "put the old files back or give another --out."
@@ -304,7 +304,7 @@ class Trainer:
             "random": torch.get_rng_state(),
             "cuda_random": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
             "logged_bytes": self.run.logged_bytes,
-            "fingerprint": fingerprint(self.train_pairs),
+            "fingerprint": self._trained_on,
         }
         checkpoint.save(self.run.checkpoints, self.cursor.step, state)
         self._saved_at = time.monotonic()
@@ -338,6 +338,12 @@ class Trainer:
             copy.load_state_dict(net.state_dict())
             copies.append(copy)
         return Matcher(self.config, self.specs, copies, self.vocabulary, self.device)
+
+    @property
+    def _trained_on(self) -> str:
+        """Fingerprint of the pairs; their truth is a part of it only where the method trains by it."""
+        pairs = self.train_pairs
+        return fingerprint(pairs if self.method.uses_truth else replace(pairs, truth=None))
 
     @property
     def _main_epoch(self) -> int | None:

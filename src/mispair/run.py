@@ -49,11 +49,14 @@ class Run:
                 raise ConfigError(f"{path} exists and is not a run folder; give another --out, nothing was changed.")
             path.mkdir(parents=True, exist_ok=True)
             self._lock = _lock(path)
-            for left_behind in path.glob(".*.tmp"):  # by a process that was killed while it wrote
-                left_behind.unlink()
-            if not (settings.is_file() and self._started):
-                write_atomically(settings, to_toml(config).encode())
-            self._metrics = (path / "metrics.jsonl").open("ab")
+            with contextlib.ExitStack() as failing:
+                failing.callback(os.close, self._lock)
+                for left_behind in path.glob(".*.tmp"):  # by a process that was killed while it wrote
+                    left_behind.unlink()
+                if not (settings.is_file() and self._started):
+                    write_atomically(settings, to_toml(config).encode())
+                self._metrics = (path / "metrics.jsonl").open("ab")
+                failing.pop_all()
         except OSError as error:
             raise DataError(
                 f"{path}: the run folder cannot be written ({error.strerror}); give another --out."

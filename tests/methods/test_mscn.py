@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from mispair.engine import Trainer
 from mispair.errors import ConfigError, DataError, NonFiniteError
 from mispair.losses import hard_loss, meta_margin
 from mispair.methods import meta, mscn
-from mispair.methods.base import Inputs, Work, similarity
+from mispair.methods.base import Work, similarity
 from mispair.methods.meta import MetaGradient, body, meta_gradient, score_layer, steady, with_weights
 from mispair.methods.mscn import (
     KnownBatch,
@@ -390,15 +390,16 @@ def test_the_meta_set_is_right_and_not_trained_on(seed: int, share: float) -> No
 def test_no_step_trains_on_the_meta_set(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[int, set[int]] = {}
     used: list[Mscn] = []
-    step = Trainer._step
+    steps = Trainer.steps
 
-    def noting_step(trainer: Trainer, work: Work, inputs: Inputs) -> None:
+    def noting_steps(trainer: Trainer) -> Iterator[Work]:
         assert isinstance(trainer.method, Mscn)
         used.append(trainer.method)
-        seen.setdefault(trainer.cursor.epoch, set()).update(inputs.batch.pairs.tolist())
-        step(trainer, work, inputs)
+        for work in steps(trainer):
+            seen.setdefault(trainer.cursor.epoch, set()).update(work.pairs.tolist())
+            yield work
 
-    monkeypatch.setattr(Trainer, "_step", noting_step)
+    monkeypatch.setattr(Trainer, "steps", noting_steps)
     mispair.fit(noisy_pairs(), **{**SMALL, "epochs": 1})
     left_out = set(used[0].meta_set.tolist())
     assert len(left_out) == 6

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,9 @@ from mispair.data.pairs import Pairs
 from mispair.engine import Trainer
 from mispair.errors import ConfigError, DataError
 from mispair.methods import find
-from mispair.methods.base import Inputs, Work
+from mispair.methods.base import Work
 from mispair.methods.oracle import Oracle
+from mispair.models import SideSpec, build
 
 FAST: dict[str, Any] = {
     "model": "two-tower", "embed_size": 8, "batch_size": 16, "epochs": 2, "warmup_epochs": 1, "device": "cpu",
@@ -32,15 +34,16 @@ def vector_pairs(count: int = 60) -> Pairs:
 def test_it_trains_on_right_pairs_only(networks: int, monkeypatch: pytest.MonkeyPatch) -> None:
     pairs = add_noise(vector_pairs(), ratio=0.5, seed=0)
     seen: dict[tuple[int, int], list[int]] = {}
-    step = Trainer._step
+    steps = Trainer.steps
 
-    def noting_step(trainer: Trainer, work: Work, inputs: Inputs) -> None:
-        assert work.noisy is None
-        place = trainer.cursor.epoch, trainer.cursor.network
-        seen.setdefault(place, []).extend(inputs.batch.pairs.tolist())
-        step(trainer, work, inputs)
+    def noting_steps(trainer: Trainer) -> Iterator[Work]:
+        for work in steps(trainer):
+            assert work.noisy is None
+            place = trainer.cursor.epoch, trainer.cursor.network
+            seen.setdefault(place, []).extend(work.pairs.tolist())
+            yield work
 
-    monkeypatch.setattr(Trainer, "_step", noting_step)
+    monkeypatch.setattr(Trainer, "steps", noting_steps)
     mispair.fit(pairs, method="oracle", networks=networks, **FAST)
     right = [pair for pair in range(60) if pairs.link[pair] == pair]
     assert 25 < len(right) < 40
@@ -55,7 +58,9 @@ def test_duplicates_of_a_picture_count_as_right() -> None:
     config = mispair.Config(**FAST)
     for given_pairs, expected in ((twice, list(range(8))), (wrong, [1, 3, 4, 5, 6, 7])):
         loader = PairLoader(given_pairs, torch.device("cpu"))
-        assert Oracle(config, [], loader)._right.clean.tolist() == expected
+        net = build(config, SideSpec.of(given_pairs.left), SideSpec.of(given_pairs.right), seed=0)
+        (split,) = Oracle(config, [net], loader).begin_epoch(0)
+        assert split.clean.tolist() == expected
 
 
 def test_unknown_truth_is_refused() -> None:

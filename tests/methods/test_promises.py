@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +13,20 @@ from torch import Tensor
 
 import mispair
 from helpers import gradients
+from mispair.config import Config
 from mispair.data.loader import Items, SideLoader
 from mispair.data.noise import add_noise
 from mispair.data.pairs import IntArray, Pairs
 from mispair.engine import Trainer
+from mispair.errors import ConfigError
 from mispair.methods import METHODS, find
 from mispair.methods.base import Inputs, Work, similarity
 from mispair.methods.bicro import BiCro
+from mispair.methods.coteaching import CoTeaching
 from mispair.methods.ncr import NCR
 from mispair.run import Run
-from tiny import tiny_pairs
-from training import check_resume
+from tiny import tiny_pairs, weights
+from training import check_resume, trained, with_other_truth
 from two_networks import (
     CLEAN,
     COUNT,
@@ -84,6 +88,31 @@ def test_all_pairs_that_a_step_looks_at_are_named(name: str, tmp_path: Path, mon
     trainer.fit()
     run.close()
     assert more == ({False, True} if name in ("repair", "bicro", "mscn") else {False})
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods_that_use_the_truth_say_so(name: str, tmp_path: Path) -> None:
+    """The same link with another truth: other weights and a refusal to go on, or the same weights and none."""
+    pairs = add_noise(tiny_pairs(7), ratio=0.4, seed=0)
+    other = with_other_truth(pairs)
+    settings = training(name, model="sgr", noisy_start=0.0, meta_share=0.05)
+    for given, folder in ((pairs, "one"), (other, "two")):
+        trained(settings, given, tmp_path / folder, None)
+    uses = METHODS[name].uses_truth
+    assert (weights(tmp_path / "one") != weights(tmp_path / "two")) == uses
+    with pytest.raises(ConfigError, match="other pairs") if uses else nullcontext():
+        trained(settings, other, tmp_path / "one", None)
+
+
+@pytest.mark.parametrize("name", [name for name in METHODS if METHODS[name].noisy_from(Config())])
+@pytest.mark.parametrize("settings", [{}, {"noisy": "drop"}, {"noisy_start": 1.0}], ids=str)
+def test_noisy_pairs_come_in_when_the_method_says(name: str, settings: dict[str, Any]) -> None:
+    kind = METHODS[name]
+    assert issubclass(kind, CoTeaching)
+    method = with_w(small(kind, epochs=4, eta=1.0, **settings), random_w())
+    start = kind.noisy_from(method.config)
+    taking_part = [epoch for epoch in range(4) if any(len(split.noisy) for split in method.begin_epoch(epoch))]
+    assert taking_part == ([] if start is None else list(range(start, 4)))
 
 
 # ---------------------------------------------------------------------- a step

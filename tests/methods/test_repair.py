@@ -23,7 +23,7 @@ from mispair.config import Config, override
 from mispair.data.noise import add_noise
 from mispair.data.pairs import IntArray, Pairs, Vectors, select
 from mispair.errors import MispairError
-from mispair.methods.base import Step, similarity
+from mispair.methods.base import Step, Work, similarity
 from mispair.methods.repair import KEEP_LEFT, KEEP_RIGHT, Repair
 from mispair.mixture import clean_probability
 from mispair.rank import bank_correlation
@@ -382,12 +382,11 @@ def test_the_queue_is_first_in_first_out(sizes: list[int], room: int) -> None:
     method = repair(bank_size=room)
     pushed: list[int] = []
     for step, size in enumerate(sizes):
-        method.steps[0] = step
         new = [(7 * len(pushed) + i) % COUNT for i in range(size)]
-        method._enqueue(0, np.array(new))
+        method.trained(0, Work(step, step, np.array(new)))
         pushed += new
     assert method.queues[0][0].tolist() == pushed[-room:]
-    steps = [step for step, size in enumerate(sizes) for _ in range(size)]
+    steps = [step for step, size in enumerate(sizes, 1) for _ in range(size)]
     assert method.queues[0][1].tolist() == steps[-room:]
     assert method.queues[1].size == 0
 

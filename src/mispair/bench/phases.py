@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mispair.config import Config
-from mispair.methods import METHODS
-from mispair.methods.coteaching import CoTeaching
+from mispair.methods import METHODS, Method
 
 
 @dataclass(frozen=True)
@@ -28,7 +27,5 @@ def phases(config: Config) -> list[Phase]:
 
 def noisy_from(config: Config) -> int | None:
     """After how many epochs the noisy pairs take part; None if they never do."""
-    splits = config.method in METHODS and issubclass(METHODS[config.method], CoTeaching)
-    drops = config.method == "repair" and config.noisy == "drop"
-    start = config.noisy_from
-    return config.warmup_epochs + start if splits and not drops and start < config.epochs else None
+    start = METHODS.get(config.method, Method).noisy_from(config)
+    return None if start is None else config.warmup_epochs + start

@@ -180,10 +180,12 @@ def described(value: Any) -> str:
 
 
 def fingerprint(pairs: Pairs) -> str:
-    """Tells whether a run sees the same pairs again: link, groups and texts, and a sample of the features."""
+    """Tells whether a run sees the same pairs again: link, groups, truth and texts, and a sample of the features."""
     digest = hashlib.sha256(np.ascontiguousarray(pairs.link).tobytes())
     if pairs.groups is not None:
         digest.update(np.ascontiguousarray(pairs.groups).tobytes())
+    if pairs.truth is not None:  # with a name, because without groups it stands in their place
+        digest.update(b"truth" + np.ascontiguousarray(pairs.truth).tobytes())
     for side in (pairs.left, pairs.right):
         if isinstance(side, Tokens):
             digest.update(np.ascontiguousarray(side.ids).tobytes())

@@ -70,12 +70,14 @@ class Method(ABC):
         networks: How many networks the method needs, 1 or 2. One-network methods may train two to average them.
         repeatable: Whether a GPU may record a step and repeat it with other inputs: if `loss` does the same operations
             at every step, touches nothing but its inputs and the network, and reads nothing back from the device.
+        uses_truth: Whether the method trains by the truth of the pairs. A run then refuses to go on with another one.
         nets: The networks, which the engine makes.
         found: What the method found out in this main epoch, for the log: plain numbers and lists of them.
     """
 
     networks: int = 1
     repeatable: bool = True
+    uses_truth: bool = False
 
     def __init__(self, config: Config, nets: list[Network], loader: PairLoader) -> None:
         self.config, self.nets, self.loader = config, nets, loader
@@ -111,6 +113,11 @@ class Method(ABC):
     def adapted(cls, config: Config) -> Config:
         """The settings with which the networks are built."""
         return config
+
+    @classmethod
+    def noisy_from(cls, config: Config) -> int | None:  # noqa: ARG003 - a hook
+        """The main epoch (from 0) from which on noisy pairs take part; None if they never do, as by default."""
+        return None
 
     @abstractmethod
     def loss(self, net: int, inputs: Any) -> Step:

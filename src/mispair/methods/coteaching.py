@@ -32,6 +32,10 @@ class CoTeaching(Method):
         self.w = np.ones((2, len(loader.pairs)), dtype=np.float32)
         self.mean_losses: FloatArray = np.zeros((2, 0), dtype=np.float32)
 
+    @classmethod
+    def noisy_from(cls, config: Config) -> int | None:
+        return config.noisy_from if config.noisy_from < config.epochs else None
+
     def begin_epoch(self, epoch: int) -> list[Split]:
         config = self.config
         batches = self.random_batches(epoch)
@@ -66,7 +70,8 @@ class CoTeaching(Method):
 
     def noisy_started(self, epoch: int) -> bool:
         """Whether the noisy part takes part in main epoch `epoch`."""
-        return epoch >= self.config.noisy_from
+        start = self.noisy_from(self.config)
+        return start is not None and epoch >= start
 
     def findings(self, views: list[Survey], clean: BoolArray) -> list[dict[str, Any]]:
         """The split of each network, held against the truth where it is known."""

@@ -96,6 +96,7 @@ class Mscn(Method):
 
     networks = 2
     repeatable = False
+    uses_truth = True
 
     def __init__(self, config: Config, nets: list[Network], loader: PairLoader) -> None:
         super().__init__(config, nets, loader)

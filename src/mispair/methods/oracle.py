@@ -15,6 +15,8 @@ from mispair.models import Network
 class Oracle(Plain):
     """`Plain` without the wrong pairs."""
 
+    uses_truth = True
+
     def __init__(self, config: Config, nets: list[Network], loader: PairLoader) -> None:
         super().__init__(config, nets, loader)
         wrong = loader.pairs.mismatched

@@ -81,6 +81,10 @@ class Repair(CoTeaching):
         self.partners = np.full((2, 2, count), -1)
         self.partner_labels = torch.zeros(2, 2, count, device=self.device)
 
+    @classmethod
+    def noisy_from(cls, config: Config) -> int | None:
+        return None if config.noisy == "drop" else super().noisy_from(config)
+
     # ------------------------------------------------------------------ before an epoch
 
     def divide(self, epoch: int, views: list[Survey], clean: BoolArray) -> list[Split]:
@@ -110,7 +114,7 @@ class Repair(CoTeaching):
     def _split(self, net: int, views: list[Survey], clean: BoolArray, started: bool) -> Split:
         """The pairs that train network `net`, as the other one has split them."""
         config = self.config
-        if not started or config.noisy == "drop":
+        if not started:
             return Split(np.flatnonzero(clean))
         if config.noisy == "train":
             return Split(np.flatnonzero(clean), np.flatnonzero(~clean))

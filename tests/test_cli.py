@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,8 +22,9 @@ import pytest
 import mispair
 from mispair import checkpoint
 from mispair.cli import COMMANDS, main
+from mispair.data.text import SPECIAL_WORDS, Vocabulary
 from mispair.methods import METHODS
-from tiny import tiny_folder, tiny_pairs, weights
+from tiny import WORDS, tiny_arrays, tiny_folder, tiny_pairs, weights
 
 SETTINGS = {
     "embed-size": 16, "word-size": 8, "sim-size": 8, "batch-size": 16, "epochs": 2, "warmup-epochs": 1, "lr": 1e-3,
@@ -133,6 +136,7 @@ def test_eval_refuses_partners_that_do_not_fit(
     for partner, words in {
         str(tmp_path / "other"): "same vocabulary",
         str(run): "the run itself",
+        str(run / "best.safetensors"): "the run itself",
         str(data): "does not exist",
     }.items():
         assert main(["eval", str(run), "--with", partner]) == 2
@@ -140,6 +144,77 @@ def test_eval_refuses_partners_that_do_not_fit(
         assert words in captured.err
         assert "Traceback" not in captured.err
         assert not captured.out
+
+
+def test_runs_may_be_called_like_the_figures(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("averaged", "data"):
+        shutil.copytree(run, tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    assert main(["eval", "averaged", "--with", "data", "--json"]) == 0
+    result = printed(capsys)
+    assert result["data"] == "tiny_precomp test"
+    assert {str(tmp_path / "averaged"), str(tmp_path / "data"), "averaged"} < set(result)
+    assert main(["eval", "averaged", "--with", "data"]) == 0
+    assert capsys.readouterr().out.count("averaged ") == 2
+
+
+def test_data_of_other_words_is_noted(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tiny_folder(tmp_path / "tiny")
+    (folder / "test_caps.txt").write_text("zebra xylophone\n" * 40)
+    assert main(["eval", str(run), "--data", str(folder)]) == 0
+    assert "Note: the model does not know 100% of the words of tiny test" in capsys.readouterr().err
+    assert main(["eval", str(run), "--data", str(folder), "--split", "dev"]) == 0
+    assert not capsys.readouterr().err
+
+
+def test_data_that_has_gone_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tiny_folder(tmp_path / "tiny")
+    assert main(["train", "--data", str(folder), "--out", str(tmp_path / "run"), *TINY]) == 0
+    folder.rename(tmp_path / "moved")
+    capsys.readouterr()
+    assert main(["eval", str(tmp_path / "run")]) == 2
+    assert f"{folder}, which the model was trained on, is not there any more; give --data" in capsys.readouterr().err
+    assert main(["eval", str(tmp_path / "run"), "--data", str(tmp_path / "moved")]) == 0
+
+
+def test_captions_per_image_can_be_said_to_every_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Rows that stand there twice, with a caption each, are one image with two captions only if somebody says so."""
+    folder, run, noise = tmp_path / "twice", str(tmp_path / "run"), str(tmp_path / "noise.npy")
+    folder.mkdir()
+    for seed, split in enumerate(("train", "dev", "test")):
+        features, captions = tiny_arrays(8, seed)
+        np.save(folder / f"{split}_ims.npy", features.repeat(2, axis=0))
+        (folder / f"{split}_caps.txt").write_text("".join(f"{captions[5 * (i // 2) + i % 2]}\n" for i in range(16)))
+    Vocabulary((*SPECIAL_WORDS, *WORDS)).save(folder / "vocab.json")
+    twice = ["--captions-per-image", "2"]
+    assert main(["data", "check", str(folder), *twice]) == 0
+    assert "test: 16 rows, each image repeated 2 times: 8 images with 2 captions each" in capsys.readouterr().out
+    assert main(["data", "noise", str(folder), "--ratio", "0.5", "--out", noise, *twice]) == 0
+    assert main(["train", "--data", str(folder), "--noise-file", noise, "--out", run, *twice, *TINY]) == 0
+    folder.rename(tmp_path / "moved")
+    data = ["--data", str(tmp_path / "moved")]
+    for flags, images in (([*data], 16), ([*data, *twice], 8)):
+        capsys.readouterr()
+        assert main(["eval", run, *flags, "--json"]) == 0
+        assert printed(capsys)["images"] == images
+    assert main(["search", run, *data, *twice, "--image", "8"]) == 2
+    assert "a number from 0 to 7" in capsys.readouterr().err
+    (tmp_path / "moved").rename(folder)
+    assert main(["eval", run, "--data", str(folder), "--json"]) == 0
+    assert printed(capsys)["images"] == 8  # its own data, as it was trained
+    assert main(["eval", run, *twice]) == 2
+    assert "--captions-per-image is of --data" in capsys.readouterr().err
+
+
+def test_search_shows_what_the_terminal_cannot(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tiny_folder(tmp_path / "tiny")
+    (folder / "test_caps.txt").write_text("ñandú 🐶\n" * 40, encoding="utf-8")
+    shown = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(shown, encoding="ascii", write_through=True))
+    assert main(["search", str(run), "--data", str(folder), "--query", "a b c d"]) == 0
+    assert rb"\xf1and\xfa \U0001f436" in shown.getvalue()
 
 
 @pytest.mark.parametrize("command", [["eval"], ["search", "--query", "a"]], ids=" ".join)

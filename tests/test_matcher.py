@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 
 import mispair
 from mispair.data.pairs import Regions, Tokens
 from mispair.data.text import Vocabulary
-from mispair.errors import DataError
+from mispair.errors import ConfigError, DataError
 from mispair.evaluate import evaluate
 from mispair.models import SideSpec
 from tiny import REGIONS, WIDTH, tiny_pairs
@@ -125,6 +127,16 @@ def test_only_pairs_are_evaluated(matcher: mispair.Matcher) -> None:
         mispair.evaluate_together([matcher], None)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("folds", [0, 8, "2", 2.5, None])
+def test_wrong_folds_are_refused_before_any_work(
+    matcher: mispair.Matcher, folds: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mispair.matcher.similarities", lambda *_: pytest.fail("scored first"))
+    for call in (matcher.evaluate, lambda *rest: mispair.evaluate_together([matcher], *rest)):
+        with pytest.raises(ConfigError, match=f"tiny: 7 images cannot be cut into {folds!r} folds; give .* 1 to 7"):
+            call(tiny_pairs(7), folds)
+
+
 def test_whole_numbers_are_features_too(matcher: mispair.Matcher) -> None:
     whole = np.arange(2 * REGIONS * WIDTH).reshape(2, REGIONS, WIDTH) % 7
     assert np.array_equal(matcher.score(whole, ["a"]), matcher.score(whole.astype(np.float32), ["a"]))
@@ -139,7 +151,8 @@ def test_whole_numbers_are_features_too(matcher: mispair.Matcher) -> None:
     ],
 )
 def test_a_refusal_says_what_came(matcher: mispair.Matcher, items: Any, got: str) -> None:
-    with pytest.raises(DataError, match=f"left side of this model takes {REGIONS} regions .*, but got {got}"):
+    expected = f"left side of this model takes {REGIONS} regions .*, but got {got}; give a numpy array of numbers"
+    with pytest.raises(DataError, match=expected):
         matcher.score(items, ["a"])
 
 
@@ -190,3 +203,63 @@ def test_a_damaged_or_foreign_file_is_refused(matcher: mispair.Matcher, tmp_path
     for name in ("cut", "foreign", "absent"):
         with pytest.raises(DataError):
             mispair.Matcher.load(tmp_path / f"{name}.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"networks": 0}, r"does not hold what a model of mispair holds \(no network\); copy it again"),
+        ({"networks": 2}, "Missing key"),
+        ({"config": 3}, "does not hold what a model"),
+        ({"vocabulary": None}, "its vocabulary has 0 words, not 30"),
+        ({"vocabulary": ["a", "b", "c"]}, "its vocabulary has 3 words, not 30"),
+        ({"format": 2}, "another format"),
+    ],
+)
+def test_a_file_that_contradicts_itself_is_refused_in_a_sentence(
+    matcher: mispair.Matcher, tmp_path: Path, changes: dict[str, Any], sentence: str
+) -> None:
+    path = tmp_path / "model.safetensors"
+    matcher.save(path)
+    with safetensors.safe_open(path, framework="pt") as opened:
+        about = json.loads(opened.metadata()["mispair"])
+    tensors = safetensors.torch.load_file(path)
+    safetensors.torch.save_file(tensors, path, {"mispair": json.dumps({**about, **changes})})
+    with pytest.raises(DataError, match=sentence) as refusal:
+        mispair.Matcher.load(path, "cpu")
+    assert "\n" not in str(refusal.value)
+    assert len(str(refusal.value)) < 400
+
+
+def test_weights_that_are_not_finite_or_not_ours_are_refused(matcher: mispair.Matcher, tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    matcher.save(path)
+    with safetensors.safe_open(path, framework="pt") as opened:
+        about = opened.metadata()
+    tensors = safetensors.torch.load_file(path)
+    name = next(iter(tensors))
+    tensors[name] = tensors[name] * torch.nan
+    safetensors.torch.save_file(tensors, path, about)
+    with pytest.raises(DataError, match=f"is damaged: {name} has weights that are not finite"):
+        mispair.Matcher.load(path, "cpu")
+    safetensors.torch.save_file(tensors, path, {"format": "pt"})
+    with pytest.raises(DataError, match="is not a model saved by mispair; give a run folder"):
+        mispair.Matcher.load(path, "cpu")
+
+
+def test_a_file_that_may_not_be_read_is_a_sentence(
+    matcher: mispair.Matcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def deny(*_: Any) -> Any:
+        raise PermissionError(13, "Permission denied")
+
+    matcher.save(tmp_path / "model.safetensors")
+    monkeypatch.setattr(Path, "open", deny)
+    with pytest.raises(DataError, match=r"model\.safetensors: the file cannot be read \(Permission denied\)"):
+        mispair.Matcher.load(tmp_path / "model.safetensors", "cpu")
+
+
+def test_a_run_without_a_model_yet_says_so(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text("")
+    with pytest.raises(DataError, match="holds a run that has no model yet"):
+        mispair.Matcher.load(tmp_path)

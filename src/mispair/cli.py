@@ -7,6 +7,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from io import TextIOWrapper
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,7 +23,7 @@ from mispair.cli_data import data_check, data_get, data_make, data_noise
 from mispair.cli_encode import encode
 from mispair.cli_suite import bench_report, bench_run
 from mispair.config import Config, read_recipe
-from mispair.errors import ConfigError, MispairError
+from mispair.errors import ConfigError, DataError, MispairError
 
 if TYPE_CHECKING:
     from mispair.data.pairs import Pairs
@@ -67,6 +68,7 @@ def evaluate(
     other: Annotated[Path | None, tyro.conf.arg(name="with")] = None,
     data: str | None = None,
     split: str = "test",
+    captions_per_image: int | None = None,
     folds: int = 1,
     device: str = "auto",
     json: bool = False,
@@ -78,32 +80,41 @@ def evaluate(
         other: Another one, to average the similarities of both (SGRAF: one run with --model sgr, one with saf).
         data: Data set; the one it was trained on when not given.
         split: Split to test on.
+        captions_per_image: Of --data, where its files leave it open.
         folds: Also average over so many slices of the images (COCO 1K: --split testall --folds 5).
         device: auto, cpu, cuda or mps.
         json: Print figures for machines.
     """
-    from mispair.matcher import Matcher, check_alike, evaluate_together
+    from mispair.matcher import Matcher, check_alike, evaluate_together, model_file
 
     if folds < 1:
         raise ConfigError(f"--folds is {folds} but must be at least 1.")
-    if other is not None and other.resolve() == run.resolve():
+    if other is not None and model_file(other).resolve() == model_file(run).resolve():
         raise ConfigError(f"--with is {other}, which is the run itself; give another one.")
     matcher = Matcher.load(run, device)
     if other is None:
-        pairs = _load_for(matcher, data, split)
+        pairs = _load_for(matcher, data, split, captions_per_image)
         figures = matcher.evaluate(pairs, folds).figures()
     else:
         check_alike(matcher, partner := Matcher.load(other, device))
-        pairs = _load_for(matcher, data, split)
-        short, full = (run.resolve().name, other.resolve().name), (str(run), str(other))
-        names = full if json or short[0] == short[1] else short  # whole paths would be cut in the table
-        figures = evaluate_together([matcher, partner], pairs, folds).figures(names)
+        pairs = _load_for(matcher, data, split, captions_per_image)
+        figures = evaluate_together([matcher, partner], pairs, folds).figures(_row_names(run, other, json))
     if json:
         runs = {"run": str(run)} if other is None else {"run": str(run), "with": str(other)}
         print_json({**runs, "data": pairs.name, "images": len(pairs.left), "texts": len(pairs), **figures})
     else:
         _print_retrieval(f"{pairs.name}: {len(pairs.left):,} images, {len(pairs):,} texts", figures)
     return 0
+
+
+def _row_names(run: Path, other: Path, whole: bool) -> Sequence[str]:
+    """What to call the rows of two runs: by the folder alone where that tells them apart, as a table is narrow."""
+    taken = {"run", "with", "data", "images", "texts", "averaged", "folds"}
+    runs = run, other
+    choices = [[str(path) for path in runs], [str(path.resolve()) for path in runs]]
+    if not whole:
+        choices.insert(0, [path.resolve().name for path in runs])
+    return next(names for names in choices if len(taken.union(names)) == len(taken) + 2)
 
 
 def search(
@@ -114,6 +125,7 @@ def search(
     top: int = 5,
     data: str | None = None,
     split: str = "test",
+    captions_per_image: int | None = None,
     device: str = "auto",
     json: bool = False,
 ) -> int:
@@ -126,6 +138,7 @@ def search(
         top: How many to show.
         data: Data set to search; the one it was trained on when not given.
         split: Split to search.
+        captions_per_image: Of --data, where its files leave it open.
         device: auto, cpu, cuda or mps.
         json: Print figures for machines.
     """
@@ -137,7 +150,7 @@ def search(
     if (query is None) == (image is None):
         raise ConfigError('Give either --query "some words" to find images or --image ID to find texts.')
     matcher = Matcher.load(run, device)
-    pairs = _load_for(matcher, data, split)
+    pairs = _load_for(matcher, data, split, captions_per_image)
     hits = find_images(matcher, pairs, query, top) if query is not None else find_texts(matcher, pairs, str(image), top)
     if json:
         print_json({"query": query, "image": image, "hits": [asdict(hit) for hit in hits]})
@@ -218,6 +231,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; a mistake of the user's becomes a sentence on stderr and an exit code."""
     argv = list(sys.argv[1:] if argv is None else argv)
     warnings.showwarning = lambda message, *_, **__: print(f"Note: {message}", file=sys.stderr)
+    if isinstance(sys.stdout, TextIOWrapper):  # captions and names may hold what the terminal cannot show
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         return _dispatch(argv)
     except MispairError as error:
@@ -280,14 +295,39 @@ def _peek(argv: Sequence[str], flag: str) -> str:
     return ""
 
 
-def _load_for(matcher: Matcher, data: str | None, split: str) -> Pairs:
+def _load_for(matcher: Matcher, data: str | None, split: str, captions_per_image: int | None) -> Pairs:
+    """The pairs that a command asks for; a note is printed where the model knows few of their words."""
     from mispair.api import load_for
     from mispair.data.configured import load_split
 
+    config, otherwise = matcher.config, "give --data with the folder of the data set"
     if data:
-        elsewhere = replace(matcher.config, data=data, captions_per_image=None)
-        return load_split(elsewhere, split, matcher.vocabulary)
-    return load_for(matcher, split, "give --data with the folder of the data set")
+        if captions_per_image is None and Path(data).resolve() == Path(config.data):
+            captions_per_image = config.captions_per_image
+        elsewhere = replace(config, data=data, captions_per_image=captions_per_image)
+        pairs = load_split(elsewhere, split, matcher.vocabulary)
+    elif captions_per_image is not None:
+        raise ConfigError("--captions-per-image is of --data, which is not given; the model knows that of its own.")
+    elif Path(config.data).is_absolute() and not Path(config.data).exists():
+        raise DataError(f"{config.data}, which the model was trained on, is not there any more; {otherwise}.")
+    else:
+        pairs = load_for(matcher, split, otherwise)
+    _note_unknown_words(pairs)
+    return pairs
+
+
+def _note_unknown_words(pairs: Pairs) -> None:
+    from mispair.data.check import MOSTLY_UNKNOWN, unknown_share
+    from mispair.data.pairs import Tokens
+
+    if isinstance(pairs.right, Tokens):
+        unknown = unknown_share(pairs.right.ids, pairs.right.offsets)
+        if unknown > MOSTLY_UNKNOWN:
+            print(
+                f"Note: the model does not know {unknown:.0%} of the words of {pairs.name}, so what it says of these "
+                "captions means next to nothing.",
+                file=sys.stderr,
+            )
 
 
 def _print_retrieval(title: str, figures: dict[str, Any]) -> None:

@@ -25,6 +25,7 @@ def data_check(
     *,
     vocab: Path | None = None,
     noise_file: tuple[Path, ...] = (),
+    captions_per_image: int | None = None,
     json: bool = False,
 ) -> int:
     """Explain what a data set holds and what is wrong with it.
@@ -33,11 +34,12 @@ def data_check(
         data: Folder of the data set, or "shapes".
         vocab: Vocabulary file, if it is not beside the data.
         noise_file: Noise index files to examine.
+        captions_per_image: Only where the files leave it open; found from the data by default.
         json: Print figures for machines.
     """
     from mispair.data.check import check
 
-    found = check(data, vocabulary=vocab, noise_file=noise_file)
+    found = check(data, vocabulary=vocab, noise_file=noise_file, captions_per_image=captions_per_image)
     if json:
         print_json({**found.figures, "problems": found.problems})
     else:
@@ -57,6 +59,7 @@ def data_noise(
     out: Path,
     seed: int = 0,
     kind: NoiseKind = "caption",
+    captions_per_image: int | None = None,
     json: bool = False,
 ) -> int:
     """Make a noise index: which wrong image each training caption gets.
@@ -68,6 +71,7 @@ def data_noise(
         seed: The same seed gives the same file.
         kind: caption: each caption on its own (NCR); image: all captions of an image together (DECL); near: exchanged
             between images that are much alike; group: exchanged between whole groups of images.
+        captions_per_image: Only where the files leave it open; found from the data by default.
         json: Print figures for machines.
     """
     from mispair.data.formats import load
@@ -75,7 +79,7 @@ def data_noise(
 
     if out.exists():
         raise DataError(f"{out} exists already; give another --out or remove it first.")
-    pairs = load(data, "train", finite=False)
+    pairs = load(data, "train", captions_per_image=captions_per_image, finite=False)
     save_noise(out, noise_index(pairs, ratio=ratio, seed=seed, kind=kind))
     found = mismatch(load_noise(out, pairs.link, len(pairs.left)), pairs.link, pairs.groups)
     if json:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import islice
 
@@ -244,7 +244,7 @@ class Trainer:
 
     def _refuse_other_pairs(self, trained_on: str | None) -> None:
         """Runs of earlier versions have no fingerprint with their result, or one that says nothing about the truth."""
-        if trained_on not in (None, self._trained_on, fingerprint(replace(self.train_pairs, truth=None))):
+        if trained_on not in (None, self._trained_on, fingerprint(self.train_pairs)):
             raise ConfigError(
                 f"{self.run.path} was trained on other pairs: the data set or its noise has changed since; "
                 "put the old files back or give another --out."
@@ -341,9 +341,8 @@ class Trainer:
 
     @property
     def _trained_on(self) -> str:
-        """Fingerprint of the pairs; their truth is a part of it only where the method trains by it."""
-        pairs = self.train_pairs
-        return fingerprint(pairs if self.method.uses_truth else replace(pairs, truth=None))
+        """Fingerprint of the pairs."""
+        return fingerprint(self.train_pairs, truth=self.method.uses_truth)
 
     @property
     def _main_epoch(self) -> int | None:

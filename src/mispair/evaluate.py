@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mispair.data.loader import SideLoader
 from mispair.data.pairs import IntArray, Pairs, Side, Tokens
+from mispair.errors import ConfigError
 from mispair.metrics import Retrieval, fold_retrieval, retrieval
 from mispair.models import CosineNetwork, Encoded, Network
 
@@ -120,6 +121,15 @@ class Evaluation:
         if self.folds is not None:
             rows["folds"] = self.folds
         return {name: result.figures() for name, result in rows.items()}
+
+
+def check_folds(pairs: Pairs, folds: int) -> None:
+    """Refuses a number of slices into which the left items cannot be cut."""
+    if folds != 1 and not (isinstance(folds, int) and 1 <= folds <= len(pairs.left)):
+        raise ConfigError(
+            f"{pairs.name}: {len(pairs.left):,} images cannot be cut into {folds!r} folds; give a number from 1 to "
+            f"{len(pairs.left):,}."
+        )
 
 
 def evaluate(matrices: Sequence[Tensor], pairs: Pairs, folds: int = 1) -> Evaluation:

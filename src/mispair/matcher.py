@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from mispair.data.pairs import FloatArray, Pairs, Regions, Side, Tokens, Vectors
 from mispair.data.text import Vocabulary
 from mispair.devices import autocast, pick_device
 from mispair.errors import DataError
-from mispair.evaluate import Evaluation, encode_side, evaluate, similarities
+from mispair.evaluate import Evaluation, check_folds, encode_side, evaluate, similarities
 from mispair.files import write_atomically
 from mispair.models import Network, SideSpec, build
 
@@ -73,6 +74,7 @@ class Matcher:
     def evaluate(self, pairs: Pairs, folds: int = 1) -> Evaluation:
         """Retrieval in both directions over all items of `pairs`, and the mean over `folds` slices of them."""
         check_is_pairs(pairs, "evaluate: pairs")
+        check_folds(pairs, folds)
         matrices = self._matrices(self._side(pairs.left, "left"), self._side(pairs.right, "right"))
         return evaluate(matrices, pairs, folds)
 
@@ -95,30 +97,25 @@ class Matcher:
     @classmethod
     def load(cls, path: str | Path, device: str = "auto") -> Matcher:
         """Reads a saved matcher, or the best one of a run folder."""
-        file = Path(path) / "best.safetensors" if Path(path).is_dir() else Path(path)
-        if not file.is_file():
-            raise DataError(
-                f"{file} does not exist; give a run folder of `mispair train` or a saved .safetensors file."
-            )
-        try:
-            with safetensors.safe_open(file, framework="pt") as opened:
-                about = json.loads((opened.metadata() or {})["mispair"])
-                tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - not a dict
-        except (safetensors.SafetensorError, KeyError, json.JSONDecodeError) as error:
-            raise DataError(f"{file} is not a model saved by mispair, or is damaged ({error}).") from None
-        if not isinstance(about, dict) or about.get("format") != FORMAT:
-            raise DataError(f"{file} has another format than this mispair reads ({FORMAT}); update mispair.")
+        file = model_file(path)
+        about, tensors = _read_model(file)
         where = pick_device(device)
         try:
             config = override(Config(), about["config"], str(file))
             left, right = (SideSpec(**spec) for spec in about["specs"])
+            vocabulary = Vocabulary(tuple(about["vocabulary"])) if about["vocabulary"] else None
+            _check_words(vocabulary, (left, right))
             networks = [build(config, left, right, seed=0) for _ in range(about["networks"])]
+            if not networks:
+                raise ValueError("no network")
             for number, network in enumerate(networks):
                 prefix = f"{number}."
                 network.load_state_dict({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
-            vocabulary = Vocabulary(tuple(about["vocabulary"])) if about["vocabulary"] else None
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise DataError(f"{file} does not hold what a model of mispair holds ({error}).") from None
+        except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise DataError(
+                f"{file} does not hold what a model of mispair holds ({_shortened(error)}); copy it again, or train it "
+                "again."
+            ) from None
         return cls(config, (left, right), networks, vocabulary, where)
 
     def _matrices(self, left: Side, right: Side) -> list[torch.Tensor]:
@@ -133,7 +130,8 @@ class Matcher:
         spec = self.specs[0 if name == "left" else 1]
         side = self._texts(items) if spec.kind == "tokens" else _features(items)
         if side is None:
-            raise DataError(f"The {name} side of this model takes {spec}, but got {described(items)}.")
+            form = "a list of texts" if spec.kind == "tokens" else "a numpy array of numbers"
+            raise DataError(f"The {name} side of this model takes {spec}, but got {described(items)}; give {form}.")
         found = SideSpec.of(side)
         if not takes(self.config.model, spec, found):
             raise DataError(f"The {name} side of this model takes {spec}, but got {found}.")
@@ -153,6 +151,56 @@ class Matcher:
         if not all(isinstance(text, str) for text in texts):
             return None
         return Tokens(*self.vocabulary.encode(texts), self.vocabulary, texts)
+
+
+def model_file(path: str | Path) -> Path:
+    """The file of a saved model: the best one of a run, or the file itself.
+
+    Raises:
+        DataError: There is none.
+    """
+    path = Path(path)
+    file = path / "best.safetensors" if path.is_dir() else path
+    if file.is_file():
+        return file
+    if (path / "config.toml").is_file():
+        raise DataError(
+            f"{path} holds a run that has no model yet; give the same `mispair train` again and let it go on."
+        )
+    raise DataError(f"{file} does not exist; give a run folder of `mispair train` or a saved .safetensors file.")
+
+
+def _read_model(file: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """What a saved model says of itself, and its weights."""
+    try:
+        file.open("rb").close()  # safetensors says of a file that it may not read that it is not there
+        with safetensors.safe_open(file, framework="pt") as opened:
+            about = json.loads((opened.metadata() or {}).get("mispair", "null"))
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - not a dict
+    except OSError as error:
+        raise DataError(f"{file}: the file cannot be read ({error.strerror or error}).") from None
+    except (safetensors.SafetensorError, json.JSONDecodeError) as error:
+        raise DataError(f"{file} is not a model saved by mispair, or is damaged ({_shortened(error)}).") from None
+    if about is None:
+        raise DataError(f"{file} is not a model saved by mispair; give a run folder, or what Matcher.save has written.")
+    if not isinstance(about, dict) or about.get("format") != FORMAT:
+        raise DataError(f"{file} has another format than this mispair reads ({FORMAT}); update mispair.")
+    for name, tensor in tensors.items():
+        if not tensor.isfinite().all():
+            raise DataError(f"{file} is damaged: {name} has weights that are not finite; copy it again.")
+    return about, tensors
+
+
+def _check_words(vocabulary: Vocabulary | None, specs: tuple[SideSpec, SideSpec]) -> None:
+    known = len(vocabulary) if vocabulary else 0
+    for spec in specs:
+        if spec.kind == "tokens" and known != spec.size:
+            raise ValueError(f"its vocabulary has {known} words, not {spec.size}")
+
+
+def _shortened(error: Exception) -> str:
+    """What other libraries say, in one line."""
+    return textwrap.shorten(str(error), 160, placeholder=" ...")
 
 
 def takes(model: str, trained: SideSpec, given: SideSpec) -> bool:
@@ -190,6 +238,7 @@ def evaluate_together(matchers: Sequence[Matcher], pairs: Pairs, folds: int = 1)
     if not matchers:
         raise DataError("evaluate_together: there is no model to evaluate.")
     check_is_pairs(pairs, "evaluate_together: pairs")
+    check_folds(pairs, folds)
     for other in matchers[1:]:
         check_alike(matchers[0], other)
     sides = [(each._side(pairs.left, "left"), each._side(pairs.right, "right")) for each in matchers]

@@ -56,7 +56,7 @@ def test_files_that_are_no_arrays_are_refused(tmp_path: Path, content: bytes, se
 @pytest.mark.parametrize(
     ("array", "ndim", "sentence"),
     [
-        (np.ones((2, 2)), 3, r"shape \(2, 2\); expected 3 dimensions"),
+        (np.ones((2, 2)), 3, r"shape \(2, 2\); expected 3 dimensions \(images, regions, width\)"),
         (np.ones(2, np.int64), 1, "int64; features must be float16"),
         (np.ones(2, ">f4"), 1, "'?>f4'?; features must be"),
         (np.ones(2, np.complex64), None, "complex64"),
@@ -119,6 +119,14 @@ def test_a_sum_that_overflows_is_not_a_bad_value() -> None:
         array = np.full((4, 8), np.finfo(kind).max, kind)
         with np.errstate(over="ignore"):
             assert np.isinf(array.sum())  # so the sum alone would call it bad
+        check_finite(array, "x")
+
+
+def test_what_is_too_large_for_float32_is_refused() -> None:
+    array = np.ones((4, 8))
+    check_finite(array, "x")
+    array[2, 3] = 1e39
+    with pytest.raises(DataError, match=r"x: row 2 holds values .* too large for float32"):
         check_finite(array, "x")
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from mispair.data import formats
 from mispair.data.check import Check, check
 from mispair.data.noise import caption_noise, image_noise, save_noise
 from mispair.data.text import Vocabulary
@@ -123,6 +124,58 @@ def test_an_empty_caption_file_is_a_problem(folder: Path) -> None:
     (folder / "train_caps.txt").write_text("")
     found = check(folder)
     assert any("train: the caption file is empty" in problem for problem in found.problems)
+
+
+def test_one_mistake_is_one_problem(folder: Path, tmp_path: Path) -> None:
+    (folder / "train_caps.txt").write_bytes("a dog\n".encode("utf-16"))
+    problems = check(folder).problems
+    assert len(problems) == 1
+    assert "train_caps.txt: byte 0 is not UTF-8; convert the file with `iconv -f utf-16 -t utf-8`" in problems[0]
+    (folder / "train_caps.txt").write_text("")
+    assert check(folder).problems == ["train: the caption file is empty; copy or write it again."]
+    for name, rows in (("img_emb", 20), ("text_emb", 19)):
+        (tmp_path / "pairs" / name).mkdir(parents=True)
+        np.save(tmp_path / "pairs" / name / f"{name}_0.npy", np.ones((rows, 3), np.float16))
+    assert len(check(tmp_path / "pairs").problems) == 1  # not once a split
+
+
+def test_captions_that_do_not_stand_together_are_a_problem(tmp_path: Path) -> None:
+    np.save(tmp_path / "train_ims.npy", np.random.RandomState(0).rand(4, 3, 4).astype(np.float32))
+    captions = [f"a dog {i}" for i in range(8)]
+    for ids, refused in (([0, 0, 1, 1, 2, 2, 3, 3], False), (range(8), False), ([0, 1, 2, 3] * 2, True)):
+        rows = (f"{number}\t{text}\n" for number, text in zip(ids, captions, strict=True))
+        (tmp_path / "train_caps.tsv").write_text("".join(rows))
+        problems = check(tmp_path).problems
+        assert len(problems) == refused
+        if refused:
+            assert "rows 1 to 2 should be the 2 captions of one image, but have the ids 0, 1;" in problems[0]
+            with pytest.raises(DataError, match="sort the rows in the order of the images"):
+                formats.load(tmp_path)
+
+
+def test_splits_of_another_width_are_a_problem(folder: Path, tmp_path: Path) -> None:
+    np.save(folder / "dev_ims.npy", np.random.RandomState(1).rand(20, 3, 9).astype(np.float32))
+    assert check(folder).problems == [
+        "dev: features of width 9, but 4 for training; make the features of all splits in the same way."
+    ]
+    for split, width in (("train", 3), ("test", 5)):
+        for name in ("img_emb", "text_emb"):
+            (tmp_path / "pairs" / split / name).mkdir(parents=True)
+            values = np.ones((20, 3 if name == "img_emb" else width), np.float32)
+            np.save(tmp_path / "pairs" / split / name / f"{name}_0.npy", values)
+    problems = check(tmp_path / "pairs").problems
+    assert len(problems) == 1
+    assert "test: texts features of width 5, but 3 for training" in problems[0]
+
+
+def test_metadata_without_paths_is_named(tmp_path: Path) -> None:
+    for name in ("img_emb", "text_emb", "metadata"):
+        (tmp_path / name).mkdir()
+    for name in ("img_emb", "text_emb"):
+        np.save(tmp_path / name / f"{name}_0.npy", np.ones((20, 3), np.float16))
+    assert "no image paths known\n" in text_of(check(tmp_path))
+    (tmp_path / "metadata/metadata_0.csv").write_text("url,text\n" + "a,b\n" * 20)
+    assert "no image paths known, though there is metadata: it needs a column image_path" in text_of(check(tmp_path))
 
 
 def test_a_given_vocabulary_is_named(folder: Path, tmp_path: Path) -> None:

@@ -77,15 +77,17 @@ def test_captions_per_image_can_be_forced(tmp_path: Path) -> None:
     ("images", "captions", "forced", "sentence"),
     [
         (10, 10, 5, "do not repeat in blocks of 5"),
-        (10, 50, 1, "make 5 a row"),
+        (10, 50, 1, "make 5 a row; leave it out"),
         (10, 10, 0, "captions_per_image is 0"),
+        (10, 50, 5.0, r"captions_per_image is 5\.0; expected a whole number"),
+        (10, 50, "5", "captions_per_image is '5'"),
         (10, 49, None, "49 captions for 10 image rows"),
         (10, 0, None, "0 captions for 10 image rows"),
         (10, 5, None, r"expected a whole number of captions an image \(10 or 50\)"),
     ],
 )
 def test_counts_that_do_not_fit_are_refused(
-    tmp_path: Path, images: int, captions: int, forced: int | None, sentence: str
+    tmp_path: Path, images: int, captions: int, forced: Any, sentence: str
 ) -> None:
     write_split(tmp_path, "train", images, captions)
     with pytest.raises(DataError, match=sentence):

@@ -449,6 +449,22 @@ def test_a_share_that_cannot_be_met_is_said(kind: Any) -> None:
         noise_index(whole, ratio=0.5, seed=0, kind=kind)
 
 
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"pairs": "my_data"}, r"add_noise: pairs must be Pairs, as mispair\.load gives them, not str"),
+        ({"ratio": "0.4"}, "noise ratio is '0.4'; expected a share from 0 to 1"),
+        ({"ratio": None}, "noise ratio is None"),
+        ({"seed": 1.5}, "noise seed is 1.5; expected a whole number"),
+        ({"seed": None}, "noise seed is None"),
+    ],
+)
+def test_what_is_no_number_or_no_pairs_is_refused(wrong: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(DataError, match=sentence):
+        add_noise(**{"pairs": make_pairs(), "ratio": 0.4, "seed": 0, **wrong})
+    add_noise(make_pairs(), ratio=np.float32(0.4), seed=np.int64(3))  # type: ignore[arg-type]
+
+
 @published
 @pytest.mark.parametrize("name", ["f30k_precomp_0.4.npy", "noise_inx_0.4.npy"])
 def test_published_files_have_their_mismatch(name: str) -> None:

@@ -132,6 +132,38 @@ def test_vectors_that_do_not_belong_together_are_refused(tmp_path: Path) -> None
             formats.load(tmp_path / folder, split)
 
 
+@pytest.mark.parametrize("side", ["img_emb", "text_emb", "metadata"])
+def test_shards_of_different_numbers_are_not_joined(tmp_path: Path, side: str) -> None:
+    write_vectors(tmp_path, [4, 4, 4], [f"{i}.jpg" for i in range(12)])
+    for stem in {"img_emb", "text_emb", "metadata"} - {side}:
+        next((tmp_path / stem).glob(f"{stem}_1.*")).unlink()
+    next((tmp_path / side).glob(f"{side}_2.*")).unlink()
+    with pytest.raises(DataError, match="would be joined, but their numbers differ"):
+        formats.load(tmp_path)
+
+
+def test_one_table_may_name_the_rows_of_several_shards(tmp_path: Path) -> None:
+    write_vectors(tmp_path, [4, 6])
+    (tmp_path / "metadata").mkdir()
+    (tmp_path / "metadata/metadata_7.csv").write_text("image_path\n" + "".join(f"{i}.jpg\n" for i in range(10)))
+    assert formats.load(tmp_path, "test").left_ids == ["9.jpg"]
+
+
+def test_a_damaged_table_is_refused_in_one_line(tmp_path: Path) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    write_vectors(tmp_path, [30])
+    (tmp_path / "metadata").mkdir()
+    path = tmp_path / "metadata/metadata_0.parquet"
+    parquet.write_table(arrow.table({"image_path": [str(i) * 50 for i in range(30)]}), path)
+    content = bytearray(path.read_bytes())
+    content[4:60] = b"\xff" * 56
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=r"metadata_0\.parquet: the table cannot be read") as refusal:
+        formats.load(tmp_path)
+    assert "\n" not in str(refusal.value)
+
+
 def test_vectors_that_are_not_finite_are_refused(tmp_path: Path) -> None:
     write_vectors(tmp_path / "x", [10])
     np.save(tmp_path / "x/text_emb/text_emb_0.npy", np.full((10, 3), np.inf, np.float32))

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from mispair.errors import DataError
 
 _CHUNK_BYTES = 1 << 24  # stays in the cache of the processor, and is long enough to hide the loop
+_AXES = {1: "a number each", 2: "rows, width", 3: "images, regions, width"}
 
 
 def open_array(
@@ -30,7 +31,9 @@ def open_array(
     """
     shape, dtype = _read_header(Path(path))
     if ndim is not None and len(shape) != ndim:
-        raise DataError(f"{path}: found an array of shape {shape}; expected {ndim} dimension{'s' * (ndim > 1)}.")
+        raise DataError(
+            f"{path}: found an array of shape {shape}; expected {ndim} dimension{'s' * (ndim > 1)} ({_AXES[ndim]})."
+        )
     if 0 in shape:
         raise DataError(f"{path}: the array of shape {shape} holds nothing; write the file again with its rows.")
     real = dtype.kind == "f" and dtype.itemsize <= 8 and dtype.isnative
@@ -104,17 +107,19 @@ def chunks(array: npt.NDArray[Any]) -> Iterator[tuple[int, npt.NDArray[Any]]]:
 
 
 def check_finite(array: npt.NDArray[Any], name: str) -> None:
-    """Refuse features that are not finite, naming the first bad row.
+    """Refuse features that are not finite in float32, in which networks compute, naming the first bad row.
 
     Args:
         array: Features (N, ...), possibly memory-mapped.
         name: What to call them.
 
     Raises:
-        DataError: A value is NaN or infinite.
+        DataError: A value is NaN, infinite or too large for float32.
     """
     for first, chunk in chunks(array):
         with np.errstate(over="ignore", invalid="ignore"):
+            if chunk.dtype.itemsize > 4:
+                chunk = chunk.astype(np.float32)
             total = chunk.sum(dtype=np.float32 if chunk.dtype == np.float16 else None)
         if np.isfinite(total):  # one bad value makes the sum bad; the reverse does not hold
             continue
@@ -122,7 +127,8 @@ def check_finite(array: npt.NDArray[Any], name: str) -> None:
         if bad.any():
             row = first + int(bad.argmax())
             raise DataError(
-                f"{name}: row {row:,} holds values that are not finite (NaN or infinite); compute it again."
+                f"{name}: row {row:,} holds values that are not finite (NaN, infinite or too large for float32); "
+                "compute it again."
             )
 
 

@@ -45,11 +45,12 @@ class Check:
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
-        """Note a refusal inside the block as a problem and go on."""
+        """Note a refusal inside the block as a problem and go on; one that several splits share is noted once."""
         try:
             yield
         except DataError as error:
-            self.problems.append(str(error))
+            if str(error) not in self.problems:
+                self.problems.append(str(error))
 
 
 def check(
@@ -57,6 +58,7 @@ def check(
     *,
     vocabulary: Vocabulary | str | Path | None = None,
     noise_file: str | Path | Sequence[str | Path] | None = None,
+    captions_per_image: int | None = None,
 ) -> Check:
     """Examine every split of a data set, its vocabulary and its noise index files.
 
@@ -64,6 +66,7 @@ def check(
         data: A folder, or "shapes".
         vocabulary: As for `formats.load`.
         noise_file: Noise index files; those in the folder that look like one are examined as well.
+        captions_per_image: As for `formats.load`.
 
     Raises:
         DataError: There is no data set at all.
@@ -73,9 +76,10 @@ def check(
     found = Check(figures={"data": str(folder), "layout": layout, "splits": {}, "noise": {}})
     groups = None
     if layout == "precomp":
-        _check_precomp(folder, vocabulary, found)
+        _check_precomp(folder, vocabulary, captions_per_image, found)
     else:
         groups = _check_vectors(folder, found)
+    _check_widths(found)
     given = [noise_file] if isinstance(noise_file, str | Path) else noise_file or ()
     similar = (path for pattern in _NOISE_PATTERNS for path in sorted(folder.glob(pattern)))
     for path in dict.fromkeys(map(Path, (*given, *similar))):
@@ -84,7 +88,9 @@ def check(
     return found
 
 
-def _check_precomp(folder: Path, vocabulary: Vocabulary | str | Path | None, found: Check) -> None:
+def _check_precomp(
+    folder: Path, vocabulary: Vocabulary | str | Path | None, captions_per_image: int | None, found: Check
+) -> None:
     words = None
     with found.collecting():
         words, source = precomp.find_vocabulary(folder, vocabulary)
@@ -94,17 +100,17 @@ def _check_precomp(folder: Path, vocabulary: Vocabulary | str | Path | None, fou
     for split in names:
         figures: dict[str, Any] = {}
         found.figures["splits"][split] = figures
-        features = texts = None
+        features = captions = None
         with found.collecting():
             features = open_array(precomp.features_path(folder, split), ndim=3)
         with found.collecting():
-            texts, _ = precomp.read_captions(folder, split)
+            captions = precomp.read_captions(folder, split)
         if features is not None:
-            images = _check_rows(folder, split, features, texts, found)
+            images = _check_rows(folder, split, features, captions or ([], []), captions_per_image, found)
             name = str(precomp.features_path(folder, split))
             figures["features"] = _check_features(split, name, images, features.nbytes, found)
-        if texts is not None:
-            _check_captions(split, texts, words, figures, found)
+        if captions is not None:
+            _check_captions(split, captions[0], words, figures, found)
     if "dev" not in names:
         found.lines.append("dev: there is none, so training keeps its last epoch instead of its best")
     if "train" not in names:
@@ -114,20 +120,27 @@ def _check_precomp(folder: Path, vocabulary: Vocabulary | str | Path | None, fou
 
 
 def _check_rows(
-    folder: Path, split: str, features: npt.NDArray[Any], texts: list[str] | None, found: Check
+    folder: Path,
+    split: str,
+    features: npt.NDArray[Any],
+    captions: tuple[list[str], list[str]],
+    captions_per_image: int | None,
+    found: Check,
 ) -> npt.NDArray[Any]:
-    """How rows and captions fit together; returns the rows without repetitions."""
+    """How rows and captions (with their ids) fit together; returns the rows without repetitions."""
     figures = found.figures["splits"][split]
     figures["rows"] = rows = len(features)
-    if texts is None:
+    texts, ids = captions
+    if not texts:
         return features
     with found.collecting():
-        images, per_image = precomp.arrange(features, len(texts), None, f"{folder.name} {split}")
+        images, per_image = precomp.arrange(features, len(texts), captions_per_image, f"{folder.name} {split}")
         repeated = len(images) < rows
         figures |= {"images": len(images), "captions_per_image": per_image, "repeated": repeated}
         repeats = f"{rows:,} rows, each image repeated {per_image} times: " if repeated else ""
-        found.lines.append(f"{split}: {repeats}{len(images):,} images with {_count(per_image, 'caption')} each")
+        found.lines.append(f"{split}: {repeats}{_count(len(images), 'image')} with {_count(per_image, 'caption')} each")
         features = images
+        precomp.check_ids(ids, per_image, precomp.captions_path(folder, split))
         precomp.read_ids(folder, split, len(images), per_image)
     return features
 
@@ -149,8 +162,8 @@ def _check_features(label: str, name: str, features: npt.NDArray[Any], on_disk: 
         )
     elif highest > _HALF_MAXIMUM:
         found.problems.append(
-            f"{name}: the absolute maximum is {highest:.4g}, above the half-precision range of {_HALF_MAXIMUM:,.0f}; "
-            "scale the features or keep them in float32."
+            f"{name}: the absolute maximum is {highest:.4g}, above the half-precision range of {_HALF_MAXIMUM:,.0f} "
+            "that a GPU computes in; scale the features down."
         )
     return {
         "shape": list(features.shape),
@@ -168,7 +181,7 @@ def _check_captions(
     """Lengths, unknown words and oddities of the captions; the words are counted even without a vocabulary."""
     figures["captions"] = len(texts)
     if not texts:
-        found.problems.append(f"{split}: the caption file is empty.")
+        found.problems.append(f"{split}: the caption file is empty; copy or write it again.")
         return
     ids, offsets = (words or Vocabulary(SPECIAL_WORDS)).encode(texts)
     lengths = np.diff(offsets) - 2  # without start and end
@@ -222,13 +235,32 @@ def _check_vectors(folder: Path, found: Check) -> IntArray | None:
             train_groups = pairs.groups if split == "train" else train_groups
             groups = len(np.unique(pairs.left_groups))
             figures |= {"rows": len(pairs), "images": groups, "captions": len(pairs), "named": bool(pairs.left_ids)}
-            names = f"{groups:,} different image paths" if pairs.left_ids else "no image paths known"
+            names = _count(groups, "different image path") if pairs.left_ids else _why_no_names(folder, split)
             found.lines.append(f"{split}: {_count(len(pairs), 'pair')} of vectors, {names}")
             for label, side in (("images", pairs.left), ("texts", pairs.right)):
                 assert isinstance(side, Vectors)
                 name, size = f"{pairs.name} {label}", side.features.nbytes
                 figures[f"{label}_features"] = _check_features(f"{split} {label}", name, side.features, size, found)
     return train_groups
+
+
+def _check_widths(found: Check) -> None:
+    """Whether a model of the training features can read those of the other splits."""
+    splits = found.figures["splits"]
+    for key in ("features", "images_features", "texts_features"):
+        widths = {name: figures[key]["shape"][-1] for name, figures in splits.items() if key in figures}
+        for name, width in widths.items():
+            if width != widths.get("train", width):
+                found.problems.append(
+                    f"{name}: {key.replace('_', ' ')} of width {width:,}, but {widths['train']:,} for training; make "
+                    "the features of all splits in the same way."
+                )
+
+
+def _why_no_names(folder: Path, split: str) -> str:
+    places = folder / "metadata", folder / split / "metadata"
+    unused = any(path for place in places for path in place.glob("metadata_*"))
+    return "no image paths known" + ", though there is metadata: it needs a column image_path" * unused
 
 
 def _check_noise(path: Path, groups: IntArray | None, found: Check) -> None:

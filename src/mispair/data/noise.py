@@ -316,8 +316,10 @@ def add_noise(
         file: A noise index: read where it exists (whatever `kind` and `seed` say), else made and written for next time.
 
     Raises:
-        DataError: The ratio, the kind or the file is wrong.
+        DataError: The ratio, the seed, the kind or the file is wrong, or `pairs` are none.
     """
+    if not isinstance(pairs, Pairs):
+        raise DataError(f"add_noise: pairs must be Pairs, as mispair.load gives them, not {type(pairs).__name__}.")
     _check_ratio(ratio)
     _check_kind(kind)
     if file is not None and Path(file).exists():
@@ -339,8 +341,8 @@ def add_noise(
 
 
 def _check_ratio(ratio: float) -> None:
-    if not 0 <= ratio <= 1:
-        raise DataError(f"The noise ratio is {ratio}; expected a share from 0 to 1, such as 0.4 for 40 %.")
+    if not (isinstance(ratio, float | int | np.floating) and 0 <= ratio <= 1):
+        raise DataError(f"The noise ratio is {ratio!r}; expected a share from 0 to 1, such as 0.4 for 40 %.")
 
 
 def _check_kind(kind: str) -> None:
@@ -349,8 +351,8 @@ def _check_kind(kind: str) -> None:
 
 
 def _check_seed(seed: int) -> None:
-    if not 0 <= seed < 2**32:
-        raise DataError(f"The noise seed is {seed}; expected a whole number from 0 to 4,294,967,295.")
+    if not (isinstance(seed, int | np.integer) and 0 <= seed < 2**32):
+        raise DataError(f"The noise seed is {seed!r}; expected a whole number from 0 to 4,294,967,295.")
 
 
 def _generator(seed: int) -> np.random.RandomState:

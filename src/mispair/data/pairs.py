@@ -179,12 +179,12 @@ def described(value: Any) -> str:
     return f"a value of type {type(value).__name__}"
 
 
-def fingerprint(pairs: Pairs) -> str:
-    """Tells whether a run sees the same pairs again: link, groups, truth and texts, and a sample of the features."""
+def fingerprint(pairs: Pairs, *, truth: bool = False) -> str:
+    """Tells whether a run sees the same pairs again: link, groups, texts and a sample of the features; or truth, too."""
     digest = hashlib.sha256(np.ascontiguousarray(pairs.link).tobytes())
     if pairs.groups is not None:
         digest.update(np.ascontiguousarray(pairs.groups).tobytes())
-    if pairs.truth is not None:  # with a name, because without groups it stands in their place
+    if truth and pairs.truth is not None:  # with a name, because without groups it stands in their place
         digest.update(b"truth" + np.ascontiguousarray(pairs.truth).tobytes())
     for side in (pairs.left, pairs.right):
         if isinstance(side, Tokens):

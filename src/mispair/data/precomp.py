@@ -6,6 +6,7 @@ Published arrays come in three shapes, and nothing in the files says which: one 
 
 from __future__ import annotations
 
+import codecs
 import csv
 from collections.abc import Sequence
 from pathlib import Path
@@ -75,8 +76,9 @@ def _read_lines(path: Path) -> list[str]:
 
 def _unreadable(path: Path, error: OSError | UnicodeDecodeError) -> DataError:
     if isinstance(error, UnicodeDecodeError):
-        where = f"byte {error.start:,} is not UTF-8"
-        return DataError(f"{path}: {where}; convert the file with `iconv -f latin1 -t utf-8`.")
+        marked = error.object[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # as Windows writes it
+        where, encoding = f"byte {error.start:,} is not UTF-8", "utf-16" if marked else "latin1"
+        return DataError(f"{path}: {where}; convert the file with `iconv -f {encoding} -t utf-8`.")
     return DataError(f"{path}: the file cannot be read ({error.strerror}).")
 
 
@@ -95,12 +97,15 @@ def arrange(
         The features without repetitions (still memory-mapped), and the captions per image.
     """
     rows = len(features)
-    if captions_per_image is not None and captions_per_image < 1:
-        raise DataError(f"{name}: captions_per_image is {captions_per_image}; expected 1 or more, usually 5.")
+    if captions_per_image is not None and not (isinstance(captions_per_image, int) and captions_per_image >= 1):
+        raise DataError(
+            f"{name}: captions_per_image is {captions_per_image!r}; expected a whole number from 1 on, usually 5."
+        )
     if not n_captions or n_captions % rows:
         raise DataError(
             f"{name}: {n_captions:,} captions for {rows:,} image rows; expected a whole number of captions an image "
-            f"({rows:,} or {USUAL_CAPTIONS_PER_IMAGE * rows:,})."
+            f"({rows:,} or {USUAL_CAPTIONS_PER_IMAGE * rows:,}); look for an empty line at the end, for lost lines, or "
+            "in a .tsv for an unmatched quotation mark."
         )
     a_row = n_captions // rows
     if captions_per_image is None:
@@ -109,9 +114,10 @@ def arrange(
     if captions_per_image == a_row:
         return features, captions_per_image
     if a_row != 1 or not _blocks_repeat(features, captions_per_image):
+        repeats = f", and the rows do not repeat in blocks of {captions_per_image}" if a_row == 1 else ""
         raise DataError(
             f"{name}: captions_per_image is {captions_per_image}, but {rows:,} image rows and {n_captions:,} captions "
-            f"make {a_row} a row, and the rows do not repeat in blocks of {captions_per_image}."
+            f"make {a_row} a row{repeats}; leave it out, or correct the files."
         )
     return features[::captions_per_image], captions_per_image
 
@@ -139,9 +145,8 @@ def find_vocabulary(folder: Path, vocabulary: Vocabulary | str | Path | None = N
         return vocabulary, "given"
     if vocabulary is not None:
         return Vocabulary.load(vocabulary), str(vocabulary)
-    folder = folder.resolve()
-    file_name = f"{folder.name}_vocab.json"
-    parent = folder.parent
+    whole = folder.resolve()
+    file_name, parent = f"{whole.name}_vocab.json", whole.parent
     for path in (folder / "vocab.json", folder / file_name, parent / "vocab" / file_name, parent / file_name):
         if path.exists():
             return Vocabulary.load(path), str(path)
@@ -173,6 +178,25 @@ def read_ids(folder: Path, split: str, n_images: int, per_image: int) -> Sequenc
     return ids if len(ids) == n_images else ids[::per_image]
 
 
+def check_ids(ids: Sequence[str], per_image: int, path: Path) -> None:
+    """Refuse captions whose image ids say that those of one image do not stand together.
+
+    Args:
+        ids: Image id of each caption; captions may also have ids of their own, all different.
+        per_image: Captions an image.
+        path: Where they were read.
+    """
+    if len(set(ids)) == len(ids):
+        return
+    for first in range(0, len(ids), per_image):
+        here = ids[first : first + per_image]
+        if len(set(here)) > 1:
+            raise DataError(
+                f"{path}: rows {first + 1:,} to {first + len(here):,} should be the {per_image} captions of one image, "
+                f"but have the ids {', '.join(dict.fromkeys(here))}; sort the rows in the order of the images."
+            )
+
+
 def load(
     folder: Path,
     split: str,
@@ -187,6 +211,7 @@ def load(
     features = open_array(features_path(folder, split), ndim=3)
     texts, ids = read_captions(folder, split)
     left, per_image = arrange(features, len(texts), captions_per_image, name)
+    check_ids(ids, per_image, captions_path(folder, split))
     left_ids = ids[::per_image] if ids else read_ids(folder, split, len(left), per_image)
     if split == "dev":
         kept = min(len(left), _DEV_SIZE if dev_protocol == "full" else _DEV_SIZE // per_image)

@@ -67,7 +67,11 @@ def read_table(folder: Path) -> Table:
             f"{folder}: img_emb has {_shard_rows(images)} and text_emb {_shard_rows(texts)}; "
             "row i of both must be one pair, shard by shard."
         )
-    table = Table(images, texts, *_read_metadata(folder / "metadata"))
+    _check_numbers(*(shard_paths(folder, stem) for stem in ("img_emb", "text_emb")))
+    tables = _metadata_paths(folder / "metadata")
+    if len(tables) == len(images):  # else they are cut in another way, and their numbers mean nothing
+        _check_numbers(shard_paths(folder, "img_emb"), tables)
+    table = Table(images, texts, *_read_metadata(tables))
     for column, values in (("image_path", table.paths), ("caption", table.captions)):
         if values and len(values) != len(table):
             raise DataError(
@@ -75,6 +79,20 @@ def read_table(folder: Path) -> Table:
                 "it needs one row a pair."
             )
     return table
+
+
+def _check_numbers(ones: list[Path], others: list[Path]) -> None:
+    """Refuses files that would be joined by their place although their numbers say that each lacks another one."""
+    for one, other in zip(ones, others, strict=True):
+        if _number(one) != _number(other):
+            raise DataError(
+                f"{one} and {other} would be joined, but their numbers differ, so each lacks its partner; copy the "
+                "missing files, or number them alike."
+            )
+
+
+def _number(path: Path) -> int:
+    return int(path.stem.rpartition("_")[2])
 
 
 def _shard_rows(shards: Shards) -> str:
@@ -111,13 +129,16 @@ def _open_shards(folder: Path, stem: str) -> Shards:
     return shards
 
 
-def _read_metadata(folder: Path) -> tuple[list[str], list[str]]:
-    """Image paths and captions of all rows; empty where there is no readable table or no such column."""
+def _metadata_paths(folder: Path) -> list[Path]:
+    """The tables that can be read, in their order."""
     # Parquet needs pyarrow, which nothing else here does: names are for people and for groups, so it is optional.
     parquet = numbered(folder, "metadata", ".parquet") if importlib.util.find_spec("pyarrow") else []
-    tables = [_read_parquet(path) for path in parquet] or [
-        _read_csv(path) for path in numbered(folder, "metadata", ".csv")
-    ]
+    return parquet or numbered(folder, "metadata", ".csv")
+
+
+def _read_metadata(files: list[Path]) -> tuple[list[str], list[str]]:
+    """Image paths and captions of all rows; empty where there is no table or no such column."""
+    tables = [_read_parquet(path) if path.suffix == ".parquet" else _read_csv(path) for path in files]
     paths, captions = (list(chain.from_iterable(table.get(name, ()) for table in tables)) for name in COLUMNS)
     return paths, captions
 
@@ -130,7 +151,8 @@ def _read_parquet(path: Path) -> dict[str, list[str]]:
         present = [name for name in COLUMNS if name in pyarrow.parquet.read_schema(path).names]
         columns: dict[str, list[Any]] = pyarrow.parquet.read_table(path, columns=present).to_pydict()
     except (OSError, pyarrow.ArrowInvalid) as error:
-        raise DataError(f"{path}: the table cannot be read ({error}); write it again.") from None
+        reason = " ".join(str(error).split()).removesuffix(".")  # it may have several lines
+        raise DataError(f"{path}: the table cannot be read ({reason}); write it again.") from None
     return {name: ["" if value is None else str(value) for value in values] for name, values in columns.items()}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from rich.console import Console
 from mispair import methods
 from mispair.config import Config, override
 from mispair.data import formats
-from mispair.data.arrays import chunks
+from mispair.data.arrays import chunks, open_array
 from mispair.data.check import MOSTLY_UNKNOWN, unknown_share
 from mispair.data.configured import load_split, with_noise
 from mispair.data.pairs import Pairs, Side, Tokens
@@ -22,7 +22,9 @@ from mispair.devices import pick_device
 from mispair.engine import Trainer, check_pairs
 from mispair.errors import ConfigError, DataError, StoppedError
 from mispair.evaluate import Evaluation
+from mispair.files import replacing
 from mispair.matcher import Matcher, check_content, check_is_pairs, takes
+from mispair.methods.base import LOOKS_RIGHT
 from mispair.models import SideSpec
 from mispair.run import Run
 
@@ -174,9 +176,24 @@ def _train(
     _refuse_equal_items(train)
     try:
         with Run(out, config) as run:
+            train = _audited(config, train, run, console) if config.audit and train.match_score is None else train
             return Trainer(config, train, dev, run, console).fit()
     except StoppedError as stop:
         raise StoppedError(f"{stop} {after_stop}", stop.code) from None
+
+
+def _audited(config: Config, pairs: Pairs, run: Run, console: Console | None) -> Pairs:
+    """With the match scores of an audit, which is made once and kept in the run folder."""
+    from mispair.auditing.trained import match_score  # which itself needs what is here
+
+    kept = run.path / "match_score.npy"
+    if not kept.exists():
+        with replacing(kept) as file:
+            np.save(file, match_score(pairs, config.device, console), allow_pickle=False)
+    score = np.asarray(open_array(kept, ndim=1))
+    if console is not None:
+        console.print(f"{pairs.name}: {(score >= LOOKS_RIGHT).mean():.0%} of the pairs look right to an audit")
+    return replace(pairs, match_score=score)
 
 
 def _refuse_equal_items(pairs: Pairs) -> None:

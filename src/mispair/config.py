@@ -99,6 +99,8 @@ class Config:
 
     networks: int | None = None
     """How many networks to train and average, 1 or 2; the method's own number when not given."""
+    audit: bool = False
+    """Audit the pairs first: networks warm up on those that look right, and the split hears the audit, too."""
     clean_threshold: float = 0.5
     """p: pairs whose probability w of being clean is above it are the clean part (REPAIR)."""
     split: Literal["smoothed", "joint", "single"] = "smoothed"

@@ -3,6 +3,7 @@
 config.toml        the settings, usable as a recipe
 environment.json   versions, device and command
 metrics.jsonl      one line an event, as it happens
+match_score.npy    with --audit: what the audit said of each pair
 checkpoints/       state to resume from, the newest two
 best.safetensors   the networks that were best on the validation pairs
 result.json        written when the run has ended well

@@ -54,6 +54,27 @@ def test_rows_become_numbers_that_torch_takes(label: str) -> None:
     assert getattr(pairs, label).flags.writeable  # torch warns of what it must not change
 
 
+@pytest.mark.parametrize(
+    ("score", "message"),
+    [
+        ([0.5] * 4, "4 probabilities, but got a value of type list"),
+        (np.zeros(3), r"4 probabilities, but got an array of float64 with shape \(3,\)"),
+        (np.zeros(4, int), "probabilities, but got an array of int64"),
+        (np.array([0.1, 0.2, 1.5, 0]), "between 0 and 1"),
+        (np.array([0.1, np.nan, 0.5, 0]), "between 0 and 1.* 0.5 stands for not known"),
+    ],
+)
+def test_match_scores_must_be_probabilities(score: Any, message: str) -> None:
+    with pytest.raises(DataError, match=f"mine: .*{message}"):
+        Pairs(vectors(4), vectors(4), np.arange(4), match_score=score, name="mine")
+
+
+def test_pairs_that_are_joined_anew_have_no_match_score() -> None:
+    pairs = Pairs(vectors(4), vectors(4), np.arange(4), match_score=np.ones(4))
+    assert pairs.with_link(np.arange(4)[::-1]).match_score is None
+    assert fingerprint(pairs) != fingerprint(replace(pairs, match_score=None))
+
+
 def test_rows_that_are_fine_are_not_copied() -> None:
     link = np.arange(4)
     assert Pairs(vectors(4), vectors(4), link).link is link

@@ -8,10 +8,12 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
+from rich.console import Console
 from torch import Tensor
 
 from mispair.api import load_for
 from mispair.auditing import names
+from mispair.auditing.api import Settings, audit_source
 from mispair.auditing.source import Source, from_memory
 from mispair.auditing.words import word_vectors
 from mispair.data import formats
@@ -96,6 +98,12 @@ def _best_rivals(others: Tensor, own: Tensor) -> Tensor:
 def from_pairs(pairs: Pairs, images: Path | None = None) -> Source:
     """Pairs as they are: the mean of an item's regions, its vector, or a vector of its words."""
     return _described(pairs, _vectors(pairs.left), _vectors(pairs.right), images)
+
+
+def match_score(pairs: Pairs, device: str = "auto", console: Console | None = None) -> Array:
+    """Probability that each pair is right, by what the items are without any training; 0.5 where nobody can say."""
+    score = audit_source(from_pairs(pairs), Settings(device=device), console=console).match_score
+    return np.where(np.isnan(score), np.float32(0.5), score)
 
 
 def _vectors(side: Side) -> Array:

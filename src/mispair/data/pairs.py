@@ -76,6 +76,8 @@ class Pairs:
         link: Left row of each pair, as the training sees it: some of it may be wrong.
         truth: Left row that each right item really belongs to, where that is known. Used to report; only the methods
             `oracle` and `mscn`, which are told right pairs, train by it.
+        match_score: Probability that each pair is right, as an audit says. With it networks warm up on the pairs that
+            look right; what else comes of it is up to the method.
         groups: Group of each left item. Items of one group count as right for each other in the evaluation (the same
             picture stored twice). Every item is its own group by default.
         left_ids: Names of the left items for people, such as photo names; empty where unknown.
@@ -91,6 +93,7 @@ class Pairs:
     left_ids: Sequence[str] = ()
     right_ids: Sequence[str] = ()
     name: str = "pairs"
+    match_score: FloatArray | None = None
 
     def __post_init__(self) -> None:
         for label, side in (("left", self.left), ("right", self.right)):
@@ -116,6 +119,8 @@ class Pairs:
             raise DataError(f"{self.name}: the truth has {len(self.truth):,} entries for {len(self.link):,} pairs.")
         if self.groups is not None and len(self.groups) != len(self.left):
             raise DataError(f"{self.name}: {len(self.groups):,} groups for {len(self.left):,} left items.")
+        if self.match_score is not None:
+            _check_score(self.match_score, len(self.link), self.name)
         for label, ids, side in (("left", self.left_ids, self.left), ("right", self.right_ids, self.right)):
             if ids and len(ids) != len(side):
                 raise DataError(f"{self.name}: {len(ids):,} {label} ids for {len(side):,} {label} items.")
@@ -145,7 +150,7 @@ class Pairs:
 
     def with_link(self, link: IntArray) -> Pairs:
         """The same items joined in another way; what was known to be right stays as the truth."""
-        return replace(self, link=link, truth=self.link if self.truth is None else self.truth)
+        return replace(self, link=link, truth=self.link if self.truth is None else self.truth, match_score=None)
 
 
 def _check_side(side: Any, what: str) -> None:
@@ -166,6 +171,15 @@ def _check_side(side: Any, what: str) -> None:
         )
 
 
+def _check_score(score: Any, count: int, name: str) -> None:
+    if not (isinstance(score, np.ndarray) and score.shape == (count,) and score.dtype.kind == "f"):
+        raise DataError(
+            f"{name}: the match score must be a numpy array of {count:,} probabilities, but got {described(score)}."
+        )
+    if not ((score >= 0) & (score <= 1)).all():
+        raise DataError(f"{name}: a match score must lie between 0 and 1, but some do not; 0.5 stands for not known.")
+
+
 def described(value: Any) -> str:
     """What a value is, for messages: an array by its type and shape.
 
@@ -180,12 +194,14 @@ def described(value: Any) -> str:
 
 
 def fingerprint(pairs: Pairs, *, truth: bool = False) -> str:
-    """Tells whether a run sees the same pairs again: link, groups, texts and a sample of the features; or truth, too."""
+    """Tells whether a run sees the same pairs again: link, groups, texts, a sample of the features; also the truth."""
     digest = hashlib.sha256(np.ascontiguousarray(pairs.link).tobytes())
     if pairs.groups is not None:
         digest.update(np.ascontiguousarray(pairs.groups).tobytes())
     if truth and pairs.truth is not None:  # with a name, because without groups it stands in their place
         digest.update(b"truth" + np.ascontiguousarray(pairs.truth).tobytes())
+    if pairs.match_score is not None:
+        digest.update(b"match_score" + np.ascontiguousarray(pairs.match_score).tobytes())
     for side in (pairs.left, pairs.right):
         if isinstance(side, Tokens):
             digest.update(np.ascontiguousarray(side.ids).tobytes())

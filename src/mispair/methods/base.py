@@ -21,6 +21,7 @@ from mispair.models import Network
 from mispair.survey import random_batches
 
 BATCHES = 100  # stream of random numbers
+LOOKS_RIGHT = 0.5  # match score
 
 
 @dataclass(frozen=True)
@@ -84,12 +85,22 @@ class Method(ABC):
         self.found: dict[str, Any] = {}
 
     def begin_warmup(self) -> list[Split]:
-        """Chooses the pairs that warm up each network. By default all."""
-        return [Split(np.arange(len(self.loader.pairs)))] * len(self.nets)
+        """Chooses the pairs that warm up each network. By default all that look right."""
+        return [Split(self.trusted)] * len(self.nets)
 
     def begin_epoch(self, epoch: int) -> list[Split]:  # noqa: ARG002 - a hook
-        """Chooses the pairs that train each network in main epoch `epoch` (from 0). By default all, as clean ones."""
-        return [Split(np.arange(len(self.loader.pairs)))] * len(self.nets)
+        """Chooses the pairs that train each network in main epoch `epoch` (from 0).
+
+        By default all that look right, as clean ones.
+        """
+        return [Split(self.trusted)] * len(self.nets)
+
+    @property
+    def trusted(self) -> IntArray:
+        """The pairs that look right to an audit; all, if there was none or too few do."""
+        pairs = self.loader.pairs
+        right = np.arange(0) if pairs.match_score is None else np.flatnonzero(pairs.match_score >= LOOKS_RIGHT)
+        return right if len(right) > 1 else np.arange(len(pairs))
 
     def figures(self) -> dict[str, Any]:
         """What goes to the log when a main epoch ends."""

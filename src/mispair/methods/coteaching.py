@@ -16,6 +16,8 @@ from mispair.mixture import FloatArray, clean_probability, split
 from mispair.models import Network
 from mispair.survey import Survey, survey
 
+SURE = 0.99  # more than that neither the losses nor an audit can know
+
 
 class CoTeaching(Method):
     """Base of NCR, BiCro and REPAIR.
@@ -41,6 +43,8 @@ class CoTeaching(Method):
         batches = self.random_batches(epoch)
         views = [survey(n, self.loader, config.margin, batches, mask=config.mask_false_negatives) for n in self.nets]
         self.w = self.clean_probabilities(np.stack([view.losses.cpu().numpy() for view in views]))
+        if (score := self.loader.pairs.match_score) is not None:
+            self.w = heard(self.w, score)
         clean = np.stack([split(w, config.clean_threshold) for w in self.w])
         return self.divide(epoch, views, clean)
 
@@ -93,3 +97,21 @@ class CoTeaching(Method):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.w, self.mean_losses, self.found = state["w"].numpy(), state["mean_losses"].numpy(), state["found"]
+
+
+def heard(w: FloatArray, score: FloatArray) -> FloatArray:
+    """Probability that pairs are clean by their losses, w (..., N), and by an audit that knows nothing of these, too.
+
+    Odds multiply, and what both took for granted, the share of right pairs, counts once. A network that has learned all
+    pairs by heart is sure of them all, so neither side is believed more than `SURE`.
+
+    >>> heard(np.array([0.5, 0.9, 0.5]), np.array([0.5, 0.5, 0.5])).round(3).tolist()
+    [0.5, 0.9, 0.5]
+    """
+    odds = [_odds(np.clip(np.asarray(p, dtype=np.float64), 1 - SURE, SURE)) for p in (w, score, score.mean())]
+    both = odds[0] * odds[1] / odds[2]
+    return np.asarray(both / (1 + both), dtype=np.float32)
+
+
+def _odds(p: FloatArray) -> FloatArray:
+    return np.asarray(p / (1 - p))

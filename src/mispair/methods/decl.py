@@ -79,11 +79,11 @@ class Decl(Method):
         return DeclInputs(batch, self.negatives(self._step(work)), is_clean=self.clean[net, batch.pairs])
 
     def _step(self, work: Work) -> int:
-        """Number of the network's step, warm-up included. All pairs train in every epoch, so epochs are of one length.
+        """Number of the network's step, warm-up included. All epochs have the same pairs, so they are of one length.
 
         As in `plan`, one pair alone makes no step.
         """
-        count, size = len(self.loader.pairs), self.config.batch_size
+        count, size = len(self.trusted), self.config.batch_size
         epoch = count // size + (count % size > 1)
         if work.main_step is None:
             return (self.warmups - 1) * epoch + work.position

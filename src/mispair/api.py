@@ -188,8 +188,12 @@ def _audited(config: Config, pairs: Pairs, run: Run, console: Console | None) ->
 
     kept = run.path / "match_score.npy"
     if not kept.exists():
+        try:
+            found = match_score(pairs, config.device, console)
+        except DataError as error:
+            raise DataError(f"{str(error).removesuffix('.')}; leave out --audit (audit=True), or mend that.") from None
         with replacing(kept) as file:
-            np.save(file, match_score(pairs, config.device, console), allow_pickle=False)
+            np.save(file, found, allow_pickle=False)
     score = np.asarray(open_array(kept, ndim=1))
     if console is not None:
         console.print(f"{pairs.name}: {(score >= LOOKS_RIGHT).mean():.0%} of the pairs look right to an audit")

@@ -152,7 +152,7 @@ def test_an_audit_finds_the_wrong_pairs_of_a_training() -> None:
 
 
 def test_few_pairs_are_refused_in_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="at least 50 .* leave out --audit"):
+    with pytest.raises(DataError, match=r"at least 50 .* leave out --audit"):
         mispair.fit(vector_pairs(8), out=tmp_path / "run", audit=True, model="two-tower", device="cpu", epochs=1)
 
 

@@ -15,7 +15,7 @@ from mispair import methods
 from mispair.config import Config, override
 from mispair.data import formats
 from mispair.data.arrays import chunks, open_array
-from mispair.data.check import MOSTLY_UNKNOWN, unknown_share
+from mispair.data.check import mostly_unknown
 from mispair.data.configured import load_split, with_noise
 from mispair.data.pairs import Pairs, Side, Tokens
 from mispair.devices import pick_device
@@ -148,10 +148,7 @@ def _refuse_data_settings(settings: dict[str, Any]) -> None:
 
 
 def _note_unknown_words(pairs: Pairs, notes: Console) -> None:
-    if not isinstance(pairs.right, Tokens):
-        return
-    unknown = unknown_share(pairs.right.ids, pairs.right.offsets)
-    if unknown > MOSTLY_UNKNOWN:
+    if unknown := mostly_unknown(pairs.right):
         notes.print(
             f"{pairs.name}: {unknown:.0%} of the words are not in the vocabulary, so the captions say next to nothing; "
             "give the vocabulary that belongs to them with --vocab."

@@ -317,17 +317,14 @@ def _load_for(matcher: Matcher, data: str | None, split: str, captions_per_image
 
 
 def _note_unknown_words(pairs: Pairs) -> None:
-    from mispair.data.check import MOSTLY_UNKNOWN, unknown_share
-    from mispair.data.pairs import Tokens
+    from mispair.data.check import mostly_unknown
 
-    if isinstance(pairs.right, Tokens):
-        unknown = unknown_share(pairs.right.ids, pairs.right.offsets)
-        if unknown > MOSTLY_UNKNOWN:
-            print(
-                f"Note: the model does not know {unknown:.0%} of the words of {pairs.name}, so what it says of these "
-                "captions means next to nothing.",
-                file=sys.stderr,
-            )
+    if unknown := mostly_unknown(pairs.right):
+        print(
+            f"Note: the model does not know {unknown:.0%} of the words of {pairs.name}, so what it says of these "
+            "captions means next to nothing.",
+            file=sys.stderr,
+        )
 
 
 def _print_retrieval(title: str, figures: dict[str, Any]) -> None:

@@ -70,10 +70,9 @@ def test_an_audit_that_says_the_same_of_all_changes_nothing_much(score: float) -
 
 def test_networks_warm_up_on_what_looks_right() -> None:
     right = np.flatnonzero(SCORE >= 0.5)
-    for kind in (Plain, Repair):
-        (first, *_), pairs = small(kind, scored()).begin_warmup(), right  # type: ignore[type-var]
-        assert np.array_equal(first.clean, pairs)
-    assert np.array_equal(small(Plain, scored()).begin_epoch(0)[0].clean, right)  # type: ignore[type-var]
+    plain = small(Plain, scored())  # type: ignore[type-var]
+    for splits in (plain.begin_warmup(), plain.begin_epoch(0), small(Repair, scored()).begin_warmup()):
+        assert all(np.array_equal(split.clean, right) for split in splits)
 
 
 @pytest.mark.parametrize("score", [None, np.zeros(COUNT, np.float32), np.eye(COUNT, dtype=np.float32)[3]])

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from mispair.data import formats, precomp, vectors
 from mispair.data.arrays import absolute_maximum, check_finite, open_array
 from mispair.data.noise import load_noise, mismatch
-from mispair.data.pairs import IntArray, Vectors
+from mispair.data.pairs import IntArray, Side, Tokens, Vectors
 from mispair.data.text import SPECIAL_WORDS, UNK, Vocabulary, tokenizer_name
 from mispair.errors import DataError
 
@@ -222,6 +222,12 @@ def unknown_share(ids: npt.NDArray[np.int32], offsets: IntArray) -> float:
     0.75
     """
     return float((ids == UNK).sum() / max(1, len(ids) - 2 * (len(offsets) - 1)))
+
+
+def mostly_unknown(side: Side) -> float | None:
+    """Share of unknown words where texts say next to nothing for them; None where they say enough, or are no texts."""
+    share = unknown_share(side.ids, side.offsets) if isinstance(side, Tokens) else 0.0
+    return share if share > MOSTLY_UNKNOWN else None
 
 
 def _check_vectors(folder: Path, found: Check) -> IntArray | None:

@@ -12,20 +12,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mispair.models.kernels.common import DTYPES, HAS_TRITON, jit, on, works
+from mispair.models.kernels.common import HAS_TRITON, MOST_ROWS, jit, on, works
 from mispair.models.precision import EPSILON, full_precision
 
 if HAS_TRITON:
     import triton.language as tl  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
 SMOOTH, SLOPE = 9.0, 0.1  # sharpness of the attention; slope of the leaky ReLU below 0
-MOST_WORDS, MOST_REGIONS = 64, 128  # of one caption and one image; a program holds all their scores
+MOST_REGIONS = 128  # of one image
 Settings = dict[str, Any]
 
 # One launch a row, for captions whose words fill LEAST to MOST rows. The usual captions, of up to 16 words, fit into
-# few registers, so that many programs run at once; those of more than 32 words spill.
-FORWARD: list[Settings] = [{"LEAST": 16, "MOST": 64, "num_warps": 4, "maxnreg": 64}]
-BACKWARD: list[Settings] = [{"LEAST": 16, "MOST": 64, "num_warps": 4, "maxnreg": 96}]
+# few registers, so that many programs run at once; those of more than 32 words spill. The few of more than 64 words
+# have a launch of their own, with all registers.
+FORWARD: list[Settings] = [
+    {"LEAST": 16, "MOST": 64, "num_warps": 4, "maxnreg": 64},
+    {"LEAST": 128, "MOST": 128, "num_warps": 8},
+]
+BACKWARD: list[Settings] = [
+    {"LEAST": 16, "MOST": 64, "num_warps": 4, "maxnreg": 96},
+    {"LEAST": 128, "MOST": 128, "num_warps": 8},
+]
 
 
 @functools.cache
@@ -36,7 +43,7 @@ def available(device: torch.device) -> bool:
         scores = torch.zeros(1, 1, 36, device=device, dtype=torch.bfloat16, requires_grad=True)
         products = torch.zeros(1, 36, 36, device=device, requires_grad=True)
         starts, lengths = torch.tensor([[0], [1]], device=device)
-        w = weights(scores, products, starts, lengths, MOST_WORDS, torch.bfloat16, padded_to=64)
+        w = weights(scores, products, starts, lengths, MOST_ROWS[scores.dtype], torch.bfloat16, padded_to=64)
         torch.autograd.grad(w.sum(), [scores, products])
 
     return works(device, trial, "SGR")
@@ -44,7 +51,7 @@ def available(device: torch.device) -> bool:
 
 def fits(scores: Tensor, longest: int) -> bool:
     """Whether these sizes are for the kernels."""
-    return longest <= MOST_WORDS and 1 <= scores.shape[2] <= MOST_REGIONS and scores.dtype in DTYPES
+    return longest <= MOST_ROWS.get(scores.dtype, 0) and 1 <= scores.shape[2] <= MOST_REGIONS
 
 
 def weights(
@@ -282,8 +289,10 @@ def _forward(
         _caption(scores, products, w, start, count, SMOOTH, SLOPE, EPSILON, R, R_PADDED, WIDTH, 16)
     if LEAST <= 32 and MOST >= 32 and count > 16 and count <= 32:
         _caption(scores, products, w, start, count, SMOOTH, SLOPE, EPSILON, R, R_PADDED, WIDTH, 32)
-    if MOST >= 64 and count > 32:
+    if LEAST <= 64 and MOST >= 64 and count > 32 and count <= 64:
         _caption(scores, products, w, start, count, SMOOTH, SLOPE, EPSILON, R, R_PADDED, WIDTH, 64)
+    if MOST >= 128 and count > 64:
+        _caption(scores, products, w, start, count, SMOOTH, SLOPE, EPSILON, R, R_PADDED, WIDTH, 128)
     if LEAST <= 16:
         _clear(w, end, caption, r, T, WIDTH, R_PADDED)
 
@@ -367,10 +376,15 @@ def _backward(
             gradient, scores, products, to_scores, bent, start, count,
             SMOOTH, SLOPE, EPSILON, R, R_PADDED, WIDTH, 32,
         )  # fmt: skip
-    if MOST >= 64 and count > 32:
+    if LEAST <= 64 and MOST >= 64 and count > 32 and count <= 64:
         _caption_back(
             gradient, scores, products, to_scores, bent, start, count,
             SMOOTH, SLOPE, EPSILON, R, R_PADDED, WIDTH, 64,
+        )  # fmt: skip
+    if MOST >= 128 and count > 64:
+        _caption_back(
+            gradient, scores, products, to_scores, bent, start, count,
+            SMOOTH, SLOPE, EPSILON, R, R_PADDED, WIDTH, 128,
         )  # fmt: skip
     if LEAST <= 16:
         if to_scores is not None:

@@ -19,6 +19,9 @@ else:
 
 DTYPES = torch.float32, torch.bfloat16, torch.float16  # that kernels read and write; sums are in float32 all the same
 
+# Rows of the largest block of which one program holds all scores. Float32 has no tensor cores: it would spill.
+MOST_ROWS = {torch.float32: 64, torch.bfloat16: 128, torch.float16: 128}
+
 
 def works(device: torch.device, trial: Callable[[], object], slow: str) -> bool:
     """Whether kernels run on this device: tries them, for Triton also needs a C compiler and a recent GPU.

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mispair.models.kernels.common import DTYPES, HAS_TRITON, compact, jit, on, works
+from mispair.models.kernels.common import HAS_TRITON, MOST_ROWS, compact, jit, on, works
 from mispair.models.kernels.graph_first import attend_first as attend_first
 from mispair.models.kernels.graph_parts import Settings, clear, counts, grid, place, put, room, sized, tile
 
@@ -20,15 +20,18 @@ if HAS_TRITON:
     import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]
     import triton.language as tl  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
-MOST_NODES, MOST_SIMILARITIES = 64, 256  # of one graph; a program holds all its scores
+MOST_SIMILARITIES = 256
 
-# One launch a row, for graphs whose nodes fill LEAST to MOST rows. Graphs of 32 and 64 rows are taken MIDDLE and LARGE
-# columns at a time, so that they need hardly more registers and shared memory than those of 16, which are the most.
+# One launch a row, for graphs whose nodes fill LEAST to MOST rows. Graphs of 32 rows are taken MIDDLE columns at a time
+# and larger ones LARGE, so that up to 64 rows need hardly more registers and shared memory than 16, which are the most.
+# The few with 128 rows have a launch of their own, for they do need more.
 FORWARD: list[Settings] = [
     {"LEAST": 16, "MOST": 64, "MIDDLE": 128, "LARGE": 32, "num_warps": 4, "num_stages": 2, "maxnreg": 72},
+    {"LEAST": 128, "MOST": 128, "MIDDLE": 128, "LARGE": 32, "num_warps": 8, "num_stages": 2},
 ]
 BACKWARD: list[Settings] = [
     {"LEAST": 16, "MOST": 64, "MIDDLE": 128, "LARGE": 32, "num_warps": 4, "num_stages": 2, "maxnreg": 128},
+    {"LEAST": 128, "MOST": 128, "MIDDLE": 128, "LARGE": 32, "num_warps": 8, "num_stages": 2},
 ]
 
 
@@ -39,8 +42,9 @@ def available(device: torch.device) -> bool:
     def trial() -> None:
         nodes = torch.zeros(1, 2, 256, device=device, dtype=torch.bfloat16, requires_grad=True)
         starts, lengths = torch.tensor([[0], [1]], device=device)
-        Y = attend(nodes, nodes, starts, lengths, MOST_NODES)
-        Y = attend_first(Y[:, :1], Y, starts, lengths, MOST_NODES)
+        most = MOST_ROWS[nodes.dtype]
+        Y = attend(nodes, nodes, starts, lengths, most)
+        Y = attend_first(Y[:, :1], Y, starts, lengths, most)
         torch.autograd.grad(Y.sum(), nodes)
 
     return works(device, trial, "SGR")
@@ -48,7 +52,7 @@ def available(device: torch.device) -> bool:
 
 def fits(nodes: Tensor, longest: int) -> bool:
     """Whether these sizes are for the kernels."""
-    return longest <= MOST_NODES and nodes.shape[-1] <= MOST_SIMILARITIES and nodes.dtype in DTYPES
+    return longest <= MOST_ROWS.get(nodes.dtype, 0) and nodes.shape[-1] <= MOST_SIMILARITIES
 
 
 def attend(queries: Tensor, nodes: Tensor, starts: Tensor, lengths: Tensor, longest: int) -> Tensor:
@@ -166,8 +170,10 @@ def _forward(
         _graph(queries, nodes, Y, start, count, caption, r, S, S_PADDED, 16)
     if LEAST <= 32 and MOST >= 32 and count > 16 and count <= 32:
         _graph(queries, nodes, Y, start, count, caption, r, S, min(S_PADDED, MIDDLE), 32)
-    if MOST >= 64 and count > 32:
+    if LEAST <= 64 and MOST >= 64 and count > 32 and count <= 64:
         _graph(queries, nodes, Y, start, count, caption, r, S, min(S_PADDED, LARGE), 64)
+    if MOST >= 128 and count > 64:
+        _graph(queries, nodes, Y, start, count, caption, r, S, min(S_PADDED, LARGE), 128)
     if LEAST <= 16:
         clear(Y, end, caption, r, T, S, S_PADDED)
 
@@ -244,9 +250,11 @@ def _backward(
     if LEAST <= 32 and MOST >= 32 and count > 16 and count <= 32:
         middle: tl.constexpr = min(S_PADDED, MIDDLE)
         _graph_back(gradient, queries, nodes, to_queries, to_nodes, start, count, caption, r, S, middle, 32)
-    if MOST >= 64 and count > 32:
-        large: tl.constexpr = min(S_PADDED, LARGE)
+    large: tl.constexpr = min(S_PADDED, LARGE)
+    if LEAST <= 64 and MOST >= 64 and count > 32 and count <= 64:
         _graph_back(gradient, queries, nodes, to_queries, to_nodes, start, count, caption, r, S, large, 64)
+    if MOST >= 128 and count > 64:
+        _graph_back(gradient, queries, nodes, to_queries, to_nodes, start, count, caption, r, S, large, 128)
     if LEAST <= 16 and to_queries is not None:
         clear(to_queries, end, caption, r, T, S, S_PADDED)
     if LEAST <= 16 and to_nodes is not None:

@@ -215,7 +215,7 @@ def test_precomp(tmp_path: Path, ids: bool) -> None:
     regions = write_precomp(tmp_path / "x", 30, ids=ids)
     write_precomp(tmp_path / "x", 8, per_image=1, split="dev", ids=ids)
     source = open_source(tmp_path / "x")
-    assert (source.layout, len(source), source.widths) == ("precomp", 150, (4, 256))
+    assert (source.layout, len(source), source.widths) == ("precomp", 150, (4, 16))
     left, right = source.block(3, 12)
     np.testing.assert_allclose(left, regions.mean(axis=1)[np.arange(3, 12) // 5], rtol=1e-5)
     np.testing.assert_array_equal(right, word_vectors(source.texts(range(150)))[3:12])

@@ -27,7 +27,7 @@ from mispair.metrics import auroc
 
 REGULARISATIONS = (0.3, 1.0, 3.0, 10.0)
 FIRST = 1.0  # of them
-WIDEST = 512  # vectors that are wider are first cut to their main directions
+WIDEST = 1024  # vectors that are wider are first cut to their main directions
 LONGEST = 10  # times the usual length: vectors that are longer do not count for where the middle is
 TIE = 0.1  # separations of n pairs this close, over the root of n, are equal: then the more regularised space is taken
 AT_ONCE, GPU_TIMES = 2048, 4  # pairs measured at a time; so many times more on a GPU

@@ -57,20 +57,17 @@ class File:
 
 @dataclass(frozen=True)
 class Held:
-    """An array (n, D) in memory, each row of which stands for `times` rows that follow each other."""
+    """Rows of an array (n, D) in memory: those that `link` names, one after the other, or all."""
 
     array: npt.NDArray[Any]
-    times: int = 1
+    link: IntArray | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
-        return len(self.array) * self.times, self.array.shape[1]
+        return len(self.array) if self.link is None else len(self.link), self.array.shape[1]
 
     def read(self, rows: slice | IntArray) -> npt.NDArray[Any]:
-        if self.times == 1:
-            return self.array[rows]
-        wanted = np.arange(rows.start, rows.stop) if isinstance(rows, slice) else rows
-        return self.array[wanted // self.times]
+        return self.array[rows if self.link is None else self.link[rows]]
 
 
 @dataclass(frozen=True)

@@ -335,15 +335,15 @@ def _open_precomp(folder: Path, split: str, places: tuple[Path, ...]) -> Source:
     name = f"{folder.name} {split}"
     regions, per_image = precomp.arrange(open_array(features, ndim=3), len(texts), None, name)
     images = ids[::per_image] if ids else precomp.read_ids(folder, split, len(regions), per_image)
-    first = np.arange(len(texts)) // per_image * per_image  # row of each image
+    link = np.arange(len(texts)) // per_image  # the image of each row
     if images:
         known = names.from_images([image for image in images for _ in range(per_image)])
     else:
-        known = Names(groups=names.number(first))
+        known = Names(groups=link if per_image > 1 else None)
     pooled = np.concatenate([part.mean(axis=1, dtype=np.float32) for _, part in chunks(regions)])
     image_names = names.as_texts(images)
     return Source(
-        left=Side.of([Held(pooled, per_image)]),
+        left=Side.of([Held(pooled, link)]),
         right=Side.of([Held(word_vectors(texts))]),
         layout="precomp",
         name=name,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,13 +15,15 @@ from torch import Tensor
 from mispair.api import load_for
 from mispair.auditing import names
 from mispair.auditing.api import Settings, audit_source
-from mispair.auditing.source import Source, from_memory
+from mispair.auditing.shards import Held, Side
+from mispair.auditing.source import Source
 from mispair.auditing.words import word_vectors
 from mispair.data import formats
 from mispair.data.arrays import chunks
 from mispair.data.configured import with_noise
 from mispair.data.loader import SideLoader
-from mispair.data.pairs import IntArray, Pairs, Regions, Side, Tokens
+from mispair.data.pairs import IntArray, Pairs, Regions, Tokens
+from mispair.data.pairs import Side as PairSide
 from mispair.devices import autocast
 from mispair.evaluate import inference
 from mispair.matcher import Matcher
@@ -106,7 +109,7 @@ def match_score(pairs: Pairs, device: str = "auto", console: Console | None = No
     return np.where(np.isnan(score), np.float32(0.5), score)
 
 
-def _vectors(side: Side) -> Array:
+def _vectors(side: PairSide) -> Array:
     if isinstance(side, Tokens):
         return word_vectors(side.texts or side)
     if isinstance(side, Regions):
@@ -119,8 +122,10 @@ def _described(pairs: Pairs, left: Array, right: Array, images: Path | None) -> 
     groups = pairs.left_groups[pairs.link]
     shared = len(np.unique(groups)) < len(pairs)
     texts = pairs.right.texts if isinstance(pairs.right, Tokens) else pairs.right_ids
-    source = from_memory(left[pairs.link], right, groups=groups if shared else None, texts=texts or None)
-    source = replace(source, name=pairs.name)
+    known = names.from_lists(None, groups if shared else None, len(pairs))
+    source = Source(Side.of([Held(left, pairs.link)]), Side.of([Held(right)]), "memory", pairs.name, known)
+    if texts:
+        source = replace(source, captions=partial(names.look_up, names.as_texts(texts)))
     if not pairs.left_ids:
         return source
     pictures = names.as_texts(pairs.left_ids)

@@ -16,7 +16,7 @@ from torch import Tensor
 from mispair.data.pairs import IntArray, Tokens
 from mispair.data.text import SPECIAL_WORDS, tokenize
 
-WIDTH = 256
+WIDTH = 1024
 _AT_LEAST = 2  # texts: a word of a single text says nothing about its likeness to others
 _SPARE = 64  # more directions than asked for, dropped at the end, make the kept ones exact sooner
 _ROUNDS = 6
@@ -26,21 +26,19 @@ _ROWS = 1 << 15  # texts worked on at a time
 def word_vectors(texts: Sequence[str] | Tokens, width: int = WIDTH) -> npt.NDArray[np.float32]:
     """One vector a text (N, width): its weighted words in the main directions of all texts.
 
-    The same texts give the same vectors. A text without a word that another text has, too, is a zero vector; columns
-    beyond the number of different words are zero.
+    The same texts give the same vectors. A text without a word that another text has, too, is a zero vector.
 
     Args:
         texts: Texts, or texts as token ids (of which unknown words are left out).
-        width: Number of directions.
+        width: Number of directions; there are no more than different words, but always one.
     """
-    vectors = np.zeros((len(texts), width), dtype=np.float32)
     weights = _Weights(*_tokens_of(texts) if isinstance(texts, Tokens) else _split(texts), n=len(texts))
     if not weights.words:
-        return vectors
+        return np.zeros((len(texts), 1), dtype=np.float32)
     directions = _main_directions(weights, width)
+    vectors = np.empty((len(texts), directions.shape[1]), dtype=np.float32)
     for start, block in weights.blocks():
-        values = torch.sparse.mm(block, directions).numpy()
-        vectors[start : start + len(values), : values.shape[1]] = values
+        vectors[start : start + block.shape[0]] = torch.sparse.mm(block, directions).numpy()
     return vectors
 
 

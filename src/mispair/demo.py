@@ -41,9 +41,9 @@ QUERIES, QUERY_WORDS, FOUND, EXAMPLES, MENDED = 4, 12, 5, 4, 6
 TRAININGS: dict[str, tuple[str, str, dict[str, Any]]] = {
     "Plain training": ("bad", "shapes/plain", {"networks": 2}),
     "Hard labels (as in NCR)": ("middle", "shapes/repair", {"labels": "hard", "noisy": "train"}),
-    "REPAIR": ("good", "shapes/repair", {}),
+    "REPAIR, audit first": ("good", "shapes/repair", {"audit": True}),
 }
-REPAIR = "REPAIR"
+REPAIR = "REPAIR, audit first"
 LONGEST_FIRST = (REPAIR, "Hard labels (as in NCR)", "Plain training")
 
 

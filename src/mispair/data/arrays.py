@@ -139,6 +139,6 @@ def absolute_maximum(array: npt.NDArray[Any]) -> float:
         if chunk.dtype == np.float16:  # numpy compares half floats one by one; without the sign their bits sort alike
             largest = (chunk.view(np.uint16) & 0x7FFF).max().view(np.float16)
         else:
-            largest = np.maximum(chunk.max(), -chunk.min())
+            largest = abs(np.maximum(chunk.max(), -chunk.min()))  # a zero may be negative
         highest = float(np.maximum(highest, largest))  # np.maximum keeps NaN
     return highest

@@ -141,13 +141,15 @@ def test_the_audit_is_made_once_and_kept(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_an_audit_finds_the_wrong_pairs_of_a_training() -> None:
-    from mispair.auditing.trained import match_score
+    from mispair.auditing.api import Settings, audit_source
+    from mispair.auditing.trained import from_pairs, match_score
 
     pairs = add_noise(tiny_pairs(120), ratio=0.4, seed=0)
     wrong, score = pairs.mismatched, match_score(pairs, "cpu")
     assert wrong is not None
     assert score[~wrong].mean() > score[wrong].mean() + 0.2
     assert ((score >= 0) & (score <= 1)).all()
+    np.testing.assert_array_equal(score, audit_source(from_pairs(pairs), Settings(device="cpu")).match_score)
 
 
 def test_few_pairs_are_refused_in_a_sentence(tmp_path: Path) -> None:

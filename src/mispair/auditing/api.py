@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import safetensors.torch
 import torch
 from rich.console import Console
@@ -22,9 +23,9 @@ from mispair.auditing.folds import fold_numbers, sample
 from mispair.auditing.judge import Judge, learn
 from mispair.auditing.output import write_table
 from mispair.auditing.partners import find_partners
-from mispair.auditing.progress import progress
+from mispair.auditing.progress import RowProgress, progress
 from mispair.auditing.result import THRESHOLD, Audit, match_scores
-from mispair.auditing.scan import READABLE, faults, scan
+from mispair.auditing.scan import READABLE, Scan, faults, scan
 from mispair.auditing.source import Source, from_memory
 from mispair.data.pairs import IntArray
 from mispair.devices import pick_device
@@ -105,15 +106,9 @@ def audit_source(
         console: Where to show progress.
         command: The command line, for the report.
     """
-    device = pick_device(settings.device)
-    _check(source, settings)
-    groups = source.groups
+    device, groups = pick_device(settings.device), source.groups
     with progress(console, len(source)) as show:
-        show.say("learning what a right pair is like")
-        judge = _judge(source, settings, device, work)
-        show.say("measuring all pairs")
-        workers = settings.workers or (GPU_WORKERS if device.type == "cuda" else os.cpu_count() or 1)
-        found = scan(source, judge, groups, workers=workers, device=device, folder=work, step=show.step)
+        judge, found = _measured(source, settings, device, work, show)
         checked = _told(source, settings)
         match = match_scores(judge, found, checked)
         flagged = np.flatnonzero(match < THRESHOLD)
@@ -131,6 +126,26 @@ def audit_source(
     notes = tuple(_notes(judge, int((~unread).sum()), len(flagged)))
     both = alike[0], alike[1]
     return Audit(source, judge, found, mended, new_rights, new_lefts, both, notes, command, show.stages, checked)
+
+
+def score_source(source: Source, settings: Settings, console: Console | None = None) -> npt.NDArray[np.float32]:
+    """The match score of each pair (N,), NaN where it cannot be read, and nothing else of what an audit finds."""
+    with progress(console, len(source)) as show:
+        judge, found = _measured(source, settings, pick_device(settings.device), None, show)
+    return match_scores(judge, found, _told(source, settings))
+
+
+def _measured(
+    source: Source, settings: Settings, device: torch.device, work: Path | None, show: RowProgress
+) -> tuple[Judge, Scan]:
+    """Learns what a right pair is like, then looks at all pairs."""
+    _check(source, settings)
+    show.say("learning what a right pair is like")
+    judge = _judge(source, settings, device, work)
+    show.say("measuring all pairs")
+    workers = settings.workers or (GPU_WORKERS if device.type == "cuda" else os.cpu_count() or 1)
+    found = scan(source, judge, source.groups, workers=workers, device=device, folder=work, step=show.step)
+    return judge, found
 
 
 def _check(source: Source, settings: Settings) -> None:

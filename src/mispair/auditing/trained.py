@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mispair.api import load_for
 from mispair.auditing import names
-from mispair.auditing.api import Settings, audit_source
+from mispair.auditing.api import Settings, score_source
 from mispair.auditing.shards import Held, Side
 from mispair.auditing.source import Source
 from mispair.auditing.words import word_vectors
@@ -105,7 +105,7 @@ def from_pairs(pairs: Pairs, images: Path | None = None) -> Source:
 
 def match_score(pairs: Pairs, device: str = "auto", console: Console | None = None) -> Array:
     """Probability that each pair is right, by what the items are without any training; 0.5 where nobody can say."""
-    score = audit_source(from_pairs(pairs), Settings(device=device), console=console).match_score
+    score = score_source(from_pairs(pairs), Settings(device=device), console)
     return np.where(np.isnan(score), np.float32(0.5), score)
 
 

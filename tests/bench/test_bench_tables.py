@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mispair.bench.measured import paper_data
@@ -123,6 +123,7 @@ def test_a_row_is_the_mean_over_the_seeds() -> None:
     assert all(len(row) == len(table.heads) for row in table.rows)
 
 
+@settings(max_examples=40)
 @given(st.lists(st.tuples(*[st.floats(1, 100)] * 6), min_size=1, max_size=5))
 def test_means_and_spread_are_numpys(recalls: list[tuple[float, ...]]) -> None:
     tests = [{"network": dict(zip(COLUMNS, (*row, sum(row)), strict=True))} for row in recalls]
@@ -166,6 +167,7 @@ def test_tables_for_every_share_of_noise() -> None:
 # ---------------------------------------------------------------------- pairs of rows
 
 
+@settings(max_examples=40)
 @given(
     st.lists(st.tuples(*[st.none() | st.tuples(*[st.floats(0, 600)] * 3)] * 2), min_size=1, max_size=6),
 )

@@ -11,13 +11,13 @@ import pytest
 from rich.console import Console
 
 from mispair import config, demo
-from mispair.data import shapes
+from mispair.data.shapes import dataset
 
 
 @pytest.fixture(scope="module")
 def result(tmp_path_factory: pytest.TempPathFactory) -> demo.DemoResult:
     path = tmp_path_factory.mktemp("demo")
-    folder = shapes.make(path / "shapes", train=24, dev=6, test=12)
+    folder = dataset.make(path / "shapes", train=24, dev=6, test=12)
     recipe = config.read_recipe("shapes/repair")
     small = replace(
         recipe, data=str(folder), warmup_epochs=1, epochs=2, embed_size=16, word_size=8, batch_size=32, eta=1.0

@@ -25,8 +25,3 @@ def test_the_wheel_runs_the_demo(tmp_path: Path) -> None:
     subprocess.run([python, "-m", "pip", "install", "-q", "-c", ROOT / "constraints.txt", wheel], check=True)
     subprocess.run([tmp_path / "empty/bin/mispair", "demo", "--out", tmp_path / "demo"], check=True, cwd=tmp_path)
     assert (tmp_path / "demo/index.html").stat().st_size > 100_000
-
-
-def test_every_module_is_short() -> None:
-    lengths = {path.name: len(path.read_text().splitlines()) for path in (ROOT / "src").rglob("*.py")}
-    assert not {name: length for name, length in lengths.items() if length > 400}

@@ -14,28 +14,28 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.2.0.dev0"
 
 if TYPE_CHECKING:
-    from mispair.api import fit
-    from mispair.auditing.api import audit
-    from mispair.auditing.result import Audit
+    from mispair.auditing.audit import audit
+    from mispair.auditing.findings import Audit
     from mispair.config import Config
-    from mispair.data.formats import load
+    from mispair.data.loading import load
     from mispair.data.noise import add_noise
     from mispair.data.pairs import Pairs, Regions, Tokens, Vectors
-    from mispair.matcher import Matcher, evaluate_together
+    from mispair.retrieval.matcher import Matcher, evaluate_together
+    from mispair.training.fit import fit
 
 _HOME = {
-    "audit": "auditing.api",
-    "Audit": "auditing.result",
-    "fit": "api",
+    "audit": "auditing.audit",
+    "Audit": "auditing.findings",
+    "fit": "training.fit",
     "Config": "config",
-    "load": "data.formats",
+    "load": "data.loading",
     "add_noise": "data.noise",
     "Pairs": "data.pairs",
     "Regions": "data.pairs",
     "Tokens": "data.pairs",
     "Vectors": "data.pairs",
-    "Matcher": "matcher",
-    "evaluate_together": "matcher",
+    "Matcher": "retrieval.matcher",
+    "evaluate_together": "retrieval.matcher",
 }
 __all__ = [
     "Audit",

@@ -2,6 +2,6 @@
 
 import sys
 
-from mispair.cli import main
+from mispair.cli.main import main
 
 sys.exit(main())

@@ -16,22 +16,23 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
-from mispair import __version__, checkpoint
-from mispair.api import train_and_test
-from mispair.auditing.api import Settings, audit_to_folder
-from mispair.auditing.trained import from_pairs
-from mispair.bench.suite import digest
+from mispair import __version__
+from mispair.auditing.audit import Settings, audit_to_folder
+from mispair.auditing.sources.from_training import from_pairs
+from mispair.bench.suite.suite import digest
 from mispair.config import Config, override, read_recipe
-from mispair.data import formats
-from mispair.data.configured import with_noise
+from mispair.data import loading
+from mispair.data.loading import with_noise
 from mispair.data.pairs import Pairs, Tokens
-from mispair.files import write_atomically
-from mispair.matcher import Matcher
 from mispair.methods.repair import KEEP_RIGHT
-from mispair.pages import template
-from mispair.search import best
-from mispair.tables import COLUMNS, retrieval_table
-from mispair.wording import slug
+from mispair.retrieval.matcher import Matcher
+from mispair.retrieval.search import best
+from mispair.support.files import write_atomically
+from mispair.support.formatting import slug
+from mispair.support.html import template
+from mispair.support.terminal import COLUMNS, retrieval_table
+from mispair.training import checkpoint
+from mispair.training.fit import train_and_test
 
 NOISE = 0.4
 QUERIES, QUERY_WORDS, FOUND, EXAMPLES, MENDED = 4, 12, 5, 4, 6
@@ -125,8 +126,8 @@ def run_demo(out: Path, seed: int, console: Console) -> DemoResult:
     """Trains in several ways on pairs of which 40 % are wrong, then writes `out/index.html`."""
     config = _config(REPAIR, seed)
     console.print("Drawing the shapes data set, if it is not there yet ...")
-    folder = formats.find_folder(config.data)
-    pairs, test = with_noise(config, formats.load(folder, "train")), formats.load(folder, "test")
+    folder = loading.find_folder(config.data)
+    pairs, test = with_noise(config, loading.load(folder, "train")), loading.load(folder, "test")
     audited = _audit(pairs, folder, out, console)
     trainings = _train_all(seed, out, console)
     repair = next(training for training in trainings if training.name == REPAIR)

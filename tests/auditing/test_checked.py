@@ -12,12 +12,12 @@ import pytest
 
 import mispair
 from audit_cases import Case, make_case, write_clip
-from mispair.auditing import api
-from mispair.auditing.api import Settings, audit_to_folder
-from mispair.auditing.calibrate import MOST_WORTH, _worth_of_checked
-from mispair.auditing.paging import make_page
-from mispair.auditing.result import FOUND_WRONG, Audit
-from mispair.auditing.source import open_source
+from mispair.auditing import audit as audit_module
+from mispair.auditing.audit import Settings, audit_to_folder
+from mispair.auditing.findings import FOUND_WRONG, Audit
+from mispair.auditing.report.page import make_page
+from mispair.auditing.scoring.calibration import MOST_WORTH, _worth_of_checked
+from mispair.auditing.sources.source import open_source
 from mispair.errors import DataError
 
 arrow = pytest.importorskip("pyarrow")
@@ -98,7 +98,7 @@ def test_the_report_shows_what_nobody_has_seen_first(
     page = make_page(audit)
     assert page.flagged == len(page.worst) + max(0, page.flagged - 24)
     assert {pair.id for pair in page.worst[:-2]}.isdisjoint({f"p{row}" for row in answers})
-    monkeypatch.setattr("mispair.auditing.paging.WORST", ROWS)
+    monkeypatch.setattr("mispair.auditing.report.page.WORST", ROWS)
     page = make_page(audit)
     assert {pair.id for pair in page.worst[-2:]} == wrong
     assert len(page.worst) == page.flagged
@@ -116,7 +116,7 @@ def test_a_resumed_audit_keeps_the_answers(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(api, "find_partners", stopped)
+        patch.setattr(audit_module, "find_partners", stopped)
         with pytest.raises(KeyboardInterrupt):
             audit_to_folder(open_source(folder), tmp_path, settings)
     audit_to_folder(open_source(folder), tmp_path, settings)

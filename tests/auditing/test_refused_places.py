@@ -9,9 +9,11 @@ import pytest
 from PIL import Image
 
 from audit_cases import contents, hurry, make_case, write_clip
-from mispair.auditing import api, encode, trained
-from mispair.cli import main
-from mispair.cli_audit import read_checked
+from mispair.auditing import audit as audit_module
+from mispair.auditing.encoding import encode
+from mispair.auditing.sources import from_training
+from mispair.cli.audit import read_checked
+from mispair.cli.main import main
 from mispair.errors import DataError
 
 pytest.importorskip("pyarrow")
@@ -27,9 +29,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         raise AssertionError("it has started to work")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(api, "_learn", work)
+    monkeypatch.setattr(audit_module, "_learn", work)
     monkeypatch.setattr(encode, "image_encoder", work)
-    monkeypatch.setattr(trained, "from_run", work)
+    monkeypatch.setattr(from_training, "from_run", work)
     case = make_case(60, 0.3)
     write_clip(tmp_path / "in", case.left, case.right, {"id": [str(row) for row in range(60)]})
     np.save("a.npy", case.left)

@@ -4,10 +4,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mispair.data import formats
+from mispair.data import loading
 from mispair.data.check import Check, check
 from mispair.data.noise import caption_noise, image_noise, save_noise
-from mispair.data.text import Vocabulary
+from mispair.data.vocabulary import Vocabulary
 from mispair.errors import DataError
 
 FORMATS = Path(__file__).parents[3] / "shared/data/formats"
@@ -150,7 +150,7 @@ def test_captions_that_do_not_stand_together_are_a_problem(tmp_path: Path) -> No
         if refused:
             assert "rows 1 to 2 should be the 2 captions of one image, but have the ids 0, 1;" in problems[0]
             with pytest.raises(DataError, match="sort the rows in the order of the images"):
-                formats.load(tmp_path)
+                loading.load(tmp_path)
 
 
 def test_splits_of_another_width_are_a_problem(folder: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mispair.data import noise
-from mispair.data.noise import (
+from mispair.data.noise import (  # fmt: skip
     add_noise,
     caption_noise,
     group_noise,
@@ -21,9 +21,9 @@ from mispair.data.noise import (
     noise_index,
     runs,
     save_noise,
-)  # fmt: skip
+)
 from mispair.data.pairs import FloatArray, IntArray, Pairs, Regions, Tokens, Vectors
-from mispair.data.text import Vocabulary
+from mispair.data.vocabulary import Vocabulary
 from mispair.errors import DataError
 
 FORMATS = Path(__file__).parents[3] / "shared/data/formats"

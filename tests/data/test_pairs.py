@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from helpers import vectors
 from mispair.data.pairs import Pairs, Regions, Vectors, fingerprint
 from mispair.errors import DataError
+from small_data import vectors
 
 ARRAY = np.zeros((4, 3), np.float32)
 

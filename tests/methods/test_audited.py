@@ -17,7 +17,7 @@ from mispair.data.noise import add_noise
 from mispair.data.pairs import FloatArray, Pairs
 from mispair.errors import ConfigError, DataError
 from mispair.methods import METHODS
-from mispair.methods.coteaching import SURE, heard
+from mispair.methods.coteaching import SURE, combine_odds
 from mispair.methods.decl import Decl
 from mispair.methods.plain import Plain
 from mispair.methods.repair import Repair
@@ -48,11 +48,11 @@ def test_heard_equals_bayes(opinions: list[tuple[float, float]]) -> None:
     share = float(np.clip(score.mean(), 1 - SURE, SURE))
     cut = np.clip([w, score], 1 - SURE, SURE)
     expected = [bayes(float(one), float(other), share) for one, other in cut.T]
-    assert heard(w, score) == pytest.approx(expected, abs=1e-6)
+    assert combine_odds(w, score) == pytest.approx(expected, abs=1e-6)
 
 
 def test_an_audit_can_say_no_to_what_was_learned_by_heart() -> None:
-    found = heard(np.ones((2, 4)), np.array([0.0, 0.002, 0.9, 1.0]))
+    found = combine_odds(np.ones((2, 4)), np.array([0.0, 0.002, 0.9, 1.0]))
     assert found.shape == (2, 4)
     assert found.dtype == np.float32
     assert (found[:, :2] < 0.6).all()
@@ -62,7 +62,7 @@ def test_an_audit_can_say_no_to_what_was_learned_by_heart() -> None:
 @pytest.mark.parametrize("score", [0.0, 0.5, 1.0])
 def test_an_audit_that_says_the_same_of_all_changes_nothing_much(score: float) -> None:
     w = np.array([0.02, 0.4, 0.5, 0.97])
-    assert heard(w, np.full(4, score)) == pytest.approx(w, abs=1e-6)
+    assert combine_odds(w, np.full(4, score)) == pytest.approx(w, abs=1e-6)
 
 
 # ---------------------------------------------------------------------- which pairs
@@ -85,7 +85,7 @@ def test_the_split_hears_the_audit() -> None:
     w = random_w()
     method = with_w(small(Repair, scored(), noisy="drop"), w)
     splits = method.begin_epoch(0)
-    assert np.allclose(method.w, heard(w, SCORE))
+    assert np.allclose(method.w, combine_odds(w, SCORE))
     for net in range(2):
         assert np.array_equal(splits[net].clean, np.flatnonzero(method.w[1 - net] > method.config.clean_threshold))
 
@@ -130,7 +130,7 @@ def test_the_audit_is_made_once_and_kept(tmp_path: Path, monkeypatch: pytest.Mon
         calls.append(len(pairs))
         return np.linspace(0, 1, len(pairs))
 
-    monkeypatch.setattr("mispair.auditing.trained.match_score", look)
+    monkeypatch.setattr("mispair.auditing.sources.from_training.match_score", look)
     settings: dict[str, Any] = {"model": "two-tower", "embed_size": 4, "batch_size": 12, "epochs": 1, "device": "cpu"}
     for _ in range(2):
         mispair.fit(vector_pairs(), out=tmp_path / "run", audit=True, **settings)
@@ -141,8 +141,8 @@ def test_the_audit_is_made_once_and_kept(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_an_audit_finds_the_wrong_pairs_of_a_training() -> None:
-    from mispair.auditing.api import Settings, audit_source
-    from mispair.auditing.trained import from_pairs, match_score
+    from mispair.auditing.audit import Settings, audit_source
+    from mispair.auditing.sources.from_training import from_pairs, match_score
 
     pairs = add_noise(tiny_pairs(120), ratio=0.4, seed=0)
     wrong, score = pairs.mismatched, match_score(pairs, "cpu")

@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 import torch
 
-from helpers import lengths_of
-from mispair.beta import fit_betas
+from mispair.data.batches import random_batches
 from mispair.data.pairs import IntArray, Pairs
-from mispair.methods.base import Split, Work
+from mispair.functional.beta_mixture import fit_betas
+from mispair.methods.base import Split, StepPlan
 from mispair.methods.bicro import BiCro, BiCroInputs, _ratio, clean_probability, published_probability
+from mispair.methods.epoch_view import epoch_view
 from mispair.models import Encoded
-from mispair.survey import random_batches, survey
+from small_data import lengths_of
 from tiny import tiny_pairs
 from training import trained
 from two_networks import (
@@ -126,7 +127,7 @@ def loop_noisy_labels(method: BiCro, net: int, pairs: IntArray, clean: IntArray)
 
 
 def beside(method: BiCro, net: int, main_step: int = 0, pairs: IntArray = NOISY) -> BiCroInputs:
-    inputs = method.inputs(net, Work(0, main_step, pairs, None, True), None)
+    inputs = method.inputs(net, StepPlan(0, main_step, pairs, None, True), None)
     assert isinstance(inputs, BiCroInputs)
     return inputs
 
@@ -151,7 +152,7 @@ def test_a_step_on_clean_pairs(model: str, net: int, mask: bool) -> None:
     expected = pair_loss(result.S, labels, 5, same_images(method, CLEAN), base=4.0)
     assert result.loss.item() == pytest.approx(expected, rel=1e-4)
     assert result.report["label"].item() == pytest.approx(np.mean(labels), rel=1e-4)
-    inputs = method.inputs(net, Work(0, 0, CLEAN), None)
+    inputs = method.inputs(net, StepPlan(0, 0, CLEAN), None)
     assert method._labels(method.nets[1 - net], inputs).tolist() == pytest.approx(labels, abs=1e-4)  # type: ignore[arg-type]
 
 
@@ -185,7 +186,7 @@ def test_as_published(model: str, on_noisy: bool) -> None:
 
 
 def labels_by_pair(method: BiCro, pairs: IntArray) -> dict[int, float]:
-    inputs = method.inputs(0, Work(0, 0, pairs), None)
+    inputs = method.inputs(0, StepPlan(0, 0, pairs), None)
     assert isinstance(inputs, BiCroInputs)
     return dict(zip(pairs.tolist(), method._labels(method.nets[1], inputs).tolist(), strict=True))
 
@@ -237,7 +238,7 @@ def test_clean_pairs_beside_noisy_ones() -> None:
 def test_the_warm_up_trains_on_the_smallest_losses(share: float, size: int, count: int) -> None:
     method = bicro(vector_pairs(100), warmup_share=share)
     pairs = np.arange(100)[:size]
-    result = method.warmup_loss(1, method.inputs(1, Work(0, None, pairs), None))
+    result = method.warmup_loss(1, method.inputs(1, StepPlan(0, None, pairs), None))
     losses = sorted(loop_losses(result.S, same_images(method, pairs)))
     assert result.loss.item() == pytest.approx(sum(losses[:count]), rel=1e-4)
     assert result.loss.requires_grad
@@ -298,7 +299,7 @@ def test_the_split_of_one_epoch_and_of_many(published: bool) -> None:
     memory: Any = None
     for epoch in range(2):
         batches = random_batches(COUNT, 12, np.random.default_rng([0, 100, epoch]))
-        views = [survey(net, one.loader, ALPHA, batches, mask=True) for net in one.nets]
+        views = [epoch_view(net, one.loader, ALPHA, batches, mask=True) for net in one.nets]
         losses = np.stack([view.losses.numpy() for view in views])
         memory = losses if memory is None else (memory + losses) / 2
         one.begin_epoch(epoch)

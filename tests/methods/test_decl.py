@@ -15,19 +15,18 @@ from scipy import special, stats
 from torch import Tensor
 
 import mispair
-from helpers import gradients, regions, shake, tokens, vectors
 from mispair.config import Config, override
-from mispair.data.loader import PairLoader
+from mispair.data.batches import PairLoader, random_batches
 from mispair.data.noise import add_noise
 from mispair.data.pairs import IntArray, Pairs
-from mispair.evaluate import evaluate
 from mispair.methods import find
-from mispair.methods.base import Step, Work, similarity
+from mispair.methods.base import StepPlan, StepResult, similarity
 from mispair.methods.decl import Decl, DeclInputs
 from mispair.models import SideSpec, build
-from mispair.plan import plan
-from mispair.survey import random_batches
-from mispair.watch import Watch
+from mispair.retrieval.evaluation import evaluate
+from mispair.training.monitor import StepMonitor
+from mispair.training.plan import plan
+from small_data import gradients, regions, shake, tokens, vectors
 from tiny import tiny_pairs
 from training import check_resume
 
@@ -81,8 +80,8 @@ def mixed_flags(method: Decl) -> Decl:
     return method
 
 
-def main_step(method: Decl, net: int, step: int = 0, chosen: IntArray = CHOSEN) -> Step:
-    return method.loss(net, method.inputs(net, Work(0, step, chosen), None))
+def main_step(method: Decl, net: int, step: int = 0, chosen: IntArray = CHOSEN) -> StepResult:
+    return method.loss(net, method.inputs(net, StepPlan(0, step, chosen), None))
 
 
 # ---------------------------------------------------------------------- the loss by hand
@@ -168,7 +167,7 @@ def test_all_settings_count() -> None:
 def test_the_log_shows_the_loss_as_it_is() -> None:
     """A mean over the pairs and a sum: divided by the number of pairs it would be neither."""
     result = main_step(decl(), 0)
-    figures = Watch(torch.device("cpu")).judge(result, torch.tensor(1.0))
+    figures = StepMonitor(torch.device("cpu")).judge(result, torch.tensor(1.0))
     assert dict(zip(figures.names, figures.values.tolist(), strict=True))["loss"] == result.loss.item()
 
 
@@ -188,7 +187,7 @@ def test_noisy_pairs_are_negatives_but_no_anchors(model: str) -> None:
     """With the hinge alone, by the slope of each score: two pairs are noisy and differ from all others."""
     method = decl(model=model, hinge_weight=1.0, kl_weight=0.0, margin=3.0)  # every negative costs something
     noisy = [1, 4]
-    inputs = method.inputs(0, Work(0, 0, CHOSEN), None)
+    inputs = method.inputs(0, StepPlan(0, 0, CHOSEN), None)
     assert isinstance(inputs, DeclInputs)
     inputs.is_clean[noisy] = False
     slopes = {}
@@ -226,7 +225,7 @@ def test_each_network_trains_by_its_own_filter() -> None:
     method = decl()
     method.clean[0], method.clean[1] = True, False
     for net in (0, 1):
-        inputs = method.inputs(net, Work(0, 0, CHOSEN), None)
+        inputs = method.inputs(net, StepPlan(0, 0, CHOSEN), None)
         assert inputs.is_clean.tolist() == [net == 0] * len(CHOSEN)
         method.loss(net, inputs).loss.backward()  # type: ignore[no-untyped-call]
         assert any(grad is not None for grad in gradients(method.nets[net]).values())
@@ -320,7 +319,7 @@ def test_the_warm_up_takes_all_pairs_for_clean() -> None:
     method = decl(warmup_epochs=3)
     for epoch in range(3):
         assert [split.clean.tolist() for split in method.begin_warmup()] == [list(range(COUNT))] * 2
-        result = method.warmup_loss(1, method.inputs(1, Work(2, None, CHOSEN), None))
+        result = method.warmup_loss(1, method.inputs(1, StepPlan(2, None, CHOSEN), None))
         n = min(7, 12 - math.ceil(0.5 * (5 * epoch + 2)))
         assert method.clean.all()
         assert result.loss.item() == pytest.approx(plain_loss(method, result.S, 1, CHOSEN, n), rel=1e-5)
@@ -359,7 +358,7 @@ def test_the_state_survives_a_checkpoint() -> None:
     method, copy = decl(pairs, warmup_epochs=2), decl(pairs, warmup_epochs=2)
     method.begin_warmup()
     method.begin_warmup()
-    warming = method.inputs(0, Work(3, None, CHOSEN), None)
+    warming = method.inputs(0, StepPlan(3, None, CHOSEN), None)
     assert int(warming.negatives) == 8  # after 5 + 3 steps
     method.begin_epoch(0)
     buffer = io.BytesIO()
@@ -368,7 +367,7 @@ def test_the_state_survives_a_checkpoint() -> None:
     copy.load_state_dict(torch.load(buffer, weights_only=True))
     assert copy.figures() == method.figures()
     assert torch.equal(copy.clean, method.clean)
-    assert int(copy.inputs(0, Work(3, None, CHOSEN), None).negatives) == 8
+    assert int(copy.inputs(0, StepPlan(3, None, CHOSEN), None).negatives) == 8
     for net in (0, 1):
         ours, theirs = (main_step(m, net, 3) for m in (method, copy))
         assert torch.equal(ours.loss, theirs.loss)

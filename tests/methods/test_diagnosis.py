@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from sklearn.metrics import precision_score, recall_score, roc_auc_score
 
-from helpers import vectors
 from mispair.config import Config
-from mispair.data.loader import PairLoader
+from mispair.data.batches import PairLoader
 from mispair.data.noise import add_noise
 from mispair.data.pairs import Pairs
 from mispair.methods.diagnosis import by_network, label_histograms, selection, separation
 from mispair.methods.repair import Repair
 from mispair.models import SideSpec, build
+from small_data import vectors
 
 BOOLS = hnp.arrays(np.bool_, st.just(30))
 ALWAYS = {

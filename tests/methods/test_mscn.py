@@ -19,19 +19,16 @@ from sklearn.linear_model import LogisticRegression
 from torch import Tensor, nn
 
 import mispair
-from helpers import chosen, one_to_one, regions, shake, small_config, take_step, tokens
 from mispair import models
+from mispair.compute.devices import autocast
 from mispair.config import Config, override
-from mispair.data.loader import Items, PairLoader
+from mispair.data.batches import Items, PairLoader
 from mispair.data.noise import add_noise
 from mispair.data.pairs import Pairs
-from mispair.devices import autocast
-from mispair.engine import Trainer
 from mispair.errors import ConfigError, DataError, NonFiniteError
-from mispair.losses import hard_loss, meta_margin
-from mispair.methods import meta, mscn
-from mispair.methods.base import Work, similarity
-from mispair.methods.meta import MetaGradient, body, meta_gradient, score_layer, steady, with_weights
+from mispair.functional.losses import hard_loss, meta_margin
+from mispair.methods import mscn, mscn_meta
+from mispair.methods.base import StepPlan, similarity
 from mispair.methods.mscn import (
     KnownBatch,
     Mscn,
@@ -42,8 +39,11 @@ from mispair.methods.mscn import (
     meta_set,
     pair_scores,
 )
-from mispair.models import Encoded, Network, SideSpec, build, recurrence
-from mispair.run import Run
+from mispair.methods.mscn_meta import MetaGradient, body, meta_gradient, score_layer, steady, with_weights
+from mispair.models import Encoded, Network, SideSpec, bigru, build
+from mispair.training.run_folder import Run
+from mispair.training.trainer import Trainer
+from small_data import chosen, one_to_one, regions, shake, small_config, take_step, tokens
 from tiny import tiny_pairs
 from training import check_resume
 
@@ -178,7 +178,7 @@ def test_the_meta_gradient_is_the_exact_second_derivative(lr: float, monkeypatch
     problem = toy_problem()
     expected = exact(problem, lr)
     assert mixed_error(meta_gradient(*problem, lr), expected) < 1e-7
-    monkeypatch.setattr(meta, "REACH", 1e-2)
+    monkeypatch.setattr(mscn_meta, "REACH", 1e-2)
     assert mixed_error(meta_gradient(*problem, lr), expected) < 1e-4
 
 
@@ -207,7 +207,7 @@ def test_it_is_exact_through_the_whole_network(model: str, monkeypatch: pytest.M
     if model not in models.MODELS:
         pytest.skip(f"there is no {model} yet")
     single = meta_gradient(*network_problem(model), lr=0.05)
-    monkeypatch.setattr(recurrence, "scans", lambda _: False)
+    monkeypatch.setattr(bigru, "scans", lambda _: False)
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
     problem = network_problem(model)
     problem[0].double()
@@ -216,7 +216,7 @@ def test_it_is_exact_through_the_whole_network(model: str, monkeypatch: pytest.M
     assert mixed_error(found, expected) < 1e-4
     as_used = found._replace(mixed=[part.double() for part in single.mixed])  # in float32, with our own GRU
     assert mixed_error(as_used, expected) < 1e-2
-    monkeypatch.setattr(meta, "REACH", 1e-6)
+    monkeypatch.setattr(mscn_meta, "REACH", 1e-6)
     assert mixed_error(meta_gradient(*problem, lr=0.05), expected) < 1e-7
 
 
@@ -392,7 +392,7 @@ def test_no_step_trains_on_the_meta_set(monkeypatch: pytest.MonkeyPatch) -> None
     used: list[Mscn] = []
     steps = Trainer.steps
 
-    def noting_steps(trainer: Trainer) -> Iterator[Work]:
+    def noting_steps(trainer: Trainer) -> Iterator[StepPlan]:
         assert isinstance(trainer.method, Mscn)
         used.append(trainer.method)
         for work in steps(trainer):
@@ -463,13 +463,13 @@ def test_known_batches_go_round() -> None:
 
 def test_a_steps_known_batch_holds_these_pairs() -> None:
     ours = method()
-    inputs = ours.inputs(1, Work(2, 0, BATCH), None)
+    inputs = ours.inputs(1, StepPlan(2, 0, BATCH), None)
     assert isinstance(inputs, MscnInputs)
     rows, known = ours.known_rows(1, 2), ours.known[1]
     assert torch.equal(inputs.known.left.values, ours.loader.left.items(known.left[rows]).values)
     assert torch.equal(inputs.known.right.values, ours.loader.right.items(known.right[rows]).values)
     assert inputs.known.labels.tolist() == known.labels[rows].tolist()
-    assert not isinstance(ours.inputs(1, Work(2, None, BATCH), None), MscnInputs)
+    assert not isinstance(ours.inputs(1, StepPlan(2, None, BATCH), None), MscnInputs)
 
 
 # ---------------------------------------------------------------------- a step
@@ -492,7 +492,7 @@ def test_the_loss_by_a_loop(published: bool) -> None:
 
 def test_a_margin_gives_no_gradient() -> None:
     ours = method()
-    inputs = ours.inputs(0, Work(0, 99, BATCH[:2]), None)  # two pairs: one negative each
+    inputs = ours.inputs(0, StepPlan(0, 99, BATCH[:2]), None)  # two pairs: one negative each
     S = torch.tensor([[0.6, 0.55], [0.1, 0.7]], requires_grad=True)
     ours.triplet(S, inputs).backward()  # type: ignore[no-untyped-call]
     assert S.grad is not None
@@ -503,7 +503,7 @@ def test_a_margin_gives_no_gradient() -> None:
 def test_the_meta_step_changes_phi_alone_and_the_loss_the_rest_alone(net: int) -> None:
     ours = method(dropout=0.0)
     before = [weights_of(each) for each in ours.nets]
-    inputs = ours.inputs(net, Work(0, 0, BATCH), None)
+    inputs = ours.inputs(net, StepPlan(0, 0, BATCH), None)
     assert isinstance(inputs, MscnInputs)
     expected = meta_gradient(
         ours.nets[net], lambda network: similarity(network, inputs.batch), lambda S: ours.triplet(S, inputs),
@@ -565,7 +565,7 @@ def test_known_pairs_that_are_not_finite_stop_the_run(monkeypatch: pytest.Monkey
 
 def test_half_precision() -> None:
     ours = method(dropout=0.0)
-    inputs = ours.inputs(0, Work(0, 0, BATCH), None)
+    inputs = ours.inputs(0, StepPlan(0, 0, BATCH), None)
     phi, _ = weights_of(ours.nets[0])
     with autocast(torch.device("cpu"), "bf16"):
         step = ours.loss(0, inputs)  # type: ignore[arg-type]

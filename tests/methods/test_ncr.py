@@ -9,11 +9,12 @@ import pytest
 import torch
 
 import mispair
+from mispair.data.batches import random_batches
 from mispair.data.pairs import IntArray, Pairs
-from mispair.methods.base import Work
+from mispair.functional.gaussian_mixture import clean_probability
+from mispair.methods.base import StepPlan
+from mispair.methods.epoch_view import epoch_view
 from mispair.methods.ncr import NCR
-from mispair.mixture import clean_probability
-from mispair.survey import random_batches, survey
 from two_networks import (
     ALPHA,
     CLEAN,
@@ -116,7 +117,7 @@ def test_negatives_harden(main_step: int, negatives: int) -> None:
 
 def test_the_warm_up_is_the_mean_over_all_negatives() -> None:
     method = ncr(dropout=0.0)
-    inputs = method.inputs(1, Work(0, None, CLEAN), None)
+    inputs = method.inputs(1, StepPlan(0, None, CLEAN), None)
     result, plain = method.warmup_loss(1, inputs), mispair.methods.find("plain")
     assert torch.equal(result.loss, plain(method.config, method.nets, method.loader).warmup_loss(1, inputs).loss)
 
@@ -128,6 +129,6 @@ def test_the_published_split_is_that_of_one_epoch() -> None:
     method = small(NCR, split="single")
     for epoch in (0, 1):
         batches = random_batches(COUNT, 12, np.random.default_rng([0, 100, epoch]))
-        views = [survey(net, method.loader, ALPHA, batches, mask=True) for net in method.nets]
+        views = [epoch_view(net, method.loader, ALPHA, batches, mask=True) for net in method.nets]
         method.begin_epoch(epoch)
         assert np.allclose(method.w, [clean_probability(view.losses.numpy()) for view in views], atol=1e-6)

@@ -8,18 +8,18 @@ from torch import Tensor
 import mispair
 from mispair.errors import ConfigError
 from mispair.methods import METHODS
-from mispair.methods.base import Inputs, Method, Step, similarity
+from mispair.methods.base import Method, StepInputs, StepResult, similarity
 from tiny import tiny_pairs
 
 
 class Softmax(Method):
     """A contrastive loss, which mispair does not have."""
 
-    def loss(self, net: int, inputs: Inputs) -> Step:
+    def loss(self, net: int, inputs: StepInputs) -> StepResult:
         S = similarity(self.nets[net], inputs.batch)
         positive: Tensor = S.diagonal() / 0.07
         loss = (S / 0.07).logsumexp(dim=0) + (S / 0.07).logsumexp(dim=1) - 2 * positive
-        return Step(loss.sum(), S, {"margin": (positive - S.mean()).mean()})
+        return StepResult(loss.sum(), S, {"margin": (positive - S.mean()).mean()})
 
 
 def test_a_new_method_trains(monkeypatch: pytest.MonkeyPatch) -> None:

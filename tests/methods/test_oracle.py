@@ -10,16 +10,16 @@ import pytest
 import torch
 
 import mispair
-from helpers import vectors
-from mispair.data.loader import PairLoader
+from mispair.data.batches import PairLoader
 from mispair.data.noise import add_noise
 from mispair.data.pairs import Pairs
-from mispair.engine import Trainer
 from mispair.errors import ConfigError, DataError
 from mispair.methods import find
-from mispair.methods.base import Work
+from mispair.methods.base import StepPlan
 from mispair.methods.oracle import Oracle
 from mispair.models import SideSpec, build
+from mispair.training.trainer import Trainer
+from small_data import vectors
 
 FAST: dict[str, Any] = {
     "model": "two-tower", "embed_size": 8, "batch_size": 16, "epochs": 2, "warmup_epochs": 1, "device": "cpu",
@@ -36,7 +36,7 @@ def test_it_trains_on_right_pairs_only(networks: int, monkeypatch: pytest.Monkey
     seen: dict[tuple[int, int], list[int]] = {}
     steps = Trainer.steps
 
-    def noting_steps(trainer: Trainer) -> Iterator[Work]:
+    def noting_steps(trainer: Trainer) -> Iterator[StepPlan]:
         for work in steps(trainer):
             assert work.noisy is None
             place = trainer.cursor.epoch, trainer.cursor.network

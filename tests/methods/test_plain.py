@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 
-from helpers import take_step
 from mispair.config import Config
-from mispair.data.loader import PairLoader
+from mispair.data.batches import PairLoader
 from mispair.methods import METHODS, find
 from mispair.methods.plain import Plain
 from mispair.models import SideSpec, build
+from small_data import take_step
 from tiny import tiny_pairs
 
 

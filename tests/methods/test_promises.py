@@ -12,19 +12,19 @@ import torch
 from torch import Tensor
 
 import mispair
-from helpers import gradients
 from mispair.config import Config
-from mispair.data.loader import Items, SideLoader
+from mispair.data.batches import Items, SideLoader
 from mispair.data.noise import add_noise
 from mispair.data.pairs import IntArray, Pairs
-from mispair.engine import Trainer
 from mispair.errors import ConfigError
 from mispair.methods import METHODS, find
-from mispair.methods.base import Inputs, Work, similarity
+from mispair.methods.base import StepInputs, StepPlan, similarity
 from mispair.methods.bicro import BiCro
 from mispair.methods.coteaching import CoTeaching
 from mispair.methods.ncr import NCR
-from mispair.run import Run
+from mispair.training.run_folder import Run
+from mispair.training.trainer import Trainer
+from small_data import gradients
 from tiny import tiny_pairs, weights
 from training import check_resume, trained, with_other_truth
 from two_networks import (
@@ -69,14 +69,14 @@ def test_all_pairs_that_a_step_looks_at_are_named(name: str, tmp_path: Path, mon
         seen.append((self, rows))
         return items(self, rows, *args)
 
-    def checked(net: int, work: Work, augment: np.random.Generator | None) -> Inputs:
+    def checked(net: int, work: StepPlan, augment: np.random.Generator | None) -> StepInputs:
         seen.clear()
         given = inputs(net, work, augment)
         left, right = (
             {row for side, rows in seen if side is own for row in rows.tolist()}
             for own in (trainer.loader.left, trainer.loader.right)
         )
-        named = trainer.method.looked_at(net, work)
+        named = trainer.method.pairs_used(net, work)
         assert right <= {*named.tolist()}
         assert left <= {*pairs.link[named].tolist()}
         assert all(pair in right or pairs.link[pair] in left for pair in named.tolist())
@@ -156,7 +156,7 @@ def test_the_trained_network_alone_gets_gradients_and_all_of_them(
 @both
 def test_a_step_is_a_function_of_its_inputs_and_networks(name: str, on_noisy: bool) -> None:
     method = untrained(name, dropout=0.0)
-    inputs: Any = method.inputs(0, Work(0, 3, CLEAN, None, on_noisy), None)
+    inputs: Any = method.inputs(0, StepPlan(0, 3, CLEAN, None, on_noisy), None)
     before = method.loss(0, inputs).loss
     method.w, method.mean_losses, method.found = random_w(9), random_w(9), {}
     if isinstance(method, BiCro):
@@ -169,7 +169,7 @@ def test_a_step_is_a_function_of_its_inputs_and_networks(name: str, on_noisy: bo
 @both
 def test_labels_see_pairs_without_augmentation(name: str, on_noisy: bool) -> None:
     method = untrained(name, model="vse", augment=True)
-    augmented: Any = method.inputs(0, Work(0, 0, CLEAN, None, on_noisy), np.random.default_rng(0))
+    augmented: Any = method.inputs(0, StepPlan(0, 0, CLEAN, None, on_noisy), np.random.default_rng(0))
     plain = method.loader.batch(CLEAN)
     assert torch.equal(augmented.seen.left.values, plain.left.values)
     assert torch.equal(augmented.seen.right.values, plain.right.values)
@@ -195,7 +195,7 @@ def test_each_network_trains_on_what_the_other_calls_clean(name: str, order: str
                 assert method.clean[net].tolist() == split.clean.tolist()
 
 
-def check_order(works: list[Work], noisy_first: bool) -> None:
+def check_order(works: list[StepPlan], noisy_first: bool) -> None:
     """Steps of one network in main epochs: at first on clean pairs alone, then on noisy ones before or after each."""
     first = [work.on_noisy for work in works].index(True) - (not noisy_first)
     late = works[first:]

@@ -18,17 +18,18 @@ from torch import Tensor
 
 import mispair
 import two_networks
-from helpers import gradients, shake, take_step
 from mispair.config import Config, override
+from mispair.data.batches import random_batches
 from mispair.data.noise import add_noise
 from mispair.data.pairs import IntArray, Pairs, Vectors, select
 from mispair.errors import MispairError
-from mispair.methods.base import Step, Work, similarity
+from mispair.functional.gaussian_mixture import clean_probability
+from mispair.functional.rank_correlation import bank_correlation
+from mispair.methods.base import StepPlan, StepResult, similarity
+from mispair.methods.epoch_view import encode_left, encode_right, epoch_view
+from mispair.methods.half_replacing import find_partners
 from mispair.methods.repair import KEEP_LEFT, KEEP_RIGHT, Repair
-from mispair.mixture import clean_probability
-from mispair.rank import bank_correlation
-from mispair.replace import find_partners
-from mispair.survey import encode_left, encode_right, random_batches, survey
+from small_data import gradients, shake, take_step
 from tiny import tiny_pairs
 from training import check_resume
 from two_networks import image_text, small, with_w
@@ -159,7 +160,7 @@ def test_training_on_the_noisy_part(labels: str) -> None:
     assert result.report["noisy_loss"].item() == pytest.approx(noisy / len(NOISY), rel=1e-5)
 
 
-def half_replaced(model: str, side: str, net: int = 1) -> tuple[Repair, Step]:
+def half_replaced(model: str, side: str, net: int = 1) -> tuple[Repair, StepResult]:
     """A step with clean and half-replaced pairs whose partners are set by hand, some of them twice."""
     method = repair(image_text() if model != "two-tower" else vector_pairs(shared=2), model=model, replace_side=side)
     rng = np.random.default_rng(5)
@@ -268,7 +269,7 @@ def test_partners_come_from_the_bank_and_eyes_of_the_teacher(replace_by: str, si
     batches = random_batches(COUNT, 12, np.random.default_rng(0))
     for net, split in enumerate(splits):
         teacher = {"peer": 1 - net, "own": net}[replace_by]
-        view = survey(method.nets[teacher], method.loader, ALPHA, batches, mask=True)
+        view = epoch_view(method.nets[teacher], method.loader, ALPHA, batches, mask=True)
         gamma, mu = method.bounds[teacher]
         for keep in (KEEP_LEFT, KEEP_RIGHT):
             ids, labels = method.partners[net, keep, split.noisy], method.partner_labels[net, keep, split.noisy]
@@ -303,7 +304,7 @@ def test_bounds_and_labels_are_those_of_the_whole_set(when: str) -> None:
     method.begin_epoch(0)
     batches = random_batches(300, 12, np.random.default_rng(0))
     for net in range(2):
-        view = survey(method.nets[net], method.loader, ALPHA, batches, mask=True)
+        view = epoch_view(method.nets[net], method.loader, ALPHA, batches, mask=True)
         values = bank_correlation(view.left, view.right, *method.banks[net].pooled()).tolist()
         ordered = sorted(values)
         gamma, mu = sum(ordered[-90:]) / 90, sum(ordered[:3]) / 3
@@ -317,7 +318,7 @@ def test_bounds_and_labels_are_those_of_the_whole_set(when: str) -> None:
 def epoch_losses(method: Repair, epoch: int) -> list[np.ndarray]:
     """Losses as the method itself sees them before this epoch: the batches follow from seed and epoch."""
     batches = random_batches(COUNT, 12, np.random.default_rng([method.config.seed, 100, epoch]))
-    views = [survey(net, method.loader, ALPHA, batches, mask=True) for net in method.nets]
+    views = [epoch_view(net, method.loader, ALPHA, batches, mask=True) for net in method.nets]
     return [view.losses.numpy() for view in views]
 
 
@@ -383,7 +384,7 @@ def test_the_queue_is_first_in_first_out(sizes: list[int], room: int) -> None:
     pushed: list[int] = []
     for step, size in enumerate(sizes):
         new = [(7 * len(pushed) + i) % COUNT for i in range(size)]
-        method.trained(0, Work(step, step, np.array(new)))
+        method.after_step(0, StepPlan(step, step, np.array(new)))
         pushed += new
     assert method.queues[0][0].tolist() == pushed[-room:]
     steps = [step for step, size in enumerate(sizes, 1) for _ in range(size)]

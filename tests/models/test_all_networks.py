@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from helpers import encoded_sets, shake, small_config, token_items
-from mispair.data.loader import Items
+from mispair.data.batches import Items
 from mispair.models import Encoded, Network, SideSpec, build
+from small_data import encoded_sets, shake, small_config, token_items
 
 D = 16
 KINDS: dict[str, dict[str, object]] = {
@@ -145,7 +145,7 @@ def test_nothing_waits_for_the_device(kind: str, training: bool) -> None:
     """Else a GPU could not record the step."""
     network = make(kind, SideSpec("regions", 7, 8)).train(training)
     left, right = some_regions(3, 8), encoded_sets([1, 3, 5], 7, D, 1)
-    right = Encoded(right.local, right.lengths, right.pooled, room=20)
+    right = Encoded(right.local, right.lengths, right.pooled, capacity=20)
     with Waits() as waits:
         for similarity in (network.similarity, network.pair_similarity):
             similarity(left, right).sum().backward()  # type: ignore[no-untyped-call]

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from helpers import regions, tokens, vectors
 from mispair.models.base import CosineNetwork, Encoded, SideSpec, l2norm, safe_norm, xavier_linear
+from small_data import regions, tokens, vectors
 
 ragged = st.lists(st.integers(1, 9), min_size=1, max_size=6)
 

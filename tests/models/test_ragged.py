@@ -60,7 +60,7 @@ def test_masked_mean(lengths: list[int]) -> None:
 def test_a_row_may_be_longer_than_needed(lengths: list[int], extra: int, spare: int) -> None:
     counts, width, total = torch.tensor(lengths), max(lengths) + extra, sum(lengths)
     tight = packing(counts, width, torch.device("cpu"))
-    loose = packing(counts, width, torch.device("cpu"), room=total + spare)
+    loose = packing(counts, width, torch.device("cpu"), capacity=total + spare)
     padded = torch.randn(len(lengths), width, 2)
     packed = loose.pack(padded)
     assert torch.equal(packed[:total], tight.pack(padded))
@@ -71,7 +71,7 @@ def test_a_row_may_be_longer_than_needed(lengths: list[int], extra: int, spare: 
 
 
 def test_nothing_flows_from_behind_the_row_or_from_padding() -> None:
-    real = packing(torch.tensor([2, 1]), 3, torch.device("cpu"), room=7)
+    real = packing(torch.tensor([2, 1]), 3, torch.device("cpu"), capacity=7)
     x = torch.randn(2, 3, 4, requires_grad=True)
     real.pack(x).sum().backward()  # type: ignore[no-untyped-call]
     assert x.grad is not None

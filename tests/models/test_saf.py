@@ -7,13 +7,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_sgraf import linear, some_regions, text_self_attention, visual_self_attention
 from torch import Tensor, nn
 
 import mispair
-from helpers import ZEROS, encoded_sets, gradients, plain_l2norm, shake, small_config, token_items, zeroed
-from mispair.data.loader import Items
+from mispair.data.batches import Items
 from mispair.models import SAF, SGR, Encoded, SideSpec, build
+from sgraf_loops import linear, some_regions, text_self_attention, visual_self_attention
+from small_data import ZEROS, encoded_sets, gradients, plain_l2norm, shake, small_config, token_items, zeroed
 from tiny import tiny_pairs
 
 D = 16
@@ -74,8 +74,8 @@ def reference(network: SAF, left: Encoded, right: Encoded) -> Tensor:
     return loop_similarity(network, V, words, lengths.tolist())
 
 
-def with_room(items: Encoded, room: int) -> Encoded:
-    return Encoded(items.local, items.lengths, items.pooled, room)
+def with_capacity(items: Encoded, capacity: int) -> Encoded:
+    return Encoded(items.local, items.lengths, items.pooled, capacity)
 
 
 # ---------------------------------------------------------------- the same numbers as the loop
@@ -131,7 +131,7 @@ def test_training_statistics_see_all_real_nodes_and_no_others(lengths: list[int]
     assert norm.running_var is not None
     mean, variance = 0.9 * norm.running_mean + 0.1 * every.mean(), 0.9 * norm.running_var + 0.1 * every.var()
 
-    S = network.similarity(left, with_room(right, sum(lengths) + spare))
+    S = network.similarity(left, with_capacity(right, sum(lengths) + spare))
     assert (S - expected).abs().max() < 1e-4  # statistics in another order of summing
     assert len(every) == 3 * (len(lengths) + sum(lengths))
     torch.testing.assert_close(norm.running_mean, mean, rtol=1e-4, atol=1e-6)
@@ -171,7 +171,7 @@ def test_room_to_spare_changes_nothing(lengths: list[int], spare: int, seed: int
     tight = encoded_sets(lengths, max(lengths), D, seed + 1)
     own, (V, _), (words, _) = some_regions(len(lengths), 8, seed), left.parts(), tight.parts()
     results = []
-    for right in (tight, with_room(tight, sum(lengths) + spare)):
+    for right in (tight, with_capacity(tight, sum(lengths) + spare)):
         S = network.similarity(left, right)
         pairs = network.pair_similarity(own, right)
         (S.square().sum() + pairs.sum()).backward()  # type: ignore[no-untyped-call]
@@ -198,7 +198,7 @@ def test_zero_vectors_give_finite_scores_and_gradients(where: str, initial: bool
     config = small_config(embed_size=D)
     network = SAF(SideSpec("regions", 7, 8), SideSpec("tokens", 30), config) if initial else make_saf(8)
     network.train(training)
-    left, right = some_regions(3, 8), with_room(encoded_sets([1, 3, 5], 5, D, 1), 12)
+    left, right = some_regions(3, 8), with_capacity(encoded_sets([1, 3, 5], 5, D, 1), 12)
     V, words = zeroed(left, right, where)
     for similarity in (network.similarity, network.pair_similarity):
         scores = similarity(left, right)

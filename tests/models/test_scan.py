@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import mispair
-from helpers import ZEROS, encoded_sets, gradients, plain_gru, plain_l2norm, shake, small_config, token_items, zeroed
-from mispair.data.loader import Items
+from mispair.data.batches import Items
 from mispair.models import SCAN, Encoded, SideSpec, build
+from small_data import ZEROS, encoded_sets, gradients, plain_gru, plain_l2norm, shake, small_config, token_items, zeroed
 from tiny import tiny_pairs
 
 D = 16
@@ -188,7 +188,7 @@ def outcome(network: SCAN, left: Encoded, right: Encoded) -> dict[str, Tensor]:
 def test_room_to_spare_changes_nothing(kind: tuple[str, str], lengths: list[int], spare: int, seed: int) -> None:
     network, left = make_scan(*kind), some_regions(len(lengths), 8, seed)
     tight = encoded_sets(lengths, max(lengths), D, seed + 1)
-    loose = Encoded(tight.local, tight.lengths, tight.pooled, room=sum(lengths) + spare)
+    loose = Encoded(tight.local, tight.lengths, tight.pooled, capacity=sum(lengths) + spare)
     found, expected = outcome(network, left, loose), outcome(network, left, tight)
     for name, value in expected.items():
         assert found[name].isfinite().all()

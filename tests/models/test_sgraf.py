@@ -8,11 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from helpers import ZEROS, encoded_sets, gradients, plain_gru, plain_l2norm, shake, small_config, token_items, zeroed
-from mispair.bench.loop import sgr_similarity
-from mispair.data.loader import Items
+from mispair.bench.measure.reference_loops import sgr_similarity
+from mispair.data.batches import Items
 from mispair.models import Encoded, SideSpec, build
-from mispair.models.sgraf import SGR, SelfAttention
+from mispair.models.sgraf import SGR
+from sgraf_loops import linear, some_regions, text_self_attention, visual_self_attention
+from small_data import ZEROS, encoded_sets, gradients, plain_gru, plain_l2norm, shake, small_config, token_items, zeroed
 
 D = 16
 
@@ -24,49 +25,7 @@ def make_sgr(regions: int, seed: int = 0, **config: object) -> SGR:
     return network.eval()
 
 
-def some_regions(items: int, regions: int, seed: int = 0) -> Encoded:
-    return encoded_sets([regions] * items, regions, D, seed)
-
-
 # ---------------------------------------------------------------- the reference
-
-
-def linear(layer: nn.Module, x: Tensor) -> Tensor:
-    assert isinstance(layer, nn.Linear)
-    return x @ layer.weight.T + layer.bias
-
-
-def normalise(layer: nn.Module, x: Tensor, channel: int) -> Tensor:
-    """Batch normalisation with the channels on axis `channel`; batch statistics in training mode."""
-    assert isinstance(layer, nn.BatchNorm1d)
-    shape = [1] * x.dim()
-    shape[channel] = x.shape[channel]
-    if layer.training:
-        axes = [axis for axis in range(x.dim()) if axis != channel]
-        mean, variance = x.mean(axes), x.var(axes, unbiased=False)
-    else:
-        assert layer.running_mean is not None
-        assert layer.running_var is not None
-        mean, variance = layer.running_mean, layer.running_var
-    centred = (x - mean.view(shape)) / (variance + layer.eps).sqrt().view(shape)
-    return centred * layer.weight.view(shape) + layer.bias.view(shape)
-
-
-def visual_self_attention(pool: SelfAttention, V: Tensor) -> Tensor:
-    """G1, (B, R, D) to (B, D)."""
-    a = normalise(pool.local[1], linear(pool.local[0], V), channel=1).tanh()
-    g = normalise(pool.whole[1], linear(pool.whole[0], V.mean(dim=1)), channel=1).tanh()
-    e = linear(pool.score, a * g[:, None]).squeeze(-1)
-    alpha = e.exp() / e.exp().sum(dim=1, keepdim=True)
-    return plain_l2norm((alpha[..., None] * V).sum(dim=1))
-
-
-def text_self_attention(pool: SelfAttention, W: Tensor) -> Tensor:
-    """T1, the real words (n, D) of one caption to (D,)."""
-    a, g = linear(pool.local[0], W).tanh(), linear(pool.whole[0], W.mean(dim=0)).tanh()
-    e = linear(pool.score, a * g).squeeze(-1)
-    beta = e.exp() / e.exp().sum()
-    return plain_l2norm((beta[:, None] * W).sum(dim=0))
 
 
 def loop_similarity(network: SGR, V: Tensor, words: Tensor, lengths: Tensor) -> Tensor:
@@ -189,7 +148,7 @@ def test_encoders_equal_a_loop() -> None:
 def test_room_to_spare_changes_nothing(lengths: list[int], spare: int, seed: int) -> None:
     network, left = make_sgr(8, seed=seed), some_regions(3, 8, seed)
     tight = encoded_sets(lengths, max(lengths), D, seed + 1)
-    loose = Encoded(tight.local, tight.lengths, tight.pooled, room=sum(lengths) + spare)
+    loose = Encoded(tight.local, tight.lengths, tight.pooled, capacity=sum(lengths) + spare)
     results = []
     for right in (tight, loose):
         S = network.similarity(left, right)

@@ -3,11 +3,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from helpers import shake, small_config
-from mispair.data.loader import Items
+from mispair.data.batches import Items
 from mispair.errors import ConfigError
 from mispair.models import SideSpec, build
 from mispair.models.two_tower import TwoTower
+from small_data import shake, small_config
 
 
 @given(st.integers(1, 40), st.integers(1, 40), st.integers(2, 6), st.integers(2, 6))

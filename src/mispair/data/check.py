@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mispair.data import formats, precomp, vectors
-from mispair.data.arrays import absolute_maximum, check_finite, open_array
+from mispair.data import clip_retrieval, loading, precomp
 from mispair.data.noise import load_noise, mismatch
+from mispair.data.npy import absolute_maximum, check_finite, open_array
 from mispair.data.pairs import IntArray, Side, Tokens, Vectors
-from mispair.data.text import SPECIAL_WORDS, UNK, Vocabulary, tokenizer_name
+from mispair.data.vocabulary import SPECIAL_WORDS, UNK, Vocabulary, tokenizer_name
 from mispair.errors import DataError
 
 _HALF_MAXIMUM = float(np.finfo(np.float16).max)
@@ -64,15 +64,15 @@ def check(
 
     Args:
         data: A folder, or "shapes".
-        vocabulary: As for `formats.load`.
+        vocabulary: As for `loading.load`.
         noise_file: Noise index files; those in the folder that look like one are examined as well.
-        captions_per_image: As for `formats.load`.
+        captions_per_image: As for `loading.load`.
 
     Raises:
         DataError: There is no data set at all.
     """
-    folder = formats.find_folder(data)
-    layout = formats.layout(folder)
+    folder = loading.find_folder(data)
+    layout = loading.layout(folder)
     found = Check(figures={"data": str(folder), "layout": layout, "splits": {}, "noise": {}})
     groups = None
     if layout == "precomp":
@@ -96,7 +96,7 @@ def _check_precomp(
         words, source = precomp.find_vocabulary(folder, vocabulary)
         found.lines.append(f"vocabulary: {len(words):,} words, {source}; words cut by nltk's {tokenizer_name()}")
         found.figures["vocabulary"] = {"size": len(words), "source": source, "tokenizer": tokenizer_name()}
-    names = formats.natural_order(list(precomp.found_splits(folder)))
+    names = loading.natural_order(list(precomp.found_splits(folder)))
     for split in names:
         figures: dict[str, Any] = {}
         found.figures["splits"][split] = figures
@@ -233,11 +233,11 @@ def mostly_unknown(side: Side) -> float | None:
 def _check_vectors(folder: Path, found: Check) -> IntArray | None:
     """Returns the groups of the training images, where several rows hold one."""
     train_groups = None
-    for split in formats.splits(folder):
+    for split in loading.splits(folder):
         figures: dict[str, Any] = {}
         found.figures["splits"][split] = figures
         with found.collecting():
-            pairs = vectors.load(folder, split, finite=False)
+            pairs = clip_retrieval.load(folder, split, finite=False)
             train_groups = pairs.groups if split == "train" else train_groups
             groups = len(np.unique(pairs.left_groups))
             figures |= {"rows": len(pairs), "images": groups, "captions": len(pairs), "named": bool(pairs.left_ids)}

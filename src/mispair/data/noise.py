@@ -20,10 +20,10 @@ import numpy as np
 import numpy.typing as npt
 
 from mispair.config import NoiseKind
-from mispair.data.arrays import check_finite, chunks, open_array
+from mispair.data.npy import check_finite, chunks, open_array
 from mispair.data.pairs import FloatArray, IntArray, Pairs, Tokens
 from mispair.errors import DataError
-from mispair.files import replacing
+from mispair.support.files import replacing
 
 NEIGHBOURS = 10  # among how many nearest left items `near` looks for a partner
 GROUP_ITEMS = 20  # about how many left items change place together in `group`

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from mispair.data.text import Vocabulary
+from mispair.data.vocabulary import Vocabulary
 from mispair.errors import DataError
 
 IntArray = npt.NDArray[np.int64]

@@ -15,9 +15,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from mispair.data.arrays import check_finite, open_array
+from mispair.data.npy import check_finite, open_array
 from mispair.data.pairs import Pairs, Regions, Tokens
-from mispair.data.text import Vocabulary
+from mispair.data.vocabulary import Vocabulary
 from mispair.errors import DataError
 
 DevProtocol = Literal["full", "ncr"]
@@ -206,7 +206,7 @@ def load(
     captions_per_image: int | None = None,
     finite: bool = True,
 ) -> Pairs:
-    """Read one split; see `mispair.data.formats.load`."""
+    """Read one split; see `mispair.data.loading.load`."""
     name = f"{folder.name} {split}"
     features = open_array(features_path(folder, split), ndim=3)
     texts, ids = read_captions(folder, split)

@@ -13,12 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mispair.compute.devices import send
 from mispair.config import Config
-from mispair.data.loader import Batch, PairLoader, send
+from mispair.data.batches import Batch, PairLoader, random_batches
 from mispair.data.pairs import IntArray
-from mispair.losses import negatives_at, warmup_loss
+from mispair.functional.losses import negatives_at, warmup_loss
 from mispair.models import Network
-from mispair.survey import random_batches
 
 BATCHES = 100  # stream of random numbers
 LOOKS_RIGHT = 0.5  # match score
@@ -36,7 +36,7 @@ class Split:
 
 
 @dataclass(frozen=True)
-class Work:
+class StepPlan:
     """One step's pairs, as numbers."""
 
     position: int  # of the step in its epoch
@@ -47,7 +47,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Inputs:
+class StepInputs:
     """All that a step's loss depends on beside the network: tensors on the device."""
 
     batch: Batch  # the work's `pairs`
@@ -55,7 +55,7 @@ class Inputs:
 
 
 @dataclass(frozen=True)
-class Step:
+class StepResult:
     """What a training step hands to the engine."""
 
     loss: Tensor  # what the gradients are those of: a sum over the batch
@@ -106,19 +106,19 @@ class Method(ABC):
         """What goes to the log when a main epoch ends."""
         return self.found
 
-    def inputs(self, net: int, work: Work, augment: np.random.Generator | None) -> Inputs:  # noqa: ARG002 - a hook
+    def inputs(self, net: int, work: StepPlan, augment: np.random.Generator | None) -> StepInputs:  # noqa: ARG002 - a hook
         """Loads what the loss of a step needs. May run ahead of the steps, so it must not look at the networks."""
-        batch = self.loader.batch(work.pairs, augment, self.loader.rooms(work.pairs))
-        return Inputs(batch, self.negatives(work.main_step or 0))
+        batch = self.loader.batch(work.pairs, augment, self.loader.pad_shapes(work.pairs))
+        return StepInputs(batch, self.negatives(work.main_step or 0))
 
-    def looked_at(self, net: int, work: Work) -> IntArray:  # noqa: ARG002 - a hook
+    def pairs_used(self, net: int, work: StepPlan) -> IntArray:  # noqa: ARG002 - a hook
         """All pairs that lend an item to a step of this epoch: where its loss is not finite, it is for one of them."""
         return work.pairs if work.noisy is None else np.concatenate([work.pairs, work.noisy])
 
-    def warmup_loss(self, net: int, inputs: Inputs) -> Step:
+    def warmup_loss(self, net: int, inputs: StepInputs) -> StepResult:
         """Loss of network `net` on a batch of all pairs before the main epochs: mean over all negatives."""
         S = similarity(self.nets[net], inputs.batch)
-        return Step(warmup_loss(S, self.config.margin, self.false_negatives(inputs.batch)), S)
+        return StepResult(warmup_loss(S, self.config.margin, self.false_negatives(inputs.batch)), S)
 
     @classmethod
     def adapted(cls, config: Config) -> Config:
@@ -131,10 +131,10 @@ class Method(ABC):
         return None
 
     @abstractmethod
-    def loss(self, net: int, inputs: Any) -> Step:
+    def loss(self, net: int, inputs: Any) -> StepResult:
         """Loss of network `net` in a step of the main epochs, on what `inputs` gave."""
 
-    def trained(self, net: int, work: Work) -> None:  # noqa: B027 - most methods keep no books
+    def after_step(self, net: int, work: StepPlan) -> None:  # noqa: B027 - most methods keep no books
         """Called when network `net` has taken its main step `work`."""
 
     def state_dict(self) -> dict[str, Any]:

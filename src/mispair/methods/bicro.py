@@ -15,25 +15,25 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mispair.beta import fit_betas
+from mispair.compute.precision import full_precision
 from mispair.config import Config
-from mispair.data.loader import Batch, PairLoader
+from mispair.data.batches import Batch, PairLoader
 from mispair.data.pairs import IntArray
-from mispair.evaluate import inference
-from mispair.losses import best_count, hard_loss, pair_quality, sample_losses, soft_margin
-from mispair.methods.base import Inputs, Split, Step, Work, similarity
+from mispair.functional.beta_mixture import fit_betas
+from mispair.functional.gaussian_mixture import FloatArray, min_max
+from mispair.functional.losses import best_count, hard_loss, pair_quality, sample_losses, soft_margin
+from mispair.methods.base import Split, StepInputs, StepPlan, StepResult, similarity
 from mispair.methods.coteaching import CoTeaching
 from mispair.methods.diagnosis import BoolArray
-from mispair.mixture import FloatArray, min_max
+from mispair.methods.epoch_view import EpochView
 from mispair.models import Encoded, Network
-from mispair.models.precision import full_precision
-from mispair.survey import Survey
+from mispair.models.inference import inference
 
 ANCHORS = 102  # stream of random numbers
 
 
 @dataclass(frozen=True)
-class BiCroInputs(Inputs):
+class BiCroInputs(StepInputs):
     """A batch, clean or noisy, and what its labels are made of."""
 
     seen: Batch = field(kw_only=True)  # the same pairs without augmentation
@@ -56,37 +56,37 @@ class BiCro(CoTeaching):
 
     # ------------------------------------------------------------------ which pairs
 
-    def warmup_loss(self, net: int, inputs: Inputs) -> Step:
+    def warmup_loss(self, net: int, inputs: StepInputs) -> StepResult:
         """Sum over the pairs with the smallest losses."""
         S = similarity(self.nets[net], inputs.batch)
         losses = sample_losses(S, self.config.margin, self.false_negatives(inputs.batch))
         count = max(1, int(self.config.warmup_share * len(S) + 1e-9))
-        return Step(losses.topk(count, largest=False).values.sum(), S)
+        return StepResult(losses.topk(count, largest=False).values.sum(), S)
 
     def clean_probabilities(self, losses: FloatArray) -> FloatArray:
         rows = losses if self.config.split == "single" else self.smoothed(losses)
         find = published_probability if self.config.as_published else clean_probability
         return np.stack([find(row) for row in rows]).astype(np.float32)
 
-    def divide(self, epoch: int, views: list[Survey], clean: BoolArray) -> list[Split]:
+    def divide(self, epoch: int, views: list[EpochView], clean: BoolArray) -> list[Split]:
         splits = [replace(part, order="before") for part in super().divide(epoch, views, clean)]
         self.clean = [part.clean for part in splits]
         return splits
 
     # ------------------------------------------------------------------ a step
 
-    def inputs(self, net: int, work: Work, augment: np.random.Generator | None) -> Inputs:
+    def inputs(self, net: int, work: StepPlan, augment: np.random.Generator | None) -> StepInputs:
         if work.main_step is None:
             return super().inputs(net, work, augment)
         anchors = self._beside(net, work.main_step) if work.on_noisy else work.pairs
-        rooms = self.loader.rooms(work.pairs, anchors)
-        batch = self.loader.batch(work.pairs, augment, rooms)
-        seen = batch if augment is None else self.loader.batch(work.pairs, None, rooms)
-        beside = self.loader.batch(anchors, None, rooms) if work.on_noisy else None
+        pad_shapes = self.loader.pad_shapes(work.pairs, anchors)
+        batch = self.loader.batch(work.pairs, augment, pad_shapes)
+        seen = batch if augment is None else self.loader.batch(work.pairs, None, pad_shapes)
+        beside = self.loader.batch(anchors, None, pad_shapes) if work.on_noisy else None
         return BiCroInputs(batch, self.negatives(work.main_step), seen=seen, beside=beside)
 
-    def looked_at(self, net: int, work: Work) -> IntArray:
-        pairs = super().looked_at(net, work)
+    def pairs_used(self, net: int, work: StepPlan) -> IntArray:
+        pairs = super().pairs_used(net, work)
         if work.main_step is None or not work.on_noisy:
             return pairs
         return np.concatenate([pairs, self._beside(net, work.main_step)])
@@ -97,14 +97,14 @@ class BiCro(CoTeaching):
         rng = self.rng(ANCHORS, net, main_step)
         return rng.choice(clean, min(self.config.batch_size, len(clean)), replace=False)
 
-    def loss(self, net: int, inputs: BiCroInputs) -> Step:
+    def loss(self, net: int, inputs: BiCroInputs) -> StepResult:
         labels = self._labels(self.nets[1 - net], inputs)
         S = similarity(self.nets[net], inputs.batch)
         margin = soft_margin(labels, self.config.margin, self.config.margin_base)
         if self.config.as_published:
             margin = margin.expand(len(S), -1)  # a row there, so that of the caption in both directions
         loss = hard_loss(S, margin, inputs.negatives, self.false_negatives(inputs.batch))
-        return Step(loss, S, {"label": labels.mean()})
+        return StepResult(loss, S, {"label": labels.mean()})
 
     def _labels(self, teacher: Network, inputs: BiCroInputs) -> Tensor:
         """(B,) y of each pair, by the network that is not being trained."""

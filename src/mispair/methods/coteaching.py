@@ -8,13 +8,13 @@ import numpy as np
 import torch
 
 from mispair.config import Config
-from mispair.data.loader import PairLoader
+from mispair.data.batches import PairLoader
+from mispair.functional.gaussian_mixture import FloatArray, clean_probability, split
 from mispair.methods import diagnosis
 from mispair.methods.base import Method, Split
 from mispair.methods.diagnosis import BoolArray
-from mispair.mixture import FloatArray, clean_probability, split
+from mispair.methods.epoch_view import EpochView, epoch_view
 from mispair.models import Network
-from mispair.survey import Survey, survey
 
 SURE = 0.99  # more than that neither the losses nor an audit can know
 
@@ -41,10 +41,12 @@ class CoTeaching(Method):
     def begin_epoch(self, epoch: int) -> list[Split]:
         config = self.config
         batches = self.random_batches(epoch)
-        views = [survey(n, self.loader, config.margin, batches, mask=config.mask_false_negatives) for n in self.nets]
+        views = [
+            epoch_view(n, self.loader, config.margin, batches, mask=config.mask_false_negatives) for n in self.nets
+        ]
         self.w = self.clean_probabilities(np.stack([view.losses.cpu().numpy() for view in views]))
         if (score := self.loader.pairs.match_score) is not None:
-            self.w = heard(self.w, score)
+            self.w = combine_odds(self.w, score)
         clean = np.stack([split(w, config.clean_threshold) for w in self.w])
         return self.divide(epoch, views, clean)
 
@@ -66,7 +68,7 @@ class CoTeaching(Method):
         joint = np.broadcast_to(self.mean_losses.mean(axis=0), self.mean_losses.shape)
         return joint if self.config.split == "joint" else self.mean_losses
 
-    def divide(self, epoch: int, views: list[Survey], clean: BoolArray) -> list[Split]:
+    def divide(self, epoch: int, views: list[EpochView], clean: BoolArray) -> list[Split]:
         """The pairs that train each network; `clean` (2, N) is what each network takes for clean."""
         self.found = diagnosis.by_network(self.findings(views, clean))
         parts = [(np.flatnonzero(row), np.flatnonzero(~row)) for row in clean[::-1]]  # by the other network
@@ -77,7 +79,7 @@ class CoTeaching(Method):
         start = self.noisy_from(self.config)
         return start is not None and epoch >= start
 
-    def findings(self, views: list[Survey], clean: BoolArray) -> list[dict[str, Any]]:
+    def findings(self, views: list[EpochView], clean: BoolArray) -> list[dict[str, Any]]:
         """The split of each network, held against the truth where it is known."""
         wrong = self.loader.pairs.mismatched
         right = None if wrong is None else ~wrong
@@ -99,7 +101,7 @@ class CoTeaching(Method):
         self.w, self.mean_losses, self.found = state["w"].numpy(), state["mean_losses"].numpy(), state["found"]
 
 
-def heard(w: FloatArray, score: FloatArray) -> FloatArray:
+def combine_odds(w: FloatArray, score: FloatArray) -> FloatArray:
     """Probability that pairs are clean by their losses, w (..., N), and by an audit that knows nothing of these, too.
 
     Odds multiply, and what both took for granted, the share of right pairs, counts once. A network that has learned all

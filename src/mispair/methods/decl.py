@@ -14,21 +14,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from mispair.compute.cuda_graphs import CudaGraphStep
+from mispair.compute.devices import send, uncached
 from mispair.config import Config
-from mispair.data.loader import Batch, PairLoader, send
+from mispair.data.batches import Batch, PairLoader
 from mispair.data.pairs import IntArray
-from mispair.devices import uncached
-from mispair.evaluate import inference
-from mispair.evidence import corresponds, evidence, evidential_loss, raw_scores, uncertainty
-from mispair.losses import hard_loss
+from mispair.functional.evidence import corresponds, evidence, evidential_loss, raw_scores, uncertainty
+from mispair.functional.losses import hard_loss
 from mispair.methods import diagnosis
-from mispair.methods.base import Inputs, Method, Split, Step, Work, similarity
+from mispair.methods.base import Method, Split, StepInputs, StepPlan, StepResult, similarity
 from mispair.models import Network
-from mispair.replay import Replay
+from mispair.models.inference import inference
 
 
 @dataclass(frozen=True)
-class DeclInputs(Inputs):
+class DeclInputs(StepInputs):
     """A batch of pairs, and which of them are clean."""
 
     is_clean: Tensor = field(kw_only=True)  # (B,) true or false
@@ -67,18 +67,18 @@ class Decl(Method):
             with uncached(self.device):
                 clean[batch.pairs] = corresponds(self._evidence(self._raw(net, similarity(net, batch)), batch))
 
-        with inference(net), Replay(look, on=self.device.type == "cuda") as replay:
+        with inference(net), CudaGraphStep(look, on=self.device.type == "cuda") as replay:
             for chosen in batches:
-                replay(self.loader.batch(chosen, rooms=self.loader.rooms(chosen)))
+                replay(self.loader.batch(chosen, pad_shapes=self.loader.pad_shapes(chosen)))
         return clean
 
     # ------------------------------------------------------------------ a step
 
-    def inputs(self, net: int, work: Work, augment: np.random.Generator | None) -> DeclInputs:
-        batch = self.loader.batch(work.pairs, augment, self.loader.rooms(work.pairs))
+    def inputs(self, net: int, work: StepPlan, augment: np.random.Generator | None) -> DeclInputs:
+        batch = self.loader.batch(work.pairs, augment, self.loader.pad_shapes(work.pairs))
         return DeclInputs(batch, self.negatives(self._step(work)), is_clean=self.clean[net, batch.pairs])
 
-    def _step(self, work: Work) -> int:
+    def _step(self, work: StepPlan) -> int:
         """Number of the network's step, warm-up included. All epochs have the same pairs, so they are of one length.
 
         As in `plan`, one pair alone makes no step.
@@ -95,11 +95,11 @@ class Decl(Method):
         count = max(int(config.batch_size - config.hinge_decay * step), config.hinge_least)
         return send(torch.tensor(count), self.device)
 
-    def warmup_loss(self, net: int, inputs: DeclInputs) -> Step:  # type: ignore[override]
+    def warmup_loss(self, net: int, inputs: DeclInputs) -> StepResult:  # type: ignore[override]
         """The same while all pairs count as clean."""
         return self.loss(net, inputs)
 
-    def loss(self, net: int, inputs: DeclInputs) -> Step:
+    def loss(self, net: int, inputs: DeclInputs) -> StepResult:
         config, batch, is_clean = self.config, inputs.batch, inputs.is_clean
         S = similarity(self.nets[net], batch)
         x = self._raw(self.nets[net], S)
@@ -110,7 +110,7 @@ class Decl(Method):
         hinge = hard_loss(x.tanh(), margin, inputs.negatives, self.false_negatives(batch))
         unsure = (uncertainty(e) + uncertainty(e.T)).mean() / 2
         loss = (rows[0] + rows[1]).mean() + config.hinge_weight * hinge  # a mean and a sum: no loss of a pair to log
-        return Step(loss, S, {"uncertainty": unsure}, logged=loss)
+        return StepResult(loss, S, {"uncertainty": unsure}, logged=loss)
 
     @staticmethod
     def _raw(net: Network, S: Tensor) -> Tensor:

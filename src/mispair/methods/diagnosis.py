@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mispair.metrics import auroc
+from mispair.functional.metrics import auroc
 
 BINS = 20  # of the histograms of the labels
 BoolArray = npt.NDArray[np.bool_]

@@ -33,23 +33,24 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy
 
-from mispair.beta import by_moments, fit_betas, inner
+from mispair.compute.devices import send
+from mispair.compute.optimizer import make as make_optimizer
+from mispair.compute.optimizer import set_lr
+from mispair.compute.precision import full_precision
 from mispair.config import Config
-from mispair.data.loader import Items, PairLoader, send
+from mispair.data.batches import Items, PairLoader
 from mispair.data.pairs import IntArray, Pairs, Tokens
 from mispair.errors import ConfigError, DataError
-from mispair.evaluate import inference
-from mispair.logistic import logistic
-from mispair.losses import hard_loss, meta_margin
+from mispair.functional.beta_mixture import by_moments, fit_betas, inner
+from mispair.functional.gaussian_mixture import above
+from mispair.functional.logistic import logistic
+from mispair.functional.losses import hard_loss, meta_margin
 from mispair.methods import diagnosis
-from mispair.methods.base import Inputs, Method, Split, Step, Work, similarity
+from mispair.methods.base import Method, Split, StepInputs, StepPlan, StepResult, similarity
 from mispair.methods.diagnosis import FloatArray
-from mispair.methods.meta import frozen, length, meta_gradient, score_layer
-from mispair.mixture import above
+from mispair.methods.mscn_meta import frozen, length, meta_gradient, score_layer
 from mispair.models import Network
-from mispair.models.precision import full_precision
-from mispair.optimizer import make as make_optimizer
-from mispair.optimizer import set_lr
+from mispair.models.inference import inference
 
 META_SET, MISMATCHED, META_ORDER = 110, 111, 112  # streams of random numbers
 MODELS = ("sgr", "saf")  # with a layer that turns similarity vectors into scores
@@ -59,7 +60,7 @@ WRONG, RIGHT = 0, 1  # components of the mixture and labels of known pairs
 
 
 @dataclass(frozen=True)
-class Known:
+class LabelledPairs:
     """Pairs whose label is known: right and wrong ones, as many of each."""
 
     left: IntArray  # (2M,) left rows
@@ -77,7 +78,7 @@ class KnownBatch:
 
 
 @dataclass(frozen=True)
-class MscnInputs(Inputs):
+class MscnInputs(StepInputs):
     """A batch of pairs, and known pairs."""
 
     known: KnownBatch = field(kw_only=True)
@@ -146,7 +147,7 @@ class Mscn(Method):
         pairs = self.loader.pairs
         self.known = [known_pairs(pairs, self.meta_set, self.rng(MISMATCHED, epoch, net)) for net in range(2)]
 
-    def _similarities(self, network: Network, known: Known) -> tuple[FloatArray, FloatArray]:
+    def _similarities(self, network: Network, known: LabelledPairs) -> tuple[FloatArray, FloatArray]:
         """Of the known pairs and of the rest."""
         left = np.concatenate([known.left, self.loader.pairs.link[self.rest]])
         scores = pair_scores(network, self.loader, left, np.concatenate([known.right, self.rest]))
@@ -154,21 +155,21 @@ class Mscn(Method):
 
     # ------------------------------------------------------------------ a step
 
-    def inputs(self, net: int, work: Work, augment: np.random.Generator | None) -> Inputs:
+    def inputs(self, net: int, work: StepPlan, augment: np.random.Generator | None) -> StepInputs:
         given = super().inputs(net, work, augment)
         if work.main_step is None:
             return given
         known, rows = self.known[net], self.known_rows(net, work.position)
         left, right = known.left[rows], known.right[rows]
         batch = KnownBatch(
-            self.loader.left.items(left, self.loader.left.room(left)),
-            self.loader.right.items(right, self.loader.right.room(right)),
+            self.loader.left.items(left, self.loader.left.pad_shape(left)),
+            self.loader.right.items(right, self.loader.right.pad_shape(right)),
             send(torch.from_numpy(known.labels[rows].astype(np.float32)), self.loader.left.device),
         )
         return MscnInputs(given.batch, given.negatives, known=batch)
 
-    def looked_at(self, net: int, work: Work) -> IntArray:
-        pairs = super().looked_at(net, work)
+    def pairs_used(self, net: int, work: StepPlan) -> IntArray:
+        pairs = super().pairs_used(net, work)
         if work.main_step is None:
             return pairs
         known, rows = self.known[net], self.known_rows(net, work.position)
@@ -182,15 +183,15 @@ class Mscn(Method):
         turn, place = divmod(position, count // size)
         return self.rng(META_ORDER, self.epoch, net, turn).permutation(count)[place * size : (place + 1) * size]
 
-    def loss(self, net: int, inputs: MscnInputs) -> Step:
+    def loss(self, net: int, inputs: MscnInputs) -> StepResult:
         network = self.nets[net]
         meta_loss, norm = self._correct(net, inputs)
         with frozen(score_layer(network)):
             S = similarity(network, inputs.batch)
         # Known pairs that are not finite must stop the run as well: 0 times infinity is not a number.
-        return Step(self.triplet(S, inputs) + 0 * norm, S, {"meta_loss": meta_loss})
+        return StepResult(self.triplet(S, inputs) + 0 * norm, S, {"meta_loss": meta_loss})
 
-    def triplet(self, S: Tensor, inputs: Inputs) -> Tensor:
+    def triplet(self, S: Tensor, inputs: StepInputs) -> Tensor:
         """The training loss L: its label of a pair is the pair's own similarity, which gets no gradient by it."""
         margin, same = meta_margin(S.detach().diagonal(), self.config.margin), self.false_negatives(inputs.batch)
         if self.config.as_published:
@@ -252,14 +253,14 @@ def meta_set(pairs: Pairs, share: float, rng: np.random.Generator) -> IntArray:
     return np.sort(rng.choice(right, size=count, replace=False))
 
 
-def known_pairs(pairs: Pairs, chosen: IntArray, rng: np.random.Generator) -> Known:
+def known_pairs(pairs: Pairs, chosen: IntArray, rng: np.random.Generator) -> LabelledPairs:
     """The chosen pairs and as many wrong ones: random right items, none twice, with any training pair's left item."""
     right = rng.choice(len(pairs), size=len(chosen), replace=False)
     left = pairs.link[rng.integers(len(pairs), size=len(chosen))]
     while (fits := pairs.left_groups[left] == pairs.right_groups[right]).any():
         left[fits] = pairs.link[rng.integers(len(pairs), size=int(fits.sum()))]
     labels = np.repeat([RIGHT, WRONG], len(chosen))
-    return Known(np.concatenate([pairs.link[chosen], left]), np.concatenate([chosen, right]), labels)
+    return LabelledPairs(np.concatenate([pairs.link[chosen], left]), np.concatenate([chosen, right]), labels)
 
 
 def pair_scores(network: Network, loader: PairLoader, left: IntArray, right: IntArray) -> FloatArray:

@@ -14,18 +14,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mispair.data.loader import Batch, send
-from mispair.devices import uncached
-from mispair.evaluate import inference
-from mispair.losses import adaptive_prediction, hard_loss, soft_margin
-from mispair.methods.base import Inputs, Split, Step, Work, similarity
+from mispair.compute.devices import send, uncached
+from mispair.data.batches import Batch
+from mispair.functional.losses import adaptive_prediction, hard_loss, soft_margin
+from mispair.methods.base import Split, StepInputs, StepPlan, StepResult, similarity
 from mispair.methods.coteaching import CoTeaching
 from mispair.methods.diagnosis import BoolArray
-from mispair.survey import Survey
+from mispair.methods.epoch_view import EpochView
+from mispair.models.inference import inference
 
 
 @dataclass(frozen=True)
-class NCRInputs(Inputs):
+class NCRInputs(StepInputs):
     """A batch, clean or noisy, and what its labels are made of."""
 
     seen: Batch = field(kw_only=True)  # the same pairs without augmentation, for the predictions
@@ -35,24 +35,24 @@ class NCRInputs(Inputs):
 class NCR(CoTeaching):
     """NCR as its paper says; with `as_published` the margins that the authors' code gives to wrong pairs."""
 
-    def divide(self, epoch: int, views: list[Survey], clean: BoolArray) -> list[Split]:
+    def divide(self, epoch: int, views: list[EpochView], clean: BoolArray) -> list[Split]:
         return [replace(part, order="after") for part in super().divide(epoch, views, clean)]
 
-    def inputs(self, net: int, work: Work, augment: np.random.Generator | None) -> Inputs:
+    def inputs(self, net: int, work: StepPlan, augment: np.random.Generator | None) -> StepInputs:
         if work.main_step is None:
             return super().inputs(net, work, augment)
-        rooms = self.loader.rooms(work.pairs)
-        batch = self.loader.batch(work.pairs, augment, rooms)
-        seen = batch if augment is None else self.loader.batch(work.pairs, None, rooms)
+        pad_shapes = self.loader.pad_shapes(work.pairs)
+        batch = self.loader.batch(work.pairs, augment, pad_shapes)
+        seen = batch if augment is None else self.loader.batch(work.pairs, None, pad_shapes)
         w = None if work.on_noisy else send(torch.from_numpy(self.w[1 - net, work.pairs]), batch.pairs.device)
         return NCRInputs(batch, self.negatives(work.main_step), seen=seen, w=w)
 
-    def loss(self, net: int, inputs: NCRInputs) -> Step:
+    def loss(self, net: int, inputs: NCRInputs) -> StepResult:
         labels = self._labels(net, inputs)
         S = similarity(self.nets[net], inputs.batch)
         margin = soft_margin(labels, self.config.margin, self.config.margin_base)
         loss = hard_loss(S, margin, inputs.negatives, self.false_negatives(inputs.batch))
-        return Step(loss, S, {"label": labels.mean()})
+        return StepResult(loss, S, {"label": labels.mean()})
 
     def _labels(self, net: int, inputs: NCRInputs) -> Tensor:
         """(B,) y of each pair; as published (B, B), for each image with each caption."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mispair.config import Config
-from mispair.data.loader import PairLoader
+from mispair.data.batches import PairLoader
 from mispair.errors import ConfigError, DataError
 from mispair.methods.base import Split
 from mispair.methods.plain import Plain

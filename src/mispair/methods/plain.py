@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from mispair.losses import hard_loss
-from mispair.methods.base import Inputs, Method, Step, similarity
+from mispair.functional.losses import hard_loss
+from mispair.methods.base import Method, StepInputs, StepResult, similarity
 
 
 class Plain(Method):
     """Triplet loss on the hardest negatives of the batch, hardened gradually."""
 
-    def loss(self, net: int, inputs: Inputs) -> Step:
+    def loss(self, net: int, inputs: StepInputs) -> StepResult:
         S = similarity(self.nets[net], inputs.batch)
-        return Step(hard_loss(S, self.config.margin, inputs.negatives, self.false_negatives(inputs.batch)), S)
+        return StepResult(hard_loss(S, self.config.margin, inputs.negatives, self.false_negatives(inputs.batch)), S)

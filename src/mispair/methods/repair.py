@@ -16,20 +16,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mispair.bank import Bank
+from mispair.compute.devices import send
 from mispair.config import Config
-from mispair.data.loader import Items, PairLoader, Rooms, send
+from mispair.data.batches import Items, PadShapes, PairLoader
 from mispair.data.pairs import IntArray
-from mispair.evaluate import inference
-from mispair.losses import hard_loss, soft_margin
+from mispair.functional.losses import hard_loss, soft_margin
+from mispair.functional.rank_correlation import bank_correlation, label_bounds, soft_labels
 from mispair.methods import diagnosis
-from mispair.methods.base import Inputs, Split, Step, Work, similarity
+from mispair.methods.base import Split, StepInputs, StepPlan, StepResult, similarity
 from mispair.methods.coteaching import CoTeaching
 from mispair.methods.diagnosis import BoolArray
+from mispair.methods.epoch_view import EpochView, encode_left, encode_right
+from mispair.methods.half_replacing import find_partners
+from mispair.methods.memory_bank import Bank
 from mispair.models import Network
-from mispair.rank import bank_correlation, label_bounds, soft_labels
-from mispair.replace import find_partners
-from mispair.survey import Survey, encode_left, encode_right
+from mispair.models.inference import inference
 
 FIRST_FILL = 101  # stream of random numbers
 CHUNK = 1024  # pairs encoded for a bank at a time
@@ -37,7 +38,7 @@ KEEP_LEFT, KEEP_RIGHT = 0, 1  # which side of a half-replaced pair stays
 
 
 @dataclass(frozen=True)
-class Beside:
+class NoisyBatch:
     """Noisy pairs that train beside the clean ones."""
 
     left: Items
@@ -48,11 +49,11 @@ class Beside:
 
 
 @dataclass(frozen=True)
-class RepairInputs(Inputs):
+class RepairInputs(StepInputs):
     """A batch of clean pairs with its labels, and perhaps noisy pairs."""
 
     labels: Tensor = field(kw_only=True)  # (B,) y*
-    beside: tuple[Beside, ...] = ()
+    beside: tuple[NoisyBatch, ...] = ()
 
 
 class Repair(CoTeaching):
@@ -87,7 +88,7 @@ class Repair(CoTeaching):
 
     # ------------------------------------------------------------------ before an epoch
 
-    def divide(self, epoch: int, views: list[Survey], clean: BoolArray) -> list[Split]:
+    def divide(self, epoch: int, views: list[EpochView], clean: BoolArray) -> list[Split]:
         correlations = [self._label(net, view, clean[1 - net]) for net, view in enumerate(views)] if self._ranks else []
         self.found = self._findings(views, correlations, clean)
         started = self.noisy_started(epoch)
@@ -98,7 +99,7 @@ class Repair(CoTeaching):
         """Whether anything is made of the banks."""
         return self.config.labels == "rank" or self.config.noisy == "replace"
 
-    def _label(self, net: int, view: Survey, trains: BoolArray) -> Tensor:
+    def _label(self, net: int, view: EpochView, trains: BoolArray) -> Tensor:
         """Labels all pairs by a network's bank; gives their rank correlation."""
         first = not self.queues[net].size
         if first:
@@ -111,7 +112,7 @@ class Repair(CoTeaching):
         self.labels[net] = soft_labels(correlation, *self.bounds[net])
         return correlation
 
-    def _split(self, net: int, views: list[Survey], clean: BoolArray, started: bool) -> Split:
+    def _split(self, net: int, views: list[EpochView], clean: BoolArray, started: bool) -> Split:
         """The pairs that train network `net`, as the other one has split them."""
         config = self.config
         if not started:
@@ -142,21 +143,21 @@ class Repair(CoTeaching):
     def repeatable(self) -> bool:  # type: ignore[override]
         return self.config.label_when == "epoch"
 
-    def inputs(self, net: int, work: Work, augment: np.random.Generator | None) -> Inputs:
+    def inputs(self, net: int, work: StepPlan, augment: np.random.Generator | None) -> StepInputs:
         if work.main_step is None:
             return super().inputs(net, work, augment)
         others = [] if work.noisy is None else [work.noisy, *self._lent(net, work.noisy).values()]
-        rooms = self.loader.rooms(work.pairs, *others)
-        beside = () if work.noisy is None else self._beside(net, work.noisy, augment, rooms)
-        clean = self.loader.batch(work.pairs, augment, rooms)
+        pad_shapes = self.loader.pad_shapes(work.pairs, *others)
+        beside = () if work.noisy is None else self._beside(net, work.noisy, augment, pad_shapes)
+        clean = self.loader.batch(work.pairs, augment, pad_shapes)
         labels = self.labels[1 - net, clean.pairs]
         if self.config.labels == "hard":
             labels = torch.ones_like(labels)
         return RepairInputs(clean, self.negatives(work.main_step), labels=labels, beside=beside)
 
-    def looked_at(self, net: int, work: Work) -> IntArray:
+    def pairs_used(self, net: int, work: StepPlan) -> IntArray:
         lent = {} if work.main_step is None or work.noisy is None else self._lent(net, work.noisy)
-        return np.concatenate([super().looked_at(net, work), *lent.values()])
+        return np.concatenate([super().pairs_used(net, work), *lent.values()])
 
     def _lent(self, net: int, noisy: IntArray) -> dict[int, IntArray]:
         """By kept side: the pairs that lend their other item to these noisy ones."""
@@ -165,15 +166,15 @@ class Repair(CoTeaching):
         return {side: self.partners[net, side, noisy] for side in self._sides}
 
     def _beside(
-        self, net: int, noisy: IntArray, augment: np.random.Generator | None, rooms: Rooms
-    ) -> tuple[Beside, ...]:
+        self, net: int, noisy: IntArray, augment: np.random.Generator | None, pad_shapes: PadShapes
+    ) -> tuple[NoisyBatch, ...]:
         """Noisy pairs as they are; or with a new right and with a new left item."""
-        batch = self.loader.batch(noisy, augment, rooms)
+        batch = self.loader.batch(noisy, augment, pad_shapes)
         if self.config.noisy == "train":
             labels = self.labels[1 - net, batch.pairs]
             if self.config.labels == "hard":
                 labels = torch.zeros_like(labels)
-            return (Beside(batch.left, batch.right, None, labels, self.false_negatives(batch)),)
+            return (NoisyBatch(batch.left, batch.right, None, labels, self.false_negatives(batch)),)
         beside, own, groups = [], batch.left_groups, self.loader.pairs.left_groups
         for side, ids in self._lent(net, noisy).items():
             labels = self.partner_labels[net, side, batch.pairs]
@@ -181,13 +182,15 @@ class Repair(CoTeaching):
             same = lenders[:, None] == lenders
             if side == KEEP_LEFT:
                 same = same | (own[:, None] == own) | (own[:, None] == lenders)
-                beside.append(Beside(batch.left, self.loader.right.items(ids, rooms[1]), "right", labels, same))
+                beside.append(
+                    NoisyBatch(batch.left, self.loader.right.items(ids, pad_shapes[1]), "right", labels, same)
+                )
             else:
-                lent = self.loader.left.items(self.loader.pairs.link[ids], rooms[0])
-                beside.append(Beside(lent, batch.right, "left", labels, same))
+                lent = self.loader.left.items(self.loader.pairs.link[ids], pad_shapes[0])
+                beside.append(NoisyBatch(lent, batch.right, "left", labels, same))
         return tuple(beside)
 
-    def loss(self, net: int, inputs: RepairInputs) -> Step:
+    def loss(self, net: int, inputs: RepairInputs) -> StepResult:
         S = similarity(self.nets[net], inputs.batch)
         labels = inputs.labels
         if self.config.label_when == "batch" and self._ranks:
@@ -195,11 +198,11 @@ class Repair(CoTeaching):
             labels = own if self.config.labels == "rank" else labels
         loss = hard_loss(S, self._margin(labels), inputs.negatives, self.false_negatives(inputs.batch))
         if not inputs.beside:
-            return Step(loss, S)
+            return StepResult(loss, S)
         beside = torch.stack([self._beside_loss(net, part, inputs.negatives) for part in inputs.beside]).mean()
-        return Step(loss + self.config.tau * beside, S, {"noisy_loss": beside / len(inputs.beside[0].labels)})
+        return StepResult(loss + self.config.tau * beside, S, {"noisy_loss": beside / len(inputs.beside[0].labels)})
 
-    def _beside_loss(self, net: int, pairs: Beside, negatives: Tensor) -> Tensor:
+    def _beside_loss(self, net: int, pairs: NoisyBatch, negatives: Tensor) -> Tensor:
         network = self.nets[net]
         with inference(network) if pairs.lent == "left" else nullcontext():
             left = network.encode_left(pairs.left)
@@ -217,7 +220,7 @@ class Repair(CoTeaching):
         self.banks[net].push(left, right, pairs)
         return soft_labels(correlation, *label_bounds(correlation, self.config.gamma_share))
 
-    def trained(self, net: int, work: Work) -> None:
+    def after_step(self, net: int, work: StepPlan) -> None:
         self.steps[net] += 1
         self._enqueue(net, work.pairs)
 
@@ -228,7 +231,7 @@ class Repair(CoTeaching):
         new = np.stack([pairs, np.full_like(pairs, self.steps[net])])
         self.queues[net] = np.concatenate([self.queues[net], new], axis=1)[:, -self.bank_size :]
 
-    def _refill(self, net: int, view: Survey) -> None:
+    def _refill(self, net: int, view: EpochView) -> None:
         """Fills the bank with the queue, as the network sees its pairs now.
 
         A bank that is read once an epoch need not be filled at every step: this is cheaper, nothing in it is stale, and
@@ -258,7 +261,7 @@ class Repair(CoTeaching):
         for bank, saved in zip(self.banks, state["banks"], strict=False):
             bank.load_state_dict(saved, self.device)
 
-    def _findings(self, views: list[Survey], correlations: list[Tensor], clean: BoolArray) -> dict[str, Any]:
+    def _findings(self, views: list[EpochView], correlations: list[Tensor], clean: BoolArray) -> dict[str, Any]:
         """The split, the labels and the banks at the start of this epoch."""
         wrong = self.loader.pairs.mismatched
         right = None if wrong is None else ~wrong

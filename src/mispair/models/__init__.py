@@ -8,9 +8,8 @@ import torch
 
 from mispair.config import Config
 from mispair.models.base import CosineNetwork, Encoded, Network, SideSpec
-from mispair.models.saf import SAF
 from mispair.models.scan import SCAN
-from mispair.models.sgraf import SGR
+from mispair.models.sgraf import SAF, SGR
 from mispair.models.two_tower import TwoTower
 from mispair.models.vse import VSE
 

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from mispair.data.loader import Items, send
+from mispair.compute.devices import send
+from mispair.compute.precision import EPSILON, full_precision
+from mispair.data.batches import Items
 from mispair.data.pairs import Kind, Side, Tokens
-from mispair.models.kernels import unit
-from mispair.models.precision import EPSILON, full_precision
+from mispair.models.kernels import normalize
 
 
 @dataclass(frozen=True)
@@ -45,13 +46,13 @@ class Encoded:
         local: (B, n, D) a vector for each region or word, zero where padded; None for models with one vector an item.
         lengths: (B,) how many of the n are real; None if all are.
         pooled: (B, D) one vector of unit length an item.
-        room: As in `Items`, as are the lengths.
+        capacity: As in `Items`, as are the lengths.
     """
 
     local: Tensor | None
     lengths: Tensor | None
     pooled: Tensor
-    room: int | None = None
+    capacity: int | None = None
 
     def __len__(self) -> int:
         return len(self.pooled)
@@ -108,8 +109,8 @@ class CosineNetwork(Network):
 
 def l2norm(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tensor:
     """x / (|x| + 1e-8) along `dim`, in `dtype`, by default that of x: a zero vector stays zero."""
-    if dim in (-1, x.dim() - 1) and unit.available(x.device) and unit.fits(x):
-        return unit.unit(x, dtype or x.dtype)
+    if dim in (-1, x.dim() - 1) and normalize.available(x.device) and normalize.fits(x):
+        return normalize.unit(x, dtype or x.dtype)
     wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
     return (wide / safe_norm(wide.square().sum(dim=dim, keepdim=True))).to(dtype or x.dtype)
 

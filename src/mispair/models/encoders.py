@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from mispair.data.loader import Items
+from mispair.compute.precision import working_dtype
+from mispair.data.batches import Items
 from mispair.models.base import Encoded, SideSpec, l2norm, xavier_linear
-from mispair.models.precision import working_dtype
+from mispair.models.bigru import BiGRU
 from mispair.models.ragged import inside, masked_mean
-from mispair.models.recurrence import BiGRU
 
 
 class RegionEncoder(nn.Module):
@@ -24,7 +24,7 @@ class RegionEncoder(nn.Module):
         local = l2norm(mapped, dtype=working_dtype(mapped))
         if lengths is not None:
             local = local * inside(lengths, local.shape[1], local.device)[..., None]
-        return Encoded(local, lengths, l2norm(masked_mean(local, lengths)), items.room)
+        return Encoded(local, lengths, l2norm(masked_mean(local, lengths)), items.capacity)
 
 
 class WordRecurrence(nn.Module):
@@ -52,7 +52,7 @@ class WordEncoder(nn.Module):
     def forward(self, items: Items) -> Encoded:
         hidden, lengths = self.words(items)
         local = l2norm(hidden, dtype=working_dtype(hidden))
-        return Encoded(local, lengths, l2norm(masked_mean(local, lengths)), items.room)
+        return Encoded(local, lengths, l2norm(masked_mean(local, lengths)), items.capacity)
 
 
 def as_set(items: Items, like: Tensor) -> tuple[Tensor, Tensor | None]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from mispair.data.loader import send
+from mispair.compute.devices import send
 
 
 def inside(lengths: Tensor, width: int, device: torch.device) -> Tensor:
@@ -59,9 +59,9 @@ class Packing(NamedTuple):
         return padded.view(*packed.shape[:dim], *self.slots.shape, *packed.shape[dim + 1 :])
 
 
-def packing(lengths: Tensor, width: int, device: torch.device, room: int | None = None) -> Packing:
-    """Puts (B, width) items with these lengths in a row of `room` elements, by default just as long as needed."""
-    total = int(lengths.sum()) if room is None else room
+def packing(lengths: Tensor, width: int, device: torch.device, capacity: int | None = None) -> Packing:
+    """Puts (B, width) items with these lengths in a row of `capacity` elements, by default just as long as needed."""
+    total = int(lengths.sum()) if capacity is None else capacity
     lengths = to(lengths, device)  # only now: the sum of lengths on the host makes nobody wait
     place, starts = torch.arange(total, device=device), lengths.cumsum(0) - lengths
     owner = torch.searchsorted(lengths.cumsum(0), place, right=True)

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import leaky_relu
 
+from mispair.compute.precision import EPSILON, full_precision
 from mispair.config import Config
 from mispair.models.base import Encoded, Network, SideSpec, l2norm
 from mispair.models.encoders import RegionEncoder, WordEncoder
 from mispair.models.kernels.attention import SLOPE
-from mispair.models.precision import EPSILON, full_precision
 from mispair.models.ragged import inside, to
-from mispair.models.sgraf import in_a_row, mask_regions, products, unit_over_words
+from mispair.models.sgraf import mask_regions, pack_words, products, unit_over_words
 
 
 class SCAN(Network):
@@ -47,7 +47,7 @@ class SCAN(Network):
     def _words_look(self, left: Encoded, right: Encoded) -> Tensor:
         """Each caption's words at the regions of each image, (l, r)."""
         regions, region_counts, words, lengths = _floats(left, right)
-        real = in_a_row(words, lengths, right.room)
+        real = pack_words(words, lengths, right.capacity)
         packed = real.pack(words)  # (T, D)
         raw = regions @ packed.T  # (l, R, T)
         seen = unit_over_words(leaky_relu(raw, SLOPE), real)
@@ -57,7 +57,7 @@ class SCAN(Network):
     def _regions_look(self, left: Encoded, right: Encoded) -> Tensor:
         """Each image's regions at the words of each caption, (l, r)."""
         regions, region_counts, words, lengths = _floats(left, right)
-        real = in_a_row(words, lengths, right.room)
+        real = pack_words(words, lengths, right.capacity)
         flat = regions.flatten(0, 1)
         raw = real.pad(real.pack(words) @ flat.T)  # (r, L, l * R)
         seen = l2norm(leaky_relu(raw, SLOPE).view(*raw.shape[:2], *regions.shape[:2])).flatten(2)

@@ -14,13 +14,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import leaky_relu, linear
 
+from mispair.compute.precision import EPSILON, full_precision, working, working_dtype
 from mispair.config import Config
 from mispair.models.base import Encoded, Network, SideSpec, l2norm, safe_norm, xavier_linear
 from mispair.models.encoders import RegionEncoder, WordEncoder
 from mispair.models.kernels import attention, context, graph
 from mispair.models.kernels.attention import SLOPE, SMOOTH
-from mispair.models.precision import full_precision, working, working_dtype
-from mispair.models.ragged import Packing, inside, masked_mean, packing
+from mispair.models.ragged import MaskedBatchNorm, Packing, inside, masked_mean, packing
 
 
 class SelfAttention(nn.Module):
@@ -115,15 +115,15 @@ class SimilarityVectors(Network):
     def similarity(self, left: Encoded, right: Encoded) -> Tensor:
         regions, region_counts = left.parts()  # (l, R, D)
         words, lengths = right.parts()
-        real = in_a_row(words, lengths, right.room)
+        real = pack_words(words, lengths, right.capacity)
         packed = real.pack(words)  # (T, D)
 
         weights = word_weights(regions, region_counts, regions @ packed.T, real)
-        local = difference(weights, regions, packed, self.local_vector)
+        local = similarity_vectors(weights, regions, packed, self.local_vector)
 
         left_whole, right_whole = self.left_pool(regions, region_counts)[:, None], self.right_pool(words, lengths)
         ones = left_whole.new_ones(len(left), len(right), 1)
-        whole = difference(ones, left_whole, right_whole, self.global_vector)
+        whole = similarity_vectors(ones, left_whole, right_whole, self.global_vector)
         return self._scores(torch.cat([whole, local], dim=1), real)
 
     def pair_similarity(self, left: Encoded, right: Encoded) -> Tensor:
@@ -131,11 +131,11 @@ class SimilarityVectors(Network):
         words, lengths = right.parts()  # (n, L, D)
         seen = leaky_relu(regions @ words.transpose(1, 2), SLOPE).float()  # padded words are zero and stay zero
         weights = context_weights(regions, region_counts, l2norm(seen))
-        local = difference(weights, regions, words, self.local_vector)
+        local = similarity_vectors(weights, regions, words, self.local_vector)
         left_whole, right_whole = self.left_pool(regions, region_counts), self.right_pool(words, lengths)
         ones = left_whole.new_ones(len(left), 1, 1)
-        whole = difference(ones, left_whole[:, None], right_whole[:, None], self.global_vector).squeeze(1)
-        real = in_a_row(words, lengths, right.room)
+        whole = similarity_vectors(ones, left_whole[:, None], right_whole[:, None], self.global_vector).squeeze(1)
+        real = pack_words(words, lengths, right.capacity)
         nodes = torch.cat([whole, real.pack(local)])[None]  # as if there were one image for all texts
         return self._scores(nodes, real).squeeze(0)
 
@@ -227,7 +227,7 @@ def products(regions: Tensor) -> Tensor:
         return regions @ regions.transpose(1, 2)
 
 
-def difference(weights: Tensor, regions: Tensor, words: Tensor, project: nn.Linear) -> Tensor:
+def similarity_vectors(weights: Tensor, regions: Tensor, words: Tensor, project: nn.Linear) -> Tensor:
     """Similarity vectors, of unit length: what `project` makes of the squared differences of words and their contexts.
 
     Args:
@@ -246,11 +246,11 @@ def difference(weights: Tensor, regions: Tensor, words: Tensor, project: nn.Line
     return l2norm(vectors, dtype=working_dtype(vectors))
 
 
-def in_a_row(words: Tensor, lengths: Tensor | None, room: int | None) -> Packing:
+def pack_words(words: Tensor, lengths: Tensor | None, capacity: int | None) -> Packing:
     """Where the words of padded (r, L, D) texts are when they stand one after the other."""
     if lengths is None:
-        lengths, room = torch.full((len(words),), words.shape[1], device=words.device), words[..., 0].numel()
-    return packing(lengths, words.shape[1], words.device, room)
+        lengths, capacity = torch.full((len(words),), words.shape[1], device=words.device), words[..., 0].numel()
+    return packing(lengths, words.shape[1], words.device, capacity)
 
 
 def mask_regions(scores: Tensor, counts: Tensor | None) -> Tensor:
@@ -258,3 +258,36 @@ def mask_regions(scores: Tensor, counts: Tensor | None) -> Tensor:
     if counts is None:
         return scores
     return scores.masked_fill(~inside(counts, scores.shape[1], scores.device)[..., None], -torch.inf)
+
+
+class AttentionFilter(nn.Module):
+    """A sum of the nodes of each graph, weighted by how much of each passes its gate, brought to unit length."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.gate, self.norm = xavier_linear(size, 1), MaskedBatchNorm(1)
+
+    def forward(self, nodes: Tensor, words: Packing) -> Tensor:
+        """From nodes (l, r + T, s), as `GraphReasoning` has them, to (l, r, s)."""
+        owner = ownership(words).T
+        graphs = torch.cat([torch.eye(len(owner), device=owner.device), owner], dim=1)  # (r, r + T) 0 or 1
+        real = torch.cat([words.taken.new_ones(len(owner)), words.taken]).expand(nodes.shape[:2])
+        with full_precision(nodes):
+            # The normalisation would blow up what half precision has rounded.
+            passed = self.norm(self.gate(nodes.float()).flatten(0, 1), real.flatten()).sigmoid().view(real.shape)
+            total = passed @ graphs.T  # (l, r)
+        summed = (working(passed)[:, None] * working(graphs)) @ working(nodes)
+        return l2norm(summed.float() / (total + EPSILON)[..., None])
+
+
+class SAF(SimilarityVectors):
+    """Similarity attention filtration."""
+
+    def __init__(self, left: SideSpec, right: SideSpec, config: Config) -> None:
+        super().__init__(left, right, config)
+        self.filter = AttentionFilter(config.sim_size)
+        self.score = score_layer(config)
+
+    def join(self, nodes: Tensor, words: Packing) -> Tensor:
+        joined: Tensor = self.filter(nodes, words)
+        return joined

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from mispair.config import Config
-from mispair.data.loader import Items
+from mispair.data.batches import Items
 from mispair.errors import ConfigError
 from mispair.models.base import CosineNetwork, Encoded, SideSpec, l2norm, xavier_linear
 

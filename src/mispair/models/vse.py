@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from mispair.compute.precision import full_precision
 from mispair.config import Config
-from mispair.data.loader import Items
+from mispair.data.batches import Items
 from mispair.models.base import CosineNetwork, Encoded, SideSpec, l2norm, xavier_linear
+from mispair.models.bigru import BiGRU
 from mispair.models.encoders import WordRecurrence, as_set
 from mispair.models.kernels import gpo
-from mispair.models.precision import full_precision
 from mispair.models.ragged import MaskedBatchNorm, inside, to
-from mispair.models.recurrence import BiGRU
 
 
 class GPO(nn.Module):

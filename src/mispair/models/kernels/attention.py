@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mispair.compute.precision import EPSILON, full_precision
 from mispair.models.kernels.common import HAS_TRITON, MOST_ROWS, jit, on, works
-from mispair.models.precision import EPSILON, full_precision
 
 if HAS_TRITON:
     import triton.language as tl  # type: ignore[import-not-found, import-untyped, unused-ignore]

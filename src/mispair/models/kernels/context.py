@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mispair.compute.precision import full_precision, working_dtype
 from mispair.models.kernels.common import DTYPES, HAS_TRITON, compact, jit, on, works
-from mispair.models.precision import full_precision, working_dtype
 
 if HAS_TRITON:
     import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]

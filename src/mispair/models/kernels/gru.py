@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mispair.compute.precision import full_precision
 from mispair.models.kernels.common import HAS_TRITON, jit, on, works
-from mispair.models.precision import full_precision
 
 if HAS_TRITON:
     import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]
@@ -34,7 +34,7 @@ def available(device: torch.device) -> bool:
 
 
 def scan(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """Several GRUs side by side, as `mispair.models.recurrence._Scan`.
+    """Several GRUs side by side, as `mispair.models.bigru._Scan`.
 
     Args:
         inputs: (n, G, B, 3H) the inputs' share of the gates. If it is in half precision, so are the operands of the

@@ -1,0 +1,1 @@
+"""From raw images and captions to embeddings."""

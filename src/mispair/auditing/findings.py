@@ -1,0 +1,267 @@
+"""What an audit hands over: a table of all pairs, a summary, suggestions and a report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mispair.auditing.clean_copy import write_filtered, write_table
+from mispair.auditing.scoring.calibration import PIECE, standardised
+from mispair.auditing.scoring.folds import sample
+from mispair.auditing.scoring.judge import Judge
+from mispair.auditing.scoring.near_duplicates import Groups
+from mispair.auditing.scoring.partners import Partners
+from mispair.auditing.scoring.scan import BAD_IN_TABLE, FAULTS, READABLE, Scan
+from mispair.auditing.sources.source import Source
+from mispair.data.pairs import IntArray
+from mispair.errors import DataError
+from mispair.support.files import write_atomically
+
+if TYPE_CHECKING:
+    import pyarrow
+
+
+THRESHOLD = 0.5  # pairs below are flagged
+REASONS = {
+    "contrast": "other items fit either side better",
+    "evidence": "the two have too little in common",
+    "similarity": "the two are not alike in the learned space",
+    "neighbours": "items like these have other partners",
+    "rank": "seen from trusted pairs the two are in different places",
+    "joint": "their encoders see no likeness",
+    "networks": "the run's networks prefer other partners for either side",
+}
+FOUND_WRONG = "somebody has looked at it and found it wrong"
+
+
+@dataclass(frozen=True)
+class Audit:
+    """The result of an audit. Rows are in the order of the input; none is ever left out.
+
+    Attributes:
+        source: The pairs.
+        judge: What was learned from them.
+        scan: What was measured.
+        mended: Flagged rows for which better partners were looked for, the most suspicious first.
+        new_rights: Better right items for them.
+        new_lefts: Better left items.
+        alike: Groups of rows whose left items, and whose right items, are (nearly) the same.
+        notes: What the reader should know.
+        command: How to do it again.
+        stages: Seconds of each part of the work.
+        checked: Rows that a person has looked at: 1 right, 0 wrong. Their word decides, whatever the measures say.
+    """
+
+    source: Source
+    judge: Judge
+    scan: Scan
+    mended: IntArray
+    new_rights: Partners
+    new_lefts: Partners
+    alike: tuple[Groups, Groups]
+    notes: tuple[str, ...] = ()
+    command: str = ""
+    stages: dict[str, float] = field(default_factory=dict)
+    checked: dict[int, float] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __repr__(self) -> str:
+        found = self.summary
+        return f"<Audit: {found['flagged']:,} of {found['scored']:,} pairs look wrong, noise {found['noise_rate']:.1%}>"
+
+    @property
+    def seconds(self) -> float:
+        """How long it took."""
+        return sum(self.stages.values())
+
+    @cached_property
+    def score(self) -> npt.NDArray[np.float64]:
+        """(N,) log odds that each pair is right, by its measures alone; NaN where it could not be read."""
+        return self.judge.combination.score(self.scan.measures)
+
+    @cached_property
+    def match_score(self) -> npt.NDArray[np.float32]:
+        """(N,) probability that each pair is right: 0 or 1 where a person has checked, NaN where it cannot be read."""
+        return match_scores(self.judge, self.scan, self.checked)
+
+    @property
+    def is_mismatch(self) -> npt.NDArray[np.bool_]:
+        """(N,) whether each pair is rather wrong than right; false where it could not be read."""
+        return self.match_score < THRESHOLD
+
+    @property
+    def bad_rows(self) -> IntArray:
+        """Rows that could not be read."""
+        return np.flatnonzero(self.scan.status != READABLE)
+
+    def status(self, rows: IntArray) -> list[str]:
+        """ "ok", or what is wrong with each of these rows."""
+        known, codes = self.source.known, self.scan.status[rows]
+        return [
+            known[int(row)] if code == BAD_IN_TABLE else FAULTS[code] for row, code in zip(rows, codes, strict=True)
+        ]
+
+    def reasons(self, rows: IntArray) -> list[str]:
+        """Why each of these rows is flagged: what speaks most against it. Empty for rows that are not."""
+        return [self._reasons[place] for place in self._against(rows)]
+
+    @property
+    def _reasons(self) -> list[str]:
+        return [*(REASONS[name] for name in self.judge.names), "", FOUND_WRONG]
+
+    def _against(self, rows: IntArray) -> npt.NDArray[np.int64]:
+        """Place in `_reasons` of each of these rows: what speaks most against it, if it is flagged."""
+        combination = self.judge.combination
+        here = standardised(self.scan.measures[rows], combination.centre, combination.spread)
+        against = (self._usual - here) * np.maximum(combination.weights, 0)
+        worst = np.where(np.isfinite(against), against, 0).argmax(axis=1)
+        worst[np.isin(rows, list(self.checked))] = len(self.judge.names) + 1
+        return np.where(self.match_score[rows] < THRESHOLD, worst, len(self.judge.names))
+
+    @cached_property
+    def _usual(self) -> npt.NDArray[np.float64]:
+        """(m,) measures of a usual right pair."""
+        combination = self.judge.combination
+        right = sample(np.flatnonzero(self.match_score >= THRESHOLD), PIECE)
+        values = standardised(self.scan.measures[right], combination.centre, combination.spread)
+        return np.asarray(values.mean(0) if len(values) else np.zeros(len(combination.weights)))
+
+    @cached_property
+    def table(self) -> pyarrow.Table:
+        """One row a pair: id, status, match_score, is_mismatch, reason, suggestions, and all measures."""
+        import pyarrow
+
+        return pyarrow.concat_tables(self._pieces())
+
+    def _pieces(self) -> Iterator[pyarrow.Table]:
+        """The table, some rows at a time: as a whole it takes more memory than all the rest."""
+        return (self._piece(start, min(start + PIECE, len(self))) for start in range(0, len(self), PIECE))
+
+    def _piece(self, start: int, stop: int) -> pyarrow.Table:
+        import pyarrow
+
+        here = slice(start, stop)
+        bad, match = self.scan.status[here] != READABLE, self.match_score[here]
+        columns: dict[str, Any] = {
+            "id": self.source.id_column(start, stop),
+            "status": self._status_column(start, stop),
+            "match_score": pyarrow.array(match, mask=bad),
+            "is_mismatch": pyarrow.array(match < THRESHOLD, mask=bad),
+            "reason": _words(self._against(np.arange(start, stop)), self._reasons),
+        }
+        for name, partners in (("right", self.new_rights), ("left", self.new_lefts)):
+            columns[f"suggested_{name}"], columns[f"suggested_{name}_score"] = self._best_partner(partners, start, stop)
+        measures = self.scan.measures[here]
+        columns |= {name: pyarrow.array(measures[:, k], mask=bad) for k, name in enumerate(self.judge.names)}
+        return pyarrow.table(columns)
+
+    def _status_column(self, start: int, stop: int) -> pyarrow.Array:
+        words, places = list(FAULTS.values()), self.scan.status[start:stop].astype(np.int32)
+        for place in np.flatnonzero(places == BAD_IN_TABLE):
+            places[place] = len(words)
+            words.append(self.source.known[start + int(place)])
+        return _words(places, words)
+
+    def _best_partner(self, partners: Partners, start: int, stop: int) -> tuple[pyarrow.Array, pyarrow.Array]:
+        """For consecutive rows the id of the pair that lends the best partner, and the match score of the new pair."""
+        import pyarrow
+
+        given = np.flatnonzero((partners.rows[:, 0] >= 0) & (self.mended >= start) & (self.mended < stop))
+        scores = np.full(stop - start, np.nan, dtype=np.float32)
+        scores[self.mended[given] - start] = partners.scores[given, 0]
+        place = np.zeros(stop - start, dtype=np.int32)
+        place[self.mended[given] - start] = np.arange(len(given))
+        ids = pyarrow.array([*self.source.ids(partners.rows[given, 0]), ""], pyarrow.string())
+        none = np.isnan(scores)
+        return ids.take(pyarrow.array(place, mask=none)), pyarrow.array(scores, mask=none)
+
+    @cached_property
+    def suggestions(self) -> pyarrow.Table:
+        """All better partners: of which pair, on which side, from which pair, and how well the new pair fits."""
+        import pyarrow
+
+        text, kinds = pyarrow.string(), {"rank": pyarrow.int64(), "score": pyarrow.float32()}
+        columns: dict[str, list[Any]] = {name: [] for name in ("id", "replaced", "rank", "suggested_id", "score")}
+        for side, partners in (("right", self.new_rights), ("left", self.new_lefts)):
+            places, ranks = np.nonzero(partners.rows >= 0)
+            columns["id"] += self.source.ids(self.mended[places])
+            columns["replaced"] += [side] * len(places)
+            columns["rank"] += (ranks + 1).tolist()
+            columns["suggested_id"] += self.source.ids(partners.rows[places, ranks])
+            columns["score"] += partners.scores[places, ranks].tolist()
+        return pyarrow.table({name: pyarrow.array(values, kinds.get(name, text)) for name, values in columns.items()})
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """The figures of the audit."""
+        combination, judge = self.judge.combination, self.judge
+        bad = self.bad_rows
+        kinds, counts = np.unique(self.status(bad), return_counts=True) if len(bad) else ((), ())
+        return {
+            "pairs": len(self),
+            "scored": len(self) - len(bad),
+            "flagged": int(self.is_mismatch.sum()),
+            "noise_rate": combination.rate,
+            "noise_rate_low": combination.low,
+            "noise_rate_high": combination.high,
+            "unreadable": {str(kind): int(count) for kind, count in zip(kinds, counts, strict=True)},
+            "alike_left": len(self.alike[0].rows),
+            "alike_right": len(self.alike[1].rows),
+            "suggested_right": int((self.new_rights.rows[:, 0] >= 0).sum()),
+            "suggested_left": int((self.new_lefts.rows[:, 0] >= 0).sum()),
+            "measures": {
+                name: {"weight": float(weight), "separation": float(separation)}
+                for name, weight, separation in zip(judge.names, combination.shares(), judge.separations, strict=True)
+            },
+            "notes": list(self.notes),
+            "seconds": round(self.seconds, 2),
+            "stages": {name: round(seconds, 2) for name, seconds in self.stages.items()},
+        }
+
+    def to_parquet(self, path: str | Path, *, overwrite: bool = False) -> None:
+        """Writes the table of all pairs; the file is named .parquet."""
+        self._write(path, ".parquet", overwrite=overwrite)
+
+    def to_csv(self, path: str | Path, *, overwrite: bool = False) -> None:
+        """Writes the table of all pairs as text; the file is named .csv."""
+        self._write(path, ".csv", overwrite=overwrite)
+
+    def _write(self, path: str | Path, ending: str, *, overwrite: bool) -> None:
+        if Path(path).suffix.lower() != ending:
+            raise DataError(f"{path}: expected a name that ends in {ending}; choose such a one.")
+        write_table(path, self._pieces(), overwrite=overwrite)
+
+    def to_html(self, path: str | Path) -> None:
+        """Writes the report: one file that shows everything and needs nothing."""
+        from mispair.auditing.report.page import make_page
+        from mispair.auditing.report.render import render
+
+        write_atomically(path, render(make_page(self)).encode())
+
+    def write_clean(self, out: str | Path, *, overwrite: bool = False) -> Path:
+        """Writes a copy of the input without the flagged and the unreadable pairs, in the input's own layout."""
+        return write_filtered(self.source, ~self.is_mismatch & (self.scan.status == READABLE), out, overwrite)
+
+
+def match_scores(judge: Judge, scan: Scan, checked: Mapping[int, float]) -> npt.NDArray[np.float32]:
+    """(N,) match scores by the measures, and by what a person has found; NaN where a row could not be read."""
+    match = judge.combination.match(scan.measures)
+    for row, right in checked.items():
+        if not np.isnan(match[row]):
+            match[row] = right
+    return match
+
+
+def _words(places: npt.NDArray[np.integer], words: list[str]) -> pyarrow.Array:
+    """A column of texts of which only a few differ."""
+    import pyarrow
+
+    return pyarrow.array(words, pyarrow.string()).take(pyarrow.array(places))

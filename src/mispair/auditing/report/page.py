@@ -1,0 +1,249 @@
+"""What the report of an audit shows, as plain values: everything is chosen, looked up and named already."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+import mispair
+from mispair.auditing.findings import Audit
+from mispair.auditing.scoring.measures import MEANINGS
+from mispair.auditing.scoring.partners import Partners
+from mispair.data.pairs import IntArray
+from mispair.support.formatting import listed, plain
+from mispair.support.thumbnails import thumbnail
+
+
+@dataclass(frozen=True)
+class Item:
+    """One side of a pair as people see it."""
+
+    text: str = ""  # a caption, or empty
+    picture: str = ""  # a data URI of a thumbnail, or empty
+    name: str = ""  # an id or a path, for whoever has neither
+
+
+@dataclass(frozen=True)
+class Partner:
+    """A better partner for one side of a flagged pair."""
+
+    id: str  # of the pair that it is taken from
+    item: Item
+    score: float  # match score of the new pair
+
+
+@dataclass(frozen=True)
+class Flagged:
+    """A pair that looks wrong."""
+
+    id: str
+    score: float  # match score: probability that the pair is right
+    reason: str
+    left: Item
+    right: Item
+    new_lefts: tuple[Partner, ...] = ()  # for the right item, best first
+    new_rights: tuple[Partner, ...] = ()  # for the left item
+
+
+@dataclass(frozen=True)
+class Alike:
+    """Pairs whose items on one side are (nearly) the same."""
+
+    side: str  # "left" or "right"
+    ids: tuple[str, ...]
+    items: tuple[Item, ...]
+    more: int = 0  # further members that are not shown
+
+
+@dataclass(frozen=True)
+class Measure:
+    """One ingredient of the score."""
+
+    name: str  # such as "contrast"
+    meaning: str  # one sentence
+    weight: float  # share of the score, of all measures together 1
+    separation: float  # AUROC of the observed pairs against shuffled ones: 0.5 says nothing
+
+
+@dataclass(frozen=True)
+class Page:
+    """A whole report."""
+
+    name: str  # of the data set
+    pairs: int
+    scored: int
+    flagged: int
+    noise_rate: float  # estimated share of wrong pairs
+    noise_low: float  # its 95 % interval
+    noise_high: float
+    histogram: list[int]  # scored pairs by match score, equal bins from 0 to 1
+    expected_right: list[float]  # of each bin, how many pairs are right by the scores' own account
+    observed: list[int]  # pairs by combined score, equal bins from `lowest` to `highest`
+    shuffled: list[float]  # what as many shuffled pairs would give, scaled to the estimated number of wrong ones
+    lowest: float
+    highest: float
+    worst: list[Flagged]
+    measures: list[Measure]
+    alike: list[Alike] = field(default_factory=list)
+    alike_pairs: int = 0  # how many pairs have a (nearly) equal one
+    unreadable: dict[str, int] = field(default_factory=dict)  # by status
+    unreadable_rows: list[tuple[str, str]] = field(default_factory=list)  # (id, status) of the first ones
+    notes: list[str] = field(default_factory=list)  # what the reader should know about this audit
+    command: str = ""
+    versions: dict[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+BINS = 40
+WORST, GROUPS, MEMBERS, ROWS = 24, 8, 4, 20  # shown
+MOST_PICTURES = 200
+
+
+def make_page(audit: Audit) -> Page:
+    """Everything looked up."""
+    items, judge, summary = RowLookup(audit), audit.judge, audit.summary
+    sums = judge.combination.sums(audit.scan.measures)
+    good = sums[~np.isnan(sums)]
+    match = audit.match_score[~np.isnan(audit.match_score)]
+    bins = np.minimum((match * BINS).astype(int), BINS - 1)
+    lowest, highest = _range(good, judge.null)
+    observed, _ = np.histogram(good.clip(lowest, highest), BINS, (lowest, highest))
+    shuffled, _ = np.histogram(judge.null.clip(lowest, highest), BINS, (lowest, highest))
+    scale = summary["noise_rate"] * len(good) / max(1, len(judge.null))
+    shown = _shown(audit)
+    bad = audit.bad_rows[:ROWS]
+    return Page(
+        name=audit.source.name,
+        pairs=len(audit),
+        scored=summary["scored"],
+        flagged=summary["flagged"],
+        noise_rate=summary["noise_rate"],
+        noise_low=summary["noise_rate_low"],
+        noise_high=summary["noise_rate_high"],
+        histogram=np.bincount(bins, minlength=BINS).tolist(),
+        expected_right=np.bincount(bins, weights=match, minlength=BINS).tolist(),
+        observed=observed.tolist(),
+        shuffled=(scale * shuffled).tolist(),
+        lowest=lowest,
+        highest=highest,
+        worst=[items.flagged(place) for place in shown],
+        measures=[
+            Measure(name, MEANINGS[name], float(weight), float(separation))
+            for name, weight, separation in zip(
+                judge.names, judge.combination.shares(), judge.separations, strict=True
+            )
+        ],
+        alike=[
+            alike for side, found in enumerate(audit.alike) for alike in items.alike(side, found.first(GROUPS // 2))
+        ],
+        alike_pairs=len(np.union1d(audit.alike[0].rows, audit.alike[1].rows)),
+        unreadable=summary["unreadable"],
+        unreadable_rows=list(zip(audit.source.ids(bad), audit.status(bad), strict=True)),
+        notes=[*audit.notes, *items.notes()],
+        command=audit.command,
+        versions={
+            "mispair": mispair.__version__,
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+            "Python": platform.python_version(),
+            "system": sys.platform,
+        },
+        seconds=audit.seconds,
+    )  # fmt: skip
+
+
+def _shown(audit: Audit) -> list[int]:
+    """Places of the worst pairs: what a person has looked at already comes last."""
+    seen = np.isin(audit.mended, list(audit.checked))
+    places: list[int] = seen.argsort(kind="stable")[:WORST].tolist()
+    return places
+
+
+def _range(scores: npt.NDArray[np.float64], null: npt.NDArray[np.float64]) -> tuple[float, float]:
+    """Where nearly all of both are; never empty."""
+    both = np.concatenate([scores, null])
+    low, high = (float(np.quantile(both, share)) for share in (0.002, 0.998))
+    return (low, high) if high > low else (low - 0.5, low + 0.5)
+
+
+def _pictures(count: int) -> str:
+    return f"{count:,} picture{'s' * (count != 1)}"
+
+
+class RowLookup:
+    """Looks up what people see of a row. Pictures are few, so that the page stays small."""
+
+    def __init__(self, audit: Audit) -> None:
+        self.audit, self.source = audit, audit.source
+        self._left = MOST_PICTURES
+        self.unreadable = 0  # pictures of those that were to be shown
+        self.not_found: set[str] = set()  # names of pictures
+        self._thumbnail = cache(self._small)
+
+    def _small(self, path: Path) -> str:
+        if self._left <= 0:
+            return ""
+        self._left -= 1
+        found = thumbnail(path)
+        self.unreadable += bool(found.problem)
+        return found.uri
+
+    def notes(self) -> list[str]:
+        """What is missing on the page; to be asked when everything was looked up."""
+        notes = []
+        if self.unreadable:
+            notes.append(f"{_pictures(self.unreadable)} could not be shown: their files cannot be read.")
+        if self.not_found:
+            places = listed([plain(str(place.resolve())) for place in self.source.images])
+            notes.append(f"{_pictures(len(self.not_found))} were not found in {places}; give --images FOLDER.")
+        return notes
+
+    def left(self, row: int) -> Item:
+        """The picture; without one, its name."""
+        path = self.source.pictures([row])[0]
+        if path is None and self.source.image_names is not None:
+            self.not_found.update(filter(None, self.source.image_names(np.array([row]))))
+        picture = "" if path is None else self._thumbnail(path)
+        return Item(picture=picture, name=self.source.ids([row])[0])
+
+    def right(self, row: int) -> Item:
+        return Item(text=self.source.texts([row])[0], name=self.source.ids([row])[0])
+
+    def flagged(self, place: int) -> Flagged:
+        """One of the pairs for which better partners were looked for."""
+        audit, row = self.audit, int(self.audit.mended[place])
+        return Flagged(
+            id=self.source.ids([row])[0],
+            score=float(audit.match_score[row]),
+            reason=audit.reasons(np.array([row]))[0],
+            left=self.left(row),
+            right=self.right(row),
+            new_lefts=self._partners(audit.new_lefts, place, left=True),
+            new_rights=self._partners(audit.new_rights, place, left=False),
+        )
+
+    def _partners(self, partners: Partners, place: int, *, left: bool) -> tuple[Partner, ...]:
+        found = [
+            (int(row), float(score)) for row, score in zip(partners.rows[place], partners.scores[place], strict=True)
+        ]
+        look = self.left if left else self.right
+        return tuple(Partner(self.source.ids([row])[0], look(row), score) for row, score in found if row >= 0)
+
+    def alike(self, side: int, groups: list[IntArray]) -> list[Alike]:
+        look = self.left if side == 0 else self.right
+        return [
+            Alike(
+                ("left", "right")[side],
+                tuple(self.source.ids(group[:MEMBERS])),
+                tuple(look(int(row)) for row in group[:MEMBERS]),
+                max(0, len(group) - MEMBERS),
+            )
+            for group in groups
+        ]

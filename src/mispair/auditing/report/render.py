@@ -1,0 +1,141 @@
+"""The report of an audit: one HTML page that stands alone, for people."""
+
+from __future__ import annotations
+
+from functools import cache
+
+from jinja2 import Template
+
+from mispair.auditing.report import charts
+from mispair.auditing.report.page import Item, Page
+from mispair.support.html import template
+
+_LONGEST_TEXT = 3000  # even the full text of a caption ends somewhere: the page is to stay small
+
+# How well a measure tells right pairs from wrong ones: its AUROC, and the word for it.
+_VERDICTS = ((0.95, "very well"), (0.85, "well"), (0.7, "fairly"), (0.55, "a little"), (0.0, "hardly at all"))
+
+
+def render(page: Page) -> str:
+    """The page as HTML. Nothing in it is fetched from anywhere, and nothing in it runs."""
+    left, right = _nouns(page)
+    has_curves = sum(page.observed) > 0 and page.highest > page.lowest
+    return _template().render(
+        page=page,
+        headline=_headline(page),
+        rate=_percents(page)[0] if page.scored else "–",
+        interval=_interval(page),
+        share_flagged=_percent(page.flagged / page.scored) if page.scored else "",
+        unread=max(sum(page.unreadable.values()), page.pairs - page.scored),
+        left=left,
+        right=right,
+        histogram=charts.histogram(page.histogram, page.expected_right) if sum(page.histogram) else None,
+        curves=charts.curves(page.observed, page.shuffled, page.lowest, page.highest) if has_curves else None,
+        width=charts.WIDTH,
+        height=charts.HEIGHT,
+        ceiling=_ceiling(page),
+        verdict=lambda separation: _verdict(separation, page),
+    )
+
+
+@cache
+def _template() -> Template:
+    return template("audit.html", count=_count, pairs=_pairs, score=_score, ending=_ending)
+
+
+def _count(number: float) -> str:
+    """A number with separators.
+
+    >>> _count(10000000)
+    '10,000,000'
+    """
+    return f"{number:,.0f}"
+
+
+def _pairs(number: int) -> str:
+    """A number of pairs.
+
+    >>> _pairs(1), _pairs(7000)
+    ('1 pair', '7,000 pairs')
+    """
+    return f"{number:,} pair{'s' * (number != 1)}"
+
+
+def _percent(share: float, largest: float | None = None) -> str:
+    """A share in per cent, with as many decimals as the `largest` of the shares beside it needs.
+
+    >>> [_percent(share).replace("\\xa0", " ") for share in (0.388, 0.0388, 0.00038, 0)]
+    ['39 %', '3.9 %', '0.04 %', '0 %']
+    """
+    largest = share if largest is None else largest
+    decimals = 0 if largest >= 0.0995 or not share else 1 if largest >= 0.001 else 2
+    return f"{100 * share:.{decimals}f}\xa0%"
+
+
+def _percents(page: Page) -> list[str]:
+    """The noise rate and the two ends of its interval, written alike."""
+    return [_percent(share, page.noise_high) for share in (page.noise_rate, page.noise_low, page.noise_high)]
+
+
+def _interval(page: Page) -> str:
+    return "{1} to {2}".format(*_percents(page)) if page.scored else ""
+
+
+def _score(score: float) -> str:
+    """A match score; a probability is never written as 0 or as 1.
+
+    >>> _score(0.0004), _score(0.5), _score(0.9996)
+    ('<0.01', '0.50', '>0.99')
+    """
+    return "<0.01" if score < 0.005 else ">0.99" if score >= 0.995 else f"{score:.2f}"
+
+
+def _ending(text: str) -> str:
+    """The whole text, or as much of it as any page needs."""
+    text = text.strip()
+    more = len(text) - _LONGEST_TEXT
+    return text if more <= 0 else f"{text[:_LONGEST_TEXT]} … ({more:,} more characters)"
+
+
+def _headline(page: Page) -> str:
+    """The result in one sentence."""
+    if not page.scored:
+        return f"None of the {_pairs(page.pairs)} could be scored." if page.pairs else "There are no pairs."
+    if page.scored == 1:
+        which = "pair that could be scored" if page.pairs > 1 else "pair"
+        return f"The only {which} looks {'wrong' if page.flagged else 'right'}."
+    rate, low, high = _percents(page)
+    pairs = f"{page.scored:,} {'scored ' * (page.scored < page.pairs)}pairs"
+    if not page.flagged and page.noise_rate < 0.00005:
+        return f"None of the {pairs} looks wrong (at most {high} are)."
+    return f"About {rate} of the {pairs} are wrong ({low} to {high})."
+
+
+def _nouns(page: Page) -> tuple[str, str]:
+    """What the items of either side are called: by what is known about them."""
+    lefts, rights = ([pair.left for pair in page.worst], [pair.right for pair in page.worst])
+    for group in page.alike:
+        (lefts if group.side == "left" else rights).extend(group.items)
+    left, right = _kind(lefts), _kind(rights)
+    if left != right:
+        return left, right
+    noun = "text" if left == "caption" else left
+    return f"left {noun}", f"right {noun}"
+
+
+def _kind(items: list[Item]) -> str:
+    if any(item.picture for item in items):
+        return "picture"
+    return "caption" if any(item.text for item in items) else "item"
+
+
+def _ceiling(page: Page) -> float:
+    """Separation that a perfect measure would have: the wrong ones of the observed pairs are like shuffled ones."""
+    return 1 - 0.5 * min(1.0, max(0.0, page.noise_rate)) if page.scored else 1.0
+
+
+def _verdict(separation: float, page: Page) -> str:
+    """How well a measure tells right from wrong, in words: its separation as a part of what is possible."""
+    possible = max(_ceiling(page) - 0.5, 0.01)
+    value = 0.5 + 0.5 * (separation - 0.5) / possible
+    return next((word for least, word in _VERDICTS if value >= least), _VERDICTS[-1][1])

@@ -1,0 +1,1 @@
+"""How an audit scores pairs."""

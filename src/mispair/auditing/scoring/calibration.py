@@ -1,0 +1,194 @@
+"""From measures to the probability that a pair is right, without any ground truth.
+
+Shuffled pairs are known to be wrong. So the scores of the observed pairs are a mixture: a share of them, the noise
+rate, is scattered as the shuffled ones are, the rest are right pairs. That gives the noise rate, the probability that a
+pair with some score is right, and how much each measure is worth.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from mispair.auditing.scoring.isotonic import rising
+from mispair.functional.logistic import FloatArray, logistic, probability
+
+QUANTILES = np.linspace(0.2, 0.9, 15)  # of the shuffled pairs' scores
+SURE = 0.501  # up to this one right pairs are taken to be rare
+DRAWS = 200  # bootstrap samples for the interval
+ROUNDS = 3  # of weighing the measures and asking again which pairs are right
+SHUFFLED, CLOSE = 0.5, 0.1  # how much these pairs count beside an observed one
+PIECE = 1 << 18  # rows scored at a time
+CURVE = 0.05  # share of the logistic curve in the probability
+MOST_WORTH = 10.0  # ordinary pairs that one answer of a person counts for, who may be mistaken
+GROUP, MOST_GROUPS = 20, 50  # pairs with about the same score that share a probability; at most so many groups
+RIDGE = 10.0  # holds weights near 0 that the data does not ask for
+FAR = (-8.0, 12.0)  # standard deviations; nothing beyond says more
+
+
+def noise_rate(observed: FloatArray, shuffled: FloatArray) -> float:
+    """Share of the observed scores that are scattered as the shuffled ones.
+
+    Where right pairs are rare, at the lower scores, the observed pairs are as dense as that share of the shuffled ones.
+    How far up that goes is seen from the data: the ratio of both stays the same until right pairs come in.
+    """
+    return _rate(np.sort(observed), np.sort(shuffled))
+
+
+def _rate(observed: FloatArray, shuffled: FloatArray) -> float:
+    """The noise rate of scores in ascending order."""
+    place = QUANTILES * (len(shuffled) - 1)
+    low, high = shuffled[np.floor(place).astype(np.int64)], shuffled[np.ceil(place).astype(np.int64)]
+    bounds = low + (place - np.floor(place)) * (high - low)
+    # Where scores are equal, more of the shuffled ones are not above a quantile than its name says: they are counted.
+    below, expected = (np.searchsorted(scores, bounds, side="right") / len(scores) for scores in (observed, shuffled))
+    ratios = below / expected
+    sure = QUANTILES <= SURE
+    rate = float(ratios[sure].mean())
+    error = math.sqrt(max(rate, 1 / len(observed)) / (SURE * len(observed)))  # of a count over all that are below
+    flat = np.cumprod(ratios <= rate + error).astype(bool) | sure
+    return float(np.clip(np.average(ratios[flat], weights=QUANTILES[flat]), 0, 1))
+
+
+def noise_interval(observed: FloatArray, shuffled: FloatArray) -> tuple[float, float]:
+    """95 % of the noise rates of resampled scores lie in here."""
+    rng = np.random.default_rng(0)
+    sides = np.sort(observed), np.sort(shuffled)
+    rates = [_rate(*(_drawn_again(side, rng) for side in sides)) for _ in range(DRAWS)]
+    return float(np.quantile(rates, 0.025)), float(np.quantile(rates, 0.975))
+
+
+def _drawn_again(ordered: FloatArray, rng: np.random.Generator) -> FloatArray:
+    """As many of them, drawn with replacement, in order as well."""
+    times = np.bincount(rng.integers(len(ordered), size=len(ordered)), minlength=len(ordered))
+    return np.repeat(ordered, times)
+
+
+def right_probability(observed: FloatArray, shuffled: FloatArray, rate: float) -> FloatArray:
+    """Probability that each observed pair is right: never falls with the score.
+
+    No pair is quite certain even at a rate of 0, or nothing would be left to tell the better ones from the worse.
+    """
+    rate = max(rate, 0.5 / len(observed))
+    scores = np.concatenate([observed, shuffled])
+    order = scores.argsort(kind="stable")
+    is_observed = (order < len(observed)).astype(np.float64)
+    share = np.empty(len(scores))
+    share[order] = rising(is_observed)  # how many of the pairs with about this score are observed ones
+    share = share[: len(observed)]
+    density = share / len(observed) / np.maximum((1 - share) / len(shuffled), 1e-12)  # of observed over shuffled
+    return np.clip(1 - rate / np.maximum(density, 1e-12), 0, 1)
+
+
+@dataclass(frozen=True)
+class Combination:
+    """How measures become one score and a probability.
+
+    The score is the logarithm of the odds that a pair is right, as far as a weighted sum of the measures can tell.
+    """
+
+    centre: FloatArray  # (m,) mean of each measure over shuffled pairs
+    spread: FloatArray  # (m,) its standard deviation
+    weights: FloatArray  # (m,)
+    knots: FloatArray  # (k,) weighted sums of the measures
+    chances: FloatArray  # (k,) probability that a pair with such a sum is right; straight lines between them
+    slope: float  # a logistic curve that lends them a little, so that no two different sums get the same odds
+    offset: float
+    rate: float  # noise rate
+    low: float
+    high: float
+
+    def score(self, measures: npt.NDArray[np.floating]) -> FloatArray:
+        """(n,) log odds from (n, m) measures."""
+        sums = self.sums(measures)
+        for start in range(0, len(sums), PIECE):
+            sums[start : start + PIECE] = self._log_odds(sums[start : start + PIECE])
+        return sums
+
+    def match(self, measures: npt.NDArray[np.floating]) -> npt.NDArray[np.float32]:
+        """(n,) probability that each pair is right."""
+        found = np.empty(len(measures), dtype=np.float32)
+        for start in range(0, len(measures), PIECE):
+            found[start : start + PIECE] = probability(self.score(measures[start : start + PIECE]))
+        return found
+
+    def sums(self, measures: npt.NDArray[np.floating]) -> FloatArray:
+        """(n,) weighted sums of the measures, in pieces: there may be millions."""
+        sums = np.empty(len(measures))
+        for start in range(0, len(measures), PIECE):
+            part = standardised(measures[start : start + PIECE], self.centre, self.spread)
+            sums[start : start + PIECE] = part @ self.weights
+        return sums
+
+    def _log_odds(self, sums: FloatArray) -> FloatArray:
+        chance, curve = np.interp(sums, self.knots, self.chances), self.slope * sums + self.offset
+        right, wrong = (
+            (1 - CURVE) * part + CURVE * probability(sign * curve) for part, sign in ((chance, 1), (1 - chance, -1))
+        )
+        return np.asarray(np.log(right) - np.log(wrong))
+
+    def shares(self) -> FloatArray:
+        """(m,) share of each measure in the score."""
+        sizes = np.abs(self.weights)
+        return sizes / max(float(sizes.sum()), 1e-12)
+
+
+def standardised(measures: npt.NDArray[np.floating], centre: FloatArray, spread: FloatArray) -> FloatArray:
+    return np.clip((measures - centre) / spread, *FAR)
+
+
+def combine(
+    observed: npt.NDArray[np.floating],
+    shuffled: npt.NDArray[np.floating],
+    close: npt.NDArray[np.floating],
+    trust: FloatArray,
+    checked: FloatArray | None = None,
+) -> Combination:
+    """Weighs the measures.
+
+    Args:
+        observed: (n, m) measures of the pairs.
+        shuffled: (s, m) measures of pairs that are known to be wrong.
+        close: (c, m) measures of pairs with the partner of a near neighbour, most of which are wrong. They teach which
+            measures notice a small mistake; the noise rate knows nothing of them.
+        trust: (n,) a first guess of the probability that each pair is right.
+        checked: (n,) 1 for pairs that a person has found right, 0 for wrong, NaN for all others.
+    """
+    centre, spread = shuffled.mean(0, dtype=np.float64), shuffled.std(0, dtype=np.float64) + 1e-9
+    a, b, c = (standardised(part, centre, spread) for part in (observed, shuffled, close))
+    known = np.zeros(len(a), dtype=bool) if checked is None else ~np.isnan(checked)
+    worth = np.where(known, _worth_of_checked(known), 1.0)
+    rate = 0.0
+    for _ in range(ROUNDS):
+        if checked is not None:
+            trust = np.where(known, np.nan_to_num(checked), trust)
+        weights, _ = logistic(
+            np.concatenate([a, b, c]),
+            np.concatenate([trust, np.zeros(len(b) + len(c))]),
+            np.concatenate([worth, np.full(len(b), SHUFFLED), np.full(len(c), CLOSE)]),
+            RIDGE,
+        )
+        score, null = a @ weights, b @ weights
+        rate = noise_rate(score, null)
+        trust = right_probability(score, null, rate)
+    low, high = noise_interval(score, null)
+    target = trust if checked is None else np.where(known, np.nan_to_num(checked), trust)
+    # Here an answer counts as one pair: what people look at is no fair sample of the pairs with such a score.
+    slope, offset = logistic(score[:, None], target, np.ones(len(a)), 1e-3)
+    steepness = max(float(slope[0]), 1e-6)
+    return Combination(centre, spread, weights, *_curve(score, target), steepness, offset, rate, low, high)
+
+
+def _curve(score: FloatArray, target: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Mean score and mean target of groups of pairs with about the same score; the targets never fall."""
+    groups = np.array_split(score.argsort(kind="stable"), int(np.clip(len(score) // GROUP, 2, MOST_GROUPS)))
+    knots, chances = (np.array([values[group].mean() for group in groups]) for values in (score, target))
+    return knots, rising(chances, np.array([len(group) for group in groups], dtype=np.float64))
+
+
+def _worth_of_checked(known: npt.NDArray[np.bool_]) -> float:
+    """How many guessed pairs one checked pair counts for: all checked ones together at most a tenth of the rest."""
+    return float(np.clip(0.1 * len(known) / max(1, int(known.sum())), 1.0, MOST_WORTH))

@@ -1,0 +1,133 @@
+"""A common space of two embeddings that have none: regularised canonical correlation, fitted across folds.
+
+Left and right vectors are brought to directions in which true partners correlate. How much they do is measured on the
+fold that a space was not fitted to, so directions that were only learned by heart count for nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mispair.auditing.scoring.folds import FOLDS
+from mispair.auditing.scoring.isotonic import falling
+from mispair.compute.threads import parallel_map
+
+MOST_CORRELATED, LEAST_CORRELATED = 0.98, 0.02  # directions above count as this, directions below for nothing
+MOST_DIRECTIONS = 256
+NOTHING = 1e-5  # a strength below this share of the first one's is rounding error
+PIECE = 4096  # pairs multiplied out at a time
+
+
+@dataclass(frozen=True)
+class CommonSpace:
+    """Where left and right vectors can be compared: their dot product is the evidence that they are partners."""
+
+    left: Tensor  # (D, k) directions, scaled by what they are worth
+    right: Tensor  # (E, k)
+    correlation: Tensor  # (k,) of true partners along each
+
+    def to(self, device: torch.device) -> CommonSpace:
+        return CommonSpace(self.left.to(device), self.right.to(device), self.correlation.to(device))
+
+
+class CommonSpaceFitter:
+    """Fits a space for every fold on the pairs of the other folds.
+
+    Second moments add up, so each pair is multiplied out once, whatever the number of folds.
+    """
+
+    def __init__(self, left: Tensor, right: Tensor, fold: np.ndarray) -> None:
+        """
+        Args:
+            left: (n, D) centred.
+            right: (n, E) centred.
+            fold: (n,) fold of each pair.
+        """
+        self.left, self.right = left, right
+        self.places = [torch.from_numpy(np.flatnonzero(fold == number)).to(left.device) for number in range(FOLDS)]
+        self.spreads = [self._whitened(side) for side in (left, right)]
+
+    def _whitened(self, side: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """Spread along each of the principal directions of the pairs outside each fold, and these directions."""
+        moments = torch.stack([product(side[places], side[places]) for places in self.places])
+        counts = torch.tensor([len(places) for places in self.places], dtype=torch.float64)
+        others = (moments.sum(0) - moments) / (counts.sum() - counts).clamp(min=1)[:, None, None]
+        return [(values.clamp(min=0), vectors) for values, vectors in parallel_map(torch.linalg.eigh, others)]
+
+    def fit(self, trust: Tensor, regularisation: float) -> list[CommonSpace]:
+        """A space for each fold.
+
+        Args:
+            trust: (n,) how much each pair is believed to be right. Only what ties the two sides together is weighted:
+                a wrong pair's items are still items.
+            regularisation: Added to the spread along every direction, as a multiple of its mean.
+        """
+        weighted = self.right * trust[:, None].to(self.right.dtype)
+        ties = torch.stack([product(self.left[places], weighted[places]) for places in self.places])
+        sums = torch.stack([trust[places].sum() for places in self.places]).cpu().double()
+        others = (ties.sum(0) - ties) / (sums.sum() - sums).clamp(min=1e-12)[:, None, None]
+
+        def fit(number: int) -> tuple[Tensor, Tensor]:
+            left, right = (_scaled(spread[number], regularisation) for spread in self.spreads)
+            return _canonical(others[number], left, right)
+
+        return self._calibrated(list(parallel_map(fit, range(FOLDS))), trust)
+
+    def _calibrated(self, fitted: list[tuple[Tensor, Tensor]], trust: Tensor) -> list[CommonSpace]:
+        """Scales directions by how much partners correlate along them where they were not fitted."""
+        directions = min(a.shape[1] for a, _ in fitted)
+        fitted = [(a[:, :directions], b[:, :directions]) for a, b in fitted]
+        both, left, right = (torch.zeros(directions, dtype=torch.float64) for _ in range(3))
+        believed = count = 0.0
+        for places, (a, b) in zip(self.places, fitted, strict=True):
+            u, v = self.left[places] @ a.to(self.left), self.right[places] @ b.to(self.right)
+            w = trust[places].to(u.dtype)[:, None]
+            both += (w * u * v).sum(0).cpu().double()
+            left, right = left + u.square().sum(0).cpu().double(), right + v.square().sum(0).cpu().double()
+            believed, count = believed + float(w.sum()), count + len(places)
+        left, right = ((side / count).sqrt().clamp(min=1e-12) for side in (left, right))
+        measured = both / max(believed, 1e-12) / (left * right)
+        r = torch.from_numpy(falling(measured.numpy())).clamp(0, MOST_CORRELATED)
+        kept = max(1, min(int((r >= LEAST_CORRELATED).sum()), MOST_DIRECTIONS))
+        r = r[:kept].clamp(min=1e-6)
+        worth = (r / (1 - r * r)).sqrt()
+        spaces = [
+            CommonSpace(a[:, :kept] * worth / left[:kept], b[:, :kept] * worth / right[:kept], r) for a, b in fitted
+        ]
+        return [
+            CommonSpace(s.left.float(), s.right.float(), s.correlation.float()).to(self.left.device) for s in spaces
+        ]
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """a' b, summed in pieces of float32 that add up in float64, on the host."""
+    total = torch.zeros(a.shape[1], b.shape[1], dtype=torch.float64)
+    for start in range(0, len(a), PIECE):
+        total += (a[start : start + PIECE].T @ b[start : start + PIECE]).cpu().double()
+    return total
+
+
+def _scaled(spread: tuple[Tensor, Tensor], regularisation: float) -> Tensor:
+    """(D, D) principal directions, each divided by its (regularised) spread."""
+    values, vectors = spread
+    floor = regularisation * values.mean() + torch.finfo(torch.float64).tiny
+    return vectors / (values + floor).sqrt()
+
+
+def _canonical(ties: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
+    """Pairs of directions along which the sides correlate, the strongest first: (D, k), (E, k)."""
+    core = left.T @ ties @ right
+    if core.shape[0] > core.shape[1]:
+        b, a = _canonical(ties.T, right, left)
+        return a, b
+    strengths, u = torch.linalg.eigh(core @ core.T)  # several times as fast as a singular value decomposition
+    u, strengths = u.flip(1), strengths.flip(0).clamp(min=0).sqrt()
+    # With more dimensions than pairs the last directions are made of rounding errors, which differ between machines.
+    there = max(1, int((strengths > NOTHING * strengths[0]).sum()))
+    u, strengths = u[:, :there], strengths[:there]
+    v = core.T @ u / strengths.clamp(min=1e-300)
+    return left @ u, right @ v

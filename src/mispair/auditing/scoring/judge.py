@@ -1,0 +1,330 @@
+"""What an audit learns from a sample of the pairs, and then judges every pair by."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+from torch.nn.functional import normalize
+
+from mispair.auditing.scoring import calibration, measures
+from mispair.auditing.scoring.calibration import Combination
+from mispair.auditing.scoring.common_space import CommonSpace, CommonSpaceFitter, product
+from mispair.auditing.scoring.folds import FOLDS, NEAR, random_keys, shuffled
+from mispair.auditing.scoring.measures import BANK, Bank, learned, make_bank, measure
+from mispair.auditing.sources.source import Opinion
+from mispair.data.pairs import IntArray
+from mispair.errors import DataError
+from mispair.functional.logistic import FloatArray
+from mispair.functional.metrics import auroc
+
+REGULARISATIONS = (0.3, 1.0, 3.0, 10.0)
+FIRST = 1.0  # of them
+WIDEST = 1024  # vectors that are wider are first cut to their main directions
+LONGEST = 10  # times the usual length: vectors that are longer do not count for where the middle is
+TIE = 0.1  # separations of n pairs this close, over the root of n, are equal: then the more regularised space is taken
+AT_ONCE, GPU_TIMES = 2048, 4  # pairs measured at a time; so many times more on a GPU
+LEAST_TRUST = 1e-3
+LEAST_GROUPS = 20  # below, hardly any pair can be made up of two of them in the same fold
+CLOSE_BY = 10  # nearest neighbours that may lend their partner
+
+
+@dataclass(frozen=True)
+class SideTransform:
+    """How the vectors of one side are brought into shape: centred, cut to their main directions, of unit length."""
+
+    mean: Tensor  # (D,)
+    directions: Tensor | None  # (D, WIDEST), None if they are not wider
+
+    def __call__(self, vectors: Tensor) -> Tensor:
+        centred = vectors - self.mean
+        return normalize(centred if self.directions is None else centred @ self.directions, dim=1)
+
+    @classmethod
+    def of(cls, vectors: Tensor) -> SideTransform:
+        usual = _usual(vectors)
+        mean = _mean(usual)
+        return cls(mean, _main_directions([usual - mean]))
+
+    @classmethod
+    def both(cls, left: Tensor, right: Tensor, *, joint: bool) -> tuple[SideTransform, SideTransform]:
+        """Of the two sides. In a common space they are cut to the same directions, or their cosine would be lost."""
+        if not joint:
+            return cls.of(left), cls.of(right)
+        sides = _usual(left), _usual(right)
+        means = _mean(sides[0]), _mean(sides[1])
+        directions = _main_directions([side - mean for side, mean in zip(sides, means, strict=True)])
+        again = None if directions is None else directions.clone()  # a file of tensors takes none twice
+        return cls(means[0], directions), cls(means[1], again)
+
+
+def _usual(vectors: Tensor) -> Tensor:
+    """Without those that are far longer than most: a single broken one must not move the middle of all."""
+    lengths = torch.linalg.vector_norm(vectors, dim=1)
+    return vectors[lengths <= LONGEST * lengths.median()]
+
+
+def _mean(vectors: Tensor) -> Tensor:
+    return vectors.cpu().double().mean(0).to(vectors)
+
+
+def _main_directions(sides: list[Tensor]) -> Tensor | None:
+    """Those of centred vectors (n, D) along which they are scattered most, (D, WIDEST); None if D is not above that."""
+    if sides[0].shape[1] <= WIDEST:
+        return None
+    moments = torch.stack([product(side, side) for side in sides]).sum(0)
+    directions: Tensor = torch.linalg.eigh(moments).eigenvectors
+    # Stored and loaded again they lie in memory row after row, which sums in another order than column after column.
+    return directions[:, -WIDEST:].flip(1).contiguous().to(sides[0])
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Judges pairs: for each fold a space and a bank that were made without it."""
+
+    frames: tuple[SideTransform, SideTransform]
+    spaces: list[CommonSpace]
+    banks: list[Bank]
+    combination: Combination
+    joint: bool
+    networks: bool  # whether the networks of a run are heard
+    separations: FloatArray  # (m,) AUROC of observed against shuffled pairs by each measure
+    observed: FloatArray  # weighted sums of the sample's measures
+    null: FloatArray  # and of shuffled pairs'
+
+    @property
+    def names(self) -> list[str]:
+        return measures.names(joint=self.joint, networks=self.networks)
+
+    def measure(
+        self, left: Tensor, right: Tensor, fold: npt.NDArray[np.uint8], opinion: npt.NDArray[np.floating] | None = None
+    ) -> npt.NDArray[np.float32]:
+        """(n, m) measures of pairs as they came; `opinion` (n,) is what the networks of a run say."""
+        x, y = self.frames[0](left), self.frames[1](right)
+        found = by_fold(self.spaces, self.banks, x, y, fold, partial(measure, joint=self.joint))
+        return _heard(found, opinion)
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything, as named tensors."""
+        named: dict[str, Tensor] = {
+            "joint": torch.tensor(self.joint),
+            "networks": torch.tensor(self.networks),
+            "separations": torch.from_numpy(self.separations),
+        }
+        for side, frame in enumerate(self.frames):
+            named[f"mean.{side}"] = frame.mean
+            if frame.directions is not None:
+                named[f"directions.{side}"] = frame.directions
+        for kind, parts in (("space", self.spaces), ("bank", self.banks)):
+            for number, part in enumerate(parts):
+                named |= {f"{kind}.{number}.{name}": tensor for name, tensor in vars(part).items()}
+        named |= {
+            f"combination.{name}": torch.as_tensor(value, dtype=torch.float64)
+            for name, value in vars(self.combination).items()
+        }
+        named |= {"observed": torch.from_numpy(self.observed), "null": torch.from_numpy(self.null)}
+        return {name: tensor.contiguous().cpu() for name, tensor in named.items()}
+
+    @classmethod
+    def of(cls, state: dict[str, Tensor], device: torch.device) -> Judge:
+        """Back from `state`."""
+
+        def parts(prefix: str) -> dict[str, Tensor]:
+            return {n.removeprefix(prefix): t.to(device) for n, t in state.items() if n.startswith(prefix)}
+
+        frames = [SideTransform(state[f"mean.{n}"].to(device), parts("directions.").get(str(n))) for n in range(2)]
+        plain = {n.removeprefix("combination."): t for n, t in state.items() if n.startswith("combination.")}
+        combination = Combination(**{n: t.numpy() if t.dim() else float(t) for n, t in plain.items()})  # type: ignore[arg-type]
+        spaces = [CommonSpace(**parts(f"space.{number}.")) for number in range(FOLDS)]
+        banks = [Bank(**parts(f"bank.{number}.")) for number in range(FOLDS)]
+        arrays = (state[name].numpy() for name in ("separations", "observed", "null"))
+        joint, networks = bool(state["joint"]), bool(state["networks"])
+        return cls((frames[0], frames[1]), spaces, banks, combination, joint, networks, *arrays)
+
+
+def learn(
+    left: Tensor,
+    right: Tensor,
+    fold: npt.NDArray[np.uint8],
+    groups: IntArray,
+    *,
+    joint: bool = False,
+    checked: FloatArray | None = None,
+    opinion: Opinion | None = None,
+) -> Judge:
+    """Learns to judge from n pairs, of which nobody knows which are right.
+
+    Args:
+        left: (n, D) vectors as they came.
+        right: (n, E) the same.
+        fold: (n,) fold of each pair.
+        groups: (n,) pairs of one group share an item.
+        joint: Whether both sides come from encoders with a common space.
+        checked: (n,) 1 for pairs that a person has found right, 0 for wrong, NaN for all others.
+        opinion: What the networks of a run say about any left and right items of these pairs, if there are any.
+
+    Raises:
+        DataError: There are too few groups.
+    """
+    frames = SideTransform.both(left, right, joint=joint)
+    sample = Sample.of(frames[0](left), frames[1](right), fold, groups)
+    last = _look_closely(sample, checked)
+    measures_of = partial(_measures, sample, last, joint=joint, opinion=opinion)
+    seen, null = measures_of(np.arange(len(left)), np.arange(len(left))), measures_of(sample.wrong, sample.partner)
+    near = neighbours_partners(sample.x, fold, groups)
+    close = np.flatnonzero(near >= 0)
+    mixed_up = measures_of(close, near[close]) if len(close) else seen[:0]  # all neighbours may be of one's own group
+    combination = calibration.combine(seen, null, mixed_up, last.trust(), checked)
+    separations = np.array([separation(a, b) for a, b in zip(seen.T, null.T, strict=True)])
+    sums = combination.sums(seen), combination.sums(null)
+    return Judge(frames, last.spaces, last.banks, combination, joint, opinion is not None, separations, *sums)
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The pairs that are learned from, in shape, and pairs made up of them that are wrong for certain."""
+
+    x: Tensor  # (n, D) left items
+    y: Tensor  # (n, E) right items
+    fold: npt.NDArray[np.uint8]  # (n,)
+    wrong: IntArray  # (w,) rows whose left items have ...
+    partner: IntArray  # (w,) ... the right items of these rows in a wrong pair
+
+    @classmethod
+    def of(cls, x: Tensor, y: Tensor, fold: npt.NDArray[np.uint8], groups: IntArray) -> Sample:
+        partner = shuffled(fold, groups)
+        wrong, different = np.flatnonzero(partner >= 0), len(np.unique(groups))
+        if min(different, len(wrong)) < LEAST_GROUPS:
+            raise DataError(
+                f"The {len(x):,} pairs are of {different:,} groups; expected at least {LEAST_GROUPS} of about one "
+                "size, as what wrong pairs are like is learned from items of different groups. A group is what shares "
+                "an item: make them smaller, or give none."
+            )
+        return cls(x, y, fold, wrong, partner[wrong])
+
+
+def _look_closely(sample: Sample, checked: FloatArray | None) -> FitRound:
+    """Three rounds: a first look, one for each regularisation, and another by the one that separates best."""
+    look = partial(_fit_round, sample, CommonSpaceFitter(sample.x, sample.y, sample.fold), checked)
+    first = look(np.ones(len(sample.x)), FIRST)
+    looks = [look(first.trust(), regularisation) for regularisation in REGULARISATIONS]
+    best = max(found.separation for found in looks)
+    enough = best - TIE / math.sqrt(len(sample.x))
+    chosen = max(n for n, found in enumerate(looks) if found.separation >= enough)
+    return look(looks[chosen].trust(), REGULARISATIONS[chosen])
+
+
+def _fit_round(
+    sample: Sample, fitter: CommonSpaceFitter, checked: FloatArray | None, trust: FloatArray, regularisation: float
+) -> FitRound:
+    """Fits the spaces to the pairs that are trusted so far, and asks them which are to be."""
+    x, y, fold, wrong = sample.x, sample.y, sample.fold, sample.wrong
+    if checked is not None:
+        trust = np.where(np.isnan(checked), trust, checked)
+    spaces = fitter.fit(torch.from_numpy(np.maximum(trust, LEAST_TRUST)).to(x), regularisation)
+    banks = [_bank(space, number, x, y, fold, trust) for number, space in enumerate(spaces)]
+    seen = by_fold(spaces, banks, x, y, fold, learned)
+    null = by_fold(spaces, banks, x[wrong], y[sample.partner], fold[wrong], learned)
+    return FitRound(spaces, banks, *_first_guess(seen, null))
+
+
+def _measures(
+    sample: Sample, look: FitRound, lefts: IntArray, rights: IntArray, *, joint: bool, opinion: Opinion | None
+) -> npt.NDArray[np.float32]:
+    """(k, m) measures of pairs that are made up of the left items of some rows and the right items of others."""
+    x, y, fold = sample.x[lefts], sample.y[rights], sample.fold[lefts]
+    seen = by_fold(look.spaces, look.banks, x, y, fold, partial(measure, joint=joint))
+    return _heard(seen, None if opinion is None else opinion(lefts, rights))
+
+
+def _heard(measures: npt.NDArray[np.float32], opinion: npt.NDArray[np.floating] | None) -> npt.NDArray[np.float32]:
+    """Measures with one more column, if there is an opinion."""
+    return measures if opinion is None else np.column_stack([measures, opinion.astype(np.float32)])
+
+
+@dataclass(frozen=True)
+class FitRound:
+    """One round of learning: what was fitted, and a simple score of observed and of shuffled pairs by it."""
+
+    spaces: list[CommonSpace]
+    banks: list[Bank]
+    observed: FloatArray
+    null: FloatArray
+
+    @property
+    def separation(self) -> float:
+        return separation(self.observed, self.null)
+
+    def trust(self) -> FloatArray:
+        """Probability that each observed pair is right."""
+        rate = calibration.noise_rate(self.observed, self.null)
+        return calibration.right_probability(self.observed, self.null, rate)
+
+
+def _first_guess(seen: npt.NDArray[np.float32], null: npt.NDArray[np.float32]) -> tuple[FloatArray, FloatArray]:
+    """Contrast and evidence added up, in units of their spread over shuffled pairs."""
+    spread = null[:, :2].std(0) + 1e-9
+    return (seen[:, :2] / spread).sum(1).astype(np.float64), (null[:, :2] / spread).sum(1).astype(np.float64)
+
+
+def neighbours_partners(x: Tensor, fold: npt.NDArray[np.uint8], groups: IntArray) -> IntArray:
+    """For each pair another one of its fold whose left item is among the nearest to its own; -1 if of its group."""
+    partner = np.full(len(fold), -1)
+    for number in range(FOLDS):
+        places = np.flatnonzero(fold == number)
+        if len(places) < 2:
+            continue
+        picks = random_keys(places, NEAR)
+        for start in range(0, len(places), AT_ONCE):
+            rows = places[start : start + AT_ONCE]
+            near = x[rows] @ x[places].T
+            near[torch.arange(len(rows)), torch.arange(start, start + len(rows))] = -torch.inf
+            nearest = near.topk(min(CLOSE_BY, len(places) - 1), dim=1).indices.cpu().numpy()
+            pick = (picks[start : start + AT_ONCE] % np.uint64(nearest.shape[1])).astype(np.int64)
+            partner[rows] = places[nearest[np.arange(len(rows)), pick]]
+    return np.where(groups[partner] == groups, -1, partner)
+
+
+def _bank(
+    space: CommonSpace, number: int, x: Tensor, y: Tensor, fold: npt.NDArray[np.uint8], trust: FloatArray
+) -> Bank:
+    """Pairs of the other folds that are rather right than wrong, chosen at random: the bank must be diverse."""
+    others = np.flatnonzero((fold != number) & (trust >= 0.5))
+    if len(others) < measures.FEW:
+        others = np.flatnonzero(fold != number)
+    chosen = np.random.default_rng(number).permutation(others)[:BANK]
+    return make_bank(space, x[chosen], y[chosen])
+
+
+def by_fold(
+    spaces: list[CommonSpace],
+    banks: list[Bank],
+    x: Tensor,
+    y: Tensor,
+    fold: npt.NDArray[np.uint8],
+    measure: Callable[[CommonSpace, Bank, Tensor, Tensor], Tensor],
+) -> npt.NDArray[np.float32]:
+    """(n, m) measures, each pair by the space and the bank of its fold."""
+    at_once = AT_ONCE * (GPU_TIMES if x.device.type == "cuda" else 1)
+    parts = [part for number in range(FOLDS) for part in _cut(np.flatnonzero(fold == number), at_once)]
+    numbers = [int(fold[part[0]]) for part in parts]
+    found = [measure(spaces[k], banks[k], x[part], y[part]) for k, part in zip(numbers, parts, strict=True)]
+    result = torch.cat(found).cpu().numpy()
+    return np.asarray(result[np.concatenate(parts).argsort()], dtype=np.float32)
+
+
+def _cut(places: IntArray, size: int) -> list[IntArray]:
+    return [places[start : start + size] for start in range(0, len(places), size)]
+
+
+def separation(observed: npt.NDArray[Any], null: npt.NDArray[Any]) -> float:
+    """AUROC of observed against shuffled pairs: 0.5 says nothing, more noise says less."""
+    found = auroc(np.concatenate([observed, null]), np.arange(len(observed) + len(null)) < len(observed))
+    return 0.5 if found is None else found

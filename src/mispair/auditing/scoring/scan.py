@@ -1,0 +1,171 @@
+"""One pass over all pairs, in bounded memory, that can be killed and goes on where it was.
+
+Rows are measured in blocks that are cut by row number alone, each by one thread: neither the shards of the files nor
+the number of workers can change a score.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from mispair.auditing.scoring.folds import fold_numbers
+from mispair.auditing.scoring.judge import Judge
+from mispair.auditing.scoring.near_duplicates import sketch
+from mispair.auditing.sources.source import Source
+from mispair.compute.threads import parallel_map
+from mispair.data.pairs import IntArray
+from mispair.support.files import replacing
+
+BLOCK = 8192  # rows measured at a time
+GPU_BLOCKS = 4  # of these at a time on a GPU, which would wait for more orders otherwise
+PART = 8 * BLOCK  # rows saved at a time
+
+READABLE, BAD_IN_TABLE = 0, 255  # status of a row: fine, or bad by the table already
+FAULTS = {
+    READABLE: "ok",
+    1: "the left vector has numbers that are not finite",
+    2: "the right vector has numbers that are not finite",
+    3: "the left vector is zero",
+    4: "the right vector is zero",
+}
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What the pass found about every row."""
+
+    measures: npt.NDArray[np.float32]  # (N, m), NaN where a row could not be read
+    status: npt.NDArray[np.uint8]  # (N,) key of FAULTS, or TOLD
+    codes: npt.NDArray[np.uint64]  # (2, N) sketches of the left and the right vectors, given up after their use
+
+    @classmethod
+    def empty(cls, rows: int, measures: int) -> Scan:
+        return cls(
+            np.full((rows, measures), np.nan, dtype=np.float32),
+            np.zeros(rows, dtype=np.uint8),
+            np.zeros((2, rows), dtype=np.uint64),
+        )
+
+    def put(self, start: int, part: Scan) -> None:
+        here = slice(start, start + len(part.status))
+        self.measures[here], self.status[here], self.codes[:, here] = part.measures, part.status, part.codes
+
+
+def faults(left: npt.NDArray[np.float32], right: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
+    """What is wrong with the vectors of each row, as keys of FAULTS."""
+    found = np.zeros(len(left), dtype=np.uint8)
+    for side, vectors in ((1, right), (0, left)):  # the left side's faults are named first
+        with np.errstate(over="ignore", invalid="ignore"):
+            square = np.einsum("nd,nd->n", vectors, vectors)
+        found[square == 0] = 3 + side
+        # A square may overflow where the numbers are finite: those few are looked at again.
+        doubtful = np.flatnonzero(~np.isfinite(square))
+        found[doubtful[~np.isfinite(vectors[doubtful]).all(axis=1)]] = 1 + side
+    return found
+
+
+def _silently(rows: int) -> None:
+    """Tells nobody."""
+
+
+def scan(
+    source: Source,
+    judge: Judge,
+    groups: IntArray | None,
+    *,
+    workers: int,
+    device: torch.device,
+    folder: Path | None = None,
+    step: Callable[[int], None] = _silently,
+) -> Scan:
+    """Measures all pairs.
+
+    Args:
+        source: The pairs.
+        judge: What was learned.
+        groups: (N,) pairs of one group share an item; None if all differ.
+        workers: Blocks measured at the same time.
+        device: Where.
+        folder: Where finished parts are kept; those that are there already are not measured again.
+        step: Told how many rows are done.
+    """
+    result, missing = Scan.empty(len(source), len(judge.names)), []
+    for start in range(0, len(source), PART):
+        stop = min(start + PART, len(source))
+        saved = None if folder is None else _load(_part(folder, start), stop - start, len(judge.names))
+        if saved is None:
+            missing.append((start, stop))
+        else:
+            result.put(start, saved)
+            step(stop - start)
+    told = np.array(sorted(source.known), dtype=np.int64)
+    size = BLOCK * (GPU_BLOCKS if device.type == "cuda" else 1)
+    blocks = [(begin, min(begin + size, stop), stop) for start, stop in missing for begin in range(start, stop, size)]
+
+    def block(where: tuple[int, int, int]) -> Scan:
+        start, stop, _ = where
+        inside = told[np.searchsorted(told, start) : np.searchsorted(told, stop)] - start
+        rows = np.arange(start, stop) if groups is None else groups[start:stop]
+        return _measured(source, judge, start, stop, fold_numbers(rows), inside, device)
+
+    for (begin, stop, end), part in zip(blocks, parallel_map(block, blocks, workers), strict=True):
+        result.put(begin, part)
+        step(stop - begin)
+        if folder is not None and stop == end:
+            start = begin // PART * PART
+            _save(_part(folder, start), result, start, end)
+    return result
+
+
+def _part(folder: Path, start: int) -> Path:
+    return folder / f"part-{start // PART:06d}.npz"
+
+
+def _measured(
+    source: Source,
+    judge: Judge,
+    start: int,
+    stop: int,
+    fold: npt.NDArray[np.uint8],
+    told: IntArray,
+    device: torch.device,
+) -> Scan:
+    """One block: rows that cannot be read stay without measures."""
+    left, right = source.block(start, stop)
+    part = Scan.empty(stop - start, len(judge.names))
+    part.status[:] = faults(left, right)
+    part.status[told] = BAD_IN_TABLE
+    good = np.flatnonzero(part.status == READABLE)
+    if len(good):
+        sides = torch.from_numpy(left[good]).to(device), torch.from_numpy(right[good]).to(device)
+        part.measures[good] = judge.measure(*sides, fold[good], source.network_opinion(start + good, start + good))
+        for side, vectors in enumerate(sides):
+            part.codes[side, good] = sketch(vectors, judge.frames[side].mean)
+    return part
+
+
+def _save(path: Path, whole: Scan, start: int, stop: int) -> None:
+    here = slice(start, stop)
+    with replacing(path) as file:
+        np.savez(file, measures=whole.measures[here], status=whole.status[here], codes=whole.codes[:, here])
+
+
+def _load(path: Path, rows: int, measures: int) -> Scan | None:
+    """A part that was saved; None if it is not there or not whole."""
+    try:
+        with np.load(path, allow_pickle=False) as saved:
+            part = Scan(saved["measures"], saved["status"], saved["codes"])
+    except Exception:  # a damaged archive raises almost anything: BadZipFile, EOFError, KeyError, ValueError
+        return None
+    expected = Scan.empty(rows, measures)
+    same = all(
+        (found.shape, found.dtype) == (wanted.shape, wanted.dtype)
+        for found, wanted in zip(vars(part).values(), vars(expected).values(), strict=True)
+    )
+    return part if same else None

@@ -1,0 +1,1 @@
+"""Where the pairs of an audit come from."""

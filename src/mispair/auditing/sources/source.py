@@ -1,0 +1,379 @@
+"""What an audit reads: the vectors of both sides, still on disk, and what is known about each pair.
+
+Row i of both sides is one pair. Nothing here holds all vectors or a Python string for every row; only the SCAN layout,
+whose vectors are computed from regions and words, is kept in memory (4 bytes a number).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from mispair.auditing.sources import row_ids
+from mispair.auditing.sources.row_ids import RowIds
+from mispair.auditing.sources.shards import ArrayRows, Matrix, Shard, Side, TensorRows, open_files
+from mispair.auditing.sources.tables import USUAL_NAMES, Table, open_table
+from mispair.data import clip_retrieval, loading, precomp
+from mispair.data.npy import chunks, open_array
+from mispair.data.pairs import FloatArray, IntArray
+from mispair.errors import DataError
+from mispair.support.formatting import listed
+
+Layout = Literal["clip", "arrays", "precomp", "memory"]
+LookUp = Callable[[IntArray], list[str]]
+Opinion = Callable[[IntArray, IntArray], FloatArray]
+_PICTURE_ENDINGS = ("", ".jpg", ".jpeg", ".png", ".webp")
+_SAMPLED_ROWS = 256
+
+
+@dataclass(frozen=True)
+class Source:
+    """Pairs to be audited.
+
+    Attributes:
+        left: Vectors of one side (N, D).
+        right: Vectors of the other side (N, E).
+        layout: How they are stored.
+        name: Where they come from, for messages.
+        names: Ids, groups and known faults.
+        captions: Looks up the texts of rows; None where there are none.
+        image_names: Looks up the image path of rows; None where there are none.
+        images: Folders in which the pictures may be, in the order of trying.
+        files: All files that are read.
+        table: The table of ids, captions and paths.
+        folder: The folder that was opened; None for single files and for memory.
+        split: The part of it, where it has parts.
+        opinion: How well the left items of some rows fit the right items of others, (n,), by the networks of a run;
+            None where nobody knows more than the vectors say.
+    """
+
+    left: Side
+    right: Side
+    layout: Layout
+    name: str
+    names: RowIds
+    captions: LookUp | None = None
+    image_names: LookUp | None = None
+    images: tuple[Path, ...] = ()
+    files: tuple[Path, ...] = ()
+    table: Table | None = None
+    folder: Path | None = None
+    split: str | None = None
+    opinion: Opinion | None = None
+
+    def __post_init__(self) -> None:
+        if len(self.left) != len(self.right):
+            raise DataError(
+                f"{self.name}: {len(self.left):,} vectors on the left side and {len(self.right):,} on the right side; "
+                "row i of both must be one pair."
+            )
+        if self.table is not None and len(self.table) != len(self.left):
+            raise DataError(
+                f"{self.table.parts[0].path}: {len(self.table):,} rows for {len(self.left):,} pairs of vectors; the "
+                "table needs one row a pair."
+            )
+
+    def __len__(self) -> int:
+        return len(self.left)
+
+    @property
+    def widths(self) -> tuple[int, int]:
+        return self.left.width, self.right.width
+
+    @property
+    def groups(self) -> IntArray | None:
+        """Number of the group of each row (N,); rows with the same image share it. None where all differ."""
+        return self.names.groups
+
+    @property
+    def known(self) -> dict[int, str]:
+        """Rows that are bad already by the table, and why."""
+        return self.names.known
+
+    @property
+    def has_texts(self) -> bool:
+        return self.captions is not None
+
+    @property
+    def has_pictures(self) -> bool:
+        """Whether there are image paths; the files themselves may be missing."""
+        return self.image_names is not None
+
+    def block(self, start: int, stop: int) -> tuple[Matrix, Matrix]:
+        """Consecutive rows of both sides (n, D) and (n, E), read now; NaN and infinite values as they are."""
+        return self.left.block(start, stop), self.right.block(start, stop)
+
+    def gather(self, rows: Sequence[int] | IntArray) -> tuple[Matrix, Matrix]:
+        """Any rows of both sides (n, D) and (n, E), in the order asked for."""
+        wanted = _rows(rows)
+        return self.left.gather(wanted), self.right.gather(wanted)
+
+    def ids(self, rows: Sequence[int] | IntArray) -> list[str]:
+        """The ids of some rows; a missing one is empty."""
+        wanted = _rows(rows)
+        return [str(row) for row in wanted] if self.names.ids is None else row_ids.look_up(self.names.ids, wanted)
+
+    def id_column(self, start: int, stop: int) -> Any:
+        """The ids of consecutive rows as a pyarrow array."""
+        import pyarrow
+
+        if self.names.ids is None:
+            return pyarrow.array(np.arange(start, stop)).cast(pyarrow.string())
+        return self.names.ids[start:stop]
+
+    def texts(self, rows: Sequence[int] | IntArray) -> list[str]:
+        """The captions of some rows; empty where unknown."""
+        wanted = _rows(rows)
+        return [""] * len(wanted) if self.captions is None else self.captions(wanted)
+
+    def pictures(self, rows: Sequence[int] | IntArray) -> list[Path | None]:
+        """The image files of some rows; None where there is no such file."""
+        wanted = _rows(rows)
+        if self.image_names is None:
+            return [None] * len(wanted)
+        return [_find_picture(self.images, name) for name in self.image_names(wanted)]
+
+    def network_opinion(self, lefts: IntArray, rights: IntArray) -> FloatArray | None:
+        """The opinion on pairs of the left items of some rows and the right items of others; None if there is none."""
+        return None if self.opinion is None else self.opinion(lefts, rights)
+
+    def find(self, ids: Sequence[str]) -> IntArray:
+        """The (first) rows with these ids.
+
+        Raises:
+            DataError: Some are not there; the message names up to five of them.
+        """
+        return row_ids.find(self.names.ids, ids, len(self), self.name)
+
+    def fingerprint(self) -> str:
+        """A hash that tells whether a resumed audit sees the same input.
+
+        It is made of the sizes of the files, of when they were last written, and of a sample of rows.
+        """
+        rows = np.unique(np.linspace(0, len(self) - 1, _SAMPLED_ROWS).astype(np.int64))
+        files = [(found.st_size, found.st_mtime_ns) for found in map(Path.stat, self.files)]
+        known = hashlib.sha256(repr((self.layout, len(self), self.widths, files, self.ids(rows))).encode())
+        known.update(self.left.gather(rows).tobytes())
+        # Vectors of words are computed: their last digit may differ from machine to machine, their texts cannot.
+        exact = self.layout != "precomp"
+        known.update(self.right.gather(rows).tobytes() if exact else repr(self.texts(rows)).encode())
+        if self.groups is not None:
+            known.update(self.groups.tobytes())
+        return known.hexdigest()
+
+
+def open_source(folder: str | Path, images: str | Path | None = None, split: str | None = None) -> Source:
+    """Open a folder.
+
+    Args:
+        folder: In the clip-retrieval layout or in the SCAN layout (then the left vectors are the mean of the regions of
+            the image, and the right ones are made from the words of the caption), or "shapes".
+        images: Folder that the image paths of the table are relative to. By default they are looked for in the folder
+            itself, in its `images` folder and in the working directory.
+        split: Which part of a folder that has train, dev and test inside; train by default.
+
+    Raises:
+        DataError: It is no such folder, or its files do not belong together.
+    """
+    root = loading.find_folder(folder)
+    kind = loading.layout(root)
+    whole = clip_retrieval.is_embedding_folder(root)
+    if kind == "vectors" and whole:
+        if split is not None:
+            raise DataError(
+                f"{root}: this folder has no parts such as {split} inside; all its pairs are audited together. Leave "
+                "the split out."
+            )
+    else:
+        split = split or "train"
+        loading.require_split(root, split)
+    # The picture folder comes first: a name without ending must not meet a text file of the data set.
+    places = _image_places(images) or (root / "images", *((root / split,) if split else ()), root, Path())
+    if kind == "vectors":
+        return replace(_open_clip(root / split if split else root), images=places, folder=root, split=split)
+    assert split is not None
+    return replace(_open_precomp(root, split, places), folder=root, split=split)
+
+
+def open_arrays(
+    left: str | Path, right: str | Path, ids: str | Path | None = None, images: str | Path | None = None
+) -> Source:
+    """Open two .npy files.
+
+    Args:
+        left: Vectors of one side (N, D).
+        right: Vectors of the other side (N, E); row i of both is one pair.
+        ids: A table (CSV, TSV or parquet) with one row a pair: id, caption or text, image_path, image or path, group.
+            Without it the number of a row is its id.
+        images: Folder that the image paths are relative to; by default that of the table.
+
+    Raises:
+        DataError: A file is no such array or table, or they do not belong together.
+    """
+    sides = [open_files([Path(path)]) for path in (left, right)]
+    name = f"{left} and {right}"
+    files = (Path(left), Path(right))
+    places = _image_places(images)
+    if ids is None:
+        return Source(sides[0], sides[1], "arrays", name, RowIds(), files=files)
+    path = Path(ids)
+    table = open_table(path)
+    roles = [role for role in USUAL_NAMES if table.find(role)]
+    if not roles:
+        raise DataError(
+            f"{path}: {table.found()}; expected a header line with id, caption or text, image_path, image or path, or "
+            "group."
+        )
+    places = places or (path.parent / "images", path.parent, Path())
+    source = Source(sides[0], sides[1], "arrays", name, RowIds(), images=places, files=(*files, path), table=table)
+    return _described(source, table)
+
+
+def from_memory(
+    left: Any,
+    right: Any,
+    ids: Any = None,
+    groups: Any = None,
+    texts: Sequence[str] | None = None,
+) -> Source:
+    """Use arrays as they are.
+
+    Args:
+        left: Vectors of one side (N, D): a numpy array, or a torch tensor on any device.
+        right: Vectors of the other side (N, E).
+        ids: One a pair (a list, an array or a series); the number of its row by default.
+        groups: One a pair, likewise: pairs that share it are not wrong for each other (captions of one image).
+        texts: One a pair, for people.
+
+    Raises:
+        DataError: They are no vectors, or their numbers differ.
+    """
+    sides = [Side.of([_in_memory(values, what)]) for values, what in ((left, "left"), (right, "right"))]
+    source = Source(sides[0], sides[1], "memory", "the given arrays", RowIds())
+    captions = None
+    if texts is not None:
+        captions = partial(row_ids.look_up, row_ids.as_texts(row_ids.flat(texts, "texts", len(source))))
+    return replace(source, names=row_ids.from_lists(ids, groups, len(source)), captions=captions)
+
+
+def _rows(rows: Sequence[int] | IntArray) -> IntArray:
+    return np.asarray(rows, dtype=np.int64).reshape(-1)
+
+
+def _image_places(images: str | Path | None) -> tuple[Path, ...]:
+    if images is None:
+        return ()
+    if not Path(images).is_dir():
+        raise DataError(f"{images}: no such folder; expected the folder that the image paths are relative to.")
+    return (Path(images),)
+
+
+def _find_picture(places: Sequence[Path], name: str) -> Path | None:
+    if not name:
+        return None
+    # Tables travel: without their old folders, paths from another machine still fit.
+    bare = re.split(r"[/\\]", name)[-1]
+    tried = (place / f"{part}{ending}" for place in places for part in (name, bare) for ending in _PICTURE_ENDINGS)
+    return next((path for path in tried if os.path.isfile(path)), None)
+
+
+def _described(source: Source, table: Table) -> Source:
+    caption, path = table.find("caption"), table.find("image_path")
+    return replace(
+        source,
+        names=row_ids.from_table(table),
+        captions=partial(table.cells, caption) if caption else None,
+        image_names=partial(table.cells, path) if path else None,
+    )
+
+
+def _open_clip(folder: Path) -> Source:
+    paths = [clip_retrieval.shard_paths(folder, stem) for stem in ("img_emb", "text_emb")]
+    sides = [open_files(shards) for shards in paths]
+    metadata = folder / "metadata"
+    tables = clip_retrieval.numbered(metadata, "metadata", ".parquet") or clip_retrieval.numbered(
+        metadata, "metadata", ".csv"
+    )
+    table = open_table(*tables) if tables else None
+    _check_numbers(*zip(paths, ([shard.shape[0] for shard in side.shards] for side in sides), strict=True))
+    if table is not None:
+        shards = paths[0], [shard.shape[0] for shard in sides[0].shards]
+        _check_numbers(shards, (tables, [len(part) for part in table.parts]))
+    files = (*paths[0], *paths[1], *tables)
+    source = Source(sides[0], sides[1], "clip", str(folder), RowIds(), files=files, table=table)
+    return source if table is None else _described(source, table)
+
+
+def _check_numbers(one: tuple[list[Path], list[int]], other: tuple[list[Path], list[int]]) -> None:
+    """Refuses files that would be paired by their place although their numbers say that each lacks another one.
+
+    Files of other sizes than their partners' are cut elsewhere, and then their numbers mean nothing.
+    """
+    (paths, sizes), (others, other_sizes) = one, other
+    numbers, other_numbers = ({int(path.stem.rpartition("_")[2]): path for path in side} for side in (paths, others))
+    if sizes != other_sizes or numbers.keys() == other_numbers.keys():
+        return
+    odd = [str(path) for number, path in numbers.items() if number not in other_numbers]
+    other_odd = [str(path) for number, path in other_numbers.items() if number not in numbers]
+    raise DataError(
+        f"{listed(odd)} and {listed(other_odd)} have no partner with the same number; expected the same numbers on "
+        "both sides, as rows are paired file by file. Bring the missing files back, or take these away."
+    )
+
+
+def _open_precomp(folder: Path, split: str, places: tuple[Path, ...]) -> Source:
+    from mispair.auditing.sources.tfidf import word_vectors  # torch
+
+    features, captions = precomp.features_path(folder, split), precomp.captions_path(folder, split)
+    texts, ids = precomp.read_captions(folder, split)
+    name = f"{folder.name} {split}"
+    regions, per_image = precomp.arrange(open_array(features, ndim=3), len(texts), None, name)
+    images = ids[::per_image] if ids else precomp.read_ids(folder, split, len(regions), per_image)
+    link = np.arange(len(texts)) // per_image  # the image of each row
+    if images:
+        known = row_ids.from_images([image for image in images for _ in range(per_image)])
+    else:
+        known = RowIds(groups=link if per_image > 1 else None)
+    pooled = np.concatenate([part.mean(axis=1, dtype=np.float32) for _, part in chunks(regions)])
+    image_names = row_ids.as_texts(images)
+    return Source(
+        left=Side.of([ArrayRows(pooled, link)]),
+        right=Side.of([ArrayRows(word_vectors(texts))]),
+        layout="precomp",
+        name=name,
+        names=known,
+        captions=partial(row_ids.look_up, row_ids.as_texts(texts)),
+        image_names=(lambda rows: row_ids.look_up(image_names, rows // per_image)) if images else None,
+        images=places,
+        files=(features, captions),
+    )
+
+
+def _in_memory(values: Any, what: str) -> Shard:
+    import torch
+
+    if not isinstance(values, np.ndarray | torch.Tensor):
+        raise DataError(f"The {what} side is a {type(values).__name__}; expected a numpy array or a torch tensor.")
+    if values.ndim != 2 or 0 in values.shape:
+        raise DataError(
+            f"The {what} side has the shape {tuple(values.shape)}; expected (N, D), one vector a row, at least one."
+        )
+    if isinstance(values, torch.Tensor):
+        if not (values.is_floating_point() or values.dtype == torch.int8) or values.layout != torch.strided:
+            raise DataError(f"The {what} side holds {values.dtype} ({values.layout}); expected dense floats or int8.")
+        return TensorRows(values)
+    real = values.dtype.kind == "f" and values.dtype.itemsize <= 8 and values.dtype.isnative
+    if not real and values.dtype != np.int8:
+        raise DataError(
+            f"The {what} side holds {values.dtype}; expected float16, float32, float64 or int8. Convert it with "
+            "array.astype(numpy.float32)."
+        )
+    return ArrayRows(values)

@@ -1,0 +1,1 @@
+"""Which trainings a comparison needs, and running them."""

@@ -1,0 +1,225 @@
+"""Runs the trainings of a suite that have not ended yet, and shows how it goes.
+
+A results folder holds `suite.toml`, `suite.json` and a folder for each training under `cells/`. Everything that is
+shown is read from there: so several processes, also on several machines, can work on one folder and all see the same.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from statistics import median
+from typing import Literal
+
+import torch
+from rich.console import Console, Group
+from rich.live import Live
+from rich.table import Table
+from rich.text import Text
+
+from mispair.bench.suite.claims import claim, is_held
+from mispair.bench.suite.record import RECORD, RUN, Record, read_record, run_cell
+from mispair.bench.suite.suite import Cell
+from mispair.errors import MispairError, StoppedError
+from mispair.support.formatting import duration
+
+CELLS, CLAIM = "cells", "claim.json"
+LOOK = 0.5  # seconds between two looks at the folder
+SHOWN = 8  # trainings that have ended, in the live table
+STOPPED = 75  # exit code of a worker that was asked to stop
+SAVED = "Stopped, and everything that was begun is saved; the same command goes on."
+
+
+@dataclass(frozen=True)
+class CellState:
+    """How far a cell is."""
+
+    cell: Cell
+    status: Literal["waiting", "running", "done", "failed"]
+    record: Record | None = None
+    epochs: int = 0  # that have ended
+
+    @property
+    def part_done(self) -> float:
+        return 1.0 if self.record else self.epochs / self.cell.config.total_epochs
+
+    def said(self) -> str:
+        """What there is to say of it, in a few words."""
+        if self.record is None:
+            return f"epoch {self.epochs + 1} of {self.cell.config.total_epochs}" if self.status == "running" else ""
+        if self.status == "failed":
+            return f"failed: {self.record.error}"
+        return f"rSum {self.record.averaged()['rsum']:.1f} in {self.record.seconds:,.0f} s"
+
+
+def folder_of(results: Path, cell: Cell) -> Path:
+    return results / CELLS / cell.name
+
+
+def state(results: Path, cell: Cell) -> CellState:
+    """How far a cell is, by what is in its folder."""
+    folder = folder_of(results, cell)
+    if record := read_record(folder):
+        return CellState(cell, record.status, record)
+    epochs = 0
+    with suppress(OSError):
+        epochs = (folder / RUN / "metrics.jsonl").read_bytes().count(b'"event": "validation"')
+    return CellState(cell, "running" if is_held(folder / CLAIM) else "waiting", epochs=epochs)
+
+
+def run_cells(
+    cells: Sequence[Cell], results: Path, *, jobs: int = 1, retry: bool = False, console: Console
+) -> list[CellState]:
+    """Trains what has not ended yet, in `jobs` processes.
+
+    Args:
+        cells: What to train, in this order.
+        results: The folder to do it in.
+        jobs: How many at a time.
+        retry: Try again what has failed.
+        console: Where to show how it goes.
+
+    Raises:
+        StoppedError: It was asked to stop; what was begun is saved.
+    """
+    if retry:
+        for cell in cells:
+            if state(results, cell).status == "failed":
+                (folder_of(results, cell) / RECORD).unlink(missing_ok=True)
+    jobs = min(jobs, sum(state(results, cell).record is None for cell in cells))
+    context = multiprocessing.get_context("spawn")
+    threads = max(1, torch.get_num_threads() // max(1, jobs))  # as OMP_NUM_THREADS says
+    workers = [context.Process(target=_work, args=(list(cells), results, threads)) for _ in range(jobs)]
+    for worker in workers:
+        worker.start()
+    try:
+        with _termination():
+            _watch(workers, cells, results, console)
+    except KeyboardInterrupt:
+        _stop(workers)
+        raise StoppedError(SAVED, 130) from None
+    except BaseException:
+        _stop(workers)
+        raise
+    if any(worker.exitcode == STOPPED for worker in workers):
+        raise StoppedError(SAVED)
+    if killed := [worker.exitcode for worker in workers if worker.exitcode]:
+        console.print(
+            f"{len(killed)} of {jobs} processes ended before their work was done (exit code {killed[0]}); if nothing "
+            "else says why, memory may have run out. The same command goes on, with fewer --jobs if need be.",
+            soft_wrap=True,
+        )
+    return [state(results, cell) for cell in cells]
+
+
+@contextmanager
+def _termination() -> Iterator[None]:
+    """Inside, SIGTERM is an error like Ctrl-C, so that the workers hear of it."""
+
+    def stop(number: int, _frame: object) -> None:
+        raise StoppedError(SAVED, 128 + number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    old = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, old)
+
+
+def _work(cells: list[Cell], results: Path, threads: int) -> None:
+    """Trains one cell after the other, as long as there is one that has not ended and that nobody works on."""
+    torch.set_num_threads(threads)
+    parent, trained, broken = multiprocessing.parent_process(), True, set[str]()
+    try:
+        while trained:  # once more from the start: somebody may have died in the middle of a cell
+            trained = False
+            for cell in cells:
+                folder = folder_of(results, cell)
+                if cell.name in broken or read_record(folder) is not None:
+                    continue
+                if parent is not None and not parent.is_alive():
+                    continue
+                try:
+                    with claim(folder / CLAIM) as ours:
+                        if ours and read_record(folder) is None:
+                            run_cell(cell, folder)
+                            trained = True
+                except Exception as error:
+                    if isinstance(error, StoppedError):
+                        raise
+                    broken.add(cell.name)  # the others may do better
+                    if isinstance(error, MispairError):
+                        print(f"{cell.name}: {error}", file=sys.stderr)
+                    else:
+                        traceback.print_exc()
+    except (StoppedError, KeyboardInterrupt):
+        raise SystemExit(STOPPED) from None
+    if broken:
+        raise SystemExit(1)
+
+
+def _stop(workers: Iterable[BaseProcess]) -> None:
+    """Asks all to save what they have, and waits for them."""
+    for worker in workers:
+        worker.terminate()
+    for worker in workers:
+        worker.join()
+
+
+def _watch(workers: Sequence[BaseProcess], cells: Sequence[Cell], results: Path, console: Console) -> None:
+    """Shows how it goes until all workers have ended."""
+    told = {cell.name for cell in cells if read_record(folder_of(results, cell))}
+    live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
+    with live or nullcontext():
+        while any(worker.is_alive() for worker in workers):
+            time.sleep(LOOK)
+            states = [state(results, cell) for cell in cells]
+            for new in (one for one in states if one.record and one.cell.name not in told):
+                told.add(new.cell.name)
+                ended = sum(one.record is not None for one in states)
+                console.print(f"{ended} of {len(states)}  {new.cell.name}: {new.said()}", soft_wrap=True, markup=False)
+            if live is not None:
+                live.update(_shown(states), refresh=True)
+
+
+def _shown(states: Sequence[CellState]) -> Group:
+    """The live table: what runs, and what has ended last."""
+    counts = {name: sum(one.status == name for one in states) for name in ("done", "running", "waiting", "failed")}
+    line = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+    left = seconds_left(states)
+    line += "" if left is None else f"; about {duration(left)} left"
+    table = Table("training", "noise", "seed", "")
+    running = [one for one in states if one.status == "running"]
+    ended = [one for one in states if one.record][-SHOWN:]
+    for one in (*ended, *running):
+        config = one.cell.config
+        table.add_row(Text(one.cell.name), f"{config.noise_ratio:.0%}", str(config.seed), Text(one.said()))
+    return Group(Text(line), table)
+
+
+def seconds_left(states: Sequence[CellState]) -> float | None:
+    """Of all that has not ended, by what the others of their kind took; None as long as none has ended."""
+    took: dict[tuple[str, str], list[float]] = {}
+    for one in states:
+        if one.record and one.record.status == "done":
+            took.setdefault((one.cell.config.method, one.cell.config.model), []).append(one.record.seconds)
+    if not took:
+        return None
+    usual = median(seconds for group in took.values() for seconds in group)
+    left = 0.0
+    for one in states:
+        group = took.get((one.cell.config.method, one.cell.config.model), [usual])
+        left += (1 - one.part_done) * median(group)
+    return left / max(1, sum(one.status == "running" for one in states))

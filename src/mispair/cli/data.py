@@ -1,0 +1,224 @@
+"""The commands `mispair data ...`. Heavy imports wait until a command needs them."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from tyro.conf import Positional
+
+from mispair.cli.output import print_json
+from mispair.config import NoiseKind
+from mispair.errors import DataError
+
+if TYPE_CHECKING:
+    from mispair.data.published.catalogue import DataSet, File
+    from mispair.data.published.check import Finding
+
+
+_WIDTH = 118
+_INDENT = " " * 6
+
+
+def data_check(
+    data: Positional[str],
+    *,
+    vocab: Path | None = None,
+    noise_file: tuple[Path, ...] = (),
+    captions_per_image: int | None = None,
+    json: bool = False,
+) -> int:
+    """Explain what a data set holds and what is wrong with it.
+
+    Args:
+        data: Folder of the data set, or "shapes".
+        vocab: Vocabulary file, if it is not beside the data.
+        noise_file: Noise index files to examine.
+        captions_per_image: Only where the files leave it open; found from the data by default.
+        json: Print figures for machines.
+    """
+    from mispair.data.check import check
+
+    found = check(data, vocabulary=vocab, noise_file=noise_file, captions_per_image=captions_per_image)
+    if json:
+        print_json({**found.figures, "problems": found.problems})
+    else:
+        for line in found.lines:
+            print(line)
+        print()
+        for problem in found.problems:
+            print(f"PROBLEM  {problem}")
+        print("This data set is ready." if not found.problems else f"{len(found.problems)} to mend before training.")
+    return 1 if found.problems else 0
+
+
+def data_noise(
+    data: Positional[str],
+    *,
+    ratio: float,
+    out: Path,
+    seed: int = 0,
+    kind: NoiseKind = "caption",
+    captions_per_image: int | None = None,
+    json: bool = False,
+) -> int:
+    """Make a noise index: which wrong image each training caption gets.
+
+    Args:
+        data: Folder of the data set, or "shapes".
+        ratio: Share of the captions (or images) to move.
+        out: File to write; NCR's, BiCro's and MSCN's code reads it (all kinds but image), or DECL's (kind image).
+        seed: The same seed gives the same file.
+        kind: caption: each caption on its own (NCR); image: all captions of an image together (DECL); near: exchanged
+            between images that are much alike; group: exchanged between whole groups of images.
+        captions_per_image: Only where the files leave it open; found from the data by default.
+        json: Print figures for machines.
+    """
+    from mispair.data.loading import load
+    from mispair.data.noise import load_noise, mismatch, noise_index, save_noise
+
+    if out.exists():
+        raise DataError(f"{out} exists already; give another --out or remove it first.")
+    pairs = load(data, "train", captions_per_image=captions_per_image, finite=False)
+    save_noise(out, noise_index(pairs, ratio=ratio, seed=seed, kind=kind))
+    found = mismatch(load_noise(out, pairs.link, len(pairs.left)), pairs.link, pairs.groups)
+    if json:
+        print_json({"file": str(out), "kind": kind, "pairs": len(pairs), "ratio": ratio, "mismatch": found})
+    else:
+        print(f"{out}: {len(pairs):,} pairs, of which {found:.2%} are now mismatched.")
+    return 0
+
+
+def data_make(
+    name: Positional[Literal["shapes"]], out: Positional[Path], *, seed: int = 0, train: int = 600, dev: int = 200,
+    test: int = 500,
+) -> int:  # fmt: skip
+    """Make the built-in data set as files to look at.
+
+    Args:
+        name: Only "shapes" so far.
+        out: Folder to write.
+        seed: The same seed gives the same files.
+        train: Training pictures.
+        dev: Validation pictures.
+        test: Test pictures.
+    """
+    from mispair.data.shapes.dataset import make
+
+    print(f"{name}: {train + dev + test:,} pictures in {make(out, seed=seed, train=train, dev=dev, test=test)}")
+    return 0
+
+
+def data_get(name: Positional[str], folder: Positional[Path | None] = None, *, json: bool = False) -> int:
+    """List the files of a published data set and where people get them, or check a folder against that list.
+
+    Args:
+        name: flickr30k, coco or cc152k; shapes is built in.
+        folder: Folder to check: which files are there, missing or different.
+        json: Print figures for machines.
+    """
+    from mispair.data.published.catalogue import BUILT_IN, find_data_set
+    from mispair.data.published.check import check_folder, next_steps, ready
+
+    if name == BUILT_IN:
+        return _tell_built_in(folder, json)
+    data_set = find_data_set(name)
+    if folder is None:
+        if json:
+            print_json(data_set.figures())
+        else:
+            _print_list(data_set)
+        return 0
+    findings = check_folder(data_set, folder)
+    steps = next_steps(data_set, folder, findings)
+    if json:
+        files = [finding.figures() for finding in findings]
+        print_json({"name": name, "folder": str(folder), "ready": ready(findings), "files": files, "next": steps})
+    else:
+        _print_findings(data_set, folder, findings, steps)
+    return 0 if ready(findings) else 1
+
+
+def _tell_built_in(folder: Path | None, as_json: bool) -> int:
+    """Where the built-in data set comes from: it is drawn, so there is nothing to fetch or to compare with."""
+    if folder is not None:
+        raise DataError(f"shapes is drawn, not published; `mispair data check {folder}` says what a folder holds.")
+    command = "mispair data make shapes FOLDER"
+    if as_json:
+        print_json({"name": "shapes", "files": [], "next": [command]})
+    else:
+        print(f"shapes is built in: there is nothing to fetch. `{command}` draws it; `--data shapes` trains on it.")
+    return 0
+
+
+def _print_list(data_set: DataSet) -> None:
+    from mispair.data.published.catalogue import NO_DOWNLOADS
+
+    _print_wrapped(f"{data_set.title}: {data_set.about}", "")
+    _print_wrapped(NO_DOWNLOADS, "")
+    everything = f"Needed in one folder (usually {data_set.folder}), about {_size(data_set.needed_bytes)} together:"
+    for needed, title in ((True, everything), (False, "Optional:")):
+        print(f"\n{title}")
+        for file in data_set.files:
+            if file.needed == needed:
+                _print_file(file)
+    print("\nFrom:")
+    for source in data_set.sources:
+        print(f"  {source.name}: {source.address}")
+        _print_wrapped(source.about)
+    print(f"\nWhen they are there: mispair data get {data_set.name} FOLDER")
+
+
+def _print_file(file: File) -> None:
+    print(f"  {file.name}: {', '.join(_measures(file))}; from {file.source}")
+    elsewhere = f"; may lie at {' or '.join(file.places)}, too" if file.places else ""
+    _print_wrapped(f"{file.holds}{elsewhere}{'' if file.sha256 else '; SHA-256 unknown'}")
+    if file.sha256:
+        copy = " (of a copy that may be repacked)" if file.repacked else ""
+        print(f"{_INDENT}SHA-256 {file.sha256}{copy}")
+
+
+def _measures(file: File) -> list[str]:
+    """Shape, lines, words and size, as far as they are known."""
+    found = []
+    if file.shape:
+        found.append(f"{file.dtype} {' x '.join(f'{n:,}' for n in file.shape)}")
+    if file.lines is not None:
+        found.append(f"{file.lines:,} lines")
+    if file.kind == "vocabulary":
+        found.append("number of words unknown" if file.words is None else f"{file.words:,} words")
+    found.append("size unknown" if file.n_bytes is None else _size(file.n_bytes))
+    return found
+
+
+def _print_findings(data_set: DataSet, folder: Path, findings: list[Finding], steps: list[str]) -> None:
+    from mispair.data.published.check import ready
+
+    for needed, title in ((True, f"{data_set.title} in {folder}, needed:"), (False, "optional:")):
+        print(title)
+        for finding in findings:
+            if finding.file.needed == needed:
+                print(f"  {finding.verdict:<14}  {finding.file.name}: {finding.sentence}")
+    wrong = sum(finding.file.needed and not finding.fits for finding in findings)
+    to_mend = f"{wrong} needed file{'s' * (wrong != 1)} to mend"
+    print(f"\n{'All needed files are right' if ready(findings) else to_mend}. Next:")
+    for step in steps:
+        print(f"  {step}")
+
+
+def _print_wrapped(text: str, indent: str = _INDENT) -> None:
+    """Whole words only: an address that was cut could not be copied."""
+    print(
+        textwrap.fill(
+            text, _WIDTH, initial_indent=indent, subsequent_indent=indent, break_long_words=False,
+            break_on_hyphens=False,
+        )
+    )  # fmt: skip
+
+
+def _size(n_bytes: int) -> str:
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if n_bytes >= scale:
+            return f"{n_bytes / scale:.2f} {unit}"
+    return f"{n_bytes} bytes"

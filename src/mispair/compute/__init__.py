@@ -1,0 +1,1 @@
+"""Devices, precision, CUDA graphs, optimizers and threads."""

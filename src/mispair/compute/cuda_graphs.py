@@ -1,0 +1,124 @@
+"""A GPU step as one command: recorded once for each shape of its inputs, then repeated.
+
+A training step is hundreds of small operations. Launching them one by one from Python takes several times as long as
+the GPU needs for them. A CUDA graph launches all of them at once; only the inputs are copied to where it reads them.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+MOST = 64  # recorded shapes; the rare ones beyond are run as they come
+SEEN = 2  # a shape is recorded when it comes for the second time: the first run also prepares its kernels
+T = TypeVar("T")
+
+
+class CudaGraphStep(Generic[T]):
+    """Runs `step` on inputs: dataclasses, tuples and tensors in any nesting, all tensors on the GPU.
+
+    What `step` returns is overwritten by the next call. It must do the same for all inputs of one shape, read nothing
+    back and leave no gradients behind that anybody needs. Used as a context, it gives its memory back at the end.
+
+    Args:
+        step: The function.
+        on: Whether to record at all.
+        pool: Memory (`torch.cuda.graph_pool_handle()`) to share with others that never run at the same time.
+    """
+
+    def __init__(self, step: Callable[[Any], T], *, on: bool, pool: Any = None) -> None:
+        self._step, self._on = step, on
+        self._pool = torch.cuda.graph_pool_handle() if on and pool is None else pool
+        self._seen: Counter[Hashable] = Counter()
+        self._recorded: dict[Hashable, tuple[torch.cuda.CUDAGraph, list[Tensor], T]] = {}
+        self._places: dict[Hashable, Tensor] = {}  # where the inputs are read, shared by all shapes that can
+
+    def __call__(self, inputs: Any) -> T:
+        if not self._on:
+            return self._step(inputs)
+        shape = _shape(inputs)
+        self._seen[shape] += 1
+        known = shape in self._recorded
+        if not known and self._seen[shape] >= SEEN and len(self._recorded) < MOST:
+            known = self._record(shape, inputs)
+        if not known:
+            return self._step(inputs)
+        graph, places, result = self._recorded[shape]
+        for place, tensor in zip(places, _tensors(inputs), strict=True):
+            place.copy_(tensor)
+        graph.replay()
+        return result
+
+    def __enter__(self) -> CudaGraphStep[T]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Gives back all that was recorded, with its memory, which nobody else could use."""
+        if self._on:
+            torch.cuda.synchronize()  # the last step may still be running in that memory
+        self._recorded.clear()
+        self._places.clear()
+        if self._on:
+            torch.cuda.empty_cache()
+
+    def _record(self, shape: Hashable, inputs: Any) -> bool:
+        """Records the step for inputs of this shape, without running it."""
+        places = [self._place(number, tensor) for number, tensor in enumerate(_tensors(inputs))]
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        try:
+            # Other threads may load batches meanwhile, so only this one is watched for what cannot be recorded.
+            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+                result = self._step(_rebuilt(inputs, iter(places)))
+        except RuntimeError as error:
+            warnings.warn(f"This GPU does not record steps, so training takes longer: {error}", stacklevel=2)
+            self._on = False
+            return False
+        self._recorded[shape] = graph, places, result
+        return True
+
+    def _place(self, number: int, tensor: Tensor) -> Tensor:
+        key = number, tensor.shape, tensor.dtype
+        if key not in self._places:
+            self._places[key] = torch.empty_like(tensor, memory_format=torch.contiguous_format)
+            self._places[key].copy_(tensor)
+        return self._places[key]
+
+
+def _shape(inputs: Any) -> Hashable:
+    """All of the inputs but the numbers in their tensors."""
+    if isinstance(inputs, Tensor):
+        return inputs.shape, inputs.dtype
+    if isinstance(inputs, tuple):
+        return tuple(map(_shape, inputs))
+    if is_dataclass(inputs):
+        return type(inputs), *(_shape(getattr(inputs, field.name)) for field in fields(inputs))
+    return inputs  # type: ignore[no-any-return]
+
+
+def _tensors(inputs: Any) -> Iterator[Tensor]:
+    if isinstance(inputs, Tensor):
+        yield inputs
+    elif isinstance(inputs, tuple):
+        for part in inputs:
+            yield from _tensors(part)
+    elif is_dataclass(inputs):
+        for field in fields(inputs):
+            yield from _tensors(getattr(inputs, field.name))
+
+
+def _rebuilt(inputs: Any, tensors: Iterator[Tensor]) -> Any:
+    """The same with these tensors, in the order of `_tensors`."""
+    if isinstance(inputs, Tensor):
+        return next(tensors)
+    if isinstance(inputs, tuple):
+        return tuple(_rebuilt(part, tensors) for part in inputs)
+    if is_dataclass(inputs) and not isinstance(inputs, type):
+        return replace(inputs, **{f.name: _rebuilt(getattr(inputs, f.name), tensors) for f in fields(inputs)})
+    return inputs

@@ -1,0 +1,63 @@
+"""Where to compute, and how precisely."""
+
+from __future__ import annotations
+
+import gc
+import os
+
+import torch
+from torch import Tensor
+
+from mispair.errors import ConfigError
+
+# Settings of torch's GPU memory. Without expandable segments each recorded step of a new shape takes memory of its own,
+# and a training of SGR that needs 6 GB holds 61.
+ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
+
+
+def pick_device(name: str) -> torch.device:
+    """The device of this name; `auto` takes a GPU where there is one."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f'"{name}" is no device; use auto, cpu, cuda, cuda:1 or mps.') from None
+    if device.type not in ("cpu", "cuda", "mps"):
+        raise ConfigError(f'"{name}" is no device to train on; use auto, cpu, cuda, cuda:1 or mps.')
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(
+            f"There is no {name} here: torch sees {torch.cuda.device_count()} CUDA devices; use --device cpu."
+        )
+    if device.type == "mps" and not torch.backends.mps.is_available():
+        raise ConfigError("There is no mps device here; use --device cpu.")
+    if device.type == "cuda" and not set(ALLOCATOR) & set(os.environ):
+        os.environ[ALLOCATOR[0]] = "expandable_segments:True"  # read when the first memory is taken
+    return device
+
+
+def give_back_memory() -> None:
+    """Frees the GPU memory of what nobody needs any more, such as a trainer that has ended: it refers to itself."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def autocast(device: torch.device, precision: str) -> torch.autocast:
+    """bf16 where asked for, or on CUDA by default."""
+    half = precision == "bf16" or (precision == "auto" and device.type == "cuda")
+    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=half)
+
+
+def uncached(device: torch.device) -> torch.autocast:
+    """The precision that is in force, without its store of converted weights: a recorded step must not share them."""
+    kind = device.type
+    enabled, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+    return torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=False)
+
+
+def send(tensor: Tensor, device: torch.device) -> Tensor:
+    """To the device without waiting for it."""
+    if device.type == "cuda":
+        return tensor.pin_memory().to(device, non_blocking=True)
+    return tensor.to(device)

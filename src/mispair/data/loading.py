@@ -1,0 +1,171 @@
+"""From a folder to `Pairs`, whichever of the layouts that people have it is in."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, get_args
+
+from mispair.config import Config
+from mispair.data import clip_retrieval, loading, precomp
+from mispair.data.noise import add_noise
+from mispair.data.pairs import Pairs
+from mispair.data.precomp import DevProtocol
+from mispair.data.vocabulary import Vocabulary
+from mispair.errors import DataError
+
+SHAPES = "shapes"
+_NATURAL_ORDER = ("train", "dev", "test", "testall")
+_LISTED = 6
+
+
+def load(
+    data: str | Path,
+    split: str = "train",
+    *,
+    vocabulary: Vocabulary | str | Path | None = None,
+    dev_protocol: DevProtocol = "full",
+    captions_per_image: int | None = None,
+    finite: bool = True,
+) -> Pairs:
+    """Read one split of a data set.
+
+    Features stay on disk and are mapped into memory.
+
+    Args:
+        data: A folder in the SCAN or the clip-retrieval layout, or "shapes" for the built-in data set.
+        split: Such as train, dev or test.
+        vocabulary: The words to use, or their file. By default the file beside the data, else built from the captions
+            of train and dev. Evaluation needs the one that the training used.
+        dev_protocol: "full" keeps the first 1,000 images of `dev`; "ncr" the first 1,000 captions (200 images at five
+            captions each), as the published NCR, BiCro and MSCN select their models.
+        captions_per_image: Only where the files leave it open; found from the data by default.
+        finite: Whether to refuse features that are not finite, which reads all of them once.
+
+    Raises:
+        DataError: The files are missing, damaged, or do not belong together.
+    """
+    if dev_protocol not in get_args(DevProtocol):
+        raise DataError(f"dev_protocol is {dev_protocol!r}; expected 'full' or 'ncr'.")
+    folder = find_folder(data)
+    kind = layout(folder)
+    require_split(folder, split)
+    if kind == "vectors":
+        return clip_retrieval.load(folder, split, finite=finite)
+    return precomp.load(
+        folder,
+        split,
+        vocabulary=vocabulary,
+        dev_protocol=dev_protocol,
+        captions_per_image=captions_per_image,
+        finite=finite,
+    )
+
+
+def splits(data: str | Path) -> list[str]:
+    """The splits that can be loaded: train, dev, test, testall, then others by the alphabet."""
+    folder = find_folder(data)
+    if layout(folder) == "vectors":
+        names = clip_retrieval.found_splits(folder)
+    else:
+        names = [name for name, parts in precomp.found_splits(folder).items() if len(parts) == 2]
+    return natural_order(names)
+
+
+def named_splits(data: str | Path) -> list[str]:
+    """The splits that have any file at all: loading one of which half is missing says so."""
+    folder = find_folder(data)
+    return splits(folder) if layout(folder) == "vectors" else natural_order(list(precomp.found_splits(folder)))
+
+
+def natural_order(names: list[str]) -> list[str]:
+    """Train, dev, test, testall, then others by the alphabet.
+
+    >>> natural_order(["testall", "meta", "dev", "train"])
+    ['train', 'dev', 'testall', 'meta']
+    """
+    known = [name for name in _NATURAL_ORDER if name in names]
+    return known + sorted(set(names) - set(known))
+
+
+def layout(data: str | Path) -> Literal["precomp", "vectors"]:
+    """In which layout a folder is.
+
+    Raises:
+        DataError: In none; the message says what the folder holds.
+    """
+    folder = find_folder(data)
+    found = _recognise(folder)
+    if found is not None:
+        return found
+    entries = sorted(path.name + "/" * path.is_dir() for path in folder.iterdir())
+    listed = ", ".join(entries[:_LISTED]) + (f" and {len(entries) - _LISTED} more" if len(entries) > _LISTED else "")
+    inside = next((path for path in sorted(folder.iterdir()) if path.is_dir() and _recognise(path)), None)
+    hint = (
+        f"Did you mean {inside}?"
+        if inside
+        else "Expected train_ims.npy with train_caps.txt, or img_emb/ and text_emb/."
+    )
+    raise DataError(f"{folder}: no data set here, only {listed or 'an empty folder'}. {hint}")
+
+
+def find_folder(data: str | Path) -> Path:
+    """The folder that `data` names, made first where it is the built-in data set."""
+    if str(data) == SHAPES:
+        from mispair.data.shapes.dataset import cached  # draws its pictures on first use
+
+        return cached()
+    folder = Path(data)
+    if not folder.is_dir():
+        what = "this is a file" if folder.exists() else "no such folder"
+        raise DataError(f"{folder}: {what}; expected a folder with a data set, or the word {SHAPES}.")
+    return folder
+
+
+def _recognise(folder: Path) -> Literal["precomp", "vectors"] | None:
+    if precomp.found_splits(folder):
+        return "precomp"
+    return "vectors" if clip_retrieval.found_splits(folder) else None
+
+
+def require_split(folder: Path, split: str) -> None:
+    """Refuse a split that the folder does not have.
+
+    Raises:
+        DataError: It names those that are there, and the file that is missing.
+    """
+    names = splits(folder)
+    if split in names:
+        return
+    parts = precomp.found_splits(folder).get(split, set())
+    if parts:
+        there, path = (
+            ("captions", precomp.features_path(folder, split))
+            if "captions" in parts
+            else ("features", precomp.captions_path(folder, split))
+        )
+        raise DataError(f"{folder}: the {there} of {split} are there, but {path.name} is missing.")
+    hint = " For COCO use testall, which holds the 1K folds and the 5K test." if _only_testall(split, names) else ""
+    raise DataError(f"{folder}: no split named {split}; it has {', '.join(names) or 'none that is complete'}.{hint}")
+
+
+def _only_testall(split: str, names: list[str]) -> bool:
+    return split == "test" and "testall" in names
+
+
+def load_split(config: Config, split: str, vocabulary: Vocabulary | None = None) -> Pairs:
+    """Reads one split as the config of a run says; with the words that the run has trained, where they are known."""
+    return loading.load(
+        config.data,
+        split,
+        vocabulary=config.vocab if vocabulary is None else vocabulary,
+        dev_protocol=config.dev_protocol,
+        captions_per_image=config.captions_per_image,
+    )
+
+
+def with_noise(config: Config, train: Pairs) -> Pairs:
+    """The training pairs with the noise that the config asks for."""
+    if not config.noise_ratio and config.noise_file is None:
+        return train
+    seed = config.seed if config.noise_seed is None else config.noise_seed
+    return add_noise(train, ratio=config.noise_ratio, seed=seed, kind=config.noise_kind, file=config.noise_file)

@@ -1,0 +1,1 @@
+"""Public data sets: which files they have, and a check of a download."""

@@ -1,0 +1,1 @@
+"""The built-in data set: drawn scenes with captions."""

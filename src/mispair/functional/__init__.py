@@ -1,0 +1,1 @@
+"""Pure functions: losses, metrics, mixtures, rank correlation."""

@@ -1,0 +1,108 @@
+"""Noisy pair half-replacing (NPR, Eq. 7-9 of the REPAIR paper): a better partner for one side of a wrong pair.
+
+The side that is kept looks for its nearest neighbours in the memory bank. Their partners are the candidates, and the
+network chooses the one that fits best.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mispair.compute.devices import send
+from mispair.data.pairs import IntArray
+from mispair.functional.rank_correlation import bank_correlation, distances
+from mispair.methods.epoch_view import EpochView
+from mispair.methods.memory_bank import Bank
+from mispair.models import Encoded, Network
+from mispair.models.inference import inference
+
+PAIRS_AT_ONCE = 1 << 16  # candidate pairs chosen at a time
+SCORED_AT_ONCE = 1 << 12  # and of these, texts of about the same length scored at a time
+
+
+@dataclass(frozen=True)
+class Partners:
+    """New partners of some pairs for one side."""
+
+    ids: IntArray  # (n,) pair of the bank that lends its item; -1 where there is none
+    correlation: Tensor  # (n,) rank correlation of the new pair
+
+
+def find_partners(view: EpochView, bank: Bank, pairs: IntArray, count: int, *, keep_left: bool) -> Partners:
+    """For each of these pairs the item of the bank that takes the place of its left or right one.
+
+    Args:
+        view: The network that searches and chooses.
+        bank: Its bank.
+        pairs: Numbers of the noisy pairs.
+        count: K, how many candidates are tried.
+        keep_left: Keep the left items and replace the right ones; else the other way round.
+    """
+    group, device = view.loader.pairs.left_groups[view.loader.pairs.link], view.losses.device
+    bank_left, bank_right = bank.pooled()
+    bank_ids, bank_groups = (send(torch.from_numpy(x.copy()), device) for x in (bank.ids, group[bank.ids]))
+    ids, correlations = [], []
+    for chunk in np.array_split(pairs, -(-len(pairs) * count // PAIRS_AT_ONCE)) if len(pairs) else ():
+        kept = view.left_of(chunk) if keep_left else view.right_of(chunk)
+        # The partner that is known to be wrong must not come back: neither the pair's text nor its picture.
+        own, taken = (chunk, bank_ids) if keep_left else (group[chunk], bank_groups)
+        barred = send(torch.from_numpy(own), device)[:, None] == taken
+        candidates = nearest(kept.pooled, bank_left if keep_left else bank_right, count, barred)
+        slots = best_partners(view.network, kept, bank, candidates, keep_left=keep_left)
+        ids.append(np.where(slots < 0, -1, bank.ids[slots]))
+        new = send(torch.from_numpy(slots.clip(min=0)), device)
+        both = (kept.pooled, bank_right[new]) if keep_left else (bank_left[new], kept.pooled)
+        correlations.append(bank_correlation(*both, bank_left, bank_right))
+    if not ids:
+        return Partners(np.empty(0, dtype=np.int64), torch.empty(0, device=device))
+    return Partners(np.concatenate(ids), torch.cat(correlations))
+
+
+def nearest(kept: Tensor, bank: Tensor, count: int, barred: Tensor) -> IntArray:
+    """Slots of the nearest items of the bank (Eq. 7).
+
+    Args:
+        kept: (n, D) pooled vectors.
+        bank: (M, D) pooled vectors of the same side.
+        count: K, cut to M.
+        barred: (n, M), true where a slot must not be taken.
+
+    Returns:
+        (n, K) slots on the host, nearest first; -1 where nothing is left to take.
+    """
+    apart = distances(kept, bank).masked_fill(barred, torch.inf)
+    found = apart.topk(min(count, len(bank)), largest=False)
+    return found.indices.masked_fill(found.values.isinf(), -1).cpu().numpy()
+
+
+def best_partners(network: Network, kept: Encoded, bank: Bank, slots: IntArray, *, keep_left: bool) -> IntArray:
+    """Of each item's candidates the one that the network scores highest (Eq. 9).
+
+    Args:
+        network: Scores in evaluation mode, without gradients.
+        kept: n items, left ones if `keep_left`, else right ones.
+        bank: Where the candidates are.
+        slots: (n, K) candidates, -1 for none.
+        keep_left: Which side is kept.
+
+    Returns:
+        (n,) slots, -1 for an item without candidates.
+    """
+    flat, again = slots.clip(min=0).reshape(-1), np.arange(len(slots)).repeat(slots.shape[1])
+    if keep_left:
+        words = bank.right_lengths(flat)
+    else:
+        words = np.zeros(len(flat), dtype=np.int64) if kept.lengths is None else kept.lengths.numpy()[again]
+    order = words.argsort(kind="stable")  # among texts of one length nothing is padded
+    S = torch.empty(len(flat), device=kept.pooled.device)
+    with inference(network):
+        for part in np.array_split(order, -(-len(order) // SCORED_AT_ONCE)):
+            own = kept.take(torch.from_numpy(again[part]))
+            left, right = (own, bank.right(flat[part])) if keep_left else (bank.left(flat[part]), own)
+            S[send(torch.from_numpy(part), S.device)] = network.pair_similarity(left, right).float()
+    scores = np.where(slots < 0, -np.inf, S.view(slots.shape).cpu().numpy())
+    return np.take_along_axis(slots, scores.argmax(axis=1)[:, None], axis=1)[:, 0]

@@ -1,0 +1,96 @@
+"""Encoding whole sides and scoring them against each other, in chunks of bounded memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mispair.data.batches import SideLoader
+from mispair.data.pairs import IntArray, Side, Tokens
+from mispair.models import CosineNetwork, Encoded, Network
+
+CHUNK = 128  # items of either side encoded and scored at a time
+CHUNK_WORDS = 4096  # and words: SGR needs memory for each image with each word
+LARGER = 8  # so many times more where only vectors are compared
+GPU_IMAGES = 4  # and so many times more images where a GPU scores them: its kernels keep the wide tensors to themselves
+
+
+@dataclass(frozen=True)
+class EncodedSide:
+    """A whole side, encoded: chunks in the order of `rows`, which sorts texts by length to waste no padding."""
+
+    rows: Tensor
+    chunks: list[Encoded]
+
+    def pooled(self) -> Tensor:
+        """(N, D) unit vectors in the order of the side."""
+        pooled = torch.cat([chunk.pooled for chunk in self.chunks])
+        return pooled[self.rows.argsort().to(pooled.device)]
+
+
+@contextmanager
+def inference(network: Network) -> Iterator[None]:
+    """Evaluation mode without gradients; the mode it was in comes back afterwards."""
+    was_training = network.training
+    network.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        network.train(was_training)
+
+
+def encode_side(network: Network, loader: SideLoader, *, left: bool) -> EncodedSide:
+    """Encodes all items of a side."""
+    side = loader.side
+    order = np.argsort(side.lengths, kind="stable") if isinstance(side, Tokens) else np.arange(len(side))
+    encode = network.encode_left if left else network.encode_right
+    with inference(network):
+        chunks = [encode(loader.items(rows)) for rows in _chunks(side, order, _times(network, loader))]
+    return EncodedSide(torch.from_numpy(order), chunks)
+
+
+def _times(network: Network, loader: SideLoader) -> int:
+    """How many times larger than usual the chunks may be."""
+    if isinstance(network, CosineNetwork):
+        return LARGER
+    return GPU_IMAGES if loader.device.type == "cuda" and not isinstance(loader.side, Tokens) else 1
+
+
+def _chunks(side: Side, order: IntArray, times: int) -> Iterator[IntArray]:
+    """Cuts rows, which are sorted by length, into chunks of at most `times` the usual items and padded words."""
+    start = 0
+    while start < len(order):
+        rows = order[start : start + times * CHUNK]
+        if isinstance(side, Tokens):
+            fits = side.lengths[rows] * np.arange(1, len(rows) + 1) <= times * CHUNK_WORDS
+            rows = rows[: max(1, int(fits.sum()))]
+        yield rows
+        start += len(rows)
+
+
+def score(network: Network, left: EncodedSide, right: EncodedSide) -> Tensor:
+    """Similarity of every left item with every right item, (l, r)."""
+    device = left.chunks[0].pooled.device
+    S = torch.empty(len(left.rows), len(right.rows), device=device)
+    column = 0
+    with inference(network):
+        for chunk in right.chunks:
+            columns = right.rows[column : column + len(chunk)].to(device)
+            S[:, columns] = torch.cat([network.similarity(part, chunk) for part in left.chunks])
+            column += len(chunk)
+    rows = left.rows.argsort().to(device)
+    return S[rows]
+
+
+def similarities(networks: Sequence[Network], left: SideLoader, right: SideLoader) -> list[Tensor]:
+    """One (l, r) matrix for each network."""
+    return [
+        score(network, encode_side(network, left, left=True), encode_side(network, right, left=False))
+        for network in networks
+    ]

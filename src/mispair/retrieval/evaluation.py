@@ -1,0 +1,55 @@
+"""Encoding whole sides and scoring them against each other, in chunks of bounded memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from string import ascii_uppercase
+
+import torch
+from torch import Tensor
+
+from mispair.data.pairs import Pairs
+from mispair.errors import ConfigError
+from mispair.functional.metrics import Retrieval, fold_retrieval, retrieval
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What a set of networks reaches: each alone, and their averaged similarities."""
+
+    networks: list[Retrieval]
+    averaged: Retrieval
+    folds: Retrieval | None = None  # mean over slices of the images, with averaged networks
+
+    def figures(self, names: Sequence[str] = ()) -> dict[str, dict[str, float]]:
+        """Figures by name: `network`, or `network A`, `network B` and `averaged`; `folds` where asked for.
+
+        Args:
+            names: What to call the networks instead.
+        """
+        letters = ascii_uppercase[: len(self.networks)]
+        usual = ["network"] if len(letters) == 1 else [f"network {letter}" for letter in letters]
+        rows = dict(zip(names or usual, self.networks, strict=True))
+        if len(self.networks) > 1:
+            rows["averaged"] = self.averaged
+        if self.folds is not None:
+            rows["folds"] = self.folds
+        return {name: result.figures() for name, result in rows.items()}
+
+
+def check_folds(pairs: Pairs, folds: int) -> None:
+    """Refuses a number of slices into which the left items cannot be cut."""
+    if folds != 1 and not (isinstance(folds, int) and 1 <= folds <= len(pairs.left)):
+        raise ConfigError(
+            f"{pairs.name}: {len(pairs.left):,} images cannot be cut into {folds!r} folds; give a number from 1 to "
+            f"{len(pairs.left):,}."
+        )
+
+
+def evaluate(matrices: Sequence[Tensor], pairs: Pairs, folds: int = 1) -> Evaluation:
+    """Ranks all left items against all right items of `pairs`, by each network's matrix and by their mean."""
+    groups = torch.from_numpy(pairs.left_groups), torch.from_numpy(pairs.right_groups)
+    average = torch.stack(list(matrices)).mean(dim=0)
+    sliced = None if folds == 1 else fold_retrieval(average, *groups, folds)
+    return Evaluation([retrieval(S, *groups) for S in matrices], retrieval(average, *groups), sliced)

@@ -1,0 +1,283 @@
+"""`Matcher`: a trained model as users hold it. One or two networks, what they expect, and the vocabulary."""
+
+from __future__ import annotations
+
+import json
+import math
+import textwrap
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import safetensors
+import safetensors.torch
+import torch
+
+from mispair.compute.devices import autocast, pick_device
+from mispair.config import Config, override
+from mispair.data import loading
+from mispair.data.batches import SideLoader
+from mispair.data.loading import load_split
+from mispair.data.npy import check_finite
+from mispair.data.pairs import FloatArray, Pairs, Regions, Side, Tokens, Vectors, described
+from mispair.data.vocabulary import Vocabulary
+from mispair.errors import DataError
+from mispair.models import Network, SideSpec, build
+from mispair.models.inference import encode_side, similarities
+from mispair.retrieval.evaluation import Evaluation, check_folds, evaluate
+from mispair.support.files import write_atomically
+
+FORMAT = 1
+FIXED_REGION_MODELS = ("sgr", "saf")  # models with weights for each region, which take no other number of regions
+SideName = Literal["left", "right"]
+Items = Side | FloatArray | Sequence[str]
+
+
+class Matcher:
+    """Scores how well items of two sides match.
+
+    Attributes:
+        config: The settings it was trained with.
+        specs: What the left and the right side look like.
+        networks: The trained networks; their similarities are averaged.
+        vocabulary: Words of the text side, if there is one.
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        specs: tuple[SideSpec, SideSpec],
+        networks: Sequence[Network],
+        vocabulary: Vocabulary | None,
+        device: torch.device,
+    ) -> None:
+        self.config, self.specs, self.vocabulary, self.device = config, specs, vocabulary, device
+        self.networks = [network.to(device).eval() for network in networks]
+
+    def score(self, left: Items, right: Items) -> FloatArray:
+        """Similarity of every left item with every right item, (l, r); higher is better.
+
+        Sides are given as they come from `mispair.load`, as arrays of features, or as a list of texts.
+        """
+        scores: FloatArray = self._mean(self._side(left, "left"), self._side(right, "right")).cpu().numpy()
+        return scores
+
+    def encode(self, items: Items, side: SideName) -> FloatArray:
+        """One unit vector an item, (N, D). With two networks their vectors stand side by side."""
+        if side not in ("left", "right"):
+            raise DataError(f'encode: side is {side!r}; it must be "left" or "right".')
+        loader = SideLoader(self._side(items, side), self.device)
+        with autocast(self.device, self.config.precision):
+            encoded = [encode_side(network, loader, left=side == "left").pooled() for network in self.networks]
+        vectors: FloatArray = (torch.cat(encoded, dim=1) / math.sqrt(len(encoded))).cpu().numpy()
+        return vectors
+
+    def evaluate(self, pairs: Pairs, folds: int = 1) -> Evaluation:
+        """Retrieval in both directions over all items of `pairs`, and the mean over `folds` slices of them."""
+        check_is_pairs(pairs, "evaluate: pairs")
+        check_folds(pairs, folds)
+        matrices = self._matrices(self._side(pairs.left, "left"), self._side(pairs.right, "right"))
+        return evaluate(matrices, pairs, folds)
+
+    def save(self, path: str | Path) -> None:
+        """Writes one safetensors file that holds everything `load` needs."""
+        tensors = {
+            f"{number}.{name}": tensor.detach().cpu().contiguous()
+            for number, network in enumerate(self.networks)
+            for name, tensor in network.state_dict().items()
+        }
+        about: dict[str, Any] = {
+            "format": FORMAT,
+            "config": asdict(self.config),
+            "specs": [asdict(spec) for spec in self.specs],
+            "networks": len(self.networks),
+            "vocabulary": list(self.vocabulary.words) if self.vocabulary else None,
+        }
+        write_atomically(Path(path), safetensors.torch.save(tensors, {"mispair": json.dumps(about)}))
+
+    @classmethod
+    def load(cls, path: str | Path, device: str = "auto") -> Matcher:
+        """Reads a saved matcher, or the best one of a run folder."""
+        file = model_file(path)
+        about, tensors = _read_model(file)
+        where = pick_device(device)
+        try:
+            config = override(Config(), about["config"], str(file))
+            left, right = (SideSpec(**spec) for spec in about["specs"])
+            vocabulary = Vocabulary(tuple(about["vocabulary"])) if about["vocabulary"] else None
+            _check_words(vocabulary, (left, right))
+            networks = [build(config, left, right, seed=0) for _ in range(about["networks"])]
+            if not networks:
+                raise ValueError("no network")
+            for number, network in enumerate(networks):
+                prefix = f"{number}."
+                network.load_state_dict({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
+        except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise DataError(
+                f"{file} does not hold what a model of mispair holds ({_shortened(error)}); copy it again, or train it "
+                "again."
+            ) from None
+        return cls(config, (left, right), networks, vocabulary, where)
+
+    def _matrices(self, left: Side, right: Side) -> list[torch.Tensor]:
+        with autocast(self.device, self.config.precision):
+            return similarities(self.networks, SideLoader(left, self.device), SideLoader(right, self.device))
+
+    def _mean(self, left: Side, right: Side) -> torch.Tensor:
+        return torch.stack(self._matrices(left, right)).mean(dim=0)
+
+    def _side(self, items: Items, name: SideName) -> Side:
+        """Items in any form as a side that fits the networks."""
+        spec = self.specs[0 if name == "left" else 1]
+        side = self._texts(items) if spec.kind == "tokens" else _features(items)
+        if side is None:
+            form = "a list of texts" if spec.kind == "tokens" else "a numpy array of numbers"
+            raise DataError(f"The {name} side of this model takes {spec}, but got {described(items)}; give {form}.")
+        found = SideSpec.of(side)
+        if not takes(self.config.model, spec, found):
+            raise DataError(f"The {name} side of this model takes {spec}, but got {found}.")
+        if not len(side):
+            raise DataError(f"There are no {name} items to score.")
+        check_content(side, f"The {name} side")
+        return side
+
+    def _texts(self, items: Items) -> Tokens | None:
+        if isinstance(items, Tokens) and items.vocabulary == self.vocabulary:
+            return items
+        texts = items.texts if isinstance(items, Tokens) else items
+        if not isinstance(texts, Sequence) or isinstance(texts, str) or self.vocabulary is None:
+            return None
+        if isinstance(items, Tokens) and len(texts) != len(items):  # only the numbers of its words are known
+            return None
+        if not all(isinstance(text, str) for text in texts):
+            return None
+        return Tokens(*self.vocabulary.encode(texts), self.vocabulary, texts)
+
+
+def model_file(path: str | Path) -> Path:
+    """The file of a saved model: the best one of a run, or the file itself.
+
+    Raises:
+        DataError: There is none.
+    """
+    path = Path(path)
+    file = path / "best.safetensors" if path.is_dir() else path
+    if file.is_file():
+        return file
+    if (path / "config.toml").is_file():
+        raise DataError(
+            f"{path} holds a run that has no model yet; give the same `mispair train` again and let it go on."
+        )
+    raise DataError(f"{file} does not exist; give a run folder of `mispair train` or a saved .safetensors file.")
+
+
+def _read_model(file: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """What a saved model says of itself, and its weights."""
+    try:
+        file.open("rb").close()  # safetensors says of a file that it may not read that it is not there
+        with safetensors.safe_open(file, framework="pt") as opened:
+            about = json.loads((opened.metadata() or {}).get("mispair", "null"))
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - not a dict
+    except OSError as error:
+        raise DataError(f"{file}: the file cannot be read ({error.strerror or error}).") from None
+    except (safetensors.SafetensorError, json.JSONDecodeError) as error:
+        raise DataError(f"{file} is not a model saved by mispair, or is damaged ({_shortened(error)}).") from None
+    if about is None:
+        raise DataError(f"{file} is not a model saved by mispair; give a run folder, or what Matcher.save has written.")
+    if not isinstance(about, dict) or about.get("format") != FORMAT:
+        raise DataError(f"{file} has another format than this mispair reads ({FORMAT}); update mispair.")
+    for name, tensor in tensors.items():
+        if not tensor.isfinite().all():
+            raise DataError(f"{file} is damaged: {name} has weights that are not finite; copy it again.")
+    return about, tensors
+
+
+def _check_words(vocabulary: Vocabulary | None, specs: tuple[SideSpec, SideSpec]) -> None:
+    known = len(vocabulary) if vocabulary else 0
+    for spec in specs:
+        if spec.kind == "tokens" and known != spec.size:
+            raise ValueError(f"its vocabulary has {known} words, not {spec.size}")
+
+
+def _shortened(error: Exception) -> str:
+    """What other libraries say, in one line."""
+    return textwrap.shorten(str(error), 160, placeholder=" ...")
+
+
+def takes(model: str, trained: SideSpec, given: SideSpec) -> bool:
+    """Whether a model that was trained on the one kind of side can score the other."""
+    return given == trained or (model not in FIXED_REGION_MODELS and replace(given, count=trained.count) == trained)
+
+
+def check_is_pairs(value: Any, what: str) -> None:
+    """Refuses what is no `Pairs`."""
+    if not isinstance(value, Pairs):
+        raise DataError(f"{what} must be Pairs, as mispair.load gives them, not {type(value).__name__}.")
+
+
+def check_content(side: Side, what: str) -> None:
+    """Refuses values that are not finite, texts without a word and words that are not in their vocabulary."""
+    if not isinstance(side, Tokens):
+        check_finite(side.features, what)
+        return
+    if len(side) and side.lengths.min() < 1:
+        raise DataError(f"{what}: text {side.lengths.argmin():,} has no words; take it out, or give it <unk>.")
+    size = len(side.vocabulary)
+    if len(side.ids) and not (side.ids.min() >= 0 and side.ids.max() < size):
+        raise DataError(
+            f"{what} has words {side.ids.min():,} to {side.ids.max():,}, but its vocabulary only 0 to {size - 1:,}; "
+            "encode the texts with it again."
+        )
+
+
+def evaluate_together(matchers: Sequence[Matcher], pairs: Pairs, folds: int = 1) -> Evaluation:
+    """Retrieval by the mean of the similarities of models that were trained apart: SGRAF is one SGR and one SAF.
+
+    Returns:
+        As `Matcher.evaluate`, where `networks` has one entry for each model.
+    """
+    if not matchers:
+        raise DataError("evaluate_together: there is no model to evaluate.")
+    check_is_pairs(pairs, "evaluate_together: pairs")
+    check_folds(pairs, folds)
+    for other in matchers[1:]:
+        check_alike(matchers[0], other)
+    sides = [(each._side(pairs.left, "left"), each._side(pairs.right, "right")) for each in matchers]
+    matrices = [each._mean(*both).to(matchers[0].device) for each, both in zip(matchers, sides, strict=True)]
+    return evaluate(matrices, pairs, folds)
+
+
+def check_alike(one: Matcher, other: Matcher) -> None:
+    """Refuses two models that do not read the same data."""
+    for name, mine, theirs in zip(("left", "right"), one.specs, other.specs, strict=True):
+        if mine.kind != theirs.kind or (mine.kind != "tokens" and mine.size != theirs.size):
+            raise DataError(
+                f"Only models of the same kind of data can be averaged, but on the {name} side one takes {mine} "
+                f"and another {theirs}."
+            )
+    if one.vocabulary != other.vocabulary:
+        raise DataError(
+            "Only models with the same vocabulary can be averaged, but theirs differ; train both on the same captions, "
+            "or give both the same --vocab."
+        )
+
+
+def _features(items: Items) -> Side | None:
+    if isinstance(items, np.ndarray) and items.ndim in (2, 3) and items.dtype.kind in "fiu":
+        items = items if items.dtype.kind == "f" else items.astype(np.float32)
+        return Vectors(items) if items.ndim == 2 else Regions(items)
+    return items if isinstance(items, Regions | Vectors) else None
+
+
+def load_for(matcher: Matcher, split: str, otherwise: str) -> Pairs:
+    """Reads one split of the data that a model was trained on.
+
+    Raises:
+        DataError: It was trained from Python, so nobody knows where its data is; `otherwise` says what to do then.
+    """
+    config = matcher.config
+    if config.data != loading.SHAPES and not Path(config.data).is_absolute():  # `mispair train` keeps whole paths
+        raise DataError(f'This model was trained from Python, on pairs named "{config.data}"; {otherwise}.')
+    return load_split(config, split, matcher.vocabulary)

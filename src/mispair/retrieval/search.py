@@ -1,0 +1,73 @@
+"""Finding the images for a text and the texts for an image."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import PurePath
+
+import numpy as np
+
+from mispair.data.pairs import FloatArray, Pairs, Tokens, select
+from mispair.data.vocabulary import UNK
+from mispair.errors import DataError
+from mispair.retrieval.matcher import Matcher
+
+
+@dataclass(frozen=True)
+class Hit:
+    """One answer. For a text found by an image, `image` is the image that the text was written for."""
+
+    score: float
+    image: str
+    text: str
+
+
+def find_images(matcher: Matcher, pairs: Pairs, query: str, top: int = 5) -> list[Hit]:
+    """The images that fit a text best; `text` is the first caption of each."""
+    if matcher.vocabulary is None:
+        raise DataError("This model was trained on vectors, so it cannot read a text; search by --image instead.")
+    ids, _ = matcher.vocabulary.encode([query])
+    if (ids[1:-1] == UNK).all():
+        raise DataError(f'The model knows no word of "{query}"; use words like those of its training captions.')
+    scores = matcher.score(pairs.left, [query])[:, 0]
+    captions = {int(row): pair for pair, row in reversed(list(enumerate(pairs.link)))}
+    return [
+        Hit(float(scores[row]), image_name(pairs, row), text_name(pairs, captions[row]) if row in captions else "")
+        for row in best(scores, top)
+    ]
+
+
+def find_texts(matcher: Matcher, pairs: Pairs, image: str, top: int = 5) -> list[Hit]:
+    """The texts that fit an image best."""
+    row = find_row(pairs, image)
+    scores = matcher.score(select(pairs.left, np.array([row])), pairs.right)[0]
+    return [
+        Hit(float(scores[pair]), image_name(pairs, int(pairs.link[pair])), text_name(pairs, pair))
+        for pair in best(scores, top)
+    ]
+
+
+def best(scores: FloatArray, top: int) -> list[int]:
+    """Positions of the `top` highest scores, equal ones in their order."""
+    return [int(position) for position in np.argsort(-scores, kind="stable")[: max(top, 0)]]
+
+
+def find_row(pairs: Pairs, image: str) -> int:
+    """Row of an image given by its name, its name without folder and ending, or its number."""
+    for row, name in enumerate(pairs.left_ids):
+        if image and image in (name, PurePath(name).name, PurePath(name).stem):
+            return row
+    if image.isdecimal() and int(image) < len(pairs.left):
+        return int(image)
+    names = f", or a name such as {pairs.left_ids[0]}" if pairs.left_ids else ""
+    raise DataError(f'{pairs.name} has no image "{image}"; give a number from 0 to {len(pairs.left) - 1:,}{names}.')
+
+
+def image_name(pairs: Pairs, row: int) -> str:
+    return pairs.left_ids[row] if pairs.left_ids else str(row)
+
+
+def text_name(pairs: Pairs, pair: int) -> str:
+    if isinstance(pairs.right, Tokens) and pairs.right.texts:
+        return pairs.right.texts[pair]
+    return pairs.right_ids[pair] if pairs.right_ids else str(pair)

@@ -1,0 +1,1 @@
+"""Helpers that know nothing about pairs: files, formatting, progress, HTML, signals."""

@@ -1,0 +1,143 @@
+"""The Python door: `mispair.fit(pairs) -> Matcher`, and the same from a config alone."""
+
+from __future__ import annotations
+
+import shlex
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from mispair.config import Config, override
+from mispair.data.npy import chunks, open_array
+from mispair.data.pairs import Pairs, Side, Tokens
+from mispair.errors import ConfigError, DataError, StoppedError
+from mispair.methods.base import LOOKS_RIGHT
+from mispair.retrieval.matcher import Matcher, check_content, check_is_pairs
+from mispair.support.files import replacing
+from mispair.training.run_folder import Run
+from mispair.training.splits import Splits, _check_tested, load_splits
+from mispair.training.trainer import Trainer, check_pairs
+
+SAMPLE = 16  # items of a side that are compared before all of them are
+READING = ("data", "vocab", "dev_protocol", "captions_per_image")  # settings of which data `mispair train` reads ...
+NOISE = ("noise_ratio", "noise_kind", "noise_file", "noise_seed")  # ... and which pairs it makes wrong
+
+
+def fit(
+    pairs: Pairs,
+    dev: Pairs | None = None,
+    *,
+    out: str | Path | None = None,
+    console: Console | None = None,
+    **settings: Any,
+) -> Matcher:
+    """Trains a matching model.
+
+    Args:
+        pairs: What to train on.
+        dev: Pairs to choose the best epoch by; without them the last one is kept.
+        out: Run folder; an interrupted run in it is continued. Without it nothing is kept on disk.
+        console: Where to show progress; nowhere by default.
+        **settings: Fields of `mispair.Config`, such as `method="plain"`, `model="sgr"`, `epochs=10`; but none about the
+            data, which are `pairs` and `dev`.
+    """
+    given = {"pairs": pairs} if dev is None else {"pairs": pairs, "dev": dev}
+    for name, value in given.items():
+        check_is_pairs(value, f"fit: {name}")
+    _refuse_data_settings(settings)
+    config = override(Config(data=pairs.name), settings, "fit")
+    for name, value in given.items():
+        check_content(value.left, f"fit: the left side of {name}")
+        check_content(value.right, f"fit: the right side of {name}")
+    if out is None:
+        with tempfile.TemporaryDirectory(prefix="mispair-") as folder:
+            return _train(config, pairs, dev, Path(folder) / "run", console, "Nothing is kept, as no `out` was given.")
+    return _train(config, pairs, dev, Path(out), console, f"Call fit again with out={str(out)!r} to go on.")
+
+
+def train_and_test(config: Config, out: Path, console: Console | None = None) -> dict[str, Any]:
+    """Everything `mispair train` does: reads the data, injects noise, trains, tests the best model.
+
+    Returns:
+        Figures for `--json`: the measured mismatch, what was tested on and the results. Without test pairs those for
+        validation are used, and without those the training pairs.
+    """
+    splits = load_splits(config, console)
+    run_again = f"Go on with: mispair train --recipe {_quoted(out / 'config.toml')} --out {_quoted(out)}"
+    matcher = train_splits(config, splits, out, console, run_again)
+    return {"run": str(out), **splits.figures(), **splits.test(matcher).figures()}
+
+
+def train_splits(config: Config, splits: Splits, out: Path, console: Console | None, after_stop: str) -> Matcher:
+    """Trains in the run folder `out`, from where an earlier process stopped; `after_stop` says how to go on."""
+    _check_tested(config, splits)
+    return _train(config, splits.train, splits.dev, out, console, after_stop)
+
+
+def _refuse_data_settings(settings: dict[str, Any]) -> None:
+    """Refuses settings that `fit` would not look at, because the pairs are made already."""
+    for name in settings:
+        if name in READING:
+            how = "say what to read with mispair.load"
+        elif name in NOISE:
+            how = "make pairs wrong with mispair.add_noise(pairs, ratio=0.4, seed=0)"
+        else:
+            continue
+        raise ConfigError(f"fit: {name} is about the data, but fit takes pairs as they are; {how} before.")
+
+
+def _train(
+    config: Config, train: Pairs, dev: Pairs | None, out: Path, console: Console | None, after_stop: str
+) -> Matcher:
+    check_pairs(train, dev)
+    _refuse_equal_items(train)
+    try:
+        with Run(out, config) as run:
+            train = _audited(config, train, run, console) if config.audit and train.match_score is None else train
+            return Trainer(config, train, dev, run, console).fit()
+    except StoppedError as stop:
+        raise StoppedError(f"{stop} {after_stop}", stop.code) from None
+
+
+def _audited(config: Config, pairs: Pairs, run: Run, console: Console | None) -> Pairs:
+    """With the match scores of an audit, which is made once and kept in the run folder."""
+    from mispair.auditing.sources.from_training import match_score  # which itself needs what is here
+
+    kept = run.path / "match_score.npy"
+    if not kept.exists():
+        try:
+            found = match_score(pairs, config.device, console)
+        except DataError as error:
+            raise DataError(f"{str(error).removesuffix('.')}; leave out --audit (audit=True), or mend that.") from None
+        with replacing(kept) as file:
+            np.save(file, found, allow_pickle=False)
+    score = np.asarray(open_array(kept, ndim=1))
+    if console is not None:
+        console.print(f"{pairs.name}: {(score >= LOOKS_RIGHT).mean():.0%} of the pairs look right to an audit")
+    return replace(pairs, match_score=score)
+
+
+def _refuse_equal_items(pairs: Pairs) -> None:
+    """Refuses a side whose items are all the same: dropout may hide for a whole run that nothing is learned."""
+    for name, side in (("left", pairs.left), ("right", pairs.right)):
+        if _all_equal(side):
+            raise DataError(
+                f"{pairs.name}: all {len(side):,} items of the {name} side are the same, so there is nothing to tell "
+                "apart; see with `mispair data check` what was read, and make them again."
+            )
+
+
+def _all_equal(side: Side) -> bool:
+    if isinstance(side, Tokens):
+        words = side.ids[side.offsets[0] : side.offsets[-1]]
+        return bool(np.ptp(side.lengths) == 0 and (words.reshape(len(side), -1) == words[: side.lengths[0]]).all())
+    first, some = side.features[0], side.features[np.linspace(0, len(side) - 1, SAMPLE, dtype=np.int64)]
+    return bool((some == first).all()) and all((part == first).all() for _, part in chunks(side.features))
+
+
+def _quoted(path: Path) -> str:
+    return shlex.quote(str(path))

@@ -1,0 +1,52 @@
+"""The steps of one epoch of one network: which pairs, in which order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from mispair.data.pairs import IntArray
+from mispair.methods.base import Split, StepPlan
+
+
+def plan(
+    split: Split, size: int, order: np.random.Generator, noisy_order: np.random.Generator, first: int | None
+) -> list[StepPlan]:
+    """All steps of the epoch. A last batch of one pair is left out: it has no negatives.
+
+    Args:
+        split: The pairs.
+        size: Pairs a batch.
+        order: Shuffles the clean pairs.
+        noisy_order: Shuffles the noisy pairs.
+        first: Number of the first main step; None while warming up. A step on noisy pairs alone does not count.
+    """
+    clean = order.permutation(split.clean)
+    noisy = noisy_batches(split.noisy, size, noisy_order)
+    works: list[StepPlan] = []
+    batches = (clean[start : start + size] for start in range(0, len(clean), size))
+    for number, batch in enumerate(batch for batch in batches if len(batch) > 1):
+        step = None if first is None else first + number
+        for pairs, beside, on_noisy in steps(batch, next(noisy), split.order):
+            works.append(StepPlan(len(works), step, pairs, beside, on_noisy))
+    return works
+
+
+def steps(clean: IntArray, noisy: IntArray | None, order: str) -> list[tuple[IntArray, IntArray | None, bool]]:
+    """The steps on one batch of clean and perhaps one of noisy pairs, as `StepPlan` holds them."""
+    if noisy is None or order == "together":
+        return [(clean, noisy, False)]
+    both: list[tuple[IntArray, IntArray | None, bool]] = [(clean, None, False), (noisy, None, True)]
+    return both if order == "after" else both[::-1]
+
+
+def noisy_batches(pairs: IntArray, size: int, rng: np.random.Generator) -> Iterator[IntArray | None]:
+    """Batches of these pairs without end, round after round; none is in a batch twice."""
+    share = min(size, len(pairs))
+    while share > 1:  # one pair alone has no negatives
+        order = rng.permutation(pairs)
+        for start in range(0, len(order) - share + 1, share):
+            yield order[start : start + share]
+    while True:
+        yield None

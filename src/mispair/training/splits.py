@@ -1,0 +1,79 @@
+"""The Python door: `mispair.fit(pairs) -> Matcher`, and the same from a config alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from rich.console import Console
+
+from mispair import methods
+from mispair.compute.devices import pick_device
+from mispair.config import Config
+from mispair.data import loading
+from mispair.data.check import mostly_unknown
+from mispair.data.loading import load_split, with_noise
+from mispair.data.pairs import Pairs, Tokens
+from mispair.errors import DataError
+from mispair.models import SideSpec
+from mispair.retrieval.evaluation import Evaluation
+from mispair.retrieval.matcher import Matcher, takes
+
+SLICE = 1000  # test images
+
+
+@dataclass(frozen=True)
+class Splits:
+    """The pairs of a run."""
+
+    train: Pairs
+    dev: Pairs | None
+    tested: Pairs  # the test pairs; without any those for validation, and without those the training pairs
+
+    def figures(self) -> dict[str, Any]:
+        wrong = self.train.mismatched
+        return {"mismatch": None if wrong is None else float(wrong.mean()), "tested_on": self.tested.name}
+
+    def test(self, matcher: Matcher) -> Evaluation:
+        """On all test images; where there are whole thousands, also the mean over slices of one (MS-COCO 1K)."""
+        slices, rest = divmod(len(self.tested.left), SLICE)
+        return matcher.evaluate(self.tested, folds=1 if rest else max(1, slices))
+
+
+def load_splits(config: Config, console: Console | None = None) -> Splits:
+    """Reads the data of a run and puts in the noise that it asks for."""
+    methods.find(config.method)
+    pick_device(config.device)
+    notes = console or Console(quiet=True)
+    found = loading.named_splits(config.data)
+    train = load_split(config, "train")
+    words = train.right.vocabulary if isinstance(train.right, Tokens) else None
+    others = {name: load_split(config, name, words) for name in ("dev", "test", "testall") if name in found}
+    train = with_noise(config, train)
+    tested = next((others[name] for name in ("testall", "test", "dev") if name in others), train)
+    splits = Splits(train, others.get("dev"), tested)
+    mismatch = splits.figures()["mismatch"]
+    notes.print(f"{train.name}: {len(train):,} pairs" + (f", {mismatch:.2%} of them mismatched" if mismatch else ""))
+    if "dev" not in others:
+        notes.print("There is no dev split, so the last epoch is kept instead of the best.")
+    _note_unknown_words(train, notes)
+    return splits
+
+
+def _note_unknown_words(pairs: Pairs, notes: Console) -> None:
+    if unknown := mostly_unknown(pairs.right):
+        notes.print(
+            f"{pairs.name}: {unknown:.0%} of the words are not in the vocabulary, so the captions say next to nothing; "
+            "give the vocabulary that belongs to them with --vocab."
+        )
+
+
+def _check_tested(config: Config, splits: Splits) -> None:
+    """Refuses test pairs that the model could not score once it is trained."""
+    for name in ("left", "right"):
+        ours, theirs = (SideSpec.of(getattr(pairs, name)) for pairs in (splits.train, splits.tested))
+        if not takes(config.model, ours, theirs):
+            raise DataError(
+                f"{splits.tested.name}: the {name} side has {theirs}, but {ours} for training, so {config.model} could "
+                "not be tested on it; make the features of all splits in the same way, or take this split away."
+            )

@@ -1,0 +1,402 @@
+"""The training loop: one or two networks, any method, exact to the bit after a restart.
+
+An epoch is: the method chooses the pairs, every network goes once over its own, the result is validated. The place in
+that plan (`Cursor`), the networks, the optimizers, the method and the random numbers are the whole state. The order of
+the pairs and the augmentation are functions of seed, epoch, network and position, so they need no saving.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from itertools import islice
+
+import numpy as np
+import torch
+from rich.console import Console
+
+from mispair import methods
+from mispair.compute.cuda_graphs import CudaGraphStep
+from mispair.compute.devices import autocast, pick_device
+from mispair.compute.optimizer import make as make_optimizer
+from mispair.compute.optimizer import set_lr
+from mispair.config import Config
+from mispair.data.batches import PairLoader, SideLoader, prefetch
+from mispair.data.pairs import Pairs, Tokens, fingerprint
+from mispair.errors import CollapseError, ConfigError, DataError, NonFiniteError, StoppedError
+from mispair.methods.base import Method, Split, StepInputs, StepPlan
+from mispair.models import SideSpec, build
+from mispair.models.inference import similarities
+from mispair.retrieval.evaluation import evaluate
+from mispair.retrieval.matcher import Matcher
+from mispair.support.progress import TrainingProgress
+from mispair.support.signals import stop_signals
+from mispair.training import checkpoint
+from mispair.training.monitor import READ_EVERY, Figures, StepMonitor
+from mispair.training.plan import plan
+from mispair.training.run_folder import Run
+
+INITIAL_WEIGHTS, ORDER, NOISY_ORDER, AUGMENTATION, DROPOUT = range(5)  # independent streams of random numbers
+
+
+@dataclass
+class Cursor:
+    """Where the run is. `network` equal to the number of networks means that the epoch is still to be validated."""
+
+    epoch: int = 0
+    network: int = 0
+    position: int = 0  # batches of this epoch that this network has done
+    step: int = 0  # batches done by all networks
+    main_steps: list[int] = field(default_factory=list)  # batches of main epochs done by each network
+    first_steps: list[int] = field(default_factory=list)  # and before this epoch
+
+
+class Trainer:
+    """Trains what `config` says on `train`; keeps the networks that are best on `dev` (the last ones without it)."""
+
+    def __init__(
+        self, config: Config, train: Pairs, dev: Pairs | None, run: Run, console: Console | None = None
+    ) -> None:
+        method = methods.find(config.method)
+        config = method.adapted(config)
+        self.config, self.train_pairs, self.dev, self.run = config, train, dev, run
+        self.device = pick_device(config.device)
+        self.specs = SideSpec.of(train.left), SideSpec.of(train.right)
+        self.vocabulary = next((s.vocabulary for s in (train.right, train.left) if isinstance(s, Tokens)), None)
+        seeds = [self._seed(INITIAL_WEIGHTS, number) for number in range(_networks(config, method))]
+        self.nets = [build(config, *self.specs, seed).to(self.device).train() for seed in seeds]
+        self.optimizers = [make_optimizer(config, list(net.parameters())) for net in self.nets]
+        self.loader = PairLoader(train, self.device)
+        self._dev_loaders: tuple[SideLoader, SideLoader] | None = None
+        self.method = method(config, self.nets, self.loader)
+        self.cursor = Cursor(main_steps=[0] * len(self.nets), first_steps=[0] * len(self.nets))
+        self.splits: list[Split] = []
+        self.best: dict[str, float] = {"rsum": -1.0, "epoch": -1}
+        self.watch = StepMonitor(self.device)
+        records = self.device.type == "cuda" and self.method.repeatable
+        pool = torch.cuda.graph_pool_handle() if records else None
+        self._updates = {
+            (number, main): CudaGraphStep(partial(self._update, number, main), on=records, pool=pool)
+            for number in range(len(self.nets))
+            for main in (False, True)
+        }
+        for optimizer in self.optimizers:
+            optimizer.found_inf = self.watch.non_finite  # type: ignore[attr-defined]
+        self.progress = TrainingProgress(self._total_steps(), console, f"{config.method} {config.model}")
+        self.selection_seconds = 0.0  # seconds that the method took to choose the pairs of this epoch
+        self._saved_at = time.monotonic()
+        self._signal: int | None = None
+
+    # ------------------------------------------------------------------ the loop
+
+    def fit(self) -> Matcher:
+        """Trains to the end, from the newest checkpoint if there is one."""
+        if (ended := self.run.result) is not None:
+            self._refuse_other_pairs(ended.get("fingerprint"))
+            self.progress.line("This run has ended already; nothing was trained.")
+            return Matcher.load(self.run.best, self.config.device)
+        own = [self.device] if self.device.type == "cuda" else []
+        # The caller's random numbers are not ours.
+        with stop_signals(self.stop), self.progress, torch.random.fork_rng(own):
+            self._resume()
+            self.run.write_environment(self.device)
+            while self.cursor.epoch < self.config.total_epochs:
+                self.epoch()
+        if self.dev is None:
+            self._matcher().save(self.run.best)
+        self.run.finish({"best": self.best, "steps": self.cursor.step, "fingerprint": self._trained_on})
+        return Matcher.load(self.run.best, self.config.device)
+
+    def epoch(self) -> None:
+        """Trains and validates an epoch, or what is left of it."""
+        cursor, started = self.cursor, time.monotonic()
+        if cursor.network == 0 and cursor.position == 0:
+            self.begin(cursor.epoch)
+        while cursor.network < len(self.nets):
+            for _ in self.steps():
+                self._pause()
+            cursor.network, cursor.position = cursor.network + 1, 0
+        if self._main_epoch is not None and (figures := self.method.figures()):
+            self.run.log("method", epoch=cursor.epoch, step=cursor.step, **figures)
+        self.validate(time.monotonic() - started)
+        cursor.epoch, cursor.network, cursor.position = cursor.epoch + 1, 0, 0
+        cursor.first_steps = list(cursor.main_steps)
+        self._checkpoint()
+
+    def begin(self, epoch: int) -> None:
+        """Goes to the start of an epoch: the method chooses the pairs of every network."""
+        cursor, started = self.cursor, time.monotonic()
+        cursor.epoch, cursor.network, cursor.position = epoch, 0, 0
+        main = self._main_epoch
+        with autocast(self.device, self.config.precision):
+            self.splits = self.method.begin_warmup() if main is None else self.method.begin_epoch(main)
+        self._check_splits()
+        self.selection_seconds = time.monotonic() - started
+
+    def steps(self, first: int | None = None, most: int | None = None) -> Iterator[StepPlan]:
+        """Makes `most` steps of the network in turn, from position `first` of this epoch; gives each once it is made.
+
+        By default all, from where it is. In the end the figures are read: so everything has been done on the GPU, too.
+        """
+        cursor, config = self.cursor, self.config
+        cursor.position = cursor.position if first is None else first
+        set_lr(self.optimizers[cursor.network], config.lr * config.decay(cursor.epoch - config.warmup_epochs))
+        for work, inputs in islice(self._inputs(), most):
+            self._step(work, inputs)
+            yield work
+        self._flush_metrics()
+
+    def _step(self, work: StepPlan, inputs: StepInputs) -> None:
+        cursor, main = self.cursor, work.main_step is not None
+        figures = self._updates[cursor.network, main](inputs)
+        self.watch.note(cursor.step, figures, len(work.pairs))
+        cursor.step, cursor.position = cursor.step + 1, work.position + 1
+        if main:
+            cursor.main_steps[cursor.network] += not work.on_noisy
+            self.method.after_step(cursor.network, work)
+        self.progress.step(self._phase)
+        if self.watch.unread >= READ_EVERY:
+            self._flush_metrics()
+
+    def _update(self, number: int, main: bool, inputs: StepInputs) -> Figures:
+        """One step of network `number`: loss, gradients, new weights."""
+        net, optimizer = self.nets[number], self.optimizers[number]
+        loss = self.method.loss if main else self.method.warmup_loss
+        optimizer.zero_grad(set_to_none=True)
+        with autocast(self.device, self.config.precision):
+            result = loss(number, inputs)
+        result.loss.backward()  # type: ignore[no-untyped-call]
+        norm = torch.nn.utils.clip_grad_norm_(net.parameters(), self.config.grad_clip)
+        figures = self.watch.judge(result, norm)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)  # so that recorded steps share the memory of the gradients
+        return figures
+
+    def validate(self, seconds: float = 0.0) -> None:
+        """Keeps the networks if they are the best so far; `seconds` is what the epoch took, for the log."""
+        if self.dev is None:
+            return
+        if self._dev_loaders is None:
+            self._dev_loaders = SideLoader(self.dev.left, self.device), SideLoader(self.dev.right, self.device)
+        with autocast(self.device, self.config.precision):
+            result = evaluate(similarities(self.nets, *self._dev_loaders), self.dev)
+        rsum, epoch = result.averaged.rsum, self.cursor.epoch
+        if rsum > self.best["rsum"]:
+            self.best = {"rsum": rsum, "epoch": epoch}
+            self._matcher().save(self.run.best)
+        single = [network.rsum for network in result.networks]
+        figures = {**result.averaged.figures(), "networks_rsum": single}
+        figures |= {"seconds": round(seconds, 2), "selection_seconds": round(self.selection_seconds, 2)}
+        self.run.log("validation", epoch=epoch, step=self.cursor.step, **figures)
+        best = " (best)" if self.best["epoch"] == epoch else ""
+        self.progress.line(
+            f"{self._phase}  validation rSum {rsum:.1f}{best}  spread {self.watch.spread:.3f}  {seconds:.1f} s"
+        )
+
+    # ------------------------------------------------------------------ batches
+
+    def _inputs(self) -> Iterator[tuple[StepPlan, StepInputs]]:
+        """The rest of this epoch for the network in turn."""
+        cursor, net = self.cursor, self.nets[self.cursor.network]
+        epoch, number = cursor.epoch, cursor.network
+
+        def make(work: StepPlan) -> tuple[StepPlan, StepInputs]:
+            augment = self._rng(AUGMENTATION, epoch, number, work.position) if net.augments else None
+            return work, self.method.inputs(number, work, augment)
+
+        rest = self.planned(number)[cursor.position :]
+        return prefetch(rest, make) if self.loader.on_host else map(make, rest)
+
+    def planned(self, number: int) -> list[StepPlan]:
+        """The steps of this epoch of one network."""
+        orders = [self._rng(stream, self.cursor.epoch, number) for stream in (ORDER, NOISY_ORDER)]
+        first = None if self._main_epoch is None else self.cursor.first_steps[number]
+        return plan(self.splits[number], self.config.batch_size, orders[0], orders[1], first)
+
+    def _total_steps(self) -> int:
+        """About how many steps the whole run takes; a method may use fewer pairs."""
+        return self.config.total_epochs * len(self.nets) * math.ceil(len(self.train_pairs) / self.config.batch_size)
+
+    # ------------------------------------------------------------------ watching
+
+    def _flush_metrics(self) -> None:
+        """Reads, logs and judges what happened since the last look."""
+        if not self.watch.unread:
+            return
+        figures, bad_step = self.watch.read()
+        if bad_step is not None:
+            self._refuse_non_finite(bad_step)
+        cursor = self.cursor
+        self.run.log("steps", step=cursor.step, epoch=cursor.epoch, network=cursor.network, **figures)
+        self.progress.figures(figures["loss"], figures["spread"])
+        if self.watch.collapsed:
+            self._refuse_collapse()
+
+    def _check_splits(self) -> None:
+        """An epoch may have nothing to train on, which is said; a run may not begin like that."""
+        if any(len(split.clean) > 1 for split in self.splits):
+            return
+        found = f"the method {self.config.method} chose fewer than 2 of {len(self.train_pairs):,} pairs to train on"
+        if not self.cursor.step:
+            raise DataError(f"{self.train_pairs.name}: {found}; give more pairs that are right, or another --method.")
+        self.progress.line(f"{self._phase}  {found}, so nothing is learned in this epoch")
+
+    def _refuse_other_pairs(self, trained_on: str | None) -> None:
+        """Runs of earlier versions have no fingerprint with their result, or one that says nothing about the truth."""
+        if trained_on not in (None, self._trained_on, fingerprint(self.train_pairs)):
+            raise ConfigError(
+                f"{self.run.path} was trained on other pairs: the data set or its noise has changed since; "
+                "put the old files back or give another --out."
+            )
+
+    def _refuse_non_finite(self, step: int) -> None:
+        """Names the pairs of the step, found again from the plan."""
+        position = self.cursor.position - (self.cursor.step - step)
+        work = self.planned(self.cursor.network)[position]
+        pairs = ", ".join(map(str, np.unique(self.method.pairs_used(self.cursor.network, work))))
+        raise NonFiniteError(
+            f"The loss or its gradient is not a finite number at step {step}; the update was not made. Pairs of that "
+            f"batch: {pairs}. Look for extreme features with `mispair data check`, or lower --lr."
+        )
+
+    def _refuse_collapse(self) -> None:
+        kept = checkpoint.find(self.run.checkpoints)
+        config, watch = self.config, self.watch
+        state = f"The last good state is {kept[0]}." if kept else "There was no good state to keep yet."
+        raise CollapseError(
+            f"The network has collapsed at step {self.cursor.step}: all similarities are equal (spread "
+            f"{watch.spread:.1e}, it was {watch.peak:.2g}). The negatives harden too fast for this data set: try "
+            f"--negatives-end {max(4, 2 * config.negatives_end)} (now {config.negatives_end}), more --hardening-steps "
+            f"(now {config.hardening_steps}) or a lower --lr (now {config.lr:g}), with another --out. {state}"
+        )
+
+    # ------------------------------------------------------------------ state
+
+    def stop(self, number: int) -> None:
+        """Ends the run after the step in hand, as the signal of this number does."""
+        self._signal = number
+
+    def _pause(self) -> None:
+        """Between two steps: stop if asked to, save if it is time."""
+        if self._signal is not None:
+            self._flush_metrics()
+            self._save()
+            raise StoppedError(f"Stopped at step {self.cursor.step} and saved.", 128 + self._signal)
+        if time.monotonic() - self._saved_at >= self.config.checkpoint_seconds:
+            self._checkpoint()
+
+    def _checkpoint(self) -> None:
+        self._flush_metrics()
+        if self.watch.healthy:
+            self._save()
+
+    def _save(self) -> None:
+        state = {
+            "cursor": asdict(self.cursor),
+            "networks": [net.state_dict() for net in self.nets],
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            "method": self.method.state_dict(),
+            "splits": [(torch.from_numpy(s.clean), torch.from_numpy(s.noisy), s.order) for s in self.splits],
+            "best": self.best,
+            "peak": self.watch.peak,
+            "spread": self.watch.spread,
+            "random": torch.get_rng_state(),
+            "cuda_random": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
+            "logged_bytes": self.run.logged_bytes,
+            "fingerprint": self._trained_on,
+        }
+        checkpoint.save(self.run.checkpoints, self.cursor.step, state)
+        self._saved_at = time.monotonic()
+
+    def _resume(self) -> None:
+        torch.manual_seed(self._seed(DROPOUT))
+        state = checkpoint.load_newest(self.run.checkpoints)
+        if state is None:
+            self.run.forget_after(0)
+            return
+        self._refuse_other_pairs(state["fingerprint"])
+        self.cursor = Cursor(**state["cursor"])
+        for net, saved in zip(self.nets, state["networks"], strict=True):
+            net.load_state_dict(saved)
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+        self.method.load_state_dict(state["method"])
+        self.splits = [Split(clean.numpy(), noisy.numpy(), order) for clean, noisy, order in state["splits"]]
+        self.best, self.watch.peak, self.watch.spread = state["best"], state["peak"], state["spread"]
+        torch.set_rng_state(state["random"])
+        if state["cuda_random"] is not None and self.device.type == "cuda":
+            torch.cuda.set_rng_state(state["cuda_random"], self.device)
+        self.run.forget_after(state["logged_bytes"])
+        self.progress.resume(self.cursor.step)
+
+    def _matcher(self) -> Matcher:
+        """The networks as they are now, as copies that training does not change any more."""
+        copies = []
+        for net in self.nets:
+            copy = build(self.config, *self.specs, seed=0).to(self.device)
+            copy.load_state_dict(net.state_dict())
+            copies.append(copy)
+        return Matcher(self.config, self.specs, copies, self.vocabulary, self.device)
+
+    @property
+    def _trained_on(self) -> str:
+        """Fingerprint of the pairs."""
+        return fingerprint(self.train_pairs, truth=self.method.uses_truth)
+
+    @property
+    def _main_epoch(self) -> int | None:
+        """Number of the main epoch; None while warming up."""
+        epoch = self.cursor.epoch - self.config.warmup_epochs
+        return epoch if epoch >= 0 else None
+
+    @property
+    def _phase(self) -> str:
+        main = self._main_epoch
+        if main is None:
+            return f"warm-up {self.cursor.epoch + 1}/{self.config.warmup_epochs}"
+        return f"epoch {main + 1}/{self.config.epochs}"
+
+    def _rng(self, *stream: int) -> np.random.Generator:
+        return np.random.default_rng([self.config.seed, *stream])
+
+    def _seed(self, *stream: int) -> int:
+        return int(self._rng(*stream).integers(2**31))
+
+
+def check_pairs(train: Pairs, dev: Pairs | None) -> None:
+    """Refuses pairs that cannot be trained on, and validation pairs that are not of the same kind."""
+    images = len(np.unique(train.left_groups[train.link]))
+    if len(train) < 2 or images < 2:
+        raise DataError(
+            f"{train.name}: {len(train):,} training pairs with {images} different left items; at least 2 of each are "
+            "needed, because the other pairs are the negatives."
+        )
+    words = [side.vocabulary for side in (train.left, train.right) if isinstance(side, Tokens)]
+    if len(words) == 2 and words[0] != words[1]:
+        raise DataError(
+            f"{train.name}: both sides are texts, but of different vocabularies ({len(words[0]):,} and "
+            f"{len(words[1]):,} words), and a model keeps one; encode both sides with one vocabulary."
+        )
+    if dev is not None and not len(dev):
+        raise DataError(f"{dev.name}: there are no validation pairs; leave them out and the last epoch is kept.")
+    for name in ("left", "right") if dev is not None else ():
+        ours, theirs = getattr(train, name), getattr(dev, name)
+        if SideSpec.of(ours) != SideSpec.of(theirs):
+            raise DataError(
+                f"The {name} side has {SideSpec.of(ours)} for training but {SideSpec.of(theirs)} for validation."
+            )
+        if isinstance(ours, Tokens) and ours.vocabulary != theirs.vocabulary:
+            raise DataError(
+                f"The {name} side has other words for training than for validation: load both with one vocabulary, "
+                'as in load(data, "dev", vocabulary=train.right.vocabulary).'
+            )
+
+
+def _networks(config: Config, method: type[Method]) -> int:
+    """How many networks to train."""
+    if config.networks is not None and config.networks < method.networks:
+        raise ConfigError(f"networks is {config.networks}, but {config.method} trains {method.networks} together.")
+    return config.networks or method.networks

@@ -1,0 +1,256 @@
+import json
+import os
+import struct
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from mispair.auditing.encoding import encode
+from mispair.auditing.encoding.encode import Outcome, encode_rows
+from mispair.auditing.encoding.raw_pairs import Row
+from mispair.cli import audit as audit_module
+from mispair.data import clip_retrieval
+from mispair.errors import DataError
+
+pytest.importorskip("pyarrow")
+
+
+class FakeImages:
+    """The mean colour; counts what it encodes."""
+
+    def __init__(self, name: str = "colour", stop_after: int = 10**9) -> None:
+        self.name, self.width, self.seen, self._stop = name, 3, 0, stop_after
+
+    def prepare(self, picture: Image.Image) -> npt.NDArray[np.float32]:
+        colour: npt.NDArray[np.float32] = np.asarray(picture, dtype=np.float32).mean(axis=(0, 1))
+        return colour
+
+    def encode(self, items: Sequence[Any], /) -> npt.NDArray[np.float32]:
+        self.seen += len(items)
+        if self.seen > self._stop:
+            raise KeyboardInterrupt
+        return np.stack(items)
+
+
+class FakeTexts:
+    """The number of letters, and whether it is the word that has no finite vector."""
+
+    def __init__(self) -> None:
+        self.name, self.width, self.seen = "letters", 2, 0
+
+    def encode(self, items: Sequence[str], /) -> npt.NDArray[np.float32]:
+        self.seen += len(items)
+        return np.array([[len(text), 1e9 if text == "huge" else 1] for text in items], dtype=np.float32)
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    for shade in range(6):
+        Image.new("RGB", (4, 3), (40 * shade, 1, 2)).save(tmp_path / f"{shade}.png")
+    return tmp_path
+
+
+def make_rows(folder: Path, pairs: Sequence[tuple[str, str]]) -> list[Row]:
+    return [Row(f"id{i}", str(folder / name) if name else "", text) for i, (name, text) in enumerate(pairs)]
+
+
+def read(out: Path) -> tuple[npt.NDArray[Any], npt.NDArray[Any], dict[str, list[Any]]]:
+    import pyarrow.parquet
+
+    table = clip_retrieval.read_table(out)
+    metadata = [
+        pyarrow.parquet.read_table(out / "metadata" / f"metadata_{n}.parquet").to_pylist()
+        for n in range(len(table.images))
+    ]
+    rows = [row for part in metadata for row in part]
+    columns = {name: [row[name] for row in rows] for name in ("id", "image_path", "caption", "status")}
+    return np.concatenate(table.images), np.concatenate(table.texts), columns
+
+
+def everything(out: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(out)): path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()}
+
+
+def test_vectors_and_metadata_in_shards(pictures: Path) -> None:
+    rows = make_rows(pictures, [("0.png", "a"), ("1.png", "bb"), ("1.png", "ccc"), ("0.png", "bb"), ("5.png", "dddd")])
+    images, texts = FakeImages(), FakeTexts()
+    assert encode_rows(rows, pictures / "out", images, texts, shard=3) == Outcome(5)
+    assert images.seen == 2 + 2  # once a shard
+    assert texts.seen == 3 + 2
+    left, right, columns = read(pictures / "out")
+    assert left.dtype == right.dtype == np.float16
+    assert left[:, 0].tolist() == [0, 40, 40, 0, 200]
+    assert right[:, 0].tolist() == [1, 2, 3, 2, 4]
+    assert columns == {
+        "id": [row.id for row in rows],
+        "image_path": [row.image for row in rows],
+        "caption": [row.caption for row in rows],
+        "status": ["ok"] * 5,
+    }
+    assert sorted(everything(pictures / "out")) == [
+        "encode.json", "img_emb/img_emb_0.npy", "img_emb/img_emb_1.npy", "metadata/metadata_0.parquet",
+        "metadata/metadata_1.parquet", "text_emb/text_emb_0.npy", "text_emb/text_emb_1.npy",
+    ]  # fmt: skip
+
+
+def png_of(width: int, height: int) -> bytes:
+    """Start of a picture that claims this size."""
+    chunk = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + chunk + struct.pack(">I", zlib.crc32(chunk)) + b"\0\0\0\1IDAT"
+
+
+def test_bad_rows_stay_with_a_status(pictures: Path) -> None:
+    (pictures / "empty.png").touch()
+    (pictures / "text.png").write_text("not a picture")
+    Image.effect_noise((64, 64), 50).save(pictures / "cut.jpg")
+    (pictures / "cut.jpg").write_bytes((pictures / "cut.jpg").read_bytes()[:1000])
+    (pictures / "bomb.png").write_bytes(png_of(60_000, 60_000))
+    names = [
+        "0.png",
+        "gone.png",
+        "empty.png",
+        "text.png",
+        "cut.jpg",
+        "bomb.png",
+        ".",
+        "",
+        "a\0b",
+        "1.png",
+        "1.png",
+        "x",
+    ]
+    texts = ["fine"] * 9 + [" ", "huge", ""]
+    outcome = encode_rows(
+        make_rows(pictures, list(zip(names, texts, strict=True))), pictures / "out", FakeImages(), FakeTexts(), shard=7
+    )
+    left, right, columns = read(pictures / "out")
+    status = columns["status"]
+    assert status[0] == "ok"
+    assert status[1] == "image is missing"
+    assert status[2] == "image is empty"
+    assert status[3] == "image cannot be read: not an image that Pillow knows"
+    assert [word[:22] for word in status[3:7]] == ["image cannot be read: "] * 4
+    assert "truncated" in status[4]
+    assert "decompression bomb" in status[5]
+    assert status[7] == "image is not named"
+    assert status[8] == "image cannot be read: embedded null byte"
+    assert status[9:] == [
+        "caption is blank",
+        "caption has a vector that is not finite",
+        "image is missing; caption is blank",
+    ]
+    good = [0, 9, 10]
+    assert np.flatnonzero(left.any(axis=1)).tolist() == good
+    assert np.flatnonzero(right.any(axis=1)).tolist() == list(range(9))
+    assert (outcome.bad, outcome.bad_images, outcome.bad_captions) == (11, 9, 3)
+    assert outcome.example == "id1: image is missing"
+    assert outcome.too_many_bad
+
+
+def test_one_per_cent_is_not_too_many() -> None:
+    assert not Outcome(1000, bad=10).too_many_bad
+    assert Outcome(1000, bad=11).too_many_bad
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=15)
+@given(
+    st.lists(st.tuples(st.sampled_from(["0.png", "1.png", "gone", ""]), st.sampled_from(["", "a", "bb"])), min_size=1),
+    st.integers(1, 5),
+    st.integers(0, 8),
+)
+def test_a_stopped_run_goes_on_and_equals_an_unbroken_one(
+    pictures: Path, tmp_path_factory: pytest.TempPathFactory, pairs: list[tuple[str, str]], shard: int, stop: int
+) -> None:
+    rows, out = make_rows(pictures, pairs), tmp_path_factory.mktemp("out")
+    whole = encode_rows(rows, out / "whole", FakeImages(), FakeTexts(), shard=shard)
+    try:
+        encode_rows(rows, out / "stopped", FakeImages(stop_after=stop), FakeTexts(), shard=shard)
+    except KeyboardInterrupt:
+        outcome = encode_rows(rows, out / "stopped", FakeImages(), FakeTexts(), shard=shard)
+        assert outcome.kept % shard == 0
+        assert Outcome(**{**outcome.figures(), "kept": 0}) == whole  # type: ignore[arg-type]
+    assert everything(out / "stopped") == everything(out / "whole")
+    assert len(read(out / "whole")[0]) == len(rows)
+
+
+def test_finished_shards_are_kept_and_damaged_ones_made_again(pictures: Path) -> None:
+    rows, out = make_rows(pictures, [(f"{i}.png", "a") for i in range(6)]), pictures / "out"
+    encode_rows(rows, out, FakeImages(), FakeTexts(), shard=2)
+    before = everything(out)
+    images = FakeImages()
+    assert encode_rows(rows, out, images, FakeTexts(), shard=2).kept == 6
+    assert images.seen == 0
+    (out / "img_emb/img_emb_1.npy").write_bytes(before["img_emb/img_emb_1.npy"][:-1])
+    (out / "metadata/metadata_2.parquet").unlink()
+    assert encode_rows(rows, out, images, FakeTexts(), shard=2).kept == 2
+    assert images.seen == 4
+    assert everything(out) == before
+
+
+def test_a_folder_made_from_something_else_is_refused(pictures: Path) -> None:
+    rows, out = make_rows(pictures, [("0.png", "a"), ("1.png", "b"), ("2.png", "c")]), pictures / "out"
+    encode_rows(rows, out, FakeImages(), FakeTexts(), shard=1)
+    before = everything(out)
+    with pytest.raises(DataError, match=r"image model colour \(now shade\); give another --out, or --overwrite"):
+        encode_rows(rows, out, FakeImages("shade"), FakeTexts(), shard=1)
+    with pytest.raises(DataError, match=r"else: rows 3 \(now 2\), rows a shard 1 \(now 4096\);"):
+        encode_rows(rows[:2], out, FakeImages(), FakeTexts())
+    with pytest.raises(DataError, match="other ids, image paths or captions"):
+        encode_rows([*rows[:2], rows[2]._replace(caption="d")], out, FakeImages(), FakeTexts(), shard=1)
+    assert everything(out) == before
+    (out / "mine.txt").write_text("stays")
+    encode_rows(rows[:2], out, FakeImages("shade"), FakeTexts(), shard=2, overwrite=True)
+    assert len(read(out)[0]) == 2
+    assert len(everything(out)) == 3 + 1 + 1
+    (out / "encode.json").write_text("{")
+    with pytest.raises(DataError, match="the note cannot be read"):
+        encode_rows(rows, out, FakeImages(), FakeTexts())
+
+
+def test_embeddings_of_others_are_never_replaced(pictures: Path) -> None:
+    rows, out = make_rows(pictures, [("0.png", "a")]), pictures / "out"
+    (out / "img_emb").mkdir(parents=True)
+    for overwrite in (False, True):
+        with pytest.raises(DataError, match="not made by `mispair encode`"):
+            encode_rows(rows, out, FakeImages(), FakeTexts(), overwrite=overwrite)
+    with pytest.raises(DataError, match="this is a file"):
+        encode_rows(rows, pictures / "0.png", FakeImages(), FakeTexts())
+
+
+@pytest.mark.skipif(os.name != "posix", reason="file names are text there")
+def test_a_file_name_that_is_no_text(pictures: Path) -> None:
+    name = os.fsencode(pictures) + b"/caf\xe9.png"
+    try:
+        os.rename(os.fsencode(pictures / "1.png"), name)
+    except OSError:
+        pytest.skip("the file system takes text only")
+    encode_rows([Row("a", os.fsdecode(name), "text")], pictures / "out", FakeImages(), FakeTexts())
+    left, _, columns = read(pictures / "out")
+    assert left[0, 0] == 40
+    assert columns["image_path"][0].endswith("caf?.png")
+
+
+@pytest.mark.parametrize(("bad", "code"), [(0, 0), (1, 3)])
+def test_command(
+    pictures: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], bad: int, code: int
+) -> None:
+    monkeypatch.setattr(encode, "image_encoder", lambda *_: FakeImages())
+    monkeypatch.setattr(encode, "text_encoder", lambda *_: FakeTexts())
+    lines = ["image,caption", "0.png,A dog.", "1.png,A cat.", *["gone.png,A bird."] * bad]
+    (pictures / "t.csv").write_text("\n".join(lines))
+    out = pictures / "out"
+    assert audit_module.encode(pictures / "t.csv", out=out) == code
+    printed = capsys.readouterr().out
+    assert f"{2 + bad} pairs." in printed
+    assert ("gone.png#0: image is missing" in printed) == bool(bad)
+    assert audit_module.encode(pictures / "t.csv", out=out, json=True) == code
+    figures = json.loads(capsys.readouterr().out)
+    assert (figures["rows"], figures["bad"], figures["kept"]) == (2 + bad, bad, 2 + bad)

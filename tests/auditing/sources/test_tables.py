@@ -1,0 +1,168 @@
+import csv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mispair.auditing.sources import tables
+from mispair.auditing.sources.tables import Table, Text, open_table
+from mispair.errors import DataError
+
+arrow = pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
+
+cells = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
+
+
+def column(table: Table, name: str) -> list[str]:
+    return [text for batch in table.batches([name]) for text in batch[0].to_pylist()]
+
+
+def write_csv(path: Path, rows: list[list[str]], separator: str = ",", encoding: str = "utf-8") -> None:
+    with path.open("w", encoding=encoding, newline="") as file:
+        csv.writer(file, delimiter=separator, quoting=csv.QUOTE_ALL).writerows(rows)
+
+
+@pytest.mark.parametrize("separator", tables.SEPARATORS)
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+@pytest.mark.parametrize("quoted", [False, True])
+def test_the_separator_is_found_in_the_header(tmp_path: Path, separator: str, encoding: str, quoted: bool) -> None:
+    path = tmp_path / "a.csv"
+    rows = [["Image", "TEXT", "size"], ["ä.jpg", "one dog", "3"], ["b.jpg", "two cats; or dogs" * quoted, "4"]]
+    if quoted:
+        write_csv(path, rows, separator, encoding)
+    else:
+        path.write_text("".join(separator.join(row) + "\n" for row in rows), encoding=encoding)
+    table = open_table(path)
+    assert table.columns == ("Image", "TEXT", "size")
+    assert (table.find("image_path"), table.find("caption"), table.find("id")) == ("Image", "TEXT", None)
+    assert column(table, "Image") == ["ä.jpg", "b.jpg"]
+    assert column(table, "TEXT") == [row[1] for row in rows[1:]]
+
+
+def test_the_table_of_flickr30k_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "results.csv"
+    path.write_text('image_name| comment_number| comment\n1.jpg| 0| Two men, one 5" tall .\n')
+    table = open_table(path)
+    assert (table.find("image_path"), table.find("caption")) == ("image_name", "comment")
+    assert column(table, "comment") == [' Two men, one 5" tall .']
+
+
+@given(
+    rows=st.lists(st.tuples(cells, cells), max_size=12),
+    stride=st.integers(1, 4),
+    separator=st.sampled_from(tables.SEPARATORS),
+    data=st.data(),
+)
+@settings(max_examples=60)
+def test_text_is_read_as_it_was_written(
+    tmp_path_factory: pytest.TempPathFactory,
+    rows: list[tuple[str, str]],
+    stride: int,
+    separator: str,
+    data: st.DataObject,
+) -> None:
+    path = tmp_path_factory.mktemp("t") / "a.csv"
+    write_csv(path, [["id", "caption"], *map(list, rows)], separator)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tables, "_STRIDE", stride)
+        patch.setattr(tables, "BATCH", 3)
+        table = open_table(path)
+        assert len(table) == len(rows)
+        assert column(table, "id") == [row[0] for row in rows]
+        wanted = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=9)) if rows else []
+        assert table.cells("caption", np.array(wanted, dtype=np.int64)) == [rows[row][1] for row in wanted]
+
+
+@given(sizes=st.lists(st.integers(0, 7), min_size=1, max_size=3), group=st.integers(1, 4), data=st.data())
+@settings(max_examples=40)
+def test_parquet_cells_come_from_any_part(
+    tmp_path_factory: pytest.TempPathFactory, sizes: list[int], group: int, data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("p")
+    whole: list[str] = []
+    for number, size in enumerate(sizes):
+        values = [None if (len(whole) + row) % 3 == 0 else len(whole) + row for row in range(size)]
+        content = arrow.table({"n": arrow.array(values, arrow.int64())})
+        parquet.write_table(content, folder / f"{number}.parquet", row_group_size=group)
+        whole += ["" if value is None else str(value) for value in values]
+    table = open_table(*(folder / f"{number}.parquet" for number in range(len(sizes))))
+    assert len(table) == len(whole)
+    assert column(table, "n") == whole
+    wanted = data.draw(st.lists(st.integers(0, len(whole) - 1), max_size=9)) if whole else []
+    assert table.cells("n", np.array(wanted, dtype=np.int64)) == [whole[row] for row in wanted]
+
+
+def test_neighbouring_cells_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.csv"
+    write_csv(path, [["id", "caption"], *([str(row), f"text {row}"] for row in range(50))])
+    table = open_table(path)
+    reads: list[int] = []
+    records = tables._records
+
+    def counted(path: Path, separator: str, start: int = 0) -> Any:
+        reads.append(start)
+        return records(path, separator, start)
+
+    monkeypatch.setattr(tables, "_records", counted)
+    for row in range(50):
+        assert table.cells("caption", np.array([row])) == [f"text {row}"]
+    assert len(reads) == 1
+
+
+def test_a_dictionary_column_is_text(tmp_path: Path) -> None:
+    values = arrow.array(["a", "b", "a"]).dictionary_encode()
+    parquet.write_table(arrow.table({"id": values}), tmp_path / "a.parquet")
+    assert column(open_table(tmp_path / "a.parquet"), "id") == ["a", "b", "a"]
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        (b"", "the file is empty"),
+        (b"PAR1 and then nothing", "cannot be read"),
+        (b"PK\x03\x04\x00\x00", "neither parquet nor UTF-8 text"),
+        (
+            "id,caption\n1,caf\u00e9\n".encode("latin-1"),
+            "byte 16 is not UTF-8; convert the file with `iconv -f latin1 -t utf-8`",
+        ),
+        (b"id,caption\n1,two, three\n", r"row 1 has 3 cells and the header 2 \(id, caption\)"),
+        (b"id,caption\n1\n", "row 1 has 1 cells"),
+        (b'id,caption\n1,"two\n2,three\n', "look for a quotation mark"),
+        (b"id,caption\r1,two\r", "carriage return"),
+        (b"id,caption,id\n1,2,3\n", "2 columns are named 'id'"),
+    ],
+)
+def test_damaged_tables_are_refused(tmp_path: Path, content: bytes, sentence: str) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=sentence):
+        open_table(path)
+
+
+def test_what_is_missing_is_named(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="no such file"):
+        open_table(tmp_path / "none.csv")
+    with pytest.raises(DataError, match="cannot be read"):
+        open_table(tmp_path)
+    (tmp_path / "a.csv").write_text("width,height\n1,2\n")
+    (tmp_path / "b.csv").write_text("id\n1\n")
+    with pytest.raises(DataError, match=r"found the columns id, but a\.csv has width, height"):
+        open_table(tmp_path / "a.csv", tmp_path / "b.csv")
+    assert open_table(tmp_path / "b.csv").find("id") == "id"
+
+
+def test_a_column_of_lists_is_refused(tmp_path: Path) -> None:
+    parquet.write_table(arrow.table({"id": [[1], [2]]}), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match="the column id holds list"):
+        column(open_table(tmp_path / "a.parquet"), "id")
+
+
+def test_blank_lines_are_no_rows(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("id\n\n1\n\n2\n\n")
+    table = open_table(tmp_path / "a.csv")
+    assert isinstance(table.parts[0], Text)
+    assert column(table, "id") == ["1", "2"]

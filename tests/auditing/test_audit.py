@@ -1,0 +1,384 @@
+from __future__ import annotations
+
+import importlib
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import mispair
+from audit_cases import Case, contents, hurry, make_case, write_clip
+from mispair.auditing import audit as audit_module
+from mispair.auditing.audit import Settings, audit_source, audit_to_folder
+from mispair.auditing.findings import Audit
+from mispair.auditing.scoring import scan
+from mispair.auditing.sources.source import from_memory, open_source
+from mispair.errors import ConfigError, DataError
+from mispair.functional.metrics import auroc
+
+arrow = pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
+
+CPU = Settings(device="cpu")
+ROWS = 120
+FILES = ["pairs.csv", "pairs.parquet", "report.html", "suggestions.csv", "summary.json"]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quickly() -> Iterator[None]:
+    with hurry(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scan, "BLOCK", 40)
+        patch.setattr(scan, "PART", 40)
+        yield
+
+
+@pytest.fixture(scope="module")
+def case() -> Case:
+    return make_case(ROWS, 0.3, seed=4)
+
+
+@pytest.fixture(scope="module")
+def plain(case: Case) -> Audit:
+    return mispair.audit(case.left, case.right, device="cpu")
+
+
+@pytest.fixture(scope="module")
+def folder(case: Case, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    metadata = {"id": [f"p{row}" for row in range(ROWS)], "caption": ["a"] * ROWS}
+    return write_clip(tmp_path_factory.mktemp("in") / "clip", case.left, case.right, metadata)
+
+
+@pytest.fixture(scope="module")
+def unbroken(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("out") / "unbroken"
+    audit_to_folder(open_source(folder), out, CPU)
+    return out
+
+
+# ---------------------------------------------------------------------- in memory
+
+
+def test_it_finds_the_wrong_pairs(plain: Audit, case: Case) -> None:
+    assert (auroc(plain.match_score.astype(float), ~case.wrong) or 0) > 0.95
+    assert plain.is_mismatch[case.wrong].mean() > 0.7
+    assert plain.is_mismatch[~case.wrong].mean() < 0.05
+    assert any("are few" in note for note in plain.notes)
+
+
+def test_audit_is_the_function_whatever_was_imported() -> None:
+    assert mispair.audit is audit_module.audit
+    importlib.import_module("mispair.auditing.scoring.scan")
+    assert mispair.audit is audit_module.audit
+    assert mispair.Audit is Audit
+
+
+@pytest.mark.parametrize("kind", ["float64", "torch", "strided"])
+def test_arrays_of_any_kind_give_the_same(kind: str, plain: Audit, case: Case) -> None:
+    sides: list[Any] = [case.left, case.right]
+    change = {
+        "float64": lambda side: side.astype(np.float64),
+        "torch": lambda side: torch.from_numpy(side).clone().requires_grad_(),
+        "strided": lambda side: np.repeat(side, 2, axis=1)[:, ::2],
+    }[kind]
+    left, right = map(change, sides)
+    found = mispair.audit(left, right, ids=np.arange(ROWS), device="cpu")
+    assert found.match_score.tobytes() == plain.match_score.tobytes()
+    assert found.table["id"].to_pylist() == plain.table["id"].to_pylist() == [str(row) for row in range(ROWS)]
+
+
+def test_halves_are_close(plain: Audit, case: Case) -> None:
+    halves = case.left.astype(np.float16), torch.from_numpy(case.right).half()
+    found = mispair.audit(*halves, texts=["a"] * ROWS, device="cpu")
+    assert np.abs(found.match_score - plain.match_score).mean() < 0.02
+    assert found.source.texts([3]) == ["a"]
+
+
+def test_groups_are_never_each_others_partners(case: Case) -> None:
+    groups = [f"photo {row // 2}" for row in range(ROWS)]
+    left = np.repeat(case.left[::2], 2, axis=0)
+    found = mispair.audit(left, case.right, groups=groups, device="cpu")
+    own = np.array([row // 2 for row in range(ROWS)])
+    for partners in (found.new_rights, found.new_lefts):
+        given = partners.rows >= 0
+        assert not (given & (own[partners.rows] == own[found.mended][:, None])).any()
+    assert found.summary["alike_left"] == 0  # known to share their left item
+    assert mispair.audit(left, case.right, device="cpu").summary["alike_left"] == ROWS
+
+
+def test_a_group_whose_first_row_is_bad_is_still_looked_at(case: Case) -> None:
+    left, groups = case.left.copy(), np.arange(ROWS) // 2
+    left[1::2] = left[::2]
+    left[40:44] = left[40]  # groups 20 and 21 have the same left item
+    right = case.right.copy()
+    right[40] = 0
+    found = mispair.audit(left, right, groups=groups, device="cpu")
+    assert [group.tolist() for group in found.alike[0]] == [[41, 42]]
+
+
+def test_many_rows_of_one_group(case: Case) -> None:
+    """More captions an image than neighbours are asked."""
+    rows = np.repeat(np.arange(25), 12)
+    noise = 0.1 * np.random.default_rng(0).standard_normal((300, case.right.shape[1]))
+    right = make_case(ROWS, 0.0).right[rows] + noise
+    found = mispair.audit(case.left[rows], right, groups=rows, device="cpu")
+    assert np.isfinite(found.match_score).all()
+    with pytest.raises(DataError, match="groups"):
+        mispair.audit(case.left[rows], right, groups=[0] * 300, device="cpu")
+
+
+def test_checked_pairs_are_believed(case: Case, plain: Audit) -> None:
+    rows = np.flatnonzero(plain.is_mismatch)[:5]
+    checked = {int(row): True for row in rows}  # numbers, as the ids are
+    found = mispair.audit(case.left, case.right, checked=checked, device="cpu")  # type: ignore[arg-type]
+    assert found.score.mean() > plain.score.mean()
+    with pytest.raises(DataError, match="no pair has the id 'x', '120'"):
+        mispair.audit(case.left, case.right, checked={"x": True, "120": False, "3": True}, device="cpu")
+
+
+def test_mistakes_are_sentences(case: Case) -> None:
+    left, right = case.left, case.right
+    with pytest.raises(DataError, match="49 pairs; an audit needs at least 50"):
+        mispair.audit(left[:49], right[:49])
+    with pytest.raises(DataError, match="leave out --joint"):
+        mispair.audit(left, right, joint=True)
+    with pytest.raises(DataError, match="all right vectors are the same"):
+        mispair.audit(left, np.ones_like(right))
+    with pytest.raises(DataError, match="only 0 of 120 sampled pairs can be used"):
+        mispair.audit(left, np.zeros_like(right))
+    with pytest.raises(DataError, match="only 40 of 120 sampled pairs can be used: have no bad status or id"):
+        mispair.audit(left, right, ids=[str(min(row, 39)) for row in range(ROWS)])
+    with pytest.raises(DataError, match="120 vectors on the left side and 119 on the right"):
+        mispair.audit(left, right[1:])
+    with pytest.raises(DataError, match="numpy array or a torch tensor"):
+        mispair.audit(left.tolist(), right)
+    with pytest.raises(ConfigError, match="is no device"):
+        mispair.audit(left, right, device="gpu")
+    with pytest.raises(DataError, match="--workers is 0"):
+        audit_source(from_memory(left, right), Settings(workers=0))
+
+
+def test_a_common_space_is_used_where_there_is_one() -> None:
+    case = make_case(120, 0.3, widths=(12, 12))
+    found = mispair.audit(case.left, case.right, joint=True, device="cpu")
+    assert found.table.column_names[-1] == "joint"
+    assert found.table.num_rows == 120
+
+
+FAULTS = ("nan left", "inf right", "zero left", "zero right", "huge", "missing id", "duplicate id")
+
+
+@given(
+    planted=st.dictionaries(st.integers(1, 89), st.sampled_from(FAULTS), max_size=25),
+    widths=st.tuples(st.integers(2, 9), st.integers(2, 9)),
+    captions=st.integers(1, 3),
+    share=st.sampled_from([0.0, 0.4, 1.0]),
+)
+@settings(max_examples=8)
+def test_rows_in_are_rows_out(planted: dict[int, str], widths: tuple[int, int], captions: int, share: float) -> None:
+    case = make_case(90, share, widths=widths)
+    left, right = case.left.astype(np.float64), case.right.astype(np.float64)
+    ids = [f"p{row}" for row in range(90)]
+    expected = ["ok"] * 90
+    for row, fault in planted.items():
+        if fault == "nan left":
+            left[row, -1], expected[row] = math.nan, "the left vector has numbers that are not finite"
+        elif fault == "inf right":  # too large for float32
+            right[row, 0], expected[row] = -1e300, "the right vector has numbers that are not finite"
+        elif fault == "huge":  # finite, but its square is not
+            right[row] *= 1e25
+        elif fault.startswith("zero"):
+            (left if fault == "zero left" else right)[row] = 0
+            expected[row] = f"the {fault[5:]} vector is zero"
+        else:
+            ids[row], expected[row] = {"missing id": ("", fault), "duplicate id": ("p0", fault)}[fault]
+    found = mispair.audit(left, right, ids, np.arange(90) // captions, device="cpu")
+    columns = found.table.to_pydict()
+    assert columns["id"] == ids
+    assert columns["status"] == expected
+    for row, status in enumerate(expected):
+        for name in ("match_score", "is_mismatch", "contrast", "rank"):
+            assert (columns[name][row] is None) == (status != "ok")
+        assert status == "ok" or not columns["reason"][row]
+        assert status != "ok" or 0 <= columns["match_score"][row] <= 1
+    bad = {row for row, status in enumerate(expected) if status != "ok"}
+    assert set(found.bad_rows.tolist()) == bad
+    assert not bad & set(found.mended.tolist())
+    for partners in (found.new_rights, found.new_lefts):
+        assert not bad & set(partners.rows.reshape(-1).tolist())
+    json.loads(json.dumps(found.summary, allow_nan=False))
+
+
+# ---------------------------------------------------------------------- folders
+
+
+def test_what_is_written(unbroken: Path, folder: Path) -> None:
+    assert sorted(path.name for path in unbroken.iterdir()) == FILES
+    found = audit_source(open_source(folder), CPU)
+    assert parquet.read_table(unbroken / "pairs.parquet").equals(found.table)
+    summary = json.loads((unbroken / "summary.json").read_text())
+    timed = ("seconds", "stages")
+    assert {name: value for name, value in summary.items() if name not in timed} == {
+        name: value for name, value in found.summary.items() if name not in timed
+    }
+    assert (unbroken / "suggestions.csv").read_text().splitlines()[0] == '"id","replaced","rank","suggested_id","score"'
+    assert len((unbroken / "suggestions.csv").read_text().splitlines()) == 1 + found.suggestions.num_rows
+
+
+@pytest.mark.parametrize(("cuts", "workers"), [((1, 50, 119), 3), (tuple(range(9, 120, 9)), 2)])
+def test_shards_and_workers_change_no_byte(
+    case: Case, folder: Path, unbroken: Path, tmp_path: Path, cuts: tuple[int, ...], workers: int
+) -> None:
+    metadata = parquet.read_table(folder / "metadata/metadata_0.parquet").to_pydict()
+    source = open_source(write_clip(tmp_path / "in", case.left, case.right, metadata, cuts))
+    audit_to_folder(source, tmp_path / "out", Settings(device="cpu", workers=workers))
+    for name in ("pairs.parquet", "pairs.csv", "suggestions.csv"):
+        assert (tmp_path / "out" / name).read_bytes() == (unbroken / name).read_bytes()
+
+
+class Stopped(BaseException):
+    pass
+
+
+def stop_after(blocks: int, patch: pytest.MonkeyPatch) -> None:
+    """Ends the pass over all pairs as a signal would."""
+    measured = scan._measured
+    done: list[int] = []
+
+    def stopping(*arguments: Any) -> scan.Scan:
+        if len(done) == blocks:
+            raise Stopped
+        done.append(0)
+        return measured(*arguments)
+
+    patch.setattr(scan, "_measured", stopping)
+
+
+def interrupt(folder: Path, out: Path, blocks: int = 2, settings: Settings = CPU) -> Path:
+    """An audit that was stopped; the folder of its unfinished work."""
+    with pytest.MonkeyPatch.context() as patch:
+        stop_after(blocks, patch)
+        with pytest.raises(Stopped):
+            audit_to_folder(open_source(folder), out, Settings(settings.joint, settings.checked, "cpu", 1))
+    return out / "unfinished"
+
+
+@pytest.mark.parametrize("damage", ["none", "part", "judge", "empty judge"])
+def test_a_stopped_audit_goes_on(folder: Path, unbroken: Path, tmp_path: Path, damage: str) -> None:
+    work = interrupt(folder, tmp_path)
+    assert sorted(path.name for path in work.iterdir()) == [
+        "audit.json", "judge.safetensors", "part-000000.npz", "part-000001.npz",
+    ]  # fmt: skip
+    judge, part = work / "judge.safetensors", work / "part-000001.npz"
+    if damage == "part":
+        part.write_bytes(part.read_bytes()[:-100])
+    elif damage == "judge":
+        judge.write_bytes(judge.read_bytes()[:-100])
+    elif damage == "empty judge":
+        judge.write_bytes(b"")
+    again: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        measured = scan._measured
+        patch.setattr(scan, "_measured", lambda *all_: again.append(all_[2]) or measured(*all_))  # type: ignore[func-returns-value]
+        audit_to_folder(open_source(folder), tmp_path, CPU)
+    # What a lost judge has measured is measured again.
+    first = {"none": 80, "part": 40}.get(damage, 0)
+    assert sorted(again) == list(range(first, ROWS, 40))
+    assert sorted(path.name for path in tmp_path.iterdir()) == FILES
+    for name in ("pairs.parquet", "pairs.csv", "suggestions.csv"):
+        assert (tmp_path / name).read_bytes() == (unbroken / name).read_bytes()
+
+
+def test_a_stop_while_the_tables_are_written(folder: Path, unbroken: Path, tmp_path: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Audit, "to_html", lambda *_: (_ for _ in ()).throw(Stopped))
+        with pytest.raises(Stopped):
+            audit_to_folder(open_source(folder), tmp_path, CPU)
+    assert (tmp_path / "pairs.csv").exists()
+    with pytest.MonkeyPatch.context() as patch:
+        stop_after(0, patch)  # nothing is measured again
+        audit_to_folder(open_source(folder), tmp_path, CPU)
+    assert contents(tmp_path).keys() == contents(unbroken).keys()
+
+
+def test_other_unfinished_work_is_refused(case: Case, folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    work = interrupt(folder, out, 1)
+    before = contents(out)
+    other = from_memory(case.left[::-1].copy(), case.right)
+    for source, settings_ in ((other, CPU), (open_source(folder), Settings(device="cpu", checked={"p1": True}))):
+        with pytest.raises(DataError, match="unfinished audit of other pairs or with other settings"):
+            audit_to_folder(source, out, settings_)
+    assert contents(out) == before
+    (work / "audit.json").write_text("{")
+    with pytest.raises(DataError, match="unfinished audit of other pairs"):
+        audit_to_folder(open_source(folder), out, CPU)
+    audit_to_folder(other, out, CPU, overwrite=True)
+    assert sorted(path.name for path in out.iterdir()) == FILES
+    assert parquet.read_table(out / "pairs.parquet")["id"].to_pylist()[:2] == ["0", "1"]
+
+
+def test_a_finished_folder_is_kept_unless_told(case: Case, folder: Path, unbroken: Path) -> None:
+    before = contents(unbroken)
+    with pytest.raises(DataError, match="is not empty; give another --out, or --overwrite"):
+        audit_to_folder(open_source(folder), unbroken, CPU)
+    assert contents(unbroken) == before
+    (unbroken / "mine.txt").write_text("stays")
+    audit_to_folder(open_source(folder), unbroken, CPU, overwrite=True)
+    after = contents(unbroken)
+    assert after.pop("mine.txt") == b"stays"
+    (unbroken / "mine.txt").unlink()
+    assert after["pairs.parquet"] == before["pairs.parquet"]
+    assert after["summary.json"] != b""
+    with pytest.raises(DataError, match=r"is a file; --out must be a folder"):
+        audit_to_folder(from_memory(case.left, case.right), unbroken / "pairs.csv", CPU, overwrite=True)
+
+
+def test_the_input_is_never_replaced(folder: Path, tmp_path: Path) -> None:
+    before = contents(folder)
+    for out in (folder, folder.parent):
+        with pytest.raises(DataError, match="where the audited data is, which is never changed"):
+            audit_to_folder(open_source(folder), out, CPU, overwrite=True)
+    audit_to_folder(open_source(folder), tmp_path / "out", CPU)
+    assert contents(folder) == before
+
+
+def test_a_mistake_leaves_nothing_that_is_in_the_way(case: Case, tmp_path: Path) -> None:
+    """The audit of the mended input must not be refused for that of the broken one."""
+    source, out = from_memory(case.left, case.right), tmp_path / "out"
+    broken = from_memory(case.left, np.ones_like(case.right))
+    for pairs, settings_ in (
+        (source, Settings(checked={"nobody": True})),
+        (source, Settings(device="gpu")),
+        (source, Settings(workers=-1)),
+        (source, Settings(joint=True)),
+        (broken, CPU),
+    ):
+        with pytest.raises((DataError, ConfigError)):
+            audit_to_folder(pairs, out, settings_)
+        assert not contents(out)
+    audit_to_folder(source, out, CPU)
+    assert sorted(contents(out)) == FILES
+
+
+def test_the_most_suspicious_are_mended(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(audit_module, "MAX_SUGGESTED", 5)
+    found = mispair.audit(case.left, case.right, device="cpu")
+    assert len(found.mended) == 5
+    others = found.match_score[np.setdiff1d(np.flatnonzero(found.is_mismatch), found.mended)]
+    assert found.match_score[found.mended].max() <= others.min()
+    assert any("only for the 5 most suspicious" in note for note in found.notes)
+    assert found.summary["flagged"] > 5
+    assert {row["id"] for row in found.suggestions.to_pylist()} <= {str(row) for row in found.mended}
+
+
+def test_noise_is_noticed() -> None:
+    rng = np.random.default_rng(2)
+    found = mispair.audit(rng.standard_normal((200, 8)), rng.standard_normal((200, 8)), device="cpu")
+    assert any("Hardly any measure" in note for note in found.notes)

@@ -1,0 +1,152 @@
+"""`mispair audit` in a folder that holds a finished audit already."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from audit_cases import contents, make_case, write_clip
+from mispair.auditing import audit as audit_module
+from mispair.auditing.sources import from_training
+from mispair.cli.main import main
+from mispair.data.shapes import dataset
+
+pytest.importorskip("pyarrow")
+
+Capture = pytest.CaptureFixture[str]
+ENDED = "This audit has ended already; nothing was computed again."
+
+pytestmark = pytest.mark.usefixtures("hurried")
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> Path:
+    """A folder of embeddings, and its audit in the folder that is used when none is named."""
+    monkeypatch.chdir(tmp_path)
+    case = make_case(100, 0.3)
+    write_clip(tmp_path / "in", case.left, case.right, {"id": [f"p{row}" for row in range(100)]})
+    Path("checked.csv").write_text("id,right\np1,no\n")
+    assert audit("in") == 0
+    assert "Report: audit/report.html" in capsys.readouterr().out
+    return tmp_path
+
+
+def audit(*arguments: object) -> int:
+    return main(["audit", *map(str, arguments), "--device", "cpu"])
+
+
+def never(*_: object, **__: object) -> None:
+    raise AssertionError("it has started to work")
+
+
+def test_nothing_is_done_again(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    monkeypatch.setattr(audit_module, "audit_source", never)
+    before = contents(place)
+    for source in ("in", place / "in"):
+        assert audit(source) == 0
+        told = capsys.readouterr()
+        assert ENDED in told.err
+        assert "of 100 pairs look wrong" in told.out
+        assert "Report: audit/report.html" in told.out
+    assert audit("in", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == {"out": "audit", **json.loads(Path("audit/summary.json").read_text())}
+    assert contents(place) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "changed"),
+    [
+        (["in", "--checked", "checked.csv"], "(--checked changed since)"),
+        (["in", "--joint"], "(--joint changed since)"),
+        (["in", "--images", "in"], "(--images changed since)"),
+        (
+            ["--left", "in/img_emb/img_emb_0.npy", "--right", "in/text_emb/text_emb_0.npy"],
+            "(the source, --left, --right",
+        ),
+    ],
+)
+def test_another_audit_is_refused(place: Path, capsys: Capture, options: list[str], changed: str) -> None:
+    before = contents(place)
+    assert audit(*options) == 2
+    error = capsys.readouterr().err
+    assert f"audit holds an audit of other pairs or with other settings {changed}" in error
+    assert "give another --out to keep it, or --overwrite to replace it." in error
+    assert contents(place) == before
+
+
+def test_a_mistake_is_named_before_what_is_there(place: Path, capsys: Capture) -> None:
+    assert (place / "audit").exists()
+    for options, words in (([], "Give a folder to audit"), (["none"], "none: no such file or folder")):
+        assert audit(*options) == 2
+        assert words in capsys.readouterr().err
+
+
+def test_an_input_that_was_written_again_is_another(place: Path, capsys: Capture) -> None:
+    path = place / "in/img_emb/img_emb_0.npy"
+    later = path.stat().st_mtime_ns + 1
+    os.utime(path, ns=(later, later))
+    assert audit("in") == 2
+    assert "(the source changed since)" in capsys.readouterr().err
+    assert audit("in", "--overwrite") == 0
+    assert audit("in") == 0
+    assert ENDED in capsys.readouterr().err
+
+
+def test_a_folder_of_which_a_part_was_taken_away_has_not_ended(place: Path, capsys: Capture) -> None:
+    (place / "audit/report.html").unlink()
+    assert audit("in") == 2
+    assert "audit is not empty; give another --out, or --overwrite" in capsys.readouterr().err
+
+
+def test_an_audit_that_is_replaced_has_not_ended_before_it_has(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(audit_module, "find_partners", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        assert audit("in", "--joint", "--overwrite") == 2  # refused: the old audit stays
+        assert (place / "audit/ended.json").exists()
+        assert audit("in", "--checked", "checked.csv", "--overwrite") == 130
+        assert not (place / "audit/ended.json").exists()
+    monkeypatch.setattr(audit_module, "_learn", never)
+    assert audit("in", "--checked", "checked.csv") == 0  # goes on
+    assert audit("in", "--checked", "checked.csv") == 0
+
+
+def test_a_clean_copy_is_made_later(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    assert audit("in", "--out", "other", "--clean", "wanted") == 0
+    monkeypatch.setattr(audit_module, "audit_source", never)
+    assert audit("in", "--clean", "clean") == 0
+    assert contents(place / "clean") == contents(place / "wanted")
+    before = contents(place)
+    assert audit("in", "--clean", "clean") == 0
+    assert "Without the wrong ones: clean" in capsys.readouterr().out
+    assert contents(place) == before
+    Path("mine").mkdir()
+    Path("mine/thesis.txt").write_text("important")
+    assert audit("in", "--clean", "mine") == 2
+    assert "mine is not empty; give another --clean" in capsys.readouterr().err
+
+
+def test_results_beside_the_data_do_not_change_it(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.chdir(place / "in")
+    assert audit(".") == 0
+    assert audit(".") == 0
+    assert ENDED in capsys.readouterr().err
+
+
+def test_the_data_of_a_run_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = dataset.make(tmp_path / "data", train=24, dev=6, test=6)
+    small = ["--embed-size", "16", "--word-size", "8", "--epochs", "1", "--warmup-epochs", "0", "--device", "cpu"]
+    assert main(["train", "--data", str(data), "--method", "plain", *small, "--out", "run"]) == 0
+    assert audit("run") == 0
+    monkeypatch.setattr(from_training, "from_run", never)
+    assert audit("run") == 0
+    assert ENDED in capsys.readouterr().err
+    np.save(data / "train_ims.npy", np.load(data / "train_ims.npy") + 1)
+    assert audit("run") == 2
+    assert "(the source changed since)" in capsys.readouterr().err

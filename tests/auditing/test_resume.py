@@ -1,0 +1,90 @@
+"""Folders of audits that were killed: what is taken away, what is refused, what is kept."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from audit_cases import contents, make_case, write_clip
+from mispair.auditing import audit as audit_module
+from mispair.auditing.audit import Settings, audit_to_folder, check_free
+from mispair.auditing.sources.source import open_source
+from mispair.errors import DataError
+
+pytest.importorskip("pyarrow")
+
+CPU = Settings(device="cpu")
+FILES = ["pairs.csv", "pairs.parquet", "report.html", "suggestions.csv", "summary.json"]
+
+
+pytestmark = pytest.mark.usefixtures("hurried")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    case = make_case(100, 0.3)
+    return write_clip(tmp_path / "in", case.left, case.right)
+
+
+def interrupt(folder: Path, out: Path) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(audit_module, "find_partners", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            audit_to_folder(open_source(folder), out, CPU)
+
+
+def test_what_killed_writers_left_is_taken_away(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    interrupt(folder, out)
+    for name in ("pairs.parquet", "report.html"):
+        (out / f".{name}.4711.tmp").write_text("half of it")
+    mine = [".pairs.parquet.mine.tmp", ".thesis.txt.4711.tmp", "pairs.parquet.4711.tmp"]
+    for name in mine:
+        (out / name).write_text("not ours")
+    audit_to_folder(open_source(folder), out, CPU)
+    assert sorted(contents(out)) == sorted([*FILES, *mine])
+
+
+def test_an_audit_that_was_killed_at_once_is_not_in_the_way(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    (out / "unfinished").mkdir(parents=True)
+    (out / "unfinished/.audit.json.4711.tmp").write_text("{")
+    audit_to_folder(open_source(folder), out, CPU)
+    assert sorted(contents(out)) == FILES
+    other = tmp_path / "other"
+    (other / "unfinished").mkdir(parents=True)
+    (other / "unfinished/thesis.txt").write_text("important")
+    with pytest.raises(DataError, match="is not empty"):
+        check_free(other, overwrite=False)
+
+
+def test_vectors_that_have_changed_are_noticed(folder: Path, tmp_path: Path) -> None:
+    """Even where only a few of very many rows have."""
+    out = tmp_path / "out"
+    interrupt(folder, out)
+    before = contents(out)
+    path = folder / "img_emb/img_emb_0.npy"
+    written = path.stat().st_mtime_ns
+    np.save(path, np.load(path))
+    os.utime(path, ns=(written + 1, written + 1))
+    with pytest.raises(DataError, match=r"with other settings \(the input changed since\); give another --out"):
+        audit_to_folder(open_source(folder), out, CPU)
+    with pytest.raises(DataError, match=r"\(the input, --checked changed since\)"):
+        audit_to_folder(open_source(folder), out, Settings(device="cpu", checked={"1": True}))
+    assert contents(out) == before
+    os.utime(path, ns=(written, written))
+    audit_to_folder(open_source(folder), out, CPU)
+    assert sorted(contents(out)) == FILES
+
+
+def test_few_pairs_are_counted_without_the_unreadable(monkeypatch: pytest.MonkeyPatch) -> None:
+    import mispair
+
+    case = make_case(160, 0.3)
+    case.left[60:] = np.nan
+    monkeypatch.setattr(audit_module, "FEW_PAIRS", 100)
+    notes = mispair.audit(case.left, case.right, device="cpu").notes
+    assert any(note.startswith("60 pairs are few") for note in notes)

@@ -1,0 +1,179 @@
+"""The benchmarks measure the right things; how long these take is no test's business."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import mispair
+from mispair.bench.measure import epoch_time, step_speed
+from mispair.bench.measure.reference_loops import count_ranks
+from mispair.cli.main import main
+from mispair.config import Config
+from mispair.data import synthetic
+from mispair.data.pairs import Regions, Tokens
+from mispair.data.vocabulary import END, START
+from mispair.functional.rank_correlation import ranks
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {"WIDTH": 8, "REGIONS": 3, "WORDS": 60, "NOISE": 5, "CHUNK": 4}.items():
+        monkeypatch.setattr(synthetic, name, value)
+    monkeypatch.setattr(step_speed, "WIDTH", 8)
+    monkeypatch.setattr(step_speed, "REGIONS", 3)
+    monkeypatch.setattr(step_speed, "SECONDS", 0.0)
+
+
+@pytest.fixture
+def captions(tmp_path: Path) -> Path:
+    lines = [f"the {'big ' * (number % 4)}dog number {number % 7}" for number in range(23)]
+    path = tmp_path / "caps.txt.gz"
+    path.write_bytes(gzip.compress("\n".join([*lines, ""]).encode()))
+    return path
+
+
+@pytest.mark.parametrize("real", [True, False])
+def test_a_stand_in_has_five_captions_an_image(real: bool, captions: Path) -> None:
+    pairs = synthetic.stand_in(captions if real else None, 9)
+    texts = pairs.right
+    assert isinstance(texts, Tokens)
+    assert len(pairs.left) == 9
+    assert Counter(pairs.link.tolist()) == dict.fromkeys(range(9), 5)
+    for row in range(45):
+        ids = texts.ids[texts.offsets[row] : texts.offsets[row + 1]].tolist()
+        assert ids[0] == START
+        assert ids[-1] == END
+        assert not {START, END} & set(ids[1:-1])
+        assert max(ids) < len(texts.vocabulary)
+    assert isinstance(pairs.left, Regions)
+    assert pairs.left.features.dtype == np.float16
+
+
+def test_captions_of_a_file_come_in_order_and_again(captions: Path) -> None:
+    texts = synthetic.read(captions, 50, seed=0)
+    assert texts.lengths[:5].tolist() == [6, 7, 8, 9, 6]  # the, dog, number and a digit, start and end
+    assert texts.lengths[23:28].tolist() == texts.lengths[:5].tolist()
+    assert synthetic.read(captions, 10, seed=1).lengths.tolist() == texts.lengths[10:20].tolist()
+
+
+def test_regions_carry_the_words_of_their_captions() -> None:
+    pairs = synthetic.stand_in(None, 30)
+    codes = np.random.default_rng(0).standard_normal((60, 8), dtype=np.float32)
+    texts = pairs.right
+    assert isinstance(texts, Tokens)
+    assert isinstance(pairs.left, Regions)
+    own = [set(texts.ids[texts.offsets[5 * i] : texts.offsets[5 * i + 5]].tolist()) for i in range(30)]
+    noise = np.random.default_rng([0, 1]).standard_normal((5, 8), dtype=np.float32)
+    for image in range(30):
+        for region in pairs.left.features[image].astype(np.float32):
+            apart = np.abs(region - codes[:, None] - noise).max(axis=2).min(axis=1)
+            assert int(apart.argmin()) in own[image]
+            assert apart.min() < 0.01
+
+
+def test_a_network_learns_from_a_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(synthetic, "REGIONS", 12)
+    monkeypatch.setattr(synthetic, "WIDTH", 32)
+    train = synthetic.stand_in(None, 50)
+    matcher = mispair.fit(
+        train, warmup_epochs=5, epochs=5, model="vse", embed_size=32, word_size=16, batch_size=32, lr=3e-3,
+        negatives_end=8, device="cpu", augment=False,
+    )  # fmt: skip
+    assert matcher.evaluate(train).averaged.rsum > 150  # chance: 2 * (2 + 10 + 20)
+
+
+def test_counted_ranks_are_ranks() -> None:
+    values = torch.tensor([0.3, 0.1, 0.3, 0.9, -2.0])
+    assert count_ranks(values).tolist() == ranks(values[None])[0].tolist()
+
+
+@pytest.mark.parametrize("model", ["sgr", "vse"])
+def test_both_ways_compute_the_same(model: str) -> None:
+    config = Config(model=model, batch_size=6, embed_size=16, sim_size=8, word_size=6, dropout=0.0, augment=False)  # type: ignore[arg-type]
+    contest = step_speed.SpeedComparison(config, synthetic.stand_in(None, 4), torch.device("cpu"))
+    batch = contest.batch(pad_shapes=False)
+    torch.testing.assert_close(contest.similarity(batch), contest.loop_similarity(batch), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["speed", "--batch-size", "1"], "--batch-size is 1; expected at least 2"),
+        (["speed", "--bank-size", "-3"], "--bank-size is -3"),
+        (["speed", "--images", "4", "--batch-size", "64"], "4 images have only 20 captions"),
+        (["epoch", "--images", "0"], "--images is 0"),
+        (["epoch", "--noise-file", "typo.npy"], "There is no typo.npy"),
+        (["audit", "shapes", "--pairs", "-4"], "--pairs is -4"),
+        (["audit", "shapes", "--ratio"], "--ratio needs shares"),
+        (["audit", "shapes", "--ratio", "1.5"], "--ratio needs shares"),
+        (["scale", "--pairs", "-5"], "--pairs is -5"),
+        (["scale", "--ratio", "3"], "--ratio needs shares"),
+    ],
+)
+def test_mistakes_become_sentences(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:
+    assert main(["bench", *arguments, "--device", "cpu"]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_bench_speed(capsys: pytest.CaptureFixture[str], captions: Path) -> None:
+    arguments = ["--batch-size", "4", "--embed-size", "8", "--images", "3", "--bank-size", "16", "--device", "cpu"]
+    assert main(["bench", "speed", *arguments, "--captions", str(captions), "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    whats = ["training step", "forward", "evaluation", "labels, bank of 16", "push, bank of 16"]
+    assert [row["what"] for row in figures["rows"]] == 2 * whats
+    for row in figures["rows"]:
+        assert row["ratio"] == pytest.approx(row["loop_ms"] / row["ours_ms"])
+    assert main(["bench", "speed", *arguments, "--model", "vse"]) == 0
+    assert "vse training step" in capsys.readouterr().out
+
+
+def test_bench_epoch(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    recipe = tmp_path / "tiny.toml"
+    recipe.write_text(
+        'data = "x"\nmethod = "repair"\nmodel = "vse"\nembed_size = 16\nword_size = 8\nbatch_size = 16\n'
+        "bank_size = 32\nwarmup_epochs = 5\nepochs = 40\nneighbours = 4\n"
+    )
+    command = ["bench", "epoch", "--recipe", str(recipe), "--images", "20", "--device", "cpu", "--bank-size", "8", "16"]
+    assert main([*command, "--json"]) == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert [phase["epochs"] for phase in figures["phases"]] == [5, 20, 20]
+    assert figures["phases"][0]["steps"] == 14  # two networks, 100 pairs
+    assert figures["schedule_seconds"] == pytest.approx(
+        sum(phase["first"] + (phase["epochs"] - 1) * phase["seconds"] for phase in figures["phases"])
+    )
+    assert figures["method"]["bank_pairs"] == [16, 16]  # trained with the largest
+    choices = [(choice["name"], choice["bank_size"]) for choice in figures["choices"]]
+    kinds = ("RC + drop", "RC + NPR")
+    assert choices == [("hard + drop", 0), *((name, size) for size in (8, 16) for name in kinds)]
+    no_bank, eight, _, sixteen, _ = (choice["bank_bytes"] for choice in figures["choices"])
+    assert no_bank == 0
+    assert sixteen == 2 * eight > 0
+    assert main(command) == 0
+    assert "What a bank costs" in capsys.readouterr().out
+
+
+def test_the_schedule_is_that_of_the_recipe() -> None:
+    phases = [
+        epoch_time.EpochTime("a", 2.0, 2.0, 0.0, 1, 5),
+        epoch_time.EpochTime("b", 5.0, 3.0, 0.5, 1, 40),
+        epoch_time.EpochTime("c", 9, 9, 1, 1, 0),
+    ]
+    assert epoch_time.Schedule("x", 10, phases, [], None, {}).seconds == 10 + 5 + 39 * 3
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\xff\xfe\x00bad"])
+def test_captions_that_cannot_be_read_get_a_sentence(
+    content: bytes | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "caps.txt"
+    if content is not None:
+        path.write_bytes(content)
+    assert main(["bench", "speed", "--captions", str(path), "--device", "cpu"]) == 2
+    assert "caps.txt" in capsys.readouterr().err

@@ -1,0 +1,141 @@
+"""A dry run: the first steps of every kind of training, and what they say about the whole."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from mispair.bench.suite import dry_run
+from mispair.bench.suite.dry_run import PhaseTime, Rehearsal, kinds, rehearse, typical
+from mispair.bench.suite.suite import Cell
+from mispair.cli.main import main
+from mispair.config import Config
+from mispair.methods.base import StepPlan
+from mispair.training.run_folder import Run
+from mispair.training.trainer import Trainer
+
+SMALL = Config(
+    model="vse", device="cpu", embed_size=8, word_size=8, batch_size=16, warmup_epochs=1, epochs=4, bank_size=32,
+    neighbours=4, noise_ratio=0.4,
+)  # fmt: skip
+
+
+def cell(**settings: object) -> Cell:
+    return Cell(str(settings), "x", replace(SMALL, **settings))  # type: ignore[arg-type]
+
+
+def test_trainings_that_take_as_long_are_one_kind() -> None:
+    same = [cell(seed=1), cell(tau=0.3), cell(eta=0.1), cell(noise_ratio=0.2)]
+    others = [cell(method="repair"), cell(bank_size=64), cell(batch_size=32)]
+    assert [len(group) for group in kinds([*same, *others])] == [4, 1, 1, 1]
+
+
+def test_the_typical_training_stands_for_the_mean_of_its_kind() -> None:
+    assert typical([cell(noise_ratio=ratio) for ratio in (0.2, 0.6, 0.4)]).config.noise_ratio == 0.4
+    assert typical([cell(noise_ratio=0.6)]).config.noise_ratio == 0.6
+
+
+def test_a_dry_run_needs_only_the_noise_files_that_it_reads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(dry_run, "STEPS", 1)
+    suite = tmp_path / "s.toml"
+    suite.write_text(
+        'title = "T"\ndata = "nowhere"\n[[part]]\nname = "a"\nkind = "retrieval"\nnoise = [0.2, 0.4, 0.6]\n'
+        "[part.rows]\n"
+        'plain = { recipe = "shapes/plain", embed_size = 8, word_size = 8, batch_size = 16 }\n'
+    )
+    command = ["bench", "run", str(suite), "--dry-run", "--images", "20", "--device", "cpu"]
+    command += ["--noise-file", str(tmp_path / "noise_{ratio}.npy")]
+    assert main(command) == 2
+    assert "noise_0.4.npy" in capsys.readouterr().err
+    np.save(tmp_path / "noise_0.4.npy", np.random.default_rng(0).permutation(np.repeat(np.arange(20), 5)))
+    assert main(command) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("  3 x plain-")
+    assert "noise-40" in said
+
+
+def test_time_of_a_whole_training() -> None:
+    phases = [PhaseTime("warm-up", 1, 0.0, 0.5, 10), PhaseTime("main", 4, 2.0, 0.25, 8)]
+    assert Rehearsal(cell(), 3, phases, 0.1, None).seconds == pytest.approx(5 + 4 * (2 + 2) + 5 * 0.1)
+
+
+def test_every_phase_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dry_run, "STEPS", 2)
+    told: list[str] = []
+    plain, repair = rehearse([cell(), cell(method="repair"), cell(method="repair", seed=1)], None, 20, told.append)
+    assert [kind.trainings for kind in (plain, repair)] == [1, 2]
+    assert len(told) == 2
+    assert [phase.name for phase in repair.phases] == ["warm-up", "main", "main, with noisy pairs"]
+    assert [phase.epochs for phase in repair.phases] == [1, 2, 2]
+    assert [phase.name for phase in plain.phases] == ["warm-up", "main"]  # it knows no noisy pairs
+    assert [phase.epochs for phase in plain.phases] == [1, 4]
+    assert [phase.steps for phase in plain.phases] == [7, 7]  # 100 pairs
+    assert repair.phases[0].steps == 14  # of two networks
+    assert repair.phases[1].steps == pytest.approx(2 * 60 / 16, abs=3)  # 60 of the pairs are right
+    assert all(phase.step > 0 for kind in (plain, repair) for phase in kind.phases)
+    assert repair.memory is None
+
+
+def test_the_clock_sees_only_shapes_that_came_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dry_run, "STEPS", 3)
+    made: list[tuple[int, ...]] = []
+    steps = Trainer.steps
+
+    def spied(trainer: Trainer, **part: int) -> Iterator[StepPlan]:
+        for work in steps(trainer, **part):
+            made.append(tuple(work.pairs))
+            yield work
+
+    monkeypatch.setattr(Trainer, "steps", spied)
+    list(rehearse([cell(epochs=1, warmup_epochs=0)], None, 20, lambda _: None))
+    assert len(made) == 3 * (dry_run.FIRST + dry_run.TIMED)
+    assert made[:3] * 4 == made
+    assert len(set(made)) == 3
+
+
+def test_a_kind_that_runs_out_of_memory_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed: list[Path] = []
+    close = Run.close
+
+    def spied(run: Run) -> None:
+        closed.append(run.path)
+        close(run)
+
+    def full(*_: object, **__: object) -> Iterator[StepPlan]:
+        raise torch.OutOfMemoryError("full")
+
+    monkeypatch.setattr(Run, "close", spied)
+    monkeypatch.setattr(Trainer, "steps", full)
+    (failed,) = rehearse([cell()], None, 20, lambda _: None)
+    assert failed.error == "full"
+    assert len(closed) == 1
+
+
+def test_what_does_not_run_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(dry_run, "STEPS", 1)
+    suite = tmp_path / "s.toml"
+    small = "embed_size = 8, word_size = 8, batch_size = 16"
+    suite.write_text(
+        'title = "T"\ndata = "nowhere"\n[[part]]\nname = "a"\nkind = "retrieval"\nnoise = [0.4]\n[part.rows]\n'
+        f'plain = {{ recipe = "shapes/plain", {small} }}\n'
+        f'towers = {{ recipe = "shapes/plain", model = "two-tower", {small} }}\n'
+    )
+    command = ["bench", "run", str(suite), "--dry-run", "--images", "20", "--device", "cpu"]
+    assert main(command) == 1
+    said = capsys.readouterr().out
+    assert "2 trainings, 2 kinds" in said
+    assert main([*command, "--json"]) == 1
+    errors = [kind["error"] for kind in json.loads(capsys.readouterr().out)]
+    assert errors[0] is None
+    assert errors[1]
+    assert not (Path("results") / "s").exists()

@@ -1,0 +1,405 @@
+"""`mispair bench run`: what is missing is trained, by one process or several, and nothing twice."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from mispair.bench.suite import record as record_module
+from mispair.bench.suite import runner
+from mispair.bench.suite.record import ETAS, RECORD, RUN, Record, noise_hash, read_record, run_cell, write_record
+from mispair.bench.suite.results_folder import check_data, check_folder, claim_folder, read_results
+from mispair.bench.suite.runner import CELLS, CLAIM, CellState, folder_of, run_cells, seconds_left, state
+from mispair.bench.suite.suite import Cell, Suite, digest, read_suite
+from mispair.cli.main import main
+from mispair.config import Config, find_packaged, read_recipe, to_toml
+from mispair.data.shapes import dataset
+from mispair.errors import ConfigError, DataError
+
+SMALL = "embed_size = 8, word_size = 8, epochs = 2, warmup_epochs = 1, batch_size = 16, bank_size = 32"
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("suite")
+    data = dataset.make(folder / "shapes", train=16, dev=6, test=6)
+    path = folder / "tiny.toml"
+    path.write_text(
+        f'title = "Tiny"\ndata = "{data}"\n'
+        '[[part]]\nname = "noise"\nkind = "retrieval"\nnoise = [0.4]\n[part.rows]\n'
+        f'plain = {{ recipe = "shapes/plain", {SMALL} }}\nREPAIR = {{ recipe = "shapes/repair", {SMALL} }}\n'
+    )
+    return path
+
+
+@pytest.fixture(scope="module")
+def suite(file: Path) -> Suite:
+    return replace(read_suite(file), device="cpu")
+
+
+@pytest.fixture(scope="module")
+def done(file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A results folder in which everything has ended."""
+    out = tmp_path_factory.mktemp("done") / "results"
+    assert main(["bench", "run", str(file), "--device", "cpu", "--out", str(out), "--jobs", "2"]) == 0
+    return out
+
+
+def record_of(cell: Cell, **values: object) -> Record:
+    start = Record(cell.name, cell.label, digest(cell.config), asdict(cell.config), "done")
+    return replace(start, test={"network": {"rsum": 100.0}}, **values)  # type: ignore[arg-type]
+
+
+def test_everything_is_trained_and_described(suite: Suite, done: Path) -> None:
+    found = read_results(done)
+    assert (found.suite.name, found.seeds, found.suite.data) == ("tiny", 1, suite.data)
+    records = found.records(done)
+    plain, repair = (records[cell.name] for cell in suite.cells(1))
+    assert (plain.status, repair.status) == ("done", "done")
+    assert set(plain.test) == {"network"}
+    assert set(repair.test) == {"network A", "network B", "averaged"}
+    assert len(repair.validation) == 3
+    assert repair.data["mismatch"] == pytest.approx(0.4, abs=0.05)
+    assert repair.data["noise_file"] is None
+    assert repair.environment["device"] == "cpu"
+    assert repair.alone()["rsum"] == pytest.approx(
+        np.mean([repair.test[name]["rsum"] for name in ("network A", "network B")])
+    )
+    assert [point["eta"] for point in repair.eta] == list(ETAS)
+    assert all(0 <= point[name] <= 1 for point in repair.eta for name in ("accuracy", "recall"))
+    assert all(0 <= point.get("precision", 1) <= 1 for point in repair.eta)
+    assert {example["kind"] for example in repair.examples} >= {"right", "wrong"}
+    assert plain.eta == plain.examples == []
+
+
+def test_what_has_ended_is_not_trained_again(file: Path, done: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = {path: path.stat().st_mtime_ns for path in done.glob(f"{CELLS}/*/{RECORD}")}
+    assert main(["bench", "run", str(file), "--device", "cpu", "--out", str(done), "--json"]) == 0
+    assert {path: path.stat().st_mtime_ns for path in done.glob(f"{CELLS}/*/{RECORD}")} == before
+    assert len(json.loads(capsys.readouterr().out)["trainings"]) == 2
+
+
+def test_the_result_is_that_of_an_ordinary_training(suite: Suite, done: Path, tmp_path: Path) -> None:
+    cell = suite.cells(1)[1]
+    again = run_cell(cell, tmp_path)
+    found = read_record(folder_of(done, cell))
+    assert found is not None
+    assert (again.test, again.eta, again.examples) == (found.test, found.eta, found.examples)
+
+
+def test_killed_half_way_and_started_again_it_runs_what_is_missing(file: Path, done: Path, tmp_path: Path) -> None:
+    out = tmp_path / "results"
+    command = [sys.executable, "-m", "mispair", "bench", "run", str(file), "--device", "cpu", "--out", str(out)]
+    process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
+    until = time.monotonic() + 120
+    while not list(out.glob(f"{CELLS}/repair*/run/checkpoints/*.pt")) and time.monotonic() < until:
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    ended = {path.parent.name: path.stat().st_mtime_ns for path in out.glob(f"{CELLS}/*/{RECORD}")}
+    assert main(command[3:]) == 0
+    for name, moment in ended.items():
+        assert (out / CELLS / name / RECORD).stat().st_mtime_ns == moment
+    unbroken = read_results(done).records(done)
+    for name, record in read_results(out).records(out).items():
+        assert record.test == unbroken[name].test
+
+
+def test_a_termination_is_passed_on_and_saves(file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "results"
+    command = [sys.executable, "-m", "mispair", "bench", "run", str(file), "--device", "cpu", "--out", str(out)]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    until = time.monotonic() + 120
+    while not list(out.glob(f"{CELLS}/repair*/run/metrics.jsonl")) and time.monotonic() < until:
+        time.sleep(0.02)
+    process.terminate()
+    _, said = process.communicate(timeout=60)
+    assert "the same command goes on" in said
+    assert process.returncode == 143
+    assert not any(state(out, cell).status == "running" for cell in read_suite(file).cells(1))
+
+
+def test_two_processes_share_a_folder(suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cells, trained = suite.cells(1), []
+
+    def train(cell: Cell, folder: Path) -> None:
+        trained.append(cell.name)
+        if len(trained) == 1:
+            runner._work(list(cells), tmp_path, 1)  # another process that comes while the first cell is trained
+        write_record(folder, record_of(cell))
+
+    monkeypatch.setattr(runner, "run_cell", train)
+    monkeypatch.setattr("torch.set_num_threads", lambda _: None)
+    runner._work(list(cells), tmp_path, 1)
+    assert sorted(trained) == sorted(cell.name for cell in cells)
+
+
+def test_a_failure_is_written_down_and_the_rest_goes_on(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = file.read_text().replace("REPAIR =", 'broken = { recipe = "shapes/plain", model = "two-tower" }\nREPAIR =')
+    broken, out = tmp_path / "broken.toml", tmp_path / "results"
+    broken.write_text(text)
+    command = ["bench", "run", str(broken), "--device", "cpu", "--out", str(out), "--only", "plain"]
+    assert main(command) == 1
+    said = capsys.readouterr().out
+    assert "1 failed" in said
+    assert "1 done" in said
+    states = {cell.label: state(out, cell) for cell in read_suite(broken).cells(1)}
+    assert [states[name].status for name in ("broken", "plain", "REPAIR")] == ["failed", "done", "waiting"]
+    assert states["broken"].record is not None
+    assert states["broken"].record.error
+    record = folder_of(out, states["broken"].cell) / RECORD
+    before = record.stat().st_mtime_ns
+    assert main(command) == 1
+    assert record.stat().st_mtime_ns == before
+    assert main([*command, "--retry"]) == 1
+    assert record.stat().st_mtime_ns > before
+
+
+def test_how_far_a_cell_is(suite: Suite, tmp_path: Path) -> None:
+    cell = suite.cells(1)[0]
+    folder = folder_of(tmp_path, cell)
+    assert state(tmp_path, cell) == CellState(cell, "waiting")
+    (folder / "run").mkdir(parents=True)
+    (folder / "run" / "metrics.jsonl").write_text('{"event": "validation", "rsum": 1}\n{"event": "method"}\n')
+    (folder / CLAIM).write_text(json.dumps({"host": "elsewhere", "pid": 1}))
+    running = state(tmp_path, cell)
+    assert (running.status, running.epochs, running.said()) == ("running", 1, "epoch 2 of 3")
+    write_record(folder, record_of(cell, status="failed", error="It broke."))
+    assert state(tmp_path, cell).said() == "failed: It broke."
+    (folder / RECORD).write_text("{")
+    assert state(tmp_path, cell).status == "running"  # a record that is not whole counts for nothing
+
+
+def test_time_left() -> None:
+    def one(method: str, seconds: float | None, epochs: int = 0, status: str = "waiting") -> CellState:
+        config = replace(Config(), method=method, warmup_epochs=0, epochs=10)
+        cell = Cell(method, method, config)
+        epoch = {"seconds": seconds}
+        record = None if seconds is None else record_of(cell, validation=[epoch])
+        return CellState(cell, "done" if record else status, record, epochs)  # type: ignore[arg-type]
+
+    assert seconds_left([one("plain", None)]) is None
+    states = [one("plain", 10.0), one("ncr", 30.0), one("plain", None), one("decl", None), one("ncr", None, 5)]
+    assert seconds_left(states) == pytest.approx(10 + 20 + 15)
+    running = [one("plain", 10.0), one("plain", None, 5, "running"), one("plain", None, 0, "running")]
+    assert seconds_left(running) == pytest.approx((5 + 10) / 2)
+
+
+def test_nothing_to_do_starts_nothing(suite: Suite, done: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(runner, "_work", refuse)
+    states = run_cells(suite.cells(1), done, jobs=4, console=Console(quiet=True))
+    assert [one.status for one in states] == ["done", "done"]
+
+
+def test_folders_of_something_else_are_refused(suite: Suite, done: Path, tmp_path: Path) -> None:
+    (tmp_path / "photo.jpg").write_text("")
+    with pytest.raises(ConfigError, match="is not a results folder"):
+        check_folder(tmp_path, suite)
+    with pytest.raises(ConfigError, match="holds the results of the suite tiny"):
+        check_folder(done, read_suite("shapes"))
+    with pytest.raises(DataError, match="is not a results folder"):
+        read_results(tmp_path)
+
+
+@pytest.mark.parametrize("there", [[], ["suite.toml"], ["suite.toml", "cells"], [".suite.json.1.tmp"]])
+def test_a_folder_that_others_have_just_begun_is_welcome(suite: Suite, tmp_path: Path, there: list[str]) -> None:
+    for name in there:
+        (tmp_path / name).touch()
+    assert check_folder(tmp_path, suite) == suite
+
+
+def test_noise_files_are_remembered_and_never_come_late(file: Path, suite: Suite, done: Path, tmp_path: Path) -> None:
+    named = replace(suite, noise_file="{ratio}.npy")
+    claim_folder(tmp_path / "r", str(file), named, 1)
+    assert check_folder(tmp_path / "r", suite) == named
+    with pytest.raises(ConfigError, match="was begun without --noise-file"):
+        check_folder(done, named)
+
+
+def test_other_noise_is_refused_whatever_is_asked_for(suite: Suite, tmp_path: Path) -> None:
+    first, second = replace(suite, noise_file=str(tmp_path / "{ratio}.npy")).cells(1)
+    np.save(tmp_path / "0.4.npy", np.arange(3))
+    data = {"pairs": 80, "noise_file": noise_hash(first.config.noise_file)}
+    write_record(folder_of(tmp_path, first), record_of(first, data=data))
+    check_data(tmp_path, [first, second], 80)
+    np.save(tmp_path / "0.4.npy", np.arange(4))
+    with pytest.raises(ConfigError, match="another noise file than"):
+        check_data(tmp_path, [first, second], 80)
+    (tmp_path / "0.4.npy").unlink()  # another share of noise is asked for
+    check_data(tmp_path, [first, second], 80)
+
+
+def test_data_of_another_size_is_refused_for_other_rows_too(
+    file: Path, done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = shutil.copytree(done, tmp_path / "results")
+    shutil.rmtree(next((out / CELLS).glob("repair-*")))
+    other = dataset.make(tmp_path / "other", train=12, dev=6, test=6)
+    command = ["bench", "run", str(file), "--device", "cpu", "--out", str(out), "--data", str(other)]
+    assert main([*command, "--only", "repair"]) == 2
+    assert "holds trainings on 80 pairs" in capsys.readouterr().err
+
+
+def test_data_of_another_size_is_refused(suite: Suite, done: Path) -> None:
+    record = read_record(folder_of(done, suite.cells(1)[0]))
+    assert record is not None
+    check_data(done, suite.cells(1), record.data["pairs"])
+    with pytest.raises(ConfigError, match=r"holds trainings on .* pairs, but .* has 7; give the same --data"):
+        check_data(done, suite.cells(1), 7)
+
+
+def test_own_recipes_travel_with_the_results(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = tmp_path / "own"
+    (own / "recipes").mkdir(parents=True)
+    shutil.copy(find_packaged("recipe", "shapes/plain"), own / "recipes/mine.toml")
+    head = 'title = "Own"\ndata = "shapes"\n[[part]]\nname = "a"\nkind = "retrieval"\n[part.rows]\n'
+    (own / "suite.toml").write_text(head + 'x = "recipes/mine.toml"\n')
+    suite = read_suite(own / "suite.toml")
+    (name,) = (cell.name for cell in suite.cells(1))
+    claim_folder(tmp_path / "results", str(own / "suite.toml"), suite, 1)
+    shutil.rmtree(own)
+    monkeypatch.chdir(file.parent)
+    assert [cell.name for cell in read_results(tmp_path / "results").suite.cells(1)] == [name]
+    assert name.startswith("mine-")
+
+
+def test_recipes_from_elsewhere_travel_too(tmp_path: Path) -> None:
+    own, text = tmp_path / "own", find_packaged("recipe", "shapes/plain").read_text()
+    own.mkdir()
+    for path, size in ((tmp_path / "a.toml", 8), (own / "a.toml", 16), (tmp_path / "b.toml", 32)):
+        path.write_text(text.replace("embed_size = 64", f"embed_size = {size}"))
+    head = 'title = "Own"\ndata = "shapes"\n[[part]]\nname = "a"\nkind = "retrieval"\n[part.rows]\n'
+    (own / "suite.toml").write_text(f'{head}x = "../a.toml"\ny = "a.toml"\nz = "{tmp_path / "b.toml"}"\n')
+    suite = read_suite(own / "suite.toml")
+    claim_folder(tmp_path / "results", str(own / "suite.toml"), suite, 1)
+    shutil.rmtree(own)
+    (tmp_path / "a.toml").unlink()
+    (tmp_path / "b.toml").write_text(text)  # changed since
+    assert [cell.config.embed_size for cell in read_results(tmp_path / "results").suite.cells(1)] == [8, 16, 32]
+
+
+def test_a_full_disk_is_no_result(suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        try:
+            raise OSError(28, "No space left on device")
+        except OSError as error:
+            raise DataError(f"best.safetensors: the file cannot be written ({error.strerror}).") from None
+
+    cell = suite.cells(1)[0]
+    monkeypatch.setattr(record_module, "train_splits", full)
+    with pytest.raises(DataError, match="No space left"):
+        run_cell(cell, tmp_path)
+    assert not (tmp_path / RECORD).exists()
+
+
+def test_an_endless_error_is_cut(suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise DataError(f"Not finite. Pairs: {', '.join(map(str, range(500)))}. Lower --lr.")
+
+    monkeypatch.setattr(record_module, "train_splits", broken)
+    error = run_cell(suite.cells(1)[0], tmp_path).error
+    assert error is not None
+    assert error.startswith("Not finite. Pairs: 0, 1")
+    assert error.endswith("499. Lower --lr.")
+    assert len(error) < 400
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"status": "other"},
+        {"name": "another-cell"},
+        {"test": {}},
+        {"test": {"network A": {"rsum": 1.0}, "network B": {"rsum": 1.0}}},
+        {"test": {"network": 5}},
+        {"test": {"network": {"rsum": float("nan")}}},
+        {"validation": [{"epoch": 0}]},
+        {"validation": ["x"]},
+        {"environment": None},
+    ],
+)
+def test_a_damaged_record_is_none(
+    suite: Suite, done: Path, tmp_path: Path, damage: dict[str, object], capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = tmp_path / "results"
+    shutil.copytree(done, results, ignore=shutil.ignore_patterns(RUN))
+    cell = suite.cells(1)[0]
+    file = folder_of(results, cell) / RECORD
+    file.write_text(json.dumps({**json.loads(file.read_text()), **damage}))
+    assert state(results, cell).status == "waiting"
+    assert main(["bench", "report", str(results)]) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith("1 of 2 trainings.")
+    assert f"Left out, as damaged or of no row of suite.toml: {cell.name}." in said.err
+
+
+def test_a_training_goes_on_where_its_data_is_now(suite: Suite, tmp_path: Path) -> None:
+    """Begun by another machine, which has the data elsewhere."""
+    cell = suite.cells(1)[0]
+    settings = tmp_path / RUN / "config.toml"
+    settings.parent.mkdir()
+    settings.write_text(to_toml(replace(cell.config, data="/mnt/other/shapes", device="auto")))
+    (settings.parent / "checkpoints").mkdir()
+    (settings.parent / "checkpoints/step-000000001-0.pt").touch()  # damaged, but something was trained
+    record = run_cell(cell, tmp_path)
+    assert record.status == "done", record.error
+    assert read_recipe(settings) == cell.config
+
+
+def test_a_cell_that_cannot_even_begin_does_not_hold_up_the_others(
+    suite: Suite, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    first, second = suite.cells(1)
+    (tmp_path / CELLS).mkdir()
+    (tmp_path / CELLS / first.name).touch()  # a file where its folder should be
+    console = Console(file=(said := io.StringIO()), width=500)
+    states = run_cells([first, second], tmp_path, console=console)
+    assert [one.status for one in states] == ["waiting", "done"]
+    assert "1 of 1 processes ended before their work was done (exit code 1)" in said.getvalue()
+    assert "Error" in capfd.readouterr().err
+
+
+def test_more_seeds_are_remembered(file: Path, suite: Suite, tmp_path: Path) -> None:
+    for seeds, known in ((2, 2), (1, 2), (3, 3)):
+        claim_folder(tmp_path / "r", str(file), suite, seeds)
+        assert read_results(tmp_path / "r").seeds == known
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--seeds", "0"], "--seeds is 0"),
+        (["--jobs", "0"], "--jobs is 0"),
+        (["--dry-run", "--images", "0"], "--images is 0"),
+        (["--only", "nothing"], "nothing here is called nothing"),
+        (["--data", "nowhere"], "nowhere"),
+        (["--noise-file", "a.npy"], "needs {ratio}"),
+        (["--noise-file", "{ratio}.npy"], "There is no 0.4.npy"),
+        (["--noise-file", "{ratio}_{seed}_{.npy"], "There is no 0.4_{seed}_{.npy"),
+        (["--device", "abacus"], "is no device"),
+    ],
+)
+def test_mistakes_become_sentences(
+    file: Path, tmp_path: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "results"
+    assert main(["bench", "run", str(file), "--out", str(out), *arguments]) == 2
+    assert message in capsys.readouterr().err
+    assert not out.exists()

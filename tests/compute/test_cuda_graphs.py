@@ -1,0 +1,133 @@
+"""Recorded steps: what counts as the same shape, and that repeating gives what running gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import mispair
+from kernel_marks import needs_gpu
+from mispair.compute.cuda_graphs import SEEN, CudaGraphStep, _rebuilt, _shape, _tensors
+from mispair.data.batches import Items
+from tiny import tiny_pairs
+
+
+@dataclass(frozen=True)
+class Nested:
+    items: Items
+    parts: tuple[Items, ...]
+    extra: Tensor | None
+    flag: str
+
+
+def nested(seed: int, rows: int = 2, extra: bool = True, flag: str = "a", capacity: int = 7) -> Nested:
+    generator = torch.Generator().manual_seed(seed)
+    first, second, third = (torch.rand(rows, 3, generator=generator) for _ in range(3))
+    return Nested(Items(first, capacity=capacity), (Items(second), Items(third)), first.sum() if extra else None, flag)
+
+
+def test_the_shape_is_all_but_the_numbers() -> None:
+    shape = _shape(nested(0))
+    assert shape == _shape(nested(1))
+    assert hash(shape) == hash(_shape(nested(1)))
+    others = [nested(0, rows=3), nested(0, extra=False), nested(0, flag="b"), nested(0, capacity=8)]
+    assert len({shape, *map(_shape, others)}) == 5
+    assert _shape(torch.zeros(2)) != _shape(torch.zeros(2, dtype=torch.long))
+
+
+def test_inputs_are_built_again_around_other_tensors() -> None:
+    first, second = nested(0), nested(1)
+    built = _rebuilt(first, iter(list(_tensors(second))))
+    assert isinstance(built, Nested)
+    assert all(a is b for a, b in zip(_tensors(built), _tensors(second), strict=True))
+    assert len(list(_tensors(built))) == 4
+    assert built.flag == "a"
+    assert built.items.capacity == 7
+
+
+def test_without_recording_the_step_is_just_called() -> None:
+    seen: list[Any] = []
+    replay = CudaGraphStep(seen.append, on=False)
+    for number in range(3):
+        replay((torch.tensor(number),))
+    assert [int(inputs[0]) for inputs in seen] == [0, 1, 2]
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_a_repeated_step_is_the_step() -> None:
+    """Dropout included: both draw from the same stream of random numbers, so only its distribution is compared."""
+    results = []
+    for on in (False, True):
+        torch.manual_seed(0)
+        layer = nn.Linear(5, 3).cuda()
+        optimizer = torch.optim.Adam(layer.parameters(), torch.tensor(0.01, device="cuda"), fused=True, capturable=True)
+
+        def step(inputs: tuple[Tensor, Tensor], layer: nn.Linear = layer, optimizer: Any = optimizer) -> Tensor:
+            x, y = inputs
+            optimizer.zero_grad(set_to_none=True)
+            loss = (layer(x) - y).square().mean()
+            loss.backward()
+            optimizer.step()
+            return torch.as_tensor(loss.detach())
+
+        replay, generator = CudaGraphStep(step, on=on), torch.Generator().manual_seed(1)
+        losses = []
+        for number in range(12):
+            rows = 4 + number % 3  # three shapes that take turns
+            parts = torch.rand(rows, 5, generator=generator), torch.rand(rows, 3, generator=generator)
+            losses.append(float(replay((parts[0].cuda(), parts[1].cuda()))))
+        assert len(replay._recorded) == (3 if on else 0)
+        results.append([*losses, *layer.weight.flatten().tolist()])
+    assert results[0] == pytest.approx(results[1], rel=1e-5, abs=1e-6)
+    assert SEEN == 2
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_memory_is_given_back_when_the_last_step_has_ended() -> None:
+    """Steps take long and much memory, and nobody waits for them before the end."""
+    before, total = torch.cuda.memory_reserved(), torch.zeros((), device="cuda")
+
+    def step(x: Tensor) -> None:
+        product = x
+        for _ in range(20):
+            product = (product @ x).tanh()
+        total.add_(product.sum())
+
+    results = []
+    for on in (False, True):
+        total.zero_()
+        with CudaGraphStep(step, on=on) as replay:
+            for _ in range(6):
+                replay(torch.full((4096, 4096), 1e-3, device="cuda"))
+        results.append(float(total))
+    assert results[1] == pytest.approx(results[0])
+    assert torch.cuda.memory_reserved() - before < 2**28
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize(
+    ("method", "model"),
+    [
+        ("plain", "vse"), ("plain", "saf"), ("plain", "scan"), ("repair", "vse"), ("repair", "sgr"), ("decl", "sgr"),
+        ("ncr", "sgr"), ("bicro", "sgr"),
+    ],
+)  # fmt: skip
+def test_recorded_training_is_training(method: str, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings: dict[str, Any] = {
+        "method": method, "model": model, "embed_size": 128, "sim_size": 32, "batch_size": 20, "epochs": 2,
+        "warmup_epochs": 2, "dropout": 0.0, "precision": "float32", "lr": 1e-3, "negatives_end": 4, "bank_size": 64,
+        "device": "cuda",
+    }  # fmt: skip
+    recorded = mispair.fit(tiny_pairs(40), **settings)
+    monkeypatch.setattr(CudaGraphStep, "_record", lambda *_: False)
+    eager = mispair.fit(tiny_pairs(40), **settings)
+    for ours, theirs in zip(recorded.networks, eager.networks, strict=True):
+        for (name, a), b in zip(ours.named_parameters(), theirs.parameters(), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-3, msg=name)

@@ -1,0 +1,70 @@
+"""Whole training runs that are stopped and go on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mispair.config import Config
+from mispair.data.pairs import Pairs
+from mispair.errors import StoppedError
+from mispair.methods.base import StepPlan
+from mispair.training import checkpoint
+from mispair.training.run_folder import Run
+from mispair.training.trainer import Trainer
+from tiny import weights
+
+Stop = tuple[int, int, int]  # epoch, network, batches done
+Steps = list[tuple[int, StepPlan]]  # network and work of each
+
+
+def check_resume(
+    config: Config, pairs: Pairs, folder: Path, stops: Sequence[Stop]
+) -> tuple[Steps, tuple[dict[str, Any], dict[str, Any]]]:
+    """A run that is stopped again and again takes the steps of an unbroken one to the same weights, bit for bit.
+
+    Returns:
+        All steps, and what the method had saved at the end of the unbroken and of the broken run.
+    """
+    whole = trained(config, pairs, folder / "whole", None)
+    parts = [trained(config, pairs, folder / "broken", stop) for stop in (*stops, None)]
+    assert all(parts)
+    steps = [step for part in parts for step in part]
+    assert [(net, work.pairs.tolist()) for net, work in steps] == [(net, work.pairs.tolist()) for net, work in whole]
+    assert weights(folder / "broken") == weights(folder / "whole")
+    states = [checkpoint.load_newest(folder / name / "checkpoints") for name in ("whole", "broken")]
+    assert states[0] is not None
+    assert states[1] is not None
+    return whole, (states[0]["method"], states[1]["method"])
+
+
+def with_other_truth(pairs: Pairs) -> Pairs:
+    """The same link, but all of the first half is known to be right."""
+    assert pairs.truth is not None
+    return replace(pairs, truth=np.where(np.arange(len(pairs)) < len(pairs) // 2, pairs.link, pairs.truth))
+
+
+def trained(config: Config, pairs: Pairs, folder: Path, stop: Stop | None) -> Steps:
+    """Trains; asked to stop after batch `stop` (epoch, network, batches done). Gives network and work of each step."""
+    with Run(folder, config) as run:
+        trainer = Trainer(config, pairs, None, run)
+        steps, done = trainer.steps, []
+
+        def stopping_steps() -> Iterator[StepPlan]:
+            for work in steps():
+                cursor = trainer.cursor
+                done.append((cursor.network, work))
+                if (cursor.epoch, cursor.network, cursor.position) == stop:
+                    trainer.stop(15)
+                yield work
+
+        trainer.steps = stopping_steps  # type: ignore[method-assign, assignment]
+        with nullcontext() if stop is None else pytest.raises(StoppedError, match="and saved"):
+            trainer.fit()
+    return done

@@ -1,0 +1,265 @@
+"""The model as users hold it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+
+import mispair
+from mispair.data.pairs import Regions, Tokens
+from mispair.data.vocabulary import Vocabulary
+from mispair.errors import ConfigError, DataError
+from mispair.models import SideSpec
+from mispair.retrieval.evaluation import evaluate
+from tiny import REGIONS, WIDTH, tiny_pairs
+
+SMALL: dict[str, Any] = {
+    "embed_size": 16,
+    "word_size": 8,
+    "sim_size": 8,
+    "batch_size": 16,
+    "epochs": 1,
+    "device": "cpu",
+}
+
+
+@pytest.fixture(scope="module", params=["vse", "sgr", "saf", "scan"])
+def matcher(request: pytest.FixtureRequest) -> mispair.Matcher:
+    return mispair.fit(tiny_pairs(16), model=request.param, **SMALL)
+
+
+def test_save_and_load_give_the_same_scores(matcher: mispair.Matcher, tmp_path: Path) -> None:
+    matcher.save(tmp_path / "model.safetensors")
+    loaded = mispair.Matcher.load(tmp_path / "model.safetensors", "cpu")
+    pairs = tiny_pairs(7, seed=3)
+    assert np.array_equal(matcher.score(pairs.left, pairs.right), loaded.score(pairs.left, pairs.right))
+    assert loaded.config == matcher.config
+
+
+def test_arrays_and_texts_are_taken_as_they_come(matcher: mispair.Matcher) -> None:
+    pairs = tiny_pairs(5, seed=3)
+    assert isinstance(pairs.right, Tokens)
+    features = pairs.left.features  # type: ignore[union-attr]
+    assert np.array_equal(matcher.score(features, pairs.right.texts), matcher.score(pairs.left, pairs.right))
+    assert np.allclose(np.linalg.norm(matcher.encode(["a b", "c"], "right"), axis=1), 1, atol=1e-5)
+
+
+def test_one_text_scores_the_same_alone_and_in_company(matcher: mispair.Matcher) -> None:
+    left = tiny_pairs(5, seed=3).left
+    together = matcher.score(left, ["a", "b c d e f g h", "c d"])
+    assert np.allclose(together[:, 1:2], matcher.score(left, ["b c d e f g h"]), atol=1e-6)
+
+
+def test_texts_of_another_vocabulary_are_read_again(matcher: mispair.Matcher) -> None:
+    pairs = tiny_pairs(5)
+    assert isinstance(pairs.right, Tokens)
+    other = Vocabulary(("<pad>", "<start>", "<end>", "<unk>", *reversed("abcdefghijklmnopqrstuvwxyz")))
+    foreign = Tokens(*other.encode(pairs.right.texts), other, pairs.right.texts)
+    assert np.array_equal(matcher.score(pairs.left, foreign), matcher.score(pairs.left, pairs.right))
+    with pytest.raises(DataError, match="takes texts"):
+        matcher.score(pairs.left, Tokens(foreign.ids, foreign.offsets, other))
+
+
+def test_wrong_items_are_refused(matcher: mispair.Matcher) -> None:
+    wide = np.zeros((2, REGIONS, WIDTH + 1), np.float32)
+    with pytest.raises(DataError, match=f"width {WIDTH}, but got .* width {WIDTH + 1}"):
+        matcher.score(wide, ["a"])
+    with pytest.raises(DataError, match="left side of this model takes"):
+        matcher.score(["a"], ["a"])
+    with pytest.raises(DataError, match="right side of this model takes"):
+        matcher.score(wide[..., :WIDTH], "a")
+    with pytest.raises(DataError, match="There are no right items"):
+        matcher.score(wide[..., :WIDTH], [])
+
+
+def test_only_sgr_and_saf_are_bound_to_their_number_of_regions(matcher: mispair.Matcher) -> None:
+    more = np.ones((2, REGIONS + 2, WIDTH), np.float32)
+    if matcher.config.model in ("vse", "scan"):
+        assert matcher.score(more, ["a"]).shape == (2, 1)
+    else:
+        with pytest.raises(DataError, match=f"{REGIONS} regions .* but got {REGIONS + 2} regions"):
+            matcher.score(more, ["a"])
+
+
+def test_odd_values_are_refused(matcher: mispair.Matcher) -> None:
+    with pytest.raises(DataError, match="not finite"):
+        matcher.score(np.full((2, REGIONS, WIDTH), np.nan, np.float32), ["a"])
+    with pytest.raises(DataError, match="left"):
+        matcher.encode(["a"], "text")  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="takes texts"):
+        matcher.encode([1, 2], "right")  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize(
+    "texts", [{"a", "b"}, {"a": 1}, (text for text in "ab"), torch.ones(3), b"ab"], ids=lambda x: type(x).__name__
+)
+def test_what_is_no_list_of_texts_is_refused(matcher: mispair.Matcher, texts: Any) -> None:
+    with pytest.raises(DataError, match=f"takes texts of 30 words, but got a value of type {type(texts).__name__}"):
+        matcher.encode(texts, "right")
+
+
+def test_sides_with_odd_values_are_refused(matcher: mispair.Matcher) -> None:
+    pairs = tiny_pairs(5)
+    assert isinstance(pairs.right, Tokens)
+    features = np.array(pairs.left.features)  # type: ignore[union-attr]
+    features[3] = np.nan
+    with pytest.raises(DataError, match="The left side: row 3 holds values that are not finite"):
+        matcher.evaluate(replace(pairs, left=Regions(features)))
+    offsets = pairs.right.offsets.copy()
+    offsets[7] = offsets[6]
+    with pytest.raises(DataError, match="The right side: text 6 has no words"):
+        matcher.score(pairs.left, replace(pairs.right, offsets=offsets))
+    with pytest.raises(DataError, match=r"The right side has words .* but its vocabulary only 0 to 29"):
+        matcher.score(pairs.left, replace(pairs.right, ids=pairs.right.ids + 20))
+
+
+def test_only_pairs_are_evaluated(matcher: mispair.Matcher) -> None:
+    with pytest.raises(DataError, match=r"evaluate: pairs must be Pairs, as mispair\.load gives them, not str"):
+        matcher.evaluate("shapes")  # type: ignore[arg-type]
+    with pytest.raises(DataError, match="evaluate_together: pairs must be Pairs"):
+        mispair.evaluate_together([matcher], None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("folds", [0, 8, "2", 2.5, None])
+def test_wrong_folds_are_refused_before_any_work(
+    matcher: mispair.Matcher, folds: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mispair.retrieval.matcher.similarities", lambda *_: pytest.fail("scored first"))
+    for call in (matcher.evaluate, lambda *rest: mispair.evaluate_together([matcher], *rest)):
+        with pytest.raises(ConfigError, match=f"tiny: 7 images cannot be cut into {folds!r} folds; give .* 1 to 7"):
+            call(tiny_pairs(7), folds)
+
+
+def test_whole_numbers_are_features_too(matcher: mispair.Matcher) -> None:
+    whole = np.arange(2 * REGIONS * WIDTH).reshape(2, REGIONS, WIDTH) % 7
+    assert np.array_equal(matcher.score(whole, ["a"]), matcher.score(whole.astype(np.float32), ["a"]))
+
+
+@pytest.mark.parametrize(
+    ("items", "got"),
+    [
+        (np.zeros(WIDTH), rf"an array of float64 with shape \({WIDTH},\)"),
+        (np.full((2, REGIONS, WIDTH), "a"), rf"an array of <U1 with shape \(2, {REGIONS}, {WIDTH}\)"),
+        ([[0.5]], "a value of type list"),
+    ],
+)
+def test_a_refusal_says_what_came(matcher: mispair.Matcher, items: Any, got: str) -> None:
+    expected = f"left side of this model takes {REGIONS} regions .*, but got {got}; give a numpy array of numbers"
+    with pytest.raises(DataError, match=expected):
+        matcher.score(items, ["a"])
+
+
+@pytest.fixture(scope="module")
+def sgr_and_saf() -> list[mispair.Matcher]:
+    """SGRAF: two networks of the one kind, one of the other."""
+    sgr = mispair.fit(tiny_pairs(16), model="sgr", networks=2, **SMALL)
+    return [sgr, mispair.fit(tiny_pairs(16), model="saf", **{**SMALL, "sim_size": 4, "seed": 1})]
+
+
+def test_models_that_were_trained_apart_are_averaged(sgr_and_saf: list[mispair.Matcher]) -> None:
+    pairs = tiny_pairs(9, seed=3)
+    found = mispair.evaluate_together(sgr_and_saf, pairs, folds=3)
+    assert found.networks == [matcher.evaluate(pairs).averaged for matcher in sgr_and_saf]
+    mean = np.mean([matcher.score(pairs.left, pairs.right) for matcher in sgr_and_saf], axis=0)
+    expected = evaluate([torch.from_numpy(mean)], pairs, folds=3)
+    assert found.averaged == expected.averaged
+    assert found.folds == expected.folds
+    assert len({result.rsum for result in (*found.networks, found.averaged)}) > 1
+    alone = mispair.evaluate_together(sgr_and_saf[1:], pairs)
+    assert alone.averaged == sgr_and_saf[1].evaluate(pairs).averaged
+    three = mispair.evaluate_together([*sgr_and_saf, sgr_and_saf[0]], pairs)
+    assert len(three.figures()) == 4
+
+
+def test_models_of_other_data_are_not_averaged(sgr_and_saf: list[mispair.Matcher]) -> None:
+    pairs, (sgr, saf) = tiny_pairs(9, seed=3), sgr_and_saf
+
+    def like(specs: tuple[SideSpec, SideSpec] = saf.specs, words: Vocabulary | None = saf.vocabulary) -> Any:
+        return mispair.Matcher(saf.config, specs, saf.networks, words, saf.device)
+
+    assert saf.vocabulary is not None
+    wide = replace(saf.specs[0], size=WIDTH + 1), saf.specs[1]
+    with pytest.raises(DataError, match=f"left side one takes .* width {WIDTH} and another .* width {WIDTH + 1}"):
+        mispair.evaluate_together([sgr, like(wide)], pairs)
+    words = (*saf.vocabulary.words[:4], *reversed(saf.vocabulary.words[4:]))
+    with pytest.raises(DataError, match="same vocabulary"):
+        mispair.evaluate_together([sgr, like(words=Vocabulary(words))], pairs)
+    with pytest.raises(DataError, match="no model"):
+        mispair.evaluate_together([], pairs)
+
+
+def test_a_damaged_or_foreign_file_is_refused(matcher: mispair.Matcher, tmp_path: Path) -> None:
+    matcher.save(tmp_path / "model.safetensors")
+    whole = (tmp_path / "model.safetensors").read_bytes()
+    (tmp_path / "cut.safetensors").write_bytes(whole[:-100])
+    (tmp_path / "foreign.safetensors").write_bytes(b"hello world, this is no model")
+    for name in ("cut", "foreign", "absent"):
+        with pytest.raises(DataError):
+            mispair.Matcher.load(tmp_path / f"{name}.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("changes", "sentence"),
+    [
+        ({"networks": 0}, r"does not hold what a model of mispair holds \(no network\); copy it again"),
+        ({"networks": 2}, "Missing key"),
+        ({"config": 3}, "does not hold what a model"),
+        ({"vocabulary": None}, "its vocabulary has 0 words, not 30"),
+        ({"vocabulary": ["a", "b", "c"]}, "its vocabulary has 3 words, not 30"),
+        ({"format": 2}, "another format"),
+    ],
+)
+def test_a_file_that_contradicts_itself_is_refused_in_a_sentence(
+    matcher: mispair.Matcher, tmp_path: Path, changes: dict[str, Any], sentence: str
+) -> None:
+    path = tmp_path / "model.safetensors"
+    matcher.save(path)
+    with safetensors.safe_open(path, framework="pt") as opened:
+        about = json.loads(opened.metadata()["mispair"])
+    tensors = safetensors.torch.load_file(path)
+    safetensors.torch.save_file(tensors, path, {"mispair": json.dumps({**about, **changes})})
+    with pytest.raises(DataError, match=sentence) as refusal:
+        mispair.Matcher.load(path, "cpu")
+    assert "\n" not in str(refusal.value)
+    assert len(str(refusal.value)) < 400
+
+
+def test_weights_that_are_not_finite_or_not_ours_are_refused(matcher: mispair.Matcher, tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    matcher.save(path)
+    with safetensors.safe_open(path, framework="pt") as opened:
+        about = opened.metadata()
+    tensors = safetensors.torch.load_file(path)
+    name = next(iter(tensors))
+    tensors[name] = tensors[name] * torch.nan
+    safetensors.torch.save_file(tensors, path, about)
+    with pytest.raises(DataError, match=f"is damaged: {name} has weights that are not finite"):
+        mispair.Matcher.load(path, "cpu")
+    safetensors.torch.save_file(tensors, path, {"format": "pt"})
+    with pytest.raises(DataError, match="is not a model saved by mispair; give a run folder"):
+        mispair.Matcher.load(path, "cpu")
+
+
+def test_a_file_that_may_not_be_read_is_a_sentence(
+    matcher: mispair.Matcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def deny(*_: Any) -> Any:
+        raise PermissionError(13, "Permission denied")
+
+    matcher.save(tmp_path / "model.safetensors")
+    monkeypatch.setattr(Path, "open", deny)
+    with pytest.raises(DataError, match=r"model\.safetensors: the file cannot be read \(Permission denied\)"):
+        mispair.Matcher.load(tmp_path / "model.safetensors", "cpu")
+
+
+def test_a_run_without_a_model_yet_says_so(tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text("")
+    with pytest.raises(DataError, match="holds a run that has no model yet"):
+        mispair.Matcher.load(tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +11,8 @@ from pathlib import Path
 from typing import IO
 
 from mispair.errors import DataError
+
+Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
 
 @contextmanager
@@ -40,6 +43,15 @@ def write_atomically(path: str | Path, content: bytes) -> None:
     """Writes a file that is either the old one or the new one, whatever happens in between."""
     with replacing(path) as file:
         file.write(content)
+
+
+def read_json(path: str | Path) -> Json:
+    """The content of a JSON file; None if it is not there or not JSON."""
+    try:
+        found: Json = json.loads(Path(path).read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return None
+    return found
 
 
 def _sync_folder(folder: Path) -> None:

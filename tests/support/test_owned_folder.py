@@ -1,0 +1,207 @@
+"""Folders that are claimed, filled and finished."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kills import killed_runs
+from mispair.errors import DataError
+from mispair.support.files import Json, read_json
+from mispair.support.owned_folder import FolderKind, Mark, OwnedFolder, read_mark, replacing_folder
+
+KIND = FolderKind("a result", "result.json", ("a.txt", "parts/*.txt"))
+REQUEST: dict[str, Json] = {"--size": 3, "the input": ["in", "61d0"]}
+needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="kills a forked process")
+
+
+def fill(out: Path, request: dict[str, Any] = REQUEST, *, overwrite: bool = False) -> bool:
+    """Writes the folder unless it is finished; returns whether there was something to do."""
+    with OwnedFolder(out, KIND, request, overwrite=overwrite) as folder:
+        if folder.finished:
+            return False
+        folder.begin()
+        folder.work.mkdir(exist_ok=True)
+        (folder.work / "half").write_text(str(request))
+        (out / "parts").mkdir(exist_ok=True)
+        for name in ("a.txt", "parts/0.txt", "parts/1.txt"):
+            (out / name).write_text(str(request))
+        folder.finish()
+        return True
+
+
+def names(out: Path) -> list[str]:
+    return sorted(str(path.relative_to(out)) for path in out.rglob("*") if path.is_file())
+
+
+def test_it_is_filled_once(tmp_path: Path) -> None:
+    out = tmp_path / "new" / "out"
+    assert fill(out)
+    assert names(out) == [".lock", "a.txt", "parts/0.txt", "parts/1.txt", "result.json"]
+    assert read_mark(out, KIND) == Mark(REQUEST, finished=True)
+    assert not fill(out)
+    (out / "parts/0.txt").unlink()
+    assert not fill(out)  # one file of each pattern is enough
+    (out / "a.txt").unlink()
+    assert fill(out)
+
+
+def test_requests_are_compared_as_json(tmp_path: Path) -> None:
+    assert fill(tmp_path / "out", {"x": (1, 2)})
+    assert not fill(tmp_path / "out", {"x": [1, 2]})
+
+
+def test_another_request_is_refused_with_the_difference(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    fill(out)
+    other = {"--size": 4, "the input": ["in", "f3b7"]}
+    words = (
+        r"out holds a result with other settings \(--size was 3, now 4; the input changed since\); give another --out"
+    )
+    with pytest.raises(DataError, match=words):
+        fill(out, other)
+    assert not fill(out)
+    assert fill(out, other, overwrite=True)
+    assert (out / "a.txt").read_text() == str(other)
+    with OwnedFolder(out, KIND, REQUEST, overwrite=True) as folder:
+        folder.begin()
+        assert names(out) == [".lock", "result.json"]
+        assert folder.begun
+        assert not folder.finished
+    with pytest.raises(DataError, match="out holds a part of a result with other settings"):
+        fill(out, other)
+
+
+def test_a_damaged_mark_is_refused(tmp_path: Path) -> None:
+    fill(tmp_path)
+    (tmp_path / "result.json").write_text("[" * 100_000)
+    with pytest.raises(DataError, match=r"result.json cannot be read, so a result cannot be continued; give another"):
+        fill(tmp_path)
+    assert fill(tmp_path, overwrite=True)
+
+
+def test_folders_of_others_are_refused_and_unchanged(tmp_path: Path) -> None:
+    (tmp_path / "thesis.txt").write_text("important")
+    with pytest.raises(DataError, match=r"is not empty and holds no result.json; give another --out, or --overwrite"):
+        fill(tmp_path)
+    assert names(tmp_path) == ["thesis.txt"]
+    (tmp_path / "a.txt").write_text("not ours")
+    with pytest.raises(DataError, match=r"holds a.txt, but no result.json, so it is not known to be a result; delete"):
+        fill(tmp_path, overwrite=True)
+    assert names(tmp_path) == ["a.txt", "thesis.txt"]
+    (tmp_path / "a.txt").unlink()
+    assert fill(tmp_path, overwrite=True)
+    assert (tmp_path / "thesis.txt").read_text() == "important"
+    with pytest.raises(DataError, match="this is a file; --out must be a folder"):
+        fill(tmp_path / "thesis.txt")
+
+
+def test_entering_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="bad input"), OwnedFolder(tmp_path / "a", KIND, REQUEST):
+        raise DataError("bad input")
+    assert not (tmp_path / "a").exists()
+
+
+def test_what_was_abandoned_is_free(tmp_path: Path) -> None:
+    with OwnedFolder(tmp_path, KIND, {}) as folder:
+        folder.begin()
+        (tmp_path / "a.txt").write_text("")
+        folder.abandon()
+    assert names(tmp_path) == [".lock"]
+    assert fill(tmp_path)
+
+
+def _enter(out: Path, answers: multiprocessing.Queue[str]) -> None:
+    try:
+        fill(out)
+        answers.put("filled")
+    except DataError as error:
+        answers.put(str(error))
+
+
+def test_a_second_process_is_refused_at_once(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    answers: multiprocessing.Queue[str] = context.Queue()
+    with OwnedFolder(tmp_path, KIND, REQUEST):
+        with pytest.raises(DataError, match="Another process is working in"):
+            fill(tmp_path)  # nor by the same process
+        child = context.Process(target=_enter, args=(tmp_path, answers))
+        child.start()
+        assert (
+            answers.get(timeout=60) == f"Another process is working in {tmp_path}; wait for it or give another --out."
+        )
+        child.join()
+    assert fill(tmp_path)
+
+
+@needs_fork
+@pytest.mark.parametrize("older", [None, {"--size": 2}])
+def test_killed_at_any_point_it_goes_on(tmp_path: Path, older: dict[str, Any] | None) -> None:
+    out = tmp_path / "out"
+    if older is not None:
+        fill(out, older)
+    kills = 0
+    for _ in killed_runs(lambda: fill(out, overwrite=older is not None), tmp_path):
+        kills += 1
+        for path in [out / "a.txt", *out.glob("parts/*")]:  # never files of another request than the mark's
+            mark = read_mark(out, KIND)
+            assert not path.exists() or mark is None or path.read_text() in ("", str(mark.request))
+    assert kills > 10
+    assert not fill(out)
+    assert names(out) == [".lock", "a.txt", "parts/0.txt", "parts/1.txt", "result.json"]
+
+
+def test_only_own_leftovers_are_deleted(tmp_path: Path) -> None:
+    for name in (".result.json.4711.tmp", ".thesis.txt.4711.tmp"):
+        (tmp_path / name).write_text("half of it")
+    with OwnedFolder(tmp_path, KIND, REQUEST) as folder:
+        assert names(tmp_path) == [".lock", ".thesis.txt.4711.tmp"]  # it is not known yet whose folder it is
+        folder.begin()
+    (tmp_path / "parts").mkdir()
+    for name in ("parts/.0.txt.4711.tmp", "parts/.0.txt.mine.tmp", "parts/0.txt.4711.tmp"):
+        (tmp_path / name).write_text("half of it")
+    with OwnedFolder(tmp_path, KIND, REQUEST):
+        assert names(tmp_path) == [".lock", "parts/.0.txt.mine.tmp", "parts/0.txt.4711.tmp", "result.json"]
+
+
+@needs_fork
+def test_a_replaced_folder_is_the_old_or_the_new_one(tmp_path: Path) -> None:
+    out = tmp_path / "copy"
+
+    def write(text: str) -> None:
+        with replacing_folder(out) as folder:
+            for name in "ab":
+                (folder / name).write_text(text)
+
+    def read() -> dict[str, str]:
+        return {path.name: path.read_text() for path in out.iterdir()}
+
+    write("old")
+    kills = 0
+    for _ in killed_runs(lambda: write("new"), tmp_path):
+        kills += 1
+        if not out.exists():  # killed between two renames
+            with pytest.raises(RuntimeError), replacing_folder(out):
+                raise RuntimeError
+        assert set(read().values()) in ({"old"}, {"new"})
+        write("old")
+        assert os.listdir(tmp_path) == ["copy"]
+    assert kills > 5
+    assert read() == {"a": "new", "b": "new"}
+    with replacing_folder(out), pytest.raises(DataError, match="Another process is writing"):
+        write("other")
+
+
+def test_json_or_none(tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    assert read_json(path) is None
+    for text, value in (("[1]", [1]), ("[", None), ("[" * 100_000, None), ("1" * 5000, None), ("\xff", None)):
+        path.write_text(text, encoding="latin-1")
+        assert read_json(path) == value
+    path.write_text(json.dumps(REQUEST))
+    assert read_json(path) == REQUEST

@@ -2,8 +2,10 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PYTEST = $(BIN)/pytest -n 2 --dist worksteal
+QUICK = tests/compute tests/data tests/functional tests/models tests/retrieval tests/support
 
-.PHONY: demo test slow wheel clean
+.PHONY: demo test quick slow coverage format docs wheel clean
 
 demo: .venv/.core
 	$(BIN)/mispair demo --out demo
@@ -12,16 +14,33 @@ test: .venv/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/pytest -n 2 --dist worksteal
+	$(BIN)/lint-imports --no-logo
+	$(PYTEST)
+
+# While you work: nothing that trains to the end, audits or starts processes.
+quick: .venv/.dev
+	$(BIN)/ruff check .
+	$(BIN)/lint-imports --no-logo
+	$(PYTEST) $(QUICK) --ignore tests/models/kernels
 
 slow: .venv/.dev
 	$(BIN)/pytest -m slow
+
+coverage: .venv/.dev
+	$(PYTEST) --cov --cov-report term:skip-covered --cov-report html
+
+format: .venv/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: .venv/.docs
+	$(BIN)/mkdocs build --strict
 
 wheel: .venv/.dev
 	$(BIN)/python -m build --wheel
 
 clean:
-	rm -rf .venv build dist demo src/*.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv build dist demo site htmlcov src/*.egg-info .coverage* .*_cache .hypothesis
 
 .venv/.core: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
@@ -30,4 +49,8 @@ clean:
 
 .venv/.dev: .venv/.core
 	$(INSTALL) -e '.[dev]'
+	touch $@
+
+.venv/.docs: .venv/.core
+	$(INSTALL) -e '.[docs]'
 	touch $@

@@ -19,9 +19,8 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> demo.DemoResult:
     path = tmp_path_factory.mktemp("demo")
     folder = dataset.make(path / "shapes", train=24, dev=6, test=12)
     recipe = config.read_recipe("shapes/repair")
-    small = replace(
-        recipe, data=str(folder), warmup_epochs=1, epochs=2, embed_size=16, word_size=8, batch_size=32, eta=1.0
-    )
+    sizes = {"warmup_epochs": 1, "epochs": 2, "embed_size": 16, "word_size": 8, "batch_size": 32, "eta": 1.0}
+    small = config.override(recipe, {"data": str(folder), **sizes})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(demo, "read_recipe", lambda name: replace(small, method=config.read_recipe(name).method))
         return demo.run_demo(path / "demo", 0, Console(quiet=True))
@@ -62,8 +61,8 @@ def test_the_trainings_are_what_their_names_say(result: demo.DemoResult) -> None
     plain, hard, repair = (config.read_recipe(t.folder / "config.toml") for t in result.trainings)
     assert (plain.method, plain.networks) == ("plain", 2)
     assert {settings.noise_ratio for settings in (plain, hard, repair)} == {demo.NOISE}
-    assert (hard.method, hard.labels, hard.noisy) == ("repair", "hard", "train")
-    assert (repair.method, repair.labels, repair.noisy) == ("repair", "rank", "replace")
+    assert (hard.method, hard.repair.labels, hard.repair.noisy) == ("repair", "hard", "train")
+    assert (repair.method, repair.repair.labels, repair.repair.noisy) == ("repair", "rank", "replace")
 
 
 def test_another_seed_has_its_own_runs(result: demo.DemoResult) -> None:

@@ -1,24 +1,169 @@
-"""Every setting of a training run: one frozen dataclass, read from TOML recipes, written back beside the results."""
+"""Every setting of a training run, read from TOML recipes and written back beside the results.
+
+Settings of one method or one kind of model are groups of their own (`config.repair.tau`). Flags and recipes are flat:
+every setting has a name of its own (`--tau 0.2`, `tau = 0.2`).
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
-import math
-import numbers
+import functools
 import tomllib
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+import warnings
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, cast, dataclass_transform, get_type_hints
+
+import pydantic
+import tomli_w
+from pydantic import Field
 
 from mispair.errors import ConfigError
+from mispair.support.validation import sentences
 
 NoiseKind = Literal["caption", "image", "near", "group"]
+C = TypeVar("C")
+
+Count = Annotated[int, Field(ge=1)]
+NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+BelowOne = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 
 
-@dataclass(frozen=True)
+@dataclass_transform(frozen_default=True)
+def validated(cls: type[C]) -> type[C]:
+    """A frozen dataclass whose values are checked; a wrong one is a `ConfigError`."""
+    checked = pydantic.dataclasses.dataclass(frozen=True, config=pydantic.ConfigDict(strict=True))(cls)
+    construct: Callable[..., None] = checked.__init__
+
+    @functools.wraps(construct)
+    def checking(self: C, *args: Any, **kwargs: Any) -> None:
+        try:
+            construct(self, *args, **kwargs)
+        except pydantic.ValidationError as error:
+            raise ConfigError(f"{sentences(error, flat=True)}.") from None
+
+    checked.__init__ = checking  # type: ignore[method-assign, assignment]
+    return cast(type[C], checked)
+
+
+@validated
+class SgrafSettings:
+    """SGR and SAF."""
+
+    sim_size: Count = 256
+    """Width of SGR's and SAF's similarity vectors."""
+    graph_steps: Count = 3
+    """Layers of SGR's graph reasoning."""
+    score_hidden: Annotated[int, Field(ge=0)] = 0
+    """Width of a hidden layer before SGR's and SAF's score; MSCN sets it to 64, 0 is none."""
+
+
+@validated
+class ScanSettings:
+    """SCAN."""
+
+    attend: Literal["t2i", "i2t"] = "t2i"
+    """t2i: words attend to regions; i2t: regions attend to words."""
+    attend_sharpness: Positive = 9.0
+    """lambda of the softmax of its attention; 9 for t2i, 4 for i2t."""
+    aggregate: Literal["lse", "mean", "max", "sum"] = "lse"
+    """How the similarities of the words (or regions) become one."""
+    lse_sharpness: Positive = 6.0
+    """lambda of its log-sum-exp; 6 for t2i, 5 (Flickr30K) or 20 (COCO) for i2t."""
+
+
+@validated
+class VseSettings:
+    """VSE-inf."""
+
+    augment: bool = True
+    """Drop regions and words at random while training (size augmentation)."""
+
+
+@validated
+class CoTeachingSettings:
+    """Methods whose two networks split the pairs for each other: NCR, BiCro, REPAIR."""
+
+    clean_threshold: BelowOne = 0.5
+    """p: pairs whose probability w of being clean is above it are the clean part."""
+    split_losses: Literal["smoothed", "joint", "single"] = "smoothed"
+    """Mixture over losses smoothed over the epochs, or over both networks too; or one epoch's losses (the paper)."""
+    split_memory: BelowOne = 0.5
+    """Weight of the epochs before in the smoothed losses."""
+    noisy_start: Fraction = 0.5
+    """Share of the main epochs before the noisy part takes part."""
+    margin_base: Annotated[float, Field(gt=1, allow_inf_nan=False)] = 10.0
+    """m: how steeply the margin grows with the label."""
+
+
+@validated
+class RepairSettings:
+    """REPAIR."""
+
+    labels: Literal["rank", "hard"] = "rank"
+    """Labels of the clean part: by rank correlation (RC), or 1 for all (hard)."""
+    label_when: Literal["epoch", "batch"] = "epoch"
+    """epoch: the other network labels all pairs before the epoch; batch: each network its own batches (Algorithm 1)."""
+    noisy: Literal["replace", "drop", "train"] = "replace"
+    """The noisy part is half-replaced (NPR), dropped, or trained on with its labels, 0 if hard."""
+    bank_size: Count = 4096
+    """M: pairs in the memory bank of each network."""
+    gamma_share: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Share of the highest rank correlations whose mean is gamma, the bound above which a label is 1 (paper: 0.1)."""
+    eta: Fraction = 0.25
+    """Noisy pairs are half-replaced if both networks' w is below it."""
+    tau: NotNegative = 0.15
+    """Weight of the noisy part in the loss, half-replaced or not."""
+    neighbours: Count = 32
+    """K: nearest items of the bank whose partners are tried for a half-replaced pair."""
+    replace_by: Literal["peer", "own"] = "peer"
+    """Which network's bank and similarity choose the new partners that train a network."""
+    replace_side: Literal["both", "left", "right"] = "both"
+    """Which side of a noisy pair is replaced; both: each pair makes two new ones."""
+
+
+@validated
+class BicroSettings:
+    """BiCro."""
+
+    warmup_share: Annotated[float, Field(gt=0, le=1)] = 0.3
+    """Share of each warm-up batch, the pairs with the smallest losses, that is trained on."""
+    label_floor: Fraction = 0.5
+    """Labels not above it become 0."""
+
+
+@validated
+class DeclSettings:
+    """DECL."""
+
+    evidence_scale: Annotated[float, Field(ge=0.08, allow_inf_nan=False)] = 0.1
+    """Temperature of the evidence; below 0.08 rounding would win."""
+    hinge_weight: NotNegative = 0.8
+    """lambda 1, weight of the dynamic hinge loss."""
+    kl_weight: NotNegative = 0.1
+    """lambda 2, weight of the divergence from no evidence."""
+    hinge_decay: NotNegative = 0.025
+    """eta, by how much the number of hard negatives falls each step."""
+    hinge_least: Count = 5
+    """mu, the least number of hard negatives."""
+
+
+@validated
+class MscnSettings:
+    """MSCN."""
+
+    meta_lr: Positive = 1.7e-5
+    """Learning rate of the meta network."""
+    meta_share: Annotated[float, Field(gt=0, lt=1)] = 0.02
+    """Share of the training pairs, known to match, that make its meta set."""
+
+
+@validated
 class Config:
-    """A training run. Every field is a flag of `mispair train` and a key of a recipe."""
+    """A training run. Every setting is a flag of `mispair train` and a key of a recipe."""
 
     data: str = "shapes"
     """Folder of the data set, or the word "shapes" for the built-in one."""
@@ -26,183 +171,83 @@ class Config:
     """How to train: see docs/methods.md."""
     model: Literal["vse", "sgr", "saf", "scan", "two-tower"] = "vse"
     """vse: one vector a side (VSE-inf); sgr, saf: similarity graph or filter; scan: attention; two-tower: vectors."""
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0)] = 0
     """Start of every random number: initial weights, order of the pairs, dropout, injected noise."""
     device: str = "auto"
     """auto, cpu, cuda, cuda:1 or mps."""
     precision: Literal["auto", "float32", "bf16"] = "auto"
     """auto: bf16 on CUDA, float32 elsewhere. Scores, losses and the last layer are float32 in any case."""
-
     vocab: str | None = None
     """Vocabulary file (SCAN JSON). Without it the one beside the data is used, or one is built."""
     dev_protocol: Literal["full", "ncr"] = "full"
     """full: validate on up to 1,000 images; ncr: on the 200 images that NCR, BiCro and MSCN really use."""
-    captions_per_image: int | None = None
+    captions_per_image: Count | None = None
     """Captions an image in the files; found out by itself when not given."""
-
-    noise_ratio: float = 0.0
-    """Share of the training pairs to make wrong on purpose."""
+    noise_ratio: Fraction = 0.0
+    """Share of the training pairs to mismatch on purpose."""
     noise_kind: NoiseKind = "caption"
     """caption: each on its own (NCR); image: all of an image (DECL); near: between like images; group: whole groups."""
     noise_file: str | None = None
     """Noise index to use; written there first if the file does not exist."""
-    noise_seed: int | None = None
+    noise_seed: Annotated[int, Field(ge=0)] | None = None
     """Seed of the injected noise; the run's seed when not given."""
-
-    embed_size: int = 1024
+    embed_size: Count = 1024
     """Width of the common space."""
-    word_size: int = 300
+    word_size: Count = 300
     """Width of a word's embedding."""
-    sim_size: int = 256
-    """Width of SGR's and SAF's similarity vectors."""
-    graph_steps: int = 3
-    """Layers of SGR's graph reasoning."""
-    score_hidden: int = 0
-    """Width of a hidden layer before SGR's and SAF's score; MSCN sets it to 64, 0 is none."""
-    attend: Literal["t2i", "i2t"] = "t2i"
-    """SCAN: words look at regions, or regions at words."""
-    attend_sharpness: float = 9.0
-    """SCAN: lambda of the softmax of its attention; 9 for t2i, 4 for i2t."""
-    aggregate: Literal["lse", "mean", "max", "sum"] = "lse"
-    """SCAN: how the similarities of the words (or regions) become one."""
-    lse_sharpness: float = 6.0
-    """SCAN: lambda of its log-sum-exp; 6 for t2i, 5 (Flickr30K) or 20 (COCO) for i2t."""
-    dropout: float = 0.4
+    dropout: BelowOne = 0.4
     """SGR, SAF: dropout on word embeddings and in the attention that pools them; two-tower: on its hidden layer."""
-    augment: bool = True
-    """VSE-inf: drop regions and words at random while training (size augmentation)."""
-
-    batch_size: int = 128
-    """Pairs a step."""
-    warmup_epochs: int = 1
+    batch_size: Annotated[int, Field(ge=2)] = 128
+    """Pairs a step; the other pairs of a batch are the negatives."""
+    warmup_epochs: Annotated[int, Field(ge=0)] = 1
     """Epochs with the mean over all negatives, before the main epochs."""
-    epochs: int = 20
+    epochs: Annotated[int, Field(ge=0)] = 20
     """Main epochs, after the warm-up."""
-    lr: float = 2e-4
+    lr: Positive = 2e-4
     """Learning rate of Adam."""
-    weight_decay: float = 0.0
+    weight_decay: NotNegative = 0.0
     """Decoupled weight decay; above 0 makes Adam AdamW."""
-    lr_decay_epochs: int = 15
+    lr_decay_epochs: Count = 15
     """The learning rate is divided by 10 every so many main epochs."""
-    grad_clip: float = 2.0
+    grad_clip: Annotated[float, Field(gt=0)] = 2.0
     """Largest norm of the gradient over all parameters."""
-    margin: float = 0.2
+    margin: Positive = 0.2
     """Margin alpha of the triplet loss."""
-    negatives_start: int = 48
+    negatives_start: Count = 48
     """The loss of an anchor is the mean over its n hardest negatives: n after the warm-up."""
-    negatives_end: int = 4
+    negatives_end: Count = 4
     """n at the end of the hardening; the paper's 1 collapses SGR on small data sets."""
-    hardening_steps: int = 1000
+    hardening_steps: Annotated[int, Field(ge=0)] = 1000
     """Steps of the main epochs over which n shrinks, halving at a constant pace."""
     mask_false_negatives: bool = True
     """Leave out negatives that share the image of the pair (another caption of the same image)."""
-
-    networks: int | None = None
+    networks: Literal[1, 2] | None = None
     """How many networks to train and average, 1 or 2; the method's own number when not given."""
     audit: bool = False
-    """Audit the pairs first: networks warm up on those that look right, and the split hears the audit, too."""
-    clean_threshold: float = 0.5
-    """p: pairs whose probability w of being clean is above it are the clean part (REPAIR)."""
-    split: Literal["smoothed", "joint", "single"] = "smoothed"
-    """Mixture over losses smoothed over the epochs, or over both networks too; or one epoch's losses (the paper)."""
-    split_memory: float = 0.5
-    """Weight of the epochs before in the smoothed losses."""
-    labels: Literal["rank", "hard"] = "rank"
-    """Labels of the clean part: by rank correlation (RC), or 1 for all (hard) (REPAIR)."""
-    label_when: Literal["epoch", "batch"] = "epoch"
-    """epoch: the other network labels all pairs before the epoch; batch: each network its own batches (Algorithm 1)."""
-    noisy: Literal["replace", "drop", "train"] = "replace"
-    """The noisy part is half-replaced (NPR), dropped, or trained on with its labels, 0 if hard (REPAIR)."""
-    noisy_start: float = 0.5
-    """Share of the main epochs before the noisy part takes part."""
-    bank_size: int = 4096
-    """M: pairs in the memory bank of each network (REPAIR)."""
-    gamma_share: float = 0.5
-    """Share of the highest rank correlations whose mean is gamma, the bound above which a label is 1 (paper: 0.1)."""
-    margin_base: float = 10.0
-    """m: how steeply the margin grows with the label."""
-    eta: float = 0.25
-    """Noisy pairs are half-replaced if both networks' w is below it (REPAIR)."""
-    tau: float = 0.15
-    """Weight of the noisy part in the loss, half-replaced or not (REPAIR)."""
-    neighbours: int = 32
-    """K: nearest items of the bank whose partners are tried for a half-replaced pair (REPAIR)."""
-    replace_by: Literal["peer", "own"] = "peer"
-    """Which network's bank and similarity choose the new partners that train a network (REPAIR)."""
-    replace_side: Literal["both", "left", "right"] = "both"
-    """Which side of a noisy pair is replaced; both: each pair makes two new ones (REPAIR)."""
-
+    """Audit the pairs first: networks warm up on pairs that are not flagged, and the split uses its scores."""
     as_published: bool = False
     """Compute what the authors' code computes where it departs from their papers: NCR, BiCro, MSCN."""
-    warmup_share: float = 0.3
-    """BiCro: share of each warm-up batch, the pairs with the smallest losses, that is trained on."""
-    label_floor: float = 0.5
-    """BiCro: labels not above it become 0."""
-    evidence_scale: float = 0.1
-    """DECL: temperature of the evidence."""
-    hinge_weight: float = 0.8
-    """DECL: lambda 1, weight of the dynamic hinge loss."""
-    kl_weight: float = 0.1
-    """DECL: lambda 2, weight of the divergence from no evidence."""
-    hinge_decay: float = 0.025
-    """DECL: eta, by how much the number of hard negatives falls each step."""
-    hinge_least: int = 5
-    """DECL: mu, the least number of hard negatives."""
-    meta_lr: float = 1.7e-5
-    """MSCN: learning rate of the meta network."""
-    meta_share: float = 0.02
-    """MSCN: share of the training pairs, known to be right, that make its meta set."""
-
-    checkpoint_seconds: float = 60.0
+    checkpoint_seconds: NotNegative = 60.0
     """Time between two checkpoints; 0 writes one every step."""
     tensorboard: bool = False
     """Write TensorBoard files too (needs pip install -c constraints.txt '.[tensorboard]')."""
 
-    def __post_init__(self) -> None:
-        problems = [
-            f"{name} is {getattr(self, name)!r} but must be {rule}" for name, ok, rule in self._rules() if not ok
-        ]
-        if problems:
-            raise ConfigError("; ".join(problems) + ".")
+    sgraf: SgrafSettings = dataclasses.field(default_factory=SgrafSettings)
+    scan: ScanSettings = dataclasses.field(default_factory=ScanSettings)
+    vse: VseSettings = dataclasses.field(default_factory=VseSettings)
+    coteaching: CoTeachingSettings = dataclasses.field(default_factory=CoTeachingSettings)
+    repair: RepairSettings = dataclasses.field(default_factory=RepairSettings)
+    bicro: BicroSettings = dataclasses.field(default_factory=BicroSettings)
+    decl: DeclSettings = dataclasses.field(default_factory=DeclSettings)
+    mscn: MscnSettings = dataclasses.field(default_factory=MscnSettings)
 
-    def _rules(self) -> list[tuple[str, bool, str]]:
-        at_least_one = ("embed_size", "word_size", "sim_size", "graph_steps", "lr_decay_epochs", "negatives_start",
-                        "bank_size", "neighbours", "hinge_least")  # fmt: skip
-        above_zero = ("lr", "margin", "attend_sharpness", "lse_sharpness", "meta_lr")
-        not_negative = ("weight_decay", "tau", "hinge_weight", "kl_weight", "hinge_decay", "checkpoint_seconds")
-        rules = [(name, getattr(self, name) >= 1, "at least 1") for name in at_least_one]
-        rules += [
-            ("batch_size", self.batch_size >= 2, "at least 2, because the other pairs of a batch are the negatives"),
-            ("epochs", self.epochs >= 0 and self.total_epochs >= 1, "1 or more, or 0 after a warm-up"),
-            ("warmup_epochs", self.warmup_epochs >= 0, "0 or more"),
-            ("hardening_steps", self.hardening_steps >= 0, "0 or more"),
-            ("noise_ratio", 0 <= self.noise_ratio <= 1, "between 0 and 1"),
-            ("dropout", 0 <= self.dropout < 1, "at least 0 and below 1"),
-            ("grad_clip", self.grad_clip > 0, "above 0"),
-            ("negatives_end", 1 <= self.negatives_end <= self.negatives_start, "between 1 and negatives_start"),
-            ("networks", self.networks in (None, 1, 2), "1 or 2"),
-            ("clean_threshold", 0 <= self.clean_threshold < 1, "at least 0 and below 1"),
-            ("split_memory", 0 <= self.split_memory < 1, "at least 0 and below 1"),
-            ("noisy_start", 0 <= self.noisy_start <= 1, "between 0 and 1"),
-            ("gamma_share", 0 < self.gamma_share <= 1, "above 0 and at most 1"),
-            ("margin_base", 1 < self.margin_base < math.inf, "above 1 and finite"),
-            ("evidence_scale", 0.08 <= self.evidence_scale < math.inf, "finite and at least 0.08, or rounding wins"),
-            ("eta", 0 <= self.eta <= 1, "between 0 and 1"),
-            ("label_floor", 0 <= self.label_floor <= 1, "between 0 and 1"),
-            ("warmup_share", 0 < self.warmup_share <= 1, "above 0 and at most 1"),
-            ("meta_share", 0 < self.meta_share < 1, "between 0 and 1"),
-            ("score_hidden", self.score_hidden >= 0, "0 or more"),
-            *((name, 0 < getattr(self, name) < math.inf, "above 0 and finite") for name in above_zero),
-            *((name, 0 <= getattr(self, name) < math.inf, "0 or more and finite") for name in not_negative),
-            ("captions_per_image", self.captions_per_image is None or self.captions_per_image >= 1, "at least 1"),
-            ("seed", self.seed >= 0, "0 or more"),
-            ("noise_seed", self.noise_seed is None or self.noise_seed >= 0, "0 or more"),
-        ]
-        for field in fields(self):
-            choices = get_args(HINTS[field.name]) if get_origin(HINTS[field.name]) is Literal else ()
-            value = getattr(self, field.name)
-            rules.append((field.name, not choices or value in choices, f"one of {', '.join(map(str, choices))}"))
-        return rules
+    def __post_init__(self) -> None:
+        if self.total_epochs < 1:
+            raise ConfigError("epochs is 0 but must be at least 1, or come after a warm-up.")
+        if self.negatives_end > self.negatives_start:
+            raise ConfigError(
+                f"negatives_end is {self.negatives_end} but must be at most negatives_start, {self.negatives_start}."
+            )
 
     @property
     def total_epochs(self) -> int:
@@ -211,43 +256,78 @@ class Config:
     @property
     def noisy_from(self) -> int:
         """The main epoch from which on noisy pairs take part, by its number from 0."""
-        return int(self.noisy_start * self.epochs + 1e-9)
+        return int(self.coteaching.noisy_start * self.epochs + 1e-9)
 
     def decay(self, main_epoch: int) -> float:
         """What the learning rate is multiplied by in a main epoch."""
         return float(0.1 ** (max(0, main_epoch) // self.lr_decay_epochs))
 
 
-HINTS = get_type_hints(Config)
+GROUPS: dict[str, type[Any]] = {
+    name: kind for name, kind in get_type_hints(Config).items() if hasattr(kind, "__dataclass_fields__")
+}
+GROUP_OF = {field.name: group for group, kind in GROUPS.items() for field in dataclasses.fields(kind)}
+KEYS = [field.name for field in dataclasses.fields(Config) if field.name not in GROUPS] + list(GROUP_OF)
+RENAMED = {"split": "split_losses"}  # since 0.2; the old names work until 0.3
+
+
+def flat(config: Config) -> dict[str, Any]:
+    """All settings by their names, without the groups.
+
+    >>> flat(Config())["tau"]
+    0.15
+    """
+    nested = dataclasses.asdict(config)
+    groups = [nested.pop(name) for name in GROUPS]
+    return {**nested, **{key: value for group in groups for key, value in group.items()}}
 
 
 def override(config: Config, settings: Mapping[str, Any], source: str = "settings") -> Config:
-    """A copy of `config` with `settings` put in; an unknown key or a wrong type is refused.
+    """A copy of `config` with `settings` put in by their flat names; an unknown key or a wrong type is refused.
 
-    >>> override(Config(), {"epochs": 3}).epochs
-    3
+    >>> override(Config(), {"epochs": 3, "tau": 0.2}).repair.tau
+    0.2
     >>> override(Config(), {"epoch": 3})
     Traceback (most recent call last):
     mispair.errors.ConfigError: settings: unknown key "epoch"; did you mean "epochs"?
     """
-    clean = {}
-    for key, value in settings.items():
-        if key not in HINTS:
-            near = difflib.get_close_matches(key, HINTS, n=1, cutoff=0.4)
-            hint = f'did you mean "{near[0]}"?' if near else f"the keys are {', '.join(HINTS)}."
+    changes: dict[str, dict[str, Any]] = {}
+    for given, value in settings.items():
+        key = current_name(given)
+        if key not in KEYS:
+            near = difflib.get_close_matches(key, KEYS, n=1, cutoff=0.4)
+            hint = f'did you mean "{near[0]}"?' if near else f"the keys are {', '.join(KEYS)}."
             raise ConfigError(f'{source}: unknown key "{key}"; {hint}')
-        clean[key] = _cast(value, HINTS[key], f"{source}: {key}")
-    return replace(config, **clean)
+        number = value.item() if hasattr(value, "item") else value  # numpy's numbers are numbers
+        changes.setdefault(GROUP_OF.get(key, ""), {})[key] = number
+    try:
+        own = changes.pop("", {})
+        groups = {name: dataclasses.replace(getattr(config, name), **values) for name, values in changes.items()}
+        return dataclasses.replace(config, **own, **groups)
+    except ConfigError as error:
+        raise ConfigError(f"{source}: {error}") from None
+
+
+def current_name(key: str) -> str:
+    """The name of a setting today; a name of the version before is noted and still works."""
+    if key not in RENAMED:
+        return key
+    warnings.warn(f'the setting "{key}" is called "{RENAMED[key]}" now; the old name goes in 0.3.', stacklevel=3)
+    return RENAMED[key]
 
 
 def read_recipe(path: str | Path) -> Config:
     """Reads a recipe, by file name or by the short name of one that comes with mispair, such as `f8k/plain-sgr`."""
     file = find_packaged("recipe", path)
+    return override(Config(), read_toml(file), str(file))
+
+
+def read_toml(file: Path) -> dict[str, Any]:
+    """The content of a TOML file."""
     try:
-        settings = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        return tomllib.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:  # among them numbers too large and bytes that are no text
         raise ConfigError(f"{file} is not a TOML file: {error}.") from None
-    return override(Config(), settings, str(file))
 
 
 def find_packaged(what: Literal["recipe", "suite"], path: str | Path) -> Path:
@@ -262,34 +342,10 @@ def find_packaged(what: Literal["recipe", "suite"], path: str | Path) -> Path:
 
 def to_toml(config: Config) -> str:
     """The settings as a recipe that gives the same run again. Settings that are None are left out."""
-    return "".join(f"{key} = {_toml(value)}\n" for key, value in asdict(config).items() if value is not None)
+    return tomli_w.dumps({key: value for key, value in flat(config).items() if value is not None})
 
 
 def difference(old: Config, new: Config) -> list[str]:
     """What differs, a line each: `epochs: 20 -> 30`."""
-    before, after = asdict(old), asdict(new)
+    before, after = flat(old), flat(new)
     return [f"{key}: {before[key]!r} -> {after[key]!r}" for key in before if before[key] != after[key]]
-
-
-def _toml(value: bool | int | float | str) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-        return f'"{escaped}"'
-    return repr(value)
-
-
-def _cast(value: Any, hint: Any, where: str) -> Any:
-    """Checks a value against a field's type; whole numbers are welcome where a fraction is expected."""
-    if get_origin(hint) is Literal:
-        return value  # Config checks the choice itself
-    allowed = get_args(hint) or (hint,)
-    if float in allowed and isinstance(value, numbers.Real) and not isinstance(value, bool):  # numpy's as well
-        return float(value)
-    if int in allowed and isinstance(value, numbers.Integral) and not isinstance(value, bool):
-        return int(value)
-    if any(type(value) is kind for kind in allowed):
-        return value
-    wanted = " or ".join("nothing" if kind is type(None) else kind.__name__ for kind in allowed)
-    raise ConfigError(f"{where} is {value!r} but must be of type {wanted}.")

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mispair.config import Config
+from mispair.config import Config, override
 from mispair.data.batches import Items
 from mispair.data.pairs import IntArray, Pairs, Regions, Tokens, Vectors, select
 from mispair.data.vocabulary import SPECIAL_WORDS, Vocabulary
@@ -20,7 +20,7 @@ WORDS = 30
 
 def small_config(**settings: object) -> Config:
     """A network small enough for two cores."""
-    return Config(**{"embed_size": 16, "word_size": 6, "sim_size": 8, **settings})  # type: ignore[arg-type]
+    return override(Config(), {"embed_size": 16, "word_size": 6, "sim_size": 8, **settings})
 
 
 def vocabulary(words: int = WORDS) -> Vocabulary:

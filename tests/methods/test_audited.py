@@ -87,7 +87,9 @@ def test_the_split_hears_the_audit() -> None:
     splits = method.begin_epoch(0)
     assert np.allclose(method.w, combine_odds(w, SCORE))
     for net in range(2):
-        assert np.array_equal(splits[net].clean, np.flatnonzero(method.w[1 - net] > method.config.clean_threshold))
+        assert np.array_equal(
+            splits[net].clean, np.flatnonzero(method.w[1 - net] > method.config.coteaching.clean_threshold)
+        )
 
 
 def test_hardening_of_decl_counts_the_steps_that_there_are(tmp_path: Path) -> None:

@@ -103,7 +103,7 @@ def ranked(method: BiCro, net: int, pairs: IntArray) -> tuple[list[int], list[in
 
 
 def floored(method: BiCro, value: float) -> float:
-    return min(1.0, max(0.0, value)) if value > method.config.label_floor else 0.0
+    return min(1.0, max(0.0, value)) if value > method.config.bicro.label_floor else 0.0
 
 
 def loop_clean_labels(method: BiCro, net: int, pairs: IntArray) -> list[float]:

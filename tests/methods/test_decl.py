@@ -104,12 +104,12 @@ def plain_evidence_loss(x: np.ndarray, clean: list[bool], same: np.ndarray, conf
     total = 0.0
     for scores in (x, x.T):
         for i, row in enumerate(scores):
-            e = [math.exp(math.tanh(value) / config.evidence_scale) for value in row]
+            e = [math.exp(math.tanh(value) / config.decl.evidence_scale) for value in row]
             e = [0.0 if same[i, j] and j != i else value for j, value in enumerate(e)]
             y = [float(j == i and clean[i]) for j in range(len(e))]
             p = stats.dirichlet([value + 1 for value in e])
             total += sum((y[k] - p.mean()[k]) ** 2 + p.var()[k] for k in range(len(e)))
-            total += config.kl_weight * plain_divergence([1 + (0.0 if y[k] else e[k]) for k in range(len(e))])
+            total += config.decl.kl_weight * plain_divergence([1 + (0.0 if y[k] else e[k]) for k in range(len(e))])
     return total / len(x)
 
 
@@ -128,7 +128,7 @@ def plain_loss(method: Decl, S: Tensor, net: int, chosen: IntArray, n: int) -> f
     same = (rows[:, None] == rows) if config.mask_false_negatives else np.zeros((len(rows),) * 2, dtype=bool)
     x, clean = raw(config.model, S), method.clean[net, torch.from_numpy(chosen)].tolist()
     hinge = plain_hinge(x, clean, same, n, config.margin)
-    return plain_evidence_loss(x, clean, same, config) + config.hinge_weight * hinge
+    return plain_evidence_loss(x, clean, same, config) + config.decl.hinge_weight * hinge
 
 
 @pytest.mark.parametrize("mask", [True, False])

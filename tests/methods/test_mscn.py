@@ -644,12 +644,12 @@ def test_it_learns_from_noisy_pairs(tmp_path: Path) -> None:
     last = [line for line in lines if line["event"] == "method"][-1]
     assert sum(last["clean_precision"]) / 2 > 0.62  # 0.6 of all pairs are right
     assert sum(last["auroc_similarity"]) / 2 > 0.6
-    assert result.config.score_hidden == 64
+    assert result.config.sgraf.score_hidden == 64
 
 
 def test_the_meta_network_is_64_wide_if_nothing_else_is_said() -> None:
-    assert config().score_hidden == 64
-    assert config(score_hidden=5).score_hidden == 5
+    assert config().sgraf.score_hidden == 64
+    assert config(score_hidden=5).sgraf.score_hidden == 5
     layer = score_layer(method().nets[0])
     assert isinstance(layer, nn.Sequential)
     assert [tuple(part.weight.shape) for part in layer if isinstance(part, nn.Linear)] == [(64, 8), (1, 64)]

@@ -126,7 +126,7 @@ def test_the_warm_up_is_the_mean_over_all_negatives() -> None:
 
 
 def test_the_published_split_is_that_of_one_epoch() -> None:
-    method = small(NCR, split="single")
+    method = small(NCR, split_losses="single")
     for epoch in (0, 1):
         batches = random_batches(COUNT, 12, np.random.default_rng([0, 100, epoch]))
         views = [epoch_view(net, method.loader, ALPHA, batches, mask=True) for net in method.nets]

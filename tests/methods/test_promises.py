@@ -209,7 +209,7 @@ def check_order(works: list[StepPlan], noisy_first: bool) -> None:
 STOPS = [(0, 0, 1), (1, 1, 1), (2, 0, 1), (2, 0, 2), (2, 1, 3)]  # warm-up, clean steps alone, after clean, after noisy
 
 
-@pytest.mark.parametrize("settings", [{"augment": True}, {"split": "single", "as_published": True}])
+@pytest.mark.parametrize("settings", [{"augment": True}, {"split_losses": "single", "as_published": True}])
 @both
 def test_resume_is_exact_wherever_it_stopped(name: str, tmp_path: Path, settings: dict[str, Any]) -> None:
     chosen, pairs = training(name, **settings), add_noise(tiny_pairs(7), ratio=0.4, seed=0)
@@ -232,6 +232,6 @@ def test_little_or_much_noise_few_pairs(name: str, pairs: Pairs, settings: dict[
 def test_it_learns_from_noisy_pairs(name: str, rsum: float, spread: float) -> None:
     """40 % wrong pairs; chance is an rSum of 126. Seeds 0-2: 364, 398, 410 (NCR) and 296, 232, 265 (BiCro)."""
     noisy, test = add_noise(tiny_pairs(100), ratio=0.4, seed=0), tiny_pairs(24, seed=5)
-    matcher = mispair.fit(noisy, method=name, split="single", **LEARNING)
+    matcher = mispair.fit(noisy, method=name, split_losses="single", **LEARNING)
     assert matcher.evaluate(test).averaged.rsum > rsum
     assert matcher.score(test.left, test.right).std() > spread

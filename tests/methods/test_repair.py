@@ -323,7 +323,7 @@ def epoch_losses(method: Repair, epoch: int) -> list[np.ndarray]:
 
 
 def test_a_single_epochs_split() -> None:
-    method = repair(split="single")
+    method = repair(split_losses="single")
     for epoch in (0, 1):
         expected = [clean_probability(row) for row in epoch_losses(method, epoch)]
         method.begin_epoch(epoch)
@@ -345,7 +345,7 @@ def test_a_smoothed_split_remembers() -> None:
 
 
 def test_a_joint_split_is_of_both_networks() -> None:
-    method = repair(split="joint", split_memory=0.8)
+    method = repair(split_losses="joint", split_memory=0.8)
     memory: list[np.ndarray] = []
     for epoch in range(2):
         losses = epoch_losses(method, epoch)
@@ -487,7 +487,7 @@ STOPS = [(0, 0, 1), (0, 1, 1), (1, 0, 1), (1, 1, 1), (2, 0, 1), (2, 1, 1)]  # wa
         {"model": "vse", "replace_by": "own", "augment": True, "replace_side": "left"},
         {"model": "sgr", "dropout": 0.3},
         {"model": "sgr", "label_when": "batch", "dropout": 0.3},
-        {"model": "two-tower", "noisy": "train", "split": "single", "dropout": 0.3},
+        {"model": "two-tower", "noisy": "train", "split_losses": "single", "dropout": 0.3},
     ],
     ids=["vse-peer", "vse-own", "sgr", "sgr-batch", "two-tower-train"],
 )

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 import mispair
-from mispair.config import Config
+from mispair.config import Config, override
 from mispair.data.noise import add_noise
 from mispair.data.pairs import Tokens, Vectors, fingerprint
 from mispair.data.vocabulary import SPECIAL_WORDS, Vocabulary
@@ -157,7 +157,7 @@ def test_test_pairs_that_do_not_fit_are_refused_before_training(
 ) -> None:
     folder = tiny_folder(tmp_path / "tiny")
     np.save(folder / "test_ims.npy", np.ones((8, regions, width), np.float32))
-    config = Config(data=str(folder), model=model, **SMALL)  # type: ignore[arg-type]
+    config = override(Config(), {"data": str(folder), "model": model, **SMALL})
     message = f"tiny test: the left side has {regions} regions of width {width}, but {REGIONS} regions of width {WIDTH}"
     with pytest.raises(DataError, match=message):
         train_and_test(config, tmp_path / "run")
@@ -167,7 +167,7 @@ def test_test_pairs_that_do_not_fit_are_refused_before_training(
 def test_vse_is_tested_on_any_number_of_regions(tmp_path: Path) -> None:
     folder = tiny_folder(tmp_path / "tiny")
     np.save(folder / "test_ims.npy", np.ones((8, REGIONS + 1, WIDTH), np.float32))
-    result = train_and_test(Config(data=str(folder), **SMALL), tmp_path / "run")
+    result = train_and_test(override(Config(), {"data": str(folder), **SMALL}), tmp_path / "run")
     assert result["tested_on"] == "tiny test"
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mispair.config import Config
+from mispair.config import Config, override
 from mispair.methods import METHODS
 from mispair.methods.plain import Plain
 from mispair.training.phases import noisy_from, phases
@@ -28,7 +28,7 @@ from mispair.training.phases import noisy_from, phases
 def test_noisy_pairs_have_a_phase_where_they_take_part(
     settings: dict[str, Any], expected: list[tuple[int, int]]
 ) -> None:
-    config = Config(warmup_epochs=3, epochs=10, **settings)
+    config = override(Config(warmup_epochs=3, epochs=10), settings)
     found = phases(config)
     assert [(phase.start, phase.epochs) for phase in found] == expected
     assert sum(phase.epochs for phase in found) == config.total_epochs

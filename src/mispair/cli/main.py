@@ -20,7 +20,7 @@ from mispair.cli.audit import audit, encode
 from mispair.cli.bench import bench_audit, bench_epoch, bench_report, bench_run, bench_scale, bench_speed
 from mispair.cli.data import data_check, data_get, data_make, data_noise
 from mispair.cli.output import console, print_json, print_table
-from mispair.config import Config, read_recipe
+from mispair.config import RENAMED, Config, current_name, read_recipe
 from mispair.errors import ConfigError, DataError, MispairError
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ class TrainArguments:
 
 def train(argv: Sequence[str]) -> int:
     """Train a matching model."""
+    argv = [_current_flag(word) for word in argv]
     defaults = read_recipe(_peek(argv, "--recipe")) if _peek(argv, "--recipe") else Config()
     arguments = tyro.cli(
         TrainArguments, args=argv, prog="mispair train", default=TrainArguments(defaults, out=tyro.MISSING)
@@ -281,6 +282,15 @@ def _absolute(config: Config) -> Config:
     data = str(Path(config.data).resolve()) if is_folder else config.data
     vocab, noise = (None if path is None else str(Path(path).resolve()) for path in (config.vocab, config.noise_file))
     return replace(config, data=data, vocab=vocab, noise_file=noise)
+
+
+def _current_flag(word: str) -> str:
+    """A flag of the version before by its name of today, with a note."""
+    flag, equals, value = word.partition("=")
+    key = flag.removeprefix("--").replace("-", "_")
+    if not flag.startswith("--") or key not in RENAMED:
+        return word
+    return f"--{current_name(key).replace('_', '-')}{equals}{value}"
 
 
 def _peek(argv: Sequence[str], flag: str) -> str:

@@ -60,11 +60,11 @@ class BiCro(CoTeaching):
         """Sum over the pairs with the smallest losses."""
         S = similarity(self.nets[net], inputs.batch)
         losses = sample_losses(S, self.config.margin, self.false_negatives(inputs.batch))
-        count = max(1, int(self.config.warmup_share * len(S) + 1e-9))
+        count = max(1, int(self.config.bicro.warmup_share * len(S) + 1e-9))
         return StepResult(losses.topk(count, largest=False).values.sum(), S)
 
     def clean_probabilities(self, losses: FloatArray) -> FloatArray:
-        rows = losses if self.config.split == "single" else self.smoothed(losses)
+        rows = losses if self.config.coteaching.split_losses == "single" else self.smoothed(losses)
         find = published_probability if self.config.as_published else clean_probability
         return np.stack([find(row) for row in rows]).astype(np.float32)
 
@@ -100,7 +100,7 @@ class BiCro(CoTeaching):
     def loss(self, net: int, inputs: BiCroInputs) -> StepResult:
         labels = self._labels(self.nets[1 - net], inputs)
         S = similarity(self.nets[net], inputs.batch)
-        margin = soft_margin(labels, self.config.margin, self.config.margin_base)
+        margin = soft_margin(labels, self.config.margin, self.config.coteaching.margin_base)
         if self.config.as_published:
             margin = margin.expand(len(S), -1)  # a row there, so that of the caption in both directions
         loss = hard_loss(S, margin, inputs.negatives, self.false_negatives(inputs.batch))
@@ -123,7 +123,7 @@ class BiCro(CoTeaching):
             return self._floored(consistency(*noisy, left, right, anchors))
 
     def _floored(self, values: Tensor) -> Tensor:
-        return torch.where(values > self.config.label_floor, values, 0.0).clamp(0, 1)
+        return torch.where(values > self.config.bicro.label_floor, values, 0.0).clamp(0, 1)
 
     # ------------------------------------------------------------------ state
 

@@ -47,12 +47,12 @@ class CoTeaching(Method):
         self.w = self.clean_probabilities(np.stack([view.losses.cpu().numpy() for view in views]))
         if (score := self.loader.pairs.match_score) is not None:
             self.w = combine_odds(self.w, score)
-        clean = np.stack([split(w, config.clean_threshold) for w in self.w])
+        clean = np.stack([split(w, config.coteaching.clean_threshold) for w in self.w])
         return self.divide(epoch, views, clean)
 
     def clean_probabilities(self, losses: FloatArray) -> FloatArray:
         """w of each pair by each network, (2, N)."""
-        if self.config.split == "single":
+        if self.config.coteaching.split_losses == "single":
             return np.stack([clean_probability(row) for row in losses]).astype(np.float32)
         # The root brings the many small and the few large losses close enough to two Gaussians.
         roots = np.sqrt(self.smoothed(losses))
@@ -63,10 +63,10 @@ class CoTeaching(Method):
 
         With a joint split over both networks as well, whose mistakes differ most after the warm-up.
         """
-        known, memory = bool(self.mean_losses.size), np.float32(self.config.split_memory)
+        known, memory = bool(self.mean_losses.size), np.float32(self.config.coteaching.split_memory)
         self.mean_losses = memory * self.mean_losses + (1 - memory) * losses if known else losses
         joint = np.broadcast_to(self.mean_losses.mean(axis=0), self.mean_losses.shape)
-        return joint if self.config.split == "joint" else self.mean_losses
+        return joint if self.config.coteaching.split_losses == "joint" else self.mean_losses
 
     def divide(self, epoch: int, views: list[EpochView], clean: BoolArray) -> list[Split]:
         """The pairs that train each network; `clean` (2, N) is what each network takes for clean."""

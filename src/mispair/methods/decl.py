@@ -92,7 +92,7 @@ class Decl(Method):
     def negatives(self, step: int) -> Tensor:
         """n of RDH: falls by eta a step, from all negatives of the batch to mu."""
         config = self.config
-        count = max(int(config.batch_size - config.hinge_decay * step), config.hinge_least)
+        count = max(int(config.batch_size - config.decl.hinge_decay * step), config.decl.hinge_least)
         return send(torch.tensor(count), self.device)
 
     def warmup_loss(self, net: int, inputs: DeclInputs) -> StepResult:  # type: ignore[override]
@@ -104,12 +104,12 @@ class Decl(Method):
         S = similarity(self.nets[net], batch)
         x = self._raw(self.nets[net], S)
         e, Y = self._evidence(x, batch), torch.diag(is_clean.float())
-        rows = [evidential_loss(side, Y, config.kl_weight) for side in (e, e.T)]  # images ask, captions ask
+        rows = [evidential_loss(side, Y, config.decl.kl_weight) for side in (e, e.T)]  # images ask, captions ask
         # A noisy pair is no anchor, but stays a negative of the others: with this margin it costs nothing.
         margin = x.new_full((len(x),), config.margin).masked_fill(~is_clean, -torch.inf)
         hinge = hard_loss(x.tanh(), margin, inputs.negatives, self.false_negatives(batch))
         unsure = (uncertainty(e) + uncertainty(e.T)).mean() / 2
-        loss = (rows[0] + rows[1]).mean() + config.hinge_weight * hinge  # a mean and a sum: no loss of a pair to log
+        loss = (rows[0] + rows[1]).mean() + config.decl.hinge_weight * hinge  # a mean and a sum
         return StepResult(loss, S, {"uncertainty": unsure}, logged=loss)
 
     @staticmethod
@@ -118,7 +118,7 @@ class Decl(Method):
 
     def _evidence(self, x: Tensor, batch: Batch) -> Tensor:
         """(B, B); that of a false negative does not count, neither for nor against anything."""
-        e, same = evidence(x, self.config.evidence_scale), self.false_negatives(batch)
+        e, same = evidence(x, self.config.decl.evidence_scale), self.false_negatives(batch)
         if same is None:
             return e
         return e.masked_fill(same & ~torch.eye(len(e), dtype=torch.bool, device=e.device), 0)

@@ -37,7 +37,7 @@ from mispair.compute.devices import send
 from mispair.compute.optimizer import make as make_optimizer
 from mispair.compute.optimizer import set_lr
 from mispair.compute.precision import full_precision
-from mispair.config import Config
+from mispair.config import Config, override
 from mispair.data.batches import Items, PairLoader
 from mispair.data.pairs import IntArray, Pairs, Tokens
 from mispair.errors import ConfigError, DataError
@@ -101,9 +101,9 @@ class Mscn(Method):
 
     def __init__(self, config: Config, nets: list[Network], loader: PairLoader) -> None:
         super().__init__(config, nets, loader)
-        self.meta_set = meta_set(loader.pairs, config.meta_share, self.rng(META_SET))
+        self.meta_set = meta_set(loader.pairs, config.mscn.meta_share, self.rng(META_SET))
         self.rest = np.setdiff1d(np.arange(len(loader.pairs)), self.meta_set)
-        settings = replace(config, lr=config.meta_lr, weight_decay=0.0)
+        settings = replace(config, lr=config.mscn.meta_lr, weight_decay=0.0)
         self.meta_optimizers = [make_optimizer(settings, list(score_layer(net).parameters())) for net in nets]
         self._start(0)
 
@@ -114,7 +114,7 @@ class Mscn(Method):
                 f"mscn corrects scores made of similarity vectors, which {config.model} does not have; use --model "
                 f"{' or '.join(MODELS)}."
             )
-        return config if config.score_hidden else replace(config, score_hidden=HIDDEN)
+        return config if config.sgraf.score_hidden else override(config, {"score_hidden": HIDDEN})
 
     # ------------------------------------------------------------------ before an epoch
 
@@ -131,7 +131,7 @@ class Mscn(Method):
                 scale_to_odds(net, pair_scores(net, self.loader, known.left, known.right), known.labels)
             of_known, of_rest = self._similarities(net, known)
             w = clean_posterior(of_known, known.labels, of_rest, as_published=self.config.as_published)
-            kept.append(above(w, self.config.clean_threshold))
+            kept.append(above(w, self.config.coteaching.clean_threshold))
             scores = diagnosis.separation({"similarity": of_rest, "w": w}, right)
             known_scores = diagnosis.separation({"known": of_known}, known.labels == RIGHT)
             rows.append({**diagnosis.selection("clean", kept[-1], right), **scores, **known_scores})
@@ -143,7 +143,7 @@ class Mscn(Method):
         self.epoch, decay = epoch, self.config.decay(epoch)
         self.lr = self.config.lr * decay
         for optimizer in self.meta_optimizers:
-            set_lr(optimizer, self.config.meta_lr * decay)
+            set_lr(optimizer, self.config.mscn.meta_lr * decay)
         pairs = self.loader.pairs
         self.known = [known_pairs(pairs, self.meta_set, self.rng(MISMATCHED, epoch, net)) for net in range(2)]
 

@@ -50,7 +50,7 @@ class NCR(CoTeaching):
     def loss(self, net: int, inputs: NCRInputs) -> StepResult:
         labels = self._labels(net, inputs)
         S = similarity(self.nets[net], inputs.batch)
-        margin = soft_margin(labels, self.config.margin, self.config.margin_base)
+        margin = soft_margin(labels, self.config.margin, self.config.coteaching.margin_base)
         loss = hard_loss(S, margin, inputs.negatives, self.false_negatives(inputs.batch))
         return StepResult(loss, S, {"label": labels.mean()})
 

@@ -73,7 +73,7 @@ class Repair(CoTeaching):
         super().__init__(config, nets, loader)
         self.device = next(nets[0].parameters()).device
         count = len(loader.pairs)
-        self.bank_size = min(config.bank_size, count)
+        self.bank_size = min(config.repair.bank_size, count)
         self.banks = [Bank(self.bank_size) for _ in nets]
         self.queues = [np.empty((2, 0), dtype=np.int64)] * 2
         self.steps = [0, 0]
@@ -84,7 +84,7 @@ class Repair(CoTeaching):
 
     @classmethod
     def noisy_from(cls, config: Config) -> int | None:
-        return None if config.noisy == "drop" else super().noisy_from(config)
+        return None if config.repair.noisy == "drop" else super().noisy_from(config)
 
     # ------------------------------------------------------------------ before an epoch
 
@@ -97,18 +97,18 @@ class Repair(CoTeaching):
     @property
     def _ranks(self) -> bool:
         """Whether anything is made of the banks."""
-        return self.config.labels == "rank" or self.config.noisy == "replace"
+        return self.config.repair.labels == "rank" or self.config.repair.noisy == "replace"
 
     def _label(self, net: int, view: EpochView, trains: BoolArray) -> Tensor:
         """Labels all pairs by a network's bank; gives their rank correlation."""
         first = not self.queues[net].size
         if first:
             self._enqueue(net, self.rng(FIRST_FILL, net).permutation(np.flatnonzero(trains)))
-        if first or self.config.label_when == "epoch":
+        if first or self.config.repair.label_when == "epoch":
             self._refill(net, view)
         link = send(torch.from_numpy(self.loader.pairs.link), self.device)
         correlation = bank_correlation(view.left, view.right, *self.banks[net].pooled(), link)
-        self.bounds[net] = label_bounds(correlation, self.config.gamma_share)
+        self.bounds[net] = label_bounds(correlation, self.config.repair.gamma_share)
         self.labels[net] = soft_labels(correlation, *self.bounds[net])
         return correlation
 
@@ -117,14 +117,14 @@ class Repair(CoTeaching):
         config = self.config
         if not started:
             return Split(np.flatnonzero(clean))
-        if config.noisy == "train":
+        if config.repair.noisy == "train":
             return Split(np.flatnonzero(clean), np.flatnonzero(~clean))
-        noisy = np.flatnonzero(~clean & (self.w < config.eta).all(axis=0))
-        teacher = 1 - net if config.replace_by == "peer" else net
+        noisy = np.flatnonzero(~clean & (self.w < config.repair.eta).all(axis=0))
+        teacher = 1 - net if config.repair.replace_by == "peer" else net
         self.partners[net] = -1
         for side in self._sides:
             new = find_partners(
-                views[teacher], self.banks[teacher], noisy, config.neighbours, keep_left=side == KEEP_LEFT
+                views[teacher], self.banks[teacher], noisy, config.repair.neighbours, keep_left=side == KEEP_LEFT
             )
             self.partners[net, side, noisy] = new.ids
             where = send(torch.from_numpy(noisy), self.device)
@@ -135,13 +135,15 @@ class Repair(CoTeaching):
 
     @property
     def _sides(self) -> list[int]:
-        return {"both": [KEEP_LEFT, KEEP_RIGHT], "left": [KEEP_RIGHT], "right": [KEEP_LEFT]}[self.config.replace_side]
+        return {"both": [KEEP_LEFT, KEEP_RIGHT], "left": [KEEP_RIGHT], "right": [KEEP_LEFT]}[
+            self.config.repair.replace_side
+        ]
 
     # ------------------------------------------------------------------ a step
 
     @property
     def repeatable(self) -> bool:  # type: ignore[override]
-        return self.config.label_when == "epoch"
+        return self.config.repair.label_when == "epoch"
 
     def inputs(self, net: int, work: StepPlan, augment: np.random.Generator | None) -> StepInputs:
         if work.main_step is None:
@@ -151,7 +153,7 @@ class Repair(CoTeaching):
         beside = () if work.noisy is None else self._beside(net, work.noisy, augment, pad_shapes)
         clean = self.loader.batch(work.pairs, augment, pad_shapes)
         labels = self.labels[1 - net, clean.pairs]
-        if self.config.labels == "hard":
+        if self.config.repair.labels == "hard":
             labels = torch.ones_like(labels)
         return RepairInputs(clean, self.negatives(work.main_step), labels=labels, beside=beside)
 
@@ -161,7 +163,7 @@ class Repair(CoTeaching):
 
     def _lent(self, net: int, noisy: IntArray) -> dict[int, IntArray]:
         """By kept side: the pairs that lend their other item to these noisy ones."""
-        if self.config.noisy == "train":
+        if self.config.repair.noisy == "train":
             return {}
         return {side: self.partners[net, side, noisy] for side in self._sides}
 
@@ -170,9 +172,9 @@ class Repair(CoTeaching):
     ) -> tuple[NoisyBatch, ...]:
         """Noisy pairs as they are; or with a new right and with a new left item."""
         batch = self.loader.batch(noisy, augment, pad_shapes)
-        if self.config.noisy == "train":
+        if self.config.repair.noisy == "train":
             labels = self.labels[1 - net, batch.pairs]
-            if self.config.labels == "hard":
+            if self.config.repair.labels == "hard":
                 labels = torch.zeros_like(labels)
             return (NoisyBatch(batch.left, batch.right, None, labels, self.false_negatives(batch)),)
         beside, own, groups = [], batch.left_groups, self.loader.pairs.left_groups
@@ -193,14 +195,16 @@ class Repair(CoTeaching):
     def loss(self, net: int, inputs: RepairInputs) -> StepResult:
         S = similarity(self.nets[net], inputs.batch)
         labels = inputs.labels
-        if self.config.label_when == "batch" and self._ranks:
+        if self.config.repair.label_when == "batch" and self._ranks:
             own = self._label_and_push(net, inputs.batch.pairs.cpu().numpy())
-            labels = own if self.config.labels == "rank" else labels
+            labels = own if self.config.repair.labels == "rank" else labels
         loss = hard_loss(S, self._margin(labels), inputs.negatives, self.false_negatives(inputs.batch))
         if not inputs.beside:
             return StepResult(loss, S)
         beside = torch.stack([self._beside_loss(net, part, inputs.negatives) for part in inputs.beside]).mean()
-        return StepResult(loss + self.config.tau * beside, S, {"noisy_loss": beside / len(inputs.beside[0].labels)})
+        return StepResult(
+            loss + self.config.repair.tau * beside, S, {"noisy_loss": beside / len(inputs.beside[0].labels)}
+        )
 
     def _beside_loss(self, net: int, pairs: NoisyBatch, negatives: Tensor) -> Tensor:
         network = self.nets[net]
@@ -211,14 +215,14 @@ class Repair(CoTeaching):
         return hard_loss(network.similarity(left, right), self._margin(pairs.labels), negatives, pairs.same)
 
     def _margin(self, labels: Tensor) -> Tensor:
-        return soft_margin(labels, self.config.margin, self.config.margin_base)
+        return soft_margin(labels, self.config.margin, self.config.coteaching.margin_base)
 
     def _label_and_push(self, net: int, pairs: IntArray) -> Tensor:
         """Labels of a batch by the network's own bank, into which it then goes (Algorithm 1)."""
         left, right = (encode(self.nets[net], self.loader, pairs) for encode in (encode_left, encode_right))
         correlation = bank_correlation(left.pooled, right.pooled, *self.banks[net].pooled())
         self.banks[net].push(left, right, pairs)
-        return soft_labels(correlation, *label_bounds(correlation, self.config.gamma_share))
+        return soft_labels(correlation, *label_bounds(correlation, self.config.repair.gamma_share))
 
     def after_step(self, net: int, work: StepPlan) -> None:
         self.steps[net] += 1
@@ -250,7 +254,7 @@ class Repair(CoTeaching):
         plain = {"bounds": self.bounds, "steps": self.steps, "labels": self.labels}
         queues = [torch.from_numpy(queue) for queue in self.queues]
         # Banks that are refilled before they are read again need no saving.
-        banks = [bank.state_dict() for bank in self.banks] if self.config.label_when == "batch" else []
+        banks = [bank.state_dict() for bank in self.banks] if self.config.repair.label_when == "batch" else []
         return {**super().state_dict(), **partners, **plain, "queues": queues, "banks": banks}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -269,7 +273,7 @@ class Repair(CoTeaching):
         for net, correlation in enumerate(correlations):
             rows[net] |= self._label_figures(net, clean[net], right)
             rows[net] |= diagnosis.separation({"rank": correlation.cpu().numpy()}, right)
-        sure = np.asarray((self.w < self.config.eta).all(axis=0))
+        sure = np.asarray((self.w < self.config.repair.eta).all(axis=0))
         return {**diagnosis.by_network(rows), **diagnosis.selection("eta", sure, wrong)}
 
     def _label_figures(self, net: int, clean: BoolArray, right: BoolArray | None) -> dict[str, Any]:

@@ -31,8 +31,8 @@ class SCAN(Network):
     def __init__(self, left: SideSpec, right: SideSpec, config: Config) -> None:
         super().__init__()
         self.left, self.right = self._encoder(left, config), self._encoder(right, config)
-        self.attend, self.sharpness = config.attend, config.attend_sharpness
-        self.aggregation, self.lse_sharpness = config.aggregate, config.lse_sharpness
+        self.attend, self.sharpness = config.scan.attend, config.scan.attend_sharpness
+        self.aggregation, self.lse_sharpness = config.scan.aggregate, config.scan.lse_sharpness
 
     @staticmethod
     def _encoder(spec: SideSpec, config: Config) -> nn.Module:

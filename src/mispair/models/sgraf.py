@@ -100,7 +100,7 @@ class SimilarityVectors(Network):
 
     def __init__(self, left: SideSpec, right: SideSpec, config: Config) -> None:
         super().__init__()
-        d, s = config.embed_size, config.sim_size
+        d, s = config.embed_size, config.sgraf.sim_size
         self.left, self.right = self._encoder(left, config), self._encoder(right, config)
         self.left_pool = SelfAttention(d, config.dropout, regions=max(left.count, 1) if left.kind != "tokens" else 0)
         self.right_pool = SelfAttention(d, config.dropout)
@@ -156,7 +156,7 @@ class SGR(SimilarityVectors):
 
     def __init__(self, left: SideSpec, right: SideSpec, config: Config) -> None:
         super().__init__(left, right, config)
-        self.graph = nn.ModuleList(GraphReasoning(config.sim_size) for _ in range(config.graph_steps))
+        self.graph = nn.ModuleList(GraphReasoning(config.sgraf.sim_size) for _ in range(config.sgraf.graph_steps))
         self.score = score_layer(config)
 
     def join(self, nodes: Tensor, words: Packing) -> Tensor:
@@ -167,7 +167,7 @@ class SGR(SimilarityVectors):
 
 def score_layer(config: Config) -> nn.Module:
     """From a similarity vector to its score: a linear map, or MSCN's meta network."""
-    s, hidden = config.sim_size, config.score_hidden
+    s, hidden = config.sgraf.sim_size, config.sgraf.score_hidden
     if not hidden:
         return xavier_linear(s, 1)
     return nn.Sequential(nn.Linear(s, hidden), nn.ReLU(), nn.Linear(hidden, 1))
@@ -285,7 +285,7 @@ class SAF(SimilarityVectors):
 
     def __init__(self, left: SideSpec, right: SideSpec, config: Config) -> None:
         super().__init__(left, right, config)
-        self.filter = AttentionFilter(config.sim_size)
+        self.filter = AttentionFilter(config.sgraf.sim_size)
         self.score = score_layer(config)
 
     def join(self, nodes: Tensor, words: Packing) -> Tensor:

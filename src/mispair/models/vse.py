@@ -106,7 +106,7 @@ class VSE(CosineNetwork):
 
     def __init__(self, left: SideSpec, right: SideSpec, config: Config) -> None:
         super().__init__()
-        self.augments = config.augment
+        self.augments = config.vse.augment
         self.left = self._encoder(left, config)
         self.right = self._encoder(right, config)
 

@@ -16,7 +16,7 @@ import safetensors.torch
 import torch
 
 from mispair.compute.devices import autocast, pick_device
-from mispair.config import Config, override
+from mispair.config import Config, flat, override
 from mispair.data import loading
 from mispair.data.batches import SideLoader
 from mispair.data.loading import load_split
@@ -90,7 +90,7 @@ class Matcher:
         }
         about: dict[str, Any] = {
             "format": FORMAT,
-            "config": asdict(self.config),
+            "config": flat(self.config),
             "specs": [asdict(spec) for spec in self.specs],
             "networks": len(self.networks),
             "vocabulary": list(self.vocabulary.words) if self.vocabulary else None,

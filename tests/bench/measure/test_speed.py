@@ -15,7 +15,7 @@ import mispair
 from mispair.bench.measure import epoch_time, step_speed
 from mispair.bench.measure.reference_loops import count_ranks
 from mispair.cli.main import main
-from mispair.config import Config
+from mispair.config import Config, override
 from mispair.data import synthetic
 from mispair.data.pairs import Regions, Tokens
 from mispair.data.vocabulary import END, START
@@ -96,7 +96,8 @@ def test_counted_ranks_are_ranks() -> None:
 
 @pytest.mark.parametrize("model", ["sgr", "vse"])
 def test_both_ways_compute_the_same(model: str) -> None:
-    config = Config(model=model, batch_size=6, embed_size=16, sim_size=8, word_size=6, dropout=0.0, augment=False)  # type: ignore[arg-type]
+    sizes = {"batch_size": 6, "embed_size": 16, "sim_size": 8, "word_size": 6, "dropout": 0.0, "augment": False}
+    config = override(Config(), {"model": model, **sizes})
     contest = step_speed.SpeedComparison(config, synthetic.stand_in(None, 4), torch.device("cpu"))
     batch = contest.batch(pad_shapes=False)
     torch.testing.assert_close(contest.similarity(batch), contest.loop_similarity(batch), rtol=1e-4, atol=1e-5)

@@ -15,14 +15,14 @@ from mispair.bench.suite import dry_run
 from mispair.bench.suite.dry_run import PhaseTime, Rehearsal, kinds, rehearse, typical
 from mispair.bench.suite.suite import Cell
 from mispair.cli.main import main
-from mispair.config import Config
+from mispair.config import Config, RepairSettings
 from mispair.methods.base import StepPlan
 from mispair.training.run_folder import Run
 from mispair.training.trainer import Trainer
 
 SMALL = Config(
-    model="vse", device="cpu", embed_size=8, word_size=8, batch_size=16, warmup_epochs=1, epochs=4, bank_size=32,
-    neighbours=4, noise_ratio=0.4,
+    model="vse", device="cpu", embed_size=8, word_size=8, batch_size=16, warmup_epochs=1, epochs=4,
+    noise_ratio=0.4, repair=RepairSettings(bank_size=32, neighbours=4),
 )  # fmt: skip
 
 

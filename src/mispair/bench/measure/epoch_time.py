@@ -13,7 +13,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mispair.compute.devices import autocast, pick_device
-from mispair.config import Config
+from mispair.config import Config, override
 from mispair.data.loading import with_noise
 from mispair.data.synthetic import stand_in
 from mispair.methods.repair import Repair
@@ -125,11 +125,11 @@ def _choices(trainer: Trainer, sizes: Sequence[int], main: EpochTime, noisy: Epo
     if not isinstance(method, Repair):
         return []
     queues, found = method.queues, []
-    drop = replace(config, labels="hard", noisy="drop")
+    drop = override(config, {"labels": "hard", "noisy": "drop"})
     kinds = [("hard + drop", 0, drop, main)]
     for size in sizes:
-        kinds.append(("RC + drop", size, replace(config, noisy="drop"), main))
-        kinds.append(("RC + NPR", size, replace(config, noisy="replace"), noisy))
+        kinds.append(("RC + drop", size, override(config, {"noisy": "drop"}), main))
+        kinds.append(("RC + NPR", size, override(config, {"noisy": "replace"}), noisy))
     for name, size, method.config, phase in kinds:
         method.bank_size = size = min(size, queues[0].shape[1])
         method.queues = [queue[:, queue.shape[1] - size :] for queue in queues]
@@ -148,10 +148,11 @@ def measure(
     config: Config, captions: Path | None, images: int, banks: Sequence[int] = (), console: Console | None = None
 ) -> Schedule:
     """Trains a few epochs of each kind, by the largest of these banks; then chooses by each of them."""
-    config = replace(config, bank_size=max(banks, default=config.bank_size))
+    config = override(config, {"bank_size": max(banks, default=config.repair.bank_size)})
     device = pick_device(config.device)
     train, dev = stand_in(captions, images), stand_in(captions, min(VALIDATION, images), seed=1)
-    short = replace(config, data="stand-in", warmup_epochs=1, epochs=4, noisy_start=0.5, checkpoint_seconds=1e9)
+    schedule = {"warmup_epochs": 1, "epochs": 4, "noisy_start": 0.5, "checkpoint_seconds": 1e9}
+    short = override(config, {"data": "stand-in", **schedule})
     with tempfile.TemporaryDirectory(prefix="mispair-") as folder, Run(Path(folder) / "run", short) as run:
         trainer = Trainer(short, with_noise(config, train), dev, run, console)
         with torch.random.fork_rng([device] if device.type == "cuda" else []):

@@ -21,7 +21,7 @@ from mispair.bench.measure import reference_loops
 from mispair.compute.cuda_graphs import CudaGraphStep
 from mispair.compute.devices import autocast, pick_device
 from mispair.compute.optimizer import make as make_optimizer
-from mispair.config import Config
+from mispair.config import Config, VseSettings
 from mispair.data.batches import Batch, PairLoader
 from mispair.data.pairs import IntArray, Pairs, Tokens
 from mispair.data.synthetic import REGIONS, WIDTH, stand_in
@@ -213,9 +213,9 @@ class SpeedComparison:
         recurrence = 2 * words * 3 * D * (H + D)
         if config.model == "vse":
             return 2 * (B * REGIONS * (WIDTH * (D + D // 2) + D * D // 2) + recurrence)
-        s, nodes = config.sim_size, B * (B + words)
+        s, nodes = config.sgraf.sim_size, B * (B + words)
         attention = B * words * REGIONS * D * 2 + nodes * D * s
-        graph = (config.graph_steps - 1) * nodes * s * s * 2 + B * B * s * s * 2
+        graph = (config.sgraf.graph_steps - 1) * nodes * s * s * 2 + B * B * s * s * 2
         pools = (B * REGIONS + words) * D * D
         return 2 * (B * REGIONS * WIDTH * D + recurrence + attention + graph + pools)
 
@@ -260,7 +260,7 @@ def measure(
     pairs = stand_in(captions, images or (512 if gpu else 64))
     rows: list[Row] = []
     for model in models:
-        config = Config(model=model, batch_size=batch, embed_size=width, augment=False, device=device)
+        config = Config(model=model, batch_size=batch, embed_size=width, device=device, vse=VseSettings(augment=False))
         contest = SpeedComparison(config, pairs, place)
         jobs: list[Callable[[], Row]] = [contest.steps, contest.forwards, contest.evaluations]
         jobs += [lambda size=size, contest=contest: contest.labels(size) for size in banks]  # type: ignore[misc]

@@ -278,7 +278,7 @@ def _eta(line: ResultRow, frame: Figure) -> Figure:
     if not lines[0].points:
         reason = f"There is no figure: {row} does not split the pairs, or nobody knows which are wrong."
         return frame.drawn(reason if records else nothing([line]))
-    own = line.config.eta
+    own = line.config.repair.eta
     caption = sentences(
         _eta_sentence(own, lines),
         _accuracy_sentence(lines[0]),

@@ -17,7 +17,7 @@ import torch
 
 from mispair.bench.suite.suite import Cell, digest
 from mispair.compute.devices import give_back_memory
-from mispair.config import Config
+from mispair.config import Config, flat, override
 from mispair.data.loading import with_noise
 from mispair.data.pairs import Pairs
 from mispair.data.synthetic import stand_in
@@ -73,11 +73,11 @@ def kinds(cells: Sequence[Cell]) -> list[list[Cell]]:
     """Cells that are alike, together."""
     found: dict[str, list[Cell]] = {}
     for cell in cells:
-        found.setdefault(digest(replace(cell.config, **{name: _DEFAULTS[name] for name in ALIKE})), []).append(cell)
+        found.setdefault(digest(override(cell.config, {name: _DEFAULTS[name] for name in ALIKE})), []).append(cell)
     return list(found.values())
 
 
-_DEFAULTS = vars(Config())
+_DEFAULTS = flat(Config())
 
 
 def typical(alike: Sequence[Cell]) -> Cell:

@@ -17,7 +17,7 @@ from rich.console import Console
 from mispair.bench.suite.examples import examples
 from mispair.bench.suite.suite import WHERE, Cell, digest
 from mispair.compute.devices import give_back_memory
-from mispair.config import Config, read_recipe, to_toml
+from mispair.config import Config, flat, read_recipe, to_toml
 from mispair.errors import MispairError, StoppedError
 from mispair.methods import diagnosis
 from mispair.support.files import write_atomically
@@ -90,7 +90,7 @@ def run_cell(cell: Cell, folder: Path, console: Console | None = None) -> Record
     if cell.config.device != "cpu" and torch.cuda.is_available():
         give_back_memory()
         torch.cuda.reset_peak_memory_stats()
-    start = Record(cell.name, cell.label, digest(cell.config), asdict(cell.config), "done")
+    start = Record(cell.name, cell.label, digest(cell.config), flat(cell.config), "done")
     try:
         _move(folder / RUN / "config.toml", cell.config)
         splits = load_splits(cell.config, console)

@@ -24,12 +24,12 @@ import hashlib
 import json
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from mispair.bench import paper
-from mispair.config import Config, find_packaged, override, read_recipe
+from mispair.config import RENAMED, Config, find_packaged, flat, override, read_recipe
 from mispair.errors import ConfigError
 from mispair.support.formatting import slug
 from mispair.training.run_folder import FREE
@@ -161,10 +161,11 @@ class Suite:
 def digest(config: Config) -> str:
     """A hash of what is trained, the same wherever the data is.
 
-    Only settings that are not the default count: so a setting that a later version has in addition changes no hash.
+    Only settings that are not the default count, by the names that they had first: so neither a new setting nor a new
+    name changes a hash.
     """
-    usual = asdict(Config())
-    own = {name: value for name, value in asdict(config).items() if value != usual[name]}
+    usual, former = flat(Config()), {new: old for old, new in RENAMED.items()}
+    own = {former.get(name, name): value for name, value in flat(config).items() if value != usual[name]}
     settings = {name: value for name, value in own.items() if name not in NOT_PART_OF_A_CELL}
     settings["noise_file"] = config.noise_file is not None
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()

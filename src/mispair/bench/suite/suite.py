@@ -125,10 +125,11 @@ class Suite:
         settings = {**row.settings, **{name: value for name, value in swept.items() if name is not None}}
         recipe = row.read()
         config = override(recipe, settings, f"{self.name}: {row.label}")
-        other = [name for name in settings if getattr(config, name) != getattr(recipe, name)]
+        before, after = flat(recipe), flat(config)
+        other = [name for name in settings if after[name] != before[name]]
         config = replace(config, data=self.data, device=self.device, noise_ratio=noise, seed=seed)
         config = replace(config, noise_file=self.noise_file_of(noise))
-        said = [f"{name.replace('_', '-')}-{getattr(config, name)}" for name in sorted(set(other) - set(FREE))]
+        said = [f"{name.replace('_', '-')}-{after[name]}" for name in sorted(set(other) - set(FREE))]
         start = "-".join([Path(row.recipe).stem, *said]).replace("/", "-").replace(" ", "")[:LONGEST]
         name = f"{start}-noise-{noise * 100:.0f}-seed-{seed}-{digest(config)[:8]}"
         return Cell(name, row.label, config)

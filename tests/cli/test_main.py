@@ -310,7 +310,7 @@ REFUSALS = {
     "unknown recipe": ("nowhere/plain", "shapes/plain"),
     "wrong device": ("cuda:77",),
     "wrong method": ("plian", '"plain"'),
-    "ratio": ("noise_ratio", "between 0 and 1"),
+    "ratio": ("noise_ratio", "must be at most 1"),
 }
 
 

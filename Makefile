@@ -34,7 +34,7 @@ format: .venv/.dev
 	$(BIN)/ruff format .
 
 docs: .venv/.docs
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 wheel: .venv/.dev
 	$(BIN)/python -m build --wheel

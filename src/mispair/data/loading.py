@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -169,3 +170,11 @@ def with_noise(config: Config, train: Pairs) -> Pairs:
         return train
     seed = config.seed if config.noise_seed is None else config.noise_seed
     return add_noise(train, ratio=config.noise_ratio, seed=seed, kind=config.noise_kind, file=config.noise_file)
+
+
+def with_absolute_paths(config: Config) -> Config:
+    """With absolute paths, because a run must be resumable and testable from anywhere."""
+    is_folder = config.data != SHAPES and Path(config.data).is_dir()
+    data = str(Path(config.data).resolve()) if is_folder else config.data
+    vocab, noise = (None if path is None else str(Path(path).resolve()) for path in (config.vocab, config.noise_file))
+    return replace(config, data=data, vocab=vocab, noise_file=noise)

@@ -17,9 +17,7 @@ import torch
 
 from mispair.compute.devices import autocast, pick_device
 from mispair.config import Config, flat, override
-from mispair.data import loading
 from mispair.data.batches import SideLoader
-from mispair.data.loading import load_split
 from mispair.data.npy import check_finite
 from mispair.data.pairs import FloatArray, Pairs, Regions, Side, Tokens, Vectors, described
 from mispair.data.vocabulary import Vocabulary
@@ -269,15 +267,3 @@ def _features(items: Items) -> Side | None:
         items = items if items.dtype.kind == "f" else items.astype(np.float32)
         return Vectors(items) if items.ndim == 2 else Regions(items)
     return items if isinstance(items, Regions | Vectors) else None
-
-
-def load_for(matcher: Matcher, split: str, otherwise: str) -> Pairs:
-    """Reads one split of the data that a model was trained on.
-
-    Raises:
-        DataError: It was trained from Python, so nobody knows where its data is; `otherwise` says what to do then.
-    """
-    config = matcher.config
-    if config.data != loading.SHAPES and not Path(config.data).is_absolute():  # `mispair train` keeps whole paths
-        raise DataError(f'This model was trained from Python, on pairs named "{config.data}"; {otherwise}.')
-    return load_split(config, split, matcher.vocabulary)

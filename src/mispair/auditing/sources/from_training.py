@@ -26,7 +26,8 @@ from mispair.data.pairs import IntArray, Pairs, Regions, Tokens
 from mispair.data.pairs import Side as PairSide
 from mispair.models import CosineNetwork
 from mispair.models.inference import inference
-from mispair.retrieval.matcher import Matcher, load_for
+from mispair.retrieval.matcher import Matcher
+from mispair.retrieval.model_data import load_for
 
 Array = npt.NDArray[np.floating]
 BATCH = 128  # pairs that are each other's rivals
@@ -43,7 +44,7 @@ def from_run(run: Path, device: str = "auto", images: Path | None = None) -> Sou
     """The training pairs of a run, noise and all, by the vectors of its networks; the two sides share a space."""
     matcher = Matcher.load(run, device)
     config = matcher.config
-    pairs = with_noise(config, load_for(matcher, "train", _WITHOUT_FILES))
+    pairs = with_noise(config, load_for(matcher, "train", advice=_WITHOUT_FILES))
     left, right = matcher.encode(pairs.left, "left"), matcher.encode(pairs.right, "right")
     source = _described(pairs, left, right, images or loading.find_folder(config.data) / "images")
     if all(isinstance(network, CosineNetwork) for network in matcher.networks):

@@ -1,4 +1,4 @@
-"""Draws how honest the match scores of an audit are, and how its time grows.
+"""Draws the calibration of an audit's match scores, and its time by the number of pairs.
 
 python docs/figures/audit.py AUDIT.json SCALE.json OUT.svg, with what `mispair bench audit --json` and
 `mispair bench scale --json` printed. Needs matplotlib.
@@ -17,8 +17,8 @@ STYLES = (("o", "-"), ("s", "--"), ("^", ":"), ("D", "-."))
 
 def main(audit: Path, scale: Path, out: Path) -> None:
     plt.rcParams.update({"font.size": 10, "svg.fonttype": "none", "axes.spines.top": False, "axes.spines.right": False})
-    figure, (honest, time) = plt.subplots(1, 2, figsize=(9, 3.8), layout="constrained")
-    honest.plot([0, 1], [0, 1], color="0.7", linewidth=1)
+    figure, (calibration, time) = plt.subplots(1, 2, figsize=(9, 3.8), layout="constrained")
+    calibration.plot([0, 1], [0, 1], color="0.7", linewidth=1)
     rows = json.loads(audit.read_text())["audits"]
     shown: set[float] = set()
     for row in rows:
@@ -27,14 +27,13 @@ def main(audit: Path, scale: Path, out: Path) -> None:
             continue
         marker, line = STYLES[len(shown) % len(STYLES)]
         shown.add(ratio)
-        said, is_so = zip(*((said, is_so) for said, is_so, _ in row["reliability"]), strict=True)
+        predicted, observed, _ = zip(*row["reliability"], strict=True)
         error = row["calibration"]
-        honest.plot(
-            said, is_so, marker=marker, linestyle=line, color="k", label=f"{ratio:.0%} wrong, error {error:.3f}"
-        )
-    honest.set(xlabel="match score of the pairs (ten bins)", ylabel="share of them that is right")
-    honest.set_title("What it says and what is so", loc="left", fontsize=10)
-    honest.legend(frameon=False, fontsize=9)
+        label = f"{ratio:.0%} mismatched, error {error:.3f}"
+        calibration.plot(predicted, observed, marker=marker, linestyle=line, color="k", label=label)
+    calibration.set(xlabel="match score of the pairs (ten bins)", ylabel="share of them that match")
+    calibration.set_title("Calibration of the match score", loc="left", fontsize=10)
+    calibration.legend(frameon=False, fontsize=9)
     sizes = json.loads(scale.read_text())["audits"]
     for (name, key), (marker, line) in zip(
         (("whole audit", None), ("measuring all pairs", "measuring all pairs")), STYLES, strict=False

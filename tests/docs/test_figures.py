@@ -1,4 +1,4 @@
-"""The script that draws the figure of docs/audit.md."""
+"""The script that draws the figure of docs/results.md."""
 
 from __future__ import annotations
 

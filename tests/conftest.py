@@ -8,6 +8,9 @@ import pytest
 import torch
 from hypothesis import register_random, settings
 
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when kernels are imported: they run on the CPU, step by step
+
 from audit_cases import hurry
 
 # One thread for each process, also for those that tests start: the cores are for pytest's workers.

@@ -1,6 +1,8 @@
-"""Where kernel tests run: on a GPU, or on a CPU in Triton's interpreter (TRITON_INTERPRET=1)."""
+"""Where kernel tests run: on a GPU; without one, on the CPU in Triton's interpreter, which `conftest.py` turns on."""
 
 import os
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -11,8 +13,16 @@ CUDA = torch.device("cuda", 0)
 INTERPRETED = HAS_TRITON and os.environ.get("TRITON_INTERPRET") == "1"
 HALF = {"cuda": torch.bfloat16, "cpu": torch.float16}  # Triton's interpreter multiplies the bits of bf16 as integers
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-interpreted = pytest.mark.skipif(not INTERPRETED, reason="needs Triton and TRITON_INTERPRET=1")
+interpreted = pytest.mark.skipif(not INTERPRETED, reason="needs Triton and no GPU")
 on_gpu = pytest.param("cuda", marks=[pytest.mark.gpu, needs_gpu])
 on_cpu = pytest.param("cpu", marks=interpreted)
 on_device = pytest.mark.parametrize("device", [on_gpu, on_cpu])
 quiet = pytest.mark.filterwarnings("ignore:mkldnn_matmul")
+
+
+def cases(names: str, on_cpu: list[Any], on_gpu: list[Any], slow_on_cpu: Sequence[Any] = ()) -> pytest.MarkDecorator:
+    """Parametrizes by a device and these values: few where each size takes seconds to compile or to interpret."""
+    gpu = [pytest.param("cuda", *value, marks=[pytest.mark.gpu, needs_gpu]) for value in on_gpu]
+    cpu = [pytest.param("cpu", *value, marks=interpreted) for value in on_cpu]
+    slow = [pytest.param("cpu", *value, marks=[interpreted, pytest.mark.slow]) for value in slow_on_cpu]
+    return pytest.mark.parametrize(f"device, {names}", gpu + cpu + slow)

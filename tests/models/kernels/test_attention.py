@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import leaky_relu
 
-from kernel_marks import CUDA, interpreted, needs_gpu, on_cpu, on_device
+from kernel_marks import CUDA, cases, interpreted, needs_gpu, on_cpu, on_device
 from mispair.models.base import safe_norm
 from mispair.models.kernels import attention
 from mispair.models.kernels.common import MOST_ROWS
@@ -94,11 +94,7 @@ def rounded(parts: Problem, dtype: torch.dtype) -> Problem:
     return parts[0].to(dtype).float(), *parts[1:]
 
 
-@pytest.mark.parametrize(
-    ("device", "sizes"),
-    [pytest.param("cpu", sizes, marks=interpreted) for sizes in [SMALL, *SIZES]]
-    + [pytest.param("cuda", sizes, marks=[pytest.mark.gpu, needs_gpu]) for sizes in (SMALL, SIZES[0], SIZES[5])],
-)
+@cases("sizes", [(sizes,) for sizes in [SMALL, *SIZES]], [(SMALL,), (SIZES[0],), (SIZES[5],)])
 def test_result_and_gradients_equal_the_loop(device: str, sizes: Sizes) -> None:
     found = compare(problem(*sizes), device)
     assert max(found.values()) < 1e-5, found
@@ -113,22 +109,16 @@ def test_long_captions_equal_the_loop(sizes: Sizes, monkeypatch: pytest.MonkeyPa
     assert max(found.values()) < 1e-5, found
 
 
-@pytest.mark.parametrize(
-    ("device", "sizes", "half"),
-    [
-        pytest.param("cpu", sizes, half, marks=interpreted)
-        for sizes in [SMALL, *SIZES, *LONG]
-        for half in (torch.bfloat16, torch.float16)
-    ]
-    + [
-        pytest.param("cuda", SMALL, torch.bfloat16, marks=[pytest.mark.gpu, needs_gpu]),
-        pytest.param("cuda", SMALL, torch.float16, marks=[pytest.mark.gpu, needs_gpu]),
-        pytest.param("cuda", SIZES[5], torch.bfloat16, marks=[pytest.mark.gpu, needs_gpu]),
-        pytest.param("cuda", LONG[0], torch.bfloat16, marks=[pytest.mark.gpu, needs_gpu]),
-        pytest.param("cuda", LONG[0], torch.float16, marks=[pytest.mark.gpu, needs_gpu]),
-        pytest.param("cuda", LONG[3], torch.bfloat16, marks=[pytest.mark.gpu, needs_gpu]),
-    ],
-)
+HALVES = [torch.bfloat16, torch.float16]
+
+
+@cases(
+    "sizes, half",
+    [(sizes, half) for sizes in (SMALL, SIZES[2], LONG[1]) for half in HALVES],
+    [(SMALL, HALVES[0]), (SMALL, HALVES[1]), (SIZES[5], HALVES[0]), *((LONG[0], half) for half in HALVES),
+     (LONG[3], HALVES[0])],
+    slow_on_cpu=[(sizes, half) for sizes in SIZES + LONG for half in HALVES],
+)  # fmt: skip
 def test_half_precision_is_as_near_as_plain_torch(device: str, sizes: Sizes, half: torch.dtype) -> None:
     parts = rounded(problem(*sizes), half)
     expected = outcome(plain, parts, "cpu", torch.float64)
@@ -260,7 +250,7 @@ def test_one_launch_for_each_size(device: str, monkeypatch: pytest.MonkeyPatch) 
         launch, _ = getattr(attention, name)
         monkeypatch.setattr(attention, name, [{**launch, "LEAST": rows, "MOST": rows} for rows in (16, 32, 64, 128)])
     monkeypatch.setitem(MOST_ROWS, torch.float32, 128)
-    for sizes in [SMALL, *SIZES, *LONG]:
+    for sizes in (SMALL, SIZES[-1], LONG[0]):
         found = compare(problem(*sizes), device)
         assert max(found.values()) < 1e-5, found
 

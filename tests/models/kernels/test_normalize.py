@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernel_marks import CUDA, needs_gpu, on_device
+from kernel_marks import CUDA, cases, needs_gpu, on_device
 from mispair.models.base import l2norm
 from mispair.models.kernels import normalize
 from mispair.models.kernels.common import DTYPES
@@ -36,9 +36,11 @@ def assert_near(found: list[Tensor], expected: list[Tensor], *errors: float) -> 
         assert ((part - right).norm(dim=-1) <= error * right.norm(dim=-1)).all()
 
 
-@on_device
-@pytest.mark.parametrize("D", [1, 3, 16, 100, 256, 1024])
-@pytest.mark.parametrize("rows", [1, 5, 1000])
+WIDTHS = [1, 3, 16, 100, 256, 1024]
+FEW, MANY = [(rows, D) for rows in (1, 5) for D in WIDTHS], [(1000, D) for D in WIDTHS]
+
+
+@cases("rows, D", [*FEW, *MANY[:3], (70, 100), (70, 256), (30, 1024)], FEW + MANY, slow_on_cpu=MANY[3:])
 def test_values_and_gradients_equal_the_formula(device: str, rows: int, D: int) -> None:
     x, g = torch.randn(rows, D), torch.randn(rows, D)
     (y, to_x), (right_y, right_to_x) = ours(x, g, torch.float32, device), reference(x, g)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +15,10 @@ from mispair.data.published.catalogue import DATA_SETS, NO_DOWNLOADS, Split
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """CC152K with two pairs a split instead of thousands, and a folder that has them."""
-    split, real = Split("train", 2, 2, 2), DATA_SETS["cc152k"]
-    features, captions = (replace(file, split=split) for file in real.files[:2])
-    files = (replace(features, shape=(2, 3, 4)), replace(captions, lines=2), real.files[-1])
-    monkeypatch.setitem(DATA_SETS, "cc152k", replace(real, files=files))
+    split, real = Split(name="train", images=2, captions=2, rows=2), DATA_SETS["cc152k"]
+    sizes = {"shape": (2, 3, 4)}, {"lines": 2}
+    small = [file.model_copy(update={"split": split, **size}) for file, size in zip(real.files[:2], sizes, strict=True)]
+    monkeypatch.setitem(DATA_SETS, "cc152k", real.model_copy(update={"files": (*small, real.files[-1])}))
     folder = tmp_path / "my data"
     folder.mkdir()
     np.save(folder / "train_ims.npy", np.random.RandomState(0).rand(2, 3, 4).astype(np.float32))
@@ -32,11 +31,11 @@ def test_the_list(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "get", name]) == 0
     text = capsys.readouterr().out
     assert main(["data", "get", name, "--json"]) == 0
-    figures = json.loads(capsys.readouterr().out)
-    assert figures["downloads"] == NO_DOWNLOADS
+    content = json.loads(capsys.readouterr().out)
+    assert content["downloads"] == NO_DOWNLOADS
     assert NO_DOWNLOADS in text.replace("\n", " ")
-    assert all(file["name"] in text and (file["sha256"] or "SHA-256 unknown") in text for file in figures["files"])
-    assert all(source["address"] in text for source in figures["sources"])
+    assert all(file["name"] in text and (file["sha256"] or "SHA-256 unknown") in text for file in content["files"])
+    assert all(source["address"] in text for source in content["sources"])
     assert f"mispair data get {name} FOLDER" in text
 
 
@@ -54,12 +53,12 @@ def test_a_folder_that_is_not(small: Path, capsys: pytest.CaptureFixture[str]) -
     (small / "train_caps.tsv").unlink()
     assert main(["data", "get", "cc152k", str(small)]) == 1
     text = capsys.readouterr().out
-    assert "1 needed file to mend" in text
+    assert "1 needed file to fix" in text
     assert "Fetch train_caps.tsv from https://ncr-paper" in text
     assert main(["data", "get", "cc152k", str(small), "--json"]) == 1
-    figures = json.loads(capsys.readouterr().out)
-    assert not figures["ready"]
-    assert [file["verdict"] for file in figures["files"]] == ["there", "missing", "missing"]
+    content = json.loads(capsys.readouterr().out)
+    assert not content["ready"]
+    assert [file["verdict"] for file in content["files"]] == ["there", "missing", "missing"]
 
 
 def test_shapes_is_made_not_fetched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -36,7 +36,7 @@ def data_check(
         vocab: Vocabulary file, if it is not beside the data.
         noise_file: Noise index files to examine.
         captions_per_image: Only where the files leave it open; found from the data by default.
-        json: Print figures for machines.
+        json: Print JSON.
     """
     from mispair.data.check import check
 
@@ -73,7 +73,7 @@ def data_noise(
         kind: caption: each caption on its own (NCR); image: all captions of an image together (DECL); near: exchanged
             between images that are much alike; group: exchanged between whole groups of images.
         captions_per_image: Only where the files leave it open; found from the data by default.
-        json: Print figures for machines.
+        json: Print JSON.
     """
     from mispair.data.loading import load
     from mispair.data.noise import load_noise, mismatch, noise_index, save_noise
@@ -100,13 +100,13 @@ def data_make(
         name: Only "shapes" so far.
         out: Folder to write.
         seed: The same seed gives the same files.
-        train: Training pictures.
-        dev: Validation pictures.
-        test: Test pictures.
+        train: Training images.
+        dev: Validation images.
+        test: Test images.
     """
     from mispair.data.shapes.dataset import make
 
-    print(f"{name}: {train + dev + test:,} pictures in {make(out, seed=seed, train=train, dev=dev, test=test)}")
+    print(f"{name}: {train + dev + test:,} images in {make(out, seed=seed, train=train, dev=dev, test=test)}")
     return 0
 
 
@@ -116,31 +116,31 @@ def data_get(name: Positional[str], folder: Positional[Path | None] = None, *, j
     Args:
         name: flickr30k, coco or cc152k; shapes is built in.
         folder: Folder to check: which files are there, missing or different.
-        json: Print figures for machines.
+        json: Print JSON.
     """
     from mispair.data.published.catalogue import BUILT_IN, find_data_set
     from mispair.data.published.check import check_folder, next_steps, ready
 
     if name == BUILT_IN:
-        return _tell_built_in(folder, json)
+        return _print_built_in(folder, json)
     data_set = find_data_set(name)
     if folder is None:
         if json:
-            print_json(data_set.figures())
+            print_json(data_set.model_dump(mode="json", by_alias=True))
         else:
             _print_list(data_set)
         return 0
     findings = check_folder(data_set, folder)
     steps = next_steps(data_set, folder, findings)
     if json:
-        files = [finding.figures() for finding in findings]
+        files = [finding.to_json() for finding in findings]
         print_json({"name": name, "folder": str(folder), "ready": ready(findings), "files": files, "next": steps})
     else:
         _print_findings(data_set, folder, findings, steps)
     return 0 if ready(findings) else 1
 
 
-def _tell_built_in(folder: Path | None, as_json: bool) -> int:
+def _print_built_in(folder: Path | None, as_json: bool) -> int:
     """Where the built-in data set comes from: it is drawn, so there is nothing to fetch or to compare with."""
     if folder is not None:
         raise DataError(f"shapes is drawn, not published; `mispair data check {folder}` says what a folder holds.")
@@ -172,7 +172,7 @@ def _print_list(data_set: DataSet) -> None:
 
 def _print_file(file: File) -> None:
     print(f"  {file.name}: {', '.join(_measures(file))}; from {file.source}")
-    elsewhere = f"; may lie at {' or '.join(file.places)}, too" if file.places else ""
+    elsewhere = f"; may lie at {' or '.join(file.other_places)}, too" if file.other_places else ""
     _print_wrapped(f"{file.holds}{elsewhere}{'' if file.sha256 else '; SHA-256 unknown'}")
     if file.sha256:
         copy = " (of a copy that may be repacked)" if file.repacked else ""
@@ -193,16 +193,14 @@ def _measures(file: File) -> list[str]:
 
 
 def _print_findings(data_set: DataSet, folder: Path, findings: list[Finding], steps: list[str]) -> None:
-    from mispair.data.published.check import ready
-
     for needed, title in ((True, f"{data_set.title} in {folder}, needed:"), (False, "optional:")):
         print(title)
         for finding in findings:
             if finding.file.needed == needed:
                 print(f"  {finding.verdict:<14}  {finding.file.name}: {finding.sentence}")
-    wrong = sum(finding.file.needed and not finding.fits for finding in findings)
-    to_mend = f"{wrong} needed file{'s' * (wrong != 1)} to mend"
-    print(f"\n{'All needed files are right' if ready(findings) else to_mend}. Next:")
+    bad = sum(finding.file.needed and not finding.fits for finding in findings)
+    to_fix = f"{bad} needed file{'s' * (bad != 1)} to fix"
+    print(f"\n{to_fix if bad else 'All needed files are right'}. Next:")
     for step in steps:
         print(f"  {step}")
 

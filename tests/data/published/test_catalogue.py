@@ -50,18 +50,19 @@ def test_lists_are_consistent(data_set: DataSet) -> None:
     tested = {file.split.name for file in data_set.files if file.needed and file.split}
     assert tested in ({"train", "dev", "test"}, {"train", "dev", "testall"})
     assert data_set.needed_bytes == sum(file.n_bytes or 0 for file in data_set.files if file.needed)
-    assert json.loads(json.dumps(data_set.figures(), allow_nan=False))["name"] == data_set.name
+    assert json.loads(data_set.model_dump_json(by_alias=True))["name"] == data_set.name
 
 
 @pytest.mark.parametrize(("data_set", "file"), ALL_FILES, ids=named)
 def test_files_are_consistent(data_set: DataSet, file: File) -> None:
     assert file.needed or file.without
     assert file.sha256 is None or re.fullmatch("[0-9a-f]{64}", file.sha256)
-    assert (file.sha256 is None) == (file.size is None)
+    assert (file.sha256 is None) == (file.file_bytes is None)
     if file.shape:
         item = np.dtype(file.dtype).itemsize
+        assert file.n_bytes is not None
         assert file.n_bytes == math.prod(file.shape) * item
-        assert file.size in (None, file.n_bytes + 128)  # the header of today's numpy
+        assert file.file_bytes in (None, file.n_bytes + 128)  # the header of today's numpy
     if file.split:
         split = file.split
         assert split.captions % split.images == 0
@@ -71,6 +72,7 @@ def test_files_are_consistent(data_set: DataSet, file: File) -> None:
         assert file.kind != "captions" or file.lines == split.captions
     if file.kind == "noise":
         train = next(one.split for one in data_set.files if one.split)
+        assert file.shape is not None
         assert file.shape[0] == (train.images if "inx" in file.name else train.captions)
 
 

@@ -7,7 +7,6 @@ import hashlib
 import json
 import shutil
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mispair.data.published.catalogue import DATA_SETS, DataSet, File, Source, Split
+from mispair.data.published.catalogue import DATA_SETS, DataSet, Split
 from mispair.data.published.check import Finding, check_folder, next_steps, ready
 from mispair.data.vocabulary import Vocabulary
 from mispair.errors import DataError
@@ -35,34 +34,28 @@ def bytes_of(array: npt.NDArray[Any], folder: Path) -> bytes:
 
 
 def tiny_set(folder: Path) -> DataSet:
-    """A data set as small as a test needs, with a file of each kind; train once a picture, dev five times."""
-    train, dev = Split("train", 4, 20, 4), Split("dev", 2, 10, 10)
-    captions = b"a dog runs .\n" * 20
-    noise = bytes_of(NOISE, folder)
-
-    def regions(split: Split) -> File:
-        shape = (split.rows, REGIONS, WIDTH)
-        return File(f"{split.name}_ims.npy", "features", "", "A", split=split, shape=shape, dtype="float32")
-
-    return DataSet(
-        "tiny", "Tiny", "tiny_precomp", "f30k", "Small.",
-        (
-            regions(train),
-            File(
-                "train_caps.txt", "captions", "", "A", split=train, lines=20, size=len(captions), repacked=True,
-                sha256=hashlib.sha256(captions).hexdigest(),
-            ),
-            regions(dev), File("dev_caps.txt", "captions", "", "B", split=dev, lines=10),
-            File("train_ids.txt", "ids", "", "A", False, train, lines=4, without="none"),
-            File("tiny_precomp_vocab.json", "vocabulary", "", "A", False, words=6, without="none",
-                 places=("../vocab/tiny_precomp_vocab.json",)),
-            File(
-                "noise_index/tiny_0.4.npy", "noise", "", "B", False, shape=(20,), dtype="int64", size=len(noise),
-                sha256=hashlib.sha256(noise).hexdigest(), places=("tiny_0.4.npy",), without="none",
-            ),
-        ),
-        (Source("A", "https://a", ""), Source("B", "https://b", "")),
-    )  # fmt: skip
+    """A data set as small as a test needs, with a file of each kind; train has images once, dev five times."""
+    captions, noise = b"a dog runs .\n" * 20, bytes_of(NOISE, folder)
+    files = [
+        {"name": "train_ims.npy", "kind": "features", "split": "train", "shape": (4, REGIONS, WIDTH),
+         "dtype": "float32"},
+        {"name": "train_caps.txt", "kind": "captions", "split": "train", "lines": 20, "file_bytes": len(captions),
+         "sha256": hashlib.sha256(captions).hexdigest(), "repacked": True},
+        {"name": "dev_ims.npy", "kind": "features", "split": "dev", "shape": (10, REGIONS, WIDTH), "dtype": "float32"},
+        {"name": "dev_caps.txt", "kind": "captions", "split": "dev", "lines": 10, "source": "B"},
+        {"name": "train_ids.txt", "kind": "ids", "split": "train", "needed": False, "lines": 4},
+        {"name": "tiny_precomp_vocab.json", "kind": "vocabulary", "needed": False, "words": 6,
+         "other_places": ["../vocab/tiny_precomp_vocab.json"]},
+        {"name": "noise_index/tiny_0.4.npy", "kind": "noise", "needed": False, "shape": [20], "dtype": "int64",
+         "file_bytes": len(noise), "sha256": hashlib.sha256(noise).hexdigest(), "other_places": ["tiny_0.4.npy"],
+         "source": "B"},
+    ]  # fmt: skip
+    splits = {"train": {"images": 4, "captions": 20, "rows": 4}, "dev": {"images": 2, "captions": 10, "rows": 10}}
+    return DataSet.model_validate({
+        "name": "tiny", "title": "Tiny", "folder": "tiny_precomp", "suite": "f30k", "about": "Small.",
+        "splits": splits, "files": [{"source": "A", "holds": "", "without": "none", **file} for file in files],
+        "sources": [{"name": name, "address": f"https://{name.lower()}", "about": ""} for name in "AB"],
+    })  # fmt: skip
 
 
 def rows(count: int, *, regions: int = REGIONS, width: int = WIDTH) -> npt.NDArray[np.float32]:
@@ -179,10 +172,10 @@ VERDICTS = {  # what was done: file, verdict, words of the sentence, whether the
     "other width": (TRAIN, "another shape", "4 x 3 x 5 float32", False),
     "vectors": (TRAIN, "another shape", "4 x 4 float32", False),
     "other rows": (TRAIN, "another shape", "expected 4 or 20 rows", False),
-    "repeated": (TRAIN, "there", "each picture 5 times", True),
-    "as many rows as captions": (TRAIN, "another shape", "not 4 pictures 5 times each", False),
-    "placeholder": (DEV, "another shape", "not 2 pictures 5 times each", False),
-    "once": (DEV, "there", "each picture once", True),
+    "repeated": (TRAIN, "there", "each image 5 times", True),
+    "as many rows as captions": (TRAIN, "another shape", "not 4 images 5 times each", False),
+    "placeholder": (DEV, "another shape", "not 2 images 5 times each", False),
+    "once": (DEV, "there", "each image once", True),
     "float16": (TRAIN, "there", "digits are lost", True),
     "float64": (TRAIN, "there", "twice the room", True),
     "int32": (TRAIN, "unreadable", "features must be float16", False),
@@ -196,7 +189,7 @@ VERDICTS = {  # what was done: file, verdict, words of the sentence, whether the
     "latin": ("train_caps.txt", "unreadable", "not UTF-8", False),
     "tabbed": ("train_caps.txt", "there", "train_caps.tsv, which is published as train_caps.txt", True),
     "ids": ("train_ids.txt", "another length", "2 ids; expected 4", True),
-    "ids a caption": ("train_ids.txt", "there", "as many ids as pictures or captions", True),
+    "ids a caption": ("train_ids.txt", "there", "as many ids as images or captions", True),
     "more words": ("tiny_precomp_vocab.json", "another length", "7 words; published with 6", True),
     "no vocabulary": ("tiny_precomp_vocab.json", "unreadable", "word2idx", True),
     "vocabulary beside": ("tiny_precomp_vocab.json", "there", "6 words", True),
@@ -216,7 +209,7 @@ def test_verdicts(what: str, data_set: DataSet, folder: Path) -> None:
     assert (found.verdict, found.fits) == (verdict, verdict in ("right", "there"))
     assert words in found.sentence
     assert ready(check_folder(data_set, folder)) == still_ready
-    json.dumps(found.figures(), allow_nan=False)
+    json.dumps(found.to_json(), allow_nan=False)
 
 
 @given(
@@ -226,7 +219,7 @@ def test_verdicts(what: str, data_set: DataSet, folder: Path) -> None:
     dtype=st.sampled_from(["float16", "float32", "float64"]),
     repeat=st.booleans(),
 )
-def test_features_fit_exactly_where_the_reader_finds_the_published_pictures(
+def test_features_fit_exactly_where_the_reader_finds_the_published_images(
     count: int, regions: int, width: int, dtype: str, repeat: bool
 ) -> None:
     with tempfile.TemporaryDirectory() as place:
@@ -239,10 +232,11 @@ def test_features_fit_exactly_where_the_reader_finds_the_published_pictures(
         assert found.verdict in ("there", "another shape")
 
 
-def test_one_caption_a_picture(tmp_path: Path) -> None:
-    split = Split("train", 10, 10, 10)
-    file = File(TRAIN, "features", "", "A", split=split, shape=(10, REGIONS, WIDTH), dtype="float32")
-    data_set = replace(tiny_set(tmp_path), files=(file,))
+def test_one_caption_an_image(tmp_path: Path) -> None:
+    data_set = tiny_set(tmp_path)
+    split = Split(name="train", images=10, captions=10, rows=10)
+    file = data_set.files[0].model_copy(update={"split": split, "shape": (10, REGIONS, WIDTH)})
+    data_set = data_set.model_copy(update={"files": (file,)})
     np.save(tmp_path / TRAIN, rows(10))
     assert finding(data_set, tmp_path, TRAIN).fits
     np.save(tmp_path / TRAIN, rows(2).repeat(5, axis=0))

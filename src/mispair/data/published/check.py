@@ -8,30 +8,29 @@ import shlex
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+import numpy.typing as npt
+
+from mispair.data.npy import open_array
+from mispair.data.precomp import arrange, captions_path, read_captions, read_ids
 from mispair.data.published.catalogue import DATA_SETS, DataSet, File, Split
+from mispair.data.vocabulary import Vocabulary
 from mispair.errors import DataError
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
-
 
 Verdict = Literal[
     "right", "there", "missing", "another shape", "another length", "another size", "checksum wrong", "unreadable"
 ]
 
-_DIGEST_CHUNK = 1 << 20
-
 
 @dataclass(frozen=True)
 class Finding:
-    """What was found of one file.
+    """Result of the check of one file.
 
     Attributes:
-        file: The file that was looked for.
-        verdict: In a word.
-        sentence: The same with figures, and what to do about it.
+        file: The file of the catalogue.
+        verdict: The result in a word.
+        sentence: The same with numbers, and what to do about it.
         path: Where it lies.
     """
 
@@ -45,15 +44,15 @@ class Finding:
         """Whether mispair reads what was published."""
         return self.verdict in ("right", "there")
 
-    def figures(self) -> dict[str, Any]:
-        """The finding, ready for JSON."""
+    def to_json(self) -> dict[str, str | bool | None]:
+        """For `--json`."""
         return {
             "name": self.file.name,
             "needed": self.file.needed,
             "verdict": self.verdict,
             "fits": self.fits,
             "sentence": self.sentence,
-            "path": self.path and str(self.path),
+            "path": None if self.path is None else str(self.path),
         }
 
 
@@ -118,9 +117,7 @@ def _check_file(file: File, folder: Path) -> Finding:
 
 def _find(file: File, folder: Path) -> Path | None:
     """Where a file lies: first where mispair itself would take it from, then at its other places."""
-    from mispair.data.precomp import captions_path
-
-    places = [file.name, *file.places]
+    places = [file.name, *file.other_places]
     if file.kind == "captions" and file.split:
         places = [captions_path(folder, file.split.name).name]
     if file.kind == "vocabulary":
@@ -150,9 +147,8 @@ def _own_vocabulary(folder: Path) -> str:
 
 
 def _check_features(file: File, path: Path) -> Finding:
-    from mispair.data.npy import open_array
-
     assert file.split is not None
+    assert file.shape is not None
     array = open_array(path)
     answer = partial(Finding, file, path=path)
     found = _shape(array)
@@ -165,8 +161,8 @@ def _check_features(file: File, path: Path) -> Finding:
     if not _rows_fit(array, file.split, file.name):
         return answer(
             "another shape",
-            f"{found}, but the rows are not {file.split.images:,} pictures "
-            f"{file.split.captions // file.split.images} times each, so captions and pictures would not fit; fetch the "
+            f"{found}, but the rows are not {file.split.images:,} images "
+            f"{file.split.captions // file.split.images} times each, so captions and images would not fit; fetch the "
             "file again.",
         )
     return answer("there", "; ".join([found, *_row_remarks(len(array), file.split), *_type_remarks(str(array.dtype))]))
@@ -194,9 +190,7 @@ def _known_as(shape: tuple[int, ...]) -> str:
 
 
 def _rows_fit(array: npt.NDArray[Any], split: Split, name: str) -> bool:
-    """Whether the reader will find as many different pictures as there should be."""
-    from mispair.data.precomp import arrange
-
+    """Whether the reader will find as many different images as there should be."""
     return len(arrange(array, split.captions, None, name)[0]) == split.images
 
 
@@ -204,9 +198,9 @@ def _row_remarks(rows: int, split: Split) -> list[str]:
     if rows == split.rows:
         return []
     if rows == split.images:
-        return ["each picture once, where the published file repeats it: the same to mispair"]
+        return ["each image once, where the published file repeats it: the same to mispair"]
     times = split.captions // split.images
-    return [f"each picture {times} times, where the published file has it once: the same to mispair, but larger"]
+    return [f"each image {times} times, where the published file has it once: the same to mispair, but larger"]
 
 
 def _type_remarks(dtype: str) -> list[str]:
@@ -226,8 +220,6 @@ def _too_long(array: npt.NDArray[Any], path: Path) -> str:
 
 
 def _check_captions(file: File, path: Path, folder: Path) -> Finding:
-    from mispair.data.precomp import read_captions
-
     assert file.split is not None
     lines = len(read_captions(folder, file.split.name)[0])
     if lines != file.lines:
@@ -238,20 +230,16 @@ def _check_captions(file: File, path: Path, folder: Path) -> Finding:
 
 
 def _check_ids(file: File, path: Path, folder: Path) -> Finding:
-    from mispair.data.precomp import read_ids
-
     assert file.split is not None
     try:
         read_ids(folder, file.split.name, file.split.images, file.split.captions // file.split.images)
     except DataError as error:
         counted = " ids; expected " in str(error)
         return Finding(file, "another length" if counted else "unreadable", str(error), path)
-    return _with_checksum(file, path, "as many ids as pictures or captions")
+    return _with_checksum(file, path, "as many ids as images or captions")
 
 
 def _check_vocabulary(file: File, path: Path, folder: Path) -> Finding:
-    from mispair.data.vocabulary import Vocabulary
-
     words = len(Vocabulary.load(path))
     if file.words not in (None, words):
         return Finding(file, "another length", f"{words:,} words; published with {file.words:,}.", path)
@@ -262,8 +250,7 @@ def _check_vocabulary(file: File, path: Path, folder: Path) -> Finding:
 
 
 def _check_noise(file: File, path: Path) -> Finding:
-    from mispair.data.npy import open_array
-
+    assert file.shape is not None
     array = open_array(path, kind="integer")
     if array.shape != file.shape:
         sentence = f"{_shape(array)}; expected {_by(file.shape)}. A noise index fits only the set it was made for."
@@ -276,17 +263,15 @@ def _with_checksum(file: File, path: Path, found: str) -> Finding:
     if file.sha256 is None:
         return Finding(file, "there", f"{found}; checksum unknown", path)
     with path.open("rb") as stream:
-        digest = hashlib.sha256()
-        while chunk := stream.read(_DIGEST_CHUNK):
-            digest.update(chunk)
-    if digest.hexdigest() == file.sha256:
+        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+    if digest == file.sha256:
         return Finding(file, "right", f"{found}; checksum right", path)
     if file.repacked:
         return Finding(file, "there", f"{found}; not byte for byte the copy that we know, which may be repacked", path)
-    other = f"SHA-256 {digest.hexdigest()}, expected {file.sha256}: this is another file."
+    other = f"SHA-256 {digest}, expected {file.sha256}: this is another file."
     size = path.stat().st_size
-    if file.size not in (None, size):
-        return Finding(file, "another size", f"{size:,} bytes, expected {file.size:,}; {other}", path)
+    if file.file_bytes not in (None, size):
+        return Finding(file, "another size", f"{size:,} bytes, expected {file.file_bytes:,}; {other}", path)
     return Finding(file, "checksum wrong", f"{found}; {other}", path)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from mispair.data.published.catalogue import DATA_SETS, NO_DOWNLOADS, Split
 def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """CC152K with two pairs a split instead of thousands, and a folder that has them."""
     split, real = Split(name="train", images=2, captions=2, rows=2), DATA_SETS["cc152k"]
-    sizes = {"shape": (2, 3, 4)}, {"lines": 2}
+    sizes: list[dict[str, Any]] = [{"shape": (2, 3, 4)}, {"lines": 2}]
     small = [file.model_copy(update={"split": split, **size}) for file, size in zip(real.files[:2], sizes, strict=True)]
     monkeypatch.setitem(DATA_SETS, "cc152k", real.model_copy(update={"files": (*small, real.files[-1])}))
     folder = tmp_path / "my data"

@@ -25,7 +25,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def text_of(found: Check) -> str:
-    json.dumps(found.figures, allow_nan=False)
+    json.dumps(found.to_json(), allow_nan=False)
     return "\n".join(found.lines)
 
 
@@ -39,11 +39,12 @@ def test_a_good_folder_has_findings_and_no_problems(folder: Path) -> None:
     assert "train: features 20 x 3 x 4 float32, 960 bytes on disk, 480 bytes in memory in half precision" in text
     assert "dev: features 20 x 3 x 4 float32, 4.80 kB on disk, 480 bytes in memory in half precision" in text
     assert "train: 100 captions of 2 to 4 words (mean 4.0), 0.25% of the words unknown" in text
-    train = found.figures["splits"]["train"]
-    assert train["words"] == {"min": 2, "mean": 3.98, "max": 4}
-    assert train["unknown_share"] == pytest.approx(1 / 398)
-    assert train["features"]["finite"]
-    assert found.figures["splits"]["dev"]["repeated"]
+    train = found.splits["train"]
+    assert train.words == {"min": 2, "mean": 3.98, "max": 4}
+    assert train.unknown_share == pytest.approx(1 / 398)
+    assert train.features is not None
+    assert train.features.finite
+    assert found.splits["dev"].repeated
 
 
 def test_noise_files_are_found_and_measured(folder: Path, tmp_path: Path) -> None:
@@ -52,12 +53,12 @@ def test_noise_files_are_found_and_measured(folder: Path, tmp_path: Path) -> Non
     save_noise(folder / "noise_index/x_0.2.npy", caption_noise(clean, 0.2, 0))
     save_noise(tmp_path / "given.npy", image_noise(20, 0.5, 1))
     found = check(folder, noise_file=tmp_path / "given.npy")
-    noise = found.figures["noise"]
+    noise = found.noise
     assert list(noise) == [
         str(tmp_path / "given.npy"), str(folder / "x_precomp_0.4.npy"), str(folder / "noise_index/x_0.2.npy")
     ]  # fmt: skip
-    assert [entry["level"] for entry in noise.values()] == ["image", "caption", "caption"]
-    assert noise[str(tmp_path / "given.npy")]["mismatch"] == np.mean(image_noise(20, 0.5, 1) != np.arange(20))
+    assert [entry.level for entry in noise.values()] == ["image", "caption", "caption"]
+    assert noise[str(tmp_path / "given.npy")].mismatch == np.mean(image_noise(20, 0.5, 1) != np.arange(20))
     assert "image level, 20 entries" in text_of(found)
     assert found.problems == []
 
@@ -108,7 +109,7 @@ def test_all_problems_are_collected(folder: Path, tmp_path: Path) -> None:
         assert any(sentence in problem for problem in found.problems), sentence
     assert len(found.problems) == 8
     assert "test: 57 captions with HTML entities" in text_of(found)
-    assert found.figures["splits"]["train"]["unknown_share"] is None
+    assert found.splits["train"].unknown_share is None
 
 
 def test_no_train_split_is_a_problem(folder: Path) -> None:
@@ -207,7 +208,7 @@ def test_noise_between_rows_of_one_image_is_no_mismatch(tmp_path: Path) -> None:
     (tmp_path / "metadata/metadata_0.csv").write_text("image_path\n" + "".join(f"{i // 2}.jpg\n" for i in range(20)))
     save_noise(tmp_path / "pairs_0.5.npy", np.array([1, 0, 3, 2, 8, 9, 6, 7, 4, 5, 10, 11, 12, 13, 14, 15]))
     found = check(tmp_path)
-    assert found.figures["noise"][str(tmp_path / "pairs_0.5.npy")]["mismatch"] == 0.25
+    assert found.noise[str(tmp_path / "pairs_0.5.npy")].mismatch == 0.25
 
 
 def test_vectors_of_different_lengths_are_a_problem(tmp_path: Path) -> None:
@@ -227,9 +228,8 @@ def test_no_data_set_at_all_is_refused(tmp_path: Path) -> None:
 def test_published_noise_files_without_the_large_features(tmp_path: Path) -> None:
     (tmp_path / "train_caps.txt").write_text("a dog .\n" * 145_000)
     noise = [FORMATS / "f30k_precomp_0.4.npy", FORMATS / "noise_inx_0.4.npy"]
-    figures = check(tmp_path, vocabulary=FORMATS / "f30k_precomp_vocab.json", noise_file=noise).figures
-    assert [(entry["level"], entry["mismatch"]) for entry in figures["noise"].values()] == [
-        ("caption", pytest.approx(0.4, abs=1e-4)),
-        ("image", pytest.approx(0.4, abs=1e-4)),
-    ]
-    assert figures["vocabulary"]["size"] == 8481
+    found = check(tmp_path, vocabulary=FORMATS / "f30k_precomp_vocab.json", noise_file=noise)
+    assert [entry.level for entry in found.noise.values()] == ["caption", "image"]
+    assert [entry.mismatch for entry in found.noise.values()] == pytest.approx([0.4, 0.4], abs=1e-4)
+    assert found.vocabulary is not None
+    assert found.vocabulary.size == 8481

@@ -11,6 +11,7 @@ from tyro.conf import Positional
 from mispair.cli.output import print_json
 from mispair.config import NoiseKind
 from mispair.errors import DataError
+from mispair.support.formatting import byte_size
 
 if TYPE_CHECKING:
     from mispair.data.published.catalogue import DataSet, File
@@ -42,14 +43,14 @@ def data_check(
 
     found = check(data, vocabulary=vocab, noise_file=noise_file, captions_per_image=captions_per_image)
     if json:
-        print_json({**found.figures, "problems": found.problems})
+        print_json(found.to_json())
     else:
         for line in found.lines:
             print(line)
         print()
         for problem in found.problems:
             print(f"PROBLEM  {problem}")
-        print("This data set is ready." if not found.problems else f"{len(found.problems)} to mend before training.")
+        print("This data set is ready." if not found.problems else f"{len(found.problems)} to fix before training.")
     return 1 if found.problems else 0
 
 
@@ -157,7 +158,7 @@ def _print_list(data_set: DataSet) -> None:
 
     _print_wrapped(f"{data_set.title}: {data_set.about}", "")
     _print_wrapped(NO_DOWNLOADS, "")
-    everything = f"Needed in one folder (usually {data_set.folder}), about {_size(data_set.needed_bytes)} together:"
+    everything = f"Needed in one folder (usually {data_set.folder}), about {byte_size(data_set.needed_bytes)} together:"
     for needed, title in ((True, everything), (False, "Optional:")):
         print(f"\n{title}")
         for file in data_set.files:
@@ -188,7 +189,7 @@ def _measures(file: File) -> list[str]:
         found.append(f"{file.lines:,} lines")
     if file.kind == "vocabulary":
         found.append("number of words unknown" if file.words is None else f"{file.words:,} words")
-    found.append("size unknown" if file.n_bytes is None else _size(file.n_bytes))
+    found.append("size unknown" if file.n_bytes is None else byte_size(file.n_bytes))
     return found
 
 
@@ -213,10 +214,3 @@ def _print_wrapped(text: str, indent: str = _INDENT) -> None:
             break_on_hyphens=False,
         )
     )  # fmt: skip
-
-
-def _size(n_bytes: int) -> str:
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if n_bytes >= scale:
-            return f"{n_bytes / scale:.2f} {unit}"
-    return f"{n_bytes} bytes"

@@ -1,4 +1,4 @@
-"""Batches: from device memory when the features fit there, else from the host with prefetch, in half precision."""
+"""Batches of pairs: features live on the device if they fit, else on the host with prefetching."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from mispair.compute.devices import send
 from mispair.data.pairs import IntArray, Pairs, Side, Tokens
 from mispair.errors import DataError
 
-DEVICE_SHARE = 0.5  # of the free device memory, for the features; the rest is the training's
+DEVICE_SHARE = 0.5  # of the free device memory, for features; the rest is left to the training
 PREFETCH = 3  # batches made ahead when the features stay on the host
 CHUNK = 1024  # rows moved at once when features go to the device
-WIDTHS, TOTALS = 8, 256  # steps of the sizes of `PadShape`
+WIDTHS, TOTALS = 8, 256  # multiples to which the sizes of `PadShape` are rounded up
 J = TypeVar("J")
 R = TypeVar("R")
 
@@ -30,9 +30,9 @@ class Items:
 
     Attributes:
         values: The items.
-        lengths: (B,) how many of the n are real; None if all are. It stays on the host, because choosing shapes by it
-            must not wait for the device. Where the shapes are chosen already, by `capacity`, it is on the device.
-        capacity: For how many real elements of all items together there is room.
+        lengths: (B,) number of real elements per item; None if all n are real. On the host, so that choosing shapes
+            does not wait for the device; on the device if `capacity` fixes the shapes.
+        capacity: Upper bound of the number of real elements of all items together.
     """
 
     values: Tensor
@@ -45,12 +45,12 @@ class Items:
 
 @dataclass(frozen=True)
 class Batch:
-    """Pairs of a batch: item i of `left` belongs to item i of `right`, as far as the training knows."""
+    """A batch of pairs: item i of `left` is linked to item i of `right`."""
 
     left: Items
     right: Items
-    pairs: Tensor  # (B,) numbers of the pairs in the data set, on the device as all the rest
-    left_rows: Tensor  # (B,) which left item each one uses
+    pairs: Tensor  # (B,) indices of the pairs in the data set, on the device
+    left_rows: Tensor  # (B,) row of each left item
     left_groups: Tensor  # (B,) its group: pairs of one group are never each other's negatives
 
     def __len__(self) -> int:
@@ -58,7 +58,7 @@ class Batch:
 
 
 class PadShape(NamedTuple):
-    """Sizes of arrays for texts of any lengths up to these. In coarse steps, so that the same few sizes come again."""
+    """Padded size of a batch of texts, rounded up so that few different sizes occur."""
 
     width: int  # of the longest text
     total: int  # of all texts together
@@ -68,7 +68,7 @@ PadShapes = tuple[PadShape | None, PadShape | None]  # of the left and of the ri
 
 
 class SideLoader:
-    """Serves the items of one side."""
+    """Loads items of one side onto the device."""
 
     def __init__(self, side: Side, device: torch.device, share: float = DEVICE_SHARE) -> None:
         self.side, self.device = side, device
@@ -80,16 +80,16 @@ class SideLoader:
 
     @property
     def on_host(self) -> bool:
-        """Whether features have to travel for every batch."""
+        """Whether features are copied to the device for every batch."""
         return self.device.type == "cuda" and self.resident is None and not isinstance(self.side, Tokens)
 
     @property
     def mask_id(self) -> int:
-        """Number of the augmentation's <mask>: one behind the words."""
+        """Token id of the augmentation's <mask>: the first one after the vocabulary."""
         return len(self.side.vocabulary) if isinstance(self.side, Tokens) else 0
 
     def pad_shape(self, *batches: IntArray) -> PadShape | None:
-        """Room for any one of these batches of texts; None where nothing would be gained by it."""
+        """A shape that fits each of these batches of texts; None on a CPU and for features."""
         if self.device.type != "cuda" or not isinstance(self.side, Tokens):
             return None
         lengths = [self.side.lengths[rows] for rows in batches]
@@ -97,7 +97,7 @@ class SideLoader:
         return PadShape(round_up(longest, WIDTHS), round_up(most, TOTALS))
 
     def items(self, rows: IntArray, pad: PadShape | None = None, augment: np.random.Generator | None = None) -> Items:
-        """The items at `rows`, on the device; with `augment`, made smaller at random by it."""
+        """The items at `rows` on the device, augmented with the generator `augment` if given."""
         if isinstance(self.side, Tokens):
             values, lengths = pad_tokens(self.side, rows, None if pad is None else pad.width)
             items = Items(torch.from_numpy(values), torch.from_numpy(lengths))
@@ -108,7 +108,7 @@ class SideLoader:
         return self._placed(items, pad)
 
     def _placed(self, items: Items, pad: PadShape | None) -> Items:
-        """On the device; the lengths as well, if the shapes do not follow from them."""
+        """Moves items to the device; the lengths as well if the shapes do not depend on them."""
         if self.device.type != "cuda":
             return items
         values, lengths = items.values, items.lengths
@@ -123,7 +123,7 @@ class SideLoader:
         return send(torch.from_numpy(self._half(self.side.features[rows])), self.device)  # type: ignore[union-attr]
 
     def _half(self, features: np.ndarray) -> np.ndarray:
-        """Half precision where a GPU computes; on a CPU half precision only costs time."""
+        """Half precision on a GPU; float32 on a CPU, where half precision is slower."""
         if self.device.type == "cpu":
             return features.astype(np.float32, copy=False)
         with np.errstate(over="ignore"):
@@ -142,7 +142,7 @@ class SideLoader:
 
 
 class PairLoader:
-    """Serves batches of pairs. Which pairs, in which order, is the caller's business: nothing here needs saving."""
+    """Loads batches of pairs. The caller chooses pairs and order, so there is no state to save."""
 
     def __init__(self, pairs: Pairs, device: torch.device, share: float = DEVICE_SHARE) -> None:
         self.pairs = pairs
@@ -150,13 +150,13 @@ class PairLoader:
         self.right = SideLoader(pairs.right, device, share / 2)
 
     def pad_shapes(self, *batches: IntArray) -> PadShapes:
-        """Room for the left and for the right items of any one of these batches of pairs."""
+        """Shapes that fit the left and the right items of each of these batches of pairs."""
         return self.left.pad_shape(*(self.pairs.link[pairs] for pairs in batches)), self.right.pad_shape(*batches)
 
     def batch(
         self, pairs: IntArray, augment: np.random.Generator | None = None, pad_shapes: PadShapes = (None, None)
     ) -> Batch:
-        """The batch of these pairs; with `augment`, made smaller at random by it."""
+        """The batch of these pairs, augmented with the generator `augment` if given."""
         rows = self.pairs.link[pairs]
         left, right = self.left.items(rows, pad_shapes[0], augment), self.right.items(pairs, pad_shapes[1], augment)
         numbers = pairs, rows, rows if self.pairs.groups is None else self.pairs.groups[rows]
@@ -168,7 +168,8 @@ class PairLoader:
 
 
 def round_up(size: int, step: int) -> int:
-    """
+    """The next multiple of `step`.
+
     >>> round_up(17, 8), round_up(16, 8)
     (24, 16)
     """
@@ -176,7 +177,7 @@ def round_up(size: int, step: int) -> int:
 
 
 def pad_tokens(side: Tokens, rows: IntArray, width: int | None = None) -> tuple[IntArray, IntArray]:
-    """Token ids (B, width) padded with 0, by default as wide as the longest, and the lengths."""
+    """Token ids (B, width) padded with 0, by default to the longest text, and the lengths (B,)."""
     lengths = side.lengths[rows]
     inside = np.arange(width or lengths.max(initial=1)) < lengths[:, None]
     values = np.zeros(inside.shape, dtype=np.int64)
@@ -187,34 +188,34 @@ def pad_tokens(side: Tokens, rows: IntArray, width: int | None = None) -> tuple[
 
 @dataclass(frozen=True)
 class Augmentation:
-    """VSE-inf's size augmentation: sets and texts lose some of their elements at random.
+    """VSE-inf's size augmentation, which drops elements of sets and texts at random.
 
-    A region is dropped with probability `rate`. A token is touched with that probability: then half become `mask_id`,
-    a tenth a random word and the rest is dropped. At least one element stays.
+    A region is dropped with probability `rate`. A token is selected with that probability: half of the selected ones
+    become `mask_id`, a tenth a random word, and the rest is dropped. At least one element stays.
     """
 
     rng: np.random.Generator
     mask_id: int
     rate: float = 0.2
-    cut: bool = True  # what no item needs any more
+    cut: bool = True  # whether to trim padding that no item needs
 
     def __call__(self, items: Items) -> Items:
         texts = items.values.dim() == 2
-        if texts and items.lengths is None:  # these are vectors, which have no elements to lose
+        if texts and items.lengths is None:  # vectors have no elements to drop
             return items
         real = np.ones(items.values.shape[:2], dtype=bool)
         if items.lengths is not None:
             real &= np.arange(real.shape[1]) < items.lengths.numpy()[:, None]
         if texts:
-            items, dropped = self._touch_tokens(items, real)
+            items, dropped = self._change_tokens(items, real)
         else:
             dropped = self.rng.random(real.shape) < self.rate
         kept = real & ~dropped
         kept[~kept.any(axis=1), 0] = True
         return _compact(items, kept, kept.sum(axis=1).max() if self.cut else kept.shape[1])
 
-    def _touch_tokens(self, items: Items, real: np.ndarray) -> tuple[Items, np.ndarray]:
-        draw = self.rng.random(real.shape) / self.rate  # below 1: touched
+    def _change_tokens(self, items: Items, real: np.ndarray) -> tuple[Items, np.ndarray]:
+        draw = self.rng.random(real.shape) / self.rate  # below 1: selected
         random_ids = self.rng.integers(0, self.mask_id, size=real.shape)
         device = items.values.device
         values = torch.where(send(torch.from_numpy(draw < 0.5), device), self.mask_id, items.values)
@@ -224,7 +225,7 @@ class Augmentation:
 
 
 def _compact(items: Items, kept: np.ndarray, width: int) -> Items:
-    """Moves the kept elements of each item to its front; what lies behind them becomes 0, as far as `width`."""
+    """Moves the kept elements of each item to its front and pads with 0 up to `width`."""
     lengths = kept.sum(axis=1)
     order = np.argsort(~kept, axis=1, kind="stable")[:, :width]
     inside = np.arange(order.shape[1]) < lengths[:, None]
@@ -236,7 +237,7 @@ def _compact(items: Items, kept: np.ndarray, width: int) -> Items:
 
 
 def prefetch(jobs: Sequence[J], make: Callable[[J], R], depth: int = PREFETCH) -> Iterator[R]:
-    """`map(make, jobs)` with `depth` results made ahead in a thread; an error surfaces where its batch would have."""
+    """`map(make, jobs)` with up to `depth` results computed ahead in a thread; errors are raised in their turn."""
     results: queue.Queue[R | BaseException | None] = queue.Queue(maxsize=depth)
     stop = threading.Event()
 
@@ -271,6 +272,6 @@ def prefetch(jobs: Sequence[J], make: Callable[[J], R], depth: int = PREFETCH) -
 
 
 def random_batches(count: int, size: int, rng: np.random.Generator) -> list[IntArray]:
-    """Random batches of nearly equal size: in a small last one the losses would be others than in the rest."""
-    parts = min(round(count / size), count // 2)  # a pair alone in its batch has no negatives
+    """Random batches of nearly equal size, because losses of a small last batch would not be comparable."""
+    parts = min(round(count / size), count // 2)  # a batch of one pair has no negatives
     return np.array_split(rng.permutation(count), max(1, parts))

@@ -1,7 +1,4 @@
-"""What a data set holds and what is wrong with it, before hours are spent on it.
-
-Nothing here stops at the first problem, and what can be counted is counted even where a file is missing.
-"""
+"""Checks a data set before training: what it holds, and every problem, not only the first."""
 
 from __future__ import annotations
 
@@ -9,48 +6,110 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from mispair.data import clip_retrieval, loading, precomp
+from mispair.data.loading import Layout
 from mispair.data.noise import load_noise, mismatch
 from mispair.data.npy import absolute_maximum, check_finite, open_array
 from mispair.data.pairs import IntArray, Side, Tokens, Vectors
 from mispair.data.vocabulary import SPECIAL_WORDS, UNK, Vocabulary, tokenizer_name
 from mispair.errors import DataError
+from mispair.support.formatting import byte_size
 
 _HALF_MAXIMUM = float(np.finfo(np.float16).max)
 _NOISE_PATTERNS = ("*_0.[0-9]*.npy", "noise_inx_*.npy", "noise_index/*.npy")
-MOSTLY_UNKNOWN = 0.5  # share of unknown words above which captions say next to nothing
+MOSTLY_UNKNOWN = 0.5  # share of unknown words above which captions carry almost no information
 _ENTITY = re.compile(r"&(?:[a-z]+|#[0-9]+);")
 
 
 @dataclass
+class FeaturesReport:
+    """Shape, type, size and range of an array of features."""
+
+    shape: list[int]
+    dtype: str
+    bytes_on_disk: int
+    bytes_in_half_precision: int
+    absolute_maximum: float | None  # None if not finite
+    finite: bool
+
+
+@dataclass
+class SplitReport:
+    """Contents of a split; None is unknown or does not apply."""
+
+    rows: int | None = None
+    images: int | None = None
+    captions: int | None = None
+    captions_per_image: int | None = None
+    repeated: bool | None = None  # whether each image is stored once a caption
+    named: bool | None = None  # whether image paths are known
+    words: dict[str, float] | None = None  # min, mean and max of a caption
+    unknown_share: float | None = None  # of the words
+    empty_captions: int | None = None
+    captions_with_html_entities: int | None = None
+    features: FeaturesReport | None = None
+    images_features: FeaturesReport | None = None
+    texts_features: FeaturesReport | None = None
+
+
+@dataclass
+class NoiseReport:
+    """Contents of a noise index file."""
+
+    entries: int
+    level: Literal["caption", "image"] | None = None
+    mismatch: float | None = None
+
+
+@dataclass
+class VocabularyReport:
+    """The vocabulary in use."""
+
+    size: int
+    source: str
+    tokenizer: str
+
+
+@dataclass
 class Check:
-    """What was found.
+    """Contents and problems of a data set.
 
     Attributes:
-        lines: Findings in plain words, in the order of the splits.
-        problems: What has to be mended, a sentence each; empty where the data can be trained on.
-        figures: The same findings as nested numbers and words, ready for JSON.
+        data: The folder.
+        layout: Its layout.
+        lines: The contents in plain words, in the order of the splits.
+        problems: What has to be fixed, one sentence each; empty where the data can be trained on.
     """
 
+    data: str
+    layout: Layout
+    vocabulary: VocabularyReport | None = None
+    splits: dict[str, SplitReport] = field(default_factory=dict)
+    noise: dict[str, NoiseReport] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
-    figures: dict[str, Any] = field(default_factory=dict)
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
-        """Note a refusal inside the block as a problem and go on; one that several splits share is noted once."""
+        """Records a `DataError` of the block as a problem and goes on; the same sentence is recorded once."""
         try:
             yield
         except DataError as error:
             if str(error) not in self.problems:
                 self.problems.append(str(error))
+
+    def to_json(self) -> dict[str, Any]:
+        """For `--json`: everything but the lines."""
+        content = asdict(self)
+        del content["lines"]
+        return content
 
 
 def check(
@@ -72,10 +131,9 @@ def check(
         DataError: There is no data set at all.
     """
     folder = loading.find_folder(data)
-    layout = loading.layout(folder)
-    found = Check(figures={"data": str(folder), "layout": layout, "splits": {}, "noise": {}})
+    found = Check(str(folder), loading.layout(folder))
     groups = None
-    if layout == "precomp":
+    if found.layout == "precomp":
         _check_precomp(folder, vocabulary, captions_per_image, found)
     else:
         groups = _check_vectors(folder, found)
@@ -95,11 +153,10 @@ def _check_precomp(
     with found.collecting():
         words, source = precomp.find_vocabulary(folder, vocabulary)
         found.lines.append(f"vocabulary: {len(words):,} words, {source}; words cut by nltk's {tokenizer_name()}")
-        found.figures["vocabulary"] = {"size": len(words), "source": source, "tokenizer": tokenizer_name()}
+        found.vocabulary = VocabularyReport(len(words), source, tokenizer_name())
     names = loading.natural_order(list(precomp.found_splits(folder)))
     for split in names:
-        figures: dict[str, Any] = {}
-        found.figures["splits"][split] = figures
+        report = found.splits[split] = SplitReport()
         features = captions = None
         with found.collecting():
             features = open_array(precomp.features_path(folder, split), ndim=3)
@@ -108,9 +165,9 @@ def _check_precomp(
         if features is not None:
             images = _check_rows(folder, split, features, captions or ([], []), captions_per_image, found)
             name = str(precomp.features_path(folder, split))
-            figures["features"] = _check_features(split, name, images, features.nbytes, found)
+            report.features = _check_features(split, name, images, features.nbytes, found)
         if captions is not None:
-            _check_captions(split, captions[0], words, figures, found)
+            _check_captions(split, captions[0], words, found)
     if "dev" not in names:
         found.lines.append("dev: there is none, so training keeps its last epoch instead of its best")
     if "train" not in names:
@@ -127,16 +184,16 @@ def _check_rows(
     captions_per_image: int | None,
     found: Check,
 ) -> npt.NDArray[Any]:
-    """How rows and captions (with their ids) fit together; returns the rows without repetitions."""
-    figures = found.figures["splits"][split]
-    figures["rows"] = rows = len(features)
+    """Checks rows against captions and their ids; returns the rows without repetitions."""
+    report = found.splits[split]
+    report.rows = rows = len(features)
     texts, ids = captions
     if not texts:
         return features
     with found.collecting():
         images, per_image = precomp.arrange(features, len(texts), captions_per_image, f"{folder.name} {split}")
         repeated = len(images) < rows
-        figures |= {"images": len(images), "captions_per_image": per_image, "repeated": repeated}
+        report.images, report.captions_per_image, report.repeated = len(images), per_image, repeated
         repeats = f"{rows:,} rows, each image repeated {per_image} times: " if repeated else ""
         found.lines.append(f"{split}: {repeats}{_count(len(images), 'image')} with {_count(per_image, 'caption')} each")
         features = images
@@ -145,13 +202,13 @@ def _check_rows(
     return features
 
 
-def _check_features(label: str, name: str, features: npt.NDArray[Any], on_disk: int, found: Check) -> dict[str, Any]:
+def _check_features(label: str, name: str, features: npt.NDArray[Any], on_disk: int, found: Check) -> FeaturesReport:
     """Type, shape, size and range of one array of features."""
     half, highest = 2 * features.size, absolute_maximum(features)
     finite = math.isfinite(highest)
     found.lines.append(
-        f"{label}: features {' x '.join(f'{n:,}' for n in features.shape)} {features.dtype}, {_size(on_disk)} "
-        f"on disk, {_size(half)} in memory in half precision, absolute maximum {highest:.4g}"
+        f"{label}: features {' x '.join(f'{n:,}' for n in features.shape)} {features.dtype}, {byte_size(on_disk)} "
+        f"on disk, {byte_size(half)} in memory in half precision, absolute maximum {highest:.4g}"
     )
     if not finite:
         with found.collecting():
@@ -165,21 +222,13 @@ def _check_features(label: str, name: str, features: npt.NDArray[Any], on_disk: 
             f"{name}: the absolute maximum is {highest:.4g}, above the half-precision range of {_HALF_MAXIMUM:,.0f} "
             "that a GPU computes in; scale the features down."
         )
-    return {
-        "shape": list(features.shape),
-        "dtype": str(features.dtype),
-        "bytes_on_disk": on_disk,
-        "bytes_in_half_precision": half,
-        "absolute_maximum": highest if finite else None,
-        "finite": finite,
-    }
+    return FeaturesReport(list(features.shape), str(features.dtype), on_disk, half, highest if finite else None, finite)
 
 
-def _check_captions(
-    split: str, texts: list[str], words: Vocabulary | None, figures: dict[str, Any], found: Check
-) -> None:
+def _check_captions(split: str, texts: list[str], words: Vocabulary | None, found: Check) -> None:
     """Lengths, unknown words and oddities of the captions; the words are counted even without a vocabulary."""
-    figures["captions"] = len(texts)
+    report = found.splits[split]
+    report.captions = len(texts)
     if not texts:
         found.problems.append(f"{split}: the caption file is empty; copy or write it again.")
         return
@@ -188,12 +237,8 @@ def _check_captions(
     unknown = unknown_share(ids, offsets) if words else None
     empty = [number for number, text in enumerate(texts, 1) if not text]
     entities = sum(bool(_ENTITY.search(text)) for text in texts)
-    figures |= {
-        "words": {"min": int(lengths.min()), "mean": float(lengths.mean()), "max": int(lengths.max())},
-        "unknown_share": unknown,
-        "empty_captions": len(empty),
-        "captions_with_html_entities": entities,
-    }
+    report.words = {"min": int(lengths.min()), "mean": float(lengths.mean()), "max": int(lengths.max())}
+    report.unknown_share, report.empty_captions, report.captions_with_html_entities = unknown, len(empty), entities
     found.lines.append(
         f"{split}: {_count(len(texts), 'caption')} of {lengths.min()} to {lengths.max()} words (mean "
         f"{lengths.mean():.1f})" + ("" if unknown is None else f", {unknown:.2%} of the words unknown")
@@ -205,8 +250,8 @@ def _check_captions(
         )
     if unknown is not None and unknown > MOSTLY_UNKNOWN:
         found.problems.append(
-            f"{split}: {unknown:.0%} of the words are not in the vocabulary, so the captions say next to nothing; give "
-            "the vocabulary that belongs to them with --vocab."
+            f"{split}: {unknown:.0%} of the words are not in the vocabulary, so the captions carry almost no "
+            "information; give the vocabulary that belongs to them with --vocab."
         )
     if empty:
         found.problems.append(
@@ -225,36 +270,37 @@ def unknown_share(ids: npt.NDArray[np.int32], offsets: IntArray) -> float:
 
 
 def mostly_unknown(side: Side) -> float | None:
-    """Share of unknown words where texts say next to nothing for them; None where they say enough, or are no texts."""
+    """Share of unknown words if it is too high to train on; None otherwise, and for sides that are no texts."""
     share = unknown_share(side.ids, side.offsets) if isinstance(side, Tokens) else 0.0
     return share if share > MOSTLY_UNKNOWN else None
 
 
 def _check_vectors(folder: Path, found: Check) -> IntArray | None:
-    """Returns the groups of the training images, where several rows hold one."""
+    """Returns the groups of the training images if several rows share an image."""
     train_groups = None
     for split in loading.splits(folder):
-        figures: dict[str, Any] = {}
-        found.figures["splits"][split] = figures
+        report = found.splits[split] = SplitReport()
         with found.collecting():
             pairs = clip_retrieval.load(folder, split, finite=False)
             train_groups = pairs.groups if split == "train" else train_groups
             groups = len(np.unique(pairs.left_groups))
-            figures |= {"rows": len(pairs), "images": groups, "captions": len(pairs), "named": bool(pairs.left_ids)}
+            report.rows = report.captions = len(pairs)
+            report.images, report.named = groups, bool(pairs.left_ids)
             names = _count(groups, "different image path") if pairs.left_ids else _why_no_names(folder, split)
             found.lines.append(f"{split}: {_count(len(pairs), 'pair')} of vectors, {names}")
             for label, side in (("images", pairs.left), ("texts", pairs.right)):
                 assert isinstance(side, Vectors)
                 name, size = f"{pairs.name} {label}", side.features.nbytes
-                figures[f"{label}_features"] = _check_features(f"{split} {label}", name, side.features, size, found)
+                features = _check_features(f"{split} {label}", name, side.features, size, found)
+                setattr(report, f"{label}_features", features)
     return train_groups
 
 
 def _check_widths(found: Check) -> None:
-    """Whether a model of the training features can read those of the other splits."""
-    splits = found.figures["splits"]
+    """All splits must have features of the width of the training features."""
     for key in ("features", "images_features", "texts_features"):
-        widths = {name: figures[key]["shape"][-1] for name, figures in splits.items() if key in figures}
+        reports = {name: getattr(report, key) for name, report in found.splits.items()}
+        widths = {name: report.shape[-1] for name, report in reports.items() if report is not None}
         for name, width in widths.items():
             if width != widths.get("train", width):
                 found.problems.append(
@@ -272,26 +318,26 @@ def _why_no_names(folder: Path, split: str) -> str:
 def _check_noise(path: Path, groups: IntArray | None, found: Check) -> None:
     """Level and true mismatch of one noise index."""
     entries = len(open_array(path, ndim=1, kind="integer"))
-    figures: dict[str, Any] = {"entries": entries}
-    found.figures["noise"][str(path)] = figures
-    link, n_images, assumed = _train_link(found.figures)
+    report = found.noise[str(path)] = NoiseReport(entries)
+    link, n_images, assumed = _train_link(found)
     noisy = load_noise(path, link, n_images)
-    level = "caption" if entries == len(link) else "image"
-    share = mismatch(noisy, link, groups)
-    figures |= {"level": level, "mismatch": share}
-    found.lines.append(f"noise {path}: {level} level, {entries:,} entries, true mismatch {share:.2%}{assumed}")
+    report.level = "caption" if entries == len(link) else "image"
+    report.mismatch = mismatch(noisy, link, groups)
+    found.lines.append(
+        f"noise {path}: {report.level} level, {entries:,} entries, true mismatch {report.mismatch:.2%}{assumed}"
+    )
 
 
-def _train_link(figures: dict[str, Any]) -> tuple[IntArray, int, str]:
-    """The link of the training pairs without noise, the number of images, and what had to be taken for granted."""
-    train = figures["splits"].get("train", {})
+def _train_link(found: Check) -> tuple[IntArray, int, str]:
+    """The link of the training pairs without noise, the number of images, and a note on what was assumed."""
+    train = found.splits.get("train", SplitReport())
     usual = precomp.USUAL_CAPTIONS_PER_IMAGE
-    captions, images, assumed = train.get("captions"), train.get("images"), ""
-    if figures["layout"] == "vectors" and captions:
+    captions, images, assumed = train.captions, train.images, ""
+    if found.layout == "vectors" and captions:
         return np.arange(captions), captions, assumed
     if not images:
         assumed = f" (taking {usual} captions an image, as the files of train do not say)"
-        images = captions // usual if captions else train.get("rows")
+        images = captions // usual if captions else train.rows
         captions = images * usual if images else None
     if not captions or not images:
         raise DataError("The noise index cannot be judged: the train split could not be read.")
@@ -300,10 +346,3 @@ def _train_link(figures: dict[str, Any]) -> tuple[IntArray, int, str]:
 
 def _count(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'s' * (number != 1)}"
-
-
-def _size(n_bytes: int) -> str:
-    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if n_bytes >= scale:
-            return f"{n_bytes / scale:.2f} {unit}"
-    return f"{n_bytes} bytes"

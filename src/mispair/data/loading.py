@@ -1,4 +1,4 @@
-"""From a folder to `Pairs`, whichever of the layouts that people have it is in."""
+"""Reads a data set from a folder in any of the known layouts."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from mispair.config import Config
-from mispair.data import clip_retrieval, loading, precomp
+from mispair.data import clip_retrieval, precomp
 from mispair.data.noise import add_noise
 from mispair.data.pairs import Pairs
 from mispair.data.precomp import DevProtocol
 from mispair.data.vocabulary import Vocabulary
 from mispair.errors import DataError
 
+Layout = Literal["precomp", "vectors"]
 SHAPES = "shapes"
 _NATURAL_ORDER = ("train", "dev", "test", "testall")
 _LISTED = 6
@@ -73,7 +74,7 @@ def splits(data: str | Path) -> list[str]:
 
 
 def named_splits(data: str | Path) -> list[str]:
-    """The splits that have any file at all: loading one of which half is missing says so."""
+    """The splits that have any file; loading one that is incomplete names the missing file."""
     folder = find_folder(data)
     return splits(folder) if layout(folder) == "vectors" else natural_order(list(precomp.found_splits(folder)))
 
@@ -88,11 +89,11 @@ def natural_order(names: list[str]) -> list[str]:
     return known + sorted(set(names) - set(known))
 
 
-def layout(data: str | Path) -> Literal["precomp", "vectors"]:
-    """In which layout a folder is.
+def layout(data: str | Path) -> Layout:
+    """The layout of a folder.
 
     Raises:
-        DataError: In none; the message says what the folder holds.
+        DataError: None is recognised; the message lists what the folder holds.
     """
     folder = find_folder(data)
     found = _recognise(folder)
@@ -110,9 +111,9 @@ def layout(data: str | Path) -> Literal["precomp", "vectors"]:
 
 
 def find_folder(data: str | Path) -> Path:
-    """The folder that `data` names, made first where it is the built-in data set."""
+    """The folder of a data set; the built-in one is made on first use."""
     if str(data) == SHAPES:
-        from mispair.data.shapes.dataset import cached  # draws its pictures on first use
+        from mispair.data.shapes.dataset import cached  # draws its images on first use
 
         return cached()
     folder = Path(data)
@@ -122,7 +123,7 @@ def find_folder(data: str | Path) -> Path:
     return folder
 
 
-def _recognise(folder: Path) -> Literal["precomp", "vectors"] | None:
+def _recognise(folder: Path) -> Layout | None:
     if precomp.found_splits(folder):
         return "precomp"
     return "vectors" if clip_retrieval.found_splits(folder) else None
@@ -145,17 +146,14 @@ def require_split(folder: Path, split: str) -> None:
             else ("features", precomp.captions_path(folder, split))
         )
         raise DataError(f"{folder}: the {there} of {split} are there, but {path.name} is missing.")
-    hint = " For COCO use testall, which holds the 1K folds and the 5K test." if _only_testall(split, names) else ""
+    only_testall = split == "test" and "testall" in names
+    hint = " For COCO use testall, which holds the 1K folds and the 5K test." if only_testall else ""
     raise DataError(f"{folder}: no split named {split}; it has {', '.join(names) or 'none that is complete'}.{hint}")
 
 
-def _only_testall(split: str, names: list[str]) -> bool:
-    return split == "test" and "testall" in names
-
-
 def load_split(config: Config, split: str, vocabulary: Vocabulary | None = None) -> Pairs:
-    """Reads one split as the config of a run says; with the words that the run has trained, where they are known."""
-    return loading.load(
+    """One split with the settings of a run; `vocabulary` is the one that a trained model has."""
+    return load(
         config.data,
         split,
         vocabulary=config.vocab if vocabulary is None else vocabulary,
@@ -165,7 +163,7 @@ def load_split(config: Config, split: str, vocabulary: Vocabulary | None = None)
 
 
 def with_noise(config: Config, train: Pairs) -> Pairs:
-    """The training pairs with the noise that the config asks for."""
+    """The training pairs with the noise of the config."""
     if not config.noise_ratio and config.noise_file is None:
         return train
     seed = config.seed if config.noise_seed is None else config.noise_seed

@@ -1,7 +1,7 @@
-"""`Pairs`: two sides, the link between them, and what is known about its truth.
+"""`Pairs`: two sides, the link between them, and the true link where it is known.
 
-Pair i joins right item i with left item `link[i]`. A data set with five captions an image has five times as many right
-items as left ones; a data set of vectors usually has `link = 0, 1, 2, ...`.
+Pair i joins right item i with left item `link[i]`. A data set with five captions per image has five times as many
+right items as left ones; a data set of vectors usually has `link = 0, 1, 2, ...`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Kind = Literal["regions", "tokens", "vectors"]
 
 @dataclass(frozen=True)
 class Regions:
-    """A set of local features an item, such as 36 detected objects of a picture."""
+    """A set of local features per item, such as 36 detected objects of an image."""
 
     features: FloatArray  # (N, R, D)
     kind: Kind = field(default="regions", init=False)
@@ -36,12 +36,12 @@ class Regions:
 
 @dataclass(frozen=True)
 class Tokens:
-    """A text an item, as token ids of one vocabulary, without padding."""
+    """One text per item, as token ids of one vocabulary, without padding."""
 
     ids: npt.NDArray[np.int32]  # all texts one after the other
     offsets: IntArray  # (N + 1,): text i is ids[offsets[i]:offsets[i + 1]]
     vocabulary: Vocabulary
-    texts: Sequence[str] = ()  # as read, for people; empty where only ids are known
+    texts: Sequence[str] = ()  # as read, for display; empty where only ids are known
     kind: Kind = field(default="tokens", init=False)
 
     def __len__(self) -> int:
@@ -54,7 +54,7 @@ class Tokens:
 
 @dataclass(frozen=True)
 class Vectors:
-    """One vector an item: an embedding from any frozen encoder."""
+    """One vector per item: an embedding from any frozen encoder."""
 
     features: FloatArray  # (N, D)
     kind: Kind = field(default="vectors", init=False)
@@ -72,15 +72,15 @@ class Pairs:
 
     Attributes:
         left: The side that several right items may share (images).
-        right: The side with one item a pair (captions).
-        link: Left row of each pair, as the training sees it: some of it may be wrong.
-        truth: Left row that each right item really belongs to, where that is known. Used to report; only the methods
-            `oracle` and `mscn`, which are told right pairs, train by it.
-        match_score: Probability that each pair is right, as an audit says. With it networks warm up on the pairs that
-            look right; what else comes of it is up to the method.
-        groups: Group of each left item. Items of one group count as right for each other in the evaluation (the same
-            picture stored twice). Every item is its own group by default.
-        left_ids: Names of the left items for people, such as photo names; empty where unknown.
+        right: The side with one item per pair (captions).
+        link: Left row of each pair as used for training; some pairs may be mismatched.
+        truth: True left row of each right item, where it is known. Used for reports; only the methods `oracle` and
+            `mscn`, which need labelled pairs, train with it.
+        match_score: Probability that each pair is matched, estimated by an audit. Networks warm up on the pairs with
+            a high score; any other use is up to the method.
+        groups: Group of each left item. Items of one group count as correct for each other in the evaluation (the
+            same image stored twice). Every item is its own group by default.
+        left_ids: Names of the left items for display, such as file names; empty where unknown.
         right_ids: The same for the right items, where they are not texts themselves.
         name: Where the pairs come from, for messages.
     """
@@ -143,18 +143,18 @@ class Pairs:
 
     @property
     def mismatched(self) -> npt.NDArray[np.bool_] | None:
-        """Which pairs are known to be wrong; None where nothing is known."""
+        """Which pairs are mismatched; None where the truth is unknown."""
         if self.truth is None:
             return None
         return np.asarray(self.left_groups[self.link] != self.left_groups[self.truth])
 
     def with_link(self, link: IntArray) -> Pairs:
-        """The same items joined in another way; what was known to be right stays as the truth."""
+        """The same items with another link; the present link becomes the truth, unless one is known already."""
         return replace(self, link=link, truth=self.link if self.truth is None else self.truth, match_score=None)
 
 
 def _check_side(side: Any, what: str) -> None:
-    """Refuses what is no side, and features that are not what its kind takes."""
+    """Refuses values that are no side, and features of the wrong type or number of dimensions."""
     if not isinstance(side, Side):
         raise DataError(
             f"{what} must be Vectors, Regions or Tokens, but got {described(side)}; an array of embeddings goes in as "
@@ -181,7 +181,7 @@ def _check_score(score: Any, count: int, name: str) -> None:
 
 
 def described(value: Any) -> str:
-    """What a value is, for messages: an array by its type and shape.
+    """Type of a value for messages; of an array also its dtype and shape.
 
     >>> described(np.zeros((2, 3)))
     'an array of float64 with shape (2, 3)'
@@ -194,7 +194,7 @@ def described(value: Any) -> str:
 
 
 def fingerprint(pairs: Pairs, *, truth: bool = False) -> str:
-    """Tells whether a run sees the same pairs again: link, groups, texts, a sample of the features; also the truth."""
+    """Hash of link, groups, scores, texts and a sample of the features, and optionally of the truth."""
     digest = hashlib.sha256(np.ascontiguousarray(pairs.link).tobytes())
     if pairs.groups is not None:
         digest.update(np.ascontiguousarray(pairs.groups).tobytes())

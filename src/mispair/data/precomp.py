@@ -1,6 +1,6 @@
-"""The SCAN layout: region features of pictures in `{split}_ims.npy`, captions in `{split}_caps.txt` or `.tsv`.
+"""The SCAN layout: region features of images in `{split}_ims.npy`, captions in `{split}_caps.txt` or `.tsv`.
 
-Published arrays come in three shapes, and nothing in the files says which: one row a picture with five captions
+Published arrays come in three shapes, and nothing in the files tells which: one row per image with five captions
 (training sets), every row repeated five times (Flickr30K and COCO dev and test), one row and one caption (CC152K).
 """
 
@@ -85,12 +85,12 @@ def _unreadable(path: Path, error: OSError | UnicodeDecodeError) -> DataError:
 def arrange(
     features: npt.NDArray[Any], n_captions: int, captions_per_image: int | None, name: str
 ) -> tuple[npt.NDArray[Any], int]:
-    """One row a picture, and how many captions each has.
+    """One row per image, and how many captions each has.
 
     Args:
         features: All rows (rows, R, D).
         n_captions: Number of captions.
-        captions_per_image: What the user knows; found from the data by default.
+        captions_per_image: Given by the user; found from the data by default.
         name: What to call the data.
 
     Returns:
@@ -107,17 +107,17 @@ def arrange(
             f"({rows:,} or {USUAL_CAPTIONS_PER_IMAGE * rows:,}); look for an empty line at the end, for lost lines, or "
             "in a .tsv for an unmatched quotation mark."
         )
-    a_row = n_captions // rows
+    per_row = n_captions // rows
     if captions_per_image is None:
-        repeated = a_row == 1 and _rows_repeat(features, USUAL_CAPTIONS_PER_IMAGE)
-        captions_per_image = USUAL_CAPTIONS_PER_IMAGE if repeated else a_row
-    if captions_per_image == a_row:
+        repeated = per_row == 1 and _rows_repeat(features, USUAL_CAPTIONS_PER_IMAGE)
+        captions_per_image = USUAL_CAPTIONS_PER_IMAGE if repeated else per_row
+    if captions_per_image == per_row:
         return features, captions_per_image
-    if a_row != 1 or not _blocks_repeat(features, captions_per_image):
-        repeats = f", and the rows do not repeat in blocks of {captions_per_image}" if a_row == 1 else ""
+    if per_row != 1 or not _blocks_repeat(features, captions_per_image):
+        repeats = f", and the rows do not repeat in blocks of {captions_per_image}" if per_row == 1 else ""
         raise DataError(
             f"{name}: captions_per_image is {captions_per_image}, but {rows:,} image rows and {n_captions:,} captions "
-            f"make {a_row} a row{repeats}; leave it out, or correct the files."
+            f"make {per_row} a row{repeats}; leave it out, or correct the files."
         )
     return features[::captions_per_image], captions_per_image
 
@@ -165,7 +165,7 @@ def find_vocabulary(folder: Path, vocabulary: Vocabulary | str | Path | None = N
 
 
 def read_ids(folder: Path, split: str, n_images: int, per_image: int) -> Sequence[str]:
-    """One name a picture from `{split}_ids.txt`, which lists them once a picture or once a caption; else none."""
+    """One name per image from `{split}_ids.txt`, which lists them once per image or once per caption; else none."""
     path = folder / f"{split}_ids.txt"
     if not path.exists():
         return ()

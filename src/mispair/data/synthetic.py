@@ -1,7 +1,7 @@
-"""Pairs of any size to measure speed with: real or made-up captions, and regions that carry the captions' words.
+"""Synthetic pairs of any size for speed measurements: real or random captions, regions that encode their words.
 
-The regions mean nothing, but a network can learn from them, so that a training goes its usual way: losses fall, right
-and wrong pairs part, a method's split has the size that it would have.
+A network can learn from them, so that a training takes its usual course: losses fall, matched and mismatched pairs
+separate, and a method's clean and noisy sets have realistic sizes.
 """
 
 from __future__ import annotations
@@ -18,26 +18,27 @@ from mispair.data.vocabulary import END, SPECIAL_WORDS, START, Vocabulary
 from mispair.errors import DataError
 
 CAPTIONS, REGIONS, WIDTH, WORDS = 5, 36, 2048, 8481  # as Flickr30K
-NOISE = 1024  # different noise vectors
-CHUNK = 1024  # images made at a time
+NOISE = 1024  # number of different noise vectors
+CHUNK = 1024  # images at a time
 
 
-def stand_in(captions: Path | None, images: int, *, seed: int = 0) -> Pairs:
-    """So many images with five captions each.
+def synthetic_pairs(captions: Path | None, images: int, *, seed: int = 0) -> Pairs:
+    """Images with five captions each.
 
     Args:
-        captions: A file with a caption a line, perhaps compressed (.gz); repeated if it is too short. By default
-            captions are made up, as long as those of Flickr30K.
-        images: How many.
-        seed: Another seed makes other images, captions from another place of the file and the same words.
+        captions: A file with one caption per line, plain or compressed (.gz); repeated if it is too short. By default
+            captions are random words, with the lengths of Flickr30K.
+        images: Number of images.
+        seed: Chooses images and captions; the vocabulary is the same for all seeds.
     """
-    texts = made_up(CAPTIONS * images, seed) if captions is None else read(captions, CAPTIONS * images, seed)
+    count = CAPTIONS * images
+    texts = random_captions(count, seed) if captions is None else read_captions(captions, count, seed)
     link = np.repeat(np.arange(images), CAPTIONS)
-    return Pairs(Regions(pictures(texts, images, seed)), texts, link=link, name="stand-in")
+    return Pairs(Regions(region_features(texts, images, seed)), texts, link=link, name="stand-in")
 
 
-def made_up(count: int, seed: int) -> Tokens:
-    """Random words; few of them are frequent."""
+def random_captions(count: int, seed: int) -> Tokens:
+    """Random words, few of them frequent."""
     rng = np.random.default_rng([seed, 0])
     lengths = np.clip(rng.lognormal(2.43, 0.4, count).round().astype(np.int64), 2, 78)
     known = WORDS - len(SPECIAL_WORDS)
@@ -48,8 +49,8 @@ def made_up(count: int, seed: int) -> Tokens:
     return Tokens(ids, np.concatenate([[0], np.cumsum(lengths + 2)]), vocabulary)
 
 
-def read(path: Path, count: int, seed: int) -> Tokens:
-    """Captions of a file, from its start or, for other seeds, from elsewhere."""
+def read_captions(path: Path, count: int, seed: int) -> Tokens:
+    """Consecutive captions of a file; the seed chooses where they start."""
     lines, vocabulary = _words(path)
     start = seed * count % len(lines)
     chosen = [vocabulary.encode_tokens(lines[(start + number) % len(lines)]) for number in range(count)]
@@ -59,19 +60,19 @@ def read(path: Path, count: int, seed: int) -> Tokens:
 
 @functools.cache
 def _words(path: Path) -> tuple[list[list[str]], Vocabulary]:
-    """The words of each line, and all of them."""
+    """The words of each line, and the vocabulary of all lines."""
     try:
-        with gzip.open(path, "rt") if path.suffix == ".gz" else path.open() as file:
-            lines = [line.split() for line in file if line.strip()]
-    except (OSError, UnicodeDecodeError) as error:
+        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        lines = [line.split() for line in content.decode("utf-8").splitlines() if line.strip()]
+    except (OSError, EOFError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read as captions, one a line: {error}.") from error
     if not lines:
         raise DataError(f"{path} holds no captions; one a line is expected.")
     return lines, Vocabulary.build(" ".join(line) for line in lines)
 
 
-def pictures(texts: Tokens, images: int, seed: int) -> np.ndarray:
-    """(images, R, D) in half precision: the code of a random word of its captions in every region, and noise."""
+def region_features(texts: Tokens, images: int, seed: int) -> np.ndarray:
+    """(images, R, D) in half precision: in every region the code of a random word of the captions, plus noise."""
     codes = np.random.default_rng(0).standard_normal((len(texts.vocabulary), WIDTH), dtype=np.float32)
     rng = np.random.default_rng([seed, 1])
     noise = rng.standard_normal((NOISE, WIDTH), dtype=np.float32)

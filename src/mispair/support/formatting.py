@@ -52,6 +52,18 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
 
 
+def byte_size(n_bytes: int) -> str:
+    """A size in the largest unit that fits.
+
+    >>> byte_size(999), byte_size(8_552_448_000)
+    ('999 bytes', '8.55 GB')
+    """
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if n_bytes >= scale:
+            return f"{n_bytes / scale:.2f} {unit}"
+    return f"{n_bytes} bytes"
+
+
 def beginning(text: str, most: int) -> str:
     """A text without the spaces around it, cut at a word where it is longer than `most`.
 

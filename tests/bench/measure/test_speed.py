@@ -40,8 +40,8 @@ def captions(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("real", [True, False])
-def test_a_stand_in_has_five_captions_an_image(real: bool, captions: Path) -> None:
-    pairs = synthetic.stand_in(captions if real else None, 9)
+def test_synthetic_pairs_have_five_captions_an_image(real: bool, captions: Path) -> None:
+    pairs = synthetic.synthetic_pairs(captions if real else None, 9)
     texts = pairs.right
     assert isinstance(texts, Tokens)
     assert len(pairs.left) == 9
@@ -57,14 +57,14 @@ def test_a_stand_in_has_five_captions_an_image(real: bool, captions: Path) -> No
 
 
 def test_captions_of_a_file_come_in_order_and_again(captions: Path) -> None:
-    texts = synthetic.read(captions, 50, seed=0)
+    texts = synthetic.read_captions(captions, 50, seed=0)
     assert texts.lengths[:5].tolist() == [6, 7, 8, 9, 6]  # the, dog, number and a digit, start and end
     assert texts.lengths[23:28].tolist() == texts.lengths[:5].tolist()
-    assert synthetic.read(captions, 10, seed=1).lengths.tolist() == texts.lengths[10:20].tolist()
+    assert synthetic.read_captions(captions, 10, seed=1).lengths.tolist() == texts.lengths[10:20].tolist()
 
 
 def test_regions_carry_the_words_of_their_captions() -> None:
-    pairs = synthetic.stand_in(None, 30)
+    pairs = synthetic.synthetic_pairs(None, 30)
     codes = np.random.default_rng(0).standard_normal((60, 8), dtype=np.float32)
     texts = pairs.right
     assert isinstance(texts, Tokens)
@@ -78,10 +78,10 @@ def test_regions_carry_the_words_of_their_captions() -> None:
             assert apart.min() < 0.01
 
 
-def test_a_network_learns_from_a_stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_network_learns_from_synthetic_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(synthetic, "REGIONS", 12)
     monkeypatch.setattr(synthetic, "WIDTH", 32)
-    train = synthetic.stand_in(None, 50)
+    train = synthetic.synthetic_pairs(None, 50)
     matcher = mispair.fit(
         train, warmup_epochs=5, epochs=5, model="vse", embed_size=32, word_size=16, batch_size=32, lr=3e-3,
         negatives_end=8, device="cpu", augment=False,
@@ -98,7 +98,7 @@ def test_counted_ranks_are_ranks() -> None:
 def test_both_ways_compute_the_same(model: str) -> None:
     sizes = {"batch_size": 6, "embed_size": 16, "sim_size": 8, "word_size": 6, "dropout": 0.0, "augment": False}
     config = override(Config(), {"model": model, **sizes})
-    contest = step_speed.SpeedComparison(config, synthetic.stand_in(None, 4), torch.device("cpu"))
+    contest = step_speed.SpeedComparison(config, synthetic.synthetic_pairs(None, 4), torch.device("cpu"))
     batch = contest.batch(pad_shapes=False)
     torch.testing.assert_close(contest.similarity(batch), contest.loop_similarity(batch), rtol=1e-4, atol=1e-5)
 

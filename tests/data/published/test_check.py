@@ -36,7 +36,7 @@ def bytes_of(array: npt.NDArray[Any], folder: Path) -> bytes:
 def tiny_set(folder: Path) -> DataSet:
     """A data set as small as a test needs, with a file of each kind; train has images once, dev five times."""
     captions, noise = b"a dog runs .\n" * 20, bytes_of(NOISE, folder)
-    files = [
+    files: list[dict[str, Any]] = [
         {"name": "train_ims.npy", "kind": "features", "split": "train", "shape": (4, REGIONS, WIDTH),
          "dtype": "float32"},
         {"name": "train_caps.txt", "kind": "captions", "split": "train", "lines": 20, "file_bytes": len(captions),

@@ -13,7 +13,7 @@ from PIL import Image
 
 from mispair.data.shapes import dataset
 from mispair.data.shapes.captions import COLOUR_WORDS, MAX_WORDS, SHAPE_NOUNS, describe, grammar_words, relations
-from mispair.data.shapes.drawing import PICTURE_SIZE, Pixels, draw_scene
+from mispair.data.shapes.drawing import IMAGE_SIZE, Pixels, draw_scene
 from mispair.data.shapes.features import FEATURE_SIZE, grid_features
 from mispair.data.shapes.scene import Item, Scene, sample_scene
 from mispair.errors import DataError
@@ -54,13 +54,13 @@ def test_layout_is_that_of_scan(folder: Path) -> None:
         assert len(lines(folder / f"{split}_caps.txt")) == 5 * size
         assert lines(folder / f"{split}_ids.txt") == [f"shapes-{split}-{index:05d}" for index in range(size)]
         for name in lines(folder / f"{split}_ids.txt"):
-            with Image.open(folder / "images" / f"{name}.png") as picture:
-                assert picture.size == (PICTURE_SIZE, PICTURE_SIZE)
+            with Image.open(folder / "images" / f"{name}.png") as image:
+                assert image.size == (IMAGE_SIZE, IMAGE_SIZE)
     assert len(list((folder / "images").iterdir())) == sum(SIZES.values())
     assert "seed 3" in (folder / "README.md").read_text()
 
 
-def test_features_belong_to_the_stored_pictures_row_by_row(folder: Path) -> None:
+def test_features_belong_to_the_stored_images_row_by_row(folder: Path) -> None:
     names = lines(folder / "test_ids.txt")
     stored = np.stack([np.asarray(Image.open(folder / "images" / f"{name}.png")) for name in names])
     np.testing.assert_array_equal(grid_features(stored), np.load(folder / "test_ims.npy"))
@@ -85,7 +85,7 @@ def test_same_seed_gives_the_same_files_and_another_seed_does_not(folder: Path, 
         assert files(other)[name] != files(folder)[name]
 
 
-def test_a_picture_does_not_depend_on_the_sizes(folder: Path, tmp_path: Path) -> None:
+def test_an_image_does_not_depend_on_the_sizes(folder: Path, tmp_path: Path) -> None:
     smaller = dataset.make(tmp_path / "smaller", seed=3, train=2, dev=1, test=1)
     np.testing.assert_array_equal(np.load(smaller / "train_ims.npy"), np.load(folder / "train_ims.npy")[:2])
     assert lines(smaller / "test_caps.txt") == lines(folder / "test_caps.txt")[:5]
@@ -113,7 +113,7 @@ def test_make_fills_an_empty_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wrong", [{"dev": 0}, {"train": -1}, {"seed": -1}])
 def test_make_refuses_numbers_out_of_range(tmp_path: Path, wrong: Mapping[str, int]) -> None:
-    with pytest.raises(DataError, match=r"at least one picture|0 or greater"):
+    with pytest.raises(DataError, match=r"at least one image|0 or greater"):
         dataset.make(tmp_path / "out", **{"train": 1, "dev": 1, "test": 1, **wrong})
     assert not any(tmp_path.iterdir())
 
@@ -127,7 +127,7 @@ def test_nothing_is_left_when_making_fails_midway(
     def fail(_: object) -> None:
         raise failure
 
-    monkeypatch.setattr(dataset, "grid_features", fail)  # the pictures of the first split are written by then
+    monkeypatch.setattr(dataset, "grid_features", fail)  # the images of the first split are written by then
     with pytest.raises(seen):
         dataset.make(tmp_path / "out", train=1, dev=1, test=1)
     assert not any(tmp_path.iterdir())
@@ -181,7 +181,7 @@ def test_cached_reports_a_folder_that_cannot_be_written(tmp_path: Path, monkeypa
 # --- scenes and captions --------------------------------------------------------------------------------------------
 
 
-def test_items_lie_apart_and_inside_the_picture() -> None:
+def test_items_lie_apart_and_inside_the_image() -> None:
     for index in range(200):
         scene = sample_scene(np.random.default_rng(index))
         assert 2 <= len(scene.items) <= 4
@@ -246,39 +246,39 @@ def test_captions_tell_places_and_relations_as_they_are() -> None:
     assert re.search(r"at night|in the dark", together)
 
 
-# --- pictures and features ------------------------------------------------------------------------------------------
+# --- images and features ------------------------------------------------------------------------------------------
 
 
 def test_items_are_drawn_where_and_as_the_scene_says() -> None:
-    picture = drawn(item("circle", "red", x=0.2, y=0.8), item("ring", "blue", x=0.8, y=0.2)).astype(int)
-    at = round(0.2 * PICTURE_SIZE)
-    red, green, blue = picture[-at, at]
+    image = drawn(item("circle", "red", x=0.2, y=0.8), item("ring", "blue", x=0.8, y=0.2)).astype(int)
+    at = round(0.2 * IMAGE_SIZE)
+    red, green, blue = image[-at, at]
     assert red > 150 > max(green, blue) + 30
-    hole, rim = picture[at, -at], picture[at, -at + round(0.11 * PICTURE_SIZE)]
+    hole, rim = image[at, -at], image[at, -at + round(0.11 * IMAGE_SIZE)]
     assert hole[0] > hole[2]  # the sand shows through
     assert rim[2] > rim[0] + 60
 
 
 def test_nuisance_changes_the_pixels_only() -> None:
     scene = Scene("sea", (item(),))
-    pictures = [draw_scene(scene, np.random.default_rng(seed)) for seed in (0, 0, 1)]
-    np.testing.assert_array_equal(pictures[0], pictures[1])
-    assert (pictures[0] != pictures[2]).any()
+    images = [draw_scene(scene, np.random.default_rng(seed)) for seed in (0, 0, 1)]
+    np.testing.assert_array_equal(images[0], images[1])
+    assert (images[0] != images[2]).any()
 
 
-def test_equal_pictures_have_equal_features_in_any_company() -> None:
-    pictures = np.stack([dataset.example(0, "train", index).pixels for index in range(70)])  # more than one chunk
-    features = grid_features(pictures)
+def test_equal_images_have_equal_features_in_any_company() -> None:
+    images = np.stack([dataset.example(0, "train", index).pixels for index in range(70)])  # more than one chunk
+    features = grid_features(images)
     for index in (0, 31, 69):
-        np.testing.assert_array_equal(grid_features(pictures[index : index + 1])[0], features[index])
+        np.testing.assert_array_equal(grid_features(images[index : index + 1])[0], features[index])
 
 
 @pytest.mark.parametrize(
     "other", [item(colour="blue"), item(shape="star"), item(texture="striped"), item(x=0.2), None], ids=str
 )
 def test_features_see_colour_shape_texture_and_place(other: Item | None) -> None:
-    pictures = np.stack([drawn(item()), drawn(*([other] if other else []))])
-    one, two = grid_features(pictures)
+    images = np.stack([drawn(item()), drawn(*([other] if other else []))])
+    one, two = grid_features(images)
     assert np.abs(one - two).max() > 0.2
 
 
@@ -288,15 +288,15 @@ def test_features_see_the_ground() -> None:
 
 
 def test_features_change_where_the_pixels_change() -> None:
-    picture = drawn(item(x=0.2, y=0.2))
-    shuffled = picture.copy()
+    image = drawn(item(x=0.2, y=0.2))
+    shuffled = image.copy()
     corner = shuffled[:40, :40].reshape(-1, 3)
     np.random.default_rng(0).shuffle(corner)
     shuffled[:40, :40] = corner.reshape(40, 40, 3)
-    before, after = grid_features(np.stack([picture, shuffled])).reshape(2, 6, 6, -1)
+    before, after = grid_features(np.stack([image, shuffled])).reshape(2, 6, 6, -1)
     assert np.abs(before - after)[0, 0].max() > 0.2
     np.testing.assert_array_equal(before[4:], after[4:])  # too far below to see the corner
 
 
-def test_no_pictures_have_no_features() -> None:
-    assert grid_features(np.empty((0, PICTURE_SIZE, PICTURE_SIZE, 3), np.uint8)).shape == (0, 36, FEATURE_SIZE)
+def test_no_images_have_no_features() -> None:
+    assert grid_features(np.empty((0, IMAGE_SIZE, IMAGE_SIZE, 3), np.uint8)).shape == (0, 36, FEATURE_SIZE)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernel_marks import CUDA, needs_gpu, on_device
+from kernel_marks import CUDA, cases, needs_gpu, on_device
 from mispair.models.kernels import gpo
 from mispair.models.vse import GPO
 
@@ -70,8 +70,7 @@ def errors(found: list[Tensor], expected: list[Tensor]) -> dict[str, float]:
     return {name: float((value - right).norm() / right.norm().clamp(min=1e-9)) for name, value, right in named}
 
 
-@on_device
-@pytest.mark.parametrize("size", SIZES)
+@cases("size", [(size,) for size in SIZES[:-1]], [(size,) for size in SIZES], slow_on_cpu=[(SIZES[-1],)])
 def test_result_and_gradients_equal_the_loop(
     device: str, size: tuple[int, int, list[int] | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -24,7 +24,7 @@ from rich.table import Table
 from mispair.compute.devices import autocast, pick_device
 from mispair.config import Config, override
 from mispair.data.loading import with_noise
-from mispair.data.synthetic import stand_in
+from mispair.data.synthetic import synthetic_pairs
 from mispair.methods.repair import Repair
 from mispair.training.phases import Phase, phases
 from mispair.training.run_folder import Run
@@ -150,7 +150,7 @@ def measure(
     """Trains a few epochs of each kind, by the largest of these banks; then chooses by each of them."""
     config = override(config, {"bank_size": max(banks, default=config.repair.bank_size)})
     device = pick_device(config.device)
-    train, dev = stand_in(captions, images), stand_in(captions, min(VALIDATION, images), seed=1)
+    train, dev = synthetic_pairs(captions, images), synthetic_pairs(captions, min(VALIDATION, images), seed=1)
     schedule = {"warmup_epochs": 1, "epochs": 4, "noisy_start": 0.5, "checkpoint_seconds": 1e9}
     short = override(config, {"data": "stand-in", **schedule})
     with tempfile.TemporaryDirectory(prefix="mispair-") as folder, Run(Path(folder) / "run", short) as run:

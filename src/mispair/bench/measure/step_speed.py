@@ -24,7 +24,7 @@ from mispair.compute.optimizer import make as make_optimizer
 from mispair.config import Config, VseSettings
 from mispair.data.batches import Batch, PairLoader
 from mispair.data.pairs import IntArray, Pairs, Tokens
-from mispair.data.synthetic import REGIONS, WIDTH, stand_in
+from mispair.data.synthetic import REGIONS, WIDTH, synthetic_pairs
 from mispair.functional.losses import hard_loss
 from mispair.functional.rank_correlation import bank_correlation, distances
 from mispair.methods.memory_bank import Bank
@@ -257,7 +257,7 @@ def measure(
     place = pick_device(device)
     gpu = place.type == "cuda"
     batch, width = batch_size or (128 if gpu else 32), embed_size or (1024 if gpu else 256)
-    pairs = stand_in(captions, images or (512 if gpu else 64))
+    pairs = synthetic_pairs(captions, images or (512 if gpu else 64))
     rows: list[Row] = []
     for model in models:
         config = Config(model=model, batch_size=batch, embed_size=width, device=device, vse=VseSettings(augment=False))

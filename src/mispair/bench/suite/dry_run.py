@@ -20,7 +20,7 @@ from mispair.compute.devices import give_back_memory
 from mispair.config import Config, flat, override
 from mispair.data.loading import with_noise
 from mispair.data.pairs import Pairs
-from mispair.data.synthetic import stand_in
+from mispair.data.synthetic import synthetic_pairs
 from mispair.errors import MispairError
 from mispair.training.phases import Phase, phases
 from mispair.training.run_folder import Run
@@ -97,7 +97,7 @@ def rehearse(
         images: How many training images, with five captions each.
         tell: Hears what is tried next.
     """
-    train, dev = stand_in(captions, images), stand_in(captions, min(1000, images), seed=1)
+    train, dev = synthetic_pairs(captions, images), synthetic_pairs(captions, min(1000, images), seed=1)
     for alike in kinds(cells):
         cell = typical(alike)
         tell(cell.name)

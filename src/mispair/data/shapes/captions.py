@@ -9,7 +9,7 @@ import numpy as np
 
 from mispair.data.shapes.scene import Item, Scene, pick
 
-CAPTIONS_PER_PICTURE = 5
+CAPTIONS_PER_IMAGE = 5
 MAX_WORDS = 16
 
 # Each table maps what the scene says to the ways of saying it.
@@ -93,9 +93,9 @@ TEMPLATES = (
 )
 
 # How often a caption mentions an attribute. Medium and plain are what one would not mention.
-_SAY_COLOUR = 0.9
-_SAY_SIZE = {"small": 0.6, "medium": 0.2, "large": 0.6}
-_SAY_TEXTURE = {"plain": 0.15, "striped": 0.7, "dotted": 0.7}
+_MENTION_COLOUR = 0.9
+_MENTION_SIZE = {"small": 0.6, "medium": 0.2, "large": 0.6}
+_MENTION_TEXTURE = {"plain": 0.15, "striped": 0.7, "dotted": 0.7}
 _APART = 0.16  # centres this far apart are clearly left of, or above, one another: half a cell of the board
 _NEAR = 0.40  # centres this close are in cells side by side
 
@@ -103,7 +103,7 @@ _NEAR = 0.40  # centres this close are in cells side by side
 def describe(scene: Scene, rng: np.random.Generator) -> list[str]:
     """Five different captions of a scene."""
     captions: dict[str, None] = {}  # keeps the order, drops what was said already
-    while len(captions) < CAPTIONS_PER_PICTURE:
+    while len(captions) < CAPTIONS_PER_IMAGE:
         caption = _caption(scene, rng)
         if len(caption.split()) <= MAX_WORDS:
             captions[caption] = None
@@ -149,16 +149,16 @@ def _caption(scene: Scene, rng: np.random.Generator) -> str:
 
 
 def _noun_phrase(item: Item, rng: np.random.Generator) -> str:
-    say_size, say_texture, say_colour, texture_first = rng.random(4)
+    mention_size, mention_texture, mention_colour, texture_first = rng.random(4)
     words, tail = [], ""
-    if say_size < _SAY_SIZE[item.size]:
+    if mention_size < _MENTION_SIZE[item.size]:
         words.append(pick(rng, SIZE_WORDS[item.size]))
-    if say_texture < _SAY_TEXTURE[item.texture]:
+    if mention_texture < _MENTION_TEXTURE[item.texture]:
         if texture_first < 0.7:
             words.append(pick(rng, TEXTURE_ADJECTIVES[item.texture]))
         else:
             tail = " " + pick(rng, TEXTURE_PHRASES[item.texture])
-    if say_colour < _SAY_COLOUR:
+    if mention_colour < _MENTION_COLOUR:
         words.append(pick(rng, COLOUR_WORDS[item.colour]))
     words.append(pick(rng, SHAPE_NOUNS[item.shape]))
     article = "an" if words[0][0] in "aeiou" else "a"

@@ -1,4 +1,4 @@
-"""`shapes`: the built-in data set. Drawn pictures, five captions each, features computed from the pixels.
+"""`shapes`: the built-in data set. Drawn images, five captions each, features computed from the pixels.
 
     >>> from mispair.data import shapes
     >>> folder = shapes.cached()  # doctest: +SKIP
@@ -24,21 +24,21 @@ from mispair.data.shapes.scene import Scene, sample_scene
 from mispair.data.vocabulary import SPECIAL_WORDS, Vocabulary
 from mispair.errors import DataError
 
-VERSION = 1  # of the pictures, captions and features: raise it whenever any of them changes
+VERSION = 1  # of the images, captions and features: raise it whenever any of them changes
 TRAIN, DEV, TEST = 600, 200, 500
 _SPLITS = ("train", "dev", "test")
 
 _README = """# shapes
 
-Drawn pictures with five captions each, made by `mispair.data.shapes.dataset` (version {version}, seed {seed}):
-{train:,} pictures to train, {dev:,} to validate and {test:,} to test.
+Drawn images with five captions each, made by `mispair.data.shapes.dataset` (version {version}, seed {seed}):
+{train:,} images to train, {dev:,} to validate and {test:,} to test.
 
 | file | content |
 |---|---|
-| `{{split}}_ims.npy` | features computed from the pixels: float32 (pictures, 36 windows, {feature_size}) |
+| `{{split}}_ims.npy` | features computed from the pixels: float32 (images, 36 windows, {feature_size}) |
 | `{{split}}_caps.txt` | captions, one a line; lines 5 i to 5 i + 4 belong to row i of the features |
-| `{{split}}_ids.txt` | name of each picture, one a row of the features |
-| `images/` | the pictures themselves |
+| `{{split}}_ids.txt` | name of each image, one a row of the features |
+| `images/` | the images themselves |
 | `vocab.json` | every word that a caption can hold, in the layout of SCAN |
 
 Nothing here comes from a photograph, a person or the web: use it as you like.
@@ -47,7 +47,7 @@ Nothing here comes from a photograph, a person or the web: use it as you like.
 
 @dataclass(frozen=True)
 class Example:
-    """One picture of the data set and all that is known of it."""
+    """One image of the data set and all that is known of it."""
 
     scene: Scene
     captions: list[str]
@@ -55,7 +55,7 @@ class Example:
 
 
 def example(seed: int, split: str, index: int) -> Example:
-    """Picture `index` of a split. It depends on these three only, never on the size of the split."""
+    """Image `index` of a split. It depends on these three only, never on the size of the split."""
     # One stream each: a change of the drawing leaves the scenes and captions as they were.
     for_scene, for_captions, for_pixels = np.random.default_rng([seed, _SPLITS.index(split), index]).spawn(3)
     scene = sample_scene(for_scene)
@@ -68,9 +68,9 @@ def make(out: Path, *, seed: int = 0, train: int = TRAIN, dev: int = DEV, test: 
     Args:
         out: Folder to write; it must be absent or empty.
         seed: The same seed gives the same files.
-        train: Pictures to train with.
-        dev: Pictures to validate with.
-        test: Pictures to test with.
+        train: Images to train with.
+        dev: Images to validate with.
+        test: Images to test with.
 
     Returns:
         `out`.
@@ -81,7 +81,7 @@ def make(out: Path, *, seed: int = 0, train: int = TRAIN, dev: int = DEV, test: 
     sizes = dict(zip(_SPLITS, (train, dev, test), strict=True))
     for split, size in sizes.items():
         if size < 1:
-            raise DataError(f"The shapes data set needs at least one picture a split, but {split} = {size}.")
+            raise DataError(f"The shapes data set needs at least one image a split, but {split} = {size}.")
     if seed < 0:
         raise DataError(f"The seed of the shapes data set must be 0 or greater, not {seed}.")
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):

@@ -1,4 +1,4 @@
-"""Pictures of scenes, drawn with Pillow: clean flat shapes, with the nuisance that makes matching a real task."""
+"""Images of scenes, drawn with Pillow: clean flat shapes, with the nuisance that makes matching a real task."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from PIL import Image, ImageDraw
 
 from mispair.data.shapes.scene import Item, Scene, pick
 
-PICTURE_SIZE = 120  # pixels; a multiple of the feature grid's 6 cells
-_PX = 2  # canvas pixels a pixel of the picture: drawn larger and reduced, it has smooth edges
-_CANVAS = PICTURE_SIZE * _PX
+IMAGE_SIZE = 120  # pixels; a multiple of the feature grid's 6 cells
+_PX = 2  # canvas pixels a pixel of the image: drawn larger and reduced, it has smooth edges
+_CANVAS = IMAGE_SIZE * _PX
 
 Colour = tuple[int, int, int]
 Points = npt.NDArray[np.float64]  # (n, 2), x and y with y downwards
@@ -45,7 +45,7 @@ def draw_scene(scene: Scene, rng: np.random.Generator) -> Pixels:
     """Draw a scene.
 
     Returns:
-        Pixels (PICTURE_SIZE, PICTURE_SIZE, 3). The generator decides what the captions never tell: light, tilt, exact
+        Pixels (IMAGE_SIZE, IMAGE_SIZE, 3). The generator decides what the captions never tell: light, tilt, exact
         hues, the pattern's angle and the small things on the ground.
     """
     canvas = _ground(scene.background, rng)

@@ -1,7 +1,7 @@
-"""Features of pictures without any network: 36 windows on a grid, each described by colours, edges and shape.
+"""Features of images without any network: 36 windows on a grid, each described by colours, edges and shape.
 
-They play the part of detected regions in the built-in data set. Everything is computed from the pixels, picture by
-picture: no statistics of the data set enter, and no BLAS whose sums depend on the number of threads, so a picture has
+They play the part of detected regions in the built-in data set. Everything is computed from the pixels, image by
+image: no statistics of the data set enter, and no BLAS whose sums depend on the number of threads, so an image has
 the same features, bit for bit, in any company.
 """
 
@@ -12,51 +12,51 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
-from mispair.data.shapes.drawing import PICTURE_SIZE
+from mispair.data.shapes.drawing import IMAGE_SIZE
 
 GRID = 6
-_SIDE = PICTURE_SIZE // 2  # what is described is the picture at half its size
-_BLOCK = 4  # pixels of the half-sized picture; windows are made of whole blocks
+_SIDE = IMAGE_SIZE // 2  # what is described is the image at half its size
+_BLOCK = 4  # pixels of the half-sized image; windows are made of whole blocks
 _BLOCKS = _SIDE // _BLOCK
 _WINDOW = 5  # blocks: 20 pixels, the window of a large item
 _STRIDE = (_BLOCKS - _WINDOW) // (GRID - 1)  # blocks: neighbouring windows overlap
 _REACH = 8  # pixels that a window may move to centre on what it sees
-_LOOKS = 2  # moves of a window: after two of them it rests on the nearest thing
+_MOVES = 2  # moves of a window: after two of them it rests on the nearest thing
 
 _HUES, _GREYS, _DIRECTIONS, _CHANNELS = 12, 5, 8, 3
 _RINGS, _ORDERS = 4, 7
 FEATURE_SIZE = _HUES + _GREYS + _DIRECTIONS + _CHANNELS + _RINGS * _ORDERS + 2 * GRID
-_CHUNK = 64  # pictures at a time: their intermediate arrays stay in the processor's cache
+_CHUNK = 64  # images at a time: their intermediate arrays stay in the processor's cache
 
 Floats = npt.NDArray[np.float32]
 
 
-def grid_features(pictures: npt.NDArray[np.uint8]) -> Floats:
-    """Describe pictures by a 6 × 6 grid of overlapping windows.
+def grid_features(images: npt.NDArray[np.uint8]) -> Floats:
+    """Describe images by a 6 × 6 grid of overlapping windows.
 
     Args:
-        pictures: RGB pixels (N, 120, 120, 3).
+        images: RGB pixels (N, 120, 120, 3).
 
     Returns:
         (N, 36, FEATURE_SIZE): colours, edges, ground and shape of each window, all about 0 to 3, then the window's row
         and column as one-hot codes. They stay plain measurements: a random projection hid them from linear encoders.
     """
-    chunks = [_chunk_features(pictures[start : start + _CHUNK]) for start in range(0, len(pictures), _CHUNK)]
+    chunks = [_chunk_features(images[start : start + _CHUNK]) for start in range(0, len(images), _CHUNK)]
     return np.concatenate(chunks) if chunks else np.empty((0, GRID**2, FEATURE_SIZE), np.float32)
 
 
-def _chunk_features(pictures: npt.NDArray[np.uint8]) -> Floats:
-    rgb = _halved(pictures)
+def _chunk_features(images: npt.NDArray[np.uint8]) -> Floats:
+    rgb = _halved(images)
     ground = np.median(rgb, axis=-1)
     foreground = _foreground(rgb, ground)
-    codes = np.broadcast_to(_position_codes(), (len(pictures), GRID**2, 2 * GRID))
+    codes = np.broadcast_to(_position_codes(), (len(images), GRID**2, 2 * GRID))
     parts = (_colours(rgb, foreground), _edges(rgb), _ground(ground), _shape(foreground), codes)
     return np.concatenate(parts, axis=-1)
 
 
-def _halved(pictures: npt.NDArray[np.uint8]) -> Floats:
-    """The pictures at half their size, (3, N, 60, 60) from 0 to 1: channels first, which numpy sums much faster."""
-    rows = pictures[:, ::2].astype(np.float32) + pictures[:, 1::2]
+def _halved(images: npt.NDArray[np.uint8]) -> Floats:
+    """The images at half their size, (3, N, 60, 60) from 0 to 1: channels first, which numpy sums much faster."""
+    rows = images[:, ::2].astype(np.float32) + images[:, 1::2]
     halved = (rows[:, :, ::2] + rows[:, :, 1::2]) * np.float32(0.25 / 255)
     return np.ascontiguousarray(np.moveaxis(halved, -1, 0))
 
@@ -131,14 +131,14 @@ def _shape(foreground: Floats) -> Floats:
     n, side = len(foreground), _WINDOW * _BLOCK
     padded = np.pad(foreground, ((0, 0), (_REACH, _REACH), (_REACH, _REACH)))
     windows = np.lib.stride_tricks.sliding_window_view(padded, (side, side), axis=(1, 2))
-    picture, cell = np.arange(n)[:, None], np.arange(GRID**2)
+    image, cell = np.arange(n)[:, None], np.arange(GRID**2)
     home = np.stack(np.divmod(cell, GRID), axis=-1) * (_STRIDE * _BLOCK) + _REACH  # (36, 2), top and left
     at = np.tile(home, (n, 1, 1))
-    for _ in range(_LOOKS):
-        seen = np.einsum("ncyx,yxf->ncf", windows[picture, at[..., 0], at[..., 1]], _centroid_filters())
+    for _ in range(_MOVES):
+        seen = np.einsum("ncyx,yxf->ncf", windows[image, at[..., 0], at[..., 1]], _centroid_filters())
         step = np.rint(1.5 * seen[..., :2] / (seen[..., 2:] + 1)).astype(np.intp)
         at = np.clip(at + step, home - _REACH, home + _REACH)
-    waves = np.einsum("ncyx,yxwf->ncwf", windows[picture, at[..., 0], at[..., 1]], _wave_filters())
+    waves = np.einsum("ncyx,yxwf->ncwf", windows[image, at[..., 0], at[..., 1]], _wave_filters())
     return np.asarray(np.sqrt(np.hypot(waves[:, :, 0], waves[:, :, 1])))
 
 

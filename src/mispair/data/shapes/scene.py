@@ -1,4 +1,4 @@
-"""Scenes of the built-in data set: what lies where on a picture, before it is drawn or described."""
+"""Scenes of the built-in data set: what lies where on an image, before it is drawn or described."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 SHAPES = ("circle", "square", "triangle", "star", "heart", "diamond", "cross", "ring", "moon", "flower")
 COLOURS = ("red", "orange", "yellow", "green", "teal", "blue", "purple", "pink", "brown", "white")
 TEXTURES = ("plain", "plain", "striped", "dotted")  # plain twice: half of all items are plain
-RADII = {"small": 0.078, "medium": 0.114, "large": 0.150}  # as a part of the picture's width
+RADII = {"small": 0.078, "medium": 0.114, "large": 0.150}  # as a part of the image's width
 BACKGROUNDS = ("grass", "sky", "night", "sand", "sea", "snow")
 
 _CELLS = 3  # items lie in separate cells of a 3 × 3 board, so that they never cover each other
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Item:
-    """One thing on the picture. Lengths are parts of the picture's width; y grows downwards."""
+    """One thing on the image. Lengths are parts of the image's width; y grows downwards."""
 
     shape: str
     colour: str
@@ -56,10 +56,10 @@ def sample_scene(rng: np.random.Generator) -> Scene:
     """Draw a scene at random."""
     count = int(rng.integers(2, 5))
     cells = rng.permutation(_CELLS**2)[:count]
-    looks: dict[tuple[str, str], None] = {}  # a dict and not a set: its order does not depend on the hash seed
-    while len(looks) < count:
-        looks[pick(rng, SHAPES), pick(rng, COLOURS)] = None
-    items = (_sample_item(rng, shape, colour, int(cell)) for (shape, colour), cell in zip(looks, cells, strict=True))
+    kinds: dict[tuple[str, str], None] = {}  # a dict and not a set: its order does not depend on the hash seed
+    while len(kinds) < count:
+        kinds[pick(rng, SHAPES), pick(rng, COLOURS)] = None
+    items = (_sample_item(rng, shape, colour, int(cell)) for (shape, colour), cell in zip(kinds, cells, strict=True))
     return Scene(background=pick(rng, BACKGROUNDS), items=tuple(items))
 
 

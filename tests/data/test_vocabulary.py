@@ -47,6 +47,12 @@ def test_tokens_of_known_captions(caption: str, tokens: list[str]) -> None:
     assert tokenize(caption) == tokens
 
 
+def test_tokenizing_takes_linear_time() -> None:
+    """With backtracking over the spaces, the second text took minutes."""
+    for text in ("a" + " " * 100_000 + ".", "a" + " " * 100_000 + "!"):
+        assert tokenize(text) == ["a", text[-1]]
+
+
 def test_tokenizer_name_says_which_one_is_used() -> None:
     assert tokenizer_name() in ("word_tokenize", "NLTKWordTokenizer")
 

@@ -173,7 +173,8 @@ def bench_scale(
     for size in measure(pairs, width, ratio, device):
         sizes.append(size)
         stages = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in size.stages.items())
-        line = f"{size.pairs:,} pairs: {size.seconds:.1f} s ({stages}), {size.peak_bytes / 1e9:.2f} GB"
+        line = f"{size.pairs:,} pairs: {size.seconds:.1f} s ({stages})"
+        line += f", {size.peak_bytes / 1e9:.2f} GB" if size.peak_bytes else ""
         print(line, file=sys.stderr if json else sys.stdout)
     if json:
         print_json({"width": width, "audits": [vars(size) for size in sizes]})

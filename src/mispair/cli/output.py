@@ -1,4 +1,4 @@
-"""What all commands print with. Heavy imports wait until it is needed."""
+"""Printing of all commands. Heavy imports wait until they are needed."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-WIDEST = 1000  # columns of a table where there is no terminal
+WIDEST = 1000  # columns of a table if stdout is no terminal
 
 
 def console(file: IO[str] | None = None) -> Console:
-    """For what is said to people; on stderr, unless told otherwise."""
+    """Console for messages, on stderr by default."""
     from rich.console import Console
 
     return Console(file=file or sys.stderr, markup=False, highlight=False)  # captions may hold [brackets]
 
 
-def print_json(figures: Any) -> None:
-    """For machines, on stdout."""
-    print(json.dumps(figures, indent=2))
+def print_json(content: Any) -> None:
+    """JSON on stdout."""
+    print(json.dumps(content, indent=2))
 
 
 def print_table(table: Table) -> None:
-    """On stdout; as wide as it needs to be where that is no terminal, because a number that is cut is lost."""
+    """A table on stdout; if that is no terminal, as wide as needed, so that no number is cut."""
     out = console(sys.stdout)
     if not out.is_terminal:
         needed = out.measure(table, options=out.options.update(width=WIDEST)).maximum

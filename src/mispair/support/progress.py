@@ -1,4 +1,4 @@
-"""What a training run shows in the terminal: a bar where there is one, a line an epoch everywhere."""
+"""Progress of trainings and audits: a bar if there is a terminal, and a line per epoch of a training."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 
 class TrainingProgress:
-    """Loss, spread, steps a second and the time left."""
+    """Progress of a training: loss, spread, steps per second and the time left."""
 
     def __init__(self, total: int, console: Console | None, title: str) -> None:
         self.console = console or Console(quiet=True)
@@ -41,61 +41,62 @@ class TrainingProgress:
         self._bar.__exit__(kind, error, trace)
 
     def resume(self, done: int) -> None:
-        """Goes on from a step that an earlier process reached."""
+        """Continues after `done` steps of an earlier process."""
         self._bar.update(self._task, completed=done)
 
     def step(self, phase: str) -> None:
-        """One step more."""
+        """Advances by one step."""
         self._steps += 1
         rate = self._steps / max(time.monotonic() - self._since, 1e-9)
         self._bar.update(self._task, advance=1, phase=phase, rate=rate)
 
     def figures(self, loss: float, spread: float) -> None:
-        """The newest figures that were read from the device."""
+        """Shows metrics that were read from the device."""
         self._bar.update(self._task, loss=loss, spread=spread)
 
     def line(self, text: str) -> None:
+        """Prints a line above the bar."""
         self.console.print(text, highlight=False)
 
 
 class RowProgress:
-    """How far the work is, and what it is.
+    """Progress over rows, in stages.
 
     Attributes:
-        stages: Seconds of everything that was done.
+        stages: Seconds of each stage that has ended.
     """
 
     def __init__(self, bar: Progress, task: TaskID) -> None:
         self._bar, self._task = bar, task
         self.stages: dict[str, float] = {}
-        self._now, self._since = "", time.monotonic()
+        self._stage, self._since = "", time.monotonic()
 
-    def say(self, what: str) -> None:
-        """What is done now."""
+    def say(self, stage: str) -> None:
+        """Begins a stage and ends the one before."""
         self.end()
-        self._now = what
-        self._bar.update(self._task, description=what)
+        self._stage = stage
+        self._bar.update(self._task, description=stage)
 
     def end(self) -> None:
-        """What was done last has come to its end."""
+        """Ends the current stage."""
         now = time.monotonic()
-        if self._now:
-            self.stages[self._now] = now - self._since
-        self._now, self._since = "", now
+        if self._stage:
+            self.stages[self._stage] = now - self._since
+        self._stage, self._since = "", now
 
     def step(self, rows: float) -> None:
-        """So many rows more."""
+        """Advances by `rows`."""
         self._bar.update(self._task, advance=rows)
 
     def reach(self, rows: int) -> None:
-        """All rows up to here are done."""
+        """Sets the number of rows that are done."""
         self._bar.update(self._task, completed=rows)
 
 
 @contextmanager
-def progress(console: Console | None, rows: int, what: str = "") -> Iterator[RowProgress]:
-    """A bar that goes away when the work is done."""
+def progress(console: Console | None, rows: int, stage: str = "") -> Iterator[RowProgress]:
+    """A bar that disappears at the end."""
     console = console or Console(quiet=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        yield RowProgress(bar, bar.add_task(what, total=rows))
+        yield RowProgress(bar, bar.add_task(stage, total=rows))

@@ -1,4 +1,4 @@
-"""Stopping from outside: a signal is noted, and heard after the step in hand."""
+"""Handling of SIGTERM and Ctrl-C, so that a run stops after the current step."""
 
 from __future__ import annotations
 
@@ -9,17 +9,20 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def stop_signals(note: Callable[[int], None]) -> Iterator[None]:
-    """Inside, the number of SIGTERM or Ctrl-C goes to `note`; a second Ctrl-C ends the process at once."""
+def stop_signals(stop: Callable[[int], None]) -> Iterator[None]:
+    """Inside, SIGTERM and Ctrl-C call `stop` with their number; a second Ctrl-C ends the process at once.
+
+    Does nothing outside the main thread, which is the only one that can handle signals.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    def ask_to_stop(number: int, _frame: object) -> None:
-        note(number)
+    def handle(number: int, _frame: object) -> None:
+        stop(number)
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
-    old = {number: signal.signal(number, ask_to_stop) for number in (signal.SIGTERM, signal.SIGINT)}
+    old = {number: signal.signal(number, handle) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         yield
     finally:

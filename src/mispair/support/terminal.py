@@ -1,7 +1,8 @@
-"""Figures as tables in the terminal."""
+"""Tables of metrics in the terminal."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from rich.table import Table
@@ -10,12 +11,12 @@ COLUMNS = ("i2t_r1", "i2t_r5", "i2t_r10", "t2i_r1", "t2i_r5", "t2i_r10", "rsum")
 HEADS = ("R@1", "R@5", "R@10", "R@1", "R@5", "R@10", "rSum")
 
 
-def retrieval_table(title: str, rows: dict[str, Any]) -> Table:
-    """One row for each name: image to text, text to image, and their sum."""
+def retrieval_table(title: str, rows: Mapping[str, Mapping[str, Any]]) -> Table:
+    """One row per name: image to text, text to image, and their sum."""
     table = Table(title=title, caption="left R@K: image to text, right R@K: text to image")
     table.add_column("")
     for head in HEADS:
         table.add_column(head, justify="right")
-    for name, figures in rows.items():
-        table.add_row(name, *(f"{figures[column]:.1f}" for column in COLUMNS))
+    for name, metrics in rows.items():
+        table.add_row(name, *(f"{metrics[column]:.1f}" for column in COLUMNS))
     return table

@@ -6,8 +6,6 @@ random directions and much noise; some are joined wrongly.
 
 from __future__ import annotations
 
-import resource
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,6 +17,7 @@ import numpy.typing as npt
 from mispair.auditing.audit import Settings, audit_source
 from mispair.auditing.sources.source import open_arrays
 from mispair.functional.metrics import auroc
+from mispair.support.memory import peak_memory
 
 HIDDEN, CLUSTERS, APART, NOISE = 64, 1000, 0.8, 6.0
 CHUNK = 1 << 15  # pairs made at a time
@@ -31,7 +30,7 @@ class ScaleResult:
     pairs: int
     seconds: float
     stages: dict[str, float]  # seconds of each part of the work
-    peak_bytes: int  # most memory that the process has had so far
+    peak_bytes: int | None  # peak memory of the process so far
     auroc: float
     noise_rate: float
 
@@ -69,6 +68,5 @@ def measure(sizes: Sequence[int], width: int, wrong: float, device: str) -> Iter
             is_wrong = make(Path(folder), pairs, width, wrong)
             source = open_arrays(Path(folder) / "left.npy", Path(folder) / "right.npy")
             audit = audit_source(source, Settings(device=device))
-            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
             right = auroc(audit.score, ~is_wrong) or 0.5
-            yield ScaleResult(pairs, audit.seconds, audit.stages, peak, right, audit.judge.combination.rate)
+            yield ScaleResult(pairs, audit.seconds, audit.stages, peak_memory(), right, audit.judge.combination.rate)

@@ -91,6 +91,8 @@ def make(out: Path, *, seed: int = 0, train: int = TRAIN, dev: int = DEV, test: 
         with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent, ignore_cleanup_errors=True) as scratch:
             unfinished = Path(scratch, out.name)  # inside, so that it has the usual access rights
             _write(unfinished, seed, sizes)
+            if out.is_dir():  # empty; Windows replaces no folders
+                out.rmdir()
             os.replace(unfinished, out)
     except OSError as error:
         raise DataError(f"The shapes data set could not be written to {out}: {error.strerror or error}.") from error
@@ -131,7 +133,7 @@ def _write(folder: Path, seed: int, sizes: Mapping[str, int]) -> None:
         _write_split(folder, split, seed, size)
     Vocabulary((*SPECIAL_WORDS, *grammar_words())).save(folder / "vocab.json")
     readme = _README.format(version=VERSION, seed=seed, feature_size=FEATURE_SIZE, **sizes)
-    (folder / "README.md").write_text(readme, encoding="utf-8")
+    (folder / "README.md").write_text(readme, encoding="utf-8", newline="\n")
 
 
 def _write_split(folder: Path, split: str, seed: int, size: int) -> None:
@@ -146,4 +148,4 @@ def _write_split(folder: Path, split: str, seed: int, size: int) -> None:
 
 
 def _write_lines(path: Path, lines: list[str]) -> None:
-    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8", newline="\n")  # the same bytes everywhere

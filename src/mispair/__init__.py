@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.2.0.dev0"
 
 if TYPE_CHECKING:
-    from mispair.auditing.audit import audit
-    from mispair.auditing.findings import Audit
+    from mispair.auditing.audit import Audit, audit
     from mispair.config import Config
     from mispair.data.loading import load
     from mispair.data.noise import add_noise
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "audit": "auditing.audit",
-    "Audit": "auditing.findings",
+    "Audit": "auditing.audit",
     "fit": "training.fit",
     "Config": "config",
     "load": "data.loading",

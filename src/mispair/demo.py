@@ -17,8 +17,9 @@ from rich.console import Console
 from rich.table import Table
 
 from mispair import __version__
-from mispair.auditing.audit import Settings, audit_to_folder
-from mispair.auditing.sources.from_training import from_pairs
+from mispair.auditing.audit import Settings
+from mispair.auditing.folder import audit_to_folder
+from mispair.auditing.sources.from_pairs import from_pairs
 from mispair.bench.suite.suite import digest
 from mispair.config import Config, override, read_recipe
 from mispair.data import loading
@@ -138,7 +139,7 @@ def run_demo(out: Path, seed: int, console: Console) -> DemoResult:
         columns=COLUMNS,
         curves=_curves(trainings),
         histogram=_histogram(repair.findings),
-        mended=_mended(repair, pairs, folder, seed),
+        suggested=_mended(repair, pairs, folder, seed),
         queries=_queries(trainings, test, folder, seed),
         examples=_examples(pairs, folder),
         count=len(pairs),

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 import mispair
 from audit_cases import Case, contents, hurry, make_case, write_clip
 from mispair.auditing import audit as audit_module
-from mispair.auditing.audit import Settings, audit_source, audit_to_folder
-from mispair.auditing.findings import Audit
+from mispair.auditing.audit import Audit, Settings, audit_source
+from mispair.auditing.findings import AuditSummary
+from mispair.auditing.folder import audit_to_folder
 from mispair.auditing.scoring import scan
 from mispair.auditing.sources.source import from_memory, open_source
 from mispair.errors import ConfigError, DataError
@@ -28,7 +29,7 @@ parquet = pytest.importorskip("pyarrow.parquet")
 
 CPU = Settings(device="cpu")
 ROWS = 120
-FILES = ["pairs.csv", "pairs.parquet", "report.html", "suggestions.csv", "summary.json"]
+FILES = ["audit.json", "pairs.csv", "pairs.parquet", "report.html", "suggestions.csv", "summary.json"]
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -107,19 +108,19 @@ def test_groups_are_never_each_others_partners(case: Case) -> None:
     own = np.array([row // 2 for row in range(ROWS)])
     for partners in (found.new_rights, found.new_lefts):
         given = partners.rows >= 0
-        assert not (given & (own[partners.rows] == own[found.mended][:, None])).any()
-    assert found.summary["alike_left"] == 0  # known to share their left item
-    assert mispair.audit(left, case.right, device="cpu").summary["alike_left"] == ROWS
+        assert not (given & (own[partners.rows] == own[found.suggested][:, None])).any()
+    assert found.summary.near_duplicates_left == 0  # known to share their left item
+    assert mispair.audit(left, case.right, device="cpu").summary.near_duplicates_left == ROWS
 
 
-def test_a_group_whose_first_row_is_bad_is_still_looked_at(case: Case) -> None:
+def test_a_group_whose_first_row_is_bad_is_still_searched(case: Case) -> None:
     left, groups = case.left.copy(), np.arange(ROWS) // 2
     left[1::2] = left[::2]
     left[40:44] = left[40]  # groups 20 and 21 have the same left item
     right = case.right.copy()
     right[40] = 0
     found = mispair.audit(left, right, groups=groups, device="cpu")
-    assert [group.tolist() for group in found.alike[0]] == [[41, 42]]
+    assert [group.tolist() for group in found.near_duplicates[0]] == [[41, 42]]
 
 
 def test_many_rows_of_one_group(case: Case) -> None:
@@ -209,24 +210,22 @@ def test_rows_in_are_rows_out(planted: dict[int, str], widths: tuple[int, int], 
         assert status != "ok" or 0 <= columns["match_score"][row] <= 1
     bad = {row for row, status in enumerate(expected) if status != "ok"}
     assert set(found.bad_rows.tolist()) == bad
-    assert not bad & set(found.mended.tolist())
+    assert not bad & set(found.suggested.tolist())
     for partners in (found.new_rights, found.new_lefts):
         assert not bad & set(partners.rows.reshape(-1).tolist())
-    json.loads(json.dumps(found.summary, allow_nan=False))
+    json.loads(json.dumps(found.summary.model_dump(), allow_nan=False))
 
 
 # ---------------------------------------------------------------------- folders
 
 
 def test_what_is_written(unbroken: Path, folder: Path) -> None:
-    assert sorted(path.name for path in unbroken.iterdir()) == FILES
+    assert sorted(contents(unbroken)) == FILES
     found = audit_source(open_source(folder), CPU)
     assert parquet.read_table(unbroken / "pairs.parquet").equals(found.table)
-    summary = json.loads((unbroken / "summary.json").read_text())
-    timed = ("seconds", "stages")
-    assert {name: value for name, value in summary.items() if name not in timed} == {
-        name: value for name, value in found.summary.items() if name not in timed
-    }
+    timed = {"seconds", "stages"}
+    summary = AuditSummary.read(unbroken / "summary.json")
+    assert summary.model_dump(exclude=timed) == found.summary.model_dump(exclude=timed)
     assert (unbroken / "suggestions.csv").read_text().splitlines()[0] == '"id","replaced","rank","suggested_id","score"'
     assert len((unbroken / "suggestions.csv").read_text().splitlines()) == 1 + found.suggestions.num_rows
 
@@ -273,7 +272,7 @@ def interrupt(folder: Path, out: Path, blocks: int = 2, settings: Settings = CPU
 def test_a_stopped_audit_goes_on(folder: Path, unbroken: Path, tmp_path: Path, damage: str) -> None:
     work = interrupt(folder, tmp_path)
     assert sorted(path.name for path in work.iterdir()) == [
-        "audit.json", "judge.safetensors", "part-000000.npz", "part-000001.npz",
+        "judge.safetensors", "part-000000.npz", "part-000001.npz",
     ]  # fmt: skip
     judge, part = work / "judge.safetensors", work / "part-000001.npz"
     if damage == "part":
@@ -290,7 +289,7 @@ def test_a_stopped_audit_goes_on(folder: Path, unbroken: Path, tmp_path: Path, d
     # What a lost judge has measured is measured again.
     first = {"none": 80, "part": 40}.get(damage, 0)
     assert sorted(again) == list(range(first, ROWS, 40))
-    assert sorted(path.name for path in tmp_path.iterdir()) == FILES
+    assert sorted(contents(tmp_path)) == FILES
     for name in ("pairs.parquet", "pairs.csv", "suggestions.csv"):
         assert (tmp_path / name).read_bytes() == (unbroken / name).read_bytes()
 
@@ -309,24 +308,24 @@ def test_a_stop_while_the_tables_are_written(folder: Path, unbroken: Path, tmp_p
 
 def test_other_unfinished_work_is_refused(case: Case, folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    work = interrupt(folder, out, 1)
+    interrupt(folder, out, 1)
     before = contents(out)
     other = from_memory(case.left[::-1].copy(), case.right)
     for source, settings_ in ((other, CPU), (open_source(folder), Settings(device="cpu", checked={"p1": True}))):
-        with pytest.raises(DataError, match="unfinished audit of other pairs or with other settings"):
+        with pytest.raises(DataError, match="holds a part of an audit with other settings"):
             audit_to_folder(source, out, settings_)
     assert contents(out) == before
-    (work / "audit.json").write_text("{")
-    with pytest.raises(DataError, match="unfinished audit of other pairs"):
+    (out / "audit.json").write_text("{")
+    with pytest.raises(DataError, match="cannot be read, so an audit cannot be continued"):
         audit_to_folder(open_source(folder), out, CPU)
     audit_to_folder(other, out, CPU, overwrite=True)
-    assert sorted(path.name for path in out.iterdir()) == FILES
+    assert sorted(contents(out)) == FILES
     assert parquet.read_table(out / "pairs.parquet")["id"].to_pylist()[:2] == ["0", "1"]
 
 
-def test_a_finished_folder_is_kept_unless_told(case: Case, folder: Path, unbroken: Path) -> None:
+def test_a_finished_folder_is_kept_without_overwrite(case: Case, folder: Path, unbroken: Path) -> None:
     before = contents(unbroken)
-    with pytest.raises(DataError, match="is not empty; give another --out, or --overwrite"):
+    with pytest.raises(DataError, match="holds this audit already; read its files"):
         audit_to_folder(open_source(folder), unbroken, CPU)
     assert contents(unbroken) == before
     (unbroken / "mine.txt").write_text("stays")
@@ -350,7 +349,7 @@ def test_the_input_is_never_replaced(folder: Path, tmp_path: Path) -> None:
 
 
 def test_a_mistake_leaves_nothing_that_is_in_the_way(case: Case, tmp_path: Path) -> None:
-    """The audit of the mended input must not be refused for that of the broken one."""
+    """The audit of the corrected input must not be refused for that of the broken one."""
     source, out = from_memory(case.left, case.right), tmp_path / "out"
     broken = from_memory(case.left, np.ones_like(case.right))
     for pairs, settings_ in (
@@ -367,18 +366,18 @@ def test_a_mistake_leaves_nothing_that_is_in_the_way(case: Case, tmp_path: Path)
     assert sorted(contents(out)) == FILES
 
 
-def test_the_most_suspicious_are_mended(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_lowest_scores_get_suggestions(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(audit_module, "MAX_SUGGESTED", 5)
     found = mispair.audit(case.left, case.right, device="cpu")
-    assert len(found.mended) == 5
-    others = found.match_score[np.setdiff1d(np.flatnonzero(found.is_mismatch), found.mended)]
-    assert found.match_score[found.mended].max() <= others.min()
-    assert any("only for the 5 most suspicious" in note for note in found.notes)
-    assert found.summary["flagged"] > 5
-    assert {row["id"] for row in found.suggestions.to_pylist()} <= {str(row) for row in found.mended}
+    assert len(found.suggested) == 5
+    others = found.match_score[np.setdiff1d(np.flatnonzero(found.is_mismatch), found.suggested)]
+    assert found.match_score[found.suggested].max() <= others.min()
+    assert any("Only the 5 lowest match scores" in note for note in found.notes)
+    assert found.summary.flagged > 5
+    assert {row["id"] for row in found.suggestions.to_pylist()} <= {str(row) for row in found.suggested}
 
 
 def test_noise_is_noticed() -> None:
     rng = np.random.default_rng(2)
     found = mispair.audit(rng.standard_normal((200, 8)), rng.standard_normal((200, 8)), device="cpu")
-    assert any("Hardly any measure" in note for note in found.notes)
+    assert any("No measure separates" in note for note in found.notes)

@@ -13,10 +13,11 @@ import pytest
 import mispair
 from audit_cases import Case, make_case, write_clip
 from mispair.auditing import audit as audit_module
-from mispair.auditing.audit import Settings, audit_to_folder
-from mispair.auditing.findings import FOUND_WRONG, Audit
+from mispair.auditing.audit import Audit, Settings
+from mispair.auditing.findings import FOUND_WRONG
+from mispair.auditing.folder import audit_to_folder
 from mispair.auditing.report.page import make_page
-from mispair.auditing.scoring.calibration import MOST_WORTH, _worth_of_checked
+from mispair.auditing.scoring.calibration import MAX_CHECKED_WEIGHT, _checked_weight
 from mispair.auditing.sources.source import open_source
 from mispair.errors import DataError
 
@@ -73,10 +74,10 @@ def check_decided(columns: Mapping[str, list[Any]], answers: Mapping[int, float]
 
 def test_an_answer_decides_its_pair(audit: Audit, answers: dict[int, float]) -> None:
     check_decided(audit.table.to_pydict(), answers)
-    assert audit.summary["flagged"] == int(audit.is_mismatch.sum())
+    assert audit.summary.flagged == int(audit.is_mismatch.sum())
     wrong = {row for row, right in answers.items() if right == WRONG}
-    assert wrong <= set(audit.mended.tolist())
-    assert not (answers.keys() - wrong) & set(audit.mended.tolist())
+    assert wrong <= set(audit.suggested.tolist())
+    assert not (answers.keys() - wrong) & set(audit.suggested.tolist())
     assert not {f"p{row}" for row in answers.keys() - wrong} & set(audit.suggestions["id"].to_pylist())
     assert audit.status(np.array([9])) == ["the right vector is zero"]
 
@@ -103,7 +104,7 @@ def test_the_report_shows_what_nobody_has_seen_first(
     assert {pair.id for pair in page.worst[-2:]} == wrong
     assert len(page.worst) == page.flagged
     for pair in page.worst:
-        place = audit.mended.tolist().index(int(pair.id[1:]))
+        place = audit.suggested.tolist().index(int(pair.id[1:]))
         assert [one.id for one in pair.new_rights] == [f"p{row}" for row in audit.new_rights.rows[place] if row >= 0]
 
 
@@ -129,8 +130,8 @@ def test_a_resumed_audit_keeps_the_answers(
 
 def test_one_answer_counts_for_few_pairs_however_many_there_are() -> None:
     for rows in (1000, 100_000):
-        assert _worth_of_checked(np.arange(rows) < 1) == MOST_WORTH
-    assert _worth_of_checked(np.arange(1000) < 50) == pytest.approx(2)
+        assert _checked_weight(np.arange(rows) < 1) == MAX_CHECKED_WEIGHT
+    assert _checked_weight(np.arange(1000) < 50) == pytest.approx(2)
 
 
 def test_one_mistaken_answer_changes_hardly_any_other_pair() -> None:
@@ -178,4 +179,4 @@ def test_halves_of_characters_do_no_harm(case: Case) -> None:
     assert found.source.ids([3]) == ["p3?"]
     assert found.source.texts([3]) == ["a ?"]
     assert found.match_score[3] == 0
-    assert found.summary["scored"] == ROWS - 1
+    assert found.summary.scored == ROWS - 1

@@ -9,7 +9,8 @@ import pytest
 
 import mispair
 from audit_cases import Case, hurry, make_case
-from mispair.auditing.findings import REASONS, Audit
+from mispair.auditing.audit import Audit
+from mispair.auditing.findings import REASONS
 from mispair.auditing.scoring.partners import Partners
 from mispair.auditing.scoring.scan import BAD_IN_TABLE
 from mispair.auditing.sources.source import open_arrays
@@ -82,15 +83,15 @@ def test_the_reason_is_what_speaks_most_against_the_pair(audit: Audit) -> None:
 
 def test_figures_add_up(audit: Audit) -> None:
     summary, columns = audit.summary, audit.table.to_pydict()
-    assert summary["pairs"] == len(audit) == 200
-    assert summary["scored"] == 200 - len(BAD)
-    assert sum(summary["unreadable"].values()) == len(BAD) == len(audit.bad_rows)
-    assert summary["unreadable"]["missing id"] == 1
-    assert summary["flagged"] == sum(map(bool, columns["is_mismatch"])) == len(audit.mended)
-    assert 0 <= summary["noise_rate_low"] <= summary["noise_rate"] <= summary["noise_rate_high"] <= 1
-    assert sum(figures["weight"] for figures in summary["measures"].values()) == pytest.approx(1)
+    assert summary.pairs == len(audit) == 200
+    assert summary.scored == 200 - len(BAD)
+    assert sum(summary.unreadable.values()) == len(BAD) == len(audit.bad_rows)
+    assert summary.unreadable["missing id"] == 1
+    assert summary.flagged == sum(map(bool, columns["is_mismatch"])) == len(audit.suggested)
+    assert 0 <= summary.noise_rate_low <= summary.noise_rate <= summary.noise_rate_high <= 1
+    assert sum(measure.weight for measure in summary.measures.values()) == pytest.approx(1)
     for side in ("left", "right"):
-        assert summary[f"suggested_{side}"] == sum(name is not None for name in columns[f"suggested_{side}"])
+        assert getattr(summary, f"suggested_{side}") == sum(name is not None for name in columns[f"suggested_{side}"])
 
 
 def test_suggestions_begin_with_those_of_the_table(audit: Audit) -> None:
@@ -114,7 +115,7 @@ def test_suggestions_begin_with_those_of_the_table(audit: Audit) -> None:
 
 def test_tables_without_a_row_or_a_suggestion_keep_their_types(audit: Audit, tmp_path: Path) -> None:
     nothing = Partners.none(0)
-    quiet = replace(audit, mended=np.arange(0), new_rights=nothing, new_lefts=nothing)
+    quiet = replace(audit, suggested=np.arange(0), new_rights=nothing, new_lefts=nothing)
     assert quiet.suggestions.schema == audit.suggestions.schema
     assert quiet.suggestions.num_rows == 0
     assert quiet.table.schema == audit.table.schema
@@ -124,7 +125,7 @@ def test_tables_without_a_row_or_a_suggestion_keep_their_types(audit: Audit, tmp
 
 def test_it_is_one_line_at_the_prompt(audit: Audit) -> None:
     flagged, rate = int(audit.is_mismatch.sum()), audit.judge.combination.rate
-    assert repr(audit) == f"<Audit: {flagged} of {audit.summary['scored']} pairs look wrong, noise {rate:.1%}>"
+    assert repr(audit) == f"<Audit: {flagged} of {audit.summary.scored} pairs flagged, noise rate {rate:.1%}>"
 
 
 def test_files(audit: Audit, tmp_path: Path) -> None:

@@ -10,10 +10,16 @@ import numpy as np
 import pytest
 
 from audit_cases import contents, make_case, write_clip
+from kills import killed_runs
 from mispair.auditing import audit as audit_module
-from mispair.auditing.sources import from_training
+from mispair.auditing import folder as folder_module
+from mispair.auditing.audit import Settings, audit_source
+from mispair.auditing.findings import AuditSummary
+from mispair.auditing.folder import AUDIT, AuditInput, audit_path
+from mispair.auditing.sources.source import open_source
 from mispair.cli.main import main
 from mispair.data.shapes import dataset
+from mispair.support.owned_folder import OwnedFolder, read_mark
 
 pytest.importorskip("pyarrow")
 
@@ -39,19 +45,28 @@ def audit(*arguments: object) -> int:
     return main(["audit", *map(str, arguments), "--device", "cpu"])
 
 
+def without_mark(copy: Path) -> dict[str, bytes]:
+    return {name: content for name, content in contents(copy).items() if name != ".copy.json"}
+
+
+def is_finished(out: Path) -> bool:
+    mark = read_mark(out, AUDIT)
+    return mark is not None and mark.finished
+
+
 def never(*_: object, **__: object) -> None:
     raise AssertionError("it has started to work")
 
 
 def test_nothing_is_done_again(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    monkeypatch.setattr(audit_module, "audit_source", never)
+    monkeypatch.setattr(folder_module, "audit_source", never)
     before = contents(place)
     for source in ("in", place / "in"):
         assert audit(source) == 0
-        told = capsys.readouterr()
-        assert ENDED in told.err
-        assert "of 100 pairs look wrong" in told.out
-        assert "Report: audit/report.html" in told.out
+        printed = capsys.readouterr()
+        assert ENDED in printed.err
+        assert "of 100 pairs are flagged" in printed.out
+        assert "Report: audit/report.html" in printed.out
     assert audit("in", "--json") == 0
     assert json.loads(capsys.readouterr().out) == {"out": "audit", **json.loads(Path("audit/summary.json").read_text())}
     assert contents(place) == before
@@ -61,11 +76,11 @@ def test_nothing_is_done_again(place: Path, monkeypatch: pytest.MonkeyPatch, cap
     ("options", "changed"),
     [
         (["in", "--checked", "checked.csv"], "(--checked changed since)"),
-        (["in", "--joint"], "(--joint changed since)"),
-        (["in", "--images", "in"], "(--images changed since)"),
+        (["in", "--joint"], "(--joint was False, now True)"),
+        (["in", "--images", "in"], "(--images was None, now "),
         (
             ["--left", "in/img_emb/img_emb_0.npy", "--right", "in/text_emb/text_emb_0.npy"],
-            "(the source, --left, --right",
+            "(the source changed since; --left changed since; --right changed since)",
         ),
     ],
 )
@@ -73,7 +88,7 @@ def test_another_audit_is_refused(place: Path, capsys: Capture, options: list[st
     before = contents(place)
     assert audit(*options) == 2
     error = capsys.readouterr().err
-    assert f"audit holds an audit of other pairs or with other settings {changed}" in error
+    assert f"audit holds an audit with other settings {changed}" in error
     assert "give another --out to keep it, or --overwrite to replace it." in error
     assert contents(place) == before
 
@@ -98,17 +113,18 @@ def test_an_input_that_was_written_again_is_another(place: Path, capsys: Capture
 
 def test_a_folder_of_which_a_part_was_taken_away_has_not_ended(place: Path, capsys: Capture) -> None:
     (place / "audit/report.html").unlink()
-    assert audit("in") == 2
-    assert "audit is not empty; give another --out, or --overwrite" in capsys.readouterr().err
+    assert audit("in") == 0
+    assert ENDED not in capsys.readouterr().err
+    assert (place / "audit/report.html").exists()
 
 
 def test_an_audit_that_is_replaced_has_not_ended_before_it_has(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr(audit_module, "find_partners", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
         assert audit("in", "--joint", "--overwrite") == 2  # refused: the old audit stays
-        assert (place / "audit/ended.json").exists()
+        assert is_finished(place / "audit")
         assert audit("in", "--checked", "checked.csv", "--overwrite") == 130
-        assert not (place / "audit/ended.json").exists()
+        assert not is_finished(place / "audit")
     monkeypatch.setattr(audit_module, "_learn", never)
     assert audit("in", "--checked", "checked.csv") == 0  # goes on
     assert audit("in", "--checked", "checked.csv") == 0
@@ -116,12 +132,12 @@ def test_an_audit_that_is_replaced_has_not_ended_before_it_has(place: Path, monk
 
 def test_a_clean_copy_is_made_later(place: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     assert audit("in", "--out", "other", "--clean", "wanted") == 0
-    monkeypatch.setattr(audit_module, "audit_source", never)
+    monkeypatch.setattr(folder_module, "audit_source", never)
     assert audit("in", "--clean", "clean") == 0
-    assert contents(place / "clean") == contents(place / "wanted")
+    assert without_mark(place / "clean") == without_mark(place / "wanted")
     before = contents(place)
     assert audit("in", "--clean", "clean") == 0
-    assert "Without the wrong ones: clean" in capsys.readouterr().out
+    assert "Without the flagged pairs: clean" in capsys.readouterr().out
     assert contents(place) == before
     Path("mine").mkdir()
     Path("mine/thesis.txt").write_text("important")
@@ -144,9 +160,44 @@ def test_the_data_of_a_run_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     small = ["--embed-size", "16", "--word-size", "8", "--epochs", "1", "--warmup-epochs", "0", "--device", "cpu"]
     assert main(["train", "--data", str(data), "--method", "plain", *small, "--out", "run"]) == 0
     assert audit("run") == 0
-    monkeypatch.setattr(from_training, "from_run", never)
+    monkeypatch.setattr(folder_module, "from_run", never)
     assert audit("run") == 0
     assert ENDED in capsys.readouterr().err
     np.save(data / "train_ims.npy", np.load(data / "train_ims.npy") + 1)
     assert audit("run") == 2
     assert "(the source changed since)" in capsys.readouterr().err
+
+
+def test_a_second_audit_is_refused_before_it_works(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.setattr(folder_module, "audit_source", never)
+    for name in ("audit", "other"):
+        with OwnedFolder(Path(name), AUDIT, {}, overwrite=True):
+            assert audit("in", "--out", name, "--overwrite") == 2
+        assert f"Another process is working in {name}; wait for it" in capsys.readouterr().err
+    assert not (place / "other").exists()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="kills a forked process")
+def test_an_audit_that_is_killed_while_it_writes_goes_on(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    finished = audit_source(open_source(place / "in"), Settings(device="cpu"))
+    monkeypatch.setattr(folder_module, "audit_source", lambda *_, **__: finished)
+    data = AuditInput(place / "in")
+
+    def work() -> object:
+        return audit_path(data, place / "out", Settings(device="cpu"), clean=place / "clean")
+
+    assert sum(1 for _ in killed_runs(work, place)) > 30
+    monkeypatch.setattr(folder_module, "audit_source", never)
+    assert work() == AuditSummary.read(place / "out/summary.json")
+    assert sorted(contents(place / "out")) == sorted(contents(place / "audit"))
+    assert (place / "out/pairs.parquet").read_bytes() == (place / "audit/pairs.parquet").read_bytes()
+    assert sorted(path.name for path in place.iterdir()) == ["audit", "checked.csv", "clean", "in", "out"]
+
+
+@pytest.mark.parametrize("content", ["{", "[1, 2]", '{"pairs": "many"}'])
+def test_a_damaged_summary_is_refused(place: Path, capsys: Capture, content: str) -> None:
+    (place / "audit/summary.json").write_text(content)
+    assert audit("in") == 2
+    assert "audit/summary.json: the summary cannot be read" in capsys.readouterr().err

@@ -10,9 +10,9 @@ from PIL import Image
 
 from audit_cases import contents, hurry, make_case, write_clip
 from mispair.auditing import audit as audit_module
+from mispair.auditing import folder
 from mispair.auditing.encoding import encode
-from mispair.auditing.sources import from_training
-from mispair.cli.audit import read_checked
+from mispair.auditing.folder import read_checked
 from mispair.cli.main import main
 from mispair.errors import DataError
 
@@ -31,7 +31,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(audit_module, "_learn", work)
     monkeypatch.setattr(encode, "image_encoder", work)
-    monkeypatch.setattr(from_training, "from_run", work)
+    monkeypatch.setattr(folder, "from_run", work)
     case = make_case(60, 0.3)
     write_clip(tmp_path / "in", case.left, case.right, {"id": [str(row) for row in range(60)]})
     np.save("a.npy", case.left)
@@ -112,15 +112,15 @@ ARRAYS = ["--left", "a.npy", "--right", "b.npy"]
     [
         (
             ["in"],
-            "in/metadata/metadata_0.parquet does not say which picture belongs to which row: found the columns id;",
+            "in/metadata/metadata_0.parquet does not say which image belongs to which row: found the columns id;",
         ),
-        (["bare"], "nothing says which picture belongs to which pair of bare; add metadata/metadata_0.csv with a"),
+        (["bare"], "nothing says which image belongs to which pair of bare; add metadata/metadata_0.csv with a"),
         (ARRAYS, "pair of a.npy and b.npy; give a table with a column image_path as --ids, or leave --images out"),
-        ([*ARRAYS, "--ids", "names.csv"], "names.csv does not say which picture belongs to which row: found the col"),
-        (["precomp"], "pair of precomp train; add train_ids.txt with the name of a picture on each line, or leave"),
+        ([*ARRAYS, "--ids", "names.csv"], "names.csv does not say which image belongs to which row: found the col"),
+        (["precomp"], "pair of precomp train; add train_ids.txt with the name of an image on each line, or leave"),
     ],
 )
-def test_a_folder_of_pictures_that_nothing_names(place: Path, capsys: Capture, data: list[str], words: str) -> None:
+def test_an_image_folder_that_nothing_refers_to(place: Path, capsys: Capture, data: list[str], words: str) -> None:
     write_clip(place / "bare", np.load("a.npy"), np.load("b.npy"))
     Path("precomp").mkdir()
     np.save("precomp/train_ims.npy", np.load("a.npy")[:, None])

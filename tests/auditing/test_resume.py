@@ -10,14 +10,15 @@ import pytest
 
 from audit_cases import contents, make_case, write_clip
 from mispair.auditing import audit as audit_module
-from mispair.auditing.audit import Settings, audit_to_folder, check_free
+from mispair.auditing.audit import Settings
+from mispair.auditing.folder import audit_to_folder
 from mispair.auditing.sources.source import open_source
 from mispair.errors import DataError
 
 pytest.importorskip("pyarrow")
 
 CPU = Settings(device="cpu")
-FILES = ["pairs.csv", "pairs.parquet", "report.html", "suggestions.csv", "summary.json"]
+FILES = ["audit.json", "pairs.csv", "pairs.parquet", "report.html", "suggestions.csv", "summary.json"]
 
 
 pytestmark = pytest.mark.usefixtures("hurried")
@@ -41,7 +42,7 @@ def test_what_killed_writers_left_is_taken_away(folder: Path, tmp_path: Path) ->
     interrupt(folder, out)
     for name in ("pairs.parquet", "report.html"):
         (out / f".{name}.4711.tmp").write_text("half of it")
-    mine = [".pairs.parquet.mine.tmp", ".thesis.txt.4711.tmp", "pairs.parquet.4711.tmp"]
+    mine = [".pairs.parquet.mine.tmp", "pairs.parquet.4711.tmp"]
     for name in mine:
         (out / name).write_text("not ours")
     audit_to_folder(open_source(folder), out, CPU)
@@ -50,15 +51,15 @@ def test_what_killed_writers_left_is_taken_away(folder: Path, tmp_path: Path) ->
 
 def test_an_audit_that_was_killed_at_once_is_not_in_the_way(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    (out / "unfinished").mkdir(parents=True)
-    (out / "unfinished/.audit.json.4711.tmp").write_text("{")
+    out.mkdir()
+    (out / ".audit.json.4711.tmp").write_text("{")
     audit_to_folder(open_source(folder), out, CPU)
     assert sorted(contents(out)) == FILES
     other = tmp_path / "other"
     (other / "unfinished").mkdir(parents=True)
     (other / "unfinished/thesis.txt").write_text("important")
     with pytest.raises(DataError, match="is not empty"):
-        check_free(other, overwrite=False)
+        audit_to_folder(open_source(folder), other, CPU)
 
 
 def test_vectors_that_have_changed_are_noticed(folder: Path, tmp_path: Path) -> None:
@@ -72,7 +73,7 @@ def test_vectors_that_have_changed_are_noticed(folder: Path, tmp_path: Path) -> 
     os.utime(path, ns=(written + 1, written + 1))
     with pytest.raises(DataError, match=r"with other settings \(the input changed since\); give another --out"):
         audit_to_folder(open_source(folder), out, CPU)
-    with pytest.raises(DataError, match=r"\(the input, --checked changed since\)"):
+    with pytest.raises(DataError, match=r"\(the input changed since; --checked changed since\)"):
         audit_to_folder(open_source(folder), out, Settings(device="cpu", checked={"1": True}))
     assert contents(out) == before
     os.utime(path, ns=(written, written))

@@ -20,10 +20,10 @@ from PIL import Image
 from audit_cases import ENVIRONMENT, Case, contents, make_case, write_clip
 from mispair.auditing import audit as audit_module
 from mispair.auditing.encoding import encode
+from mispair.auditing.folder import read_checked
 from mispair.auditing.scoring import scan
 from mispair.auditing.scoring.judge import Judge
 from mispair.auditing.sources.source import Source
-from mispair.cli.audit import read_checked
 from mispair.cli.main import main
 from mispair.errors import DataError
 
@@ -72,7 +72,7 @@ def test_from_a_folder_to_a_folder_and_a_clean_copy(folder: Path, tmp_path: Path
     out, clean = tmp_path / "out", tmp_path / "clean"
     assert audit(folder, "--out", out, "--clean", clean) == 0
     printed = capsys.readouterr()
-    assert "of 100 pairs look wrong. Estimated noise rate" in printed.out
+    assert "of 100 pairs are flagged as mismatched. Estimated noise rate" in printed.out
     assert str(out / "report.html") in printed.out
     assert str(clean) in printed.out
     found = table(out)

@@ -81,5 +81,6 @@ def write_clip(
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """All files of a folder."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+    """All files of a folder but locks."""
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and path.name != ".lock")
+    return {str(path.relative_to(folder)): path.read_bytes() for path in files}

@@ -132,7 +132,7 @@ def test_the_audit_is_made_once_and_kept(tmp_path: Path, monkeypatch: pytest.Mon
         calls.append(len(pairs))
         return np.linspace(0, 1, len(pairs))
 
-    monkeypatch.setattr("mispair.auditing.sources.from_training.match_score", look)
+    monkeypatch.setattr("mispair.auditing.audit.score_pairs", look)
     settings: dict[str, Any] = {"model": "two-tower", "embed_size": 4, "batch_size": 12, "epochs": 1, "device": "cpu"}
     for _ in range(2):
         mispair.fit(vector_pairs(), out=tmp_path / "run", audit=True, **settings)
@@ -143,11 +143,11 @@ def test_the_audit_is_made_once_and_kept(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_an_audit_finds_the_wrong_pairs_of_a_training() -> None:
-    from mispair.auditing.audit import Settings, audit_source
-    from mispair.auditing.sources.from_training import from_pairs, match_score
+    from mispair.auditing.audit import Settings, audit_source, score_pairs
+    from mispair.auditing.sources.from_pairs import from_pairs
 
     pairs = add_noise(tiny_pairs(120), ratio=0.4, seed=0)
-    wrong, score = pairs.mismatched, match_score(pairs, "cpu")
+    wrong, score = pairs.mismatched, score_pairs(pairs, "cpu")
     assert wrong is not None
     assert score[~wrong].mean() > score[wrong].mean() + 0.2
     assert ((score >= 0) & (score <= 1)).all()

@@ -1,10 +1,8 @@
-"""`mispair.audit(left, right) -> Audit`, and the same for files."""
+"""`mispair.audit(left, right) -> Audit`: audits of pairs in memory or from any source."""
 
 from __future__ import annotations
 
-import json
 import os
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,39 +14,41 @@ import safetensors.torch
 import torch
 from rich.console import Console
 
-from mispair import __version__
-from mispair.auditing.clean_copy import write_table
-from mispair.auditing.findings import THRESHOLD, Audit, match_scores
-from mispair.auditing.folder import ENDED, WRITTEN
+from mispair.auditing.clean_copy import write_filtered, write_table
+from mispair.auditing.findings import Findings, match_scores
+from mispair.auditing.report.page import make_page
+from mispair.auditing.report.render import render
 from mispair.auditing.scoring.folds import fold_numbers, sample
 from mispair.auditing.scoring.judge import Judge, learn
-from mispair.auditing.scoring.near_duplicates import Groups, find_alike
+from mispair.auditing.scoring.near_duplicates import Codes, Groups, Mask, find_near_duplicates
 from mispair.auditing.scoring.partners import find_partners
 from mispair.auditing.scoring.scan import READABLE, Scan, faults, scan
+from mispair.auditing.sources.from_pairs import captions, from_pairs, pair_ids
 from mispair.auditing.sources.source import Source, from_memory
 from mispair.compute.devices import pick_device
-from mispair.data.pairs import IntArray
+from mispair.data.pairs import MATCH_THRESHOLD, IntArray, Pairs
 from mispair.errors import DataError
 from mispair.functional.logistic import FloatArray
 from mispair.support.files import write_atomically
-from mispair.support.formatting import listed, plain
+from mispair.support.formatting import plain
 from mispair.support.progress import RowProgress, progress
 
 SAMPLE = 1 << 15  # pairs that the judge learns from
 LEAST = 50  # pairs, below which there is nothing to learn from
 GPU_WORKERS = 4  # enough to read while others compute
-MAX_SUGGESTED = 10_000  # flagged pairs that get suggestions, the most suspicious first
-FEW_PAIRS = 1000  # below, the audit says that it is unsure
-UNFINISHED, MARK, JUDGE = "unfinished", "audit.json", "judge.safetensors"  # folder of work to go on with, files in it
+MAX_SUGGESTED = 10_000  # flagged pairs that get suggestions, the lowest match scores first
+FEW_PAIRS = 1000  # below, a note says that the scores are uncertain
+JUDGE = "judge.safetensors"
+UNKNOWN = np.float32(0.5)  # match score of a pair that cannot be read
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What an audit may be told.
+    """Settings of an audit.
 
     Attributes:
         joint: Both sides come from encoders with a common space, such as CLIP.
-        checked: Ids of pairs that a person has looked at, and whether they are right.
+        checked: Ids of pairs that a person has checked, and whether they match.
         device: auto, cpu, cuda, cuda:1, mps.
         workers: Blocks of pairs measured at the same time; by default as many as there are cores, or 4 on a GPU.
     """
@@ -57,6 +57,69 @@ class Settings:
     checked: Mapping[str, bool] | None = None
     device: str = "auto"
     workers: int | None = None
+
+
+class Audit(Findings):
+    """The result of an audit, and how to write it."""
+
+    def to_parquet(self, path: str | Path, *, overwrite: bool = False) -> None:
+        """Writes the table of all pairs; the file is named .parquet."""
+        self._write(path, ".parquet", overwrite=overwrite)
+
+    def to_csv(self, path: str | Path, *, overwrite: bool = False) -> None:
+        """Writes the table of all pairs as text; the file is named .csv."""
+        self._write(path, ".csv", overwrite=overwrite)
+
+    def _write(self, path: str | Path, ending: str, *, overwrite: bool) -> None:
+        if Path(path).suffix.lower() != ending:
+            raise DataError(f"{path}: expected a name that ends in {ending}; choose such a one.")
+        write_table(path, self.pieces(), overwrite=overwrite)
+
+    def to_html(self, path: str | Path) -> None:
+        """Writes the report: one self-contained page."""
+        write_atomically(path, render(make_page(self)).encode())
+
+    def write_clean(self, out: str | Path, *, overwrite: bool = False) -> Path:
+        """Writes a copy of the input without the flagged and the unreadable pairs, in the input's own layout."""
+        return write_filtered(self.source, self.kept, out, overwrite)
+
+    def attach_to(self, pairs: Pairs) -> Pairs:
+        """The pairs with the match scores of this audit, so that `mispair.fit` warms up on those that match.
+
+        The captions and image names of the pairs must be those that were audited, in their order or, where both have
+        ids, in any order. A pair that could not be read gets 0.5.
+
+        Raises:
+            DataError: The pairs are not those that were audited.
+        """
+        return attach_match_score(pairs, self.match_score[self._rows_of(pairs)])
+
+    def _rows_of(self, pairs: Pairs) -> IntArray:
+        rows = np.arange(len(self))
+        if len(pairs) == len(self) and self._agree(pairs, rows):
+            return rows
+        ids = pair_ids(pairs)
+        if ids is not None and self.source.names.ids is not None:
+            rows = self.source.find(ids.to_pylist())
+            if self._agree(pairs, rows):
+                return rows
+        raise DataError(
+            f"{pairs.name}: these {len(pairs):,} pairs are not the {len(self):,} audited ones of {self.source.name}; "
+            "give the pairs that were audited, or audit these."
+        )
+
+    def _agree(self, pairs: Pairs, rows: IntArray) -> bool:
+        """Whether the captions and the image names of the pairs are those of the rows, where both are known."""
+        source, texts, images = self.source, captions(pairs), pairs.left_ids
+        for start in range(0, len(rows), 1 << 16):
+            part = rows[start : start + (1 << 16)]
+            here = range(start, start + len(part))
+            if texts and source.has_texts and source.texts(part) != [plain(texts[i]) for i in here]:
+                return False
+            names = [plain(images[pairs.link[i]]) for i in here] if images else []
+            if names and source.image_names is not None and source.image_names(part) != names:
+                return False
+        return True
 
 
 def audit(
@@ -70,7 +133,7 @@ def audit(
     checked: Mapping[str, bool] | None = None,
     device: str = "auto",
 ) -> Audit:
-    """Finds the wrong pairs among two sets of embeddings.
+    """Finds the mismatched pairs among two sets of embeddings.
 
     Args:
         left: (N, D) vectors, numpy or torch, such as those of the images.
@@ -80,7 +143,7 @@ def audit(
             image do.
         texts: Captions, for the report.
         joint: Whether both come from encoders with a common space, such as CLIP.
-        checked: Pairs that a person has looked at: id, and whether it is right.
+        checked: Pairs that a person has checked: id, and whether it matches.
         device: auto, cpu, cuda, cuda:1, mps.
 
     Raises:
@@ -108,47 +171,70 @@ def audit_source(
     """
     device, groups = pick_device(settings.device), source.groups
     with progress(console, len(source)) as show:
-        judge, found = _measured(source, settings, device, work, show)
+        judge, measured = _measured(source, settings, device, work, show)
         checked = checked_rows(source, settings)
-        match = match_scores(judge, found, checked)
-        flagged = np.flatnonzero(match < THRESHOLD)
-        mended = flagged[match[flagged].argsort(kind="stable")][:MAX_SUGGESTED]
+        match = match_scores(judge, measured, checked)
+        flagged = np.flatnonzero(match < MATCH_THRESHOLD)
+        suggested = flagged[match[flagged].argsort(kind="stable")][:MAX_SUGGESTED]
         show.say("looking for better partners")
         new_rights, new_lefts = (
-            find_partners(source, judge, mended, match, groups, keep_left=keep_left, device=device)
+            find_partners(source, judge, suggested, match, groups, keep_left=keep_left, device=device)
             for keep_left in (True, False)
         )
         show.say("looking for near-duplicates")
-        unread = found.status != READABLE
-        alike = [_alike(source, judge, side, found.codes[side], groups, unread) for side in range(2)]
-        found = replace(found, codes=found.codes[:, :0].copy())  # which nobody needs any more
+        unreadable = measured.status != READABLE
+        left, right = (_near_duplicates(source, judge, side, measured.codes[side], unreadable) for side in range(2))
+        measured = replace(measured, codes=measured.codes[:, :0].copy())  # not needed any more
         show.end()
-    notes = tuple(_notes(judge, int((~unread).sum()), len(flagged)))
-    both = alike[0], alike[1]
-    return Audit(source, judge, found, mended, new_rights, new_lefts, both, notes, command, show.stages, checked)
+    notes = tuple(_notes(judge, int((~unreadable).sum()), len(flagged)))
+    stages = show.stages
+    return Audit(
+        source, judge, measured, suggested, new_rights, new_lefts, (left, right), notes, command, stages, checked
+    )
 
 
-def score_source(source: Source, settings: Settings, console: Console | None = None) -> npt.NDArray[np.float32]:
-    """The match score of each pair (N,), NaN where it cannot be read, and nothing else of what an audit finds."""
+def score_pairs(pairs: Pairs, device: str = "auto", console: Console | None = None) -> npt.NDArray[np.float32]:
+    """The match score of each pair (N,) by its own features, without suggestions; 0.5 where it cannot be read."""
+    source, settings = from_pairs(pairs), Settings(device=device)
     with progress(console, len(source)) as show:
-        judge, found = _measured(source, settings, pick_device(settings.device), None, show)
-    return match_scores(judge, found, checked_rows(source, settings))
+        judge, measured = _measured(source, settings, pick_device(device), None, show)
+    return _known(match_scores(judge, measured, {}))
+
+
+def attach_match_score(pairs: Pairs, score: npt.NDArray[np.floating]) -> Pairs:
+    """The pairs with these match scores (N,); NaN becomes 0.5.
+
+    Raises:
+        DataError: There are more or fewer scores than pairs.
+    """
+    if score.shape != (len(pairs),):
+        raise DataError(f"{pairs.name}: {len(pairs):,} pairs, but match scores of {len(score):,}; audit these pairs.")
+    return replace(pairs, match_score=_known(score))
+
+
+def _known(score: npt.NDArray[np.floating]) -> npt.NDArray[np.float32]:
+    return np.where(np.isnan(score), UNKNOWN, score)
 
 
 def _measured(
     source: Source, settings: Settings, device: torch.device, work: Path | None, show: RowProgress
 ) -> tuple[Judge, Scan]:
-    """Learns what a right pair is like, then looks at all pairs."""
-    _check(source, settings)
+    """Learns what matching pairs have in common, then measures all pairs."""
+    check(source, settings)
     show.say("learning what a right pair is like")
     judge = _judge(source, settings, device, work)
     show.say("measuring all pairs")
     workers = settings.workers or (GPU_WORKERS if device.type == "cuda" else os.cpu_count() or 1)
-    found = scan(source, judge, source.groups, workers=workers, device=device, folder=work, step=show.step)
-    return judge, found
+    measured = scan(source, judge, source.groups, workers=workers, device=device, folder=work, step=show.step)
+    return judge, measured
 
 
-def _check(source: Source, settings: Settings) -> None:
+def check(source: Source, settings: Settings) -> None:
+    """Refuses what cannot be audited before any work.
+
+    Raises:
+        DataError: There are too few pairs, or a setting does not fit them.
+    """
     if len(source) < LEAST:
         raise DataError(
             f"{source.name}: {len(source):,} pairs; an audit needs at least {LEAST} to learn what right pairs are like."
@@ -160,21 +246,20 @@ def _check(source: Source, settings: Settings) -> None:
         )
     if settings.workers is not None and settings.workers < 1:
         raise DataError(f"--workers is {settings.workers}; expected at least 1.")
-    checked_rows(source, settings)  # refuses ids that are not there, and answers that are none
+    checked_rows(source, settings)  # refuses unknown ids and invalid answers
 
 
 def _judge(source: Source, settings: Settings, device: torch.device, work: Path | None) -> Judge:
-    """What was learned before an interruption, else learned now."""
+    """Loads what was learned before an interruption, or learns it now."""
     if work is None:
         return _learn(source, settings, device)
     path = work / JUDGE
     state = _saved(path)
     if state is None:
-        for part in work.glob("part-*.npz"):  # by a judge that is lost
+        for part in work.glob("part-*.npz"):  # measured by a judge that is lost
             part.unlink()
         write_atomically(path, safetensors.torch.save(_learn(source, settings, device).state()))
-        # Read back although it was learned now: an audit that goes on cannot have another judge than an unbroken one.
-        state = _saved(path)
+        state = _saved(path)  # so that a resumed audit uses exactly the same values as an uninterrupted one
     assert state is not None
     return Judge.of(state, device)
 
@@ -192,8 +277,8 @@ def _learn(source: Source, settings: Settings, device: torch.device) -> Judge:
     readable = np.ones(len(source), dtype=bool)
     readable[list(source.known)] = False
     rows = sample(np.flatnonzero(readable), SAMPLE)
-    told = checked_rows(source, settings)
-    rows = np.union1d(rows, np.fromiter(told, dtype=np.int64, count=len(told)))
+    answers = checked_rows(source, settings)
+    rows = np.union1d(rows, np.fromiter(answers, dtype=np.int64, count=len(answers)))
     left, right = source.gather(rows)
     good = np.flatnonzero(faults(left, right) == READABLE)
     if len(good) < LEAST:
@@ -204,31 +289,30 @@ def _learn(source: Source, settings: Settings, device: torch.device) -> Judge:
         )
     rows, left, right = rows[good], left[good], right[good]
     checked: FloatArray | None = None
-    if told:
-        checked = np.array([told.get(int(row), np.nan) for row in rows])
+    if answers:
+        checked = np.array([answers.get(int(row), np.nan) for row in rows])
     for name, side in (("left", left), ("right", right)):
         if not (side != side[0]).any():
             raise DataError(f"{source.name}: all {name} vectors are the same, so nothing can be learned from them.")
     sides = torch.from_numpy(left).to(device), torch.from_numpy(right).to(device)
-    own, said = groups[rows], source.opinion
-    opinion = None if said is None else lambda lefts, rights: said(rows[lefts], rows[rights])
-    return learn(*sides, fold_numbers(own), own, joint=settings.joint, checked=checked, opinion=opinion)
+    own, score = groups[rows], source.network_score
+    network_score = None if score is None else lambda lefts, rights: score(rows[lefts], rows[rights])
+    return learn(*sides, fold_numbers(own), own, joint=settings.joint, checked=checked, network_score=network_score)
 
 
 def checked_rows(source: Source, settings: Settings) -> dict[int, float]:
-    """Rows that a person has checked: 1 right, 0 wrong."""
-    answers = _answers(settings.checked)
+    """Rows that a person has checked: 1 matched, 0 mismatched."""
+    answers = checked_answers(settings.checked)
     rows = source.find(list(answers)) if answers else np.arange(0)
     known = source.known
-    told = zip(rows.tolist(), answers.values(), strict=True)
-    return {row: float(right) for row, right in told if row not in known}
+    return {row: float(right) for row, right in zip(rows.tolist(), answers.values(), strict=True) if row not in known}
 
 
-def _answers(checked: Mapping[str, bool] | None) -> dict[str, bool]:
-    """What a person has found, by id.
+def checked_answers(checked: Mapping[str, bool] | None) -> dict[str, bool]:
+    """Whether checked pairs match, by id.
 
     Raises:
-        DataError: Something is neither right nor wrong, or is both.
+        DataError: An answer is neither right nor wrong, or both.
     """
     if checked is None:
         return {}
@@ -243,16 +327,16 @@ def _answers(checked: Mapping[str, bool] | None) -> dict[str, bool]:
     return answers
 
 
-def _alike(source: Source, judge: Judge, side: int, codes: Any, groups: IntArray | None, unread: Any) -> Groups:
-    """Groups of near-duplicates on one side; rows that are known to share their left item are not news."""
-    mean = judge.frames[side].mean.double().cpu().numpy()
-    vectors = (source.left, source.right)[side]
-    leave_out = unread.copy()
+def _near_duplicates(source: Source, judge: Judge, side: int, codes: Codes, unreadable: Mask) -> Groups:
+    """Groups of near-duplicates on one side; of rows that are known to share their left item only one is used."""
+    mean = judge.transforms[side].mean.double().cpu().numpy()
+    vectors, groups = (source.left, source.right)[side], source.groups
+    leave_out = unreadable.copy()
     if side == 0 and groups is not None:
-        readable = np.flatnonzero(~unread)
+        readable = np.flatnonzero(~unreadable)
         leave_out[:] = True
-        leave_out[readable[np.unique(groups[readable], return_index=True)[1]]] = False  # one row a left item
-    return find_alike(codes, vectors.gather, mean=mean, leave_out=leave_out)
+        leave_out[readable[np.unique(groups[readable], return_index=True)[1]]] = False
+    return find_near_duplicates(codes, vectors.gather, mean=mean, leave_out=leave_out)
 
 
 def _notes(judge: Judge, readable: int, flagged: int) -> list[str]:
@@ -262,120 +346,15 @@ def _notes(judge: Judge, readable: int, flagged: int) -> list[str]:
         notes.append(f"{readable:,} pairs are few to learn from: take the scores as an order rather than as odds.")
     if best < 0.6:
         notes.append(
-            "Hardly any measure tells the pairs from shuffled ones: either nearly all pairs are wrong, or these "
-            "embeddings say too little about what the two sides share."
+            "No measure separates the pairs from shuffled ones: either nearly all pairs are mismatched, or these "
+            "embeddings have too little in common."
         )
     if flagged > MAX_SUGGESTED:
         notes.append(
-            f"Partners were looked for only for the {MAX_SUGGESTED:,} most suspicious of {flagged:,} flagged pairs."
+            f"Only the {MAX_SUGGESTED:,} lowest match scores of {flagged:,} flagged pairs have suggested partners."
         )
     notes.append(
         "The noise rate is estimated against random pairs. Partners that were exchanged among look-alikes are harder "
         "to notice and are counted only in part."
     )
     return notes
-
-
-# ---------------------------------------------------------------------- folders
-
-
-def audit_to_folder(
-    source: Source,
-    out: Path,
-    settings: Settings,
-    *,
-    overwrite: bool = False,
-    console: Console | None = None,
-    command: str = "",
-) -> Audit:
-    """Audits and writes `pairs.parquet`, `pairs.csv`, `suggestions.csv`, `summary.json` and `report.html`.
-
-    An audit that was interrupted goes on when it is called again with the same input and settings.
-    """
-    _claim(source, out, settings, overwrite)
-    (out / ENDED).unlink(missing_ok=True)
-    work = out / UNFINISHED
-    try:
-        audit = audit_source(source, settings, work=work, console=console, command=command)
-    except DataError:
-        if not (work / JUDGE).exists():  # nothing to go on with, and the mended input must not be refused for it
-            shutil.rmtree(work)
-        raise
-    audit.to_parquet(out / "pairs.parquet", overwrite=True)
-    audit.to_csv(out / "pairs.csv", overwrite=True)
-    write_table(out / "suggestions.csv", [audit.suggestions], overwrite=True)
-    audit.to_html(out / "report.html")
-    write_atomically(out / "summary.json", (json.dumps(audit.summary, indent=2) + "\n").encode())
-    shutil.rmtree(work)
-    return audit
-
-
-def _claim(source: Source, out: Path, settings: Settings, overwrite: bool) -> None:
-    """Takes the folder for this audit, or says why not."""
-    _check(source, settings)
-    pick_device(settings.device)
-    check_free(out, overwrite)
-    if any(path.resolve().is_relative_to(out.resolve()) for path in source.files):
-        raise DataError(f"{out}: this is where the audited data is, which is never changed; choose another --out.")
-    _tidy(out)
-    mark = out / UNFINISHED / MARK
-    checked = sorted(_answers(settings.checked).items())
-    own = {"mispair": __version__, "input": source.fingerprint(), "joint": settings.joint, "checked": checked}
-    own = json.loads(json.dumps(own))
-    there = _read(mark)
-    if there == own:
-        return  # the same audit, which goes on
-    if overwrite:
-        shutil.rmtree(out / UNFINISHED, ignore_errors=True)
-    elif mark.exists():
-        raise DataError(
-            f"{out} holds an unfinished audit of other pairs or with other settings{_changed(there, own)}; give "
-            "another --out, or --overwrite to drop it."
-        )
-    write_atomically(mark, json.dumps(own).encode())
-
-
-def _changed(there: Any, own: dict[str, Any]) -> str:
-    """What has changed since, in brackets; nothing if that cannot be known."""
-    names = {"mispair": "the version of mispair", "input": "the input", "joint": "--joint", "checked": "--checked"}
-    changed = [names[name] for name in own if isinstance(there, dict) and there.get(name) != own[name]]
-    return f" ({listed(changed)} changed since)" if changed else ""
-
-
-def _leftovers(folder: Path) -> list[Path]:
-    """What writers of our files have left there when they were killed."""
-    names = (*WRITTEN, ENDED, MARK)
-    return [path for name in names for path in folder.glob(f".{name}.*.tmp") if path.suffixes[-2][1:].isdecimal()]
-
-
-def _tidy(out: Path) -> None:
-    """Takes away what killed writers have left."""
-    for path in (*_leftovers(out), *_leftovers(out / UNFINISHED)):
-        path.unlink(missing_ok=True)
-
-
-def _is_empty(out: Path) -> bool:
-    """Whether nothing is in a folder, apart from what an audit that was killed at once has left."""
-    left, work = _leftovers(out), out / UNFINISHED
-    if work.is_dir() and set(work.iterdir()) == set(_leftovers(work)):
-        left.append(work)
-    return set(out.iterdir()) == set(left)
-
-
-def check_free(out: Path, overwrite: bool) -> None:
-    """Refuses a folder that holds something else than an audit to go on with.
-
-    Raises:
-        DataError: It does, and may not be replaced; or it is a file.
-    """
-    if out.exists() and not out.is_dir():
-        raise DataError(f"{out}: this is a file; --out must be a folder.")
-    if not overwrite and out.exists() and not _is_empty(out) and not (out / UNFINISHED / MARK).exists():
-        raise DataError(f"{out} is not empty; give another --out, or --overwrite to replace the audit in it.")
-
-
-def _read(mark: Path) -> Any:
-    try:
-        return json.loads(mark.read_bytes())
-    except (OSError, ValueError):
-        return None

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
-import os
+import json
 import shutil
-import tempfile
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from itertools import chain, islice
 from pathlib import Path
@@ -17,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from mispair.auditing.folder import TABLE
 from mispair.auditing.sources.shards import File
 from mispair.auditing.sources.source import Layout, Source
 from mispair.auditing.sources.tables import BATCH, Parquet, Part, Text
@@ -25,8 +22,9 @@ from mispair.data import precomp
 from mispair.data.npy import open_array
 from mispair.data.pairs import IntArray
 from mispair.errors import DataError
-from mispair.support.files import replacing, write_atomically
+from mispair.support.files import Json, read_json, replacing, write_atomically
 from mispair.support.formatting import listed
+from mispair.support.owned_folder import replacing_folder
 
 if TYPE_CHECKING:
     import pyarrow
@@ -35,6 +33,7 @@ if TYPE_CHECKING:
 Mask = npt.NDArray[np.bool_]
 _CHUNK_BYTES = 1 << 24
 _OWN_TABLE = "ids.csv"  # where the data has none
+_MARK = ".copy.json"  # says which audit a copy belongs to
 
 
 def write_table(path: str | Path, pieces: Iterable[pyarrow.Table], *, overwrite: bool = False) -> None:
@@ -66,7 +65,14 @@ def write_table(path: str | Path, pieces: Iterable[pyarrow.Table], *, overwrite:
             writer.write_table(piece)
 
 
-def write_filtered(source: Source, keep: Mask, out: str | Path, overwrite: bool = False) -> Path:
+def write_filtered(
+    source: Source,
+    keep: Mask,
+    out: str | Path,
+    overwrite: bool = False,
+    *,
+    request: Mapping[str, Json] | None = None,
+) -> Path:
     """Write a copy of the data with only some pairs, in the layout it came in.
 
     - clip: the shards and tables keep their numbers; a shard of which nothing is left is left out.
@@ -81,6 +87,7 @@ def write_filtered(source: Source, keep: Mask, out: str | Path, overwrite: bool 
         keep: Which rows to keep (N,).
         out: A new or empty folder, outside the data.
         overwrite: Whether an earlier copy there may be replaced.
+        request: What `is_copied` recognises the copy by.
 
     Raises:
         DataError: Nothing would be left, the folder holds something else or lies inside the data, or the disk is full.
@@ -94,16 +101,35 @@ def write_filtered(source: Source, keep: Mask, out: str | Path, overwrite: bool 
     check_copy(source, out, overwrite)
     writers = {"clip": _write_clip, "precomp": _write_precomp, "arrays": _write_arrays, "memory": _write_arrays}
     size = (_precomp_size if source.layout == "precomp" else _size)(source, keep)
-    with _new_folder(out, size) as folder:
+    with replacing_folder(out) as folder:
+        free = shutil.disk_usage(folder).free
+        if size > free:
+            raise DataError(f"{out}: the copy needs {size / 1e9:.1f} GB, but only {free / 1e9:.1f} GB are free there.")
         writers[source.layout](source, keep, folder)
+        if request is not None:
+            write_atomically(folder / _MARK, json.dumps(request).encode())
     return out
 
 
-def kept_rows(audit: Path) -> Mask:
-    """Which rows a clean copy keeps (N,), by the folder of an audit: those that are neither flagged nor unreadable."""
+def is_copied(out: Path, request: Mapping[str, Json]) -> bool:
+    """Whether the folder is the copy that was written for this request."""
+    found: Json = json.loads(json.dumps(request))
+    return read_json(out / _MARK) == found
+
+
+def kept_rows(table: Path) -> Mask:
+    """Which rows of an audit's table are neither flagged nor unreadable (N,).
+
+    Raises:
+        DataError: The table cannot be read.
+    """
+    import pyarrow
     import pyarrow.parquet
 
-    flagged = pyarrow.parquet.read_table(audit / TABLE, columns=["is_mismatch"]).column("is_mismatch")
+    try:
+        flagged = pyarrow.parquet.read_table(table, columns=["is_mismatch"]).column("is_mismatch")
+    except (OSError, pyarrow.ArrowException):
+        raise DataError(f"{table}: the table cannot be read; audit again with --overwrite.") from None
     return ~np.asarray(flagged.fill_null(True), dtype=np.bool_)
 
 
@@ -157,36 +183,17 @@ def _check_free(patterns: list[str], out: Path, overwrite: bool) -> None:
 
 
 def _copied(layout: Layout, split: str | None, table: str) -> list[str]:
-    """What the files of a copy are called."""
+    """Patterns of the files of a copy."""
     if layout == "clip":
         within = f"{split}/" if split else ""
-        return [f"{within}{name}/{name}_*" for name in ("img_emb", "text_emb", "metadata")]
+        return [_MARK, *(f"{within}{name}/{name}_*" for name in ("img_emb", "text_emb", "metadata"))]
     if layout == "precomp":
-        return [f"{split}_ims.npy", f"{split}_caps.txt", f"{split}_caps.tsv", f"{split}_ids.txt", "vocab.json"]
-    return ["left.npy", "right.npy", table]
+        return [_MARK, f"{split}_ims.npy", f"{split}_caps.txt", f"{split}_caps.tsv", f"{split}_ids.txt", "vocab.json"]
+    return [_MARK, "left.npy", "right.npy", table]
 
 
 def _table_name(source: Source) -> str:
     return _OWN_TABLE if source.table is None else source.table.parts[0].path.name
-
-
-@contextmanager
-def _new_folder(out: Path, size: int) -> Iterator[Path]:
-    """A folder that takes the place of `out` when the block ends well, and vanishes when it does not."""
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(out.parent).free
-        if size > free:
-            raise DataError(f"{out}: the copy needs {size / 1e9:.1f} GB, but only {free / 1e9:.1f} GB are free there.")
-        with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent, ignore_cleanup_errors=True) as scratch:
-            unfinished = Path(scratch, "new")  # inside, so that it has the usual access rights
-            unfinished.mkdir()
-            yield unfinished
-            if out.exists():
-                os.replace(out, Path(scratch, "old"))
-            os.replace(unfinished, out)
-    except OSError as error:
-        raise DataError(f"{out}: the copy cannot be written ({error.strerror or error}).") from None
 
 
 def _size(source: Source, keep: Mask) -> int:

@@ -1,7 +1,8 @@
-"""What an audit hands over: a table of all pairs, a summary, suggestions and a report."""
+"""What an audit found: one row a pair, a summary, suggestions and near-duplicates."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -10,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, ValidationError
 
-from mispair.auditing.clean_copy import write_filtered, write_table
 from mispair.auditing.scoring.calibration import PIECE, standardised
 from mispair.auditing.scoring.folds import sample
 from mispair.auditing.scoring.judge import Judge
@@ -19,15 +20,14 @@ from mispair.auditing.scoring.near_duplicates import Groups
 from mispair.auditing.scoring.partners import Partners
 from mispair.auditing.scoring.scan import BAD_IN_TABLE, FAULTS, READABLE, Scan
 from mispair.auditing.sources.source import Source
-from mispair.data.pairs import IntArray
+from mispair.data.pairs import MATCH_THRESHOLD, IntArray
 from mispair.errors import DataError
-from mispair.support.files import write_atomically
 
 if TYPE_CHECKING:
     import pyarrow
 
 
-THRESHOLD = 0.5  # pairs below are flagged
+BAD_SHARE = 0.01  # unreadable pairs above this share deserve a warning
 REASONS = {
     "contrast": "other items fit either side better",
     "evidence": "the two have too little in common",
@@ -40,31 +40,107 @@ REASONS = {
 FOUND_WRONG = "somebody has looked at it and found it wrong"
 
 
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class MeasureSummary(_Frozen):
+    """One ingredient of the match score.
+
+    Attributes:
+        weight: Its share of the score; those of all measures add up to 1.
+        separation: AUROC of the observed pairs against shuffled ones.
+    """
+
+    weight: float
+    separation: float
+
+
+class AuditSummary(_Frozen):
+    """The metrics of an audit, as in `summary.json`.
+
+    Attributes:
+        pairs: All pairs.
+        scored: Those that could be read.
+        flagged: Those with a match score below 0.5.
+        noise_rate: Estimated share of mismatched pairs.
+        noise_rate_low: Lower end of its 95 % interval.
+        noise_rate_high: Upper end.
+        unreadable: Number of pairs by what is wrong with them.
+        near_duplicates_left: Pairs whose left item (nearly) equals that of another pair.
+        near_duplicates_right: The same for right items.
+        suggested_right: Flagged pairs with a suggested right item.
+        suggested_left: Flagged pairs with a suggested left item.
+        measures: The ingredients of the match score, by name.
+        notes: What the reader should know.
+        seconds: Time of the audit.
+        stages: Seconds of each part of it.
+    """
+
+    pairs: int
+    scored: int
+    flagged: int
+    noise_rate: float
+    noise_rate_low: float
+    noise_rate_high: float
+    unreadable: dict[str, int]
+    near_duplicates_left: int
+    near_duplicates_right: int
+    suggested_right: int
+    suggested_left: int
+    measures: dict[str, MeasureSummary]
+    notes: list[str]
+    seconds: float
+    stages: dict[str, float]
+
+    @property
+    def too_many_unreadable(self) -> bool:
+        """Whether more than 1 % of the pairs could not be read."""
+        return self.pairs - self.scored > BAD_SHARE * self.pairs
+
+    def __getitem__(self, name: str) -> Any:
+        warnings.warn(f'summary["{name}"] is now summary.{name}', DeprecationWarning, stacklevel=2)
+        return getattr(self, name)
+
+    @classmethod
+    def read(cls, path: Path) -> AuditSummary:
+        """Reads `summary.json`.
+
+        Raises:
+            DataError: It cannot be read, or is none.
+        """
+        try:
+            return cls.model_validate_json(path.read_bytes())
+        except (OSError, ValidationError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is damaged or of another version"
+            raise DataError(f"{path}: the summary cannot be read ({reason}); audit again with --overwrite.") from None
+
+
 @dataclass(frozen=True)
-class Audit:
-    """The result of an audit. Rows are in the order of the input; none is ever left out.
+class Findings:
+    """What an audit found. Rows are in the order of the input; none is ever left out.
 
     Attributes:
         source: The pairs.
         judge: What was learned from them.
         scan: What was measured.
-        mended: Flagged rows for which better partners were looked for, the most suspicious first.
+        suggested: Flagged rows for which better partners were searched, the lowest match score first.
         new_rights: Better right items for them.
         new_lefts: Better left items.
-        alike: Groups of rows whose left items, and whose right items, are (nearly) the same.
+        near_duplicates: Groups of rows whose left items, and whose right items, are (nearly) the same.
         notes: What the reader should know.
         command: How to do it again.
         stages: Seconds of each part of the work.
-        checked: Rows that a person has looked at: 1 right, 0 wrong. Their word decides, whatever the measures say.
+        checked: Rows that a person has checked: 1 matched, 0 mismatched. These overrule the measures.
     """
 
     source: Source
     judge: Judge
     scan: Scan
-    mended: IntArray
+    suggested: IntArray
     new_rights: Partners
     new_lefts: Partners
-    alike: tuple[Groups, Groups]
+    near_duplicates: tuple[Groups, Groups]
     notes: tuple[str, ...] = ()
     command: str = ""
     stages: dict[str, float] = field(default_factory=dict)
@@ -75,7 +151,7 @@ class Audit:
 
     def __repr__(self) -> str:
         found = self.summary
-        return f"<Audit: {found['flagged']:,} of {found['scored']:,} pairs look wrong, noise {found['noise_rate']:.1%}>"
+        return f"<Audit: {found.flagged:,} of {found.scored:,} pairs flagged, noise rate {found.noise_rate:.1%}>"
 
     @property
     def seconds(self) -> float:
@@ -84,18 +160,23 @@ class Audit:
 
     @cached_property
     def score(self) -> npt.NDArray[np.float64]:
-        """(N,) log odds that each pair is right, by its measures alone; NaN where it could not be read."""
+        """(N,) log odds that each pair matches, by its measures alone; NaN where it could not be read."""
         return self.judge.combination.score(self.scan.measures)
 
     @cached_property
     def match_score(self) -> npt.NDArray[np.float32]:
-        """(N,) probability that each pair is right: 0 or 1 where a person has checked, NaN where it cannot be read."""
+        """(N,) probability that each pair matches: 0 or 1 where a person has checked, NaN where it cannot be read."""
         return match_scores(self.judge, self.scan, self.checked)
 
     @property
     def is_mismatch(self) -> npt.NDArray[np.bool_]:
-        """(N,) whether each pair is rather wrong than right; false where it could not be read."""
-        return self.match_score < THRESHOLD
+        """(N,) whether each pair is flagged; false where it could not be read."""
+        return np.asarray(self.match_score < MATCH_THRESHOLD)
+
+    @property
+    def kept(self) -> npt.NDArray[np.bool_]:
+        """(N,) whether each pair is readable and not flagged."""
+        return np.asarray(~self.is_mismatch & (self.scan.status == READABLE))
 
     @property
     def bad_rows(self) -> IntArray:
@@ -110,7 +191,7 @@ class Audit:
         ]
 
     def reasons(self, rows: IntArray) -> list[str]:
-        """Why each of these rows is flagged: what speaks most against it. Empty for rows that are not."""
+        """The measure that counts most against each of these rows, in words; empty for rows that are not flagged."""
         return [self._reasons[place] for place in self._against(rows)]
 
     @property
@@ -118,20 +199,20 @@ class Audit:
         return [*(REASONS[name] for name in self.judge.names), "", FOUND_WRONG]
 
     def _against(self, rows: IntArray) -> npt.NDArray[np.int64]:
-        """Place in `_reasons` of each of these rows: what speaks most against it, if it is flagged."""
+        """Index into `_reasons` for each of these rows."""
         combination = self.judge.combination
         here = standardised(self.scan.measures[rows], combination.centre, combination.spread)
-        against = (self._usual - here) * np.maximum(combination.weights, 0)
+        against = (self._typical - here) * np.maximum(combination.weights, 0)
         worst = np.where(np.isfinite(against), against, 0).argmax(axis=1)
         worst[np.isin(rows, list(self.checked))] = len(self.judge.names) + 1
-        return np.where(self.match_score[rows] < THRESHOLD, worst, len(self.judge.names))
+        return np.where(self.match_score[rows] < MATCH_THRESHOLD, worst, len(self.judge.names))
 
     @cached_property
-    def _usual(self) -> npt.NDArray[np.float64]:
-        """(m,) measures of a usual right pair."""
+    def _typical(self) -> npt.NDArray[np.float64]:
+        """(m,) mean standardised measures of the pairs that are not flagged."""
         combination = self.judge.combination
-        right = sample(np.flatnonzero(self.match_score >= THRESHOLD), PIECE)
-        values = standardised(self.scan.measures[right], combination.centre, combination.spread)
+        matched = sample(np.flatnonzero(self.match_score >= MATCH_THRESHOLD), PIECE)
+        values = standardised(self.scan.measures[matched], combination.centre, combination.spread)
         return np.asarray(values.mean(0) if len(values) else np.zeros(len(combination.weights)))
 
     @cached_property
@@ -139,9 +220,9 @@ class Audit:
         """One row a pair: id, status, match_score, is_mismatch, reason, suggestions, and all measures."""
         import pyarrow
 
-        return pyarrow.concat_tables(self._pieces())
+        return pyarrow.concat_tables(self.pieces())
 
-    def _pieces(self) -> Iterator[pyarrow.Table]:
+    def pieces(self) -> Iterator[pyarrow.Table]:
         """The table, some rows at a time: as a whole it takes more memory than all the rest."""
         return (self._piece(start, min(start + PIECE, len(self))) for start in range(0, len(self), PIECE))
 
@@ -154,8 +235,8 @@ class Audit:
             "id": self.source.id_column(start, stop),
             "status": self._status_column(start, stop),
             "match_score": pyarrow.array(match, mask=bad),
-            "is_mismatch": pyarrow.array(match < THRESHOLD, mask=bad),
-            "reason": _words(self._against(np.arange(start, stop)), self._reasons),
+            "is_mismatch": pyarrow.array(match < MATCH_THRESHOLD, mask=bad),
+            "reason": _text_column(self._against(np.arange(start, stop)), self._reasons),
         }
         for name, partners in (("right", self.new_rights), ("left", self.new_lefts)):
             columns[f"suggested_{name}"], columns[f"suggested_{name}_score"] = self._best_partner(partners, start, stop)
@@ -168,17 +249,17 @@ class Audit:
         for place in np.flatnonzero(places == BAD_IN_TABLE):
             places[place] = len(words)
             words.append(self.source.known[start + int(place)])
-        return _words(places, words)
+        return _text_column(places, words)
 
     def _best_partner(self, partners: Partners, start: int, stop: int) -> tuple[pyarrow.Array, pyarrow.Array]:
-        """For consecutive rows the id of the pair that lends the best partner, and the match score of the new pair."""
+        """For consecutive rows the id of the pair that has the best partner, and the match score of the new pair."""
         import pyarrow
 
-        given = np.flatnonzero((partners.rows[:, 0] >= 0) & (self.mended >= start) & (self.mended < stop))
+        given = np.flatnonzero((partners.rows[:, 0] >= 0) & (self.suggested >= start) & (self.suggested < stop))
         scores = np.full(stop - start, np.nan, dtype=np.float32)
-        scores[self.mended[given] - start] = partners.scores[given, 0]
+        scores[self.suggested[given] - start] = partners.scores[given, 0]
         place = np.zeros(stop - start, dtype=np.int32)
-        place[self.mended[given] - start] = np.arange(len(given))
+        place[self.suggested[given] - start] = np.arange(len(given))
         ids = pyarrow.array([*self.source.ids(partners.rows[given, 0]), ""], pyarrow.string())
         none = np.isnan(scores)
         return ids.take(pyarrow.array(place, mask=none)), pyarrow.array(scores, mask=none)
@@ -192,7 +273,7 @@ class Audit:
         columns: dict[str, list[Any]] = {name: [] for name in ("id", "replaced", "rank", "suggested_id", "score")}
         for side, partners in (("right", self.new_rights), ("left", self.new_lefts)):
             places, ranks = np.nonzero(partners.rows >= 0)
-            columns["id"] += self.source.ids(self.mended[places])
+            columns["id"] += self.source.ids(self.suggested[places])
             columns["replaced"] += [side] * len(places)
             columns["rank"] += (ranks + 1).tolist()
             columns["suggested_id"] += self.source.ids(partners.rows[places, ranks])
@@ -200,67 +281,43 @@ class Audit:
         return pyarrow.table({name: pyarrow.array(values, kinds.get(name, text)) for name, values in columns.items()})
 
     @cached_property
-    def summary(self) -> dict[str, Any]:
-        """The figures of the audit."""
+    def summary(self) -> AuditSummary:
+        """The metrics of the audit."""
         combination, judge = self.judge.combination, self.judge
         bad = self.bad_rows
         kinds, counts = np.unique(self.status(bad), return_counts=True) if len(bad) else ((), ())
-        return {
-            "pairs": len(self),
-            "scored": len(self) - len(bad),
-            "flagged": int(self.is_mismatch.sum()),
-            "noise_rate": combination.rate,
-            "noise_rate_low": combination.low,
-            "noise_rate_high": combination.high,
-            "unreadable": {str(kind): int(count) for kind, count in zip(kinds, counts, strict=True)},
-            "alike_left": len(self.alike[0].rows),
-            "alike_right": len(self.alike[1].rows),
-            "suggested_right": int((self.new_rights.rows[:, 0] >= 0).sum()),
-            "suggested_left": int((self.new_lefts.rows[:, 0] >= 0).sum()),
-            "measures": {
-                name: {"weight": float(weight), "separation": float(separation)}
+        return AuditSummary(
+            pairs=len(self),
+            scored=len(self) - len(bad),
+            flagged=int(self.is_mismatch.sum()),
+            noise_rate=combination.rate,
+            noise_rate_low=combination.low,
+            noise_rate_high=combination.high,
+            unreadable={str(kind): int(count) for kind, count in zip(kinds, counts, strict=True)},
+            near_duplicates_left=len(self.near_duplicates[0].rows),
+            near_duplicates_right=len(self.near_duplicates[1].rows),
+            suggested_right=int((self.new_rights.rows[:, 0] >= 0).sum()),
+            suggested_left=int((self.new_lefts.rows[:, 0] >= 0).sum()),
+            measures={
+                name: MeasureSummary(weight=float(weight), separation=float(separation))
                 for name, weight, separation in zip(judge.names, combination.shares(), judge.separations, strict=True)
             },
-            "notes": list(self.notes),
-            "seconds": round(self.seconds, 2),
-            "stages": {name: round(seconds, 2) for name, seconds in self.stages.items()},
-        }
-
-    def to_parquet(self, path: str | Path, *, overwrite: bool = False) -> None:
-        """Writes the table of all pairs; the file is named .parquet."""
-        self._write(path, ".parquet", overwrite=overwrite)
-
-    def to_csv(self, path: str | Path, *, overwrite: bool = False) -> None:
-        """Writes the table of all pairs as text; the file is named .csv."""
-        self._write(path, ".csv", overwrite=overwrite)
-
-    def _write(self, path: str | Path, ending: str, *, overwrite: bool) -> None:
-        if Path(path).suffix.lower() != ending:
-            raise DataError(f"{path}: expected a name that ends in {ending}; choose such a one.")
-        write_table(path, self._pieces(), overwrite=overwrite)
-
-    def to_html(self, path: str | Path) -> None:
-        """Writes the report: one file that shows everything and needs nothing."""
-        from mispair.auditing.report.page import make_page
-        from mispair.auditing.report.render import render
-
-        write_atomically(path, render(make_page(self)).encode())
-
-    def write_clean(self, out: str | Path, *, overwrite: bool = False) -> Path:
-        """Writes a copy of the input without the flagged and the unreadable pairs, in the input's own layout."""
-        return write_filtered(self.source, ~self.is_mismatch & (self.scan.status == READABLE), out, overwrite)
+            notes=list(self.notes),
+            seconds=round(self.seconds, 2),
+            stages={name: round(seconds, 2) for name, seconds in self.stages.items()},
+        )
 
 
 def match_scores(judge: Judge, scan: Scan, checked: Mapping[int, float]) -> npt.NDArray[np.float32]:
-    """(N,) match scores by the measures, and by what a person has found; NaN where a row could not be read."""
+    """(N,) match scores by the measures, and by what a person has checked; NaN where a row could not be read."""
     match = judge.combination.match(scan.measures)
-    for row, right in checked.items():
+    for row, matched in checked.items():
         if not np.isnan(match[row]):
-            match[row] = right
+            match[row] = matched
     return match
 
 
-def _words(places: npt.NDArray[np.integer], words: list[str]) -> pyarrow.Array:
+def _text_column(places: npt.NDArray[np.integer], words: list[str]) -> pyarrow.Array:
     """A column of texts of which only a few differ."""
     import pyarrow
 

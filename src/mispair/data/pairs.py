@@ -21,6 +21,7 @@ from mispair.errors import DataError
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[Any]  # float32 or float16, often memory-mapped
 Kind = Literal["regions", "tokens", "vectors"]
+MATCH_THRESHOLD = 0.5  # a pair with a lower match score is flagged as mismatched
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,11 @@ from torch import Tensor
 from mispair.compute.devices import send
 from mispair.config import Config
 from mispair.data.batches import Batch, PairLoader, random_batches
-from mispair.data.pairs import IntArray
+from mispair.data.pairs import MATCH_THRESHOLD, IntArray
 from mispair.functional.losses import negatives_at, warmup_loss
 from mispair.models import Network
 
 BATCHES = 100  # stream of random numbers
-LOOKS_RIGHT = 0.5  # match score
 
 
 @dataclass(frozen=True)
@@ -99,7 +98,7 @@ class Method(ABC):
     def trusted(self) -> IntArray:
         """The pairs that look right to an audit; all, if there was none or too few do."""
         pairs = self.loader.pairs
-        right = np.arange(0) if pairs.match_score is None else np.flatnonzero(pairs.match_score >= LOOKS_RIGHT)
+        right = np.arange(0) if pairs.match_score is None else np.flatnonzero(pairs.match_score >= MATCH_THRESHOLD)
         return right if len(right) > 1 else np.arange(len(pairs))
 
     def figures(self) -> dict[str, Any]:

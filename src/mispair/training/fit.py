@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,8 @@ from rich.console import Console
 
 from mispair.config import Config, override
 from mispair.data.npy import chunks, open_array
-from mispair.data.pairs import Pairs, Side, Tokens
+from mispair.data.pairs import MATCH_THRESHOLD, Pairs, Side, Tokens
 from mispair.errors import ConfigError, DataError, StoppedError
-from mispair.methods.base import LOOKS_RIGHT
 from mispair.retrieval.matcher import Matcher, check_content, check_is_pairs
 from mispair.support.files import replacing
 from mispair.training.run_folder import Run
@@ -105,20 +103,20 @@ def _train(
 
 def _audited(config: Config, pairs: Pairs, run: Run, console: Console | None) -> Pairs:
     """With the match scores of an audit, which is made once and kept in the run folder."""
-    from mispair.auditing.sources.from_training import match_score  # which itself needs what is here
+    from mispair.auditing.audit import attach_match_score, score_pairs
 
     kept = run.path / "match_score.npy"
     if not kept.exists():
         try:
-            found = match_score(pairs, config.device, console)
+            found = score_pairs(pairs, config.device, console)
         except DataError as error:
             raise DataError(f"{str(error).removesuffix('.')}; leave out --audit (audit=True), or mend that.") from None
         with replacing(kept) as file:
             np.save(file, found, allow_pickle=False)
     score = np.asarray(open_array(kept, ndim=1))
     if console is not None:
-        console.print(f"{pairs.name}: {(score >= LOOKS_RIGHT).mean():.0%} of the pairs look right to an audit")
-    return replace(pairs, match_score=score)
+        console.print(f"{pairs.name}: {(score >= MATCH_THRESHOLD).mean():.0%} of the pairs match by the audit")
+    return attach_match_score(pairs, score)
 
 
 def _refuse_equal_items(pairs: Pairs) -> None:

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+from audit_cases import contents
 from mispair.auditing.encoding import encode
 from mispair.auditing.encoding.encode import Outcome, encode_rows
 from mispair.auditing.encoding.raw_pairs import Row
@@ -29,8 +30,8 @@ class FakeImages:
     def __init__(self, name: str = "colour", stop_after: int = 10**9) -> None:
         self.name, self.width, self.seen, self._stop = name, 3, 0, stop_after
 
-    def prepare(self, picture: Image.Image) -> npt.NDArray[np.float32]:
-        colour: npt.NDArray[np.float32] = np.asarray(picture, dtype=np.float32).mean(axis=(0, 1))
+    def prepare(self, image: Image.Image) -> npt.NDArray[np.float32]:
+        colour: npt.NDArray[np.float32] = np.asarray(image, dtype=np.float32).mean(axis=(0, 1))
         return colour
 
     def encode(self, items: Sequence[Any], /) -> npt.NDArray[np.float32]:
@@ -52,7 +53,7 @@ class FakeTexts:
 
 
 @pytest.fixture
-def pictures(tmp_path: Path) -> Path:
+def images(tmp_path: Path) -> Path:
     for shade in range(6):
         Image.new("RGB", (4, 3), (40 * shade, 1, 2)).save(tmp_path / f"{shade}.png")
     return tmp_path
@@ -75,17 +76,13 @@ def read(out: Path) -> tuple[npt.NDArray[Any], npt.NDArray[Any], dict[str, list[
     return np.concatenate(table.images), np.concatenate(table.texts), columns
 
 
-def everything(out: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(out)): path.read_bytes() for path in sorted(out.rglob("*")) if path.is_file()}
-
-
-def test_vectors_and_metadata_in_shards(pictures: Path) -> None:
-    rows = make_rows(pictures, [("0.png", "a"), ("1.png", "bb"), ("1.png", "ccc"), ("0.png", "bb"), ("5.png", "dddd")])
-    images, texts = FakeImages(), FakeTexts()
-    assert encode_rows(rows, pictures / "out", images, texts, shard=3) == Outcome(5)
-    assert images.seen == 2 + 2  # once a shard
+def test_vectors_and_metadata_in_shards(images: Path) -> None:
+    rows = make_rows(images, [("0.png", "a"), ("1.png", "bb"), ("1.png", "ccc"), ("0.png", "bb"), ("5.png", "dddd")])
+    encoder, texts = FakeImages(), FakeTexts()
+    assert encode_rows(rows, images / "out", encoder, texts, shard=3) == Outcome(5)
+    assert encoder.seen == 2 + 2  # once a shard
     assert texts.seen == 3 + 2
-    left, right, columns = read(pictures / "out")
+    left, right, columns = read(images / "out")
     assert left.dtype == right.dtype == np.float16
     assert left[:, 0].tolist() == [0, 40, 40, 0, 200]
     assert right[:, 0].tolist() == [1, 2, 3, 2, 4]
@@ -95,24 +92,24 @@ def test_vectors_and_metadata_in_shards(pictures: Path) -> None:
         "caption": [row.caption for row in rows],
         "status": ["ok"] * 5,
     }
-    assert sorted(everything(pictures / "out")) == [
+    assert sorted(contents(images / "out")) == [
         "encode.json", "img_emb/img_emb_0.npy", "img_emb/img_emb_1.npy", "metadata/metadata_0.parquet",
         "metadata/metadata_1.parquet", "text_emb/text_emb_0.npy", "text_emb/text_emb_1.npy",
     ]  # fmt: skip
 
 
 def png_of(width: int, height: int) -> bytes:
-    """Start of a picture that claims this size."""
+    """Start of an image that claims this size."""
     chunk = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + chunk + struct.pack(">I", zlib.crc32(chunk)) + b"\0\0\0\1IDAT"
 
 
-def test_bad_rows_stay_with_a_status(pictures: Path) -> None:
-    (pictures / "empty.png").touch()
-    (pictures / "text.png").write_text("not a picture")
-    Image.effect_noise((64, 64), 50).save(pictures / "cut.jpg")
-    (pictures / "cut.jpg").write_bytes((pictures / "cut.jpg").read_bytes()[:1000])
-    (pictures / "bomb.png").write_bytes(png_of(60_000, 60_000))
+def test_bad_rows_stay_with_a_status(images: Path) -> None:
+    (images / "empty.png").touch()
+    (images / "text.png").write_text("not an image")
+    Image.effect_noise((64, 64), 50).save(images / "cut.jpg")
+    (images / "cut.jpg").write_bytes((images / "cut.jpg").read_bytes()[:1000])
+    (images / "bomb.png").write_bytes(png_of(60_000, 60_000))
     names = [
         "0.png",
         "gone.png",
@@ -129,9 +126,9 @@ def test_bad_rows_stay_with_a_status(pictures: Path) -> None:
     ]
     texts = ["fine"] * 9 + [" ", "huge", ""]
     outcome = encode_rows(
-        make_rows(pictures, list(zip(names, texts, strict=True))), pictures / "out", FakeImages(), FakeTexts(), shard=7
+        make_rows(images, list(zip(names, texts, strict=True))), images / "out", FakeImages(), FakeTexts(), shard=7
     )
-    left, right, columns = read(pictures / "out")
+    left, right, columns = read(images / "out")
     status = columns["status"]
     assert status[0] == "ok"
     assert status[1] == "image is missing"
@@ -167,90 +164,91 @@ def test_one_per_cent_is_not_too_many() -> None:
     st.integers(0, 8),
 )
 def test_a_stopped_run_goes_on_and_equals_an_unbroken_one(
-    pictures: Path, tmp_path_factory: pytest.TempPathFactory, pairs: list[tuple[str, str]], shard: int, stop: int
+    images: Path, tmp_path_factory: pytest.TempPathFactory, pairs: list[tuple[str, str]], shard: int, stop: int
 ) -> None:
-    rows, out = make_rows(pictures, pairs), tmp_path_factory.mktemp("out")
+    rows, out = make_rows(images, pairs), tmp_path_factory.mktemp("out")
     whole = encode_rows(rows, out / "whole", FakeImages(), FakeTexts(), shard=shard)
     try:
         encode_rows(rows, out / "stopped", FakeImages(stop_after=stop), FakeTexts(), shard=shard)
     except KeyboardInterrupt:
         outcome = encode_rows(rows, out / "stopped", FakeImages(), FakeTexts(), shard=shard)
         assert outcome.kept % shard == 0
-        assert Outcome(**{**outcome.figures(), "kept": 0}) == whole  # type: ignore[arg-type]
-    assert everything(out / "stopped") == everything(out / "whole")
+        assert Outcome(**{**outcome.metrics(), "kept": 0}) == whole  # type: ignore[arg-type]
+    assert contents(out / "stopped") == contents(out / "whole")
     assert len(read(out / "whole")[0]) == len(rows)
 
 
-def test_finished_shards_are_kept_and_damaged_ones_made_again(pictures: Path) -> None:
-    rows, out = make_rows(pictures, [(f"{i}.png", "a") for i in range(6)]), pictures / "out"
+def test_finished_shards_are_kept_and_damaged_ones_made_again(images: Path) -> None:
+    rows, out = make_rows(images, [(f"{i}.png", "a") for i in range(6)]), images / "out"
     encode_rows(rows, out, FakeImages(), FakeTexts(), shard=2)
-    before = everything(out)
-    images = FakeImages()
-    assert encode_rows(rows, out, images, FakeTexts(), shard=2).kept == 6
-    assert images.seen == 0
+    before = contents(out)
+    encoder = FakeImages()
+    assert encode_rows(rows, out, encoder, FakeTexts(), shard=2).kept == 6
+    assert encoder.seen == 0
     (out / "img_emb/img_emb_1.npy").write_bytes(before["img_emb/img_emb_1.npy"][:-1])
     (out / "metadata/metadata_2.parquet").unlink()
-    assert encode_rows(rows, out, images, FakeTexts(), shard=2).kept == 2
-    assert images.seen == 4
-    assert everything(out) == before
+    assert encode_rows(rows, out, encoder, FakeTexts(), shard=2).kept == 2
+    assert encoder.seen == 4
+    assert contents(out) == before
 
 
-def test_a_folder_made_from_something_else_is_refused(pictures: Path) -> None:
-    rows, out = make_rows(pictures, [("0.png", "a"), ("1.png", "b"), ("2.png", "c")]), pictures / "out"
+def test_a_folder_made_from_something_else_is_refused(images: Path) -> None:
+    rows, out = make_rows(images, [("0.png", "a"), ("1.png", "b"), ("2.png", "c")]), images / "out"
     encode_rows(rows, out, FakeImages(), FakeTexts(), shard=1)
-    before = everything(out)
-    with pytest.raises(DataError, match=r"image model colour \(now shade\); give another --out, or --overwrite"):
+    before = contents(out)
+    with pytest.raises(DataError, match=r"image model was colour, now shade\); give another --out"):
         encode_rows(rows, out, FakeImages("shade"), FakeTexts(), shard=1)
-    with pytest.raises(DataError, match=r"else: rows 3 \(now 2\), rows a shard 1 \(now 4096\);"):
+    with pytest.raises(DataError, match=r"\(rows was 3, now 2; rows a shard was 1, now 4096; ids, "):
         encode_rows(rows[:2], out, FakeImages(), FakeTexts())
-    with pytest.raises(DataError, match="other ids, image paths or captions"):
+    with pytest.raises(DataError, match=r"\(ids, image paths or captions changed since\)"):
         encode_rows([*rows[:2], rows[2]._replace(caption="d")], out, FakeImages(), FakeTexts(), shard=1)
-    assert everything(out) == before
+    assert contents(out) == before
     (out / "mine.txt").write_text("stays")
     encode_rows(rows[:2], out, FakeImages("shade"), FakeTexts(), shard=2, overwrite=True)
     assert len(read(out)[0]) == 2
-    assert len(everything(out)) == 3 + 1 + 1
+    assert len(contents(out)) == 3 + 1 + 1
     (out / "encode.json").write_text("{")
-    with pytest.raises(DataError, match="the note cannot be read"):
+    with pytest.raises(DataError, match=r"encode.json cannot be read, so embeddings cannot be continued"):
         encode_rows(rows, out, FakeImages(), FakeTexts())
 
 
-def test_embeddings_of_others_are_never_replaced(pictures: Path) -> None:
-    rows, out = make_rows(pictures, [("0.png", "a")]), pictures / "out"
+def test_embeddings_of_others_are_never_replaced(images: Path) -> None:
+    rows, out = make_rows(images, [("0.png", "a")]), images / "out"
     (out / "img_emb").mkdir(parents=True)
-    for overwrite in (False, True):
-        with pytest.raises(DataError, match="not made by `mispair encode`"):
+    (out / "img_emb/img_emb_0.npy").write_text("not ours")
+    for overwrite, words in ((False, "is not empty"), (True, "img_emb/img_emb_0.npy, but no encode.json")):
+        with pytest.raises(DataError, match=words):
             encode_rows(rows, out, FakeImages(), FakeTexts(), overwrite=overwrite)
     with pytest.raises(DataError, match="this is a file"):
-        encode_rows(rows, pictures / "0.png", FakeImages(), FakeTexts())
+        encode_rows(rows, images / "0.png", FakeImages(), FakeTexts())
 
 
 @pytest.mark.skipif(os.name != "posix", reason="file names are text there")
-def test_a_file_name_that_is_no_text(pictures: Path) -> None:
-    name = os.fsencode(pictures) + b"/caf\xe9.png"
+def test_a_file_name_that_is_no_text(images: Path) -> None:
+    name = os.fsencode(images) + b"/caf\xe9.png"
     try:
-        os.rename(os.fsencode(pictures / "1.png"), name)
+        os.rename(os.fsencode(images / "1.png"), name)
     except OSError:
         pytest.skip("the file system takes text only")
-    encode_rows([Row("a", os.fsdecode(name), "text")], pictures / "out", FakeImages(), FakeTexts())
-    left, _, columns = read(pictures / "out")
+    encode_rows([Row("a", os.fsdecode(name), "text")], images / "out", FakeImages(), FakeTexts())
+    left, _, columns = read(images / "out")
     assert left[0, 0] == 40
     assert columns["image_path"][0].endswith("caf?.png")
 
 
 @pytest.mark.parametrize(("bad", "code"), [(0, 0), (1, 3)])
 def test_command(
-    pictures: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], bad: int, code: int
+    images: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], bad: int, code: int
 ) -> None:
     monkeypatch.setattr(encode, "image_encoder", lambda *_: FakeImages())
     monkeypatch.setattr(encode, "text_encoder", lambda *_: FakeTexts())
     lines = ["image,caption", "0.png,A dog.", "1.png,A cat.", *["gone.png,A bird."] * bad]
-    (pictures / "t.csv").write_text("\n".join(lines))
-    out = pictures / "out"
-    assert audit_module.encode(pictures / "t.csv", out=out) == code
+    (images / "t.csv").write_text("\n".join(lines))
+    out = images / "out"
+    assert audit_module.encode(images / "t.csv", out=out) == code
     printed = capsys.readouterr().out
     assert f"{2 + bad} pairs." in printed
     assert ("gone.png#0: image is missing" in printed) == bool(bad)
-    assert audit_module.encode(pictures / "t.csv", out=out, json=True) == code
+    assert audit_module.encode(images / "t.csv", out=out, json=True) == code
     figures = json.loads(capsys.readouterr().out)
     assert (figures["rows"], figures["bad"], figures["kept"]) == (2 + bad, bad, 2 + bad)

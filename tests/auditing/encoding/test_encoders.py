@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from mispair.auditing.encoding import encoders
-from mispair.auditing.encoding.encoders import image_encoder, load_picture, text_encoder
+from mispair.auditing.encoding.encoders import image_encoder, load_image, text_encoder
 from mispair.errors import ConfigError
 
 WHITE, RED = (255, 255, 255), (255, 0, 0)
@@ -25,7 +25,7 @@ def test_transparent_pictures_are_put_on_white(tmp_path: Path) -> None:
     palette.putpixel((1, 0), 1)
     palette.save(tmp_path / "palette.gif", transparency=1)
     for name in ("alpha.png", "palette.gif"):
-        picture = load_picture(tmp_path / name)
+        picture = load_image(tmp_path / name)
         assert picture.mode == "RGB"
         assert [picture.getpixel((x, 0)) for x in (0, 1)] == [RED, WHITE]
 
@@ -34,14 +34,14 @@ def test_transparent_pictures_are_put_on_white(tmp_path: Path) -> None:
 def test_other_kinds_of_colour(tmp_path: Path, mode: str) -> None:
     path = tmp_path / ("a.tif" if mode in ("CMYK", "YCbCr") else "a.png")
     Image.new("RGB", (3, 2), WHITE).convert(mode).save(path)
-    picture = load_picture(path)
+    picture = load_image(path)
     assert (picture.mode, picture.size, picture.getpixel((0, 0))) == ("RGB", (3, 2), WHITE)
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 4095), (1000, 65535), (7, 7)])
 def test_sixteen_bits_use_the_whole_range(tmp_path: Path, low: int, high: int) -> None:
     Image.fromarray(np.array([[low, high]], dtype=np.uint16)).save(tmp_path / "a.png")
-    values = np.asarray(load_picture(tmp_path / "a.png"))
+    values = np.asarray(load_image(tmp_path / "a.png"))
     assert values[0, :, 0].tolist() == ([0, 255] if high > low else [0, 0])
 
 
@@ -51,14 +51,14 @@ def test_pictures_are_turned_upright(tmp_path: Path) -> None:
     notes[0x0112] = 6  # taken with the camera on its side
     picture = Image.new("RGB", (4, 2), WHITE)
     picture.save(tmp_path / "a.png", exif=notes)
-    assert load_picture(tmp_path / "a.png").size == (2, 4)
+    assert load_image(tmp_path / "a.png").size == (2, 4)
     picture.save(tmp_path / "b.png", exif=b"Exif\0\0MM\0*\xff\xff\xff\xff damaged")
-    assert load_picture(tmp_path / "b.png").size == (4, 2)
+    assert load_image(tmp_path / "b.png").size == (4, 2)
 
 
 def test_large_jpegs_are_decoded_smaller(tmp_path: Path) -> None:
     Image.new("L", (4400, 4200)).save(tmp_path / "a.jpg")
-    assert load_picture(tmp_path / "a.jpg").size == (1100, 1050)
+    assert load_image(tmp_path / "a.jpg").size == (1100, 1050)
 
 
 @pytest.mark.parametrize("name", ["resnet", "open_clip", "open_clip:ViT-B-32", "open_clip:/x", "transformers:x"])

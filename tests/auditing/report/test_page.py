@@ -11,8 +11,7 @@ from PIL import Image
 
 import mispair
 from audit_cases import Case, hurry, make_case
-from mispair.auditing.audit import Settings, audit_source
-from mispair.auditing.findings import Audit
+from mispair.auditing.audit import Audit, Settings, audit_source
 from mispair.auditing.report import page
 from mispair.auditing.report.page import make_page
 from mispair.auditing.report.render import render
@@ -29,7 +28,7 @@ HOSTILE = "</code><script>alert(1)</script>\"'><img src=x onerror=alert(1)> {{ 7
 @pytest.fixture(scope="module")
 def case() -> Case:
     made = make_case(120, 0.3)
-    made.left[[50, 51, 52, 53, 54, 55]] = made.left[50]  # a picture that is there six times
+    made.left[[50, 51, 52, 53, 54, 55]] = made.left[50]  # a image that is there six times
     made.right[61] = made.right[60]
     made.right[70] = 0
     return made
@@ -43,14 +42,14 @@ def plain(case: Case) -> Iterator[Audit]:
 
 @pytest.fixture(scope="module")
 def illustrated(case: Case, tmp_path_factory: pytest.TempPathFactory) -> Audit:
-    """With pictures, one of which is no picture, and hostile ids and captions."""
+    """With images, one of which is no image, and hostile ids and captions."""
     folder = tmp_path_factory.mktemp("photos")
     lines = ["id\tcaption\timage_path"]
     for row in range(120):
         Image.new("RGB", (8, 6), (2 * row, 255 - row, 7)).save(folder / f"{row}.png")
         text = HOSTILE.replace('"', "")
         lines.append(f"{text} {row}\tcaption {row} {text}\t{row}.png")
-    (folder / "0.png").write_text("no picture")
+    (folder / "0.png").write_text("no image")
     (folder / "t.tsv").write_text("\n".join(lines))
     np.save(folder / "a.npy", case.left)
     np.save(folder / "b.npy", case.right)
@@ -65,7 +64,7 @@ def test_counts(plain: Audit) -> None:
     assert (page.pairs, page.scored, page.flagged) == (120, 119, int((match < 0.5).sum()))
     assert sum(page.histogram) == sum(page.observed) == page.scored
     assert sum(page.histogram[: len(page.histogram) // 2]) == page.flagged  # 0.5 is between two bars
-    assert sum(page.expected_right) == pytest.approx(float(match.sum()), rel=1e-5)
+    assert sum(page.expected_matched) == pytest.approx(float(match.sum()), rel=1e-5)
     assert sum(page.shuffled) == pytest.approx(page.noise_rate * page.scored)
     assert page.lowest < page.highest
     assert page.unreadable == {"the right vector is zero": 1}
@@ -78,7 +77,7 @@ def test_counts(plain: Audit) -> None:
 def test_the_worst_pairs_come_first(plain: Audit) -> None:
     worst = make_page(plain).worst
     order = np.argsort(plain.match_score, kind="stable")[: len(worst)]  # NaN is last
-    assert len(worst) == min(page.WORST, plain.summary["flagged"]) > 5
+    assert len(worst) == min(page.WORST, plain.summary.flagged) > 5
     assert [pair.id for pair in worst] == [str(row) for row in order]
     for place, pair in enumerate(worst):
         assert pair.reason
@@ -92,17 +91,17 @@ def test_the_worst_pairs_come_first(plain: Audit) -> None:
 
 def test_near_duplicates_are_shown(plain: Audit) -> None:
     page = make_page(plain)
-    first = page.alike[0]
+    first = page.near_duplicates[0]
     assert (first.side, first.ids, first.more) == ("left", ("50", "51", "52", "53"), 2)
-    assert ("right", ("60", "61")) in {(group.side, group.ids) for group in page.alike}
-    rows = {int(row) for groups in plain.alike for group in groups for row in group}
-    assert page.alike_pairs == len(rows) >= 8
+    assert ("right", ("60", "61")) in {(group.side, group.ids) for group in page.near_duplicates}
+    rows = {int(row) for groups in plain.near_duplicates for group in groups for row in group}
+    assert page.near_duplicate_pairs == len(rows) >= 8
 
 
 def test_without_pictures_and_texts_there_are_names(plain: Audit) -> None:
     for pair in make_page(plain).worst:
-        assert (pair.left.picture, pair.left.text, pair.left.name) == ("", "", pair.id)
-        assert (pair.right.picture, pair.right.text, pair.right.name) == ("", "", pair.id)
+        assert (pair.left.image, pair.left.text, pair.left.name) == ("", "", pair.id)
+        assert (pair.right.image, pair.right.text, pair.right.name) == ("", "", pair.id)
     assert "<img" not in render(make_page(plain))
 
 
@@ -111,11 +110,11 @@ def test_pictures_and_texts(illustrated: Audit) -> None:
     for pair in page.worst:
         row = int(pair.id.split()[-1])
         assert pair.right.text.startswith(f"caption {row} ")
-        assert bool(pair.left.picture) == (row != 0)
+        assert bool(pair.left.image) == (row != 0)
         for partner in pair.new_rights:
             assert partner.item.text.startswith(f"caption {partner.id.split()[-1]} ")
         for partner in pair.new_lefts:
-            assert partner.item.picture.startswith("data:image/jpeg;base64,") or partner.id.endswith(" 0")
+            assert partner.item.image.startswith("data:image/jpeg;base64,") or partner.id.endswith(" 0")
 
 
 def test_what_is_hostile_is_escaped(illustrated: Audit) -> None:
@@ -126,24 +125,24 @@ def test_what_is_hostile_is_escaped(illustrated: Audit) -> None:
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in html
 
 
-def test_no_more_than_so_many_different_pictures(illustrated: Audit, monkeypatch: pytest.MonkeyPatch) -> None:
-    def pictures() -> set[str]:
+def test_no_more_than_so_many_different_count_images(illustrated: Audit, monkeypatch: pytest.MonkeyPatch) -> None:
+    def shown_images() -> set[str]:
         page = make_page(illustrated)
-        items = [item for group in page.alike for item in group.items]
+        items = [item for group in page.near_duplicates for item in group.items]
         items += [item for pair in page.worst for item in (pair.left, *(one.item for one in pair.new_lefts))]
-        return {item.picture for item in items} - {""}
+        return {item.image for item in items} - {""}
 
-    assert len(pictures()) > 10
-    monkeypatch.setattr(page, "MOST_PICTURES", 7)
-    assert 6 <= len(pictures()) <= 7  # one of them may be the one that cannot be read
-    monkeypatch.setattr(page, "MOST_PICTURES", 0)
-    assert not pictures()
+    assert len(shown_images()) > 10
+    monkeypatch.setattr(page, "MAX_IMAGES", 7)
+    assert 6 <= len(shown_images()) <= 7  # one of them may be the one that cannot be read
+    monkeypatch.setattr(page, "MAX_IMAGES", 0)
+    assert not shown_images()
 
 
 def test_two_hundred_pictures_stay_below_five_megabytes(
     illustrated: Audit, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Even of pictures that hardly compress, as many as a page may hold."""
+    """Even of images that hardly compress, as many as a page may hold."""
     noise = np.random.default_rng(0).integers(0, 256, (160, 160, 3), dtype=np.uint8)
     buffer = io.BytesIO()
     Image.fromarray(noise).save(buffer, "JPEG", quality=95)
@@ -152,8 +151,8 @@ def test_two_hundred_pictures_stay_below_five_megabytes(
     monkeypatch.setattr(page, "thumbnail", lambda _: worst)
     assert len(render(make_page(illustrated))) < 5_000_000
     most = page.WORST * 4 + page.GROUPS // 2 * page.MEMBERS
-    assert most <= page.MOST_PICTURES
-    assert len(worst.uri) * page.MOST_PICTURES < 4_500_000
+    assert most <= page.MAX_IMAGES
+    assert len(worst.uri) * page.MAX_IMAGES < 4_500_000
 
 
 def test_nothing_flagged(plain: Audit) -> None:
@@ -162,13 +161,13 @@ def test_nothing_flagged(plain: Audit) -> None:
     quiet = replace(
         plain,
         judge=replace(plain.judge, combination=sure),
-        mended=np.arange(0),
+        suggested=np.arange(0),
         new_rights=nobody,
         new_lefts=nobody,
-        alike=(Groups.none(), Groups.none()),
+        near_duplicates=(Groups.none(), Groups.none()),
     )
     page = make_page(quiet)
-    assert (page.flagged, page.worst, page.alike, page.alike_pairs) == (0, [], [], 0)
+    assert (page.flagged, page.worst, page.near_duplicates, page.near_duplicate_pairs) == (0, [], [], 0)
     html = render(page)
     assert "Worst pairs" not in html
     assert "Near-duplicates" not in html
@@ -184,9 +183,9 @@ def test_pictures_that_are_not_there_are_counted(illustrated: Audit, tmp_path: P
     odd = tmp_path / "caf\udce9"  # a name that is no UTF-8
     lost = replace(illustrated, source=replace(illustrated.source, images=(tmp_path, odd)))
     page = make_page(lost)
-    shown = {item.name for group in page.alike if group.side == "left" for item in group.items}
+    shown = {item.name for group in page.near_duplicates if group.side == "left" for item in group.items}
     shown |= {pair.left.name for pair in page.worst} | {one.id for pair in page.worst for one in pair.new_lefts}
     places = f"{tmp_path.resolve()}, {tmp_path.resolve()}/caf?"
-    assert f"{len(shown)} pictures were not found in {places}; give --images FOLDER." in page.notes
+    assert f"{len(shown)} images were not found in {places}; give --images FOLDER." in page.notes
     lost.to_html(tmp_path / "report.html")
-    assert "pictures were not found in" in (tmp_path / "report.html").read_text()
+    assert "images were not found in" in (tmp_path / "report.html").read_text()

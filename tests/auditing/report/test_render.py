@@ -15,7 +15,7 @@ from PIL import Image
 
 from html_reader import Reader
 from mispair.auditing.report import charts
-from mispair.auditing.report.page import Alike, Flagged, Item, Measure, Page, Partner
+from mispair.auditing.report.page import Flagged, Item, Measure, NearDuplicates, Page, Partner
 from mispair.auditing.report.render import render
 from mispair.support.thumbnails import MOST_BYTES, thumbnail
 
@@ -33,7 +33,7 @@ PAGE = Page(
     noise_low=0.3712,
     noise_high=0.4062,
     histogram=[2000, 598, 390, 4000],
-    expected_right=[20.5, 200.0, 300.0, 3900.0],
+    expected_matched=[20.5, 200.0, 300.0, 3900.0],
     observed=[0, 900, 1500, 4000, 588],
     shuffled=[10.5, 880.0, 1400.0, 400.0, 0.0],
     lowest=-4.0,
@@ -43,15 +43,15 @@ PAGE = Page(
             "pair-1",
             0.0312,
             "No neighbour agrees.",
-            Item(picture=DOT, name="one.jpg"),
+            Item(image=DOT, name="one.jpg"),
             Item(text="A cat on a mat"),
-            (Partner("pair-7", Item(picture=DOT, name="seven.jpg"), 0.911),),
+            (Partner("pair-7", Item(image=DOT, name="seven.jpg"), 0.911),),
             (Partner("pair-8", Item(text="A dog in the fog"), 0.322), Partner("pair-9", Item(text="A hound"), 0.871)),
         )
     ],
     measures=[Measure("contrast", "Is the partner nearer than others?", 0.62, 0.79), Measure("luck", "?", 0.38, 0.51)],
-    alike=[Alike("left", ("pair-3", "pair-4"), (Item(picture=DOT), Item(picture=DOT)), more=1200)],
-    alike_pairs=312,
+    near_duplicates=[NearDuplicates("left", ("pair-3", "pair-4"), (Item(image=DOT), Item(image=DOT)), more=1200)],
+    near_duplicate_pairs=312,
     unreadable={"zero vector": 7, "not finite": 5},
     unreadable_rows=[("pair-5", "zero vector"), ("", "not finite")],
     notes=["There is no joint model."],
@@ -111,24 +111,24 @@ def test_all_of_it_is_there() -> None:
     words = read(PAGE).words
     for expected in (
         "Audit of pets",
-        "About 39 % of the 6,988 scored pairs are wrong (37 % to 41 %).",
+        "About 39 % of the 6,988 scored pairs are mismatched (37 % to 41 %).",
         "Pairs 7,000",
-        "Flagged as wrong 2,598 37 % have",
+        "Flagged as mismatched 2,598 37 % have",
         "Estimated noise rate 39 % 37 % to 41 % with 95 % confidence",
         "Could not be read 12 12 without a score",
         "The 1 worst of 2,598 flagged pairs",
         "Pair pair-1 match score 0.03",
-        "picture caption A cat on a mat No neighbour agrees.",
-        "Suggested captions for this picture A dog in the fog 0.32 from pair pair-8 A hound 0.87 from pair pair-9",
-        "Suggested pictures for this caption 0.91 from pair pair-7",
+        "image caption A cat on a mat No neighbour agrees.",
+        "Suggested captions for this image A dog in the fog 0.32 from pair pair-8 A hound 0.87 from pair pair-9",
+        "Suggested images for this caption 0.91 from pair pair-7",
         "312 pairs have an item that occurs in another pair too",
-        "1,202 pairs with nearly the same picture pair pair-3 pair pair-4 and 1,200 more",
+        "1,202 pairs with nearly the same image pair pair-3 pair pair-4 and 1,200 more",
         "zero vector 7 not finite 5",
         "The first 2 of them",
         "pair-5 zero vector no id not finite",
         "contrast Is the partner nearer than others? 62 % very well (0.79)",  # 0.81 is the most that is possible
         "luck ? 38 % hardly at all (0.51)",
-        "0.81 the most that is possible with 39 % wrong pairs",
+        "0.81 the most that is possible with 39 % mismatched pairs",
         "There is no joint model.",
         "mispair audit pets --out out",
         "mispair 0.1.0 · numpy 2.1 · 1 min 15 s",
@@ -140,14 +140,14 @@ def test_all_of_it_is_there() -> None:
 
 def test_pictures_have_names() -> None:
     names = [attributes["alt"] for attributes in read(PAGE).all("img")]
-    assert names == ["one.jpg", "seven.jpg", "picture of pair pair-3", "picture of pair pair-4"]
+    assert names == ["one.jpg", "seven.jpg", "image of pair pair-3", "image of pair pair-4"]
 
 
 EMPTY = {
     "worst": [],
     "measures": [],
-    "alike": [],
-    "alike_pairs": 0,
+    "near_duplicates": [],
+    "near_duplicate_pairs": 0,
     "unreadable": {},
     "unreadable_rows": [],
     "notes": [],
@@ -157,9 +157,9 @@ EMPTY = {
     "scored": 7000,
 }
 HEADINGS = {
-    "What the scores look like": {"histogram": [], "expected_right": [], "observed": []},
+    "Scores": {"histogram": [], "expected_matched": [], "observed": []},
     "flagged pairs": {"worst": []},
-    "Near-duplicates": {"alike": [], "alike_pairs": 0},
+    "Near-duplicates": {"near_duplicates": [], "near_duplicate_pairs": 0},
     "Pairs that could not be read": {"unreadable": {}, "unreadable_rows": [], "scored": 7000},
     "How it was measured": {"measures": []},
     "Notes": {"notes": []},
@@ -190,21 +190,21 @@ def headline(page: Page) -> str:
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"scored": 7000}, "About 39 % of the 7,000 pairs are wrong (37 % to 41 %)."),
+        ({"scored": 7000}, "About 39 % of the 7,000 pairs are mismatched (37 % to 41 %)."),
         (
             {"scored": 10_000_000, "pairs": 10_000_000, "noise_rate": 0.0312, "noise_low": 0.03, "noise_high": 0.033},
-            "About 3.1 % of the 10,000,000 pairs are wrong (3.0 % to 3.3 %).",
+            "About 3.1 % of the 10,000,000 pairs are mismatched (3.0 % to 3.3 %).",
         ),
         (
             {"scored": 7000, "noise_rate": 0.0004, "noise_low": 0.0, "noise_high": 0.0008},
-            "About 0.04 % of the 7,000 pairs are wrong (0 % to 0.08 %).",
+            "About 0.04 % of the 7,000 pairs are mismatched (0 % to 0.08 %).",
         ),
         (
             {"scored": 7000, "flagged": 0, "noise_rate": 0.0, "noise_low": 0.0, "noise_high": 0.004},
-            "None of the 7,000 pairs looks wrong (at most 0.4 % are).",
+            "None of the 7,000 pairs is flagged (at most 0.4 % are mismatched).",
         ),
-        ({"pairs": 1, "scored": 1, "flagged": 1}, "The only pair looks wrong."),
-        ({"pairs": 4, "scored": 1, "flagged": 0}, "The only pair that could be scored looks right."),
+        ({"pairs": 1, "scored": 1, "flagged": 1}, "The only pair is flagged."),
+        ({"pairs": 4, "scored": 1, "flagged": 0}, "The only pair that could be scored is not flagged."),
         ({"scored": 0, "flagged": 0, "noise_rate": float("nan")}, "None of the 7,000 pairs could be scored."),
         ({"pairs": 0, "scored": 0, "flagged": 0}, "There are no pairs."),
     ],
@@ -217,42 +217,42 @@ def test_nothing_could_be_scored() -> None:
     nan = float("nan")
     nothing: dict[str, list[int]] = {"histogram": [], "observed": [], "worst": [], "measures": []}
     page = replace(SMALL, pairs=3, scored=0, noise_rate=nan, noise_low=nan, noise_high=nan, lowest=nan, **nothing)  # type: ignore[arg-type]
-    words = read(replace(page, expected_right=[], shuffled=[])).words
+    words = read(replace(page, expected_matched=[], shuffled=[])).words
     assert "nan" not in words
     assert "3 pairs without a score" in words
 
 
 def test_one_pair() -> None:
-    assert "The only pair looks right." in read(SMALL).words
+    assert "The only pair is not flagged." in read(SMALL).words
 
 
 @pytest.mark.parametrize(
     ("left", "right", "title"),
     [
-        (Item(picture=DOT), Item(text="b"), "Suggested captions for this picture"),
-        (Item(text="a"), Item(picture=DOT), "Suggested pictures for this caption"),
+        (Item(image=DOT), Item(text="b"), "Suggested captions for this image"),
+        (Item(text="a"), Item(image=DOT), "Suggested images for this caption"),
         (Item(text="a"), Item(text="b"), "Suggested right texts for this left text"),
-        (Item(picture=DOT), Item(picture=DOT), "Suggested right pictures for this left picture"),
+        (Item(image=DOT), Item(image=DOT), "Suggested right images for this left image"),
         (Item(name="a"), Item(name="b"), "Suggested right items for this left item"),
         (Item(name="a"), Item(text="b"), "Suggested captions for this item"),
     ],
 )
 def test_either_side_may_be_anything(left: Item, right: Item, title: str) -> None:
     pair = replace(PAGE.worst[0], left=left, right=right, new_lefts=(), new_rights=(Partner("p", right, 0.9),))
-    page = read(replace(PAGE, worst=[pair], alike=[]))
+    page = read(replace(PAGE, worst=[pair], near_duplicates=[]))
     assert title in page.words
-    assert len(page.all("img")) == bool(left.picture) + 2 * bool(right.picture)
+    assert len(page.all("img")) == bool(left.image) + 2 * bool(right.image)
 
 
-def everywhere(text: str, picture: str = DOT) -> Page:
-    item = Item(text=text, picture=picture, name=text)
+def everywhere(text: str, image: str = DOT) -> Page:
+    item = Item(text=text, image=image, name=text)
     partner = Partner(text, item, 0.9)
     return replace(
         PAGE,
         name=text,
         worst=[Flagged(text, 0.1, text, item, item, (partner,), (partner,))],
         measures=[Measure(text, text, 1.0, 0.7)],
-        alike=[Alike("right", (text,), (item,))],
+        near_duplicates=[NearDuplicates("right", (text,), (item,))],
         unreadable={text: 1},
         unreadable_rows=[(text, text)],
         notes=[text],
@@ -296,24 +296,24 @@ def test_text_runs_in_its_own_direction() -> None:
 
 
 def test_two_hundred_thumbnails_stay_small() -> None:
-    picture = "data:image/jpeg;base64," + "A" * (MOST_BYTES * 4 // 3)  # the largest that a thumbnail can be
+    image = "data:image/jpeg;base64," + "A" * (MOST_BYTES * 4 // 3)  # the largest that a thumbnail can be
     pair = PAGE.worst[0]
-    partners = tuple(Partner(str(i), Item(picture=picture), 0.9) for i in range(3))
+    partners = tuple(Partner(str(i), Item(image=image), 0.9) for i in range(3))
     texts = tuple(Partner(str(i), Item(text="some twenty words " * 7), 0.9) for i in range(3))
-    worst = [replace(pair, left=Item(picture=picture), new_lefts=partners, new_rights=texts)] * 50
-    html = render(replace(PAGE, worst=worst, alike=[]))
+    worst = [replace(pair, left=Item(image=image), new_lefts=partners, new_rights=texts)] * 50
+    html = render(replace(PAGE, worst=worst, near_duplicates=[]))
     assert html.count("<img") == 200
     assert len(html.encode()) < 5_000_000
 
 
 def test_thumbnails_of_real_files_fit_in(tmp_path_factory: pytest.TempPathFactory) -> None:
-    path = tmp_path_factory.mktemp("pictures") / "a.png"
+    path = tmp_path_factory.mktemp("images") / "a.png"
     buffer = io.BytesIO()
     Image.fromarray(np.random.default_rng(0).integers(0, 256, (300, 200, 3), dtype=np.uint8)).save(buffer, "PNG")
     path.write_bytes(buffer.getvalue())
-    item = Item(picture=thumbnail(path).uri)
+    item = Item(image=thumbnail(path).uri)
     page = read(replace(PAGE, worst=[replace(PAGE.worst[0], left=item)]))
-    assert page.all("img")[0]["src"] == item.picture
+    assert page.all("img")[0]["src"] == item.image
 
 
 def bars(page: Checker, name: str) -> list[float]:
@@ -330,10 +330,10 @@ def test_bars_add_up(bins: list[tuple[int, float]]) -> None:
     top = float(drawn.axes.ys[-1][1].replace(",", ""))
     assert top >= max(numbers)
     unit = charts.HEIGHT / top
-    assert sum(bar.right for bar in drawn.bars) == pytest.approx(sum(rights) * unit)
+    assert sum(bar.matched for bar in drawn.bars) == pytest.approx(sum(rights) * unit)
     for bar, number in zip(drawn.bars, numbers, strict=True):
-        assert bar.right + bar.wrong == pytest.approx(number * unit)
-        assert bar.right + bar.wrong <= charts.HEIGHT + 1e-6
+        assert bar.matched + bar.mismatched == pytest.approx(number * unit)
+        assert bar.matched + bar.mismatched <= charts.HEIGHT + 1e-6
         assert bar.width > 0
     assert drawn.bars[-1].x + drawn.bars[-1].width <= charts.WIDTH
     heights = [y for y, _ in drawn.axes.ys]
@@ -344,8 +344,8 @@ def test_bars_add_up(bins: list[tuple[int, float]]) -> None:
 def test_the_bars_on_the_page_add_up() -> None:
     page = read(PAGE)
     unit = charts.HEIGHT / 4000
-    assert sum(bars(page, "right")) == pytest.approx(sum(PAGE.expected_right) * unit, abs=0.1)
-    assert sum(bars(page, "right") + bars(page, "wrong")) == pytest.approx(sum(PAGE.histogram) * unit, abs=0.1)
+    assert sum(bars(page, "matched")) == pytest.approx(sum(PAGE.expected_matched) * unit, abs=0.1)
+    assert sum(bars(page, "matched") + bars(page, "mismatched")) == pytest.approx(sum(PAGE.histogram) * unit, abs=0.1)
     assert len(page.all("line", "half")) == 1
 
 

@@ -21,11 +21,11 @@ from mispair.auditing.scoring import calibration
 from mispair.auditing.scoring.calibration import (
     FAR,
     Combination,
-    _worth_of_checked,
+    _checked_weight,
     combine,
+    match_probability,
     noise_interval,
     noise_rate,
-    right_probability,
     standardised,
 )
 from mispair.functional.logistic import FloatArray, probability
@@ -103,7 +103,7 @@ def test_the_rate_is_a_share_and_goes_by_the_order_alone(observed: FloatArray, s
 
 @given(SCORES, SCORES, st.floats(0, 1))
 def test_the_probability_never_falls_with_the_score(observed: FloatArray, shuffled: FloatArray, rate: float) -> None:
-    found = right_probability(observed, shuffled, rate)
+    found = match_probability(observed, shuffled, rate)
     assert ((found >= 0) & (found <= 1)).all()
     order = observed.argsort(kind="stable")
     assert (np.diff(found[order]) >= -1e-12).all()
@@ -115,7 +115,7 @@ def test_the_probability_never_falls_with_the_score(observed: FloatArray, shuffl
 @pytest.mark.parametrize("rate", [0.2, 0.6])
 def test_the_probability_is_that_of_the_mixture(rate: float, shuffled: int) -> None:
     made = mixture(rate, apart=2.0, shuffled=shuffled)
-    found = right_probability(made.observed, made.shuffled, rate)
+    found = match_probability(made.observed, made.shuffled, rate)
     right = (1 - rate) * norm.pdf(made.observed, 2)
     expected = right / (right + rate * norm.pdf(made.observed))
     assert np.abs(found - expected).mean() < 0.03
@@ -128,7 +128,7 @@ def test_the_probability_is_that_of_the_mixture(rate: float, shuffled: int) -> N
 
 def test_a_rate_of_nothing_still_tells_better_from_worse() -> None:
     observed, shuffled = np.linspace(1, 5, 100), np.linspace(-3, 2, 100)
-    found = right_probability(observed, shuffled, 0.0)
+    found = match_probability(observed, shuffled, 0.0)
     assert found[0] < found[-1]
     assert found.min() > 0.9
 
@@ -162,7 +162,7 @@ class Measured:
     wrong: npt.NDArray[np.bool_]
 
     def combine(self, checked: FloatArray | None = None) -> Combination:
-        trust = right_probability(self.observed[:, 0], self.shuffled[:, 0], 0.5)
+        trust = match_probability(self.observed[:, 0], self.shuffled[:, 0], 0.5)
         return combine(self.observed, self.shuffled, self.close, trust, checked)
 
     def changed(self, change: Callable[[FloatArray], FloatArray]) -> Measured:
@@ -279,9 +279,9 @@ def test_nothing_checked_changes_nothing() -> None:
 
 def test_few_checked_pairs_count_for_a_tenth_and_many_for_themselves() -> None:
     known = np.arange(1000) < 10
-    assert _worth_of_checked(known) * known.sum() == pytest.approx(100)
-    assert _worth_of_checked(np.arange(1000) < 500) == 1
-    assert _worth_of_checked(np.zeros(1000, dtype=bool)) >= 1
+    assert _checked_weight(known) * known.sum() == pytest.approx(100)
+    assert _checked_weight(np.arange(1000) < 500) == 1
+    assert _checked_weight(np.zeros(1000, dtype=bool)) >= 1
 
 
 def test_the_curve_is_the_mean_of_neighbours_and_never_falls() -> None:

@@ -136,7 +136,7 @@ def test_it_comes_back_from_its_state_exactly(widest: int, joint: bool, monkeypa
         assert np.array_equal(getattr(again.combination, name), value), name
         assert type(getattr(again.combination, name)) is type(value)
     for side in range(2):
-        one, other = judge.frames[side], again.frames[side]
+        one, other = judge.transforms[side], again.transforms[side]
         assert (one.directions is None) == (other.directions is None) == (widest == 512)
     assert scores(again, pairs).tolist() == scores(judge, pairs).tolist()
 
@@ -225,9 +225,9 @@ def test_a_joint_cosine_outlives_the_cut(monkeypatch: pytest.MonkeyPatch) -> Non
     pairs = made_pairs(200, widths=(30, 30), hidden=8, noise=0.05)
     left = pairs.tensors[0]
     right = left[torch.randperm(200)] + 1  # a common space but for where its middle is
-    frames = SideTransform.both(left, right, joint=True)
-    assert frames[0](left).shape == (200, 10)
-    found = (frames[0](left) * frames[1](right)).sum(1)
+    transforms = SideTransform.both(left, right, joint=True)
+    assert transforms[0](left).shape == (200, 10)
+    found = (transforms[0](left) * transforms[1](right)).sum(1)
     expected = torch.cosine_similarity(left - left.mean(0), right - right.mean(0))
     assert found.numpy() == pytest.approx(expected.numpy(), abs=0.02)
 
@@ -339,17 +339,17 @@ def test_nothing_checked_changes_nothing() -> None:
     assert scores(judge, pairs).tolist() == scores(few_judge(), pairs).tolist()
 
 
-def test_an_opinion_is_heard_and_never_asked_about_nothing() -> None:
+def test_network_scores_are_a_measure_and_never_computed_for_no_pairs() -> None:
     pairs = few()
-    asked: list[int] = []
+    calls: list[int] = []
 
-    def opinion(lefts: IntArray, rights: IntArray) -> FloatArray:
-        asked.append(len(lefts))
+    def network_score(lefts: IntArray, rights: IntArray) -> FloatArray:
+        calls.append(len(lefts))
         return np.asarray(lefts == rights, dtype=np.float64)
 
-    judge = learn(*pairs.tensors, pairs.fold, pairs.groups, opinion=opinion)
+    judge = learn(*pairs.tensors, pairs.fold, pairs.groups, network_score=network_score)
     assert (judge.networks, judge.names[-1]) == (True, "networks")
     assert judge.separations[-1] == 1  # it knows the shuffled pairs
-    assert asked[0] == len(pairs)
-    assert all(asked)
+    assert calls[0] == len(pairs)
+    assert all(calls)
     assert not learned(pairs).networks

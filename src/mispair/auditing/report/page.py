@@ -1,4 +1,4 @@
-"""What the report of an audit shows, as plain values: everything is chosen, looked up and named already."""
+"""The content of the report as plain values."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy.typing as npt
 import torch
 
 import mispair
-from mispair.auditing.findings import Audit
+from mispair.auditing.findings import Findings
 from mispair.auditing.scoring.measures import MEANINGS
 from mispair.auditing.scoring.partners import Partners
 from mispair.data.pairs import IntArray
@@ -23,11 +23,11 @@ from mispair.support.thumbnails import thumbnail
 
 @dataclass(frozen=True)
 class Item:
-    """One side of a pair as people see it."""
+    """One side of a pair."""
 
     text: str = ""  # a caption, or empty
-    picture: str = ""  # a data URI of a thumbnail, or empty
-    name: str = ""  # an id or a path, for whoever has neither
+    image: str = ""  # a data URI of a thumbnail, or empty
+    name: str = ""  # an id or a path, shown without text and image
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,10 @@ class Partner:
 
 @dataclass(frozen=True)
 class Flagged:
-    """A pair that looks wrong."""
+    """A flagged pair."""
 
     id: str
-    score: float  # match score: probability that the pair is right
+    score: float  # match score: probability that the pair matches
     reason: str
     left: Item
     right: Item
@@ -53,7 +53,7 @@ class Flagged:
 
 
 @dataclass(frozen=True)
-class Alike:
+class NearDuplicates:
     """Pairs whose items on one side are (nearly) the same."""
 
     side: str  # "left" or "right"
@@ -80,19 +80,19 @@ class Page:
     pairs: int
     scored: int
     flagged: int
-    noise_rate: float  # estimated share of wrong pairs
+    noise_rate: float  # estimated share of mismatched pairs
     noise_low: float  # its 95 % interval
     noise_high: float
     histogram: list[int]  # scored pairs by match score, equal bins from 0 to 1
-    expected_right: list[float]  # of each bin, how many pairs are right by the scores' own account
+    expected_matched: list[float]  # expected number of matched pairs in each bin, the sum of its match scores
     observed: list[int]  # pairs by combined score, equal bins from `lowest` to `highest`
-    shuffled: list[float]  # what as many shuffled pairs would give, scaled to the estimated number of wrong ones
+    shuffled: list[float]  # what as many shuffled pairs would give, scaled to the estimated number of mismatched ones
     lowest: float
     highest: float
     worst: list[Flagged]
     measures: list[Measure]
-    alike: list[Alike] = field(default_factory=list)
-    alike_pairs: int = 0  # how many pairs have a (nearly) equal one
+    near_duplicates: list[NearDuplicates] = field(default_factory=list)
+    near_duplicate_pairs: int = 0  # how many pairs have a (nearly) equal one
     unreadable: dict[str, int] = field(default_factory=dict)  # by status
     unreadable_rows: list[tuple[str, str]] = field(default_factory=list)  # (id, status) of the first ones
     notes: list[str] = field(default_factory=list)  # what the reader should know about this audit
@@ -103,12 +103,12 @@ class Page:
 
 BINS = 40
 WORST, GROUPS, MEMBERS, ROWS = 24, 8, 4, 20  # shown
-MOST_PICTURES = 200
+MAX_IMAGES = 200
 
 
-def make_page(audit: Audit) -> Page:
-    """Everything looked up."""
-    items, judge, summary = RowLookup(audit), audit.judge, audit.summary
+def make_page(audit: Findings) -> Page:
+    """Looks up everything that the report shows."""
+    lookup, judge, summary = RowLookup(audit), audit.judge, audit.summary
     sums = judge.combination.sums(audit.scan.measures)
     good = sums[~np.isnan(sums)]
     match = audit.match_score[~np.isnan(audit.match_score)]
@@ -116,37 +116,39 @@ def make_page(audit: Audit) -> Page:
     lowest, highest = _range(good, judge.null)
     observed, _ = np.histogram(good.clip(lowest, highest), BINS, (lowest, highest))
     shuffled, _ = np.histogram(judge.null.clip(lowest, highest), BINS, (lowest, highest))
-    scale = summary["noise_rate"] * len(good) / max(1, len(judge.null))
-    shown = _shown(audit)
+    scale = summary.noise_rate * len(good) / max(1, len(judge.null))
+    worst = _worst(audit)
     bad = audit.bad_rows[:ROWS]
     return Page(
         name=audit.source.name,
         pairs=len(audit),
-        scored=summary["scored"],
-        flagged=summary["flagged"],
-        noise_rate=summary["noise_rate"],
-        noise_low=summary["noise_rate_low"],
-        noise_high=summary["noise_rate_high"],
+        scored=summary.scored,
+        flagged=summary.flagged,
+        noise_rate=summary.noise_rate,
+        noise_low=summary.noise_rate_low,
+        noise_high=summary.noise_rate_high,
         histogram=np.bincount(bins, minlength=BINS).tolist(),
-        expected_right=np.bincount(bins, weights=match, minlength=BINS).tolist(),
+        expected_matched=np.bincount(bins, weights=match, minlength=BINS).tolist(),
         observed=observed.tolist(),
         shuffled=(scale * shuffled).tolist(),
         lowest=lowest,
         highest=highest,
-        worst=[items.flagged(place) for place in shown],
+        worst=[lookup.flagged(place) for place in worst],
         measures=[
             Measure(name, MEANINGS[name], float(weight), float(separation))
             for name, weight, separation in zip(
                 judge.names, judge.combination.shares(), judge.separations, strict=True
             )
         ],
-        alike=[
-            alike for side, found in enumerate(audit.alike) for alike in items.alike(side, found.first(GROUPS // 2))
+        near_duplicates=[
+            group
+            for side, groups in enumerate(audit.near_duplicates)
+            for group in lookup.near_duplicates(side, groups.first(GROUPS // 2))
         ],
-        alike_pairs=len(np.union1d(audit.alike[0].rows, audit.alike[1].rows)),
-        unreadable=summary["unreadable"],
+        near_duplicate_pairs=len(np.union1d(audit.near_duplicates[0].rows, audit.near_duplicates[1].rows)),
+        unreadable=summary.unreadable,
         unreadable_rows=list(zip(audit.source.ids(bad), audit.status(bad), strict=True)),
-        notes=[*audit.notes, *items.notes()],
+        notes=[*audit.notes, *lookup.notes()],
         command=audit.command,
         versions={
             "mispair": mispair.__version__,
@@ -159,10 +161,10 @@ def make_page(audit: Audit) -> Page:
     )  # fmt: skip
 
 
-def _shown(audit: Audit) -> list[int]:
-    """Places of the worst pairs: what a person has looked at already comes last."""
-    seen = np.isin(audit.mended, list(audit.checked))
-    places: list[int] = seen.argsort(kind="stable")[:WORST].tolist()
+def _worst(audit: Findings) -> list[int]:
+    """Places of the worst pairs; those that a person has checked come last."""
+    checked = np.isin(audit.suggested, list(audit.checked))
+    places: list[int] = checked.argsort(kind="stable")[:WORST].tolist()
     return places
 
 
@@ -173,18 +175,18 @@ def _range(scores: npt.NDArray[np.float64], null: npt.NDArray[np.float64]) -> tu
     return (low, high) if high > low else (low - 0.5, low + 0.5)
 
 
-def _pictures(count: int) -> str:
-    return f"{count:,} picture{'s' * (count != 1)}"
+def _count_images(count: int) -> str:
+    return f"{count:,} image{'s' * (count != 1)}"
 
 
 class RowLookup:
-    """Looks up what people see of a row. Pictures are few, so that the page stays small."""
+    """Looks up captions and thumbnails of rows; only so many thumbnails that the page stays small."""
 
-    def __init__(self, audit: Audit) -> None:
+    def __init__(self, audit: Findings) -> None:
         self.audit, self.source = audit, audit.source
-        self._left = MOST_PICTURES
-        self.unreadable = 0  # pictures of those that were to be shown
-        self.not_found: set[str] = set()  # names of pictures
+        self._left = MAX_IMAGES
+        self.unreadable = 0  # images of those that were to be shown
+        self.not_found: set[str] = set()  # names of images
         self._thumbnail = cache(self._small)
 
     def _small(self, path: Path) -> str:
@@ -196,29 +198,29 @@ class RowLookup:
         return found.uri
 
     def notes(self) -> list[str]:
-        """What is missing on the page; to be asked when everything was looked up."""
+        """What is missing on the page; complete when everything was looked up."""
         notes = []
         if self.unreadable:
-            notes.append(f"{_pictures(self.unreadable)} could not be shown: their files cannot be read.")
+            notes.append(f"{_count_images(self.unreadable)} could not be shown: their files cannot be read.")
         if self.not_found:
             places = listed([plain(str(place.resolve())) for place in self.source.images])
-            notes.append(f"{_pictures(len(self.not_found))} were not found in {places}; give --images FOLDER.")
+            notes.append(f"{_count_images(len(self.not_found))} were not found in {places}; give --images FOLDER.")
         return notes
 
     def left(self, row: int) -> Item:
-        """The picture; without one, its name."""
-        path = self.source.pictures([row])[0]
+        """The image; without one, its name."""
+        path = self.source.image_files([row])[0]
         if path is None and self.source.image_names is not None:
             self.not_found.update(filter(None, self.source.image_names(np.array([row]))))
-        picture = "" if path is None else self._thumbnail(path)
-        return Item(picture=picture, name=self.source.ids([row])[0])
+        image = "" if path is None else self._thumbnail(path)
+        return Item(image=image, name=self.source.ids([row])[0])
 
     def right(self, row: int) -> Item:
         return Item(text=self.source.texts([row])[0], name=self.source.ids([row])[0])
 
     def flagged(self, place: int) -> Flagged:
-        """One of the pairs for which better partners were looked for."""
-        audit, row = self.audit, int(self.audit.mended[place])
+        """One of the pairs for which better partners were searched."""
+        audit, row = self.audit, int(self.audit.suggested[place])
         return Flagged(
             id=self.source.ids([row])[0],
             score=float(audit.match_score[row]),
@@ -233,16 +235,16 @@ class RowLookup:
         found = [
             (int(row), float(score)) for row, score in zip(partners.rows[place], partners.scores[place], strict=True)
         ]
-        look = self.left if left else self.right
-        return tuple(Partner(self.source.ids([row])[0], look(row), score) for row, score in found if row >= 0)
+        show = self.left if left else self.right
+        return tuple(Partner(self.source.ids([row])[0], show(row), score) for row, score in found if row >= 0)
 
-    def alike(self, side: int, groups: list[IntArray]) -> list[Alike]:
-        look = self.left if side == 0 else self.right
+    def near_duplicates(self, side: int, groups: list[IntArray]) -> list[NearDuplicates]:
+        show = self.left if side == 0 else self.right
         return [
-            Alike(
+            NearDuplicates(
                 ("left", "right")[side],
                 tuple(self.source.ids(group[:MEMBERS])),
-                tuple(look(int(row)) for row in group[:MEMBERS]),
+                tuple(show(int(row)) for row in group[:MEMBERS]),
                 max(0, len(group) - MEMBERS),
             )
             for group in groups

@@ -1,4 +1,4 @@
-"""The report of an audit: one HTML page that stands alone, for people."""
+"""The report of an audit as one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from mispair.auditing.report import charts
 from mispair.auditing.report.page import Item, Page
 from mispair.support.html import template
 
-_LONGEST_TEXT = 3000  # even the full text of a caption ends somewhere: the page is to stay small
+_LONGEST_TEXT = 3000  # characters of a caption, so that the page stays small
 
-# How well a measure tells right pairs from wrong ones: its AUROC, and the word for it.
+# How well a measure separates matched from mismatched pairs: its AUROC, and the word for it.
 _VERDICTS = ((0.95, "very well"), (0.85, "well"), (0.7, "fairly"), (0.55, "a little"), (0.0, "hardly at all"))
 
 
 def render(page: Page) -> str:
-    """The page as HTML. Nothing in it is fetched from anywhere, and nothing in it runs."""
+    """The page as HTML, without scripts and without anything that is fetched."""
     left, right = _nouns(page)
     has_curves = sum(page.observed) > 0 and page.highest > page.lowest
     return _template().render(
@@ -29,7 +29,7 @@ def render(page: Page) -> str:
         unread=max(sum(page.unreadable.values()), page.pairs - page.scored),
         left=left,
         right=right,
-        histogram=charts.histogram(page.histogram, page.expected_right) if sum(page.histogram) else None,
+        histogram=charts.histogram(page.histogram, page.expected_matched) if sum(page.histogram) else None,
         curves=charts.curves(page.observed, page.shuffled, page.lowest, page.highest) if has_curves else None,
         width=charts.WIDTH,
         height=charts.HEIGHT,
@@ -73,7 +73,7 @@ def _percent(share: float, largest: float | None = None) -> str:
 
 
 def _percents(page: Page) -> list[str]:
-    """The noise rate and the two ends of its interval, written alike."""
+    """The noise rate and the two ends of its interval, with the same decimals."""
     return [_percent(share, page.noise_high) for share in (page.noise_rate, page.noise_low, page.noise_high)]
 
 
@@ -103,18 +103,18 @@ def _headline(page: Page) -> str:
         return f"None of the {_pairs(page.pairs)} could be scored." if page.pairs else "There are no pairs."
     if page.scored == 1:
         which = "pair that could be scored" if page.pairs > 1 else "pair"
-        return f"The only {which} looks {'wrong' if page.flagged else 'right'}."
+        return f"The only {which} is {'' if page.flagged else 'not '}flagged."
     rate, low, high = _percents(page)
     pairs = f"{page.scored:,} {'scored ' * (page.scored < page.pairs)}pairs"
     if not page.flagged and page.noise_rate < 0.00005:
-        return f"None of the {pairs} looks wrong (at most {high} are)."
-    return f"About {rate} of the {pairs} are wrong ({low} to {high})."
+        return f"None of the {pairs} is flagged (at most {high} are mismatched)."
+    return f"About {rate} of the {pairs} are mismatched ({low} to {high})."
 
 
 def _nouns(page: Page) -> tuple[str, str]:
-    """What the items of either side are called: by what is known about them."""
+    """The nouns for the items of either side."""
     lefts, rights = ([pair.left for pair in page.worst], [pair.right for pair in page.worst])
-    for group in page.alike:
+    for group in page.near_duplicates:
         (lefts if group.side == "left" else rights).extend(group.items)
     left, right = _kind(lefts), _kind(rights)
     if left != right:
@@ -124,18 +124,18 @@ def _nouns(page: Page) -> tuple[str, str]:
 
 
 def _kind(items: list[Item]) -> str:
-    if any(item.picture for item in items):
-        return "picture"
+    if any(item.image for item in items):
+        return "image"
     return "caption" if any(item.text for item in items) else "item"
 
 
 def _ceiling(page: Page) -> float:
-    """Separation that a perfect measure would have: the wrong ones of the observed pairs are like shuffled ones."""
+    """The largest possible separation: the mismatched ones of the observed pairs are like shuffled ones."""
     return 1 - 0.5 * min(1.0, max(0.0, page.noise_rate)) if page.scored else 1.0
 
 
 def _verdict(separation: float, page: Page) -> str:
-    """How well a measure tells right from wrong, in words: its separation as a part of what is possible."""
+    """The separation of a measure in words, relative to the largest possible one."""
     possible = max(_ceiling(page) - 0.5, 0.01)
     value = 0.5 + 0.5 * (separation - 0.5) / possible
     return next((word for least, word in _VERDICTS if value >= least), _VERDICTS[-1][1])

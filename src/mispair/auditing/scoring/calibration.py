@@ -1,8 +1,8 @@
-"""From measures to the probability that a pair is right, without any ground truth.
+"""From measures to the probability that a pair matches, without labels.
 
-Shuffled pairs are known to be wrong. So the scores of the observed pairs are a mixture: a share of them, the noise
-rate, is scattered as the shuffled ones are, the rest are right pairs. That gives the noise rate, the probability that a
-pair with some score is right, and how much each measure is worth.
+Shuffled pairs are mismatched. So the scores of the observed pairs are a mixture: a share of them, the noise rate, is
+distributed as those of shuffled pairs, the rest are of matched pairs. That gives the noise rate, the probability that a
+pair with some score matches, and the weight of each measure.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from mispair.auditing.scoring.isotonic import rising
 from mispair.functional.logistic import FloatArray, logistic, probability
 
 QUANTILES = np.linspace(0.2, 0.9, 15)  # of the shuffled pairs' scores
-SURE = 0.501  # up to this one right pairs are taken to be rare
+SURE = 0.501  # up to this one matched pairs are assumed to be rare
 DRAWS = 200  # bootstrap samples for the interval
-ROUNDS = 3  # of weighing the measures and asking again which pairs are right
+ROUNDS = 3  # of fitting the weights and estimating again which pairs match
 SHUFFLED, CLOSE = 0.5, 0.1  # how much these pairs count beside an observed one
 PIECE = 1 << 18  # rows scored at a time
 CURVE = 0.05  # share of the logistic curve in the probability
-MOST_WORTH = 10.0  # ordinary pairs that one answer of a person counts for, who may be mistaken
+MAX_CHECKED_WEIGHT = 10.0  # weight of a pair that a person has checked, who may be mistaken
 GROUP, MOST_GROUPS = 20, 50  # pairs with about the same score that share a probability; at most so many groups
-RIDGE = 10.0  # holds weights near 0 that the data does not ask for
-FAR = (-8.0, 12.0)  # standard deviations; nothing beyond says more
+RIDGE = 10.0  # L2 penalty on the weights
+FAR = (-8.0, 12.0)  # standard deviations at which measures are clipped
 
 
 def noise_rate(observed: FloatArray, shuffled: FloatArray) -> float:
-    """Share of the observed scores that are scattered as the shuffled ones.
+    """Share of the observed scores that are distributed as the shuffled ones.
 
-    Where right pairs are rare, at the lower scores, the observed pairs are as dense as that share of the shuffled ones.
-    How far up that goes is seen from the data: the ratio of both stays the same until right pairs come in.
+    At low scores, where matched pairs are rare, the ratio of the observed to the shuffled density is that share. It is
+    averaged up to where the ratio begins to rise.
     """
     return _rate(np.sort(observed), np.sort(shuffled))
 
@@ -67,17 +67,17 @@ def _drawn_again(ordered: FloatArray, rng: np.random.Generator) -> FloatArray:
     return np.repeat(ordered, times)
 
 
-def right_probability(observed: FloatArray, shuffled: FloatArray, rate: float) -> FloatArray:
-    """Probability that each observed pair is right: never falls with the score.
+def match_probability(observed: FloatArray, shuffled: FloatArray, rate: float) -> FloatArray:
+    """Probability that each observed pair matches; it never falls with the score.
 
-    No pair is quite certain even at a rate of 0, or nothing would be left to tell the better ones from the worse.
+    The rate is taken as at least half a pair, so that scores still order the pairs at a rate of 0.
     """
     rate = max(rate, 0.5 / len(observed))
     scores = np.concatenate([observed, shuffled])
     order = scores.argsort(kind="stable")
     is_observed = (order < len(observed)).astype(np.float64)
     share = np.empty(len(scores))
-    share[order] = rising(is_observed)  # how many of the pairs with about this score are observed ones
+    share[order] = rising(is_observed)  # share of observed pairs among those with about this score
     share = share[: len(observed)]
     density = share / len(observed) / np.maximum((1 - share) / len(shuffled), 1e-12)  # of observed over shuffled
     return np.clip(1 - rate / np.maximum(density, 1e-12), 0, 1)
@@ -85,17 +85,14 @@ def right_probability(observed: FloatArray, shuffled: FloatArray, rate: float) -
 
 @dataclass(frozen=True)
 class Combination:
-    """How measures become one score and a probability.
-
-    The score is the logarithm of the odds that a pair is right, as far as a weighted sum of the measures can tell.
-    """
+    """From measures to one score, the log odds that a pair matches, and a probability."""
 
     centre: FloatArray  # (m,) mean of each measure over shuffled pairs
     spread: FloatArray  # (m,) its standard deviation
     weights: FloatArray  # (m,)
     knots: FloatArray  # (k,) weighted sums of the measures
-    chances: FloatArray  # (k,) probability that a pair with such a sum is right; straight lines between them
-    slope: float  # a logistic curve that lends them a little, so that no two different sums get the same odds
+    chances: FloatArray  # (k,) probability that a pair with such a sum matches; linear in between
+    slope: float  # of a logistic curve that is mixed in, so that different sums get different odds
     offset: float
     rate: float  # noise rate
     low: float
@@ -109,7 +106,7 @@ class Combination:
         return sums
 
     def match(self, measures: npt.NDArray[np.floating]) -> npt.NDArray[np.float32]:
-        """(n,) probability that each pair is right."""
+        """(n,) probability that each pair matches."""
         found = np.empty(len(measures), dtype=np.float32)
         for start in range(0, len(measures), PIECE):
             found[start : start + PIECE] = probability(self.score(measures[start : start + PIECE]))
@@ -125,10 +122,10 @@ class Combination:
 
     def _log_odds(self, sums: FloatArray) -> FloatArray:
         chance, curve = np.interp(sums, self.knots, self.chances), self.slope * sums + self.offset
-        right, wrong = (
+        matched, mismatched = (
             (1 - CURVE) * part + CURVE * probability(sign * curve) for part, sign in ((chance, 1), (1 - chance, -1))
         )
-        return np.asarray(np.log(right) - np.log(wrong))
+        return np.asarray(np.log(matched) - np.log(mismatched))
 
     def shares(self) -> FloatArray:
         """(m,) share of each measure in the score."""
@@ -147,20 +144,20 @@ def combine(
     trust: FloatArray,
     checked: FloatArray | None = None,
 ) -> Combination:
-    """Weighs the measures.
+    """Fits the weights of the measures.
 
     Args:
         observed: (n, m) measures of the pairs.
-        shuffled: (s, m) measures of pairs that are known to be wrong.
-        close: (c, m) measures of pairs with the partner of a near neighbour, most of which are wrong. They teach which
-            measures notice a small mistake; the noise rate knows nothing of them.
-        trust: (n,) a first guess of the probability that each pair is right.
-        checked: (n,) 1 for pairs that a person has found right, 0 for wrong, NaN for all others.
+        shuffled: (s, m) measures of shuffled pairs.
+        close: (c, m) measures of pairs with the partner of a near neighbour, most of which are mismatched. They raise
+            the weights of measures that detect small mistakes; the noise rate does not depend on them.
+        trust: (n,) a first estimate of the probability that each pair matches.
+        checked: (n,) 1 for pairs that a person has found matched, 0 for mismatched, NaN for all others.
     """
     centre, spread = shuffled.mean(0, dtype=np.float64), shuffled.std(0, dtype=np.float64) + 1e-9
     a, b, c = (standardised(part, centre, spread) for part in (observed, shuffled, close))
     known = np.zeros(len(a), dtype=bool) if checked is None else ~np.isnan(checked)
-    worth = np.where(known, _worth_of_checked(known), 1.0)
+    worth = np.where(known, _checked_weight(known), 1.0)
     rate = 0.0
     for _ in range(ROUNDS):
         if checked is not None:
@@ -173,10 +170,10 @@ def combine(
         )
         score, null = a @ weights, b @ weights
         rate = noise_rate(score, null)
-        trust = right_probability(score, null, rate)
+        trust = match_probability(score, null, rate)
     low, high = noise_interval(score, null)
     target = trust if checked is None else np.where(known, np.nan_to_num(checked), trust)
-    # Here an answer counts as one pair: what people look at is no fair sample of the pairs with such a score.
+    # A checked pair counts once here: checked pairs are no random sample of the pairs with such a score.
     slope, offset = logistic(score[:, None], target, np.ones(len(a)), 1e-3)
     steepness = max(float(slope[0]), 1e-6)
     return Combination(centre, spread, weights, *_curve(score, target), steepness, offset, rate, low, high)
@@ -189,6 +186,6 @@ def _curve(score: FloatArray, target: FloatArray) -> tuple[FloatArray, FloatArra
     return knots, rising(chances, np.array([len(group) for group in groups], dtype=np.float64))
 
 
-def _worth_of_checked(known: npt.NDArray[np.bool_]) -> float:
-    """How many guessed pairs one checked pair counts for: all checked ones together at most a tenth of the rest."""
-    return float(np.clip(0.1 * len(known) / max(1, int(known.sum())), 1.0, MOST_WORTH))
+def _checked_weight(known: npt.NDArray[np.bool_]) -> float:
+    """Weight of a checked pair: all checked ones together at most a tenth of the rest."""
+    return float(np.clip(0.1 * len(known) / max(1, int(known.sum())), 1.0, MAX_CHECKED_WEIGHT))

@@ -1,7 +1,7 @@
 """A common space of two embeddings that have none: regularised canonical correlation, fitted across folds.
 
 Left and right vectors are brought to directions in which true partners correlate. How much they do is measured on the
-fold that a space was not fitted to, so directions that were only learned by heart count for nothing.
+fold that a space was not fitted to, so directions that were only memorised count for nothing.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class CommonSpaceFitter:
         """A space for each fold.
 
         Args:
-            trust: (n,) how much each pair is believed to be right. Only what ties the two sides together is weighted:
-                a wrong pair's items are still items.
+            trust: (n,) probability that each pair matches. It weights the cross-covariance only: the items of a
+                mismatched pair are still items.
             regularisation: Added to the spread along every direction, as a multiple of its mean.
         """
         weighted = self.right * trust[:, None].to(self.right.dtype)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from mispair.data.pairs import IntArray
 
 FOLDS = 10
-PART = 1 << 18  # rows looked at together
+PART = 1 << 18  # rows at a time
 FOLD, SAMPLE, PARTNER, NEAR = range(4)  # independent streams of random numbers
 
 
@@ -30,7 +30,7 @@ def random_keys(numbers: IntArray, stream: int) -> npt.NDArray[np.uint64]:
 
 
 def fold_numbers(groups: IntArray) -> npt.NDArray[np.uint8]:
-    """Fold of each row: rows of one group are in one fold, or a pair would be judged by what it has taught itself."""
+    """Fold of each row: rows of one group share a fold, so that no pair is judged by what was learned from it."""
     return (random_keys(groups, FOLD) % np.uint64(FOLDS)).astype(np.uint8)
 
 
@@ -52,6 +52,5 @@ def shuffled(fold: npt.NDArray[np.uint8], groups: IntArray) -> IntArray:
         places = np.flatnonzero(fold == number)
         places = places[random_keys(places, PARTNER).argsort()]
         partner[places] = np.roll(places, 1)
-    alike = (partner >= 0) & (groups[partner] == groups)
-    partner[alike] = -1
+    partner[(partner >= 0) & (groups[partner] == groups)] = -1
     return partner

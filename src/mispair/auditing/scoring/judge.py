@@ -1,4 +1,4 @@
-"""What an audit learns from a sample of the pairs, and then judges every pair by."""
+"""The judge of an audit: learned from a sample of the pairs, applied to every pair."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from mispair.auditing.scoring.calibration import Combination
 from mispair.auditing.scoring.common_space import CommonSpace, CommonSpaceFitter, product
 from mispair.auditing.scoring.folds import FOLDS, NEAR, random_keys, shuffled
 from mispair.auditing.scoring.measures import BANK, Bank, learned, make_bank, measure
-from mispair.auditing.sources.source import Opinion
-from mispair.data.pairs import IntArray
+from mispair.auditing.sources.source import NetworkScore
+from mispair.data.pairs import MATCH_THRESHOLD, IntArray
 from mispair.errors import DataError
 from mispair.functional.logistic import FloatArray
 from mispair.functional.metrics import auroc
 
 REGULARISATIONS = (0.3, 1.0, 3.0, 10.0)
-FIRST = 1.0  # of them
+FIRST = 1.0  # regularisation of the first round
 WIDEST = 1024  # vectors that are wider are first cut to their main directions
-LONGEST = 10  # times the usual length: vectors that are longer do not count for where the middle is
+LONGEST = 10  # times the median length; longer vectors do not count for the mean
 TIE = 0.1  # separations of n pairs this close, over the root of n, are equal: then the more regularised space is taken
 AT_ONCE, GPU_TIMES = 2048, 4  # pairs measured at a time; so many times more on a GPU
 LEAST_TRUST = 1e-3
-LEAST_GROUPS = 20  # below, hardly any pair can be made up of two of them in the same fold
-CLOSE_BY = 10  # nearest neighbours that may lend their partner
+LEAST_GROUPS = 20  # below, hardly any shuffled pair has two of them in the same fold
+CLOSE_BY = 10  # nearest neighbours whose partner is tried
 
 
 @dataclass(frozen=True)
 class SideTransform:
-    """How the vectors of one side are brought into shape: centred, cut to their main directions, of unit length."""
+    """Preprocessing of one side: centred, reduced to the main directions, of unit length."""
 
     mean: Tensor  # (D,)
     directions: Tensor | None  # (D, WIDEST), None if they are not wider
@@ -49,24 +49,24 @@ class SideTransform:
 
     @classmethod
     def of(cls, vectors: Tensor) -> SideTransform:
-        usual = _usual(vectors)
-        mean = _mean(usual)
-        return cls(mean, _main_directions([usual - mean]))
+        inliers = _inliers(vectors)
+        mean = _mean(inliers)
+        return cls(mean, _main_directions([inliers - mean]))
 
     @classmethod
     def both(cls, left: Tensor, right: Tensor, *, joint: bool) -> tuple[SideTransform, SideTransform]:
-        """Of the two sides. In a common space they are cut to the same directions, or their cosine would be lost."""
+        """For two sides; in a common space both are reduced to the same directions, which preserves their cosine."""
         if not joint:
             return cls.of(left), cls.of(right)
-        sides = _usual(left), _usual(right)
+        sides = _inliers(left), _inliers(right)
         means = _mean(sides[0]), _mean(sides[1])
         directions = _main_directions([side - mean for side, mean in zip(sides, means, strict=True)])
-        again = None if directions is None else directions.clone()  # a file of tensors takes none twice
+        again = None if directions is None else directions.clone()  # safetensors takes no tensor twice
         return cls(means[0], directions), cls(means[1], again)
 
 
-def _usual(vectors: Tensor) -> Tensor:
-    """Without those that are far longer than most: a single broken one must not move the middle of all."""
+def _inliers(vectors: Tensor) -> Tensor:
+    """Without the vectors that are far longer than most: a single broken one must not move the mean."""
     lengths = torch.linalg.vector_norm(vectors, dim=1)
     return vectors[lengths <= LONGEST * lengths.median()]
 
@@ -76,40 +76,40 @@ def _mean(vectors: Tensor) -> Tensor:
 
 
 def _main_directions(sides: list[Tensor]) -> Tensor | None:
-    """Those of centred vectors (n, D) along which they are scattered most, (D, WIDEST); None if D is not above that."""
+    """Principal directions of centred vectors (n, D), (D, WIDEST); None if D is not above that."""
     if sides[0].shape[1] <= WIDEST:
         return None
     moments = torch.stack([product(side, side) for side in sides]).sum(0)
     directions: Tensor = torch.linalg.eigh(moments).eigenvectors
-    # Stored and loaded again they lie in memory row after row, which sums in another order than column after column.
+    # Row-major, as they are after saving and loading: the memory order decides the order of summation.
     return directions[:, -WIDEST:].flip(1).contiguous().to(sides[0])
 
 
 @dataclass(frozen=True)
 class Judge:
-    """Judges pairs: for each fold a space and a bank that were made without it."""
+    """Measures and scores pairs; for each fold by a space and a bank that were made without it."""
 
-    frames: tuple[SideTransform, SideTransform]
+    transforms: tuple[SideTransform, SideTransform]
     spaces: list[CommonSpace]
     banks: list[Bank]
     combination: Combination
     joint: bool
-    networks: bool  # whether the networks of a run are heard
+    networks: bool  # whether the scores of a run's networks are one of the measures
     separations: FloatArray  # (m,) AUROC of observed against shuffled pairs by each measure
-    observed: FloatArray  # weighted sums of the sample's measures
-    null: FloatArray  # and of shuffled pairs'
+    observed: FloatArray  # weighted sums of the measures of the sample
+    null: FloatArray  # the same of shuffled pairs
 
     @property
     def names(self) -> list[str]:
         return measures.names(joint=self.joint, networks=self.networks)
 
     def measure(
-        self, left: Tensor, right: Tensor, fold: npt.NDArray[np.uint8], opinion: npt.NDArray[np.floating] | None = None
+        self, left: Tensor, right: Tensor, fold: npt.NDArray[np.uint8], networks: npt.NDArray[np.floating] | None = None
     ) -> npt.NDArray[np.float32]:
-        """(n, m) measures of pairs as they came; `opinion` (n,) is what the networks of a run say."""
-        x, y = self.frames[0](left), self.frames[1](right)
+        """(n, m) measures of pairs of raw vectors; `networks` (n,) are the scores of a run's networks."""
+        x, y = self.transforms[0](left), self.transforms[1](right)
         found = by_fold(self.spaces, self.banks, x, y, fold, partial(measure, joint=self.joint))
-        return _heard(found, opinion)
+        return _with_networks(found, networks)
 
     def state(self) -> dict[str, Tensor]:
         """Everything, as named tensors."""
@@ -118,7 +118,7 @@ class Judge:
             "networks": torch.tensor(self.networks),
             "separations": torch.from_numpy(self.separations),
         }
-        for side, frame in enumerate(self.frames):
+        for side, frame in enumerate(self.transforms):
             named[f"mean.{side}"] = frame.mean
             if frame.directions is not None:
                 named[f"directions.{side}"] = frame.directions
@@ -139,14 +139,14 @@ class Judge:
         def parts(prefix: str) -> dict[str, Tensor]:
             return {n.removeprefix(prefix): t.to(device) for n, t in state.items() if n.startswith(prefix)}
 
-        frames = [SideTransform(state[f"mean.{n}"].to(device), parts("directions.").get(str(n))) for n in range(2)]
+        transforms = [SideTransform(state[f"mean.{n}"].to(device), parts("directions.").get(str(n))) for n in range(2)]
         plain = {n.removeprefix("combination."): t for n, t in state.items() if n.startswith("combination.")}
         combination = Combination(**{n: t.numpy() if t.dim() else float(t) for n, t in plain.items()})  # type: ignore[arg-type]
         spaces = [CommonSpace(**parts(f"space.{number}.")) for number in range(FOLDS)]
         banks = [Bank(**parts(f"bank.{number}.")) for number in range(FOLDS)]
         arrays = (state[name].numpy() for name in ("separations", "observed", "null"))
         joint, networks = bool(state["joint"]), bool(state["networks"])
-        return cls((frames[0], frames[1]), spaces, banks, combination, joint, networks, *arrays)
+        return cls((transforms[0], transforms[1]), spaces, banks, combination, joint, networks, *arrays)
 
 
 def learn(
@@ -157,96 +157,98 @@ def learn(
     *,
     joint: bool = False,
     checked: FloatArray | None = None,
-    opinion: Opinion | None = None,
+    network_score: NetworkScore | None = None,
 ) -> Judge:
-    """Learns to judge from n pairs, of which nobody knows which are right.
+    """Learns from n pairs without labels.
 
     Args:
-        left: (n, D) vectors as they came.
+        left: (n, D) raw vectors.
         right: (n, E) the same.
         fold: (n,) fold of each pair.
         groups: (n,) pairs of one group share an item.
         joint: Whether both sides come from encoders with a common space.
-        checked: (n,) 1 for pairs that a person has found right, 0 for wrong, NaN for all others.
-        opinion: What the networks of a run say about any left and right items of these pairs, if there are any.
+        checked: (n,) 1 for pairs that a person has found matched, 0 for mismatched, NaN for all others.
+        network_score: Scores any left and right items of these pairs by the networks of a run.
 
     Raises:
         DataError: There are too few groups.
     """
-    frames = SideTransform.both(left, right, joint=joint)
-    sample = Sample.of(frames[0](left), frames[1](right), fold, groups)
-    last = _look_closely(sample, checked)
-    measures_of = partial(_measures, sample, last, joint=joint, opinion=opinion)
-    seen, null = measures_of(np.arange(len(left)), np.arange(len(left))), measures_of(sample.wrong, sample.partner)
+    transforms = SideTransform.both(left, right, joint=joint)
+    sample = Sample.of(transforms[0](left), transforms[1](right), fold, groups)
+    last = _fit_rounds(sample, checked)
+    measures_of = partial(_measures, sample, last, joint=joint, network_score=network_score)
+    rows = np.arange(len(left))
+    observed, null = measures_of(rows, rows), measures_of(sample.shuffled, sample.partner)
     near = neighbours_partners(sample.x, fold, groups)
     close = np.flatnonzero(near >= 0)
-    mixed_up = measures_of(close, near[close]) if len(close) else seen[:0]  # all neighbours may be of one's own group
-    combination = calibration.combine(seen, null, mixed_up, last.trust(), checked)
-    separations = np.array([separation(a, b) for a, b in zip(seen.T, null.T, strict=True)])
-    sums = combination.sums(seen), combination.sums(null)
-    return Judge(frames, last.spaces, last.banks, combination, joint, opinion is not None, separations, *sums)
+    swapped = measures_of(close, near[close]) if len(close) else observed[:0]  # all neighbours may be of one group
+    combination = calibration.combine(observed, null, swapped, last.trust(), checked)
+    separations = np.array([separation(a, b) for a, b in zip(observed.T, null.T, strict=True)])
+    sums = combination.sums(observed), combination.sums(null)
+    return Judge(transforms, last.spaces, last.banks, combination, joint, network_score is not None, separations, *sums)
 
 
 @dataclass(frozen=True)
 class Sample:
-    """The pairs that are learned from, in shape, and pairs made up of them that are wrong for certain."""
+    """The preprocessed pairs that are learned from, and shuffled pairs of their items."""
 
     x: Tensor  # (n, D) left items
     y: Tensor  # (n, E) right items
     fold: npt.NDArray[np.uint8]  # (n,)
-    wrong: IntArray  # (w,) rows whose left items have ...
-    partner: IntArray  # (w,) ... the right items of these rows in a wrong pair
+    shuffled: IntArray  # (w,) rows whose left items have ...
+    partner: IntArray  # (w,) ... the right items of these rows in a shuffled pair
 
     @classmethod
     def of(cls, x: Tensor, y: Tensor, fold: npt.NDArray[np.uint8], groups: IntArray) -> Sample:
         partner = shuffled(fold, groups)
-        wrong, different = np.flatnonzero(partner >= 0), len(np.unique(groups))
-        if min(different, len(wrong)) < LEAST_GROUPS:
+        rows, different = np.flatnonzero(partner >= 0), len(np.unique(groups))
+        if min(different, len(rows)) < LEAST_GROUPS:
             raise DataError(
                 f"The {len(x):,} pairs are of {different:,} groups; expected at least {LEAST_GROUPS} of about one "
-                "size, as what wrong pairs are like is learned from items of different groups. A group is what shares "
+                "size, as mismatched pairs are simulated with items of different groups. A group is what shares "
                 "an item: make them smaller, or give none."
             )
-        return cls(x, y, fold, wrong, partner[wrong])
+        return cls(x, y, fold, rows, partner[rows])
 
 
-def _look_closely(sample: Sample, checked: FloatArray | None) -> FitRound:
-    """Three rounds: a first look, one for each regularisation, and another by the one that separates best."""
-    look = partial(_fit_round, sample, CommonSpaceFitter(sample.x, sample.y, sample.fold), checked)
-    first = look(np.ones(len(sample.x)), FIRST)
-    looks = [look(first.trust(), regularisation) for regularisation in REGULARISATIONS]
-    best = max(found.separation for found in looks)
-    enough = best - TIE / math.sqrt(len(sample.x))
-    chosen = max(n for n, found in enumerate(looks) if found.separation >= enough)
-    return look(looks[chosen].trust(), REGULARISATIONS[chosen])
+def _fit_rounds(sample: Sample, checked: FloatArray | None) -> FitRound:
+    """A first round, one for each regularisation, and a last one with the one that separates best."""
+    fit = partial(_fit_round, sample, CommonSpaceFitter(sample.x, sample.y, sample.fold), checked)
+    first = fit(np.ones(len(sample.x)), FIRST)
+    rounds = [fit(first.trust(), regularisation) for regularisation in REGULARISATIONS]
+    enough = max(one.separation for one in rounds) - TIE / math.sqrt(len(sample.x))
+    chosen = max(n for n, one in enumerate(rounds) if one.separation >= enough)
+    return fit(rounds[chosen].trust(), REGULARISATIONS[chosen])
 
 
 def _fit_round(
     sample: Sample, fitter: CommonSpaceFitter, checked: FloatArray | None, trust: FloatArray, regularisation: float
 ) -> FitRound:
-    """Fits the spaces to the pairs that are trusted so far, and asks them which are to be."""
-    x, y, fold, wrong = sample.x, sample.y, sample.fold, sample.wrong
+    """Fits the spaces to the pairs that are trusted so far, and scores all pairs by them."""
+    x, y, fold, shuffled = sample.x, sample.y, sample.fold, sample.shuffled
     if checked is not None:
         trust = np.where(np.isnan(checked), trust, checked)
     spaces = fitter.fit(torch.from_numpy(np.maximum(trust, LEAST_TRUST)).to(x), regularisation)
     banks = [_bank(space, number, x, y, fold, trust) for number, space in enumerate(spaces)]
-    seen = by_fold(spaces, banks, x, y, fold, learned)
-    null = by_fold(spaces, banks, x[wrong], y[sample.partner], fold[wrong], learned)
-    return FitRound(spaces, banks, *_first_guess(seen, null))
+    observed = by_fold(spaces, banks, x, y, fold, learned)
+    null = by_fold(spaces, banks, x[shuffled], y[sample.partner], fold[shuffled], learned)
+    return FitRound(spaces, banks, *_first_guess(observed, null))
 
 
 def _measures(
-    sample: Sample, look: FitRound, lefts: IntArray, rights: IntArray, *, joint: bool, opinion: Opinion | None
+    sample: Sample, fit: FitRound, lefts: IntArray, rights: IntArray, *, joint: bool, network_score: NetworkScore | None
 ) -> npt.NDArray[np.float32]:
-    """(k, m) measures of pairs that are made up of the left items of some rows and the right items of others."""
+    """(k, m) measures of pairs of the left items of some rows and the right items of others."""
     x, y, fold = sample.x[lefts], sample.y[rights], sample.fold[lefts]
-    seen = by_fold(look.spaces, look.banks, x, y, fold, partial(measure, joint=joint))
-    return _heard(seen, None if opinion is None else opinion(lefts, rights))
+    found = by_fold(fit.spaces, fit.banks, x, y, fold, partial(measure, joint=joint))
+    return _with_networks(found, None if network_score is None else network_score(lefts, rights))
 
 
-def _heard(measures: npt.NDArray[np.float32], opinion: npt.NDArray[np.floating] | None) -> npt.NDArray[np.float32]:
-    """Measures with one more column, if there is an opinion."""
-    return measures if opinion is None else np.column_stack([measures, opinion.astype(np.float32)])
+def _with_networks(
+    measures: npt.NDArray[np.float32], networks: npt.NDArray[np.floating] | None
+) -> npt.NDArray[np.float32]:
+    """Measures with the scores of the networks as one more column, if there are some."""
+    return measures if networks is None else np.column_stack([measures, networks.astype(np.float32)])
 
 
 @dataclass(frozen=True)
@@ -263,15 +265,15 @@ class FitRound:
         return separation(self.observed, self.null)
 
     def trust(self) -> FloatArray:
-        """Probability that each observed pair is right."""
+        """Probability that each observed pair matches."""
         rate = calibration.noise_rate(self.observed, self.null)
-        return calibration.right_probability(self.observed, self.null, rate)
+        return calibration.match_probability(self.observed, self.null, rate)
 
 
-def _first_guess(seen: npt.NDArray[np.float32], null: npt.NDArray[np.float32]) -> tuple[FloatArray, FloatArray]:
+def _first_guess(observed: npt.NDArray[np.float32], null: npt.NDArray[np.float32]) -> tuple[FloatArray, FloatArray]:
     """Contrast and evidence added up, in units of their spread over shuffled pairs."""
     spread = null[:, :2].std(0) + 1e-9
-    return (seen[:, :2] / spread).sum(1).astype(np.float64), (null[:, :2] / spread).sum(1).astype(np.float64)
+    return (observed[:, :2] / spread).sum(1).astype(np.float64), (null[:, :2] / spread).sum(1).astype(np.float64)
 
 
 def neighbours_partners(x: Tensor, fold: npt.NDArray[np.uint8], groups: IntArray) -> IntArray:
@@ -295,8 +297,8 @@ def neighbours_partners(x: Tensor, fold: npt.NDArray[np.uint8], groups: IntArray
 def _bank(
     space: CommonSpace, number: int, x: Tensor, y: Tensor, fold: npt.NDArray[np.uint8], trust: FloatArray
 ) -> Bank:
-    """Pairs of the other folds that are rather right than wrong, chosen at random: the bank must be diverse."""
-    others = np.flatnonzero((fold != number) & (trust >= 0.5))
+    """Pairs of the other folds that likely match, chosen at random: the bank must be diverse."""
+    others = np.flatnonzero((fold != number) & (trust >= MATCH_THRESHOLD))
     if len(others) < measures.FEW:
         others = np.flatnonzero(fold != number)
     chosen = np.random.default_rng(number).permutation(others)[:BANK]
@@ -325,6 +327,6 @@ def _cut(places: IntArray, size: int) -> list[IntArray]:
 
 
 def separation(observed: npt.NDArray[Any], null: npt.NDArray[Any]) -> float:
-    """AUROC of observed against shuffled pairs: 0.5 says nothing, more noise says less."""
+    """AUROC of observed against shuffled pairs; 0.5 is chance, and noise lowers it."""
     found = auroc(np.concatenate([observed, null]), np.arange(len(observed) + len(null)) < len(observed))
     return 0.5 if found is None else found

@@ -1,6 +1,6 @@
 """The measures of how well a pair fits, each by itself: the ingredients of the match score.
 
-All look at a pair from outside the fold that it is in: the space and the bank of trusted pairs know nothing of it.
+The space and the bank of trusted pairs by which a pair is measured were made without the fold of the pair.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ MEANINGS = {
 
 @dataclass(frozen=True)
 class Bank:
-    """Trusted pairs, as they came and in the common space: rows of unit length."""
+    """Trusted pairs in their own spaces and in the common space: rows of unit length."""
 
     left: Tensor  # (M, D)
     right: Tensor  # (M, E)
@@ -41,7 +41,7 @@ class Bank:
 
 
 def make_bank(space: CommonSpace, left: Tensor, right: Tensor) -> Bank:
-    """The bank of these pairs, (M, D) and (M, E) as they came, centred and of unit length."""
+    """The bank of these pairs, (M, D) and (M, E), centred and of unit length."""
     return Bank(left, right, normalize(left @ space.left, dim=1), normalize(right @ space.right, dim=1))
 
 
@@ -59,9 +59,8 @@ def measure(space: CommonSpace, bank: Bank, left: Tensor, right: Tensor, *, join
     columns = [
         learned(space, bank, left, right),
         _neighbour_agreement(near_left, near_right),
-        rank_correlation(
-            -near_left[:, :RANKED], -near_right[:, :RANKED]
-        ),  # of unit vectors the most similar are closest
+        # The distance of unit vectors falls with their similarity.
+        rank_correlation(-near_left[:, :RANKED], -near_right[:, :RANKED]),
     ]
     if joint:
         columns.append((left * right).sum(1))
@@ -69,7 +68,7 @@ def measure(space: CommonSpace, bank: Bank, left: Tensor, right: Tensor, *, join
 
 
 def learned(space: CommonSpace, bank: Bank, left: Tensor, right: Tensor) -> Tensor:
-    """The measures that the learned space alone gives, (n, 3): contrast, evidence, similarity."""
+    """The measures that need only the learned space, (n, 3): contrast, evidence, similarity."""
     a, b = left @ space.left, right @ space.right
     evidence = (a * b).sum(1) - 0.5 * (space.correlation * (a.square() + b.square())).sum(1)
     a, b = normalize(a, dim=1), normalize(b, dim=1)
@@ -79,13 +78,13 @@ def learned(space: CommonSpace, bank: Bank, left: Tensor, right: Tensor) -> Tens
 
 
 def rivals(items: Tensor, others: Tensor) -> Tensor:
-    """How similar each item is to the best of the others, on average, (n,)."""
+    """Mean similarity of each item to the most similar of the others, (n,)."""
     count = max(min(FEW, len(others)), round(RIVALS * len(others)))
     return (items @ others.T).topk(count, dim=1).values.mean(1)
 
 
 def names(*, joint: bool, networks: bool = False) -> list[str]:
-    """Of the measures, in their order."""
+    """Names of the measures, in their order."""
     given = {"joint": joint, "networks": networks}
     return [name for name in MEANINGS if given.get(name, True)]
 

@@ -1,14 +1,14 @@
 """Near-duplicates of one side, among up to millions of rows, in bounded memory.
 
-`sketch` makes 64 bits of a row: on which side of 64 random planes its centred vector lies. `find_alike` compares rows
-that agree in three of the eight bytes of these codes, as near-duplicates nearly always do and other rows hardly ever,
-and believes only the true cosine. With the threshold of 0.98, two rows of this cosine are compared with this
+`sketch` makes 64 bits of a row: on which side of 64 random planes its centred vector lies. `find_near_duplicates`
+compares rows that agree in three of the eight bytes of these codes, as near-duplicates nearly always do and other rows
+hardly ever, and decides by the true cosine. With the threshold of 0.98, two rows of this cosine are compared with this
 probability:
 
     cosine      1.000  0.999  0.995  0.990  0.985  0.980  0.950  0.900  0.500
     compared    1.000  1.000  0.997  0.983  0.958  0.922  0.623  0.244  0.000
 
-A group hangs together by links: each row of it is alike to some other row, not to all.
+Each row of a group is a near-duplicate of some other row of it, not of all.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def sketch(vectors: Tensor, mean: Tensor) -> Codes:
     """The codes of some vectors, the same in whatever company they come.
 
     Args:
-        vectors: (n, D), on any device. A row that is not finite gets some code and never counts as alike.
+        vectors: (n, D), on any device. A row that is not finite gets some code and is never a near-duplicate.
         mean: (D,) of all vectors: embeddings lie in a narrow cone, and around its axis they differ most.
     """
     if vectors.device.type == "mps":  # which has no double precision
@@ -98,7 +98,7 @@ def _planes(width: int) -> Tensor:
     return torch.from_numpy(np.rint(np.random.RandomState(_SEED).standard_normal((width, BITS)) * 2**12))
 
 
-def find_alike(
+def find_near_duplicates(
     codes: Codes,
     gather: Gather,
     threshold: float = 0.98,
@@ -108,13 +108,13 @@ def find_alike(
 ) -> Groups:
     """Finds groups of rows that are nearly the same.
 
-    Exact duplicates are always found. The work stays bounded where very many rows are alike: in buckets beyond 64 rows
+    Exact duplicates are always found. The work stays bounded with very many near-duplicates: in buckets beyond 64 rows
     not all are compared with all, and of each set of such rows with one code only a representative goes on.
 
     Args:
         codes: The codes of all rows (N,), from `sketch`.
         gather: Gives the vectors (n, D) of row numbers, which are ascending and at most 8,192 at a time.
-        threshold: Cosine of the centred vectors from which two rows are alike.
+        threshold: Cosine of the centred vectors from which two rows are near-duplicates.
         mean: What to take from the vectors first, the one of the sketch; nothing by default.
         leave_out: Rows that are never in a group (N,).
 
@@ -125,12 +125,13 @@ def find_alike(
         ConfigError: The threshold is no such cosine.
 
     >>> vectors = np.eye(4, dtype=np.float32)[[0, 1, 0, 2, 1, 0]]
-    >>> [group.tolist() for group in find_alike(sketch(torch.from_numpy(vectors), torch.zeros(4)), vectors.__getitem__)]
+    >>> codes = sketch(torch.from_numpy(vectors), torch.zeros(4))
+    >>> [group.tolist() for group in find_near_duplicates(codes, vectors.__getitem__)]
     [[0, 2, 5], [1, 4]]
     """
     if not 0.5 < threshold <= 1:
         raise ConfigError(
-            f"The cosine from which rows count as alike is {threshold}; expected more than 0.5 and at most 1."
+            f"The cosine from which rows are near-duplicates is {threshold}; expected more than 0.5 and at most 1."
         )
     rows = np.argsort(codes, kind="stable").astype(_number(len(codes)))
     if leave_out is not None:
@@ -154,17 +155,17 @@ def find_alike(
 
 
 class _Search:
-    """Compares neighbours in a sorted table and joins those that are alike."""
+    """Compares neighbours in a sorted table and joins near-duplicates."""
 
     def __init__(self, codes: Codes, rows: IntArray, gather: Gather, threshold: float, mean: FloatArray | None) -> None:
         self.sets = _Sets(np.arange(len(rows), dtype=rows.dtype))
         self._codes, self._rows, self._gather, self._mean = codes, rows, gather, mean
-        self._farthest = 2 * (1 - threshold)  # squared distance of unit vectors; two zero vectors are alike by it, too
+        self._farthest = 2 * (1 - threshold)  # squared distance of unit vectors; two zero vectors are equal by it, too
         differ = math.acos(threshold) / math.pi
         self._most_bits = math.floor(BITS * differ + _SLACK * math.sqrt(BITS * differ * (1 - differ)))
 
     def join_neighbours(self, key: npt.NDArray[np.integer], places: IntArray, sooner: Sequence[int] = ()) -> None:
-        """Joins places that are alike, among those with one key and not far from each other.
+        """Joins near-duplicates among places with one key and not far from each other.
 
         Args:
             key: Bucket of each entry of the table, ascending.
@@ -188,10 +189,10 @@ class _Search:
                 new = self.sets.find(one) != self.sets.find(other)
                 one, other = one[new], other[new]
                 patience -= len(one)
-                alike = self._are_alike(one, other)
-                self.sets.join(one[alike], other[alike])
+                close = self._are_near_duplicates(one, other)
+                self.sets.join(one[close], other[close])
 
-    def _are_alike(self, one: IntArray, other: IntArray) -> Mask:
+    def _are_near_duplicates(self, one: IntArray, other: IntArray) -> Mask:
         """Whether the true vectors are, pair by pair."""
         found = np.empty(len(one), dtype=np.bool_)
         for start in range(0, len(one), _GATHERED):

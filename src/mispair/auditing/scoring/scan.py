@@ -1,4 +1,4 @@
-"""One pass over all pairs, in bounded memory, that can be killed and goes on where it was.
+"""One resumable pass over all pairs in bounded memory.
 
 Rows are measured in blocks that are cut by row number alone, each by one thread: neither the shards of the files nor
 the number of workers can change a score.
@@ -23,10 +23,10 @@ from mispair.data.pairs import IntArray
 from mispair.support.files import replacing
 
 BLOCK = 8192  # rows measured at a time
-GPU_BLOCKS = 4  # of these at a time on a GPU, which would wait for more orders otherwise
+GPU_BLOCKS = 4  # of these at a time on a GPU, which would be idle between smaller ones
 PART = 8 * BLOCK  # rows saved at a time
 
-READABLE, BAD_IN_TABLE = 0, 255  # status of a row: fine, or bad by the table already
+READABLE, BAD_IN_TABLE = 0, 255  # status of a row: fine, or bad by the table
 FAULTS = {
     READABLE: "ok",
     1: "the left vector has numbers that are not finite",
@@ -41,8 +41,8 @@ class Scan:
     """What the pass found about every row."""
 
     measures: npt.NDArray[np.float32]  # (N, m), NaN where a row could not be read
-    status: npt.NDArray[np.uint8]  # (N,) key of FAULTS, or TOLD
-    codes: npt.NDArray[np.uint64]  # (2, N) sketches of the left and the right vectors, given up after their use
+    status: npt.NDArray[np.uint8]  # (N,) key of FAULTS, or BAD_IN_TABLE
+    codes: npt.NDArray[np.uint64]  # (2, N) sketches of the left and the right vectors, dropped after use
 
     @classmethod
     def empty(cls, rows: int, measures: int) -> Scan:
@@ -58,20 +58,20 @@ class Scan:
 
 
 def faults(left: npt.NDArray[np.float32], right: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
-    """What is wrong with the vectors of each row, as keys of FAULTS."""
+    """Faults of the vectors of each row, as keys of FAULTS."""
     found = np.zeros(len(left), dtype=np.uint8)
-    for side, vectors in ((1, right), (0, left)):  # the left side's faults are named first
+    for side, vectors in ((1, right), (0, left)):  # a fault of the left side takes precedence
         with np.errstate(over="ignore", invalid="ignore"):
             square = np.einsum("nd,nd->n", vectors, vectors)
         found[square == 0] = 3 + side
-        # A square may overflow where the numbers are finite: those few are looked at again.
+        # A square may overflow where the numbers are finite: those few are checked one by one.
         doubtful = np.flatnonzero(~np.isfinite(square))
         found[doubtful[~np.isfinite(vectors[doubtful]).all(axis=1)]] = 1 + side
     return found
 
 
-def _silently(rows: int) -> None:
-    """Tells nobody."""
+def _ignore(rows: int) -> None:
+    """No progress."""
 
 
 def scan(
@@ -82,7 +82,7 @@ def scan(
     workers: int,
     device: torch.device,
     folder: Path | None = None,
-    step: Callable[[int], None] = _silently,
+    step: Callable[[int], None] = _ignore,
 ) -> Scan:
     """Measures all pairs.
 
@@ -93,7 +93,7 @@ def scan(
         workers: Blocks measured at the same time.
         device: Where.
         folder: Where finished parts are kept; those that are there already are not measured again.
-        step: Told how many rows are done.
+        step: Called with the number of rows that were done.
     """
     result, missing = Scan.empty(len(source), len(judge.names)), []
     for start in range(0, len(source), PART):
@@ -104,15 +104,15 @@ def scan(
         else:
             result.put(start, saved)
             step(stop - start)
-    told = np.array(sorted(source.known), dtype=np.int64)
+    known = np.array(sorted(source.known), dtype=np.int64)
     size = BLOCK * (GPU_BLOCKS if device.type == "cuda" else 1)
     blocks = [(begin, min(begin + size, stop), stop) for start, stop in missing for begin in range(start, stop, size)]
 
     def block(where: tuple[int, int, int]) -> Scan:
         start, stop, _ = where
-        inside = told[np.searchsorted(told, start) : np.searchsorted(told, stop)] - start
+        bad = known[np.searchsorted(known, start) : np.searchsorted(known, stop)] - start
         rows = np.arange(start, stop) if groups is None else groups[start:stop]
-        return _measured(source, judge, start, stop, fold_numbers(rows), inside, device)
+        return _measured(source, judge, start, stop, fold_numbers(rows), bad, device)
 
     for (begin, stop, end), part in zip(blocks, parallel_map(block, blocks, workers), strict=True):
         result.put(begin, part)
@@ -133,20 +133,22 @@ def _measured(
     start: int,
     stop: int,
     fold: npt.NDArray[np.uint8],
-    told: IntArray,
+    bad: IntArray,
     device: torch.device,
 ) -> Scan:
-    """One block: rows that cannot be read stay without measures."""
+    """One block; rows that cannot be read have no measures."""
     left, right = source.block(start, stop)
     part = Scan.empty(stop - start, len(judge.names))
     part.status[:] = faults(left, right)
-    part.status[told] = BAD_IN_TABLE
+    part.status[bad] = BAD_IN_TABLE
     good = np.flatnonzero(part.status == READABLE)
     if len(good):
+        score = source.network_score
         sides = torch.from_numpy(left[good]).to(device), torch.from_numpy(right[good]).to(device)
-        part.measures[good] = judge.measure(*sides, fold[good], source.network_opinion(start + good, start + good))
+        networks = None if score is None else score(start + good, start + good)
+        part.measures[good] = judge.measure(*sides, fold[good], networks)
         for side, vectors in enumerate(sides):
-            part.codes[side, good] = sketch(vectors, judge.frames[side].mean)
+            part.codes[side, good] = sketch(vectors, judge.transforms[side].mean)
     return part
 
 

@@ -29,8 +29,8 @@ from mispair.support.formatting import listed
 
 Layout = Literal["clip", "arrays", "precomp", "memory"]
 LookUp = Callable[[IntArray], list[str]]
-Opinion = Callable[[IntArray, IntArray], FloatArray]
-_PICTURE_ENDINGS = ("", ".jpg", ".jpeg", ".png", ".webp")
+NetworkScore = Callable[[IntArray, IntArray], FloatArray]
+_IMAGE_ENDINGS = ("", ".jpg", ".jpeg", ".png", ".webp")
 _SAMPLED_ROWS = 256
 
 
@@ -51,8 +51,8 @@ class Source:
         table: The table of ids, captions and paths.
         folder: The folder that was opened; None for single files and for memory.
         split: The part of it, where it has parts.
-        opinion: How well the left items of some rows fit the right items of others, (n,), by the networks of a run;
-            None where nobody knows more than the vectors say.
+        network_score: Scores the left items of some rows with the right items of others, (n,), by the networks of a
+            training run; None without a run.
     """
 
     left: Side
@@ -67,7 +67,7 @@ class Source:
     table: Table | None = None
     folder: Path | None = None
     split: str | None = None
-    opinion: Opinion | None = None
+    network_score: NetworkScore | None = None
 
     def __post_init__(self) -> None:
         if len(self.left) != len(self.right):
@@ -103,7 +103,7 @@ class Source:
         return self.captions is not None
 
     @property
-    def has_pictures(self) -> bool:
+    def has_images(self) -> bool:
         """Whether there are image paths; the files themselves may be missing."""
         return self.image_names is not None
 
@@ -134,16 +134,12 @@ class Source:
         wanted = _rows(rows)
         return [""] * len(wanted) if self.captions is None else self.captions(wanted)
 
-    def pictures(self, rows: Sequence[int] | IntArray) -> list[Path | None]:
+    def image_files(self, rows: Sequence[int] | IntArray) -> list[Path | None]:
         """The image files of some rows; None where there is no such file."""
         wanted = _rows(rows)
         if self.image_names is None:
             return [None] * len(wanted)
-        return [_find_picture(self.images, name) for name in self.image_names(wanted)]
-
-    def network_opinion(self, lefts: IntArray, rights: IntArray) -> FloatArray | None:
-        """The opinion on pairs of the left items of some rows and the right items of others; None if there is none."""
-        return None if self.opinion is None else self.opinion(lefts, rights)
+        return [_find_image(self.images, name) for name in self.image_names(wanted)]
 
     def find(self, ids: Sequence[str]) -> IntArray:
         """The (first) rows with these ids.
@@ -276,12 +272,12 @@ def _image_places(images: str | Path | None) -> tuple[Path, ...]:
     return (Path(images),)
 
 
-def _find_picture(places: Sequence[Path], name: str) -> Path | None:
+def _find_image(places: Sequence[Path], name: str) -> Path | None:
     if not name:
         return None
     # Tables travel: without their old folders, paths from another machine still fit.
     bare = re.split(r"[/\\]", name)[-1]
-    tried = (place / f"{part}{ending}" for place in places for part in (name, bare) for ending in _PICTURE_ENDINGS)
+    tried = (place / f"{part}{ending}" for place in places for part in (name, bare) for ending in _IMAGE_ENDINGS)
     return next((path for path in tried if os.path.isfile(path)), None)
 
 

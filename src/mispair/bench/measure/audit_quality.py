@@ -18,10 +18,9 @@ import torch
 from rich.table import Table
 from torch.nn.functional import normalize
 
-from mispair.auditing.audit import Settings, audit_source
-from mispair.auditing.findings import Audit
+from mispair.auditing.audit import Audit, Settings, audit_source
 from mispair.auditing.scoring.partners import Partners
-from mispair.auditing.sources.from_training import from_pairs
+from mispair.auditing.sources.from_pairs import from_pairs
 from mispair.auditing.sources.source import Source
 from mispair.config import NoiseKind
 from mispair.data.noise import noise_index
@@ -94,10 +93,10 @@ def judge(pairs: Pairs, audit: Audit, kind: str, seed: int) -> AuditQuality:
     assert wrong is not None
     assert pairs.truth is not None
     score, combination = audit.score, audit.judge.combination
-    mended = wrong[audit.mended]
-    kept = pairs.link[audit.mended[mended]]
-    right_fits = _fits(audit.new_rights, pairs.link[audit.mended], pairs.truth)
-    left_fits = _fits(audit.new_lefts, pairs.truth[audit.mended], pairs.link)
+    mended = wrong[audit.suggested]
+    kept = pairs.link[audit.suggested[mended]]
+    right_fits = _fits(audit.new_rights, pairs.link[audit.suggested], pairs.truth)
+    left_fits = _fits(audit.new_lefts, pairs.truth[audit.suggested], pairs.link)
     return AuditQuality(
         kind=kind,
         ratio=float(wrong.mean()),
@@ -115,7 +114,7 @@ def judge(pairs: Pairs, audit: Audit, kind: str, seed: int) -> AuditQuality:
         reliability=reliability(audit.match_score, ~wrong),
         right_found=_mean(right_fits[mended]),
         left_found=_mean(left_fits[mended]),
-        neighbour_found=_mean(_by_neighbour(pairs, audit.mended[mended])),
+        neighbour_found=_mean(_by_neighbour(pairs, audit.suggested[mended])),
         chance=_mean(np.bincount(pairs.truth, minlength=len(pairs.left))[kept] / len(pairs)),
         seconds=audit.seconds,
     )  # fmt: skip

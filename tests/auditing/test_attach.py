@@ -1,0 +1,84 @@
+"""`Audit.attach_to`: match scores on pairs for a training."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import mispair
+from audit_cases import hurry
+from mispair.auditing.audit import Audit, Settings, attach_match_score, audit_source
+from mispair.auditing.sources.from_pairs import from_pairs
+from mispair.auditing.sources.source import open_source
+from mispair.data.noise import add_noise
+from mispair.data.pairs import Pairs, Vectors, select
+from mispair.data.shapes import dataset
+from mispair.errors import DataError
+
+CPU = Settings(device="cpu")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return dataset.make(tmp_path_factory.mktemp("data") / "shapes", train=24, dev=6, test=6)
+
+
+@pytest.fixture(scope="module")
+def pairs(folder: Path) -> Pairs:
+    return mispair.load(str(folder), "train")
+
+
+@pytest.fixture(scope="module")
+def audit(pairs: Pairs) -> Audit:
+    with hurry():
+        return audit_source(from_pairs(pairs), CPU)
+
+
+def test_pairs_in_their_order(audit: Audit, pairs: Pairs) -> None:
+    scored = audit.attach_to(pairs)
+    assert scored.match_score is not None
+    np.testing.assert_array_equal(scored.match_score, audit.match_score)
+    assert replace(scored, match_score=None) == replace(pairs, match_score=None)
+
+
+def test_pairs_of_the_audited_folder(folder: Path, pairs: Pairs) -> None:
+    with hurry():
+        found = audit_source(open_source(folder), CPU)
+    np.testing.assert_array_equal(found.attach_to(pairs).match_score, found.match_score)
+
+
+def test_pairs_in_another_order_are_found_by_their_ids(pairs: Pairs) -> None:
+    rows = np.arange(0, len(pairs), 5)[::-1]  # one caption an image, so that an id is an image name
+    single = replace(pairs, right=select(pairs.right, np.sort(rows)), link=pairs.link[np.sort(rows)])
+    turned = replace(pairs, right=select(pairs.right, rows), link=pairs.link[rows])
+    with hurry(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mispair.auditing.audit.LEAST", 10)
+        patch.setattr("mispair.auditing.scoring.judge.LEAST_GROUPS", 5)
+        found = audit_source(from_pairs(single), CPU)
+    np.testing.assert_array_equal(found.attach_to(turned).match_score, found.match_score[::-1])
+
+
+def test_other_pairs_are_refused(audit: Audit, pairs: Pairs) -> None:
+    noisy = add_noise(pairs, ratio=0.5, seed=0)
+    with pytest.raises(DataError, match=r"no pair has the id|are not the 120 audited ones"):
+        audit.attach_to(noisy)
+    fewer = replace(pairs, right=select(pairs.right, np.arange(60)), link=pairs.link[:60], left_ids=())
+    with pytest.raises(DataError, match=r"these 60 pairs are not the 120 audited ones of .*; give the pairs that were"):
+        audit.attach_to(fewer)
+    with pytest.raises(DataError, match=r"120 pairs, but match scores of 3; audit these pairs"):
+        attach_match_score(pairs, np.ones(3))
+
+
+def test_what_could_not_be_read_is_unknown() -> None:
+    rng = np.random.default_rng(0)
+    left, right = rng.normal(size=(80, 6)).astype(np.float32), rng.normal(size=(80, 5)).astype(np.float32)
+    left[7] = np.nan
+    with hurry():
+        found = mispair.audit(left, right, device="cpu")
+    score = found.attach_to(Pairs(Vectors(left), Vectors(right), np.arange(80))).match_score
+    assert score is not None
+    assert score[7] == 0.5
+    np.testing.assert_array_equal(np.delete(score, 7), np.delete(found.match_score, 7))

@@ -139,7 +139,7 @@ def run_demo(out: Path, seed: int, console: Console) -> DemoResult:
         columns=COLUMNS,
         curves=_curves(trainings),
         histogram=_histogram(repair.findings),
-        suggested=_mended(repair, pairs, folder, seed),
+        mended=_mended(repair, pairs, folder, seed),
         queries=_queries(trainings, test, folder, seed),
         examples=_examples(pairs, folder),
         count=len(pairs),

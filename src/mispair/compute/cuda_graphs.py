@@ -73,7 +73,7 @@ class CudaGraphStep(Generic[T]):
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
         try:
-            # Other threads may load batches meanwhile, so only this one is watched for what cannot be recorded.
+            # Other threads may load batches meanwhile, so only this one is checked for what cannot be recorded.
             with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
                 result = self._step(_rebuilt(inputs, iter(places)))
         except RuntimeError as error:

@@ -1,4 +1,4 @@
-"""Where to compute, and how precisely."""
+"""Devices and the precision on them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def give_back_memory() -> None:
 
 
 def autocast(device: torch.device, precision: str) -> torch.autocast:
-    """bf16 where asked for, or on CUDA by default."""
+    """bf16 if `precision` says so, or by default on CUDA."""
     half = precision == "bf16" or (precision == "auto" and device.type == "cuda")
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=half)
 

@@ -15,10 +15,12 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def parallel_map(work: Callable[[Item], Result], items: Iterable[Item], workers: int | None = None) -> Iterator[Result]:
+def parallel_map(
+    function: Callable[[Item], Result], items: Iterable[Item], workers: int | None = None
+) -> Iterator[Result]:
     """The results in the order of the items; when the caller stops, no more of them are begun."""
     with one_thread_each(), ThreadPoolExecutor(workers or os.cpu_count()) as pool:
-        futures = deque(pool.submit(work, item) for item in items)
+        futures = deque(pool.submit(function, item) for item in items)
         try:
             while futures:
                 yield futures.popleft().result()

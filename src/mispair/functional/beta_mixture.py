@@ -41,7 +41,7 @@ class BetaMixture:
         lower = int(self.means.argmin())
         between = np.linspace(self.means.min(), self.means.max(), GRID)
         middle = between[np.abs(self.raw_posterior(between, lower) - 0.5).argmin()]
-        grid = np.linspace(EDGE, 1 - EDGE, GRID)  # so that the result does not depend on which values are asked for
+        grid = np.linspace(EDGE, 1 - EDGE, GRID)  # so that the result does not depend on which values are given
         points = np.concatenate([inner(x), grid, [middle]])
         order = np.argsort(points, kind="stable")
         raw = self.raw_posterior(points[order], lower)

@@ -120,6 +120,6 @@ def split(w: FloatArray, threshold: float = 0.5) -> npt.NDArray[np.bool_]:
 
 
 def above(w: FloatArray, threshold: float) -> npt.NDArray[np.bool_]:
-    """Where w > p. A mixture that finds hardly any has found no two groups: then where w is not below the median."""
+    """Where w > p; where w is not below the median if that is hardly any pair, as then there are no two groups."""
     clean = np.asarray(w > threshold)
     return np.asarray(w >= np.median(w)) if clean.sum() < FALLBACK * len(w) else clean

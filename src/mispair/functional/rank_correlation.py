@@ -80,7 +80,7 @@ def bank_correlation(
 def distances(items: Tensor, bank: Tensor) -> Tensor:
     """Squared Euclidean distance (Eq. 3) of each item to each of the bank, (n, M), less a constant of the item.
 
-    Its ranks are those of the distance itself, which is all that is asked of it.
+    Its ranks are those of the distance itself, and only these matter.
     """
     items, bank = items.float(), bank.float()
     with torch.autocast(items.device.type, enabled=False):  # in bf16 most distances would tie

@@ -1,4 +1,4 @@
-"""Matching networks. `build` makes one from a config and what the two sides look like."""
+"""Matching networks. `build` makes one from a config and the specs of the two sides."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class SelfAttention(nn.Module):
         super().__init__()
         local: list[nn.Module] = [xavier_linear(embed_size, embed_size)]
         whole: list[nn.Module] = [xavier_linear(embed_size, embed_size)]
-        if regions:  # pictures are normalised, a region slot a channel; sentences are not
+        if regions:  # images are normalised, a region slot a channel; sentences are not
             local.append(nn.BatchNorm1d(regions))
             whole.append(nn.BatchNorm1d(embed_size))
         self.local = nn.Sequential(*local, nn.Tanh(), nn.Dropout(dropout))
@@ -207,7 +207,7 @@ def context_weights(regions: Tensor, counts: Tensor | None, seen: Tensor) -> Ten
     Args:
         regions: (l, R, D).
         counts: (l,) how many of the R are real, None if all are.
-        seen: (l, R, T) how much each of T words looks at each region.
+        seen: (l, R, T) attention of each of T words to each region.
 
     Returns:
         (l, T, R).
@@ -233,7 +233,7 @@ def similarity_vectors(weights: Tensor, regions: Tensor, words: Tensor, project:
     Args:
         weights: (l, T, R) of the regions in the contexts, or with more columns of zeros.
         regions: (l, R, D).
-        words: (T, D), or (l, T, D) where every picture has words of its own.
+        words: (T, D), or (l, T, D) where every image has words of its own.
         project: From D to s.
 
     Returns:

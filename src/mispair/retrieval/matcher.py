@@ -38,7 +38,7 @@ class Matcher:
 
     Attributes:
         config: The settings it was trained with.
-        specs: What the left and the right side look like.
+        specs: Kind and size of the left and the right side.
         networks: The trained networks; their similarities are averaged.
         vocabulary: Words of the text side, if there is one.
     """

@@ -17,16 +17,6 @@ from mispair.models.kernels.common import HAS_TRITON, MOST_ROWS, compact, jit, o
 if HAS_TRITON:
     import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]
     import triton.language as tl  # type: ignore[import-not-found, import-untyped, unused-ignore]
-from mispair.models.kernels.common import HAS_TRITON
-
-if HAS_TRITON:
-    import triton.language as tl  # type: ignore[import-not-found, import-untyped, unused-ignore]
-from mispair.models.kernels.common import HAS_TRITON
-
-if HAS_TRITON:
-    import triton  # type: ignore[import-not-found, import-untyped, unused-ignore]
-    import triton.language as tl  # type: ignore[import-not-found, import-untyped, unused-ignore]
-
 
 MOST_SIMILARITIES = 256
 

@@ -74,6 +74,6 @@ def test_another_seed_has_its_own_runs(result: demo.DemoResult) -> None:
 
 
 def test_names_of_curves_do_not_touch() -> None:
-    lines = [demo.Training(str(i), "good", Path(), {}, [0.0, 100.0 + i], {}) for i in range(4)]
+    lines = [demo.Training(str(i), "good", Path(), {}, [0.0, 100.0 + i], None) for i in range(4)]
     placed = [y for _, _, y in demo._curves(lines)]
     assert all(after - before >= 19 for before, after in itertools.pairwise(placed))

@@ -5,12 +5,14 @@ python docs/figures/separation.py OUT.svg "TITLE=RUN_FOLDER" ...
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
 import matplotlib as mpl
 import matplotlib.pyplot as plt
+
+from mispair.training.events import MethodEvent
+from mispair.training.run_folder import read_events
 
 LINES = {
     "auroc_loss": ("loss of this epoch", "-", "o"),
@@ -24,11 +26,10 @@ def main(out: str, *runs: str) -> None:
     figure, axes = plt.subplots(1, len(runs), figsize=(4.6 * len(runs), 3.6), sharey=True, layout="constrained")
     for axis, run in zip(axes if len(runs) > 1 else [axes], runs, strict=True):
         title, folder = run.rsplit("=", 1)
-        events = [json.loads(line) for line in (Path(folder) / "metrics.jsonl").read_text().splitlines()]
-        found = [event for event in events if event["event"] == "method"]
+        events = read_events(Path(folder), MethodEvent)
         for key, (name, style, marker) in LINES.items():
-            mean = [sum(event[key]) / len(event[key]) for event in found]
-            axis.plot([event["epoch"] + 1 for event in found], mean, style, marker=marker, color="black", label=name)
+            mean = [sum(getattr(event, key)) / len(getattr(event, key)) for event in events]
+            axis.plot([event.epoch + 1 for event in events], mean, style, marker=marker, color="black", label=name)
         axis.set_title(title)
         axis.set_xlabel("epoch, warm-up included")
         axis.grid(alpha=0.3)

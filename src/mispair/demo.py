@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
@@ -25,15 +24,16 @@ from mispair.config import Config, override, read_recipe
 from mispair.data import loading
 from mispair.data.loading import with_noise
 from mispair.data.pairs import Pairs, Tokens
-from mispair.methods.repair import KEEP_RIGHT
+from mispair.methods.report import MethodReport
 from mispair.retrieval.matcher import Matcher
 from mispair.retrieval.search import best
 from mispair.support.files import write_atomically
 from mispair.support.formatting import slug
 from mispair.support.html import template
 from mispair.support.terminal import COLUMNS, retrieval_table
-from mispair.training import checkpoint
+from mispair.training.events import ValidationEvent
 from mispair.training.fit import train_and_test
+from mispair.training.run_folder import read_events, read_examples, read_result
 
 NOISE = 0.4
 QUERIES, QUERY_WORDS, FOUND, EXAMPLES, MENDED = 4, 12, 5, 4, 6
@@ -57,7 +57,7 @@ class Training:
     folder: Path
     test: dict[str, float]  # of two networks, averaged
     curve: list[float]  # validation rSum by epoch
-    findings: dict[str, Any]  # what the method found out in its last epoch
+    report: MethodReport | None  # of the method, on its last epoch
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def run_demo(out: Path, seed: int, console: Console) -> DemoResult:
         repair=repair,
         columns=COLUMNS,
         curves=_curves(trainings),
-        histogram=_histogram(repair.findings),
+        histogram=_histogram(repair.report),
         mended=_mended(repair, pairs, folder, seed),
         queries=_queries(trainings, test, folder, seed),
         examples=_examples(pairs, folder),
@@ -207,10 +207,10 @@ def _train(name: str, config: Config, out: Path, quiet: bool) -> Training:
     console = Console(file=cast(IO[str], _Named(name)), width=120, quiet=quiet)
     folder = run_folder(out, name, config)
     result = train_and_test(config, folder, console)
-    events = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    curve = [event["rsum"] for event in events if event["event"] == "validation"]
-    found = [event for event in events if event["event"] == "method"]
-    return Training(name, TRAININGS[name][0], folder, result["averaged"], curve, found[-1] if found else {})
+    curve = [event.rsum for event in read_events(folder, ValidationEvent)]
+    ended = read_result(folder)
+    report = None if ended is None else ended.report
+    return Training(name, TRAININGS[name][0], folder, result.evaluation.averaged.metrics(), curve, report)
 
 
 def _examples(pairs: Pairs, folder: Path) -> list[Example]:
@@ -228,11 +228,12 @@ def _examples(pairs: Pairs, folder: Path) -> list[Example]:
 
 def _mended(repair: Training, pairs: Pairs, folder: Path, seed: int) -> list[Mended]:
     """Random pairs to which REPAIR gave another picture in its last epoch, not chosen by how well that went."""
-    state = checkpoint.load_newest(repair.folder / "checkpoints")
-    assert state is not None
+    examples = read_examples(repair.folder)
+    assert examples is not None
+    assert examples.new_left is not None
     assert pairs.truth is not None
     assert isinstance(pairs.right, Tokens)
-    partners = state["method"]["partners"][:, KEEP_RIGHT].numpy().max(axis=0)  # of one network or the other
+    partners = examples.new_left
     replaced = np.flatnonzero((partners >= 0) & (pairs.right.lengths - 2 >= QUERY_WORDS))
     chosen = np.random.default_rng(seed).choice(replaced, min(MENDED, len(replaced)), replace=False)
     mended = []
@@ -288,10 +289,12 @@ def _curves(trainings: list[Training], width: int = 300, height: int = 150) -> l
     return placed
 
 
-def _histogram(findings: dict[str, Any], height: int = 120) -> list[tuple[float, float]]:
+def _histogram(report: MethodReport | None, height: int = 120) -> list[tuple[float, float]]:
     """Heights of the bars for right and for wrong pairs in each bin of the labels y*, network A."""
-    shares = [
-        np.asarray(findings[name][0]) / max(1, sum(findings[name][0])) for name in ("labels_clean", "labels_noisy")
-    ]
+    assert report is not None
+    assert report.labels_clean is not None
+    assert report.labels_noisy is not None
+    counts = report.labels_clean[0], report.labels_noisy[0]
+    shares = [np.asarray(count) / max(1, sum(count)) for count in counts]
     top = max(share.max() for share in shares) or 1.0
     return [(float(a / top * height), float(b / top * height)) for a, b in zip(*shares, strict=True)]

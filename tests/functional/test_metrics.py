@@ -171,10 +171,10 @@ def test_folds_equal_direct_computation(images: int, folds: int, captions: int, 
         stop = start + size + (fold < rest)
         columns = slice(start * captions, stop * captions)
         part = retrieval(S[start:stop, columns], left[start:stop], right[columns])
-        for name, value in part.figures().items():
+        for name, value in part.metrics().items():
             expected[name] = expected.get(name, 0) + value / folds
         start = stop
-    assert fold_retrieval(S, left, right, folds).figures() == pytest.approx(expected)
+    assert fold_retrieval(S, left, right, folds).metrics() == pytest.approx(expected)
 
 
 def test_folds_take_the_captions_of_their_images_wherever_they_stand() -> None:
@@ -183,7 +183,7 @@ def test_folds_take_the_captions_of_their_images_wherever_they_stand() -> None:
     S = torch.randn(10, 50)
     S[left[:, None] == right] += 1
     straight, mixed = fold_retrieval(S, left, right, 5), fold_retrieval(S[:, order], left, right[order], 5)
-    assert mixed.figures() == pytest.approx(straight.figures())
+    assert mixed.metrics() == pytest.approx(straight.metrics())
     direct = [
         retrieval(S[2 * f : 2 * f + 2, 10 * f : 10 * f + 10], left[2 * f : 2 * f + 2], right[10 * f : 10 * f + 10]).rsum
         for f in range(5)
@@ -193,7 +193,7 @@ def test_folds_take_the_captions_of_their_images_wherever_they_stand() -> None:
 
 def test_figures_are_flat_and_their_sum_is_of_six() -> None:
     result = Retrieval(Recalls(1.0, 2.0, 3.0, 40.0, 50.0), Recalls(6.0, 7.0, 8.0, 90.0, 100.0))
-    figures = result.figures()
+    figures = result.metrics()
     assert figures["i2t_r1"] == 1
     assert figures["t2i_r10"] == 8
     assert figures["t2i_mean_rank"] == 100

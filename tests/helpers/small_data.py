@@ -124,9 +124,9 @@ def lengths_of(items: Items | Encoded) -> list[int]:
 
 def take_step(method: Method, net: int, main_step: int, clean: IntArray, noisy: IntArray | None = None) -> StepResult:
     """A main step of `method` as the engine takes it, without its gradients."""
-    work = StepPlan(0, main_step, clean, noisy)
-    step = method.loss(net, method.inputs(net, work, None))
-    method.after_step(net, work)
+    plan = StepPlan(0, main_step, clean, noisy)
+    step = method.loss(net, method.inputs(net, plan, None))
+    method.after_step(net, plan)
     return step
 
 

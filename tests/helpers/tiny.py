@@ -54,6 +54,6 @@ def weights(run: Path) -> dict[str, bytes]:
     assert state is not None
     return {
         f"{number}.{name}": tensor.numpy().tobytes()
-        for number, network in enumerate(state["networks"])
+        for number, network in enumerate(state.networks)
         for name, tensor in network.items()
     }

@@ -21,7 +21,7 @@ from mispair.training.trainer import Trainer
 from tiny import weights
 
 Stop = tuple[int, int, int]  # epoch, network, batches done
-Steps = list[tuple[int, StepPlan]]  # network and work of each
+Steps = list[tuple[int, StepPlan]]  # network and plan of each
 
 
 def check_resume(
@@ -36,12 +36,12 @@ def check_resume(
     parts = [trained(config, pairs, folder / "broken", stop) for stop in (*stops, None)]
     assert all(parts)
     steps = [step for part in parts for step in part]
-    assert [(net, work.pairs.tolist()) for net, work in steps] == [(net, work.pairs.tolist()) for net, work in whole]
+    assert [(net, plan.pairs.tolist()) for net, plan in steps] == [(net, plan.pairs.tolist()) for net, plan in whole]
     assert weights(folder / "broken") == weights(folder / "whole")
     states = [checkpoint.load_newest(folder / name / "checkpoints") for name in ("whole", "broken")]
     assert states[0] is not None
     assert states[1] is not None
-    return whole, (states[0]["method"], states[1]["method"])
+    return whole, (states[0].method, states[1].method)
 
 
 def with_other_truth(pairs: Pairs) -> Pairs:
@@ -51,18 +51,18 @@ def with_other_truth(pairs: Pairs) -> Pairs:
 
 
 def trained(config: Config, pairs: Pairs, folder: Path, stop: Stop | None) -> Steps:
-    """Trains; asked to stop after batch `stop` (epoch, network, batches done). Gives network and work of each step."""
+    """Trains; asked to stop after batch `stop` (epoch, network, batches done). Gives network and plan of each step."""
     with Run(folder, config) as run:
         trainer = Trainer(config, pairs, None, run)
         steps, done = trainer.steps, []
 
         def stopping_steps() -> Iterator[StepPlan]:
-            for work in steps():
+            for plan in steps():
                 cursor = trainer.cursor
-                done.append((cursor.network, work))
+                done.append((cursor.network, plan))
                 if (cursor.epoch, cursor.network, cursor.position) == stop:
                     trainer.stop(15)
-                yield work
+                yield plan
 
         trainer.steps = stopping_steps  # type: ignore[method-assign, assignment]
         with nullcontext() if stop is None else pytest.raises(StoppedError, match="and saved"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -24,8 +23,10 @@ from mispair.methods.base import StepPlan, StepResult, similarity
 from mispair.methods.decl import Decl, DeclInputs
 from mispair.models import SideSpec, build
 from mispair.retrieval.evaluation import evaluate
+from mispair.training.events import MethodEvent, StepEvent
 from mispair.training.monitor import StepMonitor
-from mispair.training.plan import plan
+from mispair.training.plan import plan_epoch
+from mispair.training.run_folder import read_events
 from small_data import gradients, regions, shake, tokens, vectors
 from tiny import tiny_pairs
 from training import check_resume
@@ -167,8 +168,8 @@ def test_all_settings_count() -> None:
 def test_the_log_shows_the_loss_as_it_is() -> None:
     """A mean over the pairs and a sum: divided by the number of pairs it would be neither."""
     result = main_step(decl(), 0)
-    figures = StepMonitor(torch.device("cpu")).judge(result, torch.tensor(1.0))
-    assert dict(zip(figures.names, figures.values.tolist(), strict=True))["loss"] == result.loss.item()
+    metrics = StepMonitor(torch.device("cpu")).measure(result, torch.tensor(1.0))
+    assert dict(zip(metrics.names, metrics.values.tolist(), strict=True))["loss"] == result.loss.item()
 
 
 def test_uncertainty_is_reported() -> None:
@@ -176,7 +177,7 @@ def test_uncertainty_is_reported() -> None:
     result = main_step(method, 0)
     e = np.exp(np.tanh(result.S.detach().numpy()) / 0.1)
     rows = [len(e) / (row + 1).sum() for row in (*e, *e.T)]
-    assert result.report["uncertainty"].item() == pytest.approx(sum(rows) / len(rows), rel=1e-5)
+    assert result.metrics["uncertainty"].item() == pytest.approx(sum(rows) / len(rows), rel=1e-5)
 
 
 # ---------------------------------------------------------------------- clean and noisy pairs
@@ -271,18 +272,18 @@ def test_equal_scores_make_all_pairs_noisy() -> None:
     assert not method.clean.any()
 
 
-def test_figures_hold_the_filter_against_the_truth() -> None:
+def test_the_report_compares_the_filter_with_the_truth() -> None:
     pairs = vector_pairs(truth=True)
     method = decl(pairs)
     method.begin_epoch(0)
     assert pairs.mismatched is not None
     for net, clean in enumerate(method.clean.numpy()):
-        figures = {name: values[net] for name, values in method.figures().items()}
+        metrics = {name: values[net] for name, values in method.report().model_dump(exclude_unset=True).items()}
         hits = sum(clean[i] and not pairs.mismatched[i] for i in range(COUNT))
-        assert figures["clean_share"] == pytest.approx(clean.mean())
-        assert figures["clean_precision"] == pytest.approx(hits / clean.sum())
-        assert figures["clean_recall"] == pytest.approx(hits / (~pairs.mismatched).sum())
-    assert set(decl().figures()) == {"clean_share"}
+        assert metrics["clean_share"] == pytest.approx(clean.mean())
+        assert metrics["clean_precision"] == pytest.approx(hits / clean.sum())
+        assert metrics["clean_recall"] == pytest.approx(hits / (~pairs.mismatched).sum())
+    assert decl().report().model_fields_set == {"clean_share"}
 
 
 # ---------------------------------------------------------------------- the schedule
@@ -308,9 +309,9 @@ def test_every_step_of_a_network_counts(count: int, warmups: int) -> None:
         splits = method.begin_epoch(epoch - warmups) if main else method.begin_warmup()
         for net, split in enumerate(splits):
             orders = np.random.default_rng(0), np.random.default_rng(0)
-            works = plan(split, 12, *orders, first if main else None)
-            seen[net] += [int(method.inputs(net, work, None).negatives) for work in works]
-        first += len(works) if main else 0
+            plans = plan_epoch(split, 12, *orders, first if main else None)
+            seen[net] += [int(method.inputs(net, plan, None).negatives) for plan in plans]
+        first += len(plans) if main else 0
     assert seen[0] == seen[1] == list(range(len(seen[0])))
     assert len(seen[0]) == (warmups + 2) * {48: 4, 49: 4, 50: 5, 60: 5}[count]
 
@@ -365,7 +366,7 @@ def test_the_state_survives_a_checkpoint() -> None:
     torch.save(method.state_dict(), buffer)
     buffer.seek(0)
     copy.load_state_dict(torch.load(buffer, weights_only=True))
-    assert copy.figures() == method.figures()
+    assert copy.report() == method.report()
     assert torch.equal(copy.clean, method.clean)
     assert int(copy.inputs(0, StepPlan(3, None, CHOSEN), None).negatives) == 8
     for net in (0, 1):
@@ -390,15 +391,11 @@ def test_resume_is_exact_wherever_it_stopped(tmp_path: Path, settings: dict[str,
     assert {net for net, _ in steps} == set(range(networks))
     assert torch.equal(whole["clean"], broken["clean"])
     assert whole["warmups"] == broken["warmups"] == 2
-    logs = [
-        [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
-        for name in ("whole", "broken")
-    ]
-    ours, theirs = ([line for line in log if line["event"] == "method"] for log in logs)
+    ours, theirs = (read_events(tmp_path / name, MethodEvent) for name in ("whole", "broken"))
     assert ours == theirs
-    assert [line["epoch"] for line in ours] == [2, 3]
-    assert all(len(line["clean_precision"]) == networks for line in ours)
-    assert all("uncertainty" in line for line in logs[0] if line["event"] == "steps")
+    assert [event.epoch for event in ours] == [2, 3]
+    assert all(len(event.clean_precision or []) == networks for event in ours)
+    assert all("uncertainty" in event.metrics for event in read_events(tmp_path / "whole", StepEvent))
 
 
 # ---------------------------------------------------------------------- what it is good for

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -41,7 +40,8 @@ from mispair.methods.mscn import (
 )
 from mispair.methods.mscn_meta import MetaGradient, body, meta_gradient, score_layer, steady, with_weights
 from mispair.models import Encoded, Network, SideSpec, bigru, build
-from mispair.training.run_folder import Run
+from mispair.training.events import MethodEvent, StepEvent
+from mispair.training.run_folder import Run, read_events
 from mispair.training.trainer import Trainer
 from small_data import chosen, one_to_one, regions, shake, small_config, take_step, tokens
 from tiny import tiny_pairs
@@ -288,7 +288,9 @@ def test_each_network_drops_pairs_for_the_other(published: bool, monkeypatch: py
     monkeypatch.setattr(
         mscn, "pair_scores", lambda net, _, left, right: tables[0 if net is ours.nets[0] else 1][left, right]
     )
-    splits, figures = ours.begin_epoch(3), ours.figures()
+    splits, report = ours.begin_epoch(3), ours.report()
+    assert report is not None
+    metrics = report.model_dump()
     for net, split in enumerate(splits):
         judge = 1 - net
         table, known = tables[judge], ours.known[judge]
@@ -301,9 +303,9 @@ def test_each_network_drops_pairs_for_the_other(published: bool, monkeypatch: py
         assert split.clean.tolist() == expected
         assert not split.noisy.size
         right = link == np.arange(60) // 5
-        assert figures["clean_share"][judge] == pytest.approx(len(expected) / len(ours.rest))
-        assert figures["clean_precision"][judge] == pytest.approx(right[expected].mean())
-        assert figures["clean_recall"][judge] == pytest.approx(right[expected].sum() / right[ours.rest].sum())
+        assert metrics["clean_share"][judge] == pytest.approx(len(expected) / len(ours.rest))
+        assert metrics["clean_precision"][judge] == pytest.approx(right[expected].mean())
+        assert metrics["clean_recall"][judge] == pytest.approx(right[expected].sum() / right[ours.rest].sum())
     assert splits[0].clean.tolist() != splits[1].clean.tolist()
 
 
@@ -395,9 +397,9 @@ def test_no_step_trains_on_the_meta_set(monkeypatch: pytest.MonkeyPatch) -> None
     def noting_steps(trainer: Trainer) -> Iterator[StepPlan]:
         assert isinstance(trainer.method, Mscn)
         used.append(trainer.method)
-        for work in steps(trainer):
-            seen.setdefault(trainer.cursor.epoch, set()).update(work.pairs.tolist())
-            yield work
+        for plan in steps(trainer):
+            seen.setdefault(trainer.cursor.epoch, set()).update(plan.pairs.tolist())
+            yield plan
 
     monkeypatch.setattr(Trainer, "steps", noting_steps)
     mispair.fit(noisy_pairs(), **{**SMALL, "epochs": 1})
@@ -519,7 +521,7 @@ def test_the_meta_step_changes_phi_alone_and_the_loss_the_rest_alone(net: int) -
         assert clear.any()
         moved = (phi[name] - before[net][0][name])[clear]
         assert torch.allclose(moved, -1e-3 * gradient[clear].sign(), atol=2e-5)
-    assert step.report["meta_loss"].item() == pytest.approx(expected.loss.item())
+    assert step.metrics["meta_loss"].item() == pytest.approx(expected.loss.item())
     assert step.S[0, 0].item() == pytest.approx(
         similarity(ours.nets[net], inputs.batch)[0, 0].item(), abs=1e-6
     )  # with the new phi
@@ -572,7 +574,7 @@ def test_half_precision() -> None:
         ours.begin_epoch(0)
     step.loss.backward()  # type: ignore[no-untyped-call]
     assert torch.isfinite(step.loss)
-    assert torch.isfinite(step.report["meta_loss"])
+    assert torch.isfinite(step.metrics["meta_loss"])
     assert not equal(weights_of(ours.nets[0])[0], phi)
 
 
@@ -609,7 +611,6 @@ def test_the_state_survives_a_checkpoint() -> None:
     for net, saved in zip(copy.nets, networks, strict=True):
         net.load_state_dict(saved)
     torch.set_rng_state(random)
-    assert copy.figures() == ours.figures()
     assert all(torch.equal(take_step(copy, net, 1, BATCH).loss, losses[net]) for net in range(2))
     assert all(equal(weights_of(a)[0], weights_of(b)[0]) for a, b in zip(ours.nets, copy.nets, strict=True))
 
@@ -621,12 +622,9 @@ def test_resume_is_exact_wherever_it_stopped(tmp_path: Path) -> None:
     for a, b in zip(whole["meta_optimizers"], broken["meta_optimizers"], strict=True):
         assert all(torch.equal(a["state"][i][key], b["state"][i][key]) for i in a["state"] for key in a["state"][i])
         assert a["state"]
-    logs = [
-        [json.loads(line) for line in (tmp_path / name / "metrics.jsonl").read_text().splitlines()]
-        for name in ("whole", "broken")
-    ]
-    assert len({json.dumps([line for line in log if line["event"] == "method"]) for log in logs}) == 1
-    assert all("meta_loss" in line for line in logs[0] if line["event"] == "steps" and line["epoch"] > 0)
+    assert read_events(tmp_path / "whole", MethodEvent) == read_events(tmp_path / "broken", MethodEvent)
+    main_steps = [event for event in read_events(tmp_path / "whole", StepEvent) if event.epoch > 0]
+    assert all("meta_loss" in event.metrics for event in main_steps)
 
 
 # ---------------------------------------------------------------------- what it is good for, and what it refuses
@@ -640,8 +638,7 @@ def test_it_learns_from_noisy_pairs(tmp_path: Path) -> None:
         negatives_start=16, negatives_end=8, hardening_steps=20, device="cpu",
     )  # fmt: skip
     assert result.evaluate(tiny_pairs(30)).averaged.rsum > 180
-    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
-    last = [line for line in lines if line["event"] == "method"][-1]
+    last = read_events(tmp_path, MethodEvent)[-1].model_dump()
     assert sum(last["clean_precision"]) / 2 > 0.62  # 0.6 of all pairs are right
     assert sum(last["auroc_similarity"]) / 2 > 0.6
     assert result.config.sgraf.score_hidden == 64

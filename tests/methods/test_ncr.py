@@ -63,7 +63,7 @@ def test_a_step_on_clean_pairs(model: str, net: int, mask: bool) -> None:
     assert len({round(label, 3) for label in labels}) > len(labels) / 2
     assert any(map(any, masked)) == mask
     assert result.loss.item() == pytest.approx(pair_loss(result.S, labels, 5, masked, base=4.0), rel=1e-4)
-    assert result.report["label"].item() == pytest.approx(np.mean(labels), rel=1e-4)
+    assert result.metrics["label"].item() == pytest.approx(np.mean(labels), rel=1e-4)
 
 
 @pytest.mark.parametrize("net", [0, 1])
@@ -76,7 +76,7 @@ def test_a_step_on_noisy_pairs(model: str, net: int) -> None:
     result = step_on(method, net, NOISY, on_noisy=True)
     assert result.loss.item() == pytest.approx(pair_loss(result.S, labels, 5, same_images(method, NOISY)), rel=1e-4)
     method.w = random_w(8)
-    assert result.report["label"] == step_on(method, net, NOISY, on_noisy=True).report["label"]
+    assert result.metrics["label"] == step_on(method, net, NOISY, on_noisy=True).metrics["label"]
 
 
 @pytest.mark.parametrize("net", [0, 1])

@@ -37,11 +37,11 @@ def test_it_trains_on_right_pairs_only(networks: int, monkeypatch: pytest.Monkey
     steps = Trainer.steps
 
     def noting_steps(trainer: Trainer) -> Iterator[StepPlan]:
-        for work in steps(trainer):
-            assert work.noisy is None
+        for plan in steps(trainer):
+            assert plan.noisy is None
             place = trainer.cursor.epoch, trainer.cursor.network
-            seen.setdefault(place, []).extend(work.pairs.tolist())
-            yield work
+            seen.setdefault(place, []).extend(plan.pairs.tolist())
+            yield plan
 
     monkeypatch.setattr(Trainer, "steps", noting_steps)
     mispair.fit(pairs, method="oracle", networks=networks, **FAST)

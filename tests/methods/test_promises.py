@@ -69,18 +69,18 @@ def test_all_pairs_that_a_step_looks_at_are_named(name: str, tmp_path: Path, mon
         seen.append((self, rows))
         return items(self, rows, *args)
 
-    def checked(net: int, work: StepPlan, augment: np.random.Generator | None) -> StepInputs:
+    def checked(net: int, plan: StepPlan, augment: np.random.Generator | None) -> StepInputs:
         seen.clear()
-        given = inputs(net, work, augment)
+        given = inputs(net, plan, augment)
         left, right = (
             {row for side, rows in seen if side is own for row in rows.tolist()}
             for own in (trainer.loader.left, trainer.loader.right)
         )
-        named = trainer.method.pairs_used(net, work)
+        named = trainer.method.pairs_used(net, plan)
         assert right <= {*named.tolist()}
         assert left <= {*pairs.link[named].tolist()}
         assert all(pair in right or pairs.link[pair] in left for pair in named.tolist())
-        more.add(not {*named.tolist()} <= {*work.pairs.tolist()})
+        more.add(not {*named.tolist()} <= {*plan.pairs.tolist()})
         return given
 
     monkeypatch.setattr(SideLoader, "items", noting)
@@ -143,7 +143,7 @@ def test_the_trained_network_alone_gets_gradients_and_all_of_them(
     method = untrained(name, model=model)
     with torch.autocast("cpu", torch.bfloat16, enabled=half):
         result = step_on(method, 1, CLEAN, on_noisy=on_noisy)
-    assert not result.report["label"].requires_grad
+    assert not result.metrics["label"].requires_grad
     result.loss.backward()  # type: ignore[no-untyped-call]
     found = named(gradients(method.nets[1]))
     similarity(method.nets[1], method.loader.batch(CLEAN)).sum().backward()  # type: ignore[no-untyped-call]
@@ -158,7 +158,7 @@ def test_a_step_is_a_function_of_its_inputs_and_networks(name: str, on_noisy: bo
     method = untrained(name, dropout=0.0)
     inputs: Any = method.inputs(0, StepPlan(0, 3, CLEAN, None, on_noisy), None)
     before = method.loss(0, inputs).loss
-    method.w, method.mean_losses, method.found = random_w(9), random_w(9), {}
+    method.w, method.mean_losses = random_w(9), random_w(9)
     if isinstance(method, BiCro):
         method.clean = [NOISY, NOISY]
     assert torch.equal(method.loss(0, inputs).loss, before)
@@ -174,7 +174,7 @@ def test_labels_see_pairs_without_augmentation(name: str, on_noisy: bool) -> Non
     assert torch.equal(augmented.seen.left.values, plain.left.values)
     assert torch.equal(augmented.seen.right.values, plain.right.values)
     assert not torch.equal(augmented.batch.left.lengths, torch.full((len(CLEAN),), 5))
-    labels = [step_on(method, 0, CLEAN, on_noisy=on_noisy).report["label"], method.loss(0, augmented).report["label"]]
+    labels = [step_on(method, 0, CLEAN, on_noisy=on_noisy).metrics["label"], method.loss(0, augmented).metrics["label"]]
     assert labels[0] == labels[1]
 
 
@@ -195,14 +195,14 @@ def test_each_network_trains_on_what_the_other_calls_clean(name: str, order: str
                 assert method.clean[net].tolist() == split.clean.tolist()
 
 
-def check_order(works: list[StepPlan], noisy_first: bool) -> None:
+def check_order(plans: list[StepPlan], noisy_first: bool) -> None:
     """Steps of one network in main epochs: at first on clean pairs alone, then on noisy ones before or after each."""
-    first = [work.on_noisy for work in works].index(True) - (not noisy_first)
-    late = works[first:]
+    first = [plan.on_noisy for plan in plans].index(True) - (not noisy_first)
+    late = plans[first:]
     assert first > 0
-    assert [work.on_noisy for work in late] == [noisy_first, not noisy_first] * (len(late) // 2)
-    assert [work.main_step for work in late[::2]] == [work.main_step for work in late[1::2]]
-    one, other = (set(np.concatenate([work.pairs for work in part])) for part in (late[::2], late[1::2]))
+    assert [plan.on_noisy for plan in late] == [noisy_first, not noisy_first] * (len(late) // 2)
+    assert [plan.main_step for plan in late[::2]] == [plan.main_step for plan in late[1::2]]
+    one, other = (set(np.concatenate([plan.pairs for plan in part])) for part in (late[::2], late[1::2]))
     assert not one & other
 
 
@@ -215,8 +215,8 @@ def test_resume_is_exact_wherever_it_stopped(name: str, tmp_path: Path, settings
     chosen, pairs = training(name, **settings), add_noise(tiny_pairs(7), ratio=0.4, seed=0)
     steps, _ = check_resume(chosen, pairs, tmp_path, STOPS)
     for net in range(2):
-        works = [work for number, work in steps if number == net and work.main_step is not None]
-        check_order(works, noisy_first=name == "bicro")
+        plans = [plan for number, plan in steps if number == net and plan.main_step is not None]
+        check_order(plans, noisy_first=name == "bicro")
 
 
 # ---------------------------------------------------------------------- whole runs

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +28,8 @@ from mispair.methods.base import StepPlan, StepResult, similarity
 from mispair.methods.epoch_view import encode_left, encode_right, epoch_view
 from mispair.methods.half_replacing import find_partners
 from mispair.methods.repair import KEEP_LEFT, KEEP_RIGHT, Repair
+from mispair.training.events import MethodEvent, StepEvent
+from mispair.training.run_folder import read_events
 from small_data import gradients, shake, take_step
 from tiny import tiny_pairs
 from training import check_resume
@@ -104,7 +105,7 @@ def test_labels_of_one_network_train_the_other(net: int) -> None:
     taught = [[0.0, ALPHA][1 - net]] * len(CLEAN)
     assert torch.equal(result.S, S)
     assert result.loss.item() == pytest.approx(loop_loss(S, taught, 5, equal_rows(CLEAN // 2)), rel=1e-5)
-    assert result.report == {}
+    assert result.metrics == {}
 
 
 @pytest.mark.parametrize(("main_step", "negatives"), [(0, 5), (5, 3), (10, 2), (99, 2)])
@@ -157,7 +158,7 @@ def test_training_on_the_noisy_part(labels: str) -> None:
     noisy = loop_loss(S, noisy_margins, 5, np.zeros((5, 5), dtype=bool))
     assert noisy > 0
     assert result.loss.item() == pytest.approx(clean + 0.4 * noisy, rel=1e-5)
-    assert result.report["noisy_loss"].item() == pytest.approx(noisy / len(NOISY), rel=1e-5)
+    assert result.metrics["noisy_loss"].item() == pytest.approx(noisy / len(NOISY), rel=1e-5)
 
 
 def half_replaced(model: str, side: str, net: int = 1) -> tuple[Repair, StepResult]:
@@ -206,14 +207,14 @@ def test_half_replaced_pairs_by_hand(model: str, side: str) -> None:
     clean = loop_loss(result.S, margins, 5, equal_rows(link[CLEAN]))
     assert noisy > 0
     assert result.loss.item() == pytest.approx(clean + 0.15 * noisy, rel=1e-4)
-    assert result.report["noisy_loss"].item() == pytest.approx(noisy / len(NOISY), rel=1e-4)
+    assert result.metrics["noisy_loss"].item() == pytest.approx(noisy / len(NOISY), rel=1e-4)
 
 
 @pytest.mark.parametrize("model", ["two-tower", "vse", "sgr"])
 @pytest.mark.parametrize(("side", "trained"), [("left", "right"), ("right", "left")])
 def test_no_gradient_reaches_the_partners(model: str, side: str, trained: str) -> None:
     method, result = half_replaced(model, side)
-    result.report["noisy_loss"].backward()  # type: ignore[no-untyped-call]
+    result.metrics["noisy_loss"].backward()  # type: ignore[no-untyped-call]
     found = gradients(method.nets[1])
     reached = {name.split(".")[0] for name, grad in found.items() if grad is not None and grad.abs().sum() > 0}
     assert trained in reached
@@ -408,7 +409,9 @@ def test_steps_fill_the_queue_and_the_next_epoch_the_bank() -> None:
     assert method.banks[0].ids.tolist() == expected
     now = encode_left(method.nets[0], method.loader, np.array(expected)).pooled
     assert torch.allclose(method.banks[0].pooled()[0].float(), now, atol=1e-3)
-    assert method.figures()["bank_age"] == [pytest.approx(2 - (6 + 12) / 20), 0]
+    report = method.report()
+    assert report is not None
+    assert report.bank_age == [pytest.approx(2 - (6 + 12) / 20), 0]
 
 
 @pytest.mark.parametrize("model", ["two-tower", "sgr"])
@@ -460,7 +463,6 @@ def test_the_state_survives_a_checkpoint(model: str, when: str) -> None:
     torch.save(method.state_dict(), buffer)
     buffer.seek(0)
     copy.load_state_dict(torch.load(buffer, weights_only=True))
-    assert copy.found == method.found
     for step, (clean, noisy) in enumerate(((NOISY, CLEAN), (CLEAN + 0, NOISY + 1))):
         ours, theirs = (take_step(m, 1, step, clean, noisy) for m in (method, copy))
         assert torch.equal(ours.loss, theirs.loss)
@@ -469,7 +471,7 @@ def test_the_state_survives_a_checkpoint(model: str, when: str) -> None:
         assert np.array_equal(a.clean, b.clean)
         assert np.array_equal(a.noisy, b.noisy)
         assert a.noisy.size
-    assert copy.found == method.found
+    assert copy.report() == method.report()
     for name in ("w", "partners", "mean_losses", "bounds", "steps"):
         assert np.array_equal(getattr(copy, name), getattr(method, name)), name
     assert torch.equal(copy.labels, method.labels)
@@ -497,16 +499,11 @@ def test_resume_is_exact_wherever_it_stopped(tmp_path: Path, settings: dict[str,
     _, (whole, broken) = check_resume(chosen, pairs, tmp_path, STOPS)
     for state in ("w", "labels", "partners"):
         assert torch.equal(whole[state], broken[state]), state
-    lines = [json.loads(line) for line in (tmp_path / "broken/metrics.jsonl").read_text().splitlines()]
-    with_noisy = {line["epoch"] for line in lines if line["event"] == "steps" and "noisy_loss" in line}
-    assert with_noisy == {2}
-    methods_logged = [line for line in lines if line["event"] == "method"]
-    assert [line["epoch"] for line in methods_logged] == [1, 2]
-    assert methods_logged == [
-        json.loads(line)
-        for line in (tmp_path / "whole/metrics.jsonl").read_text().splitlines()
-        if json.loads(line)["event"] == "method"
-    ]
+    steps = read_events(tmp_path / "broken", StepEvent)
+    assert {event.epoch for event in steps if "noisy_loss" in event.metrics} == {2}
+    reports = read_events(tmp_path / "broken", MethodEvent)
+    assert [event.epoch for event in reports] == [1, 2]
+    assert reports == read_events(tmp_path / "whole", MethodEvent)
 
 
 # ---------------------------------------------------------------------- little to see
@@ -619,5 +616,7 @@ def test_hard_labels_without_half_replacing_need_no_bank(noisy: str) -> None:
     method = repair(labels="hard", noisy=noisy)
     method.begin_epoch(5)
     assert [len(bank) for bank in method.banks] == [0, 0]
-    assert "clean_share" in method.figures()
-    assert not {"gamma", "auroc_rank", "bank_bytes", "labels_clean"} & method.figures().keys()
+    report = method.report()
+    assert report is not None
+    assert report.clean_share is not None
+    assert not {"gamma", "auroc_rank", "bank_bytes", "labels_clean"} & report.model_fields_set

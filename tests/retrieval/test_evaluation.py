@@ -130,7 +130,7 @@ def test_truth_and_groups_decide_what_is_right() -> None:
 def test_figures_name_the_networks() -> None:
     pairs = SETS["sgr"]
     S = torch.randn(7, 11)
-    assert list(evaluate([S], pairs).figures()) == ["network"]
-    assert list(evaluate([S, S], pairs, folds=2).figures()) == ["network A", "network B", "averaged", "folds"]
-    assert list(evaluate([S, S, S], pairs).figures()) == ["network A", "network B", "network C", "averaged"]
-    assert list(evaluate([S, S], pairs).figures(("sgr", "saf"))) == ["sgr", "saf", "averaged"]
+    assert list(evaluate([S], pairs).metrics()) == ["network"]
+    assert list(evaluate([S, S], pairs, folds=2).metrics()) == ["network A", "network B", "averaged", "folds"]
+    assert list(evaluate([S, S, S], pairs).metrics()) == ["network A", "network B", "network C", "averaged"]
+    assert list(evaluate([S, S], pairs).metrics(("sgr", "saf"))) == ["sgr", "saf", "averaged"]

@@ -175,7 +175,7 @@ def test_models_that_were_trained_apart_are_averaged(sgr_and_saf: list[mispair.M
     alone = mispair.evaluate_together(sgr_and_saf[1:], pairs)
     assert alone.averaged == sgr_and_saf[1].evaluate(pairs).averaged
     three = mispair.evaluate_together([*sgr_and_saf, sgr_and_saf[0]], pairs)
-    assert len(three.figures()) == 4
+    assert len(three.metrics()) == 4
 
 
 def test_models_of_other_data_are_not_averaged(sgr_and_saf: list[mispair.Matcher]) -> None:

@@ -18,8 +18,8 @@ from mispair.data.noise import add_noise
 from mispair.data.pairs import Tokens, Vectors, fingerprint
 from mispair.data.vocabulary import SPECIAL_WORDS, Vocabulary
 from mispair.errors import ConfigError, DataError
-from mispair.training import checkpoint
 from mispair.training.fit import train_and_test
+from mispair.training.run_folder import read_result
 from mispair.training.splits import load_splits
 from tiny import REGIONS, WIDTH, WORDS, tiny_folder, tiny_pairs
 from training import with_other_truth
@@ -122,15 +122,14 @@ def test_another_truth_makes_other_pairs_for_methods_that_use_it(method: str, en
 
 
 @pytest.mark.parametrize("method", ["plain", "oracle"])
-def test_runs_of_earlier_versions_say_nothing_about_the_truth_and_go_on(method: str, tmp_path: Path) -> None:
+def test_runs_of_earlier_versions_say_nothing_about_the_truth_and_are_accepted(method: str, tmp_path: Path) -> None:
     pairs, reseeded = (add_noise(vector_pairs(24), ratio=0.4, seed=seed) for seed in (0, 1))
     settings: dict[str, Any] = {"out": tmp_path / "run", "method": method, "model": "two-tower", **SMALL}
     mispair.fit(pairs, **settings)
-    (tmp_path / "run/result.json").unlink()
-    state = checkpoint.load_newest(tmp_path / "run/checkpoints")
-    assert state is not None
-    state["fingerprint"] = fingerprint(pairs)
-    checkpoint.save(tmp_path / "run/checkpoints", state["cursor"]["step"], state)
+    result = read_result(tmp_path / "run")
+    assert result is not None
+    earlier = result.model_copy(update={"fingerprint": fingerprint(pairs)})
+    (tmp_path / "run/result.json").write_text(earlier.model_dump_json())
     with pytest.raises(ConfigError, match="was trained on other pairs"):
         mispair.fit(reseeded, **settings)
     mispair.fit(pairs, **settings)
@@ -168,7 +167,7 @@ def test_vse_is_tested_on_any_number_of_regions(tmp_path: Path) -> None:
     folder = tiny_folder(tmp_path / "tiny")
     np.save(folder / "test_ims.npy", np.ones((8, REGIONS + 1, WIDTH), np.float32))
     result = train_and_test(override(Config(), {"data": str(folder), **SMALL}), tmp_path / "run")
-    assert result["tested_on"] == "tiny test"
+    assert result.tested_on == "tiny test"
 
 
 @pytest.mark.parametrize(("words", "said"), [(("zebra", "yak"), True), (WORDS, False)])

@@ -6,13 +6,42 @@ import errno
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from mispair.config import Config
 from mispair.errors import ConfigError, DataError
-from mispair.training.run_folder import Run
+from mispair.functional.metrics import retrieval
+from mispair.methods.report import Examples, MethodReport, ReplacedPairs
+from mispair.training.checkpoint import Best
+from mispair.training.events import Event, MethodEvent, StepEvent, ValidationEvent
+from mispair.training.run_folder import (
+    Run,
+    RunResult,
+    count_validations,
+    read_environment,
+    read_events,
+    read_examples,
+    read_result,
+)
+
+
+def steps(step: int, **values: Any) -> StepEvent:
+    return StepEvent(epoch=0, step=step, network=1, loss=0.5, spread=0.1, grad_norm=2.0, **values)
+
+
+VALIDATION = ValidationEvent.model_validate({
+    "epoch": 3, "step": 40, "networks_rsum": [1.5, 2.5], "seconds": 1.25, "selection_seconds": 0.5,
+    **retrieval(torch.eye(9), torch.arange(9), torch.arange(9)).metrics(),
+})  # fmt: skip
+METHOD = MethodEvent(
+    epoch=3, step=40, clean_share=[0.5, 1 / 3], clean_precision=[None, 0.25], eta_share=0.1, eta_precision=None,
+    labels_clean=[[1, 2], [3, 4]], replaced=[ReplacedPairs(pairs=3, new_left_fits=0.1), ReplacedPairs(pairs=0)],
+    metrics={"temperature": 0.07},
+)  # fmt: skip
 
 
 def test_two_processes_cannot_share_a_folder(tmp_path: Path) -> None:
@@ -55,27 +84,85 @@ def test_the_command_names_no_folder_of_the_machine(
     monkeypatch.setattr("sys.argv", [program, "train", "--out", "a b"])
     with Run(tmp_path / "run", Config()) as run:
         run.write_environment(torch.device("cpu"))
-    assert json.loads((run.path / "environment.json").read_text())["command"] == "mispair train --out 'a b'"
+    assert read_environment(run.path).command == "mispair train --out 'a b'"
 
 
 def test_the_log_forgets_what_is_done_again(tmp_path: Path) -> None:
     with Run(tmp_path / "run", Config()) as run:
-        run.log("steps", step=1)
+        run.log(steps(1))
         mark = run.logged_bytes
-        run.log("steps", step=2)
+        run.log(steps(2))
     with Run(tmp_path / "run", Config()) as run:
         run.forget_after(mark)
-        run.log("steps", step=3)
-    lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
-    assert [json.loads(line)["step"] for line in lines] == [1, 3]
+        run.log(steps(3))
+    assert [event.step for event in read_events(tmp_path / "run", StepEvent)] == [1, 3]
 
 
 def test_a_lost_log_starts_anew(tmp_path: Path) -> None:
     Run(tmp_path / "run", Config()).close()
     with Run(tmp_path / "run", Config()) as run:
         run.forget_after(1000)
-        run.log("steps", step=3)
-    assert json.loads((tmp_path / "run/metrics.jsonl").read_text()) == {"event": "steps", "step": 3}
+        run.log(steps(3))
+    assert read_events(tmp_path / "run", StepEvent) == [steps(3)]
+
+
+def test_events_come_back_as_they_were(tmp_path: Path) -> None:
+    events: list[Event] = [steps(1), steps(2, metrics={"noisy_loss": 0.1}), VALIDATION, METHOD, steps(3)]
+    with Run(tmp_path / "run", Config()) as run:
+        for event in events:
+            run.log(event)
+    for kind in (StepEvent, ValidationEvent, MethodEvent):
+        assert read_events(tmp_path / "run", kind) == [event for event in events if isinstance(event, kind)]
+    assert count_validations(tmp_path / "run") == 1
+    lines = [json.loads(line) for line in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert [line["event"] for line in lines] == ["steps", "steps", "validation", "method", "steps"]
+    assert lines[3].keys() == METHOD.model_fields_set | {"event"}  # what a method does not know is left out
+
+
+@pytest.mark.parametrize("line", ["no JSON", "{}", '{"event": "other"}', '{"event": "steps", "step": 1}', "[1]"])
+def test_a_log_of_something_else_is_refused(tmp_path: Path, line: str) -> None:
+    (tmp_path / "metrics.jsonl").write_text(line)
+    with pytest.raises(DataError, match=r"metrics.jsonl is missing, damaged or of another version"):
+        read_events(tmp_path, StepEvent)
+
+
+def test_a_folder_without_a_log_has_no_epochs(tmp_path: Path) -> None:
+    assert count_validations(tmp_path) == 0
+    assert read_result(tmp_path) is None
+    assert read_examples(tmp_path) is None
+    for read in (read_environment, lambda path: read_events(path, StepEvent)):
+        with pytest.raises(DataError, match="missing"):
+            read(tmp_path)
+
+
+def test_a_result_comes_back(tmp_path: Path) -> None:
+    report = MethodReport(clean_share=[0.5, 0.25], spread=[0.1, 0.2])
+    result = RunResult(best=Best(300.5, 7), steps=99, fingerprint="abc", report=report)
+    with Run(tmp_path / "run", Config()) as run:
+        run.finish(result, None)
+        assert run.result is None  # there is no model
+        run.best.touch()
+        assert run.result == read_result(run.path) == result
+        assert read_examples(run.path) is None
+        (run.path / "result.json").write_text('{"best": 3}')
+        assert run.result is None
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_examples_come_back(tmp_path: Path, whole: bool) -> None:
+    pairs, w = np.arange(4), np.random.default_rng(0).random((2, 4)).astype(np.float32)
+    others = {"labels": w[0], "new_left": np.array([3, -1, 0, -1]), "new_right": np.array([-1] * 4)} if whole else {}
+    with Run(tmp_path / "run", Config()) as run:
+        run.finish(RunResult(best=Best(), steps=1), Examples(pairs, w, **others))
+    found = read_examples(tmp_path / "run")
+    assert found is not None
+    for name, value in {"pairs": pairs, "w": w, **others}.items():
+        assert getattr(found, name).tolist() == value.tolist(), name
+        assert getattr(found, name).dtype == value.dtype, name
+    assert whole or (found.labels is None and found.new_left is None and found.new_right is None)
+    (tmp_path / "run/pairs.parquet").write_bytes(b"damaged")
+    with pytest.raises(DataError, match=r"pairs\.parquet is damaged"):
+        read_examples(tmp_path / "run")
 
 
 def test_what_a_killed_process_left_behind_does_no_harm(tmp_path: Path) -> None:
@@ -116,5 +203,5 @@ def test_a_run_in_which_nothing_was_trained_takes_other_settings(tmp_path: Path)
 def test_tensorboard_files_are_written(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     with Run(tmp_path / "run", Config(tensorboard=True)) as run:
-        run.log("steps", step=1, loss=0.5)
+        run.log(steps(1))
     assert list((tmp_path / "run/tensorboard").iterdir())

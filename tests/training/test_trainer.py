@@ -62,11 +62,11 @@ class Duo(Method):
         cut = 20 + 7 * epoch
         return [Split(pairs[cut:], pairs[:cut]), Split(pairs[:-cut], pairs[-cut:])]
 
-    def inputs(self, net: int, work: StepPlan, augment: np.random.Generator | None) -> StepInputs:
-        given = super().inputs(net, work, augment)
-        if work.noisy is None:
+    def inputs(self, net: int, plan: StepPlan, augment: np.random.Generator | None) -> StepInputs:
+        given = super().inputs(net, plan, augment)
+        if plan.noisy is None:
             return given
-        return DuoInputs(given.batch, given.negatives, noisy=self.loader.batch(work.noisy, augment))
+        return DuoInputs(given.batch, given.negatives, noisy=self.loader.batch(plan.noisy, augment))
 
     def loss(self, net: int, inputs: DuoInputs) -> StepResult:
         S = similarity(self.nets[net], inputs.batch)
@@ -75,8 +75,8 @@ class Duo(Method):
         loss = hard_loss(S, 0.2, inputs.negatives) + weight * extra
         return StepResult(loss, S, {"extra": extra})
 
-    def after_step(self, net: int, work: StepPlan) -> None:  # noqa: ARG002
-        self.seen += len(work.pairs)
+    def after_step(self, net: int, plan: StepPlan) -> None:  # noqa: ARG002
+        self.seen += len(plan.pairs)
 
     def state_dict(self) -> dict[str, Any]:
         return {"seen": self.seen}
@@ -100,11 +100,11 @@ def run_until(settings: Config, pairs: Pairs, folder: Path, stop_after: int | No
         steps, done = trainer.steps, [0]
 
         def dying_steps() -> Iterator[StepPlan]:
-            for work in steps():
+            for plan in steps():
                 done[0] += 1
                 if done[0] >= stop_after:
                     raise RuntimeError("killed")
-                yield work
+                yield plan
 
         trainer.steps = dying_steps  # type: ignore[method-assign, assignment]
         with pytest.raises(RuntimeError, match="killed"):
@@ -175,7 +175,7 @@ def test_the_last_state_is_kept_without_validation(tmp_path: Path) -> None:
     state = checkpoint.load_newest(tmp_path / "run/checkpoints")
     assert state is not None
     for name, value in matcher.networks[0].state_dict().items():
-        assert torch.equal(value, state["networks"][0][name]), name
+        assert torch.equal(value, state.networks[0][name]), name
 
 
 def test_a_finished_run_is_not_trained_again(tmp_path: Path) -> None:
@@ -210,9 +210,9 @@ def test_a_stop_signal_saves_and_names_the_way_back(tmp_path: Path, monkeypatch:
     steps = Trainer.steps
 
     def signalled_steps(trainer: Trainer) -> Iterator[StepPlan]:
-        for work in steps(trainer):
+        for plan in steps(trainer):
             trainer.stop(15)
-            yield work
+            yield plan
 
     monkeypatch.setattr(Trainer, "steps", signalled_steps)
     with pytest.raises(StoppedError, match=r"step 1 and saved. Call fit again with out=") as stop:
@@ -286,7 +286,7 @@ class Poisoned(Method):
         loss = hard_loss(S, 0.2)
         return StepResult(loss * float("nan") if self.steps == 1 else loss, S)
 
-    def after_step(self, net: int, work: StepPlan) -> None:  # noqa: ARG002
+    def after_step(self, net: int, plan: StepPlan) -> None:  # noqa: ARG002
         self.steps += 1
 
 
@@ -297,7 +297,7 @@ def test_a_non_finite_loss_stops_before_the_update(tmp_path: Path, monkeypatch: 
         trainer = Trainer(settings, tiny_pairs(16), None, run)
         with pytest.raises(NonFiniteError) as stop:
             trainer.fit()
-        expected = trainer.planned(0)[1].pairs
+        expected = trainer.plans(0)[1].pairs
         assert "step 1;" in str(stop.value)
         assert ", ".join(map(str, sorted(expected.tolist()))) in str(stop.value)
     # The weights are those of one finite step, although more steps were computed before anybody looked.
@@ -305,7 +305,7 @@ def test_a_non_finite_loss_stops_before_the_update(tmp_path: Path, monkeypatch: 
     one = checkpoint.load_newest(tmp_path / "one/checkpoints")
     assert one is not None
     for name, value in trainer.nets[0].named_parameters():
-        assert torch.equal(value, one["networks"][0][name]), name
+        assert torch.equal(value, one.networks[0][name]), name
 
 
 def test_noisy_pairs_of_a_step_that_is_not_finite_are_named_too(tmp_path: Path) -> None:
@@ -317,10 +317,10 @@ def test_noisy_pairs_of_a_step_that_is_not_finite_are_named_too(tmp_path: Path) 
         with pytest.raises(NonFiniteError) as stop:
             trainer.fit()
     step, named = re.findall(r"at step (\d+);.* Pairs of that batch: ([\d, ]+)\.", str(stop.value))[0]
-    work = trainer.planned(0)[int(step)]
-    assert work.noisy is not None
-    assert [int(pair) for pair in named.split(", ")] == sorted({*work.pairs.tolist(), *work.noisy.tolist()})
-    assert {*range(5)} & {*work.noisy.tolist()}
+    plan = trainer.plans(0)[int(step)]
+    assert plan.noisy is not None
+    assert [int(pair) for pair in named.split(", ")] == sorted({*plan.pairs.tolist(), *plan.noisy.tolist()})
+    assert {*range(5)} & {*plan.noisy.tolist()}
 
 
 class Flat(Method):
@@ -345,7 +345,7 @@ def test_a_collapse_is_named_and_the_last_good_state_kept(tmp_path: Path, monkey
     healthy = [event["spread"] for event in events(tmp_path / "run", "steps")]
     state = checkpoint.load_newest(tmp_path / "run/checkpoints")
     assert state is not None
-    assert state["cursor"]["step"] < trainer.cursor.step
+    assert state.cursor.step < trainer.cursor.step
     assert healthy[-1] < 0.002 * max(healthy)
 
 

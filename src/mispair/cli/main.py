@@ -50,11 +50,12 @@ def methods(*, json: bool = False) -> int:
     Args:
         json: Print the list as JSON.
     """
-    from mispair.methods import METHODS
+    from mispair.methods import find_all
 
-    about = {name: _title(sys.modules[kind.__module__]) for name, kind in METHODS.items()}
+    kinds = find_all()
+    about = {name: _title(sys.modules[kind.__module__]) for name, kind in kinds.items()}
     if json:
-        print_json({name: {"networks": METHODS[name].networks, "about": title} for name, title in about.items()})
+        print_json({name: {"networks": kinds[name].networks, "about": title} for name, title in about.items()})
         return 0
     for name, title in about.items():
         print(f"  {name:<8} {title}")

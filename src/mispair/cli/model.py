@@ -46,10 +46,10 @@ def train(argv: Sequence[str]) -> int:
     config = with_absolute_paths(arguments.config)
     result = train_and_test(config, arguments.out, console())
     if arguments.json:
-        print_json(result)
+        print_json(result.metrics())
     else:
-        rows = {name: figures for name, figures in result.items() if isinstance(figures, dict)}
-        _print_retrieval(f"{config.method} {config.model}, tested on {result['tested_on']}", rows)
+        title = f"{config.method} {config.model}, tested on {result.tested_on}"
+        _print_retrieval(title, result.evaluation.metrics())
         print(f"Run folder: {arguments.out}")
     return 0
 
@@ -86,16 +86,16 @@ def evaluate(
     matcher = Matcher.load(run, device)
     if other is None:
         pairs = _load_pairs(matcher, split, data, captions_per_image)
-        figures = matcher.evaluate(pairs, folds).figures()
+        metrics = matcher.evaluate(pairs, folds).metrics()
     else:
         check_alike(matcher, partner := Matcher.load(other, device))
         pairs = _load_pairs(matcher, split, data, captions_per_image)
-        figures = evaluate_together([matcher, partner], pairs, folds).figures(_row_names(run, other, json))
+        metrics = evaluate_together([matcher, partner], pairs, folds).metrics(_row_names(run, other, json))
     if json:
         runs = {"run": str(run)} if other is None else {"run": str(run), "with": str(other)}
-        print_json({**runs, "data": pairs.name, "images": len(pairs.left), "texts": len(pairs), **figures})
+        print_json({**runs, "data": pairs.name, "images": len(pairs.left), "texts": len(pairs), **metrics})
     else:
-        _print_retrieval(f"{pairs.name}: {len(pairs.left):,} images, {len(pairs):,} texts", figures)
+        _print_retrieval(f"{pairs.name}: {len(pairs.left):,} images, {len(pairs):,} texts", metrics)
     return 0
 
 

@@ -44,8 +44,8 @@ class Retrieval:
         both = (self.left_to_right, self.right_to_left)
         return sum(recall for side in both for recall in (side.r1, side.r5, side.r10))
 
-    def figures(self) -> dict[str, float]:
-        """Flat figures for logs: `i2t_r1`, ..., `t2i_mean_rank`, `rsum`."""
+    def metrics(self) -> dict[str, float]:
+        """By name, for logs and tables: `i2t_r1`, ..., `t2i_mean_rank`, `rsum`."""
         sides = (("i2t", self.left_to_right), ("t2i", self.right_to_left))
         flat = {f"{name}_{key}": value for name, side in sides for key, value in asdict(side).items()}
         return {**flat, "rsum": self.rsum}

@@ -18,6 +18,7 @@ from mispair.config import Config
 from mispair.data.batches import Batch, PairLoader, random_batches
 from mispair.data.pairs import MATCH_THRESHOLD, IntArray
 from mispair.functional.losses import negatives_at, warmup_loss
+from mispair.methods.report import Examples, MethodReport
 from mispair.models import Network
 
 BATCHES = 100  # stream of random numbers
@@ -49,7 +50,7 @@ class StepPlan:
 class StepInputs:
     """All that a step's loss depends on beside the network: tensors on the device."""
 
-    batch: Batch  # the work's `pairs`
+    batch: Batch  # the plan's `pairs`
     negatives: Tensor  # () how many of the hardest negatives count
 
 
@@ -59,7 +60,7 @@ class StepResult:
 
     loss: Tensor  # what the gradients are those of: a sum over the batch
     S: Tensor  # (B, B) similarities of the batch, watched for collapse
-    report: dict[str, Tensor] = field(default_factory=dict)  # further scalars for the log
+    metrics: dict[str, Tensor] = field(default_factory=dict)  # further scalars for the log
     logged: Tensor | None = None  # the loss for the log, where it is no such sum; by default a pair's mean
 
 
@@ -72,7 +73,6 @@ class Method(ABC):
             at every step, touches nothing but its inputs and the network, and reads nothing back from the device.
         uses_truth: Whether the method trains by the truth of the pairs. A run then refuses to go on with another one.
         nets: The networks, which the engine makes.
-        found: What the method found out in this main epoch, for the log: plain numbers and lists of them.
     """
 
     networks: int = 1
@@ -81,7 +81,6 @@ class Method(ABC):
 
     def __init__(self, config: Config, nets: list[Network], loader: PairLoader) -> None:
         self.config, self.nets, self.loader = config, nets, loader
-        self.found: dict[str, Any] = {}
 
     def begin_warmup(self) -> list[Split]:
         """Chooses the pairs that warm up each network. By default all that look right."""
@@ -101,23 +100,32 @@ class Method(ABC):
         right = np.arange(0) if pairs.match_score is None else np.flatnonzero(pairs.match_score >= MATCH_THRESHOLD)
         return right if len(right) > 1 else np.arange(len(pairs))
 
-    def figures(self) -> dict[str, Any]:
-        """What goes to the log when a main epoch ends."""
-        return self.found
+    def report(self) -> MethodReport | None:
+        """Metrics of the main epoch that `begin_epoch` has just begun, for the log; none by default."""
+        return None
 
-    def inputs(self, net: int, work: StepPlan, augment: np.random.Generator | None) -> StepInputs:  # noqa: ARG002 - a hook
+    def examples(self, pairs: IntArray) -> Examples | None:  # noqa: ARG002 - a hook
+        """What the method made of these pairs in its last epoch; nothing by default."""
+        return None
+
+    def inputs(self, net: int, plan: StepPlan, augment: np.random.Generator | None) -> StepInputs:  # noqa: ARG002 - a hook
         """Loads what the loss of a step needs. May run ahead of the steps, so it must not look at the networks."""
-        batch = self.loader.batch(work.pairs, augment, self.loader.pad_shapes(work.pairs))
-        return StepInputs(batch, self.negatives(work.main_step or 0))
+        batch = self.loader.batch(plan.pairs, augment, self.loader.pad_shapes(plan.pairs))
+        return StepInputs(batch, self.negatives(plan.main_step or 0))
 
-    def pairs_used(self, net: int, work: StepPlan) -> IntArray:  # noqa: ARG002 - a hook
+    def pairs_used(self, net: int, plan: StepPlan) -> IntArray:  # noqa: ARG002 - a hook
         """All pairs that lend an item to a step of this epoch: where its loss is not finite, it is for one of them."""
-        return work.pairs if work.noisy is None else np.concatenate([work.pairs, work.noisy])
+        return plan.pairs if plan.noisy is None else np.concatenate([plan.pairs, plan.noisy])
 
     def warmup_loss(self, net: int, inputs: StepInputs) -> StepResult:
         """Loss of network `net` on a batch of all pairs before the main epochs: mean over all negatives."""
         S = similarity(self.nets[net], inputs.batch)
         return StepResult(warmup_loss(S, self.config.margin, self.false_negatives(inputs.batch)), S)
+
+    @classmethod
+    def variant(cls, config: Config) -> type[Method]:  # noqa: ARG003 - a hook
+        """The class that trains with these settings: this one, or a subclass."""
+        return cls
 
     @classmethod
     def adapted(cls, config: Config) -> Config:
@@ -133,8 +141,8 @@ class Method(ABC):
     def loss(self, net: int, inputs: Any) -> StepResult:
         """Loss of network `net` in a step of the main epochs, on what `inputs` gave."""
 
-    def after_step(self, net: int, work: StepPlan) -> None:  # noqa: B027 - most methods keep no books
-        """Called when network `net` has taken its main step `work`."""
+    def after_step(self, net: int, plan: StepPlan) -> None:  # noqa: B027 - most methods keep no books
+        """Called when network `net` has taken its main step `plan`."""
 
     def state_dict(self) -> dict[str, Any]:
         """What must survive a restart beyond the networks: tensors and plain values only."""

@@ -24,8 +24,8 @@ from mispair.functional.gaussian_mixture import FloatArray, min_max
 from mispair.functional.losses import best_count, hard_loss, pair_quality, sample_losses, soft_margin
 from mispair.methods.base import Split, StepInputs, StepPlan, StepResult, similarity
 from mispair.methods.coteaching import CoTeaching
-from mispair.methods.diagnosis import BoolArray
 from mispair.methods.epoch_view import EpochView
+from mispair.methods.report import BoolArray
 from mispair.models import Encoded, Network
 from mispair.models.inference import inference
 
@@ -75,21 +75,21 @@ class BiCro(CoTeaching):
 
     # ------------------------------------------------------------------ a step
 
-    def inputs(self, net: int, work: StepPlan, augment: np.random.Generator | None) -> StepInputs:
-        if work.main_step is None:
-            return super().inputs(net, work, augment)
-        anchors = self._beside(net, work.main_step) if work.on_noisy else work.pairs
-        pad_shapes = self.loader.pad_shapes(work.pairs, anchors)
-        batch = self.loader.batch(work.pairs, augment, pad_shapes)
-        seen = batch if augment is None else self.loader.batch(work.pairs, None, pad_shapes)
-        beside = self.loader.batch(anchors, None, pad_shapes) if work.on_noisy else None
-        return BiCroInputs(batch, self.negatives(work.main_step), seen=seen, beside=beside)
+    def inputs(self, net: int, plan: StepPlan, augment: np.random.Generator | None) -> StepInputs:
+        if plan.main_step is None:
+            return super().inputs(net, plan, augment)
+        anchors = self._beside(net, plan.main_step) if plan.on_noisy else plan.pairs
+        pad_shapes = self.loader.pad_shapes(plan.pairs, anchors)
+        batch = self.loader.batch(plan.pairs, augment, pad_shapes)
+        seen = batch if augment is None else self.loader.batch(plan.pairs, None, pad_shapes)
+        beside = self.loader.batch(anchors, None, pad_shapes) if plan.on_noisy else None
+        return BiCroInputs(batch, self.negatives(plan.main_step), seen=seen, beside=beside)
 
-    def pairs_used(self, net: int, work: StepPlan) -> IntArray:
-        pairs = super().pairs_used(net, work)
-        if work.main_step is None or not work.on_noisy:
+    def pairs_used(self, net: int, plan: StepPlan) -> IntArray:
+        pairs = super().pairs_used(net, plan)
+        if plan.main_step is None or not plan.on_noisy:
             return pairs
-        return np.concatenate([pairs, self._beside(net, work.main_step)])
+        return np.concatenate([pairs, self._beside(net, plan.main_step)])
 
     def _beside(self, net: int, main_step: int) -> IntArray:
         """Clean pairs beside a noisy batch: others at every step, the same after a restart."""

@@ -9,11 +9,11 @@ import torch
 
 from mispair.config import Config
 from mispair.data.batches import PairLoader
+from mispair.data.pairs import IntArray
 from mispair.functional.gaussian_mixture import FloatArray, clean_probability, split
-from mispair.methods import diagnosis
 from mispair.methods.base import Method, Split
-from mispair.methods.diagnosis import BoolArray
 from mispair.methods.epoch_view import EpochView, epoch_view
+from mispair.methods.report import BoolArray, Examples, MethodReport, selection, separation
 from mispair.models import Network
 
 SURE = 0.99  # more than that neither the losses nor an audit can know
@@ -33,6 +33,7 @@ class CoTeaching(Method):
         super().__init__(config, nets, loader)
         self.w = np.ones((2, len(loader.pairs)), dtype=np.float32)
         self.mean_losses: FloatArray = np.zeros((2, 0), dtype=np.float32)
+        self._report: MethodReport | None = None
 
     @classmethod
     def noisy_from(cls, config: Config) -> int | None:
@@ -59,7 +60,7 @@ class CoTeaching(Method):
         return np.stack([clean_probability(row, converged=True) for row in roots]).astype(np.float32)
 
     def smoothed(self, losses: FloatArray) -> FloatArray:
-        """Losses smoothed over the epochs: a wrong pair that is learned by heart has looked bad before.
+        """Losses smoothed over the epochs: a mismatched pair that is memorised now had a high loss before.
 
         With a joint split over both networks as well, whose mistakes differ most after the warm-up.
         """
@@ -70,7 +71,7 @@ class CoTeaching(Method):
 
     def divide(self, epoch: int, views: list[EpochView], clean: BoolArray) -> list[Split]:
         """The pairs that train each network; `clean` (2, N) is what each network takes for clean."""
-        self.found = diagnosis.by_network(self.findings(views, clean))
+        self._report = MethodReport.of_networks(self.metrics(views, clean))
         parts = [(np.flatnonzero(row), np.flatnonzero(~row)) for row in clean[::-1]]  # by the other network
         return [Split(sure, doubtful) if self.noisy_started(epoch) else Split(sure) for sure, doubtful in parts]
 
@@ -79,35 +80,39 @@ class CoTeaching(Method):
         start = self.noisy_from(self.config)
         return start is not None and epoch >= start
 
-    def findings(self, views: list[EpochView], clean: BoolArray) -> list[dict[str, Any]]:
-        """The split of each network, held against the truth where it is known."""
+    def metrics(self, views: list[EpochView], clean: BoolArray) -> list[dict[str, Any]]:
+        """Metrics of each network's split, by their names in `MethodReport`."""
         wrong = self.loader.pairs.mismatched
         right = None if wrong is None else ~wrong
         return [
             {
-                **diagnosis.selection("clean", clean[net], right),
+                **selection("clean", clean[net], right),
                 "spread": view.spread,
-                **diagnosis.separation({"loss": -view.losses.cpu().numpy(), "w": self.w[net]}, right),
+                **separation({"loss": -view.losses.cpu().numpy(), "w": self.w[net]}, right),
             }
             for net, view in enumerate(views)
         ]
 
+    def report(self) -> MethodReport | None:
+        return self._report
+
+    def examples(self, pairs: IntArray) -> Examples:
+        return Examples(pairs, w=self.w[:, pairs])
+
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "w": torch.from_numpy(self.w), "mean_losses": torch.from_numpy(self.mean_losses), "found": self.found
-        }  # fmt: skip
+        return {"w": torch.from_numpy(self.w), "mean_losses": torch.from_numpy(self.mean_losses)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.w, self.mean_losses, self.found = state["w"].numpy(), state["mean_losses"].numpy(), state["found"]
+        self.w, self.mean_losses = state["w"].numpy(), state["mean_losses"].numpy()
 
 
 def combine_odds(w: FloatArray, score: FloatArray) -> FloatArray:
     """Probability that pairs are clean by their losses, w (..., N), and by an audit that knows nothing of these, too.
 
-    Odds multiply, and what both took for granted, the share of right pairs, counts once. A network that has learned all
-    pairs by heart is sure of them all, so neither side is believed more than `SURE`.
+    Odds multiply, and the prior of both, the share of matching pairs, counts once. A network that has memorised all
+    pairs is sure of them all, so neither probability counts for more than `SURE`.
 
-    >>> heard(np.array([0.2, 0.5, 0.8]), np.array([0.8, 0.5, 0.2])).round(1)
+    >>> combine_odds(np.array([0.2, 0.5, 0.8]), np.array([0.8, 0.5, 0.2])).round(1)
     array([0.5, 0.5, 0.5], dtype=float32)
     """
     odds = [_odds(np.clip(np.asarray(p, dtype=np.float64), 1 - SURE, SURE)) for p in (w, score, score.mean())]

@@ -21,8 +21,8 @@ from mispair.data.batches import Batch, PairLoader
 from mispair.data.pairs import IntArray
 from mispair.functional.evidence import corresponds, evidence, evidential_loss, raw_scores, uncertainty
 from mispair.functional.losses import hard_loss
-from mispair.methods import diagnosis
 from mispair.methods.base import Method, Split, StepInputs, StepPlan, StepResult, similarity
+from mispair.methods.report import MethodReport, selection
 from mispair.models import Network
 from mispair.models.inference import inference
 
@@ -74,20 +74,20 @@ class Decl(Method):
 
     # ------------------------------------------------------------------ a step
 
-    def inputs(self, net: int, work: StepPlan, augment: np.random.Generator | None) -> DeclInputs:
-        batch = self.loader.batch(work.pairs, augment, self.loader.pad_shapes(work.pairs))
-        return DeclInputs(batch, self.negatives(self._step(work)), is_clean=self.clean[net, batch.pairs])
+    def inputs(self, net: int, plan: StepPlan, augment: np.random.Generator | None) -> DeclInputs:
+        batch = self.loader.batch(plan.pairs, augment, self.loader.pad_shapes(plan.pairs))
+        return DeclInputs(batch, self.negatives(self._step(plan)), is_clean=self.clean[net, batch.pairs])
 
-    def _step(self, work: StepPlan) -> int:
+    def _step(self, plan: StepPlan) -> int:
         """Number of the network's step, warm-up included. All epochs have the same pairs, so they are of one length.
 
-        As in `plan`, one pair alone makes no step.
+        As in `plan_epoch`, one pair alone makes no step.
         """
         count, size = len(self.trusted), self.config.batch_size
         epoch = count // size + (count % size > 1)
-        if work.main_step is None:
-            return (self.warmups - 1) * epoch + work.position
-        return self.config.warmup_epochs * epoch + work.main_step
+        if plan.main_step is None:
+            return (self.warmups - 1) * epoch + plan.position
+        return self.config.warmup_epochs * epoch + plan.main_step
 
     def negatives(self, step: int) -> Tensor:
         """n of RDH: falls by eta a step, from all negatives of the batch to mu."""
@@ -123,7 +123,7 @@ class Decl(Method):
             return e
         return e.masked_fill(same & ~torch.eye(len(e), dtype=torch.bool, device=e.device), 0)
 
-    # ------------------------------------------------------------------ state and figures
+    # ------------------------------------------------------------------ state and report
 
     def state_dict(self) -> dict[str, Any]:
         return {"clean": self.clean, "warmups": self.warmups}
@@ -131,8 +131,8 @@ class Decl(Method):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.clean, self.warmups = state["clean"].to(self.device), state["warmups"]
 
-    def figures(self) -> dict[str, Any]:
+    def report(self) -> MethodReport:
         """How good the filter of each network is."""
-        wrong = self.loader.pairs.mismatched
-        right = None if wrong is None else ~wrong
-        return diagnosis.by_network([diagnosis.selection("clean", row, right) for row in self.clean.cpu().numpy()])
+        mismatched = self.loader.pairs.mismatched
+        matching = None if mismatched is None else ~mismatched
+        return MethodReport.of_networks([selection("clean", row, matching) for row in self.clean.cpu().numpy()])

@@ -43,12 +43,10 @@ from mispair.data.pairs import IntArray, Pairs, Tokens
 from mispair.errors import ConfigError, DataError
 from mispair.functional.beta_mixture import by_moments, fit_betas, inner
 from mispair.functional.gaussian_mixture import above
-from mispair.functional.logistic import logistic
 from mispair.functional.losses import hard_loss, meta_margin
-from mispair.methods import diagnosis
 from mispair.methods.base import Method, Split, StepInputs, StepPlan, StepResult, similarity
-from mispair.methods.diagnosis import FloatArray
 from mispair.methods.mscn_meta import frozen, length, meta_gradient, score_layer
+from mispair.methods.report import FloatArray, MethodReport, selection, separation
 from mispair.models import Network
 from mispair.models.inference import inference
 
@@ -105,6 +103,7 @@ class Mscn(Method):
         self.rest = np.setdiff1d(np.arange(len(loader.pairs)), self.meta_set)
         settings = replace(config, lr=config.mscn.meta_lr, weight_decay=0.0)
         self.meta_optimizers = [make_optimizer(settings, list(score_layer(net).parameters())) for net in nets]
+        self._report: MethodReport | None = None
         self._start(0)
 
     @classmethod
@@ -132,10 +131,10 @@ class Mscn(Method):
             of_known, of_rest = self._similarities(net, known)
             w = clean_posterior(of_known, known.labels, of_rest, as_published=self.config.as_published)
             kept.append(above(w, self.config.coteaching.clean_threshold))
-            scores = diagnosis.separation({"similarity": of_rest, "w": w}, right)
-            known_scores = diagnosis.separation({"known": of_known}, known.labels == RIGHT)
-            rows.append({**diagnosis.selection("clean", kept[-1], right), **scores, **known_scores})
-        self.found = diagnosis.by_network(rows)
+            scores = separation({"similarity": of_rest, "w": w}, right)
+            known_scores = separation({"known": of_known}, known.labels == RIGHT)
+            rows.append({**selection("clean", kept[-1], right), **scores, **known_scores})
+        self._report = MethodReport.of_networks(rows)
         return [Split(self.rest[chosen]) for chosen in kept[::-1]]  # by the other network
 
     def _start(self, epoch: int) -> None:
@@ -155,11 +154,11 @@ class Mscn(Method):
 
     # ------------------------------------------------------------------ a step
 
-    def inputs(self, net: int, work: StepPlan, augment: np.random.Generator | None) -> StepInputs:
-        given = super().inputs(net, work, augment)
-        if work.main_step is None:
+    def inputs(self, net: int, plan: StepPlan, augment: np.random.Generator | None) -> StepInputs:
+        given = super().inputs(net, plan, augment)
+        if plan.main_step is None:
             return given
-        known, rows = self.known[net], self.known_rows(net, work.position)
+        known, rows = self.known[net], self.known_rows(net, plan.position)
         left, right = known.left[rows], known.right[rows]
         batch = KnownBatch(
             self.loader.left.items(left, self.loader.left.pad_shape(left)),
@@ -168,11 +167,11 @@ class Mscn(Method):
         )
         return MscnInputs(given.batch, given.negatives, known=batch)
 
-    def pairs_used(self, net: int, work: StepPlan) -> IntArray:
-        pairs = super().pairs_used(net, work)
-        if work.main_step is None:
+    def pairs_used(self, net: int, plan: StepPlan) -> IntArray:
+        pairs = super().pairs_used(net, plan)
+        if plan.main_step is None:
             return pairs
-        known, rows = self.known[net], self.known_rows(net, work.position)
+        known, rows = self.known[net], self.known_rows(net, plan.position)
         left, first = np.unique(self.loader.pairs.link, return_index=True)  # one pair stands for each left item
         return np.concatenate([pairs, known.right[rows], first[np.isin(left, known.left[rows])]])
 
@@ -218,17 +217,19 @@ class Mscn(Method):
         optimizer.zero_grad(set_to_none=True)
         return gradient.loss, norm
 
-    # ------------------------------------------------------------------ state and figures
+    # ------------------------------------------------------------------ state and report
 
     def state_dict(self) -> dict[str, Any]:
         optimizers = [optimizer.state_dict() for optimizer in self.meta_optimizers]
-        return {"epoch": self.epoch, "meta_optimizers": optimizers, "found": self.found}
+        return {"epoch": self.epoch, "meta_optimizers": optimizers}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for optimizer, saved in zip(self.meta_optimizers, state["meta_optimizers"], strict=True):
             optimizer.load_state_dict(saved)
         self._start(state["epoch"])
-        self.found = state["found"]
+
+    def report(self) -> MethodReport | None:
+        return self._report
 
 
 def meta_set(pairs: Pairs, share: float, rng: np.random.Generator) -> IntArray:
@@ -306,12 +307,16 @@ def scale_to_odds(network: Network, scores: FloatArray, labels: IntArray) -> Non
 
 def log_odds(scores: FloatArray, labels: IntArray) -> tuple[float, float]:
     """Slope and shift that make log odds of a right pair of the scores' own log odds (Platt, 1999)."""
+    from sklearn.linear_model import LogisticRegression  # here, because only this method needs it and it loads slowly
+
     x = inner(scores)
     x = np.log(x) - np.log1p(-x)
     counts = np.bincount(labels, minlength=2)
     targets = np.array([1 / (counts[WRONG] + 2), (counts[RIGHT] + 1) / (counts[RIGHT] + 2)])[labels]
-    (slope,), shift = logistic(x[:, None], targets, np.ones(len(x)), ridge=1e-6)
-    return float(slope), shift
+    # A soft target is a row of each class, weighted by it.
+    classes, weights = np.repeat([RIGHT, WRONG], len(x)), np.concatenate([targets, 1 - targets])
+    found = LogisticRegression(C=1e6, solver="newton-cholesky", tol=1e-9).fit(np.tile(x, 2)[:, None], classes, weights)
+    return float(found.coef_[0, 0]), float(found.intercept_[0])
 
 
 def known_loss(network: Network, batch: KnownBatch) -> Tensor:

@@ -19,8 +19,8 @@ from mispair.data.batches import Batch
 from mispair.functional.losses import adaptive_prediction, hard_loss, soft_margin
 from mispair.methods.base import Split, StepInputs, StepPlan, StepResult, similarity
 from mispair.methods.coteaching import CoTeaching
-from mispair.methods.diagnosis import BoolArray
 from mispair.methods.epoch_view import EpochView
+from mispair.methods.report import BoolArray
 from mispair.models.inference import inference
 
 
@@ -38,14 +38,14 @@ class NCR(CoTeaching):
     def divide(self, epoch: int, views: list[EpochView], clean: BoolArray) -> list[Split]:
         return [replace(part, order="after") for part in super().divide(epoch, views, clean)]
 
-    def inputs(self, net: int, work: StepPlan, augment: np.random.Generator | None) -> StepInputs:
-        if work.main_step is None:
-            return super().inputs(net, work, augment)
-        pad_shapes = self.loader.pad_shapes(work.pairs)
-        batch = self.loader.batch(work.pairs, augment, pad_shapes)
-        seen = batch if augment is None else self.loader.batch(work.pairs, None, pad_shapes)
-        w = None if work.on_noisy else send(torch.from_numpy(self.w[1 - net, work.pairs]), batch.pairs.device)
-        return NCRInputs(batch, self.negatives(work.main_step), seen=seen, w=w)
+    def inputs(self, net: int, plan: StepPlan, augment: np.random.Generator | None) -> StepInputs:
+        if plan.main_step is None:
+            return super().inputs(net, plan, augment)
+        pad_shapes = self.loader.pad_shapes(plan.pairs)
+        batch = self.loader.batch(plan.pairs, augment, pad_shapes)
+        seen = batch if augment is None else self.loader.batch(plan.pairs, None, pad_shapes)
+        w = None if plan.on_noisy else send(torch.from_numpy(self.w[1 - net, plan.pairs]), batch.pairs.device)
+        return NCRInputs(batch, self.negatives(plan.main_step), seen=seen, w=w)
 
     def loss(self, net: int, inputs: NCRInputs) -> StepResult:
         labels = self._labels(net, inputs)

@@ -22,13 +22,20 @@ from mispair.data.batches import Items, PadShapes, PairLoader
 from mispair.data.pairs import IntArray
 from mispair.functional.losses import hard_loss, soft_margin
 from mispair.functional.rank_correlation import bank_correlation, label_bounds, soft_labels
-from mispair.methods import diagnosis
 from mispair.methods.base import Split, StepInputs, StepPlan, StepResult, similarity
 from mispair.methods.coteaching import CoTeaching
-from mispair.methods.diagnosis import BoolArray
 from mispair.methods.epoch_view import EpochView, encode_left, encode_right
 from mispair.methods.half_replacing import find_partners
 from mispair.methods.memory_bank import Bank
+from mispair.methods.report import (
+    BoolArray,
+    Examples,
+    MethodReport,
+    ReplacedPairs,
+    label_histograms,
+    selection,
+    separation,
+)
 from mispair.models import Network
 from mispair.models.inference import inference
 
@@ -90,9 +97,15 @@ class Repair(CoTeaching):
 
     def divide(self, epoch: int, views: list[EpochView], clean: BoolArray) -> list[Split]:
         correlations = [self._label(net, view, clean[1 - net]) for net, view in enumerate(views)] if self._ranks else []
-        self.found = self._findings(views, correlations, clean)
+        rows = self._metrics(views, correlations, clean)
+        sure = np.asarray((self.w < self.config.repair.eta).all(axis=0))
+        others: dict[str, object] = {**selection("eta", sure, self.loader.pairs.mismatched)}
         started = self.noisy_started(epoch)
-        return [self._split(net, views, clean[1 - net], started) for net in range(2)]
+        splits = [self._split(net, views, clean[1 - net], started) for net in range(2)]
+        if started and self.config.repair.noisy == "replace":
+            others["replaced"] = [self._replaced(net, split.noisy) for net, split in enumerate(splits)]
+        self._report = MethodReport.of_networks(rows, **others)
+        return splits
 
     @property
     def _ranks(self) -> bool:
@@ -130,7 +143,6 @@ class Repair(CoTeaching):
             where = send(torch.from_numpy(noisy), self.device)
             self.partner_labels[net, side, where] = soft_labels(new.correlation, *self.bounds[teacher])
         noisy = noisy[(self.partners[net][self._sides][:, noisy] >= 0).all(axis=0)]
-        self.found[f"replaced_{'AB'[net]}"] = self._replaced_figures(net, noisy)
         return Split(np.flatnonzero(clean), noisy)
 
     @property
@@ -145,21 +157,21 @@ class Repair(CoTeaching):
     def repeatable(self) -> bool:  # type: ignore[override]
         return self.config.repair.label_when == "epoch"
 
-    def inputs(self, net: int, work: StepPlan, augment: np.random.Generator | None) -> StepInputs:
-        if work.main_step is None:
-            return super().inputs(net, work, augment)
-        others = [] if work.noisy is None else [work.noisy, *self._lent(net, work.noisy).values()]
-        pad_shapes = self.loader.pad_shapes(work.pairs, *others)
-        beside = () if work.noisy is None else self._beside(net, work.noisy, augment, pad_shapes)
-        clean = self.loader.batch(work.pairs, augment, pad_shapes)
+    def inputs(self, net: int, plan: StepPlan, augment: np.random.Generator | None) -> StepInputs:
+        if plan.main_step is None:
+            return super().inputs(net, plan, augment)
+        others = [] if plan.noisy is None else [plan.noisy, *self._lent(net, plan.noisy).values()]
+        pad_shapes = self.loader.pad_shapes(plan.pairs, *others)
+        beside = () if plan.noisy is None else self._beside(net, plan.noisy, augment, pad_shapes)
+        clean = self.loader.batch(plan.pairs, augment, pad_shapes)
         labels = self.labels[1 - net, clean.pairs]
         if self.config.repair.labels == "hard":
             labels = torch.ones_like(labels)
-        return RepairInputs(clean, self.negatives(work.main_step), labels=labels, beside=beside)
+        return RepairInputs(clean, self.negatives(plan.main_step), labels=labels, beside=beside)
 
-    def pairs_used(self, net: int, work: StepPlan) -> IntArray:
-        lent = {} if work.main_step is None or work.noisy is None else self._lent(net, work.noisy)
-        return np.concatenate([super().pairs_used(net, work), *lent.values()])
+    def pairs_used(self, net: int, plan: StepPlan) -> IntArray:
+        lent = {} if plan.main_step is None or plan.noisy is None else self._lent(net, plan.noisy)
+        return np.concatenate([super().pairs_used(net, plan), *lent.values()])
 
     def _lent(self, net: int, noisy: IntArray) -> dict[int, IntArray]:
         """By kept side: the pairs that lend their other item to these noisy ones."""
@@ -224,9 +236,9 @@ class Repair(CoTeaching):
         self.banks[net].push(left, right, pairs)
         return soft_labels(correlation, *label_bounds(correlation, self.config.repair.gamma_share))
 
-    def after_step(self, net: int, work: StepPlan) -> None:
+    def after_step(self, net: int, plan: StepPlan) -> None:
         self.steps[net] += 1
-        self._enqueue(net, work.pairs)
+        self._enqueue(net, plan.pairs)
 
     # ------------------------------------------------------------------ the bank
 
@@ -247,7 +259,7 @@ class Repair(CoTeaching):
             chunk = pairs[start : start + CHUNK]
             bank.push(view.left_of(chunk), view.right_of(chunk), chunk)
 
-    # ------------------------------------------------------------------ state and figures
+    # ------------------------------------------------------------------ state and report
 
     def state_dict(self) -> dict[str, Any]:
         partners = {"partners": torch.from_numpy(self.partners), "partner_labels": self.partner_labels}
@@ -265,21 +277,25 @@ class Repair(CoTeaching):
         for bank, saved in zip(self.banks, state["banks"], strict=False):
             bank.load_state_dict(saved, self.device)
 
-    def _findings(self, views: list[EpochView], correlations: list[Tensor], clean: BoolArray) -> dict[str, Any]:
-        """The split, the labels and the banks at the start of this epoch."""
+    def examples(self, pairs: IntArray) -> Examples:
+        labels = self.labels[:, send(torch.from_numpy(pairs), self.device)].mean(dim=0).cpu().numpy()
+        new_right, new_left = self.partners.max(axis=0)[:, pairs]  # of one network or the other
+        return Examples(pairs, self.w[:, pairs], labels, new_left, new_right)
+
+    def _metrics(self, views: list[EpochView], correlations: list[Tensor], clean: BoolArray) -> list[dict[str, Any]]:
+        """Of each network: the split, the labels and the bank at the start of this epoch."""
         wrong = self.loader.pairs.mismatched
         right = None if wrong is None else ~wrong
-        rows = self.findings(views, clean)
+        rows = self.metrics(views, clean)
         for net, correlation in enumerate(correlations):
-            rows[net] |= self._label_figures(net, clean[net], right)
-            rows[net] |= diagnosis.separation({"rank": correlation.cpu().numpy()}, right)
-        sure = np.asarray((self.w < self.config.repair.eta).all(axis=0))
-        return {**diagnosis.by_network(rows), **diagnosis.selection("eta", sure, wrong)}
+            rows[net] |= self._label_metrics(net, clean[net], right)
+            rows[net] |= separation({"rank": correlation.cpu().numpy()}, right)
+        return rows
 
-    def _label_figures(self, net: int, clean: BoolArray, right: BoolArray | None) -> dict[str, Any]:
+    def _label_metrics(self, net: int, clean: BoolArray, right: BoolArray | None) -> dict[str, Any]:
         bank, (gamma, mu) = self.banks[net], self.bounds[net]
         return {
-            **diagnosis.label_histograms(self.labels[net].cpu().numpy(), clean, right),
+            **label_histograms(self.labels[net].cpu().numpy(), clean, right),
             "gamma": gamma,
             "mu": mu,
             "bank_pairs": len(bank),
@@ -287,14 +303,13 @@ class Repair(CoTeaching):
             "bank_age": float(self.steps[net] - self.queues[net][1].mean()),
         }
 
-    def _replaced_figures(self, net: int, noisy: IntArray) -> dict[str, Any]:
+    def _replaced(self, net: int, noisy: IntArray) -> ReplacedPairs:
         """How many pairs get new partners and, where the truth is known, how many of these are right."""
-        pairs, figures = self.loader.pairs, dict[str, Any](pairs=len(noisy))
-        if pairs.truth is None or not len(noisy):
-            return figures
-        for side in self._sides:
-            ids = self.partners[net, side, noisy]
-            left, right = (noisy, ids) if side == KEEP_LEFT else (ids, noisy)
-            fits = pairs.left_groups[pairs.link[left]] == pairs.left_groups[pairs.truth[right]]
-            figures["new_right_fits" if side == KEEP_LEFT else "new_left_fits"] = float(fits.mean())
-        return figures
+        pairs, fits = self.loader.pairs, {}
+        if pairs.truth is not None and len(noisy):
+            for side in self._sides:
+                ids = self.partners[net, side, noisy]
+                left, right = (noisy, ids) if side == KEEP_LEFT else (ids, noisy)
+                same = pairs.left_groups[pairs.link[left]] == pairs.left_groups[pairs.truth[right]]
+                fits["new_right_fits" if side == KEEP_LEFT else "new_left_fits"] = float(same.mean())
+        return ReplacedPairs(pairs=len(noisy), **fits)

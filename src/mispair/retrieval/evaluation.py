@@ -22,8 +22,8 @@ class Evaluation:
     averaged: Retrieval
     folds: Retrieval | None = None  # mean over slices of the images, with averaged networks
 
-    def figures(self, names: Sequence[str] = ()) -> dict[str, dict[str, float]]:
-        """Figures by name: `network`, or `network A`, `network B` and `averaged`; `folds` where asked for.
+    def metrics(self, names: Sequence[str] = ()) -> dict[str, dict[str, float]]:
+        """By name: `network`, or `network A`, `network B` and `averaged`; `folds` if there are any.
 
         Args:
             names: What to call the networks instead.
@@ -35,7 +35,7 @@ class Evaluation:
             rows["averaged"] = self.averaged
         if self.folds is not None:
             rows["folds"] = self.folds
-        return {name: result.figures() for name, result in rows.items()}
+        return {name: result.metrics() for name, result in rows.items()}
 
 
 def check_folds(pairs: Pairs, folds: int) -> None:

@@ -50,7 +50,7 @@ class TrainingProgress:
         rate = self._steps / max(time.monotonic() - self._since, 1e-9)
         self._bar.update(self._task, advance=1, phase=phase, rate=rate)
 
-    def figures(self, loss: float, spread: float) -> None:
+    def metrics(self, loss: float, spread: float) -> None:
         """Shows metrics that were read from the device."""
         self._bar.update(self._task, loss=loss, spread=spread)
 

@@ -8,29 +8,97 @@ from __future__ import annotations
 
 import hashlib
 import io
+import pickle
 import re
 import warnings
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from mispair.errors import DataError
+from mispair.methods.base import Split
+from mispair.methods.report import MethodReport
 from mispair.support.files import write_atomically
 
+FORMAT = 2
 KEPT = 2
 NAME = re.compile(r"step-(\d{9})-([0-9a-f]{16})\.pt")
 
 
-def save(folder: Path, step: int, state: dict[str, Any]) -> Path:
-    """Saves a state of tensors and plain values; older checkpoints than the one before are removed.
+@dataclass
+class Cursor:
+    """Where a run is. `network` equal to the number of networks means that the epoch is still to be validated."""
 
-    A state of the same step is replaced: an epoch's last step is saved once more after its validation. One of a later
+    epoch: int = 0
+    network: int = 0
+    position: int = 0  # batches of this epoch that this network has done
+    step: int = 0  # batches done by all networks
+    main_steps: list[int] = field(default_factory=list)  # batches of main epochs done by each network
+    first_steps: list[int] = field(default_factory=list)  # and before this epoch
+
+
+@dataclass(frozen=True)
+class Best:
+    """The epoch whose networks are kept."""
+
+    rsum: float = -1.0
+    epoch: int = -1
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The whole state of a run: what is not here follows from the settings and the pairs."""
+
+    cursor: Cursor
+    networks: list[dict[str, Tensor]]
+    optimizers: list[dict[str, Any]]
+    method: dict[str, Any]  # `Method.state_dict`, of no meaning to anybody else
+    splits: list[Split]  # of this epoch, one a network
+    report: MethodReport | None  # of this epoch
+    best: Best
+    spread: float  # of the similarities, and the widest so far
+    peak: float
+    random_state: Tensor
+    cuda_random_state: Tensor | None
+    logged_bytes: int  # length of metrics.jsonl
+    fingerprint: str  # of the training pairs
+
+    def _packed(self) -> dict[str, Any]:
+        """As tensors and plain values."""
+        return {
+            **{field.name: getattr(self, field.name) for field in fields(self)},
+            "format": FORMAT,
+            "cursor": asdict(self.cursor),
+            "best": asdict(self.best),
+            "splits": [(torch.from_numpy(s.clean), torch.from_numpy(s.noisy), s.order) for s in self.splits],
+            "report": None if self.report is None else self.report.model_dump_json(exclude_unset=True),
+        }
+
+    @classmethod
+    def _unpacked(cls, state: dict[str, Any]) -> Checkpoint:
+        report = state["report"]
+        return cls(**{
+            **{field.name: state[field.name] for field in fields(cls)},
+            "cursor": Cursor(**state["cursor"]),
+            "best": Best(**state["best"]),
+            "splits": [Split(clean.numpy(), noisy.numpy(), order) for clean, noisy, order in state["splits"]],
+            "report": None if report is None else MethodReport.model_validate_json(report),
+        })  # fmt: skip
+
+
+def save(folder: Path, checkpoint: Checkpoint) -> Path:
+    """Saves a checkpoint; older ones than the one before are removed.
+
+    One of the same step is replaced: an epoch's last step is saved once more after its validation. One of a later
     step must be damaged, or this run would have gone on from it.
     """
     buffer = io.BytesIO()
-    torch.save(state, buffer)
+    torch.save(checkpoint._packed(), buffer)
     content = buffer.getvalue()
-    path = folder / f"step-{step:09d}-{_digest(content)}.pt"
+    path = folder / f"step-{checkpoint.cursor.step:09d}-{_digest(content)}.pt"
     write_atomically(path, content)
     not_before = [other for other in find(folder) if other.name[:14] >= path.name[:14] and other != path]
     for old in (*not_before, *folder.glob(".step-*.tmp")):  # what a killed process was writing is of no use
@@ -45,16 +113,34 @@ def find(folder: Path) -> list[Path]:
     return sorted((path for path in folder.glob("step-*.pt") if NAME.fullmatch(path.name)), reverse=True)
 
 
-def load_newest(folder: Path) -> dict[str, Any] | None:
-    """State of the newest checkpoint that is whole; None where there is none."""
+def load_newest(folder: Path) -> Checkpoint | None:
+    """The newest checkpoint that is whole; None where there is none.
+
+    Raises:
+        DataError: It was written by another version.
+    """
     for path in find(folder):
         content = path.read_bytes()
         match = NAME.fullmatch(path.name)
         if match and _digest(content) == match[2]:
-            state: dict[str, Any] = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-            return state
+            return _load(path, content)
         warnings.warn(f"{path.name} is damaged; going back to the checkpoint before it.", stacklevel=2)
     return None
+
+
+def _load(path: Path, content: bytes) -> Checkpoint:
+    try:
+        state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError, EOFError):
+        raise DataError(
+            f"{path} holds more than tensors and plain values, or is no checkpoint; it was not loaded."
+        ) from None
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        raise DataError(
+            f"{path} was written by another version of mispair, and this one cannot go on from it; train anew with "
+            "another --out, or go on with that version."
+        )
+    return Checkpoint._unpacked(state)
 
 
 def _digest(content: bytes) -> str:

@@ -1,9 +1,10 @@
-"""The Python door: `mispair.fit(pairs) -> Matcher`, and the same from a config alone."""
+"""`mispair.fit(pairs) -> Matcher`, and the same from a config alone."""
 
 from __future__ import annotations
 
 import shlex
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +15,11 @@ from mispair.config import Config, override
 from mispair.data.npy import chunks, open_array
 from mispair.data.pairs import MATCH_THRESHOLD, Pairs, Side, Tokens
 from mispair.errors import ConfigError, DataError, StoppedError
+from mispair.retrieval.evaluation import Evaluation
 from mispair.retrieval.matcher import Matcher, check_content, check_is_pairs
 from mispair.support.files import replacing
 from mispair.training.run_folder import Run
-from mispair.training.splits import Splits, _check_tested, load_splits
+from mispair.training.splits import Splits, check_tested, load_splits
 from mispair.training.trainer import Trainer, check_pairs
 
 SAMPLE = 16  # items of a side that are compared before all of them are
@@ -57,27 +59,37 @@ def fit(
     return _train(config, pairs, dev, Path(out), console, f"Call fit again with out={str(out)!r} to go on.")
 
 
-def train_and_test(config: Config, out: Path, console: Console | None = None) -> dict[str, Any]:
-    """Everything `mispair train` does: reads the data, injects noise, trains, tests the best model.
+@dataclass(frozen=True)
+class TrainedRun:
+    """A run that has ended, and its test. Without test pairs the validation pairs, or the training pairs, are used."""
 
-    Returns:
-        Figures for `--json`: the measured mismatch, what was tested on and the results. Without test pairs those for
-        validation are used, and without those the training pairs.
-    """
+    run: Path
+    noise_ratio: float | None  # measured; None where the truth is not known
+    tested_on: str
+    evaluation: Evaluation
+
+    def metrics(self) -> dict[str, Any]:
+        """Flat, for `--json`."""
+        about = {"run": str(self.run), "mismatch": self.noise_ratio, "tested_on": self.tested_on}
+        return {**about, **self.evaluation.metrics()}
+
+
+def train_and_test(config: Config, out: Path, console: Console | None = None) -> TrainedRun:
+    """Everything `mispair train` does: reads the data, injects noise, trains, tests the best model."""
     splits = load_splits(config, console)
     run_again = f"Go on with: mispair train --recipe {_quoted(out / 'config.toml')} --out {_quoted(out)}"
     matcher = train_splits(config, splits, out, console, run_again)
-    return {"run": str(out), **splits.figures(), **splits.test(matcher).figures()}
+    return TrainedRun(out, splits.noise_ratio, splits.tested.name, splits.test(matcher))
 
 
 def train_splits(config: Config, splits: Splits, out: Path, console: Console | None, after_stop: str) -> Matcher:
     """Trains in the run folder `out`, from where an earlier process stopped; `after_stop` says how to go on."""
-    _check_tested(config, splits)
+    check_tested(config, splits)
     return _train(config, splits.train, splits.dev, out, console, after_stop)
 
 
 def _refuse_data_settings(settings: dict[str, Any]) -> None:
-    """Refuses settings that `fit` would not look at, because the pairs are made already."""
+    """Refuses settings that would have no effect, because the pairs are made already."""
     for name in settings:
         if name in READING:
             how = "say what to read with mispair.load"
@@ -108,11 +120,11 @@ def _audited(config: Config, pairs: Pairs, run: Run, console: Console | None) ->
     kept = run.path / "match_score.npy"
     if not kept.exists():
         try:
-            found = score_pairs(pairs, config.device, console)
+            score = score_pairs(pairs, config.device, console)
         except DataError as error:
             raise DataError(f"{str(error).removesuffix('.')}; leave out --audit (audit=True), or mend that.") from None
         with replacing(kept) as file:
-            np.save(file, found, allow_pickle=False)
+            np.save(file, score, allow_pickle=False)
     score = np.asarray(open_array(kept, ndim=1))
     if console is not None:
         console.print(f"{pairs.name}: {(score >= MATCH_THRESHOLD).mean():.0%} of the pairs match by the audit")

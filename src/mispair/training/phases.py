@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mispair import methods
 from mispair.config import Config
-from mispair.methods import METHODS, Method
+from mispair.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -27,5 +28,8 @@ def phases(config: Config) -> list[Phase]:
 
 def noisy_from(config: Config) -> int | None:
     """After how many epochs the noisy pairs take part; None if they never do."""
-    start = METHODS.get(config.method, Method).noisy_from(config)
+    try:
+        start = methods.select(config).noisy_from(config)
+    except ConfigError:  # stored results may be of a method that is not installed here
+        return None
     return None if start is None else config.warmup_epochs + start

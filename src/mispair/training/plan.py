@@ -10,7 +10,7 @@ from mispair.data.pairs import IntArray
 from mispair.methods.base import Split, StepPlan
 
 
-def plan(
+def plan_epoch(
     split: Split, size: int, order: np.random.Generator, noisy_order: np.random.Generator, first: int | None
 ) -> list[StepPlan]:
     """All steps of the epoch. A last batch of one pair is left out: it has no negatives.
@@ -24,13 +24,13 @@ def plan(
     """
     clean = order.permutation(split.clean)
     noisy = noisy_batches(split.noisy, size, noisy_order)
-    works: list[StepPlan] = []
+    plans: list[StepPlan] = []
     batches = (clean[start : start + size] for start in range(0, len(clean), size))
     for number, batch in enumerate(batch for batch in batches if len(batch) > 1):
         step = None if first is None else first + number
-        for pairs, beside, on_noisy in steps(batch, next(noisy), split.order):
-            works.append(StepPlan(len(works), step, pairs, beside, on_noisy))
-    return works
+        for pairs, together, on_noisy in steps(batch, next(noisy), split.order):
+            plans.append(StepPlan(len(plans), step, pairs, together, on_noisy))
+    return plans
 
 
 def steps(clean: IntArray, noisy: IntArray | None, order: str) -> list[tuple[IntArray, IntArray | None, bool]]:

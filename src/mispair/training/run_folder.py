@@ -3,35 +3,68 @@
 config.toml        the settings, usable as a recipe
 environment.json   versions, device and command
 metrics.jsonl      one line an event, as it happens
-match_score.npy    with --audit: what the audit said of each pair
+match_score.npy    with --audit: the match score of each pair
 checkpoints/       state to resume from, the newest two
 best.safetensors   the networks that were best on the validation pairs
+pairs.parquet      what the method made of each pair, if it has anything to tell
 result.json        written when the run has ended well
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import importlib
-import json
 import os
 import platform
 import shlex
 import sys
 import time
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
+from filelock import FileLock, Timeout
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from mispair import __version__
 from mispair.config import Config, difference, override, read_recipe, to_toml
 from mispair.errors import ConfigError, DataError
-from mispair.support.files import write_atomically
+from mispair.methods.report import Examples, MethodReport
+from mispair.support.files import replacing, write_atomically
+from mispair.training.checkpoint import Best
+from mispair.training.events import Event, from_line, scalars, to_line
 
+LOG, RESULT, ENVIRONMENT, PAIRS = "metrics.jsonl", "result.json", "environment.json", "pairs.parquet"
+EventT = TypeVar("EventT", bound=Event)
 FREE = ("checkpoint_seconds", "tensorboard")  # settings that change nothing about the result
+
+
+class RunResult(BaseModel):
+    """How a run has ended."""
+
+    model_config = ConfigDict(frozen=True)
+
+    best: Best
+    steps: int
+    fingerprint: str | None = None  # of the training pairs; earlier versions did not write it
+    report: MethodReport | None = None  # the method's, on the last epoch
+
+
+class Environment(BaseModel):
+    """Where a run was trained."""
+
+    model_config = ConfigDict(frozen=True)
+
+    mispair: str
+    python: str
+    torch: str
+    numpy: str
+    platform: str
+    device: str
+    threads: int
+    command: str
+    started: str
 
 
 class Run:
@@ -51,12 +84,12 @@ class Run:
             path.mkdir(parents=True, exist_ok=True)
             self._lock = _lock(path)
             with contextlib.ExitStack() as failing:
-                failing.callback(os.close, self._lock)
+                failing.callback(self._lock.release)
                 for left_behind in path.glob(".*.tmp"):  # by a process that was killed while it wrote
                     left_behind.unlink()
                 if not (settings.is_file() and self._started):
                     write_atomically(settings, to_toml(config).encode())
-                self._metrics = (path / "metrics.jsonl").open("ab")
+                self._metrics = (path / LOG).open("ab")
                 failing.pop_all()
         except OSError as error:
             raise DataError(
@@ -79,22 +112,20 @@ class Run:
             self._metrics.close()
         if self._board is not None:
             self._board.close()
-        os.close(self._lock)
+        self._lock.release()
 
-    def log(self, event: str, **figures: Any) -> None:
+    def log(self, event: Event) -> None:
         """Appends a line to metrics.jsonl."""
         try:
-            self._metrics.write(json.dumps({"event": event, **figures}).encode() + b"\n")
+            self._metrics.write(to_line(event))
             self._metrics.flush()
         except OSError as error:
             raise DataError(f"{self.path}: the log cannot be written ({error.strerror}).") from None
         if self._tensorboard is not None:
-            step = figures.get("step")
             if self._board is None:  # made here, because steps that are made again must be taken out first
-                self._board = self._tensorboard.SummaryWriter(self.path / "tensorboard", purge_step=step)
-            for name, value in figures.items():
-                if isinstance(value, float):
-                    self._board.add_scalar(f"{event}/{name}", value, step)
+                self._board = self._tensorboard.SummaryWriter(self.path / "tensorboard", purge_step=event.step)
+            for name, value in scalars(event).items():
+                self._board.add_scalar(f"{event.event}/{name}", value, event.step)
 
     @property
     def logged_bytes(self) -> int:
@@ -106,29 +137,92 @@ class Run:
         self._metrics.seek(0, os.SEEK_END)
 
     def write_environment(self, device: torch.device) -> None:
-        environment = {
-            "mispair": __version__,
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "numpy": np.__version__,
-            "platform": platform.platform(),
-            "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
-            "threads": torch.get_num_threads(),
-            "command": _command(),
-            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        }
-        write_atomically(self.path / "environment.json", json.dumps(environment, indent=2).encode())
+        environment = Environment(
+            mispair=__version__,
+            python=platform.python_version(),
+            torch=torch.__version__,
+            numpy=np.__version__,
+            platform=platform.platform(),
+            device=torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+            threads=torch.get_num_threads(),
+            command=_command(),
+            started=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        )
+        write_atomically(self.path / ENVIRONMENT, environment.model_dump_json(indent=2).encode())
 
     @property
-    def result(self) -> dict[str, Any] | None:
-        """What a finished run reached; None while it has not ended."""
-        try:
-            return dict(json.loads((self.path / "result.json").read_text())) if self.best.is_file() else None
-        except (OSError, ValueError):
-            return None
+    def result(self) -> RunResult | None:
+        """How the run has ended; None before that."""
+        return read_result(self.path) if self.best.is_file() else None
 
-    def finish(self, result: dict[str, Any]) -> None:
-        write_atomically(self.path / "result.json", json.dumps(result, indent=2).encode())
+    def finish(self, result: RunResult, examples: Examples | None) -> None:
+        if examples is not None:
+            _write_examples(self.path / PAIRS, examples)
+        write_atomically(self.path / RESULT, result.model_dump_json(indent=2, exclude_unset=True).encode())
+
+
+def read_events(folder: Path, kind: type[EventT]) -> list[EventT]:
+    """All events of a kind that were logged in a run folder, in their order."""
+    try:
+        events = [from_line(line) for line in (folder / LOG).read_bytes().splitlines()]
+    except (OSError, ValidationError):
+        raise DataError(f"{folder / LOG} is missing, damaged or of another version of mispair.") from None
+    return [event for event in events if isinstance(event, kind)]
+
+
+def count_validations(folder: Path) -> int:
+    """How many epochs have ended in a run folder; cheap enough to be called over and over."""
+    try:
+        return (folder / LOG).read_bytes().count(b'{"event": "validation"')
+    except OSError:
+        return 0
+
+
+def read_result(folder: Path) -> RunResult | None:
+    """How the run of a folder has ended; None before that."""
+    try:
+        return RunResult.model_validate_json((folder / RESULT).read_bytes())
+    except (OSError, ValidationError):
+        return None
+
+
+def read_environment(folder: Path) -> Environment:
+    try:
+        return Environment.model_validate_json((folder / ENVIRONMENT).read_bytes())
+    except (OSError, ValidationError):
+        raise DataError(f"{folder / ENVIRONMENT} is missing, damaged or of another version of mispair.") from None
+
+
+def read_examples(folder: Path) -> Examples | None:
+    """What the method made of each training pair of a run that has ended; None if it had nothing to tell."""
+    import pyarrow as pa  # here, because it takes half a second and most trainings need it only in the end
+    import pyarrow.parquet as pq
+
+    path = folder / PAIRS
+    if not path.exists():
+        return None
+    try:
+        table = pq.read_table(path)
+        columns = {name: table[name].fill_null(-1).to_numpy() for name in table.column_names}
+        w = [column for name, column in columns.items() if name.startswith("w_")]
+        others = (columns.get(name) for name in ("label", "new_left", "new_right"))
+        return Examples(columns["pair"], np.stack(w) if w else None, *others)
+    except (OSError, pa.ArrowException, KeyError):
+        raise DataError(f"{path} is damaged or of another version of mispair.") from None
+
+
+def _write_examples(path: Path, examples: Examples) -> None:
+    """Columns `pair`, `w_A` and `w_B`, `label`, `new_left` and `new_right`, as far as the method has them."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    columns: dict[str, Any] = {"pair": examples.pairs}
+    columns |= {f"w_{'AB'[net]}": w for net, w in enumerate(() if examples.w is None else examples.w)}
+    columns["label"] = examples.labels
+    for name, new in (("new_left", examples.new_left), ("new_right", examples.new_right)):
+        columns[name] = None if new is None else pa.array(new, mask=new < 0)
+    with replacing(path) as file:
+        pq.write_table(pa.table({name: column for name, column in columns.items() if column is not None}), file)
 
 
 def _is_free(path: Path) -> bool:
@@ -160,14 +254,13 @@ def _import_tensorboard() -> Any:
         raise ConfigError("--tensorboard needs the extra: pip install -c constraints.txt '.[tensorboard]'.") from None
 
 
-def _lock(path: Path) -> int:
-    handle = os.open(path / ".lock", os.O_RDWR | os.O_CREAT)
+def _lock(path: Path) -> FileLock:
+    lock = FileLock(path / ".lock", timeout=0)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(handle)
+        lock.acquire()
+    except Timeout:
         raise ConfigError(f"Another process is working in {path}; wait for it or give another --out.") from None
-    return handle
+    return lock
 
 
 def _command() -> str:

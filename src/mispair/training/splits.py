@@ -1,9 +1,8 @@
-"""The Python door: `mispair.fit(pairs) -> Matcher`, and the same from a config alone."""
+"""Training, validation and test pairs of a run, read as its settings say."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from rich.console import Console
 
@@ -30,9 +29,10 @@ class Splits:
     dev: Pairs | None
     tested: Pairs  # the test pairs; without any those for validation, and without those the training pairs
 
-    def figures(self) -> dict[str, Any]:
-        wrong = self.train.mismatched
-        return {"mismatch": None if wrong is None else float(wrong.mean()), "tested_on": self.tested.name}
+    @property
+    def noise_ratio(self) -> float | None:
+        """Share of the training pairs that are mismatched, where that is known."""
+        return None if self.train.mismatched is None else float(self.train.mismatched.mean())
 
     def test(self, matcher: Matcher) -> Evaluation:
         """On all test images; where there are whole thousands, also the mean over slices of one (MS-COCO 1K)."""
@@ -52,8 +52,8 @@ def load_splits(config: Config, console: Console | None = None) -> Splits:
     train = with_noise(config, train)
     tested = next((others[name] for name in ("testall", "test", "dev") if name in others), train)
     splits = Splits(train, others.get("dev"), tested)
-    mismatch = splits.figures()["mismatch"]
-    notes.print(f"{train.name}: {len(train):,} pairs" + (f", {mismatch:.2%} of them mismatched" if mismatch else ""))
+    ratio = splits.noise_ratio
+    notes.print(f"{train.name}: {len(train):,} pairs" + (f", {ratio:.2%} of them mismatched" if ratio else ""))
     if "dev" not in others:
         notes.print("There is no dev split, so the last epoch is kept instead of the best.")
     _note_unknown_words(train, notes)
@@ -68,7 +68,7 @@ def _note_unknown_words(pairs: Pairs, notes: Console) -> None:
         )
 
 
-def _check_tested(config: Config, splits: Splits) -> None:
+def check_tested(config: Config, splits: Splits) -> None:
     """Refuses test pairs that the model could not score once it is trained."""
     for name in ("left", "right"):
         ours, theirs = (SideSpec.of(getattr(pairs, name)) for pairs in (splits.train, splits.tested))

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import islice
 
@@ -28,6 +27,7 @@ from mispair.data.batches import PairLoader, SideLoader, prefetch
 from mispair.data.pairs import Pairs, Tokens, fingerprint
 from mispair.errors import CollapseError, ConfigError, DataError, NonFiniteError, StoppedError
 from mispair.methods.base import Method, Split, StepInputs, StepPlan
+from mispair.methods.report import MethodReport
 from mispair.models import SideSpec, build
 from mispair.models.inference import similarities
 from mispair.retrieval.evaluation import evaluate
@@ -35,23 +35,13 @@ from mispair.retrieval.matcher import Matcher
 from mispair.support.progress import TrainingProgress
 from mispair.support.signals import stop_signals
 from mispair.training import checkpoint
-from mispair.training.monitor import READ_EVERY, Figures, StepMonitor
-from mispair.training.plan import plan
-from mispair.training.run_folder import Run
+from mispair.training.checkpoint import Best, Checkpoint, Cursor
+from mispair.training.events import MethodEvent, StepEvent, ValidationEvent
+from mispair.training.monitor import READ_EVERY, StepMetrics, StepMonitor
+from mispair.training.plan import plan_epoch
+from mispair.training.run_folder import Run, RunResult
 
 INITIAL_WEIGHTS, ORDER, NOISY_ORDER, AUGMENTATION, DROPOUT = range(5)  # independent streams of random numbers
-
-
-@dataclass
-class Cursor:
-    """Where the run is. `network` equal to the number of networks means that the epoch is still to be validated."""
-
-    epoch: int = 0
-    network: int = 0
-    position: int = 0  # batches of this epoch that this network has done
-    step: int = 0  # batches done by all networks
-    main_steps: list[int] = field(default_factory=list)  # batches of main epochs done by each network
-    first_steps: list[int] = field(default_factory=list)  # and before this epoch
 
 
 class Trainer:
@@ -60,7 +50,7 @@ class Trainer:
     def __init__(
         self, config: Config, train: Pairs, dev: Pairs | None, run: Run, console: Console | None = None
     ) -> None:
-        method = methods.find(config.method)
+        method = methods.select(config)
         config = method.adapted(config)
         self.config, self.train_pairs, self.dev, self.run = config, train, dev, run
         self.device = pick_device(config.device)
@@ -74,8 +64,9 @@ class Trainer:
         self.method = method(config, self.nets, self.loader)
         self.cursor = Cursor(main_steps=[0] * len(self.nets), first_steps=[0] * len(self.nets))
         self.splits: list[Split] = []
-        self.best: dict[str, float] = {"rsum": -1.0, "epoch": -1}
-        self.watch = StepMonitor(self.device)
+        self.report: MethodReport | None = None  # of this epoch
+        self.best = Best()
+        self.monitor = StepMonitor(self.device)
         records = self.device.type == "cuda" and self.method.repeatable
         pool = torch.cuda.graph_pool_handle() if records else None
         self._updates = {
@@ -84,7 +75,7 @@ class Trainer:
             for main in (False, True)
         }
         for optimizer in self.optimizers:
-            optimizer.found_inf = self.watch.non_finite  # type: ignore[attr-defined]
+            optimizer.found_inf = self.monitor.non_finite  # type: ignore[attr-defined]
         self.progress = TrainingProgress(self._total_steps(), console, f"{config.method} {config.model}")
         self.selection_seconds = 0.0  # seconds that the method took to choose the pairs of this epoch
         self._saved_at = time.monotonic()
@@ -95,7 +86,7 @@ class Trainer:
     def fit(self) -> Matcher:
         """Trains to the end, from the newest checkpoint if there is one."""
         if (ended := self.run.result) is not None:
-            self._refuse_other_pairs(ended.get("fingerprint"))
+            self._refuse_other_pairs(ended.fingerprint)
             self.progress.line("This run has ended already; nothing was trained.")
             return Matcher.load(self.run.best, self.config.device)
         own = [self.device] if self.device.type == "cuda" else []
@@ -107,7 +98,8 @@ class Trainer:
                 self.epoch()
         if self.dev is None:
             self._matcher().save(self.run.best)
-        self.run.finish({"best": self.best, "steps": self.cursor.step, "fingerprint": self._trained_on})
+        result = RunResult(best=self.best, steps=self.cursor.step, fingerprint=self._trained_on, report=self.report)
+        self.run.finish(result, self.method.examples(np.arange(len(self.train_pairs))))
         return Matcher.load(self.run.best, self.config.device)
 
     def epoch(self) -> None:
@@ -119,8 +111,9 @@ class Trainer:
             for _ in self.steps():
                 self._pause()
             cursor.network, cursor.position = cursor.network + 1, 0
-        if self._main_epoch is not None and (figures := self.method.figures()):
-            self.run.log("method", epoch=cursor.epoch, step=cursor.step, **figures)
+        if self.report is not None:
+            metrics = self.report.model_dump(exclude_unset=True)
+            self.run.log(MethodEvent(epoch=cursor.epoch, step=cursor.step, **metrics))
         self.validate(time.monotonic() - started)
         cursor.epoch, cursor.network, cursor.position = cursor.epoch + 1, 0, 0
         cursor.first_steps = list(cursor.main_steps)
@@ -133,35 +126,36 @@ class Trainer:
         main = self._main_epoch
         with autocast(self.device, self.config.precision):
             self.splits = self.method.begin_warmup() if main is None else self.method.begin_epoch(main)
+        self.report = None if main is None else self.method.report()
         self._check_splits()
         self.selection_seconds = time.monotonic() - started
 
     def steps(self, first: int | None = None, most: int | None = None) -> Iterator[StepPlan]:
         """Makes `most` steps of the network in turn, from position `first` of this epoch; gives each once it is made.
 
-        By default all, from where it is. In the end the figures are read: so everything has been done on the GPU, too.
+        By default all, from where it is. In the end the metrics are read: so everything has been done on the GPU, too.
         """
         cursor, config = self.cursor, self.config
         cursor.position = cursor.position if first is None else first
         set_lr(self.optimizers[cursor.network], config.lr * config.decay(cursor.epoch - config.warmup_epochs))
-        for work, inputs in islice(self._inputs(), most):
-            self._step(work, inputs)
-            yield work
+        for plan, inputs in islice(self._inputs(), most):
+            self._step(plan, inputs)
+            yield plan
         self._flush_metrics()
 
-    def _step(self, work: StepPlan, inputs: StepInputs) -> None:
-        cursor, main = self.cursor, work.main_step is not None
-        figures = self._updates[cursor.network, main](inputs)
-        self.watch.note(cursor.step, figures, len(work.pairs))
-        cursor.step, cursor.position = cursor.step + 1, work.position + 1
+    def _step(self, plan: StepPlan, inputs: StepInputs) -> None:
+        cursor, main = self.cursor, plan.main_step is not None
+        metrics = self._updates[cursor.network, main](inputs)
+        self.monitor.add(cursor.step, metrics, len(plan.pairs))
+        cursor.step, cursor.position = cursor.step + 1, plan.position + 1
         if main:
-            cursor.main_steps[cursor.network] += not work.on_noisy
-            self.method.after_step(cursor.network, work)
+            cursor.main_steps[cursor.network] += not plan.on_noisy
+            self.method.after_step(cursor.network, plan)
         self.progress.step(self._phase)
-        if self.watch.unread >= READ_EVERY:
+        if self.monitor.unread >= READ_EVERY:
             self._flush_metrics()
 
-    def _update(self, number: int, main: bool, inputs: StepInputs) -> Figures:
+    def _update(self, number: int, main: bool, inputs: StepInputs) -> StepMetrics:
         """One step of network `number`: loss, gradients, new weights."""
         net, optimizer = self.nets[number], self.optimizers[number]
         loss = self.method.loss if main else self.method.warmup_loss
@@ -170,10 +164,10 @@ class Trainer:
             result = loss(number, inputs)
         result.loss.backward()  # type: ignore[no-untyped-call]
         norm = torch.nn.utils.clip_grad_norm_(net.parameters(), self.config.grad_clip)
-        figures = self.watch.judge(result, norm)
+        metrics = self.monitor.measure(result, norm)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)  # so that recorded steps share the memory of the gradients
-        return figures
+        return metrics
 
     def validate(self, seconds: float = 0.0) -> None:
         """Keeps the networks if they are the best so far; `seconds` is what the epoch took, for the log."""
@@ -184,16 +178,21 @@ class Trainer:
         with autocast(self.device, self.config.precision):
             result = evaluate(similarities(self.nets, *self._dev_loaders), self.dev)
         rsum, epoch = result.averaged.rsum, self.cursor.epoch
-        if rsum > self.best["rsum"]:
-            self.best = {"rsum": rsum, "epoch": epoch}
+        if rsum > self.best.rsum:
+            self.best = Best(rsum, epoch)
             self._matcher().save(self.run.best)
-        single = [network.rsum for network in result.networks]
-        figures = {**result.averaged.figures(), "networks_rsum": single}
-        figures |= {"seconds": round(seconds, 2), "selection_seconds": round(self.selection_seconds, 2)}
-        self.run.log("validation", epoch=epoch, step=self.cursor.step, **figures)
-        best = " (best)" if self.best["epoch"] == epoch else ""
+        event = {
+            "epoch": epoch,
+            "step": self.cursor.step,
+            **result.averaged.metrics(),
+            "networks_rsum": [network.rsum for network in result.networks],
+            "seconds": round(seconds, 2),
+            "selection_seconds": round(self.selection_seconds, 2),
+        }
+        self.run.log(ValidationEvent.model_validate(event))
+        best = " (best)" if self.best.epoch == epoch else ""
         self.progress.line(
-            f"{self._phase}  validation rSum {rsum:.1f}{best}  spread {self.watch.spread:.3f}  {seconds:.1f} s"
+            f"{self._phase}  validation rSum {rsum:.1f}{best}  spread {self.monitor.spread:.3f}  {seconds:.1f} s"
         )
 
     # ------------------------------------------------------------------ batches
@@ -203,40 +202,51 @@ class Trainer:
         cursor, net = self.cursor, self.nets[self.cursor.network]
         epoch, number = cursor.epoch, cursor.network
 
-        def make(work: StepPlan) -> tuple[StepPlan, StepInputs]:
-            augment = self._rng(AUGMENTATION, epoch, number, work.position) if net.augments else None
-            return work, self.method.inputs(number, work, augment)
+        def make(plan: StepPlan) -> tuple[StepPlan, StepInputs]:
+            augment = self._rng(AUGMENTATION, epoch, number, plan.position) if net.augments else None
+            return plan, self.method.inputs(number, plan, augment)
 
-        rest = self.planned(number)[cursor.position :]
+        rest = self.plans(number)[cursor.position :]
         return prefetch(rest, make) if self.loader.on_host else map(make, rest)
 
-    def planned(self, number: int) -> list[StepPlan]:
+    def plans(self, number: int) -> list[StepPlan]:
         """The steps of this epoch of one network."""
         orders = [self._rng(stream, self.cursor.epoch, number) for stream in (ORDER, NOISY_ORDER)]
         first = None if self._main_epoch is None else self.cursor.first_steps[number]
-        return plan(self.splits[number], self.config.batch_size, orders[0], orders[1], first)
+        return plan_epoch(self.splits[number], self.config.batch_size, orders[0], orders[1], first)
 
     def _total_steps(self) -> int:
         """About how many steps the whole run takes; a method may use fewer pairs."""
         return self.config.total_epochs * len(self.nets) * math.ceil(len(self.train_pairs) / self.config.batch_size)
 
-    # ------------------------------------------------------------------ watching
+    # ------------------------------------------------------------------ monitoring
 
     def _flush_metrics(self) -> None:
-        """Reads, logs and judges what happened since the last look."""
-        if not self.watch.unread:
+        """Reads and logs the metrics of the steps since the last time; stops a run that has gone wrong."""
+        if not self.monitor.unread:
             return
-        figures, bad_step = self.watch.read()
+        metrics, bad_step = self.monitor.read()
         if bad_step is not None:
             self._refuse_non_finite(bad_step)
         cursor = self.cursor
-        self.run.log("steps", step=cursor.step, epoch=cursor.epoch, network=cursor.network, **figures)
-        self.progress.figures(figures["loss"], figures["spread"])
-        if self.watch.collapsed:
+        loss, spread, grad_norm = (metrics.pop(name) for name in ("loss", "spread", "grad_norm"))
+        self.run.log(
+            StepEvent(
+                epoch=cursor.epoch,
+                step=cursor.step,
+                network=cursor.network,
+                loss=loss,
+                spread=spread,
+                grad_norm=grad_norm,
+                metrics=metrics,
+            )
+        )
+        self.progress.metrics(loss, spread)
+        if self.monitor.collapsed:
             self._refuse_collapse()
 
     def _check_splits(self) -> None:
-        """An epoch may have nothing to train on, which is said; a run may not begin like that."""
+        """An epoch may have nothing to train on, with a note; a run may not begin like that."""
         if any(len(split.clean) > 1 for split in self.splits):
             return
         found = f"the method {self.config.method} chose fewer than 2 of {len(self.train_pairs):,} pairs to train on"
@@ -255,8 +265,8 @@ class Trainer:
     def _refuse_non_finite(self, step: int) -> None:
         """Names the pairs of the step, found again from the plan."""
         position = self.cursor.position - (self.cursor.step - step)
-        work = self.planned(self.cursor.network)[position]
-        pairs = ", ".join(map(str, np.unique(self.method.pairs_used(self.cursor.network, work))))
+        plan = self.plans(self.cursor.network)[position]
+        pairs = ", ".join(map(str, np.unique(self.method.pairs_used(self.cursor.network, plan))))
         raise NonFiniteError(
             f"The loss or its gradient is not a finite number at step {step}; the update was not made. Pairs of that "
             f"batch: {pairs}. Look for extreme features with `mispair data check`, or lower --lr."
@@ -264,11 +274,11 @@ class Trainer:
 
     def _refuse_collapse(self) -> None:
         kept = checkpoint.find(self.run.checkpoints)
-        config, watch = self.config, self.watch
+        config, monitor = self.config, self.monitor
         state = f"The last good state is {kept[0]}." if kept else "There was no good state to keep yet."
         raise CollapseError(
             f"The network has collapsed at step {self.cursor.step}: all similarities are equal (spread "
-            f"{watch.spread:.1e}, it was {watch.peak:.2g}). The negatives harden too fast for this data set: try "
+            f"{monitor.spread:.1e}, it was {monitor.peak:.2g}). The negatives harden too fast for this data set: try "
             f"--negatives-end {max(4, 2 * config.negatives_end)} (now {config.negatives_end}), more --hardening-steps "
             f"(now {config.hardening_steps}) or a lower --lr (now {config.lr:g}), with another --out. {state}"
         )
@@ -280,7 +290,7 @@ class Trainer:
         self._signal = number
 
     def _pause(self) -> None:
-        """Between two steps: stop if asked to, save if it is time."""
+        """Between two steps: stops after a signal, saves if it is time."""
         if self._signal is not None:
             self._flush_metrics()
             self._save()
@@ -290,25 +300,26 @@ class Trainer:
 
     def _checkpoint(self) -> None:
         self._flush_metrics()
-        if self.watch.healthy:
+        if self.monitor.healthy:
             self._save()
 
     def _save(self) -> None:
-        state = {
-            "cursor": asdict(self.cursor),
-            "networks": [net.state_dict() for net in self.nets],
-            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
-            "method": self.method.state_dict(),
-            "splits": [(torch.from_numpy(s.clean), torch.from_numpy(s.noisy), s.order) for s in self.splits],
-            "best": self.best,
-            "peak": self.watch.peak,
-            "spread": self.watch.spread,
-            "random": torch.get_rng_state(),
-            "cuda_random": torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
-            "logged_bytes": self.run.logged_bytes,
-            "fingerprint": self._trained_on,
-        }
-        checkpoint.save(self.run.checkpoints, self.cursor.step, state)
+        state = Checkpoint(
+            cursor=self.cursor,
+            networks=[net.state_dict() for net in self.nets],
+            optimizers=[optimizer.state_dict() for optimizer in self.optimizers],
+            method=self.method.state_dict(),
+            splits=self.splits,
+            report=self.report,
+            best=self.best,
+            spread=self.monitor.spread,
+            peak=self.monitor.peak,
+            random_state=torch.get_rng_state(),
+            cuda_random_state=torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
+            logged_bytes=self.run.logged_bytes,
+            fingerprint=self._trained_on,
+        )
+        checkpoint.save(self.run.checkpoints, state)
         self._saved_at = time.monotonic()
 
     def _resume(self) -> None:
@@ -317,19 +328,18 @@ class Trainer:
         if state is None:
             self.run.forget_after(0)
             return
-        self._refuse_other_pairs(state["fingerprint"])
-        self.cursor = Cursor(**state["cursor"])
-        for net, saved in zip(self.nets, state["networks"], strict=True):
-            net.load_state_dict(saved)
-        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+        self._refuse_other_pairs(state.fingerprint)
+        self.cursor, self.splits, self.report, self.best = state.cursor, state.splits, state.report, state.best
+        for net, weights in zip(self.nets, state.networks, strict=True):
+            net.load_state_dict(weights)
+        for optimizer, saved in zip(self.optimizers, state.optimizers, strict=True):
             optimizer.load_state_dict(saved)
-        self.method.load_state_dict(state["method"])
-        self.splits = [Split(clean.numpy(), noisy.numpy(), order) for clean, noisy, order in state["splits"]]
-        self.best, self.watch.peak, self.watch.spread = state["best"], state["peak"], state["spread"]
-        torch.set_rng_state(state["random"])
-        if state["cuda_random"] is not None and self.device.type == "cuda":
-            torch.cuda.set_rng_state(state["cuda_random"], self.device)
-        self.run.forget_after(state["logged_bytes"])
+        self.method.load_state_dict(state.method)
+        self.monitor.peak, self.monitor.spread = state.peak, state.spread
+        torch.set_rng_state(state.random_state)
+        if state.cuda_random_state is not None and self.device.type == "cuda":
+            torch.cuda.set_rng_state(state.cuda_random_state, self.device)
+        self.run.forget_after(state.logged_bytes)
         self.progress.resume(self.cursor.step)
 
     def _matcher(self) -> Matcher:

@@ -166,7 +166,7 @@ def test_the_schedule_is_that_of_the_recipe() -> None:
         epoch_time.EpochTime("b", 5.0, 3.0, 0.5, 1, 40),
         epoch_time.EpochTime("c", 9, 9, 1, 1, 0),
     ]
-    assert epoch_time.Schedule("x", 10, phases, [], None, {}).seconds == 10 + 5 + 39 * 3
+    assert epoch_time.Schedule("x", 10, phases, [], None, None).seconds == 10 + 5 + 39 * 3
 
 
 @pytest.mark.parametrize("content", [None, b"", b"\xff\xfe\x00bad"])

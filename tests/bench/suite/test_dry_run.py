@@ -90,9 +90,9 @@ def test_the_clock_sees_only_shapes_that_came_before(monkeypatch: pytest.MonkeyP
     steps = Trainer.steps
 
     def spied(trainer: Trainer, **part: int) -> Iterator[StepPlan]:
-        for work in steps(trainer, **part):
-            made.append(tuple(work.pairs))
-            yield work
+        for plan in steps(trainer, **part):
+            made.append(tuple(plan.pairs))
+            yield plan
 
     monkeypatch.setattr(Trainer, "steps", spied)
     list(rehearse([cell(epochs=1, warmup_epochs=0)], None, 20, lambda _: None))

@@ -26,6 +26,7 @@ from mispair.config import Config, override
 from mispair.data.loading import with_noise
 from mispair.data.synthetic import synthetic_pairs
 from mispair.methods.repair import Repair
+from mispair.methods.report import MethodReport
 from mispair.training.phases import Phase, phases
 from mispair.training.run_folder import Run
 from mispair.training.trainer import Trainer
@@ -71,7 +72,7 @@ class Schedule:
     phases: list[EpochTime]
     choices: list[BankCost]  # of REPAIR
     memory: int | None  # most bytes ever in use on the GPU
-    method: dict[str, Any]  # what the method found in the last epoch
+    report: MethodReport | None  # the method's, on the last epoch
 
     @property
     def seconds(self) -> float:
@@ -157,9 +158,9 @@ def measure(
         trainer = Trainer(short, with_noise(config, train), dev, run, console)
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             times = [_timed(trainer, phase, count) for phase, count in zip(phases(config), TRAINED, strict=False)]
-            method = trainer.method.figures()
+            report = trainer.report
             choices = _choices(trainer, sorted(banks), main=times[1], noisy=times[-1])
     gpu = device.type == "cuda"
     name = torch.cuda.get_device_name(device) if gpu else f"{torch.get_num_threads()} CPU threads"
     memory = torch.cuda.max_memory_allocated(device) if gpu else None
-    return Schedule(name, len(train), times, choices, memory, method)
+    return Schedule(name, len(train), times, choices, memory, report)

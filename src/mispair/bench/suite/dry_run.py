@@ -145,7 +145,7 @@ def _steps(trainer: Trainer, number: int) -> int:
 
     The split of networks that have hardly been trained says nothing.
     """
-    plan = trainer.planned(number)
+    plan = trainer.plans(number)
     pairs, config = len(trainer.train_pairs), trainer.config
     chosen = sum(len(work.pairs) for work in plan if not work.on_noisy)
     if chosen > 0.99 * pairs:

@@ -19,10 +19,11 @@ from mispair.bench.suite.suite import WHERE, Cell, digest
 from mispair.compute.devices import give_back_memory
 from mispair.config import Config, flat, read_recipe, to_toml
 from mispair.errors import MispairError, StoppedError
-from mispair.methods import diagnosis
+from mispair.methods.report import BoolArray, FloatArray
 from mispair.support.files import write_atomically
-from mispair.training import checkpoint
+from mispair.training.events import ValidationEvent
 from mispair.training.fit import train_splits
+from mispair.training.run_folder import read_environment, read_events, read_examples, read_result
 from mispair.training.splits import Splits, load_splits
 
 RECORD, RUN = "cell.json", "run"
@@ -95,7 +96,7 @@ def run_cell(cell: Cell, folder: Path, console: Console | None = None) -> Record
         _move(folder / RUN / "config.toml", cell.config)
         splits = load_splits(cell.config, console)
         matcher = train_splits(cell.config, splits, folder / RUN, console, "The same command goes on from here.")
-        record = _described(start, cell, splits, splits.test(matcher).figures(), folder / RUN)
+        record = _described(start, cell, splits, splits.test(matcher).metrics(), folder / RUN)
     except MispairError as error:
         if isinstance(error, StoppedError) or isinstance(error.__context__, OSError):  # a full disk is no result
             raise
@@ -150,13 +151,12 @@ def _is_whole(record: Record) -> bool:
 
 
 def _described(start: Record, cell: Cell, splits: Splits, test: dict[str, Any], run: Path) -> Record:
-    events = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    wanted = ("epoch", "rsum", "networks_rsum", "seconds", "selection_seconds")
-    found = [event for event in events if event["event"] == "method"]
-    state = checkpoint.load_newest(run / "checkpoints")
-    method = state["method"] if state else {}
+    wanted = {"epoch", "rsum", "networks_rsum", "seconds", "selection_seconds"}
+    result, about_pairs = read_result(run), read_examples(run)
+    report = None if result is None else result.report
     data = {
-        **splits.figures(),
+        "mismatch": splits.noise_ratio,
+        "tested_on": splits.tested.name,
         "name": splits.train.name,
         "pairs": len(splits.train),
         "dev_protocol": cell.config.dev_protocol,
@@ -167,12 +167,12 @@ def _described(start: Record, cell: Cell, splits: Splits, test: dict[str, Any], 
         start,
         data=data,
         test=test,
-        validation=[{name: event[name] for name in wanted} for event in events if event["event"] == "validation"],
-        found=found[-1] if found else {},
-        eta=_eta_curve(method.get("w"), splits.train.mismatched),
-        examples=examples(method, splits.train, cell.config.seed),
+        validation=[event.model_dump(include=wanted) for event in read_events(run, ValidationEvent)],
+        found={} if report is None else report.model_dump(exclude_unset=True),
+        eta=_eta_curve(None if about_pairs is None else about_pairs.w, splits.train.mismatched),
+        examples=[] if about_pairs is None else examples(about_pairs, splits.train, cell.config.seed),
         memory=torch.cuda.max_memory_allocated() if device else None,
-        environment=json.loads((run / "environment.json").read_text()),
+        environment=read_environment(run).model_dump(),
     )
 
 
@@ -180,7 +180,7 @@ def noise_hash(file: str | None) -> str | None:
     return None if file is None else hashlib.sha256(Path(file).read_bytes()).hexdigest()
 
 
-def _eta_curve(w: torch.Tensor | None, wrong: diagnosis.BoolArray | None) -> list[dict[str, float]]:
+def _eta_curve(w: FloatArray | None, wrong: BoolArray | None) -> list[dict[str, float]]:
     """How well the wrong pairs are found among all: those that both networks give a w below eta.
 
     Where nothing is found, there is no precision.
@@ -189,7 +189,7 @@ def _eta_curve(w: torch.Tensor | None, wrong: diagnosis.BoolArray | None) -> lis
         return []
     curve = []
     for eta in ETAS:
-        chosen = np.asarray((w.numpy() < eta).all(axis=0))
+        chosen = np.asarray((w < eta).all(axis=0))
         hits = float((chosen & wrong).sum())
         point = {"eta": eta, "accuracy": float((chosen == wrong).mean()), "recall": hits / float(wrong.sum())}
         curve.append({**point, "precision": hits / float(chosen.sum())} if chosen.any() else point)

@@ -13,7 +13,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -31,6 +31,7 @@ from mispair.bench.suite.record import RECORD, RUN, Record, read_record, run_cel
 from mispair.bench.suite.suite import Cell
 from mispair.errors import MispairError, StoppedError
 from mispair.support.formatting import duration
+from mispair.training.run_folder import count_validations
 
 CELLS, CLAIM = "cells", "claim.json"
 LOOK = 0.5  # seconds between two looks at the folder
@@ -70,10 +71,8 @@ def state(results: Path, cell: Cell) -> CellState:
     folder = folder_of(results, cell)
     if record := read_record(folder):
         return CellState(cell, record.status, record)
-    epochs = 0
-    with suppress(OSError):
-        epochs = (folder / RUN / "metrics.jsonl").read_bytes().count(b'"event": "validation"')
-    return CellState(cell, "running" if is_held(folder / CLAIM) else "waiting", epochs=epochs)
+    status: Literal["running", "waiting"] = "running" if is_held(folder / CLAIM) else "waiting"
+    return CellState(cell, status, epochs=count_validations(folder / RUN))
 
 
 def run_cells(

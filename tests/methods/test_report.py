@@ -1,4 +1,4 @@
-"""Figures of a split and its labels against plain recomputation."""
+"""Metrics of a split and its labels against plain recomputation."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from pydantic import ValidationError
 from sklearn.metrics import precision_score, recall_score, roc_auc_score
 
 from mispair.config import Config
 from mispair.data.batches import PairLoader
 from mispair.data.noise import add_noise
 from mispair.data.pairs import Pairs
-from mispair.methods.diagnosis import by_network, label_histograms, selection, separation
 from mispair.methods.repair import Repair
+from mispair.methods.report import MethodReport, ReplacedPairs, label_histograms, selection, separation
 from mispair.models import SideSpec, build
 from small_data import vectors
 
@@ -78,8 +79,16 @@ def test_histograms_count_all_pairs(labels: np.ndarray, clean: np.ndarray, right
     assert all(type(count) is int for row in found.values() for count in row)
 
 
-def test_by_network() -> None:
-    assert by_network([{"a": 1, "b": None}, {"a": 2, "b": 3}]) == {"a": [1, 2], "b": [None, 3]}
+def test_a_report_of_networks() -> None:
+    rows: list[dict[str, float | None]] = [
+        {"clean_share": 0.1, "clean_recall": None},
+        {"clean_share": 0.2, "clean_recall": 0.3},
+    ]
+    report = MethodReport.of_networks(rows, eta_share=0.5)
+    assert report == MethodReport(clean_share=[0.1, 0.2], clean_recall=[None, 0.3], eta_share=0.5)
+    for wrong in ({"clean_shares": [1.0]}, {"clean_share": ["much"]}, {"gamma": [None]}, {"metrics": {"a": "b"}}):
+        with pytest.raises(ValidationError):
+            MethodReport.model_validate(wrong)
 
 
 def repair(pairs: Pairs, **settings: Any) -> Repair:
@@ -98,14 +107,16 @@ def noisy_vectors() -> Pairs:
     return add_noise(Pairs(left, left, np.arange(200)), ratio=0.4, seed=0)
 
 
-def test_figures_equal_a_plain_recomputation() -> None:
+def test_a_report_equals_a_plain_recomputation() -> None:
     pairs = noisy_vectors()
     method = repair(pairs, eta=0.9)
     for network in method.nets:  # the same map on both sides
         network.right.load_state_dict(network.left.state_dict())
     splits = method.begin_epoch(0)
-    found = method.figures()
-    assert set(found) == ALWAYS | WITH_TRUTH | {"replaced_A", "replaced_B"}
+    report = method.report()
+    assert report is not None
+    assert report.model_fields_set == ALWAYS | WITH_TRUTH | {"replaced"}
+    found = report.model_dump(exclude_unset=True)
 
     right = pairs.link == np.arange(200)
     for net in range(2):
@@ -131,13 +142,13 @@ def test_figures_equal_a_plain_recomputation() -> None:
     assert found["eta_share"] == pytest.approx(sure.mean())
     assert found["eta_precision"] == pytest.approx(precision_score(~right, sure))
     assert found["eta_recall"] == pytest.approx(recall_score(~right, sure))
-    for net, name in enumerate(("replaced_A", "replaced_B")):
+    for net, replaced in enumerate(found["replaced"]):
         noisy = splits[net].noisy
-        assert found[name]["pairs"] == len(noisy) > 10
+        assert replaced["pairs"] == len(noisy) > 10
         new_right, new_left = method.partners[net, 0, noisy], method.partners[net, 1, noisy]
         # The true left item of right item i is i.
-        assert found[name]["new_right_fits"] == np.mean(pairs.link[noisy] == new_right)
-        assert found[name]["new_left_fits"] == np.mean(pairs.link[new_left] == noisy)
+        assert replaced["new_right_fits"] == np.mean(pairs.link[noisy] == new_right)
+        assert replaced["new_left_fits"] == np.mean(pairs.link[new_left] == noisy)
     json.dumps(found, allow_nan=False)
 
 
@@ -145,21 +156,29 @@ def test_without_truth_nothing_is_held_against_it() -> None:
     pairs = replace(noisy_vectors(), truth=None)
     method = repair(pairs, eta=1.0)
     splits = method.begin_epoch(0)
-    found = method.figures()
-    assert set(found) == ALWAYS | {"replaced_A", "replaced_B"}
+    report = method.report()
+    assert report is not None
+    assert report.model_fields_set == ALWAYS | {"replaced"}
+    found = report.model_dump(exclude_unset=True)
     for net in range(2):
         assert sum(found["labels_clean"][net]) == len(splits[1 - net].clean)
         assert sum(found["labels_clean"][net]) + sum(found["labels_noisy"][net]) == 200
-        assert set(found[f"replaced_{'AB'[net]}"]) == {"pairs"}
+        assert set(found["replaced"][net]) == {"pairs"}
 
 
-def test_figures_are_those_of_this_epoch() -> None:
+def replaced(method: Repair) -> list[ReplacedPairs] | None:
+    report = method.report()
+    assert report is not None
+    return report.replaced
+
+
+def test_a_report_is_of_this_epoch() -> None:
     method = repair(noisy_vectors(), eta=1.0, noisy_start=0.5)
     method.begin_epoch(0)
-    assert "replaced_A" not in method.figures()
+    assert replaced(method) is None
     method.begin_epoch(1)
-    assert "replaced_A" in method.figures()
+    assert replaced(method) is not None
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         method.begin_epoch(0)
-    assert "replaced_A" not in method.figures()
+    assert replaced(method) is None

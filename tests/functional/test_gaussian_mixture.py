@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from sklearn.mixture import GaussianMixture
 
-from mispair.functional.gaussian_mixture import above, best_cut, clean_probability, fit_gaussians, split
+from mispair.functional.gaussian_mixture import above, best_cut, clean_probability, fit_gaussians, is_clean
 
 LOSSES = hnp.arrays(np.float64, st.integers(2, 60), elements=st.floats(0, 1, width=32))
 
@@ -43,7 +43,7 @@ def test_it_fits_like_scikit_learn(noisy: float) -> None:
 
 def test_it_tells_two_modes_apart() -> None:
     losses, wrong = two_modes(4000, 0.4)
-    clean = split(clean_probability(losses))
+    clean = is_clean(clean_probability(losses))
     assert (clean == ~wrong).mean() > 0.97
 
 
@@ -76,24 +76,24 @@ def test_losses_that_say_nothing_make_all_pairs_clean(losses: list[float]) -> No
 
 def test_one_per_cent_is_noisy_when_none_is_found() -> None:
     w = np.linspace(0.6, 1, 200)
-    assert np.flatnonzero(~split(w)).tolist() == [0, 1]
-    assert split(np.array([0.2, 0.5, 0.7])).tolist() == [False, False, True]
-    assert split(np.ones(10)).all()  # too few for one per cent
-    assert (~split(np.ones(300))).sum() == 3
-    assert split(np.empty(0)).tolist() == []
+    assert np.flatnonzero(~is_clean(w)).tolist() == [0, 1]
+    assert is_clean(np.array([0.2, 0.5, 0.7])).tolist() == [False, False, True]
+    assert is_clean(np.ones(10)).all()  # too few for one per cent
+    assert (~is_clean(np.ones(300))).sum() == 3
+    assert is_clean(np.empty(0)).tolist() == []
 
 
 def test_hardly_any_clean_pair_means_those_above_the_median() -> None:
     w = np.linspace(0, 0.4, 301)
-    assert np.flatnonzero(split(w)).tolist() == list(range(150, 301))
-    assert split(w, threshold=0.1).sum() == (w > 0.1).sum()  # many: nothing to mend
+    assert np.flatnonzero(is_clean(w)).tolist() == list(range(150, 301))
+    assert is_clean(w, threshold=0.1).sum() == (w > 0.1).sum()  # many: nothing to mend
     w[0], w[7], w[9] = 0.9, 0.8, 0.7  # 3 of 301 are less than 1 %
-    assert split(w).sum() == 151
-    assert split(w)[[0, 7, 9]].all()
+    assert is_clean(w).sum() == 151
+    assert is_clean(w)[[0, 7, 9]].all()
     w[11] = 0.6
-    assert np.flatnonzero(split(w)).tolist() == [0, 7, 9, 11]
-    assert split(np.zeros(50)).all()
-    assert split(np.array([0.2])).tolist() == [True]
+    assert np.flatnonzero(is_clean(w)).tolist() == [0, 7, 9, 11]
+    assert is_clean(np.zeros(50)).all()
+    assert is_clean(np.array([0.2])).tolist() == [True]
 
 
 def test_above_takes_the_better_half_too_but_calls_nothing_noisy_that_is_above() -> None:
@@ -105,7 +105,7 @@ def test_above_takes_the_better_half_too_but_calls_nothing_noisy_that_is_above()
 @given(LOSSES, st.floats(0, 0.99), st.booleans())
 def test_a_split_is_never_without_clean_pairs(w: np.ndarray, threshold: float, large: bool) -> None:
     w = np.repeat(w, 100) if large else w
-    clean = split(w, threshold)
+    clean = is_clean(w, threshold)
     assert clean.any()
     assert clean.shape == w.shape
     assert not large or (~clean).any() or (w == np.median(w)).all() or w.min() >= np.median(w)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import torch
@@ -58,7 +58,7 @@ def small(kind: type[M], pairs: Pairs | None = None, **settings: Any) -> M:
         for module in net.modules():
             if isinstance(module, torch.nn.BatchNorm1d):
                 module.momentum = 0.0  # so that nothing changes from one step to the next
-    return kind(config, nets, PairLoader(pairs, torch.device("cpu")))
+    return cast(M, kind.variant(config)(config, nets, PairLoader(pairs, torch.device("cpu"))))
 
 
 def with_w(method: M, w: np.ndarray) -> M:

@@ -14,7 +14,7 @@ import torch
 from mispair.data.batches import random_batches
 from mispair.data.pairs import IntArray, Pairs
 from mispair.functional.beta_mixture import fit_betas
-from mispair.methods.base import Split, StepPlan
+from mispair.methods.base import EpochPairs, StepPlan
 from mispair.methods.bicro import BiCro, BiCroInputs, _ratio, clean_probability, published_probability
 from mispair.methods.epoch_view import epoch_view
 from mispair.models import Encoded
@@ -126,14 +126,14 @@ def loop_noisy_labels(method: BiCro, net: int, pairs: IntArray, clean: IntArray)
     return [floored(method, value / 2) for value in sums]
 
 
-def beside(method: BiCro, net: int, main_step: int = 0, pairs: IntArray = NOISY) -> BiCroInputs:
+def noisy_inputs(method: BiCro, net: int, main_step: int = 0, pairs: IntArray = NOISY) -> BiCroInputs:
     inputs = method.inputs(net, StepPlan(0, main_step, pairs, None, True), None)
     assert isinstance(inputs, BiCroInputs)
     return inputs
 
 
 def anchors_of(method: BiCro, net: int, main_step: int = 0) -> IntArray:
-    batch = beside(method, net, main_step).beside
+    batch = noisy_inputs(method, net, main_step).clean
     assert batch is not None
     return batch.pairs.numpy()
 
@@ -160,7 +160,7 @@ def test_a_step_on_clean_pairs(model: str, net: int, mask: bool) -> None:
 @pytest.mark.parametrize("model", MODELS)
 def test_a_step_on_noisy_pairs(model: str, net: int) -> None:
     method = bicro(model=model)
-    inputs = beside(method, net)
+    inputs = noisy_inputs(method, net)
     labels = loop_noisy_labels(method, 1 - net, NOISY, anchors_of(method, net))
     assert method._labels(method.nets[1 - net], inputs).tolist() == pytest.approx(labels, abs=1e-4)
     result = method.loss(net, inputs)
@@ -200,10 +200,10 @@ def test_labels_land_on_their_own_pairs() -> None:
 
 
 def test_labels_not_above_the_floor_are_zero() -> None:
-    every = bicro(label_floor=0.0)._labels(bicro().nets[0], beside(bicro(), 1)).tolist()
+    every = bicro(label_floor=0.0)._labels(bicro().nets[0], noisy_inputs(bicro(), 1)).tolist()
     floor = sum(sorted(every)[5:7]) / 2
     method = bicro(label_floor=floor)
-    labels = method._labels(method.nets[0], beside(method, 1)).tolist()
+    labels = method._labels(method.nets[0], noisy_inputs(method, 1)).tolist()
     assert labels == [0 if value <= floor else value for value in every]
     assert sum(label > 0 for label in labels) == len(NOISY) - 6
 
@@ -216,7 +216,7 @@ def test_ratios_with_zeros_and_other_signs() -> None:
     assert _ratio(torch.tensor([[0.5]]), torch.tensor([[0.0]])).item() == 0
 
 
-def test_clean_pairs_beside_noisy_ones() -> None:
+def test_clean_pairs_for_the_anchors_of_noisy_ones() -> None:
     """From the split that trains the network: others at every step, but the same whenever they are asked for."""
     method, again = bicro(), bicro()
     chosen = {(net, step): anchors_of(method, net, step).tolist() for net in range(2) for step in (1, 0)}
@@ -326,9 +326,9 @@ def test_the_state_survives_a_checkpoint() -> None:
 def test_a_network_without_clean_pairs_is_not_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     none, some = np.empty(0, dtype=np.int64), np.arange(30)
 
-    def divide(self: BiCro, *_: Any) -> list[Split]:
+    def divide(self: BiCro, *_: Any) -> list[EpochPairs]:
         self.clean = [none, some]
-        return [Split(none, np.arange(35), "before"), Split(some, np.arange(30, 35), "before")]
+        return [EpochPairs(none, np.arange(35), "before"), EpochPairs(some, np.arange(30, 35), "before")]
 
     monkeypatch.setattr(BiCro, "divide", divide)
     steps = trained(training("bicro"), tiny_pairs(7), tmp_path, None)

@@ -135,9 +135,9 @@ def test_partners_equal_a_loop_over_pairs(model: str, keep_left: bool, monkeypat
         own = kept.pooled[row].numpy()
         candidates = loop_nearest(own, bank_left if keep_left else bank_right, count, bank.ids == pair)
         scores = {
-            slot: loop_score(view, one(kept, row), one(bank.right(np.array([slot])), 0))
+            slot: loop_score(view, one(kept, row), one(bank.right.take(np.array([slot])), 0))
             if keep_left
-            else loop_score(view, one(bank.left(np.array([slot])), 0), one(kept, row))
+            else loop_score(view, one(bank.left.take(np.array([slot])), 0), one(kept, row))
             for slot in candidates
         }
         best = max(candidates, key=lambda slot: scores[slot])

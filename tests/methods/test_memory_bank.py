@@ -52,7 +52,7 @@ def test_it_holds_the_newest_pairs_and_their_own_vectors(size: int, sizes: list[
     left_pooled, right_pooled = bank.pooled()
     assert left_pooled[:, 0].tolist() == right_pooled[:, 0].tolist() == [-n for n in bank.ids]
     slots = np.arange(len(bank))[::-1].copy()
-    for side, length in ((bank.left(slots), lambda _: 4), (bank.right(slots), length_of)):
+    for side, length in ((bank.left.take(slots), lambda _: 4), (bank.right.take(slots), length_of)):
         (local, _), lengths = side.parts(), lengths_of(side)
         assert lengths == [length(n) for n in bank.ids[slots]]
         for row, number in enumerate(bank.ids[slots]):
@@ -60,15 +60,15 @@ def test_it_holds_the_newest_pairs_and_their_own_vectors(size: int, sizes: list[
             assert (local[row, lengths[row] :] == 0).all()
 
 
-def test_unused_room_never_shows() -> None:
+def test_unused_space_never_shows() -> None:
     bank = Bank(8)
     fill(bank, [3, 5, 7])
-    for side in (bank._left, bank._right):
+    for side in (bank.left, bank.right):
         assert side._store is not None
         live = np.concatenate([side._start[s] + np.arange(side._length[s]) for s in range(8)]) % len(side._store)
         unused = np.setdiff1d(np.arange(len(side._store)), live)
         side._store[unused] = float("nan")
-    for encoded_side in (bank.left(np.arange(8)), bank.right(np.arange(8))):
+    for encoded_side in (bank.left.take(np.arange(8)), bank.right.take(np.arange(8))):
         assert torch.isfinite(encoded_side.parts()[0]).all()
 
 
@@ -85,8 +85,8 @@ def test_the_oldest_leave_first() -> None:
 def test_models_with_one_vector_an_item() -> None:
     bank = Bank(3)
     bank.push(encoded([1, 2, 3, 4], None), encoded([1, 2, 3, 4], None), np.arange(1, 5))
-    assert bank.left(np.array([0])).local is None
-    assert bank.left(np.arange(3)).pooled[:, 0].tolist() == [-n for n in bank.ids]
+    assert bank.left.take(np.array([0])).local is None
+    assert bank.left.take(np.arange(3)).pooled[:, 0].tolist() == [-n for n in bank.ids]
 
 
 def test_no_gradient_reaches_the_bank() -> None:
@@ -95,7 +95,7 @@ def test_no_gradient_reaches_the_bank() -> None:
     assert item.local is not None
     local = item.local.clone().requires_grad_()
     bank.push(Encoded(local * 2, item.lengths, item.pooled), item, np.array([1, 2]))
-    stored, _ = bank.left(np.array([0, 1])).parts()
+    stored, _ = bank.left.take(np.array([0, 1])).parts()
     assert not stored.requires_grad
     assert not bank.pooled()[0].requires_grad
 
@@ -113,7 +113,10 @@ def test_it_survives_a_checkpoint(sizes: list[int]) -> None:
         one.push(encoded([77, 78], [4, 4]), encoded([77, 78], [8, 1]), np.array([77, 78]))
     assert copy.ids.tolist() == bank.ids.tolist()
     slots = np.arange(len(bank))
-    for ours, theirs in ((bank.left(slots), copy.left(slots)), (bank.right(slots), copy.right(slots))):
+    for ours, theirs in (
+        (bank.left.take(slots), copy.left.take(slots)),
+        (bank.right.take(slots), copy.right.take(slots)),
+    ):
         assert torch.equal(ours.parts()[0], theirs.parts()[0])
         assert torch.equal(ours.pooled, theirs.pooled)
 

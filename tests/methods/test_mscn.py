@@ -37,6 +37,7 @@ from mispair.methods.mscn import (
     known_pairs,
     meta_set,
     pair_scores,
+    published_posterior,
 )
 from mispair.methods.mscn_meta import MetaGradient, body, meta_gradient, score_layer, steady, with_weights
 from mispair.models import Encoded, Network, SideSpec, bigru, build
@@ -69,7 +70,7 @@ def method(pairs: Pairs | None = None, **settings: Any) -> Mscn:
     nets = [build(chosen, SideSpec.of(pairs.left), SideSpec.of(pairs.right), seed=seed).train() for seed in (1, 2)]
     for seed, net in enumerate(nets):
         shake(net, seed)
-    return Mscn(chosen, nets, PairLoader(pairs, torch.device("cpu")))
+    return Mscn.variant(chosen)(chosen, nets, PairLoader(pairs, torch.device("cpu")))
 
 
 def weights_of(net: Network) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -265,7 +266,7 @@ def test_the_split_equals_a_loop_with_scipy() -> None:
     w = clean_posterior(known, labels, x)
     assert w[between] == pytest.approx(expected[between], abs=1e-9)
     assert ((w > 0.5) == (expected > 0.5)).all()
-    assert clean_posterior(known, labels, x, as_published=True) == pytest.approx(expected, abs=1e-9)
+    assert published_posterior(known, labels, x) == pytest.approx(expected, abs=1e-9)
 
 
 @given(st.integers(0, 999), st.booleans())
@@ -288,25 +289,24 @@ def test_each_network_drops_pairs_for_the_other(published: bool, monkeypatch: py
     monkeypatch.setattr(
         mscn, "pair_scores", lambda net, _, left, right: tables[0 if net is ours.nets[0] else 1][left, right]
     )
-    splits, report = ours.begin_epoch(3), ours.report()
+    parts, report = ours.begin_epoch(3), ours.report()
     assert report is not None
     metrics = report.model_dump()
-    for net, split in enumerate(splits):
+    for net, part in enumerate(parts):
         judge = 1 - net
         table, known = tables[judge], ours.known[judge]
         of_known = np.array([table[a, b] for a, b in zip(known.left, known.right, strict=True)])
-        w = clean_posterior(
-            of_known, known.labels, np.array([table[link[pair], pair] for pair in ours.rest]), as_published=published
-        )
+        find = published_posterior if published else clean_posterior
+        w = find(of_known, known.labels, np.array([table[link[pair], pair] for pair in ours.rest]))
         expected = [pair for pair, value in zip(ours.rest, w, strict=True) if value > 0.5]
         assert 5 < len(expected) < len(ours.rest)
-        assert split.clean.tolist() == expected
-        assert not split.noisy.size
+        assert part.clean.tolist() == expected
+        assert not part.noisy.size
         right = link == np.arange(60) // 5
         assert metrics["clean_share"][judge] == pytest.approx(len(expected) / len(ours.rest))
         assert metrics["clean_precision"][judge] == pytest.approx(right[expected].mean())
         assert metrics["clean_recall"][judge] == pytest.approx(right[expected].sum() / right[ours.rest].sum())
-    assert splits[0].clean.tolist() != splits[1].clean.tolist()
+    assert parts[0].clean.tolist() != parts[1].clean.tolist()
 
 
 def test_scores_of_pairs_equal_a_loop_in_any_chunks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,7 +56,7 @@ def test_it_is_registered(name: str) -> None:
 
 @pytest.mark.parametrize("name", METHODS)
 def test_all_pairs_that_a_step_looks_at_are_named(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a loss is not finite: beside the batch they are noisy pairs, those that lend an item, and known ones."""
+    """Where a loss is not finite: also noisy pairs, pairs whose item is taken from a bank, and known pairs."""
     pairs = add_noise(tiny_pairs(7), ratio=0.4, seed=0)
     settings = training(name, model="sgr", noisy_start=0.0, eta=1.0, meta_share=0.1)
     run = Run(tmp_path, settings)
@@ -171,8 +171,8 @@ def test_labels_see_pairs_without_augmentation(name: str, on_noisy: bool) -> Non
     method = untrained(name, model="vse", augment=True)
     augmented: Any = method.inputs(0, StepPlan(0, 0, CLEAN, None, on_noisy), np.random.default_rng(0))
     plain = method.loader.batch(CLEAN)
-    assert torch.equal(augmented.seen.left.values, plain.left.values)
-    assert torch.equal(augmented.seen.right.values, plain.right.values)
+    assert torch.equal(augmented.unaugmented.left.values, plain.left.values)
+    assert torch.equal(augmented.unaugmented.right.values, plain.right.values)
     assert not torch.equal(augmented.batch.left.lengths, torch.full((len(CLEAN),), 5))
     labels = [step_on(method, 0, CLEAN, on_noisy=on_noisy).metrics["label"], method.loss(0, augmented).metrics["label"]]
     assert labels[0] == labels[1]

@@ -291,7 +291,7 @@ def test_pairs_without_a_partner_stay_out() -> None:
     w = np.tile([0.9, 0.1], (2, COUNT // 2))
     method = with_w(repair(vector_pairs(shared=2), noisy_start=0.0, eta=0.4, bank_size=1), w)
     for net, split in enumerate(method.begin_epoch(0)):
-        (only,) = method.queues[1 - net][0]  # its own picture is no new one for the noisy pair beside it
+        (only,) = method.queues[1 - net][0]  # its own image is no new one for the noisy pair
         assert split.noisy.tolist() == [pair for pair in range(1, COUNT, 2) if pair != only + 1]
         assert len(split.noisy) == COUNT // 2 - 1
 
@@ -583,7 +583,7 @@ def test_three_pairs_with_two_clean_ones(monkeypatch: pytest.MonkeyPatch, noisy:
 
 @pytest.mark.parametrize("noisy", ["drop", "replace", "train"])
 def test_three_pairs_with_one_clean_one(monkeypatch: pytest.MonkeyPatch, noisy: str) -> None:
-    """One clean pair makes no batch; then there is nothing to serve noisy pairs beside either."""
+    """One clean pair makes no batch; then no noisy pairs are trained on either."""
     assert three(monkeypatch, [0.9, 0.2, 0.1], noisy=noisy)
 
 

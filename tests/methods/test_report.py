@@ -16,7 +16,7 @@ from hypothesis.extra import numpy as hnp
 from pydantic import ValidationError
 from sklearn.metrics import precision_score, recall_score, roc_auc_score
 
-from mispair.config import Config
+from mispair.config import Config, override
 from mispair.data.batches import PairLoader
 from mispair.data.noise import add_noise
 from mispair.data.pairs import Pairs
@@ -92,13 +92,13 @@ def test_a_report_of_networks() -> None:
 
 
 def repair(pairs: Pairs, **settings: Any) -> Repair:
-    config = Config(**{
+    config = override(Config(), {
         "method": "repair", "model": "two-tower", "embed_size": 8, "batch_size": 20, "epochs": 2, "bank_size": 50,
         "noisy_start": 0.0, "neighbours": 5, **settings,
     })  # fmt: skip
     specs = SideSpec.of(pairs.left), SideSpec.of(pairs.right)
     nets = [build(config, *specs, seed=seed).train() for seed in (1, 2)]
-    return Repair(config, nets, PairLoader(pairs, torch.device("cpu")))
+    return Repair.variant(config)(config, nets, PairLoader(pairs, torch.device("cpu")))
 
 
 def noisy_vectors() -> Pairs:

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from mispair.errors import DataError
-from mispair.methods.base import Split
+from mispair.methods.base import EpochPairs
 from mispair.methods.report import MethodReport
 from mispair.support.files import write_atomically
 from mispair.training import checkpoint
@@ -30,7 +30,7 @@ def state(number: int, step: int | None = None) -> Checkpoint:
         networks=[{"weight": torch.full((2, 3), float(number))}],
         optimizers=[{"state": {}, "param_groups": [{"lr": 0.1}]}],
         method={"steps": [1, 2], "w": torch.ones(3)},
-        splits=[Split(np.arange(5), np.arange(5, 7), "after")],
+        epoch_pairs=[EpochPairs(np.arange(5), np.arange(5, 7), "after")],
         report=MethodReport(clean_share=[0.1, 1 / 3], clean_precision=[None, math.nan], eta_share=0.2),
         best=Best(300.5, 2),
         spread=0.1,
@@ -48,13 +48,13 @@ def test_a_checkpoint_comes_back(tmp_path: Path) -> None:
     loaded = load_newest(tmp_path / "new/folder")
     assert loaded is not None
     for field in fields(Checkpoint):
-        if field.name not in ("networks", "method", "splits", "report", "random_state"):
+        if field.name not in ("networks", "method", "epoch_pairs", "report", "random_state"):
             assert getattr(loaded, field.name) == getattr(saved, field.name), field.name
     assert torch.equal(loaded.networks[0]["weight"], torch.full((2, 3), 7.0))
     assert torch.equal(loaded.random_state, saved.random_state)
     assert loaded.method["steps"] == [1, 2]
-    (split,) = loaded.splits
-    assert (split.clean.tolist(), split.noisy.tolist(), split.order) == ([0, 1, 2, 3, 4], [5, 6], "after")
+    (pairs,) = loaded.epoch_pairs
+    assert (pairs.clean.tolist(), pairs.noisy.tolist(), pairs.order) == ([0, 1, 2, 3, 4], [5, 6], "after")
     assert loaded.report is not None
     assert loaded.report.clean_share == [0.1, 1 / 3]
     assert str(loaded.report.clean_precision) == "[None, nan]"

@@ -10,15 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mispair.methods.base import Split, StepPlan
+from mispair.methods.base import EpochPairs, StepPlan
 from mispair.training.plan import noisy_batches, plan_epoch
 
 Order = Literal["together", "after", "before"]
 
 
 def planned(clean: int, noisy: int, size: int, order: Order = "together", first: int | None = 10) -> list[StepPlan]:
-    split = Split(np.arange(clean), np.arange(1000, 1000 + noisy), order)
-    return plan_epoch(split, size, np.random.default_rng(0), np.random.default_rng(1), first)
+    pairs = EpochPairs(np.arange(clean), np.arange(1000, 1000 + noisy), order)
+    return plan_epoch(pairs, size, np.random.default_rng(0), np.random.default_rng(1), first)
 
 
 @given(st.integers(0, 60), st.integers(0, 40), st.integers(2, 16), st.sampled_from(["together", "after", "before"]))

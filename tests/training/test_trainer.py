@@ -23,7 +23,7 @@ from mispair.data.pairs import Pairs, Regions, Tokens, Vectors
 from mispair.data.vocabulary import Vocabulary
 from mispair.errors import CollapseError, ConfigError, DataError, NonFiniteError, StoppedError
 from mispair.functional.losses import hard_loss
-from mispair.methods.base import Method, Split, StepInputs, StepPlan, StepResult, similarity
+from mispair.methods.base import EpochPairs, Method, StepInputs, StepPlan, StepResult, similarity
 from mispair.training import checkpoint
 from mispair.training.run_folder import Run
 from mispair.training.trainer import Trainer
@@ -57,10 +57,10 @@ class Duo(Method):
     networks = 2
     seen = 0
 
-    def begin_epoch(self, epoch: int) -> list[Split]:
+    def begin_epoch(self, epoch: int) -> list[EpochPairs]:
         pairs = np.arange(len(self.loader.pairs))
         cut = 20 + 7 * epoch
-        return [Split(pairs[cut:], pairs[:cut]), Split(pairs[:-cut], pairs[-cut:])]
+        return [EpochPairs(pairs[cut:], pairs[:cut]), EpochPairs(pairs[:-cut], pairs[-cut:])]
 
     def inputs(self, net: int, plan: StepPlan, augment: np.random.Generator | None) -> StepInputs:
         given = super().inputs(net, plan, augment)
@@ -252,9 +252,9 @@ def test_texts_of_two_vocabularies_are_refused() -> None:
 class Picky(Duo):
     """Finds nothing to train on in its first main epoch."""
 
-    def begin_epoch(self, epoch: int) -> list[Split]:
+    def begin_epoch(self, epoch: int) -> list[EpochPairs]:
         none = np.empty(0, dtype=np.int64)
-        return super().begin_epoch(epoch) if epoch else [Split(none), Split(np.array([3]))]
+        return super().begin_epoch(epoch) if epoch else [EpochPairs(none), EpochPairs(np.array([3]))]
 
 
 def test_an_epoch_without_any_step_is_refused_or_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

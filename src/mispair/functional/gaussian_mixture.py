@@ -108,7 +108,7 @@ def min_max(losses: FloatArray) -> FloatArray | None:
     return None
 
 
-def split(w: FloatArray, threshold: float = 0.5) -> npt.NDArray[np.bool_]:
+def is_clean(w: FloatArray, threshold: float = 0.5) -> npt.NDArray[np.bool_]:
     """Which pairs are clean: w > p. Where that is all of them, the lowest 1 % are called noisy.
 
     NCR calls all noisy that are not above the value at 1 %; where values are equal that can be everything.

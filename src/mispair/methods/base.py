@@ -1,6 +1,6 @@
 """What a training method is: how many networks it trains, on which pairs, and with which loss.
 
-A method never loops over epochs and never touches files: the engine does.
+A method never loops over epochs and never touches files: the trainer does.
 """
 
 from __future__ import annotations
@@ -18,21 +18,25 @@ from mispair.config import Config
 from mispair.data.batches import Batch, PairLoader, random_batches
 from mispair.data.pairs import MATCH_THRESHOLD, IntArray
 from mispair.functional.losses import negatives_at, warmup_loss
-from mispair.methods.report import Examples, MethodReport
+from mispair.methods.report import BoolArray, Examples, MethodReport
 from mispair.models import Network
 
 BATCHES = 100  # stream of random numbers
 
 
 @dataclass(frozen=True)
-class Split:
-    """Pairs that train one network in one epoch."""
+class EpochPairs:
+    """Pairs that train one network in one epoch.
 
-    clean: IntArray  # an epoch goes once over these
-    noisy: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))  # served beside them, over and over
-    order: Literal["together", "after", "before"] = (
-        "together"  # one step on both, or one on noisy pairs after or before
-    )
+    Attributes:
+        clean: An epoch goes once over these.
+        noisy: A batch of these goes with every batch of clean ones, round after round.
+        order: Whether both are in one step, or the noisy ones in a step of their own after or before.
+    """
+
+    clean: IntArray
+    noisy: IntArray = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    order: Literal["together", "after", "before"] = "together"
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,7 @@ class StepPlan:
 
 @dataclass(frozen=True)
 class StepInputs:
-    """All that a step's loss depends on beside the network: tensors on the device."""
+    """All that a step's loss depends on except the network: tensors on the device."""
 
     batch: Batch  # the plan's `pairs`
     negatives: Tensor  # () how many of the hardest negatives count
@@ -56,10 +60,10 @@ class StepInputs:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a training step hands to the engine."""
+    """What a training step returns to the trainer."""
 
     loss: Tensor  # what the gradients are those of: a sum over the batch
-    S: Tensor  # (B, B) similarities of the batch, watched for collapse
+    S: Tensor  # (B, B) similarities of the batch, monitored for collapse
     metrics: dict[str, Tensor] = field(default_factory=dict)  # further scalars for the log
     logged: Tensor | None = None  # the loss for the log, where it is no such sum; by default a pair's mean
 
@@ -72,7 +76,7 @@ class Method(ABC):
         repeatable: Whether a GPU may record a step and repeat it with other inputs: if `loss` does the same operations
             at every step, touches nothing but its inputs and the network, and reads nothing back from the device.
         uses_truth: Whether the method trains by the truth of the pairs. A run then refuses to go on with another one.
-        nets: The networks, which the engine makes.
+        nets: The networks, which the trainer builds.
     """
 
     networks: int = 1
@@ -82,23 +86,29 @@ class Method(ABC):
     def __init__(self, config: Config, nets: list[Network], loader: PairLoader) -> None:
         self.config, self.nets, self.loader = config, nets, loader
 
-    def begin_warmup(self) -> list[Split]:
-        """Chooses the pairs that warm up each network. By default all that look right."""
-        return [Split(self.trusted)] * len(self.nets)
+    def begin_warmup(self) -> list[EpochPairs]:
+        """Chooses the pairs that warm up each network. By default all that are not flagged."""
+        return [EpochPairs(self.unflagged)] * len(self.nets)
 
-    def begin_epoch(self, epoch: int) -> list[Split]:  # noqa: ARG002 - a hook
+    def begin_epoch(self, epoch: int) -> list[EpochPairs]:  # noqa: ARG002 - a hook
         """Chooses the pairs that train each network in main epoch `epoch` (from 0).
 
-        By default all that look right, as clean ones.
+        By default all that are not flagged, as clean ones.
         """
-        return [Split(self.trusted)] * len(self.nets)
+        return [EpochPairs(self.unflagged)] * len(self.nets)
 
     @property
-    def trusted(self) -> IntArray:
-        """The pairs that look right to an audit; all, if there was none or too few do."""
+    def unflagged(self) -> IntArray:
+        """The pairs that an audit did not flag; all, if there was none or it left fewer than two."""
         pairs = self.loader.pairs
-        right = np.arange(0) if pairs.match_score is None else np.flatnonzero(pairs.match_score >= MATCH_THRESHOLD)
-        return right if len(right) > 1 else np.arange(len(pairs))
+        kept = np.arange(0) if pairs.match_score is None else np.flatnonzero(pairs.match_score >= MATCH_THRESHOLD)
+        return kept if len(kept) > 1 else np.arange(len(pairs))
+
+    @property
+    def matching(self) -> BoolArray | None:
+        """(N,) which pairs match, where the truth is known."""
+        mismatched = self.loader.pairs.mismatched
+        return None if mismatched is None else ~mismatched
 
     def report(self) -> MethodReport | None:
         """Metrics of the main epoch that `begin_epoch` has just begun, for the log; none by default."""
@@ -109,12 +119,12 @@ class Method(ABC):
         return None
 
     def inputs(self, net: int, plan: StepPlan, augment: np.random.Generator | None) -> StepInputs:  # noqa: ARG002 - a hook
-        """Loads what the loss of a step needs. May run ahead of the steps, so it must not look at the networks."""
+        """Loads what the loss of a step needs. May run ahead of the steps, so it must not use the networks."""
         batch = self.loader.batch(plan.pairs, augment, self.loader.pad_shapes(plan.pairs))
         return StepInputs(batch, self.negatives(plan.main_step or 0))
 
     def pairs_used(self, net: int, plan: StepPlan) -> IntArray:  # noqa: ARG002 - a hook
-        """All pairs that lend an item to a step of this epoch: where its loss is not finite, it is for one of them."""
+        """All pairs of which a step uses an item: where its loss is not finite, it is for one of them."""
         return plan.pairs if plan.noisy is None else np.concatenate([plan.pairs, plan.noisy])
 
     def warmup_loss(self, net: int, inputs: StepInputs) -> StepResult:
@@ -141,7 +151,7 @@ class Method(ABC):
     def loss(self, net: int, inputs: Any) -> StepResult:
         """Loss of network `net` in a step of the main epochs, on what `inputs` gave."""
 
-    def after_step(self, net: int, plan: StepPlan) -> None:  # noqa: B027 - most methods keep no books
+    def after_step(self, net: int, plan: StepPlan) -> None:  # noqa: B027 - a hook that most methods do not need
         """Called when network `net` has taken its main step `plan`."""
 
     def state_dict(self) -> dict[str, Any]:
@@ -159,7 +169,7 @@ class Method(ABC):
         return send(torch.tensor(count), self.loader.left.device)
 
     def random_batches(self, epoch: int) -> list[IntArray]:
-        """All pairs in the random batches in which they are looked at before main epoch `epoch`."""
+        """All pairs in the random batches in which their losses are computed before main epoch `epoch`."""
         return random_batches(len(self.loader.pairs), self.config.batch_size, self.rng(BATCHES, epoch))
 
     def rng(self, *stream: int) -> np.random.Generator:

@@ -22,7 +22,7 @@ from mispair.data.pairs import IntArray
 from mispair.functional.beta_mixture import fit_betas
 from mispair.functional.gaussian_mixture import FloatArray, min_max
 from mispair.functional.losses import best_count, hard_loss, pair_quality, sample_losses, soft_margin
-from mispair.methods.base import Split, StepInputs, StepPlan, StepResult, similarity
+from mispair.methods.base import EpochPairs, StepInputs, StepPlan, StepResult, similarity
 from mispair.methods.coteaching import CoTeaching
 from mispair.methods.epoch_view import EpochView
 from mispair.methods.report import BoolArray
@@ -36,15 +36,12 @@ ANCHORS = 102  # stream of random numbers
 class BiCroInputs(StepInputs):
     """A batch, clean or noisy, and what its labels are made of."""
 
-    seen: Batch = field(kw_only=True)  # the same pairs without augmentation
-    beside: Batch | None = field(kw_only=True)  # in a step on noisy pairs: clean ones, for their anchors
+    unaugmented: Batch = field(kw_only=True)  # the same pairs without augmentation
+    clean: Batch | None = field(kw_only=True)  # in a step on noisy pairs: clean ones, for their anchors
 
 
 class BiCro(CoTeaching):
-    """BiCro as its paper says; with `as_published` what the authors' code does instead.
-
-    There the losses of the best pairs lie where the mixture's posterior is not defined, most labels go to other pairs
-    than those they were computed for, and the margins of the captions serve the images as well.
+    """BiCro as its paper says.
 
     Attributes:
         clean: The pairs that train each network in this epoch.
@@ -53,6 +50,10 @@ class BiCro(CoTeaching):
     def __init__(self, config: Config, nets: list[Network], loader: PairLoader) -> None:
         super().__init__(config, nets, loader)
         self.clean: list[IntArray] = [np.empty(0, dtype=np.int64)] * 2
+
+    @classmethod
+    def variant(cls, config: Config) -> type[BiCro]:
+        return BiCroAsPublished if cls is BiCro and config.as_published else cls
 
     # ------------------------------------------------------------------ which pairs
 
@@ -65,10 +66,12 @@ class BiCro(CoTeaching):
 
     def clean_probabilities(self, losses: FloatArray) -> FloatArray:
         rows = losses if self.config.coteaching.split_losses == "single" else self.smoothed(losses)
-        find = published_probability if self.config.as_published else clean_probability
-        return np.stack([find(row) for row in rows]).astype(np.float32)
+        return np.stack([self.clean_probability(row) for row in rows]).astype(np.float32)
 
-    def divide(self, epoch: int, views: list[EpochView], clean: BoolArray) -> list[Split]:
+    def clean_probability(self, losses: FloatArray) -> FloatArray:
+        return clean_probability(losses)
+
+    def divide(self, epoch: int, views: list[EpochView], clean: BoolArray) -> list[EpochPairs]:
         splits = [replace(part, order="before") for part in super().divide(epoch, views, clean)]
         self.clean = [part.clean for part in splits]
         return splits
@@ -78,21 +81,21 @@ class BiCro(CoTeaching):
     def inputs(self, net: int, plan: StepPlan, augment: np.random.Generator | None) -> StepInputs:
         if plan.main_step is None:
             return super().inputs(net, plan, augment)
-        anchors = self._beside(net, plan.main_step) if plan.on_noisy else plan.pairs
+        anchors = self._anchor_pairs(net, plan.main_step) if plan.on_noisy else plan.pairs
         pad_shapes = self.loader.pad_shapes(plan.pairs, anchors)
         batch = self.loader.batch(plan.pairs, augment, pad_shapes)
-        seen = batch if augment is None else self.loader.batch(plan.pairs, None, pad_shapes)
-        beside = self.loader.batch(anchors, None, pad_shapes) if plan.on_noisy else None
-        return BiCroInputs(batch, self.negatives(plan.main_step), seen=seen, beside=beside)
+        unaugmented = batch if augment is None else self.loader.batch(plan.pairs, None, pad_shapes)
+        clean = self.loader.batch(anchors, None, pad_shapes) if plan.on_noisy else None
+        return BiCroInputs(batch, self.negatives(plan.main_step), unaugmented=unaugmented, clean=clean)
 
     def pairs_used(self, net: int, plan: StepPlan) -> IntArray:
         pairs = super().pairs_used(net, plan)
         if plan.main_step is None or not plan.on_noisy:
             return pairs
-        return np.concatenate([pairs, self._beside(net, plan.main_step)])
+        return np.concatenate([pairs, self._anchor_pairs(net, plan.main_step)])
 
-    def _beside(self, net: int, main_step: int) -> IntArray:
-        """Clean pairs beside a noisy batch: others at every step, the same after a restart."""
+    def _anchor_pairs(self, net: int, main_step: int) -> IntArray:
+        """Clean pairs among which a noisy batch finds its anchors: others at every step, the same after a restart."""
         clean = self.clean[net]
         rng = self.rng(ANCHORS, net, main_step)
         return rng.choice(clean, min(self.config.batch_size, len(clean)), replace=False)
@@ -100,27 +103,29 @@ class BiCro(CoTeaching):
     def loss(self, net: int, inputs: BiCroInputs) -> StepResult:
         labels = self._labels(self.nets[1 - net], inputs)
         S = similarity(self.nets[net], inputs.batch)
-        margin = soft_margin(labels, self.config.margin, self.config.coteaching.margin_base)
-        if self.config.as_published:
-            margin = margin.expand(len(S), -1)  # a row there, so that of the caption in both directions
-        loss = hard_loss(S, margin, inputs.negatives, self.false_negatives(inputs.batch))
+        loss = hard_loss(S, self.margin(labels), inputs.negatives, self.false_negatives(inputs.batch))
         return StepResult(loss, S, {"label": labels.mean()})
+
+    def margin(self, labels: Tensor) -> Tensor:
+        return soft_margin(labels, self.config.margin, self.config.coteaching.margin_base)
 
     def _labels(self, teacher: Network, inputs: BiCroInputs) -> Tensor:
         """(B,) y of each pair, by the network that is not being trained."""
-        clean = inputs.seen if inputs.beside is None else inputs.beside
+        clean = inputs.unaugmented if inputs.clean is None else inputs.clean
         with inference(teacher):
             left, right = teacher.encode_left(clean.left), teacher.encode_right(clean.right)
             S = teacher.similarity(left, right)
             order = pair_quality(S, self.config.margin, self.false_negatives(clean)).argsort(stable=True)
             others, anchors = order.tensor_split([len(S) - best_count(len(S))])
-            if inputs.beside is None:
+            if inputs.clean is None:
                 values = self._floored(0.5 + consistency(left, right, left, right, anchors) / 2)
-                if self.config.as_published:  # the k-th value goes to the k-th of the others, whoever that is
-                    return torch.ones_like(values).scatter(0, others, values[: len(others)])
-                return values.index_fill(0, anchors, 1.0)
-            noisy = teacher.encode_left(inputs.seen.left), teacher.encode_right(inputs.seen.right)
+                return self.clean_labels(values, others, anchors)
+            noisy = teacher.encode_left(inputs.unaugmented.left), teacher.encode_right(inputs.unaugmented.right)
             return self._floored(consistency(*noisy, left, right, anchors))
+
+    def clean_labels(self, values: Tensor, others: Tensor, anchors: Tensor) -> Tensor:  # noqa: ARG002 - a hook
+        """(B,) labels of clean pairs by their values: 1 for the anchors."""
+        return values.index_fill(0, anchors, 1.0)
 
     def _floored(self, values: Tensor) -> Tensor:
         return torch.where(values > self.config.bicro.label_floor, values, 0.0).clamp(0, 1)
@@ -133,6 +138,23 @@ class BiCro(CoTeaching):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         super().load_state_dict(state)
         self.clean = [pairs.numpy() for pairs in state["clean"]]
+
+
+class BiCroAsPublished(BiCro):
+    """What the authors' code does instead.
+
+    There the losses of the best pairs lie where the mixture's posterior is not defined, most labels go to other pairs
+    than those they were computed for, and the margins of the captions serve the images as well.
+    """
+
+    def clean_probability(self, losses: FloatArray) -> FloatArray:
+        return published_probability(losses)
+
+    def clean_labels(self, values: Tensor, others: Tensor, anchors: Tensor) -> Tensor:  # noqa: ARG002 - a hook
+        return torch.ones_like(values).scatter(0, others, values[: len(others)])  # the k-th value to the k-th other
+
+    def margin(self, labels: Tensor) -> Tensor:
+        return super().margin(labels).expand(len(labels), -1)  # a row, so that of the caption in both directions
 
 
 def consistency(left: Encoded, right: Encoded, known_left: Encoded, known_right: Encoded, anchors: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Two networks that teach each other: each splits the pairs for the other into clean and noisy ones (NCR's frame)."""
+"""Co-teaching (NCR's frame): each of two networks splits the pairs for the other into clean and noisy ones."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import torch
 from mispair.config import Config
 from mispair.data.batches import PairLoader
 from mispair.data.pairs import IntArray
-from mispair.functional.gaussian_mixture import FloatArray, clean_probability, split
-from mispair.methods.base import Method, Split
+from mispair.functional.gaussian_mixture import FloatArray, clean_probability, is_clean
+from mispair.methods.base import EpochPairs, Method
 from mispair.methods.epoch_view import EpochView, epoch_view
 from mispair.methods.report import BoolArray, Examples, MethodReport, selection, separation
 from mispair.models import Network
 
-SURE = 0.99  # more than that neither the losses nor an audit can know
+SURE = 0.99  # the highest probability that losses or an audit can give
 
 
 class CoTeaching(Method):
@@ -39,7 +39,7 @@ class CoTeaching(Method):
     def noisy_from(cls, config: Config) -> int | None:
         return config.noisy_from if config.noisy_from < config.epochs else None
 
-    def begin_epoch(self, epoch: int) -> list[Split]:
+    def begin_epoch(self, epoch: int) -> list[EpochPairs]:
         config = self.config
         batches = self.random_batches(epoch)
         views = [
@@ -48,8 +48,10 @@ class CoTeaching(Method):
         self.w = self.clean_probabilities(np.stack([view.losses.cpu().numpy() for view in views]))
         if (score := self.loader.pairs.match_score) is not None:
             self.w = combine_odds(self.w, score)
-        clean = np.stack([split(w, config.coteaching.clean_threshold) for w in self.w])
-        return self.divide(epoch, views, clean)
+        clean = np.stack([is_clean(w, config.coteaching.clean_threshold) for w in self.w])
+        parts = self.divide(epoch, views, clean)
+        self._report = MethodReport.of_networks(self.metrics(views, clean), **self.shared_metrics(epoch, parts))
+        return parts
 
     def clean_probabilities(self, losses: FloatArray) -> FloatArray:
         """w of each pair by each network, (2, N)."""
@@ -69,11 +71,12 @@ class CoTeaching(Method):
         joint = np.broadcast_to(self.mean_losses.mean(axis=0), self.mean_losses.shape)
         return joint if self.config.coteaching.split_losses == "joint" else self.mean_losses
 
-    def divide(self, epoch: int, views: list[EpochView], clean: BoolArray) -> list[Split]:
+    def divide(self, epoch: int, views: list[EpochView], clean: BoolArray) -> list[EpochPairs]:  # noqa: ARG002 - a hook
         """The pairs that train each network; `clean` (2, N) is what each network takes for clean."""
-        self._report = MethodReport.of_networks(self.metrics(views, clean))
-        parts = [(np.flatnonzero(row), np.flatnonzero(~row)) for row in clean[::-1]]  # by the other network
-        return [Split(sure, doubtful) if self.noisy_started(epoch) else Split(sure) for sure, doubtful in parts]
+        by_peer = clean[::-1]
+        if not self.noisy_started(epoch):
+            return [EpochPairs(np.flatnonzero(row)) for row in by_peer]
+        return [EpochPairs(np.flatnonzero(row), np.flatnonzero(~row)) for row in by_peer]
 
     def noisy_started(self, epoch: int) -> bool:
         """Whether the noisy part takes part in main epoch `epoch`."""
@@ -82,16 +85,18 @@ class CoTeaching(Method):
 
     def metrics(self, views: list[EpochView], clean: BoolArray) -> list[dict[str, Any]]:
         """Metrics of each network's split, by their names in `MethodReport`."""
-        wrong = self.loader.pairs.mismatched
-        right = None if wrong is None else ~wrong
         return [
             {
-                **selection("clean", clean[net], right),
+                **selection("clean", clean[net], self.matching),
                 "spread": view.spread,
-                **separation({"loss": -view.losses.cpu().numpy(), "w": self.w[net]}, right),
+                **separation({"loss": -view.losses.cpu().numpy(), "w": self.w[net]}, self.matching),
             }
             for net, view in enumerate(views)
         ]
+
+    def shared_metrics(self, epoch: int, parts: list[EpochPairs]) -> dict[str, Any]:  # noqa: ARG002 - a hook
+        """Metrics of both networks together."""
+        return {}
 
     def report(self) -> MethodReport | None:
         return self._report

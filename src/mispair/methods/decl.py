@@ -1,8 +1,8 @@
 """DECL: Deep Evidential Learning with Noisy Correspondence for Cross-Modal Retrieval (Qin et al., ACM MM 2022).
 
-A batch is a question with as many answers as pairs, and the scores are evidence for the answers. Before every main
-epoch a pair counts as clean if more evidence speaks for it than for any other pair of a random batch. Clean pairs
-train as matches; noisy ones as questions without an answer, and as negatives of the others.
+A batch is a classification with as many classes as pairs, and the scores are evidence for the classes. Before every
+main epoch a pair counts as clean if there is more evidence for it than for any other pair of a random batch. Clean
+pairs train as matches; noisy ones as samples of no class, and as negatives of the others.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mispair.data.batches import Batch, PairLoader
 from mispair.data.pairs import IntArray
 from mispair.functional.evidence import corresponds, evidence, evidential_loss, raw_scores, uncertainty
 from mispair.functional.losses import hard_loss
-from mispair.methods.base import Method, Split, StepInputs, StepPlan, StepResult, similarity
+from mispair.methods.base import EpochPairs, Method, StepInputs, StepPlan, StepResult, similarity
 from mispair.methods.report import MethodReport, selection
 from mispair.models import Network
 from mispair.models.inference import inference
@@ -50,11 +50,11 @@ class Decl(Method):
 
     # ------------------------------------------------------------------ before an epoch
 
-    def begin_warmup(self) -> list[Split]:
+    def begin_warmup(self) -> list[EpochPairs]:
         self.warmups += 1
         return super().begin_warmup()
 
-    def begin_epoch(self, epoch: int) -> list[Split]:
+    def begin_epoch(self, epoch: int) -> list[EpochPairs]:
         batches = self.random_batches(epoch)
         self.clean = torch.stack([self._filtered(net, batches) for net in self.nets])
         return super().begin_epoch(epoch)
@@ -63,13 +63,13 @@ class Decl(Method):
         """(N,) which pairs a network takes for clean, each among the pairs of its batch."""
         clean = torch.zeros(len(self.loader.pairs), dtype=torch.bool, device=self.device)
 
-        def look(batch: Batch) -> None:
+        def compute(batch: Batch) -> None:
             with uncached(self.device):
                 clean[batch.pairs] = corresponds(self._evidence(self._raw(net, similarity(net, batch)), batch))
 
-        with inference(net), CudaGraphStep(look, on=self.device.type == "cuda") as replay:
+        with inference(net), CudaGraphStep(compute, on=self.device.type == "cuda") as step:
             for chosen in batches:
-                replay(self.loader.batch(chosen, pad_shapes=self.loader.pad_shapes(chosen)))
+                step(self.loader.batch(chosen, pad_shapes=self.loader.pad_shapes(chosen)))
         return clean
 
     # ------------------------------------------------------------------ a step
@@ -83,7 +83,7 @@ class Decl(Method):
 
         As in `plan_epoch`, one pair alone makes no step.
         """
-        count, size = len(self.trusted), self.config.batch_size
+        count, size = len(self.unflagged), self.config.batch_size
         epoch = count // size + (count % size > 1)
         if plan.main_step is None:
             return (self.warmups - 1) * epoch + plan.position
@@ -104,7 +104,7 @@ class Decl(Method):
         S = similarity(self.nets[net], batch)
         x = self._raw(self.nets[net], S)
         e, Y = self._evidence(x, batch), torch.diag(is_clean.float())
-        rows = [evidential_loss(side, Y, config.decl.kl_weight) for side in (e, e.T)]  # images ask, captions ask
+        rows = [evidential_loss(side, Y, config.decl.kl_weight) for side in (e, e.T)]  # of images and captions
         # A noisy pair is no anchor, but stays a negative of the others: with this margin it costs nothing.
         margin = x.new_full((len(x),), config.margin).masked_fill(~is_clean, -torch.inf)
         hinge = hard_loss(x.tanh(), margin, inputs.negatives, self.false_negatives(batch))
@@ -133,6 +133,5 @@ class Decl(Method):
 
     def report(self) -> MethodReport:
         """How good the filter of each network is."""
-        mismatched = self.loader.pairs.mismatched
-        matching = None if mismatched is None else ~mismatched
-        return MethodReport.of_networks([selection("clean", row, matching) for row in self.clean.cpu().numpy()])
+        rows = self.clean.cpu().numpy()
+        return MethodReport.of_networks([selection("clean", row, self.matching) for row in rows])

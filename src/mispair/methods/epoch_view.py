@@ -1,4 +1,4 @@
-"""All training pairs as a network sees them at one moment: their losses and their vectors.
+"""All training pairs as encoded by a network at one moment: their losses and their vectors.
 
 Every method that splits the pairs into clean and noisy ones starts its epochs with this pass. It has no gradients, no
 dropout and no augmentation, and its batches are a function of the random generator alone.
@@ -6,7 +6,9 @@ dropout and no augmentation, and its batches are a function of the random genera
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import numpy as np
 import torch
@@ -20,10 +22,12 @@ from mispair.functional.losses import sample_losses
 from mispair.models import CosineNetwork, Encoded, Network
 from mispair.models.inference import encode_side, inference
 
+Inputs = TypeVar("Inputs")
+
 
 @dataclass(frozen=True)
 class EpochView:
-    """What one network says about all N pairs."""
+    """All N pairs, by one network."""
 
     network: Network
     loader: PairLoader
@@ -33,7 +37,7 @@ class EpochView:
     spread: float  # standard deviation of the similarities in a batch
 
     def left_of(self, pairs: IntArray) -> Encoded:
-        """The left items of these pairs; where pooled vectors are all that a network has, they are at hand."""
+        """The left items of these pairs; where a network has only pooled vectors, they are known."""
         if not isinstance(self.network, CosineNetwork):
             return encode_left(self.network, self.loader, pairs)
         rows = torch.from_numpy(self.loader.pairs.link[pairs])
@@ -47,7 +51,7 @@ class EpochView:
 
 
 def encode_left(network: Network, loader: PairLoader, pairs: IntArray) -> Encoded:
-    """The left items of these pairs as they are seen in evaluation mode, without gradients."""
+    """The left items of these pairs in evaluation mode, without gradients."""
     with inference(network):
         return network.encode_left(loader.left.items(loader.pairs.link[pairs]))
 
@@ -59,7 +63,7 @@ def encode_right(network: Network, loader: PairLoader, pairs: IntArray) -> Encod
 
 
 def epoch_view(net: Network, loader: PairLoader, margin: float, batches: list[IntArray], *, mask: bool) -> EpochView:
-    """Looks at every pair once.
+    """Computes the loss and the vectors of every pair once.
 
     Args:
         net: The network, put into evaluation mode for this.
@@ -68,47 +72,79 @@ def epoch_view(net: Network, loader: PairLoader, margin: float, batches: list[In
         batches: The pairs of each batch; their other pairs are the negatives.
         mask: Whether pairs that share their left item are no negatives of each other.
     """
-    pairs, device = loader.pairs, next(net.parameters()).device
-    losses, spread = torch.empty(len(pairs), device=device), torch.zeros((), device=device)
-    group = send(torch.from_numpy(pairs.left_groups), device)
-    once = isinstance(net, CosineNetwork)  # its vectors are all there is to know, so each item is encoded only once
     with inference(net):
-        left, right = _pooled(net, loader) if once else _room(net, loader)
-
-        def look(a: Encoded, b: Encoded, groups: Tensor, numbers: Tensor) -> None:
-            S = net.similarity(a, b)
-            losses[numbers] = sample_losses(S, margin, groups[:, None] == groups if mask else None)
-            spread.add_(S.std() / len(batches))
-
-        def look_at_vectors(indices: tuple[Tensor, Tensor]) -> None:
-            rows, numbers = indices
-            look(Encoded(None, None, left[rows]), Encoded(None, None, right[numbers]), group[rows], numbers)
-
-        def look_at_items(batch: Batch) -> None:
-            with uncached(device):
-                a, b = net.encode_left(batch.left), net.encode_right(batch.right)
-                left[batch.left_rows], right[batch.pairs] = a.pooled.to(left.dtype), b.pooled.to(right.dtype)
-                look(a, b, batch.left_groups, batch.pairs)
-
-        on = device.type == "cuda"
-        with CudaGraphStep(look_at_vectors, on=on) as at_vectors, CudaGraphStep(look_at_items, on=on) as at_items:
-            for chosen in batches:
-                if once:
-                    rows = torch.from_numpy(pairs.link[chosen])
-                    at_vectors((send(rows, device), send(torch.from_numpy(chosen), device)))
-                else:
-                    at_items(loader.batch(chosen, pad_shapes=loader.pad_shapes(chosen)))
-    return EpochView(net, loader, losses, left, right, float(spread))
+        if isinstance(net, CosineNetwork):
+            return _VectorPass(net, loader, margin, mask=mask).run(batches)
+        return _ItemPass(net, loader, margin, mask=mask).run(batches)
 
 
-def _pooled(net: Network, loader: PairLoader) -> tuple[Tensor, Tensor]:
-    left, right = encode_side(net, loader.left, left=True), encode_side(net, loader.right, left=False)
-    return left.pooled().half(), right.pooled().half()
+class _Pass(ABC, Generic[Inputs]):
+    """Fills the losses, the spread and the vectors, batch by batch."""
+
+    left: Tensor
+    right: Tensor
+
+    def __init__(self, net: Network, loader: PairLoader, margin: float, *, mask: bool) -> None:
+        self.net, self.loader, self.margin, self.mask = net, loader, margin, mask
+        self.device = next(net.parameters()).device
+        self.losses = torch.empty(len(loader.pairs), device=self.device)
+        self.spread = torch.zeros((), device=self.device)  # sum over the batches
+
+    def run(self, batches: list[IntArray]) -> EpochView:
+        with CudaGraphStep(self.step, on=self.device.type == "cuda") as step:
+            for pairs in batches:
+                step(self.load(pairs))
+        return EpochView(self.net, self.loader, self.losses, self.left, self.right, float(self.spread) / len(batches))
+
+    @abstractmethod
+    def load(self, pairs: IntArray) -> Inputs:
+        """What `step` needs of a batch, on the device."""
+
+    @abstractmethod
+    def step(self, inputs: Inputs) -> None:
+        """Computes a batch."""
+
+    def score(self, left: Encoded, right: Encoded, groups: Tensor, pairs: Tensor) -> None:
+        S = self.net.similarity(left, right)
+        self.losses[pairs] = sample_losses(S, self.margin, groups[:, None] == groups if self.mask else None)
+        self.spread.add_(S.std())
 
 
-def _room(net: Network, loader: PairLoader) -> tuple[Tensor, Tensor]:
-    """Empty vectors of all items, as wide as those of the first pair."""
-    first = loader.batch(np.zeros(1, dtype=np.int64))
-    a, b = net.encode_left(first.left).pooled, net.encode_right(first.right).pooled
-    left = a.new_zeros(len(loader.pairs.left), a.shape[1], dtype=torch.float16)
-    return left, b.new_zeros(len(loader.pairs), b.shape[1], dtype=torch.float16)
+class _VectorPass(_Pass[tuple[Tensor, Tensor]]):
+    """Of a network whose pooled vectors give the similarity: each item is encoded once, whatever its pairs."""
+
+    def __init__(self, net: Network, loader: PairLoader, margin: float, *, mask: bool) -> None:
+        super().__init__(net, loader, margin, mask=mask)
+        self.left = encode_side(net, loader.left, left=True).pooled().half()
+        self.right = encode_side(net, loader.right, left=False).pooled().half()
+        self.groups = send(torch.from_numpy(loader.pairs.left_groups), self.device)
+
+    def load(self, pairs: IntArray) -> tuple[Tensor, Tensor]:
+        rows = torch.from_numpy(self.loader.pairs.link[pairs])
+        return send(rows, self.device), send(torch.from_numpy(pairs), self.device)
+
+    def step(self, inputs: tuple[Tensor, Tensor]) -> None:
+        rows, pairs = inputs
+        left, right = Encoded(None, None, self.left[rows]), Encoded(None, None, self.right[pairs])
+        self.score(left, right, self.groups[rows], pairs)
+
+
+class _ItemPass(_Pass[Batch]):
+    """Of a network that compares local vectors: the items of each batch are encoded."""
+
+    def __init__(self, net: Network, loader: PairLoader, margin: float, *, mask: bool) -> None:
+        super().__init__(net, loader, margin, mask=mask)
+        first = loader.batch(np.zeros(1, dtype=np.int64))  # tells the width
+        a, b = net.encode_left(first.left).pooled, net.encode_right(first.right).pooled
+        self.left = a.new_zeros(len(loader.pairs.left), a.shape[1], dtype=torch.float16)
+        self.right = b.new_zeros(len(loader.pairs), b.shape[1], dtype=torch.float16)
+
+    def load(self, pairs: IntArray) -> Batch:
+        return self.loader.batch(pairs, pad_shapes=self.loader.pad_shapes(pairs))
+
+    def step(self, inputs: Batch) -> None:
+        with uncached(self.device):
+            left, right = self.net.encode_left(inputs.left), self.net.encode_right(inputs.right)
+            self.left[inputs.left_rows] = left.pooled.to(self.left.dtype)
+            self.right[inputs.pairs] = right.pooled.to(self.right.dtype)
+            self.score(left, right, inputs.left_groups, inputs.pairs)

@@ -1,12 +1,13 @@
-"""Noisy pair half-replacing (NPR, Eq. 7-9 of the REPAIR paper): a better partner for one side of a wrong pair.
+"""Noisy pair half-replacing (NPR, Eq. 7-9 of the REPAIR paper): a better partner for one side of a mismatched pair.
 
-The side that is kept looks for its nearest neighbours in the memory bank. Their partners are the candidates, and the
-network chooses the one that fits best.
+The nearest neighbours of the kept item in the memory bank are searched. Their partners are the candidates, and the one
+that the network scores highest is taken.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -22,13 +23,14 @@ from mispair.models.inference import inference
 
 PAIRS_AT_ONCE = 1 << 16  # candidate pairs chosen at a time
 SCORED_AT_ONCE = 1 << 12  # and of these, texts of about the same length scored at a time
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class Partners:
     """New partners of some pairs for one side."""
 
-    ids: IntArray  # (n,) pair of the bank that lends its item; -1 where there is none
+    ids: IntArray  # (n,) pair of the bank whose item is taken; -1 where there is none
     correlation: Tensor  # (n,) rank correlation of the new pair
 
 
@@ -42,24 +44,29 @@ def find_partners(view: EpochView, bank: Bank, pairs: IntArray, count: int, *, k
         count: K, how many candidates are tried.
         keep_left: Keep the left items and replace the right ones; else the other way round.
     """
-    group, device = view.loader.pairs.left_groups[view.loader.pairs.link], view.losses.device
-    bank_left, bank_right = bank.pooled()
-    bank_ids, bank_groups = (send(torch.from_numpy(x.copy()), device) for x in (bank.ids, group[bank.ids]))
+    device, groups = view.losses.device, view.loader.pairs.left_groups[view.loader.pairs.link]
+    encode_kept, _ = _ordered(view.left_of, view.right_of, keep_left)
+    kept_bank, new_bank = _ordered(*bank.pooled(), keep_left)
+    # The old partner must not come back: neither the pair's own text nor its image.
+    old, _ = _ordered(np.arange(len(groups)), groups, keep_left)
+    in_bank = send(torch.from_numpy(old[bank.ids]), device)
     ids, correlations = [], []
     for chunk in np.array_split(pairs, -(-len(pairs) * count // PAIRS_AT_ONCE)) if len(pairs) else ():
-        kept = view.left_of(chunk) if keep_left else view.right_of(chunk)
-        # The partner that is known to be wrong must not come back: neither the pair's text nor its picture.
-        own, taken = (chunk, bank_ids) if keep_left else (group[chunk], bank_groups)
-        barred = send(torch.from_numpy(own), device)[:, None] == taken
-        candidates = nearest(kept.pooled, bank_left if keep_left else bank_right, count, barred)
+        kept = encode_kept(chunk)
+        barred = send(torch.from_numpy(old[chunk]), device)[:, None] == in_bank
+        candidates = nearest(kept.pooled, kept_bank, count, barred)
         slots = best_partners(view.network, kept, bank, candidates, keep_left=keep_left)
         ids.append(np.where(slots < 0, -1, bank.ids[slots]))
-        new = send(torch.from_numpy(slots.clip(min=0)), device)
-        both = (kept.pooled, bank_right[new]) if keep_left else (bank_left[new], kept.pooled)
-        correlations.append(bank_correlation(*both, bank_left, bank_right))
+        new = new_bank[send(torch.from_numpy(slots.clip(min=0)), device)]
+        correlations.append(bank_correlation(*_ordered(kept.pooled, new, keep_left), *bank.pooled()))
     if not ids:
         return Partners(np.empty(0, dtype=np.int64), torch.empty(0, device=device))
     return Partners(np.concatenate(ids), torch.cat(correlations))
+
+
+def _ordered(first: T, second: T, keep_left: bool) -> tuple[T, T]:
+    """From (left, right) to (kept, new), and back."""
+    return (first, second) if keep_left else (second, first)
 
 
 def nearest(kept: Tensor, bank: Tensor, count: int, barred: Tensor) -> IntArray:
@@ -85,7 +92,7 @@ def best_partners(network: Network, kept: Encoded, bank: Bank, slots: IntArray, 
     Args:
         network: Scores in evaluation mode, without gradients.
         kept: n items, left ones if `keep_left`, else right ones.
-        bank: Where the candidates are.
+        bank: The bank of the candidates.
         slots: (n, K) candidates, -1 for none.
         keep_left: Which side is kept.
 
@@ -93,16 +100,15 @@ def best_partners(network: Network, kept: Encoded, bank: Bank, slots: IntArray, 
         (n,) slots, -1 for an item without candidates.
     """
     flat, again = slots.clip(min=0).reshape(-1), np.arange(len(slots)).repeat(slots.shape[1])
-    if keep_left:
-        words = bank.right_lengths(flat)
-    else:
-        words = np.zeros(len(flat), dtype=np.int64) if kept.lengths is None else kept.lengths.numpy()[again]
+    _, new_items = _ordered(bank.left, bank.right, keep_left)
+    kept_lengths = np.zeros(len(slots), dtype=np.int64) if kept.lengths is None else kept.lengths.numpy()
+    _, words = _ordered(kept_lengths[again], new_items.lengths(flat), keep_left)
     order = words.argsort(kind="stable")  # among texts of one length nothing is padded
     S = torch.empty(len(flat), device=kept.pooled.device)
     with inference(network):
         for part in np.array_split(order, -(-len(order) // SCORED_AT_ONCE)):
             own = kept.take(torch.from_numpy(again[part]))
-            left, right = (own, bank.right(flat[part])) if keep_left else (bank.left(flat[part]), own)
+            left, right = _ordered(own, new_items.take(flat[part]), keep_left)
             S[send(torch.from_numpy(part), S.device)] = network.pair_similarity(left, right).float()
     scores = np.where(slots < 0, -np.inf, S.view(slots.shape).cpu().numpy())
     return np.take_along_axis(slots, scores.argmax(axis=1)[:, None], axis=1)[:, 0]

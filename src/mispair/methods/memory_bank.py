@@ -1,4 +1,4 @@
-"""The memory bank: the newest M clean pairs as one network sees them, first in, first out.
+"""The memory bank: the newest M clean pairs as encoded by one network, first in, first out.
 
 Local vectors of both sides lie without padding in a circular store, in half precision: a bank of 4,096 Flickr30K pairs
 takes about a quarter of one that pads texts to the longest caption in float32. Nothing in it has a gradient.
@@ -25,6 +25,8 @@ class Bank:
     """A ring of `size` pairs. Slot numbers are stable until their pair is overwritten by one `size` pushes later.
 
     Attributes:
+        left: The left items.
+        right: The right items.
         ids: (len(bank),) number of each pair in the data set, by slot.
         pushed: How many pairs have been pushed in all.
     """
@@ -33,7 +35,7 @@ class Bank:
         self.size = size
         self.pushed = 0
         self._ids = np.full(size, -1, dtype=np.int64)
-        self._left, self._right = SideBank(size, dtype), SideBank(size, dtype)
+        self.left, self.right = SideBank(size, dtype), SideBank(size, dtype)
 
     def __len__(self) -> int:
         return min(self.pushed, self.size)
@@ -45,43 +47,31 @@ class Bank:
     @property
     def nbytes(self) -> int:
         """Bytes of all stored features."""
-        return self._left.nbytes + self._right.nbytes
+        return self.left.nbytes + self.right.nbytes
 
     def push(self, left: Encoded, right: Encoded, pairs: IntArray) -> None:
-        """Adds pairs, the oldest of the bank making room; of more than `size` the last ones stay."""
+        """Adds pairs, in the place of the oldest; of more than `size` the last ones stay."""
         skip = max(0, len(pairs) - self.size)
         slots = (self.pushed + np.arange(skip, len(pairs))) % self.size
         self._ids[slots] = pairs[skip:]
-        self._left.push(slots, left, skip)
-        self._right.push(slots, right, skip)
+        self.left.push(slots, left, skip)
+        self.right.push(slots, right, skip)
         self.pushed += len(pairs)
 
     def pooled(self) -> tuple[Tensor, Tensor]:
         """(len(bank), D) pooled vectors of the left and the right items, by slot."""
-        return self._left.pooled(len(self)), self._right.pooled(len(self))
-
-    def left(self, slots: IntArray) -> Encoded:
-        """The left items in these slots: pooled vectors in float32, local ones in that of the matrix products."""
-        return self._left.take(slots)
-
-    def right(self, slots: IntArray) -> Encoded:
-        """The right items in these slots, in the same precisions."""
-        return self._right.take(slots)
-
-    def right_lengths(self, slots: IntArray) -> IntArray:
-        """How many local vectors the right items in these slots have."""
-        return self._right.lengths(slots)
+        return self.left.pooled(len(self)), self.right.pooled(len(self))
 
     def state_dict(self) -> dict[str, Any]:
         """Everything, as tensors and plain values."""
-        sides = {"left": self._left.state_dict(), "right": self._right.state_dict()}
+        sides = {"left": self.left.state_dict(), "right": self.right.state_dict()}
         return {"size": self.size, "pushed": self.pushed, "ids": torch.from_numpy(self._ids.copy()), **sides}
 
     def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
         """Takes back what `state_dict` gave."""
         self.size, self.pushed, self._ids = state["size"], state["pushed"], state["ids"].numpy().copy()
-        self._left.load_state_dict(state["left"], device)
-        self._right.load_state_dict(state["right"], device)
+        self.left.load_state_dict(state["left"], device)
+        self.right.load_state_dict(state["right"], device)
 
 
 class SideBank:
@@ -115,8 +105,8 @@ class SideBank:
         local = items.local[skip:].detach()
         lengths = torch.full((len(local),), local.shape[1]) if items.lengths is None else items.lengths[skip:]
         packed = packing(lengths, local.shape[1], local.device).pack(local).to(self.dtype)
-        self._length[slots] = 0  # what was there is gone, before the store looks for room
-        store = self._room_for(packed)
+        self._length[slots] = 0  # before the store is made larger for what is overwritten here
+        store = self._store_for(packed)
         store[send(torch.from_numpy((self._end + np.arange(len(packed))) % len(store)), packed.device)] = packed
         counts = lengths.numpy()
         self._start[slots], self._length[slots] = self._end + np.cumsum(counts) - counts, counts
@@ -133,7 +123,10 @@ class SideBank:
         return self._length[slots]
 
     def take(self, slots: IntArray) -> Encoded:
-        """The items in `slots`, padded to the longest of them."""
+        """The items in `slots`, padded to the longest of them.
+
+        Pooled vectors are in float32, local ones in the precision of the matrix products.
+        """
         pooled = self.pooled(len(self._start))
         device = pooled.device
         chosen = pooled[send(torch.from_numpy(slots), device)].float()
@@ -147,9 +140,9 @@ class SideBank:
         if bool((lengths == width).all()):
             return Encoded(local, None, chosen)
         padded = ~inside(lengths, width, device)[..., None]
-        return Encoded(local.masked_fill(padded, 0), lengths, chosen)  # not times 0: unused room may hold a NaN
+        return Encoded(local.masked_fill(padded, 0), lengths, chosen)  # not times 0: unused space may hold a NaN
 
-    def _room_for(self, packed: Tensor) -> Tensor:
+    def _store_for(self, packed: Tensor) -> Tensor:
         """The store, made larger if the live vectors and these do not fit."""
         live = np.flatnonzero(self._length)
         needed = int(self._length[live].sum()) + len(packed)

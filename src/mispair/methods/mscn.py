@@ -41,10 +41,10 @@ from mispair.config import Config, override
 from mispair.data.batches import Items, PairLoader
 from mispair.data.pairs import IntArray, Pairs, Tokens
 from mispair.errors import ConfigError, DataError
-from mispair.functional.beta_mixture import by_moments, fit_betas, inner
+from mispair.functional.beta_mixture import BetaMixture, by_moments, fit_betas, inner
 from mispair.functional.gaussian_mixture import above
 from mispair.functional.losses import hard_loss, meta_margin
-from mispair.methods.base import Method, Split, StepInputs, StepPlan, StepResult, similarity
+from mispair.methods.base import EpochPairs, Method, StepInputs, StepPlan, StepResult, similarity
 from mispair.methods.mscn_meta import frozen, length, meta_gradient, score_layer
 from mispair.methods.report import FloatArray, MethodReport, selection, separation
 from mispair.models import Network
@@ -106,6 +106,15 @@ class Mscn(Method):
         self._report: MethodReport | None = None
         self._start(0)
 
+    @property
+    def virtual_clip(self) -> float:
+        """Largest norm of the gradient of the virtual step."""
+        return self.config.grad_clip
+
+    @classmethod
+    def variant(cls, config: Config) -> type[Mscn]:
+        return MscnAsPublished if cls is Mscn and config.as_published else cls
+
     @classmethod
     def adapted(cls, config: Config) -> Config:
         if config.model not in MODELS:
@@ -117,25 +126,31 @@ class Mscn(Method):
 
     # ------------------------------------------------------------------ before an epoch
 
-    def begin_warmup(self) -> list[Split]:
-        return [Split(self.rest)] * 2
+    def begin_warmup(self) -> list[EpochPairs]:
+        return [EpochPairs(self.rest)] * 2
 
-    def begin_epoch(self, epoch: int) -> list[Split]:
+    def begin_epoch(self, epoch: int) -> list[EpochPairs]:
         self._start(epoch)
-        wrong = self.loader.pairs.mismatched
-        right = None if wrong is None else ~wrong[self.rest]
+        right = None if self.matching is None else self.matching[self.rest]
         kept, rows = [], []
         for net, known in zip(self.nets, self.known, strict=True):
-            if epoch == 0 and not self.config.as_published:
-                scale_to_odds(net, pair_scores(net, self.loader, known.left, known.right), known.labels)
+            if epoch == 0:
+                self.calibrate(net, known)
             of_known, of_rest = self._similarities(net, known)
-            w = clean_posterior(of_known, known.labels, of_rest, as_published=self.config.as_published)
+            w = self.clean_posterior(of_known, known.labels, of_rest)
             kept.append(above(w, self.config.coteaching.clean_threshold))
             scores = separation({"similarity": of_rest, "w": w}, right)
             known_scores = separation({"known": of_known}, known.labels == RIGHT)
             rows.append({**selection("clean", kept[-1], right), **scores, **known_scores})
         self._report = MethodReport.of_networks(rows)
-        return [Split(self.rest[chosen]) for chosen in kept[::-1]]  # by the other network
+        return [EpochPairs(self.rest[chosen]) for chosen in kept[::-1]]  # by the other network
+
+    def calibrate(self, network: Network, known: LabelledPairs) -> None:
+        """Turns the similarities into probabilities, before the first main epoch."""
+        scale_to_odds(network, pair_scores(network, self.loader, known.left, known.right), known.labels)
+
+    def clean_posterior(self, known: FloatArray, labels: IntArray, x: FloatArray) -> FloatArray:
+        return clean_posterior(known, labels, x)
 
     def _start(self, epoch: int) -> None:
         """Sets all that depends on the epoch alone."""
@@ -192,10 +207,12 @@ class Mscn(Method):
 
     def triplet(self, S: Tensor, inputs: StepInputs) -> Tensor:
         """The training loss L: its label of a pair is the pair's own similarity, which gets no gradient by it."""
-        margin, same = meta_margin(S.detach().diagonal(), self.config.margin), self.false_negatives(inputs.batch)
-        if self.config.as_published:
-            margin = margin.expand(len(S), -1)
-        return hard_loss(S, margin, inputs.negatives, same)
+        margin = self.margins(meta_margin(S.detach().diagonal(), self.config.margin))
+        return hard_loss(S, margin, inputs.negatives, self.false_negatives(inputs.batch))
+
+    def margins(self, of_pairs: Tensor) -> Tensor:
+        """Margins of the triplet loss, from those of the pairs (B,)."""
+        return of_pairs
 
     def _correct(self, net: int, inputs: MscnInputs) -> tuple[Tensor, Tensor]:
         """The meta network's step; gives the loss of the known pairs and the norm of its gradient."""
@@ -206,7 +223,7 @@ class Mscn(Method):
             loss=lambda S: self.triplet(S, inputs),
             meta_loss=lambda network: known_loss(network, inputs.known),
             lr=self.lr,
-            clip=math.inf if self.config.as_published else self.config.grad_clip,
+            clip=self.virtual_clip,
         )
         parameters = list(score_layer(network).parameters())
         for parameter, part in zip(parameters, gradient.total, strict=True):
@@ -230,6 +247,21 @@ class Mscn(Method):
 
     def report(self) -> MethodReport | None:
         return self._report
+
+
+class MscnAsPublished(Mscn):
+    """What the authors' code does instead; see above."""
+
+    virtual_clip = math.inf
+
+    def calibrate(self, network: Network, known: LabelledPairs) -> None:
+        """Nothing: similarities stay as the warm-up leaves them."""
+
+    def clean_posterior(self, known: FloatArray, labels: IntArray, x: FloatArray) -> FloatArray:
+        return published_posterior(known, labels, x)
+
+    def margins(self, of_pairs: Tensor) -> Tensor:
+        return of_pairs.expand(len(of_pairs), -1)
 
 
 def meta_set(pairs: Pairs, share: float, rng: np.random.Generator) -> IntArray:
@@ -279,17 +311,26 @@ def pair_scores(network: Network, loader: PairLoader, left: IntArray, right: Int
     return scores
 
 
-def clean_posterior(known: FloatArray, labels: IntArray, x: FloatArray, *, as_published: bool = False) -> FloatArray:
-    """Probability that each similarity in `x` is a right pair's.
+def clean_posterior(known: FloatArray, labels: IntArray, x: FloatArray) -> FloatArray:
+    """Probability that each similarity in `x` is a matching pair's.
 
-    Two Beta distributions are fitted to all similarities, from those of the known wrong and right pairs. The one with
-    the higher mean is that of the right pairs. As published it is the one that started so, and its posterior need not
-    rise with the similarity.
+    Two Beta distributions are fitted to all similarities, from those of the known mismatched and matching pairs. The
+    one with the higher mean is that of the matching pairs.
     """
-    mixture = fit_betas(x, by_moments(known, np.stack([labels == WRONG, labels == RIGHT]).astype(np.float64)))
-    if as_published:
-        return mixture.raw_posterior(inner(x), RIGHT)
+    mixture = _fitted(known, labels, x)
     return mixture.posterior(x, int(mixture.means.argmax()))
+
+
+def published_posterior(known: FloatArray, labels: IntArray, x: FloatArray) -> FloatArray:
+    """The same as published: of the distribution that started as that of the matching pairs.
+
+    It need not rise with the similarity.
+    """
+    return _fitted(known, labels, x).raw_posterior(inner(x), RIGHT)
+
+
+def _fitted(known: FloatArray, labels: IntArray, x: FloatArray) -> BetaMixture:
+    return fit_betas(x, by_moments(known, np.stack([labels == WRONG, labels == RIGHT]).astype(np.float64)))
 
 
 def scale_to_odds(network: Network, scores: FloatArray, labels: IntArray) -> None:

@@ -1,4 +1,4 @@
-"""The ceiling: plain training on the pairs that are known to be right. What other methods reach is held against it."""
+"""The upper bound: plain training on the pairs that are known to match, to compare other methods with."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import numpy as np
 from mispair.config import Config
 from mispair.data.batches import PairLoader
 from mispair.errors import ConfigError, DataError
-from mispair.methods.base import Split
+from mispair.methods.base import EpochPairs
 from mispair.methods.plain import Plain
 from mispair.models import Network
 
 
 class Oracle(Plain):
-    """`Plain` without the wrong pairs."""
+    """`Plain` without the mismatched pairs."""
 
     uses_truth = True
 
@@ -29,10 +29,10 @@ class Oracle(Plain):
                 f"{loader.pairs.name}: {len(right):,} of {len(wrong):,} pairs are right, with {images} different left "
                 "items; the oracle trains on right pairs only and needs at least 2 of each: lower the share of noise."
             )
-        self._right = Split(right)
+        self._right = EpochPairs(right)
 
-    def begin_warmup(self) -> list[Split]:
+    def begin_warmup(self) -> list[EpochPairs]:
         return [self._right] * len(self.nets)
 
-    def begin_epoch(self, epoch: int) -> list[Split]:  # noqa: ARG002 - the same pairs in every epoch
+    def begin_epoch(self, epoch: int) -> list[EpochPairs]:  # noqa: ARG002 - the same pairs in every epoch
         return self.begin_warmup()

@@ -1,4 +1,4 @@
-"""Plain training: every pair is taken for right. What noise does to this is the reason for all the other methods."""
+"""Plain training: every pair is taken for a match. What noise does to it is the reason for all other methods."""
 
 from __future__ import annotations
 

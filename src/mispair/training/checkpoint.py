@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from mispair.errors import DataError
-from mispair.methods.base import Split
+from mispair.methods.base import EpochPairs
 from mispair.methods.report import MethodReport
 from mispair.support.files import write_atomically
 
@@ -56,7 +56,7 @@ class Checkpoint:
     networks: list[dict[str, Tensor]]
     optimizers: list[dict[str, Any]]
     method: dict[str, Any]  # `Method.state_dict`, of no meaning to anybody else
-    splits: list[Split]  # of this epoch, one a network
+    epoch_pairs: list[EpochPairs]  # of this epoch, one a network
     report: MethodReport | None  # of this epoch
     best: Best
     spread: float  # of the similarities, and the widest so far
@@ -73,7 +73,7 @@ class Checkpoint:
             "format": FORMAT,
             "cursor": asdict(self.cursor),
             "best": asdict(self.best),
-            "splits": [(torch.from_numpy(s.clean), torch.from_numpy(s.noisy), s.order) for s in self.splits],
+            "epoch_pairs": [(torch.from_numpy(s.clean), torch.from_numpy(s.noisy), s.order) for s in self.epoch_pairs],
             "report": None if self.report is None else self.report.model_dump_json(exclude_unset=True),
         }
 
@@ -84,7 +84,7 @@ class Checkpoint:
             **{field.name: state[field.name] for field in fields(cls)},
             "cursor": Cursor(**state["cursor"]),
             "best": Best(**state["best"]),
-            "splits": [Split(clean.numpy(), noisy.numpy(), order) for clean, noisy, order in state["splits"]],
+            "epoch_pairs": [EpochPairs(a.numpy(), b.numpy(), order) for a, b, order in state["epoch_pairs"]],
             "report": None if report is None else MethodReport.model_validate_json(report),
         })  # fmt: skip
 

@@ -7,29 +7,29 @@ from collections.abc import Iterator
 import numpy as np
 
 from mispair.data.pairs import IntArray
-from mispair.methods.base import Split, StepPlan
+from mispair.methods.base import EpochPairs, StepPlan
 
 
 def plan_epoch(
-    split: Split, size: int, order: np.random.Generator, noisy_order: np.random.Generator, first: int | None
+    pairs: EpochPairs, size: int, order: np.random.Generator, noisy_order: np.random.Generator, first: int | None
 ) -> list[StepPlan]:
     """All steps of the epoch. A last batch of one pair is left out: it has no negatives.
 
     Args:
-        split: The pairs.
+        pairs: The clean and the noisy pairs.
         size: Pairs a batch.
         order: Shuffles the clean pairs.
         noisy_order: Shuffles the noisy pairs.
         first: Number of the first main step; None while warming up. A step on noisy pairs alone does not count.
     """
-    clean = order.permutation(split.clean)
-    noisy = noisy_batches(split.noisy, size, noisy_order)
+    clean = order.permutation(pairs.clean)
+    noisy = noisy_batches(pairs.noisy, size, noisy_order)
     plans: list[StepPlan] = []
     batches = (clean[start : start + size] for start in range(0, len(clean), size))
     for number, batch in enumerate(batch for batch in batches if len(batch) > 1):
         step = None if first is None else first + number
-        for pairs, together, on_noisy in steps(batch, next(noisy), split.order):
-            plans.append(StepPlan(len(plans), step, pairs, together, on_noisy))
+        for trained, together, on_noisy in steps(batch, next(noisy), pairs.order):
+            plans.append(StepPlan(len(plans), step, trained, together, on_noisy))
     return plans
 
 

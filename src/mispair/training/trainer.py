@@ -26,7 +26,7 @@ from mispair.config import Config
 from mispair.data.batches import PairLoader, SideLoader, prefetch
 from mispair.data.pairs import Pairs, Tokens, fingerprint
 from mispair.errors import CollapseError, ConfigError, DataError, NonFiniteError, StoppedError
-from mispair.methods.base import Method, Split, StepInputs, StepPlan
+from mispair.methods.base import EpochPairs, Method, StepInputs, StepPlan
 from mispair.methods.report import MethodReport
 from mispair.models import SideSpec, build
 from mispair.models.inference import similarities
@@ -63,7 +63,7 @@ class Trainer:
         self._dev_loaders: tuple[SideLoader, SideLoader] | None = None
         self.method = method(config, self.nets, self.loader)
         self.cursor = Cursor(main_steps=[0] * len(self.nets), first_steps=[0] * len(self.nets))
-        self.splits: list[Split] = []
+        self.epoch_pairs: list[EpochPairs] = []
         self.report: MethodReport | None = None  # of this epoch
         self.best = Best()
         self.monitor = StepMonitor(self.device)
@@ -125,9 +125,9 @@ class Trainer:
         cursor.epoch, cursor.network, cursor.position = epoch, 0, 0
         main = self._main_epoch
         with autocast(self.device, self.config.precision):
-            self.splits = self.method.begin_warmup() if main is None else self.method.begin_epoch(main)
+            self.epoch_pairs = self.method.begin_warmup() if main is None else self.method.begin_epoch(main)
         self.report = None if main is None else self.method.report()
-        self._check_splits()
+        self._check_epoch_pairs()
         self.selection_seconds = time.monotonic() - started
 
     def steps(self, first: int | None = None, most: int | None = None) -> Iterator[StepPlan]:
@@ -213,7 +213,7 @@ class Trainer:
         """The steps of this epoch of one network."""
         orders = [self._rng(stream, self.cursor.epoch, number) for stream in (ORDER, NOISY_ORDER)]
         first = None if self._main_epoch is None else self.cursor.first_steps[number]
-        return plan_epoch(self.splits[number], self.config.batch_size, orders[0], orders[1], first)
+        return plan_epoch(self.epoch_pairs[number], self.config.batch_size, orders[0], orders[1], first)
 
     def _total_steps(self) -> int:
         """About how many steps the whole run takes; a method may use fewer pairs."""
@@ -245,9 +245,9 @@ class Trainer:
         if self.monitor.collapsed:
             self._refuse_collapse()
 
-    def _check_splits(self) -> None:
+    def _check_epoch_pairs(self) -> None:
         """An epoch may have nothing to train on, with a note; a run may not begin like that."""
-        if any(len(split.clean) > 1 for split in self.splits):
+        if any(len(pairs.clean) > 1 for pairs in self.epoch_pairs):
             return
         found = f"the method {self.config.method} chose fewer than 2 of {len(self.train_pairs):,} pairs to train on"
         if not self.cursor.step:
@@ -309,7 +309,7 @@ class Trainer:
             networks=[net.state_dict() for net in self.nets],
             optimizers=[optimizer.state_dict() for optimizer in self.optimizers],
             method=self.method.state_dict(),
-            splits=self.splits,
+            epoch_pairs=self.epoch_pairs,
             report=self.report,
             best=self.best,
             spread=self.monitor.spread,
@@ -329,7 +329,8 @@ class Trainer:
             self.run.forget_after(0)
             return
         self._refuse_other_pairs(state.fingerprint)
-        self.cursor, self.splits, self.report, self.best = state.cursor, state.splits, state.report, state.best
+        self.cursor, self.best = state.cursor, state.best
+        self.epoch_pairs, self.report = state.epoch_pairs, state.report
         for net, weights in zip(self.nets, state.networks, strict=True):
             net.load_state_dict(weights)
         for optimizer, saved in zip(self.optimizers, state.optimizers, strict=True):

@@ -80,7 +80,11 @@ class Schedule:
         return sum(phase.total for phase in self.phases)
 
     def figures(self) -> dict[str, Any]:
-        parts = {"phases": [vars(phase) for phase in self.phases], "choices": [vars(choice) for choice in self.choices]}
+        parts: dict[str, Any] = {
+            "phases": [vars(phase) for phase in self.phases],
+            "choices": [vars(choice) for choice in self.choices],
+        }
+        parts["report"] = None if self.report is None else self.report.model_dump(exclude_unset=True)
         return {**vars(self), **parts, "schedule_seconds": self.seconds, "torch": torch.__version__}
 
     def tables(self, recipe: str) -> list[Table]:

@@ -72,7 +72,7 @@ class Schedule:
     phases: list[EpochTime]
     choices: list[BankCost]  # of REPAIR
     memory: int | None  # most bytes ever in use on the GPU
-    report: MethodReport | None  # the method's, on the last epoch
+    method: MethodReport | None  # the method's report on the last epoch
 
     @property
     def seconds(self) -> float:
@@ -84,7 +84,7 @@ class Schedule:
             "phases": [vars(phase) for phase in self.phases],
             "choices": [vars(choice) for choice in self.choices],
         }
-        parts["report"] = None if self.report is None else self.report.model_dump(exclude_unset=True)
+        parts["method"] = None if self.method is None else self.method.model_dump(exclude_unset=True)
         return {**vars(self), **parts, "schedule_seconds": self.seconds, "torch": torch.__version__}
 
     def tables(self, recipe: str) -> list[Table]:

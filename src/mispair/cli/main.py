@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def demo(*, out: Path = Path("demo"), seed: int = 0, json: bool = False) -> int:
-    """See in four minutes how REPAIR survives 40 % wrong pairs: a table, and a page with pictures and queries.
+    """See in a minute what 40 % mismatched pairs do to a training, and what an audit does about it; writes a page.
 
     Args:
         out: Folder for the page and the runs.
@@ -37,7 +37,7 @@ def demo(*, out: Path = Path("demo"), seed: int = 0, json: bool = False) -> int:
 
     result = run_demo(out, seed, console())
     if json:
-        print_json(result.figures())
+        print_json(result.metrics())
     else:
         print_table(result.table())
         print(f"Page: {result.page}")

@@ -5,6 +5,7 @@ A comment before a block changes how it is run here. It is invisible on the page
     <!-- test: skip: REASON -->               checked, but not run
     <!-- test: replace "A" with "B" -->       for smaller networks and fewer epochs
     <!-- test: before: CODE -->               Python that runs first and makes what the reader has
+    <!-- test: after: CODE -->                Python that runs after it and checks what it made
     <!-- test: file NAME -->                  the block is written to this file
     <!-- test: install -->                    pip installs into the folder of the test
     <!-- test: slow -->                       run with -m slow; so are the blocks after it
@@ -29,7 +30,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import mispair.methods
 from audit_cases import hurry, make_case, write_clip
 from mispair.cli.main import COMMANDS, main
 from mispair.data.shapes.dataset import make
@@ -40,7 +40,7 @@ LAB_BOOK = sorted((ROOT / "docs" / "lab-book").glob("*.md"))
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NOTE = re.compile(r"<!-- test: (.*?) -->\s*", re.DOTALL)
 INLINE = re.compile(r"`(mispair [^`]+)`", re.DOTALL)
-VERBS = ("skip", "replace", "before", "file", "install", "slow")
+VERBS = ("skip", "replace", "before", "after", "file", "install", "slow")
 
 
 @dataclass(frozen=True)
@@ -125,11 +125,10 @@ def run(block: Block, names: dict[str, object], capsys: pytest.CaptureFixture[st
         path.write_text(block.text(), encoding="utf-8")
     if not block.runs:
         return
+    exec(block.notes.get("before", ""), names)
     if block.language == "python":
-        exec(block.notes.get("before", ""), names)
         exec(compile(block.text(), where, "exec"), names)
-        return
-    for words in commands(block.text()):
+    for words in commands(block.text()) if block.language == "bash" else []:
         if words[0] == "mispair":
             code = main(words[1:])
             error = capsys.readouterr().err
@@ -139,6 +138,7 @@ def run(block: Block, names: dict[str, object], capsys: pytest.CaptureFixture[st
             install(words[2:])
         else:
             subprocess.run(words, check=True)
+    exec(block.notes.get("after", ""), names)
 
 
 def install(arguments: list[str]) -> None:
@@ -157,9 +157,7 @@ def pages(*, slow: bool) -> list[Path]:
 @pytest.mark.parametrize("page", pages(slow=False), ids=lambda page: page.stem)
 @pytest.mark.usefixtures("workplace")
 def test_a_page_runs(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    if page.stem == "extend" and not hasattr(mispair.methods, "find_all"):
-        pytest.skip("methods of installed packages come with the next change of mispair.methods")
-    names: dict[str, object] = {"np": np}
+    names: dict[str, object] = {"np": np, "Path": Path}
     for block in blocks(page):
         if "slow" in block.notes:
             break
@@ -170,7 +168,7 @@ def test_a_page_runs(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("page", pages(slow=True), ids=lambda page: page.stem)
 @pytest.mark.usefixtures("workplace")
 def test_a_page_runs_to_its_end(page: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    names: dict[str, object] = {"np": np}
+    names: dict[str, object] = {"np": np, "Path": Path}
     for block in blocks(page):
         run(block, names, capsys)
 

@@ -19,7 +19,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> demo.DemoResult:
     path = tmp_path_factory.mktemp("demo")
     folder = dataset.make(path / "shapes", train=80, dev=6, test=12)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dataset, "cached", lambda train: folder)
+        patch.setattr(dataset, "cached", lambda **_: folder)
         return demo.run_demo(path / "demo", 0, Console(quiet=True))
 
 

@@ -4,6 +4,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from mispair.data import clip_retrieval, loading
@@ -93,21 +95,11 @@ def test_take_reads_any_ascending_rows() -> None:
         assert clip_retrieval.take(shards, np.array(rows))[:, 0].tolist() == rows
 
 
-def test_parquet_without_pyarrow_only_loses_the_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_vectors(tmp_path, [10])
-    (tmp_path / "metadata").mkdir()
-    (tmp_path / "metadata/metadata_0.parquet").write_bytes(b"PAR1")
-    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    assert loading.load(tmp_path).left_ids == ()
-
-
 def test_parquet_metadata(tmp_path: Path) -> None:
-    arrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
     write_vectors(tmp_path, [10])
     (tmp_path / "metadata").mkdir()
-    table = arrow.table({"image_path": [str(i) for i in range(10)], "caption": [None] * 10, "width": [1] * 10})
-    parquet.write_table(table, tmp_path / "metadata/metadata_0.parquet")
+    table = pyarrow.table({"image_path": [str(i) for i in range(10)], "caption": [None] * 10, "width": [1] * 10})
+    pyarrow.parquet.write_table(table, tmp_path / "metadata/metadata_0.parquet")
     assert loading.load(tmp_path, "test").left_ids == ["9"]
 
 
@@ -150,12 +142,10 @@ def test_one_table_may_name_the_rows_of_several_shards(tmp_path: Path) -> None:
 
 
 def test_a_damaged_table_is_refused_in_one_line(tmp_path: Path) -> None:
-    arrow = pytest.importorskip("pyarrow")
-    parquet = pytest.importorskip("pyarrow.parquet")
     write_vectors(tmp_path, [30])
     (tmp_path / "metadata").mkdir()
     path = tmp_path / "metadata/metadata_0.parquet"
-    parquet.write_table(arrow.table({"image_path": [str(i) * 50 for i in range(30)]}), path)
+    pyarrow.parquet.write_table(pyarrow.table({"image_path": [str(i) * 50 for i in range(30)]}), path)
     content = bytearray(path.read_bytes())
     content[4:60] = b"\xff" * 56
     path.write_bytes(content)

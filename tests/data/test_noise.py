@@ -18,8 +18,8 @@ from mispair.data.noise import (  # fmt: skip
     mismatch,
     near_noise,
     nearest,
+    neighbour_groups,
     noise_index,
-    runs,
     save_noise,
 )
 from mispair.data.pairs import FloatArray, IntArray, Pairs, Regions, Tokens, Vectors
@@ -254,7 +254,7 @@ def test_an_absent_file_is_made_and_then_read(tmp_path: Path, kind: Any, length:
 def test_an_implausible_file_is_used_with_a_warning(tmp_path: Path) -> None:
     path = tmp_path / "set_0.4.npy"
     save_noise(path, caption_noise(np.arange(100) // 5, 0.8, 0))
-    with pytest.warns(UserWarning, match=r"are mismatched by this noise index, but a ratio of 40\.0%"):
+    with pytest.warns(UserWarning, match=r"are mismatched by this noise index, but the noise ratio is 40\.0%"):
         add_noise(make_pairs(), ratio=0.4, seed=0, file=path)
 
 
@@ -341,7 +341,7 @@ def test_copies_of_an_item_never_exchange() -> None:
 @settings(deadline=None, max_examples=60)
 @given(st.integers(1, 150), per_image, ratios, seeds)
 def test_group_noise_lets_whole_groups_change_place(n: int, im_div: int, ratio: float, seed: int) -> None:
-    groups = runs(clouds(n, seed=seed % 7))
+    groups = neighbour_groups(clouds(n, seed=seed % 7))
     link = np.random.RandomState(seed).permutation(np.arange(n * im_div) // im_div)
     before = link.copy()
     noisy = group_noise(link, groups, ratio, seed)
@@ -363,7 +363,7 @@ def test_group_noise_lets_whole_groups_change_place(n: int, im_div: int, ratio: 
 
 
 def test_all_captions_of_an_image_stay_together_when_groups_change_place() -> None:
-    noisy = group_noise(np.arange(1200) // 5, runs(clouds(240)), 0.5, 0).reshape(240, 5)
+    noisy = group_noise(np.arange(1200) // 5, neighbour_groups(clouds(240)), 0.5, 0).reshape(240, 5)
     assert (noisy == noisy[:, :1]).all()
     assert np.count_nonzero(noisy[:, 0] != np.arange(240)) == 120
 
@@ -376,10 +376,10 @@ def test_given_groups_of_other_sizes_exchange_what_they_can() -> None:
 
 @settings(deadline=None, max_examples=60)
 @given(st.integers(1, 200), st.integers(1, 4))
-def test_runs_are_even_in_number_and_cut_along_the_first_direction(n: int, copies: int) -> None:
+def test_neighbour_groups_are_even_in_number_and_cut_along_the_first_direction(n: int, copies: int) -> None:
     along = np.random.RandomState(n).permutation(n).astype(np.float64)
     features = np.stack([along, 0.01 * np.sin(along)], axis=1).repeat(copies, axis=0)
-    found, order = runs(features), np.argsort(along.repeat(copies), kind="stable")
+    found, order = neighbour_groups(features), np.argsort(along.repeat(copies), kind="stable")
     turns = np.abs(np.diff(found[order]))
     assert (turns <= np.maximum(1, copies)).all()
     assert (found.reshape(n, copies) == found[::copies, None]).all()  # copies stay together
@@ -391,8 +391,8 @@ def test_runs_are_even_in_number_and_cut_along_the_first_direction(n: int, copie
         assert len(sizes) == (10 if 10 <= n < 240 else n // 2 * 2)
 
 
-def test_runs_of_a_large_set_have_twenty_items() -> None:
-    assert (np.bincount(runs(clouds(2000))) == 20).all()
+def test_neighbour_groups_of_a_large_set_have_twenty_items() -> None:
+    assert (np.bincount(neighbour_groups(clouds(2000))) == 20).all()
 
 
 def test_the_first_direction_is_that_of_the_covariance() -> None:
@@ -439,7 +439,7 @@ def test_hard_noise_needs_features_that_are_finite(kind: Any) -> None:
 def test_a_share_that_cannot_be_met_is_said(kind: Any) -> None:
     pairs = Pairs(Vectors(clouds(1)), Vectors(clouds(5)), np.zeros(5, np.int64), name="one image")
     with pytest.warns(
-        UserWarning, match=rf"one image: noise of kind '{kind}' makes 0\.0% .* wrong, not 60\.0% as asked"
+        UserWarning, match=rf"one image: noise of kind '{kind}' mismatches 0\.0% of the pairs instead of 60\.0%"
     ):
         link = noise_index(pairs, ratio=0.6, seed=0, kind=kind)
     np.testing.assert_array_equal(link, pairs.link)

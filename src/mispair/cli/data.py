@@ -64,7 +64,7 @@ def data_noise(
     captions_per_image: int | None = None,
     json: bool = False,
 ) -> int:
-    """Make a noise index: which wrong image each training caption gets.
+    """Make a noise index: which image each training caption gets.
 
     Args:
         data: Folder of the data set, or "shapes".
@@ -72,7 +72,7 @@ def data_noise(
         out: File to write; NCR's, BiCro's and MSCN's code reads it (all kinds but image), or DECL's (kind image).
         seed: The same seed gives the same file.
         kind: caption: each caption on its own (NCR); image: all captions of an image together (DECL); near: exchanged
-            between images that are much alike; group: exchanged between whole groups of images.
+            between similar images; group: exchanged between whole groups of images.
         captions_per_image: Only where the files leave it open; found from the data by default.
         json: Print JSON.
     """

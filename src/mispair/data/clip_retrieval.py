@@ -1,4 +1,4 @@
-"""The clip-retrieval layout: one vector an image and a text, in numbered shards, with a table of paths and captions.
+"""The clip-retrieval layout: one vector per image and per text, in numbered shards, with a table of paths and captions.
 
     img_emb/img_emb_0.npy   text_emb/text_emb_0.npy   metadata/metadata_0.parquet or .csv (image_path, caption)
 
@@ -9,7 +9,6 @@ cut by position into 80, 10 and 10 per cent, and all rows of one image go where 
 from __future__ import annotations
 
 import csv
-import importlib.util
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -17,6 +16,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow
+import pyarrow.parquet
 
 from mispair.data.npy import check_finite, open_array
 from mispair.data.pairs import IntArray, Pairs, Vectors
@@ -29,7 +30,7 @@ Shards = list[npt.NDArray[Any]]
 
 
 def is_embedding_folder(folder: Path) -> bool:
-    """Whether both sides are there."""
+    """Whether a folder has embeddings of both sides."""
     return (folder / "img_emb").is_dir() and (folder / "text_emb").is_dir()
 
 
@@ -43,7 +44,7 @@ def found_splits(folder: Path) -> list[str]:
 
 
 @dataclass(frozen=True)
-class Table:
+class EmbeddingTable:
     """All rows of one folder, still on disk, with the image path and the caption of each where known."""
 
     images: Shards
@@ -55,7 +56,7 @@ class Table:
         return sum(map(len, self.images))
 
 
-def read_table(folder: Path) -> Table:
+def read_table(folder: Path) -> EmbeddingTable:
     """Open all shards of a folder and read its metadata.
 
     Raises:
@@ -71,7 +72,7 @@ def read_table(folder: Path) -> Table:
     tables = _metadata_paths(folder / "metadata")
     if len(tables) == len(images):  # else they are cut in another way, and their numbers mean nothing
         _check_numbers(shard_paths(folder, "img_emb"), tables)
-    table = Table(images, texts, *_read_metadata(tables))
+    table = EmbeddingTable(images, texts, *_read_metadata(tables))
     for column, values in (("image_path", table.paths), ("caption", table.captions)):
         if values and len(values) != len(table):
             raise DataError(
@@ -82,7 +83,7 @@ def read_table(folder: Path) -> Table:
 
 
 def _check_numbers(ones: list[Path], others: list[Path]) -> None:
-    """Refuses files that would be joined by their place although their numbers say that each lacks another one."""
+    """Refuses files that would be joined by position although their numbers differ."""
     for one, other in zip(ones, others, strict=True):
         if _number(one) != _number(other):
             raise DataError(
@@ -130,10 +131,8 @@ def _open_shards(folder: Path, stem: str) -> Shards:
 
 
 def _metadata_paths(folder: Path) -> list[Path]:
-    """The tables that can be read, in their order."""
-    # Parquet needs pyarrow, which nothing else here does: names are for people and for groups, so it is optional.
-    parquet = numbered(folder, "metadata", ".parquet") if importlib.util.find_spec("pyarrow") else []
-    return parquet or numbered(folder, "metadata", ".csv")
+    """The tables in their order; Parquet is preferred."""
+    return numbered(folder, "metadata", ".parquet") or numbered(folder, "metadata", ".csv")
 
 
 def _read_metadata(files: list[Path]) -> tuple[list[str], list[str]]:
@@ -144,9 +143,6 @@ def _read_metadata(files: list[Path]) -> tuple[list[str], list[str]]:
 
 
 def _read_parquet(path: Path) -> dict[str, list[str]]:
-    import pyarrow
-    import pyarrow.parquet
-
     try:
         present = [name for name in COLUMNS if name in pyarrow.parquet.read_schema(path).names]
         columns: dict[str, list[Any]] = pyarrow.parquet.read_table(path, columns=present).to_pydict()

@@ -1,12 +1,12 @@
-"""Wrong pairs on purpose, and the index files in which they are shared.
+"""Synthetic noise: mismatched pairs made on purpose, and the index files in which noise is shared.
 
 Two protocols of the field. Caption level (NCR, BiCro, MSCN): the images of a share of the captions are shuffled, so an
-image keeps some right captions. Image level (DECL): a share of the images is permuted, and all captions of an image
+image keeps some of its captions. Image level (DECL): a share of the images is permuted, and all captions of an image
 move together, which is harder. Results of the two cannot be compared.
 
-Two more for measuring what finds wrong pairs. Near: pairs exchange their images with pairs of a much alike image, so
-that a wrong pair looks nearly right. Group: whole groups of images that belong together change place, so that the
-neighbours of a wrong pair agree with it.
+Two more to test audits. Near: pairs exchange images with pairs of a similar image, so that a mismatched pair is hard
+to tell from a matched one. Group: whole groups of similar images exchange their captions, so that the neighbours of a
+mismatched pair agree with it.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from mispair.data.pairs import FloatArray, IntArray, Pairs, Tokens
 from mispair.errors import DataError
 from mispair.support.files import replacing
 
-NEIGHBOURS = 10  # among how many nearest left items `near` looks for a partner
-GROUP_ITEMS = 20  # about how many left items change place together in `group`
+NEIGHBOURS = 10  # nearest left items that `near` exchanges with
+GROUP_ITEMS = 20  # left items per group in `group`, about
 
-_COUPLES = 5  # of groups that change place, at least: a share is met to 20 % by them even in a tiny set
-_PLAUSIBLE = 0.02  # shuffling leaves a few pairs right by chance; more than this is another file
+_COUPLES = 5  # least number of pairs of groups, so that a ratio is met to 20 % even in a tiny set
+_TOLERANCE = 0.02  # of the ratio: shuffling leaves a few pairs matched by chance
 _BLOCK = 1 << 22  # similarities held at once
-_TURNS = 50  # of the power iteration: the order along the direction need not be exact
+_ITERATIONS = 50  # of the power iteration: the order along the direction need not be exact
 
 
 def caption_noise(link: IntArray, ratio: float, seed: int) -> IntArray:
@@ -41,7 +41,7 @@ def caption_noise(link: IntArray, ratio: float, seed: int) -> IntArray:
 
     Args:
         link: Left row of each pair.
-        ratio: Share of the pairs to select; a few of them keep a right partner by chance.
+        ratio: Share of the pairs to select; a few of them keep their partner by chance.
         seed: Seed of numpy's legacy generator.
 
     >>> caption_noise(np.arange(10) // 5, 0.4, seed=0)
@@ -85,10 +85,10 @@ def image_noise(n_left: int, ratio: float, seed: int, *, groups: IntArray | None
 def near_noise(
     link: IntArray, features: FloatArray, ratio: float, seed: int, *, groups: IntArray | None = None
 ) -> IntArray:
-    """Exchange the left rows of pairs whose left items are among each other's nearest neighbours: the hard case.
+    """Exchange the left rows of pairs whose left items are among each other's nearest neighbours.
 
     Near is a high cosine of the centred features, mean-pooled where they are regions. A pair is exchanged at most once.
-    Copies of one item (of one group, or with equal features) count as one, as exchanging them makes no wrong pair.
+    Copies of one item (of one group, or with equal features) count as one, as exchanging them makes no mismatch.
 
     Args:
         link: Left row of each pair.
@@ -132,13 +132,13 @@ def near_noise(
 
 
 def group_noise(link: IntArray, groups: IntArray, ratio: float, seed: int) -> IntArray:
-    """Let whole groups of left items change place: each exchanges all its right items with another group, one by one.
+    """Exchange the right items of whole groups of left items, one by one.
 
-    Groups of about the same number of pairs are put together; what a larger one has more stays where it is.
+    Groups with about the same number of pairs are coupled; what the larger one has more stays.
 
     Args:
         link: Left row of each pair.
-        groups: Group of each left item, such as `runs` gives.
+        groups: Group of each left item, such as from `neighbour_groups`.
         ratio: Share of the pairs to move, met to within one exchange of two groups.
         seed: Seed of numpy's legacy generator.
 
@@ -160,25 +160,25 @@ def group_noise(link: IntArray, groups: IntArray, ratio: float, seed: int) -> In
     for number in random.permutation(len(couples)):
         one, other = couples[number]
         size = min(len(one), len(other))
-        if size <= missing:  # nearer to the share with these 2 * size pairs than without them
+        if size <= missing:  # nearer to the ratio with these 2 * size pairs than without them
             one, other = one[:size], other[:size]
             noisy[one], noisy[other] = noisy[other], noisy[one]
             missing -= 2 * size
     return noisy
 
 
-def runs(features: FloatArray, *, groups: IntArray | None = None) -> IntArray:
-    """Put left items that belong together into groups: about 20 neighbours along the first principal direction.
+def neighbour_groups(features: FloatArray, *, groups: IntArray | None = None) -> IntArray:
+    """Groups of similar left items: about 20 neighbours along the first principal direction.
 
     Args:
         features: Features of the left items, (N, D) or (N, R, D).
         groups: Copies of one item, which stay together; those with equal features do so anyway.
 
     Returns:
-        Run of each item (N,). Their number is even, so that each can change place with another; where there are few
-        items the runs are shorter, so that a share can be met.
+        Group of each item (N,). Their number is even, so that each has a partner; groups of small sets are smaller,
+        so that a ratio can be met.
 
-    >>> runs(np.arange(200.0)[:, None])[[0, 19, 20, 39, 40, 199]]
+    >>> neighbour_groups(np.arange(200.0)[:, None])[[0, 19, 20, 39, 40, 199]]
     array([9, 9, 8, 8, 7, 0])
     """
     vectors = _pool(features)
@@ -187,16 +187,16 @@ def runs(features: FloatArray, *, groups: IntArray | None = None) -> IntArray:
     sizes = np.bincount(item, minlength=len(first))[order]
     before = np.empty(len(first), dtype=np.int64)  # left items in front of this one
     before[order] = np.cumsum(sizes) - sizes
-    most = max(1, len(first) // 2)  # couples of runs
+    most = max(1, len(first) // 2)  # couples of groups
     count = 2 * min(most, max(_COUPLES, round(len(item) / GROUP_ITEMS / 2)))
     return np.asarray(before * count // max(len(item), 1))[item]
 
 
 def nearest(vectors: FloatArray, k: int) -> IntArray:
-    """The k other rows of highest cosine to each row, after the mean was taken away; in no order.
+    """The k other rows of highest cosine to each row after centring, in no order.
 
     Returns:
-        Row numbers (N, k), or (N, N - 1) where there are not so many.
+        Row numbers (N, k), at most (N, N - 1).
 
     >>> nearest(np.array([[1.0, 0], [2, 1], [-1, 0], [-2, 1]], np.float32), 1)[:, 0]
     array([1, 0, 3, 2])
@@ -262,7 +262,7 @@ def load_noise(path: str | Path, link: IntArray, n_left: int) -> IntArray:
 
 
 def noise_index(pairs: Pairs, *, ratio: float, seed: int, kind: NoiseKind = "caption") -> IntArray:
-    """Make the noise index of a data set; `save_noise` stores it and `load_noise` understands it.
+    """Make the noise index of a data set, for `save_noise` and `load_noise`.
 
     Returns:
         One left row a pair, or for the kind `image` one left row a left row.
@@ -286,12 +286,12 @@ def noise_index(pairs: Pairs, *, ratio: float, seed: int, kind: NoiseKind = "cap
     if kind == "near":
         index = near_noise(pairs.link, features, ratio, seed, groups=pairs.groups)
     else:
-        index = group_noise(pairs.link, runs(features, groups=pairs.groups), ratio, seed)
+        index = group_noise(pairs.link, neighbour_groups(features, groups=pairs.groups), ratio, seed)
     reached = mismatch(index, pairs.link, pairs.groups)
-    if abs(reached - ratio) > _PLAUSIBLE:
+    if abs(reached - ratio) > _TOLERANCE:
         warnings.warn(
-            f"{pairs.name}: noise of kind {kind!r} makes {reached:.1%} of the pairs wrong, not {ratio:.1%} as asked: "
-            + ("the other pairs have no near partner left." if kind == "near" else "only whole groups change place."),
+            f"{pairs.name}: noise of kind {kind!r} mismatches {reached:.1%} of the pairs instead of {ratio:.1%}: "
+            + ("the other pairs have no near partner left." if kind == "near" else "only whole groups are exchanged."),
             stacklevel=2,
         )
     return index
@@ -305,14 +305,14 @@ def add_noise(
     kind: NoiseKind = "caption",
     file: str | Path | None = None,
 ) -> Pairs:
-    """Join a share of the pairs wrongly; the right link stays known as the truth.
+    """Mismatch a share of the pairs; the present link becomes the truth.
 
     Args:
         pairs: The training pairs.
         ratio: Share of the captions (or images) to move, 0 to 1.
         seed: Seed of the random choice.
         kind: caption: shuffled (NCR); image: shuffled with all captions of an image (DECL); near: exchanged between
-            images that are much alike; group: exchanged between whole groups of images.
+            similar images; group: exchanged between whole groups of images.
         file: A noise index: read where it exists (whatever `kind` and `seed` say), else made and written for next time.
 
     Raises:
@@ -325,10 +325,10 @@ def add_noise(
     if file is not None and Path(file).exists():
         link = load_noise(file, pairs.link, len(pairs.left))
         found = mismatch(link, pairs.link, pairs.groups)
-        if ratio and abs(found - ratio) > _PLAUSIBLE:
+        if ratio and abs(found - ratio) > _TOLERANCE:
             warnings.warn(
-                f"{file}: {found:.1%} of the pairs are mismatched by this noise index, but a ratio of {ratio:.1%} "
-                "was asked for; the file is used as it is.",
+                f"{file}: {found:.1%} of the pairs are mismatched by this noise index, but the noise ratio is "
+                f"{ratio:.1%}; the file is used as it is.",
                 stacklevel=2,
             )
         return pairs.with_link(link)
@@ -361,7 +361,7 @@ def _generator(seed: int) -> np.random.RandomState:
 
 
 def _pool(features: FloatArray) -> npt.NDArray[np.float32]:
-    """One vector an item (N, D): the mean of its regions where it has some."""
+    """One vector per item (N, D): the mean of its regions if it has any."""
     pooled = np.empty((len(features), features.shape[-1]), dtype=np.float32)
     for start, chunk in chunks(features):
         pooled[start : start + len(chunk)] = chunk.mean(axis=1, dtype=np.float32) if chunk.ndim == 3 else chunk
@@ -390,7 +390,7 @@ def _first_direction(vectors: FloatArray) -> FloatArray:
     """Where each row lies along the first principal direction, by power iteration from the row farthest out."""
     centred = _centred(vectors)
     direction = centred[np.linalg.norm(centred, axis=1).argmax()]
-    for _ in range(_TURNS):
+    for _ in range(_ITERATIONS):
         turned = (centred @ direction) @ centred
         length = np.linalg.norm(turned)
         if not length:  # all rows are equal

@@ -19,7 +19,7 @@ _AXES = {1: "a number each", 2: "rows, width", 3: "images, regions, width"}
 def open_array(
     path: str | Path, ndim: int | None = None, *, kind: Literal["float", "integer", "vector"] = "float"
 ) -> npt.NDArray[Any]:
-    """Map an .npy file into memory without reading it, after its header and its size were found to be right.
+    """Memory-map an .npy file after a check of its header and size.
 
     Args:
         path: The file.
@@ -49,7 +49,7 @@ def open_array(
 
 
 def _read_header(path: Path) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Shape and type that the file promises, once it is known to be long enough for them."""
+    """Shape and dtype of the header; the file must be long enough for them."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file:

@@ -1,4 +1,4 @@
-"""Words and their numbers: the tokeniser and the vocabulary of the SCAN family."""
+"""The tokenizer and the vocabulary of the SCAN family."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _CUT_IN_TWO = re.compile("cannot|gimme|gonna|gotta|lemme|wanna")
 
 
 def tokenize(text: str) -> list[str]:
-    """Lower-case words and punctuation marks, as nltk's `word_tokenize` cuts them.
+    """Lower-case words and punctuation marks, as by nltk's `word_tokenize`.
 
     Without the punkt data (which needs a download) mid-caption periods stay with their word, as in "st. bernard".
 
@@ -41,7 +41,7 @@ def tokenize(text: str) -> list[str]:
 
 
 def tokenizer_name() -> str:
-    """Which of nltk's tokenisers is in use on this machine; the two differ on mid-caption periods."""
+    """Which of nltk's tokenizers is in use; the two differ on mid-caption periods."""
     return _nltk_tokenizer()[0]
 
 
@@ -136,7 +136,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _checked_words(content: dict[str, Any], name: str) -> tuple[str, ...]:
-    """The words in the order of their numbers, once both maps are known to say the same."""
+    """The words in the order of their numbers, after a check that both maps agree."""
     numbers, words, size = content["word2idx"], content["idx2word"], content["idx"]
     if not isinstance(numbers, dict) or not isinstance(words, dict):
         raise DataError(f"{name}: word2idx and idx2word must both be JSON objects; build the vocabulary again.")

@@ -271,7 +271,7 @@ def test_equal_images_have_equal_features_in_any_company() -> None:
     features = grid_features(images)
     last_digit = (
         2e-7 if np.lib.NumpyVersion(np.__version__) < "2.3.0" else 0
-    )  # rounded otherwise at the end of an array
+    )  # of an array's end
     for index in (0, 31, 69):
         np.testing.assert_allclose(grid_features(images[index : index + 1])[0], features[index], last_digit, last_digit)
 

@@ -176,12 +176,12 @@ def audit_source(
         match = match_scores(judge, measured, checked)
         flagged = np.flatnonzero(match < MATCH_THRESHOLD)
         suggested = flagged[match[flagged].argsort(kind="stable")][:MAX_SUGGESTED]
-        show.say("looking for better partners")
+        show.begin("looking for better partners")
         new_rights, new_lefts = (
             find_partners(source, judge, suggested, match, groups, keep_left=keep_left, device=device)
             for keep_left in (True, False)
         )
-        show.say("looking for near-duplicates")
+        show.begin("looking for near-duplicates")
         unreadable = measured.status != READABLE
         left, right = (_near_duplicates(source, judge, side, measured.codes[side], unreadable) for side in range(2))
         measured = replace(measured, codes=measured.codes[:, :0].copy())  # not needed any more
@@ -221,9 +221,9 @@ def _measured(
 ) -> tuple[Judge, Scan]:
     """Learns what matching pairs have in common, then measures all pairs."""
     check(source, settings)
-    show.say("learning what a right pair is like")
+    show.begin("learning what a right pair is like")
     judge = _judge(source, settings, device, work)
-    show.say("measuring all pairs")
+    show.begin("measuring all pairs")
     workers = settings.workers or (GPU_WORKERS if device.type == "cuda" else os.cpu_count() or 1)
     measured = scan(source, judge, source.groups, workers=workers, device=device, folder=work, step=show.step)
     return judge, measured

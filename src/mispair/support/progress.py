@@ -71,7 +71,7 @@ class RowProgress:
         self.stages: dict[str, float] = {}
         self._stage, self._since = "", time.monotonic()
 
-    def say(self, stage: str) -> None:
+    def begin(self, stage: str) -> None:
         """Begins a stage and ends the one before."""
         self.end()
         self._stage = stage

@@ -269,9 +269,7 @@ def test_nuisance_changes_the_pixels_only() -> None:
 def test_equal_images_have_equal_features_in_any_company() -> None:
     images = np.stack([dataset.example(0, "train", index).pixels for index in range(70)])  # more than one chunk
     features = grid_features(images)
-    last_digit = (
-        2e-7 if np.lib.NumpyVersion(np.__version__) < "2.3.0" else 0
-    )  # of an array's end
+    last_digit = 2e-7 if np.lib.NumpyVersion(np.__version__) < "2.3.0" else 0  # of an array's end
     for index in (0, 31, 69):
         np.testing.assert_allclose(grid_features(images[index : index + 1])[0], features[index], last_digit, last_digit)
 

@@ -51,9 +51,9 @@ def test_inputs_are_built_again_around_other_tensors() -> None:
 
 def test_without_recording_the_step_is_just_called() -> None:
     seen: list[Any] = []
-    replay = CudaGraphStep(seen.append, on=False)
+    recorded = CudaGraphStep(seen.append, on=False)
     for number in range(3):
-        replay((torch.tensor(number),))
+        recorded((torch.tensor(number),))
     assert [int(inputs[0]) for inputs in seen] == [0, 1, 2]
 
 
@@ -75,13 +75,13 @@ def test_a_repeated_step_is_the_step() -> None:
             optimizer.step()
             return torch.as_tensor(loss.detach())
 
-        replay, generator = CudaGraphStep(step, on=on), torch.Generator().manual_seed(1)
+        recorded, generator = CudaGraphStep(step, on=on), torch.Generator().manual_seed(1)
         losses = []
         for number in range(12):
             rows = 4 + number % 3  # three shapes that take turns
             parts = torch.rand(rows, 5, generator=generator), torch.rand(rows, 3, generator=generator)
-            losses.append(float(replay((parts[0].cuda(), parts[1].cuda()))))
-        assert len(replay._recorded) == (3 if on else 0)
+            losses.append(float(recorded((parts[0].cuda(), parts[1].cuda()))))
+        assert len(recorded._recorded) == (3 if on else 0)
         results.append([*losses, *layer.weight.flatten().tolist()])
     assert results[0] == pytest.approx(results[1], rel=1e-5, abs=1e-6)
     assert SEEN == 2
@@ -102,9 +102,9 @@ def test_memory_is_given_back_when_the_last_step_has_ended() -> None:
     results = []
     for on in (False, True):
         total.zero_()
-        with CudaGraphStep(step, on=on) as replay:
+        with CudaGraphStep(step, on=on) as recorded:
             for _ in range(6):
-                replay(torch.full((4096, 4096), 1e-3, device="cuda"))
+                recorded(torch.full((4096, 4096), 1e-3, device="cuda"))
         results.append(float(total))
     assert results[1] == pytest.approx(results[0])
     assert torch.cuda.memory_reserved() - before < 2**28

@@ -191,14 +191,14 @@ def test_folds_take_the_captions_of_their_images_wherever_they_stand() -> None:
     assert straight.rsum == pytest.approx(sum(direct) / 5)
 
 
-def test_figures_are_flat_and_their_sum_is_of_six() -> None:
+def test_metrics_are_flat_and_their_sum_is_of_six() -> None:
     result = Retrieval(Recalls(1.0, 2.0, 3.0, 40.0, 50.0), Recalls(6.0, 7.0, 8.0, 90.0, 100.0))
-    figures = result.metrics()
-    assert figures["i2t_r1"] == 1
-    assert figures["t2i_r10"] == 8
-    assert figures["t2i_mean_rank"] == 100
-    assert figures["rsum"] == result.rsum == 27
-    assert len(figures) == 11
+    metrics = result.metrics()
+    assert metrics["i2t_r1"] == 1
+    assert metrics["t2i_r10"] == 8
+    assert metrics["t2i_mean_rank"] == 100
+    assert metrics["rsum"] == result.rsum == 27
+    assert len(metrics) == 11
 
 
 def test_the_average_of_two_equal_matrices_ranks_the_same() -> None:

@@ -1,4 +1,4 @@
-"""A data set of a few random pictures with telling captions, for tests that train."""
+"""A data set of a few random images with telling captions, for tests that train."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def with_other_truth(pairs: Pairs) -> Pairs:
 
 
 def trained(config: Config, pairs: Pairs, folder: Path, stop: Stop | None) -> Steps:
-    """Trains; asked to stop after batch `stop` (epoch, network, batches done). Gives network and plan of each step."""
+    """Trains; stopped after batch `stop` (epoch, network, batches done). Gives network and plan of each step."""
     with Run(folder, config) as run:
         trainer = Trainer(config, pairs, None, run)
         steps, done = trainer.steps, []

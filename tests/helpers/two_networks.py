@@ -170,7 +170,7 @@ LITTLE: list[tuple[str, Pairs, dict[str, Any]]] = [  # little or much noise, few
     ),
     ("batches of two, one alone", vector_pairs(15), {"batch_size": 2}),
     ("one large batch", vector_pairs(), {"batch_size": 1000}),
-    ("two pictures", vector_pairs(12, shared=6), {}),
+    ("two images", vector_pairs(12, shared=6), {}),
     ("two pairs", vector_pairs(2, shared=1), {}),
     ("no warm-up", vector_pairs(), {"warmup_epochs": 0}),
     ("sgr", image_text(24), {"model": "sgr"}),

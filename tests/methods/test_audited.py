@@ -128,11 +128,11 @@ def test_every_method_trains_on_audited_pairs(name: str, tmp_path: Path) -> None
 def test_the_audit_is_made_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
 
-    def look(pairs: Pairs, *_: object) -> FloatArray:
+    def counted(pairs: Pairs, *_: object) -> FloatArray:
         calls.append(len(pairs))
         return np.linspace(0, 1, len(pairs))
 
-    monkeypatch.setattr("mispair.auditing.audit.score_pairs", look)
+    monkeypatch.setattr("mispair.auditing.audit.score_pairs", counted)
     settings: dict[str, Any] = {"model": "two-tower", "embed_size": 4, "batch_size": 12, "epochs": 1, "device": "cpu"}
     for _ in range(2):
         mispair.fit(vector_pairs(), out=tmp_path / "run", audit=True, **settings)

@@ -217,7 +217,7 @@ def test_ratios_with_zeros_and_other_signs() -> None:
 
 
 def test_clean_pairs_for_the_anchors_of_noisy_ones() -> None:
-    """From the split that trains the network: others at every step, but the same whenever they are asked for."""
+    """From the split that trains the network: others at every step, but the same in every call."""
     method, again = bicro(), bicro()
     chosen = {(net, step): anchors_of(method, net, step).tolist() for net in range(2) for step in (1, 0)}
     for (net, step), pairs in chosen.items():

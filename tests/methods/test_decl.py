@@ -32,7 +32,7 @@ from tiny import tiny_pairs
 from training import check_resume
 
 COUNT = 60
-CHOSEN = np.array([3, 8, 20, 21, 33, 40, 41, 59])  # pairs 20, 21 and 40, 41 share their pictures
+CHOSEN = np.array([3, 8, 20, 21, 33, 40, 41, 59])  # pairs 20, 21 and 40, 41 share their images
 SMALL: dict[str, Any] = {
     "method": "decl", "model": "two-tower", "embed_size": 8, "word_size": 6, "sim_size": 8, "batch_size": 12,
     "warmup_epochs": 1, "epochs": 2, "lr": 1e-3, "dropout": 0.0, "augment": False, "hinge_decay": 0.5,
@@ -89,7 +89,7 @@ def main_step(method: Decl, net: int, step: int = 0, chosen: IntArray = CHOSEN) 
 
 
 def raw(model: str, S: Tensor) -> np.ndarray:
-    """What the network said, before a sigmoid if it has one."""
+    """The network's score, before a sigmoid if it has one."""
     scores = S.detach().double().numpy()
     return np.asarray(special.logit(scores)) if model in ("sgr", "saf") else scores
 
@@ -219,7 +219,7 @@ def test_without_clean_pairs_only_evidence_counts() -> None:
     assert result.S.grad is not None
     other = torch.from_numpy(same) & ~torch.eye(len(CHOSEN), dtype=torch.bool)
     assert other.sum() == 4
-    assert torch.equal(result.S.grad == 0, other)  # evidence for the same picture counts neither for nor against
+    assert torch.equal(result.S.grad == 0, other)  # evidence for the same image counts neither for nor against
 
 
 def test_each_network_trains_by_its_own_filter() -> None:
@@ -415,7 +415,7 @@ def test_it_finds_the_right_partners_of_noisy_pairs(model: str) -> None:
 
 
 def test_one_network_by_default() -> None:
-    """Qin et al. train one network, and so does DECL here unless asked for two."""
+    """Qin et al. train one network, and so does DECL here unless set to two."""
     assert find("decl") is Decl
     assert Decl.networks == 1
     pairs = vector_pairs(truth=True)

@@ -1,4 +1,4 @@
-"""The survey against plain loops that encode and score one item at a time."""
+"""The pass over all pairs against plain loops that encode and score one item at a time."""
 
 from __future__ import annotations
 
@@ -159,5 +159,5 @@ def test_batches_are_shuffled() -> None:
 
 @pytest.mark.parametrize("count", [3, 7, 11, 203])
 def test_no_pair_is_alone_in_its_batch(count: int) -> None:
-    """Alone it has no negatives: its loss is 0, so that it looks clean, and the spread is NaN."""
+    """Alone it has no negatives: its loss is 0, so that it counts as clean, and the spread is NaN."""
     assert min(len(batch) for batch in random_batches(count, 2, np.random.default_rng(0))) >= 2

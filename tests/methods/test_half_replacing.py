@@ -149,7 +149,7 @@ def test_partners_equal_a_loop_over_pairs(model: str, keep_left: bool, monkeypat
 @DIRECTIONS
 @pytest.mark.parametrize("model", ["sgr", "two-tower"])
 def test_what_is_known_to_be_wrong_never_comes_back(model: str, keep_left: bool) -> None:
-    link = np.arange(COUNT) // 4  # four pairs share a picture
+    link = np.arange(COUNT) // 4  # four pairs share an image
     view = case(model, link)
     bank, pairs = bank_of(view, np.arange(COUNT)), np.arange(COUNT)
     found = find_partners(view, bank, pairs, 2 * COUNT, keep_left=keep_left)
@@ -157,14 +157,14 @@ def test_what_is_known_to_be_wrong_never_comes_back(model: str, keep_left: bool)
     assert (found.ids != pairs).all()
     if not keep_left:
         assert (link[found.ids] != link).all()
-    else:  # another text of the same picture is welcome, and the pictures in the bank are the nearest
+    else:  # another text of the same image is welcome, and the images in the bank are the nearest
         near = find_partners(view, bank, pairs, 3, keep_left=True)
         assert (link[near.ids] == link).all()
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_no_copy_of_the_wrong_picture_comes_back(model: str) -> None:
-    """Rows 0 to 9 and 10 to 19 are of ten pictures, by their groups."""
+def test_no_copy_of_the_mismatched_image_comes_back(model: str) -> None:
+    """Rows 0 to 9 and 10 to 19 are of ten images, by their groups."""
     view = case(model, groups=np.arange(COUNT) % 10)
     found = find_partners(view, bank_of(view, np.arange(10, COUNT)), np.arange(10), 20, keep_left=False)
     assert (found.ids >= 10).all()
@@ -179,7 +179,7 @@ def test_a_bank_of_one_pair(model: str, keep_left: bool) -> None:
     view = case(model, np.arange(COUNT) // 2)
     bank = bank_of(view, np.array([6]))
     found = find_partners(view, bank, np.array([6, 7, 8]), 32, keep_left=keep_left)
-    # 7 has the picture of 6: its text may come, the picture may not.
+    # 7 has the image of 6: its text may come, the image may not.
     assert found.ids.tolist() == ([-1, 6, 6] if keep_left else [-1, -1, 6])
     assert found.correlation.tolist() == [0.0] * 3  # one entry says nothing
 

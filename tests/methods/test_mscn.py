@@ -424,7 +424,7 @@ def test_known_pairs_are_right_and_wrong_ones(seed: int) -> None:
     assert len(set(known.right[4:].tolist())) == 4
 
 
-def test_copies_of_a_picture_are_not_taken_for_wrong() -> None:
+def test_copies_of_an_image_are_not_taken_for_mismatched() -> None:
     pairs = replace(noisy_pairs(6), groups=np.arange(6) // 3)
     for seed in range(20):
         known = known_pairs(pairs, np.arange(10), np.random.default_rng(seed))

@@ -51,7 +51,7 @@ def test_it_trains_on_right_pairs_only(networks: int, monkeypatch: pytest.Monkey
     assert all(sorted(pairs_seen) == right for pairs_seen in seen.values())
 
 
-def test_duplicates_of_a_picture_count_as_right() -> None:
+def test_duplicates_of_an_image_count_as_matching() -> None:
     pairs = vector_pairs(8)
     twice = Pairs(pairs.left, pairs.right, np.array([1, 0, 3, 2, 4, 5, 6, 7]), np.arange(8), np.arange(8) // 2)
     wrong = Pairs(pairs.left, pairs.right, np.array([2, 1, 0, 3, 4, 5, 6, 7]), np.arange(8), np.arange(8) // 2)

@@ -168,8 +168,8 @@ def half_replaced(model: str, side: str, net: int = 1) -> tuple[Repair, StepResu
     method.labels = torch.rand(2, COUNT)
     method.partners = rng.integers(0, COUNT, (2, 2, COUNT))
     method.partners[:, :, NOISY[:2]] = 12, 12
-    method.partners[:, KEEP_LEFT, NOISY[2]] = NOISY[3]  # a text of the picture of another pair in the batch
-    method.partners[:, KEEP_RIGHT, NOISY[3]] = 13  # another pair with the picture of 12
+    method.partners[:, KEEP_LEFT, NOISY[2]] = NOISY[3]  # a text of the image of another pair in the batch
+    method.partners[:, KEEP_RIGHT, NOISY[3]] = 13  # another pair with the image of 12
     method.partner_labels = torch.rand(2, 2, COUNT)
     return method, take_step(method, net, 0, CLEAN, NOISY)
 
@@ -191,13 +191,13 @@ def test_half_replaced_pairs_by_hand(model: str, side: str) -> None:
         masked = np.zeros(S.shape, dtype=bool)
         for i in range(len(NOISY)):
             for j in range(len(NOISY)):
-                if keep == KEEP_LEFT:  # picture i with the new text j
+                if keep == KEEP_LEFT:  # image i with the new text j
                     masked[i, j] = (
                         link[lenders[i]] == link[lenders[j]]
                         or link[NOISY[i]] == link[NOISY[j]]
                         or link[NOISY[i]] == link[lenders[j]]
                     )
-                else:  # new picture i with text j
+                else:  # new image i with text j
                     masked[i, j] = link[lenders[i]] == link[lenders[j]]
         assert masked.sum() > len(NOISY)
         margins = [margin_of(method.partner_labels[net, keep, pair].item()) for pair in NOISY]
@@ -287,7 +287,7 @@ def test_partners_come_from_the_bank_and_eyes_of_the_teacher(replace_by: str, si
 
 
 def test_pairs_without_a_partner_stay_out() -> None:
-    """Of each two pairs with one picture one is clean; the bank holds a single clean one."""
+    """Of each two pairs with one image one is clean; the bank holds a single clean one."""
     w = np.tile([0.9, 0.1], (2, COUNT // 2))
     method = with_w(repair(vector_pairs(shared=2), noisy_start=0.0, eta=0.4, bank_size=1), w)
     for net, split in enumerate(method.begin_epoch(0)):
@@ -373,7 +373,7 @@ def test_the_first_fill_is_a_random_part_of_the_clean_pairs() -> None:
         network, ids = method.nets[net], np.array(queue)
         assert torch.allclose(left.float(), encode_left(network, method.loader, ids).pooled, atol=1e-3)
         assert torch.allclose(right.float(), encode_right(network, method.loader, ids).pooled, atol=1e-3)
-    large = with_w(repair(bank_size=4096), random_w())  # more room than clean pairs
+    large = with_w(repair(bank_size=4096), random_w())  # more than the clean pairs
     for net, split in enumerate(large.begin_epoch(0)):
         assert sorted(large.queues[net][0].tolist()) == split.clean.tolist()
         assert len(large.banks[net]) == len(split.clean)
@@ -531,7 +531,7 @@ EASY = [
     ("batches of two", vector_pairs(16, truth=True), {"batch_size": 2}),
     ("batches of two, one alone", vector_pairs(15, truth=True), {"batch_size": 2}),
     ("one large batch", vector_pairs(truth=True), {"batch_size": 1000}),
-    ("two pictures", vector_pairs(12, shared=6), {}),
+    ("two images", vector_pairs(12, shared=6), {}),
     ("two pairs", vector_pairs(2), {}),
     ("no warm-up", vector_pairs(truth=True), {"warmup_epochs": 0}),
     ("warm-up only", vector_pairs(truth=True), {"epochs": 0}),
@@ -547,9 +547,9 @@ def test_little_or_much_noise_few_pairs(pairs: Pairs, settings: dict[str, Any]) 
 
 @pytest.mark.parametrize("noise", [0.0, 0.9])
 @pytest.mark.parametrize("model", ["vse", "sgr"])
-def test_pictures_and_texts_without_and_with_much_noise(model: str, noise: float) -> None:
+def test_images_and_texts_without_and_with_much_noise(model: str, noise: float) -> None:
     pairs = add_noise(tiny_pairs(6), ratio=noise, seed=0) if noise else tiny_pairs(6)
-    # SGR may be stopped: of three clean pairs with one picture all similarities are equal, which looks like a collapse.
+    # SGR may be stopped: of three clean pairs with one image all similarities are equal, which counts as a collapse.
     assert ends_well(pairs, model=model, noisy_start=0.0, eta=1.0) or (model, noise) == ("sgr", 0.9)
 
 

@@ -127,7 +127,7 @@ def test_truth_and_groups_decide_what_is_right() -> None:
     assert evaluate([torch.eye(4)[[1, 0, 2, 3]]], pairs).averaged.left_to_right.r1 == 50
 
 
-def test_figures_name_the_networks() -> None:
+def test_metrics_name_the_networks() -> None:
     pairs = SETS["sgr"]
     S = torch.randn(7, 11)
     assert list(evaluate([S], pairs).metrics()) == ["network"]

@@ -170,12 +170,12 @@ def test_vse_is_tested_on_any_number_of_regions(tmp_path: Path) -> None:
     assert result.tested_on == "tiny test"
 
 
-@pytest.mark.parametrize(("words", "said"), [(("zebra", "yak"), True), (WORDS, False)])
-def test_a_vocabulary_that_knows_hardly_a_word_is_noted(words: tuple[str, ...], said: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("words", "noted"), [(("zebra", "yak"), True), (WORDS, False)])
+def test_a_vocabulary_that_knows_hardly_a_word_is_noted(words: tuple[str, ...], noted: bool, tmp_path: Path) -> None:
     folder = tiny_folder(tmp_path / "tiny")
     Vocabulary((*SPECIAL_WORDS, *words)).save(tmp_path / "words.json")
     console = Console(file=StringIO(), width=300)
     load_splits(Config(data=str(folder), vocab=str(tmp_path / "words.json"), device="cpu"), console)
     text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert ("tiny train: 100% of the words are not in the vocabulary" in text) == said
-    assert ("--vocab" in text) == said
+    assert ("tiny train: 100% of the words are not in the vocabulary" in text) == noted
+    assert ("--vocab" in text) == noted

@@ -193,7 +193,7 @@ def test_somebody_elses_config_is_not_touched(tmp_path: Path, content: str | byt
 def test_a_run_in_which_nothing_was_trained_takes_other_settings(tmp_path: Path) -> None:
     Run(tmp_path / "run", Config()).close()
     settings = tmp_path / "run/config.toml"
-    settings.write_text("epochs = 3\n")  # known by the lock beside it, as when an older version wrote it
+    settings.write_text("epochs = 3\n")  # known by the lock file, as when an older version wrote it
     Run(tmp_path / "run", Config(epochs=4)).close()
     (tmp_path / "run/.lock").unlink()  # hidden files get lost in copies; known by its text
     Run(tmp_path / "run", Config(epochs=5)).close()

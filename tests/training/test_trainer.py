@@ -300,7 +300,7 @@ def test_a_non_finite_loss_stops_before_the_update(tmp_path: Path, monkeypatch: 
         expected = trainer.plans(0)[1].pairs
         assert "step 1;" in str(stop.value)
         assert ", ".join(map(str, sorted(expected.tolist()))) in str(stop.value)
-    # The weights are those of one finite step, although more steps were computed before anybody looked.
+    # The weights are those of one finite step, although more steps were computed before the metrics were read.
     trained(settings, tiny_pairs(16), tmp_path / "one", (0, 0, 1))
     one = checkpoint.load_newest(tmp_path / "one/checkpoints")
     assert one is not None

@@ -16,7 +16,7 @@ import numpy.typing as npt
 FloatArray = npt.NDArray[Any]
 EDGE = 1e-4  # values are kept so far from 0 and 1
 ROUNDS, FLOOR = 10, 1e-12  # rounds of a fit; least responsibility
-GRID = 1001  # places between the ends where a posterior is looked at in any case
+GRID = 1001  # points at which a posterior is evaluated in any case
 LEAST, MOST = 1e-2, 1e4  # bounds of alpha and beta: constant values would make them infinite
 
 

@@ -95,7 +95,7 @@ def label_bounds(correlation: Tensor, top_share: float) -> tuple[float, float]:
 
 
 def soft_labels(correlation: Tensor, gamma: float, mu: float) -> Tensor:
-    """Soft correspondence labels y* in [0, 1] (Eq. 6); a step at gamma where the bounds leave no room between them.
+    """Soft correspondence labels y* in [0, 1] (Eq. 6); a step at gamma where the bounds are equal.
 
     >>> soft_labels(torch.tensor([-0.5, 0.1, 0.4, 0.7, 0.9]), gamma=0.7, mu=0.1)
     tensor([0.0000, 0.0000, 0.5000, 1.0000, 1.0000])

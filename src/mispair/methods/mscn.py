@@ -3,9 +3,9 @@ Correction, CVPR 2023).
 
 The last layer of a similarity network is the meta network. It learns from a small set of pairs that are known to be
 right, and as many random ones that are wrong: before each step it is changed such that a step of the rest of the
-network would tell these apart better (meta.py). The rest then takes its step, with the similarity itself as the label:
-a pair with low similarity gets a small margin. Before every main epoch each network drops pairs for the other, by a
-mixture of Beta distributions over the similarities that starts from those of the known pairs.
+network would separate these better (mscn_meta.py). The rest then takes its step, with the similarity itself as the
+label: a pair with low similarity gets a small margin. Before every main epoch each network drops pairs for the other,
+by a mixture of Beta distributions over the similarities that starts from those of the known pairs.
 
 Where we depart from the published code:
 - The known pairs are a share of the training pairs and are taken out of training. The published ones are validation

@@ -41,7 +41,7 @@ Scoring = Callable[[Network], Tensor]  # a network's similarities of a fixed bat
 
 
 class MetaGradient(NamedTuple):
-    """What one look at known pairs says."""
+    """Loss of the known pairs and its gradient."""
 
     loss: Tensor  # M, after the virtual step
     direct: list[Tensor]  # first term of the gradient, for each of phi's parameters
@@ -78,7 +78,7 @@ def meta_gradient(
     device = phi[0].device
     with steady(network):
         with uncached(device):
-            S, x = watched(network, scores)
+            S, x = captured(network, scores)
             slopes, *slope = grads(loss(S), [S, *theta.values()])
             rate = lr * (clip / length(slope)).clamp(max=1)
             there = {
@@ -109,7 +109,7 @@ def motion(network: Network, scores: Scoring, theta: Weights, v: Weights) -> Ten
             with_weights(
                 network,
                 {name: weight + sign * e * v[name] for name, weight in theta.items()},
-                lambda there: watched(there, scores)[1],
+                lambda there: captured(there, scores)[1],
             )
             for sign in (1, -1)
         )
@@ -131,7 +131,7 @@ def body(network: Network) -> Weights:
     return {name: part for name, part in network.named_parameters() if not name.startswith(f"{SCORE}.")}
 
 
-def watched(network: Network, scores: Scoring) -> tuple[Tensor, Tensor]:
+def captured(network: Network, scores: Scoring) -> tuple[Tensor, Tensor]:
     """The similarities, and the similarity vectors that the score layer was given for them."""
     given: list[Tensor] = []
     hook = score_layer(network).register_forward_pre_hook(lambda _, inputs: given.append(inputs[0]))

@@ -50,8 +50,8 @@ class SCAN(Network):
         real = pack_words(words, lengths, right.capacity)
         packed = real.pack(words)  # (T, D)
         raw = regions @ packed.T  # (l, R, T)
-        seen = unit_over_words(leaky_relu(raw, SLOPE), real)
-        cosines = self._cosines(raw, seen, region_counts, regions, packed)  # (l, T)
+        affinity = unit_over_words(leaky_relu(raw, SLOPE), real)
+        cosines = self._cosines(raw, affinity, region_counts, regions, packed)  # (l, T)
         return self._aggregate(real.pad(cosines, dim=1), lengths)
 
     def _regions_look(self, left: Encoded, right: Encoded) -> Tensor:
@@ -60,8 +60,8 @@ class SCAN(Network):
         real = pack_words(words, lengths, right.capacity)
         flat = regions.flatten(0, 1)
         raw = real.pad(real.pack(words) @ flat.T)  # (r, L, l * R)
-        seen = l2norm(leaky_relu(raw, SLOPE).view(*raw.shape[:2], *regions.shape[:2])).flatten(2)
-        cosines = self._cosines(raw, seen, lengths, words, flat)  # (r, l * R)
+        affinity = l2norm(leaky_relu(raw, SLOPE).view(*raw.shape[:2], *regions.shape[:2])).flatten(2)
+        cosines = self._cosines(raw, affinity, lengths, words, flat)  # (r, l * R)
         return self._aggregate(cosines.view(-1, *regions.shape[:2]), region_counts).T
 
     def pair_similarity(self, left: Encoded, right: Encoded) -> Tensor:
@@ -70,16 +70,18 @@ class SCAN(Network):
             sides = (regions, region_counts), (words, lengths)
             (context, counts), (queries, query_counts) = sides if self.attend == "t2i" else sides[::-1]
             raw = context @ queries.transpose(1, 2)
-            seen = l2norm(leaky_relu(raw, SLOPE))  # padded queries are zero and stay zero
-            cosines = self._cosines(raw, seen, counts, context, queries)
+            affinity = l2norm(leaky_relu(raw, SLOPE))  # padded queries are zero and stay zero
+            cosines = self._cosines(raw, affinity, counts, context, queries)
             return self._aggregate(cosines, query_counts)
 
-    def _cosines(self, raw: Tensor, seen: Tensor, counts: Tensor | None, context: Tensor, queries: Tensor) -> Tensor:
-        """Cosine of each query with what it sees of the context.
+    def _cosines(
+        self, raw: Tensor, affinity: Tensor, counts: Tensor | None, context: Tensor, queries: Tensor
+    ) -> Tensor:
+        """Cosine of each query with what it attends to in the context.
 
         Args:
             raw: (c, m, N) products of the contexts' elements with the queries.
-            seen: (c, m, N) the same as the attention takes them.
+            affinity: (c, m, N) the same as the attention takes them.
             counts: (c,) how many of the m elements are real, None if all are.
             context: (c, m, D).
             queries: (N, D), or (c, N, D) where every context has queries of its own.
@@ -87,7 +89,7 @@ class SCAN(Network):
         Returns:
             (c, N), 0 where a vector is zero.
         """
-        weights = mask_regions(self.sharpness * seen, counts).softmax(dim=1)
+        weights = mask_regions(self.sharpness * affinity, counts).softmax(dim=1)
         product = (weights * raw).sum(dim=1)
         square = ((products(context) @ weights) * weights).sum(dim=1) * queries.square().sum(dim=-1)
         # Where a vector is zero, so is the product; divided by 1 instead of the bound it has a gradient of usual size.

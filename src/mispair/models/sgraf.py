@@ -66,10 +66,10 @@ class GraphReasoning(nn.Module):
         queries = linear(asking, both, bias)
         if graph.available(nodes.device) and graph.fits(nodes, 1 + words.longest):
             attend = graph.attend_first if last else graph.attend
-            seen = attend(queries, nodes, words.starts, words.lengths, 1 + words.longest)
+            attended = attend(queries, nodes, words.starts, words.lengths, 1 + words.longest)
         else:
-            seen = plain_attention(queries, nodes, words, last=last)
-        reasoned: Tensor = self.out(seen).relu()
+            attended = plain_attention(queries, nodes, words, last=last)
+        reasoned: Tensor = self.out(attended).relu()
         return reasoned
 
 
@@ -83,10 +83,10 @@ def plain_attention(queries: Tensor, nodes: Tensor, words: Packing, *, last: boo
     padded, asking = graphs(nodes), queries[:, :, None] if last else graphs(queries)
     edges = (asking @ padded.transpose(-1, -2)).float()
     hidden = nn.functional.pad(~words.inside, (1, 0))[:, None]
-    seen = edges.masked_fill(hidden, -torch.inf).softmax(dim=-1).to(padded.dtype) @ padded
+    attended = edges.masked_fill(hidden, -torch.inf).softmax(dim=-1).to(padded.dtype) @ padded
     if last:
-        return seen[:, :, 0]
-    return torch.cat([seen[:, :, 0], words.pack(seen[:, :, 1:], dim=1)], dim=1)
+        return attended[:, :, 0]
+    return torch.cat([attended[:, :, 0], words.pack(attended[:, :, 1:], dim=1)], dim=1)
 
 
 class SimilarityVectors(Network):
@@ -129,8 +129,8 @@ class SimilarityVectors(Network):
     def pair_similarity(self, left: Encoded, right: Encoded) -> Tensor:
         regions, region_counts = left.parts()  # (n, R, D)
         words, lengths = right.parts()  # (n, L, D)
-        seen = leaky_relu(regions @ words.transpose(1, 2), SLOPE).float()  # padded words are zero and stay zero
-        weights = context_weights(regions, region_counts, l2norm(seen))
+        affinity = leaky_relu(regions @ words.transpose(1, 2), SLOPE).float()  # padded words are zero and stay zero
+        weights = context_weights(regions, region_counts, l2norm(affinity))
         local = similarity_vectors(weights, regions, words, self.local_vector)
         left_whole, right_whole = self.left_pool(regions, region_counts), self.right_pool(words, lengths)
         ones = left_whole.new_ones(len(left), 1, 1)
@@ -184,12 +184,12 @@ def word_weights(regions: Tensor, counts: Tensor | None, scores: Tensor, words: 
     return context_weights(regions, counts, unit_over_words(leaky_relu(scores, SLOPE), words))
 
 
-def unit_over_words(seen: Tensor, words: Packing) -> Tensor:
+def unit_over_words(affinity: Tensor, words: Packing) -> Tensor:
     """(l, R, T) divided by its norm over the words of each caption, in float32."""
-    with full_precision(seen):
-        seen, owner = seen.float(), ownership(words)
-        norms = safe_norm(seen.square() @ owner) @ owner.T
-        return seen / torch.where(words.taken, norms, 1)
+    with full_precision(affinity):
+        affinity, owner = affinity.float(), ownership(words)
+        norms = safe_norm(affinity.square() @ owner) @ owner.T
+        return affinity / torch.where(words.taken, norms, 1)
 
 
 def ownership(words: Packing) -> Tensor:
@@ -201,18 +201,18 @@ def ownership(words: Packing) -> Tensor:
     return (words.owner[:, None] == torch.arange(len(words.lengths), device=words.owner.device)).float()
 
 
-def context_weights(regions: Tensor, counts: Tensor | None, seen: Tensor) -> Tensor:
+def context_weights(regions: Tensor, counts: Tensor | None, affinity: Tensor) -> Tensor:
     """Weights with which the regions add up to the context of each word, a vector of unit length.
 
     Args:
         regions: (l, R, D).
         counts: (l,) how many of the R are real, None if all are.
-        seen: (l, R, T) attention of each of T words to each region.
+        affinity: (l, R, T) affinity of each of T words to each region.
 
     Returns:
         (l, T, R).
     """
-    weights = mask_regions(SMOOTH * seen, counts).softmax(dim=1)
+    weights = mask_regions(SMOOTH * affinity, counts).softmax(dim=1)
     with full_precision(weights):
         # The length follows from the regions' products with each other, so the wide (l, T, D) tensor of all contexts is
         # never touched for it.

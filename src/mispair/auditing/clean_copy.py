@@ -8,7 +8,7 @@ import json
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from mispair.auditing.sources.shards import File
 from mispair.auditing.sources.source import Layout, Source
-from mispair.auditing.sources.tables import BATCH, Parquet, Part, Text
+from mispair.auditing.sources.tables import Part, Text
 from mispair.data import precomp
 from mispair.data.npy import open_array
 from mispair.data.pairs import IntArray
@@ -268,52 +268,35 @@ def _write_rows(
 
 def _write_part(source: Source, part: Part, start: int, keep: Mask, path: Path) -> None:
     """The kept rows of one file of the table with all its columns, and with ids where it has none."""
-    assert source.table is not None
-    inside = keep[start : start + len(part)]
-    named = source.table.find("id") is not None
-    if isinstance(part, Parquet):
-        _write_parquet(part, inside, path, None if named else source, start)
-    else:
-        _write_text(part, inside, path, None if named else source, start)
-
-
-def _write_parquet(part: Parquet, keep: Mask, path: Path, ids: Source | None, start: int) -> None:
     import pyarrow
+    import pyarrow.csv
     import pyarrow.parquet
 
+    assert source.table is not None
+    named = source.table.find("id") is not None
+
     def pieces() -> Iterator[pyarrow.Table]:
-        row = 0
+        row = start
         for batch in part.records():
             inside = keep[row : row + len(batch)]
             kept = pyarrow.Table.from_batches([batch]).filter(pyarrow.array(inside))
-            if ids is not None:
-                names = ids.ids(np.flatnonzero(inside) + start + row)
-                kept = kept.append_column("id", pyarrow.array(names, pyarrow.string()))
+            if not named:
+                ids = source.ids(np.flatnonzero(inside) + row)
+                kept = kept.append_column("id", pyarrow.array(ids, pyarrow.string()))
             yield kept
             row += len(batch)
 
     rest = pieces()
     first = next(rest)
-    with replacing(path) as file, pyarrow.parquet.ParquetWriter(file, first.schema) as writer:
-        for piece in chain([first], rest):
-            writer.write_table(piece)
-
-
-def _write_text(part: Text, keep: Mask, path: Path, ids: Source | None, start: int) -> None:
-    records = part.records()
     with replacing(path) as file:
-        text = io.TextIOWrapper(file, "utf-8", newline="")
-        # The default line end \r\n makes every version of Python quote both of its characters.
-        writer = csv.writer(text, delimiter=part.separator)
-        writer.writerow(part.columns if ids is None else (*part.columns, "id"))
-        for first in range(0, len(part), BATCH):
-            rows = np.flatnonzero(keep[first : first + BATCH])
-            batch = list(islice(records, BATCH))
-            kept = [batch[row] for row in rows]
-            if ids is not None:
-                kept = [[*cells, name] for cells, name in zip(kept, ids.ids(rows + start + first), strict=True)]
-            writer.writerows(kept)
-        text.detach()  # writes what is left, and leaves the file to its owner
+        if isinstance(part, Text):
+            options = pyarrow.csv.WriteOptions(delimiter=part.separator)
+            writer = pyarrow.csv.CSVWriter(file, first.schema, write_options=options)
+        else:
+            writer = pyarrow.parquet.ParquetWriter(file, first.schema)
+        with writer:
+            for piece in chain([first], rest):
+                writer.write_table(piece)
 
 
 def _write_precomp(source: Source, keep: Mask, out: Path) -> None:

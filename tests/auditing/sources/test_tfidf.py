@@ -31,7 +31,7 @@ def reference(texts: list[str]) -> npt.NDArray[np.float64]:
     return matrix
 
 
-def test_all_directions_keep_all_likenesses() -> None:
+def test_all_directions_keep_all_similarities() -> None:
     texts = corpus(200, 60)
     full = reference(texts)
     vectors = word_vectors(texts, 80)
@@ -43,7 +43,7 @@ def test_all_directions_keep_all_likenesses() -> None:
 def test_the_main_directions_are_those_of_the_exact_decomposition() -> None:
     texts = corpus(600, 400)
     full = reference(texts)
-    assert full.shape[1] > 20 + tfidf._SPARE  # so that directions are searched for
+    assert full.shape[1] > 20 + tfidf._OVERSAMPLES  # so that directions are searched for
     left, values, _ = np.linalg.svd(full, full_matrices=False)
     vectors = word_vectors(texts, 20)
     exact = left[:, :20] * values[:20]

@@ -12,8 +12,6 @@ A row is never dropped: one without an image or a caption stays, with an empty s
 
 from __future__ import annotations
 
-import codecs
-import csv
 import json
 import os
 from collections import Counter
@@ -22,20 +20,13 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from mispair.auditing.sources.tables import Table, is_utf_16, open_table
 from mispair.errors import ConfigError, DataError
 from mispair.support.formatting import plain
 
-IMAGE_NAMES = (
-    "image", "image_path", "filepath", "file_path", "path", "file", "filename", "file_name", "img", "img_path",
-    "image_name", "image_file", "image_filename", "photo", "picture",
-)  # fmt: skip
-CAPTION_NAMES = ("caption", "text", "title", "description", "sentence", "comment", "alt_text", "alt")
-ID_NAMES = ("id", "pair_id", "caption_id", "key", "uid")
 IMAGE_SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"))
-_TABLES = (".csv", ".tsv", ".txt", ".psv")
-_SEPARATORS = ",;\t|"
-_UNQUOTED = "\t|"  # a caption may begin with a quotation mark in these, where many programs write no quotes at all
-_LOOK_AT = 1000  # images that are looked for before hours are spent on the wrong folder
+_TABLES = (".csv", ".tsv", ".txt", ".psv", ".parquet", ".pq")
+_PROBED = 1000  # image files that must not all be missing, before hours are spent on the wrong folder
 Record = tuple[str, str, str]  # id, image, caption; each may be empty
 
 
@@ -74,7 +65,7 @@ def read_raw(
     if (image_column or caption_column) and (path.is_dir() or suffix == ".json"):
         raise ConfigError(f"--image-column and --caption-column are for tables, and {path} is none; leave them out.")
     try:
-        records = _read(path, base, _Columns(path, image_column, caption_column))
+        records = _read(path, base, image_column, caption_column)
     except OSError as error:
         raise DataError(f"{error.filename or path}: the file cannot be read ({error.strerror or error}).") from None
     if not records:
@@ -88,18 +79,16 @@ def read_raw(
     return rows
 
 
-def _read(path: Path, images: Path, columns: _Columns) -> list[Record]:
+def _read(path: Path, images: Path, image_column: str | None, caption_column: str | None) -> list[Record]:
     if path.is_dir():
         return list(_from_folder(path, images))
     if not path.stat().st_size:
         raise DataError(f"{path}: the file is empty; expected pairs of an image and a caption.")
     match path.suffix.lower():
-        case ".parquet" | ".pq":
-            records = _from_parquet(path, columns)
         case ".json":
             records = list(_from_json(path))
         case suffix if suffix in _TABLES:
-            records = _from_table(path, columns)
+            records = list(_from_table(path, image_column, caption_column))
         case _:
             raise DataError(
                 f"{path}: this kind of file is not known; expected a table (.csv, .tsv, .txt or .parquet), a COCO or "
@@ -130,131 +119,35 @@ def _check_images(rows: Sequence[Row], records: Sequence[Record], base: Path) ->
             raise DataError(
                 f"{image} is a web address, and mispair downloads nothing; fetch the images first and give their paths."
             )
-    named = list(islice((row.image for row in rows if row.image), _LOOK_AT))
+    named = list(islice((row.image for row in rows if row.image), _PROBED))
     if not any(map(os.path.exists, named)):
         looked = f"looked for {plain(named[0])}" if named else "no row names one"
         raise DataError(
-            f"{base}: none of the {'first ' * (len(rows) > _LOOK_AT)}{min(len(rows), _LOOK_AT):,} images is here "
+            f"{base}: none of the {'first ' * (len(rows) > _PROBED)}{min(len(rows), _PROBED):,} images is here "
             f"({looked}); give the folder that the image paths start from with --images."
         )
 
 
-class _Columns:
-    """Which columns of a table hold what."""
-
-    def __init__(self, path: Path, image: str | None, caption: str | None) -> None:
-        self.path = path
-        self._kinds = (
-            ("images", "--image-column", image, IMAGE_NAMES),
-            ("captions", "--caption-column", caption, CAPTION_NAMES),
-        )
-
-    def recognised(self, columns: Sequence[str]) -> int:
-        """How many of the two needed columns are there."""
-        return sum(_pick(columns, named, usual) is not None for _, _, named, usual in self._kinds)
-
-    def find(self, columns: Sequence[str]) -> tuple[int | None, int, int]:
-        """Positions of the ids, if there are any, of the images and of the captions."""
-        found = [_pick(columns, named, usual) for _, _, named, usual in self._kinds]
-        for (what, flag, named, _), place in zip(self._kinds, found, strict=True):
-            if place is None:
-                present = ", ".join(f'"{column}"' for column in columns)
-                problem = f'no column "{named}"' if named else f"no column with a usual name for {what}"
-                raise DataError(f"{self.path}: {problem}; the columns are {present}. Name one of them with {flag}.")
-        image, caption = (place for place in found if place is not None)
-        return _pick(columns, None, ID_NAMES), image, caption
+def _from_table(path: Path, image_column: str | None, caption_column: str | None) -> Iterator[Record]:
+    table = open_table(path, named=[name for name in (image_column, caption_column) if name], lenient=True)
+    columns = [
+        _column(table, path, "images", "--image-column", image_column, table.find("image_path")),
+        _column(table, path, "captions", "--caption-column", caption_column, table.find("caption")),
+    ]
+    ids = table.find("id")
+    for batch in table.batches([*columns, ids] if ids else columns):
+        images, captions, *names = (cells.to_pylist() for cells in batch)
+        yield from zip(names[0] if names else [""] * len(images), images, captions, strict=True)
 
 
-def _pick(columns: Sequence[str], named: str | None, usual: Sequence[str]) -> int | None:
-    """Position of the column that was named, or of the first usual name that is there."""
-    if named is not None:
-        return columns.index(named) if named in columns else None
-    simple = [column.strip().lower().replace(" ", "_").replace("-", "_") for column in columns]
-    return next((simple.index(name) for name in usual if name in simple), None)
-
-
-def _from_table(path: Path, columns: _Columns) -> list[Record]:
-    encoding = _encoding(path)
-    try:
-        with path.open(encoding=encoding) as file:
-            line = next((line.rstrip("\r\n") for line in file if line.strip()), "")
-        if not line:
-            raise DataError(f"{path}: the file holds blank lines only; expected a header line and pairs.")
-        headers = {mark: _split(line, mark) for mark in _SEPARATORS}
-        mark = max(headers, key=lambda mark: (columns.recognised(headers[mark]), len(headers[mark])))
-        places = columns.find(headers[mark])
-        try:
-            return list(_table_records(path, encoding, mark, csv.QUOTE_MINIMAL, places))
-        except csv.Error:
-            if mark not in _UNQUOTED:
-                raise
-            return list(_table_records(path, encoding, mark, csv.QUOTE_NONE, places))
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: the text is not UTF-8 ({error.reason}); save the file again as UTF-8.") from None
-    except csv.Error as error:
-        raise DataError(
-            f"{path}: the table cannot be read ({error}); a field that holds a quotation mark, the separator or a line "
-            'break must stand in quotes, with "" for each quotation mark inside.'
-        ) from None
-
-
-def _encoding(path: Path) -> str:
-    with path.open("rb") as file:
-        start = file.read(2)
-    return "utf-16" if start in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "utf-8-sig"
-
-
-def _split(line: str, mark: str) -> list[str]:
-    return [name.strip() for name in next(csv.reader([line], delimiter=mark, skipinitialspace=True))]
-
-
-def _table_records(
-    path: Path, encoding: str, mark: str, quoting: Any, places: tuple[int | None, int, int]
-) -> Iterator[Record]:
-    with path.open(encoding=encoding, newline="") as file:
-        # Strict: a quote that is never closed would otherwise swallow all rows after it.
-        reader = csv.reader(file, delimiter=mark, quoting=quoting, skipinitialspace=True, strict=True)
-        lines = (fields for fields in reader if any(map(str.strip, fields)))
-        width = 0
-        try:
-            width = len(next(lines))
-            for fields in lines:
-                if any(map(str.strip, fields[width:])):
-                    raise DataError(
-                        f"{path}: line {reader.line_num:,} has {len(fields)} fields and the header {width}; put a "
-                        f'caption that holds "{mark}" in quotes.'
-                    )
-                name, image, caption = (
-                    "" if place is None or place >= len(fields) else fields[place] for place in places
-                )
-                yield name, image, caption
-        except csv.Error as error:
-            raise csv.Error(f"line {reader.line_num:,}: {error}") from None
-
-
-def _from_parquet(path: Path, columns: _Columns) -> list[Record]:
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        names: list[str] = pyarrow.parquet.read_schema(path).names
-        places = columns.find(names)
-        table = pyarrow.parquet.read_table(path, columns=[names[place] for place in places if place is not None])
-    except (OSError, pyarrow.ArrowException) as error:
-        raise DataError(f"{path}: the table cannot be read ({_first_line(error)}); write it again.") from None
-    for place in places[1:]:
-        column = table.column(names[place])
-        kind = column.type.value_type if pyarrow.types.is_dictionary(column.type) else column.type
-        if not (pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind) or pyarrow.types.is_null(kind)):
-            raise DataError(
-                f'{path}: column "{names[place]}" holds values of type {column.type}; expected text. '
-                "Name other columns with --image-column and --caption-column."
-            )
-    ids, images, captions = (
-        [""] * len(table) if place is None else [_text(value) for value in table.column(names[place]).to_pylist()]
-        for place in places
-    )
-    return list(zip(ids, images, captions, strict=True))
+def _column(table: Table, path: Path, what: str, flag: str, named: str | None, usual: str | None) -> str:
+    """The column that was named, or one with a usual name."""
+    found = usual if named is None else named if named in table.columns else None
+    if found is None:
+        present = ", ".join(f'"{column}"' for column in table.columns)
+        problem = f'no column "{named}"' if named else f"no column with a usual name for {what}"
+        raise DataError(f"{path}: {problem}; the columns are {present}. Name one of them with {flag}.")
+    return found
 
 
 def _text(value: object) -> str:
@@ -265,9 +158,13 @@ def _first_line(error: BaseException) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]
 
 
+def _decoded(content: bytes, errors: str = "strict") -> str:
+    return content.decode("utf-16" if is_utf_16(content) else "utf-8-sig", errors)
+
+
 def _from_json(path: Path) -> Iterator[Record]:
     try:
-        content = json.loads(path.read_bytes().decode(_encoding(path)))
+        content = json.loads(_decoded(path.read_bytes()))
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: the text is not UTF-8 ({error.reason}); save the file again as UTF-8.") from None
     except (ValueError, RecursionError) as error:
@@ -324,7 +221,7 @@ def _from_folder(folder: Path, images: Path) -> Iterator[Record]:
         text = (folder / inside).with_suffix(".txt")
         if text.is_file():
             texts += 1
-            content = text.read_bytes().decode(_encoding(text), "replace")
+            content = _decoded(text.read_bytes(), "replace")
             captions = [plain(line).strip() for line in content.splitlines() if line.strip()]
         for caption in captions or [""]:
             yield "", str(inside), caption

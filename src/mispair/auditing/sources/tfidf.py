@@ -7,39 +7,63 @@ reduced to their main directions by a randomised singular value decomposition.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 from mispair.data.pairs import IntArray, Tokens
 from mispair.data.vocabulary import SPECIAL_WORDS, tokenize
 
+if TYPE_CHECKING:
+    from scipy.sparse import csr_array
+
+FloatArray = npt.NDArray[np.float64]
 WIDTH = 1024
-_AT_LEAST = 2  # texts: a word of a single text says nothing about its likeness to others
-_SPARE = 64  # more directions than asked for, dropped at the end, make the kept ones exact sooner
+_MIN_TEXTS = 2  # a word of a single text says nothing about its similarity to others
+_OVERSAMPLES = 64  # further directions, dropped at the end, make the kept ones exact sooner
 _ROUNDS = 6
-_ROWS = 1 << 15  # texts worked on at a time
+_ROWS = 1 << 15  # texts at a time
 
 
 def word_vectors(texts: Sequence[str] | Tokens, width: int = WIDTH) -> npt.NDArray[np.float32]:
-    """One vector a text (N, width): its weighted words in the main directions of all texts.
+    """One vector a text (N, width): its TF-IDF weights in the main directions of all texts.
 
-    The same texts give the same vectors. A text without a word that another text has, too, is a zero vector.
+    The same texts give the same vectors. A text that shares no word with another text is a zero vector.
 
     Args:
         texts: Texts, or texts as token ids (of which unknown words are left out).
         width: Number of directions; there are no more than different words, but always one.
     """
-    weights = _Weights(*_tokens_of(texts) if isinstance(texts, Tokens) else _split(texts), n=len(texts))
-    if not weights.words:
+    weights = tfidf(*_tokens_of(texts) if isinstance(texts, Tokens) else _split(texts), n=len(texts))
+    if not weights.shape[1]:
         return np.zeros((len(texts), 1), dtype=np.float32)
     directions = _main_directions(weights, width)
     vectors = np.empty((len(texts), directions.shape[1]), dtype=np.float32)
-    for start, block in weights.blocks():
-        vectors[start : start + block.shape[0]] = torch.sparse.mm(block, directions).numpy()
+    for start, block in _blocks(weights):
+        vectors[start : start + block.shape[0]] = block @ directions
     return vectors
+
+
+def tfidf(rows: IntArray, words: IntArray, n: int) -> csr_array:
+    """The TF-IDF matrix (n, V) of words that occur in several texts.
+
+    Args:
+        rows: Text of every word.
+        words: Number of every word.
+        n: Number of texts.
+    """
+    from scipy.sparse import csr_array
+    from sklearn.feature_extraction.text import TfidfTransformer
+
+    size = n, int(words.max(initial=-1)) + 1
+    counts = csr_array((np.ones(len(words)), (rows, words)), shape=size)
+    counts.sum_duplicates()
+    counts = counts[:, np.bincount(counts.indices, minlength=size[1]) >= _MIN_TEXTS]
+    if not n or not counts.shape[1]:
+        return counts
+    return csr_array(TfidfTransformer(sublinear_tf=True).fit_transform(counts))
 
 
 def _split(texts: Sequence[str]) -> tuple[IntArray, IntArray]:
@@ -61,57 +85,33 @@ def _tokens_of(texts: Tokens) -> tuple[IntArray, IntArray]:
     return rows[real], words[real]
 
 
-class _Weights:
-    """The TF-IDF matrix (N, V), sparse, row by row."""
-
-    def __init__(self, rows: IntArray, words: IntArray, n: int) -> None:
-        different = int(words.max(initial=-1)) + 1
-        cells, counts = np.unique(rows * max(1, different) + words, return_counts=True)
-        rows, words = cells // max(1, different), cells % max(1, different)
-        texts_with = np.bincount(words, minlength=different)
-        kept = texts_with >= _AT_LEAST
-        self.n, self.words = n, int(kept.sum())
-        inside = kept[words]
-        self._columns = (np.cumsum(kept) - 1)[words[inside]]
-        rows = rows[inside]
-        rarity = np.log((1 + n) / (1 + texts_with)) + 1
-        values = (1 + np.log(counts[inside])) * rarity[words[inside]]
-        lengths = np.sqrt(np.bincount(rows, weights=values**2, minlength=n))
-        self._rows, self._values = rows, values / lengths[rows]
-
-    def blocks(self) -> Iterator[tuple[int, Tensor]]:
-        """Some consecutive rows at a time, with the number of the first."""
-        for start in range(0, self.n, _ROWS):
-            stop = min(start + _ROWS, self.n)
-            low, high = np.searchsorted(self._rows, [start, stop])
-            places = torch.from_numpy(np.stack([self._rows[low:high] - start, self._columns[low:high]]))
-            values = torch.from_numpy(self._values[low:high])
-            size = (stop - start, self.words)
-            yield start, torch.sparse_coo_tensor(places, values, size, is_coalesced=True, check_invariants=False)
+def _blocks(weights: csr_array) -> Iterator[tuple[int, csr_array]]:
+    """Some consecutive rows at a time, with the number of the first."""
+    return ((start, weights[start : start + _ROWS]) for start in range(0, weights.shape[0], _ROWS))
 
 
-def _main_directions(weights: _Weights, width: int) -> Tensor:
+def _main_directions(weights: csr_array, width: int) -> FloatArray:
     """Right singular vectors of the largest singular values (V, at most width), by subspace iteration.
 
-    Only V x (width + spare) numbers and one block of rows are held, however many texts there are.
+    Only V x (width + oversamples) numbers and one block of rows are held, however many texts there are; scikit-learn's
+    TruncatedSVD holds the projections of all texts and takes three times as long.
     """
-    size = min(width + _SPARE, weights.words)
-    if size == weights.words:
-        basis = torch.eye(size, dtype=torch.float64)  # all directions there are: nothing to search for
+    count = weights.shape[1]
+    size = min(width + _OVERSAMPLES, count)
+    if size == count:
+        basis = np.eye(size)  # all directions there are: nothing to search for
     else:
-        generator = torch.Generator().manual_seed(0)
-        basis = torch.randn(weights.words, size, dtype=torch.float64, generator=generator)
+        basis = torch.randn(count, size, dtype=torch.float64, generator=torch.Generator().manual_seed(0)).numpy()
         for _ in range(_ROUNDS):
-            basis = torch.linalg.qr(basis)[0]
-            basis = sum((torch.sparse.mm(block.t(), torch.sparse.mm(block, basis)) for _, block in weights.blocks()),
-                        start=torch.zeros_like(basis))  # fmt: skip
-        basis = torch.linalg.qr(basis)[0]
-    gram = torch.zeros(size, size, dtype=torch.float64)
-    for _, block in weights.blocks():
-        projected = torch.sparse.mm(block, basis)
+            basis = np.linalg.qr(basis)[0]
+            basis = sum((block.T @ (block @ basis) for _, block in _blocks(weights)), start=np.zeros_like(basis))
+        basis = np.linalg.qr(basis)[0]
+    gram = np.zeros((size, size))
+    for _, block in _blocks(weights):
+        projected = block @ basis
         gram += projected.T @ projected
-    turned = basis @ torch.linalg.eigh(gram)[1].flip(1)[:, :width]
+    turned = basis @ np.linalg.eigh(gram)[1][:, ::-1][:, :width]
     # A direction and its opposite are equally right; the largest entry decides, so that all machines agree.
-    largest = turned.gather(0, turned.abs().argmax(dim=0, keepdim=True))
-    signed: Tensor = turned * torch.where(largest < 0, -1.0, 1.0)
+    largest = np.take_along_axis(turned, np.abs(turned).argmax(axis=0)[None], axis=0)
+    signed: FloatArray = turned * np.where(largest < 0, -1.0, 1.0)
     return signed

@@ -152,11 +152,11 @@ def test_one_mistaken_answer_changes_hardly_any_other_pair() -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"0": "no"}, "checked says 'no' for the pair '0'; expected True"),
-        ({"0": None}, "checked says None"),
-        ({"0": float("nan")}, "checked says nan"),
-        ({"0": 2}, "checked says 2"),
-        ({"0": True, 0: False}, "both right and wrong for the pair '0'"),
+        ({"0": "no"}, "checked is 'no' for the pair '0'; expected True"),
+        ({"0": None}, "checked is None"),
+        ({"0": float("nan")}, "checked is nan"),
+        ({"0": 2}, "checked is 2"),
+        ({"0": True, 0: False}, "both True and False for the pair '0'"),
         ([("0", True)], "checked is a list; expected a dict"),
     ],
 )

@@ -53,7 +53,7 @@ def test_it_fits_and_keeps_its_shape(width: int, height: int, size: int) -> None
     with tempfile.TemporaryDirectory() as folder:
         path = saved(two_halves(width, height), Path(folder) / "a.png")
         small = decoded(thumbnail(path, size))
-    scale = min(1.0, size / max(width, height))  # never larger than the picture
+    scale = min(1.0, size / max(width, height))  # never larger than the image
     assert small.width <= size
     assert small.height <= size
     assert abs(small.width - width * scale) <= 1
@@ -96,21 +96,21 @@ def test_transparency_becomes_white(tmp_path: Path, mode: str) -> None:
 
 
 def test_every_colour_mode(tmp_path: Path) -> None:
-    picture = two_halves(80, 40)
+    image = two_halves(80, 40)
     paths = [
-        saved(picture.convert("P"), tmp_path / "palette.gif"),
-        saved(picture.convert("CMYK"), tmp_path / "cmyk.jpg", quality=95),
-        saved(picture, tmp_path / "lossy.webp"),
+        saved(image.convert("P"), tmp_path / "palette.gif"),
+        saved(image.convert("CMYK"), tmp_path / "cmyk.jpg", quality=95),
+        saved(image, tmp_path / "lossy.webp"),
     ]
     for path in paths:
         small = decoded(thumbnail(path))
         assert near(small, (5, 20), RED), path
         assert near(small, (75, 20), BLUE), path
-    assert decoded(thumbnail(saved(picture.convert("1"), tmp_path / "bits.png"))).size == (80, 40)
+    assert decoded(thumbnail(saved(image.convert("1"), tmp_path / "bits.png"))).size == (80, 40)
 
 
 @pytest.mark.parametrize("dtype", [np.uint16, np.int32, np.float32])
-def test_deep_grey_pictures_use_the_whole_range(tmp_path: Path, dtype: type) -> None:
+def test_deep_grey_images_use_the_whole_range(tmp_path: Path, dtype: type) -> None:
     values: np.ndarray[Any, Any] = np.zeros((40, 80), dtype=dtype)
     values[:, 40:] = 900  # a depth map in millimetres: plain conversion would make all of it white
     values[:, 20:40] = 450
@@ -120,7 +120,7 @@ def test_deep_grey_pictures_use_the_whole_range(tmp_path: Path, dtype: type) -> 
 
 
 def png_header(width: int, height: int) -> bytes:
-    """A tiny file that says it is a large picture."""
+    """A tiny file that says it is a large image."""
 
     def chunk(name: bytes, content: bytes) -> bytes:
         return struct.pack(">I", len(content)) + name + content + struct.pack(">I", zlib.crc32(name + content))

@@ -37,7 +37,7 @@ SAMPLE = 1 << 15  # pairs that the judge learns from
 LEAST = 50  # pairs, below which there is nothing to learn from
 GPU_WORKERS = 4  # enough to read while others compute
 MAX_SUGGESTED = 10_000  # flagged pairs that get suggestions, the lowest match scores first
-FEW_PAIRS = 1000  # below, a note says that the scores are uncertain
+FEW_PAIRS = 1000  # below, a note warns that the scores are uncertain
 JUDGE = "judge.safetensors"
 UNKNOWN = np.float32(0.5)  # match score of a pair that cannot be read
 
@@ -165,7 +165,7 @@ def audit_source(
     Args:
         source: The pairs.
         settings: How.
-        work: Folder in which unfinished work is kept; an audit that was killed goes on with what is there.
+        work: Folder of intermediate results, from which a killed audit continues.
         console: Where to show progress.
         command: The command line, for the report.
     """
@@ -176,12 +176,12 @@ def audit_source(
         match = match_scores(judge, measured, checked)
         flagged = np.flatnonzero(match < MATCH_THRESHOLD)
         suggested = flagged[match[flagged].argsort(kind="stable")][:MAX_SUGGESTED]
-        show.begin("looking for better partners")
+        show.begin("searching better partners")
         new_rights, new_lefts = (
             find_partners(source, judge, suggested, match, groups, keep_left=keep_left, device=device)
             for keep_left in (True, False)
         )
-        show.begin("looking for near-duplicates")
+        show.begin("searching near-duplicates")
         unreadable = measured.status != READABLE
         left, right = (_near_duplicates(source, judge, side, measured.codes[side], unreadable) for side in range(2))
         measured = replace(measured, codes=measured.codes[:, :0].copy())  # not needed any more
@@ -221,7 +221,7 @@ def _measured(
 ) -> tuple[Judge, Scan]:
     """Learns what matching pairs have in common, then measures all pairs."""
     check(source, settings)
-    show.begin("learning what a right pair is like")
+    show.begin("learning")
     judge = _judge(source, settings, device, work)
     show.begin("measuring all pairs")
     workers = settings.workers or (GPU_WORKERS if device.type == "cuda" else os.cpu_count() or 1)
@@ -236,9 +236,7 @@ def check(source: Source, settings: Settings) -> None:
         DataError: There are too few pairs, or a setting does not fit them.
     """
     if len(source) < LEAST:
-        raise DataError(
-            f"{source.name}: {len(source):,} pairs; an audit needs at least {LEAST} to learn what right pairs are like."
-        )
+        raise DataError(f"{source.name}: {len(source):,} pairs; an audit needs at least {LEAST} to learn from.")
     if settings.joint and source.widths[0] != source.widths[1]:
         raise DataError(
             f"{source.name}: the left vectors have {source.widths[0]} numbers and the right ones {source.widths[1]}; "
@@ -284,7 +282,7 @@ def _learn(source: Source, settings: Settings, device: torch.device) -> Judge:
     if len(good) < LEAST:
         raise DataError(
             f"{source.name}: only {len(good):,} of {min(len(source), SAMPLE):,} sampled pairs can be used: have no bad "
-            f"status or id, and vectors that are finite and not zero. At least {LEAST} are needed; look at how the "
+            f"status or id, and vectors that are finite and not zero. At least {LEAST} are needed; check how the "
             "embeddings were made."
         )
     rows, left, right = rows[good], left[good], right[good]
@@ -321,9 +319,9 @@ def checked_answers(checked: Mapping[str, bool] | None) -> dict[str, bool]:
     answers: dict[str, bool] = {}
     for name, right in checked.items():
         if not isinstance(right, bool | int | float | np.generic) or right not in (0, 1):
-            raise DataError(f"checked says {right!r} for the pair {name!r}; expected True (right) or False (wrong).")
+            raise DataError(f"checked is {right!r} for the pair {name!r}; expected True (right) or False (wrong).")
         if answers.setdefault(plain(str(name)), bool(right)) != bool(right):
-            raise DataError(f"checked says both right and wrong for the pair {str(name)!r}; give one answer a pair.")
+            raise DataError(f"checked is both True and False for the pair {str(name)!r}; give one answer a pair.")
     return answers
 
 
@@ -343,7 +341,7 @@ def _notes(judge: Judge, readable: int, flagged: int) -> list[str]:
     notes = []
     best = float(judge.separations.max())
     if readable < FEW_PAIRS:
-        notes.append(f"{readable:,} pairs are few to learn from: take the scores as an order rather than as odds.")
+        notes.append(f"{readable:,} pairs are few to learn from: use the scores to sort, not as probabilities.")
     if best < 0.6:
         notes.append(
             "No measure separates the pairs from shuffled ones: either nearly all pairs are mismatched, or these "

@@ -1,4 +1,4 @@
-"""What an audit writes: tables of results, and a copy of the data without the pairs that are not kept."""
+"""Tables of results, and a copy of the data without the pairs that are not kept."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 Mask = npt.NDArray[np.bool_]
 _CHUNK_BYTES = 1 << 24
 _OWN_TABLE = "ids.csv"  # where the data has none
-_MARK = ".copy.json"  # says which audit a copy belongs to
+_MARK = ".copy.json"  # the audit that a copy belongs to
 
 
 def write_table(path: str | Path, pieces: Iterable[pyarrow.Table], *, overwrite: bool = False) -> None:
@@ -307,8 +307,8 @@ def _write_precomp(source: Source, keep: Mask, out: Path) -> None:
     images, counts = _kept_images(keep, per_image)
     uneven = _uneven(counts)
     if uneven and counts.sum() % precomp.USUAL_CAPTIONS_PER_IMAGE == 0:
-        # One row a caption is taken for five rows an image where the rows look like it. An image with another number of
-        # captions at the start, which is always looked at, rules that out.
+        # The reader takes one row a caption for five rows an image where the first rows repeat like that. An image with
+        # another number of captions at the start rules that out.
         odd = int(np.argmax(counts % precomp.USUAL_CAPTIONS_PER_IMAGE > 0))
         images, counts = (np.concatenate([part[[odd]], np.delete(part, odd)]) for part in (images, counts))
     # (images, per_image) -> the kept pairs in the order of the images

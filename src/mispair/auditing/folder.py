@@ -1,4 +1,4 @@
-"""Audits of files and folders, with their results in a folder: refused before any work, resumed, never done twice."""
+"""Audits of files and folders, with their results in a folder. They are resumable and not repeated."""
 
 from __future__ import annotations
 

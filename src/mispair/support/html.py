@@ -1,4 +1,4 @@
-"""Pages that people look at: one self-contained HTML file each, from a template."""
+"""Self-contained HTML pages from templates."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small pictures for a page that stands alone."""
+"""Images as RGB, and thumbnails for self-contained pages."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 
 
 # Why there is no thumbnail. A short list, so that a report can count them.
-MISSING = "the picture file is missing"
-UNREADABLE = "the picture file cannot be read"
-TOO_LARGE = "the picture is too large"
+MISSING = "the image file is missing"
+UNREADABLE = "the image file cannot be read"
+TOO_LARGE = "the image is too large"
 
 MOST_PIXELS = 50_000_000  # 200 MB while it is made smaller
 MOST_BYTES = 12_000  # 200 thumbnails of this size, written in base64, are 3.2 MB
@@ -23,7 +23,7 @@ _QUALITIES = (80, 65, 50, 35, 20, 10)
 
 
 class Thumbnail(NamedTuple):
-    """A small picture, or the reason why there is none: one of the two is empty."""
+    """A thumbnail, or the reason why there is none: one of the two is empty."""
 
     uri: str
     problem: str
@@ -36,35 +36,30 @@ def thumbnail(path: Path, size: int = 160) -> Thumbnail:
     try:
         if not path.is_file():
             return Thumbnail("", MISSING)
-        # PIL warns about damage, and above 89 million pixels, before it refuses twice as many. The caller has our word.
+        # Pillow warns about damage, and above 89 million pixels; the caller gets the problem.
         with warnings.catch_warnings(action="ignore"), Image.open(path) as image:
             image.draft(image.mode, (2 * size, 2 * size))  # a JPEG decodes to an eighth, a quarter or a half for free
             if image.width * image.height > MOST_PIXELS:
                 return Thumbnail("", TOO_LARGE)
-            return Thumbnail("data:image/jpeg;base64," + base64.b64encode(_jpeg(_small(image, size))).decode(), "")
+            small = upright(image)
+            small.thumbnail((size, size))
+            return Thumbnail("data:image/jpeg;base64," + base64.b64encode(_jpeg(on_white(small))).decode(), "")
     except Image.DecompressionBombError:
         return Thumbnail("", TOO_LARGE)
     except Exception:  # PIL raises almost anything for a damaged file: OSError, SyntaxError, ValueError, struct.error
         return Thumbnail("", UNREADABLE)
 
 
-def _small(image: Image.Image, size: int) -> Image.Image:
-    """The picture upright, made smaller, on white; a new one, so that nothing else of the file comes along."""
+def upright(image: Image.Image) -> Image.Image:
+    """The image turned as its camera data say, in RGB, or RGBA where it has transparency."""
+    import numpy as np
     from PIL import Image, ImageOps
 
-    picture = _plain(ImageOps.exif_transpose(image))
-    picture.thumbnail((size, size))
-    small = Image.new("RGB", picture.size, "white")
-    small.paste(picture, mask=picture.getchannel("A") if picture.mode == "RGBA" else None)
-    return small
-
-
-def _plain(image: Image.Image) -> Image.Image:
-    """The picture as RGB, or as RGBA where it is transparent anywhere."""
-    import numpy as np
-    from PIL import Image
-
-    if image.mode in ("I", "F") or image.mode.startswith("I;16"):  # depth maps, scans: no range that all agree on
+    try:
+        image = ImageOps.exif_transpose(image)
+    except Exception:  # damaged camera data, which say nothing about the pixels
+        image.load()
+    if image.mode in ("I", "F") or image.mode.startswith("I;16"):  # depth maps, scans: there is no common range
         values = np.nan_to_num(np.asarray(image, dtype=np.float32))
         low, high = float(values.min()), float(values.max())
         image = Image.fromarray(((values - low) * (255 / ((high - low) or 1.0))).astype(np.uint8))
@@ -72,8 +67,17 @@ def _plain(image: Image.Image) -> Image.Image:
     return image.convert("RGBA" if transparent else "RGB")
 
 
+def on_white(image: Image.Image) -> Image.Image:
+    """An RGB or RGBA image as RGB on white; a new one, without anything else of the file."""
+    from PIL import Image
+
+    flat = Image.new("RGB", image.size, "white")
+    flat.paste(image, mask=image.getchannel("A") if image.mode == "RGBA" else None)
+    return flat
+
+
 def _jpeg(image: Image.Image) -> bytes:
-    """The picture at the best quality that keeps it small."""
+    """The image at the best quality that keeps it small."""
     content = b""
     for quality in _QUALITIES:
         buffer = io.BytesIO()

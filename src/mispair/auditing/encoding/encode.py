@@ -3,7 +3,7 @@
     img_emb/img_emb_0.npy   text_emb/text_emb_0.npy   metadata/metadata_0.parquet (id, image_path, caption, status)
     encode.json   what the folder was made from, so that an interrupted run continues only with the same
 
-Rows that cannot be encoded stay: the side that failed is a zero vector, and `status` says why ("ok" otherwise).
+Rows that cannot be encoded stay: the side that failed is a zero vector, and `status` is the reason ("ok" otherwise).
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mispair.errors import ConfigError
+from mispair.support.thumbnails import on_white, upright
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -133,30 +134,7 @@ def load_image(path: str | Path) -> Image:
     with Image.open(path) as image:
         image.draft(None, (_ENOUGH, _ENOUGH))
         image.load()
-        return _rgb(_upright(image))
-
-
-def _upright(image: Image) -> Image:
-    from PIL import ImageOps
-
-    try:
-        return ImageOps.exif_transpose(image)
-    except Exception:  # damaged notes of the camera say nothing about the pixels, which were read already
-        return image
-
-
-def _rgb(image: Image) -> Image:
-    from PIL import Image
-
-    if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
-        image = image.convert("RGBA")
-        white = Image.new("RGBA", image.size, "white")
-        return Image.alpha_composite(white, image).convert("RGB")
-    if image.mode == "F" or image.mode.startswith("I"):  # 16 bits and more, which Pillow would cut off at 255
-        values = np.asarray(image, dtype=np.float32)
-        low, high = float(values.min()), float(values.max())
-        image = Image.fromarray(((values - low) * (255 / max(high - low, 1e-9))).astype(np.uint8))
-    return image.convert("RGB")
+        return on_white(upright(image))
 
 
 class EfficientNetLite:

@@ -121,10 +121,10 @@ def _check_images(rows: Sequence[Row], records: Sequence[Record], base: Path) ->
             )
     named = list(islice((row.image for row in rows if row.image), _PROBED))
     if not any(map(os.path.exists, named)):
-        looked = f"looked for {plain(named[0])}" if named else "no row names one"
+        searched = f"looked for {plain(named[0])}" if named else "no row names one"
         raise DataError(
             f"{base}: none of the {'first ' * (len(rows) > _PROBED)}{min(len(rows), _PROBED):,} images is here "
-            f"({looked}); give the folder that the image paths start from with --images."
+            f"({searched}); give the folder that the image paths start from with --images."
         )
 
 
@@ -204,7 +204,7 @@ def _from_coco(images: Iterable[Mapping[str, Any]], annotations: Iterable[Mappin
 def _from_karpathy(path: Path, images: Iterable[Mapping[str, Any]]) -> Iterator[Record]:
     for image in images:
         name = os.path.join(_text(image.get("filepath")), _text(image.get("filename")))
-        # An image without a sentence stays as a row that says so.
+        # An image without a sentence stays as a row with an empty caption.
         for sentence in _entries(path, image, "sentences") if image.get("sentences") else [{}]:
             yield _text(sentence.get("sentid")), name, _text(sentence.get("raw"))
 

@@ -22,7 +22,7 @@ class Axes:
 
     @property
     def margin(self) -> float:
-        """Room that the numbers at the vertical axis need."""
+        """Width of the numbers at the vertical axis."""
         return 12 + 10.5 * max(len(label) for _, label in self.ys)
 
     def height(self, value: float) -> float:

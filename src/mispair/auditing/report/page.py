@@ -69,7 +69,7 @@ class Measure:
     name: str  # such as "contrast"
     meaning: str  # one sentence
     weight: float  # share of the score, of all measures together 1
-    separation: float  # AUROC of the observed pairs against shuffled ones: 0.5 says nothing
+    separation: float  # AUROC of the observed pairs against shuffled ones: 0.5 is chance
 
 
 @dataclass(frozen=True)

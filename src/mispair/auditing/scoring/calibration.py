@@ -43,7 +43,7 @@ def _rate(observed: FloatArray, shuffled: FloatArray) -> float:
     place = QUANTILES * (len(shuffled) - 1)
     low, high = shuffled[np.floor(place).astype(np.int64)], shuffled[np.ceil(place).astype(np.int64)]
     bounds = low + (place - np.floor(place)) * (high - low)
-    # Where scores are equal, more of the shuffled ones are not above a quantile than its name says: they are counted.
+    # With equal scores, more of the shuffled ones than the quantile lie at or below it: they are counted.
     below, expected = (np.searchsorted(scores, bounds, side="right") / len(scores) for scores in (observed, shuffled))
     ratios = below / expected
     sure = QUANTILES <= SURE

@@ -37,7 +37,7 @@ _SEED = 64
 _SLACK = 1.75  # standard deviations by which a pair may differ in more bits than a cosine at the threshold does
 _WINDOW = 64  # how many rows behind it in the same bucket a row is compared with, at most
 _PATIENCE = 1  # true cosines a row and table: where most rows lie in dense clouds, all of them would take too long
-_PART = 1 << 20  # rows looked at together
+_PART = 1 << 20  # rows at a time
 _SKETCHED = 1 << 12  # rows sketched at a time
 _GATHERED = 1 << 12  # rows or pairs of rows whose vectors are held at once
 _PLACE = 40  # bits for a row's place beside three bytes of its code in one number
@@ -80,7 +80,7 @@ def sketch(vectors: Tensor, mean: Tensor) -> Codes:
     if vectors.device.type == "mps":  # which has no double precision
         return sketch(vectors.cpu(), mean.cpu())
     # Whole numbers on both sides make the sums exact, so that a code does not depend on the order of adding, which
-    # changes with the number of rows. 20 bits a unit vector and 15 bits a plane leave room for any width.
+    # changes with the number of rows. 20 bits a unit vector and 15 bits a plane are enough for any width.
     planes = _planes(vectors.shape[1]).to(vectors.device)
     powers = 1 << torch.arange(BITS, device=vectors.device)
     codes = []

@@ -1,6 +1,6 @@
-"""What a table says about each pair: its id, the group it is in, and whether it is bad already.
+"""The id and the group of each pair, and whether its table calls it bad.
 
-Ten million rows are named without a Python object for each: ids are one pyarrow array, and rows are compared by 64-bit
+Ten million rows need no Python object for each: ids are one pyarrow array, and rows are compared by 64-bit
 hashes of their texts.
 """
 
@@ -134,11 +134,11 @@ def find(ids: Any, wanted: Sequence[str], n: int, name: str) -> IntArray:
         import pyarrow.compute
 
         # The few wanted ones are made into a hash table, not the many that are there.
-        asked = [text for text in place if text]
-        positions = pyarrow.compute.index_in(ids, value_set=pyarrow.array(asked, ids.type))
+        values = [text for text in place if text]
+        positions = pyarrow.compute.index_in(ids, value_set=pyarrow.array(values, ids.type))
         hits = np.flatnonzero(positions.is_valid().to_numpy(zero_copy_only=False))
         for row, position in zip(hits[::-1], positions.take(pyarrow.array(hits[::-1])).to_pylist(), strict=True):
-            rows[place[asked[position]]] = row
+            rows[place[values[position]]] = row
     rows = rows[[place[text] for text in wanted]]
     unknown = [text for text, row in zip(wanted, rows, strict=True) if row < 0]
     if unknown:
@@ -200,7 +200,7 @@ def _hashes(texts: Any) -> npt.NDArray[np.int64]:
 
 
 def _joined(texts: list[Any]) -> Any:
-    """One array of many, which are given up."""
+    """One array of many, which are freed."""
     import pyarrow
 
     joined = pyarrow.concat_arrays(texts)

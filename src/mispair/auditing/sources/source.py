@@ -46,7 +46,7 @@ class Source:
         names: Ids, groups and known faults.
         captions: Looks up the texts of rows; None where there are none.
         image_names: Looks up the image path of rows; None where there are none.
-        images: Folders in which the pictures may be, in the order of trying.
+        images: Folders in which the images are searched, in this order.
         files: All files that are read.
         table: The table of ids, captions and paths.
         folder: The folder that was opened; None for single files and for memory.
@@ -112,7 +112,7 @@ class Source:
         return self.left.block(start, stop), self.right.block(start, stop)
 
     def gather(self, rows: Sequence[int] | IntArray) -> tuple[Matrix, Matrix]:
-        """Any rows of both sides (n, D) and (n, E), in the order asked for."""
+        """Any rows of both sides (n, D) and (n, E), in the given order."""
         wanted = _rows(rows)
         return self.left.gather(wanted), self.right.gather(wanted)
 
@@ -150,7 +150,7 @@ class Source:
         return row_ids.find(self.names.ids, ids, len(self), self.name)
 
     def fingerprint(self) -> str:
-        """A hash that tells whether a resumed audit sees the same input.
+        """A hash by which a resumed audit recognises its input.
 
         It is made of the sizes of the files, of when they were last written, and of a sample of rows.
         """
@@ -191,7 +191,7 @@ def open_source(folder: str | Path, images: str | Path | None = None, split: str
     else:
         split = split or "train"
         loading.require_split(root, split)
-    # The picture folder comes first: a name without ending must not meet a text file of the data set.
+    # The image folder comes first: a name without ending must not find a text file of the data set.
     places = _image_places(images) or (root / "images", *((root / split,) if split else ()), root, Path())
     if kind == "vectors":
         return replace(_open_clip(root / split if split else root), images=places, folder=root, split=split)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 FloatArray = npt.NDArray[np.float64]
 WIDTH = 1024
-_MIN_TEXTS = 2  # a word of a single text says nothing about its similarity to others
+_MIN_TEXTS = 2  # a word of a single text makes it similar to no other
 _OVERSAMPLES = 64  # further directions, dropped at the end, make the kept ones exact sooner
 _ROUNDS = 6
 _ROWS = 1 << 15  # texts at a time

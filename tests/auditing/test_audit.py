@@ -67,9 +67,9 @@ def unbroken(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_it_finds_the_wrong_pairs(plain: Audit, case: Case) -> None:
-    assert (auroc(plain.match_score.astype(float), ~case.wrong) or 0) > 0.95
-    assert plain.is_mismatch[case.wrong].mean() > 0.7
-    assert plain.is_mismatch[~case.wrong].mean() < 0.05
+    assert (auroc(plain.match_score.astype(float), ~case.mismatched) or 0) > 0.95
+    assert plain.is_mismatch[case.mismatched].mean() > 0.7
+    assert plain.is_mismatch[~case.mismatched].mean() < 0.05
     assert any("are few" in note for note in plain.notes)
 
 

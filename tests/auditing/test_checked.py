@@ -139,7 +139,7 @@ def test_one_mistaken_answer_changes_hardly_any_other_pair() -> None:
     plain = mispair.audit(case.left, case.right, device="cpu")
     order = plain.match_score.argsort()
     for row, right in ((int(order[5]), True), (int(order[-100]), False)):  # surely wrong, and called right; or not
-        assert case.wrong[row] == right
+        assert case.mismatched[row] == right
         told = mispair.audit(case.left, case.right, checked={str(row): right}, device="cpu")
         others = np.arange(2000) != row
         assert (told.is_mismatch != plain.is_mismatch)[others].mean() < 0.01

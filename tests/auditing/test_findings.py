@@ -63,7 +63,7 @@ def test_one_row_a_pair_in_the_order_of_the_input(audit: Audit, case: Case) -> N
             assert bool(columns["reason"][row]) == columns["is_mismatch"][row]
             assert columns["reason"][row] in {"", *REASONS.values()}
     found = np.array([bool(flag) for flag in columns["is_mismatch"]])
-    assert found[case.wrong].mean() > 0.3 > 0.1 > found[~case.wrong].mean()
+    assert found[case.mismatched].mean() > 0.3 > 0.1 > found[~case.mismatched].mean()
 
 
 def test_the_reason_is_what_speaks_most_against_the_pair(audit: Audit) -> None:

@@ -267,8 +267,8 @@ class Colours:
     def __init__(self) -> None:
         self.seen = 0
 
-    def prepare(self, picture: Image.Image) -> npt.NDArray[np.float32]:
-        return np.asarray(np.asarray(picture).mean(axis=(0, 1)) / 100 - 1, dtype=np.float32)
+    def prepare(self, image: Image.Image) -> npt.NDArray[np.float32]:
+        return np.asarray(np.asarray(image).mean(axis=(0, 1)) / 100 - 1, dtype=np.float32)
 
     def encode(self, items: Sequence[Any], /) -> npt.NDArray[np.float32]:
         self.seen += len(items)
@@ -299,7 +299,7 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Colou
         Image.new("RGB", (4, 3), tuple(colour.tolist())).save(tmp_path / f"photos/{row}.png")
         named = colour if row < 50 else values[50 + (row + 1) % 10]
         lines.append(f"{row}.png,{' '.join(map(str, named))}")
-    (tmp_path / "photos/3.png").write_text("no picture")
+    (tmp_path / "photos/3.png").write_text("no image")
     (tmp_path / "photos.csv").write_text("\n".join(lines))
     return tmp_path, colours
 
@@ -334,7 +334,7 @@ def test_raw_images_are_encoded_and_audited_and_it_goes_on(
     assert "This audit has ended already" in capsys.readouterr().err
 
 
-def test_a_folder_of_pictures_and_texts(photos: tuple[Path, Colours], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_of_images_and_texts(photos: tuple[Path, Colours], monkeypatch: pytest.MonkeyPatch) -> None:
     place, _ = photos
     for line in (place / "photos.csv").read_text().splitlines()[1:]:
         name, caption = line.split(",")

@@ -33,7 +33,7 @@ class Case:
         return len(self.left)
 
     @property
-    def wrong(self) -> npt.NDArray[np.bool_]:
+    def mismatched(self) -> npt.NDArray[np.bool_]:
         return np.asarray(self.holder != np.arange(len(self)))
 
 

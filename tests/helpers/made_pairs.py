@@ -21,7 +21,7 @@ class MadePairs:
 
     left: npt.NDArray[np.float32]  # (n, D)
     right: npt.NDArray[np.float32]  # (n, E)
-    wrong: npt.NDArray[np.bool_]  # (n,)
+    mismatched: npt.NDArray[np.bool_]  # (n,)
     groups: IntArray  # (n,)
 
     def __len__(self) -> int:
@@ -38,7 +38,7 @@ class MadePairs:
     def take(self, rows: IntArray, *, grouped: bool) -> MadePairs:
         """These rows, some perhaps several times: copies of a row are of its group, or each is its own."""
         groups = self.groups[rows] if grouped else np.arange(len(rows))
-        return MadePairs(self.left[rows], self.right[rows], self.wrong[rows], groups)
+        return MadePairs(self.left[rows], self.right[rows], self.mismatched[rows], groups)
 
     def scaled(self, left: float, right: float) -> MadePairs:
         return replace(self, left=self.left * np.float32(left), right=self.right * np.float32(right))

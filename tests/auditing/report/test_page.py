@@ -98,14 +98,14 @@ def test_near_duplicates_are_shown(plain: Audit) -> None:
     assert page.near_duplicate_pairs == len(rows) >= 8
 
 
-def test_without_pictures_and_texts_there_are_names(plain: Audit) -> None:
+def test_without_images_and_texts_there_are_names(plain: Audit) -> None:
     for pair in make_page(plain).worst:
         assert (pair.left.image, pair.left.text, pair.left.name) == ("", "", pair.id)
         assert (pair.right.image, pair.right.text, pair.right.name) == ("", "", pair.id)
     assert "<img" not in render(make_page(plain))
 
 
-def test_pictures_and_texts(illustrated: Audit) -> None:
+def test_images_and_texts(illustrated: Audit) -> None:
     page = make_page(illustrated)
     for pair in page.worst:
         row = int(pair.id.split()[-1])
@@ -139,7 +139,7 @@ def test_no_more_than_so_many_different_count_images(illustrated: Audit, monkeyp
     assert not shown_images()
 
 
-def test_two_hundred_pictures_stay_below_five_megabytes(
+def test_two_hundred_images_stay_below_five_megabytes(
     illustrated: Audit, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Even of images that hardly compress, as many as a page may hold."""
@@ -178,7 +178,7 @@ def test_equal_scores_have_a_range() -> None:
     assert low < 2 < high
 
 
-def test_pictures_that_are_not_there_are_counted(illustrated: Audit, tmp_path: Path) -> None:
+def test_images_that_are_not_there_are_counted(illustrated: Audit, tmp_path: Path) -> None:
     assert not any("not found" in note for note in make_page(illustrated).notes)
     odd = tmp_path / "caf\udce9"  # a name that is no UTF-8
     lost = replace(illustrated, source=replace(illustrated.source, images=(tmp_path, odd)))

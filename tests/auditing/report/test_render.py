@@ -138,7 +138,7 @@ def test_all_of_it_is_there() -> None:
     assert "{%" not in words
 
 
-def test_pictures_have_names() -> None:
+def test_images_have_names() -> None:
     names = [attributes["alt"] for attributes in read(PAGE).all("img")]
     assert names == ["one.jpg", "seven.jpg", "image of pair pair-3", "image of pair pair-4"]
 

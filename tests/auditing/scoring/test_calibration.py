@@ -41,7 +41,7 @@ class Mixture:
 
     observed: FloatArray
     shuffled: FloatArray
-    wrong: npt.NDArray[np.bool_]
+    mismatched: npt.NDArray[np.bool_]
 
 
 def mixture(rate: float, apart: float = 3.0, n: int = N, shuffled: int = N, seed: int = 0) -> Mixture:
@@ -71,7 +71,7 @@ def test_the_interval_holds_the_rate(rate: float) -> None:
     assert noise_interval(made.observed, made.shuffled) == (low, high)
 
 
-def test_intervals_of_many_samples_hold_the_rate_as_often_as_they_say() -> None:
+def test_intervals_of_many_samples_hold_the_rate_as_often_as_they_claim() -> None:
     held = 0
     for seed in range(40):
         rng = np.random.default_rng(seed)
@@ -86,7 +86,7 @@ def test_equal_scores_do_not_raise_the_rate(rate: float) -> None:
     """Two values only, as vectors of a single number have it."""
     made = mixture(rate, apart=0.0)
     shuffled = np.sign(made.shuffled)
-    observed = np.where(made.wrong, np.sign(made.observed), 1.0)
+    observed = np.where(made.mismatched, np.sign(made.observed), 1.0)
     assert noise_rate(observed, shuffled) == pytest.approx(rate, abs=0.05)
 
 
@@ -122,7 +122,7 @@ def test_the_probability_is_that_of_the_mixture(rate: float, shuffled: int) -> N
     for low in np.arange(0, 1, 0.2):  # and of the pairs said to be right with about p, about p are
         inside = (found >= low) & (found < low + 0.2)
         if inside.sum() > 100:
-            assert found[inside].mean() == pytest.approx((~made.wrong)[inside].mean(), abs=0.08)
+            assert found[inside].mean() == pytest.approx((~made.mismatched)[inside].mean(), abs=0.08)
     assert found.mean() == pytest.approx(1 - rate, abs=0.05)
 
 
@@ -159,14 +159,14 @@ class Measured:
     observed: FloatArray
     shuffled: FloatArray
     close: FloatArray
-    wrong: npt.NDArray[np.bool_]
+    mismatched: npt.NDArray[np.bool_]
 
     def combine(self, checked: FloatArray | None = None) -> Combination:
         trust = match_probability(self.observed[:, 0], self.shuffled[:, 0], 0.5)
         return combine(self.observed, self.shuffled, self.close, trust, checked)
 
     def changed(self, change: Callable[[FloatArray], FloatArray]) -> Measured:
-        return Measured(change(self.observed), change(self.shuffled), change(self.close), self.wrong)
+        return Measured(change(self.observed), change(self.shuffled), change(self.close), self.mismatched)
 
 
 def measured(rate: float = 0.3, n: int = 1500, seed: int = 0) -> Measured:
@@ -185,19 +185,19 @@ def measured(rate: float = 0.3, n: int = 1500, seed: int = 0) -> Measured:
 def test_a_combination_knows_rate_order_and_odds(rate: float) -> None:
     made = measured(rate)
     found = made.combine()
-    assert found.rate == pytest.approx(made.wrong.mean(), abs=0.06)
+    assert found.rate == pytest.approx(made.mismatched.mean(), abs=0.06)
     assert found.low <= found.rate <= found.high
     score = found.score(made.observed)
-    assert quality(score, made.wrong) > quality(made.observed[:, 0], made.wrong) - 0.002
+    assert quality(score, made.mismatched) > quality(made.observed[:, 0], made.mismatched) - 0.002
     match = probability(score)
     edges = np.linspace(0, 1, 11)
     bins = np.digitize(match, edges[1:-1])
-    error = sum(abs(match[bins == b].sum() - (~made.wrong)[bins == b].sum()) for b in range(10)) / len(match)
+    error = sum(abs(match[bins == b].sum() - (~made.mismatched)[bins == b].sum()) for b in range(10)) / len(match)
     assert error < 0.05
-    assert np.mean((match < 0.5) == made.wrong) > 0.9
+    assert np.mean((match < 0.5) == made.mismatched) > 0.9
 
 
-def test_shares_say_which_measure_counts() -> None:
+def test_shares_show_which_measure_counts() -> None:
     shares = measured().combine().shares()
     assert shares.sum() == pytest.approx(1)
     assert shares[0] > shares[1] > shares[2] >= 0
@@ -233,16 +233,16 @@ def test_measures_without_spread_weigh_nothing() -> None:
 @pytest.mark.parametrize("close", [0, 10])
 def test_few_or_no_near_pairs_do_no_harm(close: int) -> None:
     made = measured()
-    found = Measured(made.observed, made.shuffled, made.close[:close], made.wrong).combine()
-    assert quality(found.score(made.observed), made.wrong) > 0.97
+    found = Measured(made.observed, made.shuffled, made.close[:close], made.mismatched).combine()
+    assert quality(found.score(made.observed), made.mismatched) > 0.97
 
 
 # ---------------------------------------------------------------------- checked pairs
 
 
 def checked_rows(made: Measured, rows: npt.NDArray[np.int64]) -> FloatArray:
-    checked = np.full(len(made.wrong), np.nan)
-    checked[rows] = ~made.wrong[rows]
+    checked = np.full(len(made.mismatched), np.nan)
+    checked[rows] = ~made.mismatched[rows]
     return checked
 
 
@@ -251,7 +251,7 @@ def test_what_is_checked_moves_the_score_its_way() -> None:
     middle = np.argsort(np.abs(made.combine().score(made.observed)))[:100]  # the doubtful ones
     plain = made.combine().score(made.observed)[middle].mean()
     for value, sign in ((1.0, 1), (0.0, -1)):
-        checked = np.full(len(made.wrong), np.nan)
+        checked = np.full(len(made.mismatched), np.nan)
         checked[middle] = value
         assert sign * (made.combine(checked).score(made.observed)[middle].mean() - plain) > 0.3
 
@@ -273,7 +273,7 @@ def test_checked_pairs_show_which_measure_is_worth_more() -> None:
 
 def test_nothing_checked_changes_nothing() -> None:
     made = measured()
-    plain, told = made.combine(), made.combine(np.full(len(made.wrong), np.nan))
+    plain, told = made.combine(), made.combine(np.full(len(made.mismatched), np.nan))
     assert told.score(made.observed).tolist() == plain.score(made.observed).tolist()
 
 

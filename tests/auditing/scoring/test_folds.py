@@ -107,7 +107,7 @@ def test_one_group_has_no_shuffled_pair(rows: int) -> None:
 
 
 @given(st.integers(1, 300), st.integers(0, 100), st.integers(1, 50))
-def test_a_sample_has_the_lowest_keys_however_many_rows_are_looked_at_together(rows: int, most: int, part: int) -> None:
+def test_a_sample_has_the_lowest_keys_however_many_rows_are_read_at_a_time(rows: int, most: int, part: int) -> None:
     lowest = sorted(range(rows), key=lambda row: splitmix64(row, SAMPLE))[:most]
     with patch.object(folds, "PART", part):
         assert sample(np.arange(rows), most).tolist() == sorted(lowest)

@@ -62,19 +62,19 @@ def test_it_finds_the_wrong_pairs(seed: int) -> None:
     judge = easy_judge() if seed == 0 else learned(pairs)
     measured = judge.measure(*pairs.tensors, pairs.fold)
     score = judge.combination.score(measured)
-    found = quality(score, pairs.wrong)
+    found = quality(score, pairs.mismatched)
     assert found > 0.95
-    assert found > max(quality(column, pairs.wrong) for column in measured.T) - 0.01
-    assert judge.combination.rate == pytest.approx(pairs.wrong.mean(), abs=0.06)
-    assert judge.combination.low <= pairs.wrong.mean() <= judge.combination.high
-    assert np.mean((probability(score) < 0.5) == pairs.wrong) > 0.9
+    assert found > max(quality(column, pairs.mismatched) for column in measured.T) - 0.01
+    assert judge.combination.rate == pytest.approx(pairs.mismatched.mean(), abs=0.06)
+    assert judge.combination.low <= pairs.mismatched.mean() <= judge.combination.high
+    assert np.mean((probability(score) < 0.5) == pairs.mismatched) > 0.9
 
 
 def test_several_captions_of_one_item_are_judged_as_well() -> None:
     pairs = made_pairs(300, 0.3, per_left=5)
     judge = learned(pairs)
-    assert quality(scores(judge, pairs), pairs.wrong) > 0.95
-    assert judge.combination.rate == pytest.approx(pairs.wrong.mean(), abs=0.1)
+    assert quality(scores(judge, pairs), pairs.mismatched) > 0.95
+    assert judge.combination.rate == pytest.approx(pairs.mismatched.mean(), abs=0.1)
 
 
 def test_separations_are_aurocs_against_shuffled_pairs() -> None:
@@ -103,13 +103,13 @@ def test_a_joint_model_is_one_more_measure_that_helps() -> None:
     rng = np.random.default_rng(0)
     pairs = made_pairs(200, 0.3, widths=(16, 16), noise=1.2)
     z = rng.standard_normal((200, 16)).astype(np.float32)
-    moved = np.where(pairs.wrong, np.roll(np.arange(200), 7), np.arange(200))
+    moved = np.where(pairs.mismatched, np.roll(np.arange(200), 7), np.arange(200))
     left, right = z + 0.5 * pairs.left, z[moved] + 0.5 * pairs.right
     pairs = replace(pairs, left=left, right=right)
     plain, joint = learned(pairs), learned(pairs, joint=True)
     assert plain.names == names(joint=False)
     assert joint.names == names(joint=True)
-    assert quality(scores(joint, pairs), pairs.wrong) > quality(scores(plain, pairs), pairs.wrong)
+    assert quality(scores(joint, pairs), pairs.mismatched) > quality(scores(plain, pairs), pairs.mismatched)
 
 
 # ---------------------------------------------------------------------- the same every time
@@ -155,7 +155,7 @@ def test_the_length_of_vectors_does_not_matter(left: float, right: float) -> Non
     assert spearmanr(plain, other).statistic > 0.9999
 
 
-def test_a_common_shift_and_columns_that_say_nothing_do_not_matter() -> None:
+def test_a_common_shift_and_constant_columns_do_not_matter() -> None:
     moved = replace(few(), left=few().left + np.float32(5), right=few().right - np.float32(3))
     assert spearmanr(scores(few_judge(), few()), match(moved.with_constant_columns())).statistic > 0.999
 
@@ -173,7 +173,7 @@ def test_broken_vectors_spoil_only_their_own_pairs() -> None:
 
 def test_fifty_pairs_are_enough_for_an_order() -> None:
     pairs = made_pairs(50, 0.3)
-    assert quality(match(pairs), pairs.wrong) > 0.85
+    assert quality(match(pairs), pairs.mismatched) > 0.85
 
 
 def test_pairs_that_are_all_right_are_left_alone_and_still_have_an_order() -> None:
@@ -198,18 +198,18 @@ def test_pairs_that_are_all_wrong_are_mostly_flagged() -> None:
 def test_vectors_of_one_number(widths: tuple[int, int]) -> None:
     pairs = made_pairs(400, 0.3, widths=widths, hidden=1, noise=0.1)
     judge = learned(pairs)
-    assert quality(scores(judge, pairs), pairs.wrong) > 0.65  # a sign is all that is left of them
+    assert quality(scores(judge, pairs), pairs.mismatched) > 0.65  # a sign is all that is left of them
     assert judge.combination.rate == pytest.approx(0.3, abs=0.12)
 
 
 def test_a_single_direction_in_wide_vectors() -> None:
     pairs = made_pairs(300, 0.3, hidden=1)
-    assert quality(match(pairs), pairs.wrong) > 0.75
+    assert quality(match(pairs), pairs.mismatched) > 0.75
 
 
 def test_more_dimensions_than_pairs() -> None:
     pairs = made_pairs(80, 0.25, widths=(120, 100))
-    assert quality(match(pairs), pairs.wrong) > 0.9
+    assert quality(match(pairs), pairs.mismatched) > 0.9
 
 
 def test_wide_vectors_are_cut_to_their_main_directions(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -217,7 +217,7 @@ def test_wide_vectors_are_cut_to_their_main_directions(monkeypatch: pytest.Monke
     monkeypatch.setattr(judging, "WIDEST", 12)
     judge = learned(pairs)
     assert [space.left.shape[0] for space in judge.spaces] == [12] * FOLDS
-    assert quality(scores(judge, pairs), pairs.wrong) > 0.95
+    assert quality(scores(judge, pairs), pairs.mismatched) > 0.95
 
 
 def test_a_joint_cosine_outlives_the_cut(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,8 +256,8 @@ def test_a_frame_centres_and_keeps_the_main_directions(monkeypatch: pytest.Monke
 def test_copies_of_every_row_change_little(grouped: bool) -> None:
     pairs = made_pairs(60, 0.2).take(np.repeat(np.arange(60), 5), grouped=grouped)
     found = match(pairs)
-    assert quality(found, pairs.wrong) > 0.9
-    assert (found[~pairs.wrong] < 0.5).mean() < 0.05
+    assert quality(found, pairs.mismatched) > 0.9
+    assert (found[~pairs.mismatched] < 0.5).mean() < 0.05
     if grouped:
         assert np.ptp(found.reshape(60, 5), axis=1).max() < 1e-4
 
@@ -267,16 +267,16 @@ def test_copies_are_not_flagged_for_being_copies(grouped: bool) -> None:
     rows = np.concatenate([np.arange(300), np.repeat(np.arange(40), 4)])
     pairs = made_pairs(300, 0.3).take(rows, grouped=grouped)
     found, copied = match(pairs), rows < 40
-    flagged = [(found[copied_or_not & ~pairs.wrong] < 0.5).mean() for copied_or_not in (copied, ~copied)]
+    flagged = [(found[copied_or_not & ~pairs.mismatched] < 0.5).mean() for copied_or_not in (copied, ~copied)]
     assert flagged[0] <= flagged[1] + 0.02
     assert max(flagged) < 0.06
-    assert quality(found, pairs.wrong) > 0.95
+    assert quality(found, pairs.mismatched) > 0.95
 
 
 def test_groups_may_be_larger_than_a_neighbourhood() -> None:
     pairs = made_pairs(300, 0.3, per_left=12)
     assert (neighbours_partners(pairs.tensors[0], pairs.fold, pairs.groups) == -1).all()
-    assert quality(match(pairs), pairs.wrong) > 0.85
+    assert quality(match(pairs), pairs.mismatched) > 0.85
 
 
 @pytest.mark.parametrize("groups", [np.zeros(100, dtype=np.int64), np.arange(100) // 50, np.arange(100) // 25])
@@ -286,7 +286,7 @@ def test_too_few_groups_are_a_mistake_in_words(groups: np.ndarray) -> None:
         learned(pairs)
 
 
-def test_a_lent_partner_is_of_a_neighbour_in_the_fold_and_never_of_the_group() -> None:
+def test_a_swapped_partner_is_of_a_neighbour_in_the_fold_and_never_of_the_group() -> None:
     pairs = made_pairs(300, per_left=3)
     x = torch.nn.functional.normalize(pairs.tensors[0], dim=1)
     partner = neighbours_partners(x, pairs.fold, pairs.groups)
@@ -325,12 +325,12 @@ def test_each_pair_is_measured_by_its_own_fold(monkeypatch: pytest.MonkeyPatch) 
 
 def test_checked_pairs_help_where_the_rest_is_hard() -> None:
     pairs = made_pairs(200, 0.6, noise=0.9)
-    checked = np.where(np.arange(200) < 80, (~pairs.wrong).astype(float), np.nan)
+    checked = np.where(np.arange(200) < 80, (~pairs.mismatched).astype(float), np.nan)
     rest = np.isnan(checked)
     plain, told = (scores(judge, pairs) for judge in (learned(pairs), learned(pairs, checked=checked)))
-    assert quality(told[rest], pairs.wrong[rest]) > quality(plain[rest], pairs.wrong[rest]) + 0.01
+    assert quality(told[rest], pairs.mismatched[rest]) > quality(plain[rest], pairs.mismatched[rest]) + 0.01
     sure, doubtful = (score[~rest] for score in (told, plain))
-    assert quality(sure, pairs.wrong[~rest]) > quality(doubtful, pairs.wrong[~rest])
+    assert quality(sure, pairs.mismatched[~rest]) > quality(doubtful, pairs.mismatched[~rest])
 
 
 def test_nothing_checked_changes_nothing() -> None:

@@ -151,9 +151,9 @@ def test_every_measure_tells_right_pairs_from_wrong_ones() -> None:
     pairs = made_pairs(600, 0.3)
     left, right = (normalize(side - side.mean(0), dim=1) for side in pairs.tensors)
     fold = np.arange(len(pairs)) % FOLDS
-    space = CommonSpaceFitter(left, right, fold).fit(torch.from_numpy(np.where(pairs.wrong, 0.01, 1.0)), 1.0)[0]
+    space = CommonSpaceFitter(left, right, fold).fit(torch.from_numpy(np.where(pairs.mismatched, 0.01, 1.0)), 1.0)[0]
     own = np.flatnonzero(fold == 0)
-    known = np.flatnonzero((fold != 0) & ~pairs.wrong)
+    known = np.flatnonzero((fold != 0) & ~pairs.mismatched)
     found = measure(space, make_bank(space, left[known], right[known]), left[own], right[own]).numpy()
     for name, column in zip(names(joint=False), found.T, strict=True):
-        assert quality(column, pairs.wrong[own]) > 0.9, name
+        assert quality(column, pairs.mismatched[own]) > 0.9, name

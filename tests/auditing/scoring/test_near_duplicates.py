@@ -206,7 +206,7 @@ def test_rows_of_one_code_are_represented_by_one_of_each_set() -> None:
 
 
 @pytest.mark.parametrize("end", [-10, 20])
-def test_few_rows_of_one_code_all_look_for_their_like(end: int) -> None:
+def test_few_rows_of_one_code_are_all_compared(end: int) -> None:
     """The third row is alike to one of two rows that share a code, whichever of the two stands first."""
     angles = np.radians([0, 10, end])
     vectors = np.stack([np.cos(angles), np.sin(angles)], axis=1).astype(np.float32)
@@ -220,7 +220,7 @@ def test_rows_that_are_not_finite_are_alone() -> None:
     assert groups_of(vectors) == [[0, 1, 3, 4, 6, 7]]
 
 
-def test_zero_rows_are_alike_only_to_each_other() -> None:
+def test_zero_rows_are_near_duplicates_only_of_each_other() -> None:
     vectors = np.concatenate([np.zeros((2, 32), np.float32), random_vectors(3)])
     assert groups_of(vectors, 0.6) == [[0, 1]]
 

@@ -77,7 +77,7 @@ def grouped() -> World:
 
 @pytest.mark.parametrize("keep_left", [True, False])
 def test_exchanged_partners_are_found(world: World, keep_left: bool) -> None:
-    wrong = np.flatnonzero(world.case.wrong)
+    wrong = np.flatnonzero(world.case.mismatched)
     found = world.find(wrong, keep_left=keep_left)
     truth = world.case.holder[wrong]
     assert (found.rows[:, 0] == truth).mean() > 0.5  # by chance 1 in 299
@@ -122,7 +122,7 @@ def test_of_all_candidates_the_best(several: bool, keep_left: bool, monkeypatch:
         np.testing.assert_allclose(fits, [score for _, score in best], rtol=1e-3)
 
 
-def test_few_candidates_are_those_of_pairs_that_look_wrong(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_candidates_are_those_of_flagged_pairs(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partners, "POOL", 20)
     found = world.find(world.flagged, keep_left=True)
     lenders = np.unique(found.rows[found.rows >= 0])
@@ -136,7 +136,7 @@ def test_few_candidates_are_those_of_pairs_that_look_wrong(world: World, monkeyp
 def test_a_left_item_of_several_rows_is_suggested_once(grouped: World) -> None:
     found = grouped.find(grouped.flagged, keep_left=False)
     assert (found.rows[found.rows >= 0] % 3 == 0).all()  # by the first row of its group
-    wrong = np.flatnonzero(grouped.case.wrong)
+    wrong = np.flatnonzero(grouped.case.mismatched)
     found = grouped.find(wrong, keep_left=False)
     truth = grouped.owners[grouped.case.holder[wrong]]
     given = found.rows[:, 0] >= 0

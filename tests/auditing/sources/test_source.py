@@ -105,7 +105,7 @@ def test_scattered_rows_of_a_file_in_either_order(tmp_path: Path, dtype: Any, or
     np.testing.assert_array_equal(found, whole[rows].astype(np.float32))
 
 
-def test_a_file_that_shrinks_between_two_looks_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_shrinks_between_two_reads_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.npy"
     np.save(path, numbers(50, 7))
     source, mapped = open_arrays(path, path), open_array(path, ndim=2)
@@ -253,7 +253,7 @@ def test_any_ids_come_back(tmp_path_factory: pytest.TempPathFactory, ids: list[s
     assert source.known == {row: "duplicate id" for row, one in enumerate(ids) if one in ids[:row]}
 
 
-def test_arrays_with_groups_and_pictures(tmp_path: Path) -> None:
+def test_arrays_with_groups_and_images(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", numbers(3, 2))
     (tmp_path / "1.jpg").touch()
     table = write_csv(tmp_path / "ids.tsv", [["Image", "group"], ["1.jpg", "g"], ["2.jpg", "h"], ["3.jpg", "g"]], "\t")

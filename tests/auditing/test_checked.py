@@ -97,12 +97,12 @@ def test_the_report_shows_what_nobody_has_seen_first(
 ) -> None:
     wrong = {f"p{row}" for row, right in answers.items() if right == WRONG}
     page = make_page(audit)
-    assert page.flagged == len(page.worst) + max(0, page.flagged - 24)
+    assert page.summary.flagged == len(page.worst) + max(0, page.summary.flagged - 24)
     assert {pair.id for pair in page.worst[:-2]}.isdisjoint({f"p{row}" for row in answers})
     monkeypatch.setattr("mispair.auditing.report.page.WORST", ROWS)
     page = make_page(audit)
     assert {pair.id for pair in page.worst[-2:]} == wrong
-    assert len(page.worst) == page.flagged
+    assert len(page.worst) == page.summary.flagged
     for pair in page.worst:
         place = audit.suggested.tolist().index(int(pair.id[1:]))
         assert [one.id for one in pair.new_rights] == [f"p{row}" for row in audit.new_rights.rows[place] if row >= 0]

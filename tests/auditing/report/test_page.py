@@ -61,16 +61,16 @@ def illustrated(case: Case, tmp_path_factory: pytest.TempPathFactory) -> Audit:
 def test_counts(plain: Audit) -> None:
     page = make_page(plain)
     match = plain.match_score[~np.isnan(plain.match_score)]
-    assert (page.pairs, page.scored, page.flagged) == (120, 119, int((match < 0.5).sum()))
-    assert sum(page.histogram) == sum(page.observed) == page.scored
-    assert sum(page.histogram[: len(page.histogram) // 2]) == page.flagged  # 0.5 is between two bars
+    assert (page.summary.pairs, page.summary.scored, page.summary.flagged) == (120, 119, int((match < 0.5).sum()))
+    assert sum(page.histogram) == sum(page.observed) == page.summary.scored
+    assert sum(page.histogram[: len(page.histogram) // 2]) == page.summary.flagged  # 0.5 is between two bars
     assert sum(page.expected_matched) == pytest.approx(float(match.sum()), rel=1e-5)
-    assert sum(page.shuffled) == pytest.approx(page.noise_rate * page.scored)
+    assert sum(page.shuffled) == pytest.approx(page.summary.noise_rate * page.summary.scored)
     assert page.lowest < page.highest
-    assert page.unreadable == {"the right vector is zero": 1}
+    assert page.summary.unreadable == {"the right vector is zero": 1}
     assert page.unreadable_rows == [("70", "the right vector is zero")]
-    assert [measure.name for measure in page.measures] == plain.judge.names
-    assert page.notes == list(plain.notes)
+    assert list(page.summary.measures) == plain.judge.names
+    assert (page.summary.notes, page.image_notes) == (list(plain.notes), [])
     assert page.versions["mispair"] == mispair.__version__
 
 
@@ -167,7 +167,7 @@ def test_nothing_flagged(plain: Audit) -> None:
         near_duplicates=(Groups.none(), Groups.none()),
     )
     page = make_page(quiet)
-    assert (page.flagged, page.worst, page.near_duplicates, page.near_duplicate_pairs) == (0, [], [], 0)
+    assert (page.summary.flagged, page.worst, page.near_duplicates, page.near_duplicate_pairs) == (0, [], [], 0)
     html = render(page)
     assert "Worst pairs" not in html
     assert "Near-duplicates" not in html
@@ -179,13 +179,13 @@ def test_equal_scores_have_a_range() -> None:
 
 
 def test_images_that_are_not_there_are_counted(illustrated: Audit, tmp_path: Path) -> None:
-    assert not any("not found" in note for note in make_page(illustrated).notes)
+    assert not any("not found" in note for note in make_page(illustrated).image_notes)
     odd = tmp_path / "caf\udce9"  # a name that is no UTF-8
     lost = replace(illustrated, source=replace(illustrated.source, images=(tmp_path, odd)))
     page = make_page(lost)
     shown = {item.name for group in page.near_duplicates if group.side == "left" for item in group.items}
     shown |= {pair.left.name for pair in page.worst} | {one.id for pair in page.worst for one in pair.new_lefts}
     places = f"{tmp_path.resolve()}, {tmp_path.resolve()}/caf?"
-    assert f"{len(shown)} images were not found in {places}; give --images FOLDER." in page.notes
+    assert f"{len(shown)} images were not found in {places}; give --images FOLDER." in page.image_notes
     lost.to_html(tmp_path / "report.html")
     assert "images were not found in" in (tmp_path / "report.html").read_text()

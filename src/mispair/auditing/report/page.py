@@ -13,8 +13,7 @@ import numpy.typing as npt
 import torch
 
 import mispair
-from mispair.auditing.findings import Findings
-from mispair.auditing.scoring.measures import MEANINGS
+from mispair.auditing.findings import AuditSummary, Findings
 from mispair.auditing.scoring.partners import Partners
 from mispair.data.pairs import IntArray
 from mispair.support.formatting import listed, plain
@@ -63,26 +62,11 @@ class NearDuplicates:
 
 
 @dataclass(frozen=True)
-class Measure:
-    """One ingredient of the score."""
-
-    name: str  # such as "contrast"
-    meaning: str  # one sentence
-    weight: float  # share of the score, of all measures together 1
-    separation: float  # AUROC of the observed pairs against shuffled ones: 0.5 is chance
-
-
-@dataclass(frozen=True)
 class Page:
     """A whole report."""
 
     name: str  # of the data set
-    pairs: int
-    scored: int
-    flagged: int
-    noise_rate: float  # estimated share of mismatched pairs
-    noise_low: float  # its 95 % interval
-    noise_high: float
+    summary: AuditSummary
     histogram: list[int]  # scored pairs by match score, equal bins from 0 to 1
     expected_matched: list[float]  # expected number of matched pairs in each bin, the sum of its match scores
     observed: list[int]  # pairs by combined score, equal bins from `lowest` to `highest`
@@ -90,15 +74,12 @@ class Page:
     lowest: float
     highest: float
     worst: list[Flagged]
-    measures: list[Measure]
     near_duplicates: list[NearDuplicates] = field(default_factory=list)
     near_duplicate_pairs: int = 0  # how many pairs have a (nearly) equal one
-    unreadable: dict[str, int] = field(default_factory=dict)  # by status
     unreadable_rows: list[tuple[str, str]] = field(default_factory=list)  # (id, status) of the first ones
-    notes: list[str] = field(default_factory=list)  # what the reader should know about this audit
+    image_notes: list[str] = field(default_factory=list)  # images that could not be shown
     command: str = ""
     versions: dict[str, str] = field(default_factory=dict)
-    seconds: float = 0.0
 
 
 BINS = 40
@@ -121,12 +102,7 @@ def make_page(audit: Findings) -> Page:
     bad = audit.bad_rows[:ROWS]
     return Page(
         name=audit.source.name,
-        pairs=len(audit),
-        scored=summary.scored,
-        flagged=summary.flagged,
-        noise_rate=summary.noise_rate,
-        noise_low=summary.noise_rate_low,
-        noise_high=summary.noise_rate_high,
+        summary=summary,
         histogram=np.bincount(bins, minlength=BINS).tolist(),
         expected_matched=np.bincount(bins, weights=match, minlength=BINS).tolist(),
         observed=observed.tolist(),
@@ -134,21 +110,14 @@ def make_page(audit: Findings) -> Page:
         lowest=lowest,
         highest=highest,
         worst=[lookup.flagged(place) for place in worst],
-        measures=[
-            Measure(name, MEANINGS[name], float(weight), float(separation))
-            for name, weight, separation in zip(
-                judge.names, judge.combination.shares(), judge.separations, strict=True
-            )
-        ],
         near_duplicates=[
             group
             for side, groups in enumerate(audit.near_duplicates)
             for group in lookup.near_duplicates(side, groups.first(GROUPS // 2))
         ],
         near_duplicate_pairs=len(np.union1d(audit.near_duplicates[0].rows, audit.near_duplicates[1].rows)),
-        unreadable=summary.unreadable,
         unreadable_rows=list(zip(audit.source.ids(bad), audit.status(bad), strict=True)),
-        notes=[*audit.notes, *lookup.notes()],
+        image_notes=lookup.notes(),
         command=audit.command,
         versions={
             "mispair": mispair.__version__,
@@ -157,7 +126,6 @@ def make_page(audit: Findings) -> Page:
             "Python": platform.python_version(),
             "system": sys.platform,
         },
-        seconds=audit.seconds,
     )  # fmt: skip
 
 

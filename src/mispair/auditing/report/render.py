@@ -6,8 +6,10 @@ from functools import cache
 
 from jinja2 import Template
 
+from mispair.auditing.findings import AuditSummary
 from mispair.auditing.report import charts
 from mispair.auditing.report.page import Item, Page
+from mispair.auditing.scoring.measures import MEANINGS
 from mispair.support.html import template
 
 _LONGEST_TEXT = 3000  # characters of a caption, so that the page stays small
@@ -18,23 +20,25 @@ _VERDICTS = ((0.95, "very well"), (0.85, "well"), (0.7, "fairly"), (0.55, "a lit
 
 def render(page: Page) -> str:
     """The page as HTML, without scripts and without anything that is fetched."""
-    left, right = _nouns(page)
+    summary, (left, right) = page.summary, _nouns(page)
     has_curves = sum(page.observed) > 0 and page.highest > page.lowest
     return _template().render(
         page=page,
-        headline=_headline(page),
-        rate=_percents(page)[0] if page.scored else "–",
-        interval=_interval(page),
-        share_flagged=_percent(page.flagged / page.scored) if page.scored else "",
-        unread=max(sum(page.unreadable.values()), page.pairs - page.scored),
+        summary=summary,
+        meanings=MEANINGS,
+        headline=_headline(summary),
+        rate=_percents(summary)[0] if summary.scored else "–",
+        interval=_interval(summary),
+        share_flagged=_percent(summary.flagged / summary.scored) if summary.scored else "",
+        unread=max(sum(summary.unreadable.values()), summary.pairs - summary.scored),
         left=left,
         right=right,
         histogram=charts.histogram(page.histogram, page.expected_matched) if sum(page.histogram) else None,
         curves=charts.curves(page.observed, page.shuffled, page.lowest, page.highest) if has_curves else None,
         width=charts.WIDTH,
         height=charts.HEIGHT,
-        ceiling=_ceiling(page),
-        verdict=lambda separation: _verdict(separation, page),
+        ceiling=_ceiling(summary),
+        verdict=lambda separation: _verdict(separation, summary),
     )
 
 
@@ -72,13 +76,16 @@ def _percent(share: float, largest: float | None = None) -> str:
     return f"{100 * share:.{decimals}f}\xa0%"
 
 
-def _percents(page: Page) -> list[str]:
+def _percents(summary: AuditSummary) -> list[str]:
     """The noise rate and the two ends of its interval, with the same decimals."""
-    return [_percent(share, page.noise_high) for share in (page.noise_rate, page.noise_low, page.noise_high)]
+    return [
+        _percent(share, summary.noise_rate_high)
+        for share in (summary.noise_rate, summary.noise_rate_low, summary.noise_rate_high)
+    ]
 
 
-def _interval(page: Page) -> str:
-    return "{1} to {2}".format(*_percents(page)) if page.scored else ""
+def _interval(summary: AuditSummary) -> str:
+    return "{1} to {2}".format(*_percents(summary)) if summary.scored else ""
 
 
 def _score(score: float) -> str:
@@ -97,16 +104,16 @@ def _ending(text: str) -> str:
     return text if more <= 0 else f"{text[:_LONGEST_TEXT]} … ({more:,} more characters)"
 
 
-def _headline(page: Page) -> str:
+def _headline(summary: AuditSummary) -> str:
     """The result in one sentence."""
-    if not page.scored:
-        return f"None of the {_pairs(page.pairs)} could be scored." if page.pairs else "There are no pairs."
-    if page.scored == 1:
-        which = "pair that could be scored" if page.pairs > 1 else "pair"
-        return f"The only {which} is {'' if page.flagged else 'not '}flagged."
-    rate, low, high = _percents(page)
-    pairs = f"{page.scored:,} {'scored ' * (page.scored < page.pairs)}pairs"
-    if not page.flagged and page.noise_rate < 0.00005:
+    if not summary.scored:
+        return f"None of the {_pairs(summary.pairs)} could be scored." if summary.pairs else "There are no pairs."
+    if summary.scored == 1:
+        which = "pair that could be scored" if summary.pairs > 1 else "pair"
+        return f"The only {which} is {'' if summary.flagged else 'not '}flagged."
+    rate, low, high = _percents(summary)
+    pairs = f"{summary.scored:,} {'scored ' * (summary.scored < summary.pairs)}pairs"
+    if not summary.flagged and summary.noise_rate < 0.00005:
         return f"None of the {pairs} is flagged (at most {high} are mismatched)."
     return f"About {rate} of the {pairs} are mismatched ({low} to {high})."
 
@@ -129,13 +136,13 @@ def _kind(items: list[Item]) -> str:
     return "caption" if any(item.text for item in items) else "item"
 
 
-def _ceiling(page: Page) -> float:
+def _ceiling(summary: AuditSummary) -> float:
     """The largest possible separation: the mismatched ones of the observed pairs are like shuffled ones."""
-    return 1 - 0.5 * min(1.0, max(0.0, page.noise_rate)) if page.scored else 1.0
+    return 1 - 0.5 * min(1.0, max(0.0, summary.noise_rate)) if summary.scored else 1.0
 
 
-def _verdict(separation: float, page: Page) -> str:
+def _verdict(separation: float, summary: AuditSummary) -> str:
     """The separation of a measure in words, relative to the largest possible one."""
-    possible = max(_ceiling(page) - 0.5, 0.01)
+    possible = max(_ceiling(summary) - 0.5, 0.01)
     value = 0.5 + 0.5 * (separation - 0.5) / possible
     return next((word for least, word in _VERDICTS if value >= least), _VERDICTS[-1][1])

@@ -1,6 +1,7 @@
 """Settings of all tests: nothing depends on the clock or on what ran before."""
 
 import os
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -34,6 +35,12 @@ class TorchRandom:
 
 torch_random = TorchRandom()
 register_random(torch_random)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if sys.platform == "win32" and item.get_closest_marker("posix"):
+            item.add_marker(pytest.mark.skip(reason="Windows has no such signals"))
 
 
 @pytest.fixture(autouse=True)

@@ -224,6 +224,7 @@ sys.exit(main())
 """
 
 
+@pytest.mark.posix
 def test_sigkill_changes_nothing(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scan, "BLOCK", 10)
     monkeypatch.setattr(scan, "PART", 20)

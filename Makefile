@@ -3,7 +3,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 PYTEST = $(BIN)/pytest -n 2 --dist worksteal
-QUICK = tests/compute tests/data tests/functional tests/models tests/retrieval tests/support
+QUICK = tests/compute tests/data tests/functional tests/models tests/retrieval tests/support tests/training \
+	tests/test_config.py tests/test_contracts.py tests/test_portable.py
 
 .PHONY: demo test quick slow coverage format docs wheel clean
 
@@ -17,7 +18,7 @@ test: .venv/.dev
 	$(BIN)/lint-imports --no-logo
 	$(PYTEST)
 
-# While you work: nothing that trains to the end, audits or starts processes.
+# While you work: no methods, audits, comparisons, commands or kernels.
 quick: .venv/.dev
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports --no-logo

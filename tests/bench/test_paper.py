@@ -16,29 +16,31 @@ SIZES = {"table-1": 48, "table-2": 8, "table-3": 12, "table-4": 4, "table-5": 14
 
 
 def test_every_line_of_every_table_is_there_once() -> None:
-    lines = paper.lines()
-    assert Counter(line.table for line in lines) == SIZES
-    assert max(Counter((line.table, line.data, line.noise, line.method) for line in lines).values()) == 1
-    assert {line.data for line in lines} == {"Flickr30K", "MS-COCO 1K", "MS-COCO 5K", "CC152K"}
+    results = paper.results()
+    assert Counter(result.table for result in results) == SIZES
+    assert (
+        max(Counter((result.table, result.data, result.noise_ratio, result.method) for result in results).values()) == 1
+    )
+    assert {result.data for result in results} == {"Flickr30K", "MS-COCO 1K", "MS-COCO 5K", "CC152K"}
 
 
 def test_six_recalls_make_the_sum() -> None:
-    whole = [line for line in paper.lines() if line.recalls]
+    whole = [result for result in paper.results() if result.recalls]
     assert len(whole) == 48 + 8 + 10 + 4
-    for line in whole:
-        assert set(line.recalls) == set(COLUMNS) - {"rsum"}
-        assert line.rsum is not None
-        assert math.fsum(line.recalls.values()) == pytest.approx(line.rsum, abs=0.05), line
+    for result in whole:
+        assert set(result.recalls) == set(COLUMNS) - {"rsum"}
+        assert result.rsum is not None
+        assert math.fsum(result.recalls.values()) == pytest.approx(result.rsum, abs=0.05), result
 
 
 def test_recalls_grow_with_k() -> None:
-    for line in paper.lines():
-        for side in ("i2t", "t2i") if line.recalls else ():
-            r1, r5, r10 = (line.recalls[f"{side}_r{k}"] for k in (1, 5, 10))
-            assert 0 < r1 < r5 < r10 < 100, line
+    for result in paper.results():
+        for side in ("i2t", "t2i") if result.recalls else ():
+            r1, r5, r10 = (result.recalls[f"{side}_r{k}"] for k in (1, 5, 10))
+            assert 0 < r1 < r5 < r10 < 100, result
 
 
-def test_tables_agree_where_they_tell_the_same() -> None:
+def test_tables_agree_where_they_overlap() -> None:
     whole, ablation = (
         paper.find(table, "Flickr30K", 0.4, method)
         for table, method in (("table-1", "REPAIR"), ("table-4", "RC + NPR"))
@@ -76,19 +78,19 @@ def test_what_the_paper_does_not_have() -> None:
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.4])
-def test_cost_is_told_for_no_share_of_noise(noise: float) -> None:
+def test_cost_has_no_noise_ratio(noise: float) -> None:
     found = paper.find("table-6", "Flickr30K", noise, "SGR, M = 4096")
     assert found is not None
-    assert (found.hours, found.extra_bytes, found.noise) == (28.1, 1_850_000_000, None)
+    assert (found.hours, found.extra_bytes, found.noise_ratio) == (28.1, 1_850_000_000, None)
 
 
 def test_stars_stand_with_ncr_and_bicro() -> None:
-    starred = {(line.table, line.method) for line in paper.lines() if line.star}
+    starred = {(result.table, result.method) for result in paper.results() if result.star}
     assert starred == {(table, method) for table in ("table-1", "table-2", "table-3") for method in ("NCR", "BiCro")}
 
 
 def test_networks_of_the_paper() -> None:
-    models = {(line.table, line.method): line.model for line in paper.lines()}
+    models = {(result.table, result.method): result.model for result in paper.results()}
     assert models["table-1", "SCAN"] == "scan"
     assert (
         models["table-1", "VSE-inf"] == models["table-5", "REPAIR"] == models["table-6", "VSE-inf, M = 8192"] == "vse"
@@ -100,9 +102,9 @@ def test_networks_of_the_paper() -> None:
 def test_every_row_of_the_papers_suites_has_a_number(name: str) -> None:
     suite = read_suite(name)
     for part in suite.parts:
-        for noise in part.noise if part.paper else ():
+        for noise_ratio in part.noise_ratio if part.paper else ():
             for row in part.rows:
                 assert part.paper is not None
-                found = paper.find(part.paper, paper_data(suite, part), noise, row.label)
-                assert found is not None, (part.name, noise, row.label)
-                assert found.model == suite.cell(row, noise, {}, seed=0).config.model
+                found = paper.find(part.paper, paper_data(suite, part), noise_ratio, row.label)
+                assert found is not None, (part.name, noise_ratio, row.label)
+                assert found.model == suite.cell(row, noise_ratio, {}, seed=0).config.model

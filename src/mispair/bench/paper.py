@@ -1,4 +1,4 @@
-"""What the paper of REPAIR reports: every number of its tables, to stand beside ours."""
+"""The results of the REPAIR paper: every number of its tables, to compare ours with."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ RECALLS = tuple(name for name in COLUMNS if name != "rsum")
 
 
 @dataclass(frozen=True)
-class Published:
-    """A line of one of the paper's tables.
+class PaperResult:
+    """A row of one of the paper's tables.
 
     Attributes:
         table: As the key `paper` of a suite's part has it.
         data: The paper's name of the data set.
-        noise: Share of wrong pairs put in; None where the paper does not tell.
-        method: As a suite's rows are called.
-        recalls: By name, as our own figures; empty where only rSum is given.
+        noise_ratio: Of the injected noise; None where the paper does not say.
+        method: As the rows of a suite are called.
+        recalls: By name, as our own metrics; empty where only rSum is given.
         rsum: None where the paper has no number.
         hours: Of training.
         extra_bytes: Of the memory bank.
@@ -30,7 +30,7 @@ class Published:
 
     table: str
     data: str
-    noise: float | None
+    noise_ratio: float | None
     method: str
     recalls: dict[str, float]
     rsum: float | None
@@ -40,53 +40,54 @@ class Published:
 
     @property
     def model(self) -> str:
-        """The network, as the setting `model` has it. The methods against noise are with SGR outside Table V."""
+        """The network, as the setting `model` names it. Methods against noise use SGR outside Table V."""
         if self.method == "SCAN":
             return "scan"
         return "vse" if self.table == "table-5" or self.method.startswith("VSE-inf") else "sgr"
 
 
 @cache
-def lines() -> tuple[Published, ...]:
-    """All lines of all tables, in the paper's order."""
+def results() -> tuple[PaperResult, ...]:
+    """All rows of all tables, in the paper's order."""
     with Path(__file__).with_name("paper.csv").open(encoding="utf-8", newline="") as file:
-        return tuple(_line(found) for found in csv.DictReader(file))
+        return tuple(_result(row) for row in csv.DictReader(file))
 
 
 @cache
 def tables() -> tuple[str, ...]:
     """Names of all tables, as the key `paper` has them."""
-    return tuple(dict.fromkeys(line.table for line in lines()))
+    return tuple(dict.fromkeys(result.table for result in results()))
 
 
-def find(table: str, data: str, noise: float, method: str) -> Published | None:
-    """The line of a table, if the paper has it.
+def find(table: str, data: str, noise_ratio: float, method: str) -> PaperResult | None:
+    """A row of a table, if the paper has it.
 
     >>> find("table-1", "Flickr30K", 0.4, "REPAIR").rsum
     492.8
     """
-    for line in lines():
-        if (line.table, line.data, line.method) == (table, data, method) and line.noise in (None, noise):
-            return line
+    for result in results():
+        key = result.table, result.data, result.method
+        if key == (table, data, method) and result.noise_ratio in (None, noise_ratio):
+            return result
     return None
 
 
-def is_of_paper(table: str, data: str) -> bool:
+def has_data(table: str, data: str) -> bool:
     """Whether a table of the paper is about this data set."""
-    return any((line.table, line.data) == (table, data) for line in lines())
+    return any((result.table, result.data) == (table, data) for result in results())
 
 
-def _line(found: dict[str, str]) -> Published:
-    return Published(
-        table=found["table"],
-        data=found["data"],
-        noise=_number(found["noise"]),
-        method=found["method"],
-        recalls={name: float(found[name]) for name in RECALLS if found[name]},
-        rsum=_number(found["rsum"]),
-        hours=_number(found["hours"]),
-        extra_bytes=int(found["extra_bytes"]) if found["extra_bytes"] else None,
-        star=found["star"] == "1",
+def _result(row: dict[str, str]) -> PaperResult:
+    return PaperResult(
+        table=row["table"],
+        data=row["data"],
+        noise_ratio=_number(row["noise_ratio"]),
+        method=row["method"],
+        recalls={name: float(row[name]) for name in RECALLS if row[name]},
+        rsum=_number(row["rsum"]),
+        hours=_number(row["hours"]),
+        extra_bytes=int(row["extra_bytes"]) if row["extra_bytes"] else None,
+        star=row["star"] == "1",
     )
 
 

@@ -1,4 +1,4 @@
-"""`mispair bench audit` and `bench scale`: figures by independent references, and the commands."""
+"""`mispair bench audit` and `bench scale`: metrics by independent references, and the commands."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from sklearn.metrics import average_precision_score
 
 from mispair.auditing.sources.source import from_memory
 from mispair.bench.measure import audit_quality, audit_scale
@@ -18,27 +15,16 @@ from mispair.cli.main import main
 from mispair.data.pairs import Vectors
 
 
-@settings(deadline=None)
-@given(st.lists(st.tuples(st.integers(-3, 3), st.booleans()), min_size=1, max_size=30))
-def test_average_precision_is_scikit_learns(values: list[tuple[int, bool]]) -> None:
-    scores, positive = np.array([float(score) for score, _ in values]), np.array([kind for _, kind in values])
-    if positive.any():
-        expected = average_precision_score(positive, scores)
-        assert audit_quality.average_precision(scores, positive) == pytest.approx(expected)
-    else:
-        assert np.isnan(audit_quality.average_precision(scores, positive))
-
-
 def test_calibration_error_by_hand() -> None:
     probability = np.array([0.05, 0.05, 0.95, 0.95, 1.0])
-    right = np.array([False, True, True, True, False])
-    # two at .05, half of them right; three at (.95 + .95 + 1) / 3, two thirds of them right
+    matched = np.array([False, True, True, True, False])
+    # two at .05, half of them matched; three at (.95 + .95 + 1) / 3, two thirds of them matched
     expected = (2 * abs(0.05 - 0.5) + 3 * abs(2.9 / 3 - 2 / 3)) / 5
-    assert audit_quality.calibration_error(probability, right) == pytest.approx(expected)
-    assert [count for *_, count in audit_quality.reliability(probability, right)] == [2, 3]
+    assert audit_quality.calibration_error(probability, matched) == pytest.approx(expected)
+    assert [count for *_, count in audit_quality.reliability(probability, matched)] == [2, 3]
 
 
-def test_pairs_that_share_an_item_are_made_wrong_by_items() -> None:
+def test_pairs_that_share_an_item_are_grouped() -> None:
     rng = np.random.default_rng(0)
     left = np.repeat(rng.standard_normal((4, 3)), 2, axis=0)
     source = from_memory(left, rng.standard_normal((8, 5)), groups=[7, 7, 1, 1, 4, 4, 2, 2])
@@ -50,17 +36,16 @@ def test_pairs_that_share_an_item_are_made_wrong_by_items() -> None:
     assert len(some) == 5
 
 
-def test_the_command_measures_what_an_audit_finds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    wrong = audit_scale.make(tmp_path, 300, 24, wrong=0.0)
-    assert not wrong.any()
+def test_the_command_measures_the_quality_of_an_audit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert not audit_scale.generate(tmp_path, 300, 24, noise_ratio=0.0).any()
     files = ["--left", str(tmp_path / "left.npy"), "--right", str(tmp_path / "right.npy")]
     assert main(["bench", "audit", *files, "--ratio", "0.3", "--seeds", "1", "--device", "cpu", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["audits"]
-    assert row["ratio"] == pytest.approx(0.3, abs=0.01)
+    assert row["noise_ratio"] == pytest.approx(0.3, abs=0.01)
     assert row["auroc"] > 0.8
     assert row["auroc"] > max(row["measures"].values()) - 0.03
     assert sum(count for *_, count in row["reliability"]) == row["pairs"] == 300
-    assert 0 <= row["chance"] < row["right_found"] <= 1
+    assert 0 <= row["chance"] < row["right_correct"] <= 1
 
 
 @pytest.mark.parametrize(
@@ -72,16 +57,16 @@ def test_wrong_arguments_get_a_sentence(arguments: list[str], says: str, capsys:
     assert says in capsys.readouterr().err
 
 
-def test_made_up_pairs_are_wrong_where_it_says(tmp_path: Path) -> None:
-    wrong = audit_scale.make(tmp_path, 500, 16, wrong=0.4, seed=3)
-    assert 0.3 < wrong.mean() < 0.5
+def test_generated_pairs_are_the_same_every_time(tmp_path: Path) -> None:
+    mismatched = audit_scale.generate(tmp_path, 500, 16, noise_ratio=0.4, seed=3)
+    assert 0.3 < mismatched.mean() < 0.5
     again = tmp_path / "again"
     again.mkdir()
-    assert np.array_equal(audit_scale.make(again, 500, 16, wrong=0.4, seed=3), wrong)
+    assert np.array_equal(audit_scale.generate(again, 500, 16, noise_ratio=0.4, seed=3), mismatched)
     assert (again / "left.npy").read_bytes() == (tmp_path / "left.npy").read_bytes()
 
 
-def test_the_scale_is_told_for_each_size(capsys: pytest.CaptureFixture[str]) -> None:
+def test_scale_of_each_size(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "scale", "--pairs", "150", "100", "--width", "12", "--device", "cpu", "--json"]) == 0
     sizes = json.loads(capsys.readouterr().out)["audits"]
     assert [size["pairs"] for size in sizes] == [100, 150]

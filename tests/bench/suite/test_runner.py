@@ -9,9 +9,12 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
-from dataclasses import asdict, replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,8 +23,18 @@ from rich.console import Console
 from mispair.bench.suite import record as record_module
 from mispair.bench.suite import runner
 from mispair.bench.suite.record import ETAS, RECORD, RUN, Record, noise_hash, read_record, run_cell, write_record
-from mispair.bench.suite.results_folder import check_data, check_folder, claim_folder, read_results
-from mispair.bench.suite.runner import CELLS, CLAIM, CellState, folder_of, run_cells, seconds_left, state
+from mispair.bench.suite.results_folder import (
+    CELLS,
+    LOCK,
+    cell_folder,
+    check_data,
+    check_folder,
+    claimed,
+    is_claimed,
+    read_results,
+    write_info,
+)
+from mispair.bench.suite.runner import CellState, run_cells, seconds_left, state
 from mispair.bench.suite.suite import Cell, Suite, digest, read_suite
 from mispair.cli.main import main
 from mispair.config import Config, find_packaged, read_recipe, to_toml
@@ -38,7 +51,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = folder / "tiny.toml"
     path.write_text(
         f'title = "Tiny"\ndata = "{data}"\n'
-        '[[part]]\nname = "noise"\nkind = "retrieval"\nnoise = [0.4]\n[part.rows]\n'
+        '[[part]]\nname = "noise"\nkind = "retrieval"\nnoise_ratio = [0.4]\n[part.rows]\n'
         f'plain = {{ recipe = "shapes/plain", {SMALL} }}\nREPAIR = {{ recipe = "shapes/repair", {SMALL} }}\n'
     )
     return path
@@ -58,8 +71,8 @@ def done(file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def record_of(cell: Cell, **values: object) -> Record:
-    start = Record(cell.name, cell.label, digest(cell.config), asdict(cell.config), "done")
-    return replace(start, test={"network": {"rsum": 100.0}}, **values)  # type: ignore[arg-type]
+    content: dict[str, Any] = {"status": "done", "test": {"network": {"rsum": 100.0}}, **values}
+    return Record.of(cell, **content)
 
 
 def test_everything_is_trained_and_described(suite: Suite, done: Path) -> None:
@@ -71,17 +84,19 @@ def test_everything_is_trained_and_described(suite: Suite, done: Path) -> None:
     assert set(plain.test) == {"network"}
     assert set(repair.test) == {"network A", "network B", "averaged"}
     assert len(repair.validation) == 3
-    assert repair.data["mismatch"] == pytest.approx(0.4, abs=0.05)
-    assert repair.data["noise_file"] is None
-    assert repair.environment["device"] == "cpu"
-    assert repair.alone()["rsum"] == pytest.approx(
+    assert repair.data.mismatch == pytest.approx(0.4, abs=0.05)
+    assert repair.data.noise_file is None
+    assert repair.environment is not None
+    assert repair.environment.device == "cpu"
+    assert repair.single()["rsum"] == pytest.approx(
         np.mean([repair.test[name]["rsum"] for name in ("network A", "network B")])
     )
-    assert [point["eta"] for point in repair.eta] == list(ETAS)
-    assert all(0 <= point[name] <= 1 for point in repair.eta for name in ("accuracy", "recall"))
-    assert all(0 <= point.get("precision", 1) <= 1 for point in repair.eta)
-    assert {example["kind"] for example in repair.examples} >= {"right", "wrong"}
-    assert plain.eta == plain.examples == []
+    assert [point.eta for point in repair.eta] == list(ETAS)
+    assert all(0 <= getattr(point, name) <= 1 for point in repair.eta for name in ("accuracy", "recall"))
+    assert all(point.precision is None or 0 <= point.precision <= 1 for point in repair.eta)
+    assert {example.kind for example in repair.examples} >= {"matched", "mismatched"}
+    assert not plain.eta
+    assert not plain.examples
 
 
 def test_what_has_ended_is_not_trained_again(file: Path, done: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,7 +109,7 @@ def test_what_has_ended_is_not_trained_again(file: Path, done: Path, capsys: pyt
 def test_the_result_is_that_of_an_ordinary_training(suite: Suite, done: Path, tmp_path: Path) -> None:
     cell = suite.cells(1)[1]
     again = run_cell(cell, tmp_path)
-    found = read_record(folder_of(done, cell))
+    found = read_record(cell_folder(done, cell))
     assert found is not None
     assert (again.test, again.eta, again.examples) == (found.test, found.eta, found.examples)
 
@@ -131,6 +146,76 @@ def test_a_termination_is_passed_on_and_saves(file: Path, tmp_path: Path) -> Non
     assert not any(state(out, cell).status == "running" for cell in read_suite(file).cells(1))
 
 
+def test_a_claim_is_exclusive_and_released(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "cell"
+    assert not is_claimed(folder)
+    with claimed(folder) as ours:
+        assert ours
+        assert is_claimed(folder)
+        with claimed(folder) as theirs:
+            assert not theirs
+        assert is_claimed(folder)  # the second did not release it
+    assert not is_claimed(folder)
+
+
+def test_a_claim_is_released_after_an_error(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError), claimed(tmp_path):
+        raise RuntimeError
+    assert not is_claimed(tmp_path)
+
+
+def test_the_claim_of_a_killed_process_is_free_at_once(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from pathlib import Path; from mispair.bench.suite.results_folder import claimed\n"
+        "with claimed(Path(sys.argv[1])) as ours: print(ours, flush=True); time.sleep(600)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "True\n"
+    assert is_claimed(tmp_path)
+    with claimed(tmp_path) as ours:
+        assert not ours
+    process.kill()
+    process.communicate()
+    assert (tmp_path / LOCK).exists()
+    assert not is_claimed(tmp_path)
+    with claimed(tmp_path) as ours:
+        assert ours
+
+
+def test_of_many_processes_one_gets_a_claim(tmp_path: Path) -> None:
+    def attempt(_: int) -> bool:
+        with claimed(tmp_path) as ours:
+            barrier.wait()  # nobody releases it before all have tried
+            return ours
+
+    barrier = threading.Barrier(8)
+    for _ in range(5):
+        with ThreadPoolExecutor(8) as pool:
+            assert sum(pool.map(attempt, range(8))) == 1
+
+
+def test_asking_for_a_claim_does_not_take_it_away(tmp_path: Path) -> None:
+    """A process that shows the progress locks a cell for a moment; a worker waits for it."""
+    (tmp_path / LOCK).touch()
+    stop = threading.Event()
+
+    def ask() -> None:
+        while not stop.is_set():
+            is_claimed(tmp_path)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    try:
+        for _ in range(20):
+            with claimed(tmp_path) as ours:
+                assert ours
+            (tmp_path / LOCK).touch()
+    finally:
+        stop.set()
+        asking.join()
+
+
 def test_two_processes_share_a_folder(suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cells, trained = suite.cells(1), []
 
@@ -161,7 +246,7 @@ def test_a_failure_is_written_down_and_the_rest_goes_on(
     assert [states[name].status for name in ("broken", "plain", "REPAIR")] == ["failed", "done", "waiting"]
     assert states["broken"].record is not None
     assert states["broken"].record.error
-    record = folder_of(out, states["broken"].cell) / RECORD
+    record = cell_folder(out, states["broken"].cell) / RECORD
     before = record.stat().st_mtime_ns
     assert main(command) == 1
     assert record.stat().st_mtime_ns == before
@@ -169,26 +254,27 @@ def test_a_failure_is_written_down_and_the_rest_goes_on(
     assert record.stat().st_mtime_ns > before
 
 
-def test_how_far_a_cell_is(suite: Suite, tmp_path: Path) -> None:
+def test_state_of_a_cell(suite: Suite, tmp_path: Path) -> None:
     cell = suite.cells(1)[0]
-    folder = folder_of(tmp_path, cell)
+    folder = cell_folder(tmp_path, cell)
     assert state(tmp_path, cell) == CellState(cell, "waiting")
     (folder / "run").mkdir(parents=True)
     (folder / "run" / "metrics.jsonl").write_text('{"event": "validation", "rsum": 1}\n{"event": "method"}\n')
-    (folder / CLAIM).write_text(json.dumps({"host": "elsewhere", "pid": 1}))
-    running = state(tmp_path, cell)
-    assert (running.status, running.epochs, running.said()) == ("running", 1, "epoch 2 of 3")
-    write_record(folder, record_of(cell, status="failed", error="It broke."))
-    assert state(tmp_path, cell).said() == "failed: It broke."
-    (folder / RECORD).write_text("{")
-    assert state(tmp_path, cell).status == "running"  # a record that is not whole counts for nothing
+    with claimed(folder):
+        running = state(tmp_path, cell)
+        assert (running.status, running.epochs, str(running)) == ("running", 1, "epoch 2 of 3")
+        write_record(folder, record_of(cell, status="failed", error="It broke."))
+        assert str(state(tmp_path, cell)) == "failed: It broke."
+        (folder / RECORD).write_text("{")
+        assert state(tmp_path, cell).status == "running"  # a damaged record does not count
+    assert state(tmp_path, cell).status == "waiting"
 
 
 def test_time_left() -> None:
     def one(method: str, seconds: float | None, epochs: int = 0, status: str = "waiting") -> CellState:
         config = replace(Config(), method=method, warmup_epochs=0, epochs=10)
         cell = Cell(method, method, config)
-        epoch = {"seconds": seconds}
+        epoch = {"epoch": 0, "rsum": 1.0, "seconds": seconds}
         record = None if seconds is None else record_of(cell, validation=[epoch])
         return CellState(cell, "done" if record else status, record, epochs)  # type: ignore[arg-type]
 
@@ -227,7 +313,7 @@ def test_a_folder_that_others_have_just_begun_is_welcome(suite: Suite, tmp_path:
 
 def test_noise_files_are_remembered_and_never_come_late(file: Path, suite: Suite, done: Path, tmp_path: Path) -> None:
     named = replace(suite, noise_file="{ratio}.npy")
-    claim_folder(tmp_path / "r", str(file), named, 1)
+    write_info(tmp_path / "r", str(file), named, 1)
     assert check_folder(tmp_path / "r", suite) == named
     with pytest.raises(ConfigError, match="was begun without --noise-file"):
         check_folder(done, named)
@@ -237,12 +323,12 @@ def test_other_noise_is_refused_whatever_is_asked_for(suite: Suite, tmp_path: Pa
     first, second = replace(suite, noise_file=str(tmp_path / "{ratio}.npy")).cells(1)
     np.save(tmp_path / "0.4.npy", np.arange(3))
     data = {"pairs": 80, "noise_file": noise_hash(first.config.noise_file)}
-    write_record(folder_of(tmp_path, first), record_of(first, data=data))
+    write_record(cell_folder(tmp_path, first), record_of(first, data=data))
     check_data(tmp_path, [first, second], 80)
     np.save(tmp_path / "0.4.npy", np.arange(4))
     with pytest.raises(ConfigError, match="another noise file than"):
         check_data(tmp_path, [first, second], 80)
-    (tmp_path / "0.4.npy").unlink()  # another share of noise is asked for
+    (tmp_path / "0.4.npy").unlink()  # another noise ratio is trained
     check_data(tmp_path, [first, second], 80)
 
 
@@ -258,9 +344,10 @@ def test_data_of_another_size_is_refused_for_other_rows_too(
 
 
 def test_data_of_another_size_is_refused(suite: Suite, done: Path) -> None:
-    record = read_record(folder_of(done, suite.cells(1)[0]))
+    record = read_record(cell_folder(done, suite.cells(1)[0]))
     assert record is not None
-    check_data(done, suite.cells(1), record.data["pairs"])
+    assert record.data.pairs is not None
+    check_data(done, suite.cells(1), record.data.pairs)
     with pytest.raises(ConfigError, match=r"holds trainings on .* pairs, but .* has 7; give the same --data"):
         check_data(done, suite.cells(1), 7)
 
@@ -273,7 +360,7 @@ def test_own_recipes_travel_with_the_results(file: Path, tmp_path: Path, monkeyp
     (own / "suite.toml").write_text(head + 'x = "recipes/mine.toml"\n')
     suite = read_suite(own / "suite.toml")
     (name,) = (cell.name for cell in suite.cells(1))
-    claim_folder(tmp_path / "results", str(own / "suite.toml"), suite, 1)
+    write_info(tmp_path / "results", str(own / "suite.toml"), suite, 1)
     shutil.rmtree(own)
     monkeypatch.chdir(file.parent)
     assert [cell.name for cell in read_results(tmp_path / "results").suite.cells(1)] == [name]
@@ -288,7 +375,7 @@ def test_recipes_from_elsewhere_travel_too(tmp_path: Path) -> None:
     head = 'title = "Own"\ndata = "shapes"\n[[part]]\nname = "a"\nkind = "retrieval"\n[part.rows]\n'
     (own / "suite.toml").write_text(f'{head}x = "../a.toml"\ny = "a.toml"\nz = "{tmp_path / "b.toml"}"\n')
     suite = read_suite(own / "suite.toml")
-    claim_folder(tmp_path / "results", str(own / "suite.toml"), suite, 1)
+    write_info(tmp_path / "results", str(own / "suite.toml"), suite, 1)
     shutil.rmtree(own)
     (tmp_path / "a.toml").unlink()
     (tmp_path / "b.toml").write_text(text)  # changed since
@@ -330,9 +417,10 @@ def test_an_endless_error_is_cut(suite: Suite, tmp_path: Path, monkeypatch: pyte
         {"test": {"network A": {"rsum": 1.0}, "network B": {"rsum": 1.0}}},
         {"test": {"network": 5}},
         {"test": {"network": {"rsum": float("nan")}}},
+        {"test": {"network": {"i2t_r1": 1.0}}},
         {"validation": [{"epoch": 0}]},
         {"validation": ["x"]},
-        {"environment": None},
+        {"environment": {}},
     ],
 )
 def test_a_damaged_record_is_none(
@@ -341,13 +429,13 @@ def test_a_damaged_record_is_none(
     results = tmp_path / "results"
     shutil.copytree(done, results, ignore=shutil.ignore_patterns(RUN))
     cell = suite.cells(1)[0]
-    file = folder_of(results, cell) / RECORD
+    file = cell_folder(results, cell) / RECORD
     file.write_text(json.dumps({**json.loads(file.read_text()), **damage}))
     assert state(results, cell).status == "waiting"
     assert main(["bench", "report", str(results)]) == 0
     said = capsys.readouterr()
     assert said.out.startswith("1 of 2 trainings.")
-    assert f"Left out, as damaged or of no row of suite.toml: {cell.name}." in said.err
+    assert f"Ignored, as damaged or of no row of suite.toml: {cell.name}." in said.err
 
 
 def test_a_training_goes_on_where_its_data_is_now(suite: Suite, tmp_path: Path) -> None:
@@ -378,7 +466,7 @@ def test_a_cell_that_cannot_even_begin_does_not_hold_up_the_others(
 
 def test_more_seeds_are_remembered(file: Path, suite: Suite, tmp_path: Path) -> None:
     for seeds, known in ((2, 2), (1, 2), (3, 3)):
-        claim_folder(tmp_path / "r", str(file), suite, seeds)
+        write_info(tmp_path / "r", str(file), suite, seeds)
         assert read_results(tmp_path / "r").seeds == known
 
 
@@ -388,7 +476,7 @@ def test_more_seeds_are_remembered(file: Path, suite: Suite, tmp_path: Path) -> 
         (["--seeds", "0"], "--seeds is 0"),
         (["--jobs", "0"], "--jobs is 0"),
         (["--dry-run", "--images", "0"], "--images is 0"),
-        (["--only", "nothing"], "nothing here is called nothing"),
+        (["--only", "nothing"], "nothing is called nothing"),
         (["--data", "nowhere"], "nowhere"),
         (["--noise-file", "a.npy"], "needs {ratio}"),
         (["--noise-file", "{ratio}.npy"], "There is no 0.4.npy"),
@@ -403,3 +491,28 @@ def test_mistakes_become_sentences(
     assert main(["bench", "run", str(file), "--out", str(out), *arguments]) == 2
     assert message in capsys.readouterr().err
     assert not out.exists()
+
+
+def test_published_records_of_earlier_versions_can_be_read() -> None:
+    folder = Path(__file__).parents[3] / "docs/results/f8k"
+    results = read_results(folder)
+    assert not results.ignored(folder)
+    records = results.records(folder)
+    assert len(records) == len(list((folder / CELLS).iterdir())) == 45
+    for cell in results.suite.cells(results.seeds):
+        if cell.name in records:
+            assert records[cell.name].digest == digest(cell.config)
+            assert records[cell.name].validation
+    repair = next(record for name, record in records.items() if name.startswith("repair-vse-noise-40-seed-0"))
+    assert repair.method.replaced is not None
+    assert [replaced.pairs for replaced in repair.method.replaced] == [11995, 11995]
+    assert repair.validation[-1].selection_seconds > 0
+
+
+def test_a_record_is_the_same_after_writing_and_reading(suite: Suite, done: Path, tmp_path: Path) -> None:
+    cell = suite.cells(1)[1]
+    record = read_record(cell_folder(done, cell))
+    assert record is not None
+    write_record(tmp_path / cell.name, record)
+    assert read_record(tmp_path / cell.name) == record
+    assert record.config["vocab"] is None

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from mispair.bench.suite.suite import CellKey, Row, Suite, digest, read_suite
+from mispair.bench.suite.suite import CellKey, Suite, SuiteRow, digest, read_suite
 from mispair.config import Config, find_packaged, override, read_recipe
 from mispair.errors import ConfigError
 
 PACKAGED = ("shapes", "f8k", "f30k", "coco", "cc152k")
-PART = '[[part]]\nname = "a"\nkind = "retrieval"\nnoise = [0.2, 0.4]\n[part.rows]\n'
+PART = '[[part]]\nname = "a"\nkind = "retrieval"\nnoise_ratio = [0.2, 0.4]\n[part.rows]\n'
 SWEEP = '[[part]]\nname = "a"\nkind = "sweep"\nsetting = "tau"\nvalues = [0.1]\n[part.rows]\nx = "shapes/repair"\n'
 MANY = {
     "checkpoint_seconds": 7.0, "embed_size": 9, "word_size": 9, "sim_size": 9, "dropout": 0.11, "batch_size": 9,
@@ -43,7 +43,7 @@ def test_suites_that_come_with_mispair_can_be_read(name: str) -> None:
 def test_all_systems_of_the_paper_are_there() -> None:
     noise = read_suite("f30k").parts[0]
     assert [row.label for row in noise.rows] == ["SCAN", "SGR", "VSE-inf", "NCR", "DECL", "BiCro", "MSCN", "REPAIR"]
-    assert noise.noise == (0.2, 0.4, 0.6)
+    assert noise.noise_ratio == (0.2, 0.4, 0.6)
 
 
 def test_a_cell_is_a_recipe_with_other_settings(tmp_path: Path) -> None:
@@ -56,13 +56,13 @@ def test_a_cell_is_a_recipe_with_other_settings(tmp_path: Path) -> None:
     assert cells[CellKey("short", 0.4, None, 1)].name.startswith("repair-epochs-1-tau-0.5-noise-40-seed-1-")
 
 
-def test_trainings_that_several_parts_ask_for_are_made_once(tmp_path: Path) -> None:
+def test_trainings_that_several_parts_need_are_made_once(tmp_path: Path) -> None:
     sweep = (
-        '[[part]]\nname = "tau"\nkind = "sweep"\nnoise = [0.4]\nsetting = "tau"\nvalues = [0.15, 0.3]\n'
+        '[[part]]\nname = "tau"\nkind = "sweep"\nnoise_ratio = [0.4]\nsetting = "tau"\nvalues = [0.15, 0.3]\n'
         '[part.rows]\nREPAIR = "shapes/repair"\n'
     )
     same = '[part.rows]\nREPAIR = { recipe = "shapes/repair", labels = "rank" }\n'
-    ablation = f'[[part]]\nname = "ablation"\nkind = "ablation"\nnoise = [0.4]\n{same}'
+    ablation = f'[[part]]\nname = "ablation"\nkind = "ablation"\nnoise_ratio = [0.4]\n{same}'
     suite = suite_of(tmp_path, HEAD + PART + 'REPAIR = "shapes/repair"\n' + sweep + ablation)
     assert len(suite.cells(seeds=1)) == 3  # at 20 % and at 40 %, and with tau 0.3
     assert [cell.config.seed for cell in suite.cells(seeds=2)] == [0, 0, 0, 1, 1, 1]
@@ -74,11 +74,11 @@ def test_only_some(tmp_path: Path) -> None:
     assert {cell.config.method for cell in suite.cells(1, ["shapes/plain"])} == {"plain"}
     assert {cell.config.method for cell in suite.cells(1, ["REPAIR"])} == {"repair"}
     assert len(suite.cells(1, ["a"])) == 4
-    with pytest.raises(ConfigError, match="nothing here is called ncr"):
+    with pytest.raises(ConfigError, match="nothing is called ncr"):
         suite.cells(1, ["plain", "ncr"])
 
 
-def test_a_digest_knows_what_is_trained_not_where() -> None:
+def test_a_digest_depends_on_what_is_trained_not_where() -> None:
     config = Config()
     for same in ({"data": "elsewhere"}, {"device": "cpu"}, {"checkpoint_seconds": 1.0}, {"vocab": "words.json"}):
         assert digest(override(config, same)) == digest(config)
@@ -87,9 +87,9 @@ def test_a_digest_knows_what_is_trained_not_where() -> None:
     assert digest(replace(config, noise_file="a.npy")) == digest(replace(config, noise_file="b.npy"))
 
 
-def test_noise_files_are_named_by_their_share(tmp_path: Path) -> None:
+def test_noise_files_are_named_by_their_ratio(tmp_path: Path) -> None:
     suite = replace(suite_of(tmp_path, HEAD + PART + 'plain = "shapes/plain"\n'), noise_file="n/{ratio}.npy")
-    row = Row("plain", "shapes/plain")
+    row = SuiteRow("plain", "shapes/plain")
     assert suite.cell(row, 0.4, {}, 0).config.noise_file == "n/0.4.npy"
     assert suite.cell(row, 0.0, {}, 0).config.noise_file is None
 
@@ -97,36 +97,57 @@ def test_noise_files_are_named_by_their_share(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("title = 3\n", '"title" must be given'),
+        (HEAD.replace('"T"', "3") + PART + 'x = "shapes/plain"\n', "title is 3 but must be a text"),
         (HEAD, "there is no \\[\\[part\\]\\]"),
-        (HEAD + "colour = 1\n" + PART + 'x = "shapes/plain"\n', "unknown key colour"),
-        (HEAD + "[[part]]\n", 'needs a "name"'),
-        (HEAD + '[[part]]\nname = "a"\nkind = "pie"\n', "\"kind\" is 'pie'"),
-        (HEAD + '[[part]]\nname = "a"\nkind = "eta"\n', "there are no rows"),
-        (HEAD + PART.replace("0.4", "4") + 'x = "shapes/plain"\n', "expected shares between 0 and 1"),
-        (HEAD + PART + "x = 3\n", "expected a recipe"),
+        (HEAD + "colour = 1\n" + PART + 'x = "shapes/plain"\n', 'unknown key "colour"'),
+        (HEAD + "[[part]]\n", 'part 1: "name" is missing'),
+        (HEAD + '[[part]]\nname = "a"\nkind = "pie"\n', "part a: kind is 'pie' but must be one of retrieval"),
+        (HEAD + '[[part]]\nname = "a"\nkind = "eta"\n', 'part a: "rows" is missing'),
+        (HEAD + PART.replace("0.4", "4") + 'x = "shapes/plain"\n', r"noise_ratio\[2\] is 4 but must be at most 1"),
+        (HEAD + PART + "x = 3\n", "row x is 3 but must be a recipe"),
         (HEAD + PART + 'x = "shapes/none"\n', "There is no recipe"),
         (HEAD + PART + 'x = { recipe = "shapes/plain", epoch = 3 }\n', 'did you mean "epochs"'),
         (HEAD + PART.replace("retrieval", "sweep") + 'x = "shapes/plain"\n', 'needs "setting" and "values"'),
-        (HEAD + PART.replace("noise", 'setting = "tau"\nnoise') + 'x = "shapes/plain"\n', "and nothing else"),
+        (
+            HEAD + PART.replace("noise_ratio", 'setting = "tau"\nnoise_ratio') + 'x = "shapes/plain"\n',
+            "and nothing else",
+        ),
         (HEAD + 2 * (PART + 'x = "shapes/plain"\n'), "several parts are called a"),
         (HEAD + PART + 'x = "shapes/plain"\n' + PART.replace('"a"', '"A!"') + 'x = "shapes/plain"\n', "several parts"),
         (HEAD + PART + 'x = { recipe = "shapes/plain", seed = 3 }\n', '"seed" is not a setting of a row; .* --seeds'),
-        (HEAD + PART + 'x = { recipe = "shapes/plain", noise_ratio = 0.1 }\n', "it is given by noise"),
+        (HEAD + PART + 'x = { recipe = "shapes/plain", noise_ratio = 0.1 }\n', "it is given by noise_ratio"),
         (HEAD + SWEEP.replace("tau", "noise_ratio"), '"noise_ratio" is not a setting of a row'),
-        (HEAD + SWEEP.replace('"tau"', "3"), '"setting" is 3; expected the name of one'),
-        (HEAD + SWEEP.replace('"tau"', '["tau"]'), "expected the name of one"),
-        (HEAD + "noise_file = 3\n" + PART + 'x = "shapes/plain"\n', '"noise_file" is 3; expected a text'),
-        (HEAD + "images = true\n" + PART + 'x = "shapes/plain"\n', '"images" is True'),
-        (HEAD + PART.replace("0.4", "true") + 'x = "shapes/plain"\n', "expected shares between 0 and 1"),
-        (HEAD + PART.replace("noise", 'folds = "no"\nnoise') + 'x = "shapes/plain"\n', "expected true or false"),
-        (HEAD + PART.replace("noise", 'paper = "table-9"\nnoise') + 'x = "shapes/plain"\n', "expected one of table-1"),
+        (HEAD + SWEEP.replace('"tau"', "3"), "setting is 3 but must be a text"),
+        (HEAD + SWEEP.replace('"tau"', '["tau"]'), "but must be a text"),
+        (HEAD + "noise_file = 3\n" + PART + 'x = "shapes/plain"\n', "noise_file is 3 but must be a text"),
+        (HEAD + "images = true\n" + PART + 'x = "shapes/plain"\n', "images is True but must be a whole number"),
+        (HEAD + PART.replace("0.4", "true") + 'x = "shapes/plain"\n', r"noise_ratio\[2\] is True but must be a number"),
+        (
+            HEAD + PART.replace("noise_ratio", 'folds = "no"\nnoise_ratio') + 'x = "shapes/plain"\n',
+            "folds is 'no' but must be true or false",
+        ),
+        (
+            HEAD + PART.replace("noise_ratio", 'paper = "table-9"\nnoise_ratio') + 'x = "shapes/plain"\n',
+            "paper is 'table-9' but must be one of table-1",
+        ),
         ("title = \n", "is not a TOML file"),
     ],
 )
 def test_mistakes_become_sentences(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         suite_of(tmp_path, text)
+
+
+def test_keys_that_only_the_program_sets_are_unknown(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match='unknown key "device"'):
+        suite_of(tmp_path, HEAD + 'device = "cpu"\n' + PART + 'x = "shapes/plain"\n')
+
+
+def test_the_old_name_of_noise_ratio_works_with_a_warning(tmp_path: Path) -> None:
+    new = suite_of(tmp_path, HEAD + PART + 'x = "shapes/plain"\n')
+    with pytest.warns(UserWarning, match='"noise" is called "noise_ratio" now'):
+        old = suite_of(tmp_path, HEAD + PART.replace("noise_ratio", "noise") + 'x = "shapes/plain"\n')
+    assert old == new
 
 
 def test_names_of_cells_are_no_longer_than_a_folder_may_be_called(tmp_path: Path) -> None:
@@ -138,7 +159,7 @@ def test_names_of_cells_are_no_longer_than_a_folder_may_be_called(tmp_path: Path
     assert all("checkpoint" not in name for name in names)  # it changes nothing about the result
 
 
-def test_a_noise_file_of_the_recipe_is_not_taken_for_every_share(tmp_path: Path) -> None:
+def test_the_noise_file_of_a_recipe_is_not_used_for_every_noise_ratio(tmp_path: Path) -> None:
     recipe = tmp_path / "own.toml"
     recipe.write_text(find_packaged("recipe", "shapes/plain").read_text() + 'noise_file = "noise_0.4.npy"\n')
     suite = suite_of(tmp_path, HEAD + PART + 'x = "own.toml"\n')
@@ -151,7 +172,7 @@ def test_an_unknown_suite_is_refused_with_those_that_there_are() -> None:
 
 
 def test_a_digest_holds_nothing_but_what_is_not_the_default() -> None:
-    said = hashlib.sha256(b'{"noise_file": false, "seed": 2, "tau": 0.2}').hexdigest()
-    assert digest(override(Config(), {"tau": 0.2, "seed": 2})) == said
+    expected = hashlib.sha256(b'{"noise_file": false, "seed": 2, "tau": 0.2}').hexdigest()
+    assert digest(override(Config(), {"tau": 0.2, "seed": 2})) == expected  # so a new setting changes no digest
     former = hashlib.sha256(b'{"noise_file": false, "split": "single"}').hexdigest()
     assert digest(override(Config(), {"split_losses": "single"})) == former

@@ -1,7 +1,7 @@
 """`mispair bench scale`: how the time and the memory of an audit grow with the number of pairs.
 
-Pairs are made up, on disk: each has a place of its own in one of a thousand clusters, which both sides see through
-random directions and much noise; some are joined wrongly.
+Pairs are generated on disk: each is a point in one of a thousand clusters, which both sides map linearly and with much
+noise; some are mismatched.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ class ScaleResult:
 
     pairs: int
     seconds: float
-    stages: dict[str, float]  # seconds of each part of the work
+    stages: dict[str, float]  # seconds
     peak_bytes: int | None  # peak memory of the process so far
     auroc: float
-    noise_rate: float
+    noise_rate: float  # estimate
 
 
-def make(folder: Path, pairs: int, width: int, wrong: float, seed: int = 0) -> npt.NDArray[np.bool_]:
-    """Writes left.npy and right.npy in half precision; tells which pairs are wrong."""
+def generate(folder: Path, pairs: int, width: int, noise_ratio: float, seed: int = 0) -> npt.NDArray[np.bool_]:
+    """Writes left.npy and right.npy in half precision; gives which pairs are mismatched."""
     rng = np.random.default_rng(seed)
     clusters = rng.standard_normal((CLUSTERS, HIDDEN), dtype=np.float32)
     maps = [rng.standard_normal((HIDDEN, width), dtype=np.float32) for _ in range(2)]
-    is_wrong = rng.random(pairs) < wrong
+    mismatched = rng.random(pairs) < noise_ratio
 
-    def places(count: int) -> npt.NDArray[np.float32]:
+    def points(count: int) -> npt.NDArray[np.float32]:
         own = rng.standard_normal((count, HIDDEN), dtype=np.float32)
         return np.asarray(clusters[rng.integers(CLUSTERS, size=count)] + APART * own)
 
@@ -53,20 +53,21 @@ def make(folder: Path, pairs: int, width: int, wrong: float, seed: int = 0) -> n
             np.lib.format.write_array_header_1_0(file, header)
         for start in range(0, pairs, CHUNK):
             here = slice(start, min(start + CHUNK, pairs))
-            hidden = places(here.stop - start)
-            other = np.where(is_wrong[here, None], places(len(hidden)), hidden)
-            for file, values, seen in zip((left, right), (hidden, other), maps, strict=True):
-                vectors = values @ seen + NOISE * rng.standard_normal((len(hidden), width), dtype=np.float32)
+            hidden = points(here.stop - start)
+            other = np.where(mismatched[here, None], points(len(hidden)), hidden)
+            for file, values, linear in zip((left, right), (hidden, other), maps, strict=True):
+                vectors = values @ linear + NOISE * rng.standard_normal((len(hidden), width), dtype=np.float32)
                 file.write(vectors.astype("<f2").tobytes())
-    return is_wrong
+    return mismatched
 
 
-def measure(sizes: Sequence[int], width: int, wrong: float, device: str) -> Iterator[ScaleResult]:
-    """Audits made-up pairs of each size, the smallest first."""
+def measure(sizes: Sequence[int], width: int, noise_ratio: float, device: str) -> Iterator[ScaleResult]:
+    """Audits generated pairs of each size, the smallest first."""
     for pairs in sorted(sizes):
         with tempfile.TemporaryDirectory(prefix="mispair-") as folder:
-            is_wrong = make(Path(folder), pairs, width, wrong)
+            mismatched = generate(Path(folder), pairs, width, noise_ratio)
             source = open_arrays(Path(folder) / "left.npy", Path(folder) / "right.npy")
             audit = audit_source(source, Settings(device=device))
-            right = auroc(audit.score, ~is_wrong) or 0.5
-            yield ScaleResult(pairs, audit.seconds, audit.stages, peak_memory(), right, audit.judge.combination.rate)
+            quality = auroc(audit.score, ~mismatched) or 0.5
+            rate = audit.judge.combination.rate
+            yield ScaleResult(pairs, audit.seconds, audit.stages, peak_memory(), quality, rate)

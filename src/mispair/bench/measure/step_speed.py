@@ -1,14 +1,17 @@
-"""`mispair bench speed`: training step, forward pass, evaluation, labels and bank, beside plain loops that do the same.
+"""`mispair bench speed`: training step, forward pass, evaluation, labels and bank, compared with plain loops.
 
-Both are measured in one run on one machine, one after the other, as medians. Only such ratios mean anything.
+Both are measured in one run on one machine, one after the other, as medians. Only their ratios can be compared between
+machines.
 """
 
 from __future__ import annotations
 
+import copy
 import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,6 +19,7 @@ import numpy as np
 import torch
 from rich.table import Table
 from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
 
 from mispair.bench.measure import reference_loops
 from mispair.compute.cuda_graphs import CudaGraphStep
@@ -24,29 +28,30 @@ from mispair.compute.optimizer import make as make_optimizer
 from mispair.config import Config, VseSettings
 from mispair.data.batches import Batch, PairLoader
 from mispair.data.pairs import IntArray, Pairs, Tokens
-from mispair.data.synthetic import REGIONS, WIDTH, synthetic_pairs
+from mispair.data.synthetic import synthetic_pairs
 from mispair.functional.losses import hard_loss
 from mispair.functional.rank_correlation import bank_correlation, distances
 from mispair.methods.memory_bank import Bank
 from mispair.models import SGR, VSE, Encoded, Network, SideSpec, build
 from mispair.models.inference import encode_side, inference, score
 
-NEGATIVES = 8
+MARGIN, NEGATIVES = 0.2, 8
 SECONDS = 3.0  # measured once, and again until so much time has gone by
 TIMES = 20  # or so many runs
+COUNTED = 16  # pairs of the smaller of two batches whose FLOPs are counted
 
 
 @dataclass(frozen=True)
-class Row:
-    """One thing measured."""
+class SpeedRow:
+    """One operation, by mispair and by a loop."""
 
     what: str
     model: str
     ours_ms: float
     loop_ms: float
-    ours_bytes: int | None  # most memory beyond what was there before; known on a GPU only
+    ours_bytes: int | None  # peak memory beyond what was allocated before; known on a GPU only
     loop_bytes: int | None
-    share: float | None = None  # of the matrix products per second that a plain large product reaches here
+    of_peak: float | None = None  # FLOPs a second, relative to those of one large matrix product on this device
 
     @property
     def ratio(self) -> float:
@@ -54,14 +59,14 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Report:
-    """All rows and what they were measured with."""
+class SpeedReport:
+    """All rows, and the device and sizes that they were measured with."""
 
     device: str
-    settings: dict[str, Any]
-    rows: list[Row]
+    settings: dict[str, float]
+    rows: list[SpeedRow]
 
-    def figures(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         rows = [{**asdict(row), "ratio": row.ratio} for row in self.rows]
         return {"device": self.device, "torch": torch.__version__, "settings": self.settings, "rows": rows}
 
@@ -71,10 +76,10 @@ class Report:
         for head in ("", "ours, ms", "loop, ms", "times", "ours, MB", "loop, MB", "of peak"):
             table.add_column(head, justify="right" if head else "left", no_wrap=True)
         for row in self.rows:
-            share = "" if row.share is None else f"{row.share:.0%}"
+            of_peak = "" if row.of_peak is None else f"{row.of_peak:.0%}"
             memory = ("" if count is None else f"{count / 1e6:,.0f}" for count in (row.ours_bytes, row.loop_bytes))
             times = (f"{row.ours_ms:,.2f}", f"{row.loop_ms:,.2f}", f"{row.ratio:,.1f}")
-            table.add_row(f"{row.model} {row.what}", *times, *memory, share)
+            table.add_row(f"{row.model} {row.what}", *times, *memory, of_peak)
         return table
 
 
@@ -85,7 +90,7 @@ class Stopwatch:
         self.device = device
 
     def __call__(self, run: Callable[[], object], warm: int = 3, times: int = TIMES) -> tuple[float, int | None]:
-        """Milliseconds of one run, and bytes that it needs beyond what there is."""
+        """Milliseconds of one run, and bytes that it needs beyond what is allocated."""
         gpu = self.device.type == "cuda"
         if gpu:  # before the warm-up: what it records keeps its memory
             torch.cuda.synchronize()
@@ -95,15 +100,15 @@ class Stopwatch:
             run()
         if gpu:
             torch.cuda.synchronize()
-        taken: list[float] = []
-        while not taken or (len(taken) < times and sum(taken) < SECONDS):
+        seconds: list[float] = []
+        while not seconds or (len(seconds) < times and sum(seconds) < SECONDS):
             start = time.perf_counter()
             run()
             if gpu:
                 torch.cuda.synchronize()
-            taken.append(time.perf_counter() - start)
+            seconds.append(time.perf_counter() - start)
         peak = torch.cuda.max_memory_allocated() - before if gpu else None
-        return 1e3 * statistics.median(taken), peak
+        return 1e3 * statistics.median(seconds), peak
 
 
 class SpeedComparison:
@@ -115,50 +120,50 @@ class SpeedComparison:
         self.loader = PairLoader(pairs, device)
         self.optimizer = make_optimizer(config, list(self.network.parameters()))
         self.watch = Stopwatch(device)
-        self._chosen = self._choices()
+        self._random_pairs = self._batches()
 
-    def _choices(self) -> Iterator[IntArray]:
+    def _batches(self) -> Iterator[IntArray]:
         rng = np.random.default_rng(2)
         while True:
             yield rng.choice(len(self.pairs), self.config.batch_size, replace=False)
 
     def batch(self, *, pad_shapes: bool) -> Batch:
-        chosen = next(self._chosen)
+        chosen = next(self._random_pairs)
         return self.loader.batch(chosen, pad_shapes=self.loader.pad_shapes(chosen) if pad_shapes else (None, None))
 
     def similarity(self, batch: Batch) -> Tensor:
         with autocast(self.device, self.config.precision):
-            return self.network.similarity(self.network.encode_left(batch.left), self.network.encode_right(batch.right))
+            return _similarity(self.network, batch)
 
     def loop_similarity(self, batch: Batch) -> Tensor:
         """In float32 and a caption or an item at a time, as the public implementations."""
         return loop_similarity(self.network, batch)
 
-    def learn(self, S: Tensor) -> None:
+    def train(self, S: Tensor) -> None:
         self.optimizer.zero_grad(set_to_none=True)
-        hard_loss(S, 0.2, NEGATIVES).backward()  # type: ignore[no-untyped-call]
+        hard_loss(S, MARGIN, NEGATIVES).backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(self.network.parameters(), self.config.grad_clip)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
 
-    def steps(self) -> Row:
-        step = CudaGraphStep(lambda batch: self.learn(self.similarity(batch)), on=self.device.type == "cuda")
-        self.learn(self.similarity(self.batch(pad_shapes=True)))  # the optimizer's memory is nobody's
-        theirs = self.watch(lambda: self.learn(self.loop_similarity(self.batch(pad_shapes=False))), warm=2)
+    def training_step(self) -> SpeedRow:
+        step = CudaGraphStep(lambda batch: self.train(self.similarity(batch)), on=self.device.type == "cuda")
+        self.train(self.similarity(self.batch(pad_shapes=True)))  # allocates the optimizer's state, which both need
+        theirs = self.watch(lambda: self.train(self.loop_similarity(self.batch(pad_shapes=False))), warm=2)
         ours = self.watch(lambda: step(self.batch(pad_shapes=True)), warm=30 if self.device.type == "cuda" else 2)
-        share = self._share(3 * self._flops(), ours[0])
-        return Row("training step", self.config.model, ours[0], theirs[0], ours[1], theirs[1], share)
+        of_peak = self._of_peak(self.flops(train=True), ours[0])
+        return SpeedRow("training step", self.config.model, ours[0], theirs[0], ours[1], theirs[1], of_peak)
 
-    def forwards(self) -> Row:
-        look = CudaGraphStep(self.similarity, on=self.device.type == "cuda")
+    def forward(self) -> SpeedRow:
+        step = CudaGraphStep(self.similarity, on=self.device.type == "cuda")
         with inference(self.network):
             theirs = self.watch(lambda: self.loop_similarity(self.batch(pad_shapes=False)), warm=2)
-            ours = self.watch(lambda: look(self.batch(pad_shapes=True)), warm=30 if self.device.type == "cuda" else 2)
-        share = self._share(self._flops(), ours[0])
-        return Row("forward", self.config.model, ours[0], theirs[0], ours[1], theirs[1], share)
+            ours = self.watch(lambda: step(self.batch(pad_shapes=True)), warm=30 if self.device.type == "cuda" else 2)
+        of_peak = self._of_peak(self.flops(train=False), ours[0])
+        return SpeedRow("forward", self.config.model, ours[0], theirs[0], ours[1], theirs[1], of_peak)
 
-    def evaluations(self) -> Row:
-        """All images against all captions; the loop takes a slice, its time grows with the number of pairs."""
+    def evaluation(self) -> SpeedRow:
+        """All images against all captions; the loop computes one batch, its time is scaled by the number of pairs."""
         left, right = self.loader.left, self.loader.right
 
         def evaluate() -> Tensor:
@@ -169,10 +174,10 @@ class SpeedComparison:
         ours = self.watch(evaluate, warm=1, times=3)
         with inference(self.network):
             theirs = self.watch(lambda: self.loop_similarity(self.batch(pad_shapes=False)), warm=1, times=5)
-        grown = theirs[0] * len(self.pairs.left) * len(self.pairs) / self.config.batch_size**2
-        return Row("evaluation", self.config.model, ours[0], grown, ours[1], theirs[1])
+        scaled = theirs[0] * len(self.pairs.left) * len(self.pairs) / self.config.batch_size**2
+        return SpeedRow("evaluation", self.config.model, ours[0], scaled, ours[1], theirs[1])
 
-    def labels(self, size: int) -> Row:
+    def labels(self, size: int) -> SpeedRow:
         """Rank-correlation labels of a batch; the loop compares all distances of a pair with each other, M x M."""
         D, B = self.config.embed_size, self.config.batch_size
         bank, items = (
@@ -186,9 +191,9 @@ class SpeedComparison:
 
         ours = self.watch(lambda: bank_correlation(*items, *bank))
         theirs = self.watch(by_counting, warm=1, times=5)
-        return Row(f"labels, bank of {size:,}", self.config.model, ours[0], theirs[0], ours[1], theirs[1])
+        return SpeedRow(f"labels, bank of {size:,}", self.config.model, ours[0], theirs[0], ours[1], theirs[1])
 
-    def pushes(self, size: int) -> Row:
+    def push(self, size: int) -> SpeedRow:
         """A batch into a full bank; the loop keeps texts padded, in float32, and copies the whole bank."""
         with inference(self.network), autocast(self.device, self.config.precision):
             batch = self.batch(pad_shapes=False)
@@ -203,24 +208,25 @@ class SpeedComparison:
                 whole[place] = torch.cat([whole[place], part])[-size:]
 
         ours, theirs = self.watch(lambda: bank.push(a, b, numbers)), self.watch(push_all)
-        kept = sum(part.nbytes for part in whole)
-        return Row(f"push, bank of {size:,}", self.config.model, ours[0], theirs[0], bank.nbytes, kept)
+        copied = sum(part.nbytes for part in whole)
+        return SpeedRow(f"push, bank of {size:,}", self.config.model, ours[0], theirs[0], bank.nbytes, copied)
 
-    def _flops(self) -> float:
-        """Of the matrix products of one forward pass; those that only exist in one of the two ways left out."""
-        config, B, D, H = self.config, self.config.batch_size, self.config.embed_size, self.config.word_size
-        words = float(self.pairs.right.lengths.mean()) * B  # type: ignore[union-attr]
-        recurrence = 2 * words * 3 * D * (H + D)
-        if config.model == "vse":
-            return 2 * (B * REGIONS * (WIDTH * (D + D // 2) + D * D // 2) + recurrence)
-        s, nodes = config.sgraf.sim_size, B * (B + words)
-        attention = B * words * REGIONS * D * 2 + nodes * D * s
-        graph = (config.sgraf.graph_steps - 1) * nodes * s * s * 2 + B * B * s * s * 2
-        pools = (B * REGIONS + words) * D * D
-        return 2 * (B * REGIONS * WIDTH * D + recurrence + attention + graph + pools)
+    def flops(self, *, train: bool) -> float:
+        """Of the matrix products of a step or a forward pass, counted by torch where there are no kernels: on a CPU.
 
-    def _share(self, flops: float, milliseconds: float) -> float:
-        """Of what one large product of the same precision reaches on this device."""
+        Encoding grows with the batch and scoring with its square, so two small batches give the FLOPs of any.
+        """
+        B, n = self.config.batch_size, max(1, min(COUNTED, self.config.batch_size // 2))
+        network, loader = copy.deepcopy(self.network).cpu(), PairLoader(self.pairs, torch.device("cpu"))
+        assert isinstance(self.pairs.right, Tokens)
+        lengths = self.pairs.right.lengths
+        average = np.argsort(np.abs(lengths - lengths.mean()), kind="stable")[: 2 * n]  # so padding counts for little
+        once, twice = (_count_flops(network, loader.batch(some), train=train) for some in (average[n:], average))
+        square = (twice - 2 * once) / (2 * n**2)
+        return (once / n - square * n) * B + square * B**2
+
+    def _of_peak(self, flops: float, milliseconds: float) -> float:
+        """Relative to one large matrix product of the same precision on this device."""
         half = self.device.type == "cuda" and self.config.precision != "float32"
         size = 8192 if self.device.type == "cuda" else 1024
         square = torch.rand(size, size, device=self.device, dtype=torch.bfloat16 if half else torch.float32)
@@ -228,12 +234,24 @@ class SpeedComparison:
         return flops / milliseconds / (2 * size**3 / peak)
 
 
+def _similarity(network: Network, batch: Batch) -> Tensor:
+    return network.similarity(network.encode_left(batch.left), network.encode_right(batch.right))
+
+
+def _count_flops(network: Network, batch: Batch, *, train: bool) -> int:
+    with FlopCounterMode(display=False) as counter, torch.set_grad_enabled(train):
+        S = _similarity(network, batch)
+        if train:
+            hard_loss(S, MARGIN, NEGATIVES).backward()  # type: ignore[no-untyped-call]
+    return int(counter.get_total_flops())
+
+
 def _padded(side: Encoded) -> Tensor:
     return (side.pooled if side.local is None else side.local).float()
 
 
 def loop_similarity(network: Network, batch: Batch) -> Tensor:
-    """What `network.similarity` gives, by plain loops; SGR without dropout."""
+    """The same as `network.similarity`, by plain loops; SGR without dropout."""
     if isinstance(network, SGR):
         left, right = network.encode_left(batch.left), network.encode_right(batch.right)
         lengths = right.lengths.tolist() if right.lengths is not None else []
@@ -251,26 +269,25 @@ def measure(
     banks: tuple[int, ...] = (4096, 8192),
     captions: Path | None = None,
     images: int | None = None,
-    tell: Callable[[str], None] = print,
-) -> Report:
+    on_row: Callable[[str], None] = print,
+) -> SpeedReport:
     """Measures everything for each model. By default a GPU gets the sizes of the paper and a CPU smaller ones."""
     place = pick_device(device)
     gpu = place.type == "cuda"
     batch, width = batch_size or (128 if gpu else 32), embed_size or (1024 if gpu else 256)
     pairs = synthetic_pairs(captions, images or (512 if gpu else 64))
-    rows: list[Row] = []
+    rows: list[SpeedRow] = []
     for model in models:
         config = Config(model=model, batch_size=batch, embed_size=width, device=device, vse=VseSettings(augment=False))
-        contest = SpeedComparison(config, pairs, place)
-        jobs: list[Callable[[], Row]] = [contest.steps, contest.forwards, contest.evaluations]
-        jobs += [lambda size=size, contest=contest: contest.labels(size) for size in banks]  # type: ignore[misc]
-        jobs += [lambda size=size, contest=contest: contest.pushes(size) for size in banks]  # type: ignore[misc]
+        comparison = SpeedComparison(config, pairs, place)
+        jobs: list[Callable[[], SpeedRow]] = [comparison.training_step, comparison.forward, comparison.evaluation]
+        jobs += [partial(job, size) for job in (comparison.labels, comparison.push) for size in banks]
         for job in jobs:
             rows.append(job())
-            tell(rows[-1].what)
-        del contest
+            on_row(rows[-1].what)
+        del comparison, jobs  # frees the memory of the device
     assert isinstance(pairs.right, Tokens)
     words = float(pairs.right.lengths.mean())
     settings = {"batch_size": batch, "embed_size": width, "images": len(pairs.left), "mean_words": words}
     name = torch.cuda.get_device_name(place) if gpu else f"{torch.get_num_threads()} CPU threads"
-    return Report(name, settings, rows)
+    return SpeedReport(name, settings, rows)

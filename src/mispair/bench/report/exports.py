@@ -1,4 +1,4 @@
-"""Tables for other programs: Markdown, LaTeX, and all raw figures as CSV."""
+"""Tables for other programs: Markdown, LaTeX, and all raw numbers as CSV."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from mispair.bench.report.rows import bank_bytes, networks_of
-from mispair.bench.report.tables import Table
+from mispair.bench.report.tables import ReportTable
 from mispair.bench.suite.record import Record
 from mispair.bench.suite.suite import Part, Suite, digest
 from mispair.support.terminal import COLUMNS
@@ -22,7 +21,7 @@ CSV_HEADS = (
 )  # fmt: skip
 
 
-def markdown(table: Table) -> str:
+def markdown(table: ReportTable) -> str:
     """As GitHub shows it: the title, the table, its notes."""
     texts = [[plain_markdown(text) for text in row] for row in table.rows]
     for row, column in table.bold:
@@ -46,7 +45,7 @@ def plain_markdown(text: str) -> str:
     return _MARKDOWN.sub(r"\\\g<0>", " ".join(text.split()))
 
 
-def latex(table: Table) -> str:
+def latex(table: ReportTable) -> str:
     """A table with booktabs and graphicx, its notes below."""
     texts = [[_latex(text) for text in row] for row in table.rows]
     for row, column in table.bold:
@@ -57,7 +56,7 @@ def latex(table: Table) -> str:
             r"\centering\footnotesize\setlength{\tabcolsep}{3pt}",
             rf"\caption{{{_latex(table.title)}}}",
             rf"\label{{tab:{re.sub(r'[^A-Za-z0-9.-]', '-', table.name)}}}",
-            r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",  # what is too wide is made smaller
+            r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",  # a wide table is scaled down
             rf"\begin{{tabular}}{{l{'r' * (len(table.heads) - 1)}}}",
             r"\toprule",
             _latex_row([_latex(head) for head in table.heads]),
@@ -103,17 +102,17 @@ def _latex(text: str) -> str:
 
 
 def csv_rows(suite: Suite, part: Part, seeds: int, records: Mapping[str, Record]) -> list[dict[str, Any]]:
-    """One row for each training of a part, with all raw figures by the names in CSV_HEADS; None where there is none.
+    """One row for each training of a part, with all raw numbers by the names in CSV_HEADS; None where there is none.
 
-    `averaged` is of the only network where there is one; `networks` tells.
+    `averaged` is of the only network where `networks` is 1.
     """
     rows = []
-    for place, cell in part.cells(suite, seeds).items():
+    for key, cell in part.cells(suite, seeds).items():
         row = dict[str, Any].fromkeys(CSV_HEADS)
-        row |= {"part": part.name, "row": place.row, "noise": place.noise, "value": place.value, "seed": place.seed}
+        row |= {"part": part.name, "row": key.row, "noise": key.noise_ratio, "value": key.value, "seed": key.seed}
         row |= {"cell": cell.name, "config_digest": digest(cell.config), "status": "missing"}
         if cell.name in records:
-            row |= _record_figures(records[cell.name])
+            row |= _record_columns(records[cell.name])
         rows.append(row)
     return rows
 
@@ -128,21 +127,20 @@ def results_csv(suite: Suite, seeds: int, records: Mapping[str, Record]) -> str:
     return text.getvalue()
 
 
-def _record_figures(record: Record) -> dict[str, Any]:
-    networks = networks_of(record)
-    kinds = {"averaged": record.averaged(), "alone": record.alone()} if networks else {}
+def _record_columns(record: Record) -> dict[str, Any]:
+    kinds = {"averaged": record.averaged(), "alone": record.single()} if record.networks else {}
     kinds |= {"folds": record.test["folds"]} if "folds" in record.test else {}
     return {
         "status": record.status,
         "error": record.error,
-        "networks": networks or None,
-        "test_set": record.data.get("tested_on"),
-        "dev_protocol": record.data.get("dev_protocol"),
-        "mismatch": record.data.get("mismatch"),
-        "noise_file_sha256": record.data.get("noise_file"),
-        **{f"{kind}_{column}": figures[column] for kind, figures in kinds.items() for column in COLUMNS},
+        "networks": record.networks or None,
+        "test_set": record.data.tested_on,
+        "dev_protocol": record.data.dev_protocol,
+        "mismatch": record.data.mismatch,
+        "noise_file_sha256": record.data.noise_file,
+        **{f"{kind}_{column}": metrics[column] for kind, metrics in kinds.items() for column in COLUMNS},
         "seconds": record.seconds if record.validation else None,
         "memory_bytes": record.memory,
-        "bank_bytes": bank_bytes(record),
-        **{name: record.environment.get(name) for name in ("device", "mispair", "torch")},
+        "bank_bytes": record.bank_bytes,
+        **{name: getattr(record.environment, name, None) for name in ("device", "mispair", "torch")},
     }

@@ -1,416 +1,353 @@
-"""What a figure is drawn from, and the words that go with it."""
+"""Figures of a comparison, drawn by matplotlib: SVG in the page, SVG and PDF as files."""
 
 from __future__ import annotations
 
+import io
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
-from statistics import fmean, stdev
+import re
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
-from mispair.bench.report.plot import (
-    Axis,
-    Curve,
-    Density,
-    Mark,
-    Point,
-    around,
-    density_drawing,
-    extent_of,
-    from_zero,
-    line_drawing,
-    whole_numbers,
-)
-from mispair.bench.report.rows import NoiseLevel, ResultRow, shares
+import numpy as np
+import numpy.typing as npt
+from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.style import context
+from matplotlib.ticker import MaxNLocator, NullLocator
+
+from mispair.bench.report.rows import NoiseLevel, ResultRow, noise_levels
 from mispair.bench.suite.record import Record
-from mispair.bench.suite.suite import Part, Row, Suite
-from mispair.support.formatting import slug
+from mispair.bench.suite.suite import Part, Suite
+from mispair.config import flat
+from mispair.support.formatting import clean, slug
 from mispair.training.phases import noisy_from
+
+WIDTH, HEIGHT = 3.5, 2.4  # inches: a column of a paper; the height of the plot without its legend
+LEGEND_ROW = 0.165  # inches
+LONGEST_LABEL = 44  # characters of the legend that fit in the width
+CHARACTER, COLUMN, POINTS = 4.9, 40, 268  # widths in points: of a character, of the rest of a legend entry, of all
+LEAST_RSUM, LEAST_PERCENT = 2.0, 10.0  # spans of the y axis: smaller differences are not blown up to the full height
+LOGARITHMIC, MOST_LINEAR = ("bank_size",), 50  # settings; ratio of the largest to the smallest value
+MOST_MARKERS = 12
+LINE_STYLES = ("-", "--", ":", "-.", (0, (8, 2)), (0, (4, 1, 1, 1)), (0, (1, 2)), (0, (6, 1, 1, 1, 1, 1)))
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+# Names are CSS variables of the page, which has other values for dark mode.
+COLORS = {
+    "ink": "#1d2430", "soft": "#5c6573", "line": "#e2e0da", "shade": "#eceae4", "good": "#12704f", "bad": "#b83a2a",
+    "s0": "#0b62a4", "s1": "#c2540a", "s2": "#11704e", "s3": "#8a3c8f",
+    "s4": "#6b6200", "s5": "#a61b4b", "s6": "#3d4754", "s7": "#00717d",
+}  # fmt: skip
+PAPER = "#ffffff"
+SERIES_COLORS = [COLORS[f"s{number}"] for number in range(8)]
+STYLE: dict[str, Any] = {
+    "font.size": 8, "font.family": "sans-serif", "text.parse_math": False, "text.color": COLORS["ink"],
+    "axes.edgecolor": COLORS["soft"], "axes.labelcolor": COLORS["ink"], "axes.linewidth": 0.6,
+    "axes.spines.top": False, "axes.spines.right": False, "axes.axisbelow": True,
+    "axes.grid": True, "axes.grid.axis": "y", "grid.color": COLORS["line"], "grid.linewidth": 0.6,
+    "axes.facecolor": PAPER, "figure.facecolor": PAPER,
+    "xtick.color": COLORS["soft"], "ytick.color": COLORS["soft"],
+    "xtick.labelcolor": COLORS["ink"], "ytick.labelcolor": COLORS["ink"],
+    "lines.linewidth": 1.3, "lines.markersize": 3.5, "errorbar.capsize": 2.5,
+    "legend.frameon": False, "legend.borderaxespad": 0.2, "legend.labelspacing": 0.3, "legend.handlelength": 2.2,
+    "svg.fonttype": "none", "svg.hashsalt": "mispair", "pdf.fonttype": 42,
+}  # fmt: skip
+FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Figure:
-    """A figure, or the reason why there is none yet.
+class ReportFigure:
+    """A figure of the report.
 
     Attributes:
-        name: Of its file, without the ending.
+        name: Of its files, without the ending.
         title: What it shows.
-        caption: What is to be seen there, in words; why there is nothing, if so.
-        svg: The drawing; empty without records.
+        caption: The seeds behind it and what is missing; why there is no plot, if so.
+        plot: None without data.
     """
 
     name: str
     title: str
     caption: str
-    svg: str
+    plot: Figure | None = None
 
-    def drawn(self, caption: str, svg: str = "") -> Figure:
-        """The same with its caption; without a drawing, that is the reason."""
-        return replace(self, caption=caption, svg=svg)
+    @cached_property
+    def svg(self) -> str:
+        return self._saved("svg", {"Date": None, "Creator": None, "Title": clean(self.title)}).decode()
 
+    @property
+    def pdf(self) -> bytes:
+        return self._saved("pdf", {"CreationDate": None, "Title": clean(self.title)})
 
-def frame_of(share: NoiseLevel, row: str | None = None) -> Figure:
-    """A figure that is still to be drawn; of one row, where each of several has a figure of its own."""
-    part, several = share.part, len(share.part.noise) > 1
-    names = [slug(part.name), *([f"{100 * share.noise:g}"] if several else []), *_row_name(part, row)]
-    title = f"{part.title}{f', {percent(share.noise)} noise' if several else ''}{'' if row is None else f': {row}'}"
-    return Figure("-".join(names), title, "", "")
+    def inline_svg(self) -> Markup:
+        """For an HTML page: transparent, with colours that the page can change and ids that no other figure has."""
+        svg = self.svg
+        svg = svg[svg.index("<svg") :].replace("<svg ", '<svg role="img" ', 1)
+        svg = re.sub(r"<metadata>.*?</metadata>|<style [^>]*>.*?</style>|(?<=<g) id=\"[^\"]*\"", "", svg, flags=re.S)
+        svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{self.name}-", svg).replace(PAPER, "none")
+        for name, color in COLORS.items():
+            svg = svg.replace(color, f"var(--{name}, {color})")
+        return Markup(svg)  # matplotlib has escaped all texts
 
-
-def _row_name(part: Part, row: str | None) -> list[str]:
-    """With its number, where two names differ in signs only."""
-    if row is None:
-        return []
-    rows = [one.label for one in part.rows]
-    same = [slug(one) for one in rows].count(slug(row)) > 1
-    return [slug(row), *([str(rows.index(row) + 1)] if same else [])]
-
-
-def nothing(lines: Sequence[ResultRow]) -> str:
-    """Why there is no figure of these lines."""
-    names = {cell.name for line in lines for cell in line.cells.values()}
-    failed = {record.name for line in lines for record in line.failed.values()}
-    each = "its only training has" if len(names) == 1 else f"none of its {len(names)} trainings has"
-    ended = f"{each} {'not ' if len(names) == 1 else ''}ended well"
-    return f"There is no figure yet: {ended}{f' ({len(failed)} failed)' if failed else ''}."
+    def _saved(self, kind: str, metadata: dict[str, str | None]) -> bytes:
+        assert self.plot is not None
+        file = io.BytesIO()
+        with _style(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "Glyph .* missing from font")  # labels may be in any script
+            self.plot.savefig(file, format=kind, metadata=metadata)
+        return file.getvalue()
 
 
-def percent(share: float, decimals: int | None = None) -> str:
-    """A share in per cent, with as many decimals as asked for or needed.
+@dataclass(frozen=True)
+class Series:
+    """Mean and sample standard deviation over the seeds at each x."""
 
-    >>> percent(0.4), percent(0.125), percent(1 / 3, 1)
-    ('40\\xa0%', '12.5\\xa0%', '33.3\\xa0%')
-    """
-    return f"{100 * share:g}\xa0%" if decimals is None else f"{100 * share:.{decimals}f}\xa0%"
+    label: str
+    x: FloatArray
+    mean: FloatArray
+    std: FloatArray
 
-
-def written(value: Any) -> str:
-    """A value of a setting as people write it.
-
-    >>> written(16384), written(0.15), written("smoothed")
-    ('16,384', '0.15', 'smoothed')
-    """
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return str(value)
-    return f"{value:,}" if isinstance(value, int) and abs(value) < 10**9 else f"{value:g}"
+    @classmethod
+    def of(cls, label: str, values: Mapping[float, Sequence[float]]) -> Series:
+        xs = sorted(x for x in values if values[x])
+        stds = [np.std(values[x], ddof=1) if len(values[x]) > 1 else 0.0 for x in xs]
+        return cls(label, np.array(xs, dtype=float), np.array([np.mean(values[x]) for x in xs]), np.array(stds))
 
 
-def is_finite(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)
-
-
-def numbers(values: Iterable[Any]) -> list[float]:
-    return [float(value) for value in values if is_finite(value)]
-
-
-def mean_point(x: float, values: Sequence[float]) -> Point:
-    """Mean and standard deviation of some values."""
-    return Point(float(x), fmean(values), stdev(values) if len(values) > 1 else 0.0)
-
-
-def spread_sentence(counts: Mapping[str, int], seeds: int, what: str) -> str:
-    """How many seeds stand behind the figure, and what is not there yet."""
-    most = max(counts.values())
-    behind = f"Mean of {most} seeds, {what} of ± one standard deviation" if most > 1 else "One seed"
-    absent = [label for label, count in counts.items() if not count]
-    fewer = [_has(count, [label for label in counts if counts[label] == count]) for count in _between(counts, most)]
-    return sentences(
-        f"{behind}{f' ({listed(fewer)})' if fewer else ''}" + (f", of {seeds} asked for" if most < seeds else ""),
-        f"Not there yet: {listed(absent, '; ')}" if absent else "",
-    ).removesuffix(".")
-
-
-def _between(counts: Mapping[str, int], most: int) -> list[int]:
-    return sorted({count for count in counts.values() if 0 < count < most})
-
-
-def _has(count: int, labels: Sequence[str]) -> str:
-    return f"{listed(labels, '; ')} {'has' if len(labels) == 1 else 'have'} {count}"
-
-
-def sentences(*said: str) -> str:
-    return " ".join(f"{sentence}." for sentence in said if sentence)
-
-
-def listed(words: Sequence[str], between: str = ", ") -> str:
-    return between.join(words)
-
-
-LEAST_RSUM, LEAST_SHARE = 2.0, 10.0  # points and per cent: smaller differences are not blown up to the full height
-LOGARITHMIC, MOST_LINEAR = ("bank_size",), 50  # settings; ratio of the largest to the smallest value
-_HEAPS = ("right", "wrong")
-
-
-def part_figures(suite: Suite, part: Part, seeds: int, records: Mapping[str, Record]) -> list[Figure]:
-    """The figures of a part, at each share of noise; none for parts that are tables.
+def part_figures(suite: Suite, part: Part, seeds: int, records: Mapping[str, Record]) -> list[ReportFigure]:
+    """The figures of a part, for each noise ratio; none for parts that are tables.
 
     Args:
         suite: The comparison.
         part: One of its parts.
-        seeds: How many trainings there are to be of each kind.
-        records: What has ended, by the name of the cell.
+        seeds: How many trainings there should be of each row.
+        records: Those that have ended, by the name of the cell.
     """
-    draw = _KINDS.get(part.kind)
-    if draw is None:
+    if part.kind not in PLOTS:
         return []
-    return [figure for share in shares(suite, part, seeds, records) for figure in draw(share)]
+    figures = []
+    for level in noise_levels(suite, part, seeds, records):
+        groups = [level.rows] if part.kind in ("validation", "sweep") else [[row] for row in level.rows]
+        figures += [_figure(level, rows, one_of_several=len(groups) > 1) for rows in groups]
+    return figures
 
 
-# ---------------------------------------------------------------------- validation
+def _figure(level: NoiseLevel, rows: Sequence[ResultRow], *, one_of_several: bool) -> ReportFigure:
+    part = level.part
+    names = [slug(part.name), *([f"{100 * level.noise_ratio:g}"] if len(part.noise_ratio) > 1 else [])]
+    title = level.title
+    if one_of_several:
+        names.append(_row_name(part, rows[0].label))
+        title += f": {rows[0].label}"
+    draw, reason = PLOTS[part.kind]
+    plot = _drawn(draw, level, rows)
+    caption = seeds_phrase(level, rows) if plot is not None else _why_empty(rows, reason)
+    return ReportFigure("-".join(names), title, caption, plot)
 
 
-def _validation(share: NoiseLevel) -> list[Figure]:
-    """Validation rSum by the epochs trained."""
-    frame = frame_of(share)
-    lines = [Curve(line.label, points) for line in share.lines if (points := _epochs(line.done))]
-    if not lines:
-        known = any(line.done for line in share.lines)
-        return [frame.drawn(_NO_VALIDATION if known else nothing(share.lines))]
-    drawn = {line.label for line in lines}
-    configs = {line.label: line.config for line in share.lines if line.label in drawn}
-    last = max(point.x for line in lines for point in line.points)
-    axes = whole_numbers("epochs trained", last), around("validation rSum, of 600", extent_of(lines), LEAST_RSUM)
-    starts = _groups({row: noisy_from(config) for row, config in configs.items()}, last)
-    warm = _groups({row: config.warmup_epochs for row, config in configs.items()}, last)
-    marks = [Mark(x, "noisy pairs come in" + _whose(rows, len(lines))) for x, rows in starts.items()]
-    caption = sentences(
-        listed([_ending(line) for line in lines], "; "),
-        _warm_up_sentence(warm, len(lines)),
-        *(f"Noisy pairs come in after {_epoch_count(x)}{_whose(rows, len(lines))}" for x, rows in starts.items()),
-        spread_sentence({line.label: len(line.done) for line in share.lines}, share.seeds, "bands"),
-    )
-    svg = line_drawing(frame.title, caption, axes, lines, marks=marks, shades=list(warm), bands=True)
-    return [frame.drawn(caption, svg)]
+def _row_name(part: Part, label: str) -> str:
+    """With its number, where the names of two rows differ in punctuation only."""
+    labels = [row.label for row in part.rows]
+    doubled = [slug(one) for one in labels].count(slug(label)) > 1
+    return f"{slug(label)}-{labels.index(label) + 1}" if doubled else slug(label)
 
 
-_NO_VALIDATION = "There is no figure: the data set has no pairs for validation."
+def seeds_phrase(level: NoiseLevel, rows: Sequence[ResultRow]) -> str:
+    """`Mean ± sd over 3 seeds.`, and the rows that are missing."""
+    counts = sorted({len(row.done) for row in rows if row.done})
+    missing = [level.full_label(row) for row in rows if not row.done]
+    seeds = "–".join(dict.fromkeys([str(counts[0]), str(counts[-1])]))
+    phrase = "One seed." if counts[-1] == 1 else f"Mean ± sd over {seeds} seeds."
+    return f"{phrase} Missing: {'; '.join(missing)}." if missing else phrase
 
 
-def _epochs(records: Sequence[Record]) -> tuple[Point, ...]:
-    """Validation rSum after each epoch, over the seeds."""
-    found: dict[int, list[float]] = {}
-    for record in records:
-        for entry in record.validation:
-            if is_finite(entry.get("rsum")):
-                found.setdefault(int(entry["epoch"]) + 1, []).append(float(entry["rsum"]))
-    return tuple(mean_point(epoch, found[epoch]) for epoch in sorted(found))
+def _why_empty(rows: Sequence[ResultRow], reason: str) -> str:
+    if any(row.done for row in rows):
+        return f"No figure: {reason}."
+    failed = sum(len(row.failed) for row in rows)
+    return f"No figure yet: 0 of {sum(len(row.cells) for row in rows)} trainings done, {failed} failed."
 
 
-def _groups(numbers: Mapping[str, int | None], last: float) -> dict[int, list[str]]:
-    """The rows that share a number of epochs, of those inside the figure."""
-    inside = sorted({number for number in numbers.values() if number is not None and 0 < number <= last})
-    return {number: [row for row, own in numbers.items() if own == number] for number in inside}
+def _style() -> AbstractContextManager[None]:
+    """The same style whatever the user's matplotlibrc has."""
+    return context(["default", STYLE])
 
 
-def _warm_up_sentence(warm: Mapping[int, Sequence[str]], all_rows: int) -> str:
-    if [len(rows) for rows in warm.values()] == [all_rows]:
-        return "The warm-up is shaded"
-    said = [f"{_epoch_count(epochs)}{_whose(rows, all_rows)}" for epochs, rows in warm.items()]
-    return f"The warm-up is shaded: {listed(said, '; ')}" if said else ""
+def _drawn(
+    draw: Callable[[Axes, NoiseLevel, Sequence[ResultRow]], bool], level: NoiseLevel, rows: Sequence[ResultRow]
+) -> Figure | None:
+    """A plot with its legend below; None without data."""
+    with _style():
+        figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
+        axes = figure.add_subplot()
+        if not draw(axes, level, rows):
+            return None
+        handles, labels = axes.get_legend_handles_labels()
+        columns = max(1, min(len(labels), int(POINTS / (CHARACTER * max(map(len, labels)) + COLUMN))))
+        figure.set_size_inches(WIDTH, HEIGHT + LEGEND_ROW * math.ceil(len(labels) / columns))
+        figure.legend(handles, labels, loc="outside lower center", ncols=columns)
+    return figure
 
 
-def _whose(rows: Sequence[str], all_rows: int) -> str:
-    return "" if len(rows) == all_rows else f" ({', '.join(rows)})"
+def _label(label: str) -> str:
+    """A text that fits into the legend, and that matplotlib shows: it hides labels with a leading underscore."""
+    label = clean(" ".join(label.split())).lstrip("_") or "-"
+    return label if len(label) <= LONGEST_LABEL else label[: LONGEST_LABEL - 1].rstrip() + "…"
 
 
-def _ending(line: Curve) -> str:
-    """Where a line ends, and where it was at best."""
-    last, best = line.points[-1], max(line.points, key=lambda point: point.y)
-    said = f"{line.label} ends at {last.said()}"
-    return said if best.y <= last.y else f"{said} (at best {best.said()}, after {_epoch_count(best.x)})"
+def _plot_series(axes: Axes, number: int, series: Series, *, band: bool = True) -> None:
+    """A line, with one standard deviation around it as a band or as error bars."""
+    color = SERIES_COLORS[number % len(SERIES_COLORS)]
+    every = math.ceil(len(series.x) / MOST_MARKERS)
+    axes.plot(
+        series.x, series.mean, color=color, label=_label(series.label),
+        linestyle=LINE_STYLES[number % len(LINE_STYLES)],
+        marker=MARKERS[number % len(MARKERS)], markevery=((len(series.x) - 1) % every, every),
+    )  # fmt: skip
+    if band and len(series.x) > 1 and series.std.any():
+        low, high = series.mean - series.std, series.mean + series.std
+        axes.fill_between(series.x, low, high, color=color, alpha=0.16, linewidth=0)
+    elif series.std.any():
+        axes.errorbar(series.x, series.mean, yerr=series.std, fmt="none", color=color)
 
 
-def _epoch_count(number: float) -> str:
-    return f"{number:.0f} epoch{'s' * (number != 1)}"
+def _widen(axes: Axes, span: float) -> None:
+    low, high = axes.get_ylim()
+    if high - low < span:
+        middle = (low + high) / 2
+        axes.set_ylim(middle - span / 2, middle + span / 2)
 
 
-# ---------------------------------------------------------------------- labels
+def _grouped(values: Mapping[str, float | None]) -> dict[float, str]:
+    """Each value with the rows that have it, in brackets unless all do."""
+    known = dict.fromkeys(value for value in values.values() if value is not None)
+    rows = {value: [row for row, own in values.items() if own == value] for value in known}
+    return {value: "" if len(of) == len(values) else f" ({', '.join(of)})" for value, of in rows.items()}
 
 
-def _labels(line: ResultRow, frame: Figure) -> Figure:
-    """The density of y*."""
-    row, records = line.label, line.done
-    kinds = [_densities(records, kind) for kind in ("labels_clean", "labels_noisy")]
-    if not any(kinds):
-        return frame.drawn(f"There is no figure: {row} gives no labels." if records else nothing([line]))
-    known = all(record.data.get("mismatch") is not None for record in records)
-    names = ("right pairs", "wrong pairs") if known else ("pairs taken for clean", "pairs taken for noisy")
-    heaps = [Density(name, style, found) for name, style, found in zip(names, _HEAPS, kinds, strict=True) if found]
-    caption = sentences(
-        f"y* is the label that {row} gave each pair before its last epoch",
-        *(_density_sentence(heap) for heap in heaps),
-        "" if len(heaps) == 2 else f"There are no {names[not kinds[1]]}",
-        spread_sentence({row: len(records)}, len(line.cells), "bands"),
-    )
-    return frame.drawn(caption, density_drawing(frame.title, caption, heaps))
+def _plot_validation(axes: Axes, level: NoiseLevel, rows: Sequence[ResultRow]) -> bool:  # noqa: ARG001 - one signature
+    """rSum on the validation pairs by the epochs trained."""
+    plotted, last = dict[str, ResultRow](), 0.0
+    for row in rows:
+        values: dict[float, list[float]] = {}
+        for record in row.done:
+            for epoch in record.validation:
+                values.setdefault(epoch.epoch + 1, []).append(epoch.rsum)
+        if values:
+            _plot_series(axes, len(plotted), Series.of(row.label, values))
+            plotted[row.label], last = row, max(last, *values)
+    if not plotted:
+        return False
+    for epochs, who in _grouped({label: row.config.warmup_epochs for label, row in plotted.items()}).items():
+        if 0 < epochs <= last:
+            axes.axvspan(0, epochs, color=COLORS["shade"], linewidth=0, zorder=0.5, label=_label(f"warm-up{who}"))
+    for epochs, who in _grouped({label: noisy_from(row.config) for label, row in plotted.items()}).items():
+        if 0 < epochs <= last:
+            _mark(axes, epochs, f"noisy pairs used{who}")
+    axes.set(xlabel="epochs trained", ylabel="validation rSum", xlim=(0, 1.02 * last))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    _widen(axes, LEAST_RSUM)
+    return True
 
 
-def _densities(records: Sequence[Record], kind: str) -> tuple[Point, ...]:
-    """Density in equal bins of [0, 1], both networks together; nothing where there are no such pairs."""
-    found = []
-    for record in records:
-        networks = [counts for counts in record.found.get(kind) or [] if counts]
-        total = sum(sum(counts) for counts in networks)
-        if total:
-            sums = [sum(column) for column in zip(*networks, strict=True)]
-            found.append([len(sums) * count / total for count in sums])
-    if not found:
-        return ()
-    bins = len(found[0])
-    return tuple(mean_point((number + 0.5) / bins, [row[number] for row in found]) for number in range(bins))
+def _mark(axes: Axes, x: float, label: str) -> None:
+    axes.axvline(x, color=COLORS["ink"], linewidth=0.8, linestyle=(0, (2, 3)), label=_label(label))
 
 
-def _density_sentence(heap: Density) -> str:
-    bins = len(heap.bins)
-    edge = math.ceil(bins / 2)
-    mean = sum(point.x * point.y for point in heap.bins) / bins
-    return f"Of the {heap.label} {percent(heap.share_from(edge), 0)} have y* ≥ {edge / bins:.2g} (mean {mean:.2f})"
+def _plot_labels(axes: Axes, level: NoiseLevel, rows: Sequence[ResultRow]) -> bool:  # noqa: ARG001
+    """Density of the labels y* that a method gave before its last epoch, both networks together."""
+    (row,) = rows
+    known = all(record.data.mismatch is not None for record in row.done)
+    names = ("matched pairs", "mismatched pairs") if known else ("clean part", "noisy part")
+    for name, color, linestyle, counts in zip(
+        names,
+        (COLORS["good"], COLORS["bad"]),
+        ("-", "--"),
+        zip(*(record.label_counts() for record in row.done), strict=True),
+        strict=False,
+    ):
+        densities = [np.array(bins) * len(bins) / sum(bins) for bins in counts if sum(bins)]
+        if densities:
+            edges = np.linspace(0, 1, len(densities[0]) + 1)
+            mean = np.mean(densities, axis=0)
+            average = float((mean * (edges[:-1] + edges[1:]) / 2).mean())
+            axes.stairs(
+                mean, edges, color=color, linewidth=1.3, linestyle=linestyle, label=f"{name} (mean {average:.2f})"
+            )
+            std = np.std(densities, axis=0, ddof=1) if len(densities) > 1 else np.zeros_like(mean)
+            axes.stairs(mean + std, edges, baseline=mean - std, fill=True, color=color, alpha=0.16, linewidth=0)
+    axes.set(xlabel="label y* (0: mismatched, 1: matched)", ylabel="density", xlim=(0, 1), ylim=(0, None))
+    return bool(axes.patches)
 
 
-# ---------------------------------------------------------------------- eta
+def _plot_eta(axes: Axes, level: NoiseLevel, rows: Sequence[ResultRow]) -> bool:  # noqa: ARG001
+    """How well the mismatched pairs are detected, by the threshold eta."""
+    (row,) = rows
+    for number, name in enumerate(("accuracy", "precision", "recall")):
+        values: dict[float, list[float]] = {}
+        for point in (point for record in row.done for point in record.eta):
+            if (value := getattr(point, name)) is not None:
+                values.setdefault(point.eta, []).append(100 * value)
+        if values:  # there is no precision where nothing is detected
+            _plot_series(axes, number, Series.of(name, values))
+    if not axes.lines:
+        return False
+    eta = row.config.repair.eta
+    _mark(axes, eta, f"recipe: eta = {eta:g}")
+    axes.set(xlabel="eta (mismatched if w of both networks is below)", ylabel="per cent", xlim=(0, None))
+    _widen(axes, LEAST_PERCENT)
+    return True
 
 
-def _eta(line: ResultRow, frame: Figure) -> Figure:
-    """How well wrong pairs are found, by the threshold eta."""
-    row, records = line.label, line.done
-    lines = [Curve(name, _eta_points(records, name)) for name in ("accuracy", "precision", "recall")]
-    if not lines[0].points:
-        reason = f"There is no figure: {row} does not split the pairs, or nobody knows which are wrong."
-        return frame.drawn(reason if records else nothing([line]))
-    own = line.config.repair.eta
-    caption = sentences(
-        _eta_sentence(own, lines),
-        _accuracy_sentence(lines[0]),
-        spread_sentence({row: len(records)}, len(line.cells), "bands"),
-    )
-    highest = max(own, *(point.x for curve in lines for point in curve.points))
-    name = "eta: wrong if w of both networks is below"
-    lines = [curve for curve in lines if curve.points]  # there is no precision where nothing is found
-    low, high = extent_of(lines)
-    axes = from_zero(name, highest), around("per cent", (max(0.0, low), min(100.0, high)), LEAST_SHARE)
-    marks = [Mark(own, f"eta = {own:g} in the recipe")]
-    return frame.drawn(caption, line_drawing(frame.title, caption, axes, lines, marks=marks, bands=True))
+def _plot_sweep(axes: Axes, level: NoiseLevel, rows: Sequence[ResultRow]) -> bool:
+    """Test rSum by the values of a setting, of averaged networks and of single ones."""
+    part, setting = level.part, str(level.part.setting)
+    places = _setting_axis(axes, setting, part.values)
+    curves: dict[str, dict[float, list[float]]] = {}
+    for row in rows:
+        prefix = f"{row.label}, " if len(part.rows) > 1 else ""
+        for result in row.results.values():
+            measured = {"one network": result.single, "averaged networks": result.averaged, "single network": None}
+            if result.averaged is not None:
+                measured |= {"one network": None, "single network": result.single}
+            for name, rsum in measured.items():
+                if rsum is not None:
+                    curves.setdefault(prefix + name, {}).setdefault(places[row.value], []).append(rsum)
+    for number, (label, values) in enumerate(curves.items()):
+        _plot_series(axes, number, Series.of(label, values), band=False)
+    if not curves:
+        return False
+    own = {row.label: places.get(row.settings.get(setting, flat(row.config)[setting])) for row in part.rows}
+    for x, who in _grouped(own).items():
+        _mark(axes, x, f"value of the recipe{who}")
+    axes.set_ylabel("test rSum")
+    _widen(axes, LEAST_RSUM)
+    return True
 
 
-def _eta_points(records: Sequence[Record], name: str) -> tuple[Point, ...]:
-    found: dict[float, list[float]] = {}
-    for record in records:
-        for entry in record.eta:
-            if is_finite(entry.get(name)):
-                found.setdefault(float(entry["eta"]), []).append(100 * entry[name])
-    return tuple(mean_point(eta, found[eta]) for eta in sorted(found))
-
-
-def _eta_sentence(own: float, lines: Sequence[Curve]) -> str:
-    """Precision and recall at the measured eta that is nearest to the one of the recipe."""
-    _, precisions, recalls = lines
-    recall = min(recalls.points, key=lambda point: abs(point.x - own))
-    precision = next((point for point in precisions.points if point.x == recall.x), None)
-    where = f"At eta = {recall.x:g}" + ("" if recall.x == own else f", next to {own:g} of the recipe")
-    if precision is None:
-        return f"{where}, no pair is found"
-    return (
-        f"{where}, {precision.said()}\xa0% of the pairs found are wrong indeed (precision), and "
-        f"{recall.said()}\xa0% of the wrong ones are found (recall)"
-    )
-
-
-def _accuracy_sentence(line: Curve) -> str:
-    best, least = (pick(line.points, key=lambda point: point.y) for pick in (max, min))
-    if f"{best.y:.1f}" == f"{least.y:.1f}":
-        return f"Accuracy is {best.y:.1f}\xa0% at every eta" if len(line.points) > 1 else ""
-    return f"Accuracy is highest at eta = {best.x:g} ({best.said()}\xa0%)"
-
-
-# ---------------------------------------------------------------------- sweep
-
-
-def _sweep(share: NoiseLevel) -> list[Figure]:
-    """Test rSum by the values of a setting."""
-    part, setting, frame = share.part, str(share.part.setting), frame_of(share)
-    row = "" if len(part.rows) == 1 else "{}, "
-    counts = {f"{row.format(line.label)}{setting} = {written(line.value)}": len(line.done) for line in share.lines}
-    axis, places = _settings(setting, part.values)
-    lines = [curve for row in part.rows for curve in _sweep_curves(share, row.label, places)]
-    if not lines:
-        return [frame.drawn(nothing(share.lines))]
-    caption = sentences(
-        *(_sweep_sentence(line, places, part.values, setting) for line in lines),
-        *(_own_sentence(row, setting, len(part.rows)) for row in part.rows),
-        spread_sentence(counts, share.seeds, "bars"),
-    )
-    axes = axis, around("test rSum, of 600", extent_of(lines), LEAST_RSUM)
-    return [frame.drawn(caption, line_drawing(frame.title, caption, axes, lines))]
-
-
-def _settings(setting: str, values: Sequence[Any]) -> tuple[Axis, list[float]]:
-    """The axis of a setting, and the place of each of its values there."""
+def _setting_axis(axes: Axes, setting: str, values: Sequence[Any]) -> dict[Any, float]:
+    """Scales the x axis for a setting; gives the place of each value."""
+    axes.set_xlabel(setting)
     if not all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
-        ticks = tuple((float(place), written(value)) for place, value in enumerate(values))
-        return Axis(setting, -0.5, len(values) - 0.5, ticks), [place for place, _ in ticks]
-    places = [float(value) for value in values]
-    ticks = tuple((place, written(value)) for place, value in sorted(set(zip(places, values, strict=True))))
-    low, high = min(places), max(places)
+        places = {value: float(place) for place, value in enumerate(values)}
+        axes.set_xticks(list(places.values()), [_label(str(value)) for value in places])
+        axes.set_xlim(-0.5, len(places) - 0.5)
+        return places
+    low, high = min(values), max(values)
     if low > 0 and (setting in LOGARITHMIC or high / low > MOST_LINEAR):
-        room = max(high / low, 10.0) ** 0.05
-        return Axis(f"{setting}, logarithmic", low / room, high * room, ticks, logarithmic=True), places
-    room = 0.05 * (high - low) or 0.5 * abs(high) or 1.0
-    return Axis(setting, low - room, high + room, ticks), places
+        axes.set_xscale("log")
+        axes.set_xticks(values, [f"{value:,}" if isinstance(value, int) else f"{value:g}" for value in values])
+        axes.xaxis.set_minor_locator(NullLocator())
+    return {value: float(value) for value in values}
 
 
-def _sweep_curves(share: NoiseLevel, row: str, places: Sequence[float]) -> list[Curve]:
-    """The averaged networks and a single one; only one line where there is only one network."""
-    ended = {line.value: line.done for line in share.lines if line.label == row}
-    by_value = list(zip(places, (ended[value] for value in share.part.values), strict=True))
-    several = any("averaged" in record.test for _, records in by_value for record in records)
-    measures: dict[str, Callable[[Record], Any]] = {
-        "averaged" if several else "one network": lambda record: _averaged_rsum(record, share.part.folds)
-    }
-    if several and not share.part.folds:  # slices are measured for the averaged networks alone
-        measures["single network"] = lambda record: record.alone().get("rsum")
-    lines = []
-    for name, measure in measures.items():
-        found = [(place, numbers(measure(record) for record in records)) for place, records in by_value]
-        points = tuple(
-            sorted((mean_point(place, values) for place, values in found if values), key=lambda point: point.x)
-        )
-        label = name if len(share.part.rows) == 1 else row if not several else f"{row}, {name}"
-        lines += [Curve(label, points)] if points else []
-    return lines
-
-
-def _averaged_rsum(record: Record, folds: bool) -> Any:
-    return None if folds and "folds" not in record.test else record.averaged(folds=folds).get("rsum")
-
-
-def _sweep_sentence(line: Curve, places: Sequence[float], values: Sequence[Any], setting: str) -> str:
-    """The best and the least value of a line."""
-    names = {place: f"{setting} = {written(value)}" for place, value in zip(places, values, strict=True)}
-    best, least = (pick(line.points, key=lambda point: point.y) for pick in (max, min))
-    label = line.label[0].upper() + line.label[1:]
-    if len(line.points) == 1:
-        return f"{label}: {best.said()} at {names[best.x]}"
-    if f"{best.y:.1f}" == f"{least.y:.1f}":
-        return f"{label}: {best.y:.1f} at every value"
-    return f"{label}: highest at {names[best.x]} ({best.said()}), lowest at {names[least.x]} ({least.said()})"
-
-
-def _own_sentence(row: Row, setting: str, rows: int) -> str:
-    """The value that the recipe itself has."""
-    own = row.settings.get(setting, getattr(row.read(), setting))
-    return f"The recipe{'' if rows == 1 else f' of {row.label}'} has {setting} = {written(own)}"
-
-
-def _by_row(draw: Callable[[ResultRow, Figure], Figure], share: NoiseLevel) -> list[Figure]:
-    """A figure for each row."""
-    several = len(share.lines) > 1
-    return [draw(line, frame_of(share, line.label if several else None)) for line in share.lines]
-
-
-_KINDS: dict[str, Callable[[NoiseLevel], list[Figure]]] = {
-    "validation": _validation,
-    "labels": partial(_by_row, _labels),
-    "eta": partial(_by_row, _eta),
-    "sweep": _sweep,
+PLOTS: dict[str, tuple[Callable[[Axes, NoiseLevel, Sequence[ResultRow]], bool], str]] = {
+    "validation": (_plot_validation, "the data set has no validation pairs"),
+    "labels": (_plot_labels, "the method gives no labels"),
+    "eta": (_plot_eta, "the method does not split the pairs, or the truth is not known"),
+    "sweep": (_plot_sweep, "no results on 1,000-image folds"),
 }

@@ -1,32 +1,21 @@
-"""The report of a comparison: one page for people, and its tables and figures as files for papers and programs."""
+"""The report of a comparison: one page, and its tables and figures as files for papers and programs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePath
-from typing import Any
+from statistics import fmean, stdev
 
 from jinja2 import Template
-from markupsafe import Markup
 
 from mispair import __version__
 from mispair.bench.report import exports
-from mispair.bench.report.figures import Figure, part_figures, percent
-from mispair.bench.report.notes import common_notes
-from mispair.bench.report.rows import shares
-from mispair.bench.report.summary import (
-    SuiteState,
-    data_said,
-    distinct,
-    headline,
-    ranking_of,
-    state_of,
-    state_sentence,
-    versions_of,
-)
-from mispair.bench.report.tables import Table, paper_tables, part_tables
+from mispair.bench.report.figures import ReportFigure, part_figures
+from mispair.bench.report.rows import NoiseLevel, ResultRow, noise_levels, percent
+from mispair.bench.report.tables import READING, ReportTable, part_tables, provenance_table
+from mispair.bench.suite.examples import PairExample
 from mispair.bench.suite.record import Record
 from mispair.bench.suite.suite import Part, Suite
 from mispair.support.files import write_atomically
@@ -34,43 +23,126 @@ from mispair.support.formatting import clean, slug
 from mispair.support.html import template
 from mispair.support.thumbnails import thumbnail
 
-ENDINGS = ("", ".jpg", ".png")  # of picture files, after the name in the data set
-PICTURE, MOST_COMMANDS = 200, 10  # pixels; of those that made the records
-GROUPS = {
-    "right": "Right pairs",
-    "wrong": "Wrong pairs",
-    "new text": "Given a new text",
-    "new image": "Given a new image",
+ENDINGS = ("", ".jpg", ".png")  # of image files, after the name in the data set
+IMAGE_SIZE, MOST_COMMANDS = 200, 10  # pixels; commands that made the records
+EXAMPLE_KINDS = {
+    "matched": "Matched pairs",
+    "mismatched": "Mismatched pairs",
+    "new text": "Text replaced",
+    "new image": "Image replaced",
 }
 
 
 @dataclass(frozen=True)
-class Picture:
-    """A picture of an example: what it is to the pair, and itself as a data URI if there is a file."""
+class Progress:
+    """How many trainings of a suite have ended."""
+
+    cells: int
+    done: list[Record]
+    failed: list[Record]
+
+    @classmethod
+    def of(cls, suite: Suite, seeds: int, records: Mapping[str, Record]) -> Progress:
+        names = [cell.name for cell in suite.cells(seeds)]
+        ended = [records[name] for name in names if name in records]
+        done, failed = ([record for record in ended if record.status == status] for status in ("done", "failed"))
+        return cls(len(names), done, failed)
+
+    @property
+    def missing(self) -> int:
+        return self.cells - len(self.done) - len(self.failed)
+
+    def __str__(self) -> str:
+        failed = f", {len(self.failed)} failed ({', '.join(one.name for one in self.failed)})" if self.failed else ""
+        missing = f", {self.missing} missing" if self.missing else ""
+        return f"{len(self.done)} of {self.cells} trainings done{failed}{missing}."
+
+
+@dataclass(frozen=True)
+class Score:
+    """rSum of a row over its seeds."""
+
+    label: str
+    mean: float
+    sd: float | None  # None with one seed
+    seeds: int
+
+    @classmethod
+    def of(cls, row: ResultRow) -> Score:
+        return cls(row.label, fmean(row.rsums), stdev(row.rsums) if len(row.rsums) > 1 else None, len(row.rsums))
+
+    def __str__(self) -> str:
+        if self.sd is None:
+            return f"{self.mean:.1f}, one seed"
+        return f"{self.mean:.1f} ± {self.sd:.1f}, {self.seeds} seeds"
+
+
+@dataclass(frozen=True)
+class Ranking:
+    """The rows of a part at one noise ratio by their mean rSum, the best first; without the oracle."""
+
+    level: NoiseLevel
+    scores: list[Score]
+    is_complete: bool  # whether no row and no seed is missing
+
+    @classmethod
+    def of(cls, suite: Suite, seeds: int, records: Mapping[str, Record]) -> Ranking | None:
+        """Of the first table of results, at its largest noise ratio with any result."""
+        part = next((part for part in suite.parts if part.kind == "retrieval"), None)
+        levels = [] if part is None else noise_levels(suite, part, seeds, records)
+        for level in sorted(levels, key=lambda level: -level.noise_ratio):
+            scores = sorted((Score.of(row) for row in level.ranked if row.results), key=lambda score: -score.mean)
+            if scores:
+                return cls(level, scores, all(len(row.results) == seeds for row in level.ranked))
+        return None
+
+    @property
+    def where(self) -> str:
+        return f"at {percent(self.level.noise_ratio)} noise" if self.level.noise_ratio else "without injected noise"
+
+
+def headline(progress: Progress, ranking: Ranking | None) -> str:
+    """The best row against the best of the others."""
+    if ranking is None:
+        return str(progress)
+    best, *others = ranking.scores
+    if not others:
+        return f"{best.label}: rSum {best} {ranking.where}."
+    second, start = others[0], "" if ranking.is_complete else "So far, "
+    gap = best.mean - second.mean
+    if gap < 0.05:
+        return f"{start}{best.label} and {second.label} have the same rSum {ranking.where} ({best.mean:.1f})."
+    unsure = ", which is within the spread over the seeds" if gap <= max(best.sd or 0.0, second.sd or 0.0) else ""
+    return (
+        f"{start}{best.label} has the highest rSum {ranking.where} ({best}): {gap:.1f} more than {second.label} "
+        f"({second}){unsure}."
+    )
+
+
+@dataclass(frozen=True)
+class ShownImage:
+    """An image of an example."""
 
     role: str
     name: str
-    source: str
-    is_true: bool | None = None  # whether it is the one that the text was written for, if that is known
+    source: str  # data URI; empty if there is no file
+    is_true: bool | None = None  # whether the text was written for it, if that is known
 
 
 @dataclass(frozen=True)
-class Example:
-    """A training pair and what was made of it."""
+class ShownExample:
+    """A training pair with its images."""
 
-    is_wrong: bool
-    text: str
-    label: float
-    pictures: tuple[Picture, ...]
-    new_text: str | None
+    pair: PairExample
+    images: tuple[ShownImage, ...]
 
 
 @dataclass(frozen=True)
-class Examples:
+class ExampleGroup:
     """The examples of one training, by kind."""
 
     title: str
-    groups: dict[str, list[Example]]
+    kinds: dict[str, list[ShownExample]]
 
 
 @dataclass(frozen=True)
@@ -79,24 +151,24 @@ class Section:
 
     id: str
     title: str
-    tables: list[Table]
-    figures: list[Figure]
-    examples: list[Examples]
+    tables: list[ReportTable]
+    figures: list[ReportFigure]
+    examples: list[ExampleGroup]
     notes: list[str]
 
 
 def write_report(
     suite: Suite, seeds: int, records: Mapping[str, Record], out: Path, images: Path | None, command: str
 ) -> list[Path]:
-    """Writes `index.html`, `tables.md`, `tables.tex`, `results.csv` and `figures/*.svg`.
+    """Writes `index.html`, `tables.md`, `tables.tex`, `results.csv`, `figures/*.svg` and `figures/*.pdf`.
 
     Args:
         suite: The comparison.
-        seeds: How many trainings there are to be of each kind.
-        records: What has ended, by the name of the cell.
+        seeds: How many trainings there should be of each row.
+        records: Those that have ended, by the name of the cell.
         out: Folder to write to.
-        images: Folder with the pictures of the data set, for examples.
-        command: What has been called.
+        images: Folder with the images of the data set, for examples.
+        command: The command line.
 
     Returns:
         The files, the page first.
@@ -105,66 +177,83 @@ def write_report(
         DataError: A file cannot be written.
     """
     sections = [_section(suite, part, seeds, records, images) for part in suite.parts]
-    state = state_of(suite, seeds, records)
-    files = {
-        "index.html": render(suite, seeds, records, sections, command),
-        "tables.md": _markdown(suite, sections, state),
-        "tables.tex": _latex(suite, sections, state),
+    progress = Progress.of(suite, seeds, records)
+    provenance = provenance_table(progress.done)
+    titled = [(section.title, section.tables) for section in sections if section.tables]
+    titled += [(provenance.title, [provenance])] if progress.done else []
+    texts = {
+        "index.html": _page(suite, seeds, records, sections, provenance, command),
+        "tables.md": _markdown(suite, progress, titled),
+        "tables.tex": _latex(suite, progress, titled),
         "results.csv": exports.results_csv(suite, seeds, records),
-        **{f"figures/{figure.name}.svg": figure.svg for one in sections for figure in one.figures if figure.svg},
     }
+    files = {name: clean(text).encode() for name, text in texts.items()}
+    for figure in (figure for section in sections for figure in section.figures if figure.plot is not None):
+        files[f"figures/{figure.name}.svg"] = figure.svg.encode()
+        files[f"figures/{figure.name}.pdf"] = figure.pdf
     for name, content in files.items():
-        write_atomically(out / name, clean(content).encode())
+        write_atomically(out / name, content)
     return [out / name for name in files]
 
 
-def render(suite: Suite, seeds: int, records: Mapping[str, Record], sections: Sequence[Section], command: str) -> str:
-    """The page as HTML. Nothing in it is fetched from anywhere, and nothing in it runs."""
-    state, ranking, common = state_of(suite, seeds, records), ranking_of(suite, seeds, records), _common_notes(sections)
+def _page(
+    suite: Suite,
+    seeds: int,
+    records: Mapping[str, Record],
+    sections: Sequence[Section],
+    provenance: ReportTable,
+    command: str,
+) -> str:
+    """The page as HTML. It fetches nothing and has no scripts."""
+    progress, ranking = Progress.of(suite, seeds, records), Ranking.of(suite, seeds, records)
+    done = progress.done
     return _template().render(
         suite=suite,
-        sections=_without(common, sections),
-        common=common,
-        state=state,
-        said=state_sentence(state),
+        headline=headline(progress, ranking),
+        noise_ratios=sorted({noise_ratio for part in suite.parts for noise_ratio in part.noise_ratio}),
+        train_sets=_distinct(record.data.name for record in done),
+        test_sets=_distinct(record.data.tested_on for record in done),
+        progress=progress,
         ranking=ranking,
-        headline=headline(state, ranking),
-        data=data_said(suite, state.done),
         seeds=seeds,
-        pairs=sorted({int(record.data["pairs"]) for record in state.done if "pairs" in record.data}),
-        seconds=sum(record.seconds for record in state.done),
-        devices=distinct(record.environment.get("device") for record in state.done),
-        groups=GROUPS,
-        versions={"mispair": __version__, **versions_of(state.done)},
+        pairs=sorted({record.data.pairs for record in done if record.data.pairs is not None}),
+        seconds=sum(record.seconds for record in done),
+        devices=_distinct(record.environment.device for record in done if record.environment),
+        sections=sections,
+        kinds=EXAMPLE_KINDS,
+        reading=READING,
+        provenance=provenance,
         command=command,
-        commands=distinct(record.environment.get("command") for record in state.done)[:MOST_COMMANDS],
+        commands=_distinct(record.environment.command for record in done if record.environment)[:MOST_COMMANDS],
+        version=__version__,
     )
 
 
 @cache
 def _template() -> Template:
-    return template("bench.html", percent=percent, drawing=Markup)
+    return template("bench.html", percent=percent)
+
+
+def _distinct(values: Iterable[str | None]) -> list[str]:
+    return list(dict.fromkeys(value for value in values if value is not None))
 
 
 # ---------------------------------------------------------------------- files
 
 
-def _markdown(suite: Suite, sections: Sequence[Section], state: SuiteState) -> str:
-    parts = [f"# {exports.plain_markdown(suite.title)}", state_sentence(state)]
-    for section in sections:
-        if section.tables:
-            parts += [
-                f"## {exports.plain_markdown(section.title)}",
-                *(exports.markdown(table).strip() for table in section.tables),
-            ]
+def _markdown(suite: Suite, progress: Progress, titled: Iterable[tuple[str, list[ReportTable]]]) -> str:
+    parts = [f"# {exports.plain_markdown(suite.title)}", str(progress), "\n".join(f"- {line}" for line in READING)]
+    for title, tables in titled:
+        parts += [f"## {exports.plain_markdown(title)}", *(exports.markdown(table).strip() for table in tables)]
     return "\n\n".join(parts) + "\n"
 
 
-def _latex(suite: Suite, sections: Sequence[Section], state: SuiteState) -> str:
+def _latex(suite: Suite, progress: Progress, titled: Iterable[tuple[str, list[ReportTable]]]) -> str:
     """Tables for a document that uses the packages booktabs and graphicx."""
-    about = " ".join(f"{suite.title}: {state_sentence(state)}".split())
-    found = [exports.latex(table).strip() for section in sections for table in section.tables]
-    return "\n\n".join([rf"% {about} \usepackage{{booktabs,graphicx}}", *found]) + "\n"
+    start = " ".join(f"{suite.title}: {progress}".split())
+    comments = [rf"% {start} \usepackage{{booktabs,graphicx}}", *(f"% {line}" for line in READING)]
+    tables = [exports.latex(table).strip() for _, group in titled for table in group]
+    return "\n\n".join(["\n".join(comments), *tables]) + "\n"
 
 
 # ---------------------------------------------------------------------- sections
@@ -172,102 +261,65 @@ def _latex(suite: Suite, sections: Sequence[Section], state: SuiteState) -> str:
 
 def _section(suite: Suite, part: Part, seeds: int, records: Mapping[str, Record], images: Path | None) -> Section:
     examples = _examples(suite, part, seeds, records, images) if part.kind == "examples" else []
-    tables = [make(suite, part, seeds, records) for make in (part_tables, paper_tables)]
     return Section(
         id=slug(part.name),
         title=part.title,
-        tables=[table for made in tables for table in made],
+        tables=part_tables(suite, part, seeds, records),
         figures=part_figures(suite, part, seeds, records),
         examples=examples,
-        notes=[
-            *(_example_notes(examples, images) if part.kind == "examples" else []),
-            *([] if any(tables) else _source_notes(suite, part, seeds, records)),
-        ],
+        notes=_example_notes(examples, images) if part.kind == "examples" else [],
     )
-
-
-def _source_notes(suite: Suite, part: Part, seeds: int, records: Mapping[str, Record]) -> list[str]:
-    """Dev protocol, noise and all else that a figure comes from, as under a table."""
-    found = (common_notes(share) for share in shares(suite, part, seeds, records))
-    return list(dict.fromkeys(note for notes in found for note in notes))
 
 
 def _examples(
     suite: Suite, part: Part, seeds: int, records: Mapping[str, Record], images: Path | None
-) -> list[Examples]:
-    """The examples of the first seed that has any, for each row and share of noise."""
-    found = []
-    for share in shares(suite, part, seeds, records):
-        for line in share.lines:
-            record = next((record for record in line.records.values() if record.examples), None)
+) -> list[ExampleGroup]:
+    """The examples of the first seed that has any, for each row and noise ratio."""
+    groups = []
+    for level in noise_levels(suite, part, seeds, records):
+        for row in level.rows:
+            seed, record = next(((seed, one) for seed, one in row.records.items() if one.examples), (0, None))
             if record is not None:
-                title = f"{line.label} at {percent(share.noise)} noise, seed {record.config.get('seed', 0)}"
-                found.append(Examples(title, _groups(record, images)))
-    return found
+                title = f"{row.label} at {percent(level.noise_ratio)} noise, seed {seed}"
+                shown = [_shown(pair, images) for pair in record.examples]
+                kinds = {kind: [one for one in shown if one.pair.kind == kind] for kind in EXAMPLE_KINDS}
+                groups.append(ExampleGroup(title, {kind: some for kind, some in kinds.items() if some}))
+    return groups
 
 
-def _groups(record: Record, images: Path | None) -> dict[str, list[Example]]:
-    groups: dict[str, list[Example]] = {kind: [] for kind in GROUPS}
-    for found in record.examples:
-        if found.get("kind") in groups:
-            groups[found["kind"]].append(_example(found, images))
-    return {kind: group for kind, group in groups.items() if group}
+def _shown(pair: PairExample, images: Path | None) -> ShownExample:
+    def image(role: str, name: str) -> ShownImage:
+        is_true = None if pair.true_image is None else name == pair.true_image
+        return ShownImage(role, name, _image(images, name), is_true)
+
+    shown = [image("in the data", pair.image)]
+    if pair.new_image is not None:
+        shown.append(image("replacement", pair.new_image))
+        if pair.is_mismatched and pair.true_image is not None:
+            shown.append(image("true, not in training", pair.true_image))
+    return ShownExample(pair, tuple(shown))
 
 
-def _example(found: Mapping[str, Any], images: Path | None) -> Example:
-    is_wrong = bool(found.get("wrong", found["kind"] == "wrong"))
-    true = found.get("true_image")
-
-    def picture(role: str, name: Any) -> Picture:
-        return Picture(role, str(name), _picture(images, str(name)), None if true is None else name == true)
-
-    pictures = [picture("in the data", found["image"])]
-    if "new_image" in found:
-        pictures.append(picture("given instead", found["new_image"]))
-        if is_wrong and true is not None:
-            pictures.append(picture("written for, never shown", true))
-    new_text = found.get("new_text")
-    return Example(is_wrong, str(found["text"]), float(found["label"]), tuple(pictures), new_text)
-
-
-def _picture(images: Path | None, name: str) -> str:
-    """A picture of the data set as a data URI; empty if there is none of this name."""
+def _image(images: Path | None, name: str) -> str:
+    """An image of the data set as a data URI; empty if there is none of this name."""
     inside = PurePath(name)
     if images is None or not name or "\0" in name or inside.is_absolute() or ".." in inside.parts:
         return ""
     for ending in ENDINGS:
-        if uri := thumbnail(images / f"{name}{ending}", PICTURE).uri:
+        if uri := thumbnail(images / f"{name}{ending}", IMAGE_SIZE).uri:
             return uri
     return ""
 
 
-def _example_notes(examples: Sequence[Examples], images: Path | None) -> list[str]:
+def _example_notes(examples: Sequence[ExampleGroup], images: Path | None) -> list[str]:
     if not examples:
-        return ["There are no examples yet: they come with a training of REPAIR that has ended, on pairs with texts."]
-    shown = [
-        bool(picture.source)
-        for one in examples for group in one.groups.values() for example in group for picture in example.pictures
+        return ["No examples yet: they come from a finished training of REPAIR on pairs with texts."]
+    has_file = [
+        bool(image.source)
+        for group in examples for kind in group.kinds.values() for one in kind for image in one.images
     ]  # fmt: skip
-    if all(shown):
+    if all(has_file):
         return []
     if images is None or not images.is_dir():
-        return ["No folder with the pictures was given, so only their names are here."]
-    return [f"{shown.count(False)} of {len(shown)} pictures are not in {images}, or cannot be read."]
-
-
-def _common_notes(sections: Sequence[Section]) -> list[str]:
-    """What the notes of all tables say, if there are several."""
-    found = [table.notes for section in sections for table in section.tables]
-    return [note for note in found[0] if all(note in notes for notes in found)] if len(found) > 1 else []
-
-
-def _without(common: Sequence[str], sections: Sequence[Section]) -> list[Section]:
-    """The sections, each note where it is new: not if it is of all tables, or of a table above in the section."""
-    kept = []
-    for section in sections:
-        said, shown = set(common), []
-        for table in section.tables:
-            shown.append(replace(table, notes=[note for note in table.notes if note not in said]))
-            said.update(table.notes)
-        kept.append(replace(section, tables=shown, notes=[note for note in section.notes if note not in common]))
-    return kept
+        return ["There is no folder with the images (--images), so only their names are shown."]
+    return [f"{has_file.count(False)} of {len(has_file)} images are not in {images}, or cannot be read."]

@@ -1,4 +1,4 @@
-"""What tables and figures are made of: the trainings of each line at one share of noise, as far as they have ended."""
+"""The rows of tables and figures: the trainings of each row at one noise ratio, as far as they have ended."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from mispair.bench import paper
-from mispair.bench.paper import Published
+from mispair.bench.paper import PaperResult
 from mispair.bench.suite.record import Record
 from mispair.bench.suite.suite import Cell, Part, Suite
 from mispair.config import Config
@@ -16,60 +16,61 @@ from mispair.config import Config
 MISSING, FAILED = "-", "failed"
 
 
+def percent(ratio: float) -> str:
+    """A ratio in per cent.
+
+    >>> percent(0.4), percent(0.125)
+    ('40\\xa0%', '12.5\\xa0%')
+    """
+    return f"{100 * ratio:g}\xa0%"
+
+
 @dataclass(frozen=True)
-class Result:
-    """What a training has reached.
+class TrainingResult:
+    """Retrieval on the test pairs after one training.
 
     Attributes:
-        networks: How many it has trained.
-        shown: The six recalls and rSum, of averaged networks where there are two.
+        networks: How many were trained.
+        metrics: The six recalls and rSum, of averaged networks where there are two.
         averaged: rSum of two networks averaged; None with one network.
-        alone: rSum of a network by itself; None where it was not measured.
+        single: Mean rSum of the networks by themselves; None where it was not measured.
     """
 
     networks: int
-    shown: dict[str, float]
+    metrics: dict[str, float]
     averaged: float | None
-    alone: float | None
+    single: float | None
 
 
-def _result(record: Record, *, folds: bool) -> Result | None:
-    """None if it has failed, or was not tested on slices where they are asked for."""
-    networks = networks_of(record)
+def _result(record: Record, *, folds: bool) -> TrainingResult | None:
+    """None if the training failed, or was not tested on the folds that the part needs."""
+    networks = record.networks
     if record.status != "done" or not networks or (folds and "folds" not in record.test):
         return None
-    shown = record.averaged(folds=folds)
+    metrics = record.averaged(folds=folds)
     if networks == 1:
-        return Result(1, shown, None, shown["rsum"])
-    return Result(networks, shown, shown["rsum"], None if folds else record.alone()["rsum"])
-
-
-def networks_of(record: Record) -> int:
-    return sum(name.startswith("network") for name in record.test)
-
-
-def bank_bytes(record: Record) -> int | None:
-    """Of the banks of all networks."""
-    found = record.found.get("bank_bytes")
-    if found is None:
-        return None
-    return int(sum(found)) if isinstance(found, list) else int(found) * max(1, networks_of(record))
+        return TrainingResult(1, metrics, None, metrics["rsum"])
+    return TrainingResult(networks, metrics, metrics["rsum"], None if folds else record.single()["rsum"])
 
 
 @dataclass(frozen=True)
 class ResultRow:
-    """The trainings of one line of a table or figure: they differ in nothing but the seed."""
+    """The trainings of one row of a table, or one curve of a figure: only the seed differs."""
 
     label: str
     value: Any  # of the setting that is swept
     folds: bool
-    cells: dict[int, Cell]
-    records: dict[int, Record]  # of those that have ended, well or not
+    cells: dict[int, Cell]  # by seed
+    records: dict[int, Record]  # of those that have ended, done or failed
 
     @cached_property
-    def results(self) -> dict[int, Result]:
-        found = {seed: _result(record, folds=self.folds) for seed, record in self.records.items()}
-        return {seed: result for seed, result in found.items() if result is not None}
+    def results(self) -> dict[int, TrainingResult]:
+        results = {seed: _result(record, folds=self.folds) for seed, record in self.records.items()}
+        return {seed: result for seed, result in results.items() if result is not None}
+
+    @property
+    def rsums(self) -> list[float]:
+        return [result.metrics["rsum"] for result in self.results.values()]
 
     @property
     def done(self) -> list[Record]:
@@ -80,9 +81,9 @@ class ResultRow:
         return {seed: record for seed, record in self.records.items() if record.status == "failed"}
 
     @property
-    def is_ceiling(self) -> bool:
-        """Whether it knows which pairs are right, as nobody does: no competitor of the others."""
-        return all(cell.config.method == "oracle" for cell in self.cells.values())
+    def is_oracle(self) -> bool:
+        """Whether it is trained by the truth: an upper bound that is not ranked among the methods."""
+        return self.config.method == "oracle"
 
     @property
     def config(self) -> Config:
@@ -90,80 +91,76 @@ class ResultRow:
         return next(iter(self.cells.values())).config
 
     @property
-    def empty(self) -> str:
-        """What stands where there is no figure."""
+    def placeholder(self) -> str:
+        """The text of a cell without a number."""
         return FAILED if self.failed else MISSING
 
-    def count(self, found: int) -> str:
-        """How many of the seeds there are."""
-        if not found:
-            return self.empty
-        return str(found) if found == len(self.cells) else f"{found} of {len(self.cells)}"
+    def count(self, seeds: int) -> str:
+        """`2 of 3` if some seeds are missing."""
+        if not seeds:
+            return self.placeholder
+        return str(seeds) if seeds == len(self.cells) else f"{seeds} of {len(self.cells)}"
 
 
 @dataclass(frozen=True)
 class NoiseLevel:
-    """A part at one share of noise: what one table or figure is made of."""
+    """A part at one noise ratio: the content of one table or figure."""
 
     suite: Suite
     part: Part
-    noise: float
-    lines: list[ResultRow]
+    noise_ratio: float
+    rows: list[ResultRow]
 
     @property
     def name(self) -> str:
-        return f"{self.part.name}-noise-{self.noise * 100:g}"
+        return f"{self.part.name}-noise-{self.noise_ratio * 100:g}"
 
     @property
     def title(self) -> str:
-        return self.part.title + (f", {self.noise * 100:g} % noise" if len(self.part.noise) > 1 else "")
+        several = len(self.part.noise_ratio) > 1
+        return f"{self.part.title}, {percent(self.noise_ratio)} noise" if several else self.part.title
 
     @property
-    def seeds(self) -> int:
-        """How many trainings there are to be of each line."""
-        return len(self.lines[0].cells)
-
-    @property
-    def competing(self) -> list[ResultRow]:
-        return [line for line in self.lines if not line.is_ceiling]
+    def ranked(self) -> list[ResultRow]:
+        return [row for row in self.rows if not row.is_oracle]
 
     @property
     def has_paper(self) -> bool:
-        """Whether numbers of the paper stand in the table."""
-        return self.part.paper is not None and paper.is_of_paper(self.part.paper, paper_data(self.suite, self.part))
+        """Whether the table shows numbers of the paper."""
+        return self.part.paper is not None and paper.has_data(self.part.paper, paper_data(self.suite, self.part))
 
     @property
     def is_papers_data(self) -> bool:
         return self.has_paper and self.suite.paper_data in (None, self.suite.title)
 
-    def published(self, line: ResultRow) -> Published | None:
+    def published(self, row: ResultRow) -> PaperResult | None:
         if self.part.paper is None:
             return None
-        return paper.find(self.part.paper, paper_data(self.suite, self.part), self.noise, line.label)
+        return paper.find(self.part.paper, paper_data(self.suite, self.part), self.noise_ratio, row.label)
 
-    def comparable(self, line: ResultRow) -> Published | None:
-        """What the paper reports of the same data set and network."""
-        found = self.published(line) if self.is_papers_data else None
-        return found if found is not None and found.model == line.config.model else None
+    def comparable(self, row: ResultRow) -> PaperResult | None:
+        """The paper's result if it is of the same data set and network."""
+        published = self.published(row) if self.is_papers_data else None
+        return published if published is not None and published.model == row.config.model else None
 
-    def says(self, line: ResultRow) -> str:
-        """A line by its name, and its value in a sweep."""
-        return line.label if self.part.setting is None else f"{line.label}, {self.part.setting} = {line.value}"
+    def full_label(self, row: ResultRow) -> str:
+        """The label of a row, with its value in a sweep."""
+        return row.label if self.part.setting is None else f"{row.label}, {self.part.setting} = {row.value}"
 
 
-def shares(suite: Suite, part: Part, seeds: int, records: Mapping[str, Record]) -> list[NoiseLevel]:
+def noise_levels(suite: Suite, part: Part, seeds: int, records: Mapping[str, Record]) -> list[NoiseLevel]:
     grouped: dict[float, dict[tuple[str, Any], dict[int, Cell]]] = {}
-    for place, cell in part.cells(suite, seeds).items():
-        grouped.setdefault(place.noise, {}).setdefault((place.row, place.value), {})[place.seed] = cell
+    for key, cell in part.cells(suite, seeds).items():
+        grouped.setdefault(key.noise_ratio, {}).setdefault((key.row, key.value), {})[key.seed] = cell
+
+    def row(label: str, value: Any, cells: dict[int, Cell]) -> ResultRow:
+        ended = {seed: records[cell.name] for seed, cell in cells.items() if cell.name in records}
+        return ResultRow(label, value, part.folds, cells, ended)
+
     return [
-        NoiseLevel(suite, part, noise, [_line(part, *key, cells, records) for key, cells in lines.items()])
-        for noise, lines in grouped.items()
+        NoiseLevel(suite, part, noise_ratio, [row(*key, cells) for key, cells in rows.items()])
+        for noise_ratio, rows in grouped.items()
     ]
-
-
-def _line(part: Part, label: str, value: Any, cells: dict[int, Cell], records: Mapping[str, Record]) -> ResultRow:
-    ended = {seed: records[cell.name] for seed, cell in cells.items() if cell.name in records}
-    return ResultRow(label, value, part.folds, cells, ended)
 
 
 def paper_data(suite: Suite, part: Part) -> str:

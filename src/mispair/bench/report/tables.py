@@ -1,38 +1,47 @@
-"""The tables of a suite: what was measured, its spread over the seeds, and the paper's numbers beside it.
+"""The tables of a suite: metrics, their spread over the seeds, and the paper's numbers beside them.
 
-Everything here is a pure function of a suite and the records that there are. A training that is missing or has failed
-leaves its place in the table empty, and a note says so.
+Everything here is a pure function of a suite and its records. A training that is missing or failed leaves its cells
+empty, and a note says so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
-from mispair.bench.report.notes import alone_note, common_notes, paper_notes, result_notes
-from mispair.bench.report.rows import FAILED, MISSING, NoiseLevel, ResultRow, bank_bytes, paper_data, shares
+from mispair.bench.report.rows import FAILED, MISSING, NoiseLevel, ResultRow, noise_levels, paper_data, percent
 from mispair.bench.suite.record import Record
 from mispair.bench.suite.suite import Part, Suite
 from mispair.support.terminal import COLUMNS
 
 REFERENCE = "REPAIR"  # the row that the others are compared with, where there is one
 RESULT_HEADS = [
-    "networks", "seeds", "i2t R@1", "i2t R@5", "i2t R@10", "t2i R@1", "t2i R@5", "t2i R@10", "rSum", "spread", "alone"
+    "networks", "seeds", "i2t R@1", "i2t R@5", "i2t R@10", "t2i R@1", "t2i R@5", "t2i R@10", "rSum", "sd", "single"
 ]  # fmt: skip
 COST_HEADS = ["seeds", "minutes", "seconds an epoch", "MB of banks", "GB of GPU memory"]
+MODELS = {"vse": "VSE-inf", "sgr": "SGR", "saf": "SAF", "scan": "SCAN", "two-tower": "two towers"}
+READING = [
+    "i2t: image to text, t2i: text to image. R@K in per cent and rSum are means over the seeds, of the averaged"
+    " similarities where networks is 2; on folds of 1,000 test images where the part has folds.",
+    "sd: sample standard deviation of rSum over the seeds. single: rSum of the networks by themselves; it is not"
+    " measured on folds.",
+    "Paired tables: rSum of one row minus that of another, seed by seed: mean, sample standard deviation, and how many"
+    " of the differences are positive. Averaged networks are only compared with averaged ones.",
+    "Cost: minutes of all epochs without validation; banks of all networks together; 1 MB = 1,000,000 bytes.",
+]
 
 
 @dataclass(frozen=True)
-class Table:
-    """A table for people, in words and figures.
+class ReportTable:
+    """A table as texts.
 
     Attributes:
         name: Of a file.
         title: What it shows.
         heads: Of the columns.
         rows: A text for every column.
-        notes: What a reader has to know.
+        notes: What is missing, and what differs from the paper.
         bold: Row and column of the best results.
     """
 
@@ -44,194 +53,246 @@ class Table:
     bold: frozenset[tuple[int, int]] = frozenset()
 
 
-def part_tables(suite: Suite, part: Part, seeds: int, records: Mapping[str, Record]) -> list[Table]:
-    """The tables of a part, for each share of noise; none for parts that are figures.
+def part_tables(suite: Suite, part: Part, seeds: int, records: Mapping[str, Record]) -> list[ReportTable]:
+    """The tables of a part, for each noise ratio; none for parts that are figures.
 
     Args:
         suite: The comparison.
         part: One of its parts.
-        seeds: How many of each training there should be.
+        seeds: How many trainings there should be of each row.
         records: Those that have ended, by the name of the cell.
     """
     tables = []
-    for share in shares(suite, part, seeds, records):
+    for level in noise_levels(suite, part, seeds, records):
         if part.kind in ("retrieval", "ablation"):
-            tables.append(_retrieval_table(share))
-            if len(share.lines) > 1:
-                tables.append(_paired_table(share))
+            tables.append(_retrieval_table(level))
+            if len(level.rows) > 1:
+                tables.append(_paired_table(level))
+            if any(_paper_recalls(level, row) for row in level.rows):
+                tables.append(_paper_table(level))
         elif part.kind == "sweep":
-            tables.append(_sweep_table(share))
+            tables.append(_sweep_table(level))
         elif part.kind == "cost":
-            tables.append(_cost_table(share))
+            tables.append(_cost_table(level))
     return tables
 
 
-def _retrieval_table(share: NoiseLevel) -> Table:
-    rows = [[line.label, *_result_texts(line), *_paper_texts(share, line)] for line in share.lines]
-    return _with_best(share, ["method", *RESULT_HEADS, *_paper_heads(share)], rows)
+def _retrieval_table(level: NoiseLevel) -> ReportTable:
+    rows = [[row.label, *_result_texts(row), *_paper_texts(level, row)] for row in level.rows]
+    return _with_best(level, ["method", *RESULT_HEADS, *_paper_heads(level)], rows)
 
 
-def _sweep_table(share: NoiseLevel) -> Table:
-    several = len(share.part.rows) > 1
+def _sweep_table(level: NoiseLevel) -> ReportTable:
+    several = len(level.part.rows) > 1
     heads = ["method"] if several else []
-    rows = [[*([line.label] if several else []), str(line.value), *_result_texts(line)] for line in share.lines]
-    return _with_best(share, [*heads, str(share.part.setting), *RESULT_HEADS], rows)
+    rows = [[*([row.label] if several else []), str(row.value), *_result_texts(row)] for row in level.rows]
+    return _with_best(level, [*heads, str(level.part.setting), *RESULT_HEADS], rows)
 
 
-def _with_best(share: NoiseLevel, heads: list[str], rows: list[list[str]]) -> Table:
-    competing = {number: row for number, row in enumerate(rows) if not share.lines[number].is_ceiling}
-    bold = _best(competing, heads.index("rSum"))
-    return Table(share.name, share.title, heads, rows, [*result_notes(share), *common_notes(share)], bold)
+def _with_best(level: NoiseLevel, heads: list[str], rows: list[list[str]]) -> ReportTable:
+    """Marks the highest rSum as it is printed, without the oracle."""
+    column = heads.index("rSum")
+    values = {
+        number: float(texts[column])
+        for number, (row, texts) in enumerate(zip(level.rows, rows, strict=True))
+        if not row.is_oracle and texts[column] not in (MISSING, FAILED)
+    }
+    bold = frozenset((number, column) for number, value in values.items() if value == max(values.values()))
+    return ReportTable(level.name, level.title, heads, rows, [*_paper_notes(level), *_missing_notes(level)], bold)
 
 
-def _best(rows: Mapping[int, Sequence[str]], column: int) -> frozenset[tuple[int, int]]:
-    """Where the highest number of a column stands, as far as a reader can tell."""
-    values = {number: float(row[column]) for number, row in rows.items() if row[column] not in (MISSING, FAILED)}
-    return frozenset((number, column) for number, value in values.items() if value == max(values.values()))
-
-
-def _result_texts(line: ResultRow) -> list[str]:
+def _result_texts(row: ResultRow) -> list[str]:
     """The columns of RESULT_HEADS."""
-    results = list(line.results.values())
+    results = list(row.results.values())
     if not results:
-        return [line.empty] * len(RESULT_HEADS)
-    figures = [_mean([result.shown[column] for result in results]) for column in COLUMNS]
+        return [row.placeholder] * len(RESULT_HEADS)
+    means = [_mean([result.metrics[column] for result in results]) for column in COLUMNS]
     networks = "/".join(str(number) for number in sorted({result.networks for result in results}))
-    spread = _spread([result.shown["rsum"] for result in results])
-    return [networks, line.count(len(results)), *figures, spread, _mean([result.alone for result in results])]
+    return [networks, row.count(len(results)), *means, _sd(row.rsums), _mean([result.single for result in results])]
 
 
-def _paper_heads(share: NoiseLevel) -> list[str]:
-    if not share.has_paper:
+# ---------------------------------------------------------------------- the paper
+
+
+def _paper_heads(level: NoiseLevel) -> list[str]:
+    if not level.has_paper:
         return []
-    return ["paper", "difference"] if share.is_papers_data else [f"paper, {paper_data(share.suite, share.part)}"]
+    return ["paper", "difference"] if level.is_papers_data else [f"paper, {paper_data(level.suite, level.part)}"]
 
 
-def _paper_texts(share: NoiseLevel, line: ResultRow) -> list[str]:
-    if not share.has_paper:
+def _paper_texts(level: NoiseLevel, row: ResultRow) -> list[str]:
+    if not level.has_paper:
         return []
-    found = share.published(line)
-    rsum = found.rsum if found else None
-    shown = MISSING if found is None or rsum is None else f"{rsum:.1f}{'*' if found.star else ''}"
-    if not share.is_papers_data:
-        return [shown]
-    return [shown, _difference(share, line, "rsum", rsum)]
+    published = level.published(row)
+    rsum = published.rsum if published else None
+    text = MISSING if published is None or rsum is None else f"{rsum:.1f}{'*' if published.star else ''}"
+    return [text, _difference(level, row, "rsum", rsum)] if level.is_papers_data else [text]
 
 
-def _difference(share: NoiseLevel, line: ResultRow, column: str, paper: float | None) -> str:
-    """Ours minus the paper's; none where data set or network is another."""
-    ours = [result.shown[column] for result in line.results.values()]
-    return _signed(fmean(ours) - paper) if ours and paper is not None and share.comparable(line) else MISSING
+def _difference(level: NoiseLevel, row: ResultRow, column: str, paper: float | None) -> str:
+    """Ours minus the paper's; none where data set or network differ."""
+    ours = [result.metrics[column] for result in row.results.values()]
+    return _signed(fmean(ours) - paper) if ours and paper is not None and level.comparable(row) else MISSING
 
 
-def paper_tables(suite: Suite, part: Part, seeds: int, records: Mapping[str, Record]) -> list[Table]:
-    """All figures of the paper with the difference of ours, where data set and network are the paper's."""
-    found = shares(suite, part, seeds, records) if part.kind in ("retrieval", "ablation") else []
-    return [_paper_table(share) for share in found if any(_recalls(share, line) for line in share.lines)]
+def _paper_recalls(level: NoiseLevel, row: ResultRow) -> dict[str, float]:
+    published = level.comparable(row)
+    if not published or not published.recalls or published.rsum is None:
+        return {}
+    return {**published.recalls, "rsum": published.rsum}
 
 
-def _recalls(share: NoiseLevel, line: ResultRow) -> dict[str, float]:
-    found = share.comparable(line)
-    return {**found.recalls, "rsum": found.rsum} if found and found.recalls and found.rsum is not None else {}
-
-
-def _paper_table(share: NoiseLevel) -> Table:
+def _paper_table(level: NoiseLevel) -> ReportTable:
+    """All numbers of the paper with the difference of ours, where data set and network are the paper's."""
     rows = []
-    for line in share.lines:
-        paper = {column: _recalls(share, line).get(column) for column in COLUMNS}
+    for row in level.rows:
+        paper = {column: _paper_recalls(level, row).get(column) for column in COLUMNS}
         texts = [
-            MISSING if value is None else f"{value:.1f} ({_difference(share, line, column, value)})"
+            MISSING if value is None else f"{value:.1f} ({_difference(level, row, column, value)})"
             for column, value in paper.items()
         ]
-        rows.append([line.label, *texts])
+        rows.append([row.label, *texts])
     notes = ["In brackets: ours minus the paper's, means over the seeds."]
     heads = ["method", *RESULT_HEADS[2 : 2 + len(COLUMNS)]]
-    return Table(f"{share.name}-paper", f"{share.title}: what the paper reports", heads, rows, notes)
+    return ReportTable(f"{level.name}-paper", f"{level.title}: results of the paper", heads, rows, notes)
 
 
-def _paired_table(share: NoiseLevel) -> Table:
-    """How much better one row is than each other one, from the seeds that both have."""
-    reference = next((line for line in share.lines if line.label == REFERENCE), share.lines[-1])
-    kinds = ("averaged", "alone")
-    heads = [f"{kind}: {what}" for kind in kinds for what in ("seeds", "difference", "spread", "positive")]
+def _paper_notes(level: NoiseLevel) -> list[str]:
+    """Where the paper's data set or network differs from ours."""
+    notes = []
+    if level.part.paper is not None and not level.is_papers_data:
+        numbers = f"; the paper's numbers are of {paper_data(level.suite, level.part)}" if level.has_paper else ""
+        notes.append(f"Another data set than the paper's{numbers}.")
+    published = [(row, level.published(row)) for row in level.rows] if level.part.setting is None else []
+    models: dict[tuple[str, str], list[str]] = {}
+    for row, result in published:
+        if result is not None and result.model != row.config.model:
+            models.setdefault((result.model, row.config.model), []).append(row.label)
+    for (theirs, ours), labels in models.items():
+        notes.append(f"{', '.join(labels)}: the paper's numbers are with {MODELS[theirs]}, ours with {MODELS[ours]}.")
+    if any(result is not None and result.star for _, result in published):
+        notes.append("*: trained by the paper's authors with the public code of the method.")
+    return notes
+
+
+# ---------------------------------------------------------------------- pairs of rows
+
+
+def _paired_table(level: NoiseLevel) -> ReportTable:
+    """How much better one row is than each other one, by the seeds that both have."""
+    reference = next((row for row in level.rows if row.label == REFERENCE), level.rows[-1])
+    kinds = ("averaged", "single")
+    heads = [f"{kind}: {what}" for kind in kinds for what in ("seeds", "difference", "sd", "positive")]
     rows = [
-        [line.label, *(text for kind in kinds for text in _paired_texts(reference, line, kind))]
-        for line in share.lines
-        if line is not reference
+        [row.label, *(text for kind in kinds for text in _paired_texts(reference, row, kind))]
+        for row in level.rows
+        if row is not reference
     ]
-    notes = [
-        f"rSum of {reference.label} minus that of the row, seed by seed: mean, sample standard deviation, and how many"
-        " of the differences are positive.",
-        "averaged: two networks' mean similarity, only against the same; alone: networks by themselves.",
-        *alone_note(share),
-    ]
-    title = f"{share.title}: {reference.label} against the others, seed by seed"
-    return Table(
-        f"{share.name}-paired", title, [f"{reference.label} minus", *heads], rows, [*notes, *common_notes(share)]
-    )
+    title = f"{level.title}: {reference.label} minus the others, seed by seed"
+    return ReportTable(f"{level.name}-paired", title, [f"{reference.label} minus", *heads], rows, _missing_notes(level))
 
 
-def _paired_texts(reference: ResultRow, line: ResultRow, kind: str) -> list[str]:
+def _paired_texts(reference: ResultRow, row: ResultRow, kind: str) -> list[str]:
     differences = []
-    for seed in sorted(reference.results.keys() & line.results.keys()):
-        high, low = getattr(reference.results[seed], kind), getattr(line.results[seed], kind)
+    for seed in sorted(reference.results.keys() & row.results.keys()):
+        high, low = getattr(reference.results[seed], kind), getattr(row.results[seed], kind)
         if high is not None and low is not None:
             differences.append(high - low)
     if not differences:
-        without_results = [one for one in (line, reference) if not one.results]
+        without_results = [one for one in (row, reference) if not one.results]
         return [FAILED if any(one.failed for one in without_results) else MISSING] * 4
     positive = sum(difference > 0 for difference in differences)
-    return [line.count(len(differences)), _signed(fmean(differences)), _spread(differences), str(positive)]
+    return [row.count(len(differences)), _signed(fmean(differences)), _sd(differences), str(positive)]
 
 
-def _cost_table(share: NoiseLevel) -> Table:
-    rows = [[line.label, *_cost_texts(line), *_paper_cost(share, line)] for line in share.lines]
-    notes = ["minutes: all epochs, without validation; banks: of all networks together; 1 MB = 1,000,000 bytes."]
-    heads = []
-    if share.has_paper:
-        data = "" if share.is_papers_data else f", {paper_data(share.suite, share.part)}"
+# ---------------------------------------------------------------------- cost
+
+
+def _cost_table(level: NoiseLevel) -> ReportTable:
+    rows = [[row.label, *_cost_texts(row), *_paper_cost(level, row)] for row in level.rows]
+    heads, notes = [], []
+    if level.has_paper:
+        data = "" if level.is_papers_data else f", {paper_data(level.suite, level.part)}"
         heads = [f"paper{data}: hours", f"paper{data}: MB of banks"]
-        notes.append("The paper trained on one RTX 4090.")
-    return Table(
-        share.name,
-        share.title,
-        ["method", *COST_HEADS, *heads],
-        rows,
-        [*notes, *paper_notes(share), *common_notes(share)],
-    )
+        notes = ["The paper trained on one RTX 4090."]
+    notes += [*_paper_notes(level), *_missing_notes(level)]
+    return ReportTable(level.name, level.title, ["method", *COST_HEADS, *heads], rows, notes)
 
 
-def _cost_texts(line: ResultRow) -> list[str]:
+def _cost_texts(row: ResultRow) -> list[str]:
     """The columns of COST_HEADS."""
-    if not line.done:
-        return [line.empty] * len(COST_HEADS)
-    timed = [record for record in line.done if record.validation]
+    if not row.done:
+        return [row.placeholder] * len(COST_HEADS)
+    timed = [record for record in row.done if record.validation]
     return [
-        line.count(len(line.done)),
+        row.count(len(row.done)),
         _mean([record.seconds / 60 for record in timed]),
         _mean([record.seconds / len(record.validation) for record in timed]),
-        _mean([_scaled(bank_bytes(record), 1e6) for record in line.done]),
-        _mean([_scaled(record.memory, 1e9) for record in line.done]),
+        _mean([_scaled(record.bank_bytes, 1e6) for record in row.done]),
+        _mean([_scaled(record.memory, 1e9) for record in row.done]),
     ]
 
 
-def _paper_cost(share: NoiseLevel, line: ResultRow) -> list[str]:
-    if not share.has_paper:
+def _paper_cost(level: NoiseLevel, row: ResultRow) -> list[str]:
+    if not level.has_paper:
         return []
-    found = share.published(line)
-    return [_mean([found.hours]), _mean([_scaled(found.extra_bytes, 1e6)])] if found else [MISSING] * 2
+    published = level.published(row)
+    return [_mean([published.hours]), _mean([_scaled(published.extra_bytes, 1e6)])] if published else [MISSING] * 2
+
+
+# ---------------------------------------------------------------------- notes and provenance
+
+
+def _missing_notes(level: NoiseLevel) -> list[str]:
+    total = sum(len(row.cells) for row in level.rows)
+    missing = total - sum(len(row.records) for row in level.rows)
+    notes = [f"Missing: {missing} of {total} trainings."] if missing else []
+    for row in level.rows:
+        for seed, record in row.failed.items():
+            notes.append(f"{level.full_label(row)}, seed {seed} failed: {record.error or 'no reason was recorded'}")
+    if any(len(row.results) < len(row.done) for row in level.rows):
+        notes.append("Some trainings have no result on folds: the test images must be several whole thousands.")
+    return notes
+
+
+def provenance_table(records: Iterable[Record]) -> ReportTable:
+    """Data, noise, device and versions behind the numbers: a row for each combination."""
+    groups: dict[tuple[str, ...], list[Record]] = {}
+    for record in records:
+        data = record.data
+        noise_ratio = float(record.config.get("noise_ratio", 0.0))
+        noise = f"file {data.noise_file[:12]}" if data.noise_file else "by seed" if noise_ratio else "none"
+        versions = (getattr(record.environment, name, None) for name in ("device", "mispair", "torch"))
+        known = (data.tested_on, data.dev_protocol, *versions)
+        groups.setdefault((percent(noise_ratio), noise, *(text or "unknown" for text in known)), []).append(record)
+    rows = []
+    for (ratio, noise, *texts), group in groups.items():
+        measured = [record.data.mismatch for record in group if record.data.mismatch is not None]
+        rows.append([ratio, str(len(group)), _range(measured), noise, *texts])
+    heads = ["noise ratio", "trainings", "measured", "noise", "test set", "dev protocol", "device", "mispair", "torch"]
+    notes = [
+        "measured: mismatched training pairs. noise: drawn by the seed, or an index file by its SHA-256. results.csv"
+        " has this for each training, and the hash of its settings."
+    ]
+    return ReportTable("provenance", "Provenance", heads, rows, notes)
+
+
+def _range(ratios: Sequence[float]) -> str:
+    """The lowest and the highest ratio, in per cent."""
+    ends = dict.fromkeys(f"{100 * ratio:.2f}" for ratio in (min(ratios), max(ratios))) if ratios else {}
+    return f"{'–'.join(ends)}\xa0%" if ends else MISSING
 
 
 # ---------------------------------------------------------------------- numbers
 
 
 def _mean(values: Sequence[float | None]) -> str:
-    """The mean of what there is."""
-    found = [value for value in values if value is not None]
-    return f"{fmean(found):.1f}" if found else MISSING
+    """The mean of the values that exist."""
+    known = [value for value in values if value is not None]
+    return f"{fmean(known):.1f}" if known else MISSING
 
 
-def _spread(values: Sequence[float]) -> str:
+def _sd(values: Sequence[float]) -> str:
     """The sample standard deviation; one value has none."""
     return f"± {stdev(values):.1f}" if len(values) > 1 else MISSING
 

@@ -1,57 +1,72 @@
-"""Pairs of the training data, to look at: what REPAIR thought of them, and what it made of those that it replaced."""
+"""Training pairs to show in a report, with their labels and replacements."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
+from pydantic import AliasChoices, BeforeValidator, Field
+from pydantic.dataclasses import dataclass
 
 from mispair.data.pairs import Pairs, Tokens
 from mispair.methods.report import Examples
 
 EACH = 3  # pairs of each kind
+ExampleKind = Literal["matched", "mismatched", "new text", "new image"]
 
 
-def examples(method: Examples, pairs: Pairs, seed: int) -> list[dict[str, Any]]:
-    """Random pairs, not chosen by how well anything went: right ones, wrong ones, and half-replaced ones.
+def _current_kind(kind: Any) -> Any:
+    return {"right": "matched", "wrong": "mismatched"}.get(kind, kind)  # before 0.2
+
+
+@dataclass(frozen=True)
+class PairExample:
+    """A training pair, its label y* (mean of both networks) and, if one half was replaced, the new half."""
+
+    kind: Annotated[ExampleKind, BeforeValidator(_current_kind)]
+    text: str
+    image: str  # its name in the data set
+    label: Annotated[float, Field(allow_inf_nan=False)]
+    mismatched: bool = Field(default=False, validation_alias=AliasChoices("mismatched", "wrong"))
+    true_image: str | None = None  # that the text was written for
+    new_text: str | None = None
+    new_image: str | None = None
+
+    @property
+    def is_mismatched(self) -> bool:
+        return self.mismatched or self.kind == "mismatched"
+
+
+def sample_examples(method: Examples | None, pairs: Pairs, seed: int) -> tuple[PairExample, ...]:
+    """Random pairs of each kind.
 
     Args:
-        method: What REPAIR made of all pairs; nothing comes of methods without labels and new partners.
-        pairs: What was trained on, noise and all.
+        method: Labels and new partners of all pairs; there are no examples of methods without them.
+        pairs: The training pairs, with their noise.
         seed: Of the choice.
-
-    Returns:
-        For each: kind (`right`, `wrong`, `new text`, `new image`), text, image (its name), label y* (mean of both
-        networks), and of the replaced ones `new_text` or `new_image`, whether the pair was `wrong`, and `true_image`.
     """
-    wrong = pairs.mismatched
+    mismatched = pairs.mismatched
+    if method is None or mismatched is None or not isinstance(pairs.right, Tokens) or not pairs.right.texts:
+        return ()
     labels, new_text, new_image = method.labels, method.new_right, method.new_left
-    if not isinstance(pairs.right, Tokens) or not pairs.right.texts or wrong is None:
-        return []
     if labels is None or new_text is None or new_image is None:
-        return []
+        return ()
     rng, texts = np.random.default_rng(seed), pairs.right.texts
     truth = pairs.link if pairs.truth is None else pairs.truth
 
     def image(row: int) -> str:
         return pairs.left_ids[row] if pairs.left_ids else str(row)
 
-    def plain(pair: int, kind: str) -> dict[str, Any]:
-        return {"kind": kind, "text": texts[pair], "image": image(pairs.link[pair]), "label": float(labels[pair])}
+    def example(kind: ExampleKind, pair: int, **new: str) -> PairExample:
+        own, true = image(pairs.link[pair]), image(truth[pair]) if new else None
+        return PairExample(kind, texts[pair], own, float(labels[pair]), bool(mismatched[pair]), true, **new)
 
-    def replaced(pair: int, kind: str, half: dict[str, str]) -> dict[str, Any]:
-        return {**plain(pair, kind), **half, "wrong": bool(wrong[pair]), "true_image": image(truth[pair])}
+    def sample(mask: Any) -> list[int]:
+        return [int(pair) for pair in rng.permutation(np.flatnonzero(mask))[:EACH]]
 
-    def some(where: Any) -> list[int]:
-        found = np.flatnonzero(where)
-        return [int(pair) for pair in rng.permutation(found)[:EACH]]
-
-    return [
-        *(plain(pair, "right") for pair in some(~wrong)),
-        *(plain(pair, "wrong") for pair in some(wrong)),
-        *(replaced(pair, "new text", {"new_text": texts[new_text[pair]]}) for pair in some(new_text >= 0)),
-        *(
-            replaced(pair, "new image", {"new_image": image(pairs.link[new_image[pair]])})
-            for pair in some(new_image >= 0)
-        ),
-    ]
+    return (
+        *(example("matched", pair) for pair in sample(~mismatched)),
+        *(example("mismatched", pair) for pair in sample(mismatched)),
+        *(example("new text", pair, new_text=texts[new_text[pair]]) for pair in sample(new_text >= 0)),
+        *(example("new image", pair, new_image=image(pairs.link[new_image[pair]])) for pair in sample(new_image >= 0)),
+    )

@@ -1,119 +1,174 @@
-"""A results folder: which suite it is of, and the records in it."""
+"""A results folder: the suite that it belongs to, the records in it, and which cells are being trained.
+
+`suite.toml` is a copy of the suite, `suite.json` says how it was called, and `cells/NAME/` holds one training each.
+Several processes, also on several machines, may work in one folder: each cell is locked by the process that trains it.
+"""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+
+from filelock import FileLock, Timeout
+from pydantic import TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
 
 from mispair.bench.suite.record import RECORD, Record, noise_hash, read_record
-from mispair.bench.suite.runner import CELLS
 from mispair.bench.suite.suite import Cell, Suite, kept_as, read_suite
 from mispair.config import find_packaged
 from mispair.errors import ConfigError, DataError
 from mispair.support.files import write_atomically
 
-SUITE, ABOUT = "suite.toml", "suite.json"
-OWN = {SUITE, ABOUT, CELLS, "report"}  # what may be in a results folder before it says what it is
+SUITE, INFO, CELLS, LOCK = "suite.toml", "suite.json", "cells", "claim.lock"
+OWN_FILES = {SUITE, INFO, CELLS, "report"}  # what may be in a results folder before it has `suite.json`
+PATIENCE = 0.2  # seconds to wait for a lock, because `is_claimed` takes it for a moment
+
+
+@dataclass(frozen=True)
+class ResultsInfo:
+    """The content of `suite.json`."""
+
+    name: str  # of the suite
+    data: str
+    seeds: int
+    noise_file: str | None
+
+
+_INFO = TypeAdapter(ResultsInfo)
 
 
 @dataclass(frozen=True)
 class Results:
-    """What a results folder is about."""
+    """The suite of a results folder, as it was called, and how many seeds of each training there should be."""
 
     suite: Suite
     seeds: int
 
     def records(self, folder: Path) -> dict[str, Record]:
-        """By the name of the cell, as far as they have ended."""
-        cells = self.suite.cells(self.seeds)
-        found = {cell.name: read_record(folder / CELLS / cell.name) for cell in cells}
+        """Of all trainings that have ended, by the name of the cell."""
+        found = {cell.name: read_record(folder / CELLS / cell.name) for cell in self.suite.cells(self.seeds)}
         return {name: record for name, record in found.items() if record is not None}
 
-    def others(self, folder: Path) -> list[str]:
-        """Records in the folder that a report leaves out: damaged ones, and those of no row of the suite."""
+    def ignored(self, folder: Path) -> list[str]:
+        """Records in the folder that are damaged, or of no row of the suite."""
         known = self.records(folder)
         return sorted({path.parent.name for path in (folder / CELLS).glob(f"*/{RECORD}")} - known.keys())
 
 
+def cell_folder(results: Path, cell: Cell) -> Path:
+    return results / CELLS / cell.name
+
+
+@contextmanager
+def claimed(folder: Path) -> Iterator[bool]:
+    """Locks a cell: True if it is ours inside the block, False if another process has it.
+
+    It is a lock of the operating system, not a marker file, because the system releases it when its process ends in
+    any way, and because a marker that a killed process left on NFS cannot be taken over safely.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / LOCK)
+    try:
+        lock.acquire(timeout=PATIENCE, poll_interval=PATIENCE / 10)
+    except Timeout:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        lock.release()
+
+
+def is_claimed(folder: Path) -> bool:
+    """Whether a process is training a cell."""
+    if not (folder / LOCK).is_file():
+        return False
+    lock = FileLock(folder / LOCK)
+    try:
+        with lock.acquire(blocking=False):
+            return False
+    except Timeout:
+        return True
+    except OSError:  # a folder that we cannot write
+        return False
+
+
 def check_folder(folder: Path, suite: Suite) -> Suite:
-    """The suite as this folder has it: with the noise files that it was begun with. Nothing is changed.
+    """The suite as this folder has it: with the noise files that it was begun with. Changes nothing.
 
     Raises:
-        ConfigError: It is of another suite, was begun without noise files, or holds something else.
+        ConfigError: The folder belongs to another suite, was begun without noise files, or holds something else.
     """
-    about = _about(folder)
-    if not about:
-        others = not folder.is_dir() or {path.name for path in folder.iterdir() if path.name[0] != "."} - OWN
+    info = _read_info(folder)
+    if info is None:
+        others = not folder.is_dir() or {path.name for path in folder.iterdir() if path.name[0] != "."} - OWN_FILES
         if folder.exists() and others:
             raise ConfigError(f"{folder} exists and is not a results folder; give another --out, nothing was changed.")
         return suite
-    if about["name"] != suite.name:
-        raise ConfigError(f"{folder} holds the results of the suite {about['name']}; give another --out.")
+    if info.name != suite.name:
+        raise ConfigError(f"{folder} holds the results of the suite {info.name}; give another --out.")
     begun = any((folder / CELLS).glob(f"*/{RECORD}"))
-    if begun and suite.noise_file is not None and about["noise_file"] is None:
+    if begun and suite.noise_file is not None and info.noise_file is None:
         raise ConfigError(
             f"{folder} was begun without --noise-file, with noise drawn by seed; leave it out, or give another --out."
         )
-    return suite if suite.noise_file is not None else replace(suite, noise_file=about["noise_file"])
+    return suite if suite.noise_file is not None else replace(suite, noise_file=info.noise_file)
 
 
-def claim_folder(folder: Path, name: str, suite: Suite, seeds: int) -> None:
-    """Notes which suite a folder is of, with all that a report needs. A suite may grow: what is there still counts."""
-    seeds = max(seeds, _about(folder).get("seeds", 0))
-    about = {"name": suite.name, "data": suite.data, "seeds": seeds, "noise_file": suite.noise_file}
+def write_info(folder: Path, name: str, suite: Suite, seeds: int) -> None:
+    """Writes the suite and all that a report needs into a folder. A suite may grow: existing records stay valid."""
+    before = _read_info(folder)
+    info = ResultsInfo(suite.name, suite.data, max(seeds, before.seeds if before else 0), suite.noise_file)
     for row in (row for part in suite.parts for row in part.rows):
         if row.file is not None:
             write_atomically(folder / kept_as(row.recipe), row.file.read_bytes())
     write_atomically(folder / SUITE, find_packaged("suite", name).read_bytes())
-    write_atomically(folder / ABOUT, (json.dumps(about, indent=1) + "\n").encode())
+    write_atomically(folder / INFO, _INFO.dump_json(info, indent=1) + b"\n")
 
 
 def check_data(folder: Path, cells: Sequence[Cell], pairs: int) -> None:
-    """Refuses data of another size, and other noise files, than those of what has ended already.
+    """Refuses data of another size, or other noise files, than those of the records.
 
     Raises:
-        ConfigError: They are others.
+        ConfigError: They differ.
     """
-    files = {cell.config.noise_file for cell in cells}  # some, of shares that are not trained now, may be missing
+    files = {cell.config.noise_file for cell in cells}  # those of noise ratios that are not trained now may be missing
     hashes = {file: noise_hash(file) for file in files if file is None or Path(file).is_file()}
     for cell in cells:
-        record = read_record(folder / CELLS / cell.name)
+        record = read_record(cell_folder(folder, cell))
         if record is None or record.status == "failed":
             continue
-        theirs = record.data.get("noise_file")
+        theirs = record.data.noise_file
         if hashes.get(cell.config.noise_file, theirs) != theirs:
             raise ConfigError(
                 f"{folder} holds trainings with another noise file than {cell.config.noise_file}: one whose SHA-256 "
-                f"begins with {str(record.data['noise_file'])[:12]}; give the same --noise-file, or another --out."
+                f"begins with {str(theirs)[:12]}; give the same --noise-file, or another --out."
             )
-        if record.data.get("pairs", pairs) != pairs:
+        if record.data.pairs not in (None, pairs):
             raise ConfigError(
-                f"{folder} holds trainings on {record.data['pairs']:,} pairs, but {cell.config.data} has {pairs:,}; "
+                f"{folder} holds trainings on {record.data.pairs:,} pairs, but {cell.config.data} has {pairs:,}; "
                 "give the same --data, or another --out."
             )
 
 
-def _about(folder: Path) -> dict[str, Any]:
-    """What a folder says about itself; nothing if it is new."""
+def _read_info(folder: Path) -> ResultsInfo | None:
+    """None for a new folder."""
     try:
-        found = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
-        return {"name": str(found["name"]), "seeds": int(found["seeds"]), "noise_file": found["noise_file"]}
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
+        return _INFO.validate_json((folder / INFO).read_bytes())
+    except (OSError, ValidationError):
+        return None
 
 
 def read_results(folder: Path) -> Results:
-    """What a folder holds.
+    """The suite of a results folder.
 
     Raises:
-        DataError: It is no results folder.
+        DataError: It is not a results folder.
     """
-    try:
-        about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
-        suite = replace(read_suite(folder / SUITE), **{key: about[key] for key in ("name", "data", "noise_file")})
-        return Results(suite, int(about["seeds"]))
-    except (OSError, ValueError, KeyError, TypeError):
-        raise DataError(f"{folder} is not a results folder of `mispair bench run`.") from None
+    info = _read_info(folder)
+    if info is None or not (folder / SUITE).is_file():
+        raise DataError(f"{folder} is not a results folder of `mispair bench run`.")
+    suite = replace(read_suite(folder / SUITE), name=info.name, data=info.data, noise_file=info.noise_file)
+    return Results(suite, info.seeds)

@@ -1,7 +1,6 @@
-"""Runs the trainings of a suite that have not ended yet, and shows how it goes.
+"""Runs the trainings of a suite that have not ended yet, and shows their progress.
 
-A results folder holds `suite.toml`, `suite.json` and a folder for each training under `cells/`. Everything that is
-shown is read from there: so several processes, also on several machines, can work on one folder and all see the same.
+The progress is read from the results folder, so all processes that work in one folder show the same.
 """
 
 from __future__ import annotations
@@ -26,23 +25,22 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from mispair.bench.suite.claims import claim, is_held
 from mispair.bench.suite.record import RECORD, RUN, Record, read_record, run_cell
+from mispair.bench.suite.results_folder import cell_folder, claimed, is_claimed
 from mispair.bench.suite.suite import Cell
 from mispair.errors import MispairError, StoppedError
 from mispair.support.formatting import duration
 from mispair.training.run_folder import count_validations
 
-CELLS, CLAIM = "cells", "claim.json"
-LOOK = 0.5  # seconds between two looks at the folder
-SHOWN = 8  # trainings that have ended, in the live table
-STOPPED = 75  # exit code of a worker that was asked to stop
+POLL_SECONDS = 0.5
+MOST_ENDED = 8  # trainings that have ended, in the live table
+STOPPED = 75  # exit code of a worker that was stopped
 SAVED = "Stopped, and everything that was begun is saved; the same command goes on."
 
 
 @dataclass(frozen=True)
 class CellState:
-    """How far a cell is."""
+    """Progress of a cell."""
 
     cell: Cell
     status: Literal["waiting", "running", "done", "failed"]
@@ -50,11 +48,10 @@ class CellState:
     epochs: int = 0  # that have ended
 
     @property
-    def part_done(self) -> float:
+    def fraction(self) -> float:
         return 1.0 if self.record else self.epochs / self.cell.config.total_epochs
 
-    def said(self) -> str:
-        """What there is to say of it, in a few words."""
+    def __str__(self) -> str:
         if self.record is None:
             return f"epoch {self.epochs + 1} of {self.cell.config.total_epochs}" if self.status == "running" else ""
         if self.status == "failed":
@@ -62,17 +59,12 @@ class CellState:
         return f"rSum {self.record.averaged()['rsum']:.1f} in {self.record.seconds:,.0f} s"
 
 
-def folder_of(results: Path, cell: Cell) -> Path:
-    return results / CELLS / cell.name
-
-
 def state(results: Path, cell: Cell) -> CellState:
-    """How far a cell is, by what is in its folder."""
-    folder = folder_of(results, cell)
+    """The progress of a cell, by the files in its folder."""
+    folder = cell_folder(results, cell)
     if record := read_record(folder):
         return CellState(cell, record.status, record)
-    status: Literal["running", "waiting"] = "running" if is_held(folder / CLAIM) else "waiting"
-    return CellState(cell, status, epochs=count_validations(folder / RUN))
+    return CellState(cell, "running" if is_claimed(folder) else "waiting", epochs=count_validations(folder / RUN))
 
 
 def run_cells(
@@ -82,27 +74,27 @@ def run_cells(
 
     Args:
         cells: What to train, in this order.
-        results: The folder to do it in.
+        results: The results folder.
         jobs: How many at a time.
-        retry: Try again what has failed.
-        console: Where to show how it goes.
+        retry: Repeat failed trainings.
+        console: Where to show the progress.
 
     Raises:
-        StoppedError: It was asked to stop; what was begun is saved.
+        StoppedError: It was stopped; what was begun is saved.
     """
     if retry:
         for cell in cells:
             if state(results, cell).status == "failed":
-                (folder_of(results, cell) / RECORD).unlink(missing_ok=True)
+                (cell_folder(results, cell) / RECORD).unlink(missing_ok=True)
     jobs = min(jobs, sum(state(results, cell).record is None for cell in cells))
     context = multiprocessing.get_context("spawn")
-    threads = max(1, torch.get_num_threads() // max(1, jobs))  # as OMP_NUM_THREADS says
+    threads = max(1, torch.get_num_threads() // max(1, jobs))  # OMP_NUM_THREADS sets it
     workers = [context.Process(target=_work, args=(list(cells), results, threads)) for _ in range(jobs)]
     for worker in workers:
         worker.start()
     try:
         with _termination():
-            _watch(workers, cells, results, console)
+            _show_progress(workers, cells, results, console)
     except KeyboardInterrupt:
         _stop(workers)
         raise StoppedError(SAVED, 130) from None
@@ -122,7 +114,7 @@ def run_cells(
 
 @contextmanager
 def _termination() -> Iterator[None]:
-    """Inside, SIGTERM is an error like Ctrl-C, so that the workers hear of it."""
+    """Inside, SIGTERM raises an error as Ctrl-C does, so that the workers are stopped."""
 
     def stop(number: int, _frame: object) -> None:
         raise StoppedError(SAVED, 128 + number)
@@ -138,27 +130,27 @@ def _termination() -> Iterator[None]:
 
 
 def _work(cells: list[Cell], results: Path, threads: int) -> None:
-    """Trains one cell after the other, as long as there is one that has not ended and that nobody works on."""
+    """Trains one cell after the other, as long as there is one that has not ended and that is not locked."""
     torch.set_num_threads(threads)
     parent, trained, broken = multiprocessing.parent_process(), True, set[str]()
     try:
-        while trained:  # once more from the start: somebody may have died in the middle of a cell
+        while trained:  # again from the start: another process may have died while it trained a cell
             trained = False
             for cell in cells:
-                folder = folder_of(results, cell)
+                folder = cell_folder(results, cell)
                 if cell.name in broken or read_record(folder) is not None:
                     continue
                 if parent is not None and not parent.is_alive():
                     continue
                 try:
-                    with claim(folder / CLAIM) as ours:
+                    with claimed(folder) as ours:
                         if ours and read_record(folder) is None:
                             run_cell(cell, folder)
                             trained = True
                 except Exception as error:
                     if isinstance(error, StoppedError):
                         raise
-                    broken.add(cell.name)  # the others may do better
+                    broken.add(cell.name)  # another process may succeed
                     if isinstance(error, MispairError):
                         print(f"{cell.name}: {error}", file=sys.stderr)
                     else:
@@ -170,55 +162,55 @@ def _work(cells: list[Cell], results: Path, threads: int) -> None:
 
 
 def _stop(workers: Iterable[BaseProcess]) -> None:
-    """Asks all to save what they have, and waits for them."""
+    """Lets all workers save their state, and waits for them."""
     for worker in workers:
         worker.terminate()
     for worker in workers:
         worker.join()
 
 
-def _watch(workers: Sequence[BaseProcess], cells: Sequence[Cell], results: Path, console: Console) -> None:
-    """Shows how it goes until all workers have ended."""
-    told = {cell.name for cell in cells if read_record(folder_of(results, cell))}
+def _show_progress(workers: Sequence[BaseProcess], cells: Sequence[Cell], results: Path, console: Console) -> None:
+    """Shows the progress until all workers have ended."""
+    printed = {cell.name for cell in cells if read_record(cell_folder(results, cell))}
     live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
     with live or nullcontext():
         while any(worker.is_alive() for worker in workers):
-            time.sleep(LOOK)
+            time.sleep(POLL_SECONDS)
             states = [state(results, cell) for cell in cells]
-            for new in (one for one in states if one.record and one.cell.name not in told):
-                told.add(new.cell.name)
+            for new in (one for one in states if one.record and one.cell.name not in printed):
+                printed.add(new.cell.name)
                 ended = sum(one.record is not None for one in states)
-                console.print(f"{ended} of {len(states)}  {new.cell.name}: {new.said()}", soft_wrap=True, markup=False)
+                console.print(f"{ended} of {len(states)}  {new.cell.name}: {new}", soft_wrap=True, markup=False)
             if live is not None:
-                live.update(_shown(states), refresh=True)
+                live.update(_live_table(states), refresh=True)
 
 
-def _shown(states: Sequence[CellState]) -> Group:
-    """The live table: what runs, and what has ended last."""
+def _live_table(states: Sequence[CellState]) -> Group:
+    """The running trainings, and the last that have ended."""
     counts = {name: sum(one.status == name for one in states) for name in ("done", "running", "waiting", "failed")}
     line = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
     left = seconds_left(states)
     line += "" if left is None else f"; about {duration(left)} left"
     table = Table("training", "noise", "seed", "")
     running = [one for one in states if one.status == "running"]
-    ended = [one for one in states if one.record][-SHOWN:]
+    ended = [one for one in states if one.record][-MOST_ENDED:]
     for one in (*ended, *running):
         config = one.cell.config
-        table.add_row(Text(one.cell.name), f"{config.noise_ratio:.0%}", str(config.seed), Text(one.said()))
+        table.add_row(Text(one.cell.name), f"{config.noise_ratio:.0%}", str(config.seed), Text(str(one)))
     return Group(Text(line), table)
 
 
 def seconds_left(states: Sequence[CellState]) -> float | None:
-    """Of all that has not ended, by what the others of their kind took; None as long as none has ended."""
-    took: dict[tuple[str, str], list[float]] = {}
+    """Of all that has not ended, by the median of the same method and model; None as long as nothing has ended."""
+    seconds: dict[tuple[str, str], list[float]] = {}
     for one in states:
         if one.record and one.record.status == "done":
-            took.setdefault((one.cell.config.method, one.cell.config.model), []).append(one.record.seconds)
-    if not took:
+            seconds.setdefault((one.cell.config.method, one.cell.config.model), []).append(one.record.seconds)
+    if not seconds:
         return None
-    usual = median(seconds for group in took.values() for seconds in group)
+    overall = median(value for group in seconds.values() for value in group)
     left = 0.0
     for one in states:
-        group = took.get((one.cell.config.method, one.cell.config.model), [usual])
-        left += (1 - one.part_done) * median(group)
+        group = seconds.get((one.cell.config.method, one.cell.config.model), [overall])
+        left += (1 - one.fraction) * median(group)
     return left / max(1, sum(one.status == "running" for one in states))

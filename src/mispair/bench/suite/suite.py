@@ -7,44 +7,61 @@
     name = "noise"
     title = "Retrieval under noise"
     kind = "retrieval"
-    noise = [0.2, 0.4]
+    noise_ratio = [0.2, 0.4]
     [part.rows]
     plain = "f8k/plain-vse"
     REPAIR = "f8k/repair-vse"
     "hard + drop" = { recipe = "f8k/repair-vse", labels = "hard", noisy = "drop" }
 
-A part is one table or figure. Its rows are recipes, with other settings where asked for; each is trained at every share
-of noise, for every seed, and in a sweep with every value of one setting. Trainings that several parts ask for are made
-once: a cell is known by its settings, not by where it is shown.
+A part is one table or figure. Its rows are recipes, some with other settings; each is trained at every noise ratio, for
+every seed, and in a sweep with every value of one setting. A training that several parts need is made once: a cell is
+identified by its settings, not by where it is shown.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, Self, TypeVar
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    Strict,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
+from pydantic.dataclasses import dataclass
 
 from mispair.bench import paper
-from mispair.config import RENAMED, Config, find_packaged, flat, override, read_recipe
+from mispair.config import RENAMED, Config, current_name, find_packaged, flat, override, read_recipe, read_toml
 from mispair.errors import ConfigError
 from mispair.support.formatting import slug
+from mispair.support.validation import sentences
 from mispair.training.run_folder import FREE
 
 PartKind = Literal["retrieval", "ablation", "sweep", "cost", "validation", "labels", "eta", "examples"]
-WHERE = ("data", "device", "vocab", "noise_file")  # where things are, not what is trained
-NOT_PART_OF_A_CELL = (*FREE, *WHERE)
+LOCATIONS = ("data", "device", "vocab", "noise_file")  # settings that say where things are, not what is trained
+NOT_PART_OF_A_CELL = (*FREE, *LOCATIONS)
 OF_THE_SUITE = {  # settings that a row cannot have, and how they are given
-    "noise_ratio": "noise = [...]",
+    "noise_ratio": "noise_ratio = [...] of the part",
     "seed": "--seeds",
     "data": "--data",
     "device": "--device",
     "noise_file": "--noise-file",
 }
-LONGEST = 200  # letters of a folder's name
+FORMER = {new: old for old, new in RENAMED.items()}  # cells keep the names and hashes that they had first
+LONGEST_NAME = 200  # characters of a folder's name, before noise ratio, seed and hash
+FORBID = ConfigDict(extra="forbid")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -52,59 +69,96 @@ class Cell:
     """One training of a suite."""
 
     name: str  # of its folder
-    label: str  # of its row, as the first part that asks for it has it
+    label: str  # of its row in the first part that has it
     config: Config
 
 
-@dataclass(frozen=True)
-class Row:
-    """A line of a table: a recipe and what is different from it."""
+@dataclass(frozen=True, config=FORBID)
+class SuiteRow:
+    """A row of a table: a recipe and the settings that differ from it."""
 
     label: str
     recipe: str  # as the suite names it
     settings: Mapping[str, Any] = field(default_factory=dict)
     file: Path | None = None  # of a recipe that does not come with mispair
 
-    def read(self) -> Config:
+    @cached_property
+    def config(self) -> Config:
+        """The settings of the recipe itself."""
         return read_recipe(self.file or self.recipe)
 
 
 @dataclass(frozen=True)
 class CellKey:
-    """Where a cell stands in a part."""
+    """Position of a cell in a part."""
 
     row: str
-    noise: float
+    noise_ratio: float
     value: Any  # of the setting that is swept; None elsewhere
     seed: int
 
 
-@dataclass(frozen=True)
+def _rows(content: Any) -> Any:
+    """The rows of a TOML table: each a recipe, or a table of a recipe and settings."""
+    if not isinstance(content, dict):
+        return content
+    rows = []
+    for label, value in content.items():
+        table = {"recipe": value} if isinstance(value, str) else value
+        if not isinstance(table, dict) or not isinstance(table.get("recipe"), str):
+            raise ValueError(f'row {label} is {value!r} but must be a recipe, or {{ recipe = "...", epochs = 3 }}')
+        settings = {current_name(name): setting for name, setting in table.items() if name != "recipe"}
+        _refuse_of_the_suite(settings, f"row {label}: ")
+        rows.append({"label": label, "recipe": table["recipe"], "settings": settings})
+    return rows
+
+
+def _current_setting(name: str | None) -> str | None:
+    return None if name is None else current_name(name)
+
+
+def _refuse_of_the_suite(settings: Iterable[str], where: str = "") -> None:
+    for name in settings:
+        if name in OF_THE_SUITE:
+            raise ValueError(f'{where}"{name}" is not a setting of a row; it is given by {OF_THE_SUITE[name]}')
+
+
+@dataclass(frozen=True, config=FORBID)
 class Part:
     """One table or figure."""
 
     name: str
     title: str
     kind: PartKind
-    rows: tuple[Row, ...]
-    noise: tuple[float, ...] = (0.0,)
-    setting: str | None = None  # that is swept
-    values: tuple[Any, ...] = (None,)
+    rows: Annotated[tuple[SuiteRow, ...], Field(min_length=1), BeforeValidator(_rows)]
+    noise_ratio: Annotated[tuple[Annotated[float, Strict(), Field(ge=0, le=1)], ...], Field(min_length=1)] = (0.0,)
+    setting: Annotated[str | None, AfterValidator(_current_setting)] = None  # that is swept
+    values: Annotated[tuple[Any, ...], Field(min_length=1)] = (None,)
     paper: str | None = None  # name of the table of the paper whose numbers stand beside ours
-    folds: bool = False  # the mean over five slices of 1,000 test images: MS-COCO 1K
+    folds: Annotated[bool, Strict()] = False  # the mean over five folds of 1,000 test images: MS-COCO 1K
+
+    @model_validator(mode="after")
+    def _is_consistent(self) -> Self:
+        swept = {self.setting is not None, self.values != (None,)}
+        if swept != {self.kind == "sweep"}:
+            raise ValueError('a sweep, and nothing else, needs "setting" and "values"')
+        _refuse_of_the_suite([self.setting] if self.setting else [])
+        if self.paper is not None and self.paper not in paper.tables():
+            raise ValueError(f"paper is {self.paper!r} but must be one of {', '.join(paper.tables())}")
+        return self
 
     def cells(self, suite: Suite, seeds: int) -> dict[CellKey, Cell]:
         """All trainings of this part."""
         return {
-            CellKey(row.label, noise, value, seed): suite.cell(row, noise, {self.setting: value}, seed)
-            for noise in self.noise
+            CellKey(row.label, noise_ratio, value, seed): suite.cell(row, noise_ratio, {self.setting: value}, seed)
+            for noise_ratio in self.noise_ratio
             for row in self.rows
             for value in self.values
             for seed in range(seeds)
         }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=FORBID)
 class Suite:
     """A comparison on one data set."""
 
@@ -112,62 +166,61 @@ class Suite:
     title: str
     data: str
     parts: tuple[Part, ...]
-    paper_data: str | None = None  # name of the paper's data set whose numbers are shown though it is another one
+    paper_data: str | None = None  # data set of the paper whose numbers are shown, if it is another one
     noise_file: str | None = None  # index files to use, with {ratio} in their name
     device: str = "auto"
-    images: int = 29_000  # for training, in the data set that it is meant for
+    images: Annotated[int, Strict(), Field(ge=1)] = 29_000  # training images of the data set, for a dry run
 
-    def noise_file_of(self, noise: float) -> str | None:
-        """The index file of a share of noise."""
-        return self.noise_file.replace("{ratio}", f"{noise:g}") if self.noise_file and noise else None
+    def noise_file_of(self, noise_ratio: float) -> str | None:
+        """The index file of a noise ratio."""
+        return self.noise_file.replace("{ratio}", f"{noise_ratio:g}") if self.noise_file and noise_ratio else None
 
-    def cell(self, row: Row, noise: float, swept: Mapping[str | None, Any], seed: int) -> Cell:
+    def cell(self, row: SuiteRow, noise_ratio: float, swept: Mapping[str | None, Any], seed: int) -> Cell:
         settings = {**row.settings, **{name: value for name, value in swept.items() if name is not None}}
-        recipe = row.read()
+        recipe = row.config
         config = override(recipe, settings, f"{self.name}: {row.label}")
         before, after = flat(recipe), flat(config)
-        other = [name for name in settings if after[name] != before[name]]
-        config = replace(config, data=self.data, device=self.device, noise_ratio=noise, seed=seed)
-        config = replace(config, noise_file=self.noise_file_of(noise))
-        said = [f"{name.replace('_', '-')}-{after[name]}" for name in sorted(set(other) - set(FREE))]
-        start = "-".join([Path(row.recipe).stem, *said]).replace("/", "-").replace(" ", "")[:LONGEST]
-        name = f"{start}-noise-{noise * 100:.0f}-seed-{seed}-{digest(config)[:8]}"
+        changed = {name for name in settings if after[name] != before[name]} - set(FREE)
+        config = replace(config, data=self.data, device=self.device, noise_ratio=noise_ratio, seed=seed)
+        config = replace(config, noise_file=self.noise_file_of(noise_ratio))
+        differences = sorted(f"{FORMER.get(name, name).replace('_', '-')}-{after[name]}" for name in changed)
+        start = "-".join([Path(row.recipe).stem, *differences]).replace("/", "-").replace(" ", "")[:LONGEST_NAME]
+        name = f"{start}-noise-{noise_ratio * 100:.0f}-seed-{seed}-{digest(config)[:8]}"
         return Cell(name, row.label, config)
 
     def cells(self, seeds: int, only: Sequence[str] = ()) -> list[Cell]:
-        """All trainings, each once, seed by seed: so a suite that is stopped has complete tables of the first seeds.
+        """All trainings, each once, seed by seed: a suite that is stopped has complete tables of the first seeds.
 
         Args:
             seeds: How many of each.
             only: Methods, recipes, rows or parts; all if empty.
 
         Raises:
-            ConfigError: There is nothing of such a name.
+            ConfigError: Nothing has such a name.
         """
         known, chosen = set[str](), dict[str, Cell]()
         for part in self.parts:
-            for place, cell in part.cells(self, seeds).items():
-                recipe = next(row.recipe for row in part.rows if row.label == place.row)
-                names = {part.name, place.row, cell.config.method, recipe, Path(recipe).stem}
+            recipes = {row.label: row.recipe for row in part.rows}
+            for key, cell in part.cells(self, seeds).items():
+                recipe = recipes[key.row]
+                names = {part.name, key.row, cell.config.method, recipe, Path(recipe).stem}
                 known |= names
                 if not only or names & set(only):
                     chosen.setdefault(cell.name, cell)
-        if strangers := sorted(set(only) - known):
-            raise ConfigError(
-                f"--only: nothing here is called {', '.join(strangers)}; there are {', '.join(sorted(known))}."
-            )
+        if unknown := sorted(set(only) - known):
+            raise ConfigError(f"--only: nothing is called {', '.join(unknown)}; there are {', '.join(sorted(known))}.")
         return sorted(chosen.values(), key=lambda cell: cell.config.seed)
 
 
 def digest(config: Config) -> str:
-    """A hash of what is trained, the same wherever the data is.
+    """A hash of what is trained, wherever the data is.
 
-    Only settings that are not the default count, by the names that they had first: so neither a new setting nor a new
-    name changes a hash.
+    Only settings that differ from the default count, by the names that they had first: neither a new setting nor a
+    new name changes a hash.
     """
-    usual, former = flat(Config()), {new: old for old, new in RENAMED.items()}
-    own = {former.get(name, name): value for name, value in flat(config).items() if value != usual[name]}
-    settings = {name: value for name, value in own.items() if name not in NOT_PART_OF_A_CELL}
+    defaults = flat(Config())
+    changed = {FORMER.get(name, name): value for name, value in flat(config).items() if value != defaults[name]}
+    settings = {name: value for name, value in changed.items() if name not in NOT_PART_OF_A_CELL}
     settings["noise_file"] = config.noise_file is not None
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
 
@@ -176,109 +229,55 @@ def read_suite(path: str | Path) -> Suite:
     """Reads a suite, by file name or by the short name of one that comes with mispair, such as `f8k`.
 
     Raises:
-        ConfigError: It is not there, or is not a suite; the message says what is wrong and where.
+        ConfigError: It does not exist, or is not a suite; the message names the key, its value and what is expected.
     """
     file = find_packaged("suite", path)
-    try:
-        found = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{file} is not a TOML file: {error}.") from None
-    where = str(file)
-    parts = found.pop("part", [])
-    _refuse_unknown(found, ("title", "data", "paper_data", "noise_file", "images"), where)
-    for name in ("title", "data"):
-        if not isinstance(found.get(name), str):
-            raise ConfigError(f'{where}: "{name}" must be given, as a text.')
-    for name in ("paper_data", "noise_file"):
-        if not isinstance(found.get(name, ""), str):
-            raise ConfigError(f'{where}: "{name}" is {found[name]!r}; expected a text.')
-    if not _is_number(found.get("images", 1)) or found.get("images", 1) < 1:
-        raise ConfigError(f'{where}: "images" is {found["images"]!r}; expected how many there are for training.')
+    content = read_toml(file)
+    parts = content.pop("part", [])
     if not isinstance(parts, list) or not parts:
-        raise ConfigError(f"{where}: there is no [[part]]; each table or figure is one.")
-    suite = Suite(name=file.stem, parts=tuple(_part(part, file) for part in parts), **found)
+        raise ConfigError(f"{file}: there is no [[part]]; each table or figure is one.")
+    if unknown := sorted(content.keys() & {"name", "parts", "device"}):  # fields that no file can set
+        raise ConfigError(f'{file}: unknown key "{unknown[0]}".')
+    read = [_read_part(part, number, file) for number, part in enumerate(parts, start=1)]
+    suite = _validated(Suite, {**content, "name": file.stem, "parts": read}, str(file))
     names = [slug(part.name) for part in suite.parts]
     if doubled := sorted({name for name in names if names.count(name) > 1}):
-        raise ConfigError(f"{where}: several parts are called {', '.join(doubled)}, but for signs and large letters.")
-    suite.cells(seeds=1)  # refuses recipes and settings that are not there
+        raise ConfigError(f"{file}: several parts are called {', '.join(doubled)}, apart from punctuation and case.")
+    suite.cells(seeds=1)  # refuses recipes and settings that do not exist
     return suite
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def _read_part(content: Any, number: int, file: Path) -> Part:
+    where = f"{file}: part {number}"
+    if not isinstance(content, dict):
+        raise ConfigError(f"{where} is {content!r} but must be a table.")
+    if "name" in content:
+        where = f"{file}: part {content['name']}"
+    if "noise" in content:
+        warnings.warn(f'{where}: "noise" is called "noise_ratio" now; the old name goes in 0.3.', stacklevel=3)
+        content = {"noise_ratio": content["noise"], **{key: content[key] for key in content if key != "noise"}}
+    part = _validated(Part, {"title": content.get("name"), **content}, where)
+    return replace(part, rows=tuple(replace(row, file=_own_file(row.recipe, file.parent)) for row in part.rows))
 
 
-def _part(found: Any, file: Path) -> Part:
-    where = str(file)
-    if not isinstance(found, dict) or not isinstance(found.get("name"), str):
-        raise ConfigError(f'{where}: every [[part]] needs a "name", as a text.')
-    where = f"{where}: part {found['name']}"
-    fields = ("name", "title", "kind", "rows", "noise", "setting", "values", "paper", "folds")
-    _refuse_unknown(found, fields, where)
-    if found.get("kind") not in get_args(PartKind):
-        raise ConfigError(f'{where}: "kind" is {found.get("kind")!r}; expected one of {", ".join(get_args(PartKind))}.')
-    rows = found.get("rows")
-    if not isinstance(rows, dict) or not rows:
-        raise ConfigError(
-            f'{where}: there are no rows; expected [part.rows] with lines such as REPAIR = "f8k/repair-vse".'
-        )
-    noise = found.get("noise", [0.0])
-    if not isinstance(noise, list) or not noise or not all(_is_number(x) and 0 <= x <= 1 for x in noise):
-        raise ConfigError(f'{where}: "noise" is {noise!r}; expected shares between 0 and 1, such as [0.2, 0.4].')
-    setting, values = found.get("setting"), found.get("values")
-    if (found["kind"] == "sweep") != (setting is not None) or (setting is None) != (values is None):
-        raise ConfigError(f'{where}: a sweep, and nothing else, needs "setting" and "values".')
-    if setting is not None and not isinstance(setting, str):
-        raise ConfigError(f'{where}: "setting" is {setting!r}; expected the name of one, such as "tau".')
-    _refuse_of_the_suite([setting] if setting else [], where)
-    if not isinstance(found.get("folds", False), bool):
-        raise ConfigError(f'{where}: "folds" is {found["folds"]!r}; expected true or false.')
-    if (table := found.get("paper")) is not None and table not in paper.tables():
-        raise ConfigError(f'{where}: "paper" is {table!r}; expected one of {", ".join(paper.tables())}.')
-    if values is not None and (not isinstance(values, list) or not values):
-        raise ConfigError(f'{where}: "values" is {values!r}; expected a list of at least one.')
-    return Part(
-        name=found["name"],
-        title=str(found.get("title", found["name"])),
-        kind=found["kind"],
-        rows=tuple(_row(label, row, where, file.parent) for label, row in rows.items()),
-        noise=tuple(float(share) for share in noise),
-        setting=setting,
-        values=(None,) if values is None else tuple(values),
-        paper=found.get("paper"),
-        folds=found.get("folds", False),
-    )
+def _own_file(recipe: str, folder: Path) -> Path | None:
+    """The user's own recipe: in a results folder, beside the suite, or relative to the working directory."""
+    candidates = (folder / kept_as(recipe), folder / recipe, Path(recipe))
+    return next((path for path in candidates if path.is_file()), None)
 
 
-def _row(label: str, found: Any, where: str, folder: Path) -> Row:
-    if isinstance(found, str):
-        found = {"recipe": found}
-    if not isinstance(found, dict) or not isinstance(found.get("recipe"), str):
-        raise ConfigError(f'{where}: row {label} is {found!r}; expected a recipe, or {{ recipe = "...", epochs = 3 }}.')
-    recipe = found["recipe"]
-    settings = {name: value for name, value in found.items() if name != "recipe"}
-    _refuse_of_the_suite(list(settings), f"{where}: row {label}")
-    places = (folder / kept_as(recipe), folder / recipe, Path(recipe))
-    own = next((path for path in places if path.is_file()), None)
-    return Row(label, recipe, settings, own)
+def _validated(kind: type[T], content: dict[str, Any], where: str) -> T:
+    try:
+        return TypeAdapter(kind).validate_python(content)
+    except ValidationError as error:
+        raise ConfigError(f"{where}: {sentences(error)}.") from None
 
 
 def kept_as(recipe: str) -> Path:
-    """Where a results folder keeps somebody's own recipe: inside it, wherever the recipe comes from.
+    """Where a results folder keeps a user's own recipe: inside it, wherever the recipe comes from.
 
     >>> kept_as("mine.toml").as_posix(), kept_as("../mine.toml").as_posix(), kept_as("/a/mine.toml").as_posix()
     ('mine.toml', 'up/mine.toml', 'root/a/mine.toml')
     """
     names = {"..": "up", Path(recipe).anchor: "root"}
     return Path(*(names.get(part, part) for part in Path(recipe).parts))
-
-
-def _refuse_of_the_suite(settings: Sequence[str], where: str) -> None:
-    for name in settings:
-        if name in OF_THE_SUITE:
-            raise ConfigError(f'{where}: "{name}" is not a setting of a row; it is given by {OF_THE_SUITE[name]}.')
-
-
-def _refuse_unknown(found: Mapping[str, Any], known: Sequence[str], where: str) -> None:
-    if strangers := sorted(set(found) - set(known)):
-        raise ConfigError(f"{where}: unknown key {', '.join(strangers)}; the keys are {', '.join(known)}.")

@@ -120,6 +120,12 @@ def test_a_direct_mistake_is_a_sentence() -> None:
         VseSettings(augment="yes")  # type: ignore[arg-type]
 
 
+def test_a_setting_of_a_group_is_not_one_of_the_whole() -> None:
+    unknown: dict[str, Any] = {"tau": 0.2}
+    with pytest.raises(ConfigError, match='unknown key "tau"'):
+        Config(**unknown)
+
+
 def test_a_former_name_works_with_a_note() -> None:
     with pytest.warns(UserWarning, match='"split" is called "split_losses" now'):
         assert override(Config(), {"split": "single"}).coteaching.split_losses == "single"

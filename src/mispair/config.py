@@ -35,7 +35,7 @@ BelowOne = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 @dataclass_transform(frozen_default=True)
 def validated(cls: type[C]) -> type[C]:
     """A frozen dataclass whose values are checked; a wrong one is a `ConfigError`."""
-    checked = pydantic.dataclasses.dataclass(frozen=True, config=pydantic.ConfigDict(strict=True))(cls)
+    checked = pydantic.dataclasses.dataclass(frozen=True, config=pydantic.ConfigDict(strict=True, extra="forbid"))(cls)
     construct: Callable[..., None] = checked.__init__
 
     @functools.wraps(construct)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import multiprocessing
 import os
 import shutil
 import signal
@@ -218,16 +219,18 @@ def test_asking_for_a_claim_does_not_take_it_away(tmp_path: Path) -> None:
 
 def test_two_processes_share_a_folder(suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cells, trained = suite.cells(1), []
+    errors = multiprocessing.get_context("spawn").SimpleQueue()
 
     def train(cell: Cell, folder: Path) -> None:
         trained.append(cell.name)
         if len(trained) == 1:
-            runner._work(list(cells), tmp_path, 1)  # another process that comes while the first cell is trained
+            runner._work(list(cells), tmp_path, 1, errors)  # another process that comes while the first cell is trained
         write_record(folder, record_of(cell))
 
     monkeypatch.setattr(runner, "run_cell", train)
     monkeypatch.setattr("torch.set_num_threads", lambda _: None)
-    runner._work(list(cells), tmp_path, 1)
+    runner._work(list(cells), tmp_path, 1, errors)
+    assert errors.empty()
     assert sorted(trained) == sorted(cell.name for cell in cells)
 
 
@@ -451,9 +454,7 @@ def test_a_training_goes_on_where_its_data_is_now(suite: Suite, tmp_path: Path) 
     assert read_recipe(settings) == cell.config
 
 
-def test_a_cell_that_cannot_even_begin_does_not_hold_up_the_others(
-    suite: Suite, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_cell_that_cannot_even_begin_does_not_hold_up_the_others(suite: Suite, tmp_path: Path) -> None:
     first, second = suite.cells(1)
     (tmp_path / CELLS).mkdir()
     (tmp_path / CELLS / first.name).touch()  # a file where its folder should be
@@ -461,7 +462,7 @@ def test_a_cell_that_cannot_even_begin_does_not_hold_up_the_others(
     states = run_cells([first, second], tmp_path, console=console)
     assert [one.status for one in states] == ["waiting", "done"]
     assert "1 of 1 processes ended before their work was done (exit code 1)" in said.getvalue()
-    assert "Error" in capfd.readouterr().err
+    assert f"{first.name}: Traceback" in said.getvalue()
 
 
 def test_more_seeds_are_remembered(file: Path, suite: Suite, tmp_path: Path) -> None:

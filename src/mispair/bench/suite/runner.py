@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
-import sys
 import threading
 import time
 import traceback
@@ -15,6 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
+from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from statistics import median
 from typing import Literal
@@ -89,12 +89,13 @@ def run_cells(
     jobs = min(jobs, sum(state(results, cell).record is None for cell in cells))
     context = multiprocessing.get_context("spawn")
     threads = max(1, torch.get_num_threads() // max(1, jobs))  # OMP_NUM_THREADS sets it
-    workers = [context.Process(target=_work, args=(list(cells), results, threads)) for _ in range(jobs)]
+    errors: SimpleQueue[str] = context.SimpleQueue()
+    workers = [context.Process(target=_work, args=(list(cells), results, threads, errors)) for _ in range(jobs)]
     for worker in workers:
         worker.start()
     try:
         with _termination():
-            _show_progress(workers, cells, results, console)
+            _show_progress(workers, cells, results, errors, console)
     except KeyboardInterrupt:
         _stop(workers)
         raise StoppedError(SAVED, 130) from None
@@ -129,8 +130,11 @@ def _termination() -> Iterator[None]:
         signal.signal(signal.SIGTERM, old)
 
 
-def _work(cells: list[Cell], results: Path, threads: int) -> None:
-    """Trains one cell after the other, as long as there is one that has not ended and that is not locked."""
+def _work(cells: list[Cell], results: Path, threads: int, errors: SimpleQueue[str]) -> None:
+    """Trains one cell after the other, as long as there is one that has not ended and that is not locked.
+
+    Errors that are no result of a training go to `errors`.
+    """
     torch.set_num_threads(threads)
     parent, trained, broken = multiprocessing.parent_process(), True, set[str]()
     try:
@@ -151,10 +155,8 @@ def _work(cells: list[Cell], results: Path, threads: int) -> None:
                     if isinstance(error, StoppedError):
                         raise
                     broken.add(cell.name)  # another process may succeed
-                    if isinstance(error, MispairError):
-                        print(f"{cell.name}: {error}", file=sys.stderr)
-                    else:
-                        traceback.print_exc()
+                    known = isinstance(error, MispairError)
+                    errors.put(f"{cell.name}: {error if known else traceback.format_exc()}")
     except (StoppedError, KeyboardInterrupt):
         raise SystemExit(STOPPED) from None
     if broken:
@@ -169,13 +171,19 @@ def _stop(workers: Iterable[BaseProcess]) -> None:
         worker.join()
 
 
-def _show_progress(workers: Sequence[BaseProcess], cells: Sequence[Cell], results: Path, console: Console) -> None:
-    """Shows the progress until all workers have ended."""
+def _show_progress(
+    workers: Sequence[BaseProcess], cells: Sequence[Cell], results: Path, errors: SimpleQueue[str], console: Console
+) -> None:
+    """Shows the progress and the errors of the workers until all have ended."""
     printed = {cell.name for cell in cells if read_record(cell_folder(results, cell))}
     live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
     with live or nullcontext():
-        while any(worker.is_alive() for worker in workers):
-            time.sleep(POLL_SECONDS)
+        working = bool(workers)
+        while working:
+            working = any(worker.is_alive() for worker in workers)  # before the errors, so that none is lost
+            time.sleep(POLL_SECONDS if working else 0)
+            while not errors.empty():
+                console.print(errors.get().rstrip(), soft_wrap=True, markup=False)
             states = [state(results, cell) for cell in cells]
             for new in (one for one in states if one.record and one.cell.name not in printed):
                 printed.add(new.cell.name)

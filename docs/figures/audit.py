@@ -22,13 +22,13 @@ def main(audit: Path, scale: Path, out: Path) -> None:
     rows = json.loads(audit.read_text())["audits"]
     shown: set[float] = set()
     for row in rows:
-        ratio = round(row["ratio"], 2)
+        ratio = round(row["noise_ratio"], 2)
         if ratio in shown:
             continue
         marker, line = STYLES[len(shown) % len(STYLES)]
         shown.add(ratio)
         predicted, observed, _ = zip(*row["reliability"], strict=True)
-        error = row["calibration"]
+        error = row["calibration_error"]
         label = f"{ratio:.0%} mismatched, error {error:.3f}"
         calibration.plot(predicted, observed, marker=marker, linestyle=line, color="k", label=label)
     calibration.set(xlabel="match score of the pairs (ten bins)", ylabel="share of them that match")

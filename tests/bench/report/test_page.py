@@ -46,7 +46,7 @@ ENVIRONMENT = Environment(
 )  # fmt: skip
 
 
-def done(cell: Cell, rsum: float = 240.0, **found: Any) -> Record:
+def done(cell: Cell, rsum: float = 240.0, **content: Any) -> Record:
     """The record of a training that succeeded."""
     filled: dict[str, Any] = {
         "data": {
@@ -63,7 +63,7 @@ def done(cell: Cell, rsum: float = 240.0, **found: Any) -> Record:
         "examples": EXAMPLES,
         "environment": ENVIRONMENT,
     }
-    return Record.of(cell, "done", **{**filled, **found})
+    return Record.of(cell, "done", **{**filled, **content})
 
 
 EXAMPLES = (
@@ -247,8 +247,8 @@ def test_how_much_is_done(report: Callable[..., Checker], tmp_path: Path) -> Non
     assert "10 of 13" in page.words
     assert "2 failed , 1 missing" in page.words
     assert "Failed trainings" in page.words
-    said = (tmp_path / "out" / "tables.md").read_text()
-    assert f"10 of 13 trainings done, 2 failed ({names[0]}, {names[1]}), 1 missing." in said
+    text = (tmp_path / "out" / "tables.md").read_text()
+    assert f"10 of 13 trainings done, 2 failed ({names[0]}, {names[1]}), 1 missing." in text
 
 
 # ---------------------------------------------------------------------- the headline
@@ -271,7 +271,7 @@ def headline(report: Callable[..., Checker], rsums: dict[str, list[float]]) -> s
 
 
 @pytest.mark.parametrize(
-    ("rsums", "said"),
+    ("rsums", "expected"),
     [
         (
             {"A": [200.0], "B": [240.0], "C": [230.0]},
@@ -299,8 +299,8 @@ def headline(report: Callable[..., Checker], rsums: dict[str, list[float]]) -> s
         ({"A": [], "B": []}, "0 of 4 trainings done, 4 missing."),
     ],
 )
-def test_headline(report: Callable[..., Checker], rsums: dict[str, list[float]], said: str) -> None:
-    assert headline(report, rsums) == said
+def test_headline(report: Callable[..., Checker], rsums: dict[str, list[float]], expected: str) -> None:
+    assert headline(report, rsums) == expected
 
 
 def test_headline_without_a_table_of_results(report: Callable[..., Checker]) -> None:

@@ -133,7 +133,7 @@ def test_killed_half_way_and_started_again_it_runs_what_is_missing(file: Path, d
         assert record.test == unbroken[name].test
 
 
-def test_a_termination_is_passed_on_and_saves(file: Path, tmp_path: Path) -> None:
+def test_sigterm_stops_the_workers_which_save(file: Path, tmp_path: Path) -> None:
     out = tmp_path / "results"
     command = [sys.executable, "-m", "mispair", "bench", "run", str(file), "--device", "cpu", "--out", str(out)]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
@@ -141,8 +141,8 @@ def test_a_termination_is_passed_on_and_saves(file: Path, tmp_path: Path) -> Non
     while not list(out.glob(f"{CELLS}/repair*/run/metrics.jsonl")) and time.monotonic() < until:
         time.sleep(0.02)
     process.terminate()
-    _, said = process.communicate(timeout=60)
-    assert "the same command goes on" in said
+    _, output = process.communicate(timeout=60)
+    assert "the same command goes on" in output
     assert process.returncode == 143
     assert not any(state(out, cell).status == "running" for cell in read_suite(file).cells(1))
 
@@ -242,9 +242,9 @@ def test_a_failure_is_written_down_and_the_rest_goes_on(
     broken.write_text(text)
     command = ["bench", "run", str(broken), "--device", "cpu", "--out", str(out), "--only", "plain"]
     assert main(command) == 1
-    said = capsys.readouterr().out
-    assert "1 failed" in said
-    assert "1 done" in said
+    output = capsys.readouterr().out
+    assert "1 failed" in output
+    assert "1 done" in output
     states = {cell.label: state(out, cell) for cell in read_suite(broken).cells(1)}
     assert [states[name].status for name in ("broken", "plain", "REPAIR")] == ["failed", "done", "waiting"]
     assert states["broken"].record is not None
@@ -308,13 +308,15 @@ def test_folders_of_something_else_are_refused(suite: Suite, done: Path, tmp_pat
 
 
 @pytest.mark.parametrize("there", [[], ["suite.toml"], ["suite.toml", "cells"], [".suite.json.1.tmp"]])
-def test_a_folder_that_others_have_just_begun_is_welcome(suite: Suite, tmp_path: Path, there: list[str]) -> None:
+def test_a_folder_that_another_process_has_just_begun_is_accepted(
+    suite: Suite, tmp_path: Path, there: list[str]
+) -> None:
     for name in there:
         (tmp_path / name).touch()
     assert check_folder(tmp_path, suite) == suite
 
 
-def test_noise_files_are_remembered_and_never_come_late(file: Path, suite: Suite, done: Path, tmp_path: Path) -> None:
+def test_noise_files_are_kept_and_cannot_be_added_later(file: Path, suite: Suite, done: Path, tmp_path: Path) -> None:
     named = replace(suite, noise_file="{ratio}.npy")
     write_info(tmp_path / "r", str(file), named, 1)
     assert check_folder(tmp_path / "r", suite) == named
@@ -322,7 +324,7 @@ def test_noise_files_are_remembered_and_never_come_late(file: Path, suite: Suite
         check_folder(done, named)
 
 
-def test_other_noise_is_refused_whatever_is_asked_for(suite: Suite, tmp_path: Path) -> None:
+def test_other_noise_files_are_refused(suite: Suite, tmp_path: Path) -> None:
     first, second = replace(suite, noise_file=str(tmp_path / "{ratio}.npy")).cells(1)
     np.save(tmp_path / "0.4.npy", np.arange(3))
     data = {"pairs": 80, "noise_file": noise_hash(first.config.noise_file)}
@@ -355,7 +357,7 @@ def test_data_of_another_size_is_refused(suite: Suite, done: Path) -> None:
         check_data(done, suite.cells(1), 7)
 
 
-def test_own_recipes_travel_with_the_results(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_own_recipes_are_copied_to_the_results(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     own = tmp_path / "own"
     (own / "recipes").mkdir(parents=True)
     shutil.copy(find_packaged("recipe", "shapes/plain"), own / "recipes/mine.toml")
@@ -370,7 +372,7 @@ def test_own_recipes_travel_with_the_results(file: Path, tmp_path: Path, monkeyp
     assert name.startswith("mine-")
 
 
-def test_recipes_from_elsewhere_travel_too(tmp_path: Path) -> None:
+def test_recipes_of_other_folders_are_copied_too(tmp_path: Path) -> None:
     own, text = tmp_path / "own", find_packaged("recipe", "shapes/plain").read_text()
     own.mkdir()
     for path, size in ((tmp_path / "a.toml", 8), (own / "a.toml", 16), (tmp_path / "b.toml", 32)):
@@ -399,7 +401,7 @@ def test_a_full_disk_is_no_result(suite: Suite, tmp_path: Path, monkeypatch: pyt
     assert not (tmp_path / RECORD).exists()
 
 
-def test_an_endless_error_is_cut(suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_error_is_shortened(suite: Suite, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise DataError(f"Not finite. Pairs: {', '.join(map(str, range(500)))}. Lower --lr.")
 
@@ -436,12 +438,12 @@ def test_a_damaged_record_is_none(
     file.write_text(json.dumps({**json.loads(file.read_text()), **damage}))
     assert state(results, cell).status == "waiting"
     assert main(["bench", "report", str(results)]) == 0
-    said = capsys.readouterr()
-    assert said.out.startswith("1 of 2 trainings.")
-    assert f"Ignored, as damaged or of no row of suite.toml: {cell.name}." in said.err
+    output = capsys.readouterr()
+    assert output.out.startswith("1 of 2 trainings.")
+    assert f"Ignored, as damaged or of no row of suite.toml: {cell.name}." in output.err
 
 
-def test_a_training_goes_on_where_its_data_is_now(suite: Suite, tmp_path: Path) -> None:
+def test_a_training_resumes_where_its_data_is_now(suite: Suite, tmp_path: Path) -> None:
     """Begun by another machine, which has the data elsewhere."""
     cell = suite.cells(1)[0]
     settings = tmp_path / RUN / "config.toml"
@@ -454,15 +456,15 @@ def test_a_training_goes_on_where_its_data_is_now(suite: Suite, tmp_path: Path) 
     assert read_recipe(settings) == cell.config
 
 
-def test_a_cell_that_cannot_even_begin_does_not_hold_up_the_others(suite: Suite, tmp_path: Path) -> None:
+def test_a_cell_that_cannot_begin_does_not_stop_the_others(suite: Suite, tmp_path: Path) -> None:
     first, second = suite.cells(1)
     (tmp_path / CELLS).mkdir()
     (tmp_path / CELLS / first.name).touch()  # a file where its folder should be
-    console = Console(file=(said := io.StringIO()), width=500)
+    console = Console(file=(output := io.StringIO()), width=500)
     states = run_cells([first, second], tmp_path, console=console)
     assert [one.status for one in states] == ["waiting", "done"]
-    assert "1 of 1 processes ended before their work was done (exit code 1)" in said.getvalue()
-    assert f"{first.name}: Traceback" in said.getvalue()
+    assert "1 of 1 processes ended before their work was done (exit code 1)" in output.getvalue()
+    assert f"{first.name}: Traceback" in output.getvalue()
 
 
 def test_more_seeds_are_remembered(file: Path, suite: Suite, tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ class Score:
     def __str__(self) -> str:
         if self.sd is None:
             return f"{self.mean:.1f}, one seed"
-        return f"{self.mean:.1f} ± {self.sd:.1f}, {self.seeds} seeds"
+        return f"{self.mean:.1f}\xa0±\xa0{self.sd:.1f}, {self.seeds} seeds"
 
 
 @dataclass(frozen=True)

@@ -348,7 +348,8 @@ class _QuoteError(DataError):
 def _records(path: Path, separator: str, quoting: Literal[0, 3]) -> Iterator[list[str]]:
     """All rows with the header; empty lines are left out."""
     # Strict, else a forgotten quotation mark would take the rest of the file as one cell.
-    reader = csv.reader(_lines(path), delimiter=separator, quoting=quoting, skipinitialspace=True, strict=True)
+    bars = separator == "|"  # Flickr30K's table has spaces around them
+    reader = csv.reader(_lines(path), delimiter=separator, quoting=quoting, skipinitialspace=bars, strict=True)
     try:
         yield from filter(None, reader)
     except csv.Error as error:

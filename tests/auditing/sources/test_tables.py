@@ -69,7 +69,7 @@ def test_text_is_read_as_it_was_written(
     write_csv(path, [["id", "caption"], *map(list, rows)], separator)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tables, "_SMALL", 1 << 24 if small else 0)
-        patch.setattr(tables, "BATCH", 3)
+        patch.setattr(tables, "_CHUNK", 3)
         table = open_table(path)
         assert len(table) == len(rows)
         assert column(table, "id") == [row[0] for row in rows]
@@ -121,11 +121,13 @@ def test_a_large_text_table_is_not_held_in_memory(tmp_path: Path, monkeypatch: p
     path = tmp_path / "a.csv"
     write_csv(path, [["id", "caption"], *([str(row), "some words " * 20] for row in range(20_000))])
     monkeypatch.setattr(tables, "_SMALL", 0)
-    monkeypatch.setattr(tables, "BATCH", 1000)
+    monkeypatch.setattr(tables, "_CHUNK", 1000)
     before = arrow.total_allocated_bytes()
     table = open_table(path)
     assert table.cells("id", np.array([19_999, 0, 4321])) == ["19999", "0", "4321"]
     assert arrow.total_allocated_bytes() - before < 500_000 < path.stat().st_size / 8
+    for batch in table.batches(["id"]):  # no part of a buffer that holds the captions as well
+        assert all(buffer is None or buffer.parent is None for buffer in batch[0].buffers())
 
 
 def test_lenient_rows(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-from sklearn.isotonic import isotonic_regression
+from scipy.optimize import isotonic_regression
 
 from mispair.functional.logistic import FloatArray, logistic, probability
 
@@ -77,7 +77,7 @@ def match_probability(observed: FloatArray, shuffled: FloatArray, rate: float) -
     order = scores.argsort(kind="stable")
     is_observed = (order < len(observed)).astype(np.float64)
     share = np.empty(len(scores))
-    share[order] = isotonic_regression(is_observed)  # share of observed pairs among those with about this score
+    share[order] = isotonic_regression(is_observed).x  # share of observed pairs among those with about this score
     share = share[: len(observed)]
     density = share / len(observed) / np.maximum((1 - share) / len(shuffled), 1e-12)  # of observed over shuffled
     return np.clip(1 - rate / np.maximum(density, 1e-12), 0, 1)
@@ -183,7 +183,7 @@ def _curve(score: FloatArray, target: FloatArray) -> tuple[FloatArray, FloatArra
     """Mean score and mean target of groups of pairs with about the same score; the targets never fall."""
     groups = np.array_split(score.argsort(kind="stable"), int(np.clip(len(score) // GROUP, 2, MOST_GROUPS)))
     knots, chances = (np.array([values[group].mean() for group in groups]) for values in (score, target))
-    return knots, isotonic_regression(chances, sample_weight=[len(group) for group in groups])
+    return knots, isotonic_regression(chances, weights=[len(group) for group in groups]).x
 
 
 def _checked_weight(known: npt.NDArray[np.bool_]) -> float:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from sklearn.isotonic import isotonic_regression
+from scipy.optimize import isotonic_regression
 from torch import Tensor
 
 from mispair.auditing.scoring.folds import FOLDS
@@ -91,7 +91,7 @@ class CommonSpaceFitter:
             believed, count = believed + float(w.sum()), count + len(places)
         left, right = ((side / count).sqrt().clamp(min=1e-12) for side in (left, right))
         measured = both / max(believed, 1e-12) / (left * right)
-        r = torch.from_numpy(isotonic_regression(measured.numpy(), increasing=False).copy()).clamp(0, MOST_CORRELATED)
+        r = torch.from_numpy(isotonic_regression(measured.numpy(), increasing=False).x.copy()).clamp(0, MOST_CORRELATED)
         kept = max(1, min(int((r >= LEAST_CORRELATED).sum()), MOST_DIRECTIONS))
         r = r[:kept].clamp(min=1e-6)
         worth = (r / (1 - r * r)).sqrt()

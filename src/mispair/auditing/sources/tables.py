@@ -40,6 +40,7 @@ USUAL_NAMES: dict[Role, tuple[str, ...]] = {
 SEPARATORS = (",", "\t", ";", "|")
 BATCH = 1 << 16
 _UNQUOTED = "\t|"  # many programs write no quotes with these, so that a cell may begin with a quotation mark
+_CHUNK = 1 << 14  # rows of a text file that are parsed at a time
 _SMALL = 1 << 24  # bytes of a text file whose batches are kept in memory
 
 
@@ -124,9 +125,14 @@ class Text(Part):
     reader: Any  # pyarrow.RecordBatchFileReader
 
     def records(self, columns: Sequence[str] | None = None) -> Iterator[Any]:
+        import pyarrow
+
         for number in range(self.reader.num_record_batches):
             batch = self.reader.get_batch(number)
-            yield batch if columns is None else batch.select(list(columns))
+            if columns is not None:  # copied, else a column that is kept would hold all others in memory
+                copied = [pyarrow.concat_arrays([batch.column(name), batch.column(name)[:0]]) for name in columns]
+                batch = pyarrow.record_batch(copied, list(columns))
+            yield batch
 
     def _chunk(self, number: int, column: str) -> Any:
         return self.reader.get_batch(number).column(column)
@@ -276,7 +282,7 @@ def _read_text(path: Path, columns: tuple[str, ...], separator: str, quoting: Li
         copy: IO[bytes] = io.BytesIO() if path.stat().st_size <= _SMALL else tempfile.TemporaryFile()  # noqa: SIM115
         sizes = []
         with pyarrow.ipc.new_file(copy, schema) as writer:
-            while batch := list(islice(rows, BATCH)):
+            while batch := list(islice(rows, _CHUNK)):
                 arrays = [pyarrow.array(cells, pyarrow.large_string()) for cells in zip(*batch, strict=True)]
                 writer.write_batch(pyarrow.record_batch(arrays, schema))
                 sizes.append(len(batch))

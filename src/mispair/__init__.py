@@ -3,7 +3,7 @@
 import mispair
 
 matcher = mispair.fit(mispair.load("shapes"), dev=mispair.load("shapes", "dev"), epochs=3)
-matcher.score(pictures, ["a small red star above a blue ring"])
+matcher.score(images, ["a small red star above a blue ring"])
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ def run_demo(out: Path, seed: int, console: Console) -> DemoResult:
     console.print("Drawing the images, if they are not there yet ...")
     folder = dataset.cached(train=IMAGES)
     clean, dev, test = (as_vectors(loading.load(folder, split)) for split in ("train", "dev", "test"))
-    pairs = add_noise(clean, ratio=NOISE, seed=seed)
+    pairs = add_noise(clean, noise_ratio=NOISE, seed=seed)
     console.print(f"Auditing {len(pairs):,} pairs, of which {NOISE:.0%} are mismatched ...")
     source = from_pairs(pairs, folder / "images")
     audit = audit_to_folder(source, out / "audit", Settings(), overwrite=True, console=console, command="mispair demo")

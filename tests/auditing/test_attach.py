@@ -62,7 +62,7 @@ def test_pairs_in_another_order_are_found_by_their_ids(pairs: Pairs) -> None:
 
 
 def test_other_pairs_are_refused(audit: Audit, pairs: Pairs) -> None:
-    noisy = add_noise(pairs, ratio=0.5, seed=0)
+    noisy = add_noise(pairs, noise_ratio=0.5, seed=0)
     with pytest.raises(DataError, match=r"no pair has the id|are not the 120 audited ones"):
         audit.attach_to(noisy)
     fewer = replace(pairs, right=select(pairs.right, np.arange(60)), link=pairs.link[:60], left_ids=())

@@ -191,7 +191,7 @@ def test_captions_per_image_can_be_said_to_every_command(tmp_path: Path, capsys:
     twice = ["--captions-per-image", "2"]
     assert main(["data", "check", str(folder), *twice]) == 0
     assert "test: 16 rows, each image repeated 2 times: 8 images with 2 captions each" in capsys.readouterr().out
-    assert main(["data", "noise", str(folder), "--ratio", "0.5", "--out", noise, *twice]) == 0
+    assert main(["data", "noise", str(folder), "--noise-ratio", "0.5", "--out", noise, *twice]) == 0
     assert main(["train", "--data", str(folder), "--noise-file", noise, "--out", run, *twice, *TINY]) == 0
     folder.rename(tmp_path / "moved")
     data = ["--data", str(tmp_path / "moved")]
@@ -241,7 +241,7 @@ def test_search_both_ways(run: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 def test_data_noise_is_read_back(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "noise_0.4.npy"
-    arguments = ["data", "noise", str(data), "--ratio", "0.4", "--seed", "0", "--out", str(out), "--json"]
+    arguments = ["data", "noise", str(data), "--noise-ratio", "0.4", "--seed", "0", "--out", str(out), "--json"]
     assert main(arguments) == 0
     figures = printed(capsys)
     assert np.load(out, allow_pickle=False).shape == (80,)

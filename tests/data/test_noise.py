@@ -174,29 +174,29 @@ def test_truncated_and_pickled_indices_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("ratio", [-0.1, 1.1, 40, float("nan")])
 def test_a_ratio_outside_zero_to_one_is_refused(ratio: float) -> None:
     with pytest.raises(DataError, match="from 0 to 1"):
-        add_noise(make_pairs(), ratio=ratio, seed=0)
+        add_noise(make_pairs(), noise_ratio=ratio, seed=0)
 
 
 def test_a_seed_that_numpy_cannot_take_is_refused() -> None:
     with pytest.raises(DataError, match="noise seed is -1"):
-        add_noise(make_pairs(), ratio=0.4, seed=-1)
+        add_noise(make_pairs(), noise_ratio=0.4, seed=-1)
 
 
 def test_an_unknown_kind_is_refused() -> None:
     with pytest.raises(DataError, match="'word'; expected 'caption', 'image', 'near' or 'group'"):
-        add_noise(make_pairs(), ratio=0.4, seed=0, kind="word")  # type: ignore[arg-type]
+        add_noise(make_pairs(), noise_ratio=0.4, seed=0, kind="word")  # type: ignore[arg-type]
 
 
 def test_add_noise_keeps_the_truth() -> None:
     pairs = make_pairs()
-    noisy = add_noise(pairs, ratio=0.4, seed=1)
+    noisy = add_noise(pairs, noise_ratio=0.4, seed=1)
     assert noisy.truth is pairs.link
     assert noisy.mismatched is not None
     assert noisy.mismatched.mean() == mismatch(noisy.link, pairs.link) > 0
 
 
 def test_image_noise_moves_all_captions_of_an_image_together() -> None:
-    link = add_noise(make_pairs(), ratio=0.5, seed=1, kind="image").link.reshape(20, 5)
+    link = add_noise(make_pairs(), noise_ratio=0.5, seed=1, kind="image").link.reshape(20, 5)
     assert (link == link[:, :1]).all()
     assert (link[:, 0] != np.arange(20)).any()
 
@@ -220,34 +220,34 @@ def test_image_noise_moves_all_rows_of_an_image_together(rows: list[int], ratio:
 def test_the_captions_of_an_image_that_is_stored_with_each_stay_together(tmp_path: Path) -> None:
     groups = np.arange(300) // 5
     pairs = Pairs(Vectors(clouds(60).repeat(5, axis=0)), Vectors(np.zeros((300, 3))), np.arange(300), groups=groups)
-    noisy = add_noise(pairs, ratio=0.4, seed=0, kind="image", file=tmp_path / "noise.npy")
+    noisy = add_noise(pairs, noise_ratio=0.4, seed=0, kind="image", file=tmp_path / "noise.npy")
     now = groups[noisy.link].reshape(60, 5)
     assert (now == now[:, :1]).all()
     assert noisy.mismatched is not None
     assert noisy.mismatched.mean() == pytest.approx(0.4, abs=0.05)
-    again = add_noise(pairs, ratio=0.4, seed=0, kind="image", file=tmp_path / "noise.npy")
+    again = add_noise(pairs, noise_ratio=0.4, seed=0, kind="image", file=tmp_path / "noise.npy")
     np.testing.assert_array_equal(again.link, noisy.link)
 
 
 def test_a_row_of_the_same_image_is_no_mismatch(tmp_path: Path) -> None:
     groups = np.arange(100) // 50
     pairs = Pairs(Vectors(clouds(100)), Vectors(np.zeros((100, 3))), np.arange(100), groups=groups)
-    noisy = add_noise(pairs, ratio=0.8, seed=0, file=tmp_path / "noise.npy")
+    noisy = add_noise(pairs, noise_ratio=0.8, seed=0, file=tmp_path / "noise.npy")
     assert noisy.mismatched is not None
     found = mismatch(noisy.link, pairs.link, groups)
     assert found == noisy.mismatched.mean() < 0.5 < mismatch(noisy.link, pairs.link)
     with pytest.warns(UserWarning, match=f"{found:.1%} of the pairs are mismatched by this noise index"):
-        add_noise(pairs, ratio=0.8, seed=0, file=tmp_path / "noise.npy")
+        add_noise(pairs, noise_ratio=0.8, seed=0, file=tmp_path / "noise.npy")
 
 
 @pytest.mark.parametrize(("kind", "length"), [("caption", 100), ("image", 20)])
 def test_an_absent_file_is_made_and_then_read(tmp_path: Path, kind: Any, length: int) -> None:
     path = tmp_path / "out" / "set_0.4.npy"
-    made = add_noise(make_pairs(), ratio=0.4, seed=3, kind=kind, file=path)
+    made = add_noise(make_pairs(), noise_ratio=0.4, seed=3, kind=kind, file=path)
     stored = np.load(path, allow_pickle=False)
     assert stored.shape == (length,)
     assert stored.dtype == np.int64
-    again = add_noise(make_pairs(), ratio=0, seed=99, file=path)  # seed and kind no longer matter
+    again = add_noise(make_pairs(), noise_ratio=0, seed=99, file=path)  # seed and kind no longer matter
     np.testing.assert_array_equal(again.link, made.link)
 
 
@@ -255,12 +255,12 @@ def test_an_implausible_file_is_used_with_a_warning(tmp_path: Path) -> None:
     path = tmp_path / "set_0.4.npy"
     save_noise(path, caption_noise(np.arange(100) // 5, 0.8, 0))
     with pytest.warns(UserWarning, match=r"are mismatched by this noise index, but the noise ratio is 40\.0%"):
-        add_noise(make_pairs(), ratio=0.4, seed=0, file=path)
+        add_noise(make_pairs(), noise_ratio=0.4, seed=0, file=path)
 
 
 def test_a_mistyped_file_with_no_ratio_is_refused_instead_of_training_clean(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such noise index"):
-        add_noise(make_pairs(), ratio=0, seed=0, file=tmp_path / "typo.npy")
+        add_noise(make_pairs(), noise_ratio=0, seed=0, file=tmp_path / "typo.npy")
 
 
 def test_a_file_that_cannot_be_written_is_a_sentence(tmp_path: Path) -> None:
@@ -406,17 +406,17 @@ def test_the_first_direction_is_that_of_the_covariance() -> None:
 @pytest.mark.parametrize("kind", ["near", "group"])
 def test_hard_noise_is_determined_by_its_seed(kind: Any) -> None:
     pairs = Pairs(Vectors(clouds(240)), Vectors(np.zeros((1200, 3))), np.arange(1200) // 5)
-    first, again, other = (add_noise(pairs, ratio=0.5, seed=seed, kind=kind).link for seed in (4, 4, 5))
+    first, again, other = (add_noise(pairs, noise_ratio=0.5, seed=seed, kind=kind).link for seed in (4, 4, 5))
     np.testing.assert_array_equal(first, again)
     assert (first != other).any()
     assert mismatch(first, pairs.link) == pytest.approx(0.5)
-    np.testing.assert_array_equal(add_noise(pairs, ratio=0, seed=4, kind=kind).link, pairs.link)
+    np.testing.assert_array_equal(add_noise(pairs, noise_ratio=0, seed=4, kind=kind).link, pairs.link)
 
 
 @pytest.mark.parametrize("kind", ["near", "group"])
 def test_hard_noise_is_stored_with_one_row_a_pair(tmp_path: Path, kind: Any) -> None:
     pairs = Pairs(Regions(clouds(300).reshape(100, 3, 8)), Vectors(np.zeros((500, 3))), np.arange(500) // 5)
-    made = add_noise(pairs, ratio=0.4, seed=3, kind=kind, file=tmp_path / "noise.npy")
+    made = add_noise(pairs, noise_ratio=0.4, seed=3, kind=kind, file=tmp_path / "noise.npy")
     assert np.load(tmp_path / "noise.npy", allow_pickle=False).shape == (500,)
     np.testing.assert_array_equal(load_noise(tmp_path / "noise.npy", pairs.link, 100), made.link)
 
@@ -426,13 +426,13 @@ def test_hard_noise_needs_features_that_are_finite(kind: Any) -> None:
     words = Tokens(np.zeros(4, np.int32), np.arange(5), Vocabulary.build(["a b"]))
     texts = Pairs(words, Vectors(np.zeros((4, 3))), np.arange(4), name="sentences")
     with pytest.raises(DataError, match=rf"sentences: noise of kind '{kind}' .* holds texts here; use 'caption' or"):
-        add_noise(texts, ratio=0.5, seed=0, kind=kind)
+        add_noise(texts, noise_ratio=0.5, seed=0, kind=kind)
     features = clouds(20)
     features[7, 1] = np.nan
     with pytest.raises(DataError, match="row 7 holds values that are not finite"):
-        add_noise(Pairs(Vectors(features), Vectors(features), np.arange(20)), ratio=0.5, seed=0, kind=kind)
+        add_noise(Pairs(Vectors(features), Vectors(features), np.arange(20)), noise_ratio=0.5, seed=0, kind=kind)
     with pytest.raises(DataError, match="noise seed is -1"):
-        add_noise(make_pairs(), ratio=0.4, seed=-1, kind=kind)
+        add_noise(make_pairs(), noise_ratio=0.4, seed=-1, kind=kind)
 
 
 @pytest.mark.parametrize("kind", ["near", "group"])
@@ -441,28 +441,28 @@ def test_a_share_that_cannot_be_met_is_said(kind: Any) -> None:
     with pytest.warns(
         UserWarning, match=rf"one image: noise of kind '{kind}' mismatches 0\.0% of the pairs instead of 60\.0%"
     ):
-        link = noise_index(pairs, ratio=0.6, seed=0, kind=kind)
+        link = noise_index(pairs, noise_ratio=0.6, seed=0, kind=kind)
     np.testing.assert_array_equal(link, pairs.link)
     whole = Pairs(Vectors(clouds(240)), Vectors(clouds(240)), np.arange(240))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        noise_index(whole, ratio=0.5, seed=0, kind=kind)
+        noise_index(whole, noise_ratio=0.5, seed=0, kind=kind)
 
 
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
         ({"pairs": "my_data"}, r"add_noise: pairs must be Pairs, as mispair\.load gives them, not str"),
-        ({"ratio": "0.4"}, "noise ratio is '0.4'; expected a share from 0 to 1"),
-        ({"ratio": None}, "noise ratio is None"),
+        ({"noise_ratio": "0.4"}, "noise ratio is '0.4'; expected a share from 0 to 1"),
+        ({"noise_ratio": None}, "noise ratio is None"),
         ({"seed": 1.5}, "noise seed is 1.5; expected a whole number"),
         ({"seed": None}, "noise seed is None"),
     ],
 )
 def test_what_is_no_number_or_no_pairs_is_refused(wrong: dict[str, Any], sentence: str) -> None:
     with pytest.raises(DataError, match=sentence):
-        add_noise(**{"pairs": make_pairs(), "ratio": 0.4, "seed": 0, **wrong})
-    add_noise(make_pairs(), ratio=np.float32(0.4), seed=np.int64(3))  # type: ignore[arg-type]
+        add_noise(**{"pairs": make_pairs(), "noise_ratio": 0.4, "seed": 0, **wrong})
+    add_noise(make_pairs(), noise_ratio=np.float32(0.4), seed=np.int64(3))  # type: ignore[arg-type]
 
 
 @published

@@ -162,10 +162,10 @@ def ends_well(method: str, pairs: Pairs, **settings: Any) -> bool:
 
 LITTLE: list[tuple[str, Pairs, dict[str, Any]]] = [  # little or much noise, few pairs: all of it must end well
     ("no noise", vector_pairs(), {}),
-    ("90 % noise", add_noise(vector_pairs(shared=1), ratio=0.9, seed=0), {}),
+    ("90 % noise", add_noise(vector_pairs(shared=1), noise_ratio=0.9, seed=0), {}),
     (
         "as published",
-        add_noise(vector_pairs(shared=1), ratio=0.4, seed=0),
+        add_noise(vector_pairs(shared=1), noise_ratio=0.4, seed=0),
         {"as_published": True, "split_losses": "single"},
     ),
     ("batches of two, one alone", vector_pairs(15), {"batch_size": 2}),

@@ -116,7 +116,7 @@ def test_hardening_of_decl_counts_the_steps_that_there_are(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_trains_on_audited_pairs(name: str, tmp_path: Path) -> None:
-    pairs = add_noise(tiny_pairs(6), ratio=0.4, seed=0)
+    pairs = add_noise(tiny_pairs(6), noise_ratio=0.4, seed=0)
     assert pairs.mismatched is not None
     pairs = replace(pairs, match_score=np.where(pairs.mismatched, 0.2, 0.9))
     config = training(name, model="sgr" if name == "mscn" else "vse", noisy_start=0.0, meta_share=0.1)
@@ -146,7 +146,7 @@ def test_an_audit_finds_the_wrong_pairs_of_a_training() -> None:
     from mispair.auditing.audit import Settings, audit_source, score_pairs
     from mispair.auditing.sources.from_pairs import from_pairs
 
-    pairs = add_noise(tiny_pairs(120), ratio=0.4, seed=0)
+    pairs = add_noise(tiny_pairs(120), noise_ratio=0.4, seed=0)
     wrong, score = pairs.mismatched, score_pairs(pairs, "cpu")
     assert wrong is not None
     assert score[~wrong].mean() > score[wrong].mean() + 0.2

@@ -50,7 +50,7 @@ def vector_pairs(count: int = COUNT, shared: int = 2, truth: bool = False) -> Pa
     pairs = Pairs(
         vectors(-(-count // shared), width=6), vectors(count, width=5, seed=1), np.arange(count) // shared
     )  # fmt: skip
-    return add_noise(pairs, ratio=0.4, seed=0) if truth else pairs
+    return add_noise(pairs, noise_ratio=0.4, seed=0) if truth else pairs
 
 
 def image_text(count: int = COUNT) -> Pairs:
@@ -384,7 +384,7 @@ def test_the_state_survives_a_checkpoint() -> None:
 )
 def test_resume_is_exact_wherever_it_stopped(tmp_path: Path, settings: dict[str, Any]) -> None:
     chosen = config(**{"batch_size": 8, "warmup_epochs": 2, "checkpoint_seconds": 1000.0, **settings})
-    pairs = add_noise(tiny_pairs(5), ratio=0.4, seed=0)
+    pairs = add_noise(tiny_pairs(5), noise_ratio=0.4, seed=0)
     networks = chosen.networks or 1
     stops = [(epoch, epoch % networks, 1 + epoch // 2) for epoch in range(4)]
     steps, (whole, broken) = check_resume(chosen, pairs, tmp_path, stops)
@@ -409,7 +409,7 @@ def test_it_finds_the_right_partners_of_noisy_pairs(model: str) -> None:
         **SMALL, "model": model, "embed_size": 16, "sim_size": 16, "batch_size": 20, "lr": 2e-2, "warmup_epochs": 6,
         "epochs": 6, "hinge_decay": 0.2,
     }  # fmt: skip
-    matcher = mispair.fit(add_noise(right, ratio=0.2, seed=0), **settings)
+    matcher = mispair.fit(add_noise(right, noise_ratio=0.2, seed=0), **settings)
     chance = evaluate([torch.rand(16, 80)], right).averaged.rsum
     assert matcher.evaluate(right).averaged.rsum > chance + 120
 

@@ -61,7 +61,7 @@ def config(**settings: Any) -> Config:
 
 
 def noisy_pairs(images: int = 12) -> Pairs:
-    return add_noise(tiny_pairs(images), ratio=0.4, seed=0)
+    return add_noise(tiny_pairs(images), noise_ratio=0.4, seed=0)
 
 
 def method(pairs: Pairs | None = None, **settings: Any) -> Mscn:

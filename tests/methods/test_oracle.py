@@ -32,7 +32,7 @@ def vector_pairs(count: int = 60) -> Pairs:
 
 @pytest.mark.parametrize("networks", [1, 2])
 def test_it_trains_on_right_pairs_only(networks: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    pairs = add_noise(vector_pairs(), ratio=0.5, seed=0)
+    pairs = add_noise(vector_pairs(), noise_ratio=0.5, seed=0)
     seen: dict[tuple[int, int], list[int]] = {}
     steps = Trainer.steps
 
@@ -75,7 +75,7 @@ def test_too_few_right_pairs_are_refused(right: list[int], images: int) -> None:
     truth = np.arange(8)
     truth[right] = 4
     wrong = Pairs(pairs.left, pairs.right, link, truth, name="mine")
-    message = f"mine: {len(right)} of 8 pairs are right, with {images} different left items.*lower the share of noise"
+    message = f"mine: {len(right)} of 8 pairs are matched, with {images} different left items.*lower --noise-ratio"
     with pytest.raises(DataError, match=message):
         mispair.fit(wrong, method="oracle", **FAST)
 

@@ -57,7 +57,7 @@ def test_it_is_registered(name: str) -> None:
 @pytest.mark.parametrize("name", METHODS)
 def test_all_pairs_that_a_step_looks_at_are_named(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a loss is not finite: also noisy pairs, pairs whose item is taken from a bank, and known pairs."""
-    pairs = add_noise(tiny_pairs(7), ratio=0.4, seed=0)
+    pairs = add_noise(tiny_pairs(7), noise_ratio=0.4, seed=0)
     settings = training(name, model="sgr", noisy_start=0.0, eta=1.0, meta_share=0.1)
     run = Run(tmp_path, settings)
     trainer = Trainer(settings, pairs, None, run)
@@ -93,7 +93,7 @@ def test_all_pairs_that_a_step_looks_at_are_named(name: str, tmp_path: Path, mon
 @pytest.mark.parametrize("name", METHODS)
 def test_methods_that_use_the_truth_say_so(name: str, tmp_path: Path) -> None:
     """The same link with another truth: other weights and a refusal to go on, or the same weights and none."""
-    pairs = add_noise(tiny_pairs(7), ratio=0.4, seed=0)
+    pairs = add_noise(tiny_pairs(7), noise_ratio=0.4, seed=0)
     other = with_other_truth(pairs)
     model = "sgr" if name == "mscn" else "vse"
     settings = training(name, model=model, noisy_start=0.0, meta_share=0.05)
@@ -212,7 +212,7 @@ STOPS = [(0, 0, 1), (1, 1, 1), (2, 0, 1), (2, 0, 2), (2, 1, 3)]  # warm-up, clea
 @pytest.mark.parametrize("settings", [{"augment": True}, {"split_losses": "single", "as_published": True}])
 @both
 def test_resume_is_exact_wherever_it_stopped(name: str, tmp_path: Path, settings: dict[str, Any]) -> None:
-    chosen, pairs = training(name, **settings), add_noise(tiny_pairs(7), ratio=0.4, seed=0)
+    chosen, pairs = training(name, **settings), add_noise(tiny_pairs(7), noise_ratio=0.4, seed=0)
     steps, _ = check_resume(chosen, pairs, tmp_path, STOPS)
     for net in range(2):
         plans = [plan for number, plan in steps if number == net and plan.main_step is not None]
@@ -231,7 +231,7 @@ def test_little_or_much_noise_few_pairs(name: str, pairs: Pairs, settings: dict[
 @pytest.mark.parametrize(("name", "rsum", "spread"), [("ncr", 300, 0.02), ("bicro", 200, 0.005)])
 def test_it_learns_from_noisy_pairs(name: str, rsum: float, spread: float) -> None:
     """40 % wrong pairs; chance is an rSum of 126. Seeds 0-2: 364, 398, 410 (NCR) and 296, 232, 265 (BiCro)."""
-    noisy, test = add_noise(tiny_pairs(100), ratio=0.4, seed=0), tiny_pairs(24, seed=5)
+    noisy, test = add_noise(tiny_pairs(100), noise_ratio=0.4, seed=0), tiny_pairs(24, seed=5)
     matcher = mispair.fit(noisy, method=name, split_losses="single", **LEARNING)
     assert matcher.evaluate(test).averaged.rsum > rsum
     assert matcher.score(test.left, test.right).std() > spread

@@ -51,7 +51,7 @@ def config(**settings: Any) -> Config:
 def vector_pairs(count: int = COUNT, shared: int = 1, truth: bool = False) -> Pairs:
     """Vectors on both sides, `shared` pairs with the same left item; 40 % of them wrong if the truth is known."""
     pairs = two_networks.vector_pairs(count, shared)
-    return add_noise(pairs, ratio=0.4, seed=0) if truth else pairs
+    return add_noise(pairs, noise_ratio=0.4, seed=0) if truth else pairs
 
 
 def repair(pairs: Pairs | None = None, **settings: Any) -> Repair:
@@ -495,7 +495,11 @@ STOPS = [(0, 0, 1), (0, 1, 1), (1, 0, 1), (1, 1, 1), (2, 0, 1), (2, 1, 1)]  # wa
 )
 def test_resume_is_exact_wherever_it_stopped(tmp_path: Path, settings: dict[str, Any]) -> None:
     chosen = config(**{"eta": 1.0, "batch_size": 8, "checkpoint_seconds": 1000.0, **settings})
-    pairs = vector_pairs(36, truth=True) if chosen.model == "two-tower" else add_noise(tiny_pairs(7), ratio=0.4, seed=0)
+    pairs = (
+        vector_pairs(36, truth=True)
+        if chosen.model == "two-tower"
+        else add_noise(tiny_pairs(7), noise_ratio=0.4, seed=0)
+    )
     _, (whole, broken) = check_resume(chosen, pairs, tmp_path, STOPS)
     for state in ("w", "labels", "partners"):
         assert torch.equal(whole[state], broken[state]), state
@@ -524,7 +528,7 @@ def ends_well(pairs: Pairs, **settings: Any) -> bool:
 
 EASY = [
     ("no noise", vector_pairs(), {}),
-    ("90 % noise", add_noise(vector_pairs(), ratio=0.9, seed=0), {}),
+    ("90 % noise", add_noise(vector_pairs(), noise_ratio=0.9, seed=0), {}),
     ("200 pairs", vector_pairs(200, truth=True), {"bank_size": 4096}),
     ("a bank of one", vector_pairs(truth=True), {"bank_size": 1}),
     ("many neighbours", vector_pairs(truth=True), {"neighbours": 1000}),
@@ -548,7 +552,7 @@ def test_little_or_much_noise_few_pairs(pairs: Pairs, settings: dict[str, Any]) 
 @pytest.mark.parametrize("noise", [0.0, 0.9])
 @pytest.mark.parametrize("model", ["vse", "sgr"])
 def test_images_and_texts_without_and_with_much_noise(model: str, noise: float) -> None:
-    pairs = add_noise(tiny_pairs(6), ratio=noise, seed=0) if noise else tiny_pairs(6)
+    pairs = add_noise(tiny_pairs(6), noise_ratio=noise, seed=0) if noise else tiny_pairs(6)
     # SGR may be stopped: of three clean pairs with one image all similarities are equal, which counts as a collapse.
     assert ends_well(pairs, model=model, noisy_start=0.0, eta=1.0) or (model, noise) == ("sgr", 0.9)
 
@@ -599,7 +603,7 @@ def test_it_beats_plain_training_on_two_kinds_of_vectors() -> None:
         Pairs(Vectors(x[part].astype(np.float32)), Vectors(y[part].astype(np.float32)), np.arange(len(x[part])))
         for part in (slice(1000), slice(1000, 1500))
     )
-    noisy = add_noise(train, ratio=0.4, seed=0)
+    noisy = add_noise(train, noise_ratio=0.4, seed=0)
     settings: dict[str, Any] = {
         "model": "two-tower", "embed_size": 16, "batch_size": 100, "lr": 5e-3, "dropout": 0.0, "warmup_epochs": 2,
         "epochs": 6, "negatives_start": 16, "negatives_end": 2, "hardening_steps": 30, "networks": 2, "bank_size": 300,

@@ -104,7 +104,7 @@ def repair(pairs: Pairs, **settings: Any) -> Repair:
 def noisy_vectors() -> Pairs:
     """The same vectors on both sides: even a network that has not learned anything tells wrong pairs."""
     left = vectors(200, width=6)
-    return add_noise(Pairs(left, left, np.arange(200)), ratio=0.4, seed=0)
+    return add_noise(Pairs(left, left, np.arange(200)), noise_ratio=0.4, seed=0)
 
 
 def test_a_report_equals_a_plain_recomputation() -> None:

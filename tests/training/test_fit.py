@@ -111,7 +111,7 @@ def test_other_groups_are_other_pairs(tmp_path: Path) -> None:
 @pytest.mark.parametrize("ended", [True, False])
 @pytest.mark.parametrize("method", ["plain", "oracle"])
 def test_another_truth_makes_other_pairs_for_methods_that_use_it(method: str, ended: bool, tmp_path: Path) -> None:
-    pairs, reseeded = (add_noise(vector_pairs(24), ratio=0.4, seed=seed) for seed in (0, 1))
+    pairs, reseeded = (add_noise(vector_pairs(24), noise_ratio=0.4, seed=seed) for seed in (0, 1))
     settings: dict[str, Any] = {"out": tmp_path / "run", "method": method, "model": "two-tower", **SMALL}
     mispair.fit(pairs, **settings)
     for given, refused in ((pairs, False), (with_other_truth(pairs), method == "oracle"), (reseeded, True)):
@@ -123,7 +123,7 @@ def test_another_truth_makes_other_pairs_for_methods_that_use_it(method: str, en
 
 @pytest.mark.parametrize("method", ["plain", "oracle"])
 def test_runs_of_earlier_versions_say_nothing_about_the_truth_and_are_accepted(method: str, tmp_path: Path) -> None:
-    pairs, reseeded = (add_noise(vector_pairs(24), ratio=0.4, seed=seed) for seed in (0, 1))
+    pairs, reseeded = (add_noise(vector_pairs(24), noise_ratio=0.4, seed=seed) for seed in (0, 1))
     settings: dict[str, Any] = {"out": tmp_path / "run", "method": method, "model": "two-tower", **SMALL}
     mispair.fit(pairs, **settings)
     result = read_result(tmp_path / "run")

@@ -1,1 +1,1 @@
-"""The audit: finds the wrong pairs of a data set from any two embeddings, and better partners for them."""
+"""The audit: finds the mismatched pairs of a data set from any two embeddings, and better partners for them."""

@@ -106,7 +106,7 @@ def bench_audit(
     left: Path | None = None,
     right: Path | None = None,
     kind: tuple[NoiseKind, ...] = ("caption",),
-    ratio: tuple[float, ...] = (0.2, 0.4, 0.6),
+    noise_ratio: tuple[float, ...] = (0.2, 0.4, 0.6),
     seeds: int = 3,
     pairs: int | None = None,
     device: str = "auto",
@@ -119,7 +119,7 @@ def bench_audit(
         left: Vectors of one side as .npy, instead.
         right: Vectors of the other side.
         kind: Of the noise: caption (at random), near (among similar items), group (whole groups), image.
-        ratio: Noise ratios.
+        noise_ratio: Shares of mismatched pairs.
         seeds: How many times each.
         pairs: Use only so many pairs, drawn at random.
         device: auto, cpu, cuda, cuda:1, mps.
@@ -129,7 +129,7 @@ def bench_audit(
     from mispair.bench.measure.audit_quality import measure, quality_table
 
     _check({"seeds": seeds, "pairs": pairs}, 1)
-    _check_ratios(ratio)
+    _check_ratios(noise_ratio)
     if source is not None:
         opened = open_source(source)
     elif left is not None and right is not None:
@@ -138,7 +138,7 @@ def bench_audit(
         raise ConfigError("Give a folder, or both --left A.npy and --right B.npy.")
     rows = list(
         measure(
-            opened, kind, ratio, seeds, count=pairs, device=device,
+            opened, kind, noise_ratio, seeds, count=pairs, device=device,
             on_result=lambda row: print(
                 f"{row.kind} {row.noise_ratio:.2f} seed {row.seed}: {row.auroc:.4f}", file=sys.stderr
             ),
@@ -155,7 +155,7 @@ def bench_scale(
     *,
     pairs: tuple[int, ...] = (10_000, 100_000, 1_000_000),
     width: int = 512,
-    ratio: float = 0.4,
+    noise_ratio: float = 0.4,
     device: str = "auto",
     json: bool = False,
 ) -> int:
@@ -164,16 +164,16 @@ def bench_scale(
     Args:
         pairs: One or more numbers of pairs.
         width: Numbers a vector.
-        ratio: Noise ratio.
+        noise_ratio: Share of mismatched pairs.
         device: auto, cpu, cuda, cuda:1, mps.
         json: Print the numbers as JSON.
     """
     from mispair.bench.measure.audit_scale import measure
 
     _check({"pairs": pairs, "width": width}, 1)
-    _check_ratios((ratio,))
+    _check_ratios((noise_ratio,))
     sizes = []
-    for size in measure(pairs, width, ratio, device):
+    for size in measure(pairs, width, noise_ratio, device):
         sizes.append(size)
         stages = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in size.stages.items())
         memory = "" if size.peak_bytes is None else f", {size.peak_bytes / 1e9:.2f} GB"
@@ -193,7 +193,7 @@ def _check(given: dict[str, int | tuple[int, ...] | None], least: int) -> None:
 
 def _check_ratios(ratios: tuple[float, ...]) -> None:
     if not ratios or not all(0 <= ratio <= 1 for ratio in ratios):
-        raise ConfigError("--ratio needs noise ratios between 0 and 1, such as 0.4.")
+        raise ConfigError("--noise-ratio needs noise ratios between 0 and 1, such as 0.4.")
 
 
 def bench_run(

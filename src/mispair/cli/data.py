@@ -57,7 +57,7 @@ def data_check(
 def data_noise(
     data: Positional[str],
     *,
-    ratio: float,
+    noise_ratio: float,
     out: Path,
     seed: int = 0,
     kind: NoiseKind = "caption",
@@ -68,7 +68,7 @@ def data_noise(
 
     Args:
         data: Folder of the data set, or "shapes".
-        ratio: Share of the captions (or images) to move.
+        noise_ratio: Share of the captions (or images) to move.
         out: File to write; NCR's, BiCro's and MSCN's code reads it (all kinds but image), or DECL's (kind image).
         seed: The same seed gives the same file.
         kind: caption: each caption on its own (NCR); image: all captions of an image together (DECL); near: exchanged
@@ -82,10 +82,10 @@ def data_noise(
     if out.exists():
         raise DataError(f"{out} exists already; give another --out or remove it first.")
     pairs = load(data, "train", captions_per_image=captions_per_image, finite=False)
-    save_noise(out, noise_index(pairs, ratio=ratio, seed=seed, kind=kind))
+    save_noise(out, noise_index(pairs, noise_ratio=noise_ratio, seed=seed, kind=kind))
     found = mismatch(load_noise(out, pairs.link, len(pairs.left)), pairs.link, pairs.groups)
     if json:
-        print_json({"file": str(out), "kind": kind, "pairs": len(pairs), "ratio": ratio, "mismatch": found})
+        print_json({"file": str(out), "kind": kind, "pairs": len(pairs), "noise_ratio": noise_ratio, "mismatch": found})
     else:
         print(f"{out}: {len(pairs):,} pairs, of which {found:.2%} are now mismatched.")
     return 0

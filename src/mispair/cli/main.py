@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from io import TextIOWrapper
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING
 
 import tyro
 
@@ -20,9 +19,7 @@ from mispair.cli.data import data_check, data_get, data_make, data_noise
 from mispair.cli.model import evaluate, search, train
 from mispair.cli.output import console, print_json, print_table
 from mispair.errors import ConfigError, MispairError
-
-if TYPE_CHECKING:
-    pass
+from mispair.support.renamed import current_flag
 
 
 def demo(*, out: Path = Path("demo"), seed: int = 0, json: bool = False) -> int:
@@ -87,6 +84,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "bench scale": bench_scale,
 }
 GROUPS = ("data", "bench")
+RENAMED_FLAGS = {key: {"ratio": "noise_ratio"} for key in ("data noise", "bench audit", "bench scale")}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -129,7 +127,8 @@ def _dispatch(argv: list[str]) -> int:
         raise ConfigError(f'There is no command "{name}".{hint} `mispair --help` lists them.')
     if name == "train":
         return train(argv[words:])
-    return tyro.cli(COMMANDS[name], args=argv[words:], prog=f"mispair {name}")
+    arguments = [current_flag(word, RENAMED_FLAGS.get(name, {})) for word in argv[words:]]
+    return tyro.cli(COMMANDS[name], args=arguments, prog=f"mispair {name}")
 
 
 def _help(group: str = "") -> str:

@@ -12,8 +12,9 @@ import tyro
 from tyro.conf import OmitArgPrefixes, Positional
 
 from mispair.cli.output import console, print_json, print_table
-from mispair.config import RENAMED, Config, current_name, read_recipe
+from mispair.config import RENAMED, Config, read_recipe
 from mispair.errors import ConfigError
+from mispair.support.renamed import current_flag
 
 if TYPE_CHECKING:
     from mispair.data.pairs import Pairs
@@ -35,7 +36,7 @@ class TrainArguments:
 
 def train(argv: Sequence[str]) -> int:
     """Train a matching model."""
-    argv = [_current_flag(word) for word in argv]
+    argv = [current_flag(word, RENAMED) for word in argv]
     defaults = read_recipe(_peek(argv, "--recipe")) if _peek(argv, "--recipe") else Config()
     arguments = tyro.cli(
         TrainArguments, args=argv, prog="mispair train", default=TrainArguments(defaults, out=tyro.MISSING)
@@ -169,15 +170,6 @@ def _load_pairs(matcher: Matcher, split: str, data: str | None, captions_per_ima
             file=sys.stderr,
         )
     return pairs
-
-
-def _current_flag(word: str) -> str:
-    """A flag of the version before by its name of today, with a note."""
-    flag, equals, value = word.partition("=")
-    key = flag.removeprefix("--").replace("-", "_")
-    if not flag.startswith("--") or key not in RENAMED:
-        return word
-    return f"--{current_name(key).replace('_', '-')}{equals}{value}"
 
 
 def _peek(argv: Sequence[str], flag: str) -> str:

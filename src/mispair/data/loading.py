@@ -167,7 +167,7 @@ def with_noise(config: Config, train: Pairs) -> Pairs:
     if not config.noise_ratio and config.noise_file is None:
         return train
     seed = config.seed if config.noise_seed is None else config.noise_seed
-    return add_noise(train, ratio=config.noise_ratio, seed=seed, kind=config.noise_kind, file=config.noise_file)
+    return add_noise(train, noise_ratio=config.noise_ratio, seed=seed, kind=config.noise_kind, file=config.noise_file)
 
 
 def with_absolute_paths(config: Config) -> Config:

@@ -24,6 +24,7 @@ from mispair.data.npy import check_finite, chunks, open_array
 from mispair.data.pairs import FloatArray, IntArray, Pairs, Tokens
 from mispair.errors import DataError
 from mispair.support.files import replacing
+from mispair.support.renamed import renamed_argument
 
 NEIGHBOURS = 10  # nearest left items that `near` exchanges with
 GROUP_ITEMS = 20  # left items per group in `group`, about
@@ -34,24 +35,24 @@ _BLOCK = 1 << 22  # similarities held at once
 _ITERATIONS = 50  # of the power iteration: the order along the direction need not be exact
 
 
-def caption_noise(link: IntArray, ratio: float, seed: int) -> IntArray:
+def caption_noise(link: IntArray, noise_ratio: float, seed: int) -> IntArray:
     """Shuffle the left rows of a share of the pairs among themselves, as NCR does.
 
     The calls to the legacy generator and their order are NCR's: the result equals its own after `numpy.random.seed`.
 
     Args:
         link: Left row of each pair.
-        ratio: Share of the pairs to select; a few of them keep their partner by chance.
+        noise_ratio: Share of the pairs to select; a few of them keep their partner by chance.
         seed: Seed of numpy's legacy generator.
 
     >>> caption_noise(np.arange(10) // 5, 0.4, seed=0)
     array([0, 0, 1, 0, 0, 1, 1, 1, 1, 0])
     """
-    _check_ratio(ratio)
+    _check_ratio(noise_ratio)
     random = _generator(seed)
     order = np.arange(len(link))
     random.shuffle(order)
-    selected = order[: int(ratio * len(link))]
+    selected = order[: int(noise_ratio * len(link))]
     noisy = np.array(link, dtype=np.int64)
     moved = noisy[selected]
     random.shuffle(moved)
@@ -59,7 +60,7 @@ def caption_noise(link: IntArray, ratio: float, seed: int) -> IntArray:
     return noisy
 
 
-def image_noise(n_left: int, ratio: float, seed: int, *, groups: IntArray | None = None) -> IntArray:
+def image_noise(n_left: int, noise_ratio: float, seed: int, *, groups: IntArray | None = None) -> IntArray:
     """Permute a share of the left rows among themselves, as DECL does; rows of one group are one image.
 
     Returns:
@@ -71,19 +72,19 @@ def image_noise(n_left: int, ratio: float, seed: int, *, groups: IntArray | None
     array([2, 3, 4, 5, 0, 1])
     """
     if groups is None:
-        return caption_noise(np.arange(n_left), ratio, seed)
+        return caption_noise(np.arange(n_left), noise_ratio, seed)
     _, image = np.unique(groups, return_inverse=True)
     by_image = np.argsort(image, kind="stable")
     sizes = np.bincount(image)
     starts = np.cumsum(sizes) - sizes
     place = np.empty(n_left, dtype=np.int64)  # of each row among those of its image
     place[by_image] = np.arange(n_left) - np.repeat(starts, sizes)
-    other = image_noise(len(sizes), ratio, seed)[image]
+    other = image_noise(len(sizes), noise_ratio, seed)[image]
     return np.asarray(by_image[starts[other] + place % sizes[other]])
 
 
 def near_noise(
-    link: IntArray, features: FloatArray, ratio: float, seed: int, *, groups: IntArray | None = None
+    link: IntArray, features: FloatArray, noise_ratio: float, seed: int, *, groups: IntArray | None = None
 ) -> IntArray:
     """Exchange the left rows of pairs whose left items are among each other's nearest neighbours.
 
@@ -93,18 +94,18 @@ def near_noise(
     Args:
         link: Left row of each pair.
         features: Features of the left items, (N, D) or (N, R, D).
-        ratio: Share of the pairs to exchange, met to within one exchange. Less is reached where too few pairs have a
-            partner left whose item has theirs among its nearest, too: the highest ratios.
+        noise_ratio: Share of the pairs to exchange, met to within one exchange. Less is reached where too few pairs
+            have a partner left whose item has theirs among its nearest, too: the highest ratios.
         seed: Seed of numpy's legacy generator.
         groups: Group of each left item; every item is its own by default.
 
     >>> near_noise(np.arange(4), np.array([[9.0, 1], [9, 2], [-9, 1], [-9, 2]]), 0.5, seed=0)
     array([2, 1, 0, 3])
     """
-    _check_ratio(ratio)
+    _check_ratio(noise_ratio)
     random = _generator(seed)
     noisy = np.array(link, dtype=np.int64)
-    wanted = int(ratio * len(link)) // 2
+    wanted = int(noise_ratio * len(link)) // 2
     if not wanted:
         return noisy
     vectors = _pool(features)
@@ -131,7 +132,7 @@ def near_noise(
     return noisy
 
 
-def group_noise(link: IntArray, groups: IntArray, ratio: float, seed: int) -> IntArray:
+def group_noise(link: IntArray, groups: IntArray, noise_ratio: float, seed: int) -> IntArray:
     """Exchange the right items of whole groups of left items, one by one.
 
     Groups with about the same number of pairs are coupled; what the larger one has more stays.
@@ -139,13 +140,13 @@ def group_noise(link: IntArray, groups: IntArray, ratio: float, seed: int) -> In
     Args:
         link: Left row of each pair.
         groups: Group of each left item, such as from `neighbour_groups`.
-        ratio: Share of the pairs to move, met to within one exchange of two groups.
+        noise_ratio: Share of the pairs to move, met to within one exchange of two groups.
         seed: Seed of numpy's legacy generator.
 
     >>> group_noise(np.arange(8) // 2, np.array([0, 0, 1, 1]), 1.0, seed=0)
     array([2, 2, 3, 3, 0, 0, 1, 1])
     """
-    _check_ratio(ratio)
+    _check_ratio(noise_ratio)
     random = _generator(seed)
     noisy = np.array(link, dtype=np.int64)
     by_item = np.argsort(noisy, kind="stable")
@@ -156,7 +157,7 @@ def group_noise(link: IntArray, groups: IntArray, ratio: float, seed: int) -> In
     shuffled = [members[number] for number in random.permutation(len(starts))]
     largest_first = sorted(shuffled, key=len, reverse=True)
     couples = list(zip(largest_first[::2], largest_first[1::2], strict=False))  # the smallest may stay alone
-    missing = ratio * len(link)
+    missing = noise_ratio * len(link)
     for number in random.permutation(len(couples)):
         one, other = couples[number]
         size = min(len(one), len(other))
@@ -261,7 +262,7 @@ def load_noise(path: str | Path, link: IntArray, n_left: int) -> IntArray:
     return index if len(index) == len(link) else index[link]
 
 
-def noise_index(pairs: Pairs, *, ratio: float, seed: int, kind: NoiseKind = "caption") -> IntArray:
+def noise_index(pairs: Pairs, *, noise_ratio: float, seed: int, kind: NoiseKind = "caption") -> IntArray:
     """Make the noise index of a data set, for `save_noise` and `load_noise`.
 
     Returns:
@@ -270,13 +271,13 @@ def noise_index(pairs: Pairs, *, ratio: float, seed: int, kind: NoiseKind = "cap
     Raises:
         DataError: The ratio, the seed or the kind is wrong, or the kind does not suit the left side.
     """
-    _check_ratio(ratio)
+    _check_ratio(noise_ratio)
     _check_seed(seed)
     _check_kind(kind)
     if kind == "caption":
-        return caption_noise(pairs.link, ratio, seed)
+        return caption_noise(pairs.link, noise_ratio, seed)
     if kind == "image":
-        return image_noise(len(pairs.left), ratio, seed, groups=pairs.groups)
+        return image_noise(len(pairs.left), noise_ratio, seed, groups=pairs.groups)
     if isinstance(pairs.left, Tokens):
         raise DataError(
             f"{pairs.name}: noise of kind {kind!r} goes by the features of the left side, which holds texts here; "
@@ -284,23 +285,24 @@ def noise_index(pairs: Pairs, *, ratio: float, seed: int, kind: NoiseKind = "cap
         )
     features = pairs.left.features
     if kind == "near":
-        index = near_noise(pairs.link, features, ratio, seed, groups=pairs.groups)
+        index = near_noise(pairs.link, features, noise_ratio, seed, groups=pairs.groups)
     else:
-        index = group_noise(pairs.link, neighbour_groups(features, groups=pairs.groups), ratio, seed)
+        index = group_noise(pairs.link, neighbour_groups(features, groups=pairs.groups), noise_ratio, seed)
     reached = mismatch(index, pairs.link, pairs.groups)
-    if abs(reached - ratio) > _TOLERANCE:
+    if abs(reached - noise_ratio) > _TOLERANCE:
         warnings.warn(
-            f"{pairs.name}: noise of kind {kind!r} mismatches {reached:.1%} of the pairs instead of {ratio:.1%}: "
+            f"{pairs.name}: noise of kind {kind!r} mismatches {reached:.1%} of the pairs instead of {noise_ratio:.1%}: "
             + ("the other pairs have no near partner left." if kind == "near" else "only whole groups are exchanged."),
             stacklevel=2,
         )
     return index
 
 
+@renamed_argument("ratio", "noise_ratio")
 def add_noise(
     pairs: Pairs,
     *,
-    ratio: float,
+    noise_ratio: float,
     seed: int,
     kind: NoiseKind = "caption",
     file: str | Path | None = None,
@@ -309,7 +311,7 @@ def add_noise(
 
     Args:
         pairs: The training pairs.
-        ratio: Share of the captions (or images) to move, 0 to 1.
+        noise_ratio: Share of the captions (or images) to move, 0 to 1.
         seed: Seed of the random choice.
         kind: caption: shuffled (NCR); image: shuffled with all captions of an image (DECL); near: exchanged between
             similar images; group: exchanged between whole groups of images.
@@ -320,29 +322,29 @@ def add_noise(
     """
     if not isinstance(pairs, Pairs):
         raise DataError(f"add_noise: pairs must be Pairs, as mispair.load gives them, not {type(pairs).__name__}.")
-    _check_ratio(ratio)
+    _check_ratio(noise_ratio)
     _check_kind(kind)
     if file is not None and Path(file).exists():
         link = load_noise(file, pairs.link, len(pairs.left))
         found = mismatch(link, pairs.link, pairs.groups)
-        if ratio and abs(found - ratio) > _TOLERANCE:
+        if noise_ratio and abs(found - noise_ratio) > _TOLERANCE:
             warnings.warn(
                 f"{file}: {found:.1%} of the pairs are mismatched by this noise index, but the noise ratio is "
-                f"{ratio:.1%}; the file is used as it is.",
+                f"{noise_ratio:.1%}; the file is used as it is.",
                 stacklevel=2,
             )
         return pairs.with_link(link)
-    if file is not None and not ratio:
+    if file is not None and not noise_ratio:
         raise DataError(f"{file}: no such noise index, and with a noise ratio of 0 there is none to make.")
-    index = noise_index(pairs, ratio=ratio, seed=seed, kind=kind)
+    index = noise_index(pairs, noise_ratio=noise_ratio, seed=seed, kind=kind)
     if file is not None:
         save_noise(file, index)
     return pairs.with_link(index[pairs.link] if kind == "image" else index)
 
 
-def _check_ratio(ratio: float) -> None:
-    if not (isinstance(ratio, float | int | np.floating) and 0 <= ratio <= 1):
-        raise DataError(f"The noise ratio is {ratio!r}; expected a share from 0 to 1, such as 0.4 for 40 %.")
+def _check_ratio(noise_ratio: float) -> None:
+    if not (isinstance(noise_ratio, float | int | np.floating) and 0 <= noise_ratio <= 1):
+        raise DataError(f"The noise ratio is {noise_ratio!r}; expected a share from 0 to 1, such as 0.4 for 40 %.")
 
 
 def _check_kind(kind: str) -> None:

@@ -2,7 +2,7 @@
 Correction, CVPR 2023).
 
 The last layer of a similarity network is the meta network. It learns from a small set of pairs that are known to be
-right, and as many random ones that are wrong: before each step it is changed such that a step of the rest of the
+matched, and as many random, mismatched ones: before each step it is changed such that a step of the rest of the
 network would separate these better (mscn_meta.py). The rest then takes its step, with the similarity itself as the
 label: a pair with low similarity gets a small margin. Before every main epoch each network drops pairs for the other,
 by a mixture of Beta distributions over the similarities that starts from those of the known pairs.
@@ -59,7 +59,7 @@ WRONG, RIGHT = 0, 1  # components of the mixture and labels of known pairs
 
 @dataclass(frozen=True)
 class LabelledPairs:
-    """Pairs whose label is known: right and wrong ones, as many of each."""
+    """Pairs whose label is known: matched and mismatched ones, as many of each."""
 
     left: IntArray  # (2M,) left rows
     right: IntArray  # (2M,) right items
@@ -88,7 +88,7 @@ class Mscn(Method):
     Attributes:
         meta_set: Training pairs known to be right. No step trains on them.
         rest: All other training pairs.
-        known: By network: the meta set and this epoch's wrong pairs.
+        known: By network: the meta set and this epoch's mismatched pairs.
         meta_optimizers: Of each network's meta network in the main epochs.
         epoch: The main epoch.
     """
@@ -266,13 +266,13 @@ class MscnAsPublished(Mscn):
 
 def meta_set(pairs: Pairs, share: float, rng: np.random.Generator) -> IntArray:
     """A share of all pairs, drawn among those that are known to be right: sorted numbers of pairs."""
-    wrong = pairs.mismatched
-    if wrong is None:
+    mismatched = pairs.mismatched
+    if mismatched is None:
         raise DataError(
             f"{pairs.name}: mscn needs some pairs that are known to be right, but nothing is known about these; inject "
             "noise with --noise-ratio, or give `Pairs` whose `truth` is known."
         )
-    right, count = np.flatnonzero(~wrong), round(share * len(pairs))
+    right, count = np.flatnonzero(~mismatched), round(share * len(pairs))
     if count < 2 or len(pairs) - count < 2:
         raise DataError(
             f"{pairs.name}: with --meta-share {share:g} the meta set has {count:,} of {len(pairs):,} pairs; there must "
@@ -287,7 +287,7 @@ def meta_set(pairs: Pairs, share: float, rng: np.random.Generator) -> IntArray:
 
 
 def known_pairs(pairs: Pairs, chosen: IntArray, rng: np.random.Generator) -> LabelledPairs:
-    """The chosen pairs and as many wrong ones: random right items, none twice, with any training pair's left item."""
+    """The chosen pairs and as many mismatched ones: random right items, none twice, with any pair's left item."""
     right = rng.choice(len(pairs), size=len(chosen), replace=False)
     left = pairs.link[rng.integers(len(pairs), size=len(chosen))]
     while (fits := pairs.left_groups[left] == pairs.right_groups[right]).any():
@@ -336,7 +336,7 @@ def _fitted(known: FloatArray, labels: IntArray, x: FloatArray) -> BetaMixture:
 def scale_to_odds(network: Network, scores: FloatArray, labels: IntArray) -> None:
     """Scales and shifts the output of the score layer such that similarities of known pairs are probabilities.
 
-    No order of similarities changes, and nothing at all where known pairs tell that high ones mean wrong pairs.
+    No order of similarities changes, and nothing at all where known pairs tell that high ones mean mismatched pairs.
     """
     slope, shift = log_odds(scores, labels)
     if slope > 0:

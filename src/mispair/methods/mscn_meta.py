@@ -2,7 +2,7 @@
 
 A network is theta and phi: phi is its score layer, MSCN's meta network, and theta all the rest. A virtual step with the
 training loss L takes theta to theta' = theta - lr dL/dtheta, which depends on phi. The loss M of pairs that are known
-to be right or wrong is computed with theta' and phi, and phi follows its gradient:
+to be matched or mismatched is computed with theta' and phi, and phi follows its gradient:
 
     dM/dphi = M_phi(theta', phi) - lr d/dphi (v . dL/dtheta),    v = M_theta(theta', phi).
 

@@ -19,20 +19,20 @@ class Oracle(Plain):
 
     def __init__(self, config: Config, nets: list[Network], loader: PairLoader) -> None:
         super().__init__(config, nets, loader)
-        wrong = loader.pairs.mismatched
-        if wrong is None:
+        mismatched = loader.pairs.mismatched
+        if mismatched is None:
             raise ConfigError("The oracle needs pairs whose truth is known; inject noise with --noise-ratio.")
-        right = np.flatnonzero(~wrong)
-        images = len(np.unique(loader.pairs.left_groups[loader.pairs.link[right]]))
+        matched = np.flatnonzero(~mismatched)
+        images = len(np.unique(loader.pairs.left_groups[loader.pairs.link[matched]]))
         if images < 2:
             raise DataError(
-                f"{loader.pairs.name}: {len(right):,} of {len(wrong):,} pairs are right, with {images} different left "
-                "items; the oracle trains on right pairs only and needs at least 2 of each: lower the share of noise."
+                f"{loader.pairs.name}: {len(matched):,} of {len(mismatched):,} pairs are matched, with {images} "
+                "different left items; the oracle trains on matched pairs only and needs at least 2: lower --noise-ratio."
             )
-        self._right = EpochPairs(right)
+        self._matched = EpochPairs(matched)
 
     def begin_warmup(self) -> list[EpochPairs]:
-        return [self._right] * len(self.nets)
+        return [self._matched] * len(self.nets)
 
     def begin_epoch(self, epoch: int) -> list[EpochPairs]:  # noqa: ARG002 - the same pairs in every epoch
         return self.begin_warmup()

@@ -24,7 +24,7 @@ from mispair.training.trainer import Trainer, check_pairs
 
 SAMPLE = 16  # items of a side that are compared before all of them are
 READING = ("data", "vocab", "dev_protocol", "captions_per_image")  # settings of which data `mispair train` reads ...
-NOISE = ("noise_ratio", "noise_kind", "noise_file", "noise_seed")  # ... and which pairs it makes wrong
+NOISE = ("noise_ratio", "noise_kind", "noise_file", "noise_seed")  # ... and which pairs it mismatches
 
 
 def fit(
@@ -94,7 +94,7 @@ def _refuse_data_settings(settings: dict[str, Any]) -> None:
         if name in READING:
             how = "say what to read with mispair.load"
         elif name in NOISE:
-            how = "make pairs wrong with mispair.add_noise(pairs, ratio=0.4, seed=0)"
+            how = "mismatch pairs with mispair.add_noise(pairs, noise_ratio=0.4, seed=0)"
         else:
             continue
         raise ConfigError(f"fit: {name} is about the data, but fit takes pairs as they are; {how} before.")

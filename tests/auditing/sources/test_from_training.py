@@ -32,7 +32,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_pairs_keep_their_captions_images_and_groups(folder: Path) -> None:
-    pairs = add_noise(loading.load(folder, "train"), ratio=0.5, seed=0)
+    pairs = add_noise(loading.load(folder, "train"), noise_ratio=0.5, seed=0)
     source = from_pairs(pairs, folder / "images")
     assert isinstance(pairs.left, Regions)
     assert isinstance(pairs.right, Tokens)
@@ -66,7 +66,7 @@ def test_a_pair_has_the_id_that_an_audit_of_the_folder_gives_it(
     assert ids == open_source(tmp_path).ids(rows)
     assert ids[-1] == {(1, True): "photo23.jpg", (5, True): "photo23.jpg#4"}.get((captions, named), str(rows[-1]))
     if named:  # made wrong, they are other pairs
-        assert not set(from_pairs(add_noise(pairs, ratio=0.5, seed=0)).ids(rows[captions:])) & set(ids)
+        assert not set(from_pairs(add_noise(pairs, noise_ratio=0.5, seed=0)).ids(rows[captions:])) & set(ids)
 
 
 def test_vectors_are_taken_as_they_are() -> None:
@@ -105,7 +105,7 @@ def test_a_run_is_audited_by_its_networks_with_its_noise(
     assert not is_run(folder)
     source = from_run(run, "cpu")
     assert source.network_score is None  # the vectors contain all that these networks know
-    noisy = add_noise(loading.load(folder, "train"), ratio=0.4, seed=0)
+    noisy = add_noise(loading.load(folder, "train"), noise_ratio=0.4, seed=0)
     matcher = Matcher.load(run, "cpu")
     left, right = source.block(0, len(source))
     np.testing.assert_allclose(left, matcher.encode(noisy.left, "left")[noisy.link], atol=1e-5)
@@ -127,7 +127,7 @@ def test_a_run_is_audited_with_its_captions_per_image(tmp_path: Path) -> None:
     small = ["--embed-size", "16", "--word-size", "8", "--epochs", "1", "--warmup-epochs", "0", "--device", "cpu"]
     options = ["--method", "plain", "--captions-per-image", "1", "--noise-ratio", "0.4", "--out", str(run)]
     assert main(["train", "--data", str(data), *small, *options]) == 0
-    noisy = add_noise(loading.load(data, "train", captions_per_image=1), ratio=0.4, seed=0)
+    noisy = add_noise(loading.load(data, "train", captions_per_image=1), noise_ratio=0.4, seed=0)
     source = from_run(run, "cpu")
     assert source.groups is None  # 60 images, each with its own caption
     left = Matcher.load(run, "cpu").encode(noisy.left, "left")
@@ -142,7 +142,7 @@ def test_scores_of_networks_that_compare_regions_and_words_are_a_measure(
     train = ["train", "--data", str(folder), "--model", "sgr", "--noise-ratio", "0.4", "--device", "cpu"]
     assert main([*train, *small, "--out", str(run)]) == 0
     source, matcher = from_run(run, "cpu"), Matcher.load(run, "cpu")
-    pairs = add_noise(loading.load(folder, "train", vocabulary=matcher.vocabulary), ratio=0.4, seed=0)
+    pairs = add_noise(loading.load(folder, "train", vocabulary=matcher.vocabulary), noise_ratio=0.4, seed=0)
     rows = np.unique(pairs.link, return_index=True)[1]  # one caption of each image, all in one batch
     S = matcher.score(pairs.left, pairs.right)[pairs.link[rows]][:, rows]
     expected = [2 * S[k, k] - _best(np.delete(S[k], k)) - _best(np.delete(S[:, k], k)) for k in range(len(rows))]

@@ -39,7 +39,7 @@ def test_pairs_that_share_an_item_are_grouped() -> None:
 def test_the_command_measures_the_quality_of_an_audit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert not audit_scale.generate(tmp_path, 300, 24, noise_ratio=0.0).any()
     files = ["--left", str(tmp_path / "left.npy"), "--right", str(tmp_path / "right.npy")]
-    assert main(["bench", "audit", *files, "--ratio", "0.3", "--seeds", "1", "--device", "cpu", "--json"]) == 0
+    assert main(["bench", "audit", *files, "--noise-ratio", "0.3", "--seeds", "1", "--device", "cpu", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["audits"]
     assert row["noise_ratio"] == pytest.approx(0.3, abs=0.01)
     assert row["auroc"] > 0.8

@@ -133,10 +133,10 @@ def test_flops_are_those_of_the_papers_equations(model: str) -> None:
         (["epoch", "--images", "0"], "--images is 0"),
         (["epoch", "--noise-file", "typo.npy"], "There is no typo.npy"),
         (["audit", "shapes", "--pairs", "-4"], "--pairs is -4"),
-        (["audit", "shapes", "--ratio"], "--ratio needs noise ratios"),
-        (["audit", "shapes", "--ratio", "1.5"], "--ratio needs noise ratios"),
+        (["audit", "shapes", "--noise-ratio"], "--noise-ratio needs noise ratios"),
+        (["audit", "shapes", "--noise-ratio", "1.5"], "--noise-ratio needs noise ratios"),
         (["scale", "--pairs", "-5"], "--pairs is -5"),
-        (["scale", "--ratio", "3"], "--ratio needs noise ratios"),
+        (["scale", "--noise-ratio", "3"], "--noise-ratio needs noise ratios"),
     ],
 )
 def test_mistakes_become_sentences(capsys: pytest.CaptureFixture[str], arguments: list[str], message: str) -> None:

@@ -81,7 +81,7 @@ def measure(
         for noise_ratio in noise_ratios:
             for seed in range(seeds):
                 pairs = pairs_of(source, count, seed)
-                noisy = pairs.with_link(noise_index(pairs, ratio=noise_ratio, seed=seed, kind=kind))
+                noisy = pairs.with_link(noise_index(pairs, noise_ratio=noise_ratio, seed=seed, kind=kind))
                 quality = judge(noisy, audit_source(from_pairs(noisy), Settings(device=device)), kind, seed)
                 on_result(quality)
                 yield quality

@@ -13,9 +13,11 @@ from audit_cases import contents, make_case, write_clip
 from kills import killed_runs
 from mispair.auditing import audit as audit_module
 from mispair.auditing import folder as folder_module
+from mispair.auditing import inputs
 from mispair.auditing.audit import Settings, audit_source
 from mispair.auditing.findings import AuditSummary
-from mispair.auditing.folder import AUDIT, AuditInput, audit_path
+from mispair.auditing.folder import AUDIT, audit_path
+from mispair.auditing.inputs import AuditInput
 from mispair.auditing.sources.source import open_source
 from mispair.cli.main import main
 from mispair.data.shapes import dataset
@@ -160,7 +162,7 @@ def test_the_data_of_a_run_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     small = ["--embed-size", "16", "--word-size", "8", "--epochs", "1", "--warmup-epochs", "0", "--device", "cpu"]
     assert main(["train", "--data", str(data), "--method", "plain", *small, "--out", "run"]) == 0
     assert audit("run") == 0
-    monkeypatch.setattr(folder_module, "from_run", never)
+    monkeypatch.setattr(inputs, "from_run", never)
     assert audit("run") == 0
     assert ENDED in capsys.readouterr().err
     np.save(data / "train_ims.npy", np.load(data / "train_ims.npy") + 1)

@@ -10,7 +10,7 @@ from PIL import Image
 
 from audit_cases import contents, hurry, make_case, write_clip
 from mispair.auditing import audit as audit_module
-from mispair.auditing import folder
+from mispair.auditing import inputs
 from mispair.auditing.encoding import encode
 from mispair.auditing.folder import read_checked
 from mispair.cli.main import main
@@ -31,7 +31,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(audit_module, "_learn", work)
     monkeypatch.setattr(encode, "image_encoder", work)
-    monkeypatch.setattr(folder, "from_run", work)
+    monkeypatch.setattr(inputs, "from_run", work)
     case = make_case(60, 0.3)
     write_clip(tmp_path / "in", case.left, case.right, {"id": [str(row) for row in range(60)]})
     np.save("a.npy", case.left)
@@ -83,7 +83,6 @@ def test_a_bad_place_for_the_copy(place: Path, capsys: Capture, kind: str, clean
     ("clean", "words"),
     [
         ("raw/clean", "where the audited data is"),
-        ("out-embeddings/clean", "where the audited data is"),
         ("file", "this is a file"),
         ("mine", "also holds thesis.txt"),
         ("out", "lie in each other"),

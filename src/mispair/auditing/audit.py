@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,17 +14,23 @@ import safetensors.torch
 import torch
 from rich.console import Console
 
-from mispair.auditing.clean_copy import write_filtered, write_table
+from mispair.auditing.encoding.encode import Encoders
+from mispair.auditing.encoding.encoders import IMAGE_MODEL, TEXT_MODEL
 from mispair.auditing.findings import Findings, match_scores
+from mispair.auditing.inputs import AuditInput, open_given
+from mispair.auditing.layouts.copies import SURE, clean_edits, mended_edits, write_copy
 from mispair.auditing.report.page import make_page
 from mispair.auditing.report.render import render
+from mispair.auditing.result_tables import defused, write_table
 from mispair.auditing.scoring.folds import fold_numbers, sample
 from mispair.auditing.scoring.judge import Judge, learn
 from mispair.auditing.scoring.near_duplicates import Codes, Groups, Mask, find_near_duplicates
 from mispair.auditing.scoring.partners import find_partners
 from mispair.auditing.scoring.scan import READABLE, Scan, faults, scan
 from mispair.auditing.sources.from_pairs import captions, from_pairs, pair_ids
-from mispair.auditing.sources.source import Source, from_memory
+from mispair.auditing.sources.raw import RawPairs
+from mispair.auditing.sources.source import Source
+from mispair.auditing.sources.tables import Roles
 from mispair.compute.devices import pick_device
 from mispair.data.pairs import MATCH_THRESHOLD, IntArray, Pairs
 from mispair.errors import DataError
@@ -32,6 +38,9 @@ from mispair.functional.logistic import FloatArray
 from mispair.support.files import write_atomically
 from mispair.support.formatting import plain
 from mispair.support.progress import RowProgress, progress
+
+if TYPE_CHECKING:
+    import pandas
 
 SAMPLE = 1 << 15  # pairs that the judge learns from
 LEAST = 50  # pairs, below which there is nothing to learn from
@@ -64,16 +73,13 @@ class Audit(Findings):
 
     def to_parquet(self, path: str | Path, *, overwrite: bool = False) -> None:
         """Writes the table of all pairs; the file is named .parquet."""
-        self._write(path, ".parquet", overwrite=overwrite)
+        _check_ending(path, ".parquet")
+        write_table(path, self.pieces(), overwrite=overwrite)
 
     def to_csv(self, path: str | Path, *, overwrite: bool = False) -> None:
-        """Writes the table of all pairs as text; the file is named .csv."""
-        self._write(path, ".csv", overwrite=overwrite)
-
-    def _write(self, path: str | Path, ending: str, *, overwrite: bool) -> None:
-        if Path(path).suffix.lower() != ending:
-            raise DataError(f"{path}: expected a name that ends in {ending}; choose such a one.")
-        write_table(path, self.pieces(), overwrite=overwrite)
+        """Writes the table of all pairs for people and spreadsheets (see `result_tables.defused`), named .csv."""
+        _check_ending(path, ".csv")
+        write_table(path, map(defused, self.pieces()), overwrite=overwrite)
 
     def to_html(self, path: str | Path) -> None:
         """Writes the report: one self-contained page."""
@@ -81,7 +87,18 @@ class Audit(Findings):
 
     def write_clean(self, out: str | Path, *, overwrite: bool = False) -> Path:
         """Writes a copy of the input without the flagged and the unreadable pairs, in the input's own layout."""
-        return write_filtered(self.source, self.kept, out, overwrite)
+        return write_copy(self.source, clean_edits(self.table), out, overwrite)
+
+    def write_mended(self, out: str | Path, *, least: float = SURE, overwrite: bool = False) -> Path:
+        """Writes a copy of the input in which flagged pairs have their best suggested partner.
+
+        Those without a partner that is right with a probability of at least `least`, and unreadable ones, are left out.
+        """
+        return write_copy(self.source, mended_edits(self.table, self.source, least), out, overwrite)
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """The table of all pairs as a DataFrame; needs pandas."""
+        return self.table.to_pandas()
 
     def attach_to(self, pairs: Pairs) -> Pairs:
         """The pairs with the match scores of this audit, so that `mispair.fit` warms up on those that match.
@@ -122,34 +139,78 @@ class Audit(Findings):
         return True
 
 
+def _check_ending(path: str | Path, ending: str) -> None:
+    if Path(path).suffix.lower() != ending:
+        raise DataError(f"{path}: expected a name that ends in {ending}; choose such a one.")
+
+
 def audit(
     left: Any,
-    right: Any,
+    right: Any = None,
     ids: Any = None,
     groups: Any = None,
     *,
     texts: Sequence[str] | None = None,
+    images: str | Path | None = None,
+    split: str | None = None,
+    image_column: str | None = None,
+    caption_column: str | None = None,
+    id_column: str | None = None,
+    encoder: str | None = None,
+    image_model: str = IMAGE_MODEL,
+    text_model: str = TEXT_MODEL,
+    cache: str | Path | None = None,
     joint: bool = False,
     checked: Mapping[str, bool] | None = None,
     device: str = "auto",
 ) -> Audit:
-    """Finds the mismatched pairs among two sets of embeddings.
+    """Finds the mismatched pairs of a data set.
+
+        mispair.audit("photos.csv", images="photos/")       # a path, as for the command `mispair audit`
+        mispair.audit(frame, images="photos/")              # a table: pandas, polars, pyarrow, datasets
+        mispair.audit(image_paths, captions)                # two lists of texts
+        mispair.audit(image_vectors, text_vectors)          # two sets of embeddings
+
+    Images and captions are encoded; vectors are used as they are.
 
     Args:
-        left: (N, D) vectors, numpy or torch, such as those of the images.
-        right: (N, E) vectors of their partners. The two need not share a space or a width.
-        ids: Names of the pairs (a list, an array or a series); by default their numbers.
+        left: A path; a table of images and captions; image paths; or vectors (N, D) as a numpy array, a torch tensor, a
+            list, or of pandas, polars or pyarrow.
+        right: Captions, or vectors (N, E); the two sides need not share a space or a width.
+        ids: Names of the pairs (a list, an array or a series); by default their numbers, or their images.
         groups: One value a pair, likewise; pairs with the same one share their left item, as five captions of one
-            image do.
-        texts: Captions, for the report.
-        joint: Whether both come from encoders with a common space, such as CLIP.
+            image do. Only for vectors: images are known by their paths.
+        texts: Captions of vectors, for the report.
+        images: Folder that the image paths start from.
+        split: Part of a folder that has parts; train by default.
+        image_column: Column of images, if its name is not a usual one.
+        caption_column: Column of captions, likewise.
+        id_column: Column of ids, likewise.
+        encoder: One encoder with a common space for both sides, such as open_clip:MODEL/WEIGHTS.
+        image_model: Encoder of the images.
+        text_model: Encoder of the captions.
+        cache: Folder of encodings; by default MISPAIR_CACHE, or that of the user.
+        joint: Whether the vectors come from encoders with a common space, such as CLIP.
         checked: Pairs that a person has checked: id, and whether it matches.
         device: auto, cpu, cuda, cuda:1, mps.
 
     Raises:
-        DataError: The arrays do not belong together, or there are too few pairs.
+        ConfigError: The arguments do not go together, or an encoder is missing.
+        DataError: The data cannot be read, the two sides do not belong together, or there are too few pairs.
     """
-    return audit_source(from_memory(left, right, ids, groups, texts), Settings(joint, checked, device))
+    settings = Settings(joint or encoder is not None, checked, device)
+    named: Roles = {"image_path": image_column or "", "caption": caption_column or "", "id": id_column or ""}
+    data = AuditInput(
+        images=None if images is None else Path(images),
+        split=split,
+        columns={role: column for role, column in named.items() if column},
+        encoders=Encoders(encoder or image_model, encoder or text_model, device),
+        cache=None if cache is None else Path(cache),
+    )
+    source = open_given(
+        left, right, ids, groups, texts, data, lambda pairs: check_rows(pairs, settings), device
+    )  # fmt: skip
+    return audit_source(source, settings)
 
 
 def audit_source(
@@ -235,16 +296,25 @@ def check(source: Source, settings: Settings) -> None:
     Raises:
         DataError: There are too few pairs, or a setting does not fit them.
     """
-    if len(source) < LEAST:
-        raise DataError(f"{source.name}: {len(source):,} pairs; an audit needs at least {LEAST} to learn from.")
+    check_rows(source, settings)
     if settings.joint and source.widths[0] != source.widths[1]:
         raise DataError(
             f"{source.name}: the left vectors have {source.widths[0]} numbers and the right ones {source.widths[1]}; "
             "encoders with a common space give equally many, so leave out --joint."
         )
+
+
+def check_rows(pairs: Source | RawPairs, settings: Settings) -> None:
+    """The part of `check` that needs no vectors.
+
+    Raises:
+        DataError: There are too few pairs, or a setting does not fit them.
+    """
+    if len(pairs) < LEAST:
+        raise DataError(f"{pairs.name}: {len(pairs):,} pairs; an audit needs at least {LEAST} to learn from.")
     if settings.workers is not None and settings.workers < 1:
         raise DataError(f"--workers is {settings.workers}; expected at least 1.")
-    checked_rows(source, settings)  # refuses unknown ids and invalid answers
+    pairs.find(list(checked_answers(settings.checked)))  # refuses unknown ids and invalid answers
 
 
 def _judge(source: Source, settings: Settings, device: torch.device, work: Path | None) -> Judge:

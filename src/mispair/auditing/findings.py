@@ -233,6 +233,7 @@ class Findings:
         bad, match = self.scan.status[here] != READABLE, self.match_score[here]
         columns: dict[str, Any] = {
             "id": self.source.id_column(start, stop),
+            **self.source.item_columns(start, stop),
             "status": self._status_column(start, stop),
             "match_score": pyarrow.array(match, mask=bad),
             "is_mismatch": pyarrow.array(match < MATCH_THRESHOLD, mask=bad),

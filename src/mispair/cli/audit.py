@@ -14,7 +14,9 @@ from mispair.errors import StoppedError
 
 if TYPE_CHECKING:
     from mispair.auditing.findings import AuditSummary
+    from mispair.auditing.sources.tables import Roles
 
+IMAGE_MODEL, TEXT_MODEL = "efficientnet-lite0", "all-minilm-l6-v2"
 BAD_CODE = 3  # exit code where more than 1 % of the pairs could not be read
 
 
@@ -27,9 +29,17 @@ def audit(
     ids: Path | None = None,
     images: Path | None = None,
     split: str | None = None,
+    image_column: str | None = None,
+    caption_column: str | None = None,
+    id_column: str | None = None,
+    encoder: str | None = None,
+    image_model: str = IMAGE_MODEL,
+    text_model: str = TEXT_MODEL,
+    cache: Path | None = None,
     joint: bool = False,
     checked: Path | None = None,
     clean: Path | None = None,
+    mended: Path | None = None,
     overwrite: bool = False,
     device: str = "auto",
     workers: int | None = None,
@@ -38,40 +48,60 @@ def audit(
     """Find the mismatched pairs of a data set, with a report. The same command again goes on where it was stopped.
 
     Args:
-        source: Folder of embeddings (clip-retrieval), of features (SCAN) or of a training run; or raw images and
-            captions, as for encode.
+        source: Images and captions, as for encode; or a folder of embeddings (clip-retrieval), of features (SCAN) or of
+            a training run.
         out: Folder for the table of all pairs, the suggestions and the report.
         left: Vectors of one side as .npy, instead of a source.
         right: Vectors of the other side.
         ids: Table (CSV, TSV, parquet) with a row for each vector: id, caption, image_path, group.
         images: Folder of the images.
         split: Part of the data set; train by default, where it has parts.
-        joint: Both encoders share a space, as CLIP's do.
+        image_column: Column of images, if its name is not a usual one; its number in a table without a header.
+        caption_column: Column of captions, likewise.
+        id_column: Column of ids, likewise.
+        encoder: One encoder with a common space for both sides: open_clip:MODEL/WEIGHTS.
+        image_model: Encoder of the images: efficientnet-lite0, or open_clip:MODEL/WEIGHTS.
+        text_model: Encoder of the captions: all-minilm-l6-v2, transformers:NAME_OR_FOLDER, or open_clip:MODEL/WEIGHTS.
+        cache: Folder of encodings; by default MISPAIR_CACHE, or that of the user.
+        joint: The vectors come from encoders that share a space, as CLIP's do.
         checked: CSV of pairs that you have checked: id, and right (yes or no).
         clean: Write a copy of the input without the flagged and the unreadable pairs to this folder.
+        mended: The same, but flagged pairs get their better partners where these are sure enough.
         overwrite: Replace what is in the folders.
         device: auto, cpu, cuda, cuda:1, mps.
         workers: Threads; as many as there are cores by default.
         json: Print the metrics as JSON.
     """
     from mispair.auditing.audit import Settings
-    from mispair.auditing.folder import AuditInput, audit_path, read_checked
+    from mispair.auditing.encoding.encode import Encoders
+    from mispair.auditing.folder import audit_path, read_checked
+    from mispair.auditing.inputs import AuditInput
 
-    data = AuditInput(source, left, right, ids, images, split)
-    settings = Settings(joint, None if checked is None else read_checked(checked), device, workers)
+    encoders = Encoders(encoder or image_model, encoder or text_model, device)
+    columns = _columns(image_column, caption_column, id_column)
+    data = AuditInput(source, left, right, ids, images, split, columns, encoders, cache)
+    answers = None if checked is None else read_checked(checked)
+    settings = Settings(joint or encoder is not None, answers, device, workers)
     command = shlex.join(["mispair", *sys.argv[1:]])
     try:
-        summary = audit_path(data, out, settings, clean=clean, overwrite=overwrite, console=console(), command=command)
+        summary = audit_path(
+            data, out, settings, clean=clean, mended=mended, overwrite=overwrite, console=console(), command=command
+        )
     except KeyboardInterrupt:
         raise StoppedError("The audit was stopped; the same command goes on where it was.", 130) from None
     if json:
         print_json({"out": str(out), **summary.model_dump()})
     else:
-        print("\n".join(_lines(summary, out, clean)))
+        print("\n".join(_lines(summary, out, clean, mended)))
     return BAD_CODE if summary.too_many_unreadable else 0
 
 
-def _lines(summary: AuditSummary, out: Path, clean: Path | None) -> list[str]:
+def _columns(image: str | None, caption: str | None, name: str | None) -> Roles:
+    named: Roles = {"image_path": image or "", "caption": caption or "", "id": name or ""}
+    return {role: column for role, column in named.items() if column}
+
+
+def _lines(summary: AuditSummary, out: Path, clean: Path | None, mended: Path | None) -> list[str]:
     """The result in words."""
     return [
         f"{summary.flagged:,} of {summary.scored:,} pairs are flagged as mismatched. Estimated noise rate "
@@ -80,6 +110,7 @@ def _lines(summary: AuditSummary, out: Path, clean: Path | None) -> list[str]:
         f"Report: {out / 'report.html'}",
         f"Table:  {out / 'pairs.parquet'} and pairs.csv; better partners in suggestions.csv",
         *([] if clean is None else [f"Without the flagged pairs: {clean}"]),
+        *([] if mended is None else [f"With better partners: {mended}"]),
     ]
 
 
@@ -90,32 +121,39 @@ def encode(
     images: Path | None = None,
     image_column: str | None = None,
     caption_column: str | None = None,
-    image_model: str = "efficientnet-lite0",
-    text_model: str = "all-minilm-l6-v2",
+    id_column: str | None = None,
+    image_model: str = IMAGE_MODEL,
+    text_model: str = TEXT_MODEL,
+    cache: Path | None = None,
     device: str = "auto",
     overwrite: bool = False,
     json: bool = False,
 ) -> int:
-    """Turn raw images and captions into embeddings. The same command again goes on where it was stopped.
+    """Turn images and captions into embeddings. The same command again goes on where it was stopped.
 
     Args:
-        source: CSV, TSV or parquet of image paths and captions, COCO or Karpathy JSON, or folder of images and texts.
+        source: CSV, TSV or parquet of images and captions, COCO or Karpathy JSON, JSON lines, or folder of images and
+            texts.
         out: Folder for the embeddings, in the clip-retrieval layout.
         images: Folder that the image paths start from; the one of the source by default.
-        image_column: Column of image paths, if its name is not a usual one.
-        caption_column: Column of captions, if its name is not a usual one.
+        image_column: Column of images, if its name is not a usual one; its number in a table without a header.
+        caption_column: Column of captions, likewise.
+        id_column: Column of ids, likewise.
         image_model: efficientnet-lite0, or open_clip:MODEL/WEIGHTS.
         text_model: all-minilm-l6-v2, transformers:NAME_OR_FOLDER, or open_clip:MODEL/WEIGHTS.
+        cache: Folder of encodings; by default MISPAIR_CACHE, or that of the user.
         device: auto, cpu, cuda, cuda:1, mps.
         overwrite: Start over in a folder that was made from something else.
         json: Print the metrics as JSON.
     """
-    from mispair.auditing.encoding.encode import encode_source
+    from mispair.auditing.encoding.cache import cache_folder
+    from mispair.auditing.encoding.encode import Encoders, encode_to_folder
+    from mispair.auditing.layouts.opening import open_raw
 
-    outcome = encode_source(
-        source, out, images=images, image_column=image_column, caption_column=caption_column, image_model=image_model,
-        text_model=text_model, device=device, overwrite=overwrite,
-        console=console(),
+    pairs = open_raw(source, images, _columns(image_column, caption_column, id_column))
+    encoders = Encoders(image_model, text_model, device).load()
+    outcome = encode_to_folder(
+        pairs, out, encoders, cache_folder(cache), overwrite=overwrite, console=console()
     )  # fmt: skip
     if json:
         print_json({"out": str(out), **outcome.metrics()})

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import io
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -17,6 +19,8 @@ MISSING = "the image file is missing"
 UNREADABLE = "the image file cannot be read"
 TOO_LARGE = "the image is too large"
 
+# Others are seldom photos, and some of their readers start other programs.
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 MOST_PIXELS = 50_000_000  # 200 MB while it is made smaller
 MOST_BYTES = 12_000  # 200 thumbnails of this size, written in base64, are 3.2 MB
 _QUALITIES = (80, 65, 50, 35, 20, 10)
@@ -29,25 +33,53 @@ class Thumbnail(NamedTuple):
     problem: str
 
 
-def thumbnail(path: Path, size: int = 160) -> Thumbnail:
-    """A JPEG of at most `size` x `size` pixels as a data URI; without camera data, comments or transparency."""
-    from PIL import Image
+class TooManyPixelsError(Exception):
+    """An image would take too much memory."""
 
+
+def thumbnail(source: Path | bytes, size: int = 160) -> Thumbnail:
+    """A JPEG of at most `size` x `size` pixels as a data URI; without camera data, comments or transparency.
+
+    Args:
+        source: An image file, or its content.
+        size: Pixels.
+    """
     try:
-        if not path.is_file():
+        if isinstance(source, Path) and not source.is_file():
             return Thumbnail("", MISSING)
         # Pillow warns about damage, and above 89 million pixels; the caller gets the problem.
-        with warnings.catch_warnings(action="ignore"), Image.open(path) as image:
-            image.draft(image.mode, (2 * size, 2 * size))  # a JPEG decodes to an eighth, a quarter or a half for free
-            if image.width * image.height > MOST_PIXELS:
-                return Thumbnail("", TOO_LARGE)
+        with warnings.catch_warnings(action="ignore"), open_image(source, 2 * size) as image:
             small = upright(image)
             small.thumbnail((size, size))
             return Thumbnail("data:image/jpeg;base64," + base64.b64encode(_jpeg(on_white(small))).decode(), "")
-    except Image.DecompressionBombError:
+    except TooManyPixelsError:
         return Thumbnail("", TOO_LARGE)
     except Exception:  # PIL raises almost anything for a damaged file: OSError, SyntaxError, ValueError, struct.error
         return Thumbnail("", UNREADABLE)
+
+
+@contextmanager
+def open_image(source: str | Path | bytes, enough: int) -> Iterator[Image.Image]:
+    """An image that is not decoded yet.
+
+    Args:
+        source: A file of one of `FORMATS`, or its content.
+        enough: Pixels a side that are enough: a JPEG decodes to an eighth, a quarter or a half of its size for free.
+
+    Raises:
+        TooManyPixelsError: It has more than `MOST_PIXELS` nevertheless.
+        Exception: Whatever Pillow raises: its readers raise nearly anything on damaged files.
+    """
+    from PIL import Image
+
+    try:
+        with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=FORMATS) as image:
+            image.draft(image.mode, (enough, enough))
+            if image.width * image.height > MOST_PIXELS:
+                raise TooManyPixelsError(f"{image.width:,} x {image.height:,} pixels are too many")
+            yield image
+    except Image.DecompressionBombError:
+        raise TooManyPixelsError("too many pixels") from None
 
 
 def upright(image: Image.Image) -> Image.Image:

@@ -1,26 +1,26 @@
-"""From raw pairs to embeddings in the clip-retrieval layout, shard by shard.
+"""From images and captions to vectors, by content: see `cache`.
+
+`encode_to_folder` writes them in the clip-retrieval layout:
 
     img_emb/img_emb_0.npy   text_emb/text_emb_0.npy   metadata/metadata_0.parquet (id, image_path, caption, status)
-    encode.json   what the folder was made from, so that an interrupted run continues only with the same
+    encode.json   what the folder was made from
 
 Rows that cannot be encoded stay: the side that failed is a zero vector, and `status` is the reason ("ok" otherwise).
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
+from mispair.auditing.encoding.cache import CachedRows, EncodingCache, Halves, Key, key_of
 from mispair.auditing.encoding.encoders import (
     IMAGE_MODEL,
     TEXT_MODEL,
@@ -30,9 +30,9 @@ from mispair.auditing.encoding.encoders import (
     load_image,
     text_encoder,
 )
-from mispair.auditing.encoding.raw_pairs import Row, read_raw
-from mispair.data.npy import open_array
-from mispair.errors import DataError
+from mispair.auditing.sources import row_ids
+from mispair.auditing.sources.raw import RawPairs
+from mispair.data.pairs import IntArray
 from mispair.support.files import Json, replacing
 from mispair.support.owned_folder import FolderKind, OwnedFolder
 from mispair.support.progress import progress
@@ -44,14 +44,66 @@ if TYPE_CHECKING:
 
 OK = "ok"
 BAD_SHARE = 0.01  # bad rows above this share deserve a warning
-SHARD = 4096  # rows: minutes on two cores, which is what a stopped run loses
+SHARD = 4096  # rows that are encoded before their vectors are stored
 _BATCH = 64
 _THREADS = min(8, os.cpu_count() or 1)
 _PARTS = (("img_emb", ".npy"), ("text_emb", ".npy"), ("metadata", ".parquet"))
 EMBEDDINGS = FolderKind("embeddings", "encode.json", [f"{stem}/{stem}_*{suffix}" for stem, suffix in _PARTS])
 _LONGEST_REASON = 200  # characters
 Prepare = Callable[["Image"], Any]
-Halves = npt.NDArray[np.float16]
+
+
+@dataclass(frozen=True)
+class Encoders:
+    """Names of encoders, which are loaded only when something is to be encoded.
+
+    Attributes:
+        image_model: See `encoders.image_encoder`.
+        text_model: See `encoders.text_encoder`.
+        device: Where they run.
+    """
+
+    image_model: str = IMAGE_MODEL
+    text_model: str = TEXT_MODEL
+    device: str = "auto"
+
+    def load(self) -> tuple[ImageEncoder, TextEncoder]:
+        """Both encoders.
+
+        Raises:
+            ConfigError: There is no such encoder, or a package or its weights are missing.
+        """
+        return image_encoder(self.image_model, self.device), text_encoder(self.text_model, self.device)
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """The vectors of pairs.
+
+    Attributes:
+        left: Of the images (N, D).
+        right: Of the captions (N, E).
+        problems: What is wrong with rows that have a zero vector on one side.
+        kept: Rows that were in the cache already.
+    """
+
+    left: CachedRows
+    right: CachedRows
+    problems: dict[int, str] = field(default_factory=dict)
+    kept: int = 0
+
+    def outcome(self, ids: Any) -> Outcome:
+        """How many could be encoded."""
+        first = min(self.problems, default=None)
+        problems = list(self.problems.values())
+        return Outcome(
+            rows=len(self.left.numbers),
+            bad=len(problems),
+            bad_images=sum(problem.startswith("image ") for problem in problems),
+            bad_captions=sum("; caption " in f"; {problem}" for problem in problems),
+            kept=self.kept,
+            example="" if first is None else f"{ids[first].as_py()}: {self.problems[first]}",
+        )
 
 
 @dataclass(frozen=True)
@@ -63,7 +115,7 @@ class Outcome:
         bad: Those whose status is not "ok".
         bad_images: Those without a vector of the image.
         bad_captions: Those without a vector of the caption.
-        kept: Rows that an earlier run had encoded already.
+        kept: Rows whose vectors were in the cache already.
         example: Id and status of the first bad row; empty where there is none.
     """
 
@@ -85,7 +137,7 @@ class Outcome:
 
     def lines(self) -> list[str]:
         """The same in words."""
-        kept = f", of which {self.kept:,} were there already" if self.kept else ""
+        kept = f", of which {self.kept:,} were encoded before" if self.kept else ""
         lines = [f"{self.rows:,} pairs{kept}."]
         if self.bad:
             lines.append(
@@ -95,42 +147,66 @@ class Outcome:
         return lines
 
 
-def encode_source(
-    source: Path,
-    out: Path,
+def encode(
+    pairs: RawPairs,
+    encoders: tuple[ImageEncoder, TextEncoder],
+    cache: Path,
     *,
-    images: Path | None = None,
-    image_column: str | None = None,
-    caption_column: str | None = None,
-    image_model: str = IMAGE_MODEL,
-    text_model: str = TEXT_MODEL,
-    device: str = "auto",
-    overwrite: bool = False,
+    shard: int = SHARD,
     console: Console | None = None,
-) -> Outcome:
-    """Read raw pairs and encode them; see `read_raw`, `image_encoder`, `text_encoder` and `encode_rows`."""
-    rows = read_raw(source, images, image_column=image_column, caption_column=caption_column)
-    encoders = image_encoder(image_model, device), text_encoder(text_model, device)
-    return encode_rows(rows, out, *encoders, overwrite=overwrite, console=console)
+) -> Encoded:
+    """The vectors of all pairs; those in the cache are not computed again.
+
+    Args:
+        pairs: Images and captions.
+        encoders: For the images and for the captions.
+        cache: Folder of the cache.
+        shard: Rows after which new vectors are stored.
+        console: Where to show progress; nowhere by default.
+    """
+    images, texts = encoders
+    left, right = _ImageSide(pairs, images, cache), _TextSide(pairs, texts, cache)
+    numbers = np.full((2, len(pairs)), -1, dtype=np.int64)
+    problems: dict[int, str] = {}
+    kept = 0
+    with (
+        progress(console, len(pairs), "encoding") as bar,
+        ThreadPoolExecutor(_THREADS) as pool,
+        warnings.catch_warnings(),
+    ):
+        warnings.filterwarnings("ignore", module="PIL")  # they name no file, and what cannot be read gets a status
+        for first in range(0, len(pairs), shard):
+            rows = np.arange(first, min(first + shard, len(pairs)))
+            before = len(left.cache), len(right.cache)
+            found = left.encode(rows, pool, bar.step), right.encode(rows)
+            for place, row in enumerate(rows.tolist()):
+                pair = [side[place] for side in found]
+                words = [problem for _, problem in pair if problem]
+                if words:
+                    problems[row] = "; ".join(words)
+                numbers[:, row] = [number for number, _ in pair]
+            kept += int(((numbers[:, rows] >= 0) & (numbers[:, rows] < np.array(before)[:, None])).all(axis=0).sum())
+            bar.reach(int(rows[-1]) + 1)
+    return Encoded(left.cache.rows(numbers[0]), right.cache.rows(numbers[1]), problems, kept)
 
 
-def encode_rows(
-    rows: Sequence[Row],
+def encode_to_folder(
+    pairs: RawPairs,
     out: Path,
-    image_encoder: ImageEncoder,
-    text_encoder: TextEncoder,
+    encoders: tuple[ImageEncoder, TextEncoder],
+    cache: Path,
     *,
     shard: int = SHARD,
     overwrite: bool = False,
     console: Console | None = None,
 ) -> Outcome:
-    """Write the vectors of all rows; what an earlier run with the same rows and encoders finished is kept.
+    """Writes the vectors of all pairs in the clip-retrieval layout.
 
     Args:
-        rows: The pairs; an image or a caption that occurs in several is encoded once a shard.
+        pairs: Images and captions.
         out: Folder to write.
-        image_encoder: Turns images into vectors.
-        text_encoder: Turns captions into vectors.
+        encoders: For the images and for the captions.
+        cache: Folder of the cache.
         shard: Rows a file.
         overwrite: Start over in a folder that was made from something else.
         console: Where to show progress; nowhere by default.
@@ -138,55 +214,30 @@ def encode_rows(
     Raises:
         DataError: The folder holds something else, or cannot be written.
     """
-    request = _request(rows, image_encoder, text_encoder, shard)
-    with OwnedFolder(out, EMBEDDINGS, request, overwrite=overwrite) as folder:
+    with OwnedFolder(out, EMBEDDINGS, _request(pairs, encoders, shard), overwrite=overwrite) as folder:
         folder.begin()
-        outcome = _encode_shards(rows, out, image_encoder, text_encoder, shard, console)
+        encoded = encode(pairs, encoders, cache, console=console)
+        for number, first in enumerate(range(0, len(pairs), shard)):
+            rows = np.arange(first, min(first + shard, len(pairs)))
+            for part, side in enumerate((encoded.left, encoded.right)):
+                with replacing(_place(out, part, number)) as file:
+                    np.save(file, side.read(rows), allow_pickle=False)
+            _write_table(_place(out, 2, number), pairs, rows, encoded.problems)
         folder.finish()
-    return outcome
+    return encoded.outcome(pairs.ids)
 
 
-def _encode_shards(
-    rows: Sequence[Row],
-    out: Path,
-    image_encoder: ImageEncoder,
-    text_encoder: TextEncoder,
-    shard: int,
-    console: Console | None,
-) -> Outcome:
-    outcome = Outcome(len(rows))
-    widths = image_encoder.width, text_encoder.width
-    with (
-        progress(console, len(rows), "encoding") as bar,
-        ThreadPoolExecutor(_THREADS) as pool,
-        warnings.catch_warnings(),
-    ):
-        warnings.filterwarnings("ignore", module="PIL")  # they name no file, and what cannot be read gets a status
-        for number, first in enumerate(range(0, len(rows), shard)):
-            part = rows[first : first + shard]
-            statuses = _finished(out, number, len(part), widths)
-            if statuses is None:
-                statuses = _encode_shard(part, out, number, (image_encoder, text_encoder), pool, bar.step)
-            else:
-                outcome = replace(outcome, kept=outcome.kept + len(part))
-            outcome = _count(outcome, part, statuses)
-            bar.reach(first + len(part))
-    return outcome
-
-
-def _request(rows: Sequence[Row], images: ImageEncoder, texts: TextEncoder, shard: int) -> dict[str, Json]:
+def _request(pairs: RawPairs, encoders: tuple[ImageEncoder, TextEncoder], shard: int) -> dict[str, Json]:
     """What the vectors depend on."""
-    digest = hashlib.sha256()
-    for row in rows:
-        digest.update(json.dumps(row).encode())  # escapes what could make two lists of rows equal
+    images, texts = encoders
     return {
         "image model": images.name,
         "image width": images.width,
         "text model": texts.name,
         "text width": texts.width,
-        "rows": len(rows),
+        "rows": len(pairs),
         "rows a shard": shard,
-        "ids, image paths or captions": [digest.hexdigest()],
+        "ids, image paths or captions": [pairs.fingerprint()],
     }
 
 
@@ -195,110 +246,112 @@ def _place(out: Path, part: int, number: int) -> Path:
     return out / stem / f"{stem}_{number}{suffix}"
 
 
-def _finished(out: Path, number: int, rows: int, widths: tuple[int, int]) -> list[str] | None:
-    """Statuses of a shard that is there as a whole."""
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        shapes = [open_array(_place(out, part, number), ndim=2).shape for part in (0, 1)]
-        statuses: list[str] = (
-            pyarrow.parquet.read_table(_place(out, 2, number), columns=["status"]).column("status").to_pylist()
-        )
-    except (DataError, OSError, pyarrow.ArrowException):
-        return None
-    return statuses if shapes == [(rows, width) for width in widths] and len(statuses) == rows else None
-
-
-def _encode_shard(
-    rows: Sequence[Row],
-    out: Path,
-    number: int,
-    encoders: tuple[ImageEncoder, TextEncoder],
-    pool: ThreadPoolExecutor,
-    step: Callable[[float], None],
-) -> list[str]:
-    """Write one shard, the table last, and return the statuses."""
-    images, texts = encoders
-    paths = list(dict.fromkeys(row.image for row in rows))
-    share = len(rows) / len(paths)  # the bar counts rows
-    left = _encode_items(_images(paths, images.prepare, pool), images, "image", lambda done: step(done * share))
-    right = _encode_items(_captions({row.caption for row in rows}), texts, "caption")
-    statuses = []
-    vectors = np.zeros((len(rows), images.width), np.float16), np.zeros((len(rows), texts.width), np.float16)
-    for place, row in enumerate(rows):
-        pair = left[row.image], right[row.caption]
-        for side, item in zip(vectors, pair, strict=True):
-            if item.vector is not None:
-                side[place] = item.vector
-        statuses.append("; ".join(item.problem for item in pair if item.problem) or OK)
-    for part, side in enumerate(vectors):
-        with replacing(_place(out, part, number)) as file:
-            np.save(file, side, allow_pickle=False)
-    _write_table(_place(out, 2, number), rows, statuses)
-    return statuses
-
-
 @dataclass(frozen=True)
 class _Loaded:
-    """An image or a caption that is ready for its encoder, or what is wrong with it."""
+    """An image or a caption: its key, what the encoder takes unless it is in the cache, or what is wrong with it."""
 
-    name: str
+    name: int | str
+    key: Key = b""
     prepared: Any = None
     problem: str = ""
 
 
-@dataclass(frozen=True)
-class _Item:
-    vector: Halves | None = None
-    problem: str = ""
+Found = tuple[int, str]  # number of a vector in the cache, and what is wrong
 
 
 def _encode_items(
     batches: Iterable[list[_Loaded]],
     encoder: ImageEncoder | TextEncoder,
+    cache: EncodingCache,
     what: str,
     step: Callable[[float], None] = lambda _: None,
-) -> dict[str, _Item]:
-    """Vector or problem of each image path or caption."""
-    found = {}
-    for batch in batches:
-        good = [item for item in batch if not item.problem]
-        found.update({item.name: _Item(problem=item.problem) for item in batch})
-        vectors = encoder.encode([item.prepared for item in good]) if good else ()
-        for item, vector in zip(good, vectors, strict=True):
-            with np.errstate(over="ignore"):
-                half = vector.astype(np.float16)
-            finite = bool(np.isfinite(half).all())
-            found[item.name] = _Item(half) if finite else _Item(problem=f"{what} has a vector that is not finite")
-        step(len(batch))
-    return found
-
-
-def _images(paths: Sequence[str], prepare: Prepare, pool: ThreadPoolExecutor) -> Iterator[list[_Loaded]]:
-    """Batches of images, of which the next one is read while the last one is encoded."""
-
-    def submit(batch: Sequence[str]) -> list[Future[_Loaded]]:
-        return [pool.submit(_load, path, prepare) for path in batch]
-
-    batches = [paths[first : first + _BATCH] for first in range(0, len(paths), _BATCH)]
-    following = submit(batches[0])
-    for batch in [*batches[1:], []]:
-        current, following = following, submit(batch)
-        yield [future.result() for future in current]
-
-
-def _load(path: str, prepare: Prepare) -> _Loaded:
-    if not path:
-        return _Loaded(path, problem="image is not named")
+) -> dict[int | str, Found]:
+    """The number or the problem of each item; what is encoded is stored even where the work is stopped."""
+    keys: dict[int | str, Key] = {}
+    problems: dict[int | str, str] = {}
+    vectors: dict[Key, Halves] = {}
     try:
-        if not os.path.getsize(path):
-            return _Loaded(path, problem="image is empty")
-        return _Loaded(path, prepare(load_image(path)))
-    except (FileNotFoundError, NotADirectoryError):
-        return _Loaded(path, problem="image is missing")
-    except Exception as error:  # see load_image: one damaged file must not end the work on all others
-        return _Loaded(path, problem=f"image cannot be read: {_reason(error)}")
+        for batch in batches:
+            problems |= {item.name: item.problem for item in batch if item.problem}
+            keys |= {item.name: item.key for item in batch if not item.problem}
+            new = list({item.key: item for item in batch if item.prepared is not None}.values())
+            for item, vector in zip(new, encoder.encode([item.prepared for item in new]) if new else (), strict=True):
+                with np.errstate(over="ignore"):
+                    half = vector.astype(np.float16)
+                if np.isfinite(half).all():
+                    vectors[item.key] = half
+            step(len(batch))
+    finally:
+        cache.add(vectors)
+    numbers = {name: cache.find(key) for name, key in keys.items()}
+    infinite = f"{what} has a vector that is not finite"
+    found = {name: (number, "" if number >= 0 else infinite) for name, number in numbers.items()}
+    return {**found, **{name: (-1, problem) for name, problem in problems.items()}}
+
+
+class _ImageSide:
+    """Encodes images; one that several rows share is read once a shard."""
+
+    def __init__(self, pairs: RawPairs, encoder: ImageEncoder, cache: Path) -> None:
+        self.pairs, self.encoder = pairs, encoder
+        self.cache = EncodingCache(cache, encoder.name, encoder.width)
+
+    def encode(self, rows: IntArray, pool: ThreadPoolExecutor, step: Callable[[float], None]) -> list[Found]:
+        numbers = [self.pairs.image_number(row) for row in rows.tolist()]
+        first = dict(zip(reversed(numbers), reversed(rows.tolist()), strict=True))
+        share = len(rows) / len(first)  # the bar counts rows
+        batches = self._batches(sorted(first.values()), pool)
+        found = _encode_items(batches, self.encoder, self.cache, "image", lambda done: step(done * share))
+        return [found[first[number]] for number in numbers]
+
+    def _batches(self, rows: Sequence[int], pool: ThreadPoolExecutor) -> Iterator[list[_Loaded]]:
+        """Batches of images, of which the next one is read while the last one is encoded."""
+
+        def submit(batch: Sequence[int]) -> list[Future[_Loaded]]:
+            return [pool.submit(self._load, row) for row in batch]
+
+        batches = [rows[first : first + _BATCH] for first in range(0, len(rows), _BATCH)]
+        following = submit(batches[0])
+        for batch in [*batches[1:], []]:
+            current, following = following, submit(batch)
+            yield [future.result() for future in current]
+
+    def _load(self, row: int) -> _Loaded:
+        if not self.pairs.has_image(row):
+            return _Loaded(row, problem="image is not named")
+        try:
+            content = self.pairs.read_image(row)
+            if not content:
+                return _Loaded(row, problem="image is empty")
+            key = key_of(content)
+            known = self.cache.find(key) >= 0
+            return _Loaded(row, key, None if known else self.encoder.prepare(load_image(content)))
+        except (FileNotFoundError, NotADirectoryError):
+            return _Loaded(row, problem="image is missing")
+        except Exception as error:  # see load_image: one damaged file must not end the work on all others
+            return _Loaded(row, problem=f"image cannot be read: {_reason(error)}")
+
+
+class _TextSide:
+    """Encodes captions; those of about one length together, which need little padding."""
+
+    def __init__(self, pairs: RawPairs, encoder: TextEncoder, cache: Path) -> None:
+        self.pairs, self.encoder = pairs, encoder
+        self.cache = EncodingCache(cache, encoder.name, encoder.width)
+
+    def encode(self, rows: IntArray) -> list[Found]:
+        texts = row_ids.look_up(self.pairs.captions, rows)
+        ordered = sorted(set(texts), key=lambda text: (len(text), text))
+        loaded = [self._load(text) for text in ordered]
+        batches = (loaded[first : first + _BATCH] for first in range(0, len(loaded), _BATCH))
+        found = _encode_items(batches, self.encoder, self.cache, "caption")
+        return [found[text] for text in texts]
+
+    def _load(self, text: str) -> _Loaded:
+        if not text.strip():
+            return _Loaded(text, problem="caption is blank")
+        key = key_of(text.encode())
+        return _Loaded(text, key, None if self.cache.find(key) >= 0 else text)
 
 
 def _reason(error: Exception) -> str:
@@ -310,38 +363,20 @@ def _reason(error: Exception) -> str:
     return str(words).splitlines()[0][:_LONGEST_REASON]
 
 
-def _captions(texts: Iterable[str]) -> Iterator[list[_Loaded]]:
-    """Batches of captions of about one length, which need little padding."""
-    ordered = sorted(texts, key=lambda text: (len(text), text))
-    for first in range(0, len(ordered), _BATCH):
-        yield [
-            _Loaded(text, text, "" if text.strip() else "caption is blank") for text in ordered[first : first + _BATCH]
-        ]
-
-
-def _write_table(path: Path, rows: Sequence[Row], statuses: Sequence[str]) -> None:
+def _write_table(path: Path, pairs: RawPairs, rows: IntArray, problems: dict[int, str]) -> None:
     import pyarrow
     import pyarrow.parquet
 
+    names = row_ids.look_up(pairs.image_names, rows)
+    files = [pairs.image_file(row) for row in rows.tolist()]
+    paths = [name if file is None else os.path.abspath(file) for name, file in zip(names, files, strict=True)]
     columns = {
-        "id": [row.id for row in rows],
+        "id": row_ids.look_up(pairs.ids, rows),
         # File names may hold bytes that are no text.
-        "image_path": [row.image.encode("utf-8", "replace").decode("utf-8") for row in rows],
-        "caption": [row.caption for row in rows],
-        "status": list(statuses),
+        "image_path": [path.encode("utf-8", "replace").decode("utf-8") for path in paths],
+        "caption": row_ids.look_up(pairs.captions, rows),
+        "status": [problems.get(row, OK) for row in rows.tolist()],
     }
     table = pyarrow.table({name: pyarrow.array(values, pyarrow.string()) for name, values in columns.items()})
     with replacing(path) as file:
         pyarrow.parquet.write_table(table, file)
-
-
-def _count(outcome: Outcome, rows: Sequence[Row], statuses: Sequence[str]) -> Outcome:
-    bad = [place for place, status in enumerate(statuses) if status != OK]
-    example = f"{rows[bad[0]].id}: {statuses[bad[0]]}" if bad else ""
-    return replace(
-        outcome,
-        bad=outcome.bad + len(bad),
-        bad_images=outcome.bad_images + sum(status.startswith("image ") for status in statuses),
-        bad_captions=outcome.bad_captions + sum("; caption " in f"; {status}" for status in statuses),
-        example=outcome.example or example,
-    )

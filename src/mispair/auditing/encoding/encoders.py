@@ -14,7 +14,9 @@ Others by name: `open_clip:MODEL/WEIGHTS` for either side, `transformers:NAME_OR
 from __future__ import annotations
 
 import importlib
+import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -23,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mispair.errors import ConfigError
-from mispair.support.thumbnails import on_white, upright
+from mispair.support.thumbnails import on_white, open_image, upright
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -37,6 +39,8 @@ _OPEN_CLIP = "pip install open_clip_torch"
 _LONGEST = 256  # tokens: what all-MiniLM-L6-v2 was trained on, and longer than captions are
 _SIDE = 224  # pixels
 _ENOUGH = 1024  # pixels a side that no encoder needs more than; larger JPEGs are decoded at a fraction of their size
+_LARGE_PIXELS = 8_000_000
+_LARGE = threading.Lock()
 FloatVectors = npt.NDArray[np.float16 | np.float32]
 
 
@@ -122,19 +126,20 @@ def _made(name: str, make: Callable[[], Any]) -> Any:
         ) from None
 
 
-def load_image(path: str | Path) -> Image:
-    """An image file as an upright RGB image on white.
+def load_image(source: str | Path | bytes) -> Image:
+    """An image file, or its content, as an upright RGB image on white.
 
     Raises:
-        Exception: Whatever Pillow raises: its readers raise nearly anything on damaged files, and refuse those that
-            unpack into more than 179 million pixels.
+        Exception: See `thumbnails.open_image`.
     """
-    from PIL import Image
-
-    with Image.open(path) as image:
-        image.draft(None, (_ENOUGH, _ENOUGH))
+    with open_image(source, _ENOUGH) as image, _turn(image):
         image.load()
         return on_white(upright(image))
+
+
+def _turn(image: Image) -> AbstractContextManager[object]:
+    """Threads decode at the same time, but large images one by one, so that eight of them do not fill the memory."""
+    return _LARGE if image.width * image.height > _LARGE_PIXELS else nullcontext()
 
 
 class EfficientNetLite:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import platform
 import sys
+from collections.abc import Hashable
 from dataclasses import dataclass, field
-from functools import cache
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -155,15 +154,19 @@ class RowLookup:
         self._left = MAX_IMAGES
         self.unreadable = 0  # images of those that were to be shown
         self.not_found: set[str] = set()  # names of images
-        self._thumbnail = cache(self._small)
+        self._thumbnails: dict[Hashable, str] = {}
 
-    def _small(self, path: Path) -> str:
-        if self._left <= 0:
-            return ""
-        self._left -= 1
-        found = thumbnail(path)
-        self.unreadable += bool(found.problem)
-        return found.uri
+    def _thumbnail(self, row: int) -> str:
+        key = self.source.image_key(row)
+        if key not in self._thumbnails:
+            content = self.source.read_image(row) if self._left > 0 else None
+            if content is None:
+                return ""
+            self._left -= 1
+            found = thumbnail(content)
+            self.unreadable += bool(found.problem)
+            self._thumbnails[key] = found.uri
+        return self._thumbnails[key]
 
     def notes(self) -> list[str]:
         """What is missing on the page; complete when everything was looked up."""
@@ -177,11 +180,11 @@ class RowLookup:
 
     def left(self, row: int) -> Item:
         """The image; without one, its name."""
-        path = self.source.image_files([row])[0]
-        if path is None and self.source.image_names is not None:
+        if self.source.image_names is None:
+            return Item(name=self.source.ids([row])[0])
+        if not self.source.has_image(row):
             self.not_found.update(filter(None, self.source.image_names(np.array([row]))))
-        image = "" if path is None else self._thumbnail(path)
-        return Item(image=image, name=self.source.ids([row])[0])
+        return Item(image=self._thumbnail(row), name=self.source.ids([row])[0])
 
     def right(self, row: int) -> Item:
         return Item(text=self.source.texts([row])[0], name=self.source.ids([row])[0])

@@ -15,6 +15,7 @@ from mispair.data.pairs import IntArray
 from mispair.errors import DataError
 
 Matrix = npt.NDArray[np.float32]
+_TOGETHER = 64  # consecutive rows that are read at once
 
 
 class Shard(Protocol):
@@ -40,6 +41,8 @@ class File:
 
     def read(self, rows: slice | IntArray) -> npt.NDArray[Any]:
         array = open_array(self.path, ndim=2, kind="vector")
+        if not isinstance(rows, slice) and len(rows) >= _TOGETHER and (np.diff(rows) == 1).all():
+            rows = slice(int(rows[0]), int(rows[-1]) + 1)
         if isinstance(rows, slice) or not array.flags.c_contiguous:
             return np.array(array[rows])
         assert isinstance(array, np.memmap)
@@ -119,11 +122,16 @@ class Side:
                 found[low - start : high - start] = shard.read(slice(low - int(begin), high - int(begin)))
         return found
 
-    def gather(self, rows: IntArray) -> Matrix:
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type in which the vectors are stored."""
+        return self.shards[0].read(slice(0, 1)).dtype
+
+    def gather(self, rows: IntArray, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
         """The vectors at any rows (n, D), in their order."""
         if len(rows) and not (rows.min() >= 0 and rows.max() < len(self)):
             raise IndexError(f"rows {rows.min()} to {rows.max()} of a side with {len(self)}")
-        found = np.empty((len(rows), self.width), dtype=np.float32)
+        found = np.empty((len(rows), self.width), dtype=dtype)
         order = np.argsort(rows, kind="stable")  # a file is read from its start to its end
         ascending = rows[order]
         for shard, begin, end in zip(self.shards, self.starts, self.starts[1:], strict=False):

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -18,17 +18,18 @@ from typing import Any, Literal
 import numpy as np
 
 from mispair.auditing.sources import row_ids
+from mispair.auditing.sources.edits import LookUp
+from mispair.auditing.sources.raw import RawPairs, read_regular
 from mispair.auditing.sources.row_ids import RowIds
 from mispair.auditing.sources.shards import ArrayRows, Matrix, Shard, Side, TensorRows, open_files
-from mispair.auditing.sources.tables import USUAL_NAMES, Table, open_table
+from mispair.auditing.sources.tables import USUAL_NAMES, Roles, Table, open_table
 from mispair.data import clip_retrieval, loading, precomp
 from mispair.data.npy import chunks, open_array
 from mispair.data.pairs import FloatArray, IntArray
 from mispair.errors import DataError
 from mispair.support.formatting import listed
 
-Layout = Literal["clip", "arrays", "precomp", "memory"]
-LookUp = Callable[[IntArray], list[str]]
+LayoutName = Literal["clip", "arrays", "precomp", "memory", "raw"]
 NetworkScore = Callable[[IntArray, IntArray], FloatArray]
 _IMAGE_ENDINGS = ("", ".jpg", ".jpeg", ".png", ".webp")
 _SAMPLED_ROWS = 256
@@ -51,13 +52,14 @@ class Source:
         table: The table of ids, captions and paths.
         folder: The folder that was opened; None for single files and for memory.
         split: The part of it, where it has parts.
+        raw: The images and captions that the vectors were made from.
         network_score: Scores the left items of some rows with the right items of others, (n,), by the networks of a
             training run; None without a run.
     """
 
     left: Side
     right: Side
-    layout: Layout
+    layout: LayoutName
     name: str
     names: RowIds
     captions: LookUp | None = None
@@ -67,6 +69,7 @@ class Source:
     table: Table | None = None
     folder: Path | None = None
     split: str | None = None
+    raw: RawPairs | None = None
     network_score: NetworkScore | None = None
 
     def __post_init__(self) -> None:
@@ -129,6 +132,18 @@ class Source:
             return pyarrow.array(np.arange(start, stop)).cast(pyarrow.string())
         return self.names.ids[start:stop]
 
+    def item_columns(self, start: int, stop: int) -> dict[str, Any]:
+        """The image names and captions of consecutive rows as pyarrow arrays, where they are known."""
+        import pyarrow
+
+        rows = np.arange(start, stop)
+        known = {"image": self.image_names, "caption": self.captions}
+        return {
+            name: pyarrow.array(look_up(rows), pyarrow.large_string())
+            for name, look_up in known.items()
+            if look_up is not None
+        }
+
     def texts(self, rows: Sequence[int] | IntArray) -> list[str]:
         """The captions of some rows; empty where unknown."""
         wanted = _rows(rows)
@@ -137,9 +152,31 @@ class Source:
     def image_files(self, rows: Sequence[int] | IntArray) -> list[Path | None]:
         """The image files of some rows; None where there is no such file."""
         wanted = _rows(rows)
+        if self.raw is not None:
+            files = [self.raw.image_file(row) for row in wanted.tolist()]
+            return [path if path is not None and path.is_file() else None for path in files]
         if self.image_names is None:
             return [None] * len(wanted)
         return [_find_image(self.images, name) for name in self.image_names(wanted)]
+
+    def image_key(self, row: int) -> Hashable:
+        """Equal for rows that show the same image; None where there is none."""
+        return self.image_files([row])[0] if self.raw is None else self.raw.image_number(row)
+
+    def has_image(self, row: int) -> bool:
+        """Whether the image of a row is there."""
+        inside = self.raw is not None and self.raw.has_image(row) and self.raw.image_file(row) is None
+        return inside or self.image_files([row])[0] is not None
+
+    def read_image(self, row: int) -> bytes | None:
+        """The content of the image file of a row; None where it cannot be read."""
+        try:
+            if self.raw is not None:
+                return self.raw.read_image(row)
+            path = self.image_files([row])[0]
+            return None if path is None else read_regular(path)
+        except OSError:
+            return None
 
     def find(self, ids: Sequence[str]) -> IntArray:
         """The (first) rows with these ids.
@@ -200,7 +237,11 @@ def open_source(folder: str | Path, images: str | Path | None = None, split: str
 
 
 def open_arrays(
-    left: str | Path, right: str | Path, ids: str | Path | None = None, images: str | Path | None = None
+    left: str | Path,
+    right: str | Path,
+    ids: str | Path | None = None,
+    images: str | Path | None = None,
+    columns: Roles | None = None,
 ) -> Source:
     """Open two .npy files.
 
@@ -210,6 +251,7 @@ def open_arrays(
         ids: A table (CSV, TSV or parquet) with one row a pair: id, caption or text, image_path, image or path, group.
             Without it the number of a row is its id.
         images: Folder that the image paths are relative to; by default that of the table.
+        columns: Columns of the table that have no usual names.
 
     Raises:
         DataError: A file is no such array or table, or they do not belong together.
@@ -221,7 +263,7 @@ def open_arrays(
     if ids is None:
         return Source(sides[0], sides[1], "arrays", name, RowIds(), files=files)
     path = Path(ids)
-    table = open_table(path)
+    table = open_table(path, columns=columns)
     roles = [role for role in USUAL_NAMES if table.find(role)]
     if not roles:
         raise DataError(
@@ -231,6 +273,30 @@ def open_arrays(
     places = places or (path.parent / "images", path.parent, Path())
     source = Source(sides[0], sides[1], "arrays", name, RowIds(), images=places, files=(*files, path), table=table)
     return _described(source, table)
+
+
+def from_raw(pairs: RawPairs, left: Shard, right: Shard, known: dict[int, str], folder: Path | None = None) -> Source:
+    """Images and captions by their vectors.
+
+    Args:
+        pairs: The images and captions.
+        left: Vectors of the images (N, D).
+        right: Vectors of the captions (N, E).
+        known: Rows that have no vectors, and why.
+        folder: The folder of the data set, if it is one.
+    """
+    return Source(
+        Side.of([left]),
+        Side.of([right]),
+        "raw",
+        pairs.name,
+        RowIds(pairs.ids, pairs.groups, known),
+        captions=partial(row_ids.look_up, pairs.captions),
+        image_names=partial(row_ids.look_up, pairs.image_names),
+        files=pairs.files,
+        folder=folder,
+        raw=pairs,
+    )
 
 
 def from_memory(

@@ -1,4 +1,4 @@
-"""Tables of ids, captions and paths: parquet, or text whose separator is detected.
+"""Tables of ids, captions and paths: parquet, or text whose encoding, separator and header are detected.
 
 A text table is read once into Arrow record batches, in a temporary file unless it is small. Columns are streamed in
 batches and single cells are looked up by row, so that a table of ten million rows takes no memory.
@@ -12,10 +12,12 @@ from __future__ import annotations
 import codecs
 import csv
 import io
+import re
 import tempfile
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -37,11 +39,37 @@ USUAL_NAMES: dict[Role, tuple[str, ...]] = {
     "group": ("group", "group_id"),
     "status": ("status",),
 }  # fmt: skip
+FLAGS: dict[Role, str] = {"id": "--id-column", "caption": "--caption-column", "image_path": "--image-column"}
+IMAGE_SUFFIXES = frozenset((".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff"))
 SEPARATORS = (",", "\t", ";", "|")
 BATCH = 1 << 16
 _UNQUOTED = "\t|"  # many programs write no quotes with these, so that a cell may begin with a quotation mark
 _CHUNK = 1 << 14  # rows of a text file that are parsed at a time
 _SMALL = 1 << 24  # bytes of a text file whose batches are kept in memory
+_PROBED = 50  # rows that tell how a file without a header is made
+# Flickr8k.token.txt writes the number of the caption behind the name of the image.
+_IMAGE_NAME = re.compile(rf"\S.*({'|'.join(map(re.escape, sorted(IMAGE_SUFFIXES)))})(#\d+)?", re.IGNORECASE)
+Roles = Mapping[Role, str]
+Quoting = Literal[0, 3]
+
+
+@dataclass(frozen=True)
+class TextFormat:
+    """How a text table is written.
+
+    Attributes:
+        encoding: As Python names it.
+        separator: Between the cells of a row.
+        quoting: `csv.QUOTE_MINIMAL`, or `csv.QUOTE_NONE` where quotation marks mean themselves.
+        header: Whether the first line has the names of the columns; else these are "1", "2" and so on.
+        line_end: Behind each row.
+    """
+
+    encoding: str = "utf-8"
+    separator: str = ","
+    quoting: Quoting = csv.QUOTE_MINIMAL
+    header: bool = True
+    line_end: str = "\n"
 
 
 @dataclass
@@ -64,8 +92,12 @@ class Part(ABC):
         return int(self.starts[-1])
 
     @abstractmethod
-    def records(self, columns: Sequence[str] | None = None) -> Iterator[Any]:
-        """Consecutive rows as they are stored (`pyarrow.RecordBatch`); of all columns by default."""
+    def schema(self) -> Any:
+        """The names and types of all columns (`pyarrow.Schema`)."""
+
+    @abstractmethod
+    def records(self, columns: Sequence[str] | None = None, size: int | None = None) -> Iterator[Any]:
+        """Consecutive rows as they are stored (`pyarrow.RecordBatch`), of all columns by default, at most `size`."""
 
     @abstractmethod
     def _chunk(self, number: int, column: str) -> Any:
@@ -76,19 +108,19 @@ class Part(ABC):
         for batch in self.records(columns):
             yield [_as_text(batch.column(name), name, self.path) for name in columns]
 
-    def cells(self, column: str, rows: IntArray, recent: _Recent) -> list[str]:
-        """The texts of one column at ascending rows."""
+    def take(self, column: str, rows: IntArray, recent: _Recent) -> list[Any]:
+        """One column at ascending rows, as it is stored, in one or several pyarrow arrays."""
         import pyarrow
 
-        found: list[str] = []
+        found = []
         for number in np.unique(np.searchsorted(self.starts, rows, side="right") - 1).tolist():
             start, stop = self.starts[number], self.starts[number + 1]
             inside = rows[np.searchsorted(rows, start) : np.searchsorted(rows, stop)] - start
             if recent.key != (self.path, number, column):
                 recent.key, recent.cells = None, None  # freed before the next one is read
-                recent.cells = _as_text(self._chunk(number, column), column, self.path)
+                recent.cells = self._chunk(number, column)
                 recent.key = (self.path, number, column)
-            found += recent.cells.take(pyarrow.array(inside)).to_pylist()
+            found.append(recent.cells.take(pyarrow.array(inside)))
         return found
 
 
@@ -96,13 +128,22 @@ class Part(ABC):
 class Parquet(Part):
     """One parquet file; its chunks are its row groups."""
 
-    def records(self, columns: Sequence[str] | None = None) -> Iterator[Any]:
+    def schema(self) -> Any:
+        import pyarrow
+        import pyarrow.parquet
+
+        try:
+            return pyarrow.parquet.read_schema(self.path)
+        except (OSError, pyarrow.ArrowException) as error:
+            raise _damaged(self.path, error) from None
+
+    def records(self, columns: Sequence[str] | None = None, size: int | None = None) -> Iterator[Any]:
         import pyarrow
         import pyarrow.parquet
 
         try:
             with pyarrow.parquet.ParquetFile(self.path) as file:
-                yield from file.iter_batches(BATCH, columns=None if columns is None else list(columns))
+                yield from file.iter_batches(size or BATCH, columns=None if columns is None else list(columns))
         except (OSError, pyarrow.ArrowException) as error:
             raise _damaged(self.path, error) from None
 
@@ -119,12 +160,15 @@ class Parquet(Part):
 
 @dataclass(frozen=True)
 class Text(Part):
-    """One text file with a header line, read into the batches of an Arrow file."""
+    """One text file, read into the batches of an Arrow file."""
 
-    separator: str
+    format: TextFormat
     reader: Any  # pyarrow.RecordBatchFileReader
 
-    def records(self, columns: Sequence[str] | None = None) -> Iterator[Any]:
+    def schema(self) -> Any:
+        return self.reader.schema
+
+    def records(self, columns: Sequence[str] | None = None, size: int | None = None) -> Iterator[Any]:  # noqa: ARG002
         import pyarrow
 
         for number in range(self.reader.num_record_batches):
@@ -139,11 +183,36 @@ class Text(Part):
 
 
 @dataclass(frozen=True)
+class InMemory(Part):
+    """A pyarrow table, as one chunk."""
+
+    table: Any
+
+    @classmethod
+    def of(cls, table: Any, name: str) -> InMemory:
+        """The part of a `pyarrow.Table`; the name is for messages."""
+        path = Path(name)
+        return cls(path, _distinct(tuple(table.column_names), path), np.array([0, table.num_rows]), table)
+
+    def schema(self) -> Any:
+        return self.table.schema
+
+    def records(self, columns: Sequence[str] | None = None, size: int | None = None) -> Iterator[Any]:
+        table = self.table if columns is None else self.table.select(list(columns))
+        yield from table.to_batches(size or BATCH)
+
+    def _chunk(self, number: int, column: str) -> Any:  # noqa: ARG002
+        return self.table.column(column)
+
+
+@dataclass(frozen=True)
 class Table:
     """One table in one or several files with the same columns."""
 
     parts: tuple[Part, ...]
+    roles: Roles = field(default_factory=dict)  # columns that are known by other means than their names
     _recent: _Recent = field(default_factory=_Recent, init=False, repr=False, compare=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False, compare=False)
 
     def __len__(self) -> int:
         return sum(map(len, self.parts))
@@ -153,8 +222,22 @@ class Table:
         return self.parts[0].columns
 
     def find(self, role: Role) -> str | None:
-        """The column with a usual name for this role, whatever its case; None where there is none."""
-        return _find(self.columns, role)
+        """The column for this role: the one that was named, or one with a usual name; None where there is none."""
+        return self.roles.get(role) or find_column(self.columns, role)
+
+    def require(self, role: Role, what: str) -> str:
+        """The column for this role.
+
+        Raises:
+            DataError: There is none.
+        """
+        column = self.find(role)
+        if column is None:
+            raise DataError(
+                f"{self.parts[0].path}: no column with a usual name for {what}; the columns are "
+                f"{_quoted(self.columns)}. Name one of them with {FLAGS[role]}."
+            )
+        return column
 
     def found(self) -> str:
         """The columns that are there, for messages."""
@@ -165,48 +248,74 @@ class Table:
         for part in self.parts:
             yield from part.batches(columns)
 
+    def take(self, column: str, rows: IntArray) -> Any:
+        """One column at any rows, in their order, as it is stored: a `pyarrow.ChunkedArray` that is read now."""
+        import pyarrow
+
+        pieces, order = self._pieces(column, rows)
+        kind = pieces[0].type if pieces else self.parts[0].schema().field(column).type
+        return pyarrow.chunked_array([piece.cast(kind) for piece in pieces], kind).take(pyarrow.array(order))
+
     def cells(self, column: str, rows: IntArray) -> list[str]:
         """The texts of one column at any rows, in their order, read from the file now."""
+        pieces, order = self._pieces(column, rows)
+        found = [text for piece in pieces for text in _as_text(piece, column, self.parts[0].path).to_pylist()]
+        return [found[place] for place in order]
+
+    def _pieces(self, column: str, rows: IntArray) -> tuple[list[Any], IntArray]:
+        """The column at ascending rows as pyarrow arrays, and where in them each of the rows is."""
         order = np.argsort(rows, kind="stable")
         ascending = np.asarray(rows, dtype=np.int64)[order]
-        found: list[str] = []
-        start = 0
-        for part in self.parts:
-            stop = start + len(part)
-            inside = ascending[np.searchsorted(ascending, start) : np.searchsorted(ascending, stop)] - start
-            found += part.cells(column, inside, self._recent) if len(inside) else []
-            start = stop
+        starts = np.cumsum([0, *map(len, self.parts)])
+        found: list[Any] = []
+        with self._lock:
+            for number in np.unique(np.searchsorted(starts, ascending, side="right") - 1).tolist():
+                low, high = np.searchsorted(ascending, starts[number : number + 2])
+                found += self.parts[number].take(column, ascending[low:high] - starts[number], self._recent)
         back = np.empty(len(order), dtype=np.int64)
         back[order] = np.arange(len(order))
-        return [found[place] for place in back]
+        return [chunk for piece in found for chunk in getattr(piece, "chunks", [piece])], back
 
 
-def open_table(*paths: Path, named: Collection[str] = (), lenient: bool = False) -> Table:
+def open_table(*paths: Path, columns: Roles | None = None, lenient: bool = False) -> Table:
     """Open a table.
 
     Args:
-        paths: The files in their order: parquet, or text (UTF-8, or UTF-16 with a byte order mark) with a header line
-            and one of `SEPARATORS`.
-        named: Names of columns that the caller knows to be there, which help to detect the separator.
+        paths: The files in their order: parquet, or text with one of `SEPARATORS`. Text is UTF-8, UTF-16, or else
+            Windows-1252; it has a header line, unless its first line names an image file.
+        columns: Columns that have no usual names.
         lenient: Whether rows of a text file may lack cells at the end, and blank rows are left out.
 
     Raises:
-        DataError: A file is missing or damaged, a row has more or fewer cells than the header, or the files differ in
-            their columns.
+        DataError: A file is missing or damaged, a row has more or fewer cells than the header, a column is not there,
+            or the files differ in their columns.
     """
-    parts = tuple(
-        _open_parquet(path) if _is_parquet(path) else _open_text(path, named, lenient=lenient) for path in paths
-    )
+    columns = columns or {}
+    opened = [
+        _open_parquet(path) if _is_parquet(path) else _open_text(path, columns, lenient=lenient) for path in paths
+    ]
+    parts = tuple(part for part, _ in opened)
     for part in parts[1:]:
         if set(part.columns) != set(parts[0].columns):
             raise DataError(
                 f"{part.path}: found the columns {listed(part.columns)}, but {parts[0].path.name} has "
                 f"{listed(parts[0].columns)}; all files of one table need the same."
             )
-    return Table(parts)
+    for role, column in columns.items():
+        if column not in parts[0].columns:
+            raise DataError(
+                f'{paths[0]}: no column "{column}"; the columns are {_quoted(parts[0].columns)}. Name one of them with '
+                f"{FLAGS[role]}."
+            )
+    return Table(parts, {**opened[0][1], **columns})
 
 
-def _find(columns: Sequence[str], role: Role) -> str | None:
+def _quoted(columns: Sequence[str]) -> str:
+    return listed([f'"{column}"' for column in columns])
+
+
+def find_column(columns: Sequence[str], role: Role) -> str | None:
+    """The column with a usual name for this role, whatever its case; None where there is none."""
     simple = [name.strip().lower().replace(" ", "_").replace("-", "_") for name in columns]
     return next((columns[simple.index(name)] for name in USUAL_NAMES[role] if name in simple), None)
 
@@ -227,17 +336,58 @@ def _is_parquet(path: Path) -> bool:
         raise DataError(f"{path}: the file is empty; expected a table with a header line.")
     if start.startswith(b"PAR1"):
         return True
-    if b"\x00" in start.partition(b"\n")[0] and not is_utf_16(start):
-        raise DataError(f"{path}: this is neither parquet nor UTF-8 text; save the table as CSV (UTF-8) or parquet.")
+    if b"\x00" in start.partition(b"\n")[0] and _utf_16(start) is None:
+        raise DataError(f"{path}: this is neither parquet nor text; save the table as CSV (UTF-8) or parquet.")
     return False
 
 
-def is_utf_16(start: bytes) -> bool:
-    """Whether a file that starts like this has the byte order mark of UTF-16."""
-    return start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+def _utf_16(start: bytes) -> str | None:
+    """The kind of UTF-16 of a file that starts like this, with or without a byte order mark; None for other texts."""
+    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return "utf-16"
+    # The names of columns are mostly ASCII, of which every other byte is zero.
+    even, odd = start[::2], start[1::2]
+    for zeros, others, name in ((odd, even, "utf-16-le"), (even, odd, "utf-16-be")):
+        if zeros and zeros.count(0) > len(zeros) // 2 and 0 not in others:
+            return name
+    return None
 
 
-def _open_parquet(path: Path) -> Parquet:
+def text_encoding(path: Path) -> str:
+    """The encoding of a text file: UTF-8, UTF-16, or else Windows-1252, which is what spreadsheets write.
+
+    Raises:
+        DataError: Some lines of a UTF-8 file are damaged.
+    """
+    with path.open("rb") as file:
+        start = file.read(4096)
+        wide = _utf_16(start)
+        if wide is not None:
+            return wide
+        file.seek(0)
+        damaged, whole, first = 0, 0, 0
+        for number, line in enumerate(file, 1):
+            if not line.isascii():
+                try:
+                    line.decode()
+                    whole += 1
+                except UnicodeDecodeError:
+                    damaged += 1
+                    first = first or number
+    if not damaged:
+        return "utf-8-sig" if start.startswith(codecs.BOM_UTF8) else "utf-8"
+    if whole >= damaged:  # hardly any text in another encoding is UTF-8 by accident
+        raise DataError(f"{path}: line {first:,} is not UTF-8 as the other lines are; save the file again as UTF-8.")
+    try:
+        with path.open(encoding="cp1252") as text:
+            for _ in text:
+                pass
+    except UnicodeDecodeError:  # five bytes mean nothing there
+        return "latin-1"
+    return "cp1252"
+
+
+def _open_parquet(path: Path) -> tuple[Parquet, Roles]:
     import pyarrow
     import pyarrow.parquet
 
@@ -248,7 +398,7 @@ def _open_parquet(path: Path) -> Parquet:
             columns = tuple(file.schema_arrow.names)
     except (OSError, pyarrow.ArrowException) as error:
         raise _damaged(path, error) from None
-    return Parquet(path, _distinct(columns, path), np.cumsum([0, *sizes]))
+    return Parquet(path, _distinct(columns, path), np.cumsum([0, *sizes])), {}
 
 
 def _as_text(column: Any, name: str, path: Path) -> Any:
@@ -262,22 +412,29 @@ def _as_text(column: Any, name: str, path: Path) -> Any:
         ) from None
 
 
-def _open_text(path: Path, named: Collection[str], *, lenient: bool) -> Text:
-    separator, columns = _sniff(path, named)
+def _open_text(path: Path, named: Roles, *, lenient: bool) -> tuple[Text, Roles]:
     try:
-        return _read_text(path, columns, separator, csv.QUOTE_MINIMAL, lenient=lenient)
+        encoding = text_encoding(path)
+        with path.open("rb") as file:
+            line_end = "\r\n" if b"\r" in file.readline() else "\n"
+    except OSError as error:
+        raise DataError(f"{path}: the table cannot be read ({error.strerror}).") from None
+    style, columns, roles = _sniff(path, TextFormat(encoding, line_end=line_end), named)
+    try:
+        return _read_text(path, columns, style, lenient=lenient), roles
     except _QuoteError:
-        if separator not in _UNQUOTED:
+        if style.separator not in _UNQUOTED:
             raise
-    return _read_text(path, columns, separator, csv.QUOTE_NONE, lenient=lenient)
+    return _read_text(path, columns, replace(style, quoting=csv.QUOTE_NONE), lenient=lenient), roles
 
 
-def _read_text(path: Path, columns: tuple[str, ...], separator: str, quoting: Literal[0, 3], *, lenient: bool) -> Text:
+def _read_text(path: Path, columns: tuple[str, ...], style: TextFormat, *, lenient: bool) -> Text:
     """Copies all rows to an Arrow file that nobody else sees and that is deleted when it is closed."""
     import pyarrow
 
     schema = pyarrow.schema([(name, pyarrow.large_string()) for name in columns])
-    rows = _checked(islice(_records(path, separator, quoting), 1, None), path, columns, separator, lenient=lenient)
+    records = islice(_records(path, style), int(style.header), None)
+    rows = _checked(records, path, columns, style.separator, lenient=lenient)
     try:
         copy: IO[bytes] = io.BytesIO() if path.stat().st_size <= _SMALL else tempfile.TemporaryFile()  # noqa: SIM115
         sizes = []
@@ -290,7 +447,7 @@ def _read_text(path: Path, columns: tuple[str, ...], separator: str, quoting: Li
         reader = pyarrow.ipc.open_file(copy)
     except OSError as error:
         raise DataError(f"{path}: the table cannot be read ({error.strerror or error}).") from None
-    return Text(path, columns, np.cumsum([0, *sizes]), separator, reader)
+    return Text(path, columns, np.cumsum([0, *sizes]), style, reader)
 
 
 def _checked(
@@ -313,16 +470,17 @@ def _checked(
         yield cells
 
 
-def _sniff(path: Path, named: Collection[str]) -> tuple[str, tuple[str, ...]]:
+def _sniff(path: Path, style: TextFormat, named: Roles) -> tuple[TextFormat, tuple[str, ...], Roles]:
     """The separator that cuts the header into the most known names, then into the most cells; and those cells.
 
-    Only the header is used: captions are full of commas and semicolons.
+    Only the header is used: captions are full of commas and semicolons. Where it has no known name, but an image file,
+    it is no header.
     """
     headers: dict[str, tuple[str, ...]] = {}
     refusal: DataError | None = None
     for separator in SEPARATORS:
         try:
-            header = next(_records(path, separator, csv.QUOTE_MINIMAL), [])
+            header = next(_records(path, replace(style, separator=separator)), [])
             headers[separator] = tuple(name.strip() for name in header)
         except DataError as error:  # a quoted header is wrong for all separators but its own
             refusal = refusal or error
@@ -331,13 +489,44 @@ def _sniff(path: Path, named: Collection[str]) -> tuple[str, tuple[str, ...]]:
 
     def known(separator: str) -> tuple[int, int]:
         columns = headers[separator]
-        usual = sum(_find(columns, role) is not None for role in USUAL_NAMES)
-        return usual + sum(name in columns for name in named), len(columns)
+        usual = sum(find_column(columns, role) is not None for role in USUAL_NAMES)
+        return usual + sum(name in columns for name in named.values()), len(columns)
 
     best = max(headers, key=known)
     if not any(headers[best]):
         raise DataError(f"{path}: the file holds blank lines only; expected a header line and rows.")
-    return best, _distinct(headers[best], path)
+    if not known(best)[0] or not any(column in headers[best] for column in named.values()):
+        found = _sniff_rows(path, style) if any(map(_IMAGE_NAME.fullmatch, headers[best])) else None
+        if found is not None:
+            return found
+    return replace(style, separator=best), _distinct(headers[best], path), {}
+
+
+def _sniff_rows(path: Path, style: TextFormat) -> tuple[TextFormat, tuple[str, ...], Roles] | None:
+    """The separator, names and roles of the columns of a file without a header; None where rows differ in length."""
+    found: list[tuple[int, str, list[list[str]]]] = []
+    for separator in SEPARATORS:
+        for quoting in (csv.QUOTE_MINIMAL, csv.QUOTE_NONE):
+            try:
+                rows = list(islice(_records(path, replace(style, separator=separator, quoting=quoting)), _PROBED))
+            except DataError:
+                continue
+            width = len(rows[0])
+            if width > 1 and all(len(row) == width for row in rows):
+                found.append((width, separator, rows))
+            break
+    if not found:
+        return None
+    # A caption may have the same number of commas in all rows; the true separator makes fewer columns.
+    width, separator, rows = min(found, key=lambda one: one[0])
+    cells = [list(column) for column in zip(*rows, strict=True)]
+    likely = [sum(bool(_IMAGE_NAME.fullmatch(cell.strip())) for cell in column) for column in cells]
+    image = likely.index(max(likely))
+    lengths = [-1 if place == image else sum(map(len, column)) for place, column in enumerate(cells)]
+    caption = lengths.index(max(lengths))
+    names = tuple(str(place + 1) for place in range(width))
+    roles: Roles = {"image_path": names[image], "caption": names[caption]}
+    return replace(style, separator=separator, header=False), names, roles
 
 
 def _distinct(columns: tuple[str, ...], path: Path) -> tuple[str, ...]:
@@ -351,36 +540,24 @@ class _QuoteError(DataError):
     """A quotation mark stands where none may."""
 
 
-def _records(path: Path, separator: str, quoting: Literal[0, 3]) -> Iterator[list[str]]:
+def _records(path: Path, style: TextFormat) -> Iterator[list[str]]:
     """All rows with the header; empty lines are left out."""
     # Strict, else a forgotten quotation mark would take the rest of the file as one cell.
-    bars = separator == "|"  # Flickr30K's table has spaces around them
-    reader = csv.reader(_lines(path), delimiter=separator, quoting=quoting, skipinitialspace=bars, strict=True)
+    bars = style.separator == "|"  # Flickr30K's table has spaces around them
     try:
-        yield from filter(None, reader)
-    except csv.Error as error:
-        raise _QuoteError(
-            f"{path}: line {reader.line_num:,} cannot be read ({error}); look for a quotation mark or a carriage "
-            "return that is not inside a quoted cell."
-        ) from None
+        with path.open(encoding=style.encoding, newline="\n") as file:
+            reader = csv.reader(
+                file, delimiter=style.separator, quoting=style.quoting, skipinitialspace=bars, strict=True
+            )
+            try:
+                yield from filter(None, reader)
+            except csv.Error as error:
+                raise _QuoteError(
+                    f"{path}: line {reader.line_num:,} cannot be read ({error}); look for a quotation mark or a "
+                    "carriage return that is not inside a quoted cell."
+                ) from None
+    except UnicodeError as error:
+        name = style.encoding.upper()
+        raise DataError(f"{path}: the text is not {name} ({error}); save the file again as UTF-8.") from None
     except OSError as error:
         raise DataError(f"{path}: the table cannot be read ({error.strerror}).") from None
-
-
-def _lines(path: Path) -> Iterator[str]:
-    with path.open("rb") as file:
-        if is_utf_16(file.read(2)):
-            file.seek(0)
-            try:
-                yield from io.TextIOWrapper(file, "utf-16", newline="")
-            except UnicodeError as error:
-                raise DataError(f"{path}: the text is not UTF-16 ({error}); save the file again as UTF-8.") from None
-            return
-        file.seek(0)
-        for number, line in enumerate(file, 1):
-            try:
-                yield line.decode("utf-8-sig" if number == 1 else "utf-8")
-            except UnicodeDecodeError:
-                raise DataError(
-                    f"{path}: line {number:,} is not UTF-8; convert the file with `iconv -f latin1 -t utf-8`."
-                ) from None

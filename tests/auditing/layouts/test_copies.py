@@ -10,8 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mispair
-from mispair.auditing import clean_copy
-from mispair.auditing.clean_copy import write_filtered, write_table
+from mispair.auditing.layouts.copies import write_copy
+from mispair.auditing.layouts.embeddings import ClipRetrieval
+from mispair.auditing.result_tables import write_table
+from mispair.auditing.sources.edits import Edits, Mask
 from mispair.auditing.sources.source import Source, from_memory, open_arrays, open_source
 from mispair.auditing.sources.tables import open_table
 from mispair.data.pairs import Regions, Tokens
@@ -29,6 +31,10 @@ def numbers(n: int, width: int, dtype: Any = np.float32, seed: int = 0) -> npt.N
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def write_filtered(source: Source, keep: Mask, out: Path, overwrite: bool = False) -> Path:
+    return write_copy(source, Edits.keeping(keep), out, overwrite)
 
 
 def kept(*rows: int, n: int) -> npt.NDArray[np.bool_]:
@@ -170,7 +176,7 @@ def test_filtered_arrays(tmp_path: Path, ending: str | None) -> None:
     keep = kept(0, 2, 3, 4, 8, n=n)
     out = write_filtered(source, keep, tmp_path / "out")
     name = table.name if table else "ids.csv"
-    assert {path.name for path in out.iterdir()} == {"left.npy", "right.npy", name}
+    assert {path.name for path in out.iterdir()} == {".copy.json", "left.npy", "right.npy", name}
     check_same(source, keep, open_arrays(out / "left.npy", out / "right.npy", out / name))
     assert np.load(out / "left.npy").dtype == np.float16
     assert np.load(out / "right.npy").dtype == np.int8
@@ -270,7 +276,7 @@ def test_the_data_is_never_touched(tmp_path: Path) -> None:
     write_filtered(arrays, keep, data / "filtered")
     with pytest.raises(DataError, match="no pair is kept"):
         write_filtered(folder, np.zeros(3, dtype=bool), tmp_path / "new")
-    with pytest.raises(ValueError, match="keep must be 3 booleans"):
+    with pytest.raises(ValueError, match="edits of 4 rows for 3"):
         write_filtered(folder, np.ones(4, dtype=bool), tmp_path / "new")
 
 
@@ -300,7 +306,7 @@ def test_a_failed_copy_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "in/text_emb/text_emb_1.npy").write_bytes(b"")
     with pytest.raises(DataError, match="the file is empty"):
         write_filtered(source, kept(0, 3, n=4), tmp_path / "out")
-    monkeypatch.setattr(clean_copy, "_size", lambda *_: 1 << 60)
+    monkeypatch.setattr(ClipRetrieval, "size", lambda *_: 1 << 60)
     with pytest.raises(DataError, match=r"needs 1152921504\.6 GB, but only"):
         write_filtered(source, kept(0, n=4), tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["in"]

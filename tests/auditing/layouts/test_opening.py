@@ -8,7 +8,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mispair.auditing.encoding.raw_pairs import Row, read_raw
+from mispair.auditing.layouts.opening import open_raw
+from mispair.auditing.sources.raw import RawPairs
 from mispair.errors import ConfigError, DataError
 
 
@@ -28,15 +29,17 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def short(rows: list[Row], folder: Path) -> list[tuple[str, str, str]]:
-    return [(row.id, os.path.relpath(row.image, folder) if row.image else "", row.caption) for row in rows]
+def short(pairs: RawPairs, folder: Path) -> list[tuple[str, str, str]]:
+    files = [pairs.image_file(row) for row in range(len(pairs))]
+    images = ["" if file is None else os.path.relpath(file, folder) for file in files]
+    return list(zip(pairs.ids.to_pylist(), images, pairs.captions.to_pylist(), strict=True))
 
 
 @pytest.mark.parametrize("mark", [",", ";", "\t", "|"])
 @pytest.mark.parametrize("start", ["", "\ufeff", "\n\n"])
 def test_separator_and_byte_order_mark(folder: Path, mark: str, start: str) -> None:
     text = f'{start}image{mark}caption\na.jpg{mark}A dog.\n\nsub/c.jpg{mark}"one{mark} ""two""\nthree"\n'
-    assert short(read_raw(write(folder / "t.csv", text)), folder) == [
+    assert short(open_raw(write(folder / "t.csv", text)), folder) == [
         ("a.jpg#0", "a.jpg", "A dog."),
         ("sub/c.jpg#0", "sub/c.jpg", f'one{mark} "two"\nthree'),
     ]
@@ -44,7 +47,7 @@ def test_separator_and_byte_order_mark(folder: Path, mark: str, start: str) -> N
 
 def test_file_of_a_spreadsheet_in_utf_16(folder: Path) -> None:
     path = write(folder / "t.txt", "image\tcaption\r\na.jpg\tÄpfel\r\n".encode("utf-16"))
-    assert short(read_raw(path), folder) == [("a.jpg#0", "a.jpg", "Äpfel")]
+    assert short(open_raw(path), folder) == [("a.jpg#0", "a.jpg", "Äpfel")]
 
 
 @pytest.mark.parametrize(
@@ -60,27 +63,27 @@ def test_usual_names_of_columns(folder: Path, header: str, order: str) -> None:
     mark = next(mark for mark in ",;|" if mark in header)
     values = {"i": "a.jpg", "t": "A dog.", "c": "7", "x": "9"}
     path = write(folder / "t.csv", f"{header}\n{mark.join(values[kind] for kind in order)}\n")
-    assert short(read_raw(path), folder) == [("7" if "c" in order else "a.jpg#0", "a.jpg", "A dog.")]
+    assert short(open_raw(path), folder) == [("7" if "c" in order else "a.jpg#0", "a.jpg", "A dog.")]
 
 
 def test_named_columns(folder: Path) -> None:
     path = write(folder / "t.tsv", "image\tbild\twords\nx.jpg\tb.jpg\tA cat.\n")
-    rows = read_raw(path, image_column="bild", caption_column="words")
+    rows = open_raw(path, columns={"image_path": "bild", "caption": "words"})
     assert short(rows, folder) == [("b.jpg#0", "b.jpg", "A cat.")]
     with pytest.raises(DataError, match=r'"image", "bild", "words".*--caption-column'):
-        read_raw(path)
+        open_raw(path)
     with pytest.raises(DataError, match=r'no column "foto"; the columns are "image", "bild", "words".*--image-column'):
-        read_raw(path, image_column="foto", caption_column="words")
+        open_raw(path, columns={"image_path": "foto", "caption": "words"})
 
 
 def test_quotes_that_a_tab_separated_file_does_not_mean(folder: Path) -> None:
     path = write(folder / "t.tsv", 'image\tcaption\na.jpg\t"Stop" says the sign\nb.jpg\t"never closed\n')
-    assert [row.caption for row in read_raw(path)] == ['"Stop" says the sign', '"never closed']
+    assert open_raw(path).captions.to_pylist() == ['"Stop" says the sign', '"never closed']
 
 
 def test_short_and_blank_rows_stay(folder: Path) -> None:
     path = write(folder / "t.csv", "image,caption,extra\na.jpg\nb.jpg,  ,\n,A dog.,,,\n")
-    assert short(read_raw(path), folder) == [
+    assert short(open_raw(path), folder) == [
         ("a.jpg#0", "a.jpg", ""),
         ("b.jpg#0", "b.jpg", ""),
         ("row#0", "", "A dog."),
@@ -89,7 +92,7 @@ def test_short_and_blank_rows_stay(folder: Path) -> None:
 
 def test_ids_are_unique(folder: Path) -> None:
     path = write(folder / "t.csv", "id,image,caption\n1,a.jpg,x\n1,a.jpg,y\n1#1,b.jpg,z\n,b.jpg,w\n,b.jpg,v\n")
-    assert [row.id for row in read_raw(path)] == ["1", "1#1", "1#1#1", "b.jpg#1", "b.jpg#2"]
+    assert open_raw(path).ids.to_pylist() == ["1", "1#1", "1#1#1", "b.jpg#1", "b.jpg#2"]
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
@@ -109,12 +112,12 @@ def test_every_row_of_a_table_comes_back(folder: Path, table: list[tuple[str, st
     with (folder / "t.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, delimiter=mark, quoting=csv.QUOTE_ALL)
         writer.writerows([("id", "image", "caption"), *table])
-    rows = read_raw(folder / "t.csv")
+    rows = open_raw(folder / "t.csv")
     kept = [row for row in table if any(map(str.strip, row))]  # a wholly blank line is no row
     assert [(name, caption) for _, name, caption in short(rows, folder)] == [
         (image, caption.strip()) for _, image, caption in kept
     ]
-    assert len({row.id for row in rows}) == len(rows)
+    assert len(set(rows.ids.to_pylist())) == len(rows)
 
 
 def test_parquet(folder: Path) -> None:
@@ -122,16 +125,16 @@ def test_parquet(folder: Path) -> None:
     parquet = pytest.importorskip("pyarrow.parquet")
     columns: dict[str, list[Any]] = {"uid": [5, 6], "Image": ["a.jpg", None], "text": [None, " A dog."]}
     parquet.write_table(pyarrow.table(columns), folder / "t.parquet")
-    assert short(read_raw(folder / "t.parquet"), folder) == [("5", "a.jpg", ""), ("6", "", "A dog.")]
-    parquet.write_table(pyarrow.table({"image": [{"bytes": b"x"}], "caption": ["y"]}), folder / "t.parquet")
+    assert short(open_raw(folder / "t.parquet"), folder) == [("5", "a.jpg", ""), ("6", "", "A dog.")]
+    parquet.write_table(pyarrow.table({"image": [{"width": 1}], "caption": ["y"]}), folder / "t.parquet")
     with pytest.raises(DataError, match=r"the column image holds struct.*expected text"):
-        read_raw(folder / "t.parquet")
+        open_raw(folder / "t.parquet")
     parquet.write_table(pyarrow.table({"image": ["a.jpg"], "words": ["y"]}), folder / "t.parquet")
     with pytest.raises(DataError, match=r'"image", "words".*--caption-column'):
-        read_raw(folder / "t.parquet")
+        open_raw(folder / "t.parquet")
     write(folder / "t.parquet", b"PAR1 and nonsense")
     with pytest.raises(DataError, match="the table cannot be read"):
-        read_raw(folder / "t.parquet")
+        open_raw(folder / "t.parquet")
 
 
 def test_coco(folder: Path) -> None:
@@ -146,7 +149,7 @@ def test_coco(folder: Path) -> None:
         ],
     }
     path = write(folder / "captions.json", content)
-    assert short(read_raw(path, folder / "sub"), folder / "sub") == [
+    assert short(open_raw(path, folder / "sub"), folder / "sub") == [
         ("10", "c.jpg", "A cat."),
         ("11", "a.jpg", "half a character ?"),
         ("12", "", "Whose image is not listed"),
@@ -161,7 +164,7 @@ def test_karpathy(folder: Path) -> None:
         {"filename": "c.jpg", "filepath": "sub", "split": "test", "sentences": [{"raw": "A cat."}]},
         {"filename": "b.jpg", "split": "test", "sentences": []},
     ]
-    assert short(read_raw(write(folder / "dataset.json", {"images": images})), folder) == [
+    assert short(open_raw(write(folder / "dataset.json", {"images": images})), folder) == [
         ("4", "a.jpg", "A dog."),
         ("5", "a.jpg", "Two dogs."),
         ("sub/c.jpg#0", "sub/c.jpg", "A cat."),
@@ -181,9 +184,9 @@ def test_folder_of_images_and_texts(folder: Path) -> None:
         ("b.jpg#0", "b.jpg", ""),
         ("sub/c.jpg#0", "sub/c.jpg", "caf\ufffd"),
     ]
-    assert short(read_raw(folder), folder) == expected
+    assert short(open_raw(folder), folder) == expected
     write(folder.parent / "texts/b.txt", "A cat.")
-    assert short(read_raw(folder.parent / "texts", folder), folder)[1] == ("b.jpg#0", "b.jpg", "A cat.")
+    assert short(open_raw(folder.parent / "texts", folder), folder)[1] == ("b.jpg#0", "b.jpg", "A cat.")
 
 
 BROKEN = {
@@ -193,14 +196,13 @@ BROKEN = {
     "comma.csv": (b"image,caption\na.jpg,A dog, running\n", r"row 1 has 3 cells and the header 2.*quotation marks"),
     "open.csv": (b'image,caption\na.jpg,"A dog\nb.jpg,A cat\n', r"line 3 cannot be read .*quotation mark"),
     "after.csv": (b'image,caption\na.jpg,"A" dog\n', "line 2 cannot be read"),
-    "latin.csv": (b"image,caption\na.jpg,caf\xe9\n", "not UTF-8"),
+    "damaged.csv": ("image,caption\na.jpg,café\n".encode() + b"b.jpg,caf\xe9\n", "line 3 is not UTF-8 as the other"),
     "none.csv": (b"one,two\n1,2\n", r'no column with a usual name for images; the columns are "one", "two"'),
     "web.csv": (b"image,caption\nhttps://a.b/c.jpg,A dog\n", "web address"),
     "away.csv": (b"image,caption\nz.jpg,A dog\n", r"none of the 1 images is here \(looked for .*z.jpg\).*--images"),
     "nameless.csv": (b"image,caption\n,A dog\n", "no row names one"),
     "table.xlsx": (b"PK", "this kind of file is not known"),
     "cut.json": (b'{"images": [', "not valid JSON"),
-    "latin.json": (b'{"images": "\xe9"}', "not UTF-8"),
     "deep.json": (b"[" * 100_000, "not valid JSON"),
     "list.json": (b"[1]", "found list; expected COCO"),
     "other.json": (b'{"data": []}', "found the names data; expected COCO"),
@@ -216,22 +218,22 @@ BROKEN = {
 def test_broken_files_are_explained(folder: Path, name: str) -> None:
     content, message = BROKEN[name]
     with pytest.raises(DataError, match=message) as caught:
-        read_raw(write(folder / name, content))
+        open_raw(write(folder / name, content))
     assert "\n" not in str(caught.value)
 
 
 def test_wrong_folders_are_explained(folder: Path) -> None:
     table = write(folder / "t.csv", "image,caption\na.jpg,A dog.\n")
     with pytest.raises(DataError, match="no such file or folder"):
-        read_raw(folder / "nowhere.csv")
+        open_raw(folder / "nowhere.csv")
     with pytest.raises(DataError, match="no such folder; --images"):
-        read_raw(table, folder / "nowhere")
+        open_raw(table, folder / "nowhere")
     with pytest.raises(DataError, match=r"none of the 1 images is here.*--images"):
-        read_raw(table, folder / "sub")
+        open_raw(table, folder / "sub")
     with pytest.raises(DataError, match="no image has a text file"):
-        read_raw(folder)
+        open_raw(folder)
     (folder / "empty").mkdir()
     with pytest.raises(DataError, match="no images in here"):
-        read_raw(folder / "empty")
+        open_raw(folder / "empty")
     with pytest.raises(ConfigError, match="are for tables"):
-        read_raw(folder, image_column="image")
+        open_raw(folder, columns={"image_path": "image"})

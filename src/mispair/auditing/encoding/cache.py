@@ -1,0 +1,140 @@
+"""Encodings by content: what was encoded once is not encoded again, whatever the file, the data set or the output.
+
+    CACHE/efficientnet-lite0-1280/NAME.npy        float16 (n, width)
+    CACHE/efficientnet-lite0-1280/NAME.keys.npy   the hashes of the n items, written last
+
+Files are never changed. Processes that encode at the same time each add files of their own. The folder can be deleted
+at any time when none of them runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import platformdirs
+
+from mispair.auditing.sources.shards import File, Side
+from mispair.data.npy import open_array
+from mispair.data.pairs import IntArray
+from mispair.errors import DataError
+from mispair.support.files import replacing
+from mispair.support.formatting import slug
+
+Halves = npt.NDArray[np.float16]
+Key = bytes
+KEY = "S16"
+_MISSING = -1
+
+
+def cache_folder(given: Path | None = None) -> Path:
+    """The folder that is given, else that of the variable MISPAIR_CACHE, else that of the user."""
+    named = given or os.environ.get("MISPAIR_CACHE")
+    return Path(named) if named else Path(platformdirs.user_cache_dir("mispair")) / "encodings"
+
+
+def key_of(content: bytes) -> Key:
+    """The hash of an image file or a caption."""
+    return hashlib.blake2b(content, digest_size=16).digest()
+
+
+class EncodingCache:
+    """The vectors that one encoder has made.
+
+    Args:
+        folder: Folder of the cache.
+        encoder: Name of the encoder; another name means other vectors.
+        width: Numbers a vector.
+    """
+
+    def __init__(self, folder: Path, encoder: str, width: int) -> None:
+        self._folder = folder / f"{slug(encoder)}-{hashlib.sha256(encoder.encode()).hexdigest()[:8]}-{width}"
+        self._width = width
+        self._files: list[File] = []
+        self._count = 0
+        self._new: dict[Key, int] = {}  # added by this process
+        keys = []
+        for path in sorted(self._folder.glob("*.keys.npy")):
+            found = self._open(path)
+            if found is not None:
+                keys.append(found)
+        known = np.concatenate(keys) if keys else np.empty(0, KEY)
+        self._order = np.argsort(known, kind="stable")
+        self._sorted = known[self._order]
+
+    def __len__(self) -> int:
+        return self._count
+
+    def _open(self, path: Path) -> npt.NDArray[Any] | None:
+        """The keys of a file whose vectors are there; None where one of the two is damaged."""
+        vectors = path.with_name(path.name.replace(".keys.npy", ".npy"))
+        try:
+            shape = open_array(vectors, ndim=2, kind="vector").shape
+            keys = np.load(path, allow_pickle=False)
+        except (DataError, OSError, ValueError, EOFError):
+            return None
+        if keys.dtype != KEY or shape != (*keys.shape, self._width):
+            return None
+        self._files.append(File(vectors, (shape[0], shape[1])))
+        self._count += len(keys)
+        return np.asarray(keys)
+
+    def find(self, key: Key) -> int:
+        """The number of the vector of an item; -1 where it is not there. Several threads may call it."""
+        place = self._new.get(key, _MISSING)
+        if place >= 0 or not len(self._sorted):
+            return place
+        wanted = np.array(key, KEY)
+        place = int(np.searchsorted(self._sorted, wanted))
+        return int(self._order[place]) if place < len(self._sorted) and self._sorted[place] == wanted else _MISSING
+
+    def add(self, vectors: dict[Key, Halves]) -> None:
+        """Stores vectors, whole or not at all."""
+        if not vectors:
+            return
+        name = uuid.uuid4().hex
+        path = self._folder / f"{name}.npy"
+        values = np.stack(list(vectors.values()))
+        for place, array in ((path, values), (self._folder / f"{name}.keys.npy", np.array(list(vectors), KEY))):
+            with replacing(place) as file:
+                np.save(file, array, allow_pickle=False)
+        self._new |= {key: self._count + place for place, key in enumerate(vectors)}
+        self._files.append(File(path, (len(values), self._width)))
+        self._count += len(values)
+
+    def rows(self, numbers: IntArray) -> CachedRows:
+        """The vectors with these numbers as a shard (n, width); zeros for -1."""
+        return CachedRows(Side.of(self._files) if self._files else None, numbers, self._width)
+
+
+@dataclass(frozen=True)
+class CachedRows:
+    """Vectors of the cache, one for each row."""
+
+    vectors: Side | None
+    numbers: IntArray
+    width: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.numbers), self.width
+
+    def read(self, rows: slice | IntArray) -> Halves:
+        numbers = self.numbers[rows]
+        found = np.zeros((len(numbers), self.width), dtype=np.float16)
+        there = numbers >= 0
+        if self.vectors is not None and there.any():
+            try:
+                found[there] = self.vectors.gather(numbers[there], np.float16)
+            except OSError as error:
+                raise DataError(
+                    f"{error.filename}: the cache of encodings cannot be read ({error.strerror}); run the same command "
+                    "again."
+                ) from None
+        return found

@@ -1,0 +1,293 @@
+"""Opens whatever an audit is given: paths, arrays, lists, and tables of other libraries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from mispair.auditing.encoding.cache import cache_folder
+from mispair.auditing.encoding.encode import Encoders, encode
+from mispair.auditing.layouts.opening import is_raw_folder, open_raw
+from mispair.auditing.layouts.table import open_pairs
+from mispair.auditing.sources.from_training import from_run, is_run
+from mispair.auditing.sources.raw import RawPairs
+from mispair.auditing.sources.source import Source, from_memory, from_raw, open_arrays, open_source
+from mispair.auditing.sources.tables import InMemory, Roles, Table
+from mispair.data.loading import layout
+from mispair.errors import ConfigError, DataError
+
+Check = Callable[[RawPairs], None]
+
+
+@dataclass(frozen=True)
+class AuditInput:
+    """Where the pairs are.
+
+    Attributes:
+        source: Folder of embeddings, of features or of a training run; or images and captions.
+        left: Vectors of one side as .npy, instead of a source.
+        right: Vectors of the other side.
+        ids: Table with a row for each vector.
+        images: Folder of the images.
+        split: Part of the data set.
+        columns: Columns of a table that have no usual names.
+        encoders: For images and captions.
+        cache: Folder of encodings; that of the user by default.
+    """
+
+    source: Path | None = None
+    left: Path | None = None
+    right: Path | None = None
+    ids: Path | None = None
+    images: Path | None = None
+    split: str | None = None
+    columns: Roles = field(default_factory=dict)
+    encoders: Encoders = field(default_factory=Encoders)
+    cache: Path | None = None
+
+    def check(self) -> None:
+        """Refuses arguments that contradict each other, and files that are not there.
+
+        Raises:
+            ConfigError: The arguments do not go together.
+            DataError: There is no such source.
+        """
+        if self.source is None:
+            if self.left is None or self.right is None:
+                raise ConfigError("Give a folder to audit, or both --left A.npy and --right B.npy.")
+        elif self.left is not None or self.right is not None or self.ids is not None:
+            raise ConfigError("Give either a folder or --left and --right (with --ids), not both.")
+        elif str(self.source) != "shapes" and not self.source.exists():
+            raise DataError(f"{self.source}: no such file or folder.")
+        elif self.source.suffix == ".npy" and self.source.is_file():
+            raise ConfigError(
+                f"{self.source} holds the vectors of one side; give those of both as --left A.npy --right B.npy."
+            )
+        if self.split is not None and (self.source is None or self.is_run or self.is_raw):
+            raise ConfigError("--split is for folders of embeddings or features that have parts; leave it out.")
+        if self.columns and not (self.is_raw or self.ids is not None):
+            raise ConfigError(
+                "--image-column, --caption-column and --id-column are for tables of images and captions and for --ids; "
+                "leave them out."
+            )
+
+    @property
+    def is_run(self) -> bool:
+        """Whether these are the pairs of a training run."""
+        return self.source is not None and is_run(self.source)
+
+    @property
+    def is_raw(self) -> bool:
+        """Whether these are images and captions, which are encoded first."""
+        source = self.source
+        if source is None or self.is_run or str(source) == "shapes":
+            return False
+        return not source.is_dir() or _is_raw_folder(source)
+
+    def open_raw(self) -> RawPairs | None:
+        """The images and captions, of which nothing is encoded yet; None where these are vectors.
+
+        Raises:
+            DataError: They cannot be read.
+        """
+        if not self.is_raw:
+            return None
+        assert self.source is not None
+        return open_raw(self.source, self.images, self.columns)
+
+    def open(self, raw: RawPairs | None, device: str, console: Console | None = None) -> Source:
+        """Opens the pairs; images and captions are encoded.
+
+        Args:
+            raw: What `open_raw` returned.
+            device: Where encoders and networks run.
+            console: Where to show progress.
+
+        Raises:
+            ConfigError: --images is given, but nothing says which image belongs to which pair.
+            DataError: The data cannot be read.
+        """
+        if raw is not None:
+            folder = self.source if self.source is not None and self.source.is_dir() else None
+            return encoded(raw, self.encoders, self.cache, folder, console)
+        source = self._open(device)
+        if self.images is not None and not source.has_images:
+            raise ConfigError(_unused_images(source, self.images))
+        return source
+
+    def _open(self, device: str) -> Source:
+        if self.source is None:
+            assert self.left is not None
+            assert self.right is not None
+            return open_arrays(self.left, self.right, self.ids, self.images, self.columns)
+        if self.is_run:
+            return from_run(self.source, device, self.images)
+        return open_source(self.source, self.images, self.split)
+
+
+def encoded(
+    pairs: RawPairs,
+    encoders: Encoders,
+    cache: Path | None = None,
+    folder: Path | None = None,
+    console: Console | None = None,
+) -> Source:
+    """Images and captions by the vectors of encoders."""
+    loaded = encoders.load()
+    if console is not None:
+        console.print(f"Encoding {pairs.name}: {len(pairs):,} pairs", soft_wrap=True, highlight=False)
+    found = encode(pairs, loaded, cache_folder(cache), console=console)
+    return from_raw(pairs, found.left, found.right, found.problems, folder)
+
+
+def open_given(
+    left: Any,
+    right: Any,
+    ids: Any,
+    groups: Any,
+    texts: Sequence[str] | None,
+    data: AuditInput,
+    check: Check,
+    device: str = "auto",
+) -> Source:
+    """Opens what `mispair.audit` is given.
+
+    Args:
+        left: A path, a table of images and captions, image paths, or vectors.
+        right: Captions or vectors; a path to vectors where `left` is one; None where `left` has both sides.
+        ids: One a pair, or the path of a table.
+        groups: One a pair.
+        texts: Captions, for vectors.
+        data: Images, columns, encoders and cache.
+        check: Called before anything is encoded.
+        device: Where encoders and networks run.
+
+    Raises:
+        ConfigError: The arguments do not go together.
+        DataError: They cannot be read.
+    """
+    from dataclasses import replace
+
+    if isinstance(left, str | Path) and isinstance(right, str | Path | None):
+        table = None if ids is None else Path(ids)
+        one, other = Path(left), None if right is None else Path(right)
+        data = replace(data, source=one) if other is None else replace(data, left=one, right=other, ids=table)
+        data.check()
+        raw = data.open_raw()
+        if raw is not None:
+            check(raw)
+        return data.open(raw, device)
+    given = _as_table(left) if right is None else _as_pairs(left, right, ids)
+    if given is None and right is None:
+        raise ConfigError(
+            f"audit got one {type(left).__name__}; expected a path, a table with images and captions (pandas, polars, "
+            "pyarrow, datasets), or two sides: vectors, or image paths and captions."
+        )
+    if given is None:
+        return from_memory(as_vectors(left), as_vectors(right), ids, groups, texts)
+    part = InMemory.of(given, "the given table")
+    pairs = open_pairs(Table((part,), data.columns), data.images or Path())
+    check(pairs)
+    return encoded(pairs, data.encoders, data.cache)
+
+
+def as_vectors(values: Any) -> Any:
+    """Lists and the tables of other libraries as numpy arrays; arrays and tensors as they are."""
+    library = type(values).__module__.partition(".")[0]
+    if library == "pyarrow":
+        return _arrow_vectors(values)
+    if library in ("pandas", "polars"):
+        values = values.to_numpy()
+        if values.dtype == object:  # a column of lists
+            values = list(values)
+    if isinstance(values, list | tuple):
+        try:
+            return np.array(values, dtype=np.float32)
+        except (TypeError, ValueError):
+            raise DataError("The vectors differ in their lengths, or are no numbers; expected (N, D).") from None
+    return values
+
+
+def _arrow_vectors(values: Any) -> Any:
+    import pyarrow
+
+    if isinstance(values, pyarrow.Table | pyarrow.RecordBatch):
+        return np.stack([column.to_numpy() for column in values.columns], axis=1)
+    if isinstance(values, pyarrow.ChunkedArray):
+        values = values.combine_chunks()
+    if pyarrow.types.is_fixed_size_list(values.type):
+        return values.flatten().to_numpy(zero_copy_only=False).reshape(len(values), -1)
+    return as_vectors(values.to_pylist())
+
+
+def _as_table(values: Any) -> Any:
+    """A table of another library as a `pyarrow.Table`; None where it is none."""
+    import pyarrow
+
+    library, kind = type(values).__module__.partition(".")[0], type(values).__name__
+    if library == "pandas" and kind == "DataFrame":
+        return pyarrow.Table.from_pandas(values, preserve_index=False)
+    if library == "polars" and kind == "DataFrame":
+        return values.to_arrow()
+    if library == "datasets" and kind == "Dataset":
+        return values.with_format("arrow")[:]
+    if library == "datasets":
+        raise ConfigError(f'audit got a {kind} of datasets; give one split that is not streamed, as in data["train"].')
+    if isinstance(values, pyarrow.RecordBatch):
+        return pyarrow.Table.from_batches([values])
+    return values if isinstance(values, pyarrow.Table) else None
+
+
+def _as_pairs(left: Any, right: Any, ids: Any) -> Any:
+    """Image paths and captions in two lists as a `pyarrow.Table`; None where they are no texts."""
+    import pyarrow
+
+    sides = [values.to_pylist() if hasattr(values, "to_pylist") else values for values in (left, right)]
+    if not all(_are_texts(values) for values in sides):
+        return None
+    columns = {"image": list(map(str, sides[0])), "caption": list(map(str, sides[1]))}
+    if ids is not None:
+        columns["id"] = list(map(str, ids))
+    lengths = {name: len(values) for name, values in columns.items()}
+    if len(set(lengths.values())) > 1:
+        found = ", ".join(f"{count:,} of {name}" for name, count in lengths.items())
+        raise DataError(f"The lists differ in their lengths: {found}; expected one of each for each pair.")
+    return pyarrow.table(columns)
+
+
+def _are_texts(values: Any) -> bool:
+    try:
+        return len(values) > 0 and isinstance(next(iter(values)), str | Path)
+    except TypeError:
+        return False
+
+
+def _is_raw_folder(folder: Path) -> bool:
+    """Whether it holds images and texts rather than vectors."""
+    try:
+        layout(folder)
+    except DataError:
+        return is_raw_folder(folder)
+    return False
+
+
+def _unused_images(source: Source, images: Path) -> str:
+    if source.table is not None:
+        return (
+            f"--images {images} is given, but {source.table.parts[0].path} does not say which image belongs to which "
+            f"row: {source.table.found()}; expected one named image_path, image or path. Add it, or leave --images out."
+        )
+    where = {
+        "arrays": "give a table with a column image_path as --ids",
+        "clip": f"add metadata/metadata_0.csv with a column image_path to {source.name}",
+        "precomp": f"add {source.split}_ids.txt with the name of an image on each line",
+    }.get(source.layout, "its data has no names of images")
+    return (
+        f"--images {images} is given, but nothing says which image belongs to which pair of {source.name}; {where}, or "
+        "leave --images out."
+    )

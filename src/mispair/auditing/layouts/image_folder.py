@@ -1,0 +1,215 @@
+"""Folders of image files: with a text file for each image, or with lines in JSON (Hugging Face's imagefolder)."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import os
+import shutil
+from collections.abc import Iterable, Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mispair.auditing.sources.edits import Edits
+from mispair.auditing.sources.raw import ImageFiles
+from mispair.auditing.sources.tables import FLAGS, IMAGE_SUFFIXES, Role, Roles, find_column, text_encoding
+from mispair.errors import DataError
+from mispair.support.files import replacing, write_atomically
+from mispair.support.formatting import listed, plain
+
+METADATA = "metadata.jsonl"
+
+
+class CopiedImages(ImageFiles):
+    """Pairs whose images a copy contains."""
+
+    def owns(self, name: str) -> bool:
+        return name in self._names
+
+    @cached_property
+    def _names(self) -> frozenset[str]:
+        return frozenset(Path(os.path.normpath(path)).as_posix() for path in self._paths if path)
+
+    def size(self, edits: Edits) -> int:
+        images = (path for _, path in self._images(edits)) if self.outside is None else ()
+        return sum(path.stat().st_size for path in (*self.files, *images))
+
+    def _images(self, edits: Edits) -> Iterator[tuple[str, Path]]:
+        """Names and places of the image files that a copy contains."""
+        rows = edits.image_from[edits.rows]
+        rows = rows if self.groups is None else rows[np.unique(self.groups[rows], return_index=True)[1]]
+        for row in rows.tolist():
+            name = os.path.normpath(self._paths[row])
+            if os.path.isabs(name) or name.startswith(os.pardir):
+                raise DataError(
+                    f"{plain(name)} lies outside {self.folder}, so a copy cannot contain it; move the image into the "
+                    "folder of the data set."
+                )
+            if os.path.isfile(self.folder / name):
+                yield name, self.folder / name
+
+    def _copy_images(self, edits: Edits, out: Path) -> None:
+        for name, path in self._images(edits):
+            (out / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, out / name)
+
+
+class TextFiles(CopiedImages):
+    """A folder of images, each with its captions in a text file of the same name, a caption a line.
+
+    Args:
+        folder: The text files.
+        images: The images; the same folder by default.
+    """
+
+    def __init__(self, folder: Path, images: Path | None = None) -> None:
+        self._texts = folder
+        self.outside = images if images is not None and images.resolve() != folder.resolve() else None
+        records = list(_read_texts(folder, images or folder))
+        files = sorted({(folder / image).with_suffix(".txt") for _, image, caption in records if caption})
+        super().__init__(str(folder), files, records, images or folder)
+
+    def owns(self, name: str) -> bool:
+        return super().owns(name) or name in self._text_names
+
+    @cached_property
+    def _text_names(self) -> frozenset[str]:
+        return frozenset(Path(name).with_suffix(".txt").as_posix() for name in self._names)
+
+    def write(self, edits: Edits, out: Path) -> None:
+        rows = edits.rows
+        lines: dict[str, list[str]] = {}
+        for row, caption in zip(edits.image_from[rows], self.final_captions(edits, rows), strict=True):
+            lines.setdefault(self._paths[row], []).append(" ".join(caption.splitlines()))
+        for image, captions in lines.items():
+            content = "".join(f"{caption}\n" for caption in captions)
+            write_atomically((out / image).with_suffix(".txt"), content.encode())
+        if self.outside is None:
+            self._copy_images(edits, out)
+
+
+class JsonLines(CopiedImages):
+    """Files with an image path and a caption in each line, such as the `metadata.jsonl` of an imagefolder.
+
+    Args:
+        paths: The files; image paths start from the folder of each.
+        root: Folder of the data set, which a copy contains with its images; None for a file whose images stay outside.
+        images: Folder that the image paths start from, instead.
+        columns: Keys that have no usual names.
+    """
+
+    def __init__(self, paths: Iterable[Path], root: Path | None, images: Path | None, columns: Roles) -> None:
+        self._files, self._root = list(paths), root
+        self._keys: list[dict[Role, str]] = []
+        records = []
+        base = images or root or self._files[0].parent
+        for path in self._files:
+            keys: dict[Role, str] = {}
+            inside = path.parent.relative_to(root) if root is not None and images is None else Path()
+            for number, entry in _read_lines(path):
+                keys = keys or _find_keys(path, entry, columns)
+                image, caption = (_cell(entry, keys[role], path, number) for role in ("image_path", "caption"))
+                name = _cell(entry, keys["id"], path, number) if "id" in keys else ""
+                records.append((name, (inside / image).as_posix() if image else "", caption))
+            self._keys.append(keys)
+        self.outside = base if root is None or images is not None else None
+        super().__init__(str(root or self._files[0]), self._files, records, base)
+
+    def owns(self, name: str) -> bool:
+        return super().owns(name) or any(name == self._place(path) for path in self._files)
+
+    def _place(self, path: Path) -> str:
+        return path.name if self._root is None else path.relative_to(self._root).as_posix()
+
+    def write(self, edits: Edits, out: Path) -> None:
+        row = 0
+        for path, keys in zip(self._files, self._keys, strict=True):
+            with replacing(out / self._place(path)) as file:
+                for _, entry in _read_lines(path):
+                    if edits.keep[row]:
+                        self._edit(entry, keys, row, edits, path)
+                        file.write(json.dumps(entry, ensure_ascii=False).encode("utf-8", "replace") + b"\n")
+                    row += 1
+        if self.outside is None:
+            self._copy_images(edits, out)
+
+    def _edit(self, entry: dict[str, Any], keys: Roles, row: int, edits: Edits, path: Path) -> None:
+        image, source = int(edits.image_from[row]), int(edits.caption_from[row])
+        if image != row:
+            name = Path(self._paths[image])
+            if self.outside is None and self._root is not None:
+                name = Path(os.path.relpath(name, path.parent.relative_to(self._root)))
+            entry[keys["image_path"]] = name.as_posix()
+        if source != row or row in edits.rewritten:
+            entry[keys["caption"]] = self.final_captions(edits, np.array([row]))[0]
+
+
+def _read_texts(folder: Path, images: Path) -> Iterator[tuple[str, str, str]]:
+    found = texts = 0
+    for place in sorted(images.rglob("*")):
+        inside = place.relative_to(images)
+        # Names with a dot in front are notes of the operating system, even where they end in .jpg.
+        if place.suffix.lower() not in IMAGE_SUFFIXES or any(part.startswith(".") for part in inside.parts):
+            continue
+        found += 1
+        captions = []
+        text = (folder / inside).with_suffix(".txt")
+        if text.is_file():
+            texts += 1
+            content = text.read_bytes()
+            wide = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+            lines = content.decode("utf-16" if wide else "utf-8-sig", "replace").splitlines()
+            captions = [plain(line).strip() for line in lines if line.strip()]
+        for caption in captions or [""]:
+            yield "", str(inside), caption
+    if not found:
+        raise DataError(
+            f"{images}: no images in here; expected files such as dog.jpg, each with a dog.txt that holds its captions."
+        )
+    if not texts:
+        raise DataError(
+            f"{folder}: no image has a text file of the same name; expected dog.txt, a caption a line, for dog.jpg. Or "
+            "give a table of image paths and captions instead, and the folder as --images."
+        )
+
+
+def _read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The number and the content of each line that is not blank."""
+    with path.open(encoding=text_encoding(path)) as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                entry = json.loads(line)
+            except (ValueError, RecursionError):
+                entry = None
+            if not isinstance(entry, dict):
+                raise DataError(f"{path}: line {number:,} is not a JSON object such as {{...}}; write the file again.")
+            yield number, entry
+
+
+def _find_keys(path: Path, entry: dict[str, Any], columns: Roles) -> dict[Role, str]:
+    """The keys of the image, the caption and, if there is one, the id."""
+    keys: dict[Role, str] = {}
+    names = tuple(entry)
+    wanted: dict[Role, str] = {"image_path": "images", "caption": "captions", "id": "ids"}
+    for role, what in wanted.items():
+        key = columns.get(role) or find_column(names, role)
+        if key in names:
+            keys[role] = key
+        elif role != "id" or key is not None:
+            missing = f'"{key}"' if key else f"with a usual name for {what}"
+            raise DataError(
+                f"{path}: no key {missing}; the first line has {listed(names)}. Name one of them with {FLAGS[role]}."
+            )
+    return keys
+
+
+def _cell(entry: dict[str, Any], key: str, path: Path, number: int) -> str:
+    value = entry.get(key)
+    if value is None or isinstance(value, str | int | float):
+        return "" if value is None else str(value)
+    raise DataError(f'{path}: "{key}" in line {number:,} is a {type(value).__name__}; expected a text.')

@@ -1,0 +1,86 @@
+"""Recognises the layout of images and captions, and opens it.
+
+| source | layout |
+|---|---|
+| .csv, .tsv, .txt, .psv, .parquet | table of image paths, or of images, and captions |
+| .json | COCO's or Karpathy's captions |
+| .jsonl, .ndjson; a folder with `metadata.jsonl` | lines in JSON |
+| any other folder | images, each with a text file of the same name |
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mispair.auditing.layouts.captions_json import open_json
+from mispair.auditing.layouts.image_folder import METADATA, JsonLines, TextFiles
+from mispair.auditing.layouts.table import open_pairs
+from mispair.auditing.sources.raw import RawPairs
+from mispair.auditing.sources.tables import IMAGE_SUFFIXES, Roles, open_table
+from mispair.errors import ConfigError, DataError
+
+_TABLES = (".csv", ".tsv", ".txt", ".psv", ".parquet", ".pq")
+_LINES = (".jsonl", ".ndjson")
+
+
+def open_raw(path: Path, images: Path | None = None, columns: Roles | None = None) -> RawPairs:
+    """Open images and captions of a file or folder, in its order.
+
+    Args:
+        path: See the table above.
+        images: Folder that the image paths start from; the one of the file by default.
+        columns: Columns of a table that have no usual names.
+
+    Raises:
+        DataError: The source cannot be read, holds no pairs, or none of its images is where it should be.
+        ConfigError: A column is named for a source that has none.
+    """
+    if not path.exists():
+        raise DataError(f"{path}: no such file or folder.")
+    if images is not None and not images.is_dir():
+        raise DataError(f"{images}: no such folder; --images must be the folder that the image paths start from.")
+    try:
+        return _open_folder(path, images, columns or {}) if path.is_dir() else _open_file(path, images, columns or {})
+    except OSError as error:
+        raise DataError(f"{error.filename or path}: the file cannot be read ({error.strerror or error}).") from None
+
+
+def is_raw_folder(folder: Path) -> bool:
+    """Whether a folder in no other layout holds images and captions."""
+    found = (path.suffix.lower() for path in folder.rglob("*"))
+    return any(suffix in (".txt", *_LINES, *IMAGE_SUFFIXES) for suffix in found) and not any(folder.glob("*.npy"))
+
+
+def _open_file(path: Path, images: Path | None, columns: Roles) -> RawPairs:
+    if not path.is_file():
+        raise DataError(f"{path}: this is neither a file nor a folder.")
+    if not path.stat().st_size:
+        raise DataError(f"{path}: the file is empty; expected pairs of an image and a caption.")
+    folder = images or path.parent
+    match path.suffix.lower():
+        case ".json":
+            _check_no_columns(path, columns)
+            return open_json(path, folder)
+        case suffix if suffix in _LINES:
+            return JsonLines([path], None, folder, columns)
+        case suffix if suffix in _TABLES:
+            return open_pairs(open_table(path, columns=columns, lenient=True), folder)
+    raise DataError(
+        f"{path}: this kind of file is not known; expected a table (.csv, .tsv, .txt or .parquet), a COCO or "
+        "Karpathy .json, lines in JSON (.jsonl), or a folder of images and text files."
+    )
+
+
+def _open_folder(path: Path, images: Path | None, columns: Roles) -> RawPairs:
+    lines = sorted(path.rglob(METADATA))
+    if lines:
+        return JsonLines(lines, path, images, columns)
+    _check_no_columns(path, columns)
+    return TextFiles(path, images)
+
+
+def _check_no_columns(path: Path, columns: Roles) -> None:
+    if columns:
+        raise ConfigError(
+            f"--image-column, --caption-column and --id-column are for tables, and {path} is none; leave them out."
+        )

@@ -1,0 +1,106 @@
+"""Regions and captions in the SCAN layout."""
+
+from __future__ import annotations
+
+import csv
+import io
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mispair.auditing.layouts.embeddings import write_rows
+from mispair.auditing.sources.edits import Edits
+from mispair.auditing.sources.source import Source
+from mispair.data import precomp
+from mispair.data.npy import open_array
+from mispair.data.pairs import IntArray
+from mispair.support.files import write_atomically
+
+
+@dataclass(frozen=True)
+class ScanFeatures:
+    """The audited split of a data set.
+
+    Where all images keep equally many captions, there is one row of features an image; else one row a caption, with the
+    features of its image repeated, because the layout has no other way to say whose caption it is.
+    """
+
+    source: Source
+
+    @property
+    def _split(self) -> str:
+        assert self.source.split is not None
+        return self.source.split
+
+    def owns(self, name: str) -> bool:
+        parts = ("ims.npy", "caps.txt", "caps.tsv", "ids.txt")
+        return name == "vocab.json" or name in [f"{self._split}_{part}" for part in parts]
+
+    def size(self, edits: Edits) -> int:
+        regions, per_image = self._regions()
+        images, counts, _ = _by_image(edits, per_image)
+        return (int(counts.sum()) if _uneven(counts) else len(images)) * int(regions[0].nbytes)
+
+    def write(self, edits: Edits, out: Path) -> None:
+        source, split = self.source, self._split
+        assert source.folder is not None
+        regions, per_image = self._regions()
+        images, counts, rows = _by_image(edits, per_image)
+        uneven = _uneven(counts)
+        texts = source.texts(edits.caption_from[rows])
+        texts = [edits.rewritten.get(int(row), text) for row, text in zip(rows, texts, strict=True)]
+        owners = edits.image_from[rows]
+        write_rows(
+            out / f"{split}_ims.npy", lambda wanted: np.array(regions[wanted]), images, counts if uneven else None
+        )
+        captions = precomp.captions_path(source.folder, split)
+        if captions.suffix == ".tsv":
+            text = io.StringIO(newline="")
+            csv.writer(text, delimiter="\t").writerows(zip(self._image_names(owners, per_image), texts, strict=True))
+            write_atomically(out / captions.name, text.getvalue().encode())
+        else:
+            _write_lines(out / captions.name, texts)
+            _write_lines(
+                out / f"{split}_ids.txt", self._image_names(owners if uneven else images * per_image, per_image)
+            )
+        if any(precomp.captions_path(source.folder, part).exists() for part in ("train", "dev")):
+            # Words of all captions, so that the copy is read with the same numbers as the data it came from.
+            precomp.find_vocabulary(source.folder)[0].save(out / "vocab.json")
+
+    def _regions(self) -> tuple[npt.NDArray[Any], int]:
+        """One row of features an image (still mapped), and how many captions each has."""
+        assert self.source.folder is not None
+        features = open_array(precomp.features_path(self.source.folder, self._split), ndim=3)
+        return precomp.arrange(features, len(self.source), None, self.source.name)
+
+    def _image_names(self, rows: IntArray, per_image: int) -> list[str]:
+        names = self.source.image_names
+        return [str(row // per_image) for row in rows] if names is None else names(rows)
+
+
+def _by_image(edits: Edits, per_image: int) -> tuple[IntArray, IntArray, IntArray]:
+    """Images that have a caption, how many each, and the rows in the order of the images."""
+    rows = edits.rows
+    owners = edits.image_from[rows] // per_image
+    rows = rows[np.argsort(owners, kind="stable")]
+    images, counts = np.unique(owners, return_counts=True)
+    if _uneven(counts) and counts.sum() % precomp.USUAL_CAPTIONS_PER_IMAGE == 0:
+        # The reader takes one row a caption for five rows an image where the first rows repeat like that. An image with
+        # another number of captions at the start rules that out.
+        odd = int(np.argmax(counts % precomp.USUAL_CAPTIONS_PER_IMAGE > 0))
+        start = int(counts[:odd].sum())
+        first = np.arange(start, start + counts[odd])
+        rows = np.concatenate([rows[first], np.delete(rows, first)])
+        images, counts = (np.concatenate([part[[odd]], np.delete(part, odd)]) for part in (images, counts))
+    return images, counts, rows
+
+
+def _uneven(counts: IntArray) -> bool:
+    return bool((counts != counts[0]).any())
+
+
+def _write_lines(path: Path, lines: list[str]) -> None:
+    write_atomically(path, "".join(f"{' '.join(line.splitlines())}\n" for line in lines).encode())

@@ -1,0 +1,265 @@
+"""Tables with a column of images and one of captions: text files, parquet, and tables in memory.
+
+The images are paths, or they are in the table itself: bytes, or `{"bytes", "path"}` as Hugging Face's datasets have it.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+
+from mispair.auditing.sources import row_ids
+from mispair.auditing.sources.edits import Edits, LookUp
+from mispair.auditing.sources.raw import ImageFiles, RawPairs, read_regular, unique_ids
+from mispair.auditing.sources.tables import InMemory, Part, Table, Text
+from mispair.data.pairs import IntArray
+from mispair.errors import DataError
+from mispair.support.files import replacing
+
+IN_MEMORY = "pairs.parquet"  # the copy of a table that has no file
+_WITH_IMAGES = 256  # rows with their images that are held in memory
+_CAPTION_NUMBER = re.compile(r"#\d+$")  # behind the names of images in Flickr8k.token.txt, which has no header
+
+
+def open_pairs(table: Table, images: Path, root: Path | None = None) -> RawPairs:
+    """The pairs of a table.
+
+    Args:
+        table: With columns of images and captions.
+        images: Folder that the image paths start from.
+        root: The data set, of which the files of the table are parts; the one file by default.
+
+    Raises:
+        DataError: A column is missing, there are no pairs, or the images are not where they should be.
+    """
+    image, caption = table.require("image_path", "images"), table.require("caption", "captions")
+    copies = TableCopies(table, image, caption, root)
+    kind = _EmbeddedImages if copies.embedded else _ImagePaths
+    return kind(copies, image, caption, images)
+
+
+@dataclass(frozen=True)
+class TableCopies:
+    """Writes edited copies of a table.
+
+    Attributes:
+        table: The table.
+        image: Its column of images, if it has one.
+        caption: Its column of captions, likewise.
+        root: Folder that its files are in; None for a single file or a table in memory.
+        ids: Looks up the ids of rows, for a table that shall get a column of them.
+    """
+
+    table: Table
+    image: str | None
+    caption: str | None
+    root: Path | None = None
+    ids: LookUp | None = None
+
+    @property
+    def name(self) -> str:
+        return str(self.root or self.table.parts[0].path)
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return tuple(part.path for part in self.table.parts if not isinstance(part, InMemory))
+
+    @property
+    def embedded(self) -> bool:
+        """Whether the images are in the table."""
+        import pyarrow
+
+        if self.image is None:
+            return False
+        kind = self.table.parts[0].schema().field(self.image).type
+        if pyarrow.types.is_struct(kind):
+            return any(kind.field(place).name == "bytes" for place in range(kind.num_fields))
+        return bool(pyarrow.types.is_binary(kind) or pyarrow.types.is_large_binary(kind))
+
+    def owns(self, name: str) -> bool:
+        return any(name == self.place(part) for part in self.table.parts)
+
+    def size(self, edits: Edits) -> int:
+        total = sum(path.stat().st_size for path in self.files)
+        return int(total * edits.keep.mean())
+
+    def write(self, edits: Edits, out: Path) -> None:
+        start = 0
+        for part in self.table.parts:
+            if edits.keep[start : start + len(part)].any():
+                with replacing(out / self.place(part)) as file:
+                    batches = self._edited(part, start, edits)
+                    if isinstance(part, Text):
+                        _write_text(part, batches, file)
+                    else:
+                        _write_parquet(part, batches, file)
+            start += len(part)
+
+    def place(self, part: Part) -> str:
+        """The name of the copy of a part."""
+        if isinstance(part, InMemory):
+            return IN_MEMORY
+        return part.path.name if self.root is None else part.path.relative_to(self.root).as_posix()
+
+    def _edited(self, part: Part, start: int, edits: Edits) -> Iterator[Any]:
+        """The written rows of a part as record batches."""
+        import pyarrow
+
+        for batch in part.records(size=_WITH_IMAGES if self.embedded else None):
+            rows, images, captions = edits.part(start, start + len(batch))
+            kept = batch.take(pyarrow.array(rows - start))
+            # A group says which rows share their image, so it comes with the image.
+            for column, sources in ((self.image, images), (self.table.find("group"), images), (self.caption, captions)):
+                kept = kept if column is None else self._moved(kept, column, rows, sources)
+            kept = self._rewritten(kept, rows, edits)
+            if self.ids is not None:
+                kept = kept.append_column("id", pyarrow.array(self.ids(rows), pyarrow.string()))
+            yield kept
+            start += len(batch)
+
+    def _moved(self, batch: Any, column: str, rows: IntArray, sources: IntArray) -> Any:
+        """The batch with cells from other rows."""
+        import pyarrow
+
+        moved = np.flatnonzero(rows != sources)
+        if not len(moved):
+            return batch
+        values = self.table.take(column, sources[moved]).combine_chunks()
+        places = np.arange(len(rows))
+        places[moved] = len(rows) + np.arange(len(moved))
+        both = pyarrow.concat_arrays([batch.column(column), values.cast(batch.column(column).type)])
+        return _with_column(batch, column, both.take(pyarrow.array(places)))
+
+    def _rewritten(self, batch: Any, rows: IntArray, edits: Edits) -> Any:
+        import pyarrow
+
+        if self.caption is None or not any(int(row) in edits.rewritten for row in rows):
+            return batch
+        cells = batch.column(self.caption).to_pylist()
+        texts = [edits.rewritten.get(int(row), cell) for row, cell in zip(rows, cells, strict=True)]
+        return _with_column(batch, self.caption, pyarrow.array(texts, batch.column(self.caption).type))
+
+
+class _TablePairs(RawPairs):
+    """What both kinds of tables have in common."""
+
+    copies: TableCopies
+
+    def owns(self, name: str) -> bool:
+        return self.copies.owns(name)
+
+    def size(self, edits: Edits) -> int:
+        return self.copies.size(edits)
+
+    def write(self, edits: Edits, out: Path) -> None:
+        self.copies.write(edits, out)
+
+
+class _ImagePaths(ImageFiles, _TablePairs):
+    """Pairs of a table that has the paths of the images."""
+
+    def __init__(self, copies: TableCopies, image: str, caption: str, images: Path) -> None:
+        self.copies, self.outside = copies, images
+        table = copies.table
+        named = table.find("id")
+        columns = [image, caption, *([] if named is None else [named])]
+        first = table.parts[0]
+        numbered = isinstance(first, Text) and not first.format.header
+        records: list[tuple[str, str, str]] = []
+        for batch in table.batches(columns):
+            paths, captions, *ids = (cells.to_pylist() for cells in batch)
+            names = ids[0] if ids else [path if _CAPTION_NUMBER.search(path) else "" for path in paths]
+            if numbered:
+                paths = [_CAPTION_NUMBER.sub("", path) for path in paths]
+            records += zip(names if ids or numbered else [""] * len(paths), paths, captions, strict=True)
+        super().__init__(copies.name, copies.files, records, images)
+
+
+class _EmbeddedImages(_TablePairs):
+    """Pairs of a table that holds the images."""
+
+    def __init__(self, copies: TableCopies, image: str, caption: str, images: Path) -> None:
+        import pyarrow
+        import pyarrow.compute
+
+        self.copies, self.name, self.files = copies, copies.name, copies.files
+        self._image, self._folder = image, images
+        table = copies.table
+        named, text = table.find("id"), pyarrow.large_string()
+        captions, paths, ids = [], [], []
+        for part in table.parts:
+            captions += [cells for (cells,) in part.batches([caption])]
+            ids += [cells for (cells,) in part.batches([named])] if named else []
+            paths += self._paths(part)
+        self.captions = pyarrow.compute.utf8_trim_whitespace(pyarrow.chunked_array(captions, text).combine_chunks())
+        if not len(self.captions):
+            raise DataError(f"{self.name}: no pairs in here; expected at least one image with a caption.")
+        self.image_names = pyarrow.chunked_array(paths, text).combine_chunks().fill_null("")
+        names = pyarrow.chunked_array(ids, text).to_pylist() if ids else [""] * len(self.captions)
+        self.ids = row_ids.as_texts(unique_ids(names, self.image_names.to_pylist()))
+
+    def _paths(self, part: Part) -> list[Any]:
+        """The paths beside the bytes; parquet reads them without the bytes."""
+        import pyarrow
+
+        kind, text = part.schema().field(self._image).type, pyarrow.large_string()
+        if not pyarrow.types.is_struct(kind) or kind.get_field_index("path") < 0:
+            return [pyarrow.nulls(len(part), text)]
+        column = self._image if isinstance(part, InMemory) else f"{self._image}.path"
+        return [batch.column(0).field("path").cast(text) for batch in part.records([column])]
+
+    def read_image(self, row: int) -> bytes:
+        cell: Any = self.copies.table.take(self._image, np.array([row]))[0].as_py()
+        content = cell.get("bytes") if isinstance(cell, dict) else cell
+        if content is not None:
+            return bytes(content)
+        path = cell.get("path") if isinstance(cell, dict) else None
+        if not path:
+            raise FileNotFoundError("no image is named")
+        return read_regular(self._folder / str(path))  # datasets that refer to files
+
+
+def _with_column(batch: Any, column: str, values: Any) -> Any:
+    import pyarrow
+
+    place = batch.schema.get_field_index(column)
+    arrays = [values if place == number else array for number, array in enumerate(batch.columns)]
+    return pyarrow.RecordBatch.from_arrays(arrays, schema=batch.schema)
+
+
+def _write_parquet(part: Part, batches: Iterator[Any], file: IO[bytes]) -> None:
+    import pyarrow.parquet
+
+    first = next(batches)
+    # The notes of the schema tell Hugging Face's datasets which columns are images.
+    schema = first.schema.with_metadata(part.schema().metadata)
+    with pyarrow.parquet.ParquetWriter(file, schema) as writer:
+        for batch in chain([first], batches):
+            writer.write_batch(batch.replace_schema_metadata(schema.metadata))
+
+
+def _write_text(part: Text, batches: Iterator[Any], file: IO[bytes]) -> None:
+    style = part.format
+    text = io.TextIOWrapper(file, style.encoding, errors="replace", newline="", write_through=True)
+    writer = csv.writer(
+        text, delimiter=style.separator, quoting=style.quoting, lineterminator=style.line_end,
+        quotechar=None if style.quoting == csv.QUOTE_NONE else '"',
+    )  # fmt: skip
+    first = next(batches)
+    if style.header:
+        writer.writerow(first.schema.names)
+    for batch in chain([first], batches):
+        rows: Iterable[Sequence[str]] = zip(*(column.to_pylist() for column in batch.columns), strict=True)
+        if style.quoting == csv.QUOTE_NONE:  # a rewritten caption cannot hold what would end its cell
+            rows = ([re.sub(rf"[{style.separator}\r\n]", " ", cell) for cell in row] for row in rows)
+        writer.writerows(rows)
+    text.flush()
+    text.detach()

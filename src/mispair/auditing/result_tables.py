@@ -1,0 +1,85 @@
+"""Tables of results as parquet and as CSV that a spreadsheet or a terminal can show without harm."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mispair.errors import DataError
+from mispair.support.files import replacing
+
+if TYPE_CHECKING:
+    import pyarrow
+
+# Spreadsheets compute what begins like this, unless it is a number.
+_FORMULA = r"^[=+\-@\t\r]"
+_NUMBER = r"^[+\-]?(\d+\.?\d*|\.\d+)([eE][+\-]?\d+)?$"
+# Terminals obey control characters, and marks of direction show a text in another order.
+_CONTROLS = r"[\x00-\x08\x0b-\x1f\x7f-\x{9f}\x{202a}-\x{202e}\x{2066}-\x{2069}]"
+_DEFUSED = re.compile(r"'(?=[=+\-@\t\r])")
+
+
+def write_table(path: str | Path, pieces: Iterable[pyarrow.Table], *, overwrite: bool = False) -> None:
+    """Write a table as parquet or as CSV, by the ending of the name, whole or not at all.
+
+    Args:
+        path: The file: .parquet or .csv.
+        pieces: The table, some rows at a time; at least one piece, which may be empty.
+        overwrite: Whether a file that is there may be replaced.
+
+    Raises:
+        DataError: Another ending, a file that is there, or a place that cannot be written to.
+    """
+    import pyarrow
+    import pyarrow.csv
+    import pyarrow.parquet
+
+    path = Path(path)
+    suffix = path.suffix.lower()
+    writers = {".parquet": pyarrow.parquet.ParquetWriter, ".csv": pyarrow.csv.CSVWriter}
+    if suffix not in writers:
+        raise DataError(f"{path}: tables are written as .parquet or .csv; choose one of these endings.")
+    if path.exists() and not overwrite:
+        raise DataError(f"{path}: the file is there already; allow it to be replaced (--overwrite) or choose another.")
+    rest = iter(pieces)
+    first = next(rest)
+    with replacing(path) as file, writers[suffix](file, first.schema) as writer:
+        writer.write_table(first)
+        for piece in rest:
+            writer.write_table(piece)
+
+
+def defused(table: pyarrow.Table) -> pyarrow.Table:
+    """The table for people: with texts that neither a spreadsheet computes nor a terminal obeys.
+
+    What a spreadsheet would compute gets an apostrophe in front, and control characters become U+FFFD.
+    """
+    import pyarrow
+
+    for place, field in enumerate(table.schema):
+        if pyarrow.types.is_string(field.type) or pyarrow.types.is_large_string(field.type):
+            table = table.set_column(place, field, _harmless(table.column(place)))
+    return table
+
+
+def original(text: str) -> str:
+    """The text that was defused to this one, as far as it can be known.
+
+    >>> original("'=1+1"), original("'twas")
+    ('=1+1', "'twas")
+    """
+    return _DEFUSED.sub("", text, count=1) if text.startswith("'") else text
+
+
+def _harmless(column: Any) -> Any:
+    import pyarrow
+    import pyarrow.compute as compute
+
+    formula = compute.and_not(
+        compute.match_substring_regex(column, _FORMULA), compute.match_substring_regex(column, _NUMBER)
+    )
+    marked = compute.binary_join_element_wise(pyarrow.scalar("'", column.type), column, pyarrow.scalar("", column.type))
+    lines = compute.replace_substring(compute.if_else(formula, marked, column), "\r\n", "\n")
+    return compute.replace_substring_regex(lines, _CONTROLS, "\ufffd")

@@ -1,0 +1,216 @@
+"""Each layout: read, written clean and mended, read again, the same pairs."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+import pytest
+from PIL import Image
+
+from mispair.auditing.layouts.copies import layout_of, write_copy
+from mispair.auditing.layouts.opening import open_raw
+from mispair.auditing.sources.edits import Edits
+from mispair.auditing.sources.raw import RawPairs
+from mispair.auditing.sources.shards import ArrayRows
+from mispair.auditing.sources.source import Source, from_raw
+
+Triple = tuple[bytes, str]  # content of the image, caption
+COLOURS = range(6)
+CAPTIONS = ["café, red", "a dog; two", "=cmd()", "says “no”", "x\ty", "last"]
+
+
+def image(colour: int) -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", (3, 2), (40 * colour, 7, 9)).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def source_of(pairs: RawPairs, folder: Path | None) -> Source:
+    vectors = ArrayRows(np.ones((len(pairs), 2), np.float32))
+    return from_raw(pairs, vectors, vectors, {}, folder)
+
+
+def triples(pairs: RawPairs) -> list[Triple]:
+    return [(pairs.read_image(row), text) for row, text in enumerate(pairs.captions.to_pylist())]
+
+
+def photos(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    for colour in COLOURS:
+        (folder / f"{colour}.png").write_bytes(image(colour))
+    return folder
+
+
+def csv_file(encoding: str, separator: str, header: bool) -> Callable[[Path], Path]:
+    def make(place: Path) -> Path:
+        photos(place / "photos")
+        rows = [[f"{colour}.png", text, f"n{colour}"] for colour, text in zip(COLOURS, CAPTIONS, strict=True)]
+        if separator == "\t":
+            rows[4][1] = "x y"
+        with (place / "photos.csv").open("w", encoding=encoding, newline="") as file:
+            csv.writer(file, delimiter=separator).writerows([["image", "caption", "note"]] * header + rows)
+        return place / "photos.csv"
+
+    return make
+
+
+def parquet_file(place: Path) -> Path:
+    photos(place / "photos")
+    columns = {"image": [f"{n}.png" for n in COLOURS], "text": CAPTIONS, "n": list(COLOURS)}
+    pyarrow.parquet.write_table(pyarrow.table(columns), place / "t.parquet")
+    return place / "t.parquet"
+
+
+def text_files(place: Path) -> Path:
+    folder = photos(place / "photos")
+    for colour, text in zip(COLOURS, CAPTIONS, strict=True):
+        (folder / f"{colour}.txt").write_text(f"{text}\n", encoding="utf-8")
+    return folder
+
+
+def metadata_lines(place: Path) -> Path:
+    folder = photos(place / "data/train")
+    lines = [
+        {"file_name": f"{n}.png", "text": text, "n": [n]} for n, text in zip(COLOURS, CAPTIONS, strict=True)
+    ]
+    content = "".join(f"{json.dumps(line)}\n" for line in lines)
+    (folder / "metadata.jsonl").write_text(content)
+    return place / "data"
+
+
+def json_lines(place: Path) -> Path:
+    photos(place / "photos")
+    lines = [{"image": f"{n}.png", "caption": text} for n, text in zip(COLOURS, CAPTIONS, strict=True)]
+    (place / "t.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    return place / "t.jsonl"
+
+
+def coco(place: Path) -> Path:
+    photos(place / "photos")
+    content = {
+        "info": {"year": 2026},
+        "images": [{"id": 10 + n, "file_name": f"{n}.png", "width": 3} for n in COLOURS],
+        "annotations": [
+            {"id": 20 + n, "image_id": 10 + n, "caption": text} for n, text in zip(COLOURS, CAPTIONS, strict=True)
+        ],
+    }
+    (place / "captions.json").write_text(json.dumps(content))
+    return place / "captions.json"
+
+
+def karpathy(place: Path) -> Path:
+    photos(place / "photos")
+    images = [
+        {"filename": f"{n}.png", "imgid": n, "split": "train", "sentids": [n], "sentences": [
+            {"raw": text, "tokens": text.split(), "sentid": n, "imgid": n}]}
+        for n, text in zip(COLOURS, CAPTIONS, strict=True)
+    ]  # fmt: skip
+    (place / "dataset.json").write_text(json.dumps({"images": images, "dataset": "x"}))
+    return place / "dataset.json"
+
+
+LAYOUTS: dict[str, Callable[[Path], Path]] = {
+    "csv": csv_file("utf-8", ",", True),
+    "csv of Excel": csv_file("cp1252", ";", True),
+    "csv with a mark": csv_file("utf-8-sig", ",", True),
+    "tsv in UTF-16": csv_file("utf-16", "\t", True),
+    "csv without a header": csv_file("utf-8", ",", False),
+    "parquet": parquet_file,
+    "text files": text_files,
+    "imagefolder": metadata_lines,
+    "JSON lines": json_lines,
+    "COCO": coco,
+    "Karpathy": karpathy,
+}
+# Row 0 goes; 1 gets the caption of 4, 2 the image of 5; 3, 4 and 5 stay.
+EDITS = Edits(
+    np.array([False, True, True, True, True, True]), np.array([0, 1, 5, 3, 4, 5]), np.array([0, 4, 2, 3, 4, 5])
+)
+
+
+def open_again(path: Path, out: Path, pairs: RawPairs) -> RawPairs:
+    place = out if path.is_dir() else out / path.name
+    return open_raw(place, pairs.outside)
+
+
+@pytest.fixture(params=LAYOUTS)
+def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    return LAYOUTS[request.param](tmp_path)
+
+
+def opened(path: Path) -> tuple[RawPairs, Source]:
+    photos = path.parent / "photos"
+    pairs = open_raw(path, photos if path.is_file() else None)
+    return pairs, source_of(pairs, path if path.is_dir() else None)
+
+
+def test_read(path: Path) -> None:
+    pairs, _ = opened(path)
+    found = triples(pairs)
+    assert [content for content, _ in found] == [image(colour) for colour in COLOURS]
+    assert [text.replace("\t", " ") for _, text in found] == [text.replace("\t", " ") for text in CAPTIONS]
+
+
+def test_clean_and_mended_are_read_again(path: Path, tmp_path: Path) -> None:
+    pairs, source = opened(path)
+    before = triples(pairs)
+    clean = Edits.keeping(EDITS.keep)
+    write_copy(source, clean, tmp_path / "clean")
+    assert triples(open_again(path, tmp_path / "clean", pairs)) == before[1:]
+    write_copy(source, EDITS, tmp_path / "mended")
+    mended = [(before[i][0], before[c][1]) for i, c in zip(EDITS.image_from[1:], EDITS.caption_from[1:], strict=True)]
+    again = triples(open_again(path, tmp_path / "mended", pairs))
+    assert sorted(again) == sorted(mended)
+    assert triples(pairs) == before  # the data is only read
+
+
+def test_a_copy_of_all_rows_is_the_same_file(path: Path, tmp_path: Path) -> None:
+    _, source = opened(path)
+    write_copy(source, Edits.keeping(np.ones(6, dtype=bool)), tmp_path / "same")
+    if path.is_dir() or path.suffix == ".csv":
+        for file in (tmp_path / "same").rglob("*"):
+            if file.is_file() and file.name != ".copy.json" and file.suffix != ".jsonl":
+                original = path / file.relative_to(tmp_path / "same") if path.is_dir() else path
+                assert file.read_bytes() == original.read_bytes()
+
+
+def test_rewritten_captions(path: Path, tmp_path: Path) -> None:
+    pairs, source = opened(path)
+    own = np.arange(6)
+    edits = Edits(np.ones(6, dtype=bool), own, own, {2: "a new, “better” caption"})
+    write_copy(source, edits, tmp_path / "new")
+    expected = pairs.captions.to_pylist()
+    expected[2] = "a new, “better” caption"
+    assert open_again(path, tmp_path / "new", pairs).captions.to_pylist() == expected
+
+
+def test_only_what_is_known_is_replaced(path: Path, tmp_path: Path) -> None:
+    _, source = opened(path)
+    layout = layout_of(source)
+    out = write_copy(source, Edits.keeping(EDITS.keep), tmp_path / "out")
+    names = [str(file.relative_to(out).as_posix()) for file in out.rglob("*") if file.is_file()]
+    assert all(layout.owns(name) for name in names if name != ".copy.json")
+    assert not layout.owns("thesis.txt")
+    assert layout.size(Edits.keeping(EDITS.keep)) > 0
+
+
+def test_columns_and_notes_of_other_things_stay(tmp_path: Path) -> None:
+    for name, key in (("COCO", "info"), ("Karpathy", "dataset")):
+        path = LAYOUTS[name](tmp_path / name)
+        pairs, source = opened(path)
+        write_copy(source, EDITS, tmp_path / f"{name}-out")
+        content: dict[str, Any] = json.loads((tmp_path / f"{name}-out" / path.name).read_text())
+        assert content[key] == json.loads(path.read_text())[key]
+        assert len(pairs) == 6
+    path = LAYOUTS["imagefolder"](tmp_path / "lines")
+    write_copy(opened(path)[1], EDITS, tmp_path / "lines-out")
+    lines = (tmp_path / "lines-out/train/metadata.jsonl").read_text().splitlines()
+    assert [json.loads(line)["n"] for line in lines] == [[1], [2], [3], [4], [5]]

@@ -158,7 +158,7 @@ def test_mistakes_are_sentences(case: Case) -> None:
     with pytest.raises(DataError, match="120 vectors on the left side and 119 on the right"):
         mispair.audit(left, right[1:])
     with pytest.raises(DataError, match="numpy array or a torch tensor"):
-        mispair.audit(left.tolist(), right)
+        mispair.audit({"left": 1}, right)
     with pytest.raises(ConfigError, match="is no device"):
         mispair.audit(left, right, device="gpu")
     with pytest.raises(DataError, match="--workers is 0"):

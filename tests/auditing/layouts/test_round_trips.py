@@ -78,9 +78,7 @@ def text_files(place: Path) -> Path:
 
 def metadata_lines(place: Path) -> Path:
     folder = photos(place / "data/train")
-    lines = [
-        {"file_name": f"{n}.png", "text": text, "n": [n]} for n, text in zip(COLOURS, CAPTIONS, strict=True)
-    ]
+    lines = [{"file_name": f"{n}.png", "text": text, "n": [n]} for n, text in zip(COLOURS, CAPTIONS, strict=True)]
     content = "".join(f"{json.dumps(line)}\n" for line in lines)
     (folder / "metadata.jsonl").write_text(content)
     return place / "data"

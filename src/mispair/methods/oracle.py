@@ -27,7 +27,7 @@ class Oracle(Plain):
         if images < 2:
             raise DataError(
                 f"{loader.pairs.name}: {len(matched):,} of {len(mismatched):,} pairs are matched, with {images} "
-                "different left items; the oracle trains on matched pairs only and needs at least 2: lower --noise-ratio."
+                "different left items; it trains on these only and needs at least 2; lower --noise-ratio."
             )
         self._matched = EpochPairs(matched)
 

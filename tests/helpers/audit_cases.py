@@ -38,12 +38,20 @@ class Case:
 
 
 def make_case(
-    n: int = 300, share: float = 0.2, *, widths: tuple[int, int] = (16, 12), noise: float = 0.1, seed: int = 0
+    n: int = 300,
+    share: float = 0.2,
+    *,
+    widths: tuple[int, int] = (16, 12),
+    hidden: int = 6,
+    noise: float = 0.1,
+    seed: int = 0,
 ) -> Case:
     """A hidden vector a pair through two random maps, plus noise; a share of the pairs is wrong, two by two."""
     rng = np.random.default_rng(seed)
-    hidden = rng.standard_normal((n, 6))
-    sides = [hidden @ rng.standard_normal((6, width)) + noise * rng.standard_normal((n, width)) for width in widths]
+    common = rng.standard_normal((n, hidden))
+    sides = [
+        common @ rng.standard_normal((hidden, width)) + noise * rng.standard_normal((n, width)) for width in widths
+    ]
     chosen = rng.permutation(n)[: 2 * int(share * n / 2)]
     holder = np.arange(n)
     holder[chosen] = chosen.reshape(-1, 2)[:, ::-1].reshape(-1)

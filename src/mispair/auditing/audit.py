@@ -16,7 +16,7 @@ from rich.console import Console
 
 from mispair.auditing.encoding.encode import Encoders
 from mispair.auditing.encoding.encoders import IMAGE_MODEL, TEXT_MODEL
-from mispair.auditing.findings import Findings, match_scores
+from mispair.auditing.findings import SIDES, Findings, match_scores
 from mispair.auditing.inputs import AuditInput, open_given
 from mispair.auditing.layouts.copies import SURE, clean_edits, mended_edits, write_copy
 from mispair.auditing.report.page import make_page
@@ -24,9 +24,9 @@ from mispair.auditing.report.render import render
 from mispair.auditing.result_tables import defused, write_table
 from mispair.auditing.scoring.folds import fold_numbers, sample
 from mispair.auditing.scoring.judge import Judge, learn
-from mispair.auditing.scoring.near_duplicates import Codes, Groups, Mask, find_near_duplicates
 from mispair.auditing.scoring.partners import find_partners
 from mispair.auditing.scoring.scan import READABLE, Scan, faults, scan
+from mispair.auditing.scoring.shared_items import SharedItems, find_shared_items
 from mispair.auditing.sources.from_pairs import captions, from_pairs, pair_ids
 from mispair.auditing.sources.raw import RawPairs
 from mispair.auditing.sources.source import Source
@@ -47,7 +47,7 @@ LEAST = 50  # pairs, below which there is nothing to learn from
 GPU_WORKERS = 4  # enough to read while others compute
 MAX_SUGGESTED = 10_000  # flagged pairs that get suggestions, the lowest match scores first
 FEW_PAIRS = 1000  # below, a note warns that the scores are uncertain
-JUDGE = "judge.safetensors"
+ITEMS, JUDGE = "items.npz", "judge.safetensors"
 UNKNOWN = np.float32(0.5)  # match score of a pair that cannot be read
 
 
@@ -230,36 +230,33 @@ def audit_source(
         console: Where to show progress.
         command: The command line, for the report.
     """
-    device, groups = pick_device(settings.device), source.groups
+    device = pick_device(settings.device)
     with progress(console, len(source)) as show:
-        judge, measured = _measured(source, settings, device, work, show)
+        items, judge, measured = _measured(source, settings, device, work, show)
         checked = checked_rows(source, settings)
-        match = match_scores(judge, measured, checked)
+        match = match_scores(judge, measured, items, checked)
         flagged = np.flatnonzero(match < MATCH_THRESHOLD)
         suggested = flagged[match[flagged].argsort(kind="stable")][:MAX_SUGGESTED]
         show.begin("searching better partners")
         new_rights, new_lefts = (
-            find_partners(source, judge, suggested, match, groups, keep_left=keep_left, device=device)
+            find_partners(
+                source, judge, suggested, match, items.owners, keep_left=keep_left, device=device, folds=items.groups
+            )
             for keep_left in (True, False)
         )
-        show.begin("searching near-duplicates")
-        unreadable = measured.status != READABLE
-        left, right = (_near_duplicates(source, judge, side, measured.codes[side], unreadable) for side in range(2))
-        measured = replace(measured, codes=measured.codes[:, :0].copy())  # not needed any more
         show.end()
-    notes = tuple(_notes(judge, int((~unreadable).sum()), len(flagged)))
+    readable = measured.status == READABLE
+    notes = (*_notes(judge, int(readable.sum()), len(flagged)), *_shared_notes(items, readable))
     stages = show.stages
-    return Audit(
-        source, judge, measured, suggested, new_rights, new_lefts, (left, right), notes, command, stages, checked
-    )
+    return Audit(source, judge, measured, suggested, new_rights, new_lefts, items, notes, command, stages, checked)
 
 
 def score_pairs(pairs: Pairs, device: str = "auto", console: Console | None = None) -> npt.NDArray[np.float32]:
     """The match score of each pair (N,) by its own features, without suggestions; 0.5 where it cannot be read."""
     source, settings = from_pairs(pairs), Settings(device=device)
     with progress(console, len(source)) as show:
-        judge, measured = _measured(source, settings, pick_device(device), None, show)
-    return _known(match_scores(judge, measured, {}))
+        items, judge, measured = _measured(source, settings, pick_device(device), None, show)
+    return _known(match_scores(judge, measured, items, {}))
 
 
 def attach_match_score(pairs: Pairs, score: npt.NDArray[np.floating]) -> Pairs:
@@ -279,15 +276,28 @@ def _known(score: npt.NDArray[np.floating]) -> npt.NDArray[np.float32]:
 
 def _measured(
     source: Source, settings: Settings, device: torch.device, work: Path | None, show: RowProgress
-) -> tuple[Judge, Scan]:
-    """Learns what matching pairs have in common, then measures all pairs."""
+) -> tuple[SharedItems, Judge, Scan]:
+    """Finds items that pairs share, learns what matching pairs have in common, then measures all pairs."""
     check(source, settings)
-    show.begin("learning")
-    judge = _judge(source, settings, device, work)
-    show.begin("measuring all pairs")
     workers = settings.workers or (GPU_WORKERS if device.type == "cuda" else os.cpu_count() or 1)
-    measured = scan(source, judge, source.groups, workers=workers, device=device, folder=work, step=show.step)
-    return judge, measured
+    show.begin("searching near-duplicates")
+    items = _shared_items(source, workers, device, work)
+    show.begin("learning")
+    judge = _judge(source, settings, items, device, work)
+    show.begin("measuring all pairs")
+    measured = scan(source, judge, items.groups, workers=workers, device=device, folder=work, step=show.step)
+    return items, judge, measured
+
+
+def _shared_items(source: Source, workers: int, device: torch.device, work: Path | None) -> SharedItems:
+    """Loads what was found before an interruption, or finds it now."""
+    if work is None:
+        return find_shared_items(source, workers=workers, device=device)
+    items = SharedItems.load(work / ITEMS, len(source))
+    if items is None:
+        items = find_shared_items(source, workers=workers, device=device)
+        items.save(work / ITEMS)
+    return items
 
 
 def check(source: Source, settings: Settings) -> None:
@@ -317,16 +327,16 @@ def check_rows(pairs: Source | RawPairs, settings: Settings) -> None:
     pairs.find(list(checked_answers(settings.checked)))  # refuses unknown ids and invalid answers
 
 
-def _judge(source: Source, settings: Settings, device: torch.device, work: Path | None) -> Judge:
+def _judge(source: Source, settings: Settings, items: SharedItems, device: torch.device, work: Path | None) -> Judge:
     """Loads what was learned before an interruption, or learns it now."""
     if work is None:
-        return _learn(source, settings, device)
+        return _learn(source, settings, items, device)
     path = work / JUDGE
     state = _saved(path)
     if state is None:
         for part in work.glob("part-*.npz"):  # measured by a judge that is lost
             part.unlink()
-        write_atomically(path, safetensors.torch.save(_learn(source, settings, device).state()))
+        write_atomically(path, safetensors.torch.save(_learn(source, settings, items, device).state()))
         state = _saved(path)  # so that a resumed audit uses exactly the same values as an uninterrupted one
     assert state is not None
     return Judge.of(state, device)
@@ -340,12 +350,11 @@ def _saved(path: Path) -> dict[str, torch.Tensor] | None:
         return None
 
 
-def _learn(source: Source, settings: Settings, device: torch.device) -> Judge:
-    groups = np.arange(len(source)) if source.groups is None else source.groups
-    readable = np.ones(len(source), dtype=bool)
-    readable[list(source.known)] = False
-    rows = sample(np.flatnonzero(readable), SAMPLE)
-    answers = checked_rows(source, settings)
+def _learn(source: Source, settings: Settings, items: SharedItems, device: torch.device) -> Judge:
+    usable = items.is_first & (items.partners == 0)
+    usable[list(source.known)] = False
+    rows = sample(np.flatnonzero(usable), SAMPLE)
+    answers = {int(items.first[row]): answer for row, answer in checked_rows(source, settings).items()}
     rows = np.union1d(rows, np.fromiter(answers, dtype=np.int64, count=len(answers)))
     left, right = source.gather(rows)
     good = np.flatnonzero(faults(left, right) == READABLE)
@@ -363,9 +372,18 @@ def _learn(source: Source, settings: Settings, device: torch.device) -> Judge:
         if not (side != side[0]).any():
             raise DataError(f"{source.name}: all {name} vectors are the same, so nothing can be learned from them.")
     sides = torch.from_numpy(left).to(device), torch.from_numpy(right).to(device)
-    own, score = groups[rows], source.network_score
+    own, score = items.groups[rows], source.network_score
+    shared = items.left[rows], items.right[rows]
     network_score = None if score is None else lambda lefts, rights: score(rows[lefts], rows[rights])
-    return learn(*sides, fold_numbers(own), own, joint=settings.joint, checked=checked, network_score=network_score)
+    return learn(
+        *sides,
+        fold_numbers(own),
+        own,
+        items=shared,
+        joint=settings.joint,
+        checked=checked,
+        network_score=network_score,
+    )
 
 
 def checked_rows(source: Source, settings: Settings) -> dict[int, float]:
@@ -395,18 +413,6 @@ def checked_answers(checked: Mapping[str, bool] | None) -> dict[str, bool]:
     return answers
 
 
-def _near_duplicates(source: Source, judge: Judge, side: int, codes: Codes, unreadable: Mask) -> Groups:
-    """Groups of near-duplicates on one side; of rows that are known to share their left item only one is used."""
-    mean = judge.transforms[side].mean.double().cpu().numpy()
-    vectors, groups = (source.left, source.right)[side], source.groups
-    leave_out = unreadable.copy()
-    if side == 0 and groups is not None:
-        readable = np.flatnonzero(~unreadable)
-        leave_out[:] = True
-        leave_out[readable[np.unique(groups[readable], return_index=True)[1]]] = False
-    return find_near_duplicates(codes, vectors.gather, mean=mean, leave_out=leave_out)
-
-
 def _notes(judge: Judge, readable: int, flagged: int) -> list[str]:
     notes = []
     best = float(judge.separations.max())
@@ -425,4 +431,30 @@ def _notes(judge: Judge, readable: int, flagged: int) -> list[str]:
         "The noise rate is estimated against random pairs. Partners that were exchanged among look-alikes are harder "
         "to notice and are counted only in part."
     )
+    return notes
+
+
+def _shared_notes(items: SharedItems, readable: npt.NDArray[np.bool_]) -> list[str]:
+    """What was done about items that several pairs share."""
+    notes = []
+    for side, unlike in zip(SIDES, items.unlike, strict=True):
+        rows = np.flatnonzero((unlike > 0) & readable)
+        if len(rows):
+            count = len(np.unique((items.left, items.right)[SIDES.index(side)][rows]))
+            notes.append(
+                f"{len(rows):,} pairs share one of {count:,} {side} items whose partners have nothing in common, as "
+                "placeholder images and boilerplate captions do. Nothing is learned from them. All but one pair of "
+                "each such item count as mismatched in the noise rate."
+            )
+    copies = int((~items.is_first & readable).sum())
+    if copies:
+        notes.append(
+            f"{copies:,} pairs have (nearly) the same two items as another pair. Such pairs count once in what is "
+            "learned and in the noise rate."
+        )
+    if items.split:
+        notes.append(
+            f"{items.split:,} pairs are connected by the items that they share. They are too many for one fold, so "
+            "only pairs that share the less common items are judged without each other."
+        )
     return notes

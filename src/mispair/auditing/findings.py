@@ -19,9 +19,11 @@ from mispair.auditing.scoring.judge import Judge
 from mispair.auditing.scoring.near_duplicates import Groups
 from mispair.auditing.scoring.partners import Partners
 from mispair.auditing.scoring.scan import BAD_IN_TABLE, FAULTS, READABLE, Scan
+from mispair.auditing.scoring.shared_items import SharedItems
 from mispair.auditing.sources.source import Source
 from mispair.data.pairs import MATCH_THRESHOLD, IntArray
 from mispair.errors import DataError
+from mispair.functional.logistic import logistic
 
 if TYPE_CHECKING:
     import pyarrow
@@ -37,6 +39,7 @@ REASONS = {
     "joint": "their encoders see no likeness",
     "networks": "the run's networks prefer other partners for either side",
 }
+SIDES = ("left", "right")
 FOUND_WRONG = "somebody has looked at it and found it wrong"
 
 
@@ -127,7 +130,7 @@ class Findings:
         suggested: Flagged rows for which better partners were searched, the lowest match score first.
         new_rights: Better right items for them.
         new_lefts: Better left items.
-        near_duplicates: Groups of rows whose left items, and whose right items, are (nearly) the same.
+        items: Which rows share items.
         notes: What the reader should know.
         command: How to do it again.
         stages: Seconds of each part of the work.
@@ -140,7 +143,7 @@ class Findings:
     suggested: IntArray
     new_rights: Partners
     new_lefts: Partners
-    near_duplicates: tuple[Groups, Groups]
+    items: SharedItems
     notes: tuple[str, ...] = ()
     command: str = ""
     stages: dict[str, float] = field(default_factory=dict)
@@ -152,6 +155,11 @@ class Findings:
     def __repr__(self) -> str:
         found = self.summary
         return f"<Audit: {found.flagged:,} of {found.scored:,} pairs flagged, noise rate {found.noise_rate:.1%}>"
+
+    @property
+    def near_duplicates(self) -> tuple[Groups, Groups]:
+        """Groups of rows whose left items, and whose right items, are (nearly) the same."""
+        return self.items.near_duplicates
 
     @property
     def seconds(self) -> float:
@@ -166,7 +174,7 @@ class Findings:
     @cached_property
     def match_score(self) -> npt.NDArray[np.float32]:
         """(N,) probability that each pair matches: 0 or 1 where a person has checked, NaN where it cannot be read."""
-        return match_scores(self.judge, self.scan, self.checked)
+        return match_scores(self.judge, self.scan, self.items, self.checked)
 
     @property
     def is_mismatch(self) -> npt.NDArray[np.bool_]:
@@ -191,12 +199,22 @@ class Findings:
         ]
 
     def reasons(self, rows: IntArray) -> list[str]:
-        """The measure that counts most against each of these rows, in words; empty for rows that are not flagged."""
+        """What counts most against each of these rows, in words; empty for rows that are not flagged."""
         return [self._reasons[place] for place in self._against(rows)]
 
-    @property
+    @cached_property
     def _reasons(self) -> list[str]:
-        return [*(REASONS[name] for name in self.judge.names), "", FOUND_WRONG]
+        shared = [
+            f"its {SIDES[side]} item is shared by {count:,} pairs that have nothing else in common"
+            for side, counts in enumerate(self._shared_counts)
+            for count in counts.tolist()
+        ]
+        return [*(REASONS[name] for name in self.judge.names), "", FOUND_WRONG, *shared]
+
+    @cached_property
+    def _shared_counts(self) -> list[npt.NDArray[np.int32]]:
+        """Numbers of unlike partners that items of either side have, in ascending order."""
+        return [np.unique(counts[counts > 0]) for counts in self.items.unlike]
 
     def _against(self, rows: IntArray) -> npt.NDArray[np.int64]:
         """Index into `_reasons` for each of these rows."""
@@ -204,6 +222,12 @@ class Findings:
         here = standardised(self.scan.measures[rows], combination.centre, combination.spread)
         against = (self._typical - here) * np.maximum(combination.weights, 0)
         worst = np.where(np.isfinite(against), against, 0).argmax(axis=1)
+        start = len(self.judge.names) + 2
+        for counts, known in zip(self.items.unlike, self._shared_counts, strict=True):
+            own = counts[rows]
+            several = (own > 0) & (own == self.items.partners[rows])
+            worst[several] = start + np.searchsorted(known, own[several])
+            start += len(known)
         worst[np.isin(rows, list(self.checked))] = len(self.judge.names) + 1
         return np.where(self.match_score[rows] < MATCH_THRESHOLD, worst, len(self.judge.names))
 
@@ -291,9 +315,9 @@ class Findings:
             pairs=len(self),
             scored=len(self) - len(bad),
             flagged=int(self.is_mismatch.sum()),
-            noise_rate=combination.rate,
-            noise_rate_low=combination.low,
-            noise_rate_high=combination.high,
+            noise_rate=self._of_all(combination.rate),
+            noise_rate_low=self._of_all(combination.low),
+            noise_rate_high=self._of_all(combination.high),
             unreadable={str(kind): int(count) for kind, count in zip(kinds, counts, strict=True)},
             near_duplicates_left=len(self.near_duplicates[0].rows),
             near_duplicates_right=len(self.near_duplicates[1].rows),
@@ -308,14 +332,48 @@ class Findings:
             stages={name: round(seconds, 2) for name, seconds in self.stages.items()},
         )
 
+    def _of_all(self, rate: float) -> float:
+        """The noise rate of all pairs, of that of the pairs that are learned from.
 
-def match_scores(judge: Judge, scan: Scan, checked: Mapping[int, float]) -> npt.NDArray[np.float32]:
-    """(N,) match scores by the measures, and by what a person has checked; NaN where a row could not be read."""
+        Copies of a pair count once. Of the pairs of an item with unlike partners all but one are mismatched.
+        """
+        different = self.items.is_first & (self.scan.status == READABLE)
+        partners = self.items.partners[different]
+        shared = partners[partners > 0]
+        if not len(shared):
+            return rate
+        mismatched = float((1 - 1 / shared).sum())
+        return (rate * (len(partners) - len(shared)) + mismatched) / len(partners)
+
+
+def match_scores(judge: Judge, scan: Scan, items: SharedItems, checked: Mapping[int, float]) -> npt.NDArray[np.float32]:
+    """(N,) match scores by the measures, by shared items and by what a person has checked; NaN for unreadable rows."""
     match = judge.combination.match(scan.measures)
+    shared = np.flatnonzero(items.partners)
+    if len(shared):
+        match[shared] = np.minimum(match[shared], _one_in_many(judge, scan.measures[shared], items.partners[shared]))
     for row, matched in checked.items():
         if not np.isnan(match[row]):
             match[row] = matched
     return match
+
+
+def _one_in_many(
+    judge: Judge, measures: npt.NDArray[np.floating], partners: npt.NDArray[np.integer]
+) -> npt.NDArray[np.float32]:
+    """(n,) probability that pairs match whose item has so many unlike partners, of which one is expected to be right.
+
+    The evidence is how much more frequent such measures are among matched than among shuffled pairs. It is a straight
+    line, as scores below those of all other pairs must count as well.
+    """
+    sums = np.concatenate([judge.observed, judge.null])
+    observed = np.arange(len(sums)) < len(judge.observed)
+    worth = np.where(observed, 1 / len(judge.observed), 1 / len(judge.null)) * len(sums) / 2
+    slope, offset = logistic(sums[:, None], observed.astype(np.float64), worth, 1e-3)
+    rate = judge.combination.rate
+    ratio = np.exp(np.clip(judge.combination.sums(measures) * slope[0] + offset, -60, 60))
+    odds = np.maximum(ratio - rate, 1e-12) / max(1 - rate, 1e-3) / (partners - 1)
+    return np.asarray(odds / (1 + odds), dtype=np.float32)
 
 
 def _text_column(places: npt.NDArray[np.integer], words: list[str]) -> pyarrow.Array:

@@ -164,7 +164,7 @@ def test_nothing_flagged(plain: Audit) -> None:
         suggested=np.arange(0),
         new_rights=nobody,
         new_lefts=nobody,
-        near_duplicates=(Groups.none(), Groups.none()),
+        items=replace(plain.items, near_duplicates=(Groups.none(), Groups.none())),
     )
     page = make_page(quiet)
     assert (page.summary.flagged, page.worst, page.near_duplicates, page.near_duplicate_pairs) == (0, [], [], 0)

@@ -241,7 +241,7 @@ def test_a_threshold_that_is_no_cosine_is_refused(threshold: float) -> None:
 @given(st.integers(1, 30), st.data())
 def test_joined_sets_equal_a_plain_loop(n: int, data: st.DataObject) -> None:
     numbers = st.lists(st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)), max_size=20)
-    sets, label = near_duplicates._Sets(np.arange(n)), list(range(n))
+    sets, label = near_duplicates.DisjointSets(np.arange(n)), list(range(n))
     for links in data.draw(st.lists(numbers, max_size=4)):
         for one, other in links:
             low, high = sorted((label[one], label[other]))

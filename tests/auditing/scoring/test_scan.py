@@ -17,7 +17,6 @@ from audit_cases import Case, hurry, make_case, write_clip
 from mispair.auditing.scoring import scan as module
 from mispair.auditing.scoring.folds import fold_numbers
 from mispair.auditing.scoring.judge import Judge, learn
-from mispair.auditing.scoring.near_duplicates import sketch
 from mispair.auditing.scoring.scan import BAD_IN_TABLE, FAULTS, READABLE, Scan, faults, scan
 from mispair.auditing.sources.source import Source, from_memory, open_source
 
@@ -91,9 +90,6 @@ def test_every_row_is_measured_or_has_a_status(case: Case, judge: Judge, whole: 
     assert np.isnan(whole.measures[list(bad)]).all()
     sides = torch.from_numpy(case.left[good]), torch.from_numpy(case.right[good])
     np.testing.assert_allclose(whole.measures[good], judge.measure(*sides, fold_numbers(good)), atol=2e-5)
-    for side, values in enumerate((case.left, case.right)):
-        assert (whole.codes[side, good] == sketch(torch.from_numpy(values[good]), judge.transforms[side].mean)).all()
-        assert not whole.codes[side, list(bad)].any()
 
 
 @pytest.mark.parametrize("workers", [2, 3])
@@ -182,7 +178,7 @@ def test_a_damaged_part_is_noticed(
     path.write_bytes(content)
     found = module._load(path, 32, whole.measures.shape[1])
     # A byte that says nothing, such as one of a date, may be damaged without harm.
-    assert found is None or same(found, Scan(whole.measures[32:64], whole.status[32:64], whole.codes[:, 32:64]))
+    assert found is None or same(found, Scan(whole.measures[32:64], whole.status[32:64]))
 
 
 def test_a_part_that_is_cut_or_of_another_size_is_made_again(
@@ -190,8 +186,7 @@ def test_a_part_that_is_cut_or_of_another_size_is_made_again(
 ) -> None:
     (tmp_path / "part-000001.npz").write_bytes(saved[:-9])
     path = tmp_path / "part-000000.npz"
-    for name, value in (("measures", np.zeros((3, 5), np.float32)), ("status", np.zeros(3, np.uint8)),
-                        ("codes", np.zeros((2, 32), np.int64))):  # fmt: skip
+    for name, value in (("measures", np.zeros((3, 5), np.float32)), ("status", np.zeros(3, np.uint8))):
         scan(source, judge, None, workers=1, device=CPU, folder=tmp_path)
         with np.load(path) as archive:
             parts = dict(archive)

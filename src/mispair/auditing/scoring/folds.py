@@ -12,7 +12,7 @@ from mispair.data.pairs import IntArray
 
 FOLDS = 10
 PART = 1 << 18  # rows at a time
-FOLD, SAMPLE, PARTNER, NEAR = range(4)  # independent streams of random numbers
+FOLD, SAMPLE, PARTNER, NEAR, SHARED = range(5)  # independent streams of random numbers
 
 
 def random_keys(numbers: IntArray, stream: int) -> npt.NDArray[np.uint64]:
@@ -45,12 +45,23 @@ def sample(rows: IntArray, most: int) -> IntArray:
     return np.sort(chosen)
 
 
-def shuffled(fold: npt.NDArray[np.uint8], groups: IntArray) -> IntArray:
-    """For each place another one of its fold, as its partner in a shuffled pair; -1 where that is of its own group."""
+def shuffled(fold: npt.NDArray[np.uint8], *groups: IntArray) -> IntArray:
+    """For each place another one of its fold, as its partner in a shuffled pair; -1 where that is of one of its groups.
+
+    Args:
+        fold: (n,) fold of each place.
+        groups: (n,) pairs of one group share an item; of several kinds.
+    """
     partner = np.full(len(fold), -1)
     for number in range(FOLDS):
         places = np.flatnonzero(fold == number)
         places = places[random_keys(places, PARTNER).argsort()]
         partner[places] = np.roll(places, 1)
-    partner[(partner >= 0) & (groups[partner] == groups)] = -1
+    return strangers(partner, *groups)
+
+
+def strangers(partner: IntArray, *groups: IntArray) -> IntArray:
+    """The partners (n,), but -1 for those that have a group in common with the place whose partner they are."""
+    for numbers in groups:
+        partner = np.where(numbers[partner] == numbers, -1, partner)
     return partner

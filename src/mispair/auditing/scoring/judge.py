@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ from torch.nn.functional import normalize
 from mispair.auditing.scoring import calibration, measures
 from mispair.auditing.scoring.calibration import Combination
 from mispair.auditing.scoring.common_space import CommonSpace, CommonSpaceFitter, product
-from mispair.auditing.scoring.folds import FOLDS, NEAR, random_keys, shuffled
+from mispair.auditing.scoring.folds import FOLDS, NEAR, random_keys, shuffled, strangers
 from mispair.auditing.scoring.measures import BANK, Bank, learned, make_bank, measure
 from mispair.auditing.sources.source import NetworkScore
 from mispair.data.pairs import MATCH_THRESHOLD, IntArray
@@ -49,29 +49,29 @@ class SideTransform:
 
     @classmethod
     def of(cls, vectors: Tensor) -> SideTransform:
-        inliers = _inliers(vectors)
-        mean = _mean(inliers)
-        return cls(mean, _main_directions([inliers - mean]))
+        usual = inliers(vectors)
+        mean = mean_of(usual)
+        return cls(mean, _main_directions([usual - mean]))
 
     @classmethod
     def both(cls, left: Tensor, right: Tensor, *, joint: bool) -> tuple[SideTransform, SideTransform]:
         """For two sides; in a common space both are reduced to the same directions, which preserves their cosine."""
         if not joint:
             return cls.of(left), cls.of(right)
-        sides = _inliers(left), _inliers(right)
-        means = _mean(sides[0]), _mean(sides[1])
+        sides = inliers(left), inliers(right)
+        means = mean_of(sides[0]), mean_of(sides[1])
         directions = _main_directions([side - mean for side, mean in zip(sides, means, strict=True)])
         again = None if directions is None else directions.clone()  # safetensors takes no tensor twice
         return cls(means[0], directions), cls(means[1], again)
 
 
-def _inliers(vectors: Tensor) -> Tensor:
+def inliers(vectors: Tensor) -> Tensor:
     """Without the vectors that are far longer than most: a single broken one must not move the mean."""
     lengths = torch.linalg.vector_norm(vectors, dim=1)
     return vectors[lengths <= LONGEST * lengths.median()]
 
 
-def _mean(vectors: Tensor) -> Tensor:
+def mean_of(vectors: Tensor) -> Tensor:
     return vectors.cpu().double().mean(0).to(vectors)
 
 
@@ -155,6 +155,7 @@ def learn(
     fold: npt.NDArray[np.uint8],
     groups: IntArray,
     *,
+    items: Sequence[IntArray] = (),
     joint: bool = False,
     checked: FloatArray | None = None,
     network_score: NetworkScore | None = None,
@@ -165,7 +166,8 @@ def learn(
         left: (n, D) raw vectors.
         right: (n, E) the same.
         fold: (n,) fold of each pair.
-        groups: (n,) pairs of one group share an item.
+        groups: (n,) pairs of one group share an item, directly or through others.
+        items: (n,) left and right item of each pair; those that have the same one are no mismatched pair together.
         joint: Whether both sides come from encoders with a common space.
         checked: (n,) 1 for pairs that a person has found matched, 0 for mismatched, NaN for all others.
         network_score: Scores any left and right items of these pairs by the networks of a run.
@@ -174,12 +176,12 @@ def learn(
         DataError: There are too few groups.
     """
     transforms = SideTransform.both(left, right, joint=joint)
-    sample = Sample.of(transforms[0](left), transforms[1](right), fold, groups)
+    sample = Sample.of(transforms[0](left), transforms[1](right), fold, groups, *items)
     last = _fit_rounds(sample, checked)
     measures_of = partial(_measures, sample, last, joint=joint, network_score=network_score)
     rows = np.arange(len(left))
     observed, null = measures_of(rows, rows), measures_of(sample.shuffled, sample.partner)
-    near = neighbours_partners(sample.x, fold, groups)
+    near = neighbours_partners(sample.x, fold, groups, *items)
     close = np.flatnonzero(near >= 0)
     swapped = measures_of(close, near[close]) if len(close) else observed[:0]  # all neighbours may be of one group
     combination = calibration.combine(observed, null, swapped, last.trust(), checked)
@@ -199,8 +201,8 @@ class Sample:
     partner: IntArray  # (w,) ... the right items of these rows in a shuffled pair
 
     @classmethod
-    def of(cls, x: Tensor, y: Tensor, fold: npt.NDArray[np.uint8], groups: IntArray) -> Sample:
-        partner = shuffled(fold, groups)
+    def of(cls, x: Tensor, y: Tensor, fold: npt.NDArray[np.uint8], groups: IntArray, *items: IntArray) -> Sample:
+        partner = shuffled(fold, groups, *items)
         rows, different = np.flatnonzero(partner >= 0), len(np.unique(groups))
         if min(different, len(rows)) < LEAST_GROUPS:
             raise DataError(
@@ -276,8 +278,8 @@ def _first_guess(observed: npt.NDArray[np.float32], null: npt.NDArray[np.float32
     return (observed[:, :2] / spread).sum(1).astype(np.float64), (null[:, :2] / spread).sum(1).astype(np.float64)
 
 
-def neighbours_partners(x: Tensor, fold: npt.NDArray[np.uint8], groups: IntArray) -> IntArray:
-    """For each pair another one of its fold whose left item is among the nearest to its own; -1 if of its group."""
+def neighbours_partners(x: Tensor, fold: npt.NDArray[np.uint8], *groups: IntArray) -> IntArray:
+    """For each pair another one of its fold whose left item is among the nearest to its own; -1 if of its groups."""
     partner = np.full(len(fold), -1)
     for number in range(FOLDS):
         places = np.flatnonzero(fold == number)
@@ -291,7 +293,7 @@ def neighbours_partners(x: Tensor, fold: npt.NDArray[np.uint8], groups: IntArray
             nearest = near.topk(min(CLOSE_BY, len(places) - 1), dim=1).indices.cpu().numpy()
             pick = (picks[start : start + AT_ONCE] % np.uint64(nearest.shape[1])).astype(np.int64)
             partner[rows] = places[nearest[np.arange(len(rows)), pick]]
-    return np.where(groups[partner] == groups, -1, partner)
+    return strangers(partner, *groups)
 
 
 def _bank(

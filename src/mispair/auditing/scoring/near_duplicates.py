@@ -158,7 +158,7 @@ class _Search:
     """Compares neighbours in a sorted table and joins near-duplicates."""
 
     def __init__(self, codes: Codes, rows: IntArray, gather: Gather, threshold: float, mean: FloatArray | None) -> None:
-        self.sets = _Sets(np.arange(len(rows), dtype=rows.dtype))
+        self.sets = DisjointSets(np.arange(len(rows), dtype=rows.dtype))
         self._codes, self._rows, self._gather, self._mean = codes, rows, gather, mean
         self._farthest = 2 * (1 - threshold)  # squared distance of unit vectors; two zero vectors are equal by it, too
         differ = math.acos(threshold) / math.pi
@@ -206,7 +206,7 @@ class _Search:
         return found
 
 
-class _Sets:
+class DisjointSets:
     """Union-find over whole arrays of links; the lowest member stands for a set."""
 
     def __init__(self, members: IntArray) -> None:
@@ -281,7 +281,7 @@ def _number(size: int) -> type[np.signedinteger[Any]]:
     return np.int32 if size < 2**31 else np.int64
 
 
-def _groups(sets: _Sets, rows: IntArray) -> Groups:
+def _groups(sets: DisjointSets, rows: IntArray) -> Groups:
     """The sets of at least two places, as groups of their rows."""
     top = sets.find(np.arange(len(rows), dtype=rows.dtype))
     size = np.bincount(top, minlength=1).astype(rows.dtype)[top]

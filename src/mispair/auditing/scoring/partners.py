@@ -50,6 +50,7 @@ def find_partners(
     *,
     keep_left: bool,
     device: torch.device,
+    folds: IntArray | None = None,
 ) -> Partners:
     """Up to three better partners for each of these rows.
 
@@ -61,10 +62,11 @@ def find_partners(
         groups: (N,) rows of one group share their left item; None if all differ.
         keep_left: Search right items; else left ones.
         device: Where to compute.
+        folds: (N,) rows of one of these groups are in one fold; by default the groups above.
     """
     found = Partners.none(len(rows))
     search = Search(source, judge, match, groups, keep_left=keep_left, device=device)
-    fold = fold_numbers(search.owners(rows))
+    fold = fold_numbers(search.owners(rows) if folds is None else folds[rows])
     for number in range(FOLDS if len(search.pool) else 0):
         places = np.flatnonzero(fold == number)
         candidates = search.in_space(number) if len(places) else torch.empty(0)

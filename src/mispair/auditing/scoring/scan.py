@@ -16,7 +16,6 @@ import torch
 
 from mispair.auditing.scoring.folds import fold_numbers
 from mispair.auditing.scoring.judge import Judge
-from mispair.auditing.scoring.near_duplicates import sketch
 from mispair.auditing.sources.source import Source
 from mispair.compute.threads import parallel_map
 from mispair.data.pairs import IntArray
@@ -42,19 +41,17 @@ class Scan:
 
     measures: npt.NDArray[np.float32]  # (N, m), NaN where a row could not be read
     status: npt.NDArray[np.uint8]  # (N,) key of FAULTS, or BAD_IN_TABLE
-    codes: npt.NDArray[np.uint64]  # (2, N) sketches of the left and the right vectors, dropped after use
 
     @classmethod
     def empty(cls, rows: int, measures: int) -> Scan:
         return cls(
             np.full((rows, measures), np.nan, dtype=np.float32),
             np.zeros(rows, dtype=np.uint8),
-            np.zeros((2, rows), dtype=np.uint64),
         )
 
     def put(self, start: int, part: Scan) -> None:
         here = slice(start, start + len(part.status))
-        self.measures[here], self.status[here], self.codes[:, here] = part.measures, part.status, part.codes
+        self.measures[here], self.status[here] = part.measures, part.status
 
 
 def faults(left: npt.NDArray[np.float32], right: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
@@ -89,7 +86,7 @@ def scan(
     Args:
         source: The pairs.
         judge: What was learned.
-        groups: (N,) pairs of one group share an item; None if all differ.
+        groups: (N,) pairs of one group are in one fold; None if all differ.
         workers: Blocks measured at the same time.
         device: Where.
         folder: Where finished parts are kept; those that are there already are not measured again.
@@ -147,22 +144,20 @@ def _measured(
         sides = torch.from_numpy(left[good]).to(device), torch.from_numpy(right[good]).to(device)
         networks = None if score is None else score(start + good, start + good)
         part.measures[good] = judge.measure(*sides, fold[good], networks)
-        for side, vectors in enumerate(sides):
-            part.codes[side, good] = sketch(vectors, judge.transforms[side].mean)
     return part
 
 
 def _save(path: Path, whole: Scan, start: int, stop: int) -> None:
     here = slice(start, stop)
     with replacing(path) as file:
-        np.savez(file, measures=whole.measures[here], status=whole.status[here], codes=whole.codes[:, here])
+        np.savez(file, measures=whole.measures[here], status=whole.status[here])
 
 
 def _load(path: Path, rows: int, measures: int) -> Scan | None:
     """A part that was saved; None if it is not there or not whole."""
     try:
         with np.load(path, allow_pickle=False) as saved:
-            part = Scan(saved["measures"], saved["status"], saved["codes"])
+            part = Scan(saved["measures"], saved["status"])
     except Exception:  # a damaged archive raises almost anything: BadZipFile, EOFError, KeyError, ValueError
         return None
     expected = Scan.empty(rows, measures)

@@ -1,0 +1,359 @@
+"""Items that several pairs share, found before anything is learned.
+
+Pairs that share an item vouch for each other: a mismatched pair that occurs twice would be judged by what was learned
+from its copy. So near-duplicates of either side are found first. Pairs with the same two items count once, pairs that
+share one item are in one fold, and an item whose partners have nothing in common (a placeholder image, a boilerplate
+caption) is learned from not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from scipy.special import betaincinv
+
+from mispair.auditing.scoring.folds import FOLDS, SHARED, random_keys, sample
+from mispair.auditing.scoring.judge import inliers, mean_of
+from mispair.auditing.scoring.near_duplicates import Codes, DisjointSets, Groups, Mask, find_near_duplicates, sketch
+from mispair.auditing.scoring.scan import BLOCK, READABLE, faults
+from mispair.auditing.sources.row_ids import first_equal, number
+from mispair.auditing.sources.source import Source
+from mispair.compute.threads import parallel_map
+from mispair.data.pairs import FloatArray, IntArray
+from mispair.support.files import replacing
+
+NEAR = 0.98  # cosine of near-duplicates, where vectors have many directions
+BY_ACCIDENT = 0.01  # near-duplicates that a row may have by accident; with few directions they must be nearer
+SAMPLED = 2048  # rows by which the mean and the number of directions of a side are estimated
+MOST_OF_ALL = 1 / (2 * FOLDS)  # share of the pairs that one group may have, so that folds stay possible
+MANY = 8  # partners from which on an item may be a placeholder; captions of one image are five to seven
+LOOKED_AT, RANDOM = 64, 256  # partners of an item that are compared with each other, and with so many random ones
+COMPARED = 1 << 17  # partners that are looked at in all, those of the most shared items first
+# How often two partners of an item are more alike than one of them and a random one: 0.5 if they have nothing in
+# common. On MS-COCO with k partners: images of random captions 0.50 with a standard deviation of 0.45 / k, images whose
+# captions name a dog 0.63, a train 0.87; captions of dogs 0.90.
+ALIKE, ALIKE_BY_ACCIDENT = 0.52, 0.55
+MOST_UNLIKE = 0.5  # share of the pairs that may be of such items
+ONE_ITEM = 0.95  # mean cosine of near-duplicates with their mean, below which they are a chain of different items
+
+
+@dataclass(frozen=True)
+class SharedItems:
+    """Which rows share items.
+
+    Attributes:
+        left: (N,) first row with (nearly) the same left item as each row, or of its given group.
+        right: (N,) first row with the same right item.
+        first: (N,) first row with the same two items: of these only one is learned from.
+        groups: (N,) number of the group of rows that are in one fold, by first appearance.
+        unlike: (2, N) for rows whose left (right) item has many partners with nothing in common: how many, else 0.
+        near_duplicates: Groups of rows whose left items, and whose right items, are nearly the same.
+        split: Rows of groups that were too large for a fold, and were split.
+    """
+
+    left: IntArray
+    right: IntArray
+    first: IntArray
+    groups: IntArray
+    unlike: npt.NDArray[np.int32]
+    near_duplicates: tuple[Groups, Groups]
+    split: int
+
+    @cached_property
+    def partners(self) -> npt.NDArray[np.int32]:
+        """(N,) number of the unlike partners of the more shared item of each row, 0 for nearly all."""
+        return np.asarray(self.unlike.max(axis=0))
+
+    @cached_property
+    def is_first(self) -> Mask:
+        """(N,) whether no row before has the same two items."""
+        return np.asarray(self.first == np.arange(len(self.first)))
+
+    @cached_property
+    def owners(self) -> IntArray | None:
+        """(N,) number of the left item of each row; None where all differ."""
+        return number(self.left)
+
+    def save(self, path: Path) -> None:
+        """Writes everything to an .npz file."""
+        groups = {f"{name}_{side}": value for side, found in enumerate(self.near_duplicates)
+                  for name, value in vars(found).items()}  # fmt: skip
+        plain = {name: value for name, value in vars(self).items() if isinstance(value, np.ndarray)}
+        with replacing(path) as file:
+            np.savez(file, allow_pickle=False, split=np.array(self.split), **plain, **groups)
+
+    @classmethod
+    def load(cls, path: Path, rows: int) -> SharedItems | None:
+        """Back from `save`; None if it is not there or not whole."""
+        names = ("left", "right", "first", "groups", "unlike")
+        try:
+            with np.load(path, allow_pickle=False) as saved:
+                arrays = {name: saved[name] for name in names}
+                groups = [Groups(saved[f"rows_{side}"], saved[f"starts_{side}"]) for side in range(2)]
+                split = int(saved["split"])
+        except Exception:  # a damaged archive raises almost anything
+            return None
+        if any(arrays[name].shape[-1] != rows for name in names):
+            return None
+        return cls(**arrays, near_duplicates=(groups[0], groups[1]), split=split)
+
+
+def find_shared_items(
+    source: Source, *, workers: int, device: torch.device, step: Callable[[int], None] = lambda _: None
+) -> SharedItems:
+    """Finds near-duplicates on both sides, in one pass over all rows, and what follows from them.
+
+    Args:
+        source: The pairs.
+        workers: Blocks read at the same time.
+        device: Where to compute.
+        step: Called with the number of rows that were done.
+    """
+    rows = sample(np.setdiff1d(np.arange(len(source)), list(source.known)), SAMPLED)
+    sides = source.gather(rows)
+    good = faults(*sides) == READABLE
+    if not good.any():
+        return _combined((Groups.none(), Groups.none()), source, np.ones(len(source), dtype=bool), [])
+    some = [_Some.of(side[good]) for side in sides]
+    codes, unreadable = _sketches(source, some, workers, device, step)
+    found = [_near_duplicates(source, side, codes[side], unreadable, some[side]) for side in range(2)]
+    return _combined((found[0], found[1]), source, unreadable, some)
+
+
+@dataclass(frozen=True)
+class _Some:
+    """Random vectors of one side."""
+
+    mean: FloatArray  # (D,) without outliers
+    units: FloatArray  # (n, D) centred, of unit length
+
+    @classmethod
+    def of(cls, vectors: npt.NDArray[np.float32]) -> _Some:
+        mean = mean_of(inliers(torch.from_numpy(vectors))).numpy().astype(np.float64)
+        return cls(mean, _units(vectors, mean))
+
+
+def _sketches(
+    source: Source, some: list[_Some], workers: int, device: torch.device, step: Callable[[int], None]
+) -> tuple[Codes, Mask]:
+    """(2, N) codes of both sides, and which rows cannot be read."""
+    codes, unreadable = np.zeros((2, len(source)), dtype=np.uint64), np.ones(len(source), dtype=bool)
+    there = [torch.from_numpy(side.mean.astype(np.float32)).to(device) for side in some]
+
+    def block(start: int) -> tuple[int, Mask, list[Codes]]:
+        sides = source.block(start, min(start + BLOCK, len(source)))
+        good = faults(*sides) == READABLE
+        vectors = (torch.from_numpy(np.nan_to_num(side, posinf=0, neginf=0)).to(device) for side in sides)
+        return start, good, [sketch(side, mean) for side, mean in zip(vectors, there, strict=True)]
+
+    for start, good, found in parallel_map(block, range(0, len(source), BLOCK), workers):
+        here = slice(start, start + len(good))
+        unreadable[here] = ~good
+        codes[0, here], codes[1, here] = found
+        step(len(good))
+    unreadable[list(source.known)] = True
+    return codes, unreadable
+
+
+def _near_duplicates(source: Source, side: int, codes: Codes, unreadable: Mask, some: _Some) -> Groups:
+    """Groups of near-duplicates on one side; of rows that are known to share their left item only one is used."""
+    vectors, groups = (source.left, source.right)[side], source.groups
+    leave_out = unreadable.copy()
+    if side == 0 and groups is not None:
+        leave_out[:] = True
+        leave_out[_first_readable(groups, unreadable)] = False
+    threshold = near_enough(some.units, len(codes))
+    return find_near_duplicates(codes, vectors.gather, threshold, mean=some.mean, leave_out=leave_out)
+
+
+def _first_readable(groups: IntArray, unreadable: Mask) -> IntArray:
+    """The first row of each group that can be read."""
+    readable = np.flatnonzero(~unreadable)
+    return readable[np.unique(groups[readable], return_index=True)[1]]
+
+
+def near_enough(units: FloatArray, rows: int) -> float:
+    """Cosine from which two of `rows` vectors are hardly ever so near by accident, at least 0.98.
+
+    The mean squared cosine of random vectors is one over the number of directions that they use. The share of a sphere
+    of that dimension within an angle of a point is a regularised incomplete beta function.
+
+    Args:
+        units: (n, D) some of the vectors, centred and of unit length.
+        rows: Number of all vectors.
+    """
+    cosines = units @ units.T
+    # Equal vectors say nothing about how near different ones are.
+    different = cosines[(cosines < 1 - 1e-6) & ~np.eye(len(units), dtype=bool)]
+    directions = 1 / max(float(np.square(different).mean()), 1e-9) if len(different) else 1.0
+    if directions < 1.5:
+        return 1.0
+    squared_sine = float(betaincinv((directions - 1) / 2, 0.5, min(1.0, 2 * BY_ACCIDENT / rows)))
+    return float(np.clip(np.sqrt(max(0.0, 1 - squared_sine)), NEAR, 1))
+
+
+def _combined(
+    near_duplicates: tuple[Groups, Groups], source: Source, unreadable: Mask, some: list[_Some]
+) -> SharedItems:
+    """What follows from the near-duplicates of either side; rows that cannot be read share nothing."""
+    rows, groups = len(source), source.groups
+    left, right = (_items(found, rows) for found in near_duplicates)
+    if groups is not None:  # near-duplicates were searched among the first readable rows of the groups
+        stands_for = np.arange(int(groups.max()) + 1) + rows  # groups without such a row
+        chosen = _first_readable(groups, unreadable)
+        stands_for[groups[chosen]] = left[chosen]
+        left = _lowest(stands_for[groups])
+    first = _first_pairs(left, right)
+    distinct = np.flatnonzero((first == np.arange(rows)) & ~unreadable)
+    unlike = np.zeros((2, rows), dtype=np.int32)
+    if some:
+        unlike[0] = _unlike_partners(source, 0, left, distinct, some)
+        unlike[1] = _unlike_partners(source, 1, right, distinct, some)
+    # Placeholders are not learned from, so they need not be in the fold of others that share them.
+    links = [np.where(unlike[side] > 0, np.arange(rows), own) for side, own in enumerate((left, right))]
+    apart = np.arange(rows) if groups is None else np.where(unlike[0] > 0, rows + np.arange(rows), groups)
+    joined, split = _joined(links, distinct, _lowest(apart))
+    numbers = number(joined[first])
+    fold_groups = np.arange(rows) if numbers is None else numbers
+    return SharedItems(left, right, first, fold_groups, unlike, near_duplicates, split)
+
+
+def _items(found: Groups, rows: int) -> IntArray:
+    """(N,) the first row of the group of each row; itself without a group."""
+    items = np.arange(rows)
+    items[found.rows] = np.repeat(found.rows[found.starts[:-1]], np.diff(found.starts))
+    return items
+
+
+def _lowest(labels: IntArray) -> IntArray:
+    """(N,) the first row with the same label as each row."""
+    return first_equal(labels + 1)
+
+
+def _first_pairs(left: IntArray, right: IntArray) -> IntArray:
+    """(N,) the first row with the same left and the same right item as each row."""
+    rows = np.arange(len(left))
+    several = np.flatnonzero(_is_shared(left) & _is_shared(right))
+    first = rows.copy()
+    first[several] = several[first_equal(left[several] * len(left) + right[several] + 1)]
+    return first
+
+
+def _is_shared(items: IntArray) -> Mask:
+    return np.asarray(np.bincount(items, minlength=len(items))[items] > 1)
+
+
+def _joined(links: list[IntArray], distinct: IntArray, given: IntArray) -> tuple[IntArray, int]:
+    """The first row that each row is connected to (N,), and how many rows are in groups that were split.
+
+    Whatever is connected becomes one group. Where that has more pairs than a fold can have, its items are joined one
+    by one, the least shared first, as long as no group becomes too large.
+
+    Args:
+        links: First row with the same item, for either side.
+        distinct: Rows that differ in at least one item.
+        given: (N,) first row of what must never be split.
+    """
+    rows = np.arange(len(given))
+    sets = DisjointSets(rows.copy())
+    for items in links:
+        shared = np.flatnonzero(items != rows)
+        sets.join(shared, items[shared])
+    joined = sets.find(rows)
+    most = max(1, int(MOST_OF_ALL * len(distinct)))
+    large = (np.bincount(joined[distinct], minlength=len(rows)) > most)[joined]
+    if not large.any():
+        return joined, 0
+    inside = distinct[large[distinct]]
+    joined[large] = rows[large]
+    joined[inside] = inside[_joined_while_small([items[inside] for items in links], _lowest(given[inside]), most)]
+    return joined, int(large.sum())
+
+
+def _joined_while_small(items: list[IntArray], given: IntArray, most: int) -> IntArray:
+    """The first of n rows in the group of each, (n,): rows of one item are joined while no group outgrows `most`."""
+    tops, sizes = given.tolist(), np.bincount(given, minlength=len(given)).tolist()
+    sides = np.concatenate([items[0], items[0].max() + 1 + items[1]])
+    order = np.argsort(sides, kind="stable")
+    starts = np.flatnonzero(np.diff(sides[order], prepend=-1))
+    counts = np.diff(starts, append=len(order))
+    usable = np.flatnonzero((counts > 1) & (counts <= most))
+
+    def top(row: int) -> int:
+        while tops[row] != row:
+            tops[row] = row = tops[tops[row]]
+        return row
+
+    for which in usable[np.argsort(counts[usable], kind="stable")].tolist():
+        members = order[starts[which] : starts[which] + counts[which]] % len(given)
+        found = {top(row) for row in members.tolist()}
+        size = sum(sizes[row] for row in found)
+        if len(found) > 1 and size <= most:
+            lowest = min(found)
+            sizes[lowest] = size
+            for row in found:
+                tops[row] = lowest
+    return np.array([top(row) for row in range(len(given))], dtype=np.int64)
+
+
+def _unlike_partners(
+    source: Source, side: int, own: IntArray, distinct: IntArray, some: list[_Some]
+) -> npt.NDArray[np.int32]:
+    """(N,) number of partners of each row's item where they have nothing in common, else 0.
+
+    Args:
+        source: The pairs.
+        side: Of the item: 0 left, 1 right.
+        own: (N,) item of each row on this side.
+        distinct: Rows that differ in at least one item.
+        some: Random vectors of either side.
+    """
+    partners = np.bincount(own[distinct], minlength=len(own))
+    items = np.flatnonzero(partners >= MANY)
+    items = items[np.argsort(-partners[items], kind="stable")]
+    items = items[np.cumsum(np.minimum(partners[items], LOOKED_AT)) <= COMPARED]
+    members = distinct[np.isin(own[distinct], items)]
+    members = members[np.lexsort((random_keys(members, SHARED), own[members]))]
+    starts = np.searchsorted(own[members], items)
+    sides = source.left, source.right
+    strangers = some[1 - side].units[:RANDOM]
+    unlike = np.zeros(len(own), dtype=np.int32)
+    for item, start in zip(items.tolist(), starts.tolist(), strict=True):
+        rows = members[start : start + min(int(partners[item]), LOOKED_AT)]
+        one, other = (_units(sides[which].gather(rows), some[which].mean) for which in (side, 1 - side))
+        if likeness(other, strangers) < ALIKE + ALIKE_BY_ACCIDENT / len(rows) and _are_one_item(one):
+            unlike[item] = partners[item]
+    # Where most pairs would be of such items, these vectors do not show what the partners have in common.
+    return unlike[own] if unlike.sum() <= MOST_UNLIKE * len(distinct) else np.zeros_like(unlike)
+
+
+def likeness(units: FloatArray, strangers: FloatArray) -> float:
+    """How often two of these vectors are more alike than one of them and a stranger: 0.5 for random vectors."""
+    within, outside = units @ units.T, np.sort(units @ strangers.T, axis=1)
+    several = ~np.eye(len(units), dtype=bool)
+    below = [
+        (np.searchsorted(those, row, "left") + np.searchsorted(those, row, "right")) / (2 * len(those))
+        for row, those in zip(within, outside, strict=True)
+    ]
+    return float(np.stack(below)[several].mean())
+
+
+def _are_one_item(units: FloatArray) -> bool:
+    """Whether near-duplicates are near their mean, not a chain of which each is near to the next."""
+    centre = units.mean(0)
+    length = float(np.linalg.norm(centre))
+    return not units.any() or length >= ONE_ITEM
+
+
+def _units(vectors: FloatArray, mean: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """Centred vectors of unit length; one that equals the mean stays zero."""
+    centred = vectors.astype(np.float64) - mean
+    lengths = np.linalg.norm(centred, axis=1, keepdims=True)
+    return np.asarray(centred / np.where(lengths == 0, 1, lengths))

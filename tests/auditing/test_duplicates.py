@@ -1,0 +1,120 @@
+"""Pairs that share items, as on the web: copies, placeholders, boilerplate, several captions an image."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import mispair
+from audit_cases import Case, hurry, make_case
+
+pytest.importorskip("pyarrow")
+
+ROWS = 300
+WIDTHS = (40, 32)
+Vectors = npt.NDArray[np.float32]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def quickly() -> Iterator[None]:
+    with hurry():
+        yield
+
+
+@pytest.fixture(scope="module")
+def case() -> Case:
+    return make_case(ROWS, 0.3, widths=WIDTHS, hidden=20, noise=0.5, seed=2)
+
+
+@pytest.fixture(scope="module")
+def once(case: Case) -> mispair.Audit:
+    return mispair.audit(case.left, case.right, device="cpu")
+
+
+def blurred(vectors: Vectors) -> Vectors:
+    noise = np.random.default_rng(0).standard_normal(vectors.shape)
+    return (vectors + 0.02 * vectors.std() * noise).astype(np.float32)
+
+
+@pytest.mark.parametrize("times", [2, 3])
+def test_copies_of_all_pairs_change_no_verdict(case: Case, once: mispair.Audit, times: int) -> None:
+    for copied in (np.tile, np.repeat):
+        again = np.asarray(copied(np.arange(ROWS), times))
+        found = mispair.audit(case.left[again], case.right[again], device="cpu")
+        assert (found.is_mismatch == once.is_mismatch[again]).all()
+        assert found.match_score.tobytes() == once.match_score[again].tobytes()
+        assert found.summary.noise_rate == once.summary.noise_rate
+        assert f"{ROWS * (times - 1):,} pairs have (nearly) the same two items" in " ".join(found.notes)
+    assert not any("same two items" in note for note in once.notes)
+
+
+def test_near_duplicates_vouch_no_more_than_copies(case: Case, once: mispair.Audit) -> None:
+    again = np.tile(np.arange(ROWS), 3)
+    found = mispair.audit(blurred(case.left[again]), blurred(case.right[again]), device="cpu")
+    assert (found.is_mismatch != once.is_mismatch[again]).mean() < 0.02
+    assert found.summary.noise_rate == pytest.approx(once.summary.noise_rate, abs=0.05)
+
+
+def test_a_few_copies_are_flagged_as_often_as_the_others(case: Case, once: mispair.Audit) -> None:
+    wrong = np.flatnonzero(case.mismatched)[:30]
+    again = np.concatenate([np.arange(ROWS), wrong])
+    found = mispair.audit(case.left[again], case.right[again], device="cpu")
+    assert (found.is_mismatch == once.is_mismatch[again]).all()
+
+
+def test_several_captions_an_image_need_no_groups() -> None:
+    several = make_case(ROWS, 0.0, widths=WIDTHS, hidden=20, noise=0.5)
+    images = np.arange(ROWS) // 5
+    left, right = several.left[images * 5], several.right.copy()
+    right[:] = right[images * 5] + 0.5 * right.std() * np.random.default_rng(1).standard_normal(right.shape)
+    given = mispair.audit(left, right, groups=images, device="cpu")
+    found = mispair.audit(left, right, device="cpu")
+    assert found.match_score.tobytes() == given.match_score.tobytes()
+    assert not found.is_mismatch.any()
+    assert not found.items.unlike.any()
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("near", [False, True])
+def test_placeholders_and_boilerplate_are_flagged(side: str, near: bool) -> None:
+    right_pairs = make_case(ROWS, 0.0, widths=WIDTHS, hidden=20, noise=0.5)
+    shared = np.random.default_rng(0).permutation(ROWS)[:40]
+    sides = {"left": right_pairs.left.copy(), "right": right_pairs.right.copy()}
+    sides[side][shared] = sides[side][shared[0]]
+    if near:
+        sides[side][shared] = blurred(sides[side])[shared]
+    found = mispair.audit(**sides, device="cpu")
+    assert found.is_mismatch[shared].sum() >= 38
+    assert found.is_mismatch[np.setdiff1d(np.arange(ROWS), shared)].mean() <= 0.01
+    assert found.summary.noise_rate == pytest.approx(39 / ROWS, abs=0.03)
+    reasons = found.table["reason"].to_pylist()
+    words = f"its {side} item is shared by 40 pairs that have nothing else in common"
+    assert [reasons[row] for row in shared[1:]].count(words) >= 37
+    assert reasons.count(words) <= 40
+
+
+def test_a_person_overrules_what_is_shared() -> None:
+    right_pairs = make_case(ROWS, 0.0, widths=WIDTHS, hidden=20, noise=0.5)
+    left = right_pairs.left.copy()
+    left[:40] = left[0]
+    found = mispair.audit(left, right_pairs.right, checked={"0": True, "1": False}, device="cpu")
+    assert found.match_score[:2].tolist() == [1, 0]
+    assert found.reasons(np.arange(3))[:2] == ["", "somebody has looked at it and found it wrong"]
+
+
+def test_class_names_as_captions_are_no_boilerplate() -> None:
+    """Each caption is on a tenth of the images: too many for a fold, and their images are alike."""
+    rng = np.random.default_rng(0)
+    names = rng.integers(10, size=ROWS)
+    centres, captions = rng.standard_normal((10, 40)), rng.standard_normal((10, 32)).astype(np.float32)
+    left = (centres[names] + 0.4 * rng.standard_normal((ROWS, 40))).astype(np.float32)
+    wrong = rng.random(ROWS) < 0.2
+    given = np.where(wrong, (names + 1 + rng.integers(9, size=ROWS)) % 10, names)
+    found = mispair.audit(left, captions[given], device="cpu")
+    assert not found.items.unlike.any()
+    assert found.is_mismatch[wrong].mean() > 0.7
+    assert found.is_mismatch[~wrong].mean() < 0.05
+    assert any("too many for one fold" in note for note in found.notes)

@@ -36,7 +36,7 @@ def once(case: Case) -> mispair.Audit:
 
 def blurred(vectors: Vectors) -> Vectors:
     noise = np.random.default_rng(0).standard_normal(vectors.shape)
-    return (vectors + 0.02 * vectors.std() * noise).astype(np.float32)
+    return np.asarray(vectors + 0.02 * vectors.std() * noise, dtype=np.float32)
 
 
 @pytest.mark.parametrize("times", [2, 3])
@@ -86,7 +86,7 @@ def test_placeholders_and_boilerplate_are_flagged(side: str, near: bool) -> None
     sides[side][shared] = sides[side][shared[0]]
     if near:
         sides[side][shared] = blurred(sides[side])[shared]
-    found = mispair.audit(**sides, device="cpu")
+    found = mispair.audit(sides["left"], sides["right"], device="cpu")
     assert found.is_mismatch[shared].sum() >= 38
     assert found.is_mismatch[np.setdiff1d(np.arange(ROWS), shared)].mean() <= 0.01
     assert found.summary.noise_rate == pytest.approx(39 / ROWS, abs=0.03)

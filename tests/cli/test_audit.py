@@ -295,9 +295,10 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Colou
     monkeypatch.setattr(encode, "text_encoder", lambda *_: Numbers())
     (tmp_path / "photos").mkdir()
     values = np.random.default_rng(1).integers(0, 256, (60, 3))
+    values[6] = values[5]  # near-duplicates, which the report shows
     lines = ["image,caption"]
     for row, colour in enumerate(values):
-        Image.new("RGB", (4, 3), tuple(colour.tolist())).save(tmp_path / f"photos/{row}.png")
+        Image.new("RGB", (4, 3 + row % 2), tuple(colour.tolist())).save(tmp_path / f"photos/{row}.png")
         named = colour if row < 50 else values[50 + (row + 1) % 10]
         lines.append(f"{row}.png,{' '.join(map(str, named))}")
     (tmp_path / "photos/3.png").write_text("no image")

@@ -25,8 +25,8 @@ WIDTH = 30
 def found(left: IntArray, right: IntArray, groups: IntArray | None = None, seed: int = 0) -> SharedItems:
     """The shared items of pairs of these items; each item is a random vector."""
     rng = np.random.default_rng(seed)
-    items = [rng.standard_normal((int(side.max()) + 1, WIDTH))[side] for side in (left, right)]
-    return find_shared_items(from_memory(*items, groups=groups), workers=2, device=CPU)
+    lefts, rights = (rng.standard_normal((int(side.max()) + 1, WIDTH))[side] for side in (left, right))
+    return find_shared_items(from_memory(lefts, rights, groups=groups), workers=2, device=CPU)
 
 
 def lowest(*labels: IntArray) -> list[int]:

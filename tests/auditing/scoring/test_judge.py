@@ -16,7 +16,15 @@ from mispair.auditing.scoring import judge as judging
 from mispair.auditing.scoring.calibration import noise_rate
 from mispair.auditing.scoring.common_space import CommonSpace
 from mispair.auditing.scoring.folds import FOLDS, fold_numbers, shuffled
-from mispair.auditing.scoring.judge import Judge, SideTransform, by_fold, learn, neighbours_partners, separation
+from mispair.auditing.scoring.judge import (
+    Judge,
+    SideTransform,
+    by_fold,
+    learn,
+    look_alikes,
+    neighbours_partners,
+    separation,
+)
 from mispair.auditing.scoring.measures import Bank, names
 from mispair.data.pairs import IntArray
 from mispair.errors import DataError
@@ -353,3 +361,19 @@ def test_network_scores_are_a_measure_and_never_computed_for_no_pairs() -> None:
     assert calls[0] == len(pairs)
     assert all(calls)
     assert not learned(pairs).networks
+
+
+def test_look_alikes_are_as_right_as_their_partner_is_like_the_own_one() -> None:
+    pairs = made_pairs(300, per_left=3)
+    x, y = (torch.nn.functional.normalize(side, dim=1) for side in pairs.tensors)
+    lefts, rights, alike = look_alikes(judging.Sample.of(x, y, pairs.fold, pairs.groups), pairs.groups)
+    assert len(lefts) > 100
+    assert (pairs.fold[lefts] == pairs.fold[rights]).all()
+    assert (pairs.groups[lefts] != pairs.groups[rights]).all()
+    keeps_left = [(x[a] @ x[b], max(float(y[a] @ y[b]), 0)) for a, b in zip(lefts, rights, strict=True)]
+    near = [(y[a] @ y[b], max(float(x[a] @ x[b]), 0)) for a, b in zip(lefts, rights, strict=True)]
+    first = sum(1 for a in lefts if a % 2 == 0)
+    assert 0 < first < len(lefts)
+    for place, found in enumerate(alike):
+        expected = {round(keeps_left[place][1], 4), round(near[place][1], 4)}
+        assert min(abs(found - value) for value in expected) < 1e-3

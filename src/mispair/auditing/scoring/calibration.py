@@ -20,7 +20,7 @@ QUANTILES = np.linspace(0.2, 0.9, 15)  # of the shuffled pairs' scores
 SURE = 0.501  # up to this one matched pairs are assumed to be rare
 DRAWS = 200  # bootstrap samples for the interval
 ROUNDS = 3  # of fitting the weights and estimating again which pairs match
-SHUFFLED, CLOSE = 0.5, 0.1  # how much these pairs count beside an observed one
+SHUFFLED, CLOSE = 0.5, 3.0  # how much these pairs count beside an observed one
 PIECE = 1 << 18  # rows scored at a time
 CURVE = 0.05  # share of the logistic curve in the probability
 MAX_CHECKED_WEIGHT = 10.0  # weight of a pair that a person has checked, who may be mistaken
@@ -141,6 +141,7 @@ def combine(
     observed: npt.NDArray[np.floating],
     shuffled: npt.NDArray[np.floating],
     close: npt.NDArray[np.floating],
+    alike: FloatArray,
     trust: FloatArray,
     checked: FloatArray | None = None,
 ) -> Combination:
@@ -149,8 +150,9 @@ def combine(
     Args:
         observed: (n, m) measures of the pairs.
         shuffled: (s, m) measures of shuffled pairs.
-        close: (c, m) measures of pairs with the partner of a near neighbour, most of which are mismatched. They raise
-            the weights of measures that detect small mistakes; the noise rate does not depend on them.
+        close: (c, m) measures of pairs with the partner of a near neighbour. They raise the weights of measures that
+            detect small mistakes.
+        alike: (c,) how right each of these is, from 0 (mismatched) to 1 (as good as matched).
         trust: (n,) a first estimate of the probability that each pair matches.
         checked: (n,) 1 for pairs that a person has found matched, 0 for mismatched, NaN for all others.
     """
@@ -164,7 +166,7 @@ def combine(
             trust = np.where(known, np.nan_to_num(checked), trust)
         weights, _ = logistic(
             np.concatenate([a, b, c]),
-            np.concatenate([trust, np.zeros(len(b) + len(c))]),
+            np.concatenate([trust, np.zeros(len(b)), alike]),
             np.concatenate([worth, np.full(len(b), SHUFFLED), np.full(len(c), CLOSE)]),
             RIDGE,
         )

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from scipy.optimize import isotonic_regression
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from mispair.auditing.scoring.folds import FOLDS
 from mispair.compute.threads import parallel_map
@@ -29,9 +30,16 @@ class CommonSpace:
     left: Tensor  # (D, k) directions, scaled by what they are worth
     right: Tensor  # (E, k)
     correlation: Tensor  # (k,) of true partners along each
+    refined_left: Tensor | None = None  # (D, k) directions that tell partners from others; `left` if there are none
+    refined_right: Tensor | None = None  # (E, k)
 
-    def to(self, device: torch.device) -> CommonSpace:
-        return CommonSpace(self.left.to(device), self.right.to(device), self.correlation.to(device))
+    def compared_left(self, left: Tensor) -> Tensor:
+        """(n, k) where left items (n, D) are compared with right ones: of unit length."""
+        return normalize(left @ (self.left if self.refined_left is None else self.refined_left), dim=1)
+
+    def compared_right(self, right: Tensor) -> Tensor:
+        """The same for right items (n, E)."""
+        return normalize(right @ (self.right if self.refined_right is None else self.refined_right), dim=1)
 
 
 class CommonSpaceFitter:
@@ -98,9 +106,8 @@ class CommonSpaceFitter:
         spaces = [
             CommonSpace(a[:, :kept] * worth / left[:kept], b[:, :kept] * worth / right[:kept], r) for a, b in fitted
         ]
-        return [
-            CommonSpace(s.left.float(), s.right.float(), s.correlation.float()).to(self.left.device) for s in spaces
-        ]
+        place = self.left.device
+        return [CommonSpace(*(part.float().to(place) for part in (s.left, s.right, s.correlation))) for s in spaces]
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -19,6 +19,7 @@ from mispair.auditing.scoring.calibration import Combination
 from mispair.auditing.scoring.common_space import CommonSpace, CommonSpaceFitter, product
 from mispair.auditing.scoring.folds import FOLDS, NEAR, random_keys, shuffled, strangers
 from mispair.auditing.scoring.measures import BANK, Bank, learned, make_bank, measure
+from mispair.auditing.scoring.refinement import refined
 from mispair.auditing.sources.source import NetworkScore
 from mispair.data.pairs import MATCH_THRESHOLD, IntArray
 from mispair.errors import DataError
@@ -26,6 +27,7 @@ from mispair.functional.logistic import FloatArray
 from mispair.functional.metrics import auroc
 
 REGULARISATIONS = (0.3, 1.0, 3.0, 10.0)
+FEW_PAIRS, STRONGER = 1000, 30.0  # so few pairs may need this one as well
 FIRST = 1.0  # regularisation of the first round
 WIDEST = 1024  # vectors that are wider are first cut to their main directions
 LONGEST = 10  # times the median length; longer vectors do not count for the mean
@@ -124,7 +126,7 @@ class Judge:
                 named[f"directions.{side}"] = frame.directions
         for kind, parts in (("space", self.spaces), ("bank", self.banks)):
             for number, part in enumerate(parts):
-                named |= {f"{kind}.{number}.{name}": tensor for name, tensor in vars(part).items()}
+                named |= {f"{kind}.{number}.{name}": value for name, value in vars(part).items() if value is not None}
         named |= {
             f"combination.{name}": torch.as_tensor(value, dtype=torch.float64)
             for name, value in vars(self.combination).items()
@@ -177,14 +179,13 @@ def learn(
     """
     transforms = SideTransform.both(left, right, joint=joint)
     sample = Sample.of(transforms[0](left), transforms[1](right), fold, groups, *items)
-    last = _fit_rounds(sample, checked)
+    last = _refined_round(sample, _fit_rounds(sample, checked))
     measures_of = partial(_measures, sample, last, joint=joint, network_score=network_score)
     rows = np.arange(len(left))
     observed, null = measures_of(rows, rows), measures_of(sample.shuffled, sample.partner)
-    near = neighbours_partners(sample.x, fold, groups, *items)
-    close = np.flatnonzero(near >= 0)
-    swapped = measures_of(close, near[close]) if len(close) else observed[:0]  # all neighbours may be of one group
-    combination = calibration.combine(observed, null, swapped, last.trust(), checked)
+    lefts, rights, alike = look_alikes(sample, groups, *items)
+    swapped = measures_of(lefts, rights) if len(lefts) else observed[:0]  # all neighbours may be of one group
+    combination = calibration.combine(observed, null, swapped, alike, last.trust(), checked)
     separations = np.array([separation(a, b) for a, b in zip(observed.T, null.T, strict=True)])
     sums = combination.sums(observed), combination.sums(null)
     return Judge(transforms, last.spaces, last.banks, combination, joint, network_score is not None, separations, *sums)
@@ -217,10 +218,19 @@ def _fit_rounds(sample: Sample, checked: FloatArray | None) -> FitRound:
     """A first round, one for each regularisation, and a last one with the one that separates best."""
     fit = partial(_fit_round, sample, CommonSpaceFitter(sample.x, sample.y, sample.fold), checked)
     first = fit(np.ones(len(sample.x)), FIRST)
-    rounds = [fit(first.trust(), regularisation) for regularisation in REGULARISATIONS]
+    regularisations = [*REGULARISATIONS, STRONGER] if len(sample.x) < FEW_PAIRS else REGULARISATIONS
+    rounds = [fit(first.trust(), regularisation) for regularisation in regularisations]
     enough = max(one.separation for one in rounds) - TIE / math.sqrt(len(sample.x))
     chosen = max(n for n, one in enumerate(rounds) if one.separation >= enough)
-    return fit(rounds[chosen].trust(), REGULARISATIONS[chosen])
+    return fit(rounds[chosen].trust(), regularisations[chosen])
+
+
+def _refined_round(sample: Sample, last: FitRound) -> FitRound:
+    """The last round with refined spaces, and banks in them."""
+    x, y, fold, trust = sample.x, sample.y, sample.fold, last.trust()
+    spaces = refined(last.spaces, x, y, fold, trust)
+    banks = [_bank(space, number, x, y, fold, trust) for number, space in enumerate(spaces)]
+    return replace(last, spaces=spaces, banks=banks)
 
 
 def _fit_round(
@@ -278,8 +288,25 @@ def _first_guess(observed: npt.NDArray[np.float32], null: npt.NDArray[np.float32
     return (observed[:, :2] / spread).sum(1).astype(np.float64), (null[:, :2] / spread).sum(1).astype(np.float64)
 
 
+def look_alikes(sample: Sample, *groups: IntArray) -> tuple[IntArray, IntArray, FloatArray]:
+    """Pairs with the partner of a near neighbour, (k,) rows of their left and right items, and how right they are.
+
+    Every second row keeps its left item and gets the partner of another one whose left item is like its own; it is as
+    right as that partner is like its own one: their cosine, or 0 if that is negative. The others keep their right item.
+    """
+    rows = np.arange(len(sample.x))
+    found = []
+    for side, (kept, other) in enumerate(((sample.x, sample.y), (sample.y, sample.x))):
+        near = neighbours_partners(kept, sample.fold, *groups)
+        own = np.flatnonzero((near >= 0) & (rows % 2 == side))
+        alike = (other[own] * other[near[own]]).sum(1).clamp(min=0).double().cpu().numpy()
+        found.append((own, near[own], alike) if side == 0 else (near[own], own, alike))
+    lefts, rights, alike = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    return lefts, rights, alike
+
+
 def neighbours_partners(x: Tensor, fold: npt.NDArray[np.uint8], *groups: IntArray) -> IntArray:
-    """For each pair another one of its fold whose left item is among the nearest to its own; -1 if of its groups."""
+    """For each pair another one of its fold whose item (n, D) is among the nearest to its own; -1 if of its groups."""
     partner = np.full(len(fold), -1)
     for number in range(FOLDS):
         places = np.flatnonzero(fold == number)

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from mispair.auditing.scoring.common_space import CommonSpace
 from mispair.functional.rank_correlation import rank_correlation
@@ -42,7 +41,7 @@ class Bank:
 
 def make_bank(space: CommonSpace, left: Tensor, right: Tensor) -> Bank:
     """The bank of these pairs, (M, D) and (M, E), centred and of unit length."""
-    return Bank(left, right, normalize(left @ space.left, dim=1), normalize(right @ space.right, dim=1))
+    return Bank(left, right, space.compared_left(left), space.compared_right(right))
 
 
 def measure(space: CommonSpace, bank: Bank, left: Tensor, right: Tensor, *, joint: bool = False) -> Tensor:
@@ -71,7 +70,7 @@ def learned(space: CommonSpace, bank: Bank, left: Tensor, right: Tensor) -> Tens
     """The measures that need only the learned space, (n, 3): contrast, evidence, similarity."""
     a, b = left @ space.left, right @ space.right
     evidence = (a * b).sum(1) - 0.5 * (space.correlation * (a.square() + b.square())).sum(1)
-    a, b = normalize(a, dim=1), normalize(b, dim=1)
+    a, b = space.compared_left(left), space.compared_right(right)
     similarity = (a * b).sum(1)
     contrast = 2 * similarity - rivals(a, bank.space_right) - rivals(b, bank.space_left)
     return torch.stack([contrast, evidence, similarity], dim=1)

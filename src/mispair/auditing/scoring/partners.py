@@ -12,7 +12,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
-from torch.nn.functional import normalize
 
 from mispair.auditing.scoring.folds import FOLDS, fold_numbers, sample
 from mispair.auditing.scoring.judge import Judge
@@ -123,7 +122,7 @@ class Search:
     def in_space(self, number: int) -> Tensor:
         """The items in the space of a fold, with their penalty for rivals and for their own partner, (P, k + 1)."""
         space, bank = self.judge.spaces[number], self.judge.banks[number]
-        items = normalize(self.items @ (space.left, space.right)[self.side], dim=1)
+        items = (space.compared_left, space.compared_right)[self.side](self.items)
         loss = rivals(items, (bank.space_right, bank.space_left)[self.side])
         attached = torch.from_numpy(WORTH * self.attached(self.pool)).to(items)
         return torch.column_stack([2 * items, attached - loss])
@@ -132,7 +131,7 @@ class Search:
         """Of the candidates in the space of a fold, the best ones for some rows of that fold."""
         space = self.judge.spaces[number]
         kept = self.judge.transforms[1 - self.side](self._vectors(rows, 1 - self.side))
-        kept = normalize(kept @ (space.left, space.right)[1 - self.side], dim=1)
+        kept = (space.compared_left, space.compared_right)[1 - self.side](kept)
         scores = torch.column_stack([kept, torch.ones_like(kept[:, :1])]) @ candidates.T
         tried = self.pool[scores.topk(min(TRIED, len(self.pool)), dim=1).indices.cpu().numpy()]
         again, flat = np.repeat(rows, tried.shape[1]), tried.reshape(-1)

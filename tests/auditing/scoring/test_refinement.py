@@ -1,0 +1,90 @@
+"""Refined spaces: the loss against a loop, and what they are good for."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import normalize
+
+from mispair.auditing.scoring import refinement
+from mispair.auditing.scoring.common_space import CommonSpace, CommonSpaceFitter
+from mispair.auditing.scoring.folds import FOLDS
+from mispair.auditing.scoring.refinement import ALIKE, SOFT, TEMPERATURE, contrastive_loss, refined
+from mispair.functional.metrics import auroc
+
+
+def test_the_loss_is_that_of_a_loop() -> None:
+    rng = np.random.default_rng(0)
+    x, y = (side / np.linalg.norm(side, axis=1, keepdims=True) for side in rng.standard_normal((2, 6, 5)))
+    left, right, weight = rng.standard_normal((5, 3)), rng.standard_normal((5, 3)), rng.random(6)
+    a, b = x @ left, y @ right
+    total = 0.0
+    for i in range(6):
+        cosine = [[a[p] @ b[q] / np.linalg.norm(a[p]) / np.linalg.norm(b[q]) for q in range(6)] for p in range(6)]
+        rights = [np.exp(cosine[i][j] / TEMPERATURE) for j in range(6)]
+        lefts = [np.exp(cosine[j][i] / TEMPERATURE) for j in range(6)]
+        like = [[np.exp(side[i] @ side[j] / ALIKE) for j in range(6)] for side in (x, y)]
+        for j in range(6):
+            target = SOFT * np.mean([row[j] / sum(row) for row in like]) + (1 - SOFT) * (i == j)
+            total -= weight[i] * target * (np.log(rights[j] / sum(rights)) + np.log(lefts[j] / sum(lefts))) / 6
+    found = contrastive_loss(*(torch.from_numpy(part) for part in (x, y, left, right, weight)))
+    assert float(found) == pytest.approx(total)
+
+
+def made(n: int = 1200, dimensions: int = 24) -> tuple[torch.Tensor, torch.Tensor, np.ndarray]:
+    """Pairs whose items come in clusters, so that what tells partners apart is not what varies most."""
+    rng = np.random.default_rng(1)
+    cluster = 2 * rng.standard_normal((8, dimensions))[rng.integers(8, size=n)]
+    detail = rng.standard_normal((n, dimensions))
+    sides = [
+        (cluster + 0.6 * detail + 0.5 * rng.standard_normal((n, dimensions))) @ rng.standard_normal((dimensions,) * 2)
+        for _ in range(2)
+    ]
+    x, y = (torch.from_numpy(side - side.mean(0)).float() for side in sides)
+    return normalize(x, dim=1), normalize(y, dim=1), (np.arange(n) % FOLDS).astype(np.uint8)
+
+
+def separation(spaces: list[CommonSpace], x: torch.Tensor, y: torch.Tensor, fold: np.ndarray) -> float:
+    """AUROC of partners against the partners of the next pair of their fold, in the space made without it."""
+    right, wrong = [], []
+    for number, space in enumerate(spaces):
+        rows = np.flatnonzero(fold == number)
+        a, b = space.compared_left(x[rows]), space.compared_right(y[rows])
+        right += (a * b).sum(1).tolist()
+        wrong += (a * b.roll(1, 0)).sum(1).tolist()
+    found = auroc(np.array(right + wrong), np.arange(2 * len(right)) < len(right))
+    assert found is not None
+    return found
+
+
+def test_refined_spaces_tell_partners_better(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refinement, "ENOUGH", 500)
+    monkeypatch.setattr(refinement, "BATCH", 64)
+    x, y, fold = made()
+    plain = CommonSpaceFitter(x, y, fold).fit(torch.ones(len(x)), 1.0)
+    better = refined(plain, x, y, fold, np.ones(len(x)))
+    assert separation(better, x, y, fold) > separation(plain, x, y, fold) + 0.002
+    for before, after in zip(plain, better, strict=True):
+        assert torch.equal(before.left, after.left)  # evidence stays what it was
+        assert after.refined_left is not None
+        assert after.refined_left.shape == before.left.shape
+
+
+def test_a_fold_does_not_refine_its_own_space(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(refinement, "ENOUGH", 100)
+    monkeypatch.setattr(refinement, "BATCH", 32)
+    x, y, fold = made(400)
+    plain = CommonSpaceFitter(x, y, fold).fit(torch.ones(len(x)), 1.0)
+    changed = y.clone()
+    changed[fold == 3] = y[fold == 3].roll(1, 0)
+    first, second = (refined(plain, x, side, fold, np.ones(len(x)))[3] for side in (y, changed))
+    assert first.refined_right is not None
+    assert second.refined_right is not None
+    assert torch.equal(first.refined_right, second.refined_right)
+
+
+def test_few_trusted_pairs_leave_the_spaces_as_they_are() -> None:
+    x, y, fold = made(300)
+    plain = CommonSpaceFitter(x, y, fold).fit(torch.ones(len(x)), 1.0)
+    assert refined(plain, x, y, fold, np.ones(len(x))) is plain

@@ -360,3 +360,49 @@ def test_nothing_is_encoded_for_a_folder_that_is_taken(photos: tuple[Path, Colou
     assert "Traceback" not in capsys.readouterr().err
     assert colours.seen == 0
     assert sorted(path.name for path in place.iterdir()) == ["out", "photos", "photos.csv"]
+
+
+def test_a_photos_csv_comes_out_as_a_photos_csv(photos: tuple[Path, Colours], capsys: Capture) -> None:
+    place, colours = photos
+    before = (place / "photos.csv").read_text().splitlines()
+    options = ("--images", place / "photos", "--clean", place / "clean", "--mended", place / "mended")
+    assert audit(place / "photos.csv", *options, "--out", place / "out") == 3
+    assert "With better partners: " in capsys.readouterr().out
+    found = table(place / "out")
+    kept = [line for line, flagged in zip(before[1:], found["is_mismatch"], strict=True) if flagged is False]
+    assert (place / "clean/photos.csv").read_text().splitlines() == [before[0], *kept]
+    assert set(kept) <= set((place / "mended/photos.csv").read_text().splitlines()[1:])
+    assert "photos.csv" in (place / "out/report.html").read_text()
+    # Another place for the results and further copies: nothing is encoded again.
+    assert colours.seen == 59
+    assert audit(place / "photos.csv", "--images", place / "photos", "--out", place / "again") == 3
+    assert audit(place / "photos.csv", "--images", place / "photos", "--out", place / "again",
+                 "--mended", place / "mended2") == 3  # fmt: skip
+    assert colours.seen == 59
+    assert (place / "mended2/photos.csv").read_bytes() == (place / "mended/photos.csv").read_bytes()
+
+
+def test_refusals_come_before_encoding(photos: tuple[Path, Colours], capsys: Capture) -> None:
+    place, colours = photos
+    (place / "checked.csv").write_text("id,right\nnobody,yes\n")
+    (place / "few.csv").write_text("link,title\n1.png,0 0 0\n")
+    (place / "odd.csv").write_text("a,b\n1.png,0 0 0\n")
+    for options, words in (
+        ([place / "photos.csv", "--checked", place / "checked.csv"], "no pair has the id 'nobody'"),
+        ([place / "few.csv", "--image-column", "link"], "1 pairs; an audit needs at least 50"),
+        ([place / "odd.csv"], 'the columns are "a", "b". Name one of them with --image-column.'),
+    ):
+        assert audit(*options, "--images", place / "photos", "--out", place / "out") == 2
+        assert words in capsys.readouterr().err
+    assert colours.seen == 0
+
+
+def test_an_image_that_was_replaced_makes_another_audit(photos: tuple[Path, Colours], capsys: Capture) -> None:
+    place, colours = photos
+    command = (place / "photos.csv", "--images", place / "photos", "--out", place / "out")
+    assert audit(*command) == 3
+    Image.new("RGB", (4, 3)).save(place / "photos/7.png")
+    assert audit(*command) == 2
+    assert "(the source changed since)" in capsys.readouterr().err
+    assert audit(*command, "--overwrite") == 3
+    assert colours.seen == 60

@@ -166,3 +166,17 @@ def test_damaged_files_never_raise(kind: str, data: st.DataObject) -> None:
         found = thumbnail(path)
     assert (found.uri == "") == (found.problem in (UNREADABLE, TOO_LARGE))
     assert bool(found.uri) != bool(found.problem)
+
+
+def test_only_known_formats_are_opened(tmp_path: Path) -> None:
+    """A file that says to be PostScript would start another program; formats without need are closed as well."""
+    (tmp_path / "x.jpg").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n")
+    saved(Image.new("RGB", (4, 4)), tmp_path / "a.ppm")
+    for name in ("x.jpg", "a.ppm"):
+        assert thumbnail(tmp_path / name) == Thumbnail("", UNREADABLE)
+        assert thumbnail((tmp_path / name).read_bytes()) == Thumbnail("", UNREADABLE)
+
+
+def test_the_content_of_a_file_will_do(tmp_path: Path) -> None:
+    path = saved(two_halves(40, 20), tmp_path / "a.png")
+    assert thumbnail(path.read_bytes()) == thumbnail(path)

@@ -160,6 +160,7 @@ def audit(
     image_model: str = IMAGE_MODEL,
     text_model: str = TEXT_MODEL,
     cache: str | Path | None = None,
+    vectors: str | None = None,
     joint: bool = False,
     checked: Mapping[str, bool] | None = None,
     device: str = "auto",
@@ -190,6 +191,7 @@ def audit(
         image_model: Encoder of the images.
         text_model: Encoder of the captions.
         cache: Folder of encodings; by default MISPAIR_CACHE, or that of the user.
+        vectors: Which vectors of a DataComp folder: l14 (the default) or b32.
         joint: Whether the vectors come from encoders with a common space, such as CLIP.
         checked: Pairs that a person has checked: id, and whether it matches.
         device: auto, cpu, cuda, cuda:1, mps.
@@ -206,6 +208,7 @@ def audit(
         columns={role: column for role, column in named.items() if column},
         encoders=Encoders(encoder or image_model, encoder or text_model, device),
         cache=None if cache is None else Path(cache),
+        vectors=vectors,
     )
     source = open_given(
         left, right, ids, groups, texts, data, lambda pairs: check_rows(pairs, settings), device
@@ -380,7 +383,7 @@ def _learn(source: Source, settings: Settings, items: SharedItems, device: torch
         fold_numbers(own),
         own,
         items=shared,
-        joint=settings.joint,
+        joint=settings.joint or source.joint,
         checked=checked,
         network_score=network_score,
     )

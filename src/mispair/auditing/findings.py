@@ -246,9 +246,10 @@ class Findings:
 
         return pyarrow.concat_tables(self.pieces())
 
-    def pieces(self) -> Iterator[pyarrow.Table]:
+    def pieces(self, start: int = 0, stop: int | None = None) -> Iterator[pyarrow.Table]:
         """The table, some rows at a time: as a whole it takes more memory than all the rest."""
-        return (self._piece(start, min(start + PIECE, len(self))) for start in range(0, len(self), PIECE))
+        end = len(self) if stop is None else stop
+        return (self._piece(first, min(first + PIECE, end)) for first in range(start, end, PIECE))
 
     def _piece(self, start: int, stop: int) -> pyarrow.Table:
         import pyarrow

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
 
+import numpy as np
 from rich.console import Console
 
 from mispair import __version__
@@ -22,6 +23,7 @@ from mispair.auditing.layouts.copies import (
     read_edits,
     write_copy,
 )
+from mispair.auditing.layouts.datacomp import SUBSET, uid_subset
 from mispair.auditing.layouts.embeddings import is_array_file
 from mispair.auditing.result_tables import defused, original, write_table
 from mispair.auditing.sources.from_training import is_run
@@ -31,12 +33,15 @@ from mispair.auditing.sources.tables import open_table
 from mispair.compute.devices import pick_device
 from mispair.config import read_recipe
 from mispair.errors import ConfigError, DataError
-from mispair.support.files import Json, write_atomically
+from mispair.support.files import Json, replacing, write_atomically
 from mispair.support.owned_folder import FolderKind, OwnedFolder
 
 TABLE, CSV, SUGGESTIONS = "pairs.parquet", "pairs.csv", "suggestions.csv"
 REPORT, SUMMARY = "report.html", "summary.json"
-AUDIT = FolderKind("an audit", "audit.json", (TABLE, CSV, SUGGESTIONS, REPORT, SUMMARY))
+SHARDS = "shards"
+AUDIT = FolderKind(
+    "an audit", "audit.json", (TABLE, CSV, SUGGESTIONS, REPORT, SUMMARY), optional=(f"{SHARDS}/*.parquet", SUBSET)
+)
 
 _YES, _NO, _PLAIN = ("1", "true", "yes"), ("0", "false", "no"), ("right", "wrong")
 
@@ -96,7 +101,7 @@ def audit_path(
         source = data.open(raw, settings.device, console)
         for place in made:
             check_copy(source, place, overwrite)
-        audit = _audit(folder, source, _with_joint(settings, data), console, command)
+        audit = _audit(folder, source, settings, console, command)
         _write_copies(source, out, copies, request, overwrite=overwrite)
         return audit.summary
 
@@ -143,15 +148,23 @@ def _audit(folder: OwnedFolder, source: Source, settings: Settings, console: Con
     audit.to_parquet(out / TABLE, overwrite=True)
     audit.to_csv(out / CSV, overwrite=True)
     write_table(out / SUGGESTIONS, [defused(audit.suggestions)], overwrite=True)
+    _write_shards(audit, out)
     audit.to_html(out / REPORT)
     write_atomically(out / SUMMARY, f"{audit.summary.model_dump_json(indent=2)}\n".encode())
     folder.finish()
     return audit
 
 
-def _with_joint(settings: Settings, data: AuditInput) -> Settings:
-    """The networks of a run have a common space."""
-    return Settings(settings.joint or data.is_run, settings.checked, settings.device, settings.workers)
+def _write_shards(audit: Audit, out: Path) -> None:
+    """A table for each file of the input, with its rows in its order, and DataComp's list of kept pairs."""
+    start = 0
+    for name, size in audit.source.shards:
+        write_table(out / SHARDS / f"{name}.parquet", audit.pieces(start, start + size), overwrite=True)
+        start += size
+    subset = uid_subset(audit.source.ids(np.flatnonzero(audit.kept))) if audit.source.shards else None
+    if subset is not None:
+        with replacing(out / SUBSET) as file:
+            np.save(file, subset, allow_pickle=False)
 
 
 def _request(data: AuditInput, raw: RawPairs | None, settings: Settings, made: Sequence[Path]) -> dict[str, Json]:
@@ -175,6 +188,7 @@ def _request(data: AuditInput, raw: RawPairs | None, settings: Settings, made: S
         **{name: _state(place, made) for name, place in places.items() if name not in encoding},
         "--images": None if data.images is None else str(data.images.resolve()),
         "--split": data.split,
+        "--vectors": data.vectors,
         "the columns": [f"{role}={column}" for role, column in sorted(data.columns.items())],
         **encoding,
         **_settings_request(settings),

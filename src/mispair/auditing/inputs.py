@@ -12,6 +12,7 @@ from rich.console import Console
 
 from mispair.auditing.encoding.cache import cache_folder
 from mispair.auditing.encoding.encode import Encoders, encode
+from mispair.auditing.layouts.datacomp import find_datacomp, open_datacomp
 from mispair.auditing.layouts.opening import is_raw_folder, open_raw
 from mispair.auditing.layouts.table import open_pairs
 from mispair.auditing.sources.from_training import from_run, is_run
@@ -38,6 +39,7 @@ class AuditInput:
         columns: Columns of a table that have no usual names.
         encoders: For images and captions.
         cache: Folder of encodings; that of the user by default.
+        vectors: Which vectors of a DataComp folder: l14 or b32.
     """
 
     source: Path | None = None
@@ -49,6 +51,7 @@ class AuditInput:
     columns: Roles = field(default_factory=dict)
     encoders: Encoders = field(default_factory=Encoders)
     cache: Path | None = None
+    vectors: str | None = None
 
     def check(self) -> None:
         """Refuses arguments that contradict each other, and files that are not there.
@@ -127,6 +130,8 @@ class AuditInput:
             return open_arrays(self.left, self.right, self.ids, self.images, self.columns)
         if self.is_run:
             return from_run(self.source, device, self.images)
+        if find_datacomp(self.source):
+            return open_datacomp(self.source, self.vectors)
         return open_source(self.source, self.images, self.split)
 
 
@@ -269,6 +274,8 @@ def _are_texts(values: Any) -> bool:
 
 def _is_raw_folder(folder: Path) -> bool:
     """Whether it holds images and texts rather than vectors."""
+    if find_datacomp(folder):
+        return False
     try:
         layout(folder)
     except DataError:

@@ -36,6 +36,7 @@ def audit(
     image_model: str = IMAGE_MODEL,
     text_model: str = TEXT_MODEL,
     cache: Path | None = None,
+    vectors: str | None = None,
     joint: bool = False,
     checked: Path | None = None,
     clean: Path | None = None,
@@ -63,6 +64,7 @@ def audit(
         image_model: Encoder of the images: efficientnet-lite0, or open_clip:MODEL/WEIGHTS.
         text_model: Encoder of the captions: all-minilm-l6-v2, transformers:NAME_OR_FOLDER, or open_clip:MODEL/WEIGHTS.
         cache: Folder of encodings; by default MISPAIR_CACHE, or that of the user.
+        vectors: Which vectors of a DataComp folder: l14 (the default) or b32.
         joint: The vectors come from encoders that share a space, as CLIP's do.
         checked: CSV of pairs that you have checked: id, and right (yes or no).
         clean: Write a copy of the input without the flagged and the unreadable pairs to this folder.
@@ -79,7 +81,7 @@ def audit(
 
     encoders = Encoders(encoder or image_model, encoder or text_model, device)
     columns = _columns(image_column, caption_column, id_column)
-    data = AuditInput(source, left, right, ids, images, split, columns, encoders, cache)
+    data = AuditInput(source, left, right, ids, images, split, columns, encoders, cache, vectors)
     answers = None if checked is None else read_checked(checked)
     settings = Settings(joint or encoder is not None, answers, device, workers)
     command = shlex.join(["mispair", *sys.argv[1:]])

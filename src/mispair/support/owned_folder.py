@@ -40,12 +40,14 @@ class FolderKind:
         files: Patterns of its files. A finished folder has at least one file of each; all are deleted when the folder
             is used for another request.
         option: The command-line option that names the folder.
+        optional: Patterns of files that a finished folder may lack.
     """
 
     what: str
     mark: str
     files: Sequence[str]
     option: str = "--out"
+    optional: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -195,7 +197,7 @@ class OwnedFolder:
 
     def _delete_files(self) -> None:
         shutil.rmtree(self.work, ignore_errors=True)
-        for pattern in self.kind.files:
+        for pattern in (*self.kind.files, *self.kind.optional):
             for file in list(self.path.glob(pattern)):
                 file.unlink()
 

@@ -237,3 +237,53 @@ def test_wrong_folders_are_explained(folder: Path) -> None:
         open_raw(folder / "empty")
     with pytest.raises(ConfigError, match="are for tables"):
         open_raw(folder, columns={"image_path": "image"})
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize("header", ["image;caption\r\n", ""])
+def test_any_encoding_with_and_without_a_header(folder: Path, encoding: str, header: str) -> None:
+    text = f"{header}a.jpg;Ein Ärgernis, oder? „Nein“\r\nsub/c.jpg;café\r\n"
+    pairs = open_raw(write(folder / "t.csv", text.encode(encoding)))
+    assert short(pairs, folder) == [
+        ("a.jpg#0", "a.jpg", "Ein Ärgernis, oder? „Nein“"),
+        ("sub/c.jpg#0", "sub/c.jpg", "café"),
+    ]
+
+
+def test_without_a_header_columns_have_numbers(folder: Path) -> None:
+    path = write(folder / "t.csv", "7,short,a.jpg,a long sentence about a dog\n8,brief,b.jpg,another one on cats\n")
+    assert open_raw(path).captions.to_pylist() == ["a long sentence about a dog", "another one on cats"]
+    pairs = open_raw(path, columns={"caption": "2", "id": "1"})
+    assert short(pairs, folder) == [("7", "a.jpg", "short"), ("8", "b.jpg", "brief")]
+
+
+def test_flickr8k_token_file(folder: Path) -> None:
+    path = write(folder / "Flickr8k.token.txt", 'a.jpg#0\tA dog, running .\na.jpg#1\tTwo "dogs\n\nb.jpg#0\tA cat\n')
+    assert short(open_raw(path), folder) == [
+        ("a.jpg#0", "a.jpg", "A dog, running ."),
+        ("a.jpg#1", "a.jpg", 'Two "dogs'),
+        ("b.jpg#0", "b.jpg", "A cat"),
+    ]
+
+
+@pytest.mark.parametrize("content", [b"no tar", b"x" * 600, b""])
+def test_a_damaged_tar(folder: Path, content: bytes) -> None:
+    with pytest.raises(DataError, match=r"the tar cannot be read|the file is empty"):
+        open_raw(write(folder / "a.tar", content))
+
+
+def test_a_tar_that_was_cut(folder: Path) -> None:
+    import io
+    import tarfile
+
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for name in ("0.jpg", "0.txt", f"{'long' * 60}.jpg"):
+            info = tarfile.TarInfo(name)
+            info.size = 2000
+            tar.addfile(info, io.BytesIO(b"y" * 2000))
+    pairs = open_raw(write(folder / "a.tar", buffer.getvalue()))
+    assert pairs.image_names.to_pylist() == ["0", "long" * 60]
+    assert pairs.read_image(1) == b"y" * 2000
+    with pytest.raises(DataError, match="its end is missing"):
+        open_raw(write(folder / "a.tar", buffer.getvalue()[:3000]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import tarfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -115,6 +116,61 @@ def karpathy(place: Path) -> Path:
     return place / "dataset.json"
 
 
+def write_tar(path: Path, samples: list[dict[str, bytes]]) -> None:
+    with tarfile.open(path, "w") as tar:
+        for sample in samples:
+            for name, content in sample.items():
+                info = tarfile.TarInfo(name)
+                info.size = len(content)
+                tar.addfile(info, io.BytesIO(content))
+
+
+def sample(n: int, known: bool) -> dict[str, bytes]:
+    key = f"{n:09d}"
+    about = {"uid": f"{n:032x}", "caption": CAPTIONS[n], "url": f"http://a/{n}.png", "key": key}
+    found = {f"{key}.png": image(n), f"{key}.txt": CAPTIONS[n].encode()}
+    return {**found, f"{key}.json": json.dumps(about).encode()} if known else found
+
+
+def one_tar(place: Path) -> Path:
+    place.mkdir(exist_ok=True)
+    write_tar(place / "a.tar", [sample(n, known=False) for n in COLOURS])
+    return place / "a.tar"
+
+
+def img2dataset(place: Path) -> Path:
+    folder = place / "tars"
+    folder.mkdir(parents=True)
+    for shard, numbers in (("00000", [0, 1, 2, 3]), ("00001", [4, 5])):
+        write_tar(folder / f"{shard}.tar", [sample(n, known=True) for n in numbers])
+        columns = {
+            "url": [f"http://a/{n}.png" for n in numbers] + ["http://gone"],
+            "caption": [CAPTIONS[n] for n in numbers] + ["never downloaded"],
+            "key": [f"{n:09d}" for n in numbers] + [f"{99:09d}"],
+            "status": ["success"] * len(numbers) + ["failed_to_download"],
+        }
+        pyarrow.parquet.write_table(pyarrow.table(columns), folder / f"{shard}.parquet")
+        (folder / f"{shard}_stats.json").write_text("{}")
+    return folder
+
+
+def hugging_face(place: Path) -> Path:
+    datasets = pytest.importorskip("datasets")
+    (place / "set/data").mkdir(parents=True)
+    features = datasets.Features(
+        {"image": datasets.Image(), "text": datasets.Value("string"), "n": datasets.Value("int8")}
+    )
+    for part, numbers in enumerate(([0, 1, 2, 3], [4, 5])):
+        columns = {
+            "image": [{"bytes": image(n), "path": None} for n in numbers],
+            "text": [CAPTIONS[n] for n in numbers],
+            "n": numbers,
+        }
+        made = datasets.Dataset.from_dict(columns, features=features)
+        made.to_parquet(place / f"set/data/train-0000{part}-of-00002.parquet")
+    return place / "set"
+
+
 LAYOUTS: dict[str, Callable[[Path], Path]] = {
     "csv": csv_file("utf-8", ",", True),
     "csv of Excel": csv_file("cp1252", ";", True),
@@ -127,6 +183,9 @@ LAYOUTS: dict[str, Callable[[Path], Path]] = {
     "JSON lines": json_lines,
     "COCO": coco,
     "Karpathy": karpathy,
+    "tar": one_tar,
+    "img2dataset": img2dataset,
+    "Hugging Face": hugging_face,
 }
 # Row 0 goes; 1 gets the caption of 4, 2 the image of 5; 3, 4 and 5 stay.
 EDITS = Edits(
@@ -146,7 +205,7 @@ def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 def opened(path: Path) -> tuple[RawPairs, Source]:
     photos = path.parent / "photos"
-    pairs = open_raw(path, photos if path.is_file() else None)
+    pairs = open_raw(path, photos if path.is_file() and photos.is_dir() else None)
     return pairs, source_of(pairs, path if path.is_dir() else None)
 
 
@@ -175,7 +234,7 @@ def test_a_copy_of_all_rows_is_the_same_file(path: Path, tmp_path: Path) -> None
     write_copy(source, Edits.keeping(np.ones(6, dtype=bool)), tmp_path / "same")
     if path.is_dir() or path.suffix == ".csv":
         for file in (tmp_path / "same").rglob("*"):
-            if file.is_file() and file.name != ".copy.json" and file.suffix != ".jsonl":
+            if file.suffix in (".csv", ".txt", ".png"):
                 original = path / file.relative_to(tmp_path / "same") if path.is_dir() else path
                 assert file.read_bytes() == original.read_bytes()
 
@@ -212,3 +271,44 @@ def test_columns_and_notes_of_other_things_stay(tmp_path: Path) -> None:
     write_copy(opened(path)[1], EDITS, tmp_path / "lines-out")
     lines = (tmp_path / "lines-out/train/metadata.jsonl").read_text().splitlines()
     assert [json.loads(line)["n"] for line in lines] == [[1], [2], [3], [4], [5]]
+
+
+def test_samples_that_stay_are_copied_byte_for_byte(tmp_path: Path) -> None:
+    path = LAYOUTS["img2dataset"](tmp_path)
+    write_copy(opened(path)[1], EDITS, tmp_path / "out")
+    with tarfile.open(path / "00001.tar") as before, tarfile.open(tmp_path / "out/00001.tar") as after:
+        assert after.getnames() == before.getnames()
+    assert (path / "00001.tar").read_bytes().startswith((tmp_path / "out/00001.tar").read_bytes().rstrip(b"\0"))
+
+
+def test_what_is_known_about_an_image_comes_with_it(tmp_path: Path) -> None:
+    path = LAYOUTS["img2dataset"](tmp_path)
+    pairs, source = opened(path)
+    assert pairs.ids.to_pylist() == [f"{n:032x}" for n in COLOURS]
+    assert source.shards == (("00000", 4), ("00001", 2))
+    write_copy(source, EDITS, tmp_path / "out")
+    table = pyarrow.parquet.read_table(tmp_path / "out/00000.parquet").to_pylist()
+    assert [row["key"] for row in table] == [f"{n:09d}" for n in (1, 2, 3)]  # failed downloads are gone as well
+    assert [row["url"] for row in table] == [f"http://a/{n}.png" for n in (1, 5, 3)]
+    assert [row["caption"] for row in table] == [CAPTIONS[n] for n in (4, 2, 3)]
+    with tarfile.open(tmp_path / "out/00000.tar") as tar:
+        known = [json.load(file) for n in (1, 2, 3) if (file := tar.extractfile(f"{n:09d}.json"))]
+    assert [(entry["url"], entry["caption"], entry["uid"]) for entry in known] == [
+        (row["url"], row["caption"], f"{n:032x}") for n, row in zip((1, 2, 3), table, strict=True)
+    ]
+
+
+def test_webdataset_and_datasets_read_the_copies(tmp_path: Path) -> None:
+    datasets, webdataset = pytest.importorskip("datasets"), pytest.importorskip("webdataset")
+    write_copy(opened(LAYOUTS["img2dataset"](tmp_path))[1], EDITS, tmp_path / "tars-out")
+    tars = [str(path) for path in sorted((tmp_path / "tars-out").glob("*.tar"))]
+    found = list(webdataset.WebDataset(tars, shardshuffle=False).to_tuple("png", "txt"))
+    assert found == [(image(i), CAPTIONS[c].encode()) for i, c in ((1, 4), (5, 2), (3, 3), (4, 4), (5, 5))]
+    write_copy(opened(LAYOUTS["Hugging Face"](tmp_path))[1], EDITS, tmp_path / "set-out")
+    copy = datasets.Dataset.from_parquet([str(path) for path in sorted((tmp_path / "set-out").rglob("*.parquet"))])
+    assert isinstance(copy.features["image"], datasets.Image)
+    assert copy[0]["image"].getpixel((0, 0)) == (40, 7, 9)
+    assert copy["n"][:] == [1, 2, 3, 4, 5]
+    write_copy(opened(LAYOUTS["imagefolder"](tmp_path / "x"))[1], EDITS, tmp_path / "folder-out")
+    folder = datasets.load_dataset("imagefolder", data_dir=str(tmp_path / "folder-out"), cache_dir=str(tmp_path / "hf"))
+    assert folder["train"]["text"][:] == [CAPTIONS[c] for c in (4, 2, 3, 4, 5)]

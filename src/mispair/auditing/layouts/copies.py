@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mispair.auditing.layouts.datacomp import DataComp
 from mispair.auditing.layouts.embeddings import Arrays, ClipRetrieval
 from mispair.auditing.layouts.scan_features import ScanFeatures
 from mispair.auditing.sources.edits import Edits, Layout
@@ -33,8 +34,14 @@ def layout_of(source: Source) -> Layout:
     """The layout that a source was read from."""
     if source.raw is not None:
         return source.raw
-    kinds: dict[str, type[ClipRetrieval | ScanFeatures | Arrays]] = {"clip": ClipRetrieval, "precomp": ScanFeatures}
-    return kinds.get(source.layout, Arrays)(source)
+    match source.layout:
+        case "clip":
+            return ClipRetrieval(source)
+        case "precomp":
+            return ScanFeatures(source)
+        case "datacomp":
+            return DataComp(source)
+    return Arrays(source)
 
 
 def clean_edits(table: pyarrow.Table) -> Edits:

@@ -43,7 +43,8 @@ def table_copies(source: Source, root: Path | None = None) -> TableCopies | None
     if table is None:
         return None
     ids = None if table.find("id") is not None else source.ids
-    return TableCopies(table, table.find("image_path"), table.find("caption"), root, ids)
+    of_image = tuple(filter(None, (table.find("image_path"), table.find("group"))))
+    return TableCopies(table, of_image, table.find("caption"), root, ids)
 
 
 @dataclass(frozen=True)

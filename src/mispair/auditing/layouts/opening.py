@@ -5,6 +5,8 @@
 | .csv, .tsv, .txt, .psv, .parquet | table of image paths, or of images, and captions |
 | .json | COCO's or Karpathy's captions |
 | .jsonl, .ndjson; a folder with `metadata.jsonl` | lines in JSON |
+| .tar; a folder with tars | WebDataset, img2dataset |
+| a folder with .parquet | Hugging Face's datasets |
 | any other folder | images, each with a text file of the same name |
 """
 
@@ -15,6 +17,7 @@ from pathlib import Path
 from mispair.auditing.layouts.captions_json import open_json
 from mispair.auditing.layouts.image_folder import METADATA, JsonLines, TextFiles
 from mispair.auditing.layouts.table import open_pairs
+from mispair.auditing.layouts.tars import Tars
 from mispair.auditing.sources.raw import RawPairs
 from mispair.auditing.sources.tables import IMAGE_SUFFIXES, Roles, open_table
 from mispair.errors import ConfigError, DataError
@@ -47,8 +50,8 @@ def open_raw(path: Path, images: Path | None = None, columns: Roles | None = Non
 
 def is_raw_folder(folder: Path) -> bool:
     """Whether a folder in no other layout holds images and captions."""
-    found = (path.suffix.lower() for path in folder.rglob("*"))
-    return any(suffix in (".txt", *_LINES, *IMAGE_SUFFIXES) for suffix in found) and not any(folder.glob("*.npy"))
+    known = (".txt", ".tar", ".parquet", *_LINES, *IMAGE_SUFFIXES)
+    return any(path.suffix.lower() in known for path in folder.rglob("*")) and not any(folder.glob("*.npy"))
 
 
 def _open_file(path: Path, images: Path | None, columns: Roles) -> RawPairs:
@@ -61,13 +64,16 @@ def _open_file(path: Path, images: Path | None, columns: Roles) -> RawPairs:
         case ".json":
             _check_no_columns(path, columns)
             return open_json(path, folder)
+        case ".tar":
+            _check_no_columns(path, columns)
+            return Tars([path], None)
         case suffix if suffix in _LINES:
             return JsonLines([path], None, folder, columns)
         case suffix if suffix in _TABLES:
             return open_pairs(open_table(path, columns=columns, lenient=True), folder)
     raise DataError(
         f"{path}: this kind of file is not known; expected a table (.csv, .tsv, .txt or .parquet), a COCO or "
-        "Karpathy .json, lines in JSON (.jsonl), or a folder of images and text files."
+        "Karpathy .json, lines in JSON (.jsonl), a .tar, or a folder of these or of images and text files."
     )
 
 
@@ -75,6 +81,13 @@ def _open_folder(path: Path, images: Path | None, columns: Roles) -> RawPairs:
     lines = sorted(path.rglob(METADATA))
     if lines:
         return JsonLines(lines, path, images, columns)
+    tars = sorted(path.glob("*.tar")) or sorted(path.rglob("*.tar"))
+    if tars:
+        _check_no_columns(path, columns)
+        return Tars(tars, path)
+    tables = sorted(path.rglob("*.parquet"))
+    if tables:
+        return open_pairs(open_table(*tables, columns=columns), images or path, path)
     _check_no_columns(path, columns)
     return TextFiles(path, images)
 

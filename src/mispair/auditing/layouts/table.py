@@ -41,7 +41,9 @@ def open_pairs(table: Table, images: Path, root: Path | None = None) -> RawPairs
         DataError: A column is missing, there are no pairs, or the images are not where they should be.
     """
     image, caption = table.require("image_path", "images"), table.require("caption", "captions")
-    copies = TableCopies(table, image, caption, root)
+    # A group says which rows share their image, so it comes with the image.
+    group = table.find("group")
+    copies = TableCopies(table, (image,) if group is None else (image, group), caption, root)
     kind = _EmbeddedImages if copies.embedded else _ImagePaths
     return kind(copies, image, caption, images)
 
@@ -52,17 +54,19 @@ class TableCopies:
 
     Attributes:
         table: The table.
-        image: Its column of images, if it has one.
-        caption: Its column of captions, likewise.
+        of_image: Its columns that describe the image, which come with it: the image itself first.
+        caption: Its column of captions, if it has one.
         root: Folder that its files are in; None for a single file or a table in memory.
         ids: Looks up the ids of rows, for a table that shall get a column of them.
+        of_pair: Columns that say how well image and caption fit, which are empty for a new pair.
     """
 
     table: Table
-    image: str | None
+    of_image: tuple[str, ...]
     caption: str | None
     root: Path | None = None
     ids: LookUp | None = None
+    of_pair: tuple[str, ...] = ()
 
     @property
     def name(self) -> str:
@@ -77,9 +81,9 @@ class TableCopies:
         """Whether the images are in the table."""
         import pyarrow
 
-        if self.image is None:
+        if not self.of_image:
             return False
-        kind = self.table.parts[0].schema().field(self.image).type
+        kind = self.table.parts[0].schema().field(self.of_image[0]).type
         if pyarrow.types.is_struct(kind):
             return any(kind.field(place).name == "bytes" for place in range(kind.num_fields))
         return bool(pyarrow.types.is_binary(kind) or pyarrow.types.is_large_binary(kind))
@@ -112,14 +116,21 @@ class TableCopies:
     def _edited(self, part: Part, start: int, edits: Edits) -> Iterator[Any]:
         """The written rows of a part as record batches."""
         import pyarrow
+        import pyarrow.compute
 
         for batch in part.records(size=_WITH_IMAGES if self.embedded else None):
             rows, images, captions = edits.part(start, start + len(batch))
             kept = batch.take(pyarrow.array(rows - start))
-            # A group says which rows share their image, so it comes with the image.
-            for column, sources in ((self.image, images), (self.table.find("group"), images), (self.caption, captions)):
-                kept = kept if column is None else self._moved(kept, column, rows, sources)
-            kept = self._rewritten(kept, rows, edits)
+            for column in self.of_image:
+                kept = self._moved(kept, column, rows, images)
+            if self.caption is not None:
+                kept = self._rewritten(self._moved(kept, self.caption, rows, captions), rows, edits)
+            for column in self.of_pair:
+                fits = pyarrow.array((rows == images) & (rows == captions))
+                values = pyarrow.compute.if_else(
+                    fits, kept.column(column), pyarrow.scalar(None, kept.column(column).type)
+                )
+                kept = _with_column(kept, column, values)
             if self.ids is not None:
                 kept = kept.append_column("id", pyarrow.array(self.ids(rows), pyarrow.string()))
             yield kept
@@ -152,6 +163,11 @@ class _TablePairs(RawPairs):
     """What both kinds of tables have in common."""
 
     copies: TableCopies
+
+    @property
+    def shards(self) -> tuple[tuple[str, int], ...]:
+        parts = self.copies.table.parts
+        return tuple((part.path.stem, len(part)) for part in parts) if len(parts) > 1 else ()
 
     def owns(self, name: str) -> bool:
         return self.copies.owns(name)

@@ -43,6 +43,7 @@ def from_run(run: Path, device: str = "auto", images: Path | None = None) -> Sou
     pairs = with_noise(config, load_for(matcher, "train", advice=_WITHOUT_FILES))
     left, right = matcher.encode(pairs.left, "left"), matcher.encode(pairs.right, "right")
     source = from_vectors(pairs, left, right, images or loading.find_folder(config.data) / "images")
+    source = replace(source, joint=True)
     if all(isinstance(network, CosineNetwork) for network in matcher.networks):
         return source  # the measures of the vectors contain all that these networks know
     return replace(source, network_score=NetworkScore(matcher, pairs))

@@ -49,6 +49,11 @@ class RawPairs(Layout, ABC):
     groups: IntArray | None = None
     outside: Path | None = None
 
+    @property
+    def shards(self) -> tuple[tuple[str, int], ...]:
+        """The names and sizes of the files that the rows are in, one after the other; none where it is a single one."""
+        return ()
+
     def __len__(self) -> int:
         return len(self.captions)
 

@@ -29,7 +29,7 @@ from mispair.data.pairs import FloatArray, IntArray
 from mispair.errors import DataError
 from mispair.support.formatting import listed
 
-LayoutName = Literal["clip", "arrays", "precomp", "memory", "raw"]
+LayoutName = Literal["clip", "arrays", "precomp", "memory", "raw", "datacomp"]
 NetworkScore = Callable[[IntArray, IntArray], FloatArray]
 _IMAGE_ENDINGS = ("", ".jpg", ".jpeg", ".png", ".webp")
 _SAMPLED_ROWS = 256
@@ -55,6 +55,8 @@ class Source:
         raw: The images and captions that the vectors were made from.
         network_score: Scores the left items of some rows with the right items of others, (n,), by the networks of a
             training run; None without a run.
+        joint: Whether the vectors of both sides have a common space.
+        shards: Names and sizes of the files that the rows are in, for tables of results beside them.
     """
 
     left: Side
@@ -71,6 +73,8 @@ class Source:
     split: str | None = None
     raw: RawPairs | None = None
     network_score: NetworkScore | None = None
+    joint: bool = False
+    shards: tuple[tuple[str, int], ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.left) != len(self.right):
@@ -296,6 +300,7 @@ def from_raw(pairs: RawPairs, left: Shard, right: Shard, known: dict[int, str], 
         files=pairs.files,
         folder=folder,
         raw=pairs,
+        shards=pairs.shards,
     )
 
 

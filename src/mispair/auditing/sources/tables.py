@@ -495,37 +495,39 @@ def _sniff(path: Path, style: TextFormat, named: Roles) -> tuple[TextFormat, tup
     best = max(headers, key=known)
     if not any(headers[best]):
         raise DataError(f"{path}: the file holds blank lines only; expected a header line and rows.")
-    if not known(best)[0] or not any(column in headers[best] for column in named.values()):
-        found = _sniff_rows(path, style) if any(map(_IMAGE_NAME.fullmatch, headers[best])) else None
+    if not known(best)[0]:
+        found = _sniff_rows(path, style)
         if found is not None:
             return found
     return replace(style, separator=best), _distinct(headers[best], path), {}
 
 
 def _sniff_rows(path: Path, style: TextFormat) -> tuple[TextFormat, tuple[str, ...], Roles] | None:
-    """The separator, names and roles of the columns of a file without a header; None where rows differ in length."""
-    found: list[tuple[int, str, list[list[str]]]] = []
+    """The separator, names and roles of the columns of a file without a header.
+
+    None where no separator makes rows of one length with an image file in one column.
+    """
+    found: list[tuple[int, str, list[list[str]], int]] = []
     for separator in SEPARATORS:
-        for quoting in (csv.QUOTE_MINIMAL, csv.QUOTE_NONE):
+        quoted = replace(style, separator=separator)
+        for one in (quoted, replace(quoted, quoting=csv.QUOTE_NONE)):
             try:
-                rows = list(islice(_records(path, replace(style, separator=separator, quoting=quoting)), _PROBED))
+                rows = list(islice(_records(path, one), _PROBED))
             except DataError:
                 continue
-            width = len(rows[0])
-            if width > 1 and all(len(row) == width for row in rows):
-                found.append((width, separator, rows))
+            if len({len(row) for row in rows}) == 1 and len(rows[0]) > 1:
+                cells = [list(column) for column in zip(*rows, strict=True)]
+                images = [all(_IMAGE_NAME.fullmatch(cell.strip()) for cell in column) for column in cells]
+                if any(images):
+                    found.append((len(cells), separator, cells, images.index(True)))
             break
     if not found:
         return None
     # A caption may have the same number of commas in all rows; the true separator makes fewer columns.
-    width, separator, rows = min(found, key=lambda one: one[0])
-    cells = [list(column) for column in zip(*rows, strict=True)]
-    likely = [sum(bool(_IMAGE_NAME.fullmatch(cell.strip())) for cell in column) for column in cells]
-    image = likely.index(max(likely))
+    width, separator, cells, image = min(found, key=lambda one: one[0])
     lengths = [-1 if place == image else sum(map(len, column)) for place, column in enumerate(cells)]
-    caption = lengths.index(max(lengths))
     names = tuple(str(place + 1) for place in range(width))
-    roles: Roles = {"image_path": names[image], "caption": names[caption]}
+    roles: Roles = {"image_path": names[image], "caption": names[lengths.index(max(lengths))]}
     return replace(style, separator=separator, header=False), names, roles
 
 

@@ -1,0 +1,163 @@
+"""`mispair.audit` takes paths, lists, and the tables of other libraries."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow
+import pyarrow.parquet
+import pytest
+from PIL import Image
+
+import mispair
+from audit_cases import make_case
+from mispair.auditing.encoding import encode
+from mispair.auditing.inputs import as_vectors
+from mispair.errors import ConfigError, DataError
+
+pytestmark = pytest.mark.usefixtures("hurried")
+
+ROWS = 60
+
+
+class Colours:
+    """An image encoder: the mean colour."""
+
+    name, width = "colours", 3
+
+    def prepare(self, image: Image.Image) -> npt.NDArray[np.float32]:
+        return np.asarray(np.asarray(image).mean(axis=(0, 1)) / 100 - 1, dtype=np.float32)
+
+    def encode(self, items: Sequence[Any], /) -> npt.NDArray[np.float32]:
+        return np.stack(items)
+
+
+class Numbers:
+    """A text encoder: the three numbers in a caption."""
+
+    name, width = "numbers", 3
+
+    def encode(self, items: Sequence[str], /) -> npt.NDArray[np.float32]:
+        return np.array([[float(word) / 100 - 1 for word in text.split()] for text in items], dtype=np.float32)
+
+
+@pytest.fixture
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pyarrow.Table:
+    """60 photos of one colour and captions that name it, of which ten are exchanged."""
+    monkeypatch.setattr(encode, "image_encoder", lambda *_: Colours())
+    monkeypatch.setattr(encode, "text_encoder", lambda *_: Numbers())
+    monkeypatch.chdir(tmp_path)
+    Path("photos").mkdir()
+    colours = np.random.default_rng(1).integers(0, 256, (ROWS, 3))
+    for row, colour in enumerate(colours):
+        Image.new("RGB", (4, 3), tuple(colour.tolist())).save(f"photos/{row}.png")
+    named = [" ".join(map(str, colours[row if row < 50 else 109 - row])) for row in range(ROWS)]
+    return pyarrow.table({"image": [f"{row}.png" for row in range(ROWS)], "caption": named, "note": ["x"] * ROWS})
+
+
+def csv_path(table: pyarrow.Table) -> Any:
+    import pyarrow.csv
+
+    pyarrow.csv.write_csv(table, "photos.csv")
+    return "photos.csv"
+
+
+def dataset(table: pyarrow.Table) -> Any:
+    datasets = pytest.importorskip("datasets")
+    columns = table.to_pydict()
+    columns["image"] = [str(Path("photos", name).absolute()) for name in columns["image"]]
+    made = datasets.Dataset.from_dict(columns).cast_column("image", datasets.Image())
+    return made.select(range(ROWS))
+
+
+def pandas_frame(table: pyarrow.Table) -> Any:
+    pytest.importorskip("pandas")
+    return table.to_pandas()
+
+
+def polars_frame(table: pyarrow.Table) -> Any:
+    return pytest.importorskip("polars").from_arrow(table)
+
+
+GIVEN: dict[str, Callable[[pyarrow.Table], Any]] = {
+    "path": csv_path, "pandas": pandas_frame, "polars": polars_frame, "pyarrow": lambda table: table,
+    "datasets": dataset,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", GIVEN)
+def test_tables_give_the_same_audit(table: pyarrow.Table, kind: str, tmp_path: Path) -> None:
+    expected = mispair.audit(table["image"].to_pylist(), table["caption"].to_pylist(), images="photos", device="cpu")
+    found = mispair.audit(GIVEN[kind](table), images="photos", device="cpu")
+    np.testing.assert_array_equal(found.match_score, expected.match_score)
+    assert found.table["caption"].to_pylist() == table["caption"].to_pylist()
+    copy = found.write_clean(tmp_path / "clean")
+    name = "photos.csv" if kind == "path" else "pairs.parquet"
+    again = mispair.audit(copy / name, images="photos", device="cpu")
+    assert again.source.texts(range(3)) == found.source.texts(np.flatnonzero(found.kept)[:3])
+    assert found.write_mended(tmp_path / "mended").is_dir()
+
+
+def test_lists_of_unequal_lengths_and_other_mistakes(table: pyarrow.Table) -> None:
+    images, captions = table["image"].to_pylist(), table["caption"].to_pylist()
+    with pytest.raises(DataError, match="59 of image, 60 of caption"):
+        mispair.audit(images[1:], captions, images="photos")
+    with pytest.raises(DataError, match="20 pairs; an audit needs at least 50"):
+        mispair.audit(images[:20], captions[:20], images="photos")
+    with pytest.raises(ConfigError, match="audit got one list; expected a path, a table"):
+        mispair.audit(images)
+    with pytest.raises(DataError, match=r"no column with a usual name for captions.*--caption-column"):
+        mispair.audit(table.rename_columns(["image", "words", "note"]), images="photos")
+    found = mispair.audit(table.rename_columns(["image", "words", "note"]), images="photos", caption_column="words")
+    assert len(found) == ROWS
+
+
+def test_vectors_of_other_libraries() -> None:
+    case = make_case(60, 0.2)
+    expected = mispair.audit(case.left, case.right, device="cpu").match_score
+    pandas, polars = pytest.importorskip("pandas"), pytest.importorskip("polars")
+    fixed = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(case.right.reshape(-1)), case.right.shape[1])
+    for left, right in (
+        (case.left.tolist(), list(case.right)),
+        (pandas.DataFrame(case.left), fixed),
+        (polars.DataFrame(case.left), pyarrow.array(case.right.tolist(), pyarrow.list_(pyarrow.float32()))),
+        (pandas.Series(list(case.left)), pyarrow.Table.from_arrays(list(case.right.T), names=list("abcdefghijkl"))),
+    ):
+        np.testing.assert_array_equal(mispair.audit(left, right, device="cpu").match_score, expected)
+    with pytest.raises(DataError, match="differ in their lengths"):
+        as_vectors([[1.0], [1.0, 2.0]])
+
+
+def test_two_paths(tmp_path: Path) -> None:
+    case = make_case(60, 0.2)
+    np.save(tmp_path / "a.npy", case.left)
+    np.save(tmp_path / "b.npy", case.right)
+    (tmp_path / "ids.csv").write_text("id,alt\n" + "".join(f"n{row},text {row}\n" for row in range(60)))
+    found = mispair.audit(
+        tmp_path / "a.npy", str(tmp_path / "b.npy"), tmp_path / "ids.csv", caption_column="alt", device="cpu"
+    )
+    np.testing.assert_array_equal(found.match_score, mispair.audit(case.left, case.right, device="cpu").match_score)
+    assert found.source.ids([7]) == ["n7"]
+
+
+def test_to_pandas(table: pyarrow.Table) -> None:
+    pytest.importorskip("pandas")
+    frame = mispair.audit(table, images="photos", device="cpu").to_pandas()
+    assert list(frame.columns[:4]) == ["id", "image", "caption", "status"]
+    assert len(frame) == ROWS
+
+
+def test_other_libraries_are_not_imported() -> None:
+    import subprocess
+
+    code = (
+        "import sys, numpy as np, mispair; x = np.random.default_rng(0).standard_normal((60, 4)).astype('f');"
+        "mispair.audit(x, x, device='cpu'); print(sorted({'pandas', 'polars', 'datasets', 'PIL'} & set(sys.modules)))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"

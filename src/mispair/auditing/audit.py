@@ -27,6 +27,7 @@ from mispair.auditing.scoring.judge import Judge, learn
 from mispair.auditing.scoring.partners import find_partners
 from mispair.auditing.scoring.scan import READABLE, Scan, faults, scan
 from mispair.auditing.scoring.shared_items import SharedItems, find_shared_items
+from mispair.auditing.scoring.siblings import Siblings, find_siblings
 from mispair.auditing.sources.from_pairs import captions, from_pairs, pair_ids
 from mispair.auditing.sources.raw import RawPairs
 from mispair.auditing.sources.source import Source
@@ -235,9 +236,9 @@ def audit_source(
     """
     device = pick_device(settings.device)
     with progress(console, len(source)) as show:
-        items, judge, measured = _measured(source, settings, device, work, show)
+        items, judge, measured, siblings = _measured(source, settings, device, work, show)
         checked = checked_rows(source, settings)
-        match = match_scores(judge, measured, items, checked)
+        match = match_scores(judge, measured, items, checked, siblings)
         flagged = np.flatnonzero(match < MATCH_THRESHOLD)
         suggested = flagged[match[flagged].argsort(kind="stable")][:MAX_SUGGESTED]
         show.begin("searching better partners")
@@ -251,15 +252,17 @@ def audit_source(
     readable = measured.status == READABLE
     notes = (*_notes(judge, int(readable.sum()), len(flagged)), *_shared_notes(items, readable))
     stages = show.stages
-    return Audit(source, judge, measured, suggested, new_rights, new_lefts, items, notes, command, stages, checked)
+    return Audit(
+        source, judge, measured, suggested, new_rights, new_lefts, items, notes, command, stages, checked, siblings
+    )
 
 
 def score_pairs(pairs: Pairs, device: str = "auto", console: Console | None = None) -> npt.NDArray[np.float32]:
     """The match score of each pair (N,) by its own features, without suggestions; 0.5 where it cannot be read."""
     source, settings = from_pairs(pairs), Settings(device=device)
     with progress(console, len(source)) as show:
-        items, judge, measured = _measured(source, settings, pick_device(device), None, show)
-    return _known(match_scores(judge, measured, items, {}))
+        items, judge, measured, siblings = _measured(source, settings, pick_device(device), None, show)
+    return _known(match_scores(judge, measured, items, {}, siblings))
 
 
 def attach_match_score(pairs: Pairs, score: npt.NDArray[np.floating]) -> Pairs:
@@ -279,7 +282,7 @@ def _known(score: npt.NDArray[np.floating]) -> npt.NDArray[np.float32]:
 
 def _measured(
     source: Source, settings: Settings, device: torch.device, work: Path | None, show: RowProgress
-) -> tuple[SharedItems, Judge, Scan]:
+) -> tuple[SharedItems, Judge, Scan, Siblings | None]:
     """Finds items that pairs share, learns what matching pairs have in common, then measures all pairs."""
     check(source, settings)
     workers = settings.workers or (GPU_WORKERS if device.type == "cuda" else os.cpu_count() or 1)
@@ -289,7 +292,8 @@ def _measured(
     judge = _judge(source, settings, items, device, work)
     show.begin("measuring all pairs")
     measured = scan(source, judge, items.groups, workers=workers, device=device, folder=work, step=show.step)
-    return items, judge, measured
+    siblings = find_siblings(source, items, judge.transforms, match_scores(judge, measured, items, {}))
+    return items, judge, measured, siblings
 
 
 def _shared_items(source: Source, workers: int, device: torch.device, work: Path | None) -> SharedItems:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ from mispair.auditing.scoring.near_duplicates import Groups
 from mispair.auditing.scoring.partners import Partners
 from mispair.auditing.scoring.scan import BAD_IN_TABLE, FAULTS, READABLE, Scan
 from mispair.auditing.scoring.shared_items import SharedItems
+from mispair.auditing.scoring.siblings import Siblings
 from mispair.auditing.sources.source import Source
 from mispair.data.pairs import MATCH_THRESHOLD, IntArray
 from mispair.errors import DataError
@@ -39,6 +41,7 @@ REASONS = {
     "joint": "their encoders see no likeness",
     "networks": "the run's networks prefer other partners for either side",
 }
+SIBLINGS = "the other partners of its left item say something else"
 SIDES = ("left", "right")
 FOUND_WRONG = "somebody has looked at it and found it wrong"
 
@@ -69,6 +72,10 @@ class AuditSummary(_Frozen):
         noise_rate: Estimated share of mismatched pairs.
         noise_rate_low: Lower end of its 95 % interval.
         noise_rate_high: Upper end.
+        close_rate: Estimated share of pairs that are close, but contradicted by the other partners of their left item;
+            not part of the noise rate. None where hardly any left item has several partners.
+        close_rate_low: Lower end of its 95 % interval.
+        close_rate_high: Upper end.
         unreadable: Number of pairs by what is wrong with them.
         near_duplicates_left: Pairs whose left item (nearly) equals that of another pair.
         near_duplicates_right: The same for right items.
@@ -86,6 +93,9 @@ class AuditSummary(_Frozen):
     noise_rate: float
     noise_rate_low: float
     noise_rate_high: float
+    close_rate: float | None = None
+    close_rate_low: float | None = None
+    close_rate_high: float | None = None
     unreadable: dict[str, int]
     near_duplicates_left: int
     near_duplicates_right: int
@@ -135,6 +145,7 @@ class Findings:
         command: How to do it again.
         stages: Seconds of each part of the work.
         checked: Rows that a person has checked: 1 matched, 0 mismatched. These overrule the measures.
+        siblings: How the right items of one left item agree; None where hardly any has several.
     """
 
     source: Source
@@ -148,6 +159,7 @@ class Findings:
     command: str = ""
     stages: dict[str, float] = field(default_factory=dict)
     checked: dict[int, float] = field(default_factory=dict)
+    siblings: Siblings | None = None
 
     def __len__(self) -> int:
         return len(self.source)
@@ -168,13 +180,14 @@ class Findings:
 
     @cached_property
     def score(self) -> npt.NDArray[np.float64]:
-        """(N,) log odds that each pair matches, by its measures alone; NaN where it could not be read."""
-        return self.judge.combination.score(self.scan.measures)
+        """(N,) log odds that each pair matches, by its measures and siblings; NaN where it could not be read."""
+        score = self.judge.combination.score(self.scan.measures)
+        return score if self.siblings is None else score + self.siblings.penalty
 
     @cached_property
     def match_score(self) -> npt.NDArray[np.float32]:
         """(N,) probability that each pair matches: 0 or 1 where a person has checked, NaN where it cannot be read."""
-        return match_scores(self.judge, self.scan, self.items, self.checked)
+        return match_scores(self.judge, self.scan, self.items, self.checked, self.siblings)
 
     @property
     def is_mismatch(self) -> npt.NDArray[np.bool_]:
@@ -209,7 +222,7 @@ class Findings:
             for side, counts in enumerate(self._shared_counts)
             for count in counts.tolist()
         ]
-        return [*(REASONS[name] for name in self.judge.names), "", FOUND_WRONG, *shared]
+        return [*(REASONS[name] for name in self.judge.names), "", FOUND_WRONG, SIBLINGS, *shared]
 
     @cached_property
     def _shared_counts(self) -> list[npt.NDArray[np.int32]]:
@@ -222,7 +235,10 @@ class Findings:
         here = standardised(self.scan.measures[rows], combination.centre, combination.spread)
         against = (self._typical - here) * np.maximum(combination.weights, 0)
         worst = np.where(np.isfinite(against), against, 0).argmax(axis=1)
-        start = len(self.judge.names) + 2
+        if self.siblings is not None:
+            lost = np.where(np.isfinite(against), against, 0).max(axis=1)
+            worst[-self.siblings.penalty[rows] > lost] = len(self.judge.names) + 2
+        start = len(self.judge.names) + 3
         for counts, known in zip(self.items.unlike, self._shared_counts, strict=True):
             own = counts[rows]
             several = (own > 0) & (own == self.items.partners[rows])
@@ -268,6 +284,9 @@ class Findings:
             columns[f"suggested_{name}"], columns[f"suggested_{name}_score"] = self._best_partner(partners, start, stop)
         measures = self.scan.measures[here]
         columns |= {name: pyarrow.array(measures[:, k], mask=bad) for k, name in enumerate(self.judge.names)}
+        if self.siblings is not None:
+            agreement = self.siblings.agreement[here]
+            columns["siblings"] = pyarrow.array(agreement, mask=np.isnan(agreement))
         return pyarrow.table(columns)
 
     def _status_column(self, start: int, stop: int) -> pyarrow.Array:
@@ -306,6 +325,18 @@ class Findings:
             columns["score"] += partners.scores[places, ranks].tolist()
         return pyarrow.table({name: pyarrow.array(values, kinds.get(name, text)) for name, values in columns.items()})
 
+    def _close_rate(self) -> dict[str, float]:
+        """Share of the pairs that match by themselves and not beside their siblings, with its 95 % interval."""
+        if self.siblings is None:
+            return {}
+        alone = match_scores(self.judge, self.scan, self.items, self.checked)
+        counted = np.flatnonzero(~np.isnan(alone) & self.items.is_first)
+        lost = np.maximum(alone[counted].astype(np.float64) - self.match_score[counted], 0)
+        rate = float(lost.mean())
+        _, group = np.unique(self.items.groups[counted], return_inverse=True)  # pairs of one group are not independent
+        error = 1.96 * math.sqrt(float(np.square(np.bincount(group, lost - rate)).sum())) / len(lost)
+        return {"close_rate": rate, "close_rate_low": max(rate - error, 0.0), "close_rate_high": min(rate + error, 1.0)}
+
     @cached_property
     def summary(self) -> AuditSummary:
         """The metrics of the audit."""
@@ -319,6 +350,7 @@ class Findings:
             noise_rate=self._of_all(combination.rate),
             noise_rate_low=self._of_all(combination.low),
             noise_rate_high=self._of_all(combination.high),
+            **self._close_rate(),
             unreadable={str(kind): int(count) for kind, count in zip(kinds, counts, strict=True)},
             near_duplicates_left=len(self.near_duplicates[0].rows),
             near_duplicates_right=len(self.near_duplicates[1].rows),
@@ -347,9 +379,11 @@ class Findings:
         return (rate * (len(partners) - len(shared)) + mismatched) / len(partners)
 
 
-def match_scores(judge: Judge, scan: Scan, items: SharedItems, checked: Mapping[int, float]) -> npt.NDArray[np.float32]:
+def match_scores(
+    judge: Judge, scan: Scan, items: SharedItems, checked: Mapping[int, float], siblings: Siblings | None = None
+) -> npt.NDArray[np.float32]:
     """(N,) match scores by the measures, by shared items and by what a person has checked; NaN for unreadable rows."""
-    match = judge.combination.match(scan.measures)
+    match = judge.combination.match(scan.measures, None if siblings is None else siblings.penalty)
     shared = np.flatnonzero(items.partners)
     if len(shared):
         match[shared] = np.minimum(match[shared], _one_in_many(judge, scan.measures[shared], items.partners[shared]))

@@ -105,11 +105,13 @@ class Combination:
             sums[start : start + PIECE] = self._log_odds(sums[start : start + PIECE])
         return sums
 
-    def match(self, measures: npt.NDArray[np.floating]) -> npt.NDArray[np.float32]:
-        """(n,) probability that each pair matches."""
+    def match(self, measures: npt.NDArray[np.floating], penalty: FloatArray | None = None) -> npt.NDArray[np.float32]:
+        """(n,) probability that each pair matches; `penalty` (n,) is added to the log odds."""
         found = np.empty(len(measures), dtype=np.float32)
         for start in range(0, len(measures), PIECE):
-            found[start : start + PIECE] = probability(self.score(measures[start : start + PIECE]))
+            here = slice(start, start + PIECE)
+            score = self.score(measures[here])
+            found[here] = probability(score if penalty is None else score + penalty[here])
         return found
 
     def sums(self, measures: npt.NDArray[np.floating]) -> FloatArray:

@@ -1,0 +1,165 @@
+"""Whether the right items of one left item agree: five captions of one image should say much the same.
+
+A caption that its siblings contradict is close to the image at best, although the pair alone looks right. The opposite
+proves nothing: all captions of an image may belong to another one. So agreement never raises a score, and a lack of it
+lowers it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from mispair.auditing.scoring.folds import sample
+from mispair.auditing.scoring.judge import SideTransform
+from mispair.auditing.scoring.shared_items import SharedItems
+from mispair.auditing.sources.source import Source
+from mispair.data.pairs import MATCH_THRESHOLD, IntArray
+from mispair.functional.logistic import FloatArray, logistic
+
+AT_ONCE = 1 << 14  # rows whose vectors are read at a time, and more to the end of their group
+LEAST_TRUST = 0.5  # sum of the match scores of the siblings, below which they say nothing
+LEARNED, LEAST = 4096, 50  # rows that the slope is learned from: at most, and at least
+CLOSE_BY = 10  # nearest left items of which one lends its partner
+
+
+@dataclass(frozen=True)
+class Siblings:
+    """How much each right item agrees with the others of its left item.
+
+    Attributes:
+        agreement: (N,) cosine with the mean of the siblings, weighted by their match scores; NaN without siblings.
+        typical: Its lowest decile over matched pairs.
+        slope: Log odds for each unit below that.
+    """
+
+    agreement: npt.NDArray[np.float32]
+    typical: float
+    slope: float
+
+    @property
+    def penalty(self) -> FloatArray:
+        """(N,) log odds that a lack of agreement takes away: never positive, 0 without siblings."""
+        below = np.minimum(self.agreement.astype(np.float64) - self.typical, 0)
+        return np.asarray(self.slope * np.nan_to_num(below))
+
+
+def find_siblings(
+    source: Source, items: SharedItems, transforms: tuple[SideTransform, SideTransform], match: npt.NDArray[np.floating]
+) -> Siblings | None:
+    """Compares the right items of each left item, in one pass over the rows that have siblings.
+
+    Args:
+        source: The pairs.
+        items: Which rows share items. Rows with the same two items are one sibling.
+        transforms: Preprocessing of both sides.
+        match: (N,) match score of each pair by itself; NaN for rows that cannot be read.
+
+    Returns:
+        None if hardly any left item has several right ones.
+    """
+    rows = _with_siblings(items, match)
+    if len(rows) < LEAST:
+        return None
+    agreement = np.full(len(match), np.nan, dtype=np.float32)
+    weight = np.where(items.is_first, np.nan_to_num(match), 0)
+    owners = items.left[rows]
+    ends = np.flatnonzero(np.diff(owners, append=-1)) + 1
+    learned = _Lesson.of(source, items, transforms, rows, match)
+    start = 0
+    while start < len(rows):
+        stop = int(ends[np.searchsorted(ends, min(start + AT_ONCE, len(rows)))])
+        here = rows[start:stop]
+        y = _unit(transforms[1], source.right.gather(here)).double().numpy()
+        own = owners[start:stop]
+        number = np.cumsum(np.diff(own, prepend=own[0]) != 0)
+        agreement[here], mean = compared(y, number, weight[here], weight[items.first[here]])
+        learned.put(here, mean, agreement[here])
+        start = stop
+    return learned.siblings(agreement)
+
+
+def _unit(transform: SideTransform, vectors: npt.NDArray[np.float32]) -> Tensor:
+    """Preprocessed vectors of one side, on the host."""
+    return transform(torch.from_numpy(np.ascontiguousarray(vectors)).to(transform.mean.device)).cpu()
+
+
+def _with_siblings(items: SharedItems, match: npt.NDArray[np.floating]) -> IntArray:
+    """Readable rows whose left item has several right items, those of one left item one after the other."""
+    readable = np.flatnonzero(~np.isnan(match) & (items.partners == 0))
+    distinct = np.bincount(items.left[readable[items.is_first[readable]]], minlength=len(match))
+    rows = readable[distinct[items.left[readable]] > 1]
+    return rows[items.left[rows].argsort(kind="stable")]
+
+
+def compared(
+    y: FloatArray, number: IntArray, weight: FloatArray, own: FloatArray
+) -> tuple[npt.NDArray[np.float32], FloatArray]:
+    """Agreement of each row (n,) with the others of its group, and their weighted sum (n, E).
+
+    Args:
+        y: (n, E) right items, of unit length.
+        number: (n,) number of the group, from 0.
+        weight: (n,) how much each counts as a sibling: 0 for copies of others.
+        own: (n,) the weight of the row that each row is a copy of: its own, where it is none.
+    """
+    total, trust = np.zeros((int(number[-1]) + 1, y.shape[1])), np.bincount(number, weight)
+    np.add.at(total, number, weight[:, None] * y)
+    others = total[number] - own[:, None] * y
+    length = np.linalg.norm(others, axis=1)
+    agree = np.einsum("nd,nd->n", others, y) / np.maximum(length, 1e-12)
+    agree[(trust[number] - own < LEAST_TRUST) | (length < 1e-9)] = np.nan
+    return agree.astype(np.float32), others
+
+
+class _Lesson:
+    """Observed, random and look-alike right items for the same siblings, of some rows."""
+
+    def __init__(self, rows: IntArray, y: FloatArray, near: IntArray, match: FloatArray) -> None:
+        self.rows, self.y, self.near, self.match = rows, y, near, match
+        self.agreement = np.full((3, len(rows)), np.nan)
+
+    @classmethod
+    def of(
+        cls,
+        source: Source,
+        items: SharedItems,
+        transforms: tuple[SideTransform, SideTransform],
+        rows: IntArray,
+        match: npt.NDArray[np.floating],
+    ) -> _Lesson:
+        chosen = sample(np.sort(rows), LEARNED)
+        sides = source.gather(chosen)
+        x, y = (_unit(transform, side) for transform, side in zip(transforms, sides, strict=True))
+        own = torch.from_numpy(items.left[chosen])
+        alike = (x @ x.T).masked_fill(own[:, None] == own[None, :], -torch.inf)
+        nearest = alike.topk(min(CLOSE_BY, len(chosen)), dim=1).indices.numpy()
+        near = nearest[np.arange(len(chosen)), np.arange(len(chosen)) % nearest.shape[1]]
+        return cls(chosen, y.double().numpy(), near, match[chosen].astype(np.float64))
+
+    def put(self, rows: IntArray, others: FloatArray, agreement: npt.NDArray[np.float32]) -> None:
+        """Takes what is known about the siblings of some rows."""
+        places = np.searchsorted(self.rows, rows)
+        places[places == len(self.rows)] = 0
+        here = np.flatnonzero((self.rows[places] == rows) & ~np.isnan(agreement))
+        places = places[here]
+        unit = others[here] / np.linalg.norm(others[here], axis=1, keepdims=True)
+        strangers = (places + len(self.rows) // 2) % len(self.rows)
+        self.agreement[0, places] = agreement[here]
+        for kind, partner in ((1, strangers), (2, self.near[places])):
+            self.agreement[kind, places] = np.einsum("nd,nd->n", unit, self.y[partner])
+
+    def siblings(self, agreement: npt.NDArray[np.float32]) -> Siblings | None:
+        """What agreement is worth: learned as the combination is, from observed, random and look-alike pairs."""
+        told = ~np.isnan(self.agreement[0])
+        matched = self.agreement[0, told & (self.match >= MATCH_THRESHOLD)]
+        if len(matched) < LEAST:
+            return None
+        alike = np.clip(np.einsum("nd,nd->n", self.y, self.y[self.near]), 0, 1)
+        target = np.concatenate([self.match[told], np.zeros(int(told.sum())), alike[told]])
+        slope, _ = logistic(self.agreement[:, told].reshape(-1, 1), target, np.ones(len(target)), 1e-3)
+        return Siblings(agreement, float(np.quantile(matched, 0.1)), max(float(slope[0]), 0.0))

@@ -1,0 +1,226 @@
+"""Decisions of people on pairs, in an SQLite file: rows are added and never changed, so that nothing is lost.
+
+A decision is on the disk before `add` returns. Undoing adds a row that names the undone one. The last decision on a
+pair that was not undone counts.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+from mispair.errors import DataError
+
+FILE = "decisions.sqlite"
+VERSION = 1  # of the tables
+COLUMNS = (
+    "id", "verdict", "replaced", "partner", "caption", "reviewer", "session", "mode", "inclusion", "draw", "time",
+)  # fmt: skip
+
+
+class Verdict(StrEnum):
+    """What a person decides on a pair."""
+
+    KEEP = "keep"  # it matches
+    DROP = "drop"  # it does not match, and there is no better partner
+    REPAIR = "re-pair"  # one side belongs to another item
+    REWRITE = "rewrite"  # another caption is right
+    UNSURE = "unsure"
+
+    @property
+    def matched(self) -> bool | None:
+        """Whether the pair matches as it stands; None if that was left open."""
+        return {Verdict.KEEP: True, Verdict.UNSURE: None}.get(self, False)
+
+
+class Mode(StrEnum):
+    """How a pair came to be decided."""
+
+    BROWSE = "browse"  # chosen by the reviewer
+    RATE = "rate"  # drawn at random with a known probability, for the noise rate
+    TEACH = "teach"  # chosen because the audit learns most from it
+    IMPORT = "import"  # from a file
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A person's decision on one pair.
+
+    Attributes:
+        id: The pair.
+        verdict: What was decided.
+        replaced: The side that a new partner replaces, "left" or "right"; empty unless re-paired.
+        partner: The pair that the new partner is taken from; empty unless re-paired.
+        caption: The new caption; empty unless rewritten.
+        reviewer: Who decided.
+        session: In which browser; undoing concerns one's own.
+        mode: How the pair was chosen.
+        inclusion: Probability with which it was drawn; None unless the mode is `rate`.
+        draw: Which draw; empty unless the mode is `rate`.
+        time: When, in UTC.
+        number: Its place in the file, from 1; 0 before it is written.
+        batch: Number of the first decision of the same action.
+    """
+
+    id: str
+    verdict: Verdict
+    replaced: str = ""
+    partner: str = ""
+    caption: str = ""
+    reviewer: str = ""
+    session: str = ""
+    mode: Mode = Mode.BROWSE
+    inclusion: float | None = None
+    draw: str = ""
+    time: datetime = field(default_factory=lambda: datetime.now(UTC))
+    number: int = 0
+    batch: int = 0
+
+    def __post_init__(self) -> None:
+        if (self.verdict is Verdict.REPAIR) != bool(self.partner) or bool(self.partner) != bool(self.replaced):
+            raise DataError(f"The decision on {self.id!r} must name a partner and a side exactly where it re-pairs.")
+        if self.replaced not in ("", "left", "right"):
+            raise DataError(f"The decision on {self.id!r} replaces {self.replaced!r}; expected left or right.")
+        if (self.verdict is Verdict.REWRITE) != bool(self.caption):
+            raise DataError(f"The decision on {self.id!r} must have a caption exactly where it rewrites.")
+
+
+class Decisions:
+    """The decisions in one file. Safe for threads; for processes too, each of which sees the others' on `reload`.
+
+    Args:
+        path: The SQLite file; made where it is not there.
+
+    Raises:
+        DataError: The file is something else, or cannot be written.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = threading.RLock()
+        self._current: dict[str, Decision] = {}
+        try:
+            self._file = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
+            self._file.execute("PRAGMA journal_mode = WAL")
+            self._file.execute("PRAGMA synchronous = FULL")  # on the disk before a transaction ends
+            self._create()
+        except sqlite3.Error as error:
+            raise DataError(
+                f"{path}: the decisions cannot be read or written ({error}); check the disk and the rights, or move "
+                "the file away to begin anew."
+            ) from None
+        self.reload()
+
+    def _create(self) -> None:
+        (version,) = self._file.execute("PRAGMA user_version").fetchone()
+        if version not in (0, VERSION):
+            raise DataError(f"{self.path}: these decisions are of version {version}, not {VERSION}; update mispair.")
+        self._file.execute("BEGIN IMMEDIATE")
+        columns = ", ".join(f"{name} {'REAL' if name == 'inclusion' else 'TEXT NOT NULL'}" for name in COLUMNS)
+        self._file.execute(
+            "CREATE TABLE IF NOT EXISTS decisions (number INTEGER PRIMARY KEY AUTOINCREMENT, batch INTEGER NOT NULL, "
+            f"undoes INTEGER, {columns})"
+        )
+        self._file.execute("CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value TEXT NOT NULL)")
+        self._file.execute(f"PRAGMA user_version = {VERSION}")
+        self._file.execute("COMMIT")
+
+    def close(self) -> None:
+        with self._lock:
+            self._file.close()
+
+    def reload(self) -> None:
+        """Reads what counts now from the file."""
+        with self._lock:
+            self._current = {decision.id: decision for decision in self.history(undone=False)}
+
+    @property
+    def current(self) -> dict[str, Decision]:
+        """The decision that counts, by the id of the pair: a copy."""
+        with self._lock:
+            return dict(self._current)
+
+    def get(self, name: str) -> Decision | None:
+        with self._lock:
+            return self._current.get(name)
+
+    def history(self, *, undone: bool = True, mode: Mode | None = None) -> list[Decision]:
+        """All decisions in their order, with or without those that were undone."""
+        conditions = ["undoes IS NULL"]
+        if not undone:
+            conditions.append("number NOT IN (SELECT undoes FROM decisions WHERE undoes IS NOT NULL)")
+        if mode is not None:
+            conditions.append(f"mode = '{mode}'")
+        with self._lock:
+            rows = self._file.execute(
+                f"SELECT number, batch, {', '.join(COLUMNS)} FROM decisions WHERE {' AND '.join(conditions)} "
+                "ORDER BY number"
+            ).fetchall()
+        return [_decision(*row) for row in rows]
+
+    def add(self, decisions: Iterable[Decision]) -> list[Decision]:
+        """Writes decisions of one action; all of them are on the disk when this returns, or none."""
+        with self._lock:
+            added: list[Decision] = []
+            self._file.execute("BEGIN IMMEDIATE")
+            try:
+                for decision in decisions:
+                    added.append(self._insert(decision, added[0].number if added else 0))
+                self._file.execute("COMMIT")
+            except BaseException:
+                self._file.execute("ROLLBACK")
+                raise
+            self._current |= {decision.id: decision for decision in added}
+        return added
+
+    def _insert(self, decision: Decision, batch: int, undoes: int | None = None) -> Decision:
+        values = {name: getattr(decision, name) for name in COLUMNS}
+        values["time"] = decision.time.isoformat(timespec="milliseconds")
+        number = self._file.execute(
+            f"INSERT INTO decisions (batch, undoes, {', '.join(COLUMNS)}) VALUES (?, ?{', ?' * len(COLUMNS)})",
+            (batch, undoes, *values.values()),
+        ).lastrowid
+        assert number is not None
+        if not batch:
+            self._file.execute("UPDATE decisions SET batch = number WHERE number = ?", (number,))
+        return replace(decision, number=number, batch=batch or number)
+
+    def undo(self, session: str) -> Sequence[Decision]:
+        """Undoes the last action of a session that was not undone; returns its decisions, if there is one."""
+        with self._lock:
+            self._file.execute("BEGIN IMMEDIATE")
+            try:
+                own = [decision for decision in self.history(undone=False) if decision.session == session]
+                undone = [decision for decision in own if decision.batch == own[-1].batch] if own else []
+                now = datetime.now(UTC)
+                for decision in undone:
+                    self._insert(replace(decision, time=now), decision.batch, undoes=decision.number)
+                self._file.execute("COMMIT")
+            except BaseException:
+                self._file.execute("ROLLBACK")
+                raise
+            self.reload()
+        return undone
+
+    def setting(self, name: str, default: str) -> str:
+        """A value that is kept beside the decisions; `default` is written where there is none yet."""
+        with self._lock:
+            self._file.execute("INSERT OR IGNORE INTO settings VALUES (?, ?)", (name, default))
+            (value,) = self._file.execute("SELECT value FROM settings WHERE name = ?", (name,)).fetchone()
+        return str(value)
+
+
+def _decision(number: int, batch: int, *values: Any) -> Decision:
+    given = dict(zip(COLUMNS, values, strict=True))
+    given |= {
+        "verdict": Verdict(given["verdict"]),
+        "mode": Mode(given["mode"]),
+        "time": datetime.fromisoformat(given["time"]),
+    }
+    return Decision(**given, number=number, batch=batch)

@@ -1,0 +1,250 @@
+"""The table of an audit for paging: columns mapped from a file, so that a million rows take little memory.
+
+`pairs.parquet` is compressed in groups of rows, which makes single rows slow to read. Its columns are therefore written
+once to `review.arrow` beside it, and mapped from there.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from mispair.data.pairs import MATCH_THRESHOLD, IntArray
+from mispair.errors import DataError
+from mispair.support.files import replacing
+
+if TYPE_CHECKING:
+    import pyarrow
+
+TABLE, SUGGESTIONS, MAPPED = "pairs.parquet", "suggestions.parquet", "review.arrow"
+BATCH = 1 << 16  # rows that are converted at a time
+REMEMBERED = 16  # selections
+Sort = Literal["score", "doubt", "row", "-score"]
+Mask = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Which pairs to show, and in which order.
+
+    Attributes:
+        low: Least match score.
+        high: Greatest match score.
+        flagged: Only flagged pairs.
+        reason: Only pairs with this reason.
+        source: Only pairs of this source.
+        text: Only pairs whose caption or id has this in it; case does not matter.
+        sort: By match score, by closeness to 0.5, in the order of the data, or the highest match score first.
+    """
+
+    low: float = 0.0
+    high: float = 1.0
+    flagged: bool = True
+    reason: str = ""
+    source: str = ""
+    text: str = ""
+    sort: Sort = "score"
+
+
+class Suggestion(NamedTuple):
+    """A better partner for one side of a pair."""
+
+    replaced: str  # the side that it replaces, "left" or "right"
+    row: int  # of the pair that it is taken from
+    score: float  # probability that the new pair matches
+
+
+class PairTable:
+    """The rows of an audit.
+
+    Args:
+        folder: The output of the audit.
+
+    Raises:
+        DataError: It is no output of an audit, or a damaged one.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._table = _mapped(folder / TABLE, folder / MAPPED)
+        self.score = self._numbers("match_score")
+        self._selected: OrderedDict[Filter, IntArray] = OrderedDict()
+
+    def __len__(self) -> int:
+        return int(self._table.num_rows)
+
+    def __contains__(self, column: str) -> bool:
+        return column in self._table.column_names
+
+    def _numbers(self, column: str) -> npt.NDArray[np.float32]:
+        return np.asarray(self._table.column(column).to_numpy(), dtype=np.float32)
+
+    def cells(self, column: str, rows: Sequence[int] | IntArray) -> list[str]:
+        """The texts of a column; empty ones where there is no such column."""
+        if column not in self:
+            return [""] * len(rows)
+        chunks = self._table.column(column).chunks
+        found = (chunks[int(row) // BATCH][int(row) % BATCH].as_py() for row in rows)
+        return ["" if cell is None else str(cell) for cell in found]
+
+    def cell(self, column: str, row: int) -> str:
+        return self.cells(column, [row])[0]
+
+    def find(self, ids: Sequence[str]) -> dict[str, int]:
+        """The rows of these ids, without those that are not there."""
+        import pyarrow
+        import pyarrow.compute as compute
+
+        if not ids:
+            return {}
+        column = self._table.column("id")
+        rows = np.flatnonzero(compute.is_in(column, pyarrow.array(ids, column.type)).to_numpy())
+        return dict(zip(self.cells("id", rows), rows.tolist(), strict=True))
+
+    @cached_property
+    def readable(self) -> IntArray:
+        """Rows that have a match score."""
+        return np.flatnonzero(~np.isnan(self.score))
+
+    @cached_property
+    def flagged(self) -> Mask:
+        """(N,) whether each pair is flagged."""
+        if "is_mismatch" in self:
+            return np.asarray(self._table.column("is_mismatch").fill_null(False).to_numpy(), dtype=bool)
+        return np.asarray(self.score < MATCH_THRESHOLD)
+
+    def counts(self, column: str, most: int = 50) -> dict[str, int]:
+        """The commonest values of a column among the flagged pairs, and how many have each."""
+        import pyarrow.compute as compute
+
+        if column not in self:
+            return {}
+        found = compute.value_counts(self._table.column(column).filter(self.flagged)).to_pylist()
+        ordered = sorted(found, key=lambda entry: -entry["counts"])[:most]
+        return {str(entry["values"]): entry["counts"] for entry in ordered if entry["values"]}
+
+    def select(self, wanted: Filter) -> IntArray:
+        """The rows that a filter lets through, in its order."""
+        if wanted in self._selected:
+            self._selected.move_to_end(wanted)
+            return self._selected[wanted]
+        plain = Filter(sort=wanted.sort, flagged=False)
+        if wanted == plain:
+            rows = self._order(wanted.sort)
+        else:
+            everything = self.select(plain)
+            rows = everything[self._mask(wanted)[everything]]
+        self._selected[wanted] = rows
+        if len(self._selected) > REMEMBERED:
+            self._selected.popitem(last=False)
+        return rows
+
+    def _order(self, sort: Sort) -> IntArray:
+        keys = {"score": self.score, "-score": -self.score, "doubt": np.abs(self.score - MATCH_THRESHOLD)}
+        return np.arange(len(self)) if sort == "row" else keys[sort].argsort(kind="stable")
+
+    def _mask(self, wanted: Filter) -> Mask:
+        import pyarrow.compute as compute
+
+        mask = np.ones(len(self), dtype=bool)
+        if wanted.low > 0 or wanted.high < 1:
+            mask &= (self.score >= wanted.low) & (self.score <= wanted.high)
+        if wanted.flagged:
+            mask &= self.flagged
+        for column, value in (("reason", wanted.reason), ("source", wanted.source)):
+            if value and column in self:
+                mask &= compute.equal(self._table.column(column), value).fill_null(False).to_numpy()
+        if wanted.text:
+            found = np.zeros(len(self), dtype=bool)
+            for column in ("caption", "id"):
+                if column in self:
+                    hits = compute.match_substring(self._table.column(column), wanted.text, ignore_case=True)
+                    found |= hits.fill_null(False).to_numpy()
+            mask &= found
+        return mask
+
+    def suggestions(self, row: int) -> list[Suggestion]:
+        """Better partners of a row, the best first."""
+        return self._suggestions.get(row, [])
+
+    @cached_property
+    def _suggestions(self) -> dict[int, list[Suggestion]]:
+        import pyarrow.parquet
+
+        path = self.folder / SUGGESTIONS
+        if not path.is_file():
+            return {}
+        try:
+            columns = pyarrow.parquet.read_table(path).to_pydict()
+            names = columns["id"], columns["suggested_id"]
+            rows = self.find(list({*names[0], *names[1]}))
+            found: dict[int, list[Suggestion]] = {}
+            for name, other, side, score in zip(*names, columns["replaced"], columns["score"], strict=True):
+                if name in rows and other in rows:
+                    found.setdefault(rows[name], []).append(Suggestion(side, rows[other], score))
+        except (OSError, KeyError, pyarrow.ArrowException) as error:
+            raise DataError(f"{path}: the suggestions cannot be read ({error}); audit again.") from None
+        return {row: sorted(given, key=lambda one: -one.score) for row, given in found.items()}
+
+
+def _mapped(path: Path, copy: Path) -> pyarrow.Table:
+    """The table of a parquet file, mapped from an uncompressed copy of it."""
+    import pyarrow
+
+    if not path.is_file():
+        raise DataError(
+            f"{path.parent}: no {path.name} in here; give the folder that `mispair audit --out` has written."
+        )
+    found = path.stat()
+    version = f"{found.st_size} {found.st_mtime_ns}".encode()
+    try:
+        table = _open(copy)
+        if table is None or (table.schema.metadata or {}).get(b"made from") != version:
+            _write(path, copy, version)
+            table = _open(copy)
+    except (OSError, pyarrow.ArrowException) as error:
+        raise DataError(f"{path}: the table cannot be read ({error}); audit again with --overwrite.") from None
+    assert table is not None
+    missing = {"id", "status", "match_score"} - set(table.column_names)
+    if missing:
+        raise DataError(f"{path}: no column {sorted(missing)[0]}; this is not the table of an audit.")
+    return table
+
+
+def _open(copy: Path) -> pyarrow.Table | None:
+    import pyarrow
+
+    if not copy.is_file():
+        return None
+    try:
+        return pyarrow.ipc.open_file(pyarrow.memory_map(str(copy))).read_all()
+    except pyarrow.ArrowInvalid:  # damaged
+        return None
+
+
+def _write(path: Path, copy: Path, version: bytes) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    file = pyarrow.parquet.ParquetFile(path)
+    schema = file.schema_arrow.with_metadata({b"made from": version})
+    with replacing(copy) as out, pyarrow.ipc.new_file(out, schema) as writer:
+        held: list[pyarrow.RecordBatch] = []
+        count = 0
+        for batch in file.iter_batches(BATCH):  # may be shorter at the end of a group of rows
+            held.append(batch)
+            count += len(batch)
+            while count >= BATCH:
+                table = pyarrow.Table.from_batches(held)
+                writer.write_table(table.slice(0, BATCH).combine_chunks(), BATCH)
+                rest = table.slice(BATCH)
+                held, count = rest.to_batches(), len(rest)
+        if count:
+            writer.write_table(pyarrow.Table.from_batches(held).combine_chunks(), BATCH)

@@ -1,0 +1,281 @@
+"""A review: the pairs of an audit, the decisions on them, and which pair comes next."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from mispair.data.pairs import IntArray
+from mispair.errors import DataError
+from mispair.review.decisions import FILE, Decision, Decisions, Mode, Verdict
+from mispair.review.noise_estimate import Draw, NoiseEstimate, most_instructive
+from mispair.review.pair_table import Filter, PairTable, Suggestion
+
+State = Literal["any", "undecided", "decided", "keep", "drop", "re-pair", "rewrite", "unsure"]
+PRECISION = 0.015  # half of the interval at which the noise rate is known well enough
+RESERVED = 120.0  # seconds for which a drawn pair is not given to another session
+SHOWN = 6  # suggestions of a pair
+
+
+@dataclass(frozen=True)
+class PairView:
+    """A pair as the page shows it.
+
+    Attributes:
+        row: Its row.
+        id: Its id.
+        caption: Its caption; empty where there is none.
+        has_image: Whether its image can be shown.
+        score: Its match score; None if it could not be read.
+        reasons: Why it is flagged.
+        status: "ok", or why it could not be read.
+        decision: The one that counts now.
+        suggestions: Better partners.
+        source: Where it comes from.
+    """
+
+    row: int
+    id: str
+    caption: str
+    has_image: bool
+    score: float | None
+    reasons: tuple[str, ...]
+    status: str
+    decision: Decision | None
+    suggestions: tuple[SuggestionView, ...] = ()
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class SuggestionView:
+    """A better partner as the page shows it."""
+
+    replaced: str
+    row: int
+    id: str
+    caption: str
+    has_image: bool
+    score: float
+
+
+@dataclass(frozen=True)
+class RateProgress:
+    """How far the estimate of the noise rate has come.
+
+    Attributes:
+        decided: Decisions on drawn pairs that count.
+        estimate: None with too few of them.
+        unsure: Those that were left open.
+        reached: Whether the interval is narrow enough.
+    """
+
+    decided: int
+    estimate: NoiseEstimate | None
+    unsure: int
+
+    @property
+    def reached(self) -> bool:
+        return self.estimate is not None and self.estimate.half_width <= PRECISION
+
+
+class Review:
+    """The state of a review, safe for threads.
+
+    Args:
+        folder: The output of an audit; decisions are written to `decisions.sqlite` in it.
+        images: Folder of the images, where the paths of the audit do not lead to them.
+
+    Raises:
+        DataError: The folder is no output of an audit, or cannot be written.
+    """
+
+    def __init__(self, folder: Path, images: Path | None = None) -> None:
+        if images is not None and not images.is_dir():
+            raise DataError(f"{images}: no such folder; --images must be the folder that the image paths start from.")
+        self.folder, self.images = folder, images
+        self.table = PairTable(folder)
+        self.decisions = Decisions(folder / FILE)
+        self._reserved: dict[int, tuple[str, float]] = {}  # drawn pairs: session and time
+        self._lock = threading.Lock()
+
+    def close(self) -> None:
+        self.decisions.close()
+
+    # Showing
+
+    def view(self, row: int, *, suggestions: bool = True) -> PairView:
+        """One pair with everything that the page shows of it."""
+        if not 0 <= row < len(self.table):
+            raise DataError(f"There is no row {row}; the audit has {len(self.table):,} pairs.")
+        return self.views([row], suggestions=suggestions)[0]
+
+    def views(self, rows: Sequence[int] | IntArray, *, suggestions: bool = False) -> list[PairView]:
+        table = self.table
+        ids, captions = table.cells("id", rows), table.cells("caption", rows)
+        columns = [table.cells(name, rows) for name in ("image_path", "status", "reason", "source")]
+        views = []
+        for row, name, caption, image, status, reason, source in zip(rows, ids, captions, *columns, strict=True):
+            score = float(table.score[row])
+            views.append(
+                PairView(
+                    row=int(row),
+                    id=name,
+                    caption=caption,
+                    has_image=bool(image),
+                    score=None if np.isnan(score) else score,
+                    reasons=tuple(part for part in reason.split("; ") if part),
+                    status=status,
+                    decision=self.decisions.get(name),
+                    suggestions=self._suggestions(int(row)) if suggestions else (),
+                    source=source,
+                )
+            )
+        return views
+
+    def _suggestions(self, row: int) -> tuple[SuggestionView, ...]:
+        found: list[Suggestion] = []
+        for side in ("right", "left"):
+            found += [one for one in self.table.suggestions(row) if one.replaced == side][: SHOWN // 2]
+        rows = [one.row for one in found]
+        cells = (self.table.cells(name, rows) for name in ("id", "caption", "image_path"))
+        return tuple(
+            SuggestionView(one.replaced, one.row, name, caption, bool(image), one.score)
+            for one, name, caption, image in zip(found, *cells, strict=True)
+        )
+
+    def image(self, row: int) -> Path | None:
+        """The image file of a row; None if there is none, or if it lies outside the folder of the images."""
+        if not 0 <= row < len(self.table):
+            return None
+        name = self.table.cell("image_path", row)
+        if not name or "\0" in name:
+            return None
+        if self.images is None:
+            path = Path(name)
+            return path if path.is_absolute() and path.is_file() else None
+        root = self.images.resolve()
+        path = (root / name).resolve()
+        return path if path.is_relative_to(root) and path.is_file() else None
+
+    # Browsing
+
+    def rows(self, wanted: Filter, state: State = "any") -> IntArray:
+        """The rows that a filter and a state of decision let through, in order."""
+        order = self.table.select(wanted)
+        return order if state == "any" else order[self._in_state(order, state)]
+
+    def neighbours(self, row: int, wanted: Filter, state: State = "any") -> tuple[int | None, int | None]:
+        """The rows before and after a row in the order of a filter; the row itself need not be in that state."""
+        order = self.table.select(wanted)
+        places = np.flatnonzero(self._in_state(order, state))
+        here = np.flatnonzero(order == row)
+        before, after = (places[places < here[0]], places[places > here[0]]) if len(here) else (places[:0], places)
+        return (int(order[before[-1]]) if len(before) else None), (int(order[after[0]]) if len(after) else None)
+
+    def _in_state(self, rows: IntArray, state: State) -> npt.NDArray[np.bool_]:
+        if state == "any":
+            return np.ones(len(rows), dtype=bool)
+        chosen = [
+            name for name, one in self.decisions.current.items() if state in ("undecided", "decided", one.verdict)
+        ]
+        inside = np.isin(rows, list(self.table.find(chosen).values()))
+        return np.asarray(~inside if state == "undecided" else inside)
+
+    # Deciding
+
+    def decide(self, rows: Sequence[int], decision: Decision) -> list[Decision]:
+        """Writes the same decision on one or several rows; its id is filled in.
+
+        Raises:
+            DataError: There is no such row, or a new partner is given to several rows.
+        """
+        if not rows or not all(0 <= row < len(self.table) for row in rows):
+            raise DataError("No such pair; reload the page.")
+        if len(rows) > 1 and decision.verdict in (Verdict.REPAIR, Verdict.REWRITE):
+            raise DataError("A new partner or caption is for one pair; select one.")
+        names = self.table.cells("id", list(dict.fromkeys(rows)))
+        return self.decisions.add([replace(decision, id=name) for name in names])
+
+    def undo(self, session: str) -> list[int]:
+        """Undoes the session's last action; returns the rows concerned."""
+        undone = self.decisions.undo(session)
+        rows = self.table.find([decision.id for decision in undone])
+        return [rows[decision.id] for decision in undone if decision.id in rows]
+
+    def progress(self) -> Counter[str]:
+        """How many pairs have each verdict."""
+        return Counter(str(decision.verdict) for decision in self.decisions.current.values())
+
+    # Choosing for the reviewer
+
+    @cached_property
+    def draw(self) -> Draw:
+        """The draw for the noise rate. Another one if the scores have changed: its decisions begin anew."""
+        return Draw(1.0 - self.table.score[self.table.readable].astype(np.float64), int(self.draw_key[:8], 16))
+
+    @cached_property
+    def draw_key(self) -> str:
+        """Tells this draw from those over other scores."""
+        seed = self.decisions.setting("seed", str(int.from_bytes(np.random.default_rng().bytes(4))))
+        return hashlib.sha256(f"{seed} ".encode() + self.table.score.tobytes()).hexdigest()
+
+    @cached_property
+    def _drawn_rows(self) -> IntArray:
+        return np.asarray(self.table.readable[self.draw.order])
+
+    @cached_property
+    def _instructive_rows(self) -> IntArray:
+        rows = self.table.readable
+        return np.asarray(rows[most_instructive(1.0 - self.table.score[rows].astype(np.float64), 0)])
+
+    def _drawn_decisions(self) -> dict[int, Decision]:
+        """Decisions on drawn pairs of this draw, by row; the last one counts."""
+        history = self.decisions.history(undone=False, mode=Mode.RATE)
+        found = {one.id: one for one in history if one.draw == self.draw_key}
+        rows = self.table.find(list(found))
+        return {row: found[name] for name, row in rows.items()}
+
+    def next_drawn(self, session: str) -> int | None:
+        """The next pair to decide for the noise rate, and reserves it; None when all are decided."""
+        decided = self._drawn_decisions()
+        now = time.monotonic()
+        with self._lock:
+            self._reserved = {row: one for row, one in self._reserved.items() if now - one[1] < RESERVED}
+            for row in self._drawn_rows.tolist():
+                owner = self._reserved.get(row, (session, now))[0]
+                if row not in decided and owner == session:
+                    self._reserved[row] = (session, now)
+                    return int(row)
+        return None
+
+    def next_instructive(self) -> int | None:
+        """The undecided pair on which a decision teaches the audit most."""
+        decided = set(self.table.find(list(self.decisions.current)).values())
+        return next((int(row) for row in self._instructive_rows.tolist() if row not in decided), None)
+
+    def inclusion(self, row: int) -> float:
+        """Probability with which a pair is among those drawn up to it."""
+        place = int(np.flatnonzero(self._drawn_rows == row)[0])
+        return float(self.draw.inclusion(place + 1)[self.draw.order[place]])
+
+    def rate(self) -> RateProgress:
+        """The noise rate from the decisions on drawn pairs, up to the first that is not decided."""
+        decided = self._drawn_decisions()
+        answers: list[float] = []
+        for row in self._drawn_rows.tolist():
+            if row not in decided:
+                break
+            matched = decided[row].verdict.matched
+            answers.append(np.nan if matched is None else float(not matched))
+        found = np.array(answers)
+        return RateProgress(len(found), self.draw.estimate(found), int(np.isnan(found).sum()))

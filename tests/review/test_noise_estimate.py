@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -34,7 +35,8 @@ def by_hand(q: list[float], seed: int, answers: list[float]) -> tuple[float, flo
     for value, chance in zip(q, inclusion, strict=True):
         tempered = 1 / (1 + math.exp(-noise_estimate.TEMPER * math.log(value / (1 - value))))
         expected += (1 - chance) / chance * tempered * (1 - tempered)
-    variance = (count * observed + noise_estimate.PRIOR * expected) / (count + noise_estimate.PRIOR)
+    mixed = (count * observed + noise_estimate.PRIOR * expected) / (count + noise_estimate.PRIOR)
+    variance = max(observed, mixed)
     return rate / len(q), 1.96 * math.sqrt(variance) / len(q)
 
 
@@ -107,7 +109,7 @@ def test_drawn_in_the_same_order_for_every_size() -> None:
     draw = Draw(np.random.default_rng(0).random(50), 3)
     assert sorted(draw.order.tolist()) == list(range(50))
     inclusion = [draw.inclusion(count) for count in range(51)]
-    assert all((later >= earlier).all() for earlier, later in zip(inclusion, inclusion[1:], strict=False))
+    assert all((later >= earlier).all() for earlier, later in pairwise(inclusion))
     assert (inclusion[-1] == 1).all()
 
 

@@ -22,7 +22,7 @@ from mispair.functional.logistic import FloatArray, probability
 
 EVEN = 0.3  # share of the draws that does not depend on the scores, which may be wrong
 SURE = 0.002  # no score is taken for surer than this
-TEMPER = 0.9  # log odds of the scores are multiplied by this for the variance, as they may be overconfident
+TEMPER = 0.92  # log odds of the scores are multiplied by this for the variance, as they may be overconfident
 Z = 1.96  # 95 %
 LEAST = 60  # decisions before an interval is given
 PRIOR = 150  # decisions that the variance expected by the scores counts as
@@ -114,7 +114,7 @@ class Draw:
         observed = ((1 - inclusion) * (error / inclusion) ** 2).sum()
         # Few decisions say little about the variance: at first it is mostly the one that the scores expect.
         by_scores = ((1 - every) / every * self._expected_variance).sum()
-        variance = (count * observed + PRIOR * by_scores) / (count + PRIOR)
+        variance = max(observed, (count * observed + PRIOR * by_scores) / (count + PRIOR))
         half = Z * np.sqrt(variance) / total
         low, high = np.clip([rate - half, rate + half], 0, 1)
         return NoiseEstimate(count, float(np.clip(rate, 0, 1)), float(low), float(high))

@@ -1,0 +1,234 @@
+"""A review over an audit's output: filters, order, decisions, and which pair comes next."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from audited import write_audit
+from mispair.errors import DataError
+from mispair.review import noise_estimate, pair_table
+from mispair.review import review as review_module
+from mispair.review.decisions import Decision, Mode, Verdict
+from mispair.review.pair_table import Filter, PairTable
+from mispair.review.review import Review
+from mispair.review.transfer import export_decisions, import_decisions
+
+KEEP = Decision("", Verdict.KEEP, session="s")
+
+
+@pytest.fixture
+def review(tmp_path: Path) -> Review:
+    return Review(write_audit(tmp_path / "audit"))
+
+
+filters = st.builds(
+    Filter,
+    low=st.sampled_from([0.0, 0.2, 0.5]),
+    high=st.sampled_from([0.3, 0.9, 1.0]),
+    flagged=st.booleans(),
+    reason=st.sampled_from(["", "other items fit either side better", "no such reason"]),
+    text=st.sampled_from(["", "DOG", "caption 1", "p2", "%", "\\", "nothing"]),
+    sort=st.sampled_from(["score", "-score", "doubt", "row"]),
+)
+
+
+@given(wanted=filters, batch=st.sampled_from([7, 16, 1 << 16]))
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_a_filter_lets_through_what_it_says(
+    tmp_path_factory: pytest.TempPathFactory, wanted: Filter, batch: int
+) -> None:
+    folder = write_audit(tmp_path_factory.mktemp("audit"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pair_table, "BATCH", batch)
+        table = PairTable(folder)
+        captions, reasons, ids = (table.cells(name, range(60)) for name in ("caption", "reason", "id"))
+        score = np.arange(60, dtype=np.float32) / 60
+        expected = [
+            row
+            for row in range(60)
+            if wanted.low <= score[row] <= wanted.high
+            and (score[row] < 0.5 or not wanted.flagged)
+            and wanted.reason in ("", reasons[row])
+            and (wanted.text.lower() in captions[row].lower() or wanted.text.lower() in ids[row].lower())
+        ]
+        keys = {"score": score, "-score": -score, "doubt": abs(score - 0.5), "row": np.arange(60)}[wanted.sort]
+        expected.sort(key=lambda row: keys[row])
+        assert table.select(wanted).tolist() == expected
+        assert table.select(wanted).tolist() == expected  # remembered
+
+
+def test_the_mapped_copy_follows_the_table(tmp_path: Path) -> None:
+    folder = write_audit(tmp_path, 20)
+    assert len(PairTable(folder)) == 20
+    write_audit(tmp_path, 30)
+    assert len(PairTable(folder)) == 30
+    (folder / pair_table.MAPPED).write_bytes(b"damaged")
+    assert len(PairTable(folder)) == 30
+
+
+def test_a_folder_that_is_no_audit_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"no pairs\.parquet in here"):
+        Review(tmp_path)
+    (tmp_path / "pairs.parquet").write_bytes(b"PAR1 damaged")
+    with pytest.raises(DataError, match="the table cannot be read"):
+        Review(tmp_path)
+    with pytest.raises(DataError, match="no such folder; --images"):
+        Review(tmp_path, tmp_path / "nowhere")
+
+
+def test_a_pair_has_its_suggestions_best_first(review: Review) -> None:
+    view = review.view(3)
+    assert (view.id, view.score, view.status) == ("p3", pytest.approx(0.05), "ok")
+    found = [(one.replaced, one.id, round(one.score, 1)) for one in view.suggestions]
+    assert found == [("right", "p4", 0.9), ("right", "p5", 0.6), ("left", "p4", 0.9), ("left", "p5", 0.6)]
+    assert not review.view(50).suggestions
+    with pytest.raises(DataError, match="no row 60"):
+        review.view(60)
+
+
+def test_states_and_neighbours(review: Review) -> None:
+    review.decide([0, 2], KEEP)
+    review.decide([1], replace(KEEP, verdict=Verdict.DROP))
+    wanted = Filter()
+    assert review.rows(wanted, "decided").tolist() == [0, 1, 2]
+    assert review.rows(wanted, "keep").tolist() == [0, 2]
+    assert review.rows(wanted, "undecided").tolist() == list(range(3, 30))
+    assert review.neighbours(1, wanted) == (0, 2)
+    assert review.neighbours(1, wanted, "undecided") == (None, 3)
+    assert review.neighbours(29, wanted) == (28, None)
+    assert review.neighbours(45, wanted) == (None, 0)  # not flagged: begins at the first
+    assert review.undo("s") == [1]
+    assert review.undo("s") == [0, 2]
+    assert review.undo("s") == []
+
+
+@pytest.mark.parametrize(
+    ("rows", "decision"),
+    [
+        ([], KEEP),
+        ([60], KEEP),
+        ([-1], KEEP),
+        ([0, 1], Decision("", Verdict.REWRITE, caption="a dog")),
+    ],
+)
+def test_what_cannot_be_decided_is_refused(review: Review, rows: list[int], decision: Decision) -> None:
+    with pytest.raises(DataError):
+        review.decide(rows, decision)
+    assert not review.decisions.current
+
+
+def test_the_noise_rate_counts_drawn_pairs_only(review: Review, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(noise_estimate, "LEAST", 5)
+    review.decide(list(range(30)), replace(KEEP, verdict=Verdict.DROP))  # browsing freely
+    assert review.rate().decided == 0
+    asked = []
+    for _ in range(10):
+        row = review.next_drawn("s")
+        assert row is not None
+        assert review.next_drawn("s") == row
+        asked.append(row)
+        matched = row >= 30
+        verdict = Verdict.KEEP if matched else Verdict.DROP
+        drawn = Decision(
+            "", verdict, session="s", mode=Mode.RATE, inclusion=review.inclusion(row), draw=review.draw_key
+        )
+        review.decide([row], drawn)
+    assert len(set(asked)) == 10
+    progress = review.rate()
+    assert progress.decided == 10
+    assert progress.estimate is not None
+    assert progress.estimate.low <= 0.5 <= progress.estimate.high
+    review.undo("s")
+    assert review.rate().decided == 9
+    assert review.next_drawn("s") == asked[-1]
+
+
+def test_a_drawn_pair_is_not_given_to_two_sessions(review: Review, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = review.next_drawn("one"), review.next_drawn("other")
+    assert one != other
+    assert (review.next_drawn("one"), review.next_drawn("other")) == (one, other)
+    monkeypatch.setattr(review_module, "RESERVED", 0.0)  # the other one has left
+    assert review.next_drawn("other") == one
+
+
+def test_the_draw_is_the_same_after_a_restart_and_another_over_other_scores(tmp_path: Path) -> None:
+    folder = write_audit(tmp_path, 60)
+    first = Review(folder)
+    row = first.next_drawn("s")
+    assert row is not None
+    first.decide([row], Decision("", Verdict.KEEP, session="s", mode=Mode.RATE, inclusion=0.5, draw=first.draw_key))
+    assert Review(folder).rate().decided == 1
+    write_audit(tmp_path, 61)
+    assert Review(folder).rate().decided == 0
+    assert len(Review(folder).decisions.current) == 1
+
+
+def test_teaching_asks_for_the_least_certain(review: Review) -> None:
+    row = review.next_instructive()
+    assert row is not None
+    assert abs(row / 60 - 0.5) < 0.2
+    review.decide([row], KEEP)
+    assert review.next_instructive() != row
+
+
+@pytest.mark.parametrize("name", ["../secret.jpg", "/etc/passwd", "a\0b", "", "missing.jpg", "link.jpg"])
+def test_no_image_outside_its_folder_is_found(tmp_path: Path, name: str) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    folder = write_audit(tmp_path / "audit", 4)
+    images = tmp_path / "images"
+    images.mkdir()
+    (tmp_path / "secret.jpg").write_bytes(b"secret")
+    (images / "here.jpg").write_bytes(b"image")
+    (images / "link.jpg").symlink_to(tmp_path / "secret.jpg")
+    table = pyarrow.parquet.read_table(folder / "pairs.parquet")
+    place = table.column_names.index("image_path")
+    table = table.set_column(place, "image_path", pyarrow.array([name, "here.jpg", "", ""]))
+    pyarrow.parquet.write_table(table, folder / "pairs.parquet")
+    review = Review(folder, images)
+    assert review.image(0) is None
+    assert review.image(1) == (images / "here.jpg").resolve()
+    assert review.image(9) is None
+
+
+def test_decisions_go_to_csv_and_come_back(tmp_path: Path) -> None:
+    first, second = (Review(write_audit(tmp_path / name)) for name in "ab")
+    first.decide([0], Decision("", Verdict.REPAIR, "right", "p5", reviewer="ana"))
+    first.decide([1], Decision("", Verdict.REWRITE, caption='=HYPERLINK("x")\n"two lines", and a comma'))
+    first.decide([2], KEEP)
+    assert export_decisions(first.decisions, tmp_path / "d.csv") == 3
+    assert "'=HYPERLINK" in (tmp_path / "d.csv").read_text()
+    assert import_decisions(second.decisions, tmp_path / "d.csv", "bob") == 3
+    kept = [
+        {name: (one.verdict, one.replaced, one.partner, one.caption) for name, one in review.decisions.current.items()}
+        for review in (first, second)
+    ]
+    assert kept[0] == kept[1]
+    assert second.decisions.current["p0"].reviewer == "ana"
+    assert second.decisions.current["p2"].reviewer == "bob"
+    assert {one.mode for one in second.decisions.current.values()} == {Mode.IMPORT}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"id,answer\n1,yes\n", "the columns are id, answer; expected id and verdict"),
+        (b"id,verdict\n1,keep\n2,maybe\n", "line 3: 'maybe' is no decision"),
+        (b"id,verdict\n1,re-pair\n", "must name a partner"),
+        (b"", "the columns are none"),
+        (b"\xff\xfe\x00", "not UTF-8"),
+    ],
+)
+def test_a_file_that_holds_no_decisions_adds_none(tmp_path: Path, content: bytes, message: str) -> None:
+    review = Review(write_audit(tmp_path / "audit"))
+    (tmp_path / "d.csv").write_bytes(content)
+    with pytest.raises(DataError, match=message):
+        import_decisions(review.decisions, tmp_path / "d.csv")
+    assert not review.decisions.current

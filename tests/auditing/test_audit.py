@@ -29,7 +29,9 @@ parquet = pytest.importorskip("pyarrow.parquet")
 
 CPU = Settings(device="cpu")
 ROWS = 120
-FILES = ["audit.json", "pairs.csv", "pairs.parquet", "report.html", "suggestions.csv", "summary.json"]
+FILES = [
+    "audit.json", "pairs.csv", "pairs.parquet", "report.html", "suggestions.csv", "suggestions.parquet", "summary.json",
+]  # fmt: skip
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -16,8 +16,9 @@ from mispair.auditing import folder as folder_module
 from mispair.auditing import inputs
 from mispair.auditing.audit import Settings, audit_source
 from mispair.auditing.findings import AuditSummary
-from mispair.auditing.folder import AUDIT, audit_path
+from mispair.auditing.folder import audit_path
 from mispair.auditing.inputs import AuditInput
+from mispair.auditing.output_files import AUDIT
 from mispair.auditing.sources.source import open_source
 from mispair.cli.main import main
 from mispair.data.shapes import dataset

@@ -18,7 +18,9 @@ from mispair.errors import DataError
 pytest.importorskip("pyarrow")
 
 CPU = Settings(device="cpu")
-FILES = ["audit.json", "pairs.csv", "pairs.parquet", "report.html", "suggestions.csv", "summary.json"]
+FILES = [
+    "audit.json", "pairs.csv", "pairs.parquet", "report.html", "suggestions.csv", "suggestions.parquet", "summary.json",
+]  # fmt: skip
 
 
 pytestmark = pytest.mark.usefixtures("hurried")

@@ -19,7 +19,7 @@ def write_audit(folder: Path, count: int = 60, *, images: bool = False) -> Path:
     columns = {
         "id": [f"p{row}" for row in range(count)],
         "caption": [f"caption {row} of a {'dog' if row % 3 else 'cat'}" for row in range(count)],
-        "image_path": [f"{row % 4}.jpg" if images else "" for row in range(count)],
+        "image": [f"{row % 4}.jpg" if images else "" for row in range(count)],
         "status": ["ok"] * count,
         "match_score": score,
         "is_mismatch": flagged,

@@ -84,7 +84,8 @@ def test_a_folder_that_is_no_audit_is_refused(tmp_path: Path) -> None:
 
 def test_a_pair_has_its_suggestions_best_first(review: Review) -> None:
     view = review.view(3)
-    assert (view.id, view.score, view.status) == ("p3", pytest.approx(0.05), "ok")
+    assert (view.id, view.status) == ("p3", "ok")
+    assert view.score == pytest.approx(0.05)
     found = [(one.replaced, one.id, round(one.score, 1)) for one in view.suggestions]
     assert found == [("right", "p4", 0.9), ("right", "p5", 0.6), ("left", "p4", 0.9), ("left", "p5", 0.6)]
     assert not review.view(50).suggestions
@@ -189,12 +190,12 @@ def test_no_image_outside_its_folder_is_found(tmp_path: Path, name: str) -> None
     (images / "here.jpg").write_bytes(b"image")
     (images / "link.jpg").symlink_to(tmp_path / "secret.jpg")
     table = pyarrow.parquet.read_table(folder / "pairs.parquet")
-    place = table.column_names.index("image_path")
-    table = table.set_column(place, "image_path", pyarrow.array([name, "here.jpg", "", ""]))
+    place = table.column_names.index("image")
+    table = table.set_column(place, "image", pyarrow.array([name, "here.jpg", "", ""]))
     pyarrow.parquet.write_table(table, folder / "pairs.parquet")
     review = Review(folder, images)
     assert review.image(0) is None
-    assert review.image(1) == (images / "here.jpg").resolve()
+    assert review.image(1) == b"image"
     assert review.image(9) is None
 
 

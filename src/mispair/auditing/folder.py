@@ -8,12 +8,14 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 from rich.console import Console
 
 from mispair import __version__
 from mispair.auditing.audit import JUDGE, Audit, Settings, audit_source, check, check_rows, checked_answers
+from mispair.auditing.encoding.encode import Encoders
 from mispair.auditing.findings import AuditSummary
 from mispair.auditing.inputs import AuditInput
 from mispair.auditing.layouts.copies import (
@@ -23,25 +25,29 @@ from mispair.auditing.layouts.copies import (
     read_edits,
     write_copy,
 )
-from mispair.auditing.layouts.datacomp import SUBSET, uid_subset
+from mispair.auditing.layouts.datacomp import uid_subset
 from mispair.auditing.layouts.embeddings import is_array_file
+from mispair.auditing.output_files import (
+    AUDIT,
+    CSV,
+    REPORT,
+    SHARDS,
+    SUBSET,
+    SUGGESTIONS,
+    SUGGESTIONS_CSV,
+    SUMMARY,
+    TABLE,
+)
 from mispair.auditing.result_tables import defused, original, write_table
 from mispair.auditing.sources.from_training import is_run
 from mispair.auditing.sources.raw import RawPairs
 from mispair.auditing.sources.source import Source
-from mispair.auditing.sources.tables import open_table
+from mispair.auditing.sources.tables import Roles, open_table
 from mispair.compute.devices import pick_device
 from mispair.config import read_recipe
 from mispair.errors import ConfigError, DataError
 from mispair.support.files import Json, replacing, write_atomically
-from mispair.support.owned_folder import FolderKind, OwnedFolder
-
-TABLE, CSV, SUGGESTIONS = "pairs.parquet", "pairs.csv", "suggestions.csv"
-REPORT, SUMMARY = "report.html", "summary.json"
-SHARDS = "shards"
-AUDIT = FolderKind(
-    "an audit", "audit.json", (TABLE, CSV, SUGGESTIONS, REPORT, SUMMARY), optional=(f"{SHARDS}/*.parquet", SUBSET)
-)
+from mispair.support.owned_folder import OwnedFolder, read_mark
 
 _YES, _NO, _PLAIN = ("1", "true", "yes"), ("0", "false", "no"), ("right", "wrong")
 
@@ -147,7 +153,8 @@ def _audit(folder: OwnedFolder, source: Source, settings: Settings, console: Con
         raise
     audit.to_parquet(out / TABLE, overwrite=True)
     audit.to_csv(out / CSV, overwrite=True)
-    write_table(out / SUGGESTIONS, [defused(audit.suggestions)], overwrite=True)
+    write_table(out / SUGGESTIONS, [audit.suggestions], overwrite=True)
+    write_table(out / SUGGESTIONS_CSV, [defused(audit.suggestions)], overwrite=True)
     _write_shards(audit, out)
     audit.to_html(out / REPORT)
     write_atomically(out / SUMMARY, f"{audit.summary.model_dump_json(indent=2)}\n".encode())
@@ -178,9 +185,9 @@ def _request(data: AuditInput, raw: RawPairs | None, settings: Settings, made: S
     """
     places = {"the source": data.source, "--left": data.left, "--right": data.right, "--ids": data.ids}
     encoding: dict[str, Json] = {}
-    if raw is not None:
+    if raw is not None and data.source is not None:
         encoding = {
-            "the source": [str(raw.name), *raw.state()],
+            "the source": [str(data.source.resolve()), *raw.state()],
             "--image-model": data.encoders.image_model,
             "--text-model": data.encoders.text_model,
         }
@@ -193,6 +200,38 @@ def _request(data: AuditInput, raw: RawPairs | None, settings: Settings, made: S
         **encoding,
         **_settings_request(settings),
     }
+
+
+def read_input(out: Path) -> AuditInput:
+    """The input of an audit that was written to a folder.
+
+    Raises:
+        DataError: The folder holds no audit, or one of data in memory.
+    """
+    mark = read_mark(out, AUDIT)
+    if mark is None or not mark.finished:
+        raise DataError(f"{out}: no finished audit in here; give the folder that `mispair audit --out` has written.")
+    source, left, right, ids = (_place(mark.request, name) for name in ("the source", "--left", "--right", "--ids"))
+    if source is None and left is None:
+        raise DataError(f"{out}: this is an audit of data in memory, which is not there any more.")
+    images, split, columns = (mark.request.get(name) for name in ("--images", "--split", "the columns"))
+    named = dict(str(column).split("=", 1) for column in columns) if isinstance(columns, list) else {}
+    models = (str(mark.request.get(name) or "") for name in ("--image-model", "--text-model"))
+    return AuditInput(
+        source,
+        left,
+        right,
+        ids,
+        images=None if images is None else Path(str(images)),
+        split=None if split is None else str(split),
+        columns=cast("Roles", named),
+        encoders=Encoders(*models),
+    )
+
+
+def _place(request: Mapping[str, Json], name: str) -> Path | None:
+    found = request.get(name)
+    return Path(str(found[0])) if isinstance(found, list) and found else None
 
 
 def _settings_request(settings: Settings) -> dict[str, Json]:

@@ -18,6 +18,7 @@ from mispair.cli.bench import bench_audit, bench_epoch, bench_report, bench_run,
 from mispair.cli.data import data_check, data_get, data_make, data_noise
 from mispair.cli.model import evaluate, search, train
 from mispair.cli.output import console, print_json, print_table
+from mispair.cli.review import export, review
 from mispair.errors import ConfigError, MispairError
 from mispair.support.renamed import current_flag
 
@@ -69,6 +70,8 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "eval": evaluate,
     "search": search,
     "audit": audit,
+    "review": review,
+    "export": export,
     "encode": encode,
     "demo": demo,
     "methods": methods,

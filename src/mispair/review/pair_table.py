@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from mispair.auditing.output_files import SUGGESTIONS, TABLE
 from mispair.data.pairs import MATCH_THRESHOLD, IntArray
 from mispair.errors import DataError
 from mispair.support.files import replacing
@@ -23,7 +24,7 @@ from mispair.support.files import replacing
 if TYPE_CHECKING:
     import pyarrow
 
-TABLE, SUGGESTIONS, MAPPED = "pairs.parquet", "suggestions.parquet", "review.arrow"
+MAPPED = "review.arrow"
 BATCH = 1 << 16  # rows that are converted at a time
 REMEMBERED = 16  # selections
 Sort = Literal["score", "doubt", "row", "-score"]

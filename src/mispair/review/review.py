@@ -18,6 +18,7 @@ import numpy.typing as npt
 from mispair.data.pairs import IntArray
 from mispair.errors import DataError
 from mispair.review.decisions import FILE, Decision, Decisions, Mode, Verdict
+from mispair.review.images import AuditedImages
 from mispair.review.noise_estimate import Draw, NoiseEstimate, most_instructive
 from mispair.review.pair_table import Filter, PairTable, Suggestion
 
@@ -93,16 +94,15 @@ class Review:
 
     Args:
         folder: The output of an audit; decisions are written to `decisions.sqlite` in it.
-        images: Folder of the images, where the paths of the audit do not lead to them.
+        images: Folder of the images, if they have been moved since the audit.
 
     Raises:
         DataError: The folder is no output of an audit, or cannot be written.
     """
 
     def __init__(self, folder: Path, images: Path | None = None) -> None:
-        if images is not None and not images.is_dir():
-            raise DataError(f"{images}: no such folder; --images must be the folder that the image paths start from.")
-        self.folder, self.images = folder, images
+        self.folder = folder
+        self._images = AuditedImages(folder, images)
         self.table = PairTable(folder)
         self.decisions = Decisions(folder / FILE)
         self._reserved: dict[int, tuple[str, float]] = {}  # drawn pairs: session and time
@@ -122,7 +122,7 @@ class Review:
     def views(self, rows: Sequence[int] | IntArray, *, suggestions: bool = False) -> list[PairView]:
         table = self.table
         ids, captions = table.cells("id", rows), table.cells("caption", rows)
-        columns = [table.cells(name, rows) for name in ("image_path", "status", "reason", "source")]
+        columns = [table.cells(name, rows) for name in ("image", "status", "reason", "source")]
         views = []
         for row, name, caption, image, status, reason, source in zip(rows, ids, captions, *columns, strict=True):
             score = float(table.score[row])
@@ -147,25 +147,15 @@ class Review:
         for side in ("right", "left"):
             found += [one for one in self.table.suggestions(row) if one.replaced == side][: SHOWN // 2]
         rows = [one.row for one in found]
-        cells = (self.table.cells(name, rows) for name in ("id", "caption", "image_path"))
+        cells = (self.table.cells(name, rows) for name in ("id", "caption", "image"))
         return tuple(
             SuggestionView(one.replaced, one.row, name, caption, bool(image), one.score)
             for one, name, caption, image in zip(found, *cells, strict=True)
         )
 
-    def image(self, row: int) -> Path | None:
+    def image(self, row: int) -> bytes | None:
         """The image file of a row; None if there is none, or if it lies outside the folder of the images."""
-        if not 0 <= row < len(self.table):
-            return None
-        name = self.table.cell("image_path", row)
-        if not name or "\0" in name:
-            return None
-        if self.images is None:
-            path = Path(name)
-            return path if path.is_absolute() and path.is_file() else None
-        root = self.images.resolve()
-        path = (root / name).resolve()
-        return path if path.is_relative_to(root) and path.is_file() else None
+        return self._images.read(row, self.table.cell("image", row)) if 0 <= row < len(self.table) else None
 
     # Browsing
 

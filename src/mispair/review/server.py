@@ -6,7 +6,6 @@ going back work. No request goes to another machine, and the content security po
 
 from __future__ import annotations
 
-import base64
 import hmac
 import re
 import secrets
@@ -39,6 +38,7 @@ STATIC = Path(__file__).parent / "static"
 PAGE = 24  # pairs of the grid
 SIZES = (200, 640)  # pixels of the images in the grid and alone
 MOST_BYTES = 1 << 20  # of a request
+MOST_IMAGE_BYTES = 200_000
 LONGEST = 10_000  # characters of a new caption
 COOKIE, TOKEN = "mispair-session", "mispair-token"
 HEADERS = {
@@ -216,8 +216,8 @@ class _Server:
         return Response(content, media_type="text/csv; charset=utf-8", headers=name)
 
     def _read_image(self, row: int, size: int) -> bytes:
-        path = self.review.image(row)
-        return b"" if path is None else base64.b64decode(thumbnail(path, size).uri.partition(",")[2])
+        content = self.review.image(row)
+        return b"" if content is None else thumbnail(content, size, MOST_IMAGE_BYTES).content
 
     def _show(self, address: Address, session: str, *, part: bool, message: str = "") -> HTMLResponse:
         review = self.review

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import IO
 
 from mispair.errors import DataError
 
+LARGEST = 1 << 28  # bytes of one file that is read as a whole
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
 
@@ -62,3 +64,17 @@ def _sync_folder(folder: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def read_regular(path: Path) -> bytes:
+    """The content of a file that is no device or pipe, and of a sensible size.
+
+    Raises:
+        OSError: It is something else, or cannot be read.
+    """
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError("not a file")
+    if found.st_size > LARGEST:
+        raise OSError(f"a file of {found.st_size / 1e6:,.0f} MB, and at most {LARGEST / 1e6:,.0f} MB are read")
+    return path.read_bytes()

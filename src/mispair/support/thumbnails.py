@@ -32,17 +32,23 @@ class Thumbnail(NamedTuple):
     uri: str
     problem: str
 
+    @property
+    def content(self) -> bytes:
+        """The JPEG itself."""
+        return base64.b64decode(self.uri.partition(",")[2])
+
 
 class TooManyPixelsError(Exception):
     """An image would take too much memory."""
 
 
-def thumbnail(source: Path | bytes, size: int = 160) -> Thumbnail:
+def thumbnail(source: Path | bytes, size: int = 160, most_bytes: int = MOST_BYTES) -> Thumbnail:
     """A JPEG of at most `size` x `size` pixels as a data URI; without camera data, comments or transparency.
 
     Args:
         source: An image file, or its content.
         size: Pixels.
+        most_bytes: Its quality is lowered to keep it below this.
     """
     try:
         if isinstance(source, Path) and not source.is_file():
@@ -51,7 +57,8 @@ def thumbnail(source: Path | bytes, size: int = 160) -> Thumbnail:
         with warnings.catch_warnings(action="ignore"), open_image(source, 2 * size) as image:
             small = upright(image)
             small.thumbnail((size, size))
-            return Thumbnail("data:image/jpeg;base64," + base64.b64encode(_jpeg(on_white(small))).decode(), "")
+            content = _jpeg(on_white(small), most_bytes)
+            return Thumbnail("data:image/jpeg;base64," + base64.b64encode(content).decode(), "")
     except TooManyPixelsError:
         return Thumbnail("", TOO_LARGE)
     except Exception:  # PIL raises almost anything for a damaged file: OSError, SyntaxError, ValueError, struct.error
@@ -108,13 +115,13 @@ def on_white(image: Image.Image) -> Image.Image:
     return flat
 
 
-def _jpeg(image: Image.Image) -> bytes:
+def _jpeg(image: Image.Image, most_bytes: int) -> bytes:
     """The image at the best quality that keeps it small."""
     content = b""
     for quality in _QUALITIES:
         buffer = io.BytesIO()
         image.save(buffer, "JPEG", quality=quality, optimize=True)
         content = buffer.getvalue()
-        if len(content) <= MOST_BYTES:
+        if len(content) <= most_bytes:
             break
     return content

@@ -14,6 +14,7 @@ from mispair.auditing.layouts.datacomp import DataComp
 from mispair.auditing.layouts.embeddings import Arrays, ClipRetrieval
 from mispair.auditing.layouts.scan_features import ScanFeatures
 from mispair.auditing.sources.edits import Edits, Layout
+from mispair.auditing.sources.raw import RawPairs
 from mispair.auditing.sources.source import Source
 from mispair.errors import DataError
 from mispair.support.files import Json, read_json, write_atomically
@@ -26,12 +27,15 @@ if TYPE_CHECKING:
 
 Owns = Callable[[str], bool]  # whether a file of this name belongs to a copy
 MARK = ".copy.json"  # the audit that a copy belongs to
+MANIFEST = "manifest.csv"  # what became of each pair, beside a copy
 SURE = 0.9  # probability from which a suggested partner takes the place of a wrong one
 _COLUMNS = ("is_mismatch", "suggested_right", "suggested_right_score", "suggested_left", "suggested_left_score")
 
 
-def layout_of(source: Source) -> Layout:
+def layout_of(source: Source | RawPairs) -> Layout:
     """The layout that a source was read from."""
+    if isinstance(source, RawPairs):
+        return source
     if source.raw is not None:
         return source.raw
     match source.layout:
@@ -49,7 +53,7 @@ def clean_edits(table: pyarrow.Table) -> Edits:
     return Edits.keeping(~np.asarray(table.column("is_mismatch").fill_null(True), dtype=np.bool_))
 
 
-def mended_edits(table: pyarrow.Table, source: Source, least: float = SURE) -> Edits:
+def mended_edits(table: pyarrow.Table, source: Source | RawPairs, least: float = SURE) -> Edits:
     """Gives flagged pairs their surest suggested partner, on the right or on the left side, and leaves out the others.
 
     Args:
@@ -90,12 +94,13 @@ def read_edits(path: Path, source: Source, *, mend: bool) -> Edits:
 
 
 def write_copy(
-    source: Source,
+    source: Source | RawPairs,
     edits: Edits,
     out: str | Path,
     overwrite: bool = False,
     *,
     request: Mapping[str, Json] | None = None,
+    also: Callable[[Path], None] | None = None,
 ) -> Path:
     """Write an edited copy of the data in the layout it came in. The data itself is only read.
 
@@ -105,6 +110,7 @@ def write_copy(
         out: A new or empty folder, outside the data.
         overwrite: Whether an earlier copy there may be replaced.
         request: What `is_copied` recognises the copy by.
+        also: Writes what belongs beside the copy to its folder.
 
     Raises:
         DataError: Nothing would be left, the folder holds something else or lies inside the data, or the disk is full.
@@ -122,6 +128,8 @@ def write_copy(
         if size > free:
             raise DataError(f"{out}: the copy needs {size / 1e9:.1f} GB, but only {free / 1e9:.1f} GB are free there.")
         layout.write(edits, folder)
+        if also is not None:
+            also(folder)
         write_atomically(folder / MARK, json.dumps(request).encode())
     return out
 
@@ -132,13 +140,14 @@ def is_copied(out: Path, request: Mapping[str, Json]) -> bool:
     return read_json(out / MARK) == found
 
 
-def check_copy(source: Source, out: Path, overwrite: bool) -> None:
+def check_copy(source: Source | RawPairs, out: Path, overwrite: bool) -> None:
     """Refuses a place where no copy of this data may be written, which takes no time.
 
     Raises:
         DataError: It lies in the data or the other way round, is a file, or holds something that would be lost.
     """
-    check_place(layout_of(source).owns, source.folder, source.files, out, overwrite)
+    folder = source.folder if isinstance(source, Source) else None
+    check_place(layout_of(source).owns, folder, source.files, out, overwrite)
 
 
 def check_place(owns: Owns, folder: Path | None, files: Iterable[Path], out: Path, overwrite: bool) -> None:
@@ -176,7 +185,7 @@ def _check_free(owns: Owns, out: Path, overwrite: bool) -> None:
             f"{out}: the folder is not empty; allow an earlier copy in it to be replaced (--overwrite) or choose "
             "another."
         )
-    others = sorted(name for name in there if name != MARK and not owns(name))
+    others = sorted(name for name in there if name not in (MARK, MANIFEST) and not owns(name))
     if others:
         raise DataError(
             f"{out}: the folder also holds {listed(others)}, which no copy of this data consists of and which would be "

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mispair.auditing.output_files import SUBSET
 from mispair.auditing.layouts.embeddings import check_no_rewritten, vectors_size
 from mispair.auditing.layouts.table import TableCopies
 from mispair.auditing.sources import row_ids
@@ -24,7 +25,6 @@ from mispair.errors import DataError
 from mispair.support.files import replacing
 
 MODELS = ("l14", "b32")  # the better one first
-SUBSET = "subset.npy"
 _UID = r"^[0-9a-fA-F]{1,32}$"
 
 

@@ -18,11 +18,11 @@ import numpy as np
 
 from mispair.auditing.sources import row_ids
 from mispair.auditing.sources.edits import Edits, LookUp
-from mispair.auditing.sources.raw import ImageFiles, RawPairs, read_regular, unique_ids
+from mispair.auditing.sources.raw import ImageFiles, RawPairs, unique_ids
 from mispair.auditing.sources.tables import InMemory, Part, Table, Text
 from mispair.data.pairs import IntArray
 from mispair.errors import DataError
-from mispair.support.files import replacing
+from mispair.support.files import read_regular, replacing
 
 IN_MEMORY = "pairs.parquet"  # the copy of a table that has no file
 _WITH_IMAGES = 256  # rows with their images that are held in memory

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import stat
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,10 +18,9 @@ from mispair.auditing.sources import row_ids
 from mispair.auditing.sources.edits import Edits, Layout
 from mispair.data.pairs import IntArray
 from mispair.errors import DataError
-from mispair.support.files import Json
+from mispair.support.files import Json, read_regular
 from mispair.support.formatting import plain
 
-MOST_BYTES = 1 << 28  # of one image file
 _PROBED = 1000  # image files that must not all be missing, before hours are spent on the wrong folder
 
 
@@ -184,20 +182,6 @@ def unique_ids(ids: Iterable[str], images: Sequence[str]) -> Iterator[str]:
             unique = f"{wanted}#{repeats[wanted]}"
         taken.add(unique)
         yield unique
-
-
-def read_regular(path: Path) -> bytes:
-    """The content of a file that is no device or pipe, and of a sensible size.
-
-    Raises:
-        OSError: It is something else, or cannot be read.
-    """
-    found = path.stat()
-    if not stat.S_ISREG(found.st_mode):
-        raise OSError("not a file")
-    if found.st_size > MOST_BYTES:
-        raise OSError(f"a file of {found.st_size / 1e6:,.0f} MB, and at most {MOST_BYTES / 1e6:,.0f} MB are read")
-    return path.read_bytes()
 
 
 def digest(paths: Iterable[Path]) -> str:

@@ -19,7 +19,7 @@ import numpy as np
 
 from mispair.auditing.sources import row_ids
 from mispair.auditing.sources.edits import LookUp
-from mispair.auditing.sources.raw import RawPairs, read_regular
+from mispair.auditing.sources.raw import RawPairs
 from mispair.auditing.sources.row_ids import RowIds
 from mispair.auditing.sources.shards import ArrayRows, Matrix, Shard, Side, TensorRows, open_files
 from mispair.auditing.sources.tables import USUAL_NAMES, Roles, Table, open_table
@@ -27,6 +27,7 @@ from mispair.data import clip_retrieval, loading, precomp
 from mispair.data.npy import chunks, open_array
 from mispair.data.pairs import FloatArray, IntArray
 from mispair.errors import DataError
+from mispair.support.files import read_regular
 from mispair.support.formatting import listed
 
 LayoutName = Literal["clip", "arrays", "precomp", "memory", "raw", "datacomp"]

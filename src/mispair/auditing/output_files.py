@@ -1,0 +1,17 @@
+"""Names of the files that an audit writes; imports nothing heavy."""
+
+from __future__ import annotations
+
+from mispair.support.owned_folder import FolderKind
+
+TABLE, CSV = "pairs.parquet", "pairs.csv"
+SUGGESTIONS, SUGGESTIONS_CSV = "suggestions.parquet", "suggestions.csv"
+REPORT, SUMMARY = "report.html", "summary.json"
+SHARDS = "shards"  # folder of a table for each shard of the input
+SUBSET = "subset.npy"  # of DataComp: the uids of the kept pairs
+AUDIT = FolderKind(
+    "an audit",
+    "audit.json",
+    (TABLE, CSV, SUGGESTIONS, SUGGESTIONS_CSV, REPORT, SUMMARY),
+    optional=(f"{SHARDS}/*.parquet", SUBSET),
+)

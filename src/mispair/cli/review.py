@@ -1,0 +1,114 @@
+"""The commands `mispair review` and `mispair export`. Heavy imports wait until they run."""
+
+from __future__ import annotations
+
+import getpass
+import secrets
+import sys
+import webbrowser
+from pathlib import Path
+from typing import Literal
+
+from tyro.conf import Positional
+
+from mispair.cli.output import console, print_json
+from mispair.errors import ConfigError
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def review(
+    out: Positional[Path],
+    *,
+    port: int = 8700,
+    images: Path | None = None,
+    host: str = "127.0.0.1",
+    reviewer: str | None = None,
+    export: Path | None = None,
+    import_: Path | None = None,
+    open: bool = True,  # noqa: A002 (the name of the flag)
+) -> int:
+    """Decide on the doubtful pairs of an audit, on a web page of this machine.
+
+    Args:
+        out: Folder that an audit has written.
+        port: Of the page.
+        images: Folder of the images, if they have been moved since the audit.
+        host: Address to listen at; with another one than this machine's own, the page asks for a token.
+        reviewer: Name beside the decisions; that of the user by default.
+        export: Write all decisions to this CSV, and end.
+        import_: Add the decisions of this CSV, and end.
+        open: Open the page in a browser.
+    """
+    from mispair.review.decisions import FILE, Decisions
+    from mispair.review.review import Review
+    from mispair.review.transfer import export_decisions, import_decisions
+
+    name = reviewer or _user()
+    if export is not None or import_ is not None:
+        Review(out).close()  # refuses what is no audit
+        decisions = Decisions(out / FILE)
+        if import_ is not None:
+            print(f"{import_decisions(decisions, import_, name):,} decisions were added to {out / FILE}.")
+        if export is not None:
+            print(f"{export_decisions(decisions, export):,} decisions were written to {export}.")
+        decisions.close()
+        return 0
+    try:
+        import uvicorn
+
+        from mispair.review.server import make_app
+    except ImportError as error:
+        raise ConfigError(
+            f"The page needs the package {error.name}; install it with: pip install 'mispair[review]'"
+        ) from None
+    if not 1 <= port <= 65535:
+        raise ConfigError(f"--port is {port}; expected 1 to 65535.")
+    local = host in LOOPBACK
+    token = None if local else secrets.token_urlsafe(16)
+    hosts = frozenset(f"{known}:{port}" for known in ((*LOOPBACK[:2], "[::1]") if local else (host,)))
+    app = make_app(Review(out, images), hosts, token, name)
+    address = f"http://{f'[{host}]' if ':' in host else host}:{port}/" + ("" if token is None else f"?token={token}")
+    print(f"Review of {out}: {address}\nDecisions are kept in {out / FILE}. Ctrl-C ends the server.", flush=True)
+    if open and local and sys.stdout.isatty():
+        webbrowser.open(address)
+    uvicorn.run(app, host=host, port=port, log_level="warning", server_header=False)
+    return 0
+
+
+def export(
+    out: Positional[Path],
+    *,
+    to: Path,
+    policy: Literal["flagged", "decided"] = "flagged",
+    mend: bool = False,
+    overwrite: bool = False,
+    device: str = "auto",
+    json: bool = False,
+) -> int:
+    """Write an audited data set as it is after the decisions, in the layout it came in.
+
+    Args:
+        out: Folder that an audit has written.
+        to: Folder for the data set, with a manifest of what became of each pair.
+        policy: Pairs that nobody has decided on: flagged leaves out the flagged and unreadable ones, decided keeps all.
+        mend: Give flagged pairs their better partners where these are sure enough.
+        overwrite: Replace an earlier copy in the folder.
+        device: auto, cpu, cuda, cuda:1, mps.
+        json: Print the counts as JSON.
+    """
+    from mispair.review.export import export as export_set
+
+    done = export_set(out, to, policy=policy, mend=mend, overwrite=overwrite, device=device, console=console())
+    if json:
+        print_json({"folder": str(done.folder), **done.counts})
+    else:
+        print(f"{to}: {', '.join(f'{count:,} {what}' for what, count in sorted(done.counts.items()))}.")
+    return 0
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # no such user, as in some containers
+        return ""

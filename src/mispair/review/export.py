@@ -1,0 +1,188 @@
+"""The data set after a review, in the layout it came in."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+
+from mispair.auditing.folder import read_input
+from mispair.auditing.layouts.copies import MANIFEST, check_place, clean_edits, mended_edits, write_copy
+from mispair.auditing.output_files import TABLE
+from mispair.auditing.result_tables import defused, write_table
+from mispair.auditing.sources.edits import Edits
+from mispair.auditing.sources.raw import RawPairs
+from mispair.auditing.sources.source import Source
+from mispair.errors import DataError
+from mispair.review.decisions import FILE, Decision, Decisions, Verdict
+
+if TYPE_CHECKING:
+    import pyarrow
+    from rich.console import Console
+
+Policy = Literal["flagged", "decided"]
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What became of the pairs.
+
+    Attributes:
+        folder: Where the data set is.
+        counts: Pairs that were kept, dropped, re-paired and rewritten.
+    """
+
+    folder: Path
+    counts: Mapping[str, int]
+
+
+def export(
+    audit: Path,
+    to: Path,
+    *,
+    policy: Policy = "flagged",
+    mend: bool = False,
+    overwrite: bool = False,
+    device: str = "auto",
+    console: Console | None = None,
+) -> Exported:
+    """Writes the audited data set as it is after the decisions, with a manifest of what became of each pair.
+
+    Args:
+        audit: The output of an audit, perhaps with decisions of a review.
+        to: Folder for the data set.
+        policy: What happens to pairs that nobody has decided on: `flagged` leaves out flagged and unreadable ones,
+            `decided` keeps all.
+        mend: Give undecided flagged pairs their surest suggested partner, where it is sure enough.
+        overwrite: Replace an earlier copy there.
+        device: Where encoders and networks run, if they are needed to open the data.
+        console: Where to show progress.
+
+    Raises:
+        DataError: The folder holds no audit, its input has changed or is gone, or the copy cannot be written.
+    """
+    data = read_input(audit)
+    data.check()
+    table = _read_table(audit / TABLE)
+    raw = data.open_raw()
+    source = data.open(None, device, console) if raw is None else raw  # a copy of images and captions needs no vectors
+    if raw is not None:
+        check_place(raw.owns, data.source, raw.files, to, overwrite)
+    ids = source.id_column(0, len(source)) if isinstance(source, Source) else source.ids
+    if table.column("id").to_pylist() != ids.to_pylist():
+        raise DataError(f"{source.name}: the data is not the one that was audited; audit it again.")
+    edits, manifest = plan(table, source, _decisions(audit), policy=policy, mend=mend)
+    write_copy(source, edits, to, overwrite, also=lambda folder: _write_manifest(manifest, folder / MANIFEST))
+    return Exported(to, Counter(row.action for row in manifest))
+
+
+@dataclass(frozen=True)
+class ManifestRow:
+    """What became of one pair.
+
+    Attributes:
+        id: The pair.
+        action: kept, dropped, re-paired or rewritten.
+        by: Who decided: a reviewer, "audit" by the match score, or "nobody".
+        match_score: Of the pair as it was; None if it could not be read.
+        replaced: The side that was replaced.
+        partner: The pair that the new item was taken from.
+        time: When a person decided.
+    """
+
+    id: str
+    action: str
+    by: str
+    match_score: float | None
+    replaced: str = ""
+    partner: str = ""
+    time: str = ""
+
+
+_ACTIONS = {Verdict.KEEP: "kept", Verdict.DROP: "dropped", Verdict.REPAIR: "re-paired", Verdict.REWRITE: "rewritten"}
+
+
+def plan(
+    table: pyarrow.Table, source: Source | RawPairs, decisions: Mapping[str, Decision], *, policy: Policy, mend: bool
+) -> tuple[Edits, list[ManifestRow]]:
+    """What becomes of each row of the table of an audit; people's decisions come before the audit's.
+
+    Raises:
+        DataError: A decision names a pair that is not there.
+    """
+    ids = table.column("id").to_pylist()
+    scores = table.column("match_score").to_pylist()
+    automatic = mended_edits(table, source) if mend else clean_edits(table)
+    if policy == "decided":
+        automatic = Edits(np.ones(len(ids), dtype=bool), automatic.image_from, automatic.caption_from)
+    keep, image_from, caption_from = automatic.keep.copy(), automatic.image_from.copy(), automatic.caption_from.copy()
+    places = {name: row for row, name in enumerate(ids)}
+    own = np.arange(len(ids))
+    moved = (image_from != own) | (caption_from != own)
+    rewritten: dict[int, str] = {}
+    rows = [
+        ManifestRow(
+            ids[row],
+            "re-paired" if moved[row] and keep[row] else "kept" if keep[row] else "dropped",
+            "audit" if policy == "flagged" or moved[row] else "nobody",
+            scores[row],
+            replaced="" if not moved[row] else "left" if image_from[row] != row else "right",
+            partner="" if not moved[row] else ids[image_from[row] if image_from[row] != row else caption_from[row]],
+        )
+        for row in range(len(ids))
+    ]
+    for name, decision in decisions.items():
+        row = places.get(name)
+        if row is None or decision.verdict is Verdict.UNSURE:
+            continue
+        keep[row] = decision.verdict is not Verdict.DROP
+        image_from[row] = caption_from[row] = row
+        if decision.verdict is Verdict.REWRITE:
+            rewritten[row] = decision.caption
+        if decision.verdict is Verdict.REPAIR:
+            if decision.partner not in places:
+                raise DataError(f"The pair {name!r} was re-paired with {decision.partner!r}, which is not there.")
+            (image_from if decision.replaced == "left" else caption_from)[row] = places[decision.partner]
+        rows[row] = ManifestRow(
+            name,
+            _ACTIONS[decision.verdict],
+            decision.reviewer or "a person",
+            scores[row],
+            decision.replaced,
+            decision.partner,
+            decision.time.isoformat(timespec="seconds"),
+        )
+    return Edits(keep, image_from, caption_from, rewritten), rows
+
+
+def _read_table(path: Path) -> pyarrow.Table:
+    import pyarrow
+    import pyarrow.parquet
+
+    names = ["id", "match_score", "is_mismatch"]
+    names += [f"suggested_{side}{kind}" for side in ("right", "left") for kind in ("", "_score")]
+    try:
+        return pyarrow.parquet.read_table(path, columns=names)
+    except (OSError, pyarrow.ArrowException) as error:
+        raise DataError(f"{path}: the table cannot be read ({error}); audit again with --overwrite.") from None
+
+
+def _decisions(audit: Path) -> dict[str, Decision]:
+    if not (audit / FILE).exists():
+        return {}
+    decisions = Decisions(audit / FILE)
+    try:
+        return decisions.current
+    finally:
+        decisions.close()
+
+
+def _write_manifest(rows: list[ManifestRow], path: Path) -> None:
+    import pyarrow
+
+    columns = {name: [getattr(row, name) for row in rows] for name in ManifestRow.__dataclass_fields__}
+    write_table(path, [defused(pyarrow.table(columns))])

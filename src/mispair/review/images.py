@@ -1,0 +1,81 @@
+"""Images of an audited data set: from the folder of the images, or from inside the files of the data set."""
+
+from __future__ import annotations
+
+import threading
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mispair.auditing.output_files import AUDIT
+from mispair.errors import DataError, MispairError
+from mispair.support.files import read_regular
+from mispair.support.owned_folder import read_mark
+
+if TYPE_CHECKING:
+    from mispair.auditing.sources.raw import RawPairs
+
+
+class AuditedImages:
+    """Reads images by row.
+
+    Args:
+        audit: The output of an audit, which knows where its input was.
+        images: Folder of the images, if they have been moved since.
+
+    Raises:
+        DataError: There is no such folder.
+    """
+
+    def __init__(self, audit: Path, images: Path | None = None) -> None:
+        if images is not None and not images.is_dir():
+            raise DataError(f"{images}: no such folder; --images must be the folder that the image paths start from.")
+        self._audit, self._images = audit, images
+        self._lock = threading.Lock()
+
+    @cached_property
+    def root(self) -> Path | None:
+        """The folder that image names start from; None where it is not known."""
+        mark = read_mark(self._audit, AUDIT)
+        request = {} if mark is None else mark.request
+        source = request.get("the source")
+        place = Path(str(source[0])) if isinstance(source, list) and source else None
+        given = self._images or request.get("--images") or (place.parent if place and place.is_file() else place)
+        return None if given is None else Path(str(given)).resolve()
+
+    def read(self, row: int, name: str) -> bytes | None:
+        """The content of the image of a row.
+
+        Args:
+            row: The row.
+            name: Its image, as the data set names it.
+
+        Returns:
+            None where there is no image, or where it lies outside the folder of the images.
+        """
+        if not name or "\0" in name:
+            return None
+        try:
+            if self.root is not None:
+                path = (self.root / name).resolve()
+                if path.is_file():
+                    return read_regular(path) if path.is_relative_to(self.root) else None
+            return None if self._archive is None else self._archive.read_image(row)
+        except (OSError, ValueError):  # a name that is no path is none either
+            return None
+
+    @property
+    def _archive(self) -> RawPairs | None:
+        with self._lock:
+            return self._opened
+
+    @cached_property
+    def _opened(self) -> RawPairs | None:
+        """The data set itself, where its images are inside its files."""
+        from mispair.auditing.folder import read_input
+
+        try:
+            pairs = read_input(self._audit).open_raw()
+        except MispairError:  # the data is not there any more
+            return None
+        return None if pairs is None or pairs.image_file(0) is not None else pairs

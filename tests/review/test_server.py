@@ -1,0 +1,187 @@
+"""The page without a browser: what it shows, writes and refuses."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from starlette.testclient import TestClient
+
+from audited import write_audit
+from mispair.review.decisions import Mode, Verdict
+from mispair.review.review import Review
+from mispair.review.server import Address, make_app
+
+HOST = "127.0.0.1:8700"
+ORIGIN = {"Origin": f"http://{HOST}"}
+
+
+@pytest.fixture
+def review(tmp_path: Path) -> Review:
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for number in range(4):
+        Image.new("RGB", (900, 300), (60 * number, 80, 90)).save(folder / f"{number}.jpg")
+    return Review(write_audit(tmp_path / "audit", images=True), folder)
+
+
+@pytest.fixture
+def page(review: Review) -> TestClient:
+    return TestClient(make_app(review, frozenset({HOST}), reviewer="ana"), base_url=f"http://{HOST}")
+
+
+def decide(page: TestClient, address: str, **fields: str | list[str]) -> str:
+    answer = page.post("/decide", data={"address": address, **fields}, headers=ORIGIN)
+    assert answer.status_code == 200, answer.text
+    return answer.text
+
+
+def test_it_shows_the_lowest_score_first_and_goes_on(page: TestClient, review: Review) -> None:
+    assert "Image of pair p0" in page.get("/").text
+    found = decide(page, "/", row="0", verdict="keep")
+    assert "Kept p0." in found
+    assert "Image of pair p1" in found
+    assert "<html" not in found  # only the part that changes
+    assert review.decisions.current["p0"].reviewer == "ana"
+    undone = page.post("/undo", data={"address": "/?at=1"}, headers=ORIGIN)
+    assert "Undone" in undone.text
+    assert "Image of pair p0" in undone.text
+    assert undone.headers["HX-Push-Url"] == "/?at=0"
+    assert not review.decisions.current
+    assert "nothing of yours to undo" in page.post("/undo", data={}, headers=ORIGIN).text
+
+
+def test_every_kind_of_decision_is_written(page: TestClient, review: Review) -> None:
+    page.get("/")
+    decide(page, "/", row="0", verdict="re-pair", replaced="right", partner="p1")
+    decide(page, "/", row="1", verdict="rewrite", caption="  a new one ")
+    decide(page, "/?view=grid", row=["2", "3", "4"], verdict="drop")
+    decide(page, "/?mode=teach", row="5", verdict="unsure")
+    row = review.next_drawn(page.cookies["mispair-session"])
+    decide(page, "/?mode=rate", row=str(row), verdict="keep")
+    current = review.decisions.current
+    assert (current["p0"].replaced, current["p0"].partner) == ("right", "p1")
+    assert current["p1"].caption == "a new one"
+    assert {current[name].batch for name in ("p2", "p3", "p4")} == {3}
+    assert current["p5"].mode is Mode.TEACH
+    drawn = current[f"p{row}"]
+    assert (drawn.mode, drawn.draw) == (Mode.RATE, review.draw_key)
+    assert drawn.inclusion is not None
+    assert 0 < drawn.inclusion <= 1
+    assert "1 decisions on pairs that were drawn" in page.get("/?mode=rate").text
+    assert "p0,re-pair,right,p1" in page.get("/decisions.csv").text
+
+
+def test_a_reload_shows_the_same(page: TestClient) -> None:
+    address = "/?view=grid&state=undecided&sort=row&page=2"
+    assert page.get(address).text == page.get(address).text
+    assert "page 2 of 2" in page.get(address).text
+
+
+@pytest.mark.parametrize(
+    ("fields", "code"),
+    [
+        ({"row": "0", "verdict": "destroy"}, 422),
+        ({"row": "99", "verdict": "keep"}, 422),
+        ({"verdict": "keep"}, 422),
+        ({"row": "0", "verdict": "re-pair"}, 422),
+        ({"row": "0", "verdict": "rewrite", "caption": "   "}, 422),
+    ],
+)
+def test_what_is_no_decision_is_refused(page: TestClient, review: Review, fields: dict[str, str], code: int) -> None:
+    assert page.post("/decide", data=fields, headers=ORIGIN).status_code == code
+    assert not review.decisions.history()
+
+
+@pytest.mark.parametrize(
+    "origin", [{}, {"Origin": "http://evil.example"}, {"Origin": "null"}, {"Origin": "http://127.0.0.1"}]
+)
+def test_another_site_can_decide_nothing(page: TestClient, review: Review, origin: dict[str, str]) -> None:
+    fields = {"row": "0", "verdict": "drop"}
+    assert page.post("/decide", data=fields, headers=origin).status_code == 403
+    assert page.post("/undo", data={}, headers=origin).status_code == 403
+    assert not review.decisions.history()
+
+
+def test_another_name_of_this_machine_is_refused(page: TestClient) -> None:
+    assert page.get("/", headers={"Host": "evil.example:8700"}).status_code == 421
+
+
+def test_a_long_request_is_refused(page: TestClient) -> None:
+    assert page.post("/decide", content=b"x" * 2_000_000, headers=ORIGIN).status_code == 413
+
+
+def test_with_a_token_only_those_who_have_it_come_in(review: Review) -> None:
+    app = make_app(review, frozenset({HOST}), token="secret")
+    stranger, friend = (TestClient(app, base_url=f"http://{HOST}") for _ in range(2))
+    for path in ("/", "/image/0", "/decisions.csv", "/static/review.js", "/?token=wrong"):
+        assert stranger.get(path).status_code == 401
+    assert stranger.post("/decide", data={"row": "0", "verdict": "keep"}, headers=ORIGIN).status_code == 401
+    assert friend.get("/?token=secret").status_code == 200
+    assert "secret" not in str(friend.get("/").url)
+    assert friend.get("/image/0").status_code == 200
+
+
+def test_headers_forbid_everything_from_elsewhere(page: TestClient) -> None:
+    for path in ("/", "/image/0", "/static/review.js", "/nothing"):
+        policy = page.get(path).headers["Content-Security-Policy"]
+        assert "default-src 'none'" in policy
+        assert "unsafe" not in policy
+    text = page.get("/").text
+    assert not re.findall(r"(?<![\w-])(?:src|href|action)=\"(?!/|#)", text)
+    assert "<script>" not in text
+    assert " style=" not in text
+
+
+def test_images_are_small_jpegs(page: TestClient) -> None:
+    for size, width in (("", 200), ("?size=large", 640)):
+        answer = page.get(f"/image/1{size}")
+        assert answer.headers["content-type"] == "image/jpeg"
+        from io import BytesIO
+
+        assert Image.open(BytesIO(answer.content)).width == width
+    assert page.get("/image/999").status_code == 404
+    assert page.get("/image/..%2f..%2fetc%2fpasswd").status_code == 404
+    assert page.get("/static/../review.py").status_code == 404
+
+
+def test_what_people_wrote_stays_text(tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    folder = write_audit(tmp_path / "audit", 4)
+    table = pyarrow.parquet.read_table(folder / "pairs.parquet")
+    bad = '<script>alert(1)</script>"><img src=x onerror=alert(2)>'
+    for name in ("caption", "id", "reason"):
+        table = table.set_column(table.column_names.index(name), name, pyarrow.array([bad, "b", "c", "d"]))
+    pyarrow.parquet.write_table(table, folder / "pairs.parquet")
+    page = TestClient(make_app(Review(folder), frozenset({HOST})), base_url=f"http://{HOST}")
+    for path in ("/", "/?view=grid", "/?mode=rate", "/?text=<script>alert(1)</script>", "/?reason=<img src=x>"):
+        text = page.get(path).text
+        assert "<script>alert" not in text
+        assert "<img src=x" not in text
+
+
+@given(query=st.dictionaries(st.sampled_from([*Address.__dataclass_fields__, "x"]), st.text(max_size=30)))
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_any_address_gives_a_page(page: TestClient, query: dict[str, str]) -> None:
+    assert page.get("/", params=query).status_code == 200
+
+
+@given(query=st.dictionaries(st.sampled_from(list(Address.__dataclass_fields__)), st.text(max_size=30)))
+def test_an_address_is_read_as_it_was_written(query: dict[str, str]) -> None:
+    from urllib.parse import parse_qsl, urlsplit
+
+    address = Address.of(query)
+    assert Address.of(dict(parse_qsl(urlsplit(address.link()).query))) == address
+
+
+def test_every_verdict_has_words(page: TestClient) -> None:
+    for number, verdict in enumerate(Verdict):
+        fields = {"re-pair": {"replaced": "left", "partner": "p9"}, "rewrite": {"caption": "new"}}.get(verdict, {})
+        assert "p" in decide(page, "/", row=str(number), verdict=verdict, **fields)
+    assert page.get("/?state=decided&view=grid").text.count("tag decided") == len(Verdict)

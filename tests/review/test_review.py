@@ -17,7 +17,7 @@ from mispair.review import review as review_module
 from mispair.review.decisions import Decision, Mode, Verdict
 from mispair.review.pair_table import Filter, PairTable
 from mispair.review.review import Review
-from mispair.review.transfer import export_decisions, import_decisions
+from mispair.review.transfer import read_decisions, write_decisions
 
 KEEP = Decision("", Verdict.KEEP, session="s")
 
@@ -204,9 +204,9 @@ def test_decisions_go_to_csv_and_come_back(tmp_path: Path) -> None:
     first.decide([0], Decision("", Verdict.REPAIR, "right", "p5", reviewer="ana"))
     first.decide([1], Decision("", Verdict.REWRITE, caption='=HYPERLINK("x")\n"two lines", and a comma'))
     first.decide([2], KEEP)
-    assert export_decisions(first.decisions, tmp_path / "d.csv") == 3
+    assert write_decisions(first.decisions, tmp_path / "d.csv") == 3
     assert "'=HYPERLINK" in (tmp_path / "d.csv").read_text()
-    assert import_decisions(second.decisions, tmp_path / "d.csv", "bob") == 3
+    assert read_decisions(second.decisions, tmp_path / "d.csv", "bob") == 3
     kept = [
         {name: (one.verdict, one.replaced, one.partner, one.caption) for name, one in review.decisions.current.items()}
         for review in (first, second)
@@ -231,5 +231,5 @@ def test_a_file_that_holds_no_decisions_adds_none(tmp_path: Path, content: bytes
     review = Review(write_audit(tmp_path / "audit"))
     (tmp_path / "d.csv").write_bytes(content)
     with pytest.raises(DataError, match=message):
-        import_decisions(review.decisions, tmp_path / "d.csv")
+        read_decisions(review.decisions, tmp_path / "d.csv")
     assert not review.decisions.current

@@ -39,9 +39,11 @@ def audit(
     vectors: str | None = None,
     joint: bool = False,
     checked: Path | None = None,
+    decisions: Path | None = None,
     clean: Path | None = None,
     mended: Path | None = None,
     overwrite: bool = False,
+    review: bool = False,
     device: str = "auto",
     workers: int | None = None,
     json: bool = False,
@@ -67,22 +69,24 @@ def audit(
         vectors: Which vectors of a DataComp folder: l14 (the default) or b32.
         joint: The vectors come from encoders that share a space, as CLIP's do.
         checked: CSV of pairs that you have checked: id, and right (yes or no).
+        decisions: Folder of an audit with decisions of a review; the audit learns from them and tells what changed.
         clean: Write a copy of the input without the flagged and the unreadable pairs to this folder.
         mended: The same, but flagged pairs get their better partners where these are sure enough.
         overwrite: Replace what is in the folders.
+        review: Open the page to decide on the doubtful pairs when the audit has ended.
         device: auto, cpu, cuda, cuda:1, mps.
         workers: Threads; as many as there are cores by default.
         json: Print the metrics as JSON.
     """
     from mispair.auditing.audit import Settings
     from mispair.auditing.encoding.encode import Encoders
-    from mispair.auditing.folder import audit_path, read_checked
+    from mispair.auditing.folder import audit_path
     from mispair.auditing.inputs import AuditInput
 
     encoders = Encoders(encoder or image_model, encoder or text_model, device)
     columns = _columns(image_column, caption_column, id_column)
     data = AuditInput(source, left, right, ids, images, split, columns, encoders, cache, vectors)
-    answers = None if checked is None else read_checked(checked)
+    answers = _answers(checked, decisions)
     settings = Settings(joint or encoder is not None, answers, device, workers)
     command = shlex.join(["mispair", *sys.argv[1:]])
     try:
@@ -95,7 +99,31 @@ def audit(
         print_json({"out": str(out), **summary.model_dump()})
     else:
         print("\n".join(_lines(summary, out, clean, mended)))
+        if decisions is not None:
+            print(_changes(decisions, out))
+    if review:
+        from mispair.cli.review import review as review_page
+
+        return review_page(out, images=images)
     return BAD_CODE if summary.too_many_unreadable else 0
+
+
+def _answers(checked: Path | None, decisions: Path | None) -> dict[str, bool] | None:
+    """Whether pairs match, from a CSV and from a review; what a CSV says comes first."""
+    from mispair.auditing.folder import read_checked
+    from mispair.review.decisions import read_answers
+
+    if checked is None and decisions is None:
+        return None
+    reviewed = {} if decisions is None else read_answers(decisions)
+    return reviewed | ({} if checked is None else read_checked(checked))
+
+
+def _changes(before: Path, now: Path) -> str:
+    """What the decisions have changed, in words."""
+    from mispair.review.compare import compare
+
+    return compare(before, now).sentence()
 
 
 def _columns(image: str | None, caption: str | None, name: str | None) -> Roles:

@@ -24,8 +24,8 @@ def review(
     images: Path | None = None,
     host: str = "127.0.0.1",
     reviewer: str | None = None,
-    export: Path | None = None,
-    import_: Path | None = None,
+    export_decisions: Path | None = None,
+    import_decisions: Path | None = None,
     open: bool = True,  # noqa: A002 (the name of the flag)
 ) -> int:
     """Decide on the doubtful pairs of an audit, on a web page of this machine.
@@ -36,22 +36,22 @@ def review(
         images: Folder of the images, if they have been moved since the audit.
         host: Address to listen at; with another one than this machine's own, the page asks for a token.
         reviewer: Name beside the decisions; that of the user by default.
-        export: Write all decisions to this CSV, and end.
-        import_: Add the decisions of this CSV, and end.
+        export_decisions: Write all decisions to this CSV, and end.
+        import_decisions: Add the decisions of this CSV, and end.
         open: Open the page in a browser.
     """
     from mispair.review.decisions import FILE, Decisions
     from mispair.review.review import Review
-    from mispair.review.transfer import export_decisions, import_decisions
+    from mispair.review.transfer import read_decisions, write_decisions
 
     name = reviewer or _user()
-    if export is not None or import_ is not None:
+    if export_decisions is not None or import_decisions is not None:
         Review(out).close()  # refuses what is no audit
         decisions = Decisions(out / FILE)
-        if import_ is not None:
-            print(f"{import_decisions(decisions, import_, name):,} decisions were added to {out / FILE}.")
-        if export is not None:
-            print(f"{export_decisions(decisions, export):,} decisions were written to {export}.")
+        if import_decisions is not None:
+            print(f"{read_decisions(decisions, import_decisions, name):,} decisions were added to {out / FILE}.")
+        if export_decisions is not None:
+            print(f"{write_decisions(decisions, export_decisions):,} decisions were written to {export_decisions}.")
         decisions.close()
         return 0
     try:

@@ -224,3 +224,23 @@ def _decision(number: int, batch: int, *values: Any) -> Decision:
         "time": datetime.fromisoformat(given["time"]),
     }
     return Decision(**given, number=number, batch=batch)
+
+
+def read_answers(folder: Path) -> dict[str, bool]:
+    """Whether pairs match as they stand, by their ids, from the decisions of a review.
+
+    Args:
+        folder: The output of the audit that was reviewed.
+
+    Raises:
+        DataError: There are no decisions.
+    """
+    path = folder / FILE
+    if not path.is_file():
+        raise DataError(f"{folder}: no {FILE} in here; review this audit first: mispair review {folder}")
+    decisions = Decisions(path)
+    try:
+        verdicts = {name: one.verdict.matched for name, one in decisions.current.items()}
+    finally:
+        decisions.close()
+    return {name: matched for name, matched in verdicts.items() if matched is not None}

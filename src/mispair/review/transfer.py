@@ -26,13 +26,13 @@ def decisions_csv(decisions: Decisions) -> bytes:
     return text.getvalue().encode()
 
 
-def export_decisions(decisions: Decisions, path: Path) -> int:
+def write_decisions(decisions: Decisions, path: Path) -> int:
     """Writes the decisions that count as CSV; returns how many."""
     write_atomically(path, decisions_csv(decisions))
     return len(decisions.current)
 
 
-def import_decisions(decisions: Decisions, path: Path, reviewer: str = "") -> int:
+def read_decisions(decisions: Decisions, path: Path, reviewer: str = "") -> int:
     """Adds the decisions of a CSV with the columns id and verdict, and any others of an export; returns how many.
 
     They count as made now, and never for the estimate of the noise rate.

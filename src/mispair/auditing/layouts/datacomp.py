@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mispair.auditing.output_files import SUBSET
 from mispair.auditing.layouts.embeddings import check_no_rewritten, vectors_size
 from mispair.auditing.layouts.table import TableCopies
+from mispair.auditing.output_files import SUBSET
 from mispair.auditing.sources import row_ids
 from mispair.auditing.sources.edits import Edits
 from mispair.auditing.sources.shards import Side

@@ -214,7 +214,9 @@ def read_input(out: Path) -> AuditInput:
     source, left, right, ids = (_place(mark.request, name) for name in ("the source", "--left", "--right", "--ids"))
     if source is None and left is None:
         raise DataError(f"{out}: this is an audit of data in memory, which is not there any more.")
-    images, split, columns = (mark.request.get(name) for name in ("--images", "--split", "the columns"))
+    images, split, columns, vectors = (
+        mark.request.get(name) for name in ("--images", "--split", "the columns", "--vectors")
+    )
     named = dict(str(column).split("=", 1) for column in columns) if isinstance(columns, list) else {}
     models = (str(mark.request.get(name) or "") for name in ("--image-model", "--text-model"))
     return AuditInput(
@@ -226,6 +228,7 @@ def read_input(out: Path) -> AuditInput:
         split=None if split is None else str(split),
         columns=cast("Roles", named),
         encoders=Encoders(*models),
+        vectors=None if vectors is None else str(vectors),
     )
 
 

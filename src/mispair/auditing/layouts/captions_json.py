@@ -129,7 +129,7 @@ class KarpathyCaptions(_CaptionsFile):
 
 def _read(path: Path) -> Entry:
     try:
-        content = json.loads(path.read_text(text_encoding(path)))
+        content = json.loads(path.read_text(encoding=text_encoding(path)))
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: the text is not UTF-8 ({error.reason}); save the file again as UTF-8.") from None
     except (ValueError, RecursionError) as error:

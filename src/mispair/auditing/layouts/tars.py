@@ -18,11 +18,11 @@ import numpy as np
 
 from mispair.auditing.sources import row_ids
 from mispair.auditing.sources.edits import Edits
-from mispair.auditing.sources.raw import MOST_BYTES, RawPairs, unique_ids
+from mispair.auditing.sources.raw import RawPairs, unique_ids
 from mispair.auditing.sources.tables import IMAGE_SUFFIXES, find_column
 from mispair.data.pairs import IntArray
 from mispair.errors import DataError
-from mispair.support.files import replacing
+from mispair.support.files import LARGEST, replacing
 from mispair.support.formatting import plain
 
 Entry = dict[str, Any]
@@ -91,8 +91,8 @@ class Tars(RawPairs):
 
     def read_image(self, row: int) -> bytes:
         start, size = self._places[row, :2].tolist()
-        if size > MOST_BYTES:
-            raise OSError(f"a file of {size / 1e6:,.0f} MB, and at most {MOST_BYTES / 1e6:,.0f} MB are read")
+        if size > LARGEST:
+            raise OSError(f"a file of {size / 1e6:,.0f} MB, and at most {LARGEST / 1e6:,.0f} MB are read")
         return self._read(row, start, start + size)
 
     def _read(self, row: int, start: int, stop: int) -> bytes:

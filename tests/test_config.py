@@ -62,7 +62,7 @@ def test_numbers_of_numpy_are_numbers(lr: Any, tmp_path: Path) -> None:
         ({"negatives_end": 50, "negatives_start": 5}, "at most negatives_start, 5"),
         ({"lr": 0}, "above 0"),
         ({"margin": float("nan")}, "a finite number"),
-        ({"networks": 3}, "networks is 3 but must be one of 1, 2"),
+        ({"networks": 4}, "networks is 4 but must be one of 1, 2, 3"),
         ({"networks": 0}, "one of 1, 2"),
         ({"clean_threshold": 1.0}, "below 1"),
         ({"split_losses": "double"}, "one of smoothed, joint, single"),

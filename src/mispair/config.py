@@ -162,6 +162,24 @@ class MscnSettings:
 
 
 @validated
+class MendSettings:
+    """Mend."""
+
+    second_model: Literal["vse", "sgr", "saf", "scan", "two-tower"] | None = None
+    """Model of the second teacher; by default vse, and two-tower beside two-tower."""
+    student_share: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    """Share of the epochs, after those of the teachers, that train the student."""
+    temperature: Positive = 0.05
+    """Temperature of the softmax over the scores of a batch."""
+    filter_top: Count = 4
+    """A trusted pair counts as a match while fewer than so many others of a random batch score higher."""
+    flagged_size: Annotated[int, Field(ge=0)] = 32
+    """Flagged pairs that go with each batch of trusted ones."""
+    flagged_weight: NotNegative = 0.3
+    """Weight of a flagged item with its soft partner."""
+
+
+@validated
 class Config:
     """A training run. Every setting is a flag of `mispair train` and a key of a recipe."""
 
@@ -221,10 +239,10 @@ class Config:
     """Steps of the main epochs over which n shrinks, halving at a constant pace."""
     mask_false_negatives: bool = True
     """Leave out negatives that share the image of the pair (another caption of the same image)."""
-    networks: Literal[1, 2] | None = None
-    """How many networks to train and average, 1 or 2; the method's own number when not given."""
+    networks: Literal[1, 2, 3] | None = None
+    """How many networks to train and average; the method's own number when not given. Mend: how many to keep."""
     audit: bool = False
-    """Audit the pairs first: networks warm up on pairs that are not flagged, and the split uses its scores."""
+    """Audit the pairs first: networks warm up on pairs that are not flagged. Mend always does."""
     as_published: bool = False
     """Compute what the authors' code computes where it departs from their papers: NCR, BiCro, MSCN."""
     checkpoint_seconds: NotNegative = 60.0
@@ -240,6 +258,7 @@ class Config:
     bicro: BicroSettings = dataclasses.field(default_factory=BicroSettings)
     decl: DeclSettings = dataclasses.field(default_factory=DeclSettings)
     mscn: MscnSettings = dataclasses.field(default_factory=MscnSettings)
+    mend: MendSettings = dataclasses.field(default_factory=MendSettings)
 
     def __post_init__(self) -> None:
         if self.total_epochs < 1:

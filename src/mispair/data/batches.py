@@ -157,9 +157,19 @@ class PairLoader:
         self, pairs: IntArray, augment: np.random.Generator | None = None, pad_shapes: PadShapes = (None, None)
     ) -> Batch:
         """The batch of these pairs, augmented with the generator `augment` if given."""
-        rows = self.pairs.link[pairs]
-        left, right = self.left.items(rows, pad_shapes[0], augment), self.right.items(pairs, pad_shapes[1], augment)
-        numbers = pairs, rows, rows if self.pairs.groups is None else self.pairs.groups[rows]
+        return self.crossed_batch(pairs, pairs, augment, pad_shapes)
+
+    def crossed_batch(
+        self,
+        lefts: IntArray,
+        rights: IntArray,
+        augment: np.random.Generator | None = None,
+        pad_shapes: PadShapes = (None, None),
+    ) -> Batch:
+        """A batch of the left items of some pairs with the right items of others; `Batch.pairs` are the latter."""
+        rows = self.pairs.link[lefts]
+        left, right = self.left.items(rows, pad_shapes[0], augment), self.right.items(rights, pad_shapes[1], augment)
+        numbers = rights, rows, rows if self.pairs.groups is None else self.pairs.groups[rows]
         return Batch(left, right, *(send(torch.from_numpy(array), self.left.device) for array in numbers))
 
     @property
@@ -234,6 +244,26 @@ def _compact(items: Items, kept: np.ndarray, width: int) -> Items:
     values = torch.take_along_dim(items.values, index.view(shape), dim=1)
     values = values * send(torch.from_numpy(inside), values.device).view(shape)
     return Items(values, torch.from_numpy(lengths))
+
+
+def corrupt(items: Items, rate: float, unknown: int) -> Items:
+    """Replaces each word by the id `unknown`, or each region by another one of its item, with probability `rate`.
+
+    Sizes stay as they are, so networks with weights for each region take it too. Vectors stay unchanged.
+    """
+    values, lengths = items.values, items.lengths
+    if values.dim() == 3:
+        count = values.shape[1]
+        chosen = torch.rand(values.shape[:2], device=values.device) < rate
+        own = torch.arange(count, device=values.device).expand(values.shape[:2])
+        others = torch.randint(count, values.shape[:2], device=values.device)
+        index = torch.where(chosen, others, own)
+        return replace(items, values=torch.take_along_dim(values, index[..., None], dim=1))
+    if lengths is None:
+        return items
+    # The first words of a vocabulary are marks such as the end of a text.
+    chosen = (torch.rand(values.shape, device=values.device) < rate) & (values > unknown)
+    return replace(items, values=values.masked_fill(chosen, unknown))
 
 
 def prefetch(jobs: Sequence[J], make: Callable[[J], R], depth: int = PREFETCH) -> Iterator[R]:

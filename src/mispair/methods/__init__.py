@@ -16,6 +16,7 @@ from mispair.errors import ConfigError
 from mispair.methods.base import Method
 from mispair.methods.bicro import BiCro
 from mispair.methods.decl import Decl
+from mispair.methods.mend import Mend
 from mispair.methods.mscn import Mscn
 from mispair.methods.ncr import NCR
 from mispair.methods.oracle import Oracle
@@ -25,6 +26,7 @@ from mispair.methods.repair import Repair
 GROUP = "mispair.methods"
 METHODS: dict[str, type[Method]] = {
     "plain": Plain,
+    "mend": Mend,
     "repair": Repair,
     "oracle": Oracle,
     "decl": Decl,

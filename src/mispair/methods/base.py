@@ -6,6 +6,7 @@ A method never loops over epochs and never touches files: the trainer does.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -17,6 +18,7 @@ from mispair.compute.devices import send
 from mispair.config import Config
 from mispair.data.batches import Batch, PairLoader, random_batches
 from mispair.data.pairs import MATCH_THRESHOLD, IntArray
+from mispair.errors import ConfigError
 from mispair.functional.losses import negatives_at, warmup_loss
 from mispair.methods.report import BoolArray, Examples, MethodReport
 from mispair.models import Network
@@ -72,7 +74,8 @@ class Method(ABC):
     """Base of all methods. Adding one: see CONTRIBUTING.md.
 
     Attributes:
-        networks: How many networks the method needs, 1 or 2. One-network methods may train two to average them.
+        networks: How many networks the method needs. One-network methods may train more to average them.
+        audits: Whether the pairs are audited first even where the settings do not ask for it.
         repeatable: Whether a GPU may record a step and repeat it with other inputs: if `loss` does the same operations
             at every step, touches nothing but its inputs and the network, and reads nothing back from the device.
         uses_truth: Whether the method trains by the truth of the pairs. A run then refuses to go on with another one.
@@ -80,11 +83,32 @@ class Method(ABC):
     """
 
     networks: int = 1
+    audits: bool = False
     repeatable: bool = True
     uses_truth: bool = False
 
     def __init__(self, config: Config, nets: list[Network], loader: PairLoader) -> None:
         self.config, self.nets, self.loader = config, nets, loader
+
+    @classmethod
+    def network_configs(cls, config: Config) -> list[Config]:
+        """The settings of each network; by default those of the run for all."""
+        count = config.networks or cls.networks
+        if count < cls.networks or cls.networks > 1 < count != cls.networks:
+            raise ConfigError(f"networks is {count}, but {config.method} trains {cls.networks} together.")
+        return [config] * count
+
+    def trained_networks(self, epoch: int) -> Sequence[int]:  # noqa: ARG002 - a hook
+        """The networks that take steps in this epoch (from 0, warm-up included); by default all."""
+        return range(len(self.nets))
+
+    def kept_networks(self, epoch: int) -> list[int]:  # noqa: ARG002 - a hook
+        """The networks that make the model after this epoch, which is validated and kept; by default all."""
+        return list(range(len(self.nets)))
+
+    def learning_rate(self, net: int, epoch: float) -> float:  # noqa: ARG002 - a hook
+        """Learning rate of network `net` at a place of the run: 2.25 is a quarter into the third epoch."""
+        return self.config.lr * self.config.decay(int(epoch) - self.config.warmup_epochs)
 
     def begin_warmup(self) -> list[EpochPairs]:
         """Chooses the pairs that warm up each network. By default all that are not flagged."""

@@ -12,6 +12,7 @@ from mispair.compute.devices import send
 from mispair.compute.precision import EPSILON, full_precision
 from mispair.data.batches import Items
 from mispair.data.pairs import Kind, Side, Tokens
+from mispair.functional.evidence import raw_scores
 from mispair.models.kernels import normalize
 
 
@@ -86,6 +87,10 @@ class Network(nn.Module, ABC):
     def encode_right(self, items: Items) -> Encoded:
         encoded: Encoded = self.right(items)
         return encoded
+
+    def bounded(self, S: Tensor) -> Tensor:
+        """Similarities as scores between -1 and 1 that networks of all kinds share: tanh of the raw scores."""
+        return (raw_scores(S) if self.squashed else S).tanh()
 
     @abstractmethod
     def similarity(self, left: Encoded, right: Encoded) -> Tensor:

@@ -94,3 +94,15 @@ def similarities(networks: Sequence[Network], left: SideLoader, right: SideLoade
         score(network, encode_side(network, left, left=True), encode_side(network, right, left=False))
         for network in networks
     ]
+
+
+def alike(networks: Sequence[Network]) -> bool:
+    """Whether the similarities of all networks have one scale: sigmoids and cosines do not."""
+    return len({network.squashed for network in networks}) == 1
+
+
+def average(networks: Sequence[Network], matrices: Sequence[Tensor], *, bounded: bool = False) -> Tensor:
+    """The mean of the networks' similarities (l, r); of their bounded scores if `bounded`, or if they are unlike."""
+    if bounded or not alike(networks):
+        matrices = [network.bounded(S) for network, S in zip(networks, matrices, strict=True)]
+    return torch.stack(list(matrices)).mean(dim=0)

@@ -47,9 +47,17 @@ def check_folds(pairs: Pairs, folds: int) -> None:
         )
 
 
-def evaluate(matrices: Sequence[Tensor], pairs: Pairs, folds: int = 1) -> Evaluation:
-    """Ranks all left items against all right items of `pairs`, by each network's matrix and by their mean."""
+def evaluate(matrices: Sequence[Tensor], pairs: Pairs, folds: int = 1, average: Tensor | None = None) -> Evaluation:
+    """Ranks all left items against all right items of `pairs`, by each network's matrix and by `average`.
+
+    Args:
+        matrices: (l, r) of each network.
+        pairs: The items and which of them belong together.
+        folds: How many slices to average over as well.
+        average: (l, r) of all networks together; by default the mean.
+    """
     groups = torch.from_numpy(pairs.left_groups), torch.from_numpy(pairs.right_groups)
-    average = torch.stack(list(matrices)).mean(dim=0)
+    if average is None:
+        average = torch.stack(list(matrices)).mean(dim=0)
     sliced = None if folds == 1 else fold_retrieval(average, *groups, folds)
     return Evaluation([retrieval(S, *groups) for S in matrices], retrieval(average, *groups), sliced)

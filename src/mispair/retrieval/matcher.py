@@ -23,7 +23,7 @@ from mispair.data.pairs import FloatArray, Pairs, Regions, Side, Tokens, Vectors
 from mispair.data.vocabulary import Vocabulary
 from mispair.errors import DataError
 from mispair.models import Network, SideSpec, build
-from mispair.models.inference import encode_side, similarities
+from mispair.models.inference import alike, average, encode_side, similarities
 from mispair.retrieval.evaluation import Evaluation, check_folds, evaluate
 from mispair.support.files import write_atomically
 
@@ -40,6 +40,7 @@ class Matcher:
         config: The settings it was trained with.
         specs: Kind and size of the left and the right side.
         networks: The trained networks; their similarities are averaged.
+        models: The model of each network.
         vocabulary: Words of the text side, if there is one.
     """
 
@@ -50,8 +51,10 @@ class Matcher:
         networks: Sequence[Network],
         vocabulary: Vocabulary | None,
         device: torch.device,
+        models: Sequence[str] = (),
     ) -> None:
         self.config, self.specs, self.vocabulary, self.device = config, specs, vocabulary, device
+        self.models = list(models) or [config.model] * len(networks)
         self.networks = [network.to(device).eval() for network in networks]
 
     def score(self, left: Items, right: Items) -> FloatArray:
@@ -77,7 +80,7 @@ class Matcher:
         check_is_pairs(pairs, "evaluate: pairs")
         check_folds(pairs, folds)
         matrices = self._matrices(self._side(pairs.left, "left"), self._side(pairs.right, "right"))
-        return evaluate(matrices, pairs, folds)
+        return evaluate(matrices, pairs, folds, average(self.networks, matrices))
 
     def save(self, path: str | Path) -> None:
         """Writes one safetensors file that holds everything `load` needs."""
@@ -93,6 +96,8 @@ class Matcher:
             "networks": len(self.networks),
             "vocabulary": list(self.vocabulary.words) if self.vocabulary else None,
         }
+        if len(set(self.models)) > 1:
+            about["models"] = self.models
         write_atomically(Path(path), safetensors.torch.save(tensors, {"mispair": json.dumps(about)}))
 
     @classmethod
@@ -106,9 +111,10 @@ class Matcher:
             left, right = (SideSpec(**spec) for spec in about["specs"])
             vocabulary = Vocabulary(tuple(about["vocabulary"])) if about["vocabulary"] else None
             _check_words(vocabulary, (left, right))
-            networks = [build(config, left, right, seed=0) for _ in range(about["networks"])]
-            if not networks:
-                raise ValueError("no network")
+            models = about.get("models", [config.model] * about["networks"])  # networks of one model do not say it
+            networks = [build(replace(config, model=model), left, right, seed=0) for model in models]
+            if not networks or len(networks) != about["networks"]:
+                raise ValueError("no network" if not networks else f"{len(networks)} models")
             for number, network in enumerate(networks):
                 prefix = f"{number}."
                 network.load_state_dict({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
@@ -117,14 +123,14 @@ class Matcher:
                 f"{file} does not hold what a model of mispair holds ({_shortened(error)}); copy it again, or train it "
                 "again."
             ) from None
-        return cls(config, (left, right), networks, vocabulary, where)
+        return cls(config, (left, right), networks, vocabulary, where, models)
 
     def _matrices(self, left: Side, right: Side) -> list[torch.Tensor]:
         with autocast(self.device, self.config.precision):
             return similarities(self.networks, SideLoader(left, self.device), SideLoader(right, self.device))
 
-    def _mean(self, left: Side, right: Side) -> torch.Tensor:
-        return torch.stack(self._matrices(left, right)).mean(dim=0)
+    def _mean(self, left: Side, right: Side, *, bounded: bool = False) -> torch.Tensor:
+        return average(self.networks, self._matrices(left, right), bounded=bounded)
 
     def _side(self, items: Items, name: SideName) -> Side:
         """Items in any form as a side that fits the networks."""
@@ -134,7 +140,7 @@ class Matcher:
             form = "a list of texts" if spec.kind == "tokens" else "a numpy array of numbers"
             raise DataError(f"The {name} side of this model takes {spec}, but got {described(items)}; give {form}.")
         found = SideSpec.of(side)
-        if not takes(self.config.model, spec, found):
+        if not all(takes(model, spec, found) for model in self.models):
             raise DataError(f"The {name} side of this model takes {spec}, but got {found}.")
         if not len(side):
             raise DataError(f"There are no {name} items to score.")
@@ -243,7 +249,10 @@ def evaluate_together(matchers: Sequence[Matcher], pairs: Pairs, folds: int = 1)
     for other in matchers[1:]:
         check_alike(matchers[0], other)
     sides = [(each._side(pairs.left, "left"), each._side(pairs.right, "right")) for each in matchers]
-    matrices = [each._mean(*both).to(matchers[0].device) for each, both in zip(matchers, sides, strict=True)]
+    bounded = not alike([network for each in matchers for network in each.networks])
+    matrices = [
+        each._mean(*both, bounded=bounded).to(matchers[0].device) for each, both in zip(matchers, sides, strict=True)
+    ]
     return evaluate(matrices, pairs, folds)
 
 

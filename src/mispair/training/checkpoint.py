@@ -23,7 +23,7 @@ from mispair.methods.base import EpochPairs
 from mispair.methods.report import MethodReport
 from mispair.support.files import write_atomically
 
-FORMAT = 2
+FORMAT = 3
 KEPT = 2
 NAME = re.compile(r"step-(\d{9})-([0-9a-f]{16})\.pt")
 
@@ -46,6 +46,7 @@ class Best:
 
     rsum: float = -1.0
     epoch: int = -1
+    networks: tuple[int, ...] = ()  # which of the method's
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,8 @@ class Checkpoint:
     epoch_pairs: list[EpochPairs]  # of this epoch, one a network
     report: MethodReport | None  # of this epoch
     best: Best
-    spread: float  # of the similarities, and the widest so far
-    peak: float
+    spread: list[float]  # of the similarities of each network, and the widest so far
+    peak: list[float]
     random_state: Tensor
     cuda_random_state: Tensor | None
     logged_bytes: int  # length of metrics.jsonl

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
+from mispair import methods
 from mispair.config import Config, override
 from mispair.data.npy import chunks, open_array
 from mispair.data.pairs import MATCH_THRESHOLD, Pairs, Side, Tokens
@@ -107,7 +108,8 @@ def _train(
     _refuse_equal_items(train)
     try:
         with Run(out, config) as run:
-            train = _audited(config, train, run, console) if config.audit and train.match_score is None else train
+            audits = config.audit or methods.select(config).audits
+            train = _audited(config, train, run, console) if audits and train.match_score is None else train
             return Trainer(config, train, dev, run, console).fit()
     except StoppedError as stop:
         raise StoppedError(f"{stop} {after_stop}", stop.code) from None
@@ -122,7 +124,12 @@ def _audited(config: Config, pairs: Pairs, run: Run, console: Console | None) ->
         try:
             score = score_pairs(pairs, config.device, console)
         except DataError as error:
-            raise DataError(f"{str(error).removesuffix('.')}; leave out --audit (audit=True), or mend that.") from None
+            else_ = (
+                "leave out --audit (audit=True)"
+                if config.audit
+                else f"{config.method} audits first, so take another --method"
+            )
+            raise DataError(f"{str(error).removesuffix('.')}; {else_}, or mend that.") from None
         with replacing(kept) as file:
             np.save(file, score, allow_pickle=False)
     score = np.asarray(open_array(kept, ndim=1))

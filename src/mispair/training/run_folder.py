@@ -217,7 +217,7 @@ def _write_examples(path: Path, examples: Examples) -> None:
     import pyarrow.parquet as pq
 
     columns: dict[str, Any] = {"pair": examples.pairs}
-    columns |= {f"w_{'AB'[net]}": w for net, w in enumerate(() if examples.w is None else examples.w)}
+    columns |= {f"w_{'ABC'[net]}": w for net, w in enumerate(() if examples.w is None else examples.w)}
     columns["label"] = examples.labels
     for name, new in (("new_left", examples.new_left), ("new_right", examples.new_right)):
         columns[name] = None if new is None else pa.array(new, mask=new < 0)

@@ -70,10 +70,11 @@ def _note_unknown_words(pairs: Pairs, notes: Console) -> None:
 
 def check_tested(config: Config, splits: Splits) -> None:
     """Refuses test pairs that the model could not score once it is trained."""
+    models = dict.fromkeys(own.model for own in methods.select(config).network_configs(config))
     for name in ("left", "right"):
         ours, theirs = (SideSpec.of(getattr(pairs, name)) for pairs in (splits.train, splits.tested))
-        if not takes(config.model, ours, theirs):
+        for model in (model for model in models if not takes(model, ours, theirs)):
             raise DataError(
-                f"{splits.tested.name}: the {name} side has {theirs}, but {ours} for training, so {config.model} could "
+                f"{splits.tested.name}: the {name} side has {theirs}, but {ours} for training, so {model} could "
                 "not be tested on it; make the features of all splits in the same way, or take this split away."
             )

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import islice
 
 import numpy as np
 import torch
 from rich.console import Console
+from torch import Tensor
 
 from mispair import methods
 from mispair.compute.cuda_graphs import CudaGraphStep
@@ -26,10 +27,10 @@ from mispair.config import Config
 from mispair.data.batches import PairLoader, SideLoader, prefetch
 from mispair.data.pairs import Pairs, Tokens, fingerprint
 from mispair.errors import CollapseError, ConfigError, DataError, NonFiniteError, StoppedError
-from mispair.methods.base import EpochPairs, Method, StepInputs, StepPlan
+from mispair.methods.base import EpochPairs, StepInputs, StepPlan
 from mispair.methods.report import MethodReport
 from mispair.models import SideSpec, build
-from mispair.models.inference import similarities
+from mispair.models.inference import average, similarities
 from mispair.retrieval.evaluation import evaluate
 from mispair.retrieval.matcher import Matcher
 from mispair.support.progress import TrainingProgress
@@ -56,17 +57,23 @@ class Trainer:
         self.device = pick_device(config.device)
         self.specs = SideSpec.of(train.left), SideSpec.of(train.right)
         self.vocabulary = next((s.vocabulary for s in (train.right, train.left) if isinstance(s, Tokens)), None)
-        seeds = [self._seed(INITIAL_WEIGHTS, number) for number in range(_networks(config, method))]
-        self.nets = [build(config, *self.specs, seed).to(self.device).train() for seed in seeds]
-        self.optimizers = [make_optimizer(config, list(net.parameters())) for net in self.nets]
+        self.configs = method.network_configs(config)
+        self.nets = [
+            build(own, *self.specs, self._seed(INITIAL_WEIGHTS, number)).to(self.device).train()
+            for number, own in enumerate(self.configs)
+        ]
+        self.optimizers = [
+            make_optimizer(own, list(net.parameters())) for own, net in zip(self.configs, self.nets, strict=True)
+        ]
         self.loader = PairLoader(train, self.device)
         self._dev_loaders: tuple[SideLoader, SideLoader] | None = None
+        self._dev_scores: dict[int, Tensor] = {}  # by network, for those that do not train any more
         self.method = method(config, self.nets, self.loader)
         self.cursor = Cursor(main_steps=[0] * len(self.nets), first_steps=[0] * len(self.nets))
         self.epoch_pairs: list[EpochPairs] = []
         self.report: MethodReport | None = None  # of this epoch
         self.best = Best()
-        self.monitor = StepMonitor(self.device)
+        self.monitors = [StepMonitor(self.device) for _ in self.nets]
         records = self.device.type == "cuda" and self.method.repeatable
         pool = torch.cuda.graph_pool_handle() if records else None
         self._updates = {
@@ -74,8 +81,8 @@ class Trainer:
             for number in range(len(self.nets))
             for main in (False, True)
         }
-        for optimizer in self.optimizers:
-            optimizer.found_inf = self.monitor.non_finite  # type: ignore[attr-defined]
+        for optimizer, monitor in zip(self.optimizers, self.monitors, strict=True):
+            optimizer.found_inf = monitor.non_finite  # type: ignore[attr-defined]
         self.progress = TrainingProgress(self._total_steps(), console, f"{config.method} {config.model}")
         self.selection_seconds = 0.0  # seconds that the method took to choose the pairs of this epoch
         self._saved_at = time.monotonic()
@@ -135,10 +142,12 @@ class Trainer:
 
         By default all, from where it is. In the end the metrics are read: so everything has been done on the GPU, too.
         """
-        cursor, config = self.cursor, self.config
+        cursor, number = self.cursor, self.cursor.network
         cursor.position = cursor.position if first is None else first
-        set_lr(self.optimizers[cursor.network], config.lr * config.decay(cursor.epoch - config.warmup_epochs))
-        for plan, inputs in islice(self._inputs(), most):
+        plans = self.plans(number)
+        for plan, inputs in islice(self._inputs(plans[cursor.position :]), most):
+            place = cursor.epoch + plan.position / len(plans)
+            set_lr(self.optimizers[number], self.method.learning_rate(number, place))
             self._step(plan, inputs)
             yield plan
         self._flush_metrics()
@@ -146,13 +155,14 @@ class Trainer:
     def _step(self, plan: StepPlan, inputs: StepInputs) -> None:
         cursor, main = self.cursor, plan.main_step is not None
         metrics = self._updates[cursor.network, main](inputs)
-        self.monitor.add(cursor.step, metrics, len(plan.pairs))
+        monitor = self.monitors[cursor.network]
+        monitor.add(cursor.step, metrics, len(plan.pairs))
         cursor.step, cursor.position = cursor.step + 1, plan.position + 1
         if main:
             cursor.main_steps[cursor.network] += not plan.on_noisy
             self.method.after_step(cursor.network, plan)
         self.progress.step(self._phase)
-        if self.monitor.unread >= READ_EVERY:
+        if monitor.unread >= READ_EVERY:
             self._flush_metrics()
 
     def _update(self, number: int, main: bool, inputs: StepInputs) -> StepMetrics:
@@ -164,22 +174,34 @@ class Trainer:
             result = loss(number, inputs)
         result.loss.backward()  # type: ignore[no-untyped-call]
         norm = torch.nn.utils.clip_grad_norm_(net.parameters(), self.config.grad_clip)
-        metrics = self.monitor.measure(result, norm)
+        metrics = self.monitors[number].measure(result, norm)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)  # so that recorded steps share the memory of the gradients
         return metrics
 
     def validate(self, seconds: float = 0.0) -> None:
-        """Keeps the networks if they are the best so far; `seconds` is what the epoch took, for the log."""
+        """Keeps the networks if they are the best so far, or other ones make the model from this epoch on.
+
+        Args:
+            seconds: What the epoch took, for the log.
+        """
         if self.dev is None:
             return
         if self._dev_loaders is None:
             self._dev_loaders = SideLoader(self.dev.left, self.device), SideLoader(self.dev.right, self.device)
+        epoch = self.cursor.epoch
+        kept = tuple(self.method.kept_networks(epoch))
+        nets = [self.nets[number] for number in kept]
+        trained = self.method.trained_networks(epoch)
         with autocast(self.device, self.config.precision):
-            result = evaluate(similarities(self.nets, *self._dev_loaders), self.dev)
-        rsum, epoch = result.averaged.rsum, self.cursor.epoch
-        if rsum > self.best.rsum:
-            self.best = Best(rsum, epoch)
+            for number in kept:
+                if number in trained or number not in self._dev_scores:
+                    (self._dev_scores[number],) = similarities([self.nets[number]], *self._dev_loaders)
+        matrices = [self._dev_scores[number] for number in kept]
+        result = evaluate(matrices, self.dev, average=average(nets, matrices))
+        rsum = result.averaged.rsum
+        if rsum > self.best.rsum or kept != self.best.networks:
+            self.best = Best(rsum, epoch, kept)
             self._matcher().save(self.run.best)
         event = {
             "epoch": epoch,
@@ -190,15 +212,13 @@ class Trainer:
             "selection_seconds": round(self.selection_seconds, 2),
         }
         self.run.log(ValidationEvent.model_validate(event))
-        best = " (best)" if self.best.epoch == epoch else ""
-        self.progress.line(
-            f"{self._phase}  validation rSum {rsum:.1f}{best}  spread {self.monitor.spread:.3f}  {seconds:.1f} s"
-        )
+        best, spread = " (best)" if self.best.epoch == epoch else "", self.monitors[kept[0]].spread
+        self.progress.line(f"{self._phase}  validation rSum {rsum:.1f}{best}  spread {spread:.3f}  {seconds:.1f} s")
 
     # ------------------------------------------------------------------ batches
 
-    def _inputs(self) -> Iterator[tuple[StepPlan, StepInputs]]:
-        """The rest of this epoch for the network in turn."""
+    def _inputs(self, plans: Sequence[StepPlan]) -> Iterator[tuple[StepPlan, StepInputs]]:
+        """These steps of this epoch with what the network in turn needs for them."""
         cursor, net = self.cursor, self.nets[self.cursor.network]
         epoch, number = cursor.epoch, cursor.network
 
@@ -206,8 +226,7 @@ class Trainer:
             augment = self._rng(AUGMENTATION, epoch, number, plan.position) if net.augments else None
             return plan, self.method.inputs(number, plan, augment)
 
-        rest = self.plans(number)[cursor.position :]
-        return prefetch(rest, make) if self.loader.on_host else map(make, rest)
+        return prefetch(plans, make) if self.loader.on_host else map(make, plans)
 
     def plans(self, number: int) -> list[StepPlan]:
         """The steps of this epoch of one network."""
@@ -217,18 +236,20 @@ class Trainer:
 
     def _total_steps(self) -> int:
         """About how many steps the whole run takes; a method may use fewer pairs."""
-        return self.config.total_epochs * len(self.nets) * math.ceil(len(self.train_pairs) / self.config.batch_size)
+        epochs = sum(len(self.method.trained_networks(epoch)) for epoch in range(self.config.total_epochs))
+        return epochs * math.ceil(len(self.method.unflagged) / self.config.batch_size)
 
     # ------------------------------------------------------------------ monitoring
 
     def _flush_metrics(self) -> None:
         """Reads and logs the metrics of the steps since the last time; stops a run that has gone wrong."""
-        if not self.monitor.unread:
-            return
-        metrics, bad_step = self.monitor.read()
+        cursor = self.cursor
+        if cursor.network == len(self.nets) or not self.monitors[cursor.network].unread:
+            return  # each network's are read at the end of its steps
+        monitor = self.monitors[cursor.network]
+        metrics, bad_step = monitor.read()
         if bad_step is not None:
             self._refuse_non_finite(bad_step)
-        cursor = self.cursor
         loss, spread, grad_norm = (metrics.pop(name) for name in ("loss", "spread", "grad_norm"))
         self.run.log(
             StepEvent(
@@ -242,7 +263,7 @@ class Trainer:
             )
         )
         self.progress.metrics(loss, spread)
-        if self.monitor.collapsed:
+        if monitor.collapsed:
             self._refuse_collapse()
 
     def _check_epoch_pairs(self) -> None:
@@ -274,7 +295,7 @@ class Trainer:
 
     def _refuse_collapse(self) -> None:
         kept = checkpoint.find(self.run.checkpoints)
-        config, monitor = self.config, self.monitor
+        config, monitor = self.config, self.monitors[self.cursor.network]
         state = f"The last good state is {kept[0]}." if kept else "There was no good state to keep yet."
         raise CollapseError(
             f"The network has collapsed at step {self.cursor.step}: all similarities are equal (spread "
@@ -300,7 +321,7 @@ class Trainer:
 
     def _checkpoint(self) -> None:
         self._flush_metrics()
-        if self.monitor.healthy:
+        if all(monitor.healthy for monitor in self.monitors):
             self._save()
 
     def _save(self) -> None:
@@ -312,8 +333,8 @@ class Trainer:
             epoch_pairs=self.epoch_pairs,
             report=self.report,
             best=self.best,
-            spread=self.monitor.spread,
-            peak=self.monitor.peak,
+            spread=[monitor.spread for monitor in self.monitors],
+            peak=[monitor.peak for monitor in self.monitors],
             random_state=torch.get_rng_state(),
             cuda_random_state=torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
             logged_bytes=self.run.logged_bytes,
@@ -336,7 +357,8 @@ class Trainer:
         for optimizer, saved in zip(self.optimizers, state.optimizers, strict=True):
             optimizer.load_state_dict(saved)
         self.method.load_state_dict(state.method)
-        self.monitor.peak, self.monitor.spread = state.peak, state.spread
+        for monitor, peak, spread in zip(self.monitors, state.peak, state.spread, strict=True):
+            monitor.peak, monitor.spread = peak, spread
         torch.set_rng_state(state.random_state)
         if state.cuda_random_state is not None and self.device.type == "cuda":
             torch.cuda.set_rng_state(state.cuda_random_state, self.device)
@@ -344,13 +366,15 @@ class Trainer:
         self.progress.resume(self.cursor.step)
 
     def _matcher(self) -> Matcher:
-        """The networks as they are now, as copies that training does not change any more."""
+        """The networks that make the model, as copies that training does not change any more."""
+        kept = self.method.kept_networks(min(self.cursor.epoch, self.config.total_epochs - 1))
         copies = []
-        for net in self.nets:
-            copy = build(self.config, *self.specs, seed=0).to(self.device)
-            copy.load_state_dict(net.state_dict())
+        for number in kept:
+            copy = build(self.configs[number], *self.specs, seed=0).to(self.device)
+            copy.load_state_dict(self.nets[number].state_dict())
             copies.append(copy)
-        return Matcher(self.config, self.specs, copies, self.vocabulary, self.device)
+        models = [self.configs[number].model for number in kept]
+        return Matcher(self.config, self.specs, copies, self.vocabulary, self.device, models)
 
     @property
     def _trained_on(self) -> str:
@@ -404,10 +428,3 @@ def check_pairs(train: Pairs, dev: Pairs | None) -> None:
                 f"The {name} side has other words for training than for validation: load both with one vocabulary, "
                 'as in load(data, "dev", vocabulary=train.right.vocabulary).'
             )
-
-
-def _networks(config: Config, method: type[Method]) -> int:
-    """How many networks to train."""
-    if config.networks is not None and config.networks < method.networks:
-        raise ConfigError(f"networks is {config.networks}, but {config.method} trains {method.networks} together.")
-    return config.networks or method.networks

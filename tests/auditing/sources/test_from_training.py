@@ -14,13 +14,13 @@ import mispair
 from mispair.auditing.sources.from_pairs import from_pairs
 from mispair.auditing.sources.from_training import RIVALS, NetworkScore, contrast, from_run, is_run
 from mispair.auditing.sources.source import open_source
-from mispair.auditing.sources.tfidf import word_vectors
 from mispair.cli.main import main
 from mispair.config import Config
 from mispair.data import loading
 from mispair.data.noise import add_noise
 from mispair.data.pairs import Pairs, Regions, Tokens, Vectors
 from mispair.data.shapes import dataset
+from mispair.data.tfidf import word_vectors
 from mispair.errors import DataError
 from mispair.models import SideSpec, build
 from mispair.retrieval.matcher import Matcher

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from mispair.auditing.sources import shards
 from mispair.auditing.sources.source import Source, from_memory, open_arrays, open_source
-from mispair.auditing.sources.tfidf import word_vectors
 from mispair.data.npy import open_array
+from mispair.data.tfidf import word_vectors
 from mispair.errors import DataError
 
 arrow = pytest.importorskip("pyarrow")

@@ -14,17 +14,15 @@ import numpy.typing as npt
 from mispair.auditing.sources import row_ids
 from mispair.auditing.sources.shards import ArrayRows, Side
 from mispair.auditing.sources.source import Source
-from mispair.auditing.sources.tfidf import word_vectors
-from mispair.data.npy import chunks
-from mispair.data.pairs import Pairs, Regions, Tokens
-from mispair.data.pairs import Side as PairSide
+from mispair.data.item_vectors import item_vectors
+from mispair.data.pairs import Pairs, Tokens
 
 Array = npt.NDArray[np.floating]
 
 
 def from_pairs(pairs: Pairs, images: Path | None = None) -> Source:
     """Pairs by their own features: the mean of an item's regions, its vector, or the TF-IDF vector of its words."""
-    return from_vectors(pairs, _vectors(pairs.left), _vectors(pairs.right), images)
+    return from_vectors(pairs, item_vectors(pairs.left), item_vectors(pairs.right), images)
 
 
 def from_vectors(pairs: Pairs, left: Array, right: Array, images: Path | None) -> Source:
@@ -50,14 +48,6 @@ def from_vectors(pairs: Pairs, left: Array, right: Array, images: Path | None) -
 def captions(pairs: Pairs) -> Sequence[str]:
     """The texts of the right items; empty where there are none."""
     return pairs.right.texts if isinstance(pairs.right, Tokens) else pairs.right_ids
-
-
-def _vectors(side: PairSide) -> Array:
-    if isinstance(side, Tokens):
-        return word_vectors(side.texts or side)
-    if isinstance(side, Regions):
-        return np.concatenate([part.mean(axis=1, dtype=np.float32) for _, part in chunks(side.features)])
-    return np.asarray(side.features)
 
 
 def pair_ids(pairs: Pairs) -> Any:

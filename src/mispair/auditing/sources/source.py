@@ -398,7 +398,7 @@ def _check_numbers(one: tuple[list[Path], list[int]], other: tuple[list[Path], l
 
 
 def _open_precomp(folder: Path, split: str, places: tuple[Path, ...]) -> Source:
-    from mispair.auditing.sources.tfidf import word_vectors  # torch
+    from mispair.data.tfidf import word_vectors  # torch
 
     features, captions = precomp.features_path(folder, split), precomp.captions_path(folder, split)
     texts, ids = precomp.read_captions(folder, split)

@@ -6,9 +6,9 @@ from hypothesis import strategies as st
 from sklearn.decomposition import TruncatedSVD
 from sklearn.feature_extraction.text import TfidfVectorizer
 
-from mispair.auditing.sources import tfidf
-from mispair.auditing.sources.tfidf import word_vectors
+from mispair.data import tfidf
 from mispair.data.pairs import Tokens
+from mispair.data.tfidf import word_vectors
 from mispair.data.vocabulary import Vocabulary, tokenize
 
 

@@ -1,0 +1,62 @@
+"""Contrastive losses on a matrix of bounded scores t, and what several networks together make of a batch.
+
+Rows are left items (images), columns right items (captions), and the positives stand on the diagonal. `mask` is true
+where row and column must not be taken for each other's negatives; the diagonal is a positive whatever it says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def info_nce(t: Tensor, temperature: float, mask: Tensor | None = None) -> Tensor:
+    """InfoNCE of each pair, as image and as text anchor together, (B,).
+
+    >>> info_nce(torch.tensor([[0.5, 0.5], [0.5, 0.5]]), 0.05)
+    tensor([1.3863, 1.3863])
+    """
+    z = _without(t / temperature, mask)
+    return z.logsumexp(dim=1) + z.logsumexp(dim=0) - 2 * z.diagonal()
+
+
+def match_probabilities(scores: Sequence[Tensor], temperature: float) -> tuple[Tensor, Tensor]:
+    """Mean over networks of the probabilities of each image's captions (B, B), rows sum to 1; and of each caption's
+    images (B, B), columns sum to 1."""
+    rows = torch.stack([(t / temperature).softmax(dim=1) for t in scores]).mean(dim=0)
+    columns = torch.stack([(t / temperature).softmax(dim=0) for t in scores]).mean(dim=0)
+    return rows, columns
+
+
+def distillation(t: Tensor, temperature: float, rows: Tensor, columns: Tensor) -> Tensor:
+    """KL divergence of the teachers' `match_probabilities` from those of the scores t, both ways, (B,).
+
+    >>> t = torch.tensor([[0.5, 0.1], [0.2, 0.3]])
+    >>> distillation(t, 0.05, *match_probabilities([t], 0.05)).abs() < 1e-6
+    tensor([True, True])
+    """
+    image = (rows.xlogy(rows) - rows * (t / temperature).log_softmax(dim=1)).sum(dim=1)
+    text = (columns.xlogy(columns) - columns * (t / temperature).log_softmax(dim=0)).sum(dim=0)
+    return image + text
+
+
+def stands_out(M: Tensor, top: int, mask: Tensor | None = None) -> Tensor:
+    """Whether fewer than `top` others of a pair's row of M + M^T are not below the pair itself, (B,) true or false.
+
+    With `top` 1 and evidence as M it is DECL's filter.
+
+    >>> stands_out(torch.tensor([[3.0, 1.0], [4.0, 2.0]]), 1)
+    tensor([ True, False])
+    """
+    both = _without(M + M.T, mask)
+    others = both.clone().fill_diagonal_(-torch.inf)
+    return (others >= both.diagonal()[:, None]).sum(dim=1) < top
+
+
+def _without(scores: Tensor, mask: Tensor | None) -> Tensor:
+    """Scores with -inf where there is no negative."""
+    if mask is None:
+        return scores
+    return scores.masked_fill(mask & ~torch.eye(len(scores), dtype=torch.bool, device=scores.device), -torch.inf)

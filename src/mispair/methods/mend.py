@@ -1,0 +1,246 @@
+"""Mend: what mispair recommends for pairs of which a part is mismatched.
+
+An audit of the items, before any training, says which pairs to trust. Two teachers of unlike models train on these by
+InfoNCE. Flagged pairs take part with other partners, those of trusted items like theirs (`soft_partners`). Every second
+epoch the teachers look through the trusted pairs for those that the audit missed: a pair that does not stand out in a
+random batch is no match any more. Then a new network, the student, learns what both teachers think of each batch, which
+no mismatch can spoil, so the batch also has items of flagged pairs that belong to nobody.
+
+The model is the student with its teachers, or the student alone (`networks = 1`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from mispair.compute.cuda_graphs import CudaGraphStep
+from mispair.compute.devices import send, uncached
+from mispair.config import Config
+from mispair.data.batches import Batch, PairLoader, corrupt, random_batches
+from mispair.data.pairs import IntArray
+from mispair.data.vocabulary import UNK
+from mispair.errors import ConfigError
+from mispair.functional.contrastive import distillation, info_nce, match_probabilities, stands_out
+from mispair.methods.base import EpochPairs, Method, StepInputs, StepPlan, StepResult, similarity
+from mispair.methods.report import Examples, MethodReport, ReplacedPairs, selection
+from mispair.methods.soft_partners import SoftPartners, find_soft_partners
+from mispair.models import Network
+from mispair.models.inference import inference
+
+TEACHERS, STUDENT = (0, 1), 2
+RISING = 0.05  # share of a network's epochs over which its learning rate rises
+FILTER_FROM, FILTER_EVERY = 0.14, 2  # share of the teachers' epochs before the first filter; epochs between two
+FEWEST = 0.5  # a filter that keeps a smaller share of the trusted pairs is not followed: the networks know too little
+CORRUPTED = 0.1  # share of the words and regions that are replaced in training
+HARD = 0.1  # weight of the student's own InfoNCE beside the distillation
+FILTERED, BESIDE = 110, 111  # streams of random numbers
+
+
+@dataclass(frozen=True)
+class MendInputs(StepInputs):
+    """Trusted pairs, and then items of flagged pairs: with other partners for a teacher, alone for the student."""
+
+    weights: Tensor = field(kw_only=True)  # (B,) of each pair as a match
+    uncorrupted: Batch | None = field(kw_only=True)  # what the teachers see
+
+
+class Mend(Method):
+    """Two teachers, then a student.
+
+    Attributes:
+        epoch: Number of the epoch that has begun, warm-up included.
+        trusted: (N,) pairs that the audit did not flag.
+        clean: (N,) those of them that count as matches.
+        partners: Soft partners of the others; None before the first epoch, and where all pairs are trusted.
+    """
+
+    networks = 3
+    audits = True
+
+    def __init__(self, config: Config, nets: list[Network], loader: PairLoader) -> None:
+        super().__init__(config, nets, loader)
+        if config.total_epochs < 2:
+            raise ConfigError("mend trains teachers and then a student, so it needs --epochs 2 or more.")
+        self.device = loader.left.device
+        self.epoch = -1
+        self.trusted = np.zeros(len(loader.pairs), dtype=bool)
+        self.trusted[self.unflagged] = True
+        self.clean = torch.from_numpy(self.trusted).to(self.device)
+        self.partners: SoftPartners | None = None
+
+    @classmethod
+    def network_configs(cls, config: Config) -> list[Config]:
+        second = config.mend.second_model or ("two-tower" if config.model == "two-tower" else "vse")
+        return [config, replace(config, model=second), config]
+
+    # ------------------------------------------------------------------ before an epoch
+
+    @property
+    def teacher_epochs(self) -> int:
+        total = self.config.total_epochs
+        return min(max(1, round((1 - self.config.mend.student_share) * total)), total - 1)
+
+    def trained_networks(self, epoch: int) -> Sequence[int]:
+        return TEACHERS if epoch < self.teacher_epochs else (STUDENT,)
+
+    def kept_networks(self, epoch: int) -> list[int]:
+        if epoch < self.teacher_epochs:
+            return list(TEACHERS)
+        return [STUDENT, *reversed(TEACHERS)][: self.config.networks]
+
+    def learning_rate(self, net: int, epoch: float) -> float:
+        """Rises, then falls to 0 as a cosine, for the teachers and for the student."""
+        teachers = self.teacher_epochs
+        start, end = (teachers, self.config.total_epochs) if net == STUDENT else (0, teachers)
+        done = (epoch - start) / (end - start)
+        if done < RISING:
+            # The first step is not one of nothing.
+            return self.config.lr * max(done / RISING, 0.01)
+        return self.config.lr * 0.5 * (1 + math.cos(math.pi * (done - RISING) / (1 - RISING)))
+
+    def begin_warmup(self) -> list[EpochPairs]:
+        return self._begin(self.epoch + 1)
+
+    def begin_epoch(self, epoch: int) -> list[EpochPairs]:
+        return self._begin(self.config.warmup_epochs + epoch)
+
+    def _begin(self, epoch: int) -> list[EpochPairs]:
+        self.epoch = epoch
+        if self.partners is None and not self.trusted.all():
+            self.partners = find_soft_partners(self.loader.pairs, self.trusted, self.device)
+        if self._filters(epoch):
+            self._filter()
+        training, nothing = EpochPairs(self.unflagged), EpochPairs(np.empty(0, dtype=np.int64))
+        return [training if net in self.trained_networks(epoch) else nothing for net in range(len(self.nets))]
+
+    def _filters(self, epoch: int) -> bool:
+        first, last = math.ceil(FILTER_FROM * self.teacher_epochs), self.teacher_epochs
+        return epoch == last or (first <= epoch < last and (epoch - first) % FILTER_EVERY == 0)
+
+    def _filter(self) -> None:
+        """Keeps the trusted pairs that stand out in a random batch to both teachers together."""
+        clean, config = torch.zeros_like(self.clean), self.config
+
+        def compute(batch: Batch) -> None:
+            with uncached(self.device):
+                evidence = [(t / config.mend.temperature).exp() for t in self._teacher_scores(batch)]
+                mask = self.false_negatives(batch)
+                clean[batch.pairs] = stands_out(torch.stack(evidence).sum(dim=0), config.mend.filter_top, mask)
+
+        rng = self.rng(FILTERED, self.epoch)
+        with torch.no_grad(), CudaGraphStep(compute, on=self.device.type == "cuda") as step:
+            for places in random_batches(len(self.unflagged), config.batch_size, rng):
+                chosen = self.unflagged[places]
+                step(self.loader.batch(chosen, pad_shapes=self.loader.pad_shapes(chosen)))
+        trusted = torch.from_numpy(self.trusted).to(self.device)
+        self.clean = clean if clean.sum() >= FEWEST * trusted.sum() else trusted
+
+    # ------------------------------------------------------------------ a step
+
+    def inputs(self, net: int, plan: StepPlan, augment: np.random.Generator | None) -> MendInputs:
+        lefts, rights = self._items(net, plan)
+        pairs = self.loader.pairs
+        shapes = self.loader.left.pad_shape(pairs.link[lefts]), self.loader.right.pad_shape(rights)
+        batch = self.loader.crossed_batch(lefts, rights, augment, shapes)
+        beside = len(rights) - len(plan.pairs)
+        weight = 0.0 if net == STUDENT else self.config.mend.flagged_weight
+        weights = torch.cat([
+            self.clean[batch.pairs[: len(plan.pairs)]].float(),
+            send(torch.full((beside,), weight), self.device),
+        ])  # fmt: skip
+        plain = None
+        if net == STUDENT:
+            plain = batch if augment is None else self.loader.crossed_batch(lefts, rights, None, shapes)
+        return MendInputs(batch, self.negatives(0), weights=weights, uncorrupted=plain)
+
+    def _items(self, net: int, plan: StepPlan) -> tuple[IntArray, IntArray]:
+        """Pairs of which a step takes the left items, and those of which it takes the right ones."""
+        if self.partners is None:
+            return plan.pairs, plan.pairs
+        rng, count = self.rng(BESIDE, self.epoch, net, plan.position), self.config.mend.flagged_size
+        if net == STUDENT:
+            flagged = np.flatnonzero(~self.trusted)
+            count = min(count, len(flagged))
+            lefts, rights = (rng.choice(flagged, count, replace=False) for _ in range(2))
+        else:
+            lefts, rights = self.partners.draw(count, rng)
+        return np.concatenate([plan.pairs, lefts]), np.concatenate([plan.pairs, rights])
+
+    def pairs_used(self, net: int, plan: StepPlan) -> IntArray:
+        return np.unique(np.concatenate(self._items(net, plan)))
+
+    def warmup_loss(self, net: int, inputs: MendInputs) -> StepResult:  # type: ignore[override]
+        return self.loss(net, inputs)
+
+    def loss(self, net: int, inputs: MendInputs) -> StepResult:
+        network, batch, weights = self.nets[net], inputs.batch, inputs.weights
+        temperature = self.config.mend.temperature
+        if not network.augments:  # else the batch is augmented as the model wants it
+            left, right = (corrupt(side, CORRUPTED, UNK) for side in (batch.left, batch.right))
+            batch = replace(batch, left=left, right=right)
+        S = similarity(network, batch)
+        t = network.bounded(S)
+        rows = info_nce(t, temperature, self.false_negatives(batch)) * weights
+        if inputs.uncorrupted is None:
+            loss = rows.sum() / weights.sum().clamp(min=1)
+            return StepResult(loss, S, logged=loss)
+        with torch.no_grad(), uncached(self.device):
+            taught = match_probabilities(self._teacher_scores(inputs.uncorrupted), temperature)
+        difference = distillation(t, temperature, *taught)
+        return StepResult(HARD * rows.sum() + difference.sum(), S, {"distillation": difference.mean()})
+
+    def _teacher_scores(self, batch: Batch) -> list[Tensor]:
+        """(B, B) of each teacher, between -1 and 1."""
+        scores = []
+        for number in TEACHERS:
+            teacher = self.nets[number]
+            with inference(teacher):
+                scores.append(teacher.bounded(similarity(teacher, batch)))
+        return scores
+
+    # ------------------------------------------------------------------ state and report
+
+    def state_dict(self) -> dict[str, Any]:
+        arrays = None
+        if self.partners is not None:
+            found = self.partners
+            arrays = [torch.from_numpy(part) for part in (found.own, found.keeps_right, found.lenders, found.odds)]
+        return {"epoch": self.epoch, "clean": self.clean, "partners": arrays}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.epoch, self.clean = state["epoch"], state["clean"].to(self.device)
+        arrays = state["partners"]
+        self.partners = None if arrays is None else SoftPartners(*(part.numpy() for part in arrays))
+
+    def report(self) -> MethodReport:
+        """How good the clean pairs are, and how likely a soft partner is the right one."""
+        metrics = selection("clean", self.clean.cpu().numpy(), self.matching)
+        return MethodReport.of_networks([metrics], replaced=self._replaced())
+
+    def _replaced(self) -> list[ReplacedPairs] | None:
+        """For flagged captions, how likely their soft partner is the right image; for images that cannot be known."""
+        if self.partners is None:
+            return None
+        pairs, found = self.loader.pairs, self.partners
+        if pairs.truth is None:
+            return [ReplacedPairs(pairs=len(found))]
+        groups, rows = pairs.left_groups, found.keeps_right
+        right = groups[pairs.link[found.lenders[rows]]] == groups[pairs.truth[found.own[rows], None]]
+        return [ReplacedPairs(pairs=len(found), new_left_fits=float((found.odds[rows] * right).sum(axis=1).mean()))]
+
+    def examples(self, pairs: IntArray) -> Examples:
+        """Which pairs count as matches, and the most likely soft partners of the others."""
+        new = {keeps_right: np.full(len(self.trusted), -1) for keeps_right in (True, False)}
+        if self.partners is not None:
+            for keeps_right, partners in new.items():
+                rows = self.partners.keeps_right == keeps_right
+                partners[self.partners.own[rows]] = self.partners.lenders[rows, 0]
+        labels = self.clean.float().cpu().numpy()
+        return Examples(pairs, labels=labels[pairs], new_left=new[True][pairs], new_right=new[False][pairs])

@@ -1,0 +1,111 @@
+"""Soft partners: other partners for the items of flagged pairs, taken from trusted pairs that are like them.
+
+A mismatched pair still has two good halves. A flagged caption is like some trusted captions, and their images suit it
+better than its own; so do the captions of images like a flagged one. Likeness is measured within one modality, so no
+mismatch can spoil it, in the space of the canonical correlation of the trusted pairs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from mispair.data.item_vectors import item_vectors
+from mispair.data.pairs import IntArray, Pairs
+from mispair.functional.canonical_correlation import canonical_directions
+
+NEIGHBOURS = 5  # trusted pairs that lend their item
+TEMPERATURE = 0.05  # of the softmax over them
+ACROSS = 0.5  # weight of the similarity to the lent item itself, beside that to its partner
+TEXT_WIDTH = 512
+CHUNK = 512  # flagged items compared at a time
+BoolArray = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class SoftPartners:
+    """R items of flagged pairs, with K trusted pairs each that may lend them a partner. All are numbers of pairs.
+
+    Attributes:
+        own: (R,) flagged pair of the item.
+        keeps_right: (R,) whether its right item is kept and gets another left item; else the left one is kept.
+        lenders: (R, K) pairs that may lend their other item.
+        odds: (R, K) how likely each of them is taken.
+    """
+
+    own: IntArray
+    keeps_right: BoolArray
+    lenders: IntArray
+    odds: npt.NDArray[np.float64]
+
+    def __len__(self) -> int:
+        return len(self.own)
+
+    def draw(self, count: int, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
+        """New pairs (n,), n <= `count`, no item twice: the pairs of their left and of their right items."""
+        chosen = rng.choice(len(self), min(count, len(self)), replace=False)
+        passed = self.odds[chosen].cumsum(axis=1) < rng.random(len(chosen))[:, None]
+        place = np.minimum(passed.sum(axis=1), self.odds.shape[1] - 1)
+        own, lender, keeps_right = self.own[chosen], self.lenders[chosen, place], self.keeps_right[chosen]
+        return np.where(keeps_right, lender, own), np.where(keeps_right, own, lender)
+
+
+def find_soft_partners(pairs: Pairs, trusted: BoolArray, device: torch.device) -> SoftPartners:
+    """Partners for all flagged right items, and for left items that no trusted pair has.
+
+    Args:
+        pairs: All pairs.
+        trusted: (N,) which of them are trusted, at least one.
+        device: Where to compare the items.
+    """
+    good, flagged = np.flatnonzero(trusted), np.flatnonzero(~trusted)
+    left, right = _common_space(pairs, good)
+    left, right = left.to(device)[torch.from_numpy(pairs.link).to(device)], right.to(device)
+    _, first = np.unique(pairs.link[flagged], return_index=True)
+    alone = flagged[np.sort(first)]
+    alone = alone[~np.isin(pairs.link[alone], pairs.link[good])]
+    captions, images = _lenders(right, left, flagged, good), _lenders(left, right, alone, good)
+    return SoftPartners(
+        np.concatenate([flagged, alone]),
+        np.repeat([True, False], [len(flagged), len(alone)]),
+        np.concatenate([captions[0], images[0]]),
+        np.concatenate([captions[1], images[1]]),
+    )
+
+
+def _common_space(pairs: Pairs, good: IntArray) -> tuple[Tensor, Tensor]:
+    """Unit vectors of all left and all right items, by the canonical directions of the trusted pairs."""
+    rows = pairs.link[good]
+    x, y = (item_vectors(side, TEXT_WIDTH).astype(np.float64) for side in (pairs.left, pairs.right))
+    x, y = x - x[rows].mean(axis=0), y - y[good].mean(axis=0)
+    a, b = canonical_directions(x[rows], y[good])
+    left, right = (torch.from_numpy(z.astype(np.float32)) for z in (x @ a, y @ b))
+    return torch.nn.functional.normalize(left), torch.nn.functional.normalize(right)
+
+
+def _lenders(
+    own_side: Tensor, other_side: Tensor, own: IntArray, good: IntArray
+) -> tuple[IntArray, npt.NDArray[np.float64]]:
+    """The trusted pairs most like each item (R, K), and the odds of taking them.
+
+    Args:
+        own_side: (N, k) items of the side that is kept, one a pair.
+        other_side: (N, k) items of the other side.
+        own: (R,) pairs whose items look for a partner.
+        good: Trusted pairs.
+    """
+    count = min(NEIGHBOURS, len(good))
+    lenders, odds = np.empty((len(own), count), dtype=np.int64), np.empty((len(own), count))
+    places = torch.from_numpy(good).to(own_side.device)
+    lent = own_side[places] + ACROSS * other_side[places]
+    for start in range(0, len(own), CHUNK):
+        part = slice(start, start + CHUNK)
+        likeness = own_side[torch.from_numpy(own[part]).to(own_side.device)] @ lent.T
+        best = likeness.topk(count, dim=1)
+        lenders[part] = good[best.indices.cpu().numpy()]
+        odds[part] = (best.values.double() / TEMPERATURE).softmax(dim=1).cpu().numpy()
+    return lenders, odds

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mispair.data.batches import Augmentation, Items, PairLoader, SideLoader, pad_tokens, prefetch
+from mispair.data.batches import Augmentation, Items, PairLoader, SideLoader, corrupt, pad_tokens, prefetch
 from mispair.data.pairs import Pairs, Regions, Vectors
 from small_data import WORDS, lengths_of, one_to_one, regions, token_items, tokens, vectors
 
@@ -179,6 +179,49 @@ def test_both_sides_of_a_batch_are_augmented() -> None:
     for before, after in ((plain.left, small.left), (plain.right, small.right)):
         assert sum(checked_lengths(after)) < sum(lengths_of(before))
     assert small.pairs.tolist() == plain.pairs.tolist()
+
+
+# ---------------------------------------------------------------- corrupted items and crossed pairs
+
+
+@given(ragged, st.integers(0, 3), st.integers(0, 99), st.sampled_from([0.0, 0.3, 1.0]))
+def test_words_become_unknown_and_marks_stay(lengths: list[int], extra: int, seed: int, rate: float) -> None:
+    items = token_items(lengths, seed=seed, extra=extra)
+    torch.manual_seed(seed)
+    found = corrupt(items, rate, 3)
+    assert found.lengths is items.lengths
+    changed = found.values != items.values
+    assert (found.values[changed] == 3).all()
+    assert not changed[items.values <= 3].any()
+    if rate == 1:
+        assert changed[items.values > 3].all()
+    if rate == 0:
+        assert not changed.any()
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.3, 1.0])
+def test_regions_become_other_regions_of_their_item(rate: float) -> None:
+    items = numbered_regions([40] * 50)
+    values = corrupt(replace(items, lengths=None), rate, 3).values
+    own = items.values
+    same = (values == own).all(dim=-1)
+    assert all(any(torch.equal(value, region) for region in own[0]) for value in values[0])
+    assert float((~same).float().mean()) == pytest.approx(rate * 39 / 40, abs=0.05)
+
+
+def test_vectors_are_not_corrupted() -> None:
+    items = Items(torch.rand(4, 6))
+    assert corrupt(items, 1.0, 3) is items
+
+
+def test_a_crossed_batch_has_items_of_different_pairs() -> None:
+    pairs = Pairs(regions(3), tokens([4, 1, 2, 6]), link=np.array([2, 0, 0, 1]))
+    loader = PairLoader(pairs, CPU)
+    batch = loader.crossed_batch(np.array([0, 3]), np.array([2, 1]))
+    assert torch.equal(batch.left.values, loader.batch(np.array([0, 3])).left.values)
+    assert torch.equal(batch.right.values, loader.batch(np.array([2, 1])).right.values)
+    assert batch.pairs.tolist() == [2, 1]
+    assert batch.left_rows.tolist() == batch.left_groups.tolist() == [2, 1]
 
 
 # ---------------------------------------------------------------- prefetch

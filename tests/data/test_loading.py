@@ -267,3 +267,56 @@ def test_published_captions_fit_the_published_vocabulary(tmp_path: Path) -> None
     assert isinstance(right, Tokens)
     assert right.texts[1] == "two young , white males are outside near many bushes ."
     assert (right.ids == 3).mean() < 0.02
+
+
+# ---------------------------------------------------------------- any number of captions an image
+
+
+def write_uneven(folder: Path, split: str, owners: list[int], *, images: int = 4) -> npt.NDArray[Any]:
+    """Captions of these images in a .tsv, in this order."""
+    features = np.random.RandomState(images).rand(images, 3, 4).astype(np.float32)
+    np.save(folder / f"{split}_ims.npy", features)
+    lines = [f"photo{owner}\tcaption number {number} .\n" for number, owner in enumerate(owners)]
+    (folder / f"{split}_caps.tsv").write_text("".join(lines))
+    (folder / f"{split}_ids.txt").write_text("".join(f"photo{row}\n" for row in range(images)))
+    return features
+
+
+@pytest.mark.parametrize("owners", [[0, 0, 1, 2, 3], [3, 0, 2, 2, 1, 0, 2], [1, 0, 3, 2], [0, 1, 2, 3, 0, 1, 2, 3]])
+def test_captions_are_joined_to_images_by_their_ids(tmp_path: Path, owners: list[int]) -> None:
+    features = write_uneven(tmp_path, "train", owners)
+    pairs = loading.load(tmp_path)
+    assert isinstance(pairs.left, Regions)
+    assert isinstance(pairs.right, Tokens)
+    np.testing.assert_array_equal(pairs.left.features, features)
+    assert pairs.link.tolist() == owners
+    assert list(pairs.left_ids) == [f"photo{row}" for row in range(4)]
+    assert pairs.right.texts[1] == "caption number 1 ."
+
+
+def test_dev_protocols_with_uneven_captions(tmp_path: Path) -> None:
+    owners = [row for row in range(1200) for _ in range(1 + row % 2)]
+    write_uneven(tmp_path, "dev", owners, images=1200)
+    full, ncr = (loading.load(tmp_path, "dev", dev_protocol=protocol) for protocol in ("full", "ncr"))  # type: ignore[arg-type]
+    assert (len(full.left), len(full)) == (1000, 1500)
+    assert (len(ncr.left), len(ncr)) == (666, 999)
+    assert ncr.link.tolist() == owners[:999]
+
+
+def test_images_without_a_caption_are_refused(tmp_path: Path) -> None:
+    write_uneven(tmp_path, "train", [0, 0, 1, 3])
+    with pytest.raises(DataError, match=r"train_ids.txt: 1 images have no caption in train_caps.tsv.* photo2; add"):
+        loading.load(tmp_path)
+
+
+def test_uneven_captions_without_ids_of_the_rows_say_what_to_write(tmp_path: Path) -> None:
+    write_uneven(tmp_path, "train", [0, 0, 1, 2, 3])
+    (tmp_path / "train_ids.txt").unlink()
+    with pytest.raises(DataError, match=r"put image id and caption into a _caps.tsv, and the id of each row into _ids"):
+        loading.load(tmp_path)
+
+
+def test_ids_of_captions_that_are_not_those_of_images_do_not_join(tmp_path: Path) -> None:
+    write_uneven(tmp_path, "train", [0, 1, 2, 3])
+    (tmp_path / "train_ids.txt").write_text("a\nb\nc\nd\n")
+    assert loading.load(tmp_path).link.tolist() == [0, 1, 2, 3]

@@ -187,19 +187,26 @@ def _check_rows(
     """Checks rows against captions and their ids; returns the rows without repetitions."""
     report = found.splits[split]
     report.rows = rows = len(features)
-    texts, ids = captions
+    texts, _ = captions
     if not texts:
         return features
     with found.collecting():
-        images, per_image = precomp.arrange(features, len(texts), captions_per_image, f"{folder.name} {split}")
-        repeated = len(images) < rows
-        report.images, report.captions_per_image, report.repeated = len(images), per_image, repeated
+        parts = precomp.arranged(folder, split, features, captions, captions_per_image)
+        features, per_image = parts.features, parts.per_image
+        repeated = len(features) < rows
+        report.images, report.captions_per_image, report.repeated = len(features), per_image, repeated
         repeats = f"{rows:,} rows, each image repeated {per_image} times: " if repeated else ""
-        found.lines.append(f"{split}: {repeats}{_count(len(images), 'image')} with {_count(per_image, 'caption')} each")
-        features = images
-        precomp.check_ids(ids, per_image, precomp.captions_path(folder, split))
-        precomp.read_ids(folder, split, len(images), per_image)
+        found.lines.append(f"{split}: {repeats}{_count(len(features), 'image')} with {_captions_each(parts)}")
+        if per_image is not None:
+            precomp.read_ids(folder, split, len(features), per_image)
     return features
+
+
+def _captions_each(parts: precomp.Arranged) -> str:
+    if parts.per_image is not None:
+        return f"{_count(parts.per_image, 'caption')} each"
+    counts = np.bincount(parts.link)
+    return f"{counts.min()} to {counts.max()} captions (mean {counts.mean():.1f})"
 
 
 def _check_features(label: str, name: str, features: npt.NDArray[Any], on_disk: int, found: Check) -> FeaturesReport:

@@ -2,6 +2,7 @@
 
 Published arrays come in three shapes, and nothing in the files tells which: one row per image with five captions
 (training sets), every row repeated five times (Flickr30K and COCO dev and test), one row and one caption (CC152K).
+With `{split}_ids.txt`, one id a row, a `.tsv` may have any number of captions an image, in any order.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import codecs
 import csv
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mispair.data.npy import check_finite, open_array
-from mispair.data.pairs import Pairs, Regions, Tokens
+from mispair.data.pairs import IntArray, Pairs, Regions, Tokens
 from mispair.data.vocabulary import Vocabulary
 from mispair.errors import DataError
 
@@ -82,6 +84,58 @@ def _unreadable(path: Path, error: OSError | UnicodeDecodeError) -> DataError:
     return DataError(f"{path}: the file cannot be read ({error.strerror}).")
 
 
+@dataclass(frozen=True)
+class Arranged:
+    """Which caption belongs to which image.
+
+    Attributes:
+        features: (images, R, D) without repetitions, still memory-mapped.
+        link: Image of each caption.
+        image_ids: Name of each image; empty where unknown.
+        per_image: Captions an image; None if not all have equally many.
+    """
+
+    features: npt.NDArray[Any]
+    link: IntArray
+    image_ids: Sequence[str]
+    per_image: int | None
+
+
+def arranged(
+    folder: Path,
+    split: str,
+    features: npt.NDArray[Any],
+    captions: tuple[list[str], list[str]],
+    captions_per_image: int | None = None,
+) -> Arranged:
+    """Joins captions, as `read_captions` gives them, and images: by their ids where both have them, else in order."""
+    texts, ids = captions
+    if captions_per_image is None and ids and (joined := _joined(folder, split, features, ids)):
+        return joined
+    images, per_image = arrange(features, len(texts), captions_per_image, f"{folder.name} {split}")
+    check_ids(ids, per_image, captions_path(folder, split))
+    image_ids = ids[::per_image] if ids else read_ids(folder, split, len(images), per_image)
+    return Arranged(images, np.arange(len(texts)) // per_image, image_ids, per_image)
+
+
+def _joined(folder: Path, split: str, features: npt.NDArray[Any], ids: Sequence[str]) -> Arranged | None:
+    """By the ids of the rows in `{split}_ids.txt`; None if they are not those of the captions."""
+    path = folder / f"{split}_ids.txt"
+    image_ids = _read_lines(path) if path.exists() else []
+    rows = {image: row for row, image in enumerate(image_ids)}
+    if len(rows) != len(image_ids) or len(rows) != len(features) or not rows.keys() >= set(ids):
+        return None
+    link = np.array([rows[image] for image in ids])
+    counts = np.bincount(link, minlength=len(rows))
+    if not counts.all():
+        missing = np.flatnonzero(counts == 0)
+        raise DataError(
+            f"{path}: {len(missing):,} images have no caption in {captions_path(folder, split).name}, the first is "
+            f"{image_ids[missing[0]]}; add one, or take their rows away."
+        )
+    return Arranged(features, link, image_ids, int(counts[0]) if (counts == counts[0]).all() else None)
+
+
 def arrange(
     features: npt.NDArray[Any], n_captions: int, captions_per_image: int | None, name: str
 ) -> tuple[npt.NDArray[Any], int]:
@@ -105,7 +159,8 @@ def arrange(
         raise DataError(
             f"{name}: {n_captions:,} captions for {rows:,} image rows; expected a whole number of captions an image "
             f"({rows:,} or {USUAL_CAPTIONS_PER_IMAGE * rows:,}); look for an empty line at the end, for lost lines, or "
-            "in a .tsv for an unmatched quotation mark."
+            "in a .tsv for an unmatched quotation mark. If images have different numbers of captions, put image id and "
+            "caption into a _caps.tsv, and the id of each row into _ids.txt."
         )
     per_row = n_captions // rows
     if captions_per_image is None:
@@ -209,15 +264,15 @@ def load(
     """Read one split; see `mispair.data.loading.load`."""
     name = f"{folder.name} {split}"
     features = open_array(features_path(folder, split), ndim=3)
-    texts, ids = read_captions(folder, split)
-    left, per_image = arrange(features, len(texts), captions_per_image, name)
-    check_ids(ids, per_image, captions_path(folder, split))
-    left_ids = ids[::per_image] if ids else read_ids(folder, split, len(left), per_image)
+    captions = read_captions(folder, split)
+    found = arranged(folder, split, features, captions, captions_per_image)
+    texts, left, link, left_ids = captions[0], found.features, found.link, found.image_ids
     if split == "dev":
-        kept = min(len(left), _DEV_SIZE if dev_protocol == "full" else _DEV_SIZE // per_image)
-        left, texts, left_ids = left[:kept], texts[: kept * per_image], left_ids[:kept]
+        kept = min(len(left), _DEV_SIZE if dev_protocol == "full" else _DEV_SIZE * len(left) // len(texts))
+        inside = np.flatnonzero(link < kept)
+        left, left_ids, link, texts = left[:kept], left_ids[:kept], link[inside], [texts[row] for row in inside]
     if finite:
         check_finite(left, str(features_path(folder, split)))
     words = find_vocabulary(folder, vocabulary)[0]
     tokens = Tokens(*words.encode(texts), words, texts)
-    return Pairs(Regions(left), tokens, np.arange(len(texts)) // per_image, left_ids=left_ids, name=name)
+    return Pairs(Regions(left), tokens, link, left_ids=left_ids, name=name)

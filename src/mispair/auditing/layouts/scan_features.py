@@ -6,10 +6,8 @@ import csv
 import io
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from mispair.auditing.layouts.embeddings import write_rows
 from mispair.auditing.sources.edits import Edits
@@ -40,15 +38,16 @@ class ScanFeatures:
         return name == "vocab.json" or name in [f"{self._split}_{part}" for part in parts]
 
     def size(self, edits: Edits) -> int:
-        regions, per_image = self._regions()
-        images, counts, _ = _by_image(edits, per_image)
-        return (int(counts.sum()) if _uneven(counts) else len(images)) * int(regions[0].nbytes)
+        parts = self._arranged()
+        images, counts, _ = _by_image(edits, parts.link)
+        return (int(counts.sum()) if _uneven(counts) else len(images)) * int(parts.features[0].nbytes)
 
     def write(self, edits: Edits, out: Path) -> None:
         source, split = self.source, self._split
         assert source.folder is not None
-        regions, per_image = self._regions()
-        images, counts, rows = _by_image(edits, per_image)
+        parts = self._arranged()
+        regions = parts.features
+        images, counts, rows = _by_image(edits, parts.link)
         uneven = _uneven(counts)
         texts = source.texts(edits.caption_from[rows])
         texts = [edits.rewritten.get(int(row), text) for row, text in zip(rows, texts, strict=True)]
@@ -59,32 +58,32 @@ class ScanFeatures:
         captions = precomp.captions_path(source.folder, split)
         if captions.suffix == ".tsv":
             text = io.StringIO(newline="")
-            csv.writer(text, delimiter="\t").writerows(zip(self._image_names(owners, per_image), texts, strict=True))
+            csv.writer(text, delimiter="\t").writerows(zip(self._image_names(owners, parts.link), texts, strict=True))
             write_atomically(out / captions.name, text.getvalue().encode())
         else:
             _write_lines(out / captions.name, texts)
-            _write_lines(
-                out / f"{split}_ids.txt", self._image_names(owners if uneven else images * per_image, per_image)
-            )
+            first = np.unique(parts.link, return_index=True)[1]  # a caption of each image
+            _write_lines(out / f"{split}_ids.txt", self._image_names(owners if uneven else first[images], parts.link))
         if any(precomp.captions_path(source.folder, part).exists() for part in ("train", "dev")):
             # Words of all captions, so that the copy is read with the same numbers as the data it came from.
             precomp.find_vocabulary(source.folder)[0].save(out / "vocab.json")
 
-    def _regions(self) -> tuple[npt.NDArray[Any], int]:
-        """One row of features an image (still mapped), and how many captions each has."""
-        assert self.source.folder is not None
-        features = open_array(precomp.features_path(self.source.folder, self._split), ndim=3)
-        return precomp.arrange(features, len(self.source), None, self.source.name)
+    def _arranged(self) -> precomp.Arranged:
+        """The features of each image (still mapped), and the image of each caption."""
+        folder, split = self.source.folder, self._split
+        assert folder is not None
+        features = open_array(precomp.features_path(folder, split), ndim=3)
+        return precomp.arranged(folder, split, features, precomp.read_captions(folder, split))
 
-    def _image_names(self, rows: IntArray, per_image: int) -> list[str]:
+    def _image_names(self, rows: IntArray, link: IntArray) -> list[str]:
         names = self.source.image_names
-        return [str(row // per_image) for row in rows] if names is None else names(rows)
+        return [str(image) for image in link[rows]] if names is None else names(rows)
 
 
-def _by_image(edits: Edits, per_image: int) -> tuple[IntArray, IntArray, IntArray]:
+def _by_image(edits: Edits, link: IntArray) -> tuple[IntArray, IntArray, IntArray]:
     """Images that have a caption, how many each, and the rows in the order of the images."""
     rows = edits.rows
-    owners = edits.image_from[rows] // per_image
+    owners = link[edits.image_from[rows]]
     rows = rows[np.argsort(owners, kind="stable")]
     images, counts = np.unique(owners, return_counts=True)
     if _uneven(counts) and counts.sum() % precomp.USUAL_CAPTIONS_PER_IMAGE == 0:

@@ -403,14 +403,13 @@ def _open_precomp(folder: Path, split: str, places: tuple[Path, ...]) -> Source:
     features, captions = precomp.features_path(folder, split), precomp.captions_path(folder, split)
     texts, ids = precomp.read_captions(folder, split)
     name = f"{folder.name} {split}"
-    regions, per_image = precomp.arrange(open_array(features, ndim=3), len(texts), None, name)
-    images = ids[::per_image] if ids else precomp.read_ids(folder, split, len(regions), per_image)
-    link = np.arange(len(texts)) // per_image  # the image of each row
+    parts = precomp.arranged(folder, split, open_array(features, ndim=3), (texts, ids))
+    images, link = parts.image_ids, parts.link
     if images:
-        known = row_ids.from_images([image for image in images for _ in range(per_image)])
+        known = row_ids.from_images([images[row] for row in link])
     else:
-        known = RowIds(groups=link if per_image > 1 else None)
-    pooled = np.concatenate([part.mean(axis=1, dtype=np.float32) for _, part in chunks(regions)])
+        known = RowIds(groups=link if parts.per_image != 1 else None)
+    pooled = np.concatenate([part.mean(axis=1, dtype=np.float32) for _, part in chunks(parts.features)])
     image_names = row_ids.as_texts(images)
     return Source(
         left=Side.of([ArrayRows(pooled, link)]),
@@ -419,7 +418,7 @@ def _open_precomp(folder: Path, split: str, places: tuple[Path, ...]) -> Source:
         name=name,
         names=known,
         captions=partial(row_ids.look_up, row_ids.as_texts(texts)),
-        image_names=(lambda rows: row_ids.look_up(image_names, rows // per_image)) if images else None,
+        image_names=(lambda rows: row_ids.look_up(image_names, link[rows])) if images else None,
         images=places,
         files=(features, captions),
     )

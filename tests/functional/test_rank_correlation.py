@@ -88,6 +88,19 @@ def test_distances_rank_like_euclidean_ones() -> None:
     assert ours.tolist() == torch.cdist(torch.from_numpy(items), torch.from_numpy(bank)).argsort(dim=1).tolist()
 
 
+@pytest.mark.parametrize("size", [48, 512])
+def test_a_common_offset_does_not_change_the_correlation(size: int) -> None:
+    rng = np.random.default_rng(3)
+    left, right = (5 + rng.normal(size=(size + 20, 16)) for _ in range(2))
+    expected = [
+        stats.spearmanr(np.linalg.norm(left[20:] - x, axis=1), np.linalg.norm(right[20:] - y, axis=1)).statistic
+        for x, y in zip(left[:20], right[:20], strict=True)
+    ]
+    a, b = (torch.from_numpy(side.astype(np.float32)) for side in (left, right))
+    found = bank_correlation(a[:20], b[:20], a[20:], b[20:])
+    assert found.tolist() == pytest.approx(expected, abs=1e-5)
+
+
 def test_bounds_are_means_of_the_extremes() -> None:
     correlation = torch.linspace(-1, 1, 1000)[torch.randperm(1000)]
     ordered = np.sort(correlation.numpy())

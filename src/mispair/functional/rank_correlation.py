@@ -80,9 +80,11 @@ def bank_correlation(
 def distances(items: Tensor, bank: Tensor) -> Tensor:
     """Squared Euclidean distance (Eq. 3) of each item to each of the bank, (n, M), less a constant of the item.
 
-    Its ranks are those of the distance itself, and only these matter.
+    Its ranks are those of the distance itself, and only these matter. Both sides are centred first: a common offset would
+    leave few digits for the differences.
     """
-    items, bank = items.float(), bank.float()
+    centre = bank.float().mean(dim=0)
+    items, bank = items.float() - centre, bank.float() - centre
     with torch.autocast(items.device.type, enabled=False):  # in bf16 most distances would tie
         return bank.square().sum(dim=-1) - 2 * items @ bank.T
 

@@ -297,7 +297,7 @@ def test_captions_are_joined_to_images_by_their_ids(tmp_path: Path, owners: list
 def test_dev_protocols_with_uneven_captions(tmp_path: Path) -> None:
     owners = [row for row in range(1200) for _ in range(1 + row % 2)]
     write_uneven(tmp_path, "dev", owners, images=1200)
-    full, ncr = (loading.load(tmp_path, "dev", dev_protocol=protocol) for protocol in ("full", "ncr"))  # type: ignore[arg-type]
+    full, ncr = (loading.load(tmp_path, "dev", dev_protocol=protocol) for protocol in ("full", "ncr"))
     assert (len(full.left), len(full)) == (1000, 1500)
     assert (len(ncr.left), len(ncr)) == (666, 999)
     assert ncr.link.tolist() == owners[:999]

@@ -80,8 +80,8 @@ def bank_correlation(
 def distances(items: Tensor, bank: Tensor) -> Tensor:
     """Squared Euclidean distance (Eq. 3) of each item to each of the bank, (n, M), less a constant of the item.
 
-    Its ranks are those of the distance itself, and only these matter. Both sides are centred first: a common offset would
-    leave few digits for the differences.
+    Its ranks are those of the distance itself, and only these matter. Both sides are centred first, because a common
+    offset would leave few digits for the differences.
     """
     centre = bank.float().mean(dim=0)
     items, bank = items.float() - centre, bank.float() - centre

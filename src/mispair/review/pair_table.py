@@ -26,9 +26,10 @@ if TYPE_CHECKING:
 
 MAPPED = "review.arrow"
 BATCH = 1 << 16  # rows that are converted at a time
-REMEMBERED = 16  # selections
+REMEMBERED = 8  # selections
 Sort = Literal["score", "doubt", "row", "-score"]
 Mask = npt.NDArray[np.bool_]
+Rows = npt.NDArray[np.int32]
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ class PairTable:
         self.folder = folder
         self._table = _mapped(folder / TABLE, folder / MAPPED)
         self.score = self._numbers("match_score")
-        self._selected: OrderedDict[Filter, IntArray] = OrderedDict()
+        self._selected: OrderedDict[Filter, Rows] = OrderedDict()
 
     def __len__(self) -> int:
         return int(self._table.num_rows)
@@ -87,7 +88,7 @@ class PairTable:
     def _numbers(self, column: str) -> npt.NDArray[np.float32]:
         return np.asarray(self._table.column(column).to_numpy(), dtype=np.float32)
 
-    def cells(self, column: str, rows: Sequence[int] | IntArray) -> list[str]:
+    def cells(self, column: str, rows: Sequence[int] | IntArray | Rows) -> list[str]:
         """The texts of a column; empty ones where there is no such column."""
         if column not in self:
             return [""] * len(rows)
@@ -131,7 +132,7 @@ class PairTable:
         ordered = sorted(found, key=lambda entry: -entry["counts"])[:most]
         return {str(entry["values"]): entry["counts"] for entry in ordered if entry["values"]}
 
-    def select(self, wanted: Filter) -> IntArray:
+    def select(self, wanted: Filter) -> Rows:
         """The rows that a filter lets through, in its order."""
         if wanted in self._selected:
             self._selected.move_to_end(wanted)
@@ -147,9 +148,11 @@ class PairTable:
             self._selected.popitem(last=False)
         return rows
 
-    def _order(self, sort: Sort) -> IntArray:
-        keys = {"score": self.score, "-score": -self.score, "doubt": np.abs(self.score - MATCH_THRESHOLD)}
-        return np.arange(len(self)) if sort == "row" else keys[sort].argsort(kind="stable")
+    def _order(self, sort: Sort) -> Rows:
+        if sort == "row":
+            return np.arange(len(self), dtype=np.int32)
+        key = {"score": self.score, "-score": -self.score, "doubt": np.abs(self.score - MATCH_THRESHOLD)}[sort]
+        return np.asarray(key.argsort(kind="stable"), dtype=np.int32)  # half the memory
 
     def _mask(self, wanted: Filter) -> Mask:
         import pyarrow.compute as compute
@@ -173,26 +176,33 @@ class PairTable:
 
     def suggestions(self, row: int) -> list[Suggestion]:
         """Better partners of a row, the best first."""
-        return self._suggestions.get(row, [])
+        rows, others, right, scores = self._suggestions
+        here = range(*np.searchsorted(rows, [row, row + 1]).tolist())
+        return [Suggestion("right" if right[at] else "left", int(others[at]), float(scores[at])) for at in here]
 
     @cached_property
-    def _suggestions(self) -> dict[int, list[Suggestion]]:
+    def _suggestions(self) -> tuple[Rows, Rows, Mask, npt.NDArray[np.float32]]:
+        """Row, row of the partner, whether it replaces the right side, and score; by row, the best first."""
+        import pyarrow.compute as compute
         import pyarrow.parquet
 
         path = self.folder / SUGGESTIONS
         if not path.is_file():
-            return {}
+            return np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, bool), np.zeros(0, np.float32)
         try:
-            columns = pyarrow.parquet.read_table(path).to_pydict()
-            names = columns["id"], columns["suggested_id"]
-            rows = self.find(list({*names[0], *names[1]}))
-            found: dict[int, list[Suggestion]] = {}
-            for name, other, side, score in zip(*names, columns["replaced"], columns["score"], strict=True):
-                if name in rows and other in rows:
-                    found.setdefault(rows[name], []).append(Suggestion(side, rows[other], score))
+            table = pyarrow.parquet.read_table(path)
+            ids = self._table.column("id")
+            rows, others = (
+                compute.index_in(table.column(name).cast(ids.type), ids).fill_null(-1).to_numpy().astype(np.int32)
+                for name in ("id", "suggested_id")
+            )
+            right = compute.equal(table.column("replaced"), "right").to_numpy()
+            scores = table.column("score").to_numpy().astype(np.float32)
         except (OSError, KeyError, pyarrow.ArrowException) as error:
             raise DataError(f"{path}: the suggestions cannot be read ({error}); audit again.") from None
-        return {row: sorted(given, key=lambda one: -one.score) for row, given in found.items()}
+        order = np.lexsort((-scores, rows))
+        order = order[(rows[order] >= 0) & (others[order] >= 0)]
+        return rows[order], others[order], right[order], scores[order]
 
 
 def _mapped(path: Path, copy: Path) -> pyarrow.Table:
@@ -249,3 +259,4 @@ def _write(path: Path, copy: Path, version: bytes) -> None:
                 held, count = rest.to_batches(), len(rest)
         if count:
             writer.write_table(pyarrow.Table.from_batches(held).combine_chunks(), BATCH)
+    pyarrow.default_memory_pool().release_unused()

@@ -6,7 +6,7 @@ import hashlib
 import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +20,7 @@ from mispair.errors import DataError
 from mispair.review.decisions import FILE, Decision, Decisions, Mode, Verdict
 from mispair.review.images import AuditedImages
 from mispair.review.noise_estimate import Draw, NoiseEstimate, most_instructive
-from mispair.review.pair_table import Filter, PairTable, Suggestion
+from mispair.review.pair_table import Filter, PairTable, Rows, Suggestion
 
 State = Literal["any", "undecided", "decided", "keep", "drop", "re-pair", "rewrite", "unsure"]
 PRECISION = 0.015  # half of the interval at which the noise rate is known well enough
@@ -107,6 +107,7 @@ class Review:
         self.decisions = Decisions(folder / FILE)
         self._reserved: dict[int, tuple[str, float]] = {}  # drawn pairs: session and time
         self._lock = threading.Lock()
+        self._known: dict[str, int] = {}  # rows of pairs that were decided
 
     def close(self) -> None:
         self.decisions.close()
@@ -119,7 +120,7 @@ class Review:
             raise DataError(f"There is no row {row}; the audit has {len(self.table):,} pairs.")
         return self.views([row], suggestions=suggestions)[0]
 
-    def views(self, rows: Sequence[int] | IntArray, *, suggestions: bool = False) -> list[PairView]:
+    def views(self, rows: Sequence[int] | Rows, *, suggestions: bool = False) -> list[PairView]:
         table = self.table
         ids, captions = table.cells("id", rows), table.cells("caption", rows)
         columns = [table.cells(name, rows) for name in ("image", "status", "reason", "source")]
@@ -157,9 +158,16 @@ class Review:
         """The image file of a row; None if there is none, or if it lies outside the folder of the images."""
         return self._images.read(row, self.table.cell("image", row)) if 0 <= row < len(self.table) else None
 
+    def _rows_of(self, ids: Collection[str]) -> dict[str, int]:
+        """The rows of pairs that were decided; -1 for those that the audit does not have any more."""
+        with self._lock:
+            if missing := [name for name in ids if name not in self._known]:
+                self._known |= dict.fromkeys(missing, -1) | self.table.find(missing)
+            return {name: self._known[name] for name in ids}
+
     # Browsing
 
-    def rows(self, wanted: Filter, state: State = "any") -> IntArray:
+    def rows(self, wanted: Filter, state: State = "any") -> Rows:
         """The rows that a filter and a state of decision let through, in order."""
         order = self.table.select(wanted)
         return order if state == "any" else order[self._in_state(order, state)]
@@ -172,13 +180,13 @@ class Review:
         before, after = (places[places < here[0]], places[places > here[0]]) if len(here) else (places[:0], places)
         return (int(order[before[-1]]) if len(before) else None), (int(order[after[0]]) if len(after) else None)
 
-    def _in_state(self, rows: IntArray, state: State) -> npt.NDArray[np.bool_]:
+    def _in_state(self, rows: Rows, state: State) -> npt.NDArray[np.bool_]:
         if state == "any":
             return np.ones(len(rows), dtype=bool)
         chosen = [
             name for name, one in self.decisions.current.items() if state in ("undecided", "decided", one.verdict)
         ]
-        inside = np.isin(rows, list(self.table.find(chosen).values()))
+        inside = np.isin(rows, list(self._rows_of(chosen).values()))
         return np.asarray(~inside if state == "undecided" else inside)
 
     # Deciding
@@ -193,14 +201,17 @@ class Review:
             raise DataError("No such pair; reload the page.")
         if len(rows) > 1 and decision.verdict in (Verdict.REPAIR, Verdict.REWRITE):
             raise DataError("A new partner or caption is for one pair; select one.")
-        names = self.table.cells("id", list(dict.fromkeys(rows)))
+        rows = list(dict.fromkeys(rows))
+        names = self.table.cells("id", rows)
+        with self._lock:
+            self._known |= dict(zip(names, rows, strict=True))
         return self.decisions.add([replace(decision, id=name) for name in names])
 
     def undo(self, session: str) -> list[int]:
         """Undoes the session's last action; returns the rows concerned."""
         undone = self.decisions.undo(session)
-        rows = self.table.find([decision.id for decision in undone])
-        return [rows[decision.id] for decision in undone if decision.id in rows]
+        rows = self._rows_of([decision.id for decision in undone])
+        return [row for row in rows.values() if row >= 0]
 
     def progress(self) -> Counter[str]:
         """How many pairs have each verdict."""
@@ -232,8 +243,7 @@ class Review:
         """Decisions on drawn pairs of this draw, by row; the last one counts."""
         history = self.decisions.history(undone=False, mode=Mode.RATE)
         found = {one.id: one for one in history if one.draw == self.draw_key}
-        rows = self.table.find(list(found))
-        return {row: found[name] for name, row in rows.items()}
+        return {row: found[name] for name, row in self._rows_of(found).items()}
 
     def next_drawn(self, session: str) -> int | None:
         """The next pair to decide for the noise rate, and reserves it; None when all are decided."""
@@ -241,7 +251,7 @@ class Review:
         now = time.monotonic()
         with self._lock:
             self._reserved = {row: one for row, one in self._reserved.items() if now - one[1] < RESERVED}
-            for row in self._drawn_rows.tolist():
+            for row in self._drawn_rows[: len(decided) + len(self._reserved) + 1].tolist():
                 owner = self._reserved.get(row, (session, now))[0]
                 if row not in decided and owner == session:
                     self._reserved[row] = (session, now)
@@ -250,8 +260,9 @@ class Review:
 
     def next_instructive(self) -> int | None:
         """The undecided pair on which a decision teaches the audit most."""
-        decided = set(self.table.find(list(self.decisions.current)).values())
-        return next((int(row) for row in self._instructive_rows.tolist() if row not in decided), None)
+        decided = set(self._rows_of(self.decisions.current).values())
+        first = self._instructive_rows[: len(decided) + 1].tolist()
+        return next((int(row) for row in first if row not in decided), None)
 
     def inclusion(self, row: int) -> float:
         """Probability with which a pair is among those drawn up to it."""
@@ -262,7 +273,7 @@ class Review:
         """The noise rate from the decisions on drawn pairs, up to the first that is not decided."""
         decided = self._drawn_decisions()
         answers: list[float] = []
-        for row in self._drawn_rows.tolist():
+        for row in self._drawn_rows[: len(decided)].tolist():
             if row not in decided:
                 break
             matched = decided[row].verdict.matched

@@ -9,13 +9,15 @@ from __future__ import annotations
 import hmac
 import re
 import secrets
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, get_args
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
+from anyio import to_thread
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
@@ -36,6 +38,7 @@ from mispair.support.thumbnails import thumbnail
 
 STATIC = Path(__file__).parent / "static"
 PAGE = 24  # pairs of the grid
+THREADS = 8  # each takes memory
 SIZES = (200, 640)  # pixels of the images in the grid and alone
 MOST_BYTES = 1 << 20  # of a request
 MOST_IMAGE_BYTES = 200_000
@@ -129,8 +132,14 @@ def make_app(review: Review, hosts: frozenset[str], token: str | None = None, re
         Route("/favicon.ico", lambda _: Response(status_code=204)),
         Mount("/static", StaticFiles(directory=STATIC)),
     ]
+
+    @asynccontextmanager
+    async def few_threads(_: Starlette) -> AsyncIterator[None]:
+        to_thread.current_default_thread_limiter().total_tokens = THREADS
+        yield
+
     guard = Middleware(BaseHTTPMiddleware, dispatch=_Guard(hosts, token))
-    return Starlette(routes=routes, middleware=[guard], exception_handlers={DataError: _refused})
+    return Starlette(routes=routes, middleware=[guard], exception_handlers={DataError: _refused}, lifespan=few_threads)
 
 
 async def _refused(_: Request, error: Exception) -> Response:
@@ -184,6 +193,7 @@ class _Server:
         self._image = lru_cache(maxsize=256)(self._read_image)
         self._reasons = review.table.counts("reason")
         self._sources = review.table.counts("source")
+        self._page = template("review.html")
 
     async def page(self, request: Request) -> Response:
         session = request.cookies.get(COOKIE, "")
@@ -243,7 +253,7 @@ class _Server:
             values |= self._one(address, session)
         else:
             values |= self._grid(address)
-        content = template("review.html").render(values, part=part)
+        content = self._page.render(values, part=part)
         return HTMLResponse(content, headers={"Vary": "HX-Request"})
 
     def _one(self, address: Address, session: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -232,4 +233,47 @@ def test_a_file_that_holds_no_decisions_adds_none(tmp_path: Path, content: bytes
     (tmp_path / "d.csv").write_bytes(content)
     with pytest.raises(DataError, match=message):
         read_decisions(review.decisions, tmp_path / "d.csv")
+    assert not review.decisions.current
+
+
+def test_decisions_of_label_studio_and_argilla(tmp_path: Path) -> None:
+    def choice(value: str) -> dict[str, object]:
+        return {"from_name": "verdict", "to_name": "image", "type": "choices", "value": {"choices": [value]}}
+
+    tasks = [
+        {"data": {"id": "p0"}, "annotations": [{"completed_by": {"email": "ana@x"}, "result": [choice("matched")]}]},
+        {"data": {"id": "p1"}, "annotations": [{"result": [choice("matched")]}, {"result": [choice("mismatched")]}]},
+        {"data": {"id": "p2"}, "annotations": []},
+        {"data": {"id": "p3"}, "annotations": [{"was_cancelled": True, "result": [choice("matched")]}]},
+    ]
+    records = [
+        {"id": "p4", "fields": {}, "responses": {"verdict": [{"value": "mismatched", "user_id": "7"}]}},
+        {"id": "p5", "fields": {}, "responses": {}},
+        {"id": "p6", "fields": {}, "responses": None},
+    ]
+    review = Review(write_audit(tmp_path / "audit"))
+    for name, content, count in (("tasks.json", tasks, 2), ("records.json", records, 1)):
+        (tmp_path / name).write_text(json.dumps(content), encoding="utf-8")
+        assert read_decisions(review.decisions, tmp_path / name, "bob") == count
+    found = {name: (str(one.verdict), one.reviewer) for name, one in review.decisions.current.items()}
+    assert found == {"p0": ("keep", "ana@x"), "p1": ("drop", "bob"), "p4": ("drop", "7")}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "[",
+        "{}",
+        "[1]",
+        '[{"data": {}, "annotations": [{"result": [{"type": "choices", "value": {"choices": ["matched"]}}]}]}]',
+        '[{"data": {"id": 1}, "annotations": [{"result": [{"type": "text"}]}]}]',
+        '[{"id": 1, "responses": {"verdict": [{"value": "perhaps"}]}}]',
+        "[" * 100_000,
+    ],
+)
+def test_json_that_holds_no_decisions_adds_none(tmp_path: Path, content: str) -> None:
+    review = Review(write_audit(tmp_path / "audit"))
+    (tmp_path / "d.json").write_text(content, encoding="utf-8")
+    with pytest.raises(DataError, match=r"d\.json"):
+        read_decisions(review.decisions, tmp_path / "d.json")
     assert not review.decisions.current

@@ -37,7 +37,7 @@ def review(
         host: Address to listen at; with another one than this machine's own, the page asks for a token.
         reviewer: Name beside the decisions; that of the user by default.
         export_decisions: Write all decisions to this CSV, and end.
-        import_decisions: Add the decisions of this CSV, and end.
+        import_decisions: Add the decisions of this CSV, or of what Label Studio or Argilla has exported, and end.
         open: Open the page in a browser.
     """
     from mispair.review.decisions import FILE, Decisions

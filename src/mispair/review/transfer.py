@@ -1,11 +1,13 @@
-"""Decisions as CSV, to and from files."""
+"""Decisions to and from files: CSV, and what Label Studio and Argilla export after `mispair audit --for`."""
 
 from __future__ import annotations
 
 import csv
 import io
+import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from mispair.errors import DataError
 from mispair.review.decisions import COLUMNS, Decision, Decisions, Mode, Verdict
@@ -33,23 +35,30 @@ def write_decisions(decisions: Decisions, path: Path) -> int:
 
 
 def read_decisions(decisions: Decisions, path: Path, reviewer: str = "") -> int:
-    """Adds the decisions of a CSV with the columns id and verdict, and any others of an export; returns how many.
+    """Adds the decisions of a file; returns how many.
 
     They count as made now, and never for the estimate of the noise rate.
 
+    Args:
+        decisions: Where they are added.
+        path: A CSV with the columns id and verdict, and any others of `write_decisions`; or the JSON that Label Studio
+            or Argilla exports, with the choice matched or mismatched.
+        reviewer: Who decided, where the file does not say it.
+
     Raises:
-        DataError: The file cannot be read, or a row is no decision. Then none is added.
+        DataError: The file cannot be read, or an entry is no decision. Then none is added.
     """
-    return len(decisions.add(list(_read(path, reviewer))))
-
-
-def _read(path: Path, reviewer: str) -> Iterator[Decision]:
     try:
         text = path.read_bytes().decode("utf-8-sig")
     except OSError as error:
         raise DataError(f"{path}: the file cannot be read ({error.strerror or error}).") from None
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: the text is not UTF-8 ({error.reason}); save the file again as UTF-8.") from None
+    read = _from_json if path.suffix.lower() == ".json" else _from_csv
+    return len(decisions.add(list(read(path, text, reviewer))))
+
+
+def _from_csv(path: Path, text: str, reviewer: str) -> Iterator[Decision]:
     csv.field_size_limit(LONGEST_CELL)
     try:
         reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
@@ -67,6 +76,48 @@ def _read(path: Path, reviewer: str) -> Iterator[Decision]:
             yield Decision(name, Verdict(verdict), replaced, partner, caption, who or reviewer, mode=Mode.IMPORT)
     except csv.Error as error:
         raise DataError(f"{path}: this is not valid CSV ({error}); write it again.") from None
+
+
+def _from_json(path: Path, text: str, reviewer: str) -> Iterator[Decision]:
+    expected = "expected the JSON that Label Studio or Argilla exports: a list with an id and annotations or responses"
+    try:
+        entries = json.loads(text)
+    except (ValueError, RecursionError):
+        raise DataError(f"{path}: this is not valid JSON; {expected}.") from None
+    if not isinstance(entries, list):
+        raise DataError(f"{path}: found no list; {expected}.")
+    for number, entry in enumerate(entries):
+        try:
+            given = _label_studio(entry) if "data" in entry else _argilla(entry)
+        except (AttributeError, KeyError, TypeError, IndexError):
+            raise DataError(f"{path}: entry {number + 1} is not understood; {expected}.") from None
+        if given is None:  # nobody has decided on it
+            continue
+        name, choice, who = given
+        if choice not in _CHOICES:
+            raise DataError(f"{path}: {choice!r} for {name!r}; expected {' or '.join(_CHOICES)}.")
+        yield Decision(name, _CHOICES[choice], reviewer=who or reviewer, mode=Mode.IMPORT)
+
+
+_CHOICES = {"matched": Verdict.KEEP, "mismatched": Verdict.DROP}
+Choice = tuple[str, str, str]  # id, choice, who
+
+
+def _label_studio(task: dict[str, Any]) -> Choice | None:
+    """The last annotation of a task that was not skipped."""
+    done = [one for one in task.get("annotations", []) if not one.get("was_cancelled") and one.get("result")]
+    if not done:
+        return None
+    who = done[-1].get("completed_by", "")
+    results = [one for one in done[-1]["result"] if one.get("type") == "choices"]
+    choice = results[0]["value"]["choices"][0]
+    return str(task["data"]["id"]), str(choice), str(who.get("email", "") if isinstance(who, dict) else who)
+
+
+def _argilla(record: dict[str, Any]) -> Choice | None:
+    """The last response of a record."""
+    given = (record.get("responses") or {}).get("verdict") or []
+    return (str(record["id"]), str(given[-1]["value"]), str(given[-1].get("user_id") or "")) if given else None
 
 
 def _defused(cell: str) -> str:

@@ -171,6 +171,11 @@ class Method(ABC):
         """The main epoch (from 0) from which on noisy pairs take part; None if they never do, as by default."""
         return None
 
+    @classmethod
+    def student_from(cls, config: Config) -> int | None:  # noqa: ARG003 - a hook
+        """The epoch (from 0, warm-up included) from which on a student trains instead; None without one."""
+        return None
+
     @abstractmethod
     def loss(self, net: int, inputs: Any) -> StepResult:
         """Loss of network `net` in a step of the main epochs, on what `inputs` gave."""

@@ -82,10 +82,14 @@ class Mend(Method):
 
     # ------------------------------------------------------------------ before an epoch
 
+    @classmethod
+    def student_from(cls, config: Config) -> int:
+        total = config.total_epochs
+        return min(max(1, round((1 - config.mend.student_share) * total)), total - 1)
+
     @property
     def teacher_epochs(self) -> int:
-        total = self.config.total_epochs
-        return min(max(1, round((1 - self.config.mend.student_share) * total)), total - 1)
+        return self.student_from(self.config)
 
     def trained_networks(self, epoch: int) -> Sequence[int]:
         return TEACHERS if epoch < self.teacher_epochs else (STUDENT,)

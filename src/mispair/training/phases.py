@@ -1,4 +1,4 @@
-"""The phases of a training: warm-up, main epochs, and main epochs in which noisy pairs take part."""
+"""The phases of a training: warm-up, main epochs, and a later phase such as epochs in which noisy pairs take part."""
 
 from __future__ import annotations
 
@@ -19,11 +19,17 @@ class Phase:
 
 
 def phases(config: Config) -> list[Phase]:
-    """In their order; the last one only where noisy pairs take part."""
-    warm, noisy = config.warmup_epochs, noisy_from(config)
-    end = config.total_epochs if noisy is None else noisy
-    found = [Phase("warm-up", 0, warm), Phase("main", warm, end - warm)]
-    return found if noisy is None else [*found, Phase("main, with noisy pairs", noisy, config.total_epochs - noisy)]
+    """In their order; the last one only where noisy pairs take part, or a student trains."""
+    warm, noisy, student = config.warmup_epochs, noisy_from(config), _student_from(config)
+    later = noisy if student is None else student
+    end = config.total_epochs if later is None else later
+    found = [Phase("warm-up", 0, min(warm, end)), Phase("main", min(warm, end), end - min(warm, end))]
+    if later is None:
+        return found
+    return [
+        *found,
+        Phase("main, with noisy pairs" if student is None else "student", later, config.total_epochs - later),
+    ]
 
 
 def noisy_from(config: Config) -> int | None:
@@ -33,3 +39,11 @@ def noisy_from(config: Config) -> int | None:
     except ConfigError:  # stored results may be of a method that is not installed here
         return None
     return None if start is None else config.warmup_epochs + start
+
+
+def _student_from(config: Config) -> int | None:
+    """After how many epochs a student takes the place of its teachers; None if there is none."""
+    try:
+        return methods.select(config).student_from(config)
+    except ConfigError:
+        return None

@@ -12,7 +12,7 @@ from mispair.bench.suite.suite import CellKey, Suite, SuiteRow, digest, read_sui
 from mispair.config import Config, find_packaged, override, read_recipe
 from mispair.errors import ConfigError
 
-PACKAGED = ("shapes", "f8k", "f30k", "coco", "cc152k")
+PACKAGED = ("shapes", "f8k", "coco-small", "f30k", "coco", "cc152k")
 PART = '[[part]]\nname = "a"\nkind = "retrieval"\nnoise_ratio = [0.2, 0.4]\n[part.rows]\n'
 SWEEP = '[[part]]\nname = "a"\nkind = "sweep"\nsetting = "tau"\nvalues = [0.1]\n[part.rows]\nx = "shapes/repair"\n'
 MANY = {
@@ -167,7 +167,7 @@ def test_the_noise_file_of_a_recipe_is_not_used_for_every_noise_ratio(tmp_path: 
 
 
 def test_an_unknown_suite_is_refused_with_those_that_there_are() -> None:
-    with pytest.raises(ConfigError, match="cc152k, coco, f30k, f8k, shapes"):
+    with pytest.raises(ConfigError, match="cc152k, coco, coco-small, f30k, f8k, shapes"):
         read_suite("flickr")
 
 

@@ -135,13 +135,13 @@ def test_one_answer_counts_for_few_pairs_however_many_there_are() -> None:
 
 
 def test_one_mistaken_answer_changes_hardly_any_other_pair() -> None:
-    case = make_case(2000, 0.3, noise=0.3)
+    case = make_case(800, 0.3, noise=0.3)
     plain = mispair.audit(case.left, case.right, device="cpu")
     order = plain.match_score.argsort()
-    for row, right in ((int(order[5]), True), (int(order[-100]), False)):  # surely wrong, and called right; or not
+    for row, right in ((int(order[5]), True), (int(order[-40]), False)):  # surely wrong, and called right; or not
         assert case.mismatched[row] == right
         told = mispair.audit(case.left, case.right, checked={str(row): right}, device="cpu")
-        others = np.arange(2000) != row
+        others = np.arange(800) != row
         assert (told.is_mismatch != plain.is_mismatch)[others].mean() < 0.01
         assert np.abs(told.match_score - plain.match_score)[others].mean() < 0.01
 

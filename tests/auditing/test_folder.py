@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+from contextlib import chdir, redirect_stdout
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from audit_cases import contents, make_case, write_clip
+from audit_cases import contents, hurry, make_case, write_clip
 from kills import killed_runs
 from mispair.auditing import audit as audit_module
 from mispair.auditing import folder as folder_module
@@ -32,16 +35,27 @@ ENDED = "This audit has ended already; nothing was computed again."
 pytestmark = pytest.mark.usefixtures("hurried")
 
 
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> Path:
-    """A folder of embeddings, and its audit in the folder that is used when none is named."""
-    monkeypatch.chdir(tmp_path)
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder `place` with embeddings and their audit in the folder that is used when none is named; and its copy."""
+    place = tmp_path_factory.mktemp("folder") / "place"
     case = make_case(100, 0.3)
-    write_clip(tmp_path / "in", case.left, case.right, {"id": [f"p{row}" for row in range(100)]})
-    Path("checked.csv").write_text("id,right\np1,no\n")
-    assert audit("in") == 0
-    assert "Report: audit/report.html" in capsys.readouterr().out
-    return tmp_path
+    write_clip(place / "in", case.left, case.right, {"id": [f"p{row}" for row in range(100)]})
+    (place / "checked.csv").write_text("id,right\np1,no\n")
+    with chdir(place), redirect_stdout(StringIO()) as printed, hurry():
+        assert audit("in") == 0
+    assert "Report: audit/report.html" in printed.getvalue()
+    shutil.copytree(place, place.with_name("copy"))
+    return place
+
+
+@pytest.fixture
+def place(made: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """As it was made, always at the same place, with the same times."""
+    shutil.rmtree(made)
+    shutil.copytree(made.with_name("copy"), made)
+    monkeypatch.chdir(made)
+    return made
 
 
 def audit(*arguments: object) -> int:

@@ -27,10 +27,6 @@ SMALL: dict[str, Any] = {
     "epochs": 2, "lr": 1e-3, "dropout": 0.3, "augment": False, "hardening_steps": 10, "negatives_start": 5,
     "negatives_end": 2, "device": "cpu",
 }  # fmt: skip
-LEARNING: dict[str, Any] = {  # enough to learn something from tiny pairs
-    "model": "vse", "embed_size": 32, "word_size": 16, "batch_size": 64, "lr": 1e-2, "warmup_epochs": 4, "epochs": 4,
-    "negatives_start": 16, "negatives_end": 4, "hardening_steps": 40, "augment": False, "device": "cpu",
-}  # fmt: skip
 SHUFFLED = np.random.default_rng(3).permutation(COUNT)
 CLEAN, NOISY = SHUFFLED[:23], SHUFFLED[23:35]
 M = TypeVar("M", bound=CoTeaching)

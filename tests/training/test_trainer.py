@@ -111,9 +111,7 @@ def run_until(settings: Config, pairs: Pairs, folder: Path, stop_after: int | No
             trainer.fit()
 
 
-@pytest.mark.parametrize(
-    ("method", "model"), [("plain", "sgr"), ("plain", "vse"), ("duo", "vse"), ("duo", "sgr")], ids=str
-)
+@pytest.mark.parametrize(("method", "model"), [("plain", "sgr"), ("duo", "vse")], ids=str)
 def test_resume_is_exact_from_any_step(tmp_path: Path, method: str, model: str) -> None:
     settings, pairs = config(method=method, model=model, dropout=0.3), tiny_pairs(16)
     run_until(settings, pairs, tmp_path / "whole", None)
@@ -129,23 +127,31 @@ def test_resume_is_exact_from_any_step(tmp_path: Path, method: str, model: str) 
 
 
 def test_prefetched_batches_train_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run_until(config(method="duo"), tiny_pairs(16), tmp_path / "plain", None)
+    settings = config(method="duo", epochs=1)
+    run_until(settings, tiny_pairs(16), tmp_path / "plain", None)
     monkeypatch.setattr(PairLoader, "on_host", True)
-    run_until(config(method="duo"), tiny_pairs(16), tmp_path / "prefetched", None)
+    run_until(settings, tiny_pairs(16), tmp_path / "prefetched", None)
     assert weights(tmp_path / "plain") == weights(tmp_path / "prefetched")
 
 
 def test_seeds_matter_and_repeat(tmp_path: Path) -> None:
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-        run_until(config(seed=seed), tiny_pairs(16), tmp_path / name, None)
+        run_until(config(seed=seed, epochs=1), tiny_pairs(16), tmp_path / name, None)
     assert weights(tmp_path / "a") == weights(tmp_path / "b") != weights(tmp_path / "c")
 
 
-@pytest.mark.parametrize("model", ["vse", "sgr"])
-def test_training_learns(model: str) -> None:
+@pytest.mark.parametrize(
+    ("model", "settings"),
+    [
+        ("vse", {"warmup_epochs": 3, "epochs": 3, "lr": 1e-2, "batch_size": 25}),
+        ("sgr", {"warmup_epochs": 4, "epochs": 6, "lr": 3e-3}),
+    ],
+)
+def test_training_learns(model: str, settings: dict[str, Any]) -> None:
+    """VSE-inf, seeds 0-2: 426, 457, 470."""
     pairs = tiny_pairs(40)
-    gentle = {"warmup_epochs": 4, "epochs": 6, "negatives_end": 8, "lr": 3e-3, "dropout": 0.1}
-    matcher = mispair.fit(pairs, **{**SMALL, **gentle, "model": model, "embed_size": 32, "checkpoint_seconds": 60.0})
+    gentle = {"negatives_end": 8, "dropout": 0.1, "embed_size": 32, "checkpoint_seconds": 60.0}
+    matcher = mispair.fit(pairs, **{**SMALL, **gentle, **settings, "model": model})
     by_luck = 100 * (1 + 5 + 10) * (1 / 40 + 1 / 40)
     assert matcher.evaluate(pairs).averaged.rsum > 3 * by_luck
 

@@ -15,7 +15,7 @@ from mispair.auditing.sources.from_pairs import from_pairs
 from mispair.auditing.sources.from_training import RIVALS, NetworkScore, contrast, from_run, is_run
 from mispair.auditing.sources.source import open_source
 from mispair.cli.main import main
-from mispair.config import Config
+from mispair.config import Config, override
 from mispair.data import loading
 from mispair.data.noise import add_noise
 from mispair.data.pairs import Pairs, Regions, Tokens, Vectors
@@ -24,6 +24,8 @@ from mispair.data.tfidf import word_vectors
 from mispair.errors import DataError
 from mispair.models import SideSpec, build
 from mispair.retrieval.matcher import Matcher
+
+pytestmark = pytest.mark.usefixtures("hurried")
 
 
 @pytest.fixture(scope="module")
@@ -137,12 +139,17 @@ def test_a_run_is_audited_with_its_captions_per_image(tmp_path: Path) -> None:
 def test_scores_of_networks_that_compare_regions_and_words_are_a_measure(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run, out = tmp_path / "run", tmp_path / "audit"
-    small = ["--embed-size", "16", "--word-size", "8", "--sim-size", "8", "--epochs", "1", "--batch-size", "32"]
-    train = ["train", "--data", str(folder), "--model", "sgr", "--noise-ratio", "0.4", "--device", "cpu"]
+    data, run, out = tmp_path / "data", tmp_path / "run", tmp_path / "audit"
+    data.mkdir()
+    for split in ("train", "dev"):  # fewer regions and words, to take less time
+        np.save(data / f"{split}_ims.npy", np.load(folder / f"{split}_ims.npy")[:, :6])
+        lines = (folder / f"{split}_caps.txt").read_text().splitlines()
+        (data / f"{split}_caps.txt").write_text("".join(f"{' '.join(line.split()[:4])}\n" for line in lines))
+    small = ["--embed-size", "8", "--word-size", "8", "--sim-size", "8", "--epochs", "1", "--batch-size", "32"]
+    train = ["train", "--data", str(data), "--model", "sgr", "--noise-ratio", "0.4", "--device", "cpu"]
     assert main([*train, *small, "--out", str(run)]) == 0
     source, matcher = from_run(run, "cpu"), Matcher.load(run, "cpu")
-    pairs = add_noise(loading.load(folder, "train", vocabulary=matcher.vocabulary), noise_ratio=0.4, seed=0)
+    pairs = add_noise(loading.load(data, "train", vocabulary=matcher.vocabulary), noise_ratio=0.4, seed=0)
     rows = np.unique(pairs.link, return_index=True)[1]  # one caption of each image, all in one batch
     S = matcher.score(pairs.left, pairs.right)[pairs.link[rows]][:, rows]
     expected = [2 * S[k, k] - _best(np.delete(S[k], k)) - _best(np.delete(S[:, k], k)) for k in range(len(rows))]
@@ -162,7 +169,8 @@ def _best(scores: np.ndarray) -> float:
 def test_an_own_partner_is_no_rival_of_a_shuffled_pair(folder: Path) -> None:
     pairs = loading.load(folder, "train")
     assert isinstance(pairs.right, Tokens)
-    config, specs = Config(model="sgr", embed_size=16, word_size=8), (SideSpec.of(pairs.left), SideSpec.of(pairs.right))
+    config = override(Config(), {"model": "sgr", "embed_size": 16, "word_size": 8, "sim_size": 8})
+    specs = (SideSpec.of(pairs.left), SideSpec.of(pairs.right))
     matcher = Matcher(config, specs, [build(config, *specs, seed=0)], pairs.right.vocabulary, torch.device("cpu"))
     score = NetworkScore(matcher, pairs)
     nothing = np.empty(0, dtype=np.int64)

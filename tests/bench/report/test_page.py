@@ -30,6 +30,7 @@ HOSTILE = "</td></p><script>alert(1)</script>\"'><img src=x onerror=alert(1)> {{
 COMMAND = "mispair bench report results"
 RECALLS = {f"{side}_r{k}": 40.0 + k for side in ("i2t", "t2i") for k in (1, 5, 10)}
 SHAPES = read_suite("shapes")
+EXAMPLES_ALONE = replace(SHAPES, parts=tuple(part for part in SHAPES.parts if part.kind == "examples"))  # no figures
 
 
 def metrics(rsum: float) -> dict[str, float]:
@@ -129,11 +130,26 @@ def report(tmp_path: Path) -> Callable[..., Checker]:
 
 @pytest.fixture
 def images(tmp_path: Path) -> Path:
-    folder = tmp_path / "images"
+    return make_images(tmp_path / "images")
+
+
+def make_images(folder: Path) -> Path:
     folder.mkdir()
     Image.new("RGB", (400, 300), "red").save(folder / "one.jpg")
     Image.new("RGBA", (50, 80), "blue").save(folder / "two.png")
     return folder
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The files of a report with every kind of part, all of it done."""
+    folder = tmp_path_factory.mktemp("whole")
+    return write_report(SHAPES, 1, all_done(), folder / "out", make_images(folder / "images"), COMMAND)
+
+
+@pytest.fixture(scope="module")
+def page(whole: list[Path]) -> Checker:
+    return read(whole[0].read_text(encoding="utf-8"))
 
 
 def sizes(page: Checker) -> list[tuple[int, int]]:
@@ -146,22 +162,21 @@ def sizes(page: Checker) -> list[tuple[int, int]]:
 # ---------------------------------------------------------------------- files
 
 
-def test_files(tmp_path: Path) -> None:
-    files = write_report(SHAPES, 1, all_done(), tmp_path, None, COMMAND)
+def test_files(whole: list[Path]) -> None:
+    out = whole[0].parent
     names = ["index.html", "tables.md", "tables.tex", "results.csv"]
     figures = ("validation", "labels", "eta", "tau", "bank")
     drawings = [f"figures/{name}.{ending}" for name in figures for ending in ("svg", "pdf")]
-    assert [str(file.relative_to(tmp_path)) for file in files] == [*names, *drawings]
-    assert all(file.is_file() for file in files)
+    assert [str(file.relative_to(out)) for file in whole] == [*names, *drawings]
+    assert all(file.is_file() for file in whole)
     for name in drawings[::2]:
-        assert ElementTree.parse(tmp_path / name).getroot().tag.endswith("svg")
-    rows = list(csv.DictReader(io.StringIO((tmp_path / "results.csv").read_text())))
+        assert ElementTree.parse(out / name).getroot().tag.endswith("svg")
+    rows = list(csv.DictReader(io.StringIO((out / "results.csv").read_text())))
     assert len(rows) == sum(len(part.cells(SHAPES, 1)) for part in SHAPES.parts)
 
 
-def test_tables_for_papers(tmp_path: Path) -> None:
-    write_report(SHAPES, 1, all_done(), tmp_path, None, COMMAND)
-    latex, markdown = (tmp_path / "tables.tex").read_text(), (tmp_path / "tables.md").read_text()
+def test_tables_for_papers(whole: list[Path]) -> None:
+    markdown, latex = (file.read_text() for file in whole[1:3])
     assert latex.startswith("% Shapes: 13 of 13 trainings done.")
     assert r"\usepackage{booktabs,graphicx}" in latex.splitlines()[0]
     begun, ended = (re.findall(rf"\\{word}{{(\w+)}}", latex) for word in ("begin", "end"))
@@ -179,16 +194,16 @@ def test_refuses_what_cannot_be_written(tmp_path: Path) -> None:
         write_report(SHAPES, 1, {}, tmp_path / "out", None, COMMAND)
 
 
-def test_twice_is_the_same(tmp_path: Path, images: Path) -> None:
-    pages = [write_report(SHAPES, 1, all_done(), tmp_path / name, images, COMMAND)[0] for name in "ab"]
-    assert pages[0].read_bytes() == pages[1].read_bytes()
+def test_twice_is_the_same(whole: list[Path], tmp_path: Path) -> None:
+    images = whole[0].parents[1] / "images"
+    again = write_report(SHAPES, 1, all_done(), tmp_path / "out", images, COMMAND)[0]
+    assert again.read_bytes() == whole[0].read_bytes()
 
 
 # ---------------------------------------------------------------------- the page
 
 
-def test_parts_in_order(report: Callable[..., Checker]) -> None:
-    page = report(all_done())
+def test_parts_in_order(page: Checker) -> None:
     ids = [attrs["id"] for tag, attrs in page.tags if tag == "h2"]
     assert ids == [*(part.name for part in SHAPES.parts), "reading", "provenance", "commands"]
     links = [attrs["href"] for tag, attrs in page.tags if tag == "a"]
@@ -199,14 +214,13 @@ def test_parts_in_order(report: Callable[..., Checker]) -> None:
     assert "2.6" in page.words
 
 
-def test_nothing_from_elsewhere(report: Callable[..., Checker], tmp_path: Path, images: Path) -> None:
-    page = report(all_done(), images=images)
+def test_nothing_from_elsewhere(page: Checker, whole: list[Path]) -> None:
     for tag, attrs in page.tags:
         assert tag not in ("script", "link", "iframe", "object", "embed", "base")
         assert not any(name.startswith("on") for name in attrs)
         assert str(attrs.get("src", "data:")).startswith("data:")
         assert str(attrs.get("href", attrs.get("xlink:href", "#"))).startswith("#")
-    source = (tmp_path / "out" / "index.html").read_text()
+    source = whole[0].read_text()
     assert {url.split("/")[2] for url in re.findall(r"https?://[^\"' ]+", source)} == {"www.w3.org"}
     assert not re.search(r"url\((?!#)", source)
     assert "default-src 'none'" in source
@@ -223,8 +237,8 @@ def test_page_has_all_colors_of_the_figures_in_light_and_dark(report: Callable[.
     assert len(set(COLORS.values())) == len(COLORS)  # else one would take the name of the other
 
 
-def test_ids_on_the_page_are_unique(report: Callable[..., Checker]) -> None:
-    ids = [attrs["id"] for _, attrs in report(all_done()).tags if "id" in attrs]
+def test_ids_on_the_page_are_unique(page: Checker) -> None:
+    ids = [attrs["id"] for _, attrs in page.tags if "id" in attrs]
     assert len(set(ids)) == len(ids)
 
 
@@ -311,9 +325,8 @@ def test_headline_without_a_table_of_results(report: Callable[..., Checker]) -> 
 # ---------------------------------------------------------------------- examples
 
 
-def test_examples_name_matched_and_mismatched_pairs(report: Callable[..., Checker], images: Path) -> None:
-    words = report(all_done(), images=images).words
-    shown = words[words.index("Matched pairs") :]
+def test_examples_name_matched_and_mismatched_pairs(page: Checker) -> None:
+    shown = page.words[page.words.index("Matched pairs") :]
     assert re.search(r"✓ matched y\* 0\.91 a green heart", shown)
     assert re.search(r"✗ mismatched y\* 0\.03 a red star", shown)
     assert re.search(r"✓ matched y\* 0\.10 a ring replacement a cross", shown)
@@ -321,37 +334,40 @@ def test_examples_name_matched_and_mismatched_pairs(report: Callable[..., Checke
     assert re.search(r"a sun in the data replacement: another one three true, not in training", shown)
 
 
-def test_images_are_made_small(report: Callable[..., Checker], images: Path) -> None:
-    found = sizes(report(all_done(), images=images))
+def test_images_are_made_small(page: Checker) -> None:
+    found = sizes(page)
     assert found.count((200, 150)) == 3
     assert found.count((50, 80)) == 5
 
 
-def test_names_replace_images_that_do_not_exist(report: Callable[..., Checker], images: Path) -> None:
-    page = report(all_done(), images=images)
+def test_names_replace_images_that_do_not_exist(page: Checker) -> None:
     assert "1 of 9 images are not in" in page.words
     assert "three" in page.words
 
 
 @pytest.mark.parametrize("there", [True, False])
 def test_without_a_folder_of_images(report: Callable[..., Checker], tmp_path: Path, there: bool) -> None:
-    page = report(all_done(), images=tmp_path / "nowhere" if there else None)
+    page = report(all_done(EXAMPLES_ALONE), EXAMPLES_ALONE, images=tmp_path / "nowhere" if there else None)
     assert "There is no folder with the images (--images), so only their names are shown." in page.words
     assert sizes(page) == []
+
+
+def with_image(name: str) -> dict[str, Record]:
+    """The records of examples whose only image has this name."""
+    examples = (replace(EXAMPLES[0], image=name),)
+    return {key: replace(one, examples=examples) for key, one in all_done(EXAMPLES_ALONE).items()}
 
 
 @pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "", ".", "\x00", "broken", "x" * 5000])
 def test_names_that_are_no_images(report: Callable[..., Checker], images: Path, name: str) -> None:
     Image.new("RGB", (9, 9)).save(images.parent / "secret.png")
     (images / "broken").write_bytes(b"not an image")
-    records = {key: replace(one, examples=(replace(EXAMPLES[0], image=name),)) for key, one in all_done().items()}
-    assert sizes(report(records, images=images)) == []
+    assert sizes(report(with_image(name), EXAMPLES_ALONE, images=images)) == []
 
 
 def test_image_without_an_ending(report: Callable[..., Checker], images: Path) -> None:
     Image.new("RGB", (9, 9)).save(images / "plain", "PNG")
-    records = {key: replace(one, examples=(replace(EXAMPLES[0], image="plain"),)) for key, one in all_done().items()}
-    assert sizes(report(records, images=images)) == [(9, 9)]
+    assert sizes(report(with_image("plain"), EXAMPLES_ALONE, images=images)) == [(9, 9)]
 
 
 # ---------------------------------------------------------------------- escaping

@@ -12,8 +12,10 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from forked import fork_server
 from mispair.bench.suite import record as record_module
 from mispair.bench.suite import runner
 from mispair.bench.suite.record import ETAS, RECORD, RUN, Record, noise_hash, read_record, run_cell, write_record
@@ -43,6 +46,15 @@ from mispair.data.shapes import dataset
 from mispair.errors import ConfigError, DataError
 
 SMALL = "embed_size = 8, word_size = 8, epochs = 2, warmup_epochs = 1, batch_size = 16, bank_size = 32"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _workers_start_at_once() -> Iterator[None]:
+    """In this process; one that a test starts as a user does starts its workers as they are started for users."""
+    with pytest.MonkeyPatch.context() as patch:
+        if sys.platform != "win32":
+            patch.setattr(runner, "CONTEXT", fork_server())
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -115,17 +127,27 @@ def test_the_result_is_that_of_an_ordinary_training(suite: Suite, done: Path, tm
     assert (again.test, again.eta, again.examples) == (found.test, found.eta, found.examples)
 
 
+def run_with_forks(command: list[str]) -> None:
+    """A command whose workers are of its own process group."""
+    os.setsid()
+    runner.CONTEXT = multiprocessing.get_context("fork")  # type: ignore[assignment]
+    sys.exit(main(command))
+
+
 def test_killed_half_way_and_started_again_it_runs_what_is_missing(file: Path, done: Path, tmp_path: Path) -> None:
     out = tmp_path / "results"
-    command = [sys.executable, "-m", "mispair", "bench", "run", str(file), "--device", "cpu", "--out", str(out)]
-    process = subprocess.Popen(command, start_new_session=True, stderr=subprocess.DEVNULL)
+    command = ["bench", "run", str(file), "--device", "cpu", "--out", str(out)]
+    process = fork_server().Process(target=run_with_forks, args=(command,))
+    process.start()
     until = time.monotonic() + 120
     while not list(out.glob(f"{CELLS}/repair*/run/checkpoints/*.pt")) and time.monotonic() < until:
         time.sleep(0.02)
+    assert process.pid is not None
     os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
     ended = {path.parent.name: path.stat().st_mtime_ns for path in out.glob(f"{CELLS}/*/{RECORD}")}
-    assert main(command[3:]) == 0
+    assert main(command) == 0
     for name, moment in ended.items():
         assert (out / CELLS / name / RECORD).stat().st_mtime_ns == moment
     unbroken = read_results(done).records(done)
@@ -165,19 +187,22 @@ def test_a_claim_is_released_after_an_error(tmp_path: Path) -> None:
     assert not is_claimed(tmp_path)
 
 
+def hold(folder: Path, answer: Connection) -> None:
+    with claimed(folder) as ours:
+        answer.send(ours)
+        time.sleep(600)
+
+
 def test_the_claim_of_a_killed_process_is_free_at_once(tmp_path: Path) -> None:
-    code = (
-        "import sys, time; from pathlib import Path; from mispair.bench.suite.results_folder import claimed\n"
-        "with claimed(Path(sys.argv[1])) as ours: print(ours, flush=True); time.sleep(600)"
-    )
-    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "True\n"
+    answer, theirs = multiprocessing.Pipe(duplex=False)
+    process = runner.CONTEXT.Process(target=hold, args=(tmp_path, theirs))
+    process.start()
+    assert answer.recv()
     assert is_claimed(tmp_path)
     with claimed(tmp_path) as ours:
         assert not ours
     process.kill()
-    process.communicate()
+    process.join()
     assert (tmp_path / LOCK).exists()
     assert not is_claimed(tmp_path)
     with claimed(tmp_path) as ours:

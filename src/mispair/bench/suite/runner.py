@@ -32,6 +32,7 @@ from mispair.errors import MispairError, StoppedError
 from mispair.support.formatting import duration
 from mispair.training.run_folder import count_validations
 
+CONTEXT = multiprocessing.get_context("spawn")  # a forked process cannot use its parent's GPU
 POLL_SECONDS = 0.5
 MOST_ENDED = 8  # trainings that have ended, in the live table
 STOPPED = 75  # exit code of a worker that was stopped
@@ -87,10 +88,9 @@ def run_cells(
             if state(results, cell).status == "failed":
                 (cell_folder(results, cell) / RECORD).unlink(missing_ok=True)
     jobs = min(jobs, sum(state(results, cell).record is None for cell in cells))
-    context = multiprocessing.get_context("spawn")
     threads = max(1, torch.get_num_threads() // max(1, jobs))  # OMP_NUM_THREADS sets it
-    errors: SimpleQueue[str] = context.SimpleQueue()
-    workers = [context.Process(target=_work, args=(list(cells), results, threads, errors)) for _ in range(jobs)]
+    errors: SimpleQueue[str] = CONTEXT.SimpleQueue()
+    workers = [CONTEXT.Process(target=_work, args=(list(cells), results, threads, errors)) for _ in range(jobs)]
     for worker in workers:
         worker.start()
     try:

@@ -212,7 +212,7 @@ import sys, time
 from mispair.auditing.scoring import calibration, judge, scan
 from mispair.cli.main import main
 
-judge.REGULARISATIONS, calibration.DRAWS, scan.BLOCK, scan.PART = (1.0,), 20, 10, 20
+judge.REGULARISATIONS, scan.BLOCK, scan.PART = (1.0,), 10, 20
 measured = scan._measured
 
 def slowly(*arguments):

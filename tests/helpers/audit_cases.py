@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from mispair.auditing.scoring import calibration, judge
+from mispair.auditing.scoring import judge
 from mispair.compute.threads import one_thread_each
 from mispair.data.pairs import IntArray
 
@@ -63,7 +63,7 @@ def hurry() -> Iterator[None]:
     """Audits learn less carefully inside, which takes a third of the time, and always with one thread."""
     with pytest.MonkeyPatch.context() as patch, one_thread_each():
         patch.setattr(judge, "REGULARISATIONS", (1.0,))
-        patch.setattr(calibration, "DRAWS", 20)
+
         yield
 
 

@@ -13,12 +13,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from scipy.stats import norm
+from scipy.stats import beta, norm
 from sklearn.isotonic import IsotonicRegression
 
 from made_pairs import quality
 from mispair.auditing.scoring import calibration
 from mispair.auditing.scoring.calibration import (
+    CUTS,
     FAR,
     Combination,
     _checked_weight,
@@ -79,6 +80,39 @@ def test_intervals_of_many_samples_hold_the_rate_as_often_as_they_claim() -> Non
         low, high = noise_interval(rng.standard_normal(300) + 5 * ~wrong, rng.standard_normal(300))
         held += low <= 0.4 <= high
     assert held >= 33  # of 40; 38 on average
+
+
+@pytest.mark.parametrize(("n", "rate"), [(200, 0.0), (200, 0.02), (200, 0.5), (1000, 0.05), (1000, 0.97), (200, 1.0)])
+def test_intervals_hold_few_and_nearly_all(n: int, rate: float) -> None:
+    held = 0
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        wrong = np.arange(n) < round(rate * n)
+        low, high = noise_interval(rng.standard_normal(n) + 4 * ~wrong, rng.standard_normal(n))
+        held += low <= wrong.mean() <= high
+    assert held >= 37  # of 40
+
+
+def test_both_ends_are_clopper_and_pearsons() -> None:
+    rng = np.random.default_rng(0)
+    observed, shuffled = rng.standard_normal(300) + np.repeat([0.0, 5.0], 150), np.linspace(-3, 3, 100_001)
+    low, high = noise_interval(observed, shuffled)
+    below = [int((observed <= np.quantile(shuffled, quantile)).sum()) for quantile in CUTS]
+    assert low == pytest.approx(beta.ppf(0.025, below[0], 301 - below[0]) / CUTS[0], rel=0.01)
+    assert high == pytest.approx(beta.ppf(0.975, below[1] + 1, 300 - below[1]) / CUTS[1], rel=0.01)
+
+
+def test_unbiased_scores_keep_the_upper_end_up() -> None:
+    """Where hardly anything matches, learning raised the scores of all observed pairs; the others did not change."""
+    rng = np.random.default_rng(0)
+    raised, shuffled = rng.standard_normal(500) + 0.5, rng.standard_normal(500)
+    unbiased = rng.standard_normal(500), rng.standard_normal(500)
+    assert noise_interval(raised, shuffled)[1] < 0.9
+    assert noise_interval(raised, shuffled, unbiased)[1] == 1
+    a, b = raised[:, None], shuffled[:, None]
+    found = combine(a, b, b[:0], b[:0, 0], np.full(500, 0.3), None, unbiased)
+    assert found.high == 1
+    assert found.rate > 0.85
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.2, 0.6, 1.0])
@@ -160,10 +194,11 @@ class Measured:
     shuffled: FloatArray
     close: FloatArray
     mismatched: npt.NDArray[np.bool_]
+    alike: float = 0.5  # how right the close pairs are
 
     def combine(self, checked: FloatArray | None = None) -> Combination:
         trust = match_probability(self.observed[:, 0], self.shuffled[:, 0], 0.5)
-        return combine(self.observed, self.shuffled, self.close, np.full(len(self.close), 0.5), trust, checked)
+        return combine(self.observed, self.shuffled, self.close, np.full(len(self.close), self.alike), trust, checked)
 
     def changed(self, change: Callable[[FloatArray], FloatArray]) -> Measured:
         return Measured(change(self.observed), change(self.shuffled), change(self.close), self.mismatched)
@@ -263,7 +298,7 @@ def test_checked_pairs_show_which_measure_is_worth_more() -> None:
     wrong = rng.random(n) < 0.4
     deceived = rng.permutation(wrong)
     observed = rng.standard_normal((n, 2)) + 2.0 * np.column_stack([~wrong, ~deceived])
-    made = Measured(observed, rng.standard_normal((n, 2)), rng.standard_normal((n, 2)), wrong)
+    made = Measured(observed, rng.standard_normal((n, 2)), rng.standard_normal((n, 2)), wrong, alike=0.0)
     told = made.combine(checked_rows(made, np.arange(150)))
     rest = np.arange(n) >= 150
     plain = quality(made.combine().score(observed)[rest], wrong[rest])

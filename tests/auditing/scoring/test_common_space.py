@@ -212,3 +212,16 @@ def test_products_add_up_over_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = rng.standard_normal((30, 4)), rng.standard_normal((30, 5))
     assert product(torch.from_numpy(a), torch.from_numpy(b)).numpy() == pytest.approx(a.T @ b)
     assert product(torch.zeros(0, 4), torch.zeros(0, 5)).tolist() == np.zeros((4, 5)).tolist()
+
+
+def test_the_regression_is_that_of_the_other_folds_and_favours_no_pair() -> None:
+    rng = np.random.default_rng(0)
+    x, y, fold = rng.standard_normal((60, 4)), rng.standard_normal((60, 3)), np.arange(60) % FOLDS
+    fitter = CommonSpaceFitter(torch.from_numpy(x), torch.from_numpy(y), fold)
+    rows = rng.permutation(60)
+    found = fitter.regression(np.arange(60), rows, 0.5)
+    for row in range(60):
+        a, b = x[fold != fold[row]], y[fold != fold[row]]
+        sides = [side.T @ side / len(side) for side in (a, b)]
+        inverse = [np.linalg.inv(c + 0.5 * np.trace(c) / len(c) * np.eye(len(c))) for c in sides]
+        assert found[row] == pytest.approx(x[row] @ inverse[0] @ (a.T @ b) @ inverse[1] @ y[rows[row]], rel=1e-4)

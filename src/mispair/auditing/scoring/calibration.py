@@ -13,14 +13,17 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 from scipy.optimize import isotonic_regression
+from scipy.special import betaincinv
 
 from mispair.functional.logistic import FloatArray, logistic, probability
+from mispair.functional.metrics import auroc
 
 QUANTILES = np.linspace(0.2, 0.9, 15)  # of the shuffled pairs' scores
 SURE = 0.501  # up to this one matched pairs are assumed to be rare
-DRAWS = 200  # bootstrap samples for the interval
+CUTS = (0.2, 0.5)  # quantiles of the shuffled pairs' scores that the lower and the upper end of the interval come from
+MOSTLY = 0.4  # noise rate above which accidental agreement may have been learned from
 ROUNDS = 3  # of fitting the weights and estimating again which pairs match
-SHUFFLED, CLOSE = 0.5, 3.0  # how much these pairs count beside an observed one
+SHUFFLED, CLOSE = 0.5, 1.0  # how much these pairs count beside an observed one
 PIECE = 1 << 18  # rows scored at a time
 CURVE = 0.05  # share of the logistic curve in the probability
 MAX_CHECKED_WEIGHT = 10.0  # weight of a pair that a person has checked, who may be mistaken
@@ -53,18 +56,50 @@ def _rate(observed: FloatArray, shuffled: FloatArray) -> float:
     return float(np.clip(np.average(ratios[flat], weights=QUANTILES[flat]), 0, 1))
 
 
-def noise_interval(observed: FloatArray, shuffled: FloatArray) -> tuple[float, float]:
-    """95 % of the noise rates of resampled scores lie in here."""
-    rng = np.random.default_rng(0)
+def noise_interval(
+    observed: FloatArray, shuffled: FloatArray, unbiased: tuple[FloatArray, FloatArray] | None = None
+) -> tuple[float, float]:
+    """95 % interval of the noise rate.
+
+    Both ends come from a count of observed scores below a quantile of the shuffled ones, by Clopper and Pearson's exact
+    limits, so that the interval has a width even where nothing is found; the uncertainty of the quantile is added. They
+    differ in the quantile because of what learning may have done to the scores. Some matched pairs score low, which
+    raises the count: least so below the lower quantile, which gives the lower end. And where hardly any pair matches,
+    accidental agreement was learned from, which raises the scores of mismatched pairs: scores that are free of that
+    limit the upper end.
+
+    Args:
+        observed: Scores of the pairs.
+        shuffled: Scores of shuffled pairs.
+        unbiased: The same two by scores that may be weak, but by which mismatched pairs are like shuffled ones.
+    """
     sides = np.sort(observed), np.sort(shuffled)
-    rates = [_rate(*(_drawn_again(side, rng) for side in sides)) for _ in range(DRAWS)]
-    return float(np.quantile(rates, 0.025)), float(np.quantile(rates, 0.975))
+    rate = _rate(*sides)
+    low, high = _limit(*sides, CUTS[0], upper=False), _limit(*sides, CUTS[1], upper=True)
+    if unbiased is not None and rate > MOSTLY:
+        limit = _limit(np.sort(unbiased[0]), np.sort(unbiased[1]), CUTS[1], upper=True)
+        high = max(high, limit) if separated(*unbiased) else 1.0
+    return max(0.0, min(low, rate)), min(1.0, max(high, rate))
 
 
-def _drawn_again(ordered: FloatArray, rng: np.random.Generator) -> FloatArray:
-    """As many of them, drawn with replacement, in order as well."""
-    times = np.bincount(rng.integers(len(ordered), size=len(ordered)), minlength=len(ordered))
-    return np.repeat(ordered, times)
+def separated(observed: FloatArray, shuffled: FloatArray) -> bool:
+    """Whether observed scores are higher than shuffled ones, by Mann and Whitney's test at 2.5 %."""
+    n, m = len(observed), len(shuffled)
+    chance = auroc(np.concatenate([observed, shuffled]), np.arange(n + m) < n) or 0.5
+    return chance > 0.5 + 1.96 * math.sqrt((n + m + 1) / (12 * n * m))
+
+
+def _limit(observed: FloatArray, shuffled: FloatArray, quantile: float, *, upper: bool) -> float:
+    """One end of the interval, of scores in ascending order."""
+    n, m = len(observed), len(shuffled)
+    bound = np.quantile(shuffled, quantile)
+    count, expected = np.searchsorted(observed, bound, side="right"), np.searchsorted(shuffled, bound, "right") / m
+    share = float(betaincinv(count + 1, n - count, 0.975) if upper else betaincinv(count, n - count + 1, 0.025))
+    if count == (n if upper else 0):
+        share = float(upper)
+    middle = count / n / expected
+    error = math.hypot(share / expected - middle, 1.96 * middle * math.sqrt((1 - expected) / (expected * m)))
+    return float(middle + error if upper else middle - error)
 
 
 def match_probability(observed: FloatArray, shuffled: FloatArray, rate: float) -> FloatArray:
@@ -146,6 +181,7 @@ def combine(
     alike: FloatArray,
     trust: FloatArray,
     checked: FloatArray | None = None,
+    unbiased: tuple[FloatArray, FloatArray] | None = None,
 ) -> Combination:
     """Fits the weights of the measures.
 
@@ -157,6 +193,7 @@ def combine(
         alike: (c,) how right each of these is, from 0 (mismatched) to 1 (as good as matched).
         trust: (n,) a first estimate of the probability that each pair matches.
         checked: (n,) 1 for pairs that a person has found matched, 0 for mismatched, NaN for all others.
+        unbiased: Weak scores of the observed and the shuffled pairs, by which mismatched pairs are like shuffled ones.
     """
     centre, spread = shuffled.mean(0, dtype=np.float64), shuffled.std(0, dtype=np.float64) + 1e-9
     a, b, c = (standardised(part, centre, spread) for part in (observed, shuffled, close))
@@ -175,7 +212,9 @@ def combine(
         score, null = a @ weights, b @ weights
         rate = noise_rate(score, null)
         trust = match_probability(score, null, rate)
-    low, high = noise_interval(score, null)
+    low, high = noise_interval(score, null, unbiased)
+    if high == 1 and unbiased is not None and not separated(*unbiased):
+        rate = max(rate, noise_rate(*unbiased))
     target = trust if checked is None else np.where(known, np.nan_to_num(checked), trust)
     # A checked pair counts once here: checked pairs are no random sample of the pairs with such a score.
     slope, offset = logistic(score[:, None], target, np.ones(len(a)), 1e-3)

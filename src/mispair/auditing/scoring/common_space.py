@@ -16,6 +16,8 @@ from torch.nn.functional import normalize
 
 from mispair.auditing.scoring.folds import FOLDS
 from mispair.compute.threads import parallel_map
+from mispair.data.pairs import IntArray
+from mispair.functional.logistic import FloatArray
 
 MOST_CORRELATED, LEAST_CORRELATED = 0.98, 0.02  # directions above count as this, directions below for nothing
 MOST_DIRECTIONS = 256
@@ -84,6 +86,25 @@ class CommonSpaceFitter:
             return _canonical(others[number], left, right)
 
         return self._calibrated(list(parallel_map(fit, range(FOLDS))), trust)
+
+    def regression(self, lefts: IntArray, rights: IntArray, regularisation: float) -> FloatArray:
+        """(k,) how well left items of some rows go with right items of others by a regression on all other folds.
+
+        The score x' Cxx^-1 Cxy Cyy^-1 y, with regularised covariances. Weaker than the measures in a space, but nothing
+        about it was chosen by the pairs of the fold: mismatched pairs score exactly as shuffled ones do.
+        """
+        ties = torch.stack([product(self.left[places], self.right[places]) for places in self.places])
+        scores = torch.zeros(len(lefts), dtype=torch.float64)
+        where = np.full(len(self.left), -1)
+        for number, places in enumerate(self.places):
+            where[places.cpu().numpy()] = number
+        for number, other in enumerate(ties.sum(0) - ties):
+            left, right = (_scaled(spread[number], regularisation) for spread in self.spreads)
+            weights = left @ (left.T @ other @ right) @ right.T
+            here = np.flatnonzero(where[lefts] == number)
+            x, y = self.left[lefts[here]].cpu().double(), self.right[rights[here]].cpu().double()
+            scores[torch.from_numpy(here)] = ((x @ weights) * y).sum(1)
+        return np.asarray(scores.numpy())
 
     def _calibrated(self, fitted: list[tuple[Tensor, Tensor]], trust: Tensor) -> list[CommonSpace]:
         """Scales directions by how much partners correlate along them where they were not fitted."""

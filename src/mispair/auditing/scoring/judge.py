@@ -179,13 +179,15 @@ def learn(
     """
     transforms = SideTransform.both(left, right, joint=joint)
     sample = Sample.of(transforms[0](left), transforms[1](right), fold, groups, *items)
-    last = _refined_round(sample, _fit_rounds(sample, checked))
+    fitter = CommonSpaceFitter(sample.x, sample.y, sample.fold)
+    last = _refined_round(sample, _fit_rounds(sample, fitter, checked))
     measures_of = partial(_measures, sample, last, joint=joint, network_score=network_score)
     rows = np.arange(len(left))
     observed, null = measures_of(rows, rows), measures_of(sample.shuffled, sample.partner)
     lefts, rights, alike = look_alikes(sample, groups, *items)
     swapped = measures_of(lefts, rights) if len(lefts) else observed[:0]  # all neighbours may be of one group
-    combination = calibration.combine(observed, null, swapped, alike, last.trust(), checked)
+    unbiased = fitter.regression(rows, rows, FIRST), fitter.regression(sample.shuffled, sample.partner, FIRST)
+    combination = calibration.combine(observed, null, swapped, alike, last.trust(), checked, unbiased)
     separations = np.array([separation(a, b) for a, b in zip(observed.T, null.T, strict=True)])
     sums = combination.sums(observed), combination.sums(null)
     return Judge(transforms, last.spaces, last.banks, combination, joint, network_score is not None, separations, *sums)
@@ -214,9 +216,9 @@ class Sample:
         return cls(x, y, fold, rows, partner[rows])
 
 
-def _fit_rounds(sample: Sample, checked: FloatArray | None) -> FitRound:
+def _fit_rounds(sample: Sample, fitter: CommonSpaceFitter, checked: FloatArray | None) -> FitRound:
     """A first round, one for each regularisation, and a last one with the one that separates best."""
-    fit = partial(_fit_round, sample, CommonSpaceFitter(sample.x, sample.y, sample.fold), checked)
+    fit = partial(_fit_round, sample, fitter, checked)
     first = fit(np.ones(len(sample.x)), FIRST)
     regularisations = [*REGULARISATIONS, STRONGER] if len(sample.x) < FEW_PAIRS else REGULARISATIONS
     rounds = [fit(first.trust(), regularisation) for regularisation in regularisations]

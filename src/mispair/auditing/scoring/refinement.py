@@ -24,7 +24,7 @@ from mispair.functional.logistic import FloatArray
 
 ENOUGH = 2000  # trusted pairs; below, refined spaces remember their pairs instead of learning
 BATCH = 256
-EPOCHS, MOST_STEPS = 2, 40  # whatever is less
+EPOCHS, ENOUGH_STEPS = 2, 40  # so many epochs, but no more steps than this, or than one epoch has
 RATE = 0.03  # of Adam, times the spread of the directions' entries; it falls to 0
 TEMPERATURE = 0.1  # of the similarities
 SOFT = 0.8  # share of the targets that is spread over items alike
@@ -62,7 +62,7 @@ def _refined(
     rates = [RATE * float(side.std()) for side in (space.left, space.right)]
     optimizer = torch.optim.Adam([{"params": [side]} for side in directions])
     in_epoch = len(rows) // BATCH
-    steps = min(EPOCHS * in_epoch, MOST_STEPS)
+    steps = min(EPOCHS * in_epoch, max(ENOUGH_STEPS, in_epoch))
     for step in range(steps):
         if step % in_epoch == 0:
             rows = rng.permutation(rows)

@@ -10,6 +10,7 @@ import pytest
 
 import mispair
 from audit_cases import Case, hurry, make_case
+from mispair.functional.metrics import auroc
 
 pytest.importorskip("pyarrow")
 
@@ -115,6 +116,22 @@ def test_class_names_as_captions_are_no_boilerplate() -> None:
     given = np.where(wrong, (names + 1 + rng.integers(9, size=ROWS)) % 10, names)
     found = mispair.audit(left, captions[given], device="cpu")
     assert not found.items.unlike.any()
-    assert found.is_mismatch[wrong].mean() > 0.7
+    assert (auroc(found.match_score.astype(float), ~wrong) or 0) > 0.99
     assert found.is_mismatch[~wrong].mean() < 0.05
     assert any("too many for one fold" in note for note in found.notes)
+
+
+def test_captions_that_describe_nothing_are_named_and_counted(case: Case) -> None:
+    captions = ["A dog runs over the grass ."] * ROWS
+    wrong = np.flatnonzero(case.mismatched)
+    captions[wrong[0]], captions[wrong[1]] = "IMG_2041.JPG", "https://example.org/a"
+    found = mispair.audit(case.left, case.right, texts=captions, device="cpu")
+    reasons = found.table["reasons"].to_pylist()
+    assert {row: text for row, text in enumerate(reasons) if text} == {
+        int(wrong[0]): "caption is a file name",
+        int(wrong[1]): "caption is a web address",
+    }
+    assert found.summary.reasons == {"caption is a file name": 1, "caption is a web address": 1}
+    for row, words in ((wrong[0], "its caption is a file name"), (wrong[1], "its caption is a web address")):
+        assert found.reasons(np.array([row])) == ([words] if found.is_mismatch[row] else [""])
+    assert "its caption is a file name" in found.table["reason"].to_pylist()

@@ -44,6 +44,7 @@ def test_one_row_a_pair_in_the_order_of_the_input(audit: Audit, case: Case) -> N
     text, number = arrow.string(), arrow.float32()
     assert {field.name: field.type for field in table.schema} == {
         "id": arrow.large_string(), "status": text, "match_score": number, "is_mismatch": arrow.bool_(), "reason": text,
+        "reasons": text,
         "suggested_right": text, "suggested_right_score": number, "suggested_left": text,
         "suggested_left_score": number, "contrast": number, "evidence": number, "similarity": number,
         "neighbours": number, "rank": number,

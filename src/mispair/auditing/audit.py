@@ -25,6 +25,7 @@ from mispair.auditing.result_tables import defused, write_table
 from mispair.auditing.scoring.folds import fold_numbers, sample
 from mispair.auditing.scoring.judge import Judge, learn
 from mispair.auditing.scoring.partners import find_partners
+from mispair.auditing.scoring.reasons import Bits, caption_reasons, image_reasons
 from mispair.auditing.scoring.scan import READABLE, Scan, faults, scan
 from mispair.auditing.scoring.shared_items import SharedItems, find_shared_items
 from mispair.auditing.scoring.siblings import Siblings, find_siblings
@@ -248,13 +249,37 @@ def audit_source(
             )
             for keep_left in (True, False)
         )
+        show.begin("looking at captions and images")
+        seen = _seen(source, suggested)
         show.end()
     readable = measured.status == READABLE
     notes = (*_notes(judge, int(readable.sum()), len(flagged)), *_shared_notes(items, readable))
     stages = show.stages
     return Audit(
-        source, judge, measured, suggested, new_rights, new_lefts, items, notes, command, stages, checked, siblings
+        source,
+        judge,
+        measured,
+        suggested,
+        new_rights,
+        new_lefts,
+        items,
+        notes,
+        command,
+        stages,
+        checked,
+        siblings,
+        seen,
     )
+
+
+def _seen(source: Source, flagged: IntArray) -> Bits:
+    """What all captions and the images of flagged pairs show, as bits of `reasons.KINDS`."""
+    seen = np.zeros(len(source), dtype=np.uint16)
+    if source.captions is not None:
+        seen[:] = caption_reasons(np.arange(len(source)), source.captions)
+    if source.has_images:
+        seen[flagged] |= image_reasons(flagged, source.read_image)
+    return seen
 
 
 def score_pairs(pairs: Pairs, device: str = "auto", console: Console | None = None) -> npt.NDArray[np.float32]:

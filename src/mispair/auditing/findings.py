@@ -19,6 +19,7 @@ from mispair.auditing.scoring.folds import sample
 from mispair.auditing.scoring.judge import Judge
 from mispair.auditing.scoring.near_duplicates import Groups
 from mispair.auditing.scoring.partners import Partners
+from mispair.auditing.scoring.reasons import KINDS, Bits, in_words
 from mispair.auditing.scoring.scan import BAD_IN_TABLE, FAULTS, READABLE, Scan
 from mispair.auditing.scoring.shared_items import SharedItems
 from mispair.auditing.scoring.siblings import Siblings
@@ -43,6 +44,7 @@ REASONS = {
 }
 SIBLINGS = "the other partners of its left item say something else"
 SIDES = ("left", "right")
+SHARED = "item is shared by pairs that have nothing else in common"
 FOUND_WRONG = "somebody has looked at it and found it wrong"
 
 
@@ -77,6 +79,7 @@ class AuditSummary(_Frozen):
         close_rate_low: Lower end of its 95 % interval.
         close_rate_high: Upper end.
         unreadable: Number of pairs by what is wrong with them.
+        reasons: Number of pairs by what they themselves show: shared items, captions and images.
         near_duplicates_left: Pairs whose left item (nearly) equals that of another pair.
         near_duplicates_right: The same for right items.
         suggested_right: Flagged pairs with a suggested right item.
@@ -97,6 +100,7 @@ class AuditSummary(_Frozen):
     close_rate_low: float | None = None
     close_rate_high: float | None = None
     unreadable: dict[str, int]
+    reasons: dict[str, int] = {}
     near_duplicates_left: int
     near_duplicates_right: int
     suggested_right: int
@@ -146,6 +150,7 @@ class Findings:
         stages: Seconds of each part of the work.
         checked: Rows that a person has checked: 1 matched, 0 mismatched. These overrule the measures.
         siblings: How the right items of one left item agree; None where hardly any has several.
+        seen: (N,) what captions and images themselves show, as bits of `scoring.reasons.KINDS`.
     """
 
     source: Source
@@ -160,6 +165,7 @@ class Findings:
     stages: dict[str, float] = field(default_factory=dict)
     checked: dict[int, float] = field(default_factory=dict)
     siblings: Siblings | None = None
+    seen: Bits | None = None
 
     def __len__(self) -> int:
         return len(self.source)
@@ -222,12 +228,43 @@ class Findings:
             for side, counts in enumerate(self._shared_counts)
             for count in counts.tolist()
         ]
-        return [*(REASONS[name] for name in self.judge.names), "", FOUND_WRONG, SIBLINGS, *shared]
+        return [
+            *(REASONS[name] for name in self.judge.names),
+            "",
+            FOUND_WRONG,
+            SIBLINGS,
+            *shared,
+            *(f"its {kind}" for kind in KINDS),
+        ]
 
     @cached_property
     def _shared_counts(self) -> list[npt.NDArray[np.int32]]:
         """Numbers of unlike partners that items of either side have, in ascending order."""
         return [np.unique(counts[counts > 0]) for counts in self.items.unlike]
+
+    @cached_property
+    def _seen(self) -> Bits:
+        return np.zeros(len(self), dtype=np.uint16) if self.seen is None else self.seen
+
+    def all_reasons(self, start: int, stop: int) -> pyarrow.Array:
+        """What consecutive pairs themselves show, flagged or not: shared items, captions and images; mostly empty."""
+        here = slice(start, stop)
+        kinds, places = np.unique(
+            np.column_stack([self._seen[here], *self.items.unlike[:, here]]), axis=0, return_inverse=True
+        )
+        words = ["; ".join([*_shared(lefts, rights), *in_words(int(bits))]) for bits, lefts, rights in kinds.tolist()]
+        return _text_column(places.reshape(-1), words)
+
+    @cached_property
+    def _reason_counts(self) -> dict[str, int]:
+        """Number of pairs by what they show."""
+        readable = self.scan.status == READABLE
+        shared = {
+            f"{side} {SHARED}": int((counts[readable] > 0).sum())
+            for side, counts in zip(SIDES, self.items.unlike, strict=True)
+        }
+        seen = {kind: int((self._seen >> bit & 1).sum()) for bit, kind in enumerate(KINDS)}
+        return {kind: count for kind, count in (shared | seen).items() if count}
 
     def _against(self, rows: IntArray) -> npt.NDArray[np.int64]:
         """Index into `_reasons` for each of these rows."""
@@ -239,6 +276,10 @@ class Findings:
             lost = np.where(np.isfinite(against), against, 0).max(axis=1)
             worst[-self.siblings.penalty[rows] > lost] = len(self.judge.names) + 2
         start = len(self.judge.names) + 3
+        seen = self._seen[rows]
+        several = np.flatnonzero(seen)
+        kinds = len(self._reasons) - len(KINDS)
+        worst[several] = kinds + np.log2(seen[several] & -seen[several].astype(np.int64)).astype(np.int64)
         for counts, known in zip(self.items.unlike, self._shared_counts, strict=True):
             own = counts[rows]
             several = (own > 0) & (own == self.items.partners[rows])
@@ -279,6 +320,7 @@ class Findings:
             "match_score": pyarrow.array(match, mask=bad),
             "is_mismatch": pyarrow.array(match < MATCH_THRESHOLD, mask=bad),
             "reason": _text_column(self._against(np.arange(start, stop)), self._reasons),
+            "reasons": self.all_reasons(start, stop),
         }
         for name, partners in (("right", self.new_rights), ("left", self.new_lefts)):
             columns[f"suggested_{name}"], columns[f"suggested_{name}_score"] = self._best_partner(partners, start, stop)
@@ -352,6 +394,7 @@ class Findings:
             noise_rate_high=self._of_all(combination.high),
             **self._close_rate(),
             unreadable={str(kind): int(count) for kind, count in zip(kinds, counts, strict=True)},
+            reasons=self._reason_counts,
             near_duplicates_left=len(self.near_duplicates[0].rows),
             near_duplicates_right=len(self.near_duplicates[1].rows),
             suggested_right=int((self.new_rights.rows[:, 0] >= 0).sum()),
@@ -409,6 +452,15 @@ def _one_in_many(
     ratio = np.exp(np.clip(judge.combination.sums(measures) * slope[0] + offset, -60, 60))
     odds = np.maximum(ratio - rate, 1e-12) / max(1 - rate, 1e-3) / (partners - 1)
     return np.asarray(odds / (1 + odds), dtype=np.float32)
+
+
+def _shared(lefts: int, rights: int) -> list[str]:
+    """What to say about the items of a pair that have so many unlike partners."""
+    return [
+        f"{side} item is shared by {count:,} pairs that have nothing else in common"
+        for side, count in zip(SIDES, (lefts, rights), strict=True)
+        if count
+    ]
 
 
 def _text_column(places: npt.NDArray[np.integer], words: list[str]) -> pyarrow.Array:

@@ -55,6 +55,7 @@ ITEMS = hnp.arrays(np.int64, 24, elements=st.integers(0, 40))
 def test_items_pairs_and_groups_by_a_loop(left: IntArray, right: IntArray) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "MOST_OF_ALL", 1.0)
+        patch.setattr(module, "MANY", 100)  # no placeholders
         shared = found(left, right)
     assert shared.left.tolist() == lowest(left)
     assert shared.right.tolist() == lowest(right)
@@ -69,6 +70,7 @@ def test_no_group_outgrows_a_fold_and_given_groups_stay_whole(left: IntArray, ri
     groups = np.arange(len(left)) // 2 if give else None
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "MOST_OF_ALL", 0.2)
+        patch.setattr(module, "MANY", 100)
         shared = found(left, right, groups)
     sizes = np.bincount(shared.groups[shared.is_first])
     most = max(1, int(0.2 * shared.is_first.sum()))

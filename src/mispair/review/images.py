@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mispair.auditing.output_files import AUDIT
+from mispair.auditing.sources.image_files import find_image
 from mispair.errors import DataError, MispairError
 from mispair.support.files import read_regular
 from mispair.support.owned_folder import read_mark
@@ -53,13 +54,12 @@ class AuditedImages:
         Returns:
             None where there is no image, or where it lies outside the folder of the images.
         """
-        if not name or "\0" in name:
+        if not name:
             return None
         try:
-            if self.root is not None:
-                path = (self.root / name).resolve()
-                if path.is_file():
-                    return read_regular(path) if path.is_relative_to(self.root) else None
+            path = None if self.root is None else find_image([self.root], name)
+            if path is not None:
+                return read_regular(path)
             return None if self._archive is None else self._archive.read_image(row)
         except (OSError, ValueError):  # a name that is no path is none either
             return None

@@ -7,8 +7,6 @@ whose vectors are computed from regions and words, is kept in memory (4 bytes a 
 from __future__ import annotations
 
 import hashlib
-import os
-import re
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -19,6 +17,7 @@ import numpy as np
 
 from mispair.auditing.sources import row_ids
 from mispair.auditing.sources.edits import LookUp
+from mispair.auditing.sources.image_files import find_image
 from mispair.auditing.sources.raw import RawPairs
 from mispair.auditing.sources.row_ids import RowIds
 from mispair.auditing.sources.shards import ArrayRows, Matrix, Shard, Side, TensorRows, open_files
@@ -32,7 +31,6 @@ from mispair.support.formatting import listed
 
 LayoutName = Literal["clip", "arrays", "precomp", "memory", "raw", "datacomp"]
 NetworkScore = Callable[[IntArray, IntArray], FloatArray]
-_IMAGE_ENDINGS = ("", ".jpg", ".jpeg", ".png", ".webp")
 _SAMPLED_ROWS = 256
 
 
@@ -162,7 +160,7 @@ class Source:
             return [path if path is not None and path.is_file() else None for path in files]
         if self.image_names is None:
             return [None] * len(wanted)
-        return [_find_image(self.images, name) for name in self.image_names(wanted)]
+        return [find_image(self.images, name) for name in self.image_names(wanted)]
 
     def image_key(self, row: int) -> Hashable:
         """Equal for rows that show the same image; None where there is none."""
@@ -342,15 +340,6 @@ def _image_places(images: str | Path | None) -> tuple[Path, ...]:
     if not Path(images).is_dir():
         raise DataError(f"{images}: no such folder; expected the folder that the image paths are relative to.")
     return (Path(images),)
-
-
-def _find_image(places: Sequence[Path], name: str) -> Path | None:
-    if not name:
-        return None
-    # Tables travel: without their old folders, paths from another machine still fit.
-    bare = re.split(r"[/\\]", name)[-1]
-    tried = (place / f"{part}{ending}" for place in places for part in (name, bare) for ending in _IMAGE_ENDINGS)
-    return next((path for path in tried if os.path.isfile(path)), None)
 
 
 def _described(source: Source, table: Table) -> Source:

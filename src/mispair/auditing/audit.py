@@ -16,6 +16,7 @@ from rich.console import Console
 
 from mispair.auditing.encoding.encode import Encoders
 from mispair.auditing.encoding.encoders import IMAGE_MODEL, TEXT_MODEL
+from mispair.auditing.exports import Tool, export
 from mispair.auditing.findings import SIDES, Findings, match_scores
 from mispair.auditing.inputs import AuditInput, open_given
 from mispair.auditing.layouts.copies import SURE, clean_edits, mended_edits, write_copy
@@ -97,6 +98,10 @@ class Audit(Findings):
         Those without a partner that is right with a probability of at least `least`, and unreadable ones, are left out.
         """
         return write_copy(self.source, mended_edits(self.table, self.source, least), out, overwrite)
+
+    def export(self, tool: Tool, out: str | Path) -> list[Path]:
+        """Writes files of all pairs that FiftyOne, Label Studio or Argilla import; see `mispair.auditing.exports`."""
+        return export(self.pieces(), tool, Path(out), self.source.image_folder)
 
     def to_pandas(self) -> pandas.DataFrame:
         """The table of all pairs as a DataFrame; needs pandas."""

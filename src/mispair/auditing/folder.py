@@ -16,6 +16,7 @@ from rich.console import Console
 from mispair import __version__
 from mispair.auditing.audit import JUDGE, Audit, Settings, audit_source, check, check_rows, checked_answers
 from mispair.auditing.encoding.encode import Encoders
+from mispair.auditing.exports import Tool, export
 from mispair.auditing.findings import AuditSummary
 from mispair.auditing.inputs import AuditInput
 from mispair.auditing.layouts.copies import (
@@ -59,6 +60,7 @@ def audit_path(
     *,
     clean: Path | None = None,
     mended: Path | None = None,
+    tools: Sequence[Tool] = (),
     overwrite: bool = False,
     console: Console | None = None,
     command: str = "",
@@ -74,6 +76,7 @@ def audit_path(
         settings: Settings of the audit.
         clean: Folder for a copy of the input without the flagged and the unreadable pairs.
         mended: Folder for a copy in which flagged pairs have their better partners, where these are sure enough.
+        tools: Other tools for which the pairs are written to the folder as well.
         overwrite: Replace what is in the folders.
         console: Where to show progress.
         command: The command line, for the report.
@@ -98,8 +101,10 @@ def audit_path(
                 if place is not None and not is_copied(place, {**request, "copy": flag})
             }
             _check_copies(data, raw, missing, out, overwrite=False)
-            if missing:
-                _write_copies(data.open(raw, settings.device, console), out, missing, request)
+            if missing or tools:
+                source = data.open(raw, settings.device, console)
+                _write_copies(source, out, missing, request)
+                _export(source, out, tools)
             return summary
         _check_copies(data, raw, copies, out, overwrite=overwrite)
         if raw is not None:
@@ -109,6 +114,7 @@ def audit_path(
             check_copy(source, place, overwrite)
         audit = _audit(folder, source, settings, console, command)
         _write_copies(source, out, copies, request, overwrite=overwrite)
+        _export(source, out, tools)
         return audit.summary
 
 
@@ -119,6 +125,16 @@ def _write_copies(
         if place is not None:
             edits = read_edits(out / TABLE, source, mend=flag == "--mended")
             write_copy(source, edits, place, overwrite, request={**request, "copy": flag})
+
+
+def _export(source: Source, out: Path, tools: Sequence[Tool]) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    for tool in tools:
+        with pyarrow.parquet.ParquetFile(out / TABLE) as table:
+            batches = table.iter_batches()
+            export((pyarrow.Table.from_batches([batch]) for batch in batches), tool, out, source.image_folder)
 
 
 def audit_to_folder(

@@ -9,9 +9,10 @@ SUGGESTIONS, SUGGESTIONS_CSV = "suggestions.parquet", "suggestions.csv"
 REPORT, SUMMARY = "report.html", "summary.json"
 SHARDS = "shards"  # folder of a table for each shard of the input
 SUBSET = "subset.npy"  # of DataComp: the uids of the kept pairs
+EXPORTS = ("fiftyone.csv", "label-studio.json", "label-studio.xml", "argilla.json")  # for other tools
 AUDIT = FolderKind(
     "an audit",
     "audit.json",
     (TABLE, CSV, SUGGESTIONS, SUGGESTIONS_CSV, REPORT, SUMMARY),
-    optional=(f"{SHARDS}/*.parquet", SUBSET),
+    optional=(f"{SHARDS}/*.parquet", SUBSET, *EXPORTS),
 )

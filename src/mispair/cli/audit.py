@@ -5,8 +5,9 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
 
+import tyro
 from tyro.conf import Positional
 
 from mispair.cli.output import console, print_json
@@ -42,6 +43,7 @@ def audit(
     decisions: Path | None = None,
     clean: Path | None = None,
     mended: Path | None = None,
+    tools: Annotated[tuple[Literal["fiftyone", "label-studio", "argilla"], ...], tyro.conf.arg(name="for")] = (),
     overwrite: bool = False,
     review: bool = False,
     device: str = "auto",
@@ -72,6 +74,7 @@ def audit(
         decisions: Folder of an audit with decisions of a review; the audit learns from them and tells what changed.
         clean: Write a copy of the input without the flagged and the unreadable pairs to this folder.
         mended: The same, but flagged pairs get their better partners where these are sure enough.
+        tools: Write the pairs for these tools to the folder as well.
         overwrite: Replace what is in the folders.
         review: Open the page to decide on the doubtful pairs when the audit has ended.
         device: auto, cpu, cuda, cuda:1, mps.
@@ -91,8 +94,9 @@ def audit(
     command = shlex.join(["mispair", *sys.argv[1:]])
     try:
         summary = audit_path(
-            data, out, settings, clean=clean, mended=mended, overwrite=overwrite, console=console(), command=command
-        )
+            data, out, settings, clean=clean, mended=mended, tools=tools, overwrite=overwrite, console=console(),
+            command=command,
+        )  # fmt: skip
     except KeyboardInterrupt:
         raise StoppedError("The audit was stopped; the same command goes on where it was.", 130) from None
     if json:

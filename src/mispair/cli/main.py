@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import functools
+import inspect
 import sys
 import warnings
 from collections.abc import Callable, Sequence
 from io import TextIOWrapper
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, NoneType
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import tyro
 
@@ -131,7 +134,29 @@ def _dispatch(argv: list[str]) -> int:
     if name == "train":
         return train(argv[words:])
     arguments = [current_flag(word, RENAMED_FLAGS.get(name, {})) for word in argv[words:]]
-    return tyro.cli(COMMANDS[name], args=arguments, prog=f"mispair {name}")
+    return tyro.cli(_with_plain_help(COMMANDS[name]), args=arguments, prog=f"mispair {name}")
+
+
+def _with_plain_help(command: Callable[..., int]) -> Callable[..., int]:
+    """The command with `--images PATH` instead of `--images {None}|PATH (default: None)` in its help."""
+    hints = get_type_hints(command, include_extras=True)
+    for name, hint in hints.items():
+        plain = hint.__origin__ if get_origin(hint) is Annotated else hint
+        kinds = [kind for kind in get_args(plain) if kind is not NoneType]
+        if NoneType in get_args(plain) and len(kinds) == 1 and isinstance(kinds[0], type):
+            metavar = kinds[0].__name__.upper()
+            if hint == tyro.conf.Positional[plain]:
+                metavar = f"[{metavar}]"
+            hints[name] = Annotated[hint, tyro.conf.arg(metavar=metavar, help_behavior_hint=lambda _: "")]
+
+    @functools.wraps(command)
+    def call(*arguments: Any, **options: Any) -> int:
+        return command(*arguments, **options)
+
+    call.__annotations__ = hints
+    vars(call)["__signature__"] = inspect.signature(command)
+    del vars(call)["__wrapped__"]  # where tyro would look for the hints
+    return call
 
 
 def _help(group: str = "") -> str:

@@ -19,6 +19,7 @@ from mispair.support.renamed import current_flag
 if TYPE_CHECKING:
     from mispair.data.pairs import Pairs
     from mispair.retrieval.matcher import Matcher
+    from mispair.retrieval.search import TextEncoder
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ def search(
     Args:
         run: Run folder, or a saved .safetensors file.
         query: A text: finds images.
-        image: Name or row number of an image: finds texts.
+        image: Path or the end of it, name or row number of an image: finds texts.
         top: How many to show.
         data: Data set to search; the one it was trained on when not given.
         split: Split to search.
@@ -144,7 +145,11 @@ def search(
         raise ConfigError('Give either --query "some words" to find images or --image ID to find texts.')
     matcher = Matcher.load(run, device)
     pairs = _load_pairs(matcher, split, data, captions_per_image)
-    hits = find_images(matcher, pairs, query, top) if query is not None else find_texts(matcher, pairs, str(image), top)
+    if query is not None:
+        encode = _text_encoder(Path(data or matcher.config.data), device)
+        hits = find_images(matcher, pairs, query, top, encode=encode)
+    else:
+        hits = find_texts(matcher, pairs, str(image), top)
     if json:
         print_json({"query": query, "image": image, "hits": [asdict(hit) for hit in hits]})
         return 0
@@ -155,6 +160,19 @@ def search(
         table.add_row(str(rank), f"{hit.score:.3f}", hit.image, hit.text)
     print_table(table)
     return 0
+
+
+def _text_encoder(data: Path, device: str) -> TextEncoder | None:
+    """What made the vectors of the captions of a folder, where `mispair encode` has written it."""
+    from mispair.auditing.encoding.encode import EMBEDDINGS
+    from mispair.auditing.encoding.encoders import text_encoder
+    from mispair.support.owned_folder import read_mark
+
+    mark = read_mark(data, EMBEDDINGS)
+    model = None if mark is None else mark.request.get("text model")
+    if not isinstance(model, str):
+        return None
+    return lambda texts: text_encoder(model, device).encode(texts).astype("float32")
 
 
 def _load_pairs(matcher: Matcher, split: str, data: str | None, captions_per_image: int | None) -> Pairs:

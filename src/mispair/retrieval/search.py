@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import PurePath
 
@@ -11,6 +12,8 @@ from mispair.data.pairs import FloatArray, Pairs, Tokens, select
 from mispair.data.vocabulary import UNK
 from mispair.errors import DataError
 from mispair.retrieval.matcher import Matcher
+
+TextEncoder = Callable[[list[str]], FloatArray]  # texts to vectors (n, D)
 
 
 @dataclass(frozen=True)
@@ -22,19 +25,41 @@ class Hit:
     text: str
 
 
-def find_images(matcher: Matcher, pairs: Pairs, query: str, top: int = 5) -> list[Hit]:
-    """The images that fit a text best; `text` is the first caption of each."""
-    if matcher.vocabulary is None:
-        raise DataError("This model was trained on vectors, so it cannot read a text; search by --image instead.")
-    ids, _ = matcher.vocabulary.encode([query])
-    if (ids[1:-1] == UNK).all():
-        raise DataError(f'The model knows no word of "{query}"; use words like those of its training captions.')
-    scores = matcher.score(pairs.left, [query])[:, 0]
+def find_images(
+    matcher: Matcher, pairs: Pairs, query: str, top: int = 5, *, encode: TextEncoder | None = None
+) -> list[Hit]:
+    """The images that fit a text best; `text` is the first caption of each.
+
+    Args:
+        matcher: The model.
+        pairs: What is searched.
+        query: The text.
+        top: How many.
+        encode: Makes the vectors of texts, for a model that was trained on such vectors.
+
+    Raises:
+        DataError: The model cannot read a text, or knows no word of it.
+    """
+    scores = matcher.score(pairs.left, _query(matcher, query, encode))[:, 0]
     captions = {int(row): pair for pair, row in reversed(list(enumerate(pairs.link)))}
     return [
         Hit(float(scores[row]), image_name(pairs, row), text_name(pairs, captions[row]) if row in captions else "")
         for row in best(scores, top)
     ]
+
+
+def _query(matcher: Matcher, query: str, encode: TextEncoder | None) -> list[str] | FloatArray:
+    if matcher.vocabulary is None:
+        if encode is None:
+            raise DataError(
+                "This model was trained on vectors, and its data does not say which encoder made them (as encode.json "
+                "of `mispair encode` does); search by --image instead."
+            )
+        return encode([query])
+    ids, _ = matcher.vocabulary.encode([query])
+    if (ids[1:-1] == UNK).all():
+        raise DataError(f'The model knows no word of "{query}"; use words like those of its training captions.')
+    return [query]
 
 
 def find_texts(matcher: Matcher, pairs: Pairs, image: str, top: int = 5) -> list[Hit]:
@@ -53,9 +78,11 @@ def best(scores: FloatArray, top: int) -> list[int]:
 
 
 def find_row(pairs: Pairs, image: str) -> int:
-    """Row of an image given by its name, its name without folder and ending, or its number."""
+    """Row of an image given by its path, the end of its path, its name without ending, or its number."""
+    wanted = PurePath(image).parts
     for row, name in enumerate(pairs.left_ids):
-        if image and image in (name, PurePath(name).name, PurePath(name).stem):
+        path = PurePath(name)
+        if image and (image in (name, path.stem) or path.parts[-len(wanted) :] == wanted):
             return row
     if image.isdecimal() and int(image) < len(pairs.left):
         return int(image)

@@ -10,6 +10,8 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+LINE_SECONDS = 15.0  # between lines where there is no terminal
+
 
 class TrainingProgress:
     """Progress of a training: loss, spread, steps per second and the time left."""
@@ -66,16 +68,18 @@ class RowProgress:
         stages: Seconds of each stage that has ended.
     """
 
-    def __init__(self, bar: Progress, task: TaskID) -> None:
+    def __init__(self, bar: Progress, task: TaskID, stage: str = "") -> None:
         self._bar, self._task = bar, task
         self.stages: dict[str, float] = {}
-        self._stage, self._since = "", time.monotonic()
+        self._stage, self._since = stage, time.monotonic()
+        self._last_line = self._since
 
     def begin(self, stage: str) -> None:
         """Begins a stage and ends the one before."""
         self.end()
         self._stage = stage
         self._bar.update(self._task, description=stage)
+        self._line()
 
     def end(self) -> None:
         """Ends the current stage."""
@@ -87,10 +91,21 @@ class RowProgress:
     def step(self, rows: float) -> None:
         """Advances by `rows`."""
         self._bar.update(self._task, advance=rows)
+        self._line()
 
     def reach(self, rows: int) -> None:
         """Sets the number of rows that are done."""
         self._bar.update(self._task, completed=rows)
+        self._line()
+
+    def _line(self) -> None:
+        """Without a terminal, a line now and then, so that hours are not silent."""
+        now = time.monotonic()
+        if self._bar.disable and now - self._last_line >= LINE_SECONDS:
+            self._last_line = now
+            task = self._bar.tasks[self._task]
+            done = f": {task.completed:,.0f} of {task.total:,.0f}" if task.completed else ""
+            self._bar.console.print(f"{self._stage}{done}", highlight=False)
 
 
 @contextmanager
@@ -99,4 +114,4 @@ def progress(console: Console | None, rows: int, stage: str = "") -> Iterator[Ro
     console = console or Console(quiet=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        yield RowProgress(bar, bar.add_task(stage, total=rows))
+        yield RowProgress(bar, bar.add_task(stage, total=rows), stage)

@@ -11,6 +11,7 @@ from mispair.compute.devices import pick_device
 from mispair.config import Config
 from mispair.data import loading
 from mispair.data.check import mostly_unknown
+from mispair.data.clip_retrieval import is_embedding_folder
 from mispair.data.loading import load_split, with_noise
 from mispair.data.pairs import Pairs, Tokens
 from mispair.errors import DataError
@@ -57,7 +58,18 @@ def load_splits(config: Config, console: Console | None = None) -> Splits:
     if "dev" not in others:
         notes.print("There is no dev split, so the last epoch is kept instead of the best.")
     _note_unknown_words(train, notes)
+    _note_cut_splits(config, notes)
     return splits
+
+
+def _note_cut_splits(config: Config, notes: Console) -> None:
+    """Where train, dev and test are cut from the same rows, as many pairs of each are mismatched."""
+    if is_embedding_folder(loading.find_folder(config.data)):
+        notes.print(
+            "dev and test are the last rows of the same data as train: if pairs of it are mismatched, the best epoch "
+            "and the test results rest on mismatched pairs, too. Make folders train/, dev/ and test/, with checked "
+            "pairs in the last two."
+        )
 
 
 def _note_unknown_words(pairs: Pairs, notes: Console) -> None:

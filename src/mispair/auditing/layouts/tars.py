@@ -150,7 +150,7 @@ class Tars(RawPairs):
         if known:
             members[_JSON] = json.dumps(known, ensure_ascii=False).encode()
         for ending, content in members.items():
-            yield from _member(f"{key}{ending}", content)
+            yield from tar_member(f"{key}{ending}", content)
 
     def _contents(self, row: int) -> dict[str, bytes]:
         """The contents of a sample by their endings."""
@@ -325,7 +325,8 @@ def _names(ids: Any, keys: Any) -> Iterator[str]:
     return (name or key for name, key in zip(ids.to_pylist(), keys.to_pylist(), strict=True))
 
 
-def _member(name: str, content: bytes) -> Iterator[bytes]:
+def tar_member(name: str, content: bytes) -> Iterator[bytes]:
+    """The bytes of a file in a tar: its header, its content and what fills the last block."""
     info = tarfile.TarInfo(name)
     info.size = len(content)
     yield info.tobuf(tarfile.PAX_FORMAT)

@@ -37,6 +37,7 @@ class RawPairs(Layout, ABC):
         captions: Without spaces around them.
         groups: Number of the image of each row (N,), by first appearance; None where all differ.
         outside: Folder of the images that a copy refers to, but does not contain; None where it contains them.
+        image_folder: Folder that the image names start from; None where the images are in other files.
     """
 
     name: str
@@ -46,6 +47,7 @@ class RawPairs(Layout, ABC):
     captions: Any
     groups: IntArray | None = None
     outside: Path | None = None
+    image_folder: Path | None = None
 
     @property
     def shards(self) -> tuple[tuple[str, int], ...]:
@@ -121,6 +123,7 @@ class ImageFiles(RawPairs):
         if not records:
             raise DataError(f"{name}: no pairs in here; expected at least one image with a caption.")
         self.name, self.files, self.folder = name, tuple(files), folder
+        self.image_folder = folder
         ids, images, captions = zip(*records, strict=True)
         self._paths = [image.strip() for image in images]  # as the file system has them: perhaps no text
         self.image_names = row_ids.as_texts(self._paths)

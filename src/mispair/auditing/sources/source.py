@@ -162,6 +162,13 @@ class Source:
             return [None] * len(wanted)
         return [find_image(self.images, name) for name in self.image_names(wanted)]
 
+    @property
+    def image_folder(self) -> Path | None:
+        """The folder that the image names start from; None where it is not known, or the images are in other files."""
+        if self.raw is not None:
+            return self.raw.image_folder
+        return self.images[0] if self.images else None
+
     def image_key(self, row: int) -> Hashable:
         """Equal for rows that show the same image; None where there is none."""
         return self.image_files([row])[0] if self.raw is None else self.raw.image_number(row)

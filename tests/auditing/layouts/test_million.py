@@ -1,0 +1,147 @@
+"""A million pairs as WebDataset and as DataComp: read, encoded from a cache, and written clean and mended.
+
+    pytest -m slow -s tests/auditing/layouts/test_million.py
+
+prints seconds and the largest memory of each step.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import resource
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow
+import pyarrow.parquet
+import pytest
+from PIL import Image
+
+from mispair.auditing.encoding.encode import encode
+from mispair.auditing.layouts.copies import write_copy
+from mispair.auditing.layouts.datacomp import open_datacomp
+from mispair.auditing.layouts.opening import open_raw
+from mispair.auditing.layouts.tars import tar_member
+from mispair.auditing.sources.edits import Edits
+from mispair.auditing.sources.source import from_raw
+
+PAIRS = int(os.environ.get("MISPAIR_PAIRS", 1_000_000))
+SHARD = 10_000
+MOST_MEMORY = 1.5e9  # bytes
+T = TypeVar("T")
+
+pytestmark = [pytest.mark.slow, pytest.mark.posix]
+
+
+class Colours:
+    """An image encoder: the mean colour."""
+
+    name, width = "colours", 3
+
+    def prepare(self, image: Image.Image) -> npt.NDArray[np.float32]:
+        return np.asarray(np.asarray(image).mean(axis=(0, 1)), dtype=np.float32)
+
+    def encode(self, items: Sequence[Any], /) -> npt.NDArray[np.float32]:
+        return np.stack(items)
+
+
+class Lengths:
+    """A text encoder: the length of the text."""
+
+    name, width = "lengths", 2
+
+    def encode(self, items: Sequence[str], /) -> npt.NDArray[np.float32]:
+        return np.array([[len(text), 1] for text in items], dtype=np.float32)
+
+
+def timed(name: str, work: Callable[[], T]) -> T:
+    start = time.perf_counter()
+    found = work()
+    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    print(f"{name}: {time.perf_counter() - start:.1f} s, at most {memory / 1e6:,.0f} MB")
+    assert memory < MOST_MEMORY
+    return found
+
+
+def edits() -> Edits:
+    """Every tenth row goes, every hundredth gets the caption, and another one the image, of a row far away."""
+    own = np.arange(PAIRS)
+    images, captions = own.copy(), own.copy()
+    captions[1::100] = (captions[1::100] + PAIRS // 2) % PAIRS
+    images[2::100] = (images[2::100] + PAIRS // 3) % PAIRS
+    return Edits(own % 10 > 0, images, captions)
+
+
+def image(number: int) -> bytes:
+    buffer = io.BytesIO()
+    Image.new("RGB", (8, 8), (number % 256, number // 256, 7)).save(buffer, "JPEG")
+    return buffer.getvalue()
+
+
+def test_webdataset(tmp_path: Path) -> None:
+    images = [image(number) for number in range(1000)]
+    (tmp_path / "in").mkdir()
+
+    def make() -> None:
+        for first in range(0, PAIRS, SHARD):
+            with (tmp_path / f"in/{first // SHARD:05d}.tar").open("wb") as file:
+                for row in range(first, first + SHARD):
+                    file.writelines(tar_member(f"{row:09d}.jpg", images[row % 1000]))
+                    file.writelines(tar_member(f"{row:09d}.txt", f"caption number {row}".encode()))
+                file.write(bytes(1024))
+
+    timed("made", make)
+    pairs = timed("opened", lambda: open_raw(tmp_path / "in"))
+    assert len(pairs) == PAIRS
+    found = timed("encoded", lambda: encode(pairs, (Colours(), Lengths()), tmp_path / "cache"))
+    assert not found.problems
+    again = timed("encoded again", lambda: encode(pairs, (Colours(), Lengths()), tmp_path / "cache"))
+    assert again.kept == PAIRS
+    source = from_raw(pairs, found.left, found.right, {}, tmp_path / "in")
+    timed("vectors read", lambda: sum(len(source.block(start, start + SHARD)[0]) for start in range(0, PAIRS, SHARD)))
+    edited = edits()
+    timed("written", lambda: write_copy(source, edited, tmp_path / "out"))
+    copy = timed("opened again", lambda: open_raw(tmp_path / "out"))
+    rows = edited.rows
+    assert len(copy) == len(rows)
+    places = np.arange(0, len(rows), 997)
+    for place in places.tolist():
+        assert copy.captions[place].as_py() == f"caption number {edited.caption_from[rows[place]]}"
+        assert copy.read_image(place) == images[edited.image_from[rows[place]] % 1000]
+
+
+def test_datacomp(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+
+    def make() -> None:
+        for first in range(0, PAIRS, SHARD):
+            rng, rows = np.random.default_rng(first), np.arange(first, first + SHARD)
+            columns = {
+                "uid": [f"{row:032x}" for row in rows.tolist()],
+                "url": [f"http://a/{row}" for row in rows.tolist()],
+                "text": [f"caption number {row}" for row in rows.tolist()],
+            }
+            stem = tmp_path / f"in/{first // SHARD:08d}"
+            pyarrow.parquet.write_table(pyarrow.table(columns), stem.with_suffix(".parquet"))
+            sides = {
+                f"b32_{side}": rng.standard_normal((SHARD, 512), np.float32).astype(np.float16)
+                for side in ("img", "txt")
+            }
+            np.savez(stem.with_suffix(".npz"), **sides)  # type: ignore[arg-type]
+
+    timed("made", make)
+    source = timed("opened", lambda: open_datacomp(tmp_path / "in"))
+    assert len(source) == PAIRS
+    timed("vectors read", lambda: sum(len(source.block(start, start + SHARD)[0]) for start in range(0, PAIRS, SHARD)))
+    edited = edits()
+    timed("written", lambda: write_copy(source, edited, tmp_path / "out"))
+    copy = timed("opened again", lambda: open_datacomp(tmp_path / "out"))
+    rows, places = edited.rows, np.arange(0, len(edited.rows), 997)
+    assert copy.ids(places) == [f"{row:032x}" for row in rows[places].tolist()]
+    np.testing.assert_array_equal(copy.left.gather(places), source.left.gather(edited.image_from[rows[places]]))
+    np.testing.assert_array_equal(copy.right.gather(places), source.right.gather(edited.caption_from[rows[places]]))

@@ -366,13 +366,15 @@ def test_a_photos_csv_comes_out_as_a_photos_csv(photos: tuple[Path, Colours], ca
     place, colours = photos
     before = (place / "photos.csv").read_text().splitlines()
     options = ("--images", place / "photos", "--clean", place / "clean", "--mended", place / "mended")
-    assert audit(place / "photos.csv", *options, "--out", place / "out") == 3
+    assert audit(place / "photos.csv", *options, "--out", place / "out", "--for", "label-studio", "fiftyone") == 3
     assert "With better partners: " in capsys.readouterr().out
     found = table(place / "out")
     kept = [line for line, flagged in zip(before[1:], found["is_mismatch"], strict=True) if flagged is False]
     assert (place / "clean/photos.csv").read_text().splitlines() == [before[0], *kept]
     assert set(kept) <= set((place / "mended/photos.csv").read_text().splitlines()[1:])
     assert "photos.csv" in (place / "out/report.html").read_text()
+    assert len(json.loads((place / "out/label-studio.json").read_text())) == 60
+    assert len((place / "out/fiftyone.csv").read_text().splitlines()) == 61
     # Another place for the results and further copies: nothing is encoded again.
     assert colours.seen == 59
     assert audit(place / "photos.csv", "--images", place / "photos", "--out", place / "again") == 3

@@ -7,13 +7,12 @@ import io
 import pytest
 from rich.console import Console
 
-from mispair.support import progress as module
 from mispair.support.progress import progress
 
 
 def test_lines_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr(module.time, "monotonic", lambda: now)
+    monkeypatch.setattr("mispair.support.progress.time.monotonic", lambda: now)
     written = io.StringIO()
     with progress(Console(file=written, force_terminal=False), 2000, "encoding") as bar:
         for _ in range(10):

@@ -139,13 +139,13 @@ def _dispatch(argv: list[str]) -> int:
 
 def _with_plain_help(command: Callable[..., int]) -> Callable[..., int]:
     """The command with `--images PATH` instead of `--images {None}|PATH (default: None)` in its help."""
-    hints = get_type_hints(command, include_extras=True)
+    hints, parameters = get_type_hints(command, include_extras=True), inspect.signature(command).parameters
     for name, hint in hints.items():
         plain = hint.__origin__ if get_origin(hint) is Annotated else hint
         kinds = [kind for kind in get_args(plain) if kind is not NoneType]
         if NoneType in get_args(plain) and len(kinds) == 1 and isinstance(kinds[0], type):
             metavar = kinds[0].__name__.upper()
-            if hint == tyro.conf.Positional[plain]:
+            if parameters[name].kind is not inspect.Parameter.KEYWORD_ONLY:
                 metavar = f"[{metavar}]"
             hints[name] = Annotated[hint, tyro.conf.arg(metavar=metavar, help_behavior_hint=lambda _: "")]
 

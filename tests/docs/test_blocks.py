@@ -31,6 +31,8 @@ import numpy as np
 import pytest
 
 from audit_cases import hurry, make_case, write_clip
+from forked import fork_server
+from mispair.bench.suite import runner
 from mispair.cli.main import COMMANDS, main
 from mispair.data.shapes.dataset import make
 
@@ -113,6 +115,8 @@ def workplace(reader_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     folder = shutil.copytree(reader_files, tmp_path / "work")
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", list(sys.path))
+    if sys.platform != "win32":
+        monkeypatch.setattr(runner, "CONTEXT", fork_server())
     with hurry():
         yield folder
 

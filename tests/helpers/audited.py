@@ -16,6 +16,7 @@ def write_audit(folder: Path, count: int = 60, *, images: bool = False) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     score = (np.arange(count) / count).astype(np.float32)
     flagged = score < 0.5
+    ids = range(count)
     columns = {
         "id": [f"p{row}" for row in range(count)],
         "caption": [f"caption {row} of a {'dog' if row % 3 else 'cat'}" for row in range(count)],
@@ -23,6 +24,10 @@ def write_audit(folder: Path, count: int = 60, *, images: bool = False) -> Path:
         "status": ["ok"] * count,
         "match_score": score,
         "is_mismatch": flagged,
+        "reasons": [
+            ("" if row % 5 else "image is tiny" if row % 10 else "caption is empty; image is tiny")
+            for row in range(count)
+        ],
         "reason": [REASONS[row % 2] if flagged[row] else "" for row in range(count)],
     }
     pyarrow.parquet.write_table(pyarrow.table(columns), folder / "pairs.parquet", row_group_size=16)

@@ -33,7 +33,7 @@ filters = st.builds(
     low=st.sampled_from([0.0, 0.2, 0.5]),
     high=st.sampled_from([0.3, 0.9, 1.0]),
     flagged=st.booleans(),
-    reason=st.sampled_from(["", "other items fit either side better", "no such reason"]),
+    reason=st.sampled_from(["", "other items fit either side better", "image is tiny", "no such reason"]),
     text=st.sampled_from(["", "DOG", "caption 1", "p2", "%", "\\", "nothing"]),
     sort=st.sampled_from(["score", "-score", "doubt", "row"]),
 )
@@ -48,20 +48,28 @@ def test_a_filter_lets_through_what_it_says(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pair_table, "BATCH", batch)
         table = PairTable(folder)
-        captions, reasons, ids = (table.cells(name, range(60)) for name in ("caption", "reason", "id"))
+        captions, reasons, more, ids = (table.cells(name, range(60)) for name in ("caption", "reason", "reasons", "id"))
         score = np.arange(60, dtype=np.float32) / 60
         expected = [
             row
             for row in range(60)
             if wanted.low <= score[row] <= wanted.high
             and (score[row] < 0.5 or not wanted.flagged)
-            and wanted.reason in ("", reasons[row])
+            and (not wanted.reason or wanted.reason in (reasons[row], *more[row].split("; ")))
             and (wanted.text.lower() in captions[row].lower() or wanted.text.lower() in ids[row].lower())
         ]
         keys = {"score": score, "-score": -score, "doubt": abs(score - 0.5), "row": np.arange(60)}[wanted.sort]
         expected.sort(key=lambda row: keys[row])
         assert table.select(wanted).tolist() == expected
         assert table.select(wanted).tolist() == expected  # remembered
+
+
+def test_reasons_are_counted_and_shown_each(review: Review) -> None:
+    counts = review.table.counts("reason", "reasons")
+    assert counts["image is tiny"] == 12
+    assert counts["caption is empty"] == 6
+    assert counts["other items fit either side better"] == 15
+    assert review.view(10).reasons == ("other items fit either side better", "caption is empty", "image is tiny")
 
 
 def test_the_mapped_copy_follows_the_table(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ once to `review.arrow` beside it, and mapped from there.
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 MAPPED = "review.arrow"
+SEPARATOR = "; "  # of several reasons in a cell
 BATCH = 1 << 16  # rows that are converted at a time
 REMEMBERED = 8  # selections
 Sort = Literal["score", "doubt", "row", "-score"]
@@ -122,15 +123,17 @@ class PairTable:
             return np.asarray(self._table.column("is_mismatch").fill_null(False).to_numpy(), dtype=bool)
         return np.asarray(self.score < MATCH_THRESHOLD)
 
-    def counts(self, column: str, most: int = 50) -> dict[str, int]:
-        """The commonest values of a column among the flagged pairs, and how many have each."""
+    def counts(self, *columns: str, most: int = 50) -> dict[str, int]:
+        """The commonest values of columns, and how many pairs have each; a cell may hold several, separated by `; `."""
         import pyarrow.compute as compute
 
-        if column not in self:
-            return {}
-        found = compute.value_counts(self._table.column(column).filter(self.flagged)).to_pylist()
-        ordered = sorted(found, key=lambda entry: -entry["counts"])[:most]
-        return {str(entry["values"]): entry["counts"] for entry in ordered if entry["values"]}
+        found: Counter[str] = Counter()
+        for column in columns:
+            if column in self:
+                for entry in compute.value_counts(self._table.column(column)).to_pylist():
+                    found.update(dict.fromkeys((entry["values"] or "").split(SEPARATOR), entry["counts"]))
+        del found[""]
+        return dict(found.most_common(most))
 
     def select(self, wanted: Filter) -> Rows:
         """The rows that a filter lets through, in its order."""
@@ -155,24 +158,28 @@ class PairTable:
         return np.asarray(key.argsort(kind="stable"), dtype=np.int32)  # half the memory
 
     def _mask(self, wanted: Filter) -> Mask:
-        import pyarrow.compute as compute
-
         mask = np.ones(len(self), dtype=bool)
         if wanted.low > 0 or wanted.high < 1:
             mask &= (self.score >= wanted.low) & (self.score <= wanted.high)
         if wanted.flagged:
             mask &= self.flagged
-        for column, value in (("reason", wanted.reason), ("source", wanted.source)):
-            if value and column in self:
-                mask &= compute.equal(self._table.column(column), value).fill_null(False).to_numpy()
+        for columns, value in ((("reason", "reasons"), wanted.reason), (("source",), wanted.source)):
+            if value:
+                mask &= self._has(columns, value)
         if wanted.text:
-            found = np.zeros(len(self), dtype=bool)
-            for column in ("caption", "id"):
-                if column in self:
-                    hits = compute.match_substring(self._table.column(column), wanted.text, ignore_case=True)
-                    found |= hits.fill_null(False).to_numpy()
-            mask &= found
+            mask &= self._has(("caption", "id"), wanted.text)
         return mask
+
+    def _has(self, columns: Sequence[str], text: str) -> Mask:
+        """(N,) whether a cell of one of these columns has the text in it; case does not matter."""
+        import pyarrow.compute as compute
+
+        found = np.zeros(len(self), dtype=bool)
+        for column in columns:
+            if column in self:
+                hits = compute.match_substring(self._table.column(column), text, ignore_case=True)
+                found |= hits.fill_null(False).to_numpy()
+        return found
 
     def suggestions(self, row: int) -> list[Suggestion]:
         """Better partners of a row, the best first."""

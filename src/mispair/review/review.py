@@ -20,7 +20,7 @@ from mispair.errors import DataError
 from mispair.review.decisions import FILE, Decision, Decisions, Mode, Verdict
 from mispair.review.images import AuditedImages
 from mispair.review.noise_estimate import Draw, NoiseEstimate, most_instructive
-from mispair.review.pair_table import Filter, PairTable, Rows, Suggestion
+from mispair.review.pair_table import SEPARATOR, Filter, PairTable, Rows, Suggestion
 
 State = Literal["any", "undecided", "decided", "keep", "drop", "re-pair", "rewrite", "unsure"]
 PRECISION = 0.015  # half of the interval at which the noise rate is known well enough
@@ -123,9 +123,9 @@ class Review:
     def views(self, rows: Sequence[int] | Rows, *, suggestions: bool = False) -> list[PairView]:
         table = self.table
         ids, captions = table.cells("id", rows), table.cells("caption", rows)
-        columns = [table.cells(name, rows) for name in ("image", "status", "reason", "source")]
+        columns = [table.cells(name, rows) for name in ("image", "status", "reason", "reasons", "source")]
         views = []
-        for row, name, caption, image, status, reason, source in zip(rows, ids, captions, *columns, strict=True):
+        for row, name, caption, image, status, reason, more, source in zip(rows, ids, captions, *columns, strict=True):
             score = float(table.score[row])
             views.append(
                 PairView(
@@ -134,7 +134,7 @@ class Review:
                     caption=caption,
                     has_image=bool(image),
                     score=None if np.isnan(score) else score,
-                    reasons=tuple(part for part in reason.split("; ") if part),
+                    reasons=tuple(part for part in (reason, *more.split(SEPARATOR)) if part),
                     status=status,
                     decision=self.decisions.get(name),
                     suggestions=self._suggestions(int(row)) if suggestions else (),

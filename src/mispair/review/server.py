@@ -191,7 +191,7 @@ class _Server:
     def __init__(self, review: Review, reviewer: str) -> None:
         self.review, self.reviewer = review, reviewer
         self._image = lru_cache(maxsize=256)(self._read_image)
-        self._reasons = review.table.counts("reason")
+        self._reasons = review.table.counts("reason", "reasons")
         self._sources = review.table.counts("source")
         self._page = template("review.html")
 

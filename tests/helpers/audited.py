@@ -16,7 +16,6 @@ def write_audit(folder: Path, count: int = 60, *, images: bool = False) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     score = (np.arange(count) / count).astype(np.float32)
     flagged = score < 0.5
-    range(count)
     columns = {
         "id": [f"p{row}" for row in range(count)],
         "caption": [f"caption {row} of a {'dog' if row % 3 else 'cat'}" for row in range(count)],

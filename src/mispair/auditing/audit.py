@@ -14,6 +14,7 @@ import safetensors.torch
 import torch
 from rich.console import Console
 
+from mispair.auditing.cuts import check_cut, share_of, threshold, values_by
 from mispair.auditing.encoding.encode import Encoders
 from mispair.auditing.encoding.encoders import IMAGE_MODEL, TEXT_MODEL
 from mispair.auditing.exports import Tool, export
@@ -35,7 +36,7 @@ from mispair.auditing.sources.raw import RawPairs
 from mispair.auditing.sources.source import Source
 from mispair.auditing.sources.tables import Roles
 from mispair.compute.devices import pick_device
-from mispair.data.pairs import MATCH_THRESHOLD, IntArray, Pairs
+from mispair.data.pairs import IntArray, Pairs
 from mispair.errors import DataError
 from mispair.functional.logistic import FloatArray
 from mispair.support.files import write_atomically
@@ -63,12 +64,18 @@ class Settings:
         checked: Ids of pairs that a person has checked, and whether they match.
         device: auto, cpu, cuda, cuda:1, mps.
         workers: Blocks of pairs measured at the same time; by default as many as there are cores, or 4 on a GPU.
+        flag_below: Match score below which pairs are flagged; 0.5 by default.
+        keep_best: Instead, the share of the pairs that shall not be flagged.
+        by: Column of the input, or "shard" for its files: the summary has a noise rate for each of its values.
     """
 
     joint: bool = False
     checked: Mapping[str, bool] | None = None
     device: str = "auto"
     workers: int | None = None
+    flag_below: float | None = None
+    keep_best: float | None = None
+    by: str | None = None
 
 
 class Audit(Findings):
@@ -170,6 +177,9 @@ def audit(
     vectors: str | None = None,
     joint: bool = False,
     checked: Mapping[str, bool] | None = None,
+    flag_below: float | None = None,
+    keep_best: float | str | None = None,
+    by: str | None = None,
     device: str = "auto",
 ) -> Audit:
     """Finds the mismatched pairs of a data set.
@@ -201,13 +211,17 @@ def audit(
         vectors: Which vectors of a DataComp folder: l14 (the default) or b32.
         joint: Whether the vectors come from encoders with a common space, such as CLIP.
         checked: Pairs that a person has checked: id, and whether it matches.
+        flag_below: Match score below which pairs are flagged; 0.5 by default.
+        keep_best: Instead, the share of the pairs that shall not be flagged: 0.8 or "80%".
+        by: Column of the input, or "shard" for its files: the summary has a noise rate for each of its values.
         device: auto, cpu, cuda, cuda:1, mps.
 
     Raises:
         ConfigError: The arguments do not go together, or an encoder is missing.
         DataError: The data cannot be read, the two sides do not belong together, or there are too few pairs.
     """
-    settings = Settings(joint or encoder is not None, checked, device)
+    best = None if keep_best is None else share_of(keep_best)
+    settings = Settings(joint or encoder is not None, checked, device, None, flag_below, best, by)
     named: Roles = {"image_path": image_column or "", "caption": caption_column or "", "id": id_column or ""}
     data = AuditInput(
         images=None if images is None else Path(images),
@@ -245,7 +259,8 @@ def audit_source(
         items, judge, measured, siblings = _measured(source, settings, device, work, show)
         checked = checked_rows(source, settings)
         match = match_scores(judge, measured, items, checked, siblings)
-        flagged = np.flatnonzero(match < MATCH_THRESHOLD)
+        below = threshold(match, settings.flag_below, settings.keep_best)
+        flagged = np.flatnonzero(match < below)
         suggested = flagged[match[flagged].argsort(kind="stable")][:MAX_SUGGESTED]
         show.begin("searching better partners")
         new_rights, new_lefts = (
@@ -274,6 +289,8 @@ def audit_source(
         checked,
         siblings,
         seen,
+        below,
+        settings.by,
     )
 
 
@@ -349,6 +366,8 @@ def check(source: Source, settings: Settings) -> None:
             f"{source.name}: the left vectors have {source.widths[0]} numbers and the right ones {source.widths[1]}; "
             "encoders with a common space give equally many, so leave out --joint."
         )
+    if settings.by is not None:
+        values_by(source, settings.by)
 
 
 def check_rows(pairs: Source | RawPairs, settings: Settings) -> None:
@@ -359,6 +378,7 @@ def check_rows(pairs: Source | RawPairs, settings: Settings) -> None:
     """
     if len(pairs) < LEAST:
         raise DataError(f"{pairs.name}: {len(pairs):,} pairs; an audit needs at least {LEAST} to learn from.")
+    check_cut(settings.flag_below, settings.keep_best)
     if settings.workers is not None and settings.workers < 1:
         raise DataError(f"--workers is {settings.workers}; expected at least 1.")
     pairs.find(list(checked_answers(settings.checked)))  # refuses unknown ids and invalid answers

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from mispair.auditing.cuts import USUAL_CUTS, Cut, Part, cuts, parts, values_by
 from mispair.auditing.scoring.calibration import PIECE, standardised
 from mispair.auditing.scoring.folds import sample
 from mispair.auditing.scoring.judge import Judge
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     import pyarrow
 
 
+NOTHING_IN_COMMON = "These two sides have nothing to do with each other, or nearly all pairs are mismatched"
+NEARLY_ALL = 0.8  # noise rate from which on pairs that cannot be told from shuffled ones have nothing in common
 BAD_SHARE = 0.01  # unreadable pairs above this share deserve a warning
 REASONS = {
     "contrast": "other items fit either side better",
@@ -70,7 +73,7 @@ class AuditSummary(_Frozen):
     Attributes:
         pairs: All pairs.
         scored: Those that could be read.
-        flagged: Those with a match score below 0.5.
+        flagged: Those with a match score below `flag_below`.
         noise_rate: Estimated share of mismatched pairs.
         noise_rate_low: Lower end of its 95 % interval.
         noise_rate_high: Upper end.
@@ -78,6 +81,12 @@ class AuditSummary(_Frozen):
             not part of the noise rate. None where hardly any left item has several partners.
         close_rate_low: Lower end of its 95 % interval.
         close_rate_high: Upper end.
+        nothing_in_common: Whether the pairs cannot be told from shuffled ones: nearly all are mismatched, or the two
+            sides have nothing to do with each other.
+        flag_below: The cut: match score below which pairs are flagged.
+        cuts: What other cuts would flag, and this one.
+        by: Column, or "shard", by which `parts` are made.
+        parts: Noise rates of parts of the data.
         unreadable: Number of pairs by what is wrong with them.
         reasons: Number of pairs by what they themselves show: shared items, captions and images.
         near_duplicates_left: Pairs whose left item (nearly) equals that of another pair.
@@ -99,6 +108,11 @@ class AuditSummary(_Frozen):
     close_rate: float | None = None
     close_rate_low: float | None = None
     close_rate_high: float | None = None
+    nothing_in_common: bool = False
+    flag_below: float = MATCH_THRESHOLD
+    cuts: list[Cut] = []
+    by: str | None = None
+    parts: list[Part] = []
     unreadable: dict[str, int]
     reasons: dict[str, int] = {}
     near_duplicates_left: int
@@ -151,6 +165,8 @@ class Findings:
         checked: Rows that a person has checked: 1 matched, 0 mismatched. These overrule the measures.
         siblings: How the right items of one left item agree; None where hardly any has several.
         seen: (N,) what captions and images themselves show, as bits of `scoring.reasons.KINDS`.
+        threshold: Match score below which pairs are flagged.
+        by: Column, or "shard", for whose values the summary has noise rates.
     """
 
     source: Source
@@ -166,6 +182,8 @@ class Findings:
     checked: dict[int, float] = field(default_factory=dict)
     siblings: Siblings | None = None
     seen: Bits | None = None
+    threshold: float = MATCH_THRESHOLD
+    by: str | None = None
 
     def __len__(self) -> int:
         return len(self.source)
@@ -198,7 +216,7 @@ class Findings:
     @property
     def is_mismatch(self) -> npt.NDArray[np.bool_]:
         """(N,) whether each pair is flagged; false where it could not be read."""
-        return np.asarray(self.match_score < MATCH_THRESHOLD)
+        return np.asarray(self.match_score < self.threshold)
 
     @property
     def kept(self) -> npt.NDArray[np.bool_]:
@@ -286,13 +304,13 @@ class Findings:
             worst[several] = start + np.searchsorted(known, own[several])
             start += len(known)
         worst[np.isin(rows, list(self.checked))] = len(self.judge.names) + 1
-        return np.where(self.match_score[rows] < MATCH_THRESHOLD, worst, len(self.judge.names))
+        return np.where(self.match_score[rows] < self.threshold, worst, len(self.judge.names))
 
     @cached_property
     def _typical(self) -> npt.NDArray[np.float64]:
         """(m,) mean standardised measures of the pairs that are not flagged."""
         combination = self.judge.combination
-        matched = sample(np.flatnonzero(self.match_score >= MATCH_THRESHOLD), PIECE)
+        matched = sample(np.flatnonzero(self.match_score >= self.threshold), PIECE)
         values = standardised(self.scan.measures[matched], combination.centre, combination.spread)
         return np.asarray(values.mean(0) if len(values) else np.zeros(len(combination.weights)))
 
@@ -318,7 +336,7 @@ class Findings:
             **self.source.item_columns(start, stop),
             "status": self._status_column(start, stop),
             "match_score": pyarrow.array(match, mask=bad),
-            "is_mismatch": pyarrow.array(match < MATCH_THRESHOLD, mask=bad),
+            "is_mismatch": pyarrow.array(match < self.threshold, mask=bad),
             "reason": _text_column(self._against(np.arange(start, stop)), self._reasons),
             "reasons": self.all_reasons(start, stop),
         }
@@ -393,6 +411,15 @@ class Findings:
             noise_rate_low=self._of_all(combination.low),
             noise_rate_high=self._of_all(combination.high),
             **self._close_rate(),
+            nothing_in_common=combination.high == 1 and combination.rate > NEARLY_ALL,
+            flag_below=self.threshold,
+            cuts=cuts(
+                self.match_score[self.scan.status == READABLE],
+                (combination.rate, combination.low, combination.high),
+                [*USUAL_CUTS, self.threshold],
+            ),
+            by=self.by,
+            parts=[] if self.by is None else self._parts(self.by),
             unreadable={str(kind): int(count) for kind, count in zip(kinds, counts, strict=True)},
             reasons=self._reason_counts,
             near_duplicates_left=len(self.near_duplicates[0].rows),
@@ -407,6 +434,10 @@ class Findings:
             seconds=round(self.seconds, 2),
             stages={name: round(seconds, 2) for name, seconds in self.stages.items()},
         )
+
+    def _parts(self, by: str) -> list[Part]:
+        sums = self.judge.combination.sums(self.scan.measures)
+        return parts(values_by(self.source, by), sums, self.judge.null, self.is_mismatch)
 
     def _of_all(self, rate: float) -> float:
         """The noise rate of all pairs, of that of the pairs that are learned from.

@@ -257,6 +257,9 @@ def _settings_request(settings: Settings) -> dict[str, Json]:
     answers = json.dumps(sorted(checked_answers(settings.checked).items()))
     return {
         "--joint": settings.joint,
+        "--flag-below": settings.flag_below,
+        "--keep-best": settings.keep_best,
+        "--by": settings.by,
         "--checked": [hashlib.sha256(answers.encode()).hexdigest()],
         "the version of mispair": __version__,
     }

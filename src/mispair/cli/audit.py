@@ -44,6 +44,9 @@ def audit(
     clean: Path | None = None,
     mended: Path | None = None,
     tools: Annotated[tuple[Literal["fiftyone", "label-studio", "argilla"], ...], tyro.conf.arg(name="for")] = (),
+    flag_below: float | None = None,
+    keep_best: str | None = None,
+    by: str | None = None,
     overwrite: bool = False,
     review: bool = False,
     device: str = "auto",
@@ -75,6 +78,9 @@ def audit(
         clean: Write a copy of the input without the flagged and the unreadable pairs to this folder.
         mended: The same, but flagged pairs get their better partners where these are sure enough.
         tools: Write the pairs for these tools to the folder as well.
+        flag_below: Flag pairs with a match score below this; 0.5 by default.
+        keep_best: Flag all but the best of the pairs instead: 80% or 0.8.
+        by: Column of the input, or shard for its files: a noise rate for each of its values.
         overwrite: Replace what is in the folders.
         review: Open the page to decide on the doubtful pairs when the audit has ended.
         device: auto, cpu, cuda, cuda:1, mps.
@@ -82,6 +88,7 @@ def audit(
         json: Print the metrics as JSON.
     """
     from mispair.auditing.audit import Settings
+    from mispair.auditing.cuts import share_of
     from mispair.auditing.encoding.encode import Encoders
     from mispair.auditing.folder import audit_path
     from mispair.auditing.inputs import AuditInput
@@ -90,7 +97,8 @@ def audit(
     columns = _columns(image_column, caption_column, id_column)
     data = AuditInput(source, left, right, ids, images, split, columns, encoders, cache, vectors)
     answers = _answers(checked, decisions)
-    settings = Settings(joint or encoder is not None, answers, device, workers)
+    best = None if keep_best is None else share_of(keep_best)
+    settings = Settings(joint or encoder is not None, answers, device, workers, flag_below, best, by)
     command = shlex.join(["mispair", *sys.argv[1:]])
     try:
         summary = audit_path(
@@ -135,11 +143,29 @@ def _columns(image: str | None, caption: str | None, name: str | None) -> Roles:
     return {role: column for role, column in named.items() if column}
 
 
+def _close(summary: AuditSummary) -> list[str]:
+    if summary.close_rate is None:
+        return []
+    return [
+        f"Another {summary.close_rate:.1%} ({summary.close_rate_low:.1%} to {summary.close_rate_high:.1%}) are close, "
+        "but the other partners of their left item say something else."
+    ]
+
+
 def _lines(summary: AuditSummary, out: Path, clean: Path | None, mended: Path | None) -> list[str]:
     """The result in words."""
+    from mispair.auditing.findings import NOTHING_IN_COMMON
+
     return [
+        *([f"{NOTHING_IN_COMMON}."] if summary.nothing_in_common else []),
         f"{summary.flagged:,} of {summary.scored:,} pairs are flagged as mismatched. Estimated noise rate "
         f"{summary.noise_rate:.1%} ({summary.noise_rate_low:.1%} to {summary.noise_rate_high:.1%}).",
+        *_close(summary),
+        *(
+            f"{part.value}: {part.flagged:,} of {part.pairs:,} flagged, noise rate {part.noise_rate:.1%} "
+            f"({part.noise_rate_low:.1%} to {part.noise_rate_high:.1%})."
+            for part in summary.parts
+        ),
         *(f"{count:,} could not be read: {status}." for status, count in summary.unreadable.items()),
         f"Report: {out / 'report.html'}",
         f"Table:  {out / 'pairs.parquet'} and pairs.csv; better partners in suggestions.csv",

@@ -169,6 +169,10 @@ class _TablePairs(RawPairs):
         parts = self.copies.table.parts
         return tuple((part.path.stem, len(part)) for part in parts) if len(parts) > 1 else ()
 
+    @property
+    def table(self) -> Table:
+        return self.copies.table
+
     def owns(self, name: str) -> bool:
         return self.copies.owns(name)
 

@@ -6,7 +6,7 @@ from functools import cache
 
 from jinja2 import Template
 
-from mispair.auditing.findings import AuditSummary
+from mispair.auditing.findings import NOTHING_IN_COMMON, AuditSummary
 from mispair.auditing.report import charts
 from mispair.auditing.report.page import Item, Page
 from mispair.auditing.scoring.measures import MEANINGS
@@ -38,6 +38,7 @@ def render(page: Page) -> str:
         width=charts.WIDTH,
         height=charts.HEIGHT,
         ceiling=_ceiling(summary),
+        percent=_percent,
         verdict=lambda separation: _verdict(separation, summary),
     )
 
@@ -113,6 +114,8 @@ def _headline(summary: AuditSummary) -> str:
         return f"The only {which} is {'' if summary.flagged else 'not '}flagged."
     rate, low, high = _percents(summary)
     pairs = f"{summary.scored:,} {'scored ' * (summary.scored < summary.pairs)}pairs"
+    if summary.nothing_in_common:
+        return f"{NOTHING_IN_COMMON} ({low} to {high} of {pairs})."
     if not summary.flagged and summary.noise_rate < 0.00005:
         return f"None of the {pairs} is flagged (at most {high} are mismatched)."
     return f"About {rate} of the {pairs} are mismatched ({low} to {high})."

@@ -16,6 +16,7 @@ import numpy as np
 
 from mispair.auditing.sources import row_ids
 from mispair.auditing.sources.edits import Edits, Layout
+from mispair.auditing.sources.tables import Table
 from mispair.data.pairs import IntArray
 from mispair.errors import DataError
 from mispair.support.files import Json, read_regular
@@ -53,6 +54,11 @@ class RawPairs(Layout, ABC):
     def shards(self) -> tuple[tuple[str, int], ...]:
         """The names and sizes of the files that the rows are in, one after the other; none where it is a single one."""
         return ()
+
+    @property
+    def table(self) -> Table | None:
+        """The table that the rows are in; None where they are in none."""
+        return None
 
     def __len__(self) -> int:
         return len(self.captions)

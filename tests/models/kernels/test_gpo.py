@@ -15,7 +15,7 @@ SIZES = [  # n, D, lengths; None if all have n
     (16, 20, [16, 1, 9]),
     (17, 100, [17, 16, 1]),
     (36, 20, None),
-    (80, 3, [80, 14, 1, 33]),
+    (80, 3, [80, 33]),
     (128, 1, [128, 1, 65]),
 ]
 NAMES = ["Y", "x", "weights"]
@@ -74,7 +74,7 @@ def errors(found: list[Tensor], expected: list[Tensor]) -> dict[str, float]:
 def test_result_and_gradients_equal_the_loop(
     device: str, size: tuple[int, int, list[int] | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if device == "cpu" and size[0] > 36:  # the interpreter takes milliseconds a comparison, however many rows it has
+    if device == "cpu" and size[0] > 17:  # the interpreter takes milliseconds a comparison, however many rows it has
         monkeypatch.setattr(gpo, "FORWARD", {**gpo.FORWARD, "ROWS": 32})
         monkeypatch.setattr(gpo, "BACKWARD", {**gpo.BACKWARD, "ROWS": 32})
     n, D, lengths = size

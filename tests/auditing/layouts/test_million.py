@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import io
 import os
-import resource
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -62,6 +61,7 @@ class Lengths:
 def timed(name: str, work: Callable[[], T]) -> T:
     start = time.perf_counter()
     found = work()
+    resource = pytest.importorskip("resource")  # only on Unix
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     print(f"{name}: {time.perf_counter() - start:.1f} s, at most {memory / 1e6:,.0f} MB")
     assert memory < MOST_MEMORY

@@ -49,12 +49,15 @@ class EncodingCache:
 
     Args:
         folder: Folder of the cache.
-        encoder: Name of the encoder; another name means other vectors.
+        encoder: What identifies the encoder; another text means other vectors.
         width: Numbers a vector.
     """
 
     def __init__(self, folder: Path, encoder: str, width: int) -> None:
-        self._folder = folder / f"{slug(encoder)}-{hashlib.sha256(encoder.encode()).hexdigest()[:8]}-{width}"
+        self._folder = (
+            folder
+            / f"{slug(encoder.partition(' ')[0])[:60]}-{hashlib.sha256(encoder.encode()).hexdigest()[:8]}-{width}"
+        )
         self._width = width
         self._files: list[File] = []
         self._count = 0

@@ -26,6 +26,7 @@ from mispair.auditing.encoding.encoders import (
     TEXT_MODEL,
     ImageEncoder,
     TextEncoder,
+    identity,
     image_encoder,
     load_image,
     text_encoder,
@@ -294,7 +295,7 @@ class _ImageSide:
 
     def __init__(self, pairs: RawPairs, encoder: ImageEncoder, cache: Path) -> None:
         self.pairs, self.encoder = pairs, encoder
-        self.cache = EncodingCache(cache, encoder.name, encoder.width)
+        self.cache = EncodingCache(cache, identity(encoder.name), encoder.width)
 
     def encode(self, rows: IntArray, pool: ThreadPoolExecutor, step: Callable[[float], None]) -> list[Found]:
         numbers = [self.pairs.image_number(row) for row in rows.tolist()]
@@ -337,7 +338,7 @@ class _TextSide:
 
     def __init__(self, pairs: RawPairs, encoder: TextEncoder, cache: Path) -> None:
         self.pairs, self.encoder = pairs, encoder
-        self.cache = EncodingCache(cache, encoder.name, encoder.width)
+        self.cache = EncodingCache(cache, identity(encoder.name), encoder.width)
 
     def encode(self, rows: IntArray) -> list[Found]:
         texts = row_ids.look_up(self.pairs.captions, rows)

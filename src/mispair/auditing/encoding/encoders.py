@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from mispair.auditing.sources.raw import digest
 from mispair.errors import ConfigError
 from mispair.support.thumbnails import on_white, open_image, upright
 
@@ -97,6 +98,14 @@ def text_encoder(name: str = TEXT_MODEL, device: str = "auto") -> TextEncoder:
     raise ConfigError(
         f'There is no text model "{name}"; use {TEXT_MODEL}, transformers:NAME_OR_FOLDER or open_clip:MODEL/WEIGHTS.'
     )
+
+
+def identity(name: str) -> str:
+    """The name of an encoder, and the state of its files where it is one: other weights make other vectors."""
+    which = name.partition(":")[2]
+    places = [Path(part) for part in (which, which.partition("/")[2]) if part and Path(part).exists()]
+    files = [file for place in places for file in (sorted(place.rglob("*")) if place.is_dir() else [place])]
+    return f"{name} {digest(files)}" if files else name
 
 
 def _module(module: str, model: str, install: str) -> Any:

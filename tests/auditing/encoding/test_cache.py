@@ -1,0 +1,76 @@
+"""The cache of encodings: by content, for several processes at a time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from mispair.auditing.encoding.cache import EncodingCache, Halves, cache_folder, key_of
+from mispair.auditing.encoding.encoders import identity
+from mispair.errors import DataError
+
+
+def vector(number: int) -> Halves:
+    return np.array([number, -number], dtype=np.float16)
+
+
+def items(*numbers: int) -> dict[bytes, Halves]:
+    return {key_of(str(number).encode()): vector(number) for number in numbers}
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=20)
+@given(st.lists(st.lists(st.integers(0, 30), max_size=5), max_size=5), st.lists(st.integers(0, 40), min_size=1))
+def test_what_was_added_is_found(
+    tmp_path_factory: pytest.TempPathFactory, added: list[list[int]], wanted: list[int]
+) -> None:
+    folder = tmp_path_factory.mktemp("cache")
+    writers = [EncodingCache(folder, "encoder", 2) for _ in range(2)]  # as two processes that started together
+    for number, part in enumerate(added):
+        writers[number % 2].add(items(*part))
+    cache = EncodingCache(folder, "encoder", 2)
+    known = {number for part in added for number in part}
+    numbers = np.array([cache.find(key_of(str(number).encode())) for number in wanted])
+    assert (numbers >= 0).tolist() == [number in known for number in wanted]
+    expected = [vector(number) if number in known else np.zeros(2) for number in wanted]
+    np.testing.assert_array_equal(cache.rows(numbers).read(slice(None)), expected)
+    assert EncodingCache(folder, "another", 2).find(key_of(b"1")) == -1
+    assert EncodingCache(folder, "encoder", 3).find(key_of(b"1")) == -1
+
+
+def test_keys_that_end_in_zeros(tmp_path: Path) -> None:
+    keys = [bytes(15) + b"a", b"a" + bytes(15), b"a" * 16, bytes(16)]
+    EncodingCache(tmp_path, "encoder", 2).add({key: vector(number) for number, key in enumerate(keys)})
+    cache = EncodingCache(tmp_path, "encoder", 2)
+    found = cache.rows(np.array([cache.find(key) for key in keys])).read(slice(None))
+    assert found[:, 0].tolist() == [0, 1, 2, 3]
+
+
+def test_a_cache_that_is_deleted_meanwhile_is_a_sentence(tmp_path: Path) -> None:
+    cache = EncodingCache(tmp_path, "encoder", 2)
+    cache.add(items(1, 2))
+    for path in tmp_path.rglob("*.npy"):
+        path.unlink()
+    with pytest.raises(DataError):
+        cache.rows(np.array([0])).read(slice(None))
+
+
+def test_places(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("MISPAIR_CACHE", str(tmp_path))
+    assert cache_folder() == tmp_path
+    assert cache_folder(Path("mine")) == Path("mine")
+    monkeypatch.delenv("MISPAIR_CACHE")
+    assert cache_folder().name == "encodings"
+
+
+def test_other_weights_of_the_same_name_are_another_encoder(tmp_path: Path) -> None:
+    assert identity("efficientnet-lite0") == "efficientnet-lite0"
+    (tmp_path / "model.bin").write_bytes(b"one")
+    for name in (f"transformers:{tmp_path}", f"open_clip:ViT-B-32/{tmp_path}/model.bin"):
+        before = identity(name)
+        assert before.startswith(name)
+        (tmp_path / "model.bin").write_bytes((tmp_path / "model.bin").read_bytes() + b"more")
+        assert identity(name) != before

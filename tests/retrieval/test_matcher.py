@@ -178,6 +178,15 @@ def test_models_that_were_trained_apart_are_averaged(sgr_and_saf: list[mispair.M
     assert len(three.metrics()) == 4
 
 
+def test_sigmoids_and_cosines_are_averaged_on_one_scale(sgr_and_saf: list[mispair.Matcher]) -> None:
+    pairs, sgr = tiny_pairs(9, seed=3), sgr_and_saf[0]
+    vse = mispair.fit(tiny_pairs(16), model="vse", **SMALL)
+    found = mispair.evaluate_together([sgr, vse], pairs)
+    raw = torch.logit(torch.from_numpy(sgr.score(pairs.left, pairs.right)).double())
+    cosine = torch.from_numpy(vse.score(pairs.left, pairs.right)).double()
+    assert found.averaged == evaluate([(raw.tanh() + cosine.tanh()) / 2], pairs).averaged
+
+
 def test_models_of_other_data_are_not_averaged(sgr_and_saf: list[mispair.Matcher]) -> None:
     pairs, (sgr, saf) = tiny_pairs(9, seed=3), sgr_and_saf
 

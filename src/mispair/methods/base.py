@@ -94,7 +94,7 @@ class Method(ABC):
     def network_configs(cls, config: Config) -> list[Config]:
         """The settings of each network; by default those of the run for all."""
         count = config.networks or cls.networks
-        if count < cls.networks or cls.networks > 1 < count != cls.networks:
+        if cls.networks > 1 and count != cls.networks:
             raise ConfigError(f"networks is {count}, but {config.method} trains {cls.networks} together.")
         return [config] * count
 

@@ -13,10 +13,12 @@ import safetensors.torch
 import torch
 
 import mispair
+from mispair.data.batches import SideLoader
 from mispair.data.pairs import Regions, Tokens
 from mispair.data.vocabulary import Vocabulary
 from mispair.errors import ConfigError, DataError
 from mispair.models import SideSpec
+from mispair.models.inference import similarities
 from mispair.retrieval.evaluation import evaluate
 from tiny import REGIONS, WIDTH, tiny_pairs
 
@@ -182,9 +184,11 @@ def test_sigmoids_and_cosines_are_averaged_on_one_scale(sgr_and_saf: list[mispai
     pairs, sgr = tiny_pairs(9, seed=3), sgr_and_saf[0]
     vse = mispair.fit(tiny_pairs(16), model="vse", **SMALL)
     found = mispair.evaluate_together([sgr, vse], pairs)
-    raw = torch.logit(torch.from_numpy(sgr.score(pairs.left, pairs.right)).double())
-    cosine = torch.from_numpy(vse.score(pairs.left, pairs.right)).double()
-    assert found.averaged == evaluate([(raw.tanh() + cosine.tanh()) / 2], pairs).averaged
+    sides = (SideLoader(side, torch.device("cpu")) for side in (pairs.left, pairs.right))
+    raw = [torch.logit(S, eps=1e-6).tanh() for S in similarities(sgr.networks, *sides)]
+    cosine = torch.from_numpy(vse.score(pairs.left, pairs.right)).tanh()
+    mean = torch.stack([torch.stack(raw).mean(dim=0), cosine]).mean(dim=0)
+    assert found.averaged == evaluate([mean], pairs).averaged
 
 
 def test_models_of_other_data_are_not_averaged(sgr_and_saf: list[mispair.Matcher]) -> None:

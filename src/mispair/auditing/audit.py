@@ -256,7 +256,8 @@ def audit_source(
     """
     device = pick_device(settings.device)
     with progress(console, len(source)) as show:
-        items, judge, measured, siblings = _measured(source, settings, device, work, show)
+        scaled = source.scaled()
+        items, judge, measured, siblings = _measured(scaled, settings, device, work, show)
         checked = checked_rows(source, settings)
         match = match_scores(judge, measured, items, checked, siblings)
         below = threshold(match, settings.flag_below, settings.keep_best)
@@ -265,7 +266,7 @@ def audit_source(
         show.begin("searching better partners")
         new_rights, new_lefts = (
             find_partners(
-                source, judge, suggested, match, items.owners, keep_left=keep_left, device=device, folds=items.groups
+                scaled, judge, suggested, match, items.owners, keep_left=keep_left, device=device, folds=items.groups
             )
             for keep_left in (True, False)
         )
@@ -306,7 +307,7 @@ def _seen(source: Source, flagged: IntArray) -> Bits:
 
 def score_pairs(pairs: Pairs, device: str = "auto", console: Console | None = None) -> npt.NDArray[np.float32]:
     """The match score of each pair (N,) by its own features, without suggestions; 0.5 where it cannot be read."""
-    source, settings = from_pairs(pairs), Settings(device=device)
+    source, settings = from_pairs(pairs).scaled(), Settings(device=device)
     with progress(console, len(source)) as show:
         items, judge, measured, siblings = _measured(source, settings, pick_device(device), None, show)
     return _known(match_scores(judge, measured, items, {}, siblings))

@@ -18,7 +18,7 @@ from mispair.auditing.scoring import calibration, measures
 from mispair.auditing.scoring.calibration import Combination
 from mispair.auditing.scoring.common_space import CommonSpace, CommonSpaceFitter, product
 from mispair.auditing.scoring.folds import FOLDS, NEAR, random_keys, shuffled, strangers
-from mispair.auditing.scoring.measures import BANK, Bank, learned, make_bank, measure
+from mispair.auditing.scoring.measures import BANK, Bank, learned, make_bank, measure, measure_items
 from mispair.auditing.scoring.refinement import refined
 from mispair.auditing.sources.source import NetworkScore
 from mispair.data.pairs import MATCH_THRESHOLD, IntArray
@@ -30,6 +30,7 @@ REGULARISATIONS = (0.3, 1.0, 3.0, 10.0)
 FEW_PAIRS, STRONGER = 1000, 30.0  # so few pairs may need this one as well
 FIRST = 1.0  # regularisation of the first round
 WIDEST = 1024  # vectors that are wider are first cut to their main directions
+HUGE = 1e15  # numbers whose squares may be too large for float32
 LONGEST = 10  # times the median length; longer vectors do not count for the mean
 TIE = 0.1  # separations of n pairs this close, over the root of n, are equal: then the more regularised space is taken
 AT_ONCE, GPU_TIMES = 2048, 4  # pairs measured at a time; so many times more on a GPU
@@ -47,6 +48,8 @@ class SideTransform:
 
     def __call__(self, vectors: Tensor) -> Tensor:
         centred = vectors - self.mean
+        largest = centred.abs().amax(dim=1, keepdim=True)
+        centred = torch.where(largest > HUGE, centred / largest, centred)
         return normalize(centred if self.directions is None else centred @ self.directions, dim=1)
 
     @classmethod
@@ -112,6 +115,30 @@ class Judge:
         x, y = self.transforms[0](left), self.transforms[1](right)
         found = by_fold(self.spaces, self.banks, x, y, fold, partial(measure, joint=self.joint))
         return _with_networks(found, networks)
+
+    def measure_items(
+        self,
+        left: Tensor,
+        right: Tensor,
+        lefts: IntArray,
+        rights: IntArray,
+        number: int,
+        networks: npt.NDArray[np.floating] | None = None,
+    ) -> npt.NDArray[np.float32]:
+        """(n, m) measures, as one fold has them, of pairs of raw items that are in several pairs.
+
+        Args:
+            left: (u, D) left items.
+            right: (v, E) right items.
+            lefts: (n,) left item of each pair.
+            rights: (n,) right item of each pair.
+            number: The fold.
+            networks: (n,) scores of a run's networks.
+        """
+        x, y = self.transforms[0](left), self.transforms[1](right)
+        a, b = (torch.from_numpy(items).to(x.device) for items in (lefts, rights))
+        found = measure_items(self.spaces[number], self.banks[number], x, y, a, b, joint=self.joint)
+        return _with_networks(found.cpu().numpy(), networks)
 
     def state(self) -> dict[str, Tensor]:
         """Everything, as named tensors."""
@@ -181,11 +208,11 @@ def learn(
     sample = Sample.of(transforms[0](left), transforms[1](right), fold, groups, *items)
     fitter = CommonSpaceFitter(sample.x, sample.y, sample.fold)
     last = _refined_round(sample, _fit_rounds(sample, fitter, checked))
-    measures_of = partial(_measures, sample, last, joint=joint, network_score=network_score)
     rows = np.arange(len(left))
-    observed, null = measures_of(rows, rows), measures_of(sample.shuffled, sample.partner)
     lefts, rights, alike = look_alikes(sample, groups, *items)
-    swapped = measures_of(lefts, rights) if len(lefts) else observed[:0]  # all neighbours may be of one group
+    pairs = np.concatenate([rows, sample.shuffled, lefts]), np.concatenate([rows, sample.partner, rights])
+    found = _measures(sample, last, *pairs, joint=joint, network_score=network_score)
+    observed, null, swapped = np.split(found, [len(rows), len(rows) + len(sample.shuffled)])
     unbiased = fitter.regression(rows, rows, FIRST), fitter.regression(sample.shuffled, sample.partner, FIRST)
     combination = calibration.combine(observed, null, swapped, alike, last.trust(), checked, unbiased)
     separations = np.array([separation(a, b) for a, b in zip(observed.T, null.T, strict=True)])
@@ -252,10 +279,20 @@ def _fit_round(
 def _measures(
     sample: Sample, fit: FitRound, lefts: IntArray, rights: IntArray, *, joint: bool, network_score: NetworkScore | None
 ) -> npt.NDArray[np.float32]:
-    """(k, m) measures of pairs of the left items of some rows and the right items of others."""
-    x, y, fold = sample.x[lefts], sample.y[rights], sample.fold[lefts]
-    found = by_fold(fit.spaces, fit.banks, x, y, fold, partial(measure, joint=joint))
-    return _with_networks(found, None if network_score is None else network_score(lefts, rights))
+    """(k, m) measures of pairs of the left items of some rows and the right items of others of their fold."""
+    parts, found = [], []
+    fold = sample.fold[lefts]
+    for number in range(FOLDS):
+        pairs = np.flatnonzero(fold == number)
+        for part in _cut(pairs[np.argsort(lefts[pairs], kind="stable")], 3 * AT_ONCE):
+            own, a = np.unique(lefts[part], return_inverse=True)
+            others, b = np.unique(rights[part], return_inverse=True)
+            items = sample.x[own], sample.y[others]
+            which = (torch.from_numpy(places).to(sample.x.device) for places in (a, b))
+            parts.append(part)
+            found.append(measure_items(fit.spaces[number], fit.banks[number], *items, *which, joint=joint))
+    measured = torch.cat(found).cpu().numpy()[np.concatenate(parts).argsort()]
+    return _with_networks(measured, None if network_score is None else network_score(lefts, rights))
 
 
 def _with_networks(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mispair.auditing.scoring.common_space import CommonSpace
-from mispair.functional.rank_correlation import rank_correlation
+from mispair.functional.rank_correlation import standard_ranks
 
 BANK = 1024  # pairs that others are compared with
 RIVALS, NEIGHBOURS = 0.01, 0.03  # shares of the bank: the best rivals of a pair, the neighbours of an item
@@ -54,25 +54,57 @@ def measure(space: CommonSpace, bank: Bank, left: Tensor, right: Tensor, *, join
         right: (n, E) the same.
         joint: Whether the two sides come from encoders with a common space.
     """
+    rows = torch.arange(len(left), device=left.device)
+    return measure_items(space, bank, left, right, rows, rows, joint=joint)
+
+
+def measure_items(
+    space: CommonSpace,
+    bank: Bank,
+    left: Tensor,
+    right: Tensor,
+    lefts: Tensor,
+    rights: Tensor,
+    *,
+    joint: bool = False,
+) -> Tensor:
+    """The same for n pairs of items that are in several pairs: what belongs to an item is computed once.
+
+    Args:
+        space: Fitted without these pairs.
+        bank: Other pairs.
+        left: (u, D) items, centred and of unit length.
+        right: (v, E) the same.
+        lefts: (n,) left item of each pair.
+        rights: (n,) right item of each pair.
+        joint: Whether the two sides come from encoders with a common space.
+    """
     near_left, near_right = left @ bank.left.T, right @ bank.right.T
+    # The distance of unit vectors falls with their similarity.
+    ranks_left, ranks_right = (standard_ranks(-near[:, :RANKED]) for near in (near_left, near_right))
     columns = [
-        learned(space, bank, left, right),
-        _neighbour_agreement(near_left, near_right),
-        # The distance of unit vectors falls with their similarity.
-        rank_correlation(-near_left[:, :RANKED], -near_right[:, :RANKED]),
+        _learned(space, bank, left, right, lefts, rights),
+        _neighbour_agreement(near_left, near_right, lefts, rights),
+        (ranks_left[lefts] * ranks_right[rights]).sum(1).clamp(-1, 1),
     ]
     if joint:
-        columns.append((left * right).sum(1))
+        columns.append((left[lefts] * right[rights]).sum(1))
     return torch.column_stack(columns)
 
 
 def learned(space: CommonSpace, bank: Bank, left: Tensor, right: Tensor) -> Tensor:
     """The measures that need only the learned space, (n, 3): contrast, evidence, similarity."""
+    rows = torch.arange(len(left), device=left.device)
+    return _learned(space, bank, left, right, rows, rows)
+
+
+def _learned(space: CommonSpace, bank: Bank, left: Tensor, right: Tensor, lefts: Tensor, rights: Tensor) -> Tensor:
     a, b = left @ space.left, right @ space.right
-    evidence = (a * b).sum(1) - 0.5 * (space.correlation * (a.square() + b.square())).sum(1)
+    own_left, own_right = ((space.correlation * side.square()).sum(1) for side in (a, b))
+    evidence = (a[lefts] * b[rights]).sum(1) - 0.5 * (own_left[lefts] + own_right[rights])
     a, b = space.compared_left(left), space.compared_right(right)
-    similarity = (a * b).sum(1)
-    contrast = 2 * similarity - rivals(a, bank.space_right) - rivals(b, bank.space_left)
+    similarity = (a[lefts] * b[rights]).sum(1)
+    contrast = 2 * similarity - rivals(a, bank.space_right)[lefts] - rivals(b, bank.space_left)[rights]
     return torch.stack([contrast, evidence, similarity], dim=1)
 
 
@@ -88,17 +120,21 @@ def names(*, joint: bool, networks: bool = False) -> list[str]:
     return [name for name in MEANINGS if given.get(name, True)]
 
 
-def _neighbour_agreement(left: Tensor, right: Tensor) -> Tensor:
+def _neighbour_agreement(left: Tensor, right: Tensor, lefts: Tensor, rights: Tensor) -> Tensor:
     """How close each item is to the partners of its partner's neighbours, in standard deviations, both ways added.
 
     Args:
-        left: (n, M) similarities of the left items to the bank's.
-        right: (n, M) the same for the right items.
+        left: (u, M) similarities of the left items to the bank's.
+        right: (v, M) the same for the right items.
+        lefts: (n,) left item of each pair.
+        rights: (n,) right item of each pair.
     """
     count = max(min(FEW, left.shape[1]), round(NEIGHBOURS * left.shape[1]))
-    return _raised(right, left.topk(count, dim=1).indices) + _raised(left, right.topk(count, dim=1).indices)
+    near_left, near_right = (side.topk(count, dim=1).indices for side in (left, right))
+    return _raised(right, rights, near_left[lefts]) + _raised(left, lefts, near_right[rights])
 
 
-def _raised(scores: Tensor, chosen: Tensor) -> Tensor:
+def _raised(scores: Tensor, items: Tensor, chosen: Tensor) -> Tensor:
     spread = scores.std(dim=1, correction=0).clamp(min=1e-12)
-    return (scores.gather(1, chosen).mean(1) - scores.mean(1)) / spread
+    at = scores.reshape(-1)[items[:, None] * scores.shape[1] + chosen]
+    return (at.mean(1) - scores.mean(1)[items]) / spread[items]

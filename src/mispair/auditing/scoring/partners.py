@@ -136,10 +136,11 @@ class Search:
         tried = self.pool[scores.topk(min(TRIED, len(self.pool)), dim=1).indices.cpu().numpy()]
         again, flat = np.repeat(rows, tried.shape[1]), tried.reshape(-1)
         left, right = (again, flat) if self.keep_left else (flat, again)
-        fold = np.full(len(flat), number, dtype=np.uint8)
         network_score = self.source.network_score
         networks = None if network_score is None else network_score(left, right)
-        measures = self.judge.measure(self._vectors(left, 0), self._vectors(right, 1), fold, networks)
+        (own, lefts), (others, rights) = (np.unique(side, return_inverse=True) for side in (left, right))
+        items = self._vectors(own, 0), self._vectors(others, 1)
+        measures = self.judge.measure_items(*items, lefts, rights, number, networks)
         score = self.judge.combination.score(measures)
         order = np.where(self.owners(flat) == self.owners(again), -np.inf, score + self.attached(flat))
         return _best(tried, order.reshape(tried.shape), score.reshape(tried.shape))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,6 +17,9 @@ from mispair.data.pairs import IntArray
 from mispair.errors import DataError
 
 Matrix = npt.NDArray[np.float32]
+
+_SMALL, _MOST_KEPT = 1 << 16, 1 << 28  # bytes of a file that is kept in memory, and of all such files of a side
+_SMALLEST = 1e-6  # usual size of the largest number of a vector, from which on its square is precise
 _TOGETHER = 64  # consecutive rows that are read at once
 
 
@@ -38,8 +43,11 @@ class File:
 
     path: Path
     shape: tuple[int, int]
+    kept: npt.NDArray[Any] | None = None  # its content, if it is small: opening it again takes longer than reading it
 
     def read(self, rows: slice | IntArray) -> npt.NDArray[Any]:
+        if self.kept is not None:
+            return np.array(self.kept[rows])
         array = open_array(self.path, ndim=2, kind="vector")
         if not isinstance(rows, slice) and len(rows) >= _TOGETHER and (np.diff(rows) == 1).all():
             rows = slice(int(rows[0]), int(rows[-1]) + 1)
@@ -71,6 +79,22 @@ class ArrayRows:
 
     def read(self, rows: slice | IntArray) -> npt.NDArray[Any]:
         return self.array[rows if self.link is None else self.link[rows]]
+
+
+@dataclass(frozen=True)
+class ScaledRows:
+    """Rows of a shard, each number times a factor."""
+
+    shard: Shard
+    factor: float
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.shard.shape
+
+    def read(self, rows: slice | IntArray) -> npt.NDArray[Any]:
+        values = self.shard.read(rows)
+        return np.asarray(values.astype(np.result_type(values.dtype, np.float32)) * self.factor)
 
 
 @dataclass(frozen=True)
@@ -133,13 +157,35 @@ class Side:
             raise IndexError(f"rows {rows.min()} to {rows.max()} of a side with {len(self)}")
         found = np.empty((len(rows), self.width), dtype=dtype)
         order = np.argsort(rows, kind="stable")  # a file is read from its start to its end
-        ascending = rows[order]
-        for shard, begin, end in zip(self.shards, self.starts, self.starts[1:], strict=False):
-            low, high = np.searchsorted(ascending, [begin, end])
-            if high > low:
-                with np.errstate(over="ignore"):
-                    found[order[low:high]] = shard.read(ascending[low:high] - begin)
+        for place, values in self._parts(rows[order]):
+            with np.errstate(over="ignore"):
+                found[order[place]] = values
         return found
+
+    def scaled(self, some: IntArray) -> Side:
+        """This side, or where squares of its numbers would be too large or too small for float32, times a power of two.
+
+        Args:
+            some: Rows in ascending order by which the size of the numbers is found.
+        """
+        sizes = [np.abs(values.astype(np.float64)).max(axis=1) for _, values in self._parts(some)]
+        known = np.concatenate([np.empty(0), *sizes])
+        known = known[np.isfinite(known) & (known > 0)]
+        usual = float(np.median(known)) if len(known) else 1.0
+        if _SMALLEST <= usual <= 1 / _SMALLEST:
+            return self
+        factor = 2.0 ** -round(math.log2(usual))
+        return Side(tuple(ScaledRows(shard, factor) for shard in self.shards), self.starts)
+
+    def _parts(self, ascending: IntArray) -> Iterator[tuple[slice, npt.NDArray[Any]]]:
+        """The vectors of ascending rows, shard by shard as they are stored, and the places of these rows."""
+        if not len(ascending):
+            return
+        numbers = np.searchsorted(self.starts, ascending, side="right") - 1
+        bounds = np.append(np.flatnonzero(np.diff(numbers, prepend=-1)), len(ascending)).tolist()
+        for low, high in pairwise(bounds):
+            number = int(numbers[low])
+            yield slice(low, high), self.shards[number].read(ascending[low:high] - self.starts[number])
 
 
 def open_files(paths: Sequence[Path]) -> Side:
@@ -148,11 +194,16 @@ def open_files(paths: Sequence[Path]) -> Side:
     Raises:
         DataError: A file is damaged, holds no vectors, or vectors of another width than the first.
     """
-    shapes = [open_array(path, ndim=2, kind="vector").shape for path in paths]
-    for path, shape in zip(paths, shapes, strict=True):
-        if shape[1] != shapes[0][1]:
+    shards: list[Shard] = []
+    room = _MOST_KEPT
+    for path in paths:
+        array = open_array(path, ndim=2, kind="vector")
+        if shards and array.shape[1] != shards[0].shape[1]:
             raise DataError(
-                f"{path}: vectors of width {shape[1]}, but {paths[0].name} has {shapes[0][1]}; "
+                f"{path}: vectors of width {array.shape[1]}, but {paths[0].name} has {shards[0].shape[1]}; "
                 "all shards must come from one encoder."
             )
-    return Side.of([File(path, (shape[0], shape[1])) for path, shape in zip(paths, shapes, strict=True)])
+        keep = array.nbytes <= min(_SMALL, room)
+        room -= keep * array.nbytes
+        shards.append(File(path, (array.shape[0], array.shape[1]), np.array(array) if keep else None))
+    return Side.of(shards)

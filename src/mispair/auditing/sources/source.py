@@ -113,6 +113,12 @@ class Source:
         """Whether there are image paths; the files themselves may be missing."""
         return self.image_names is not None
 
+    def scaled(self) -> Source:
+        """The same pairs with vectors of usual lengths; cosines are the same, but numbers may be too large to square."""
+        some = np.unique(np.linspace(0, len(self) - 1, _SAMPLED_ROWS).astype(np.int64))
+        left, right = self.left.scaled(some), self.right.scaled(some)
+        return self if left is self.left and right is self.right else replace(self, left=left, right=right)
+
     def block(self, start: int, stop: int) -> tuple[Matrix, Matrix]:
         """Consecutive rows of both sides (n, D) and (n, E), read now; NaN and infinite values as they are."""
         return self.left.block(start, stop), self.right.block(start, stop)

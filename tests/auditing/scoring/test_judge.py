@@ -358,7 +358,7 @@ def test_network_scores_are_a_measure_and_never_computed_for_no_pairs() -> None:
     judge = learn(*pairs.tensors, pairs.fold, pairs.groups, network_score=network_score)
     assert (judge.networks, judge.names[-1]) == (True, "networks")
     assert judge.separations[-1] == 1  # it knows the shuffled pairs
-    assert calls[0] == len(pairs)
+    assert calls[0] >= 2 * len(pairs)  # observed and shuffled ones together
     assert all(calls)
     assert not learned(pairs).networks
 

@@ -114,7 +114,7 @@ class Source:
         return self.image_names is not None
 
     def scaled(self) -> Source:
-        """The same pairs with vectors of usual lengths; cosines are the same, but numbers may be too large to square."""
+        """The same pairs with vectors of usual lengths: the squares of huge and of tiny numbers are no float32."""
         some = np.unique(np.linspace(0, len(self) - 1, _SAMPLED_ROWS).astype(np.int64))
         left, right = self.left.scaled(some), self.right.scaled(some)
         return self if left is self.left and right is self.right else replace(self, left=left, right=right)

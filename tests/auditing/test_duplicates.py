@@ -135,3 +135,21 @@ def test_captions_that_describe_nothing_are_named_and_counted(case: Case) -> Non
     for row, words in ((wrong[0], "its caption is a file name"), (wrong[1], "its caption is a web address")):
         assert found.reasons(np.array([row])) == ([words] if found.is_mismatch[row] else [""])
     assert "its caption is a file name" in found.table["reason"].to_pylist()
+
+
+@pytest.mark.parametrize("factor", [1e20, 1e-23, 1e60])
+def test_huge_and_tiny_vectors_give_the_same_scores(case: Case, once: mispair.Audit, factor: float) -> None:
+    power = 2.0 ** round(np.log2(factor))
+    kind = np.float64 if factor > 1e38 else np.float32
+    found = mispair.audit((case.left * kind(power)).astype(kind), case.right, device="cpu")
+    assert (found.scan.status == 0).all()
+    np.testing.assert_allclose(found.match_score, once.match_score, atol=0.02)
+    assert (found.is_mismatch == once.is_mismatch).mean() > 0.99
+
+
+def test_one_huge_vector_harms_no_other(case: Case, once: mispair.Audit) -> None:
+    left = case.left.copy()
+    left[0] *= np.float32(1e20)
+    found = mispair.audit(left, case.right, device="cpu")
+    assert np.isfinite(found.match_score).all()
+    assert (found.is_mismatch == once.is_mismatch)[1:].mean() > 0.97

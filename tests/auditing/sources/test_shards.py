@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
-from mispair.auditing.sources.shards import open_files
+from mispair.auditing.sources import shards
+from mispair.auditing.sources.shards import ArrayRows, Side, open_files
 from mispair.auditing.sources.source import open_source
+from mispair.data.pairs import IntArray
 from mispair.errors import DataError
 
 arrow = pytest.importorskip("pyarrow")
@@ -55,3 +59,46 @@ def test_one_row_that_is_stored_as_columns(tmp_path: Path) -> None:
         file.write(np.arange(8, dtype="<f4").tobytes())
     side = open_files([tmp_path / "one.npy"])
     assert side.gather(np.array([0])).tolist() == side.block(0, 1).tolist() == [[*range(8)]]
+
+
+def test_many_small_files_are_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = np.random.default_rng(0).standard_normal((40, 3)).astype(np.float32)
+    paths = [tmp_path / f"{row}.npy" for row in range(40)]
+    for path, row in zip(paths, whole, strict=True):
+        np.save(path, row[None])
+    side = open_files(paths)
+    for path in paths:
+        path.unlink()  # what is small is in memory
+    rows = np.random.default_rng(1).integers(40, size=100)
+    assert (side.gather(rows) == whole[rows]).all()
+    assert (side.block(3, 31) == whole[3:31]).all()
+    monkeypatch.setattr(shards, "_SMALL", 0)
+    for path, row in zip(paths, whole, strict=True):
+        np.save(path, row[None])
+    assert (open_files(paths).gather(rows) == whole[rows]).all()
+
+
+def test_a_gather_reads_only_the_shards_of_its_rows() -> None:
+    class Watched(ArrayRows):
+        def read(self, rows: slice | IntArray) -> npt.NDArray[Any]:
+            reads.append(len(self.array))
+            return super().read(rows)
+
+    reads: list[int] = []
+    side = Side.of([Watched(np.full((size, 2), size, dtype=np.float32)) for size in (1, 2, 3, 4)])
+    assert side.gather(np.array([9, 1, 8]))[:, 0].tolist() == [4, 2, 4]
+    assert reads == [2, 4]
+    assert side.gather(np.empty(0, dtype=np.int64)).shape == (0, 2)
+
+
+@pytest.mark.parametrize(
+    ("size", "kind"), [(1e20, np.float32), (1e-23, np.float32), (1e60, np.float64), (3, np.float16)]
+)
+def test_scaled_by_a_power_of_two(size: float, kind: type[np.floating[Any]]) -> None:
+    values = (np.random.default_rng(0).standard_normal((20, 4)) * size).astype(kind)
+    side = Side.of([ArrayRows(values[:7]), ArrayRows(values[7:])]).scaled(np.arange(20))
+    found = side.block(0, 20)
+    exponents = np.log2(np.abs(values.astype(np.float64) / found))
+    assert np.allclose(exponents, np.round(exponents[0, 0]), atol=1e-4)
+    assert 0.5 < np.median(np.abs(found).max(axis=1)) < (2 if size != 3 else 20)
+    assert (side.gather(np.array([9, 2])) == found[[9, 2]]).all()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -176,8 +176,6 @@ def open_given(
         ConfigError: The arguments do not go together.
         DataError: They cannot be read.
     """
-    from dataclasses import replace
-
     if isinstance(left, str | Path) and isinstance(right, str | Path | None):
         table = None if ids is None else Path(ids)
         one, other = Path(left), None if right is None else Path(right)

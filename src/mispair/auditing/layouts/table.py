@@ -196,10 +196,10 @@ class _ImagePaths(ImageFiles, _TablePairs):
         records: list[tuple[str, str, str]] = []
         for batch in table.batches(columns):
             paths, captions, *ids = (cells.to_pylist() for cells in batch)
-            names = ids[0] if ids else [path if _CAPTION_NUMBER.search(path) else "" for path in paths]
+            names = ids[0] if ids else [path if numbered and _CAPTION_NUMBER.search(path) else "" for path in paths]
             if numbered:
                 paths = [_CAPTION_NUMBER.sub("", path) for path in paths]
-            records += zip(names if ids or numbered else [""] * len(paths), paths, captions, strict=True)
+            records += zip(names, paths, captions, strict=True)
         super().__init__(copies.name, copies.files, records, images)
 
 

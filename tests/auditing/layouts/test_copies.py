@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 import mispair
 from mispair.auditing.layouts.copies import write_copy
 from mispair.auditing.layouts.embeddings import ClipRetrieval
+from mispair.auditing.layouts.table import TableCopies
 from mispair.auditing.result_tables import write_table
 from mispair.auditing.sources.edits import Edits, Mask
 from mispair.auditing.sources.source import Source, from_memory, open_arrays, open_source
@@ -303,9 +304,15 @@ def test_only_an_earlier_copy_is_replaced(tmp_path: Path) -> None:
 def test_a_failed_copy_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_clip(tmp_path / "in", [2, 2], None, {}, np.float32)
     source = open_source(tmp_path / "in")
-    (tmp_path / "in/text_emb/text_emb_1.npy").write_bytes(b"")
-    with pytest.raises(DataError, match="the file is empty"):
-        write_filtered(source, kept(0, 3, n=4), tmp_path / "out")
+
+    def damaged(*_: object) -> None:
+        raise DataError("the file is empty")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TableCopies, "write", damaged)  # when the vectors have been written
+        patch.setattr(ClipRetrieval, "_write_own_tables", damaged)
+        with pytest.raises(DataError, match="the file is empty"):
+            write_filtered(source, kept(0, 3, n=4), tmp_path / "out")
     monkeypatch.setattr(ClipRetrieval, "size", lambda *_: 1 << 60)
     with pytest.raises(DataError, match=r"needs 1152921504\.6 GB, but only"):
         write_filtered(source, kept(0, n=4), tmp_path / "out")

@@ -243,6 +243,23 @@ def test_a_filtered_precomp_folder_loads_with_the_kept_captions(
     check_precomp(source, keep, folder / "out")
 
 
+@pytest.mark.parametrize("gone", [[], [0], [2, 5], [1, 3, 6]])
+def test_any_number_of_captions_an_image_in_any_order(tmp_path: Path, gone: list[int]) -> None:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    owners = [2, 0, 0, 1, 2, 3, 2]
+    np.save(folder / "train_ims.npy", np.arange(4, dtype=np.float32)[:, None, None] + np.zeros((4, 2, 3), np.float32))
+    lines = [f"id{owner}\timage {owner} caption {row}\n" for row, owner in enumerate(owners)]
+    (folder / "train_caps.tsv").write_text("".join(lines))
+    (folder / "train_ids.txt").write_text("".join(f"id{row}\n" for row in range(4)))
+    source = open_source(folder)
+    assert source.image_names is not None
+    assert source.image_names(np.arange(7)) == [f"id{owner}" for owner in owners]
+    keep = ~kept(*gone, n=7)
+    write_filtered(source, keep, tmp_path / "out")
+    check_precomp(source, keep, tmp_path / "out")
+
+
 def test_captions_are_not_taken_for_five_an_image(tmp_path: Path) -> None:
     write_precomp(tmp_path / "in", 400, 5, "txt")
     source = open_source(tmp_path / "in")

@@ -104,7 +104,8 @@ def test_suggestions_begin_with_those_of_the_table(audit: Audit) -> None:
         assert pair["is_mismatch"]
         assert row["suggested_id"] in flagged
         assert row["suggested_id"] != row["id"]
-        assert row["score"] >= 0.5 > pair["match_score"]
+        assert 0 < row["score"] < 1
+        assert pair["match_score"] < 0.5
         if row["rank"] == 1:
             assert pair[f"suggested_{row['replaced']}"] == row["suggested_id"]
             assert pair[f"suggested_{row['replaced']}_score"] == row["score"]

@@ -39,8 +39,8 @@ class World:
         match = self.match if match is None else match
         return find_partners(self.source, self.judge, rows, match, self.groups, keep_left=keep_left, device=CPU)
 
-    def by_a_loop(self, row: int, *, keep_left: bool) -> list[tuple[float, float]]:
-        """What the best new partners of a row are worth and their match scores, one candidate at a time."""
+    def by_a_loop(self, row: int, *, keep_left: bool) -> list[tuple[float, int]]:
+        """What the best new partners of a row are worth and their rows, one candidate at a time."""
         found, seen = [], {self.owners[row]}
         for other in np.flatnonzero(~np.isnan(self.match)).tolist():
             if self.owners[other] == self.owners[row] or (not keep_left and self.owners[other] in seen):
@@ -53,7 +53,7 @@ class World:
             score = float(self.judge.combination.score(measures)[0])
             loss = ATTACHED * self.match[other] if keep_left or self.groups is None else 0
             if score >= 0:  # rather right than wrong
-                found.append((score + loss, 1 / (1 + np.exp(-score))))
+                found.append((score + loss, other))
         return sorted(found, reverse=True)[:KEPT]
 
 
@@ -94,17 +94,15 @@ def test_no_more_than_three_others_that_fit_in_falling_order(world: World, group
         given = found.rows >= 0
         assert given.any()
         assert (np.isnan(found.scores) == ~given).all()
-        assert (found.scores[given] >= 0.5).all()
+        assert ((found.scores[given] > 0) & (found.scores[given] < 1)).all()
+        assert (np.nansum(found.scores, axis=1) <= 1 + 1e-6).all()  # only one of them can be the missing one
         assert (given[:, :-1] >= given[:, 1:]).all()  # what there is comes first
         own = pairs.owners[found.rows] == pairs.owners[every][:, None]
         assert not (own & given).any()
         for row, fits in zip(found.rows, found.scores, strict=True):
             chosen = row[row >= 0]
             assert len(set(chosen)) == len(chosen)
-            odds = np.log(fits[: len(chosen)] / (1 - fits[: len(chosen)]).clip(1e-7))
-            loss = ATTACHED * pairs.match[chosen] if keep_left or pairs.groups is None else 0
-            worth = (odds + loss)[fits[: len(chosen)] < 0.9999]  # beyond, odds are lost in the last digit
-            assert (np.diff(worth) <= 1e-2).all()
+            assert (np.diff(fits[: len(chosen)]) <= 1e-6).all()
 
 
 @pytest.mark.parametrize("keep_left", [True, False])
@@ -114,12 +112,49 @@ def test_of_all_candidates_the_best(several: bool, keep_left: bool, monkeypatch:
     pairs.match[[5, 17]] = np.nan  # could not be read
     monkeypatch.setattr(partners, "TRIED", 60)
     rows = np.array([40, 3, 22])
-    found = pairs.find(rows, keep_left=keep_left)
-    assert not np.isin(found.rows, [5, 17]).any()
-    for place, row in enumerate(rows):
+    for row in rows:
+        found = pairs.find(np.array([row]), keep_left=keep_left)
+        assert not np.isin(found.rows, [5, 17]).any()
         best = pairs.by_a_loop(int(row), keep_left=keep_left)
-        fits = found.scores[place][found.rows[place] >= 0]
-        np.testing.assert_allclose(fits, [score for _, score in best], rtol=1e-3)
+        assert found.rows[0][found.rows[0] >= 0].tolist() == [other for _, other in best]
+
+
+def test_the_item_of_a_matched_pair_is_given_once_and_others_move_up() -> None:
+    rows = np.array([[7, 1, 2], [7, 3, -1], [1, -1, -1], [3, 7, 8]])
+    scores = np.array([[0.2, 0.1, 0.1], [0.6, 0.1, np.nan], [0.3, np.nan, np.nan], [0.5, 0.1, 0.1]], dtype=np.float32)
+    match = np.zeros(10)
+    match[[7, 8]] = 0.9  # 1 and 3 are of flagged pairs, and may be anybody's
+    found = partners.given_once(Partners(rows, scores), match)
+    assert found.rows.tolist() == [[1, 2, -1], [7, 3, -1], [1, -1, -1], [3, 8, -1]]
+    assert np.isnan(found.scores).tolist() == (found.rows < 0).tolist()
+    assert found.scores[0, :2] == pytest.approx([0.1, 0.1])
+
+
+def test_weights_are_those_of_a_loop(world: World) -> None:
+    search = partners.Search(world.source, world.judge, world.match, None, keep_left=True, device=CPU)
+    rng = np.random.default_rng(0)
+    score, prior = rng.normal(2, 2, (4, 5)), rng.random((4, 5))
+    found, rest = search.weights(score, prior, 0.5)
+    rate = world.judge.combination.rate
+    null = [np.exp(odds) * rate / (1 - rate) for odds in world.judge.combination.log_odds(world.judge.null)]
+    taken = sum(np.exp(0.5 * ATTACHED * match) for match in world.match)
+    for row in range(4):
+        ratio = [np.exp(odds) * rate / (1 - rate) for odds in score[row]]
+        assert found[row] == pytest.approx([(r * p) ** 0.5 for r, p in zip(ratio, prior[row], strict=True)])
+        lower = sum(value**0.5 for value in null if value < min(ratio)) / len(null)
+        assert rest[row] == pytest.approx(lower * taken, rel=1e-4)
+
+
+def test_probabilities_are_about_the_share_that_is_right() -> None:
+    claimed, right = [], []
+    for seed in range(3):
+        pairs = World(make_case(300, 0.3, seed=seed))
+        rows = np.flatnonzero(pairs.case.mismatched)
+        found = pairs.find(rows, keep_left=True)
+        given = found.rows[:, 0] >= 0
+        claimed += found.scores[given, 0].tolist()
+        right += (found.rows[given, 0] == pairs.case.holder[rows[given]]).tolist()
+    assert np.mean(claimed) == pytest.approx(np.mean(right), abs=0.2)
 
 
 def test_few_candidates_are_those_of_flagged_pairs(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,7 @@ class Partner:
 
     id: str  # of the pair that it is taken from
     item: Item
-    score: float  # match score of the new pair
+    score: float  # probability that it is the missing partner
 
 
 @dataclass(frozen=True)

@@ -137,7 +137,7 @@ class Combination:
         """(n,) log odds from (n, m) measures."""
         sums = self.sums(measures)
         for start in range(0, len(sums), PIECE):
-            sums[start : start + PIECE] = self._log_odds(sums[start : start + PIECE])
+            sums[start : start + PIECE] = self.log_odds(sums[start : start + PIECE])
         return sums
 
     def match(self, measures: npt.NDArray[np.floating], penalty: FloatArray | None = None) -> npt.NDArray[np.float32]:
@@ -157,7 +157,8 @@ class Combination:
             sums[start : start + PIECE] = part @ self.weights
         return sums
 
-    def _log_odds(self, sums: FloatArray) -> FloatArray:
+    def log_odds(self, sums: FloatArray) -> FloatArray:
+        """(n,) log odds from weighted sums."""
         chance, curve = np.interp(sums, self.knots, self.chances), self.slope * sums + self.offset
         matched, mismatched = (
             (1 - CURVE) * part + CURVE * probability(sign * curve) for part, sign in ((chance, 1), (1 - chance, -1))

@@ -377,3 +377,12 @@ def test_look_alikes_are_as_right_as_their_partner_is_like_the_own_one() -> None
     for place, found in enumerate(alike):
         expected = {round(keeps_left[place][1], 4), round(near[place][1], 4)}
         assert min(abs(found - value) for value in expected) < 1e-3
+
+
+def test_few_wide_vectors_have_as_few_directions_and_keep_their_cosines() -> None:
+    vectors = torch.randn(40, 1100, generator=torch.Generator().manual_seed(0))
+    frame = SideTransform.of(vectors)
+    assert frame.directions is not None
+    assert frame.directions.shape == (1100, 39)  # one is lost to the mean
+    found, centred = frame(vectors), torch.nn.functional.normalize(vectors - vectors.mean(0), dim=1)
+    torch.testing.assert_close(found @ found.T, centred @ centred.T, atol=1e-4, rtol=0)

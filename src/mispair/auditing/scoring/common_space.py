@@ -50,16 +50,22 @@ class CommonSpaceFitter:
     Second moments add up, so each pair is multiplied out once, whatever the number of folds.
     """
 
-    def __init__(self, left: Tensor, right: Tensor, fold: np.ndarray) -> None:
+    def __init__(self, left: Tensor, right: Tensor, fold: np.ndarray, widths: tuple[int, int] | None = None) -> None:
         """
         Args:
             left: (n, D) centred.
             right: (n, E) centred.
             fold: (n,) fold of each pair.
+            widths: Directions that the mean spread is taken over; D and E unless empty ones were left out.
         """
         self.left, self.right = left, right
+        self.widths = (left.shape[1], right.shape[1]) if widths is None else widths
         self.places = [torch.from_numpy(np.flatnonzero(fold == number)).to(left.device) for number in range(FOLDS)]
         self.spreads = [self._whitened(side) for side in (left, right)]
+
+    def _scaled(self, number: int, regularisation: float) -> list[Tensor]:
+        sides = zip(self.spreads, self.widths, strict=True)
+        return [_scaled(spread[number], regularisation, width) for spread, width in sides]
 
     def _whitened(self, side: Tensor) -> list[tuple[Tensor, Tensor]]:
         """Spread along each of the principal directions of the pairs outside each fold, and these directions."""
@@ -82,7 +88,7 @@ class CommonSpaceFitter:
         others = (ties.sum(0) - ties) / (sums.sum() - sums).clamp(min=1e-12)[:, None, None]
 
         def fit(number: int) -> tuple[Tensor, Tensor]:
-            left, right = (_scaled(spread[number], regularisation) for spread in self.spreads)
+            left, right = self._scaled(number, regularisation)
             return _canonical(others[number], left, right)
 
         return self._calibrated(list(parallel_map(fit, range(FOLDS))), trust)
@@ -99,7 +105,7 @@ class CommonSpaceFitter:
         for number, places in enumerate(self.places):
             where[places.cpu().numpy()] = number
         for number, other in enumerate(ties.sum(0) - ties):
-            left, right = (_scaled(spread[number], regularisation) for spread in self.spreads)
+            left, right = self._scaled(number, regularisation)
             weights = left @ (left.T @ other @ right) @ right.T
             here = np.flatnonzero(where[lefts] == number)
             x, y = self.left[lefts[here]].cpu().double(), self.right[rights[here]].cpu().double()
@@ -139,10 +145,10 @@ def product(a: Tensor, b: Tensor) -> Tensor:
     return total
 
 
-def _scaled(spread: tuple[Tensor, Tensor], regularisation: float) -> Tensor:
+def _scaled(spread: tuple[Tensor, Tensor], regularisation: float, width: int) -> Tensor:
     """(D, D) principal directions, each divided by its (regularised) spread."""
     values, vectors = spread
-    floor = regularisation * values.mean() + torch.finfo(torch.float64).tiny
+    floor = regularisation * values.sum() / width + torch.finfo(torch.float64).tiny
     return vectors / (values + floor).sqrt()
 
 

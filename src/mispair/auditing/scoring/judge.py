@@ -31,6 +31,7 @@ FEW_PAIRS, STRONGER = 1000, 30.0  # so few pairs may need this one as well
 FIRST = 1.0  # regularisation of the first round
 WIDEST = 1024  # vectors that are wider are first cut to their main directions
 HUGE = 1e15  # numbers whose squares may be too large for float32
+ROUNDING = 1e-9  # a spread below this share of the largest one is rounding error
 LONGEST = 10  # times the median length; longer vectors do not count for the mean
 TIE = 0.1  # separations of n pairs this close, over the root of n, are equal: then the more regularised space is taken
 AT_ONCE, GPU_TIMES = 2048, 4  # pairs measured at a time; so many times more on a GPU
@@ -81,13 +82,23 @@ def mean_of(vectors: Tensor) -> Tensor:
 
 
 def _main_directions(sides: list[Tensor]) -> Tensor | None:
-    """Principal directions of centred vectors (n, D), (D, WIDEST); None if D is not above that."""
+    """Principal directions of centred vectors (n, D), (D, k); None if D is not above `WIDEST`.
+
+    Of fewer vectors than `WIDEST` there are only as many directions as vectors.
+    """
     if sides[0].shape[1] <= WIDEST:
         return None
-    moments = torch.stack([product(side, side) for side in sides]).sum(0)
-    directions: Tensor = torch.linalg.eigh(moments).eigenvectors
+    together = torch.cat(sides)
+    if len(together) > WIDEST:
+        moments = torch.stack([product(side, side) for side in sides]).sum(0)
+        directions: Tensor = torch.linalg.eigh(moments).eigenvectors[:, -WIDEST:].flip(1)
+    else:
+        vectors = together.cpu().double()
+        values, own = torch.linalg.eigh(vectors @ vectors.T)
+        there = values > ROUNDING * values[-1]
+        directions = (vectors.T @ own[:, there] / values[there].sqrt()).flip(1)
     # Row-major, as they are after saving and loading: the memory order decides the order of summation.
-    return directions[:, -WIDEST:].flip(1).contiguous().to(sides[0])
+    return directions.contiguous().to(sides[0])
 
 
 @dataclass(frozen=True)
@@ -206,7 +217,8 @@ def learn(
     """
     transforms = SideTransform.both(left, right, joint=joint)
     sample = Sample.of(transforms[0](left), transforms[1](right), fold, groups, *items)
-    fitter = CommonSpaceFitter(sample.x, sample.y, sample.fold)
+    widths = min(left.shape[1], WIDEST), min(right.shape[1], WIDEST)
+    fitter = CommonSpaceFitter(sample.x, sample.y, sample.fold, widths)
     last = _refined_round(sample, _fit_rounds(sample, fitter, checked))
     rows = np.arange(len(left))
     lefts, rights, alike = look_alikes(sample, groups, *items)

@@ -21,7 +21,7 @@ from mispair.functional.metrics import auroc
 QUANTILES = np.linspace(0.2, 0.9, 15)  # of the shuffled pairs' scores
 SURE = 0.501  # up to this one matched pairs are assumed to be rare
 CUTS = (0.2, 0.5)  # quantiles of the shuffled pairs' scores that the lower and the upper end of the interval come from
-MOSTLY = 0.4  # noise rate above which accidental agreement may have been learned from
+MOSTLY = 0.25  # noise rate above which accidental agreement may have been learned from
 ROUNDS = 3  # of fitting the weights and estimating again which pairs match
 SHUFFLED, CLOSE = 0.5, 1.0  # how much these pairs count beside an observed one
 PIECE = 1 << 18  # rows scored at a time

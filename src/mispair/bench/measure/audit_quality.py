@@ -172,6 +172,7 @@ def quality_table(rows: Sequence[AuditQuality]) -> Table:
         **{f"  of {name} alone": partial(_auroc_of_measure, name=name) for name in rows[0].measures},
         "average precision": lambda row: row.average_precision,
         "estimated noise rate": lambda row: row.noise_rate,
+        "  its interval holds the truth": lambda row: float(row.noise_low <= row.noise_ratio <= row.noise_high),
         "expected calibration error": lambda row: row.calibration_error,
         "first suggested right item is correct": lambda row: row.right_correct,
         "first suggested left item is correct": lambda row: row.left_correct,

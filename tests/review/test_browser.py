@@ -103,6 +103,7 @@ def test_all_by_keyboard(open_page: Any, served: Served) -> None:
     page.keyboard.press("u")
     message(page, "Unsure about p3.")
     page.keyboard.press("c")
+    sync_api.expect(page.locator("textarea")).to_be_focused()
     page.keyboard.press("Control+a")
     page.keyboard.type("a kind dog")  # k, d and 1 are letters here
     page.keyboard.press("Tab")
@@ -113,6 +114,7 @@ def test_all_by_keyboard(open_page: Any, served: Served) -> None:
     page.keyboard.press("z")
     message(page, "Undone")
     assert "p4" not in served.verdicts()
+    sync_api.expect(page.locator("article")).to_have_attribute("aria-label", "Pair p4")
     page.keyboard.press("ArrowLeft")
     sync_api.expect(page.locator("article")).to_have_attribute("aria-label", "Pair p3")
     page.keyboard.press("ArrowRight")
@@ -124,6 +126,19 @@ def test_all_by_keyboard(open_page: Any, served: Served) -> None:
     sync_api.expect(page.locator("article")).to_have_attribute("aria-label", "Pair p4")
     page.go_back()
     sync_api.expect(page.locator("article")).to_have_attribute("aria-label", "Pair p3")
+
+
+def test_keys_that_come_quickly_each_reach_the_next_pair(open_page: Any, served: Served) -> None:
+    page = open_page()
+    for key in "kdkdu":
+        page.keyboard.press(key)
+    message(page, "Unsure about p4.")
+    assert list(served.verdicts().values()) == ["keep", "drop", "keep", "drop", "unsure"]
+    for _ in range(5):
+        page.keyboard.press("z")
+    sync_api.expect(page.locator("article")).to_have_attribute("aria-label", "Pair p0")
+    page.wait_for_function("document.querySelector('.undo').innerText.includes('0 decided')")
+    assert not served.verdicts()
 
 
 def test_many_at_once_with_filters(open_page: Any, served: Served) -> None:
@@ -197,6 +212,7 @@ def test_on_a_telephone_and_for_a_screen_reader(open_page: Any, path: str) -> No
 def test_a_script_in_a_caption_is_text(open_page: Any, served: Served) -> None:
     page = open_page()
     page.keyboard.press("c")
+    sync_api.expect(page.locator("textarea")).to_be_focused()
     page.keyboard.press("Control+a")
     page.keyboard.insert_text("<script>document.title='x'</script><img src=x onerror=alert(1)>")
     page.keyboard.press("Tab")

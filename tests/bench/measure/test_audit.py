@@ -72,5 +72,5 @@ def test_scale_of_each_size(capsys: pytest.CaptureFixture[str]) -> None:
     assert [size["pairs"] for size in sizes] == [100, 150]
     for size in sizes:
         assert size["seconds"] == pytest.approx(sum(size["stages"].values()))
-        assert len(size["stages"]) == 4
+        assert {"learning", "measuring all pairs", "searching better partners"} <= set(size["stages"])
         assert sys.platform == "win32" or size["peak_bytes"] > 1e7

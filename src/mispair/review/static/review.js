@@ -1,5 +1,43 @@
 "use strict";
 
+// While a request runs, the page still shows the pair that was decided: keys wait for the next one, clicks do nothing.
+const KEYS = /^([kducza?1-9]|ArrowLeft|ArrowRight)$/;
+let busy = true; // until htmx is ready
+const waiting = [];
+
+function settled(ended) {
+  busy = false;
+  if (!ended) waiting.length = 0; // what was meant for the next pair must not reach this one
+  else if (waiting.length) press(waiting.shift());
+}
+
+function press(key) {
+  if (busy) {
+    if (waiting.at(-1) !== "c") waiting.push(key); // after c come the letters of a caption, which decide nothing
+    return true;
+  }
+  const target = document.querySelector(`[data-key="${CSS.escape(key)}"]`);
+  if (!target) return false;
+  target.click();
+  if (target.matches("summary") && target.parentElement.open) target.parentElement.querySelector("textarea").focus();
+  if (!busy && waiting.length) press(waiting.shift());
+  return true;
+}
+
+document.addEventListener("DOMContentLoaded", () => settled(true)); // htmx was here first
+document.addEventListener("htmx:beforeRequest", () => { busy = true; });
+document.addEventListener("htmx:afterSettle", () => settled(true));
+document.addEventListener("htmx:afterRequest", (event) => { if (!event.detail.successful) settled(false); });
+document.addEventListener("click", (event) => {
+  if (busy && event.target.closest("#main button, #main a")) {
+    event.preventDefault();
+    event.stopPropagation();
+  }
+}, true);
+document.addEventListener("submit", (event) => {
+  if (event.target.matches("[hx-post]")) event.preventDefault(); // only htmx sends these
+});
+
 // A key presses the button or link that carries it. Not while somebody writes.
 document.addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey) return;
@@ -7,11 +45,7 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "Escape" && writing) writing.blur();
   if (writing || document.querySelector("dialog[open]")) return;
   if (event.key === " " && event.target.closest("button, a, summary, input")) return;
-  const target = document.querySelector(`[data-key="${CSS.escape(event.key)}"]`);
-  if (!target) return;
-  event.preventDefault();
-  target.click();
-  if (target.matches("summary") && target.parentElement.open) target.parentElement.querySelector("textarea").focus();
+  if (KEYS.test(event.key) && press(event.key)) event.preventDefault();
 });
 
 document.addEventListener("click", (event) => {

@@ -74,7 +74,7 @@ def audit(
         vectors: Which vectors of a DataComp folder: l14 (the default) or b32.
         joint: The vectors come from encoders that share a space, as CLIP's do.
         checked: CSV of pairs that you have checked: id, and right (yes or no).
-        decisions: Folder of an audit with decisions of a review; the audit learns from them and tells what changed.
+        decisions: Folder of an audit with decisions of a review; the audit learns from them and prints what changed.
         clean: Write a copy of the input without the flagged and the unreadable pairs to this folder.
         mended: The same, but flagged pairs get their better partners where these are sure enough.
         tools: Write the pairs for these tools to the folder as well.

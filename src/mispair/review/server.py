@@ -1,4 +1,4 @@
-"""The web page of a review: requests in, pages out. It listens on this machine only, unless told otherwise.
+"""The web page of a review: requests in, pages out. It listens on this machine only, unless another host is named.
 
 Pages are whole; htmx replaces `#main` in them. Everything that a page shows is in its address, so that reloading and
 going back work. No request goes to another machine, and the content security policy forbids it as well.
@@ -57,8 +57,8 @@ ModeName = Literal["browse", "rate", "teach"]
 
 
 @dataclass(frozen=True)
-class Address:
-    """What a page shows: the query of its address.
+class Address(Filter):
+    """What a page shows: the query of its address, with a filter in it.
 
     Attributes:
         mode: Browse freely, decide drawn pairs for the noise rate, or teach the audit.
@@ -70,20 +70,13 @@ class Address:
 
     mode: ModeName = "browse"
     view: View = "one"
-    low: float = 0.0
-    high: float = 1.0
-    flagged: bool = True
-    reason: str = ""
-    source: str = ""
-    text: str = ""
-    sort: Sort = "score"
     state: State = "any"
     at: int = -1
     page: int = 1
 
     @property
     def filter(self) -> Filter:
-        return Filter(self.low, self.high, self.flagged, self.reason, self.source, self.text, self.sort)
+        return Filter(**{field.name: getattr(self, field.name) for field in fields(Filter)})
 
     @classmethod
     def of(cls, given: dict[str, str]) -> Address:

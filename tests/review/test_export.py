@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow
@@ -11,11 +13,15 @@ import pyarrow.parquet
 import pytest
 from PIL import Image
 
+import mispair
+from layouts import LAYOUTS, triples
 from mispair.auditing.folder import read_input
 from mispair.auditing.inputs import AuditInput
 from mispair.auditing.output_files import AUDIT, TABLE
 from mispair.cli.main import main
+from mispair.data.pairs import Regions, Tokens
 from mispair.errors import DataError
+from mispair.functional.logistic import FloatArray
 from mispair.review.compare import compare
 from mispair.review.decisions import FILE, Decision, Decisions, Verdict, read_answers
 from mispair.review.export import export
@@ -36,25 +42,36 @@ def audited(tmp_path: Path) -> Path:
         for row in range(COUNT):
             Image.new("RGB", (8, 8), (row, 0, 0)).save(data / "photos" / f"{row}.png")
             writer.writerow([f"{row}.png", f"caption {row}; of a dog", f"shop {row % 2}"])
-    out = tmp_path / "audit"
-    pairs = AuditInput(data / "photos.csv", images=data / "photos").open_raw()
-    assert pairs is not None
-    ids = pairs.ids.to_pylist()
-    flagged = np.arange(COUNT) < 4
-    none = [None] * (COUNT - 1)
-    table = {
+    ids = [f"{row}.png#0" for row in range(COUNT)]
+    found = AuditInput(data / "photos.csv", images=data / "photos")
+    return write_audit(tmp_path / "audit", found, ids, range(4), right={0: ids[5]}, left={1: ids[6]})
+
+
+def write_audit(
+    out: Path,
+    data: AuditInput,
+    ids: Sequence[str],
+    flagged: Collection[int],
+    right: Mapping[int, str] = {},
+    left: Mapping[int, str] = {},
+) -> Path:
+    """The output of an audit, written without one."""
+    is_flagged = np.isin(np.arange(len(ids)), list(flagged))
+    table: dict[str, Any] = {
         "id": ids,
-        "status": ["ok"] * COUNT,
-        "match_score": np.where(flagged, 0.1, 0.9).astype(np.float32),
-        "is_mismatch": flagged,
-        "suggested_right": [ids[5], *none],
-        "suggested_right_score": pyarrow.array([0.95, *none], pyarrow.float32()),
-        "suggested_left": [None, ids[6], *none[1:]],
-        "suggested_left_score": pyarrow.array([None, 0.95, *none[1:]], pyarrow.float32()),
+        "status": ["ok"] * len(ids),
+        "match_score": np.where(is_flagged, 0.1, 0.9).astype(np.float32),
+        "is_mismatch": is_flagged,
     }
+    for side, partners in (("right", right), ("left", left)):
+        table[f"suggested_{side}"] = pyarrow.array([partners.get(row) for row in range(len(ids))], pyarrow.string())
+        scores = [0.95 if row in partners else None for row in range(len(ids))]
+        table[f"suggested_{side}_score"] = pyarrow.array(scores, pyarrow.float32())
+    places = {"the source": data.source, "--left": data.left, "--right": data.right}
     request: dict[str, Json] = {
-        "the source": [str(data / "photos.csv"), "0"],
-        "--images": str(data / "photos"),
+        **{name: [str(path), "0"] for name, path in places.items() if path is not None},
+        "--images": str(data.images) if data.images else None,
+        "--split": data.split,
         "the columns": [],
     }
     with OwnedFolder(out, AUDIT, request) as folder:
@@ -169,3 +186,88 @@ def test_the_commands(audited: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "0.png#0,keep" in (tmp_path / "e.csv").read_text()
     assert main(["review", str(audited), "--port", "0"]) == 2
     assert "--port is 0; expected 1 to 65535" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_layout_comes_out_as_decided(layout: str, tmp_path: Path) -> None:
+    path = LAYOUTS[layout](tmp_path / "data")
+    photos = path.parent / "photos"
+    data = AuditInput(path, images=photos if path.is_file() and photos.is_dir() else None)
+    pairs = data.open_raw()
+    assert pairs is not None
+    before, ids = triples(pairs), pairs.ids.to_pylist()
+    audit = write_audit(tmp_path / "audit", data, ids, [0, 5])
+    decisions = Decisions(audit / FILE)
+    decisions.add([Decision(ids[1], Verdict.REPAIR, "right", ids[4]), Decision(ids[2], Verdict.REPAIR, "left", ids[5])])
+    decisions.add([Decision(ids[3], Verdict.REWRITE, caption="a new one"), Decision(ids[5], Verdict.KEEP)])
+    decisions.close()
+    assert export(audit, tmp_path / "out").counts == {"dropped": 1, "re-paired": 2, "rewritten": 1, "kept": 2}
+    place = tmp_path / "out" if path.is_dir() else tmp_path / "out" / path.name
+    again = AuditInput(place, images=data.images).open_raw()
+    assert again is not None
+    wanted = [(1, before[4][1]), (5, before[2][1]), (3, "a new one"), (4, before[4][1]), (5, before[5][1])]
+    assert sorted(triples(again)) == sorted((before[row][0], text) for row, text in wanted)
+
+
+def write_vectors(layout: str, folder: Path, vectors: tuple[FloatArray, FloatArray]) -> AuditInput:
+    folder.mkdir()
+    places = [folder / f"{side}.npy" for side in ("left", "right")]
+    if layout == "embeddings":
+        places = [folder / name / f"{name}_0.npy" for name in ("img_emb", "text_emb")]
+    if layout == "DataComp":
+        (folder / "metadata").mkdir()
+        names = {"uid": [f"{row:032x}" for row in range(COUNT)], "text": [f"caption {row}" for row in range(COUNT)]}
+        pyarrow.parquet.write_table(pyarrow.table(names), folder / "metadata/a.parquet")
+        np.savez(folder / "metadata/a.npz", b32_img=vectors[0], b32_txt=vectors[1])
+        return AuditInput(folder)
+    for place, values in zip(places, vectors, strict=True):
+        place.parent.mkdir(exist_ok=True)
+        np.save(place, values)
+    return AuditInput(folder) if layout == "embeddings" else AuditInput(None, *places)
+
+
+@pytest.mark.parametrize("layout", ["arrays", "embeddings", "DataComp"])
+def test_every_layout_of_vectors_comes_out_as_decided(layout: str, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    vectors = (rng.standard_normal((COUNT, 3)).astype(np.float32), rng.standard_normal((COUNT, 2)).astype(np.float32))
+    data = write_vectors(layout, tmp_path / "data", vectors)
+    ids = data.open(None, "cpu").ids(range(COUNT))
+    audit = write_audit(tmp_path / "audit", data, ids, [0, 5])
+    decisions = Decisions(audit / FILE)
+    decisions.add([Decision(ids[1], Verdict.REPAIR, "right", ids[4]), Decision(ids[2], Verdict.REPAIR, "left", ids[5])])
+    decisions.close()
+    assert export(audit, tmp_path / "out").counts == {"dropped": 2, "re-paired": 2, "kept": COUNT - 4}
+    if layout == "arrays":
+        again = AuditInput(None, tmp_path / "out/left.npy", tmp_path / "out/right.npy").open(None, "cpu")
+    else:
+        again = AuditInput(tmp_path / "out").open(None, "cpu")
+    left, right = [1, 5, 3, 4, *range(6, COUNT)], [4, 2, 3, 4, *range(6, COUNT)]
+    for found, values, rows in zip(again.block(0, len(again)), vectors, (left, right), strict=True):
+        np.testing.assert_array_equal(found, values[rows])
+    decisions = Decisions(audit / FILE)
+    decisions.add([Decision(ids[3], Verdict.REWRITE, caption="a new one")])
+    decisions.close()
+    with pytest.raises(DataError, match="1 captions were rewritten"):
+        export(audit, tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def test_features_of_regions_come_out_as_decided(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    features = np.arange(6, dtype=np.float32)[:, None, None] + np.zeros((6, 2, 3), np.float32)
+    np.save(tmp_path / "data/train_ims.npy", features)
+    (tmp_path / "data/train_caps.txt").write_text("".join(f"caption {row}\n" for row in range(12)))
+    data = AuditInput(tmp_path / "data", split="train")
+    ids = data.open(None, "cpu").ids(range(12))
+    audit = write_audit(tmp_path / "audit", data, ids, [0])
+    decisions = Decisions(audit / FILE)
+    decisions.add([Decision(ids[2], Verdict.REPAIR, "right", ids[9]), Decision(ids[4], Verdict.REPAIR, "left", ids[6])])
+    decisions.add([Decision(ids[11], Verdict.REWRITE, caption="a new one")])
+    decisions.close()
+    export(audit, tmp_path / "out")
+    pairs = mispair.load(tmp_path / "out", "train")
+    assert isinstance(pairs.left, Regions)
+    assert isinstance(pairs.right, Tokens)
+    found = zip(pairs.left.features[pairs.link][:, 0, 0].tolist(), pairs.right.texts, strict=True)
+    wanted = [(row // 2, f"caption {row}") for row in (1, 3, 5, 6, 7, 8, 9, 10)]
+    assert sorted(found) == sorted([*wanted, (1, "caption 9"), (3, "caption 4"), (5, "a new one")])

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -21,7 +22,6 @@ from mispair.auditing.output_files import AUDIT, TABLE
 from mispair.cli.main import main
 from mispair.data.pairs import Regions, Tokens
 from mispair.errors import DataError
-from mispair.functional.logistic import FloatArray
 from mispair.review.compare import compare
 from mispair.review.decisions import FILE, Decision, Decisions, Verdict, read_answers
 from mispair.review.export import export
@@ -209,7 +209,7 @@ def test_every_layout_comes_out_as_decided(layout: str, tmp_path: Path) -> None:
     assert sorted(triples(again)) == sorted((before[row][0], text) for row, text in wanted)
 
 
-def write_vectors(layout: str, folder: Path, vectors: tuple[FloatArray, FloatArray]) -> AuditInput:
+def write_vectors(layout: str, folder: Path, vectors: Sequence[npt.NDArray[np.float32]]) -> AuditInput:
     folder.mkdir()
     places = [folder / f"{side}.npy" for side in ("left", "right")]
     if layout == "embeddings":
@@ -223,7 +223,7 @@ def write_vectors(layout: str, folder: Path, vectors: tuple[FloatArray, FloatArr
     for place, values in zip(places, vectors, strict=True):
         place.parent.mkdir(exist_ok=True)
         np.save(place, values)
-    return AuditInput(folder) if layout == "embeddings" else AuditInput(None, *places)
+    return AuditInput(folder) if layout == "embeddings" else AuditInput(None, places[0], places[1])
 
 
 @pytest.mark.parametrize("layout", ["arrays", "embeddings", "DataComp"])

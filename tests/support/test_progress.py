@@ -3,29 +3,46 @@
 from __future__ import annotations
 
 import io
+import time
 
 import pytest
 from rich.console import Console
 
-from mispair.support.progress import progress
+from mispair.support import progress as module
+from mispair.support.progress import TrainingProgress, progress
 
 
-def test_lines_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rate_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr("mispair.support.progress.time.monotonic", lambda: now)
     written = io.StringIO()
     with progress(Console(file=written, force_terminal=False), 2000, "encoding") as bar:
-        for _ in range(10):
-            now += 4
-            bar.step(100)
-        now += 20
+        now += 10
+        bar.step(500)
+        bar.line()
         bar.begin("learning")
+        now += 20
+        bar.line()
+        bar.begin("measuring")
+        now += 10
+        bar.reach(1000)
+        bar.line()
     assert written.getvalue().splitlines() == [
-        "encoding: 400 of 2,000",
-        "encoding: 800 of 2,000",
-        "learning: 1,000 of 2,000",
+        "encoding: 500 of 2,000, 50 a second, 30 s left",
+        "learning for 20 s",
+        "measuring: 1,000 of 2,000, 50 a second, 20 s left",
     ]
-    assert bar.stages["encoding"] == 60
+    assert bar.stages["encoding"] == 10
+
+
+def test_lines_come_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LINE_SECONDS", 0.01)
+    written = io.StringIO()
+    with TrainingProgress(10, Console(file=written, force_terminal=False), "plain vse") as bar:
+        bar.step("epoch 1/2")
+        while not written.getvalue():  # a thread of its own writes it
+            time.sleep(0.01)
+    assert written.getvalue().startswith("epoch 1/2  step 1 of about 10, ")
 
 
 def test_short_work_is_silent() -> None:

@@ -11,11 +11,12 @@ import tyro
 from tyro.conf import Positional
 
 from mispair.cli.output import console, print_json
-from mispair.errors import StoppedError
+from mispair.errors import ConfigError, StoppedError
 
 if TYPE_CHECKING:
     from mispair.auditing.findings import AuditSummary
     from mispair.auditing.sources.tables import Roles
+    from mispair.data.origin import Projection
 
 IMAGE_MODEL, TEXT_MODEL = "efficientnet-lite0", "all-minilm-l6-v2"
 BAD_CODE = 3  # exit code where more than 1 % of the pairs could not be read
@@ -179,6 +180,11 @@ def encode(
     *,
     out: Path,
     images: Path | None = None,
+    grid: int | None = None,
+    pca: str | None = None,
+    dev: float = 0.1,
+    test: float = 0.1,
+    split: str | None = None,
     image_column: str | None = None,
     caption_column: str | None = None,
     id_column: str | None = None,
@@ -189,18 +195,28 @@ def encode(
     overwrite: bool = False,
     json: bool = False,
 ) -> int:
-    """Turn images and captions into embeddings. The same command again goes on where it was stopped.
+    """Turn images and captions into embeddings, or into region features. The same command again goes on.
+
+    Examples:
+        mispair encode photos.csv --images photos/ --out vectors
+        mispair encode photos.csv --images photos/ --grid 6 --pca 128 --out features
 
     Args:
-        source: CSV, TSV or parquet of images and captions, COCO or Karpathy JSON, JSON lines, or folder of images and
-            texts.
-        out: Folder for the embeddings, in the clip-retrieval layout.
+        source: CSV, TSV or parquet of images and captions, COCO or Karpathy JSON, JSON lines, tars, or folder of images
+            and texts.
+        out: Folder for the embeddings in the clip-retrieval layout; with --grid, for the features in the SCAN layout.
         images: Folder that the image paths start from; the one of the source by default.
+        grid: Region features instead of one vector an image: 6 for 6 x 6 cells of the feature map.
+        pca: With --grid, numbers a cell by principal components of the training images; or a basis.npz made before.
+        dev: With --grid, the share of the images that validate, or how many. A column split of the source comes first.
+        test: With --grid, the share of the images that test, or how many.
+        split: With --grid, write all pairs as this split.
         image_column: Column of images, if its name is not a usual one; its number in a table without a header.
         caption_column: Column of captions, likewise.
         id_column: Column of ids, likewise.
-        image_model: efficientnet-lite0, or open_clip:MODEL/WEIGHTS.
-        text_model: all-minilm-l6-v2, transformers:NAME_OR_FOLDER, or open_clip:MODEL/WEIGHTS.
+        image_model: efficientnet-lite0, open_clip:MODEL/WEIGHTS, timm:NAME, or transformers:NAME_OR_FOLDER.
+        text_model: all-minilm-l6-v2, transformers:NAME_OR_FOLDER, or open_clip:MODEL/WEIGHTS. Not with --grid, which
+            leaves captions as words.
         cache: Folder of encodings; by default MISPAIR_CACHE, or that of the user.
         device: auto, cpu, cuda, cuda:1, mps.
         overwrite: Start over in a folder that was made from something else.
@@ -210,13 +226,33 @@ def encode(
     from mispair.auditing.encoding.encode import Encoders, encode_to_folder
     from mispair.auditing.layouts.opening import open_raw
 
+    if grid is None and (pca, dev, test, split) != (None, 0.1, 0.1, None):
+        raise ConfigError("--pca, --dev, --test and --split are for region features; give --grid 6, or leave them out.")
     pairs = open_raw(source, images, _columns(image_column, caption_column, id_column))
-    encoders = Encoders(image_model, text_model, device).load()
-    outcome = encode_to_folder(
-        pairs, out, encoders, cache_folder(cache), overwrite=overwrite, console=console()
-    )  # fmt: skip
+    if grid is None:
+        encoders = Encoders(image_model, text_model, device).load()
+        outcome = encode_to_folder(
+            pairs, out, encoders, cache_folder(cache), overwrite=overwrite, console=console()
+        )  # fmt: skip
+    else:
+        from mispair.auditing.encoding.encoders import GridEncoder, image_encoder
+        from mispair.auditing.encoding.regions import SplitRule, encode_regions
+
+        rule, projection = SplitRule(dev, test, split), _projection(pca)
+        outcome = encode_regions(
+            pairs, out, GridEncoder(image_encoder(image_model, device), grid), cache_folder(cache), pca=projection,
+            splits=rule, overwrite=overwrite, console=console(),
+        )  # fmt: skip
     if json:
         print_json({"out": str(out), **outcome.metrics()})
     else:
-        print("\n".join([*outcome.lines(), f"Embeddings: {out}"]))
+        print("\n".join([*outcome.lines(), f"{'Embeddings' if grid is None else 'Region features'}: {out}"]))
     return BAD_CODE if outcome.too_many_bad else 0
+
+
+def _projection(pca: str | None) -> int | Projection | None:
+    from mispair.data.origin import Projection
+
+    if pca is None or pca.isdecimal():
+        return None if pca is None else int(pca)
+    return Projection.load(Path(pca))

@@ -1,16 +1,85 @@
-"""Progress of trainings and audits: a bar if there is a terminal, and a line per epoch of a training."""
+"""Progress of trainings, audits and encodings: a bar if there is a terminal, else a line every ten seconds."""
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from rich.text import Text
 
-LINE_SECONDS = 15.0  # between lines where there is no terminal
+from mispair.support.formatting import duration
+
+LINE_SECONDS = 10.0  # between lines where there is no terminal
+
+
+class Heartbeat:
+    """Calls `write` every few seconds from a thread of its own, inside a `with` block."""
+
+    def __init__(self, write: Callable[[], None], seconds: float) -> None:
+        self._write, self._seconds, self._stop = write, seconds, threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._seconds):
+            self._write()
+
+    def __enter__(self) -> Heartbeat:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+
+
+def heartbeat(console: Console, write: Callable[[], None]) -> AbstractContextManager[object]:
+    """A `Heartbeat` where a console is shown to somebody, but is no terminal."""
+    return nullcontext() if console.is_terminal or console.quiet else Heartbeat(write, LINE_SECONDS)
+
+
+class Pace:
+    """Rate and time left of work that began to count at `start`."""
+
+    def __init__(self) -> None:
+        self._since, self._start = time.monotonic(), 0.0
+
+    def begin(self, done: float) -> None:
+        """Counts from here on."""
+        self._since, self._start = time.monotonic(), done
+
+    def words(self, done: float, total: float) -> str:
+        """Such as `41 a second, 1 min 50 s left`; empty where nothing has been done."""
+        rate = (done - self._start) / max(time.monotonic() - self._since, 1e-9)
+        if rate <= 0:
+            return ""
+        return f"{_rounded(rate)} a second, {duration(max(0.0, total - done) / rate)} left"
+
+
+def _rounded(rate: float) -> str:
+    return f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
+
+
+class _RateColumn(ProgressColumn):
+    """Rows a second."""
+
+    def render(self, task: Task) -> Text:
+        return Text("" if task.speed is None else f"{_rounded(task.speed)}/s")
 
 
 class TrainingProgress:
@@ -32,19 +101,25 @@ class TrainingProgress:
         )
         self._task = self._bar.add_task("train", total=total, phase="", loss=0, spread=0, rate=0)
         self._since, self._steps = time.monotonic(), 0
+        self._pace = Pace()
+        self._lines = heartbeat(self.console, self._line)
 
     def __enter__(self) -> TrainingProgress:
         self._bar.__enter__()
+        self._pace.begin(self._bar.tasks[self._task].completed)
+        self._lines.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._lines.__exit__(kind, error, trace)
         self._bar.__exit__(kind, error, trace)
 
     def resume(self, done: int) -> None:
         """Continues after `done` steps of an earlier process."""
         self._bar.update(self._task, completed=done)
+        self._pace.begin(done)
 
     def step(self, phase: str) -> None:
         """Advances by one step."""
@@ -60,6 +135,14 @@ class TrainingProgress:
         """Prints a line above the bar."""
         self.console.print(text, highlight=False)
 
+    def _line(self) -> None:
+        task = self._bar.tasks[self._task]
+        if not task.fields["phase"]:
+            return
+        total = task.total or 0.0
+        pace = self._pace.words(task.completed, total)
+        self.line(f"{task.fields['phase']}  step {task.completed:,.0f} of about {total:,.0f}" + (pace and f", {pace}"))
+
 
 class RowProgress:
     """Progress over rows, in stages.
@@ -72,14 +155,14 @@ class RowProgress:
         self._bar, self._task = bar, task
         self.stages: dict[str, float] = {}
         self._stage, self._since = stage, time.monotonic()
-        self._last_line = self._since
+        self._pace = Pace()
 
     def begin(self, stage: str) -> None:
         """Begins a stage and ends the one before."""
         self.end()
         self._stage = stage
+        self._pace.begin(self._bar.tasks[self._task].completed)
         self._bar.update(self._task, description=stage)
-        self._line()
 
     def end(self) -> None:
         """Ends the current stage."""
@@ -91,27 +174,34 @@ class RowProgress:
     def step(self, rows: float) -> None:
         """Advances by `rows`."""
         self._bar.update(self._task, advance=rows)
-        self._line()
 
     def reach(self, rows: int) -> None:
         """Sets the number of rows that are done."""
         self._bar.update(self._task, completed=rows)
-        self._line()
 
-    def _line(self) -> None:
-        """Without a terminal, a line now and then, so that hours are not silent."""
-        now = time.monotonic()
-        if self._bar.disable and now - self._last_line >= LINE_SECONDS:
-            self._last_line = now
-            task = self._bar.tasks[self._task]
-            done = f": {task.completed:,.0f} of {task.total:,.0f}" if task.completed else ""
-            self._bar.console.print(f"{self._stage}{done}", highlight=False)
+    def line(self) -> None:
+        """Prints what is being done."""
+        task = self._bar.tasks[self._task]
+        if not self._stage:
+            return
+        done, total = task.completed, task.total or 0.0
+        pace = self._pace.words(done, total)
+        words = f": {done:,.0f} of {total:,.0f}, {pace}" if pace else f" for {duration(time.monotonic() - self._since)}"
+        self._bar.console.print(f"{self._stage}{words}", highlight=False)
 
 
 @contextmanager
 def progress(console: Console | None, rows: int, stage: str = "") -> Iterator[RowProgress]:
     """A bar that disappears at the end."""
     console = console or Console(quiet=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        _RateColumn(),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        yield RowProgress(bar, bar.add_task(stage, total=rows), stage)
+        show = RowProgress(bar, bar.add_task(stage, total=rows), stage)
+        with heartbeat(console, show.line):
+            yield show

@@ -10,7 +10,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from mispair.auditing.encoding import encoders
-from mispair.auditing.encoding.encoders import image_encoder, load_image, text_encoder
+from mispair.auditing.encoding.encoders import GridEncoder, image_encoder, load_image, text_encoder
 from mispair.errors import ConfigError
 
 WHITE, RED = (255, 255, 255), (255, 0, 0)
@@ -61,7 +61,7 @@ def test_large_jpegs_are_decoded_smaller(tmp_path: Path) -> None:
     assert load_image(tmp_path / "a.jpg").size == (1100, 1050)
 
 
-@pytest.mark.parametrize("name", ["resnet", "open_clip", "open_clip:ViT-B-32", "open_clip:/x", "transformers:x"])
+@pytest.mark.parametrize("name", ["resnet", "open_clip", "open_clip:ViT-B-32", "open_clip:/x", "transformers:"])
 def test_image_models_that_are_not_there(name: str) -> None:
     with pytest.raises(ConfigError, match="open_clip:MODEL/WEIGHTS"):
         image_encoder(name, "cpu")
@@ -86,6 +86,8 @@ def test_text_models_that_are_not_there(name: str) -> None:
         (text_encoder, "transformers:x", "transformers", r"pip install -c constraints\.txt '\.\[encoders\]'"),
         (image_encoder, "open_clip:a/b", "open_clip", "pip install open_clip_torch"),
         (text_encoder, "open_clip:a/b", "open_clip", "pip install open_clip_torch"),
+        (image_encoder, "timm:a", "timm", "pip install timm"),
+        (image_encoder, "transformers:a", "transformers", "pip install"),
     ],
 )
 def test_missing_packages(monkeypatch: pytest.MonkeyPatch, make: Any, name: str, missing: str, install: str) -> None:
@@ -191,3 +193,24 @@ def test_a_folder_without_a_model_is_explained(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"cannot be loaded \(.*give a folder that holds them") as caught:
         text_encoder(f"transformers:{tmp_path}", "cpu")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("kind", ["ViT", "ResNet"])
+def test_vision_networks_of_transformers_have_a_map(tmp_path: Path, kind: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    if kind == "ViT":
+        config = transformers.ViTConfig(
+            hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16, image_size=32,
+            patch_size=8,
+        )  # fmt: skip
+        transformers.ViTImageProcessor(size={"height": 32, "width": 32}).save_pretrained(tmp_path)
+    else:
+        config = transformers.ResNetConfig(embedding_size=8, hidden_sizes=[8, 16], depths=[1, 1])
+        transformers.ConvNextImageProcessor(size={"shortest_edge": 64}).save_pretrained(tmp_path)
+    getattr(transformers, f"{kind}Model")(config).save_pretrained(tmp_path)
+    encoder = image_encoder(f"transformers:{tmp_path}", "cpu")
+    items = [encoder.prepare(Image.new("RGB", (40, 30), (9 * place, 50, 7))) for place in range(2)]
+    assert encoder.maps(items).shape[1] == encoder.width == 16
+    np.testing.assert_allclose(encoder.encode(items), encoder.maps(items).mean(dim=(2, 3)), atol=1e-5)
+    cells = GridEncoder(encoder, 2).encode(items).reshape(2, 4, 16)
+    np.testing.assert_allclose(cells.mean(axis=1), encoder.encode(items), atol=1e-4)

@@ -11,6 +11,7 @@ Rows that cannot be encoded stay: the side that failed is a zero vector, and `st
 from __future__ import annotations
 
 import os
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -33,6 +34,7 @@ from mispair.auditing.encoding.encoders import (
 )
 from mispair.auditing.sources import row_ids
 from mispair.auditing.sources.raw import RawPairs
+from mispair.data.origin import MARK
 from mispair.data.pairs import IntArray
 from mispair.support.files import Json, replacing
 from mispair.support.owned_folder import FolderKind, OwnedFolder
@@ -44,12 +46,13 @@ if TYPE_CHECKING:
 
 
 OK = "ok"
+_STORE_SECONDS = 20.0
 BAD_SHARE = 0.01  # bad rows above this share deserve a warning
 SHARD = 4096  # rows that are encoded before their vectors are stored
-_BATCH = 64
-_THREADS = min(8, os.cpu_count() or 1)
+_BATCH = 32
+THREADS = min(8, os.cpu_count() or 1)
 _PARTS = (("img_emb", ".npy"), ("text_emb", ".npy"), ("metadata", ".parquet"))
-EMBEDDINGS = FolderKind("embeddings", "encode.json", [f"{stem}/{stem}_*{suffix}" for stem, suffix in _PARTS])
+EMBEDDINGS = FolderKind("embeddings", MARK, [f"{stem}/{stem}_*{suffix}" for stem, suffix in _PARTS])
 _LONGEST_REASON = 200  # characters
 Prepare = Callable[["Image"], Any]
 
@@ -95,16 +98,7 @@ class Encoded:
 
     def outcome(self, ids: Any) -> Outcome:
         """How many could be encoded."""
-        first = min(self.problems, default=None)
-        problems = list(self.problems.values())
-        return Outcome(
-            rows=len(self.left.numbers),
-            bad=len(problems),
-            bad_images=sum(problem.startswith("image ") for problem in problems),
-            bad_captions=sum("; caption " in f"; {problem}" for problem in problems),
-            kept=self.kept,
-            example="" if first is None else f"{ids[first].as_py()}: {self.problems[first]}",
-        )
+        return Outcome.of(self.problems, len(self.left.numbers), self.kept, ids)
 
 
 @dataclass(frozen=True)
@@ -126,6 +120,19 @@ class Outcome:
     bad_captions: int = 0
     kept: int = 0
     example: str = ""
+
+    @classmethod
+    def of(cls, problems: dict[int, str], rows: int, kept: int, ids: Any) -> Outcome:
+        """From what is wrong with some of the rows."""
+        first = min(problems, default=None)
+        return cls(
+            rows=rows,
+            bad=len(problems),
+            bad_images=sum(problem.startswith("image ") for problem in problems.values()),
+            bad_captions=sum("; caption " in f"; {problem}" for problem in problems.values()),
+            kept=kept,
+            example="" if first is None else f"{ids[first].as_py()}: {problems[first]}",
+        )
 
     @property
     def too_many_bad(self) -> bool:
@@ -166,13 +173,13 @@ def encode(
         console: Where to show progress; nowhere by default.
     """
     images, texts = encoders
-    left, right = _ImageSide(pairs, images, cache), _TextSide(pairs, texts, cache)
+    left, right = ImageSide(pairs, images, cache), _TextSide(pairs, texts, cache)
     numbers = np.full((2, len(pairs)), -1, dtype=np.int64)
     problems: dict[int, str] = {}
     kept = 0
     with (
         progress(console, len(pairs), "encoding") as bar,
-        ThreadPoolExecutor(_THREADS) as pool,
+        ThreadPoolExecutor(THREADS) as pool,
         warnings.catch_warnings(),
     ):
         warnings.filterwarnings("ignore", module="PIL")  # they name no file, and what cannot be read gets a status
@@ -271,8 +278,13 @@ def _encode_items(
     keys: dict[int | str, Key] = {}
     problems: dict[int | str, str] = {}
     vectors: dict[Key, Halves] = {}
+    stored = time.monotonic()
     try:
         for batch in batches:
+            if time.monotonic() - stored >= _STORE_SECONDS:  # so that no more is lost where the process is killed
+                new_ones, vectors = vectors, {}
+                cache.add(new_ones)
+                stored = time.monotonic()
             problems |= {item.name: item.problem for item in batch if item.problem}
             keys |= {item.name: item.key for item in batch if not item.problem}
             new = list({item.key: item for item in batch if item.prepared is not None}.values())
@@ -290,7 +302,7 @@ def _encode_items(
     return {**found, **{name: (-1, problem) for name, problem in problems.items()}}
 
 
-class _ImageSide:
+class ImageSide:
     """Encodes images; one that several rows share is read once a shard."""
 
     def __init__(self, pairs: RawPairs, encoder: ImageEncoder, cache: Path) -> None:

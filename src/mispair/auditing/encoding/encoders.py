@@ -8,12 +8,15 @@ is fetched from a hub and no account is needed:
 | `efficientnet-lite0` | image | 1280 | pooled features before the classifier |
 | `all-minilm-l6-v2` | text | 384 | mean over the tokens, unit length |
 
-Others by name: `open_clip:MODEL/WEIGHTS` for either side, `transformers:NAME_OR_FOLDER` for texts.
+Others by name: `open_clip:MODEL/WEIGHTS` and `transformers:NAME_OR_FOLDER` for either side, `timm:NAME` for images.
+
+All image encoders here have a feature map, of which `GridEncoder` makes one vector for each cell of a grid.
 """
 
 from __future__ import annotations
 
 import importlib
+import math
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -29,6 +32,7 @@ from mispair.errors import ConfigError
 from mispair.support.thumbnails import on_white, open_image, upright
 
 if TYPE_CHECKING:
+    import torch
     from PIL.Image import Image
     from torch import Tensor
 
@@ -58,6 +62,13 @@ class ImageEncoder(Protocol):
         """Vectors (n, width) of prepared images."""
 
 
+class MapEncoder(ImageEncoder, Protocol):
+    """An image encoder with a feature map."""
+
+    def maps(self, items: Sequence[Any], /) -> Tensor:
+        """Feature maps (n, C, H, W) of prepared images."""
+
+
 class TextEncoder(Protocol):
     """Turns texts into vectors."""
 
@@ -68,7 +79,7 @@ class TextEncoder(Protocol):
         """Vectors (n, width) of texts."""
 
 
-def image_encoder(name: str = IMAGE_MODEL, device: str = "auto") -> ImageEncoder:
+def image_encoder(name: str = IMAGE_MODEL, device: str = "auto") -> MapEncoder:
     """The image encoder of this name.
 
     Raises:
@@ -79,7 +90,14 @@ def image_encoder(name: str = IMAGE_MODEL, device: str = "auto") -> ImageEncoder
         return EfficientNetLite(device)
     if kind == "open_clip":
         return OpenClipImages(name, which, device)
-    raise ConfigError(f'There is no image model "{name}"; use {IMAGE_MODEL} or open_clip:MODEL/WEIGHTS.')
+    if kind == "timm" and which:
+        return TimmImages(name, which, device)
+    if kind == "transformers" and which:
+        return TransformersImages(name, which, device)
+    raise ConfigError(
+        f'There is no image model "{name}"; use {IMAGE_MODEL}, open_clip:MODEL/WEIGHTS, timm:NAME or '
+        "transformers:NAME_OR_FOLDER."
+    )
 
 
 def text_encoder(name: str = TEXT_MODEL, device: str = "auto") -> TextEncoder:
@@ -176,13 +194,138 @@ class EfficientNetLite:
 
         return np.asarray(image.resize((_SIDE, _SIDE), Resampling.BICUBIC, reducing_gap=3.0))
 
-    def encode(self, items: Sequence[npt.NDArray[np.uint8]], /) -> FloatVectors:
+    def maps(self, items: Sequence[npt.NDArray[np.uint8]], /) -> Tensor:
         import torch
 
         with torch.inference_mode():
             pixels = torch.from_numpy(np.stack(items)).to(self._device).permute(0, 3, 1, 2)
-            features = self._network.extract_features((pixels.float() - 127) / 128)
-            return _numpy(features.mean(dim=(2, 3)))
+            features: Tensor = self._network.extract_features((pixels.float() - 127) / 128)
+            return features
+
+    def encode(self, items: Sequence[npt.NDArray[np.uint8]], /) -> FloatVectors:
+        return _numpy(self.maps(items).mean(dim=(2, 3)))
+
+
+class _MeanOfMap:
+    """An image encoder whose vector is the mean of its feature map."""
+
+    name: str
+    _device: torch.device
+    _transform: Callable[[Image], Any]
+
+    def prepare(self, image: Image) -> Any:
+        return self._transform(image)
+
+    def maps(self, items: Sequence[Any], /) -> Tensor:
+        import torch
+
+        with torch.inference_mode():
+            return as_map(self._features(torch.stack(list(items)).to(self._device)))
+
+    def encode(self, items: Sequence[Any], /) -> FloatVectors:
+        return _numpy(self.maps(items).float().mean(dim=(2, 3)))
+
+    def _features(self, pixels: Tensor) -> Tensor:
+        raise NotImplementedError
+
+    def _find_width(self) -> int:
+        from PIL import Image
+
+        return int(_made(self.name, lambda: self.encode([self.prepare(Image.new("RGB", (8, 8)))]).shape[1]))
+
+
+class TimmImages(_MeanOfMap):
+    """A network of timm, with its own preprocessing."""
+
+    def __init__(self, name: str, which: str, device: str = "auto") -> None:
+        timm = _module("timm", name, "pip install timm")
+        from mispair.compute.devices import pick_device
+
+        self.name, self._device = name, pick_device(device)
+        self._network = _made(name, lambda: timm.create_model(which, pretrained=True, num_classes=0))
+        self._network.eval().to(self._device)
+        settings = timm.data.resolve_model_data_config(self._network)
+        self._transform = timm.data.create_transform(**{**settings, "crop_pct": 1.0, "crop_mode": "squash"})
+        self.width: int = self._find_width()
+
+    def _features(self, pixels: Tensor) -> Tensor:
+        found: Tensor = self._network.forward_features(pixels)
+        # Some networks, such as Swin, have their channels last.
+        last = found.dim() == 4 and found.shape[1] != self._network.num_features == found.shape[3]
+        return found.permute(0, 3, 1, 2) if last else found
+
+
+class TransformersImages(_MeanOfMap):
+    """A vision network of transformers, or the vision side of one for images and texts."""
+
+    def __init__(self, name: str, which: str, device: str = "auto") -> None:
+        transformers = _module("transformers", name, _EXTRA)
+        from mispair.compute.devices import pick_device
+
+        self.name, self._device = name, pick_device(device)
+        transformers.utils.logging.disable_progress_bar()
+        # Code that lies beside the weights is never run.
+        processor = _made(name, lambda: transformers.AutoImageProcessor.from_pretrained(which, trust_remote_code=False))
+        network = _made(name, lambda: transformers.AutoModel.from_pretrained(which, trust_remote_code=False))
+        self._network = getattr(network, "vision_model", network).eval().to(self._device)
+        self._transform = lambda image: processor(images=image, return_tensors="pt")["pixel_values"][0]
+        self.width: int = self._find_width()
+
+    def _features(self, pixels: Tensor) -> Tensor:
+        found: Tensor = self._network(pixel_values=pixels).last_hidden_state
+        return found
+
+
+class GridEncoder:
+    """The cells of a grid over the feature map of an image encoder; a vector is all cells one after the other.
+
+    Attributes:
+        grid: Cells a side.
+        channels: Numbers a cell.
+        width: grid * grid * channels.
+
+    Raises:
+        ConfigError: The feature map has fewer cells than the grid.
+    """
+
+    def __init__(self, encoder: MapEncoder, grid: int) -> None:
+        from PIL import Image
+
+        if grid < 1:
+            raise ConfigError(f"--grid is {grid}; expected the number of cells a side, at least 1.")
+        self.encoder, self.grid = encoder, grid
+        self.name = f"{encoder.name} grid {grid}"
+        _, self.channels, height, width = encoder.maps([encoder.prepare(Image.new("RGB", (64, 64)))]).shape
+        if grid > min(height, width):
+            raise ConfigError(
+                f"--grid is {grid}, but the feature map of {encoder.name} has {height} x {width} cells; give a grid of "
+                f"at most {min(height, width)}."
+            )
+        self.width = grid * grid * self.channels
+
+    def prepare(self, image: Image) -> Any:
+        return self.encoder.prepare(image)
+
+    def encode(self, items: Sequence[Any], /) -> FloatVectors:
+        """Cells of prepared images (n, grid * grid * C): the rows of the grid from the top, each from the left."""
+        import torch
+
+        cells = torch.nn.functional.adaptive_avg_pool2d(self.encoder.maps(items).float(), self.grid)
+        return _numpy(cells.flatten(2).transpose(1, 2).flatten(1))
+
+
+def as_map(features: Tensor) -> Tensor:
+    """Feature maps (n, C, H, W) as they are; tokens (n, T, C) as a square map, without class and register tokens.
+
+    >>> import torch
+    >>> as_map(torch.zeros(2, 1 + 4 + 16, 8)).shape
+    torch.Size([2, 8, 4, 4])
+    """
+    if features.dim() == 4:
+        return features
+    side = math.isqrt(features.shape[1])
+    patches = features[:, features.shape[1] - side * side :]
+    return patches.transpose(1, 2).reshape(len(patches), -1, side, side)
 
 
 class TransformersTexts:
@@ -237,6 +380,17 @@ class OpenClipImages:
         with torch.inference_mode():
             pixels = torch.stack(list(items)).to(next(self._network.parameters()).device)
             return _numpy(self._network.encode_image(pixels, normalize=True))
+
+    def maps(self, items: Sequence[Any], /) -> Tensor:
+        import torch
+
+        with torch.inference_mode():
+            pixels = torch.stack(list(items)).to(next(self._network.parameters()).device)
+            found = self._network.visual.forward_intermediates(
+                pixels, indices=1, intermediates_only=True, normalize_intermediates=True, output_fmt="NCHW"
+            )
+            features: Tensor = found["image_intermediates"][-1]
+            return features
 
 
 class OpenClipTexts:

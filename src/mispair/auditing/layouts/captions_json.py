@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -105,6 +105,12 @@ class KarpathyCaptions(_CaptionsFile):
                 self._rows.append((number, sentence))
                 records.append((_text(sentence.get("sentid")), name, _text(sentence.get("raw"))))
         super().__init__(path, content, records, images)
+
+    @property
+    def splits(self) -> Sequence[str] | None:
+        if not all(isinstance(image.get("split"), str) for image in self._images):
+            return None
+        return [self._images[number]["split"] for number, _ in self._rows]
 
     def write(self, edits: Edits, out: Path) -> None:
         rows = edits.rows

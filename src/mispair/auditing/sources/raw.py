@@ -22,6 +22,7 @@ from mispair.errors import DataError
 from mispair.support.files import Json, read_regular
 from mispair.support.formatting import plain
 
+SPLIT = "split"  # column of a table
 _PROBED = 1000  # image files that must not all be missing, before hours are spent on the wrong folder
 
 
@@ -59,6 +60,15 @@ class RawPairs(Layout, ABC):
     def table(self) -> Table | None:
         """The table that the rows are in; None where they are in none."""
         return None
+
+    @property
+    def splits(self) -> Sequence[str] | None:
+        """The split of each row, such as train or val; None where the data set has none."""
+        table = self.table
+        column = None if table is None else next((name for name in table.columns if name.lower() == SPLIT), None)
+        if table is None or column is None:
+            return None
+        return [value for batch in table.batches([column]) for value in batch[0].to_pylist()]
 
     def __len__(self) -> int:
         return len(self.captions)

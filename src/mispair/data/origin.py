@@ -1,0 +1,88 @@
+"""How the features of a data set were made from image files and texts, so that new ones can be made alike.
+
+`mispair encode` writes it beside them: names in `encode.json`, the projection of region features in `basis.npz`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from mispair.errors import DataError
+from mispair.support.files import read_json, replacing
+
+MARK, BASIS = "encode.json", "basis.npz"
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Projection:
+    """Brings vectors (n, C) to K numbers: `(x - mean) @ basis`."""
+
+    mean: Floats  # (C,)
+    basis: Floats  # (C, K)
+
+    def __call__(self, vectors: npt.NDArray[np.floating]) -> Floats:
+        return np.asarray((vectors.astype(np.float32) - self.mean) @ self.basis, dtype=np.float32)
+
+    def fingerprint(self) -> str:
+        return hashlib.sha256(self.mean.tobytes() + self.basis.tobytes()).hexdigest()
+
+    def save(self, path: Path) -> None:
+        with replacing(path) as file:
+            np.savez(file, region_mean=self.mean, region_basis=self.basis)
+
+    @classmethod
+    def load(cls, path: Path) -> Projection:
+        """
+        Raises:
+            DataError: It is no such file.
+        """
+        try:
+            with np.load(path, allow_pickle=False) as found:
+                mean, basis = (np.asarray(found[f"region_{name}"], dtype=np.float32) for name in ("mean", "basis"))
+        except (OSError, ValueError, KeyError, EOFError) as error:
+            raise DataError(
+                f"{path}: no projection can be read here ({error}); expected an .npz with region_mean (C,) and "
+                "region_basis (C, K), as `mispair encode --pca` writes it."
+            ) from None
+        if mean.ndim != 1 or basis.ndim != 2 or len(mean) != len(basis) or not basis.shape[1]:
+            raise DataError(
+                f"{path}: region_mean has the shape {mean.shape} and region_basis {basis.shape}; expected (C,) and "
+                "(C, K)."
+            )
+        return cls(mean, basis)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Encoders of both sides.
+
+    Attributes:
+        image_model: Encoder of the images.
+        text_model: Encoder of the texts; None where a model reads their words.
+        grid: Cells a side of the grid of regions; None where an image is one vector.
+        projection: Of each region; None where they are as the encoder made them.
+    """
+
+    image_model: str
+    text_model: str | None = None
+    grid: int | None = None
+    projection: Projection | None = None
+
+    @classmethod
+    def read(cls, folder: Path) -> Origin | None:
+        """The origin of the features in a folder; None where it is not known."""
+        found = read_json(folder / MARK)
+        request = found.get("request") if isinstance(found, dict) else None
+        if not isinstance(request, dict):
+            return None
+        image, text, grid = (request.get(name) for name in ("image model", "text model", "grid"))
+        if not isinstance(image, str) or not isinstance(text, str | None) or not isinstance(grid, int | None):
+            return None
+        projected = (folder / BASIS).is_file()
+        return cls(image, text, grid, Projection.load(folder / BASIS) if projected else None)

@@ -52,6 +52,10 @@ GPU_WORKERS = 4  # enough to read while others compute
 MAX_SUGGESTED = 10_000  # flagged pairs that get suggestions, the lowest match scores first
 FEW_PAIRS = 1000  # below, a note warns that the scores are uncertain
 ITEMS, JUDGE = "items.npz", "judge.safetensors"
+COMMON_SPACE = (
+    "The two sides are equally wide, and pairs have higher cosines than shuffled ones: their encoders seem to share a "
+    "space, as those of CLIP do, so their cosine counts as well (as with --joint)."
+)
 UNKNOWN = np.float32(0.5)  # match score of a pair that cannot be read
 
 
@@ -209,7 +213,7 @@ def audit(
         text_model: Encoder of the captions.
         cache: Folder of encodings; by default MISPAIR_CACHE, or that of the user.
         vectors: Which vectors of a DataComp folder: l14 (the default) or b32.
-        joint: Whether the vectors come from encoders with a common space, such as CLIP.
+        joint: Whether the vectors come from encoders with a common space, such as CLIP; it is noticed where it shows.
         checked: Pairs that a person has checked: id, and whether it matches.
         flag_below: Match score below which pairs are flagged; 0.5 by default.
         keep_best: Instead, the share of the pairs that shall not be flagged: 0.8 or "80%".
@@ -275,6 +279,8 @@ def audit_source(
         show.end()
     readable = measured.status == READABLE
     notes = (*_notes(judge, int(readable.sum()), len(flagged)), *_shared_notes(items, readable))
+    if judge.joint and not (settings.joint or source.joint):
+        notes = (COMMON_SPACE, *notes)
     stages = show.stages
     return Audit(
         source,

@@ -43,6 +43,7 @@ REASONS = {
     "neighbours": "items like these have other partners",
     "rank": "seen from trusted pairs the two are in different places",
     "joint": "their encoders see no likeness",
+    "joint_contrast": "their encoders see more likeness to other items",
     "networks": "the run's networks prefer other partners for either side",
 }
 SIBLINGS = "the other partners of its left item say something else"

@@ -25,7 +25,7 @@ from mispair.auditing.scoring.judge import (
     neighbours_partners,
     separation,
 )
-from mispair.auditing.scoring.measures import Bank, names
+from mispair.auditing.scoring.measures import Bank
 from mispair.data.pairs import IntArray
 from mispair.errors import DataError
 from mispair.functional.logistic import FloatArray, probability
@@ -105,19 +105,6 @@ def test_separation_of_what_lies_apart() -> None:
     assert separation(high, low) == 1
     assert separation(low, high) == 0
     assert separation(low, low) == 0.5
-
-
-def test_a_joint_model_is_one_more_measure_that_helps() -> None:
-    rng = np.random.default_rng(0)
-    pairs = made_pairs(200, 0.3, widths=(16, 16), noise=1.2)
-    z = rng.standard_normal((200, 16)).astype(np.float32)
-    moved = np.where(pairs.mismatched, np.roll(np.arange(200), 7), np.arange(200))
-    left, right = z + 0.5 * pairs.left, z[moved] + 0.5 * pairs.right
-    pairs = replace(pairs, left=left, right=right)
-    plain, joint = learned(pairs), learned(pairs, joint=True)
-    assert plain.names == names(joint=False)
-    assert joint.names == names(joint=True)
-    assert quality(scores(joint, pairs), pairs.mismatched) > quality(scores(plain, pairs), pairs.mismatched)
 
 
 # ---------------------------------------------------------------------- the same every time

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -109,9 +111,22 @@ def test_a_joint_model_adds_its_cosine() -> None:
     assert found[:, COLUMN["joint"]] == pytest.approx(expected, abs=1e-5)
 
 
+def test_the_contrast_of_a_joint_model() -> None:
+    """negCLIPLoss, one exponential at a time."""
+    _, bank, left, right, found = measured(40, joint=True)
+    bank_left, bank_right = bank.left.double().numpy(), bank.right.double().numpy()
+    strangers = [cosine(bank_left[i], bank_right[i - 1]) for i in range(40)]
+    t = 0.25 * math.sqrt(sum((one - sum(strangers) / 40) ** 2 for one in strangers) / 40)
+    for pair in range(len(left)):
+        to_right = sum(math.exp(cosine(left[pair], other) / t) for other in bank_right) / 40
+        to_left = sum(math.exp(cosine(right[pair], other) / t) for other in bank_left) / 40
+        expected = cosine(left[pair], right[pair]) - t / 2 * (math.log(to_right) + math.log(to_left))
+        assert found[pair, COLUMN["joint_contrast"]] == pytest.approx(expected, abs=1e-5)
+
+
 def test_names_go_with_the_columns() -> None:
     assert names(joint=False) == ["contrast", "evidence", "similarity", "neighbours", "rank"]
-    assert names(joint=True) == [*names(joint=False), "joint"]
+    assert names(joint=True) == [*names(joint=False), "joint", "joint_contrast"]
     assert names(joint=True, networks=True) == [*names(joint=True), "networks"] == list(measures.MEANINGS)
     assert measured(40)[-1].shape[1] == len(names(joint=False))
 

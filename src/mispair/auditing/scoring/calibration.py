@@ -118,6 +118,11 @@ def match_probability(observed: FloatArray, shuffled: FloatArray, rate: float) -
     return np.clip(1 - rate / np.maximum(density, 1e-12), 0, 1)
 
 
+def trust(observed: FloatArray, shuffled: FloatArray) -> FloatArray:
+    """Probability that each observed pair matches, by one score."""
+    return match_probability(observed, shuffled, noise_rate(observed, shuffled))
+
+
 @dataclass(frozen=True)
 class Combination:
     """From measures to one score, the log odds that a pair matches, and a probability."""

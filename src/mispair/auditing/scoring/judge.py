@@ -18,6 +18,7 @@ from mispair.auditing.scoring import calibration, measures
 from mispair.auditing.scoring.calibration import Combination
 from mispair.auditing.scoring.common_space import CommonSpace, CommonSpaceFitter, product
 from mispair.auditing.scoring.folds import FOLDS, NEAR, random_keys, shuffled, strangers
+from mispair.auditing.scoring.joint import normalised_cosines, share_a_space
 from mispair.auditing.scoring.measures import BANK, Bank, learned, make_bank, measure, measure_items
 from mispair.auditing.scoring.refinement import refined
 from mispair.auditing.sources.source import NetworkScore
@@ -36,6 +37,7 @@ LONGEST = 10  # times the median length; longer vectors do not count for the mea
 TIE = 0.1  # separations of n pairs this close, over the root of n, are equal: then the more regularised space is taken
 AT_ONCE, GPU_TIMES = 2048, 4  # pairs measured at a time; so many times more on a GPU
 LEAST_TRUST = 1e-3
+LEAST_WEIGHT = 1e-3  # of a score that observed pairs have no more of than shuffled ones
 LEAST_GROUPS = 20  # below, hardly any shuffled pair has two of them in the same fold
 CLOSE_BY = 10  # nearest neighbours whose partner is tried
 
@@ -208,15 +210,17 @@ def learn(
         fold: (n,) fold of each pair.
         groups: (n,) pairs of one group share an item, directly or through others.
         items: (n,) left and right item of each pair; those that have the same one are no mismatched pair together.
-        joint: Whether both sides come from encoders with a common space.
+        joint: Whether both sides come from encoders with a common space; if they seem to, they are taken for such.
         checked: (n,) 1 for pairs that a person has found matched, 0 for mismatched, NaN for all others.
         network_score: Scores any left and right items of these pairs by the networks of a run.
 
     Raises:
         DataError: There are too few groups.
     """
+    joint = joint or share_a_space(left, right, fold, groups, *items)
     transforms = SideTransform.both(left, right, joint=joint)
-    sample = Sample.of(transforms[0](left), transforms[1](right), fold, groups, *items)
+    first = joint and network_score is None  # the networks of a run may have memorised mismatched pairs
+    sample = Sample.of(transforms[0](left), transforms[1](right), fold, groups, *items, joint=first)
     widths = min(left.shape[1], WIDEST), min(right.shape[1], WIDEST)
     fitter = CommonSpaceFitter(sample.x, sample.y, sample.fold, widths)
     last = _refined_round(sample, _fit_rounds(sample, fitter, checked))
@@ -241,9 +245,12 @@ class Sample:
     fold: npt.NDArray[np.uint8]  # (n,)
     shuffled: IntArray  # (w,) rows whose left items have ...
     partner: IntArray  # (w,) ... the right items of these rows in a shuffled pair
+    cosines: tuple[FloatArray, FloatArray] | None  # (n,) of pairs and (w,) of shuffled ones, in a space of both sides
 
     @classmethod
-    def of(cls, x: Tensor, y: Tensor, fold: npt.NDArray[np.uint8], groups: IntArray, *items: IntArray) -> Sample:
+    def of(
+        cls, x: Tensor, y: Tensor, fold: npt.NDArray[np.uint8], groups: IntArray, *items: IntArray, joint: bool = False
+    ) -> Sample:
         partner = shuffled(fold, groups, *items)
         rows, different = np.flatnonzero(partner >= 0), len(np.unique(groups))
         if min(different, len(rows)) < LEAST_GROUPS:
@@ -252,13 +259,18 @@ class Sample:
                 "size, as mismatched pairs are simulated with items of different groups. A group is what shares "
                 "an item: make them smaller, or give none."
             )
-        return cls(x, y, fold, rows, partner[rows])
+        cosines = normalised_cosines(x, y, rows, partner[rows]) if joint else None
+        return cls(x, y, fold, rows, partner[rows], cosines)
+
+    def first_trust(self) -> FloatArray:
+        """(n,) probability that each pair matches, before anything is learned."""
+        return np.ones(len(self.x)) if self.cosines is None else calibration.trust(*self.cosines)
 
 
 def _fit_rounds(sample: Sample, fitter: CommonSpaceFitter, checked: FloatArray | None) -> FitRound:
     """A first round, one for each regularisation, and a last one with the one that separates best."""
     fit = partial(_fit_round, sample, fitter, checked)
-    first = fit(np.ones(len(sample.x)), FIRST)
+    first = fit(sample.first_trust(), FIRST)
     regularisations = [*REGULARISATIONS, STRONGER] if len(sample.x) < FEW_PAIRS else REGULARISATIONS
     rounds = [fit(first.trust(), regularisation) for regularisation in regularisations]
     enough = max(one.separation for one in rounds) - TIE / math.sqrt(len(sample.x))
@@ -285,7 +297,7 @@ def _fit_round(
     banks = [_bank(space, number, x, y, fold, trust) for number, space in enumerate(spaces)]
     observed = by_fold(spaces, banks, x, y, fold, learned)
     null = by_fold(spaces, banks, x[shuffled], y[sample.partner], fold[shuffled], learned)
-    return FitRound(spaces, banks, *_first_guess(observed, null))
+    return FitRound(spaces, banks, *_first_guess(observed, null)).beside(sample.cosines)
 
 
 def _measures(
@@ -329,8 +341,22 @@ class FitRound:
 
     def trust(self) -> FloatArray:
         """Probability that each observed pair matches."""
-        rate = calibration.noise_rate(self.observed, self.null)
-        return calibration.match_probability(self.observed, self.null, rate)
+        return calibration.trust(self.observed, self.null)
+
+    def beside(self, others: tuple[FloatArray, FloatArray] | None) -> FitRound:
+        """The same with other scores of observed and shuffled pairs added.
+
+        Both scores count as much as they are higher for observed pairs, in units of their spread over shuffled ones.
+        """
+        if others is None:
+            return self
+        observed, null = np.zeros_like(self.observed), np.zeros_like(self.null)
+        for own, strange in ((self.observed, self.null), others):
+            centre, spread = strange.mean(), strange.std() + 1e-9
+            weight = max(float((own.mean() - centre) / spread), LEAST_WEIGHT)
+            observed += weight * (own - centre) / spread
+            null += weight * (strange - centre) / spread
+        return replace(self, observed=observed, null=null)
 
 
 def _first_guess(observed: npt.NDArray[np.float32], null: npt.NDArray[np.float32]) -> tuple[FloatArray, FloatArray]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from mispair.auditing.scoring.common_space import CommonSpace
+from mispair.auditing.scoring.joint import normalised_cosine
 from mispair.functional.rank_correlation import standard_ranks
 
 BANK = 1024  # pairs that others are compared with
@@ -25,6 +26,7 @@ MEANINGS = {
     "neighbours": "Whether items like the left one have partners like the right one, and the other way round.",
     "rank": "Rank correlation of their distances to trusted pairs, in the spaces they came in.",
     "joint": "The cosine of the two in the space that their encoders share.",
+    "joint_contrast": "How much that cosine is above those of either item with others.",
     "networks": "How much better the networks of the run score the two than the best rivals of either.",
 }
 
@@ -89,6 +91,7 @@ def measure_items(
     ]
     if joint:
         columns.append((left[lefts] * right[rights]).sum(1))
+        columns.append(normalised_cosine(left, right, bank.left, bank.right, lefts, rights))
     return torch.column_stack(columns)
 
 
@@ -116,7 +119,7 @@ def rivals(items: Tensor, others: Tensor) -> Tensor:
 
 def names(*, joint: bool, networks: bool = False) -> list[str]:
     """Names of the measures, in their order."""
-    given = {"joint": joint, "networks": networks}
+    given = {"joint": joint, "joint_contrast": joint, "networks": networks}
     return [name for name in MEANINGS if given.get(name, True)]
 
 

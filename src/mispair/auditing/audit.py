@@ -208,7 +208,8 @@ def audit(
         image_column: Column of images, if its name is not a usual one.
         caption_column: Column of captions, likewise.
         id_column: Column of ids, likewise.
-        encoder: One encoder with a common space for both sides, such as open_clip:MODEL/WEIGHTS.
+        encoder: One encoder with a common space for both sides: open_clip:MODEL/WEIGHTS, or transformers:FOLDER of a
+            CLIP or SigLIP.
         image_model: Encoder of the images.
         text_model: Encoder of the captions.
         cache: Folder of encodings; by default MISPAIR_CACHE, or that of the user.

@@ -68,7 +68,8 @@ def audit(
         image_column: Column of images, if its name is not a usual one; its number in a table without a header.
         caption_column: Column of captions, likewise.
         id_column: Column of ids, likewise.
-        encoder: One encoder with a common space for both sides: open_clip:MODEL/WEIGHTS.
+        encoder: One encoder with a common space for both sides: open_clip:MODEL/WEIGHTS, or transformers:FOLDER of a
+            CLIP or SigLIP.
         image_model: Encoder of the images: efficientnet-lite0, or open_clip:MODEL/WEIGHTS.
         text_model: Encoder of the captions: all-minilm-l6-v2, transformers:NAME_OR_FOLDER, or open_clip:MODEL/WEIGHTS.
         cache: Folder of encodings; by default MISPAIR_CACHE, or that of the user.

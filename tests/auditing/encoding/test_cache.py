@@ -69,7 +69,11 @@ def test_places(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_other_weights_of_the_same_name_are_another_encoder(tmp_path: Path) -> None:
     assert identity("efficientnet-lite0") == "efficientnet-lite0"
     (tmp_path / "model.bin").write_bytes(b"one")
-    for name in (f"transformers:{tmp_path}", f"open_clip:ViT-B-32/{tmp_path}/model.bin"):
+    for name in (
+        f"transformers:{tmp_path}",
+        f"open_clip:ViT-B-32/{tmp_path}/model.bin",
+        f"open_clip:local-dir:{tmp_path}",
+    ):
         before = identity(name)
         assert before.startswith(name)
         (tmp_path / "model.bin").write_bytes((tmp_path / "model.bin").read_bytes() + b"more")

@@ -113,10 +113,10 @@ class FakeClip(nn.Module):
 
 
 def test_open_clip(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[tuple[str, str]] = []
+    made: list[tuple[str, str | None]] = []
 
-    def create(model: str, pretrained: str, device: torch.device) -> tuple[nn.Module, Any, Any]:
-        if model != "ViT":
+    def create(model: str, pretrained: str | None, device: torch.device) -> tuple[nn.Module, Any, Any]:
+        if model not in ("ViT", "local-dir:a/b"):
             raise RuntimeError("Model config not found.\nAvailable: ViT")
         made.append((model, pretrained))
         return FakeClip().to(device), None, lambda image: torch.from_numpy(np.array(image)).permute(2, 0, 1) / 255
@@ -133,6 +133,8 @@ def test_open_clip(monkeypatch: pytest.MonkeyPatch) -> None:
         prepared = [images.prepare(Image.new("RGB", (4, 4), colour)) for colour in (RED, (0, 0, 255))]
         assert images.encode(prepared).tolist() == [[1, 0, 0], [0, 0, 1]]
         np.testing.assert_allclose(np.linalg.norm(texts.encode(["a", "bbb"]), axis=1), 1, rtol=1e-6)
+        assert text_encoder("open_clip:local-dir:a/b", "cpu").width == 2
+        assert made[1:] == [("local-dir:a/b", None)]
         with pytest.raises(ConfigError, match=r"cannot be loaded \(RuntimeError: Model config not found\)") as caught:
             image_encoder("open_clip:Other/x", "cpu")
         assert "\n" not in str(caught.value)
@@ -214,3 +216,33 @@ def test_vision_networks_of_transformers_have_a_map(tmp_path: Path, kind: str) -
     np.testing.assert_allclose(encoder.encode(items), encoder.maps(items).mean(dim=(2, 3)), atol=1e-5)
     cells = GridEncoder(encoder, 2).encode(items).reshape(2, 4, 16)
     np.testing.assert_allclose(cells.mean(axis=1), encoder.encode(items), atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["CLIP", "Siglip"])
+def test_both_sides_of_a_joint_model_of_transformers(tmp_path: Path, kind: str) -> None:
+    transformers = pytest.importorskip("transformers")
+    letters = [chr(letter) for letter in range(ord("a"), ord("z") + 1)]
+    words = [*letters, *(f"{letter}</w>" for letter in letters), "<|startoftext|>", "<|endoftext|>"]
+    tokenizer = transformers.CLIPTokenizer(vocab={word: number for number, word in enumerate(words)}, merges=[])
+    tokenizer.save_pretrained(tmp_path)
+    layers = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    text = {**layers, "vocab_size": len(words), "max_position_embeddings": 12, "eos_token_id": len(words) - 1}
+    config = getattr(transformers, f"{kind}Config")(
+        text_config=text | {"projection_size": 16},
+        vision_config={**layers, "image_size": 16, "patch_size": 8},
+        **({"projection_dim": 6} if kind == "CLIP" else {}),
+    )
+    network = getattr(transformers, f"{kind}Model")(config).eval()
+    network.save_pretrained(tmp_path)
+    transformers.ViTImageProcessor(size={"height": 16, "width": 16}).save_pretrained(tmp_path)
+    name = f"transformers:{tmp_path}"
+    images, texts = image_encoder(name, "cpu"), text_encoder(name, "cpu")
+    assert images.width == texts.width == (6 if kind == "CLIP" else 16)
+    captions = ["a dog", "a very long caption of more letters than there are places"]
+    prepared = [images.prepare(Image.new("RGB", (20, 30), colour)) for colour in (RED, WHITE)]
+    with torch.no_grad():  # as the whole network has them, for its own logits
+        tokens = tokenizer(captions, padding="max_length", truncation=True, max_length=12, return_tensors="pt")
+        tokens = tokens if kind == "CLIP" else {"input_ids": tokens["input_ids"]}
+        whole = network(pixel_values=torch.stack(prepared), **tokens)
+    np.testing.assert_allclose(images.encode(prepared), whole.image_embeds.numpy(), atol=1e-5)
+    np.testing.assert_allclose(texts.encode(captions), whole.text_embeds.numpy(), atol=1e-5)

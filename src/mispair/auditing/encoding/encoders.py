@@ -121,7 +121,8 @@ def text_encoder(name: str = TEXT_MODEL, device: str = "auto") -> TextEncoder:
 def identity(name: str) -> str:
     """The name of an encoder, and the state of its files where it is one: other weights make other vectors."""
     which = name.partition(":")[2]
-    places = [Path(part) for part in (which, which.partition("/")[2]) if part and Path(part).exists()]
+    parts = which, which.partition("/")[2], which.removeprefix("local-dir:")
+    places = [Path(part) for part in dict.fromkeys(parts) if part and Path(part).exists()]
     files = [file for place in places for file in (sorted(place.rglob("*")) if place.is_dir() else [place])]
     return f"{name} {digest(files)}" if files else name
 
@@ -266,10 +267,20 @@ class TransformersImages(_MeanOfMap):
         transformers.utils.logging.disable_progress_bar()
         # Code that lies beside the weights is never run.
         processor = _made(name, lambda: transformers.AutoImageProcessor.from_pretrained(which, trust_remote_code=False))
-        network = _made(name, lambda: transformers.AutoModel.from_pretrained(which, trust_remote_code=False))
-        self._network = getattr(network, "vision_model", network).eval().to(self._device)
+        network = _transformers(name, which, self._device)
+        self._network = getattr(network, "vision_model", network)
+        self._joint = getattr(network, "get_image_features", None)
         self._transform = lambda image: processor(images=image, return_tensors="pt")["pixel_values"][0]
         self.width: int = self._find_width()
+
+    def encode(self, items: Sequence[Any], /) -> FloatVectors:
+        """The mean of the map; of a network for images and texts, such as CLIP, the vector that texts have too."""
+        if self._joint is None:
+            return super().encode(items)
+        import torch
+
+        with torch.inference_mode():
+            return _joint_vectors(self._joint(pixel_values=torch.stack(list(items)).to(self._device)))
 
     def _features(self, pixels: Tensor) -> Tensor:
         found: Tensor = self._network(pixel_values=pixels).last_hidden_state
@@ -329,7 +340,10 @@ def as_map(features: Tensor) -> Tensor:
 
 
 class TransformersTexts:
-    """A text encoder of transformers: mean of the last layer over the real tokens, of unit length."""
+    """A text encoder of transformers: mean of the last layer over the real tokens, of unit length.
+
+    Of a network for images and texts, such as CLIP or SigLIP, the vector that images have too.
+    """
 
     def __init__(self, name: str, source: str, device: str = "auto") -> None:
         transformers = _module("transformers", name, _EXTRA)
@@ -342,9 +356,11 @@ class TransformersTexts:
         self._tokenizer = _made(
             name, lambda: transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
         )
-        self._network = _made(name, lambda: transformers.AutoModel.from_pretrained(source, trust_remote_code=False))
-        self._network.eval().to(self._device)
-        places = getattr(self._network.config, "max_position_embeddings", None) or _LONGEST
+        self._network = _transformers(name, source, self._device)
+        self._joint = getattr(self._network, "get_text_features", None)
+        settings = self._network.config
+        self._is_siglip = str(settings.model_type).startswith("siglip")  # was trained with texts of one length
+        places = getattr(getattr(settings, "text_config", settings), "max_position_embeddings", None) or _LONGEST
         self._longest = min(_LONGEST, self._tokenizer.model_max_length, places)
         self._tokenizer.pad_token = self._tokenizer.pad_token or self._tokenizer.eos_token
         self.width: int = _made(name, lambda: self.encode(["a text"]).shape[1])
@@ -353,12 +369,31 @@ class TransformersTexts:
         import torch
 
         with torch.inference_mode():
+            padding = "max_length" if self._is_siglip else True
             tokens = self._tokenizer(
-                list(items), padding=True, truncation=True, max_length=self._longest, return_tensors="pt"
+                list(items), padding=padding, truncation=True, max_length=self._longest, return_tensors="pt"
             ).to(self._device)
+            if self._joint is not None:
+                mask = {} if self._is_siglip else {"attention_mask": tokens["attention_mask"]}
+                return _joint_vectors(self._joint(input_ids=tokens["input_ids"], **mask))
             states = self._network(**tokens).last_hidden_state.float()
             real = tokens["attention_mask"][:, :, None].float()
             return _numpy(torch.nn.functional.normalize((states * real).sum(dim=1) / real.sum(dim=1), dim=1))
+
+
+@lru_cache(maxsize=1)  # both sides of one model share its weights
+def _transformers(name: str, source: str, device: torch.device) -> Any:
+    """A network of transformers."""
+    transformers = _module("transformers", name, _EXTRA)
+    network = _made(name, lambda: transformers.AutoModel.from_pretrained(source, trust_remote_code=False))
+    return network.eval().to(device)
+
+
+def _joint_vectors(found: Any) -> FloatVectors:
+    """What `get_image_features` and `get_text_features` return, of unit length; older versions return the tensor."""
+    from torch.nn.functional import normalize
+
+    return _numpy(normalize(getattr(found, "pooler_output", found).float(), dim=1))
 
 
 class OpenClipImages:
@@ -412,10 +447,12 @@ class OpenClipTexts:
 @lru_cache(maxsize=1)  # both sides of one model share its weights
 def _open_clip(name: str, which: str, device: str) -> tuple[Any, Any, Any]:
     """Network, transform of images, and tokenizer."""
-    model, _, weights = which.partition("/")
-    if not (model and weights):  # without weights open_clip would make a network of random numbers
+    whole = which.startswith(("hf-hub:", "local-dir:"))  # these names mean a model with its weights
+    model, _, weights = (which, "", None) if whole else which.partition("/")
+    if not (model and (weights or whole)):  # without weights open_clip would make a network of random numbers
         raise ConfigError(
-            f'"{name}" names no weights; write open_clip:MODEL/WEIGHTS, as in open_clip:ViT-B-32/laion2b_s34b_b79k.'
+            f'"{name}" names no weights; write open_clip:MODEL/WEIGHTS, as in open_clip:ViT-B-32/laion2b_s34b_b79k or '
+            "open_clip:ViT-B-32/weights.safetensors, or open_clip:local-dir:FOLDER."
         )
     open_clip = _module("open_clip", name, _OPEN_CLIP)
     from mispair.compute.devices import pick_device

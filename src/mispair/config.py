@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, TypeVar, cast, dataclass_transform, 
 
 import pydantic
 import tomli_w
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from mispair.errors import ConfigError
 from mispair.support.validation import sentences
@@ -25,11 +25,25 @@ from mispair.support.validation import sentences
 NoiseKind = Literal["caption", "image", "near", "group"]
 C = TypeVar("C")
 
-Count = Annotated[int, Field(ge=1)]
+_LARGEST = 2**31 - 1
+Natural = Annotated[int, Field(ge=0, le=_LARGEST)]
+Seed = Annotated[int, Field(ge=0, lt=2**63)]
+Count = Annotated[int, Field(ge=1, le=_LARGEST)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 BelowOne = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
+
+
+def _writable(text: str) -> str:
+    if "\0" in text or any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise ValueError(
+            f"the name {text!r} has a NUL or bytes that are not UTF-8, which no recipe can hold; rename it"
+        )
+    return text
+
+
+Name = Annotated[str, AfterValidator(_writable)]
 
 
 @dataclass_transform(frozen_default=True)
@@ -57,7 +71,7 @@ class SgrafSettings:
     """Width of SGR's and SAF's similarity vectors."""
     graph_steps: Count = 3
     """Layers of SGR's graph reasoning."""
-    score_hidden: Annotated[int, Field(ge=0)] = 0
+    score_hidden: Natural = 0
     """Width of a hidden layer before SGR's and SAF's score; MSCN sets it to 64, 0 is none."""
 
 
@@ -173,7 +187,7 @@ class MendSettings:
     """Temperature of the softmax over the scores of a batch."""
     filter_top: Count = 4
     """A trusted pair counts as a match while fewer than so many others of a random batch score higher."""
-    flagged_size: Annotated[int, Field(ge=0)] = 32
+    flagged_size: Natural = 32
     """Flagged pairs that go with each batch of trusted ones."""
     flagged_weight: NotNegative = 0.3
     """Weight of a flagged item with its soft partner."""
@@ -183,19 +197,19 @@ class MendSettings:
 class Config:
     """A training run. Every setting is a flag of `mispair train` and a key of a recipe."""
 
-    data: str = "shapes"
+    data: Name = "shapes"
     """Folder of the data set, or the word "shapes" for the built-in one."""
-    method: str = "plain"
+    method: Name = "plain"
     """How to train: see docs/methods.md."""
     model: Literal["vse", "sgr", "saf", "scan", "two-tower"] = "vse"
     """vse: one vector a side (VSE-inf); sgr, saf: similarity graph or filter; scan: attention; two-tower: vectors."""
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Seed = 0
     """Start of every random number: initial weights, order of the pairs, dropout, injected noise."""
-    device: str = "auto"
+    device: Name = "auto"
     """auto, cpu, cuda, cuda:1 or mps."""
     precision: Literal["auto", "float32", "bf16"] = "auto"
     """auto: bf16 on CUDA, float32 elsewhere. Scores, losses and the last layer are float32 in any case."""
-    vocab: str | None = None
+    vocab: Name | None = None
     """Vocabulary file (SCAN JSON). Without it the one beside the data is used, or one is built."""
     dev_protocol: Literal["full", "ncr"] = "full"
     """full: validate on up to 1,000 images; ncr: on the 200 images that NCR, BiCro and MSCN really use."""
@@ -205,9 +219,9 @@ class Config:
     """Share of the training pairs to mismatch on purpose."""
     noise_kind: NoiseKind = "caption"
     """caption: each on its own (NCR); image: all of an image (DECL); near: between like images; group: whole groups."""
-    noise_file: str | None = None
+    noise_file: Name | None = None
     """Noise index to use; written there first if the file does not exist."""
-    noise_seed: Annotated[int, Field(ge=0)] | None = None
+    noise_seed: Seed | None = None
     """Seed of the injected noise; the run's seed when not given."""
     embed_size: Count = 1024
     """Width of the common space."""
@@ -215,11 +229,11 @@ class Config:
     """Width of a word's embedding."""
     dropout: BelowOne = 0.4
     """SGR, SAF: dropout on word embeddings and in the attention that pools them; two-tower: on its hidden layer."""
-    batch_size: Annotated[int, Field(ge=2)] = 128
+    batch_size: Annotated[int, Field(ge=2, le=_LARGEST)] = 128
     """Pairs a step; the other pairs of a batch are the negatives."""
-    warmup_epochs: Annotated[int, Field(ge=0)] = 1
+    warmup_epochs: Natural = 1
     """Epochs with the mean over all negatives, before the main epochs."""
-    epochs: Annotated[int, Field(ge=0)] = 20
+    epochs: Natural = 20
     """Main epochs, after the warm-up."""
     lr: Positive = 2e-4
     """Learning rate of Adam."""
@@ -235,7 +249,7 @@ class Config:
     """The loss of an anchor is the mean over its n hardest negatives: n after the warm-up."""
     negatives_end: Count = 4
     """n at the end of the hardening; the paper's 1 collapses SGR on small data sets."""
-    hardening_steps: Annotated[int, Field(ge=0)] = 1000
+    hardening_steps: Natural = 1000
     """Steps of the main epochs over which n shrinks, halving at a constant pace."""
     mask_false_negatives: bool = True
     """Leave out negatives that share the image of the pair (another caption of the same image)."""

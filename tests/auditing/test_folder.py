@@ -25,6 +25,7 @@ from mispair.auditing.output_files import AUDIT
 from mispair.auditing.sources.source import open_source
 from mispair.cli.main import main
 from mispair.data.shapes import dataset
+from mispair.errors import DataError
 from mispair.support.owned_folder import OwnedFolder, read_mark
 
 pytest.importorskip("pyarrow")
@@ -213,8 +214,22 @@ def test_an_audit_that_is_killed_while_it_writes_goes_on(place: Path, monkeypatc
     assert sorted(path.name for path in place.iterdir()) == ["audit", "checked.csv", "clean", "in", "out"]
 
 
-@pytest.mark.parametrize("content", ["{", "[1, 2]", '{"pairs": "many"}'])
-def test_a_damaged_summary_is_refused(place: Path, capsys: Capture, content: str) -> None:
-    (place / "audit/summary.json").write_text(content)
-    assert audit("in") == 2
-    assert "audit/summary.json: the summary cannot be read" in capsys.readouterr().err
+@pytest.mark.parametrize("name", ["summary.json", "pairs.parquet", "suggestions.parquet"])
+def test_a_damaged_file_is_named(place: Path, capsys: Capture, name: str) -> None:
+    path = place / "audit" / name
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)
+    for flags in ([], ["--clean", "clean"], ["--for", "label-studio"]):
+        assert audit("in", *flags) == 2
+        assert f"audit/{name}: the file is not as it was written" in capsys.readouterr().err
+    assert main(["export", "audit", "--to", "mended"]) == 2
+    assert f"audit/{name}: the file is not as it was written" in capsys.readouterr().err
+    assert not (place / "clean").exists()
+
+
+@pytest.mark.parametrize("content", ["{", "[1, 2]", '{"pairs": "many"}', "[" * 100_000])
+def test_a_damaged_summary_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "summary.json").write_text(content)
+    with pytest.raises(DataError, match="the summary cannot be read"):
+        AuditSummary.read(tmp_path / "summary.json")

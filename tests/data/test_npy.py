@@ -42,14 +42,31 @@ def test_vectors_may_be_quantised(tmp_path: Path) -> None:
         (b"PK\x03\x04zip", "npz archive"),
         (b"\x80\x04pickle", "Python pickle"),
         (b"version https://git-lfs.github.com/spec/v1\n", "Git LFS pointer"),
-        (b"\x93NUMPY\x01\x00\x08\x00rubbish!", "header of the file is damaged"),
-        (b"\x93NUMPY\x09\x00\x08\x00rubbish!", "header of the file is damaged"),
-        (b"\x93NUMPY", "header of the file is damaged"),
+        (b"\x93NUMPY\x01\x00\x08\x00rubbish!", "header of the array is damaged"),
+        (b"\x93NUMPY\x09\x00\x08\x00rubbish!", "header of the array is damaged"),
+        (b"\x93NUMPY", "header of the array is damaged"),
     ],
 )
 def test_files_that_are_no_arrays_are_refused(tmp_path: Path, content: bytes, sentence: str) -> None:
     (tmp_path / "a.npy").write_bytes(content)
     with pytest.raises(DataError, match=sentence):
+        open_array(tmp_path / "a.npy")
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        b"(", b"[" * 3000, b"-" * 3000, b"{b'descr': '<f4', 'fortran_order': False, 'shape': (3, 4)}",
+        b"{'descr': '<f4', 'fortran_order': False, 'shape': (-3, 4)}",
+        b"{'descr': '<f4', 'fortran_order': False, 'shape': (True, 4)}",
+        b"{'descr': '<f4', 'fortran_order': False, 'shape': (1.5, 4)}", b"\xff\xfe\x00",
+    ],
+)  # fmt: skip
+def test_headers_that_are_none_are_refused(tmp_path: Path, header: bytes) -> None:
+    (tmp_path / "a.npy").write_bytes(
+        b"\x93NUMPY\x01\x00" + (len(header) + 1).to_bytes(2, "little") + header + b"\n" + bytes(400)
+    )
+    with pytest.raises(DataError, match="header of the array is damaged"):
         open_array(tmp_path / "a.npy")
 
 

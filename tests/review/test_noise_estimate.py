@@ -31,10 +31,13 @@ def by_hand(q: list[float], seed: int, answers: list[float]) -> tuple[float, flo
         if not math.isnan(answer):
             rate += (answer - q[pair]) / inclusion[pair]
             observed += (1 - inclusion[pair]) * (answer - q[pair]) ** 2 / inclusion[pair] ** 2
+    log_odds = [math.log(value / (1 - value)) for value in q]
+    told = [(log_odds[pair], answer) for pair, answer in zip(order, answers, strict=False) if not math.isnan(answer)]
+    slope, offset = noise_estimate.recalibrate(*(np.array(column) for column in zip(*told, strict=True)))
     expected = 0.0
-    for value, chance in zip(q, inclusion, strict=True):
-        tempered = 1 / (1 + math.exp(-noise_estimate.TEMPER * math.log(value / (1 - value))))
-        expected += (1 - chance) / chance * tempered * (1 - tempered)
+    for value, odds, chance in zip(q, log_odds, inclusion, strict=True):
+        corrected = 1 / (1 + math.exp(-min(max(slope, 0), 1) * odds - offset))
+        expected += (1 - chance) / chance * (corrected * (1 - corrected) + (corrected - value) ** 2)
     mixed = (count * observed + noise_estimate.PRIOR * expected) / (count + noise_estimate.PRIOR)
     variance = max(observed, mixed)
     return rate / len(q), 1.96 * math.sqrt(variance) / len(q)
@@ -55,6 +58,28 @@ def test_the_estimate_is_that_of_plain_loops(seed: int, size: int, data: st.Data
     assert found.high == pytest.approx(min(max(rate + half, 0), 1), abs=1e-9)
 
 
+@given(seed=st.integers(0, 2**32 - 1), size=st.integers(1, 90), factor=st.floats(-2, 4), shift=st.floats(-3, 3))
+def test_the_correction_is_the_most_probable_one(seed: int, size: int, factor: float, shift: float) -> None:
+    rng = np.random.default_rng(seed)
+    odds = rng.normal(0, 2, size)
+    answers = (rng.random(size) < 1 / (1 + np.exp(-factor * odds - shift))).astype(float)
+    slope, offset = noise_estimate.recalibrate(odds, answers)
+
+    def loss(slope: float, offset: float) -> float:
+        likelihood = [
+            math.log1p(math.exp((slope * x + offset) * (1 - 2 * y))) for x, y in zip(odds, answers, strict=True)
+        ]
+        priors = ((slope - noise_estimate.SLOPE) / noise_estimate.SLOPE_SPREAD, offset / noise_estimate.OFFSET_SPREAD)
+        return sum(likelihood) + sum(prior**2 for prior in priors) / 2
+
+    least = loss(slope, offset)
+    for step in (1e-3, 0.1):
+        around = [
+            loss(slope + step * a, offset + step * b) for a, b in ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, 1))
+        ]
+        assert least < min(around) + 1e-9
+
+
 @pytest.mark.parametrize("scores", ["right", "useless", "opposite", "sure"])
 def test_it_is_unbiased_however_bad_the_scores_are(scores: str) -> None:
     rng = np.random.default_rng(0)
@@ -62,7 +87,7 @@ def test_it_is_unbiased_however_bad_the_scores_are(scores: str) -> None:
     y = (rng.random(400) < truth).astype(float)
     q = {"right": truth, "useless": rng.random(400), "opposite": 1 - truth, "sure": (truth > 0.9).astype(float)}[scores]
     rates = []
-    for seed in range(400):
+    for seed in range(200):
         draw = Draw(q, seed)
         found = draw.estimate(y[draw.order[:80]])
         assert found is not None

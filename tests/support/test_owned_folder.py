@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import multiprocessing
 import os
@@ -13,7 +14,14 @@ import pytest
 from kills import killed_runs
 from mispair.errors import DataError
 from mispair.support.files import Json, read_json
-from mispair.support.owned_folder import FolderKind, Mark, OwnedFolder, read_mark, replacing_folder
+from mispair.support.owned_folder import (
+    FolderKind,
+    Mark,
+    OwnedFolder,
+    check_unchanged,
+    read_mark,
+    replacing_folder,
+)
 
 KIND = FolderKind("a result", "result.json", ("a.txt", "parts/*.txt"))
 REQUEST: dict[str, Json] = {"--size": 3, "the input": ["in", "61d0"]}
@@ -43,7 +51,9 @@ def test_it_is_filled_once(tmp_path: Path) -> None:
     out = tmp_path / "new" / "out"
     assert fill(out)
     assert names(out) == [".lock", "a.txt", "parts/0.txt", "parts/1.txt", "result.json"]
-    assert read_mark(out, KIND) == Mark(REQUEST, finished=True)
+    content = hashlib.sha256(str(REQUEST).encode()).hexdigest()
+    written = dict.fromkeys(("a.txt", "parts/0.txt", "parts/1.txt"), content)
+    assert read_mark(out, KIND) == Mark(REQUEST, finished=True, files=written)
     assert not fill(out)
     (out / "parts/0.txt").unlink()
     assert not fill(out)  # one file of each pattern is enough
@@ -205,3 +215,20 @@ def test_json_or_none(tmp_path: Path) -> None:
         assert read_json(path) == value
     path.write_text(json.dumps(REQUEST))
     assert read_json(path) == REQUEST
+
+
+def test_a_changed_file_is_named(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    fill(out)
+    names = ["a.txt", "parts/1.txt", "of another version.txt"]
+    check_unchanged(out, KIND, names)
+    changed = bytearray((out / "parts/1.txt").read_bytes())
+    changed[3] ^= 1
+    (out / "parts/1.txt").write_bytes(changed)
+    with pytest.raises(DataError, match=r"1\.txt: the file is not as it was written; copy it again .* --overwrite"):
+        check_unchanged(out, KIND, names)
+    check_unchanged(out, KIND, ["a.txt"])
+    (out / "a.txt").unlink()
+    with pytest.raises(DataError, match=r"a\.txt: the file cannot be read \(No such file"):
+        check_unchanged(out, KIND, ["a.txt"])
+    check_unchanged(tmp_path, KIND, names)  # no mark, no hashes

@@ -31,6 +31,7 @@ from mispair.auditing.layouts.embeddings import is_array_file
 from mispair.auditing.output_files import (
     AUDIT,
     CSV,
+    READ_BACK,
     REPORT,
     SHARDS,
     SUBSET,
@@ -48,7 +49,7 @@ from mispair.compute.devices import pick_device
 from mispair.config import read_recipe
 from mispair.errors import ConfigError, DataError
 from mispair.support.files import Json, replacing, write_atomically
-from mispair.support.owned_folder import OwnedFolder, read_mark
+from mispair.support.owned_folder import OwnedFolder, check_unchanged, read_mark
 
 _YES, _NO, _PLAIN = ("1", "true", "yes"), ("0", "false", "no"), ("right", "wrong")
 
@@ -94,6 +95,7 @@ def audit_path(
         if folder.finished and not overwrite:
             if console is not None:
                 console.print("This audit has ended already; nothing was computed again.")
+            check_unchanged(out, AUDIT, READ_BACK)
             summary = AuditSummary.read(out / SUMMARY)
             missing = {
                 flag: place

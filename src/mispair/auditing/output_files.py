@@ -10,6 +10,7 @@ REPORT, SUMMARY = "report.html", "summary.json"
 SHARDS = "shards"  # folder of a table for each shard of the input
 SUBSET = "subset.npy"  # of DataComp: the uids of the kept pairs
 EXPORTS = ("fiftyone.csv", "label-studio.json", "label-studio.xml", "argilla.json")  # for other tools
+READ_BACK = (TABLE, SUGGESTIONS, SUMMARY)  # what later commands rest on; the others are for people
 AUDIT = FolderKind(
     "an audit",
     "audit.json",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -13,6 +14,8 @@ import numpy.typing as npt
 from mispair.errors import DataError
 
 _CHUNK_BYTES = 1 << 24  # stays in the cache of the processor, and is long enough to hide the loop
+# What numpy's parser of headers raises for text that is no header.
+_DAMAGED = (ValueError, KeyError, TypeError, SyntaxError, RecursionError, MemoryError, tokenize.TokenError)
 _AXES = {1: "a number each", 2: "rows, width", 3: "images, regions, width"}
 
 
@@ -59,7 +62,7 @@ def _read_header(path: Path) -> tuple[tuple[int, ...], np.dtype[Any]]:
             if start != b"\x93NUMPY":
                 raise DataError(f"{path}: {_what_it_is(start)}; expected one array written by numpy.save.")
             file.seek(0)
-            shape, dtype = _parse_header(file, path)
+            shape, _, dtype = parse_header(file, path)
             expected = file.tell() + math.prod(shape) * dtype.itemsize
     except FileNotFoundError:
         raise DataError(f"{path}: no such file.") from None
@@ -77,15 +80,27 @@ def _read_header(path: Path) -> tuple[tuple[int, ...], np.dtype[Any]]:
     return shape, dtype
 
 
-def _parse_header(file: IO[bytes], path: Path) -> tuple[tuple[int, ...], np.dtype[Any]]:
+def parse_header(file: IO[bytes], name: str | Path) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Reads the header of an array: its shape, whether it is stored by columns, and its dtype.
+
+    Args:
+        file: The file, at its start; afterwards at its first number.
+        name: What to call it.
+
+    Raises:
+        DataError: It is no header.
+    """
     readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    damaged = f"{name}: the header of the array is damaged; copy or write it again."
     try:
         version = np.lib.format.read_magic(file)
         # Version 3 exists only for tables with non-ASCII column names, which no feature file is.
-        shape, _, dtype = readers[version](file)
-    except (ValueError, KeyError):
-        raise DataError(f"{path}: the header of the file is damaged; copy or write it again.") from None
-    return tuple(shape), dtype
+        shape, by_column, dtype = readers[version](file)
+    except _DAMAGED:
+        raise DataError(damaged) from None
+    if any(type(size) is not int or size < 0 for size in shape):
+        raise DataError(damaged)
+    return tuple(shape), by_column, dtype
 
 
 def _what_it_is(start: bytes) -> str:

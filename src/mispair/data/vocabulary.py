@@ -127,7 +127,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_bytes())
     except OSError as error:
         raise DataError(f"{path}: the vocabulary cannot be read ({error.strerror}); {expected}.") from None
-    except ValueError as error:  # JSON and UTF-8 errors alike
+    except (ValueError, RecursionError) as error:  # JSON and UTF-8 errors alike
         raise DataError(f"{path}: this is not JSON ({error}); {expected}.") from None
     missing = [key for key in ("word2idx", "idx2word", "idx") if not isinstance(content, dict) or key not in content]
     if missing:

@@ -12,13 +12,14 @@ import numpy as np
 
 from mispair.auditing.folder import read_input
 from mispair.auditing.layouts.copies import MANIFEST, check_place, clean_edits, mended_edits, write_copy
-from mispair.auditing.output_files import TABLE
+from mispair.auditing.output_files import AUDIT, READ_BACK, TABLE
 from mispair.auditing.result_tables import defused, write_table
 from mispair.auditing.sources.edits import Edits
 from mispair.auditing.sources.raw import RawPairs
 from mispair.auditing.sources.source import Source
 from mispair.errors import DataError
 from mispair.review.decisions import FILE, Decision, Decisions, Verdict
+from mispair.support.owned_folder import check_unchanged
 
 if TYPE_CHECKING:
     import pyarrow
@@ -66,6 +67,7 @@ def export(
         DataError: The folder holds no audit, its input has changed or is gone, or the copy cannot be written.
     """
     data = read_input(audit)
+    check_unchanged(audit, AUDIT, READ_BACK)
     data.check()
     table = _read_table(audit / TABLE)
     raw = data.open_raw()

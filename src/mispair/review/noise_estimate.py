@@ -2,7 +2,7 @@
 
 Active statistical inference (Zrnic and Candes, 2024): a pair is drawn with a probability that grows with the
 uncertainty of its match score, and the decisions correct the mean of the scores. The estimate is unbiased however bad
-the scores are; good scores make its interval short.
+the scores are; good scores make its interval short, and the decisions say how good they are.
 
 The draw is sequential (priority sampling: Duffield, Lund and Thorup, 2007). Every pair has a random priority, the
 sample size at which it is drawn, so that the pairs in the order of their priorities are a sample of every size. With
@@ -16,16 +16,18 @@ from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
+import scipy.optimize
 
 from mispair.data.pairs import IntArray
 from mispair.functional.logistic import FloatArray, probability
 
-EVEN = 0.3  # share of the draws that does not depend on the scores, which may be wrong
+EVEN = 0.4  # share of the draws that does not depend on the scores, which may be wrong
 SURE = 0.002  # no score is taken for surer than this
-TEMPER = 0.92  # log odds of the scores are multiplied by this for the variance, as they may be overconfident
+SLOPE, SLOPE_SPREAD = 0.85, 0.2  # prior of the factor that corrects the log odds of the scores, often overconfident
+OFFSET_SPREAD = 0.7  # of the shift of the log odds
 Z = 1.96  # 95 %
 LEAST = 60  # decisions before an interval is given
-PRIOR = 150  # decisions that the variance expected by the scores counts as
+PRIOR = 300  # decisions that the variance expected by the scores counts as
 
 
 @dataclass(frozen=True)
@@ -66,10 +68,15 @@ class Draw:
         return np.clip(np.asarray(self.mismatch, dtype=np.float64), SURE, 1 - SURE)
 
     @cached_property
-    def _expected_variance(self) -> FloatArray:
-        """(N,) variance of each answer, if the scores are right or a little overconfident."""
-        p = probability(TEMPER * np.log(self._q / (1 - self._q)))
-        return np.asarray(p * (1 - p))
+    def _log_odds(self) -> FloatArray:
+        return np.asarray(np.log(self._q / (1 - self._q)))
+
+    def _expected_error(self, drawn: IntArray, mismatched: npt.NDArray[np.floating]) -> FloatArray:
+        """(N,) squared error of each score that the decisions so far let expect."""
+        told = ~np.isnan(mismatched)
+        slope, offset = recalibrate(self._log_odds[drawn[told]], mismatched[told])
+        p = probability(np.clip(slope, 0, 1) * self._log_odds + offset)
+        return np.asarray(p * (1 - p) + (p - self._q) ** 2)
 
     @cached_property
     def rates(self) -> FloatArray:
@@ -112,12 +119,33 @@ class Draw:
         error = np.where(np.isnan(mismatched), 0.0, mismatched - expected)
         rate = (self._q.sum() + (error / inclusion).sum()) / total
         observed = ((1 - inclusion) * (error / inclusion) ** 2).sum()
-        # Few decisions say little about the variance: at first it is mostly the one that the scores expect.
-        by_scores = ((1 - every) / every * self._expected_variance).sum()
+        # Few decisions say little about the variance: at first it is mostly the one that the scores expect, corrected
+        # for how well they were calibrated so far.
+        by_scores = ((1 - every) / every * self._expected_error(drawn, mismatched)).sum()
         variance = max(observed, (count * observed + PRIOR * by_scores) / (count + PRIOR))
         half = Z * np.sqrt(variance) / total
         low, high = np.clip([rate - half, rate + half], 0, 1)
         return NoiseEstimate(count, float(np.clip(rate, 0, 1)), float(low), float(high))
+
+
+def recalibrate(log_odds: FloatArray, mismatched: npt.NDArray[np.floating]) -> tuple[float, float]:
+    """Slope and offset of the log odds that fit the answers best (Platt, 1999), with Gaussian priors.
+
+    Args:
+        log_odds: (k,) by the scores.
+        mismatched: (k,) the answers, 0 or 1.
+    """
+    middle, spread = np.array([SLOPE, 0.0]), np.array([SLOPE_SPREAD, OFFSET_SPREAD])
+    design = np.stack([log_odds, np.ones_like(log_odds)])
+
+    def loss(beta: FloatArray) -> tuple[float, FloatArray]:
+        z = beta @ design
+        away = (beta - middle) / spread
+        value = (np.logaddexp(0, z) - mismatched * z).sum() + away @ away / 2
+        return float(value), np.asarray(design @ (probability(z) - mismatched) + away / spread)
+
+    found = scipy.optimize.minimize(loss, middle, jac=True, method="BFGS").x
+    return float(found[0]), float(found[1])
 
 
 def most_instructive(mismatch: FloatArray, seed: int) -> IntArray:

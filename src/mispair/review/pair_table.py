@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mispair.auditing.output_files import SUGGESTIONS, TABLE
+from mispair.auditing.output_files import AUDIT, SUGGESTIONS, TABLE
 from mispair.data.pairs import MATCH_THRESHOLD, IntArray
 from mispair.errors import DataError
 from mispair.support.files import replacing
+from mispair.support.owned_folder import check_unchanged
 
 if TYPE_CHECKING:
     import pyarrow
@@ -225,6 +226,7 @@ def _mapped(path: Path, copy: Path) -> pyarrow.Table:
     try:
         table = _open(copy)
         if table is None or (table.schema.metadata or {}).get(b"made from") != version:
+            check_unchanged(path.parent, AUDIT, (TABLE, SUGGESTIONS))
             _write(path, copy, version)
             table = _open(copy)
     except (OSError, pyarrow.ArrowException) as error:

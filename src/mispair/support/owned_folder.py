@@ -1,8 +1,8 @@
 """Folders of results: claimed by one process, filled, and finished by one atomic write.
 
-A folder is recognised by its mark, a JSON file with the request that it answers and whether it is finished. A process
-that is killed at any point leaves a folder that the same request continues. `.lock` in the folder keeps out a second
-process; the system releases it when the first one ends, however it ends.
+A folder is recognised by its mark, a JSON file with the request that it answers, whether it is finished, and then the
+SHA-256 of each file. A process that is killed at any point leaves a folder that the same request continues. `.lock` in
+the folder keeps out a second process; the system releases it when the first one ends, however it ends.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -22,7 +22,7 @@ from typing import Self
 import filelock
 
 from mispair.errors import DataError
-from mispair.support.files import Json, read_json, write_atomically
+from mispair.support.files import Json, read_json, sha256_of, write_atomically
 from mispair.support.formatting import listed
 
 LOCK = ".lock"
@@ -58,18 +58,46 @@ class Mark:
         request: What the content of the folder depends on, by names that a user knows. A change of a text, a number or
             a boolean is reported with both values; of anything else only that it changed.
         finished: Whether all of it was written.
+        files: SHA-256 of each file of a finished folder.
     """
 
     request: Mapping[str, Json]
     finished: bool
+    files: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_mark(path: Path, kind: FolderKind) -> Mark | None:
     """The mark of a folder; None if it has none, or a damaged one. Takes no lock."""
     found = read_json(path / kind.mark)
     if isinstance(found, dict) and isinstance(request := found.get("request"), dict):
-        return Mark(request, found.get("finished") is True)
+        files = found.get("files")
+        hashes = {name: str(value) for name, value in files.items()} if isinstance(files, dict) else {}
+        return Mark(request, found.get("finished") is True, hashes)
     return None
+
+
+def check_unchanged(path: Path, kind: FolderKind, names: Iterable[str]) -> None:
+    """Refuses files of a finished folder that are not as they were written.
+
+    Args:
+        path: The folder.
+        kind: What it consists of.
+        names: The files that will be read; those that its mark does not know are not checked.
+
+    Raises:
+        DataError: One is gone, cannot be read, or has changed.
+    """
+    mark = read_mark(path, kind)
+    written = {} if mark is None else mark.files
+    for name in names:
+        expected = written.get(name)
+        try:
+            if expected is None or sha256_of(path / name) == expected:
+                continue
+            found = "the file is not as it was written"
+        except OSError as error:
+            found = f"the file cannot be read ({error.strerror})"
+        raise DataError(f"{path / name}: {found}; copy it again if you can, or make {kind.what} anew with --overwrite.")
 
 
 class OwnedFolder:
@@ -129,7 +157,8 @@ class OwnedFolder:
     def finished(self) -> bool:
         """Whether the folder holds the whole answer to this request."""
         complete = all(any(self.path.glob(pattern)) for pattern in self.kind.files)
-        return complete and read_mark(self.path, self.kind) == Mark(self.request, finished=True)
+        mark = read_mark(self.path, self.kind)
+        return complete and mark is not None and mark.finished and mark.request == self.request
 
     @property
     def begun(self) -> bool:
@@ -192,8 +221,14 @@ class OwnedFolder:
             )
 
     def _write_mark(self, *, finished: bool) -> None:
-        content = json.dumps({"request": self.request, "finished": finished}, indent=2)
-        write_atomically(self.path / self.kind.mark, f"{content}\n".encode())
+        content: dict[str, Json] = {"request": dict(self.request), "finished": finished}
+        if finished:
+            content["files"] = {
+                file.relative_to(self.path).as_posix(): sha256_of(file)
+                for pattern in (*self.kind.files, *self.kind.optional)
+                for file in sorted(self.path.glob(pattern))
+            }
+        write_atomically(self.path / self.kind.mark, f"{json.dumps(content, indent=2)}\n".encode())
 
     def _delete_files(self) -> None:
         shutil.rmtree(self.work, ignore_errors=True)

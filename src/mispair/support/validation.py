@@ -64,9 +64,10 @@ def _clause(details: ErrorDetails, flat: bool) -> tuple[str, str]:
     if kind == "literal_error":
         rule = f"one of {str(context['expected']).replace(' or ', ', ').replace(chr(39), '')}"
     else:
-        numbers = {key: f"{value:g}" for key, value in context.items() if isinstance(value, int | float)}
+        numbers = {key: f"{value:,.10g}" for key, value in context.items() if isinstance(value, int | float)}
         rule = _RULES[kind].format(**numbers) if kind in _RULES else details["msg"][:1].lower() + details["msg"][1:]
-    return name, f"{name} is {value!r} but must be {rule}"
+    huge = isinstance(value, int) and value.bit_length() > 1000  # Python does not print all of them
+    return name, f"{name} is {'a huge number' if huge else repr(value)} but must be {rule}"
 
 
 def _name(location: Sequence[int | str], flat: bool) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -135,4 +136,14 @@ def test_files_that_do_not_belong_together(folder: Path) -> None:
         open_datacomp(folder)
     np.savez(path, b32_img=arrays()["b32_img"])
     with pytest.raises(DataError, match=r"bb\.npz: no l14_img as in aa\.npz"):
+        open_datacomp(folder)
+
+
+@pytest.mark.parametrize("claim", ["(9000000000, 4)", "(-1, 4)", "(3, 1000)"])
+def test_arrays_that_claim_more_than_they_hold_are_refused(folder: Path, claim: str) -> None:
+    path = folder / "metadata/aa.npz"
+    header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {claim}, }}\n".encode()
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("b32_img.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(48))
+    with pytest.raises(DataError, match=r"its end is missing|header of the array is damaged"):
         open_datacomp(folder)

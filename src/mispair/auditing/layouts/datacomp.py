@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import zipfile
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -20,11 +22,13 @@ from mispair.auditing.sources.edits import Edits
 from mispair.auditing.sources.shards import Side
 from mispair.auditing.sources.source import Source
 from mispair.auditing.sources.tables import open_table
+from mispair.data.npy import parse_header
 from mispair.data.pairs import IntArray
 from mispair.errors import DataError
 from mispair.support.files import replacing
 
 MODELS = ("l14", "b32")  # the better one first
+_MOST_DEFLATED = 1032  # bytes that one compressed byte can stand for
 _UID = r"^[0-9a-fA-F]{1,32}$"
 
 
@@ -184,26 +188,21 @@ def _members(path: Path) -> dict[str, NpzRows]:
         with path.open("rb") as file, zipfile.ZipFile(file) as archive:
             for entry in archive.infolist():
                 with archive.open(entry) as member:
-                    version = np.lib.format.read_magic(member)
-                    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else _later_header
-                    shape, by_column, dtype = read(member)
+                    shape, by_column, dtype = parse_header(member, f"{path}: {entry.filename}")
                     start = member.tell()
                 stored = entry.compress_type == zipfile.ZIP_STORED
                 if len(shape) != 2 or by_column or dtype.kind != "f":
                     continue
                 offset = _begin(file, entry) + start if stored else None
-                if offset is not None and offset + int(np.prod(shape)) * dtype.itemsize > path.stat().st_size:
+                size = math.prod(shape) * dtype.itemsize
+                held = path.stat().st_size - offset if offset is not None else entry.compress_size * _MOST_DEFLATED
+                if size > held or start + size > entry.file_size:
                     raise ValueError("its end is missing")
                 name = entry.filename.removesuffix(".npy")
                 found[name] = NpzRows(path, name, (shape[0], shape[1]), dtype, offset)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile, NotImplementedError) as error:
+    except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{path}: the arrays cannot be read ({error}); download the file again.") from None
     return found
-
-
-def _later_header(file: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    shape, by_column, dtype = np.lib.format.read_array_header_2_0(file)
-    return tuple(shape), by_column, dtype
 
 
 def _begin(file: Any, entry: zipfile.ZipInfo) -> int:
@@ -220,5 +219,5 @@ def _load(path: Path, name: str) -> npt.NDArray[Any]:
     try:
         with np.load(path, allow_pickle=False) as arrays:
             return np.asarray(arrays[name])
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{path}: the arrays cannot be read ({error}); download the file again.") from None

@@ -405,7 +405,9 @@ def _as_text(column: Any, name: str, path: Path) -> Any:
     import pyarrow
 
     try:
-        return column.cast(pyarrow.large_string()).fill_null("")
+        text = column.cast(pyarrow.large_string())
+        text.validate(full=True)  # parquet does not check that its texts are UTF-8
+        return text.fill_null("")
     except pyarrow.ArrowException:
         raise DataError(
             f"{path}: the column {name} holds {column.type} or bytes that are not UTF-8; expected texts or numbers."

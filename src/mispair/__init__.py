@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mispair.data.noise import add_noise
     from mispair.data.pairs import Pairs, Regions, Tokens, Vectors
     from mispair.retrieval.matcher import Matcher, evaluate_together
+    from mispair.robust.robust import Robust
     from mispair.training.fit import fit
 
 _HOME = {
@@ -35,6 +36,7 @@ _HOME = {
     "Vectors": "data.pairs",
     "Matcher": "retrieval.matcher",
     "evaluate_together": "retrieval.matcher",
+    "Robust": "robust.robust",
 }
 __all__ = [
     "Audit",
@@ -42,6 +44,7 @@ __all__ = [
     "Matcher",
     "Pairs",
     "Regions",
+    "Robust",
     "Tokens",
     "Vectors",
     "add_noise",

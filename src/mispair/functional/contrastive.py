@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn.functional import softplus
 
 
 def info_nce(t: Tensor, temperature: float, mask: Tensor | None = None) -> Tensor:
@@ -20,6 +21,18 @@ def info_nce(t: Tensor, temperature: float, mask: Tensor | None = None) -> Tenso
     """
     z = _without(t / temperature, mask)
     return z.logsumexp(dim=1) + z.logsumexp(dim=0) - 2 * z.diagonal()
+
+
+def sigmoid_losses(z: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """SigLIP's loss (Zhai et al., ICCV 2023) of logits z: of each pair as a positive, and of its row's negatives, (B,).
+
+    >>> sigmoid_losses(torch.zeros(2, 2))
+    (tensor([0.6931, 0.6931]), tensor([0.6931, 0.6931]))
+    """
+    ignored = torch.eye(len(z), dtype=torch.bool, device=z.device)
+    if mask is not None:
+        ignored = ignored | mask
+    return softplus(-z.diagonal()), softplus(z).masked_fill(ignored, 0).sum(dim=1)
 
 
 def match_probabilities(scores: Sequence[Tensor], temperature: float) -> tuple[Tensor, Tensor]:

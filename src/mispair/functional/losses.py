@@ -65,6 +65,17 @@ def hard_loss(S: Tensor, margin: float | Tensor, negatives: int | Tensor = 1, ma
     return (hardest.sum(dim=0) * (torch.arange(len(S), device=S.device) < n)).sum() / n
 
 
+def hard_losses(S: Tensor, margin: float | Tensor, negatives: int = 1, mask: Tensor | None = None) -> Tensor:
+    """What `hard_loss` sums up, of each pair: as image and as text anchor together, (B,).
+
+    >>> hard_losses(torch.tensor([[0.5, 0.4], [0.1, 0.5]]), 0.2)
+    tensor([0.1000, 0.1000])
+    """
+    image_cost, text_cost = triplet_costs(S, margin, mask)
+    hardest = torch.stack([image_cost, text_cost.T]).topk(min(negatives, max(1, len(S) - 1)), dim=2).values
+    return hardest.mean(dim=2).sum(dim=0)
+
+
 def negatives_at(step: int, start: int, end: int, steps: int) -> int:
     """How many of the hardest negatives count at `step`: from `start` to `end` in `steps`, by equal factors.
 

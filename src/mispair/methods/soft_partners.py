@@ -47,11 +47,16 @@ class SoftPartners:
 
     def draw(self, count: int, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
         """New pairs (n,), n <= `count`, no item twice: the pairs of their left and of their right items."""
+        chosen, lender = self.draw_lenders(count, rng)
+        own, keeps_right = self.own[chosen], self.keeps_right[chosen]
+        return np.where(keeps_right, lender, own), np.where(keeps_right, own, lender)
+
+    def draw_lenders(self, count: int, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
+        """Items (n,), n <= `count`, none twice, as places in `own`; and the pair that lends to each."""
         chosen = rng.choice(len(self), min(count, len(self)), replace=False)
         passed = self.odds[chosen].cumsum(axis=1) < rng.random(len(chosen))[:, None]
         place = np.minimum(passed.sum(axis=1), self.odds.shape[1] - 1)
-        own, lender, keeps_right = self.own[chosen], self.lenders[chosen, place], self.keeps_right[chosen]
-        return np.where(keeps_right, lender, own), np.where(keeps_right, own, lender)
+        return chosen, self.lenders[chosen, place]
 
 
 def find_soft_partners(pairs: Pairs, trusted: BoolArray, device: torch.device) -> SoftPartners:

@@ -1,0 +1,388 @@
+"""`Robust`: a loss and a sampler that keep mismatched pairs from spoiling the training of any two encoders.
+
+Three methods, for one network:
+
+- weights: a pair counts by its match score, and not at all if it is flagged.
+- mend: also, flagged items train with other partners, those of trusted items like theirs, and a trusted pair that does
+  not stand out in its batches is no match any more (docs/how-it-works.md#mend).
+- repair: also, flagged items train with other partners, and pairs count by a rank correlation that is computed while
+  training: whether the items that the left item is close to have partners that the right item is close to (REPAIR).
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from mispair.compute.devices import send
+from mispair.data.pairs import IntArray, described
+from mispair.errors import ConfigError, DataError, NonFiniteError
+from mispair.functional.contrastive import info_nce, sigmoid_losses, stands_out
+from mispair.functional.losses import hard_losses, soft_margin
+from mispair.functional.rank_correlation import label_bounds, rank_correlation, soft_labels
+from mispair.robust.pair_scores import read_scores
+from mispair.robust.sampler import RobustSampler, epoch_order
+
+MethodName = Literal["weights", "mend", "repair"]
+LossName = Literal["infonce", "siglip", "triplet"]
+Rows = Tensor | npt.NDArray[np.integer] | Sequence[int]
+
+FILTER_TOP = 4  # mend: a trusted pair is a match while fewer than so many others of its batch score as high
+FEWEST = 0.5  # mend: a filter that keeps a smaller share of the trusted pairs is not followed
+GAMMA_SHARE = 0.1  # repair: share of the pairs whose mean correlation is gamma
+SAMPLED = 120  # stream of random numbers
+UNSEEN = -2.0  # lower than anything that is measured
+SIGLIP_SCALE, SIGLIP_BIAS = 10.0, -10.0  # where SigLIP starts
+
+
+class Robust:
+    """Robust training for encoders of your own.
+
+    >>> robust = Robust([0.9, 0.2, 0.8, 1.0])  # match scores; or an audit, or "audit/pairs.parquet"
+    >>> for batch in robust.sampler(3):
+    ...     similarity = torch.eye(len(batch), requires_grad=True)  # of your encoders: (B, B) cosines
+    ...     loss = robust.loss(similarity, batch)
+    >>> robust.end_epoch()
+    >>> robust
+    Robust(method="weights", loss="infonce"): 4 pairs, 3 trusted, 0 flagged items with other partners, epoch 1
+
+    Attributes:
+        scores: What is known of each pair: match score, items that it shares, better partners.
+        epoch: Number of epochs that have ended.
+        trained: Pairs that come in every epoch, in ascending order.
+        partners: Other partners of flagged items; None where none are known or used.
+        sampled: How many pairs an epoch has, those with other partners included.
+        seed: Of the order of the pairs.
+    """
+
+    def __init__(
+        self,
+        pairs: Any,
+        method: MethodName = "weights",
+        *,
+        loss: LossName = "infonce",
+        flag_below: float | None = None,
+        flagged_weight: float = 0.3,
+        flagged_share: float = 0.2,
+        temperature: float = 0.05,
+        margin: float = 0.2,
+        negatives: int = 1,
+        left_items: Rows | None = None,
+        right_items: Rows | None = None,
+        seed: int = 0,
+    ) -> None:
+        """Reads the match scores.
+
+        Args:
+            pairs: A result of `mispair.audit`; the path of its folder or its `pairs.parquet`; a table with a column
+                `match_score`; `Pairs` with match scores; or one number between 0 and 1 for each pair.
+            method: weights, mend or repair.
+            loss: infonce, siglip, or triplet with soft margins (Eq. 1 and 2 of the REPAIR paper).
+            flag_below: Match score below which a pair is not trusted; by default what the audit flags, else 0.5.
+            flagged_weight: Weight of a flagged item with another partner.
+            flagged_share: Largest share of these in a batch.
+            temperature: Of InfoNCE, where `loss` gets no `logit_scale`.
+            margin: Of the triplet loss, for a pair that certainly matches.
+            negatives: Of the triplet loss: the mean over so many of the hardest negatives counts.
+            left_items: (N,) number of each pair's left item, where pairs share items that the scores do not name.
+            right_items: (N,) the same for right items.
+            seed: Of the order of the pairs.
+        """
+        for name, value, known in (("method", method, MethodName), ("loss", loss, LossName)):
+            if value not in get_args(known):
+                raise ConfigError(f'{name} is "{value}"; it must be one of {", ".join(get_args(known))}.')
+        for name, number, high in (("flagged_weight", flagged_weight, 1.0), ("flagged_share", flagged_share, 0.9)):
+            if not 0 <= number <= high:
+                raise ConfigError(f"{name} is {number}; it must be between 0 and {high:g}.")
+        for name, number in (("temperature", temperature), ("margin", margin), ("negatives", negatives)):
+            if not number > 0:
+                raise ConfigError(f"{name} is {number}; it must be greater than 0.")
+        self.method, self.loss_name, self.seed = method, loss, seed
+        self.flagged_weight, self.temperature, self.margin, self.negatives = (
+            flagged_weight, temperature, margin, negatives,
+        )  # fmt: skip
+        self.scores = read_scores(pairs, flag_below, partners=method != "weights" and flagged_weight > 0)
+        self.trained = np.flatnonzero(self.scores.trusted)
+        if len(self.trained) < 2:
+            raise DataError(
+                f"{len(self.trained)} of {len(self):,} pairs are trusted, and two are needed; audit the pairs again, "
+                "or lower flag_below."
+            )
+        self.partners = self.scores.partners if flagged_share else None
+        most = round(len(self.trained) * flagged_share / (1 - flagged_share))
+        self.sampled = len(self.trained) + (0 if self.partners is None else min(len(self.partners), most))
+        self._left, self._right = (
+            self._items(known, given, name)
+            for known, given, name in (
+                (self.scores.left_items, left_items, "left_items"),
+                (self.scores.right_items, right_items, "right_items"),
+            )
+        )
+        self._partner_rows = self._places()
+        self._weights = np.where(self.scores.trusted, self.scores.match_score, 0).astype(np.float32)
+        self._seen = np.full(len(self), UNSEEN, dtype=np.float32)  # what this epoch has measured of each pair
+        self._device = torch.device("cpu")  # of the last similarities
+        self.epoch = 0
+        self.step = 0  # calls of `loss` in this epoch
+        self._position = 0  # first batch of the next sampler
+
+    def __len__(self) -> int:
+        return len(self.scores)
+
+    def __repr__(self) -> str:
+        beside = 0 if self.partners is None else len(self.partners)
+        return (
+            f'Robust(method="{self.method}", loss="{self.loss_name}"): {len(self):,} pairs, {len(self.trained):,} '
+            f"trusted, {beside:,} flagged items with other partners, epoch {self.epoch}"
+        )
+
+    @property
+    def weights(self) -> npt.NDArray[np.float32]:
+        """(N,) how much each pair counts as a match at present, between 0 and 1."""
+        return self._weights.copy()
+
+    # ------------------------------------------------------------------ training
+
+    def sampler(self, batch_size: int, rank: int | None = None, world: int | None = None) -> RobustSampler:
+        """Batches of pair numbers for `DataLoader(batch_sampler=...)`: trusted pairs, and flagged ones that get
+        another partner from a pair of the same batch.
+
+        Args:
+            batch_size: Pairs a batch, in each process.
+            rank: Number of this process; by default that of `torch.distributed`.
+            world: Number of processes.
+        """
+        return RobustSampler(self._order, self.sampled, batch_size, rank, world)
+
+    def loss(
+        self,
+        similarity: Tensor,
+        rows: Rows,
+        *,
+        logit_scale: float | Tensor | None = None,
+        logit_bias: float | Tensor | None = None,
+    ) -> Tensor:
+        """The loss of a batch.
+
+        If all match scores are 1 and no pairs share an item, it is the usual loss of this kind: InfoNCE in both
+        directions as in CLIP, SigLIP's, or the triplet loss with the hardest negatives.
+
+        Args:
+            similarity: (B, B) cosines of each left item with each right item of the batch.
+            rows: (B,) numbers of the pairs, whose own cosines stand on the diagonal.
+            logit_scale: What the cosines are multiplied with, such as a learned scale; by default 1 / temperature, and
+                10 for siglip. The triplet loss takes the cosines as they are.
+            logit_bias: Added then; by default 0, and -10 for siglip.
+
+        Raises:
+            DataError: Other shapes, or numbers of pairs that do not exist.
+            NonFiniteError: A similarity or the loss is not a finite number; it names the pairs.
+        """
+        numbers = self._numbers(similarity, rows)
+        lefts, rights, weights = self._matched(numbers)
+        device = self._device = similarity.device
+        moved = not np.array_equal(lefts, rights)
+        mask = self._false_negatives(numbers, lefts, rights)
+        same, w = (send(torch.from_numpy(array), device) for array in (mask, weights))
+        S = similarity
+        if moved:
+            row, column = (send(torch.from_numpy(places), device) for places in (lefts, rights))
+            S = similarity[row][:, column]
+        loss = self._loss(S.float(), same, w, logit_scale, logit_bias)
+        if not bool(loss.isfinite()):
+            raise NonFiniteError(self._complaint(similarity, numbers))
+        if torch.is_grad_enabled():
+            self.step += 1
+            self._measure(similarity.detach().float(), numbers)
+        return loss
+
+    def end_epoch(self) -> None:
+        """Begins the next epoch, with another order of the pairs, and with what this one has shown of them.
+
+        With several processes all must call it: they exchange what they have seen.
+        """
+        if self.method != "weights":
+            self._exchange()
+            self._update()
+        self._seen[:] = UNSEEN
+        self.epoch, self.step, self._position = self.epoch + 1, 0, 0
+
+    def _order(self) -> tuple[int, IntArray]:
+        """The first batch that a sampler is to give, 0 except once after a checkpoint was loaded, and all pairs."""
+        position, self._position = self._position, 0
+        rng = np.random.default_rng([self.seed, SAMPLED, self.epoch])
+        return position, epoch_order(self.trained, self.partners, self.sampled - len(self.trained), rng)
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def state_dict(self) -> dict[str, Any]:
+        """What must survive a restart, as tensors and plain values. The rest comes from the pairs and arguments."""
+        return {
+            "method": self.method,
+            "pairs": self._fingerprint(),
+            "epoch": self.epoch,
+            "step": self.step,
+            "weights": torch.from_numpy(self._weights.copy()),
+            "seen": torch.from_numpy(self._seen.copy()),
+        }
+
+    def load_state_dict(self, state: dict[str, Any], *, skip: bool = True) -> None:
+        """Goes on where `state_dict` was called.
+
+        Args:
+            state: What it gave.
+            skip: Let the next sampler leave out the batches of the epoch that are done. A trainer that skips them
+                itself needs False.
+
+        Raises:
+            DataError: It is of another method or of other pairs.
+        """
+        if not isinstance(state, dict) or not {"method", "pairs", "epoch", "step", "weights", "seen"} <= set(state):
+            raise DataError("This is not what Robust.state_dict gives; load the entry of the checkpoint that holds it.")
+        if (state["method"], state["pairs"]) != (self.method, self._fingerprint()):
+            what = f'method "{state["method"]}"' if state["method"] != self.method else "other pairs or match scores"
+            raise DataError(f"This checkpoint is of {what}; make Robust with the arguments that it was made with.")
+        self.epoch, self.step = int(state["epoch"]), int(state["step"])
+        self._weights = np.array(state["weights"].cpu().numpy(), dtype=np.float32)
+        self._seen = np.array(state["seen"].cpu().numpy(), dtype=np.float32)
+        self._position = self.step if skip else 0
+
+    def _fingerprint(self) -> str:
+        digest = hashlib.sha256(self.scores.match_score.tobytes() + self.trained.tobytes())
+        if self.partners is not None:
+            digest.update(self.partners.own.tobytes() + self.partners.lenders.tobytes())
+        return digest.hexdigest()
+
+    # ------------------------------------------------------------------ a batch
+
+    def _numbers(self, similarity: Tensor, rows: Rows) -> IntArray:
+        """The pair numbers on the host, checked."""
+        if not isinstance(similarity, Tensor) or similarity.dim() != 2 or similarity.shape[0] != similarity.shape[1]:
+            shape = tuple(similarity.shape) if isinstance(similarity, Tensor) else described(similarity)
+            raise DataError(
+                f"loss: similarity is {shape}; it must be a square tensor (B, B), each left item of the batch against "
+                "each right item. With several processes, gather the items of all of them first."
+            )
+        numbers = np.asarray(rows.detach().cpu() if isinstance(rows, Tensor) else rows)
+        if numbers.shape != (len(similarity),) or numbers.dtype.kind not in "iu":
+            raise DataError(
+                f"loss: rows is {described(numbers)}; it must be {len(similarity):,} whole numbers, the numbers of the "
+                "pairs on the diagonal."
+            )
+        wrong = numbers[(numbers < 0) | (numbers >= len(self))]
+        if len(wrong):
+            raise DataError(f"loss: there is no pair {wrong[0]:,}; the pairs are 0 to {len(self) - 1:,}.")
+        return numbers.astype(np.int64)
+
+    def _matched(self, numbers: IntArray) -> tuple[IntArray, IntArray, npt.NDArray[np.float32]]:
+        """Which left item and which right item of the batch make each pair, and its weight.
+
+        A pair is made of its own items, except a flagged one of which an item gets another partner from the batch.
+        """
+        lefts, rights, weights = np.arange(len(numbers)), np.arange(len(numbers)), self._weights[numbers]
+        if self.partners is None:
+            return lefts, rights, weights
+        borrowers = np.flatnonzero(~self.scores.trusted[numbers])
+        if not len(borrowers):
+            return lefts, rights, weights
+        order = numbers.argsort(kind="stable")
+        which = self._partner_rows[numbers[borrowers]]  # (n, 2)
+        lenders = self.partners.lenders[which]  # (n, 2, K)
+        place = order[np.searchsorted(numbers[order], lenders).clip(max=len(numbers) - 1)]
+        odds = np.where((which[..., None] >= 0) & (numbers[place] == lenders), self.partners.odds[which], 0)
+        best = odds.reshape(len(borrowers), -1).argmax(axis=1)
+        found = np.take_along_axis(odds.reshape(len(borrowers), -1), best[:, None], axis=1)[:, 0] > 0
+        side, lent = np.divmod(best, lenders.shape[2])
+        chosen = place[np.arange(len(borrowers)), side, lent]
+        left, right = found & (side == 0), found & (side == 1)
+        lefts[borrowers[left]], rights[borrowers[right]] = chosen[left], chosen[right]
+        weights[borrowers[found]] = self.flagged_weight
+        return lefts, rights, weights
+
+    def _false_negatives(self, numbers: IntArray, lefts: IntArray, rights: IntArray) -> npt.NDArray[np.bool_]:
+        """(B, B): pairs that share an item are not negatives of each other."""
+        left, right = self._left[numbers[lefts]], self._right[numbers[rights]]
+        return np.asarray((left[:, None] == left) | (right[:, None] == right))
+
+    def _loss(
+        self, S: Tensor, mask: Tensor, weights: Tensor, scale: float | Tensor | None, bias: float | Tensor | None
+    ) -> Tensor:
+        if self.loss_name == "triplet":
+            margins = soft_margin(weights, self.margin)
+            losses = hard_losses(S, margins, self.negatives, mask)
+            return (losses * (weights > 0)).sum() / (weights > 0).sum().clamp(min=1)
+        if self.loss_name == "siglip":
+            z = S * (SIGLIP_SCALE if scale is None else scale) + (SIGLIP_BIAS if bias is None else bias)
+            positive, negative = sigmoid_losses(z, mask)
+            return (weights * positive + negative).mean()
+        z = S * (1 / self.temperature if scale is None else scale) + (0 if bias is None else bias)
+        return (info_nce(z, 1.0, mask) * weights).sum() / weights.sum().clamp(min=1) / 2
+
+    def _complaint(self, similarity: Tensor, numbers: IntArray) -> str:
+        bad = ~similarity.detach().isfinite()
+        both = (bad.all(dim=1) | bad.all(dim=0)).cpu().numpy()
+        named = numbers[both if both.any() else (bad.any(dim=1)).cpu().numpy()]
+        pairs = ", ".join(str(number) for number in named[:5]) + (", ..." if len(named) > 5 else "")
+        what = f"similarities of pairs {pairs} are" if len(named) else "the loss is, but no similarity is"
+        return f"Epoch {self.epoch}, step {self.step}: {what} not finite; the weights have not been updated."
+
+    # ------------------------------------------------------------------ what an epoch shows
+
+    def _measure(self, S: Tensor, numbers: IntArray) -> None:
+        if self.method == "weights":
+            return
+        trusted = self.scores.trusted[numbers]
+        places = np.arange(len(numbers))
+        mask = send(torch.from_numpy(self._false_negatives(numbers, places, places)), S.device)
+        if self.method == "mend":
+            values = stands_out(S, FILTER_TOP, mask).float()
+        else:
+            bank = send(torch.from_numpy(np.flatnonzero(trusted)), S.device)
+            if len(bank) < 3:
+                return
+            values = rank_correlation(-S[:, bank], -S[bank].T)
+        self._seen[numbers[trusted]] = values.cpu().numpy()[trusted]
+
+    def _exchange(self) -> None:
+        """Gives every process what the others have seen."""
+        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+            seen = torch.from_numpy(self._seen).to(self._device)
+            dist.all_reduce(seen, dist.ReduceOp.MAX)
+            self._seen = seen.cpu().numpy()
+
+    def _update(self) -> None:
+        """Weights of the trusted pairs, by what the epoch has measured."""
+        seen = self.trained[self._seen[self.trained] > UNSEEN]
+        if not len(seen):
+            return
+        values = torch.from_numpy(self._seen[seen])
+        score = self.scores.match_score[seen]
+        if self.method == "repair":
+            self._weights[seen] = soft_labels(values, *label_bounds(values, GAMMA_SHARE)).numpy()
+            return
+        kept = values.numpy() > 0
+        self._weights[seen] = np.where(kept, score, 0) if kept.mean() >= FEWEST else score
+
+    # ------------------------------------------------------------------ items
+
+    def _items(self, known: IntArray, given: Rows | None, name: str) -> IntArray:
+        if given is None:
+            return known
+        items = np.asarray(given.detach().cpu() if isinstance(given, Tensor) else given)
+        if items.shape != (len(self),) or items.dtype.kind not in "iu":
+            raise DataError(f"{name} is {described(items)}; it must be {len(self):,} whole numbers, one for each pair.")
+        return items.astype(np.int64)
+
+    def _places(self) -> IntArray:
+        """(N, 2) where each pair stands in `partners`, with its kept right and with its kept left item; -1: nowhere."""
+        places = np.full((len(self), 2), -1, dtype=np.int64)
+        if self.partners is not None:
+            places[self.partners.own, np.where(self.partners.keeps_right, 0, 1)] = np.arange(len(self.partners))
+        return places

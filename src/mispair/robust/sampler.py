@@ -1,0 +1,90 @@
+"""Which pairs train an epoch, in which batches."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import torch.distributed as dist
+from torch.utils.data import Sampler
+
+from mispair.data.pairs import IntArray
+from mispair.errors import ConfigError
+from mispair.methods.soft_partners import SoftPartners
+
+
+class RobustSampler(Sampler[list[int]]):
+    """Batches of pair numbers, for `DataLoader(batch_sampler=...)`; made by `Robust.sampler`.
+
+    The order depends on the seed and on `Robust.epoch` alone. All batches have the same size; the pairs that are left
+    over are others in each epoch. With several processes each gets its part of every batch.
+    """
+
+    drop_last = True  # what accelerate asks of a batch sampler, as it does of `batch_size`
+
+    def __init__(
+        self,
+        order: Callable[[], tuple[int, IntArray]],
+        count: int,
+        batch_size: int,
+        rank: int | None = None,
+        world: int | None = None,
+    ) -> None:
+        """A sampler of `count` pairs an epoch.
+
+        Args:
+            order: Gives the first batch and the (count,) pairs of the present epoch.
+            count: How many pairs an epoch has.
+            batch_size: Pairs a batch, in each process.
+            rank: Number of this process; by default that of `torch.distributed`.
+            world: Number of processes.
+        """
+        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 2:
+            raise ConfigError(f"batch_size is {batch_size!r}; it must be a number from 2 on: a pair needs negatives.")
+        several = dist.is_available() and dist.is_initialized()
+        self.rank = (dist.get_rank() if several else 0) if rank is None else rank
+        self.world = (dist.get_world_size() if several else 1) if world is None else world
+        if not 0 <= self.rank < self.world:
+            raise ConfigError(f"rank is {self.rank}; with world = {self.world} it must be from 0 to {self.world - 1}.")
+        self.order, self.count = order, count
+        self.batch_size = min(batch_size, count // self.world)
+        if self.batch_size < 2:
+            raise ConfigError(f"There are {count:,} pairs to train with, too few for {self.world} processes.")
+
+    def __len__(self) -> int:
+        return self.count // (self.batch_size * self.world)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        """The batches of the present epoch; after `Robust.load_state_dict` those that are left of it."""
+        first, pairs = self.order()
+        size = self.batch_size * self.world
+        for number in range(first, len(self)):
+            start = number * size + self.rank * self.batch_size
+            yield pairs[start : start + self.batch_size].tolist()
+
+
+def epoch_order(trusted: IntArray, partners: SoftPartners | None, extra: int, rng: np.random.Generator) -> IntArray:
+    """The pairs of an epoch: each trusted one once, and `extra` more.
+
+    These are flagged pairs that come right after a pair that lends them a partner, so that both are in one batch,
+    except where a batch ends between them. A lender that is flagged itself takes a place as well.
+
+    Args:
+        trusted: Numbers of the trusted pairs.
+        partners: Other partners of flagged items.
+        extra: At most the number of these items.
+        rng: Generator of the epoch.
+    """
+    order = rng.permutation(trusted)
+    if partners is None or not extra:
+        return order
+    places, lender = partners.draw_lenders(extra, rng)
+    own = partners.own[places]
+    by_number = order.argsort()
+    key = by_number[np.searchsorted(order, lender, sorter=by_number).clip(max=len(order) - 1)]
+    is_trusted = order[key] == lender
+    key = np.where(is_trusted, key, rng.integers(len(order), size=len(lender)))
+    comes = np.stack([~is_trusted, np.ones(len(own), dtype=bool)], axis=1)
+    more, keys = (np.stack(two, axis=1)[comes][:extra] for two in ((lender, own), (key, key)))
+    place = np.concatenate([np.arange(len(order)), keys])
+    return np.asarray(np.concatenate([order, more])[place.argsort(kind="stable")])

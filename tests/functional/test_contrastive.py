@@ -10,7 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from mispair.functional.contrastive import distillation, info_nce, match_probabilities, stands_out
+from mispair.functional.contrastive import (
+    distillation,
+    info_nce,
+    match_probabilities,
+    sigmoid_losses,
+    stands_out,
+)
 from mispair.functional.evidence import corresponds
 
 SIZES = st.integers(1, 7)
@@ -94,3 +100,13 @@ def test_stands_out_equals_a_loop(size: int, seed: int, top: int, masked: bool) 
 def test_the_best_alone_is_the_filter_of_decl(size: int, seed: int) -> None:
     e = scores(size, seed).exp()
     assert torch.equal(stands_out(e, 1), corresponds(e))
+
+
+@given(SIZES, SEEDS, st.booleans())
+def test_sigmoid_losses_equal_a_loop(size: int, seed: int, masked: bool) -> None:
+    z, mask = 5 * scores(size, seed), shared(size, seed) if masked else None
+    positive, negative = sigmoid_losses(z, mask)
+    for i in range(size):
+        others = [j for j in range(size) if j != i and not (mask is not None and mask[i, j])]
+        assert positive[i].item() == pytest.approx(math.log1p(math.exp(-z[i, i])))
+        assert negative[i].item() == pytest.approx(sum(math.log1p(math.exp(z[i, j])) for j in others))

@@ -12,6 +12,7 @@ from mispair.functional.losses import (
     adaptive_prediction,
     best_count,
     hard_loss,
+    hard_losses,
     meta_margin,
     negatives_at,
     pair_quality,
@@ -75,6 +76,7 @@ def test_losses_equal_sums_of_the_loop(case: tuple[Tensor, Tensor | float, Tenso
     n = min(negatives, B - 1)
     hard = sum(sum(sorted(anchor, reverse=True)[:n]) / n for anchor in (*image_cost, *columns))
     assert hard_loss(S, margin, negatives, mask).item() == pytest.approx(hard, abs=1e-5)
+    assert hard_losses(S, margin, negatives, mask).sum().item() == pytest.approx(hard, abs=1e-5)
 
 
 @given(matrices())

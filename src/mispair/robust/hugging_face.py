@@ -1,0 +1,47 @@
+"""Adapter for the Trainer of transformers: models with `image_embeds` and `text_embeds`, such as CLIP and SigLIP.
+
+trainer = RobustTrainer(robust, model=model, args=arguments, train_dataset=data)
+
+Items of the data have `rows`, the number of the pair, so `arguments` need `remove_unused_columns=False`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from mispair.errors import ConfigError
+from mispair.robust.pytorch import RobustLoss
+from mispair.robust.robust import Robust
+from mispair.robust.trainer_callback import RobustCallback
+
+try:
+    from transformers import Trainer
+except ModuleNotFoundError as missing:
+    raise ConfigError(f"This adapter needs {missing.name}; install it: pip install transformers accelerate") from None
+
+
+class RobustTrainer(Trainer):
+    """Trains with the batches and the loss of `robust`; evaluates with the model's own loss."""
+
+    def __init__(self, robust: Robust, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.robust, self.robust_loss = robust, RobustLoss(robust)
+        self.model_accepts_loss_kwargs = False  # the loss is a mean over the batch
+        self.add_callback(RobustCallback(robust))
+
+    def get_train_dataloader(self) -> DataLoader[Any]:
+        sampler = self.robust.sampler(self.args.train_batch_size, rank=0, world=1)  # accelerate shares batches out
+        data: Any = self.train_dataset
+        loader = DataLoader(data, batch_sampler=sampler, collate_fn=self.data_collator)
+        return self.accelerator.prepare(loader)  # type: ignore[no-any-return]
+
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, *_: Any, **__: Any) -> Any:
+        rows = inputs.pop("rows")
+        outputs, learned = model(**inputs, return_loss=not model.training), self.accelerator.unwrap_model(model)
+        loss = outputs.loss
+        if model.training:
+            bias = getattr(learned, "logit_bias", None)
+            loss = self.robust_loss(outputs.image_embeds, outputs.text_embeds, rows, learned.logit_scale.exp(), bias)
+        return (loss, outputs) if return_outputs else loss

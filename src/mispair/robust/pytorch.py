@@ -1,0 +1,49 @@
+"""Adapter for plain PyTorch: a loss module that takes the embeddings of a batch, on one GPU or several.
+
+loader = DataLoader(dataset, batch_sampler=robust.sampler(64))  # the dataset gives the number of each pair, too
+loss = RobustLoss(robust)(image_embeddings, text_embeddings, rows)
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.nn.functional import all_gather  # with gradients
+from torch.nn.functional import normalize
+
+from mispair.robust.robust import Robust
+
+
+class RobustLoss(nn.Module):
+    """`Robust.loss` of embeddings. With `torch.distributed`, items of all processes are each other's negatives."""
+
+    def __init__(self, robust: Robust) -> None:
+        super().__init__()
+        self.robust = robust
+
+    def forward(
+        self,
+        left: Tensor,
+        right: Tensor,
+        rows: Tensor,
+        logit_scale: float | Tensor | None = None,
+        logit_bias: float | Tensor | None = None,
+    ) -> Tensor:
+        """The loss of a batch.
+
+        Args:
+            left: (B, D) embeddings of the left items, of any length.
+            right: (B, D) embeddings of the right items.
+            rows: (B,) numbers of the pairs.
+            logit_scale: As in `Robust.loss`.
+            logit_bias: As in `Robust.loss`.
+        """
+        left, right = (normalize(side.float(), dim=-1).contiguous() for side in (left, right))
+        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+            left, right = (torch.cat(all_gather(side)) for side in (left, right))  # type: ignore[no-untyped-call]
+            own = rows.to(left.device)
+            all_rows = [torch.empty_like(own) for _ in range(dist.get_world_size())]
+            dist.all_gather(all_rows, own)
+            rows = torch.cat(all_rows)
+        return self.robust.loss(left @ right.T, rows, logit_scale=logit_scale, logit_bias=logit_bias)

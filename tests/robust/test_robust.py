@@ -1,0 +1,297 @@
+"""The loss against plain loops and the losses of libraries, the batches, and exact resume."""
+
+from __future__ import annotations
+
+import math
+from itertools import islice
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn.functional import cross_entropy, logsigmoid
+
+from mispair.data.pairs import Pairs, Vectors
+from mispair.errors import ConfigError, DataError, NonFiniteError
+from mispair.functional.losses import hard_loss
+from mispair.functional.rank_correlation import label_bounds, rank_correlation, soft_labels
+from mispair.methods.soft_partners import SoftPartners
+from mispair.robust.robust import FILTER_TOP, GAMMA_SHARE, Robust
+
+METHODS = ("weights", "mend", "repair")
+LOSSES = ("infonce", "siglip", "triplet")
+
+
+def vectors(count: int, seed: int = 0, shared: int = 2) -> Pairs:
+    """Pairs of vectors with match scores; `shared` of them have one left item."""
+    rng = np.random.default_rng(seed)
+    hidden = rng.normal(size=(-(-count // shared), 4))
+    link = np.arange(count) // shared
+    right = hidden[link] @ rng.normal(size=(4, 6))
+    score = rng.random(count).astype(np.float32)
+    score[:3] = 0.9
+    left, right = hidden.astype(np.float32), right.astype(np.float32)
+    return Pairs(Vectors(left), Vectors(right), link, match_score=score)
+
+
+def cosines(size: int, seed: int = 0) -> Tensor:
+    left, right = torch.randn(2, size, 8, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.nn.functional.normalize(left) @ torch.nn.functional.normalize(right).T
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_of_certain_pairs_it_is_the_usual_loss(method: Any) -> None:
+    S, rows, target = cosines(6).float(), torch.arange(6) + 2, torch.arange(6)
+    scores = np.ones(9)
+    clip = (cross_entropy(S * 20, target) + cross_entropy(S.T * 20, target)) / 2
+    assert torch.allclose(Robust(scores, method).loss(S, rows), clip)
+    signs = 2 * torch.eye(6) - 1
+    siglip = -logsigmoid(signs * (S * 5 - 3)).sum() / 6
+    assert torch.allclose(Robust(scores, method, loss="siglip").loss(S, rows, logit_scale=5, logit_bias=-3), siglip)
+    assert torch.allclose(Robust(scores, method, loss="triplet").loss(S, rows), hard_loss(S, 0.2) / 6)
+
+
+def loop(kind: str, S: Tensor, pairs: list[tuple[int, int, float]], lefts: list[int], rights: list[int]) -> float:
+    """The loss of (left place, right place, weight), where `lefts` and `rights` number the items of the places."""
+    total, weight = 0.0, 0.0
+    for i, j, w in pairs:
+        own = float(S[i, j])
+        negative = [b for a, b, _ in pairs if lefts[a] != lefts[i] and rights[b] != rights[j]]
+        positive = [a for a, b, _ in pairs if lefts[a] != lefts[i] and rights[b] != rights[j]]
+        row, column = [float(S[i, b]) for b in negative], [float(S[a, j]) for a in positive]
+        if kind == "infonce":
+            sums = (math.exp(20 * own) + sum(math.exp(20 * s) for s in side) for side in (row, column))
+            total += w * sum(math.log(value) - 20 * own for value in sums) / 2
+            weight += w
+        elif kind == "siglip":
+            total += w * math.log1p(math.exp(10 - 10 * own)) + sum(math.log1p(math.exp(10 * s - 10)) for s in row)
+            weight += 1
+        elif w > 0:
+            margin = 0.2 * (10**w - 1) / 9
+            total += sum(max([0.0, *(margin + s - own for s in side)]) for side in (row, column))
+            weight += 1
+    return total / max(weight, 1)
+
+
+@given(st.sampled_from(LOSSES), st.integers(0, 99), st.integers(4, 9))
+def test_the_loss_equals_a_loop(kind: Any, seed: int, size: int) -> None:
+    pairs = vectors(24, seed)
+    robust = Robust(pairs, "mend", loss=kind, flagged_share=0.5)
+    rows = next(iter(robust.sampler(size)))
+    S = cosines(len(rows), seed)
+    assert robust.partners is not None
+    expected, score = [], pairs.match_score
+    assert score is not None
+    for place, row in enumerate(rows):
+        if score[row] >= 0.5:
+            expected.append((place, place, float(score[row])))
+            continue
+        best: tuple[float, int, bool] = (0.0, -1, True)
+        for own, keeps, lenders, odds in zip(
+            robust.partners.own, robust.partners.keeps_right, robust.partners.lenders, robust.partners.odds, strict=True
+        ):
+            for lender, odd in zip(lenders, odds, strict=True):
+                if own == row and lender in rows and odd > best[0]:
+                    best = float(odd), rows.index(lender), bool(keeps)
+        odd, lent, keeps = best
+        crossed = (place, place, 0.0) if not odd else (lent, place, 0.3) if keeps else (place, lent, 0.3)
+        expected.append(crossed)
+    items = [int(pairs.link[row]) for row in rows]
+    assert robust.loss(S, rows).item() == pytest.approx(loop(kind, S, expected, items, rows), rel=1e-4, abs=1e-5)
+
+
+def test_pairs_that_share_an_item_are_no_negatives() -> None:
+    S = cosines(4).float().requires_grad_()
+    loss = Robust(np.ones(9), left_items=[0, 0, 1, 2, 3, 4, 5, 6, 7]).loss(S, [0, 1, 4, 4])
+    zero = torch.autograd.grad(loss, S)[0] == 0
+    assert torch.equal(zero, torch.tensor([[0, 1, 0, 0], [1, 0, 0, 0], [0, 0, 0, 1], [0, 0, 1, 0]]).bool())
+
+
+def test_a_flagged_pair_gives_no_gradient_to_its_own_cosine() -> None:
+    S = cosines(3).float().requires_grad_()
+    robust = Robust([0.9, 0.1, 0.8, 1.0])
+    (gradient,) = torch.autograd.grad(robust.loss(S, [0, 1, 2]), S)
+    assert gradient[1, 1] == 0
+    assert (gradient[0, 0] < 0) & (gradient[2, 2] < 0)
+    assert np.allclose(robust.weights, [0.9, 0, 0.8, 1.0])
+
+
+# ---------------------------------------------------------------------- batches
+
+
+@given(st.integers(0, 50), st.integers(2, 9), st.integers(1, 3), st.sampled_from(METHODS))
+def test_an_epoch_has_each_trusted_pair_once(seed: int, size: int, world: int, method: Any) -> None:
+    pairs = vectors(60, seed)
+    robust = Robust(pairs, method, flagged_share=0.3, seed=seed)
+    samplers = [robust.sampler(size, rank, world) for rank in range(world)]
+    batches = [list(sampler) for sampler in samplers]
+    assert {len(batch) for part in batches for batch in part} == {samplers[0].batch_size}
+    assert [len(part) for part in batches] == [len(samplers[0])] * world
+    rows = np.concatenate([row for step in zip(*batches, strict=True) for row in step])
+    assert np.array_equal(rows, robust._order()[1][: len(rows)])
+    assert pairs.match_score is not None
+    trusted = rows[pairs.match_score[rows] >= 0.5]
+    assert len(np.unique(trusted)) == len(trusted)
+    left = robust.sampled - len(rows)
+    assert len(trusted) >= len(robust.trained) - left
+    assert left < samplers[0].batch_size * world
+    assert list(samplers[0]) == batches[0]
+    robust.end_epoch()
+    assert list(samplers[0]) != batches[0] or len(rows) < 6
+
+
+def test_flagged_pairs_come_with_a_pair_that_lends_a_partner() -> None:
+    robust = Robust(vectors(400), "mend", flagged_share=0.3)
+    count, lent = 0, 0
+    for batch in robust.sampler(40):
+        lefts, rights, weights = robust._matched(np.array(batch))
+        flagged = ~robust.scores.trusted[batch]
+        assert np.array_equal(weights[~flagged], robust.weights[batch][~flagged])
+        assert np.array_equal((lefts != rights), weights == np.float32(0.3))
+        count, lent = count + flagged.sum(), lent + (weights[flagged] > 0).sum()
+    assert count >= 0.25 * robust.sampled
+    assert lent >= 0.9 * count
+
+
+def test_a_lender_that_is_flagged_comes_too() -> None:
+    robust = Robust(np.r_[np.zeros(4), np.ones(8)], "mend", flagged_share=0.5)
+    robust.partners = SoftPartners(np.array([0, 1]), np.array([True, True]), np.array([[2], [7]]), np.ones((2, 1)))
+    robust._partner_rows, robust.sampled = robust._places(), 11
+    for _ in range(5):
+        (order,) = robust.sampler(11)
+        assert sorted(order) == sorted([*range(4, 12), 0, 1, 2])
+        assert order.index(0) == order.index(2) + 1
+        robust.end_epoch()
+
+
+# ---------------------------------------------------------------------- epochs and checkpoints
+
+
+def train(robust: Robust, model: Tensor, steps: int, size: int = 8) -> None:
+    """Steps of a toy: one cosine a pair, of any two items."""
+    while steps:
+        for batch in islice(robust.sampler(size), steps):
+            S = torch.tanh(model[batch][:, batch])
+            loss = robust.loss(S, torch.tensor(batch))
+            (gradient,) = torch.autograd.grad(loss, model)
+            model.data -= 0.5 * gradient
+            steps -= 1
+        if steps:
+            robust.end_epoch()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_resumed_in_the_middle_of_an_epoch_it_is_the_same(method: Any) -> None:
+    pairs = vectors(60)
+    start = cosines(60).float()
+
+    def fresh() -> tuple[Robust, Tensor]:
+        return Robust(pairs, method, flagged_share=0.3, seed=3), start.clone().requires_grad_()
+
+    whole, model = fresh()
+    train(whole, model, 17)
+    first, resumed = fresh()
+    train(first, resumed, 10)
+    assert first.epoch >= 1
+    assert first.step > 0
+    state = first.state_dict()
+    second, _ = fresh()
+    second.load_state_dict(state)
+    train(second, resumed, 7)
+    assert torch.equal(resumed, model)
+    assert np.array_equal(second.weights, whole.weights)
+    assert second.epoch == whole.epoch
+
+
+def test_mend_leaves_out_pairs_that_do_not_stand_out() -> None:
+    robust = Robust(np.ones(40), "mend")
+    S = torch.eye(20)
+    S[0, 5:12] = 2
+    with torch.no_grad():  # an evaluation teaches nothing
+        robust.loss(S, range(20))
+    robust.end_epoch()
+    assert robust.weights.min() == 1
+    robust.loss(S, range(20))
+    assert FILTER_TOP <= 7
+    robust.end_epoch()
+    assert np.flatnonzero(robust.weights == 0).tolist() == [0]
+    robust.loss(S * 0, range(20))  # a network that knows nothing is not followed
+    robust.end_epoch()
+    assert robust.weights.min() == 1
+
+
+def test_repair_labels_by_rank_correlation() -> None:
+    robust = Robust(np.r_[np.ones(30), np.zeros(2)], "repair")
+    S = cosines(32, 5).float()
+    S[:16, :16] = (S[:16, :16] + S[:16, :16].T) / 2  # the first pairs see the others alike from both sides
+    robust.loss(S, range(32))
+    robust.end_epoch()
+    correlation = rank_correlation(-S[:, :30], -S[:30].T)[:30]
+    labels = soft_labels(correlation, *label_bounds(correlation, GAMMA_SHARE))
+    assert np.allclose(robust.weights[:30], labels, atol=1e-6)
+    assert robust.weights[30:].max() == 0
+
+
+# ---------------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("similarity", "rows", "sentence"),
+    [
+        (torch.zeros(3, 4), [0, 1, 2], r"similarity is \(3, 4\); it must be a square tensor"),
+        (np.zeros((3, 3)), [0, 1, 2], "must be a square tensor"),
+        (torch.zeros(3, 3), [0, 1], r"rows is an array of int64 with shape \(2,\); it must be 3 whole numbers"),
+        (torch.zeros(3, 3), [0.0, 1.0, 2.0], "rows is an array of float64"),
+        (torch.zeros(3, 3), [0, 1, 4], "there is no pair 4; the pairs are 0 to 3"),
+        (torch.zeros(3, 3), torch.tensor([0, -1, 2]), "there is no pair -1"),
+    ],
+)
+def test_wrong_batches_are_refused(similarity: Any, rows: Any, sentence: str) -> None:
+    with pytest.raises(DataError, match=sentence):
+        Robust(np.ones(4)).loss(similarity, rows)
+
+
+def test_what_is_not_finite_is_named() -> None:
+    S = torch.zeros(3, 3)
+    S[1] = torch.nan
+    with pytest.raises(NonFiniteError, match="Epoch 0, step 0: similarities of pairs 7 are not finite"):
+        Robust(np.ones(9)).loss(S, [4, 7, 2])
+    with pytest.raises(NonFiniteError, match="no similarity is"):
+        Robust(np.ones(9)).loss(torch.zeros(3, 3), [4, 7, 2], logit_scale=math.nan)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ({"method": "osa"}, 'method is "osa"; it must be one of weights, mend, repair'),
+        ({"loss": "clip"}, "it must be one of infonce, siglip, triplet"),
+        ({"flag_below": 2}, "flag_below is 2"),
+        ({"flagged_weight": -1}, "flagged_weight is -1"),
+        ({"temperature": 0}, "temperature is 0; it must be greater than 0"),
+        ({"flag_below": 0.99}, "0 of 4 pairs are trusted, and two are needed"),
+        ({"left_items": [1, 2]}, "it must be 4 whole numbers, one for each pair"),
+    ],
+)
+def test_wrong_settings_are_refused(arguments: dict[str, Any], sentence: str) -> None:
+    with pytest.raises((ConfigError, DataError), match=sentence):
+        Robust(np.full(4, 0.9), **arguments)
+
+
+def test_wrong_samplers_and_states_are_refused() -> None:
+    robust = Robust(np.ones(8))
+    for size in (1, 0, 2.5, True):
+        with pytest.raises(ConfigError, match="batch_size is"):
+            robust.sampler(size)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="rank is 2; with world = 2 it must be from 0 to 1"):
+        robust.sampler(4, 2, 2)
+    with pytest.raises(ConfigError, match="too few for 5 processes"):
+        robust.sampler(4, 0, 5)
+    with pytest.raises(DataError, match=r"not what Robust\.state_dict gives"):
+        robust.load_state_dict({})
+    with pytest.raises(DataError, match='of method "mend"'):
+        robust.load_state_dict(Robust(np.ones(8), "mend").state_dict())
+    with pytest.raises(DataError, match="of other pairs"):
+        robust.load_state_dict(Robust(np.ones(9)).state_dict())

@@ -109,10 +109,12 @@ def bench_audit(
     noise_ratio: tuple[float, ...] = (0.2, 0.4, 0.6),
     seeds: int = 3,
     pairs: int | None = None,
+    baselines: bool = True,
+    natural_noise: float | None = None,
     device: str = "auto",
     json: bool = False,
 ) -> int:
-    """Measure how well an audit detects injected noise, on your own data.
+    """Measure how well an audit detects injected noise, on your own data, beside other methods.
 
     Args:
         source: Folder of embeddings or features; its pairs count as matched.
@@ -122,32 +124,84 @@ def bench_audit(
         noise_ratio: Shares of mismatched pairs.
         seeds: How many times each.
         pairs: Use only so many pairs, drawn at random.
+        baselines: Measure other methods as well: cosine (in a common space), CCA cosine, neighbours, LEMoN.
+        natural_noise: Share of your own pairs that are mismatched; by default an audit of them estimates it.
         device: auto, cpu, cuda, cuda:1, mps.
         json: Print the numbers as JSON.
     """
     from mispair.auditing.sources.source import open_arrays, open_source
-    from mispair.bench.measure.audit_quality import measure, quality_table
+    from mispair.bench.measure.audit_quality import NaturalNoise, find_natural_noise, measure, quality_table
 
     _check({"seeds": seeds, "pairs": pairs}, 1)
     _check_ratios(noise_ratio)
+    if natural_noise is not None and not 0 <= natural_noise < 1:
+        raise ConfigError(f"--natural-noise is {natural_noise}; expected a share from 0 to below 1, such as 0.05.")
     if source is not None:
         opened = open_source(source)
     elif left is not None and right is not None:
         opened = open_arrays(left, right)
     else:
         raise ConfigError("Give a folder, or both --left A.npy and --right B.npy.")
+    if natural_noise is None:
+        natural = find_natural_noise(opened, count=pairs, device=device)
+    else:
+        natural = NaturalNoise(natural_noise)
     rows = list(
         measure(
-            opened, kind, noise_ratio, seeds, count=pairs, device=device,
-            on_result=lambda row: print(
+            opened, kind, noise_ratio, seeds, natural_noise=natural.rate, count=pairs, device=device,
+            baselines=baselines, on_result=lambda row: print(
                 f"{row.kind} {row.noise_ratio:.2f} seed {row.seed}: {row.auroc:.4f}", file=sys.stderr
             ),
         )
     )  # fmt: skip
     if json:
-        print_json({"input": opened.name, "audits": [vars(row) for row in rows]})
+        print_json({"input": opened.name, "assumes": natural.sentence(), "audits": [vars(row) for row in rows]})
     else:
         print_table(quality_table(rows))
+        print(natural.sentence())
+    return 0
+
+
+def bench_coverage(
+    sources: Positional[tuple[Path, ...]],
+    *,
+    noise_ratio: tuple[float, ...] = (0.0, 0.05, 0.2, 0.4, 0.6, 0.8, 1.0),
+    pairs: tuple[int, ...] = (200, 1000, 5000, 20000),
+    audits: int = 10,
+    natural_noise: float = 0.0,
+    device: str = "auto",
+    json: bool = False,
+) -> int:
+    """Measure how often the interval of the noise rate holds the truth, and how far probabilities can be believed.
+
+    Args:
+        sources: Folders of embeddings or features; their pairs count as matched.
+        noise_ratio: Shares of mismatched pairs.
+        pairs: Numbers of pairs, drawn at random; those above what a folder has are left out.
+        audits: How many of each.
+        natural_noise: Share of the pairs that are mismatched already.
+        device: auto, cpu, cuda, cuda:1, mps.
+        json: Print the numbers as JSON.
+    """
+    from mispair.auditing.sources.source import open_source
+    from mispair.bench.measure.audit_coverage import coverage_tables, measure
+
+    if not sources:
+        raise ConfigError("Give one or more folders of embeddings or features.")
+    _check({"audits": audits, "pairs": pairs}, 1)
+    _check_ratios((*noise_ratio, natural_noise))
+    opened = [open_source(source) for source in sources]
+    found = list(
+        measure(
+            opened, noise_ratio, pairs, audits, natural_noise=natural_noise, device=device,
+            on_result=lambda one: print(one.sentence(), file=sys.stderr),
+        )
+    )  # fmt: skip
+    if json:
+        print_json({"audits": [one.to_json() for one in found]})
+    else:
+        for table in coverage_tables(found):
+            print_table(table)
     return 0
 
 

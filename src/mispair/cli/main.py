@@ -17,7 +17,15 @@ import tyro
 
 from mispair import __version__
 from mispair.cli.audit import audit, encode
-from mispair.cli.bench import bench_audit, bench_epoch, bench_report, bench_run, bench_scale, bench_speed
+from mispair.cli.bench import (
+    bench_audit,
+    bench_coverage,
+    bench_epoch,
+    bench_report,
+    bench_run,
+    bench_scale,
+    bench_speed,
+)
 from mispair.cli.data import data_check, data_get, data_make, data_noise
 from mispair.cli.model import evaluate, search, train
 from mispair.cli.output import console, print_json, print_table
@@ -87,6 +95,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "bench speed": bench_speed,
     "bench epoch": bench_epoch,
     "bench audit": bench_audit,
+    "bench coverage": bench_coverage,
     "bench scale": bench_scale,
 }
 GROUPS = ("data", "bench")

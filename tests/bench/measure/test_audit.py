@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import fields
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from made_pairs import made_pairs
 from mispair.auditing.sources.source import from_memory
 from mispair.bench.measure import audit_quality, audit_scale
+from mispair.bench.measure.audit_coverage import SimulatedAudit, coverage_tables
+from mispair.bench.measure.audit_quality import AuditQuality
 from mispair.cli.main import main
 from mispair.data.pairs import Vectors
+from mispair.functional.metrics import auroc
 
 
 def test_calibration_error_by_hand() -> None:
@@ -46,15 +51,103 @@ def test_the_command_measures_the_quality_of_an_audit(tmp_path: Path, capsys: py
     assert row["auroc"] > max(row["measures"].values()) - 0.03
     assert sum(count for *_, count in row["reliability"]) == row["pairs"] == 300
     assert 0 <= row["chance"] < row["right_correct"] <= 1
+    assert set(row["baselines"]) == set(row["baseline_precision"]) >= {"cca cosine", "neighbours", "lemon"}
+    assert min(row["baselines"].values()) > 0.7
+
+
+def test_the_table_says_what_is_assumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    audit_scale.generate(tmp_path, 100, 12, noise_ratio=0.0)
+    files = ["--left", str(tmp_path / "left.npy"), "--right", str(tmp_path / "right.npy")]
+    command = ["bench", "audit", *files, "--noise-ratio", "0.3", "--seeds", "1", "--device", "cpu", "--natural-noise"]
+    assert main([*command, "0.05", "--no-baselines"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Assumed: your own pairs are matched" in said
+    assert "You say that 5.0%" in said
+    assert "corrected for natural noise" in said
+    assert "baseline" not in said
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
-    [([], "Give a folder"), (["--left", "x.npy"], "Give a folder"), (["x", "--seeds", "0"], "--seeds")],
+    [
+        (["audit"], "Give a folder"),
+        (["audit", "--left", "x.npy"], "Give a folder"),
+        (["audit", "x", "--seeds", "0"], "--seeds"),
+        (["audit", "x", "--natural-noise", "1"], "--natural-noise"),
+        (["coverage", "x", "--audits", "0"], "--audits"),
+        (["coverage"], "one or more folders"),
+    ],
 )
 def test_wrong_arguments_get_a_sentence(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "audit", *arguments]) == 2
+    assert main(["bench", *arguments]) == 2
     assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("natural", "noise"), [(0.3, 0.3), (0.1, 0.5)])
+def test_the_correction_for_natural_noise(natural: float, noise: float) -> None:
+    """Scores of pairs of which it is known which were mismatched before, and which on purpose."""
+    rng = np.random.default_rng(0)
+    before, injected = rng.random(40_000) < natural, rng.random(40_000) < noise
+    score = rng.standard_normal(40_000) + 2 * ~(before | injected)
+    truth = auroc(score, ~(before | injected))
+    measured = auroc(score, ~injected)
+    assert truth is not None
+    assert measured is not None
+    assert measured < truth - 0.03
+    assert audit_quality.corrected_auroc(measured, natural) == pytest.approx(truth, abs=0.01)
+    assert audit_quality.corrected_auroc(measured, 0) == measured
+    assert audit_quality.corrected_auroc(0.6, 1) == 0.6
+
+
+def test_natural_noise_is_found_and_corrected_for() -> None:
+    pairs = made_pairs(300, 0.3)
+    source = from_memory(pairs.left, pairs.right)
+    natural = audit_quality.find_natural_noise(source, device="cpu")
+    assert natural.rate == pytest.approx(0.3, abs=0.06)
+    assert f"{natural.rate:.1%}" in natural.sentence()
+    (found,) = audit_quality.measure(
+        source, ("caption",), (0.3,), 1, natural_noise=natural.rate, device="cpu", baselines=False
+    )
+    assert found.auroc < 0.87
+    assert found.corrected_auroc > 0.93
+    assert found.all_noise == pytest.approx(0.51, abs=0.06)
+    assert "You say that 10.0%" in audit_quality.NaturalNoise(0.1).sentence()
+
+
+def test_coverage_of_simulated_audits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for folder, seed in (("a", 0), ("b", 1)):
+        pairs = made_pairs(90, 0.0, seed=seed)
+        for side, vectors in (("img_emb", pairs.left), ("text_emb", pairs.right)):
+            (tmp_path / folder / side).mkdir(parents=True)
+            np.save(tmp_path / folder / side / f"{side}_0.npy", vectors)
+    folders = [str(tmp_path / name) for name in "ab"]
+    command = ["bench", "coverage", *folders, "--audits", "1", "--device", "cpu", "--noise-ratio", "0", "0.5"]
+    assert main([*command, "--pairs", "80", "2000", "--json"]) == 0
+    audits = json.loads(capsys.readouterr().out)["audits"]
+    assert [(one["data"][-1:], one["column"], one["pairs"]) for one in audits] == [
+        ("a", 0.0, 80), ("a", 0.5, 80), ("b", 0.0, 80), ("b", 0.5, 80),
+    ]  # fmt: skip
+    for one in audits:
+        assert one["covered"] == (one["noise_low"] <= one["noise_ratio"] <= one["noise_high"])
+        assert one["baselines"] == {}
+
+
+def test_tables_of_coverage() -> None:
+    quality = dict.fromkeys(field.name for field in fields(AuditQuality)) | {"pairs": 1000, "natural_noise": 0.0}
+    quality |= dict.fromkeys(("calibration_error", "suggestion_error", "suggestion_claim", "suggestion_correct"), 0.0)
+
+    def simulated(data: str, ratio: float, low: float) -> SimulatedAudit:
+        numbers = quality | {"noise_ratio": ratio, "noise_low": low, "noise_high": low + 0.2, "noise_rate": low}
+        return SimulatedAudit(data, ratio, AuditQuality(**numbers))  # type: ignore[arg-type]
+
+    found = [simulated("a", 0.1, 0.0), simulated("a", 0.1, 0.3), simulated("b", 0.5, 0.4)]
+    table, width, *_ = coverage_tables(found)
+    assert [column.header for column in table.columns] == ["data", "pairs", "10%", "50%", "all"]
+    assert [list(column.cells) for column in table.columns[2:]] == [
+        ["0.500", "", "0.500"], ["", "1.000", "1.000"], ["0.500", "1.000", "0.667"],
+    ]  # fmt: skip
+    assert list(width.columns[-1].cells) == ["0.200"] * 3
+    assert found[1].sentence() == "a 1000 pairs, 0.100 mismatched: 0.300 (0.300 to 0.500), MISSED"
 
 
 def test_generated_pairs_are_the_same_every_time(tmp_path: Path) -> None:

@@ -1,11 +1,12 @@
 """`mispair bench audit`: how well an audit detects injected noise, on data of your own.
 
-The pairs count as matched. Some are mismatched on purpose, and the scores of an audit are compared with the truth.
+Some of the pairs are mismatched on purpose, and the scores of an audit are compared with the truth. Pairs that were
+mismatched before count as matched there, so the measured AUROC is too low: see `corrected_auroc`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
@@ -22,6 +23,7 @@ from mispair.auditing.audit import Audit, Settings, audit_source
 from mispair.auditing.scoring.partners import Partners
 from mispair.auditing.sources.from_pairs import from_pairs
 from mispair.auditing.sources.source import Source
+from mispair.bench.measure.audit_baselines import baseline_scores
 from mispair.config import NoiseKind
 from mispair.data.noise import noise_index
 from mispair.data.pairs import IntArray, Pairs, Vectors
@@ -41,8 +43,12 @@ class AuditQuality:
     pairs: int
     auroc: float  # of the match score
     average_precision: float  # mismatched pairs first
+    corrected_auroc: float  # without the natural noise
     measures: dict[str, float]  # AUROC of each measure by itself
-    noise_rate: float  # estimate
+    baselines: dict[str, float]  # AUROC of other methods; see `audit_baselines`
+    baseline_precision: dict[str, float]  # their average precision
+    natural_noise: float  # share of the pairs that were mismatched before
+    noise_rate: float  # estimate, of natural and injected noise together
     noise_low: float
     noise_high: float
     calibration_error: float  # expected calibration error of the match score
@@ -51,7 +57,44 @@ class AuditQuality:
     left_correct: float
     neighbour_correct: float  # the same with the partner of the nearest left neighbour
     chance: float
+    suggestion_claim: float  # mean probability of the first suggestions for flagged pairs, of both sides
+    suggestion_correct: float  # share of them that are the original partner
+    suggestion_error: float  # expected calibration error of these probabilities
     seconds: float
+
+    @property
+    def all_noise(self) -> float:
+        """Share of mismatched pairs, natural and injected ones together."""
+        return self.noise_ratio + (1 - self.noise_ratio) * self.natural_noise
+
+    @property
+    def covered(self) -> bool:
+        """Whether the interval of the noise rate contains the truth."""
+        return self.noise_low <= self.all_noise <= self.noise_high
+
+
+@dataclass(frozen=True)
+class NaturalNoise:
+    """Noise rate of the pairs as they are, with its interval where an audit has estimated it."""
+
+    rate: float
+    interval: tuple[float, float] | None = None
+
+    def sentence(self) -> str:
+        """What is assumed, in words."""
+        if self.interval is None:
+            known = f"You say that {self.rate:.1%} of them are mismatched already."
+        else:
+            low, high = self.interval
+            known = (
+                f"An audit of the pairs as they are estimates that {self.rate:.1%} ({low:.1%} to {high:.1%}) of them "
+                "are mismatched already; --natural-noise 0 says that none are."
+            )
+        return (
+            f"Assumed: your own pairs are matched, and only those that were exchanged on purpose are not. {known} That "
+            "lowers the AUROC, and is taken out of the corrected one on the assumption that these pairs are like "
+            "shuffled ones. The interval is compared with natural and injected noise together."
+        )
 
 
 def pairs_of(source: Source, count: int | None = None, seed: int = 0) -> Pairs:
@@ -72,23 +115,79 @@ def measure(
     noise_ratios: Sequence[float],
     seeds: int,
     *,
+    natural_noise: float = 0.0,
     count: int | None = None,
     device: str = "auto",
-    on_result: Callable[[AuditQuality], None],
+    baselines: bool = True,
+    on_result: Callable[[AuditQuality], None] = lambda _: None,
 ) -> Iterator[AuditQuality]:
-    """Audits for every kind of noise, noise ratio and seed."""
+    """Audits for every kind of noise, noise ratio and seed.
+
+    Args:
+        source: The pairs.
+        kinds: Of the injected noise.
+        noise_ratios: Shares of mismatched pairs.
+        seeds: How many audits of each.
+        natural_noise: Share of the pairs that are mismatched already.
+        count: Pairs to draw; all by default.
+        device: Where to audit.
+        baselines: Whether to measure other methods as well.
+        on_result: Is called with each result.
+    """
     for kind in kinds:
         for noise_ratio in noise_ratios:
             for seed in range(seeds):
                 pairs = pairs_of(source, count, seed)
                 noisy = pairs.with_link(noise_index(pairs, noise_ratio=noise_ratio, seed=seed, kind=kind))
-                quality = judge(noisy, audit_source(from_pairs(noisy), Settings(device=device)), kind, seed)
+                audit = audit_source(from_pairs(noisy), Settings(device=device))
+                others = baseline_scores(*_vectors(noisy), noisy.link) if baselines else {}
+                quality = judge(noisy, audit, kind, seed, natural_noise, others)
                 on_result(quality)
                 yield quality
 
 
-def judge(pairs: Pairs, audit: Audit, kind: str, seed: int) -> AuditQuality:
-    """Compares an audit with the truth."""
+def find_natural_noise(source: Source, *, count: int | None = None, device: str = "auto") -> NaturalNoise:
+    """Estimates the noise rate of the pairs as they are."""
+    combination = audit_source(from_pairs(pairs_of(source, count)), Settings(device=device)).judge.combination
+    return NaturalNoise(combination.rate, (combination.low, combination.high))
+
+
+def corrected_auroc(measured: float, natural_noise: float, tie: float = 0.5) -> float:
+    """The AUROC of a score if it was known which pairs were mismatched before any were so on purpose.
+
+    A pair that counts as matched is so with a probability of 1 - p, the natural noise. Then it is above one that was
+    mismatched on purpose with the probability A in question; else with b, which is 1/2 if natural and injected
+    mismatches have the same scores. So (1 - p) A + p b is measured.
+
+    Args:
+        measured: AUROC of pairs that count as matched against injected mismatches.
+        natural_noise: p.
+        tie: b.
+
+    >>> round(corrected_auroc(0.7 * 0.95 + 0.3 * 0.5, 0.3), 3)
+    0.95
+    """
+    if natural_noise >= 1:
+        return measured
+    return float(np.clip((measured - natural_noise * tie) / (1 - natural_noise), 0, 1))
+
+
+def _vectors(pairs: Pairs) -> tuple[npt.NDArray[np.floating], npt.NDArray[np.floating]]:
+    """(n, D) and (n, E) items of all pairs."""
+    assert isinstance(pairs.left, Vectors)
+    assert isinstance(pairs.right, Vectors)
+    return np.asarray(pairs.left.features)[pairs.link], np.asarray(pairs.right.features)
+
+
+def judge(
+    pairs: Pairs,
+    audit: Audit,
+    kind: str,
+    seed: int,
+    natural_noise: float = 0.0,
+    baselines: Mapping[str, npt.NDArray[np.floating]] | None = None,
+) -> AuditQuality:
+    """Compares an audit, and the scores of other methods, with the truth."""
     mismatched = pairs.mismatched
     assert mismatched is not None
     assert pairs.truth is not None
@@ -97,17 +196,26 @@ def judge(pairs: Pairs, audit: Audit, kind: str, seed: int) -> AuditQuality:
     own = pairs.link[audit.suggested[flagged]]
     right_fits = _fits(audit.new_rights, pairs.link[audit.suggested], pairs.truth)
     left_fits = _fits(audit.new_lefts, pairs.truth[audit.suggested], pairs.link)
+    found = auroc(score, ~mismatched) or 0.5
+    baselines = baselines or {}
+    claims = np.concatenate([audit.new_rights.scores[:, 0], audit.new_lefts.scores[:, 0]])
+    correct = np.concatenate([right_fits, left_fits])[~np.isnan(claims)]
+    claims = claims[~np.isnan(claims)]
     return AuditQuality(
         kind=kind,
         noise_ratio=float(mismatched.mean()),
         seed=seed,
         pairs=len(pairs),
-        auroc=auroc(score, ~mismatched) or 0.5,
-        average_precision=float(average_precision_score(mismatched, -score)) if mismatched.any() else float("nan"),
+        auroc=found,
+        corrected_auroc=corrected_auroc(found, natural_noise, _tie(audit, mismatched)),
+        average_precision=_precision(score, mismatched),
         measures={
             name: auroc(audit.scan.measures[:, column], ~mismatched) or 0.5
             for column, name in enumerate(audit.judge.names)
         },
+        baselines={name: auroc(scores, ~mismatched) or 0.5 for name, scores in baselines.items()},
+        baseline_precision={name: _precision(scores, mismatched) for name, scores in baselines.items()},
+        natural_noise=natural_noise,
         noise_rate=combination.rate,
         noise_low=combination.low,
         noise_high=combination.high,
@@ -117,8 +225,22 @@ def judge(pairs: Pairs, audit: Audit, kind: str, seed: int) -> AuditQuality:
         left_correct=_mean(left_fits[flagged]),
         neighbour_correct=_mean(_by_neighbour(pairs, audit.suggested[flagged])),
         chance=_mean(np.bincount(pairs.truth, minlength=len(pairs.left))[own] / len(pairs)),
+        suggestion_claim=_mean(claims),
+        suggestion_correct=_mean(correct),
+        suggestion_error=calibration_error(claims, correct) if len(claims) else 0.0,
         seconds=audit.seconds,
     )
+
+
+def _precision(score: npt.NDArray[np.floating], mismatched: BoolArray) -> float:
+    return float(average_precision_score(mismatched, -score)) if mismatched.any() else float("nan")
+
+
+def _tie(audit: Audit, mismatched: BoolArray) -> float:
+    """Probability that a shuffled pair has a higher score than one that was mismatched on purpose."""
+    shuffled, injected = audit.judge.combination.log_odds(audit.judge.null), audit.score[mismatched]
+    both = np.concatenate([shuffled, injected])
+    return 0.5 if not len(injected) else auroc(both, np.arange(len(both)) < len(shuffled)) or 0.5
 
 
 def calibration_error(probability: npt.NDArray[Any], matched: BoolArray) -> float:
@@ -167,25 +289,31 @@ def quality_table(rows: Sequence[AuditQuality]) -> Table:
     for row in rows:
         groups.setdefault(f"{row.kind} {row.noise_ratio:.0%}", []).append(row)
     table = Table("", *groups, title="Audit against the truth", caption="suggestions: for mismatched pairs with any")
-    metrics: dict[str, Callable[[AuditQuality], float]] = {
-        "AUROC of the match score": lambda row: row.auroc,
-        **{f"  of {name} alone": partial(_auroc_of_measure, name=name) for name in rows[0].measures},
-        "average precision": lambda row: row.average_precision,
-        "estimated noise rate": lambda row: row.noise_rate,
-        "  its interval holds the truth": lambda row: float(row.noise_low <= row.noise_ratio <= row.noise_high),
-        "expected calibration error": lambda row: row.calibration_error,
-        "first suggested right item is correct": lambda row: row.right_correct,
-        "first suggested left item is correct": lambda row: row.left_correct,
-        "  by the nearest neighbour's partner": lambda row: row.neighbour_correct,
-        "  by chance": lambda row: row.chance,
-        "seconds": lambda row: row.seconds,
-    }
-    for name, metric in metrics.items():
+    metrics: list[tuple[str, Callable[[AuditQuality], float]]] = [
+        ("AUROC of the match score", lambda row: row.auroc),
+        ("  corrected for natural noise", lambda row: row.corrected_auroc),
+        *((f"  of {name} alone", partial(_named, "measures", name)) for name in rows[0].measures),
+        *((f"  of the baseline {name}", partial(_named, "baselines", name)) for name in rows[0].baselines),
+        ("average precision of the match score", lambda row: row.average_precision),
+        *((f"  of the baseline {name}", partial(_named, "baseline_precision", name)) for name in rows[0].baselines),
+        ("estimated noise rate", lambda row: row.noise_rate),
+        ("  its interval holds the truth", lambda row: float(row.covered)),
+        ("expected calibration error", lambda row: row.calibration_error),
+        ("first suggested right item is correct", lambda row: row.right_correct),
+        ("first suggested left item is correct", lambda row: row.left_correct),
+        ("  by the nearest neighbour's partner", lambda row: row.neighbour_correct),
+        ("  by chance", lambda row: row.chance),
+        ("probability of the first suggestions", lambda row: row.suggestion_claim),
+        ("  share of them that is correct", lambda row: row.suggestion_correct),
+        ("seconds", lambda row: row.seconds),
+    ]
+    for name, metric in metrics:
         table.add_row(name, *(f"{fmean(map(metric, group)):.4f}" for group in groups.values()))
     lowest = (min(row.auroc for row in group) for group in groups.values())
     table.add_row("AUROC, lowest of the seeds", *(f"{value:.4f}" for value in lowest))
     return table
 
 
-def _auroc_of_measure(row: AuditQuality, name: str) -> float:
-    return row.measures[name]
+def _named(attribute: str, name: str, row: AuditQuality) -> float:
+    value: float = getattr(row, attribute)[name]
+    return value

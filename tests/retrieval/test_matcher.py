@@ -253,6 +253,9 @@ def test_weights_that_are_not_finite_or_not_ours_are_refused(matcher: mispair.Ma
     name = next(iter(tensors))
     tensors[name] = tensors[name] * torch.nan
     safetensors.torch.save_file(tensors, path, about)
+    with pytest.raises(DataError, match="damaged: it is not as it was written"):
+        mispair.Matcher.load(path, "cpu")
+    safetensors.torch.save_file(tensors, path, {"mispair": about["mispair"]})
     with pytest.raises(DataError, match=f"is damaged: {name} has weights that are not finite"):
         mispair.Matcher.load(path, "cpu")
     safetensors.torch.save_file(tensors, path, {"format": "pt"})

@@ -33,10 +33,10 @@ def by_hand(q: list[float], seed: int, answers: list[float]) -> tuple[float, flo
             observed += (1 - inclusion[pair]) * (answer - q[pair]) ** 2 / inclusion[pair] ** 2
     log_odds = [math.log(value / (1 - value)) for value in q]
     told = [(log_odds[pair], answer) for pair, answer in zip(order, answers, strict=False) if not math.isnan(answer)]
-    slope, offset = noise_estimate.recalibrate(*(np.array(column) for column in zip(*told, strict=True)))
+    slope, offset, doubt = noise_estimate.recalibrate(*(np.array(column) for column in zip(*told, strict=True)))
     expected = 0.0
     for value, odds, chance in zip(q, log_odds, inclusion, strict=True):
-        corrected = 1 / (1 + math.exp(-min(max(slope, 0), 1) * odds - offset))
+        corrected = 1 / (1 + math.exp(-min(max(slope - noise_estimate.DOUBT * doubt, 0), 1) * odds - offset))
         expected += (1 - chance) / chance * (corrected * (1 - corrected) + (corrected - value) ** 2)
     mixed = (count * observed + noise_estimate.PRIOR * expected) / (count + noise_estimate.PRIOR)
     variance = max(observed, mixed)
@@ -63,7 +63,7 @@ def test_the_correction_is_the_most_probable_one(seed: int, size: int, factor: f
     rng = np.random.default_rng(seed)
     odds = rng.normal(0, 2, size)
     answers = (rng.random(size) < 1 / (1 + np.exp(-factor * odds - shift))).astype(float)
-    slope, offset = noise_estimate.recalibrate(odds, answers)
+    slope, offset, doubt = noise_estimate.recalibrate(odds, answers)
 
     def loss(slope: float, offset: float) -> float:
         likelihood = [

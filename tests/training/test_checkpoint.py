@@ -22,6 +22,7 @@ from mispair.methods.report import MethodReport
 from mispair.support.files import write_atomically
 from mispair.training import checkpoint
 from mispair.training.checkpoint import Best, Checkpoint, Cursor, find, load_newest, save
+from mispair.training.monitor import Health
 
 
 def state(number: int, step: int | None = None) -> Checkpoint:
@@ -33,8 +34,7 @@ def state(number: int, step: int | None = None) -> Checkpoint:
         epoch_pairs=[EpochPairs(np.arange(5), np.arange(5, 7), "after")],
         report=MethodReport(clean_share=[0.1, 1 / 3], clean_precision=[None, math.nan], eta_share=0.2),
         best=Best(300.5, 2),
-        spread=[0.1, 0.2],
-        peak=[0.3, 0.2],
+        health=[Health(0.1, 0.3), Health(0.2, 0.2, steps=3, pairs=24, total=0.7)],
         random_state=torch.get_rng_state(),
         cuda_random_state=None,
         logged_bytes=77,
@@ -173,6 +173,16 @@ def test_what_is_no_checkpoint_is_refused(tmp_path: Path, content: bytes) -> Non
 def test_a_checkpoint_of_another_version_is_refused_with_a_sentence(tmp_path: Path, old: object) -> None:
     write(tmp_path, saved_bytes(old))
     with pytest.raises(DataError, match=r"written by another version of mispair.* another --out"):
+        load_newest(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"cursor": [1]}, {"best": {"rsum": 1, "age": 3}}, {"epoch_pairs": [(1, 2, 3)]}, {"report": "[1"}, {"health": [7]}],
+)
+def test_a_checkpoint_with_other_content_than_ours_is_refused(tmp_path: Path, change: dict[str, object]) -> None:
+    write(tmp_path, saved_bytes({**state(3)._packed(), **change}))
+    with pytest.raises(DataError, match="is no checkpoint of this run, whatever its name says"):
         load_newest(tmp_path)
 
 

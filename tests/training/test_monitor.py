@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
+import pytest
 import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from mispair.methods.base import StepResult
-from mispair.training.monitor import FEW, StepMonitor
+from mispair.training.monitor import FEW, WINDOW, Health, StepMetrics, StepMonitor
 
 
-def step(monitor: StepMonitor, S: torch.Tensor, pairs: int) -> None:
-    monitor.add(0, monitor.measure(StepResult(S.sum(), S), torch.tensor(1.0)), pairs)
+def window(monitor: StepMonitor, S: torch.Tensor, pairs: int) -> None:
+    for step in range(WINDOW):
+        monitor.add(step, monitor.measure(StepResult(S.sum(), S), torch.tensor(1.0)), pairs)
     monitor.read()
 
 
@@ -31,27 +37,47 @@ def test_a_loss_that_is_not_finite_shows_whatever_is_logged() -> None:
 
 def test_equal_similarities_are_a_collapse() -> None:
     monitor = StepMonitor(torch.device("cpu"))
-    assert not monitor.collapsed  # nothing measured yet
-    step(monitor, torch.eye(16), 16)
-    assert not monitor.collapsed
-    assert monitor.healthy
-    step(monitor, torch.full((16, 16), 0.3), 16)
-    assert monitor.collapsed
-    assert not monitor.healthy
+    assert not monitor.health.collapsed  # nothing measured yet
+    window(monitor, torch.eye(16), 16)
+    assert not monitor.health.collapsed
+    assert monitor.health.healthy
+    window(monitor, torch.full((16, 16), 0.3), 16)
+    assert monitor.health.collapsed
+    assert not monitor.health.healthy
 
 
 def test_a_network_that_never_distinguishes_anything_has_collapsed() -> None:
     monitor = StepMonitor(torch.device("cpu"))
-    step(monitor, torch.full((16, 16), 0.3), 16)
-    assert monitor.collapsed
+    window(monitor, torch.full((16, 16), 0.3), 16)
+    assert monitor.health.collapsed
 
 
 def test_batches_of_a_few_pairs_are_not_judged() -> None:
     monitor = StepMonitor(torch.device("cpu"))
-    step(monitor, torch.full((3, 3), 0.3), 3)  # three captions of one image
-    assert not monitor.collapsed
-    assert monitor.healthy
-    step(monitor, torch.eye(FEW), FEW)
-    step(monitor, torch.full((FEW - 1, FEW - 1), 0.3), FEW - 1)
-    assert not monitor.collapsed
-    assert monitor.healthy
+    window(monitor, torch.full((3, 3), 0.3), 3)  # three captions of one image
+    assert not monitor.health.collapsed
+    assert monitor.health.healthy
+    window(monitor, torch.eye(FEW), FEW)
+    window(monitor, torch.full((FEW - 1, FEW - 1), 0.3), FEW - 1)
+    assert not monitor.health.collapsed
+    assert monitor.health.healthy
+
+
+SPREADS = [0.2] * 20 + [0.05] * 10 + [0.0003] + [0.05] * 9
+
+
+@given(cuts=st.sets(st.integers(1, len(SPREADS) - 1)))
+@example(cuts=set())
+@example(cuts=set(range(1, len(SPREADS))))
+def test_it_does_not_matter_when_metrics_are_read(cuts: set[int]) -> None:
+    monitor, states = StepMonitor(torch.device("cpu")), []
+    for number, spread in enumerate(SPREADS):
+        metrics = StepMetrics(("loss", "spread", "grad_norm"), torch.tensor([1.0, spread, 1.0]))
+        monitor.add(number, metrics, 16)
+        if number + 1 in cuts or number + 1 in (20, 40):
+            monitor.read()
+            monitor.health = Health(**asdict(monitor.health))  # as from a checkpoint
+            states.append(monitor.health)
+    assert not any(state.collapsed or not state.healthy for state in states)
+    assert monitor.health.peak == pytest.approx(0.2)
+    assert monitor.health.spread == pytest.approx(sum(SPREADS[20:]) / 20)

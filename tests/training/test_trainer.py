@@ -355,6 +355,43 @@ def test_a_collapse_is_named_and_the_last_good_state_kept(tmp_path: Path, monkey
     assert healthy[-1] < 0.002 * max(healthy)
 
 
+def test_files_of_a_run_that_are_gone_or_damaged_are_named(tmp_path: Path) -> None:
+    settings, pairs, out = config(epochs=1, warmup_epochs=0), tiny_pairs(16), tmp_path / "run"
+
+    def train() -> None:
+        with Run(out, settings) as run:
+            Trainer(settings, pairs, pairs, run).fit()
+
+    train()
+    best = (out / "best.safetensors").read_bytes()
+    damaged = bytearray(best)
+    damaged[-5] ^= 1
+    (out / "best.safetensors").write_bytes(damaged)
+    with pytest.raises(DataError, match=r"best\.safetensors: the file is damaged"):
+        train()
+    (out / "best.safetensors").unlink()
+    with pytest.raises(DataError, match=r"best\.safetensors is gone, and the checkpoints do not hold it"):
+        train()
+    (out / "best.safetensors").write_bytes(best)
+    train()
+    (out / "result.json").unlink()
+    state = checkpoint.load_newest(out / "checkpoints")
+    assert state is not None
+    changes: list[dict[str, Any]] = [
+        {"networks": [{}]},
+        {"random_state": torch.zeros(3)},
+        {"optimizers": [{"a": 1}]},
+        {"health": []},
+    ]
+    for change in changes:
+        checkpoint.save(out / "checkpoints", replace(state, **change))
+        with pytest.raises(DataError, match="the newest checkpoint is not of this run"):
+            train()
+    checkpoint.save(out / "checkpoints", state)
+    train()
+    assert (out / "best.safetensors").read_bytes() == best
+
+
 def test_tiny_and_wrong_inputs() -> None:
     with pytest.raises(DataError, match="1 training pairs with 1 different"):
         mispair.fit(chosen(tiny_pairs(16), np.array([3])), **SMALL)

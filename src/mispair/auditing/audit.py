@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import safetensors.torch
 import torch
 from rich.console import Console
 
@@ -42,6 +41,7 @@ from mispair.functional.logistic import FloatArray
 from mispair.support.files import write_atomically
 from mispair.support.formatting import plain
 from mispair.support.progress import RowProgress, progress
+from mispair.support.tensor_files import load_tensors, save_tensors
 
 if TYPE_CHECKING:
     import pandas
@@ -401,17 +401,17 @@ def _judge(source: Source, settings: Settings, items: SharedItems, device: torch
     if state is None:
         for part in work.glob("part-*.npz"):  # measured by a judge that is lost
             part.unlink()
-        write_atomically(path, safetensors.torch.save(_learn(source, settings, items, device).state()))
+        save_tensors(path, _learn(source, settings, items, device).state())
         state = _saved(path)  # so that a resumed audit uses exactly the same values as an uninterrupted one
     assert state is not None
     return Judge.of(state, device)
 
 
 def _saved(path: Path) -> dict[str, torch.Tensor] | None:
-    """The tensors of a file; None if it is not there or not whole."""
+    """The tensors of a file; None if it is not there or not as it was written."""
     try:
-        return safetensors.torch.load(path.read_bytes())  # a format that holds tensors only
-    except (OSError, safetensors.SafetensorError):
+        return load_tensors(path)[0]
+    except DataError:
         return None
 
 

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import safetensors
-import safetensors.torch
 import torch
 
 from mispair.compute.devices import autocast, pick_device
@@ -25,7 +23,7 @@ from mispair.errors import DataError
 from mispair.models import Network, SideSpec, build
 from mispair.models.inference import alike, average, encode_side, similarities
 from mispair.retrieval.evaluation import Evaluation, check_folds, evaluate
-from mispair.support.files import write_atomically
+from mispair.support.tensor_files import load_tensors, save_tensors
 
 FORMAT = 1
 FIXED_REGION_MODELS = ("sgr", "saf")  # models with weights for each region, which take no other number of regions
@@ -98,7 +96,7 @@ class Matcher:
         }
         if len(set(self.models)) > 1:
             about["models"] = self.models
-        write_atomically(Path(path), safetensors.torch.save(tensors, {"mispair": json.dumps(about)}))
+        save_tensors(path, tensors, {"mispair": json.dumps(about)})
 
     @classmethod
     def load(cls, path: str | Path, device: str = "auto") -> Matcher:
@@ -179,14 +177,10 @@ def model_file(path: str | Path) -> Path:
 
 def _read_model(file: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """What a saved model says of itself, and its weights."""
+    tensors, texts = load_tensors(file)
     try:
-        file.open("rb").close()  # safetensors says of a file that it may not read that it is not there
-        with safetensors.safe_open(file, framework="pt") as opened:
-            about = json.loads((opened.metadata() or {}).get("mispair", "null"))
-            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - not a dict
-    except OSError as error:
-        raise DataError(f"{file}: the file cannot be read ({error.strerror or error}).") from None
-    except (safetensors.SafetensorError, json.JSONDecodeError) as error:
+        about = json.loads(texts.get("mispair", "null"))
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{file} is not a model saved by mispair, or is damaged ({_shortened(error)}).") from None
     if about is None:
         raise DataError(f"{file} is not a model saved by mispair; give a run folder, or what Matcher.save has written.")

@@ -21,10 +21,11 @@ import scipy.optimize
 from mispair.data.pairs import IntArray
 from mispair.functional.logistic import FloatArray, probability
 
-EVEN = 0.4  # share of the draws that does not depend on the scores, which may be wrong
+EVEN = 0.3  # share of the draws that does not depend on the scores, which may be wrong
 SURE = 0.002  # no score is taken for surer than this
-SLOPE, SLOPE_SPREAD = 0.85, 0.2  # prior of the factor that corrects the log odds of the scores, often overconfident
+SLOPE, SLOPE_SPREAD = 0.9, 0.15  # prior of the factor that corrects the log odds of the scores, often overconfident
 OFFSET_SPREAD = 0.7  # of the shift of the log odds
+DOUBT = 0.5  # standard deviations by which the slope is taken to be smaller, as few decisions say little about it
 Z = 1.96  # 95 %
 LEAST = 60  # decisions before an interval is given
 PRIOR = 300  # decisions that the variance expected by the scores counts as
@@ -74,8 +75,8 @@ class Draw:
     def _expected_error(self, drawn: IntArray, mismatched: npt.NDArray[np.floating]) -> FloatArray:
         """(N,) squared error of each score that the decisions so far let expect."""
         told = ~np.isnan(mismatched)
-        slope, offset = recalibrate(self._log_odds[drawn[told]], mismatched[told])
-        p = probability(np.clip(slope, 0, 1) * self._log_odds + offset)
+        slope, offset, doubt = recalibrate(self._log_odds[drawn[told]], mismatched[told])
+        p = probability(np.clip(slope - DOUBT * doubt, 0, 1) * self._log_odds + offset)
         return np.asarray(p * (1 - p) + (p - self._q) ** 2)
 
     @cached_property
@@ -128,12 +129,15 @@ class Draw:
         return NoiseEstimate(count, float(np.clip(rate, 0, 1)), float(low), float(high))
 
 
-def recalibrate(log_odds: FloatArray, mismatched: npt.NDArray[np.floating]) -> tuple[float, float]:
+def recalibrate(log_odds: FloatArray, mismatched: npt.NDArray[np.floating]) -> tuple[float, float, float]:
     """Slope and offset of the log odds that fit the answers best (Platt, 1999), with Gaussian priors.
 
     Args:
         log_odds: (k,) by the scores.
         mismatched: (k,) the answers, 0 or 1.
+
+    Returns:
+        Both, and the standard deviation of the slope (Laplace's approximation).
     """
     middle, spread = np.array([SLOPE, 0.0]), np.array([SLOPE_SPREAD, OFFSET_SPREAD])
     design = np.stack([log_odds, np.ones_like(log_odds)])
@@ -145,7 +149,9 @@ def recalibrate(log_odds: FloatArray, mismatched: npt.NDArray[np.floating]) -> t
         return float(value), np.asarray(design @ (probability(z) - mismatched) + away / spread)
 
     found = scipy.optimize.minimize(loss, middle, jac=True, method="BFGS").x
-    return float(found[0]), float(found[1])
+    p = probability(found @ design)
+    curvature = (design * p * (1 - p)) @ design.T + np.diag(1 / spread**2)
+    return float(found[0]), float(found[1]), float(np.sqrt(np.linalg.inv(curvature)[0, 0]))
 
 
 def most_instructive(mismatch: FloatArray, seed: int) -> IntArray:

@@ -22,9 +22,11 @@ from mispair.errors import DataError
 from mispair.methods.base import EpochPairs
 from mispair.methods.report import MethodReport
 from mispair.support.files import write_atomically
+from mispair.training.monitor import Health
 
-FORMAT = 3
+FORMAT = 4
 KEPT = 2
+_NOT_OURS = "{} is no checkpoint of this run, whatever its name says; delete it, or give another --out."
 NAME = re.compile(r"step-(\d{9})-([0-9a-f]{16})\.pt")
 
 
@@ -60,8 +62,7 @@ class Checkpoint:
     epoch_pairs: list[EpochPairs]  # of this epoch, one a network
     report: MethodReport | None  # of this epoch
     best: Best
-    spread: list[float]  # of the similarities of each network, and the widest so far
-    peak: list[float]
+    health: list[Health]  # of each network
     random_state: Tensor
     cuda_random_state: Tensor | None
     logged_bytes: int  # length of metrics.jsonl
@@ -74,6 +75,7 @@ class Checkpoint:
             "format": FORMAT,
             "cursor": asdict(self.cursor),
             "best": asdict(self.best),
+            "health": [asdict(health) for health in self.health],
             "epoch_pairs": [(torch.from_numpy(s.clean), torch.from_numpy(s.noisy), s.order) for s in self.epoch_pairs],
             "report": None if self.report is None else self.report.model_dump_json(exclude_unset=True),
         }
@@ -85,6 +87,7 @@ class Checkpoint:
             **{field.name: state[field.name] for field in fields(cls)},
             "cursor": Cursor(**state["cursor"]),
             "best": Best(**state["best"]),
+            "health": [Health(**health) for health in state["health"]],
             "epoch_pairs": [EpochPairs(a.numpy(), b.numpy(), order) for a, b, order in state["epoch_pairs"]],
             "report": None if report is None else MethodReport.model_validate_json(report),
         })  # fmt: skip
@@ -141,7 +144,10 @@ def _load(path: Path, content: bytes) -> Checkpoint:
             f"{path} was written by another version of mispair, and this one cannot go on from it; train anew with "
             "another --out, or go on with that version."
         )
-    return Checkpoint._unpacked(state)
+    try:
+        return Checkpoint._unpacked(state)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise DataError(_NOT_OURS.format(path)) from None
 
 
 def _digest(content: bytes) -> str:

@@ -7,6 +7,7 @@ every now and then.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -14,10 +15,50 @@ from torch import Tensor
 
 from mispair.methods.base import StepResult
 
-READ_EVERY = 20  # steps
+READ_EVERY = 20  # steps, at the latest
+WINDOW = 20  # steps over which the spread is averaged
 COLLAPSED = 0.002  # share of the widest spread so far below which the similarities count as equal
 FEW = 8  # batches of fewer pairs say nothing about the spread: they may all share one image
 HEALTHY = 0.02  # share of the widest spread above which a checkpoint is worth keeping
+
+
+@dataclass
+class Health:
+    """Whether a network still distinguishes anything, by windows of `WINDOW` steps.
+
+    The windows are counted in steps and saved with a checkpoint, so that it does not matter when metrics are read.
+
+    Attributes:
+        spread: Standard deviation of a batch's similarities, mean over the last whole window.
+        peak: The widest spread so far.
+        steps: Steps of the window that has begun.
+        pairs: Pairs of these steps.
+        total: Sum of their spreads.
+    """
+
+    spread: float = math.inf  # nothing measured yet
+    peak: float = 0.0
+    steps: int = 0
+    pairs: int = 0
+    total: float = 0.0
+
+    def add(self, spread: float, pairs: int) -> None:
+        """Counts a step."""
+        self.steps, self.pairs, self.total = self.steps + 1, self.pairs + pairs, self.total + spread
+        if self.steps == WINDOW:
+            if self.pairs >= FEW * WINDOW:
+                self.spread = self.total / WINDOW
+                self.peak = max(self.peak, self.spread)
+            self.steps, self.pairs, self.total = 0, 0, 0.0
+
+    @property
+    def collapsed(self) -> bool:
+        return self.spread < max(COLLAPSED * self.peak, 1e-6)
+
+    @property
+    def healthy(self) -> bool:
+        """Whether a checkpoint of this state is worth more than the one before: not on its way to a collapse."""
+        return self.spread >= HEALTHY * self.peak
 
 
 class StepMetrics(NamedTuple):
@@ -33,15 +74,13 @@ class StepMonitor:
     Attributes:
         non_finite: 1 from the first step on whose loss or gradient was not finite. Given to the optimizers as
             their `found_inf`, it holds back that update and all that follow until the metrics are read.
-        spread: Standard deviation of a batch's similarities, mean over the steps that were read last.
-        peak: The widest spread so far.
+        health: Of the network, by the steps that were read.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.non_finite = torch.zeros((), device=device)
-        self.spread, self.peak = math.inf, 0.0  # nothing measured yet
-        self._pairs = 0
-        self._unread: list[tuple[int, tuple[str, ...], Tensor]] = []
+        self.health = Health()
+        self._unread: list[tuple[int, int, tuple[str, ...], Tensor]] = []
 
     def measure(self, result: StepResult, norm: Tensor) -> StepMetrics:
         """The metrics of a step, between its backward pass and its update."""
@@ -54,8 +93,7 @@ class StepMonitor:
 
     def add(self, step: int, metrics: StepMetrics, pairs: int) -> None:
         """Keeps the metrics of step number `step`, on so many pairs, until they are read."""
-        self._pairs += pairs
-        self._unread.append((step, metrics.names, metrics.values.clone()))
+        self._unread.append((step, pairs, metrics.names, metrics.values.clone()))
 
     @property
     def unread(self) -> int:
@@ -64,25 +102,15 @@ class StepMonitor:
 
     def read(self) -> tuple[dict[str, float], int | None]:
         """Mean metrics of the unread steps, and the first of them that was not finite, if there was one."""
-        steps, names, values = zip(*self._unread, strict=True)
+        steps, pairs, names, values = zip(*self._unread, strict=True)
         rows = [dict(zip(*row, strict=True)) for row in zip(names, torch.stack(values).tolist(), strict=True)]
         sums = (row["loss"] + row["grad_norm"] for row in rows)
         bad_step = next((step for step, value in zip(steps, sums, strict=True) if not math.isfinite(value)), None)
         metrics = {name: sum(row[name] for row in rows) / len(rows) for name in rows[0]}
-        if self._pairs >= FEW * self.unread:
-            self.spread = metrics["spread"]
-            self.peak = max(self.peak, self.spread)
-        self._unread, self._pairs = [], 0
+        for row, count in zip(rows, pairs, strict=True):
+            self.health.add(row["spread"], count)
+        self._unread = []
         return metrics, bad_step
-
-    @property
-    def collapsed(self) -> bool:
-        return self.spread < max(COLLAPSED * self.peak, 1e-6)
-
-    @property
-    def healthy(self) -> bool:
-        """Whether a checkpoint of this state is worth more than the one before: not on its way to a collapse."""
-        return self.spread >= HEALTHY * self.peak
 
 
 def spread(S: Tensor) -> Tensor:

@@ -212,8 +212,8 @@ class Trainer:
             "selection_seconds": round(self.selection_seconds, 2),
         }
         self.run.log(ValidationEvent.model_validate(event))
-        best, spread = " (best)" if self.best.epoch == epoch else "", self.monitors[kept[0]].spread
-        self.progress.line(f"{self._phase}  validation rSum {rsum:.1f}{best}  spread {spread:.3f}  {seconds:.1f} s")
+        best = " (best)" if self.best.epoch == epoch else ""
+        self.progress.line(f"{self._phase}  validation rSum {rsum:.1f}{best}  {seconds:.1f} s")
 
     # ------------------------------------------------------------------ batches
 
@@ -263,7 +263,7 @@ class Trainer:
             )
         )
         self.progress.metrics(loss, spread)
-        if monitor.collapsed:
+        if monitor.health.collapsed:
             self._refuse_collapse()
 
     def _check_epoch_pairs(self) -> None:
@@ -295,11 +295,11 @@ class Trainer:
 
     def _refuse_collapse(self) -> None:
         kept = checkpoint.find(self.run.checkpoints)
-        config, monitor = self.config, self.monitors[self.cursor.network]
+        config, health = self.config, self.monitors[self.cursor.network].health
         state = f"The last good state is {kept[0]}." if kept else "There was no good state to keep yet."
         raise CollapseError(
             f"The network has collapsed at step {self.cursor.step}: all similarities are equal (spread "
-            f"{monitor.spread:.1e}, it was {monitor.peak:.2g}). The negatives harden too fast for this data set: try "
+            f"{health.spread:.1e}, it was {health.peak:.2g}). The negatives harden too fast for this data set: try "
             f"--negatives-end {max(4, 2 * config.negatives_end)} (now {config.negatives_end}), more --hardening-steps "
             f"(now {config.hardening_steps}) or a lower --lr (now {config.lr:g}), with another --out. {state}"
         )
@@ -321,7 +321,7 @@ class Trainer:
 
     def _checkpoint(self) -> None:
         self._flush_metrics()
-        if all(monitor.healthy for monitor in self.monitors):
+        if all(monitor.health.healthy for monitor in self.monitors):
             self._save()
 
     def _save(self) -> None:
@@ -333,8 +333,7 @@ class Trainer:
             epoch_pairs=self.epoch_pairs,
             report=self.report,
             best=self.best,
-            spread=[monitor.spread for monitor in self.monitors],
-            peak=[monitor.peak for monitor in self.monitors],
+            health=[monitor.health for monitor in self.monitors],
             random_state=torch.get_rng_state(),
             cuda_random_state=torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
             logged_bytes=self.run.logged_bytes,
@@ -350,6 +349,21 @@ class Trainer:
             self.run.forget_after(0)
             return
         self._refuse_other_pairs(state.fingerprint)
+        if state.best.networks and not self.run.best.is_file():
+            raise DataError(
+                f"{self.run.best} is gone, and the checkpoints do not hold it; put it back, or give another --out."
+            )
+        try:
+            self._restore(state)
+        except (RuntimeError, KeyError, TypeError, ValueError, AttributeError):
+            raise DataError(
+                f"{self.run.checkpoints}: the newest checkpoint is not of this run, whatever its name says; delete it, "
+                "or give another --out."
+            ) from None
+        self.run.forget_after(state.logged_bytes)
+        self.progress.resume(self.cursor.step)
+
+    def _restore(self, state: Checkpoint) -> None:
         self.cursor, self.best = state.cursor, state.best
         self.epoch_pairs, self.report = state.epoch_pairs, state.report
         for net, weights in zip(self.nets, state.networks, strict=True):
@@ -357,13 +371,11 @@ class Trainer:
         for optimizer, saved in zip(self.optimizers, state.optimizers, strict=True):
             optimizer.load_state_dict(saved)
         self.method.load_state_dict(state.method)
-        for monitor, peak, spread in zip(self.monitors, state.peak, state.spread, strict=True):
-            monitor.peak, monitor.spread = peak, spread
+        for monitor, health in zip(self.monitors, state.health, strict=True):
+            monitor.health = health
         torch.set_rng_state(state.random_state)
         if state.cuda_random_state is not None and self.device.type == "cuda":
             torch.cuda.set_rng_state(state.cuda_random_state, self.device)
-        self.run.forget_after(state.logged_bytes)
-        self.progress.resume(self.cursor.step)
 
     def _matcher(self) -> Matcher:
         """The networks that make the model, as copies that training does not change any more."""

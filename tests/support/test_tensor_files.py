@@ -1,0 +1,50 @@
+"""Files of tensors: what is written comes back, and any changed bit is noticed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import torch
+
+from mispair.errors import DataError
+from mispair.support.tensor_files import load_tensors, save_tensors
+
+TENSORS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.tensor(7), "c": torch.ones(2, dtype=torch.bfloat16)}
+
+
+def test_what_is_written_comes_back(tmp_path: Path) -> None:
+    save_tensors(tmp_path / "x", TENSORS, {"about": "ü"})
+    tensors, about = load_tensors(tmp_path / "x")
+    assert about == {"about": "ü"}
+    assert tensors.keys() == TENSORS.keys()
+    assert all(torch.equal(tensors[name], tensor) for name, tensor in TENSORS.items())
+    safetensors.torch.save_file(TENSORS, tmp_path / "of others")
+    assert load_tensors(tmp_path / "of others")[1] == {}
+
+
+def test_every_changed_bit_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    save_tensors(path, TENSORS, {"about": "text"})
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        changed = bytearray(whole)
+        changed[place] ^= 1 << place % 8
+        path.write_bytes(changed)
+        try:
+            tensors, about = load_tensors(path)
+        except DataError:
+            continue
+        # What is left changes nothing, such as a blank of the header or the name of the digest.
+        assert about["about"] == "text"
+        assert all(torch.equal(tensors[name], tensor) for name, tensor in TENSORS.items())
+        assert place < 8 + int.from_bytes(whole[:8], "little")
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="No such file"):
+        load_tensors(tmp_path / "x")
+    (tmp_path / "x").write_bytes(b"hello" * 10)
+    with pytest.raises(DataError, match="no file of tensors, or a damaged one"):
+        load_tensors(tmp_path / "x")

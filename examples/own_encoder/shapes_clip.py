@@ -15,7 +15,6 @@ from transformers import CLIPConfig, CLIPModel
 
 import mispair
 from mispair.data.shapes.dataset import cached
-from mispair.functional.metrics import Retrieval, retrieval
 
 WORDS, SIDE = 24, 6
 NOISE_RATIO = 0.4
@@ -51,13 +50,18 @@ def load_shapes(split: str, train_images: int = 600, noise_seed: int | None = No
     return ShapesPairs(pairs, grid.float(), captions)
 
 
-
-
 def small_clip(seed: int, words: int, channels: int) -> CLIPModel:
     """CLIP with two small towers, untrained."""
     torch.manual_seed(seed)
     tower = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 1, "num_attention_heads": 4}
-    text = {**tower, "vocab_size": words + 1, "max_position_embeddings": WORDS, "bos_token_id": 2, "eos_token_id": 3, "pad_token_id": 0}
+    text = {
+        **tower,
+        "vocab_size": words + 1,
+        "max_position_embeddings": WORDS,
+        "bos_token_id": 2,
+        "eos_token_id": 3,
+        "pad_token_id": 0,
+    }
     vision = {**tower, "image_size": SIDE, "patch_size": 1, "num_channels": channels}
     return CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=64))
 

@@ -78,6 +78,11 @@ def test_the_correction_is_the_most_probable_one(seed: int, size: int, factor: f
             loss(slope + step * a, offset + step * b) for a, b in ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, 1))
         ]
         assert least < min(around) + 1e-9
+    h = 1e-3
+    down = (loss(slope + h, offset) + loss(slope - h, offset) - 2 * least) / h**2
+    across = (loss(slope, offset + h) + loss(slope, offset - h) - 2 * least) / h**2
+    mixed = sum(a * b * loss(slope + h * a, offset + h * b) for a in (1, -1) for b in (1, -1)) / (4 * h**2)
+    assert doubt == pytest.approx(math.sqrt(across / (down * across - mixed**2)), rel=1e-3)
 
 
 @pytest.mark.parametrize("scores", ["right", "useless", "opposite", "sure"])

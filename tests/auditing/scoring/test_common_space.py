@@ -54,10 +54,15 @@ def root_of_inverse(moment: FloatArray) -> FloatArray:
     return np.asarray(vectors @ np.diag(values**-0.5) @ vectors.T)
 
 
-def plain_cca(x: FloatArray, y: FloatArray, trust: FloatArray, regularisation: float) -> tuple[FloatArray, FloatArray]:
-    """Directions (D, k) and (E, k): the textbook's, with a ridge in units of the mean spread; as many as the rank."""
+def plain_cca(pairs: Case, number: int, regularisation: float) -> tuple[FloatArray, FloatArray]:
+    """Directions (D, k) and (E, k): the textbook's, with a ridge in units of the mean spread; as many as the rank.
+
+    The spread is that of all items, what ties the two sides is that of the pairs outside a fold.
+    """
+    others = pairs.fold != number
+    x, y, trust = pairs.left[others], pairs.right[others], pairs.trust[others]
     roots = []
-    for side in (x, y):
+    for side in (pairs.left, pairs.right):
         moment = side.T @ side / len(side)
         ridge = regularisation * np.trace(moment) / len(moment)
         roots.append(root_of_inverse(moment + ridge * np.eye(len(moment))))
@@ -100,8 +105,7 @@ def test_it_fits_canonical_directions_to_the_other_folds(name: str) -> None:
     spaces = pairs.fit(regularisation)
     assert len(spaces) == FOLDS
     for number, found in enumerate(spaces):
-        others = pairs.fold != number
-        left, right = plain_cca(pairs.left[others], pairs.right[others], pairs.trust[others], regularisation)
+        left, right = plain_cca(pairs, number, regularisation)
         assert 1 <= found.left.shape[1] <= left.shape[1]
         assert_same_directions(found, left, right, 1e-4)
 
@@ -109,10 +113,7 @@ def test_it_fits_canonical_directions_to_the_other_folds(name: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_directions_are_worth_what_partners_correlate_in_the_fold_left_out(name: str) -> None:
     pairs, regularisation = CASES[name]
-    fitted = []
-    for number in range(FOLDS):
-        others = pairs.fold != number
-        fitted.append(plain_cca(pairs.left[others], pairs.right[others], pairs.trust[others], regularisation))
+    fitted = [plain_cca(pairs, number, regularisation) for number in range(FOLDS)]
     common = min(a.shape[1] for a, _ in fitted)
     both, left, right = np.zeros((3, common))
     for x, y, number, trust in zip(pairs.left, pairs.right, pairs.fold, pairs.trust, strict=True):
@@ -157,20 +158,44 @@ def test_strangers_are_worth_next_to_nothing() -> None:
     assert found.correlation.max() < 0.15  # fitted and measured on the same pairs it would be above 0.5
 
 
-@pytest.mark.parametrize("row", [0, 17])
-def test_a_pair_turns_no_direction_of_its_own_fold(row: int) -> None:
+@pytest.mark.parametrize("number", [0, 7])
+def test_who_is_whose_partner_in_a_fold_turns_no_direction_of_it(number: int) -> None:
     before = case()
-    rng = np.random.default_rng(5)
-    left, right, trust = before.left.copy(), before.right.copy(), before.trust.copy()
-    left[row], right[row], trust[row] = rng.standard_normal(left.shape[1]), rng.standard_normal(right.shape[1]), 0.01
-    after = Case(left, right, before.fold, trust)
-    for number, (one, other) in enumerate(zip(before.fit(1.0), after.fit(1.0), strict=True)):
+    right, trust = before.right.copy(), before.trust.copy()
+    own = np.flatnonzero(before.fold == number)
+    right[own], trust[own] = right[np.roll(own, 1)], 0.3
+    after = Case(before.left, right, before.fold, trust)
+    for fold, (one, other) in enumerate(zip(before.fit(1.0), after.fit(1.0), strict=True)):
         k = min(one.left.shape[1], other.left.shape[1])
         apart = max(
             np.abs(np.abs(unit(a[:, :k].numpy())) - np.abs(unit(b[:, :k].numpy()))).max()
             for a, b in ((one.left, other.left), (one.right, other.right))
         )
-        assert (apart < 1e-6) == (number == before.fold[row])
+        assert (apart < 1e-6) == (fold == number)
+
+
+def test_several_regularisations_and_some_folds_are_as_one_by_one() -> None:
+    pairs = case()
+    trust, folds = torch.from_numpy(pairs.trust), range(FOLDS)
+    several = pairs.fitter().fit_several(trust, (0.3, 3.0), folds)
+    for regularisation, found in zip((0.3, 3.0), several, strict=True):
+        for one, other in zip(found, pairs.fit(regularisation), strict=True):
+            assert torch.equal(one.left, other.left)
+    (some,) = pairs.fitter().fit_several(trust, (3.0,), [2, 5])
+    for one, other in zip(some, (several[1][2], several[1][5]), strict=True):
+        k = min(one.left.shape[1], other.left.shape[1])
+        assert unit(one.left.numpy()[:, :k]) == pytest.approx(unit(other.left.numpy()[:, :k]), abs=1e-5)
+
+
+def test_few_pairs_use_the_main_directions_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = case(100, (12, 9))
+    _, vectors = np.linalg.eigh(pairs.left.T @ pairs.left)
+    monkeypatch.setattr(common_space, "LEAST_DIRECTIONS", 5)
+    monkeypatch.setattr(common_space, "PAIRS_A_DIRECTION", 50)
+    for found in pairs.fit(1.0):
+        minor = vectors[:, :-5]
+        assert np.abs(minor.T @ unit(found.left.numpy())).max() < 1e-5
+        assert found.left.shape[1] <= 5
 
 
 def test_a_distrusted_pair_ties_nothing_together() -> None:
@@ -220,8 +245,8 @@ def test_the_regression_is_that_of_the_other_folds_and_favours_no_pair() -> None
     fitter = CommonSpaceFitter(torch.from_numpy(x), torch.from_numpy(y), fold)
     rows = rng.permutation(60)
     found = fitter.regression(np.arange(60), rows, 0.5)
+    sides = [side.T @ side / len(side) for side in (x, y)]
+    inverse = [np.linalg.inv(c + 0.5 * np.trace(c) / len(c) * np.eye(len(c))) for c in sides]
     for row in range(60):
         a, b = x[fold != fold[row]], y[fold != fold[row]]
-        sides = [side.T @ side / len(side) for side in (a, b)]
-        inverse = [np.linalg.inv(c + 0.5 * np.trace(c) / len(c) * np.eye(len(c))) for c in sides]
         assert found[row] == pytest.approx(x[row] @ inverse[0] @ (a.T @ b) @ inverse[1] @ y[rows[row]], rel=1e-4)

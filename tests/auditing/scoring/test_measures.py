@@ -15,8 +15,9 @@ from made_pairs import made_pairs, quality
 from mispair.auditing.scoring import measures
 from mispair.auditing.scoring.common_space import CommonSpace, CommonSpaceFitter
 from mispair.auditing.scoring.folds import FOLDS
-from mispair.auditing.scoring.measures import Bank, learned, make_bank, measure, names, rivals
+from mispair.auditing.scoring.measures import Bank, bank_ranks, learned, make_bank, measure, names, rivals
 from mispair.functional.logistic import FloatArray
+from mispair.functional.rank_correlation import standard_ranks
 
 CORRELATIONS = torch.tensor([0.9, 0.6, 0.3, 0.05])
 COLUMN = {name: number for number, name in enumerate(names(joint=True))}
@@ -59,7 +60,8 @@ def test_evidence_is_the_log_ratio_of_partners_to_strangers() -> None:
     worth = torch.from_numpy(np.diag(np.sqrt(r / (1 - r * r))))
     space = CommonSpace(worth, worth, torch.from_numpy(r))
     bank = make_bank(space, torch.eye(4, dtype=torch.float64), torch.eye(4, dtype=torch.float64))
-    found = learned(space, bank, torch.from_numpy(x), torch.from_numpy(y))[:, COLUMN["evidence"]].numpy()
+    each = torch.arange(len(x))
+    found = learned(space, bank, torch.from_numpy(x), torch.from_numpy(y), each, each)[:, COLUMN["evidence"]].numpy()
     assert found - 0.5 * np.log(1 - r * r).sum() == pytest.approx(expected)
 
 
@@ -102,6 +104,14 @@ def test_rank_correlation_of_distances(bank_size: int) -> None:
         to_right = np.linalg.norm(right[pair] - bank.right.numpy()[first], axis=1)
         expected = spearmanr(to_left, to_right).statistic
         assert found[pair, COLUMN["rank"]] == pytest.approx(expected, abs=1e-3)  # float32 may exchange near ties
+
+
+def test_ranks_of_a_bank_are_standard_ranks_of_the_distances() -> None:
+    near = torch.rand(6, 300, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    torch.testing.assert_close(bank_ranks(near), standard_ranks(-near), atol=1e-5, rtol=0)
+    assert bank_ranks(torch.ones(2, 5)).tolist() == torch.zeros(2, 5).tolist()
+    assert bank_ranks(torch.ones(2, 1)).tolist() == [[0.0], [0.0]]
+    assert 1 << measures.PLACE_BITS >= measures.RANKED
 
 
 def test_a_joint_model_adds_its_cosine() -> None:

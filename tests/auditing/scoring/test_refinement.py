@@ -5,31 +5,62 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 from torch.nn.functional import normalize
 
 from mispair.auditing.scoring import refinement
 from mispair.auditing.scoring.common_space import CommonSpace, CommonSpaceFitter
 from mispair.auditing.scoring.folds import FOLDS
-from mispair.auditing.scoring.refinement import ALIKE, SOFT, TEMPERATURE, contrastive_loss, refined
+from mispair.auditing.scoring.refinement import (
+    ALIKE,
+    SOFT,
+    TEMPERATURE,
+    adam_step,
+    contrastive_gradients,
+    refined,
+)
 from mispair.functional.metrics import auroc
 
 
-def test_the_loss_is_that_of_a_loop() -> None:
-    rng = np.random.default_rng(0)
-    x, y = (side / np.linalg.norm(side, axis=1, keepdims=True) for side in rng.standard_normal((2, 6, 5)))
-    left, right, weight = rng.standard_normal((5, 3)), rng.standard_normal((5, 3)), rng.random(6)
+def loss_by_a_loop(x: Tensor, y: Tensor, left: Tensor, right: Tensor, weight: Tensor) -> Tensor:
     a, b = x @ left, y @ right
-    total = 0.0
-    for i in range(6):
-        cosine = [[a[p] @ b[q] / np.linalg.norm(a[p]) / np.linalg.norm(b[q]) for q in range(6)] for p in range(6)]
-        rights = [np.exp(cosine[i][j] / TEMPERATURE) for j in range(6)]
-        lefts = [np.exp(cosine[j][i] / TEMPERATURE) for j in range(6)]
-        like = [[np.exp(side[i] @ side[j] / ALIKE) for j in range(6)] for side in (x, y)]
-        for j in range(6):
-            target = SOFT * np.mean([row[j] / sum(row) for row in like]) + (1 - SOFT) * (i == j)
-            total -= weight[i] * target * (np.log(rights[j] / sum(rights)) + np.log(lefts[j] / sum(lefts))) / 6
-    found = contrastive_loss(*(torch.from_numpy(part) for part in (x, y, left, right, weight)))
-    assert float(found) == pytest.approx(total)
+    total, count = torch.zeros((), dtype=x.dtype), len(x)
+    cosine = [[a[p] @ b[q] / a[p].norm() / b[q].norm() for q in range(count)] for p in range(count)]
+    for i in range(count):
+        rights = [torch.exp(cosine[i][j] / TEMPERATURE) for j in range(count)]
+        lefts = [torch.exp(cosine[j][i] / TEMPERATURE) for j in range(count)]
+        like = [[torch.exp(side[i] @ side[j] / ALIKE) for j in range(count)] for side in (x, y)]
+        for j in range(count):
+            target = SOFT * sum(row[j] / sum(row) for row in like) / 2 + (1 - SOFT) * (i == j)
+            total = total - weight[i] * target * (rights[j] / sum(rights) * lefts[j] / sum(lefts)).log() / count
+    return total
+
+
+def test_the_gradients_are_those_of_a_loop() -> None:
+    made = torch.Generator().manual_seed(0)
+    x, y = (normalize(torch.randn(5, 4, generator=made, dtype=torch.float64), dim=1) for _ in range(2))
+    left, right = (torch.randn(2, 4, 3, generator=made, dtype=torch.float64).requires_grad_() for _ in range(2))
+    weight = torch.rand(2, 5, generator=made, dtype=torch.float64)
+    weight[1, 2] = 0
+    found = contrastive_gradients(x, y, left.detach(), right.detach(), weight)
+    there = [0, 1, 3, 4]
+    total = loss_by_a_loop(x, y, left[0], right[0], weight[0])
+    total = total + loss_by_a_loop(x[there], y[there], left[1], right[1], weight[1, there]) * 4 / 5
+    for one, other in zip(found, torch.autograd.grad(total, (left, right)), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_a_step_is_that_of_torch() -> None:
+    made = torch.Generator().manual_seed(0)
+    ours = torch.randn(4, 3, generator=made)
+    theirs = ours.clone().requires_grad_()
+    optimizer = torch.optim.Adam([theirs], lr=0.01)
+    moments = torch.zeros(4, 3), torch.zeros(4, 3)
+    for step in range(1, 5):
+        theirs.grad = torch.randn(4, 3, generator=made)
+        optimizer.step()
+        adam_step(ours, theirs.grad, moments, torch.tensor(0.01), step)
+    torch.testing.assert_close(ours, theirs.detach())
 
 
 def made(n: int = 1200, dimensions: int = 24) -> tuple[torch.Tensor, torch.Tensor, np.ndarray]:

@@ -6,6 +6,7 @@ fold that a space was not fitted to, so directions that were only memorised coun
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +22,11 @@ from mispair.functional.logistic import FloatArray
 
 MOST_CORRELATED, LEAST_CORRELATED = 0.98, 0.02  # directions above count as this, directions below for nothing
 MOST_DIRECTIONS = 256
-NOTHING = 1e-5  # a strength below this share of the first one's is rounding error
+NOTHING = {torch.float64: 1e-5, torch.float32: 1e-3}  # a strength below this share of the first's is rounding error
+LEAST_DIRECTIONS, PAIRS_A_DIRECTION = (
+    256,
+    4,
+)  # of either side, the main ones, at least so many are used, more with pairs
 PIECE = 4096  # pairs multiplied out at a time
 
 
@@ -47,7 +52,9 @@ class CommonSpace:
 class CommonSpaceFitter:
     """Fits a space for every fold on the pairs of the other folds.
 
-    Second moments add up, so each pair is multiplied out once, whatever the number of folds.
+    The principal directions of either side are those of all its items: which items are partners, and so which pairs are
+    mismatched, has no part in them. Only what ties the sides together is learned without the fold. Second moments add
+    up, so each pair is multiplied out once, whatever the number of folds, and all regularisations share the products.
     """
 
     def __init__(self, left: Tensor, right: Tensor, fold: np.ndarray, widths: tuple[int, int] | None = None) -> None:
@@ -58,40 +65,44 @@ class CommonSpaceFitter:
             fold: (n,) fold of each pair.
             widths: Directions that the mean spread is taken over; D and E unless empty ones were left out.
         """
-        self.left, self.right = left, right
-        self.widths = (left.shape[1], right.shape[1]) if widths is None else widths
         self.places = [torch.from_numpy(np.flatnonzero(fold == number)).to(left.device) for number in range(FOLDS)]
-        self.spreads = [self._whitened(side) for side in (left, right)]
-
-    def _scaled(self, number: int, regularisation: float) -> list[Tensor]:
-        sides = zip(self.spreads, self.widths, strict=True)
-        return [_scaled(spread[number], regularisation, width) for spread, width in sides]
-
-    def _whitened(self, side: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """Spread along each of the principal directions of the pairs outside each fold, and these directions."""
-        moments = torch.stack([product(side[places], side[places]) for places in self.places])
-        counts = torch.tensor([len(places) for places in self.places], dtype=torch.float64)
-        others = (moments.sum(0) - moments) / (counts.sum() - counts).clamp(min=1)[:, None, None]
-        return [(values.clamp(min=0), vectors) for values, vectors in parallel_map(torch.linalg.eigh, others)]
+        widths = (left.shape[1], right.shape[1]) if widths is None else widths
+        self.left, self.right = (_Side.of(side, width) for side, width in zip((left, right), widths, strict=True))
 
     def fit(self, trust: Tensor, regularisation: float) -> list[CommonSpace]:
-        """A space for each fold.
+        """A space for each fold; see `fit_several`."""
+        return self.fit_several(trust, [regularisation])[0]
+
+    def fit_several(
+        self, trust: Tensor, regularisations: Sequence[float], folds: Sequence[int] = range(FOLDS)
+    ) -> list[list[CommonSpace]]:
+        """A space for each of some folds, by each regularisation.
 
         Args:
             trust: (n,) probability that each pair matches. It weights the cross-covariance only: the items of a
                 mismatched pair are still items.
-            regularisation: Added to the spread along every direction, as a multiple of its mean.
+            regularisations: Added to the spread along every direction, as a multiple of its mean.
+            folds: Which folds are left out, one after the other.
         """
-        weighted = self.right * trust[:, None].to(self.right.dtype)
-        ties = torch.stack([product(self.left[places], weighted[places]) for places in self.places])
-        sums = torch.stack([trust[places].sum() for places in self.places]).cpu().double()
-        others = (ties.sum(0) - ties) / (sums.sum() - sums).clamp(min=1e-12)[:, None, None]
+        ties, sums = self._ties(trust), torch.stack([trust[places].sum() for places in self.places]).cpu().double()
+        total, precision = ties.sum(0), self.left.items.dtype
 
-        def fit(number: int) -> tuple[Tensor, Tensor]:
-            left, right = self._scaled(number, regularisation)
-            return _canonical(others[number], left, right)
+        def fit(which: tuple[float, int]) -> tuple[Tensor, Tensor]:
+            regularisation, number = which
+            others = (total - ties[number]) / (sums.sum() - sums[number]).clamp(min=1e-12)
+            sides = (side.scale(regularisation).to(precision) for side in (self.left, self.right))
+            return _canonical(others.to(precision), *sides)
 
-        return self._calibrated(list(parallel_map(fit, range(FOLDS))), trust)
+        each = [(regularisation, number) for regularisation in regularisations for number in folds]
+        fitted = list(parallel_map(fit, each))
+        cut = range(0, len(fitted), len(folds))
+        return [self._calibrated(fitted[start : start + len(folds)], trust, folds) for start in cut]
+
+    def _ties(self, trust: Tensor) -> Tensor:
+        """(FOLDS, D, E) weighted cross-products of each fold, along the principal directions."""
+        weight = trust[:, None].to(self.right.items.dtype)
+        left, right = self.left.items, self.right.items
+        return torch.stack([product(left[places], weight[places] * right[places]) for places in self.places])
 
     def regression(self, lefts: IntArray, rights: IntArray, regularisation: float) -> FloatArray:
         """(k,) how well left items of some rows go with right items of others by a regression on all other folds.
@@ -99,42 +110,76 @@ class CommonSpaceFitter:
         The score x' Cxx^-1 Cxy Cyy^-1 y, with regularised covariances. Weaker than the measures in a space, but nothing
         about it was chosen by the pairs of the fold: mismatched pairs score exactly as shuffled ones do.
         """
-        ties = torch.stack([product(self.left[places], self.right[places]) for places in self.places])
-        scores = torch.zeros(len(lefts), dtype=torch.float64)
-        where = np.full(len(self.left), -1)
+        left, right = self.left.items, self.right.items
+        ties = self._ties(torch.ones(len(left)).to(left))
+        scales = self.left.scale(regularisation).square(), self.right.scale(regularisation).square()
+        scores = np.zeros(len(lefts))
+        where = np.full(len(left), -1)
         for number, places in enumerate(self.places):
             where[places.cpu().numpy()] = number
         for number, other in enumerate(ties.sum(0) - ties):
-            left, right = self._scaled(number, regularisation)
-            weights = left @ (left.T @ other @ right) @ right.T
+            weights = (scales[0][:, None] * other * scales[1]).to(left)
             here = np.flatnonzero(where[lefts] == number)
-            x, y = self.left[lefts[here]].cpu().double(), self.right[rights[here]].cpu().double()
-            scores[torch.from_numpy(here)] = ((x @ weights) * y).sum(1)
-        return np.asarray(scores.numpy())
+            own, which = np.unique(lefts[here], return_inverse=True)
+            expected = (left[own] @ weights)[which]
+            scores[here] = (expected * right[rights[here]]).sum(1).double().cpu().numpy()
+        return scores
 
-    def _calibrated(self, fitted: list[tuple[Tensor, Tensor]], trust: Tensor) -> list[CommonSpace]:
+    def _calibrated(
+        self, fitted: list[tuple[Tensor, Tensor]], trust: Tensor, folds: Sequence[int]
+    ) -> list[CommonSpace]:
         """Scales directions by how much partners correlate along them where they were not fitted."""
-        directions = min(a.shape[1] for a, _ in fitted)
+        directions = min(MOST_DIRECTIONS, *(a.shape[1] for a, _ in fitted))
         fitted = [(a[:, :directions], b[:, :directions]) for a, b in fitted]
         both, left, right = (torch.zeros(directions, dtype=torch.float64) for _ in range(3))
         believed = count = 0.0
-        for places, (a, b) in zip(self.places, fitted, strict=True):
-            u, v = self.left[places] @ a.to(self.left), self.right[places] @ b.to(self.right)
+        for number, (a, b) in zip(folds, fitted, strict=True):
+            places = self.places[number]
+            u, v = self.left.items[places] @ a.to(self.left.items), self.right.items[places] @ b.to(self.right.items)
             w = trust[places].to(u.dtype)[:, None]
             both += (w * u * v).sum(0).cpu().double()
             left, right = left + u.square().sum(0).cpu().double(), right + v.square().sum(0).cpu().double()
             believed, count = believed + float(w.sum()), count + len(places)
-        left, right = ((side / count).sqrt().clamp(min=1e-12) for side in (left, right))
+        left, right = ((side / max(count, 1)).sqrt().clamp(min=1e-12) for side in (left, right))
         measured = both / max(believed, 1e-12) / (left * right)
         r = torch.from_numpy(isotonic_regression(measured.numpy(), increasing=False).x.copy()).clamp(0, MOST_CORRELATED)
-        kept = max(1, min(int((r >= LEAST_CORRELATED).sum()), MOST_DIRECTIONS))
+        kept = max(1, int((r >= LEAST_CORRELATED).sum()))
         r = r[:kept].clamp(min=1e-6)
         worth = (r / (1 - r * r)).sqrt()
-        spaces = [
-            CommonSpace(a[:, :kept] * worth / left[:kept], b[:, :kept] * worth / right[:kept], r) for a, b in fitted
+        return [
+            CommonSpace(
+                self.left.turned_back(a[:, :kept] * worth / left[:kept]),
+                self.right.turned_back(b[:, :kept] * worth / right[:kept]),
+                r.float().to(self.left.items.device),
+            )
+            for a, b in fitted
         ]
-        place = self.left.device
-        return [CommonSpace(*(part.float().to(place) for part in (s.left, s.right, s.correlation))) for s in spaces]
+
+
+@dataclass(frozen=True)
+class _Side:
+    """The items of one side along their principal directions."""
+
+    items: Tensor  # (n, k)
+    spread: Tensor  # (k,) mean square along each direction
+    directions: Tensor  # (D, k)
+    width: int  # directions that the mean spread is taken over
+
+    @classmethod
+    def of(cls, side: Tensor, width: int) -> _Side:
+        values, vectors = torch.linalg.eigh(product(side, side) / max(len(side), 1))
+        kept = max(LEAST_DIRECTIONS, len(side) // PAIRS_A_DIRECTION)
+        values, vectors = values.flip(0)[:kept].clamp(min=0), vectors.flip(1)[:, :kept].to(side).contiguous()
+        return cls(side @ vectors, values, vectors, width)
+
+    def scale(self, regularisation: float) -> Tensor:
+        """(k,) one over the regularised spread (root mean square) along each direction."""
+        floor = regularisation * self.spread.sum() / self.width + torch.finfo(torch.float64).tiny
+        return (self.spread + floor).rsqrt()
+
+    def turned_back(self, directions: Tensor) -> Tensor:
+        """(D, m) from coordinates along the principal directions (k, m) to those of the items."""
+        return (self.directions @ directions.to(self.directions)).float()
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
@@ -145,23 +190,22 @@ def product(a: Tensor, b: Tensor) -> Tensor:
     return total
 
 
-def _scaled(spread: tuple[Tensor, Tensor], regularisation: float, width: int) -> Tensor:
-    """(D, D) principal directions, each divided by its (regularised) spread."""
-    values, vectors = spread
-    floor = regularisation * values.sum() / width + torch.finfo(torch.float64).tiny
-    return vectors / (values + floor).sqrt()
-
-
 def _canonical(ties: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tensor]:
-    """Pairs of directions along which the sides correlate, the strongest first: (D, k), (E, k)."""
-    core = left.T @ ties @ right
+    """Pairs of directions along which the sides correlate, the strongest first: (D, k), (E, k).
+
+    Args:
+        ties: (D, E) cross-covariance along principal directions.
+        left: (D,) one over the regularised spread of each of these.
+        right: (E,) the same for the right side.
+    """
+    core = left[:, None] * ties * right
     if core.shape[0] > core.shape[1]:
         b, a = _canonical(ties.T, right, left)
         return a, b
     strengths, u = torch.linalg.eigh(core @ core.T)  # several times as fast as a singular value decomposition
     u, strengths = u.flip(1), strengths.flip(0).clamp(min=0).sqrt()
     # With more dimensions than pairs the last directions are made of rounding errors, which differ between machines.
-    there = max(1, int((strengths > NOTHING * strengths[0]).sum()))
+    there = min(MOST_DIRECTIONS, max(1, int((strengths > NOTHING[core.dtype] * strengths[0]).sum())))
     u, strengths = u[:, :there], strengths[:there]
-    v = core.T @ u / strengths.clamp(min=1e-300)
-    return left @ u, right @ v
+    v = core.T @ u / strengths.clamp(min=1e-30)
+    return left[:, None] * u, right[:, None] * v

@@ -27,14 +27,14 @@ from mispair.errors import DataError
 from mispair.functional.logistic import FloatArray
 from mispair.functional.metrics import auroc
 
-REGULARISATIONS = (0.3, 1.0, 3.0, 10.0)
-FEW_PAIRS, STRONGER = 1000, 30.0  # so few pairs may need this one as well
-FIRST = 1.0  # regularisation of the first round
+REGULARISATIONS = (0.3, 1.0, 3.0, 10.0, 30.0)
+FIRST = 1.0  # regularisation of the first round, ...
+FEW_PAIRS, FIRST_OF_FEW = 2000, 10.0  # ... and with fewer pairs than these
 WIDEST = 1024  # vectors that are wider are first cut to their main directions
 HUGE = 1e15  # numbers whose squares may be too large for float32
 ROUNDING = 1e-9  # a spread below this share of the largest one is rounding error
 LONGEST = 10  # times the median length; longer vectors do not count for the mean
-TIE = 0.1  # separations of n pairs this close, over the root of n, are equal: then the more regularised space is taken
+ENOUGH = 3000  # pairs that show which regularisation separates best
 AT_ONCE, GPU_TIMES = 2048, 4  # pairs measured at a time; so many times more on a GPU
 LEAST_TRUST = 1e-3
 LEAST_WEIGHT = 1e-3  # of a score that observed pairs have no more of than shuffled ones
@@ -268,14 +268,37 @@ class Sample:
 
 
 def _fit_rounds(sample: Sample, fitter: CommonSpaceFitter, checked: FloatArray | None) -> FitRound:
-    """A first round, one for each regularisation, and a last one with the one that separates best."""
-    fit = partial(_fit_round, sample, fitter, checked)
-    first = fit(sample.first_trust(), FIRST)
-    regularisations = [*REGULARISATIONS, STRONGER] if len(sample.x) < FEW_PAIRS else REGULARISATIONS
-    rounds = [fit(first.trust(), regularisation) for regularisation in regularisations]
-    enough = max(one.separation for one in rounds) - TIE / math.sqrt(len(sample.x))
-    chosen = max(n for n, one in enumerate(rounds) if one.separation >= enough)
-    return fit(rounds[chosen].trust(), regularisations[chosen])
+    """A first round, then two more with the regularisation that separates best."""
+    few = len(sample.x) < FEW_PAIRS
+    found = _fit_round(sample, fitter, checked, sample.first_trust(), FIRST_OF_FEW if few else FIRST)
+    regularisation = _regularisation(sample, fitter, checked, found.trust())
+    for _ in range(2):
+        found = _fit_round(sample, fitter, checked, found.trust(), regularisation)
+    return found
+
+
+def _regularisation(sample: Sample, fitter: CommonSpaceFitter, checked: FloatArray | None, trust: FloatArray) -> float:
+    """The regularisation by which matched pairs are farthest from shuffled ones, in as few folds as have enough pairs.
+
+    That is smooth in the regularisation, so that the maximum may lie between those that are tried.
+    """
+    folds = range(min(FOLDS, math.ceil(ENOUGH * FOLDS / len(sample.x))))
+    trust = _with_checked(trust, checked)
+    weight = torch.from_numpy(np.maximum(trust, LEAST_TRUST)).to(sample.x)
+    several = fitter.fit_several(weight, REGULARISATIONS, folds)
+    rounds = [_measured_round(sample, spaces, trust, folds) for spaces in several]
+    likely = np.mean([one.trust() for one in rounds], axis=0)
+    return math.exp(highest(np.log(REGULARISATIONS), np.array([one.distance(likely) for one in rounds])))
+
+
+def highest(places: FloatArray, values: FloatArray) -> float:
+    """Where values are highest: at the vertex of the parabola through the highest one and its two neighbours."""
+    best = int(values.argmax())
+    if best in (0, len(values) - 1):
+        return float(places[best])
+    near = slice(best - 1, best + 2)
+    curve, slope, _ = np.polyfit(places[near] - places[best], values[near], 2)
+    return float(places[best] - slope / (2 * curve)) if curve < 0 else float(places[best])
 
 
 def _refined_round(sample: Sample, last: FitRound) -> FitRound:
@@ -286,18 +309,38 @@ def _refined_round(sample: Sample, last: FitRound) -> FitRound:
     return replace(last, spaces=spaces, banks=banks)
 
 
+def _with_checked(trust: FloatArray, checked: FloatArray | None) -> FloatArray:
+    return trust if checked is None else np.where(np.isnan(checked), trust, checked)
+
+
 def _fit_round(
     sample: Sample, fitter: CommonSpaceFitter, checked: FloatArray | None, trust: FloatArray, regularisation: float
 ) -> FitRound:
     """Fits the spaces to the pairs that are trusted so far, and scores all pairs by them."""
-    x, y, fold, shuffled = sample.x, sample.y, sample.fold, sample.shuffled
-    if checked is not None:
-        trust = np.where(np.isnan(checked), trust, checked)
-    spaces = fitter.fit(torch.from_numpy(np.maximum(trust, LEAST_TRUST)).to(x), regularisation)
-    banks = [_bank(space, number, x, y, fold, trust) for number, space in enumerate(spaces)]
-    observed = by_fold(spaces, banks, x, y, fold, learned)
-    null = by_fold(spaces, banks, x[shuffled], y[sample.partner], fold[shuffled], learned)
-    return FitRound(spaces, banks, *_first_guess(observed, null)).beside(sample.cosines)
+    trust = _with_checked(trust, checked)
+    spaces = fitter.fit(torch.from_numpy(np.maximum(trust, LEAST_TRUST)).to(sample.x), regularisation)
+    return _measured_round(sample, spaces, trust, range(FOLDS))
+
+
+def _measured_round(sample: Sample, spaces: list[CommonSpace], trust: FloatArray, folds: Sequence[int]) -> FitRound:
+    """Scores the pairs of some folds, and their shuffled ones, by the spaces that were fitted without each fold."""
+    x, y, fold = sample.x, sample.y, sample.fold
+    banks = [_bank(space, number, x, y, fold, trust) for number, space in zip(folds, spaces, strict=True)]
+    own, wrong, found = [], [], []
+    for number, space, bank in zip(folds, spaces, banks, strict=True):
+        rows, null = np.flatnonzero(fold == number), np.flatnonzero(fold[sample.shuffled] == number)
+        pairs = np.concatenate([rows, sample.shuffled[null]]), np.concatenate([rows, sample.partner[null]])
+        lefts, rights = (torch.from_numpy(np.searchsorted(rows, side)).to(x.device) for side in pairs)
+        measured = learned(space, bank, x[rows], y[rows], lefts, rights)[:, :2].cpu().numpy()
+        own.append(rows)
+        wrong.append(null)
+        found.append(np.split(measured, [len(rows)]))
+    observed, null_scores = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    rows, null = np.concatenate(own), np.concatenate(wrong)
+    order, null_order = rows.argsort(), null.argsort()
+    guess = FitRound(spaces, banks, *_first_guess(observed[order], null_scores[null_order]))
+    cosines = sample.cosines
+    return guess.beside(None if cosines is None else (cosines[0][rows[order]], cosines[1][null[null_order]]))
 
 
 def _measures(
@@ -335,9 +378,16 @@ class FitRound:
     observed: FloatArray
     null: FloatArray
 
-    @property
-    def separation(self) -> float:
-        return separation(self.observed, self.null)
+    def distance(self, likely: FloatArray) -> float:
+        """Distance of the means of matched and of shuffled pairs, in standard deviations.
+
+        Args:
+            likely: (n,) probability that each observed pair matches.
+        """
+        total = max(float(likely.sum()), 1e-12)
+        mean = float(likely @ self.observed) / total
+        spread = float(likely @ np.square(self.observed - mean)) / total
+        return (mean - float(self.null.mean())) / math.sqrt(spread + float(self.null.var()) + 1e-12)
 
     def trust(self) -> FloatArray:
         """Probability that each observed pair matches."""

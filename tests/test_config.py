@@ -22,6 +22,13 @@ def test_every_recipe_can_be_read(file: Path) -> None:
     assert config == read_recipe(file)
 
 
+@pytest.mark.parametrize("data", ["f8k", "coco-small", "f30k", "coco", "cc152k"])
+def test_every_data_set_has_a_recipe_of_mend(data: str) -> None:
+    config = read_recipe(f"{data}/mend-sgr")
+    assert (config.method, config.model, config.mend.trust) == ("mend", "sgr", "audit")
+    assert config.total_epochs >= 2
+
+
 @given(
     text=st.text(st.characters(blacklist_categories=["Cs"])),
     lr=st.floats(1e-9, 1e9),

@@ -21,7 +21,7 @@ from mispair.data.pairs import IntArray, Pairs
 from mispair.errors import ConfigError, DataError
 from mispair.methods import mend
 from mispair.methods.base import StepPlan, similarity
-from mispair.methods.mend import STUDENT, TEACHERS, Mend, MendInputs
+from mispair.methods.mend import STUDENT, TEACHERS, Mend, MendInputs, MendOracle
 from mispair.methods.repair import Repair
 from mispair.models import Network, SideSpec, build
 from mispair.models.inference import similarities
@@ -419,3 +419,15 @@ def test_it_learns_from_noisy_pairs() -> None:
     }  # fmt: skip
     matcher = mispair.fit(pairs, method="mend", **settings)
     assert matcher.evaluate(test).averaged.rsum > 300
+
+
+def test_the_truth_may_take_the_place_of_the_audit() -> None:
+    pairs = add_noise(vector_pairs(), noise_ratio=0.4, seed=1)
+    method = untrained(scored(pairs), model="two-tower", trust="truth", flagged_size=0)
+    assert type(method) is Mend  # `select` chooses the variant
+    oracle = MendOracle(method.config, method.nets, method.loader)
+    assert mispair.methods.select(method.config) is MendOracle
+    assert pairs.mismatched is not None
+    assert (oracle.trusted == ~pairs.mismatched).all()
+    with pytest.raises(ConfigError, match='mend with trust = "truth" needs pairs whose truth is known'):
+        mispair.fit(vector_pairs(), **{**SMALL, "method": "mend", "model": "two-tower", "trust": "truth"})

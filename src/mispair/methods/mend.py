@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ from mispair.data.vocabulary import UNK
 from mispair.errors import ConfigError
 from mispair.functional.contrastive import distillation, info_nce, match_probabilities, stands_out
 from mispair.methods.base import EpochPairs, Method, StepInputs, StepPlan, StepResult, similarity
+from mispair.methods.oracle import matched_pairs
 from mispair.methods.report import Examples, MethodReport, ReplacedPairs, selection
 from mispair.methods.soft_partners import SoftPartners, find_soft_partners
 from mispair.models import Network
@@ -74,6 +76,10 @@ class Mend(Method):
         self.trusted[self.unflagged] = True
         self.clean = torch.from_numpy(self.trusted).to(self.device)
         self.partners: SoftPartners | None = None
+
+    @classmethod
+    def variant(cls, config: Config) -> type[Mend]:
+        return MendOracle if cls is Mend and config.mend.trust == "truth" else cls
 
     @classmethod
     def network_configs(cls, config: Config) -> list[Config]:
@@ -248,3 +254,15 @@ class Mend(Method):
                 partners[self.partners.own[rows]] = self.partners.lenders[rows, 0]
         labels = self.clean.float().cpu().numpy()
         return Examples(pairs, labels=labels[pairs], new_left=new[True][pairs], new_right=new[False][pairs])
+
+
+class MendOracle(Mend):
+    """Mend that trusts the pairs known to match. With `flagged_size` 0 it is its upper bound: the same training on
+    matched pairs only."""
+
+    audits = False
+    uses_truth = True
+
+    @cached_property
+    def unflagged(self) -> IntArray:
+        return matched_pairs(self.loader.pairs, 'mend with trust = "truth"')

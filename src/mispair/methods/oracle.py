@@ -6,10 +6,30 @@ import numpy as np
 
 from mispair.config import Config
 from mispair.data.batches import PairLoader
+from mispair.data.pairs import IntArray, Pairs
 from mispair.errors import ConfigError, DataError
 from mispair.methods.base import EpochPairs
 from mispair.methods.plain import Plain
 from mispair.models import Network
+
+
+def matched_pairs(pairs: Pairs, method: str = "The oracle") -> IntArray:
+    """Numbers of the pairs that are known to match, enough of them to train on.
+
+    Raises:
+        ConfigError: The truth is not known.
+        DataError: They have fewer than two different left items.
+    """
+    if pairs.mismatched is None:
+        raise ConfigError(f"{method} needs pairs whose truth is known; inject noise with --noise-ratio.")
+    matched = np.flatnonzero(~pairs.mismatched)
+    images = len(np.unique(pairs.left_groups[pairs.link[matched]]))
+    if images < 2:
+        raise DataError(
+            f"{pairs.name}: {len(matched):,} of {len(pairs):,} pairs are matched, with {images} different left items; "
+            "it trains on these only and needs at least 2; lower --noise-ratio."
+        )
+    return matched
 
 
 class Oracle(Plain):
@@ -19,17 +39,7 @@ class Oracle(Plain):
 
     def __init__(self, config: Config, nets: list[Network], loader: PairLoader) -> None:
         super().__init__(config, nets, loader)
-        mismatched = loader.pairs.mismatched
-        if mismatched is None:
-            raise ConfigError("The oracle needs pairs whose truth is known; inject noise with --noise-ratio.")
-        matched = np.flatnonzero(~mismatched)
-        images = len(np.unique(loader.pairs.left_groups[loader.pairs.link[matched]]))
-        if images < 2:
-            raise DataError(
-                f"{loader.pairs.name}: {len(matched):,} of {len(mismatched):,} pairs are matched, with {images} "
-                "different left items; it trains on these only and needs at least 2; lower --noise-ratio."
-            )
-        self._matched = EpochPairs(matched)
+        self._matched = EpochPairs(matched_pairs(loader.pairs))
 
     def begin_warmup(self) -> list[EpochPairs]:
         return [self._matched] * len(self.nets)

@@ -20,7 +20,7 @@ class Phase:
 
 def phases(config: Config) -> list[Phase]:
     """In their order; the last one only where noisy pairs take part, or a student trains."""
-    warm, noisy, student = config.warmup_epochs, noisy_from(config), _student_from(config)
+    warm, noisy, student = config.warmup_epochs, noisy_from(config), student_from(config)
     later = noisy if student is None else student
     end = config.total_epochs if later is None else later
     found = [Phase("warm-up", 0, min(warm, end)), Phase("main", min(warm, end), end - min(warm, end))]
@@ -41,7 +41,7 @@ def noisy_from(config: Config) -> int | None:
     return None if start is None else config.warmup_epochs + start
 
 
-def _student_from(config: Config) -> int | None:
+def student_from(config: Config) -> int | None:
     """After how many epochs a student takes the place of its teachers; None if there is none."""
     try:
         return methods.select(config).student_from(config)

@@ -181,6 +181,20 @@ def test_bench_epoch(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None
     assert "Cost of the bank" in capsys.readouterr().out
 
 
+def test_bench_epoch_of_a_student(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    recipe = tmp_path / "tiny.toml"
+    recipe.write_text(
+        'data = "x"\nmethod = "mend"\nmodel = "vse"\nembed_size = 8\nword_size = 4\nbatch_size = 16\n'
+        "warmup_epochs = 0\nepochs = 10\nflagged_size = 4\n"
+    )
+    assert main(["bench", "epoch", "--recipe", str(recipe), "--images", "8", "--device", "cpu", "--json"]) == 0
+    output = json.loads(capsys.readouterr().out)
+    assert [(phase["name"], phase["epochs"]) for phase in output["phases"]] == [("main", 5), ("student", 5)]
+    assert [phase["steps"] for phase in output["phases"]] == [4, 2]  # 24 matched pairs; two teachers, one student
+    assert output["report"]["clean_precision"] == [1.0]  # trusted by the truth
+    assert output["banks"] == []
+
+
 def test_the_schedule_is_that_of_the_recipe() -> None:
     phases = [
         epoch_time.EpochTime("a", 2.0, 2.0, 0.0, 1, 5),

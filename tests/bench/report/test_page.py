@@ -289,24 +289,28 @@ def headline(report: Callable[..., Checker], rsums: dict[str, list[float]]) -> s
     [
         (
             {"A": [200.0], "B": [240.0], "C": [230.0]},
-            "B has the highest rSum at 40 % noise (240.0, one seed): 10.0 more than C (230.0, one seed).",
+            "B has the highest rSum at 40 % noise (240.0, one seed): 10.0 more than the best of the "
+            "others, C (230.0, one seed), but one seed shows no spread.",
         ),
         (
             {"A": [200.0, 220.0], "B": [240.0, 250.0]},
-            "B has the highest rSum at 40 % noise (245.0 ± 7.1, 2 seeds): 35.0 more than A (210.0 ± 14.1, 2 seeds).",
+            "B has the highest rSum at 40 % noise (245.0 ± 7.1, 2 seeds): 35.0 more than the best "
+            "of the others, A (210.0 ± 14.1, 2 seeds), more than the spread over the seeds.",
         ),
         (
             {"A": [230.0, 250.0], "B": [240.0, 250.0]},
-            "B has the highest rSum at 40 % noise (245.0 ± 7.1, 2 seeds): 5.0 more than A (240.0 ± 14.1, 2 seeds), "
-            "which is within the spread over the seeds.",
+            "B has the highest rSum at 40 % noise (245.0 ± 7.1, 2 seeds): 5.0 more than the best "
+            "of the others, A (240.0 ± 14.1, 2 seeds), within the spread over the seeds.",
         ),
         (
             {"A": [1.0, 3.0], "B": [9.0]},
-            "So far, B has the highest rSum at 40 % noise (9.0, one seed): 7.0 more than A (2.0 ± 1.4, 2 seeds).",
+            "So far, B has the highest rSum at 40 % noise (9.0, one seed): 7.0 more than the best of "
+            "the others, A (2.0 ± 1.4, 2 seeds), but one seed shows no spread.",
         ),
         (
             {"A": [1.0], "B": [9.0], "C": []},
-            "So far, B has the highest rSum at 40 % noise (9.0, one seed): 8.0 more than A (1.0, one seed).",
+            "So far, B has the highest rSum at 40 % noise (9.0, one seed): 8.0 more than the best of "
+            "the others, A (1.0, one seed), but one seed shows no spread.",
         ),
         ({"A": [200.0], "B": []}, "A: rSum 200.0, one seed at 40 % noise."),
         ({"A": [240.01], "B": [240.04]}, "B and A have the same rSum at 40 % noise (240.0)."),

@@ -41,7 +41,7 @@ from mispair.bench.suite.results_folder import (
 from mispair.bench.suite.runner import CellState, run_cells, seconds_left, state
 from mispair.bench.suite.suite import Cell, Suite, digest, read_suite
 from mispair.cli.main import main
-from mispair.config import Config, find_packaged, read_recipe, to_toml
+from mispair.config import Config, find_packaged, override, read_recipe, to_toml
 from mispair.data.shapes import dataset
 from mispair.errors import ConfigError, DataError
 
@@ -86,6 +86,15 @@ def done(file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def record_of(cell: Cell, **values: object) -> Record:
     content: dict[str, Any] = {"status": "done", "test": {"network": {"rsum": 100.0}}, **values}
     return Record.of(cell, **content)
+
+
+def test_alone_is_the_student_where_there_is_one(suite: Suite) -> None:
+    cell = suite.cells(1)[0]
+    metrics = {f"network {name}": {"rsum": rsum} for name, rsum in (("A", 90.0), ("B", 60.0), ("C", 30.0))}
+    tested = {**metrics, "averaged": {"rsum": 95.0}}
+    assert record_of(cell, test=tested).single() == {"rsum": 60.0}
+    student = replace(cell, config=override(cell.config, {"method": "mend"}))
+    assert record_of(student, test=tested).single() == {"rsum": 90.0}
 
 
 def test_everything_is_trained_and_described(suite: Suite, done: Path) -> None:

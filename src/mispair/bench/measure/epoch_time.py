@@ -1,8 +1,9 @@
 """`mispair bench epoch`: how long whole epochs of a recipe take at full size, and from that its whole schedule.
 
 Images are generated (`data/synthetic.py`), captions and noise may be real. An epoch of the warm-up, two main epochs and
-two with noisy pairs, where these are used, are trained with split, labels, replacements and validation. The first of a
-kind takes longer, because kernels are compiled and steps recorded in it.
+two of a later phase, with noisy pairs or a student, are trained with split, labels, replacements and validation. The
+first of a kind takes longer, because kernels are compiled and steps recorded in it. Generated images cannot be audited:
+where a method audits first, the truth takes the place of the match scores, and the audit is not part of the time.
 
 The cost of the memory bank is measured by itself: its size changes how long it takes to select the pairs of an epoch,
 never a step. So the same networks select again with banks of several sizes, and without any.
@@ -13,14 +14,16 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
 
+from mispair import methods
 from mispair.compute.devices import autocast, pick_device
 from mispair.config import Config, override
 from mispair.data.loading import with_noise
@@ -32,7 +35,7 @@ from mispair.training.run_folder import Run
 from mispair.training.trainer import Trainer
 
 VALIDATION = 1000  # images
-TRAINED = (1, 2, 2)  # epochs of the warm-up, of the main ones without and with noisy pairs
+MOST = 2  # epochs of a phase that are trained
 
 
 @dataclass(frozen=True)
@@ -152,14 +155,21 @@ def measure(
     config = override(config, {"bank_size": max(banks, default=config.repair.bank_size)})
     device = pick_device(config.device)
     train, dev = synthetic_pairs(captions, images), synthetic_pairs(captions, min(VALIDATION, images), seed=1)
-    schedule = {"warmup_epochs": 1, "epochs": 4, "noisy_start": 0.5, "checkpoint_seconds": 1e9}
+    halves = {"noisy_start": 0.5, "student_share": 0.5}
+    schedule = {"warmup_epochs": min(1, config.warmup_epochs), "epochs": 2 * MOST, "checkpoint_seconds": 1e9, **halves}
     short = override(config, {"data": "stand-in", **schedule})
+    train = with_noise(config, train)
+    if methods.select(config).audits:
+        wrong = np.zeros(len(train), dtype=bool) if train.mismatched is None else train.mismatched
+        train = replace(train, match_score=(~wrong).astype(np.float32))
     with tempfile.TemporaryDirectory(prefix="mispair-") as folder, Run(Path(folder) / "run", short) as run:
-        trainer = Trainer(short, with_noise(config, train), dev, run, console)
+        trainer = Trainer(short, train, dev, run, console)
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            times = [_timed(trainer, phase, count) for phase, count in zip(phases(config), TRAINED, strict=False)]
+            planned = zip(phases(config), phases(short), strict=True)
+            times = [_timed(trainer, phase, min(MOST, few.epochs)) for phase, few in planned if few.epochs]
             report = trainer.report
-            costs = _bank_costs(trainer, sorted(banks), main=times[1], noisy=times[-1])
+            main = next(epochs for epochs in times if epochs.name == "main")
+            costs = _bank_costs(trainer, sorted(banks), main, noisy=times[-1])
     gpu = device.type == "cuda"
     name = torch.cuda.get_device_name(device) if gpu else f"{torch.get_num_threads()} CPU threads"
     memory = torch.cuda.max_memory_allocated(device) if gpu else None

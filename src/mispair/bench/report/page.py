@@ -112,11 +112,17 @@ def headline(progress: Progress, ranking: Ranking | None) -> str:
     gap = best.mean - second.mean
     if gap < 0.05:
         return f"{start}{best.label} and {second.label} have the same rSum {ranking.where} ({best.mean:.1f})."
-    unsure = ", which is within the spread over the seeds" if gap <= max(best.sd or 0.0, second.sd or 0.0) else ""
     return (
-        f"{start}{best.label} has the highest rSum {ranking.where} ({best}): {gap:.1f} more than {second.label} "
-        f"({second}){unsure}."
+        f"{start}{best.label} has the highest rSum {ranking.where} ({best}): {gap:.1f} more than the best of the "
+        f"others, {second.label} ({second}), {_against_spread(gap, best, second)}."
     )
+
+
+def _against_spread(gap: float, best: Score, second: Score) -> str:
+    """What a difference of two means says beside the standard deviations over the seeds."""
+    if best.sd is None or second.sd is None:
+        return "but one seed shows no spread"
+    return f"{'more than' if gap > max(best.sd, second.sd) else 'within'} the spread over the seeds"
 
 
 @dataclass(frozen=True)

@@ -83,7 +83,8 @@ class ResultRow:
     @property
     def is_oracle(self) -> bool:
         """Whether it is trained by the truth: an upper bound that is not ranked among the methods."""
-        return self.config.method == "oracle"
+        config = self.config
+        return config.method == "oracle" or (config.method == "mend" and config.mend.trust == "truth")
 
     @property
     def config(self) -> Config:

@@ -17,12 +17,13 @@ from rich.console import Console
 from mispair.bench.suite.examples import PairExample, sample_examples
 from mispair.bench.suite.suite import LOCATIONS, Cell, digest
 from mispair.compute.devices import give_back_memory
-from mispair.config import Config, flat, read_recipe, to_toml
-from mispair.errors import MispairError, StoppedError
+from mispair.config import Config, flat, override, read_recipe, to_toml
+from mispair.errors import ConfigError, MispairError, StoppedError
 from mispair.methods.report import BoolArray, FloatArray, MethodReport
 from mispair.support.files import write_atomically
 from mispair.training.events import ValidationEvent
 from mispair.training.fit import train_splits
+from mispair.training.phases import student_from
 from mispair.training.run_folder import Environment, read_environment, read_events, read_examples, read_result
 from mispair.training.splits import Splits, load_splits
 
@@ -146,9 +147,18 @@ class Record:
         return self.test["folds"] if folds else self.test.get("averaged") or self.test["network"]
 
     def single(self) -> dict[str, float]:
-        """Retrieval metrics of the networks by themselves, their mean."""
+        """Retrieval metrics of the networks by themselves, their mean; of the student where a method has one."""
         networks = [metrics for name, metrics in self.test.items() if name.startswith("network")]
+        if self._has_student:
+            networks = networks[:1]
         return {name: fmean(metrics[name] for metrics in networks) for name in networks[0]}
+
+    @property
+    def _has_student(self) -> bool:
+        try:
+            return student_from(override(Config(), self.config)) is not None
+        except ConfigError:  # settings of another version, or of a method that is not installed here
+            return False
 
     def label_counts(self) -> tuple[list[int], list[int]]:
         """Histograms of the labels y* of matched and of mismatched pairs, all networks together."""

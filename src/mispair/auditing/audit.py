@@ -35,7 +35,8 @@ from mispair.auditing.sources.raw import RawPairs
 from mispair.auditing.sources.source import Source
 from mispair.auditing.sources.tables import Roles
 from mispair.compute.devices import pick_device
-from mispair.data.pairs import IntArray, Pairs
+from mispair.data.item_vectors import item_vectors
+from mispair.data.pairs import IntArray, Pairs, Vectors
 from mispair.errors import DataError
 from mispair.functional.logistic import FloatArray
 from mispair.support.files import write_atomically
@@ -318,6 +319,45 @@ def score_pairs(pairs: Pairs, device: str = "auto", console: Console | None = No
     with progress(console, len(source)) as show:
         items, judge, measured, siblings = _measured(source, settings, pick_device(device), None, show)
     return _known(match_scores(judge, measured, items, {}, siblings))
+
+
+def score_splits(
+    parts: Sequence[Pairs], device: str = "auto", console: Console | None = None
+) -> list[npt.NDArray[np.float32] | None]:
+    """The match score of each pair of training pairs and of other splits of the same data.
+
+    Splits of vectors are audited together. Of others, whose vectors are made by what a split holds, each is audited on
+    its own; a split that is too small for that has None.
+    """
+    train, *others = parts
+    if all(isinstance(side, Vectors) for pairs in parts for side in (pairs.left, pairs.right)):
+        scores = score_pairs(_joined(parts), device, console)
+        return list(np.split(scores, np.cumsum([len(pairs) for pairs in parts])[:-1]))
+    enough = [len(pairs) >= FEW_PAIRS for pairs in others]
+    return [
+        score_pairs(train, device, console),
+        *(score_pairs(pairs, device, console) if large else None for pairs, large in zip(others, enough, strict=True)),
+    ]
+
+
+def _joined(parts: Sequence[Pairs]) -> Pairs:
+    """Splits of vectors as one."""
+    if len(parts) == 1:
+        return parts[0]
+    starts = np.cumsum([0, *(len(pairs.left) for pairs in parts)])
+    left = np.concatenate([item_vectors(pairs.left) for pairs in parts])
+    right = np.concatenate([item_vectors(pairs.right) for pairs in parts])
+    link = np.concatenate([pairs.link + start for pairs, start in zip(parts, starts, strict=False)])
+    groups = np.concatenate([pairs.left_groups + start for pairs, start in zip(parts, starts, strict=False)])
+    texts = [text for pairs in parts for text in pairs.right_ids]
+    return Pairs(
+        Vectors(left),
+        Vectors(right),
+        link,
+        groups=groups,
+        right_ids=texts if len(texts) == len(right) else (),
+        name=parts[0].name,
+    )
 
 
 def attach_match_score(pairs: Pairs, score: npt.NDArray[np.floating]) -> Pairs:

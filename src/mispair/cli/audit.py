@@ -96,7 +96,7 @@ def audit(
     from mispair.auditing.inputs import AuditInput
 
     encoders = Encoders(encoder or image_model, encoder or text_model, device)
-    columns = _columns(image_column, caption_column, id_column)
+    columns = columns_of(image_column, caption_column, id_column)
     data = AuditInput(source, left, right, ids, images, split, columns, encoders, cache, vectors)
     answers = _answers(checked, decisions)
     best = None if keep_best is None else share_of(keep_best)
@@ -140,7 +140,8 @@ def _changes(before: Path, now: Path) -> str:
     return compare(before, now).sentence()
 
 
-def _columns(image: str | None, caption: str | None, name: str | None) -> Roles:
+def columns_of(image: str | None, caption: str | None, name: str | None) -> Roles:
+    """Columns of a table that were named."""
     named: Roles = {"image_path": image or "", "caption": caption or "", "id": name or ""}
     return {role: column for role, column in named.items() if column}
 
@@ -229,7 +230,7 @@ def encode(
 
     if grid is None and (pca, dev, test, split) != (None, 0.1, 0.1, None):
         raise ConfigError("--pca, --dev, --test and --split are for region features; give --grid 6, or leave them out.")
-    pairs = open_raw(source, images, _columns(image_column, caption_column, id_column))
+    pairs = open_raw(source, images, columns_of(image_column, caption_column, id_column))
     if grid is None:
         encoders = Encoders(image_model, text_model, device).load()
         outcome = encode_to_folder(

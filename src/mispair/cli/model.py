@@ -11,24 +11,59 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 from tyro.conf import OmitArgPrefixes, Positional
 
+from mispair.cli.audit import IMAGE_MODEL, TEXT_MODEL, columns_of
 from mispair.cli.output import console, print_json, print_table
-from mispair.config import RENAMED, Config, read_recipe
+from mispair.config import KEYS, RENAMED, Config, read_recipe
 from mispair.errors import ConfigError
 from mispair.support.renamed import current_flag
 
 if TYPE_CHECKING:
     from mispair.data.pairs import Pairs
     from mispair.retrieval.matcher import Matcher
-    from mispair.retrieval.search import TextEncoder
+    from mispair.training.fit import TrainedRun
+
+
+@dataclass(frozen=True)
+class FileArguments:
+    """Only for a training on images and captions."""
+
+    images: Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")] = None
+    """Folder that the image paths start from; the one of the source by default."""
+    grid: Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")] = None
+    """Region features of so many cells a side and words, instead of vectors."""
+    pca: Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")] = None
+    """With --grid, numbers a cell."""
+    dev: float = 0.1
+    """Share of the images that validate, or how many; a column split of the source comes first."""
+    test: float = 0.1
+    """Share of the images that test, or how many."""
+    image_column: Annotated[str | None, tyro.conf.arg(metavar="STR", help_behavior_hint="")] = None
+    """Column of images, if its name is not a usual one."""
+    caption_column: Annotated[str | None, tyro.conf.arg(metavar="STR", help_behavior_hint="")] = None
+    """Column of captions, likewise."""
+    id_column: Annotated[str | None, tyro.conf.arg(metavar="STR", help_behavior_hint="")] = None
+    """Column of ids, likewise."""
+    image_model: str = IMAGE_MODEL
+    """Encoder of the images: efficientnet-lite0, open_clip:MODEL/WEIGHTS, timm:NAME, or transformers:NAME_OR_FOLDER."""
+    text_model: str = TEXT_MODEL
+    """Encoder of the captions: all-minilm-l6-v2, transformers:NAME_OR_FOLDER, or open_clip:MODEL/WEIGHTS."""
+    cache: Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")] = None
+    """Folder of encodings; by default MISPAIR_CACHE, or that of the user."""
 
 
 @dataclass(frozen=True)
 class TrainArguments:
-    """Train a matching model. The same command again goes on where an interrupted run stopped."""
+    """Train a matching model. The same command again goes on where an interrupted run stopped.
+
+    Settings that are not given follow the data and the device.
+    """
 
     config: OmitArgPrefixes[Config]
+    files: OmitArgPrefixes[FileArguments]
     out: Path
     """Run folder: settings, log, checkpoints and the best model."""
+    source: Annotated[Positional[Path | None], tyro.conf.arg(metavar="[PATH]", help_behavior_hint="")] = None
+    """Images and captions, or whatever else `mispair audit` reads: encoded, audited, and trained with mend."""
     recipe: str | None = None
     """TOML file with settings, or the name of one that comes with mispair; flags win over it."""
     json: bool = False
@@ -40,20 +75,64 @@ def train(argv: Sequence[str]) -> int:
     argv = [current_flag(word, RENAMED) for word in argv]
     defaults = read_recipe(_peek(argv, "--recipe")) if _peek(argv, "--recipe") else Config()
     arguments = tyro.cli(
-        TrainArguments, args=argv, prog="mispair train", default=TrainArguments(defaults, out=tyro.MISSING)
+        TrainArguments,
+        args=argv,
+        prog="mispair train",
+        default=TrainArguments(defaults, FileArguments(), out=tyro.MISSING),
     )
     from mispair.data.loading import with_absolute_paths
     from mispair.training.fit import train_and_test
 
-    config = with_absolute_paths(arguments.config)
-    result = train_and_test(config, arguments.out, console())
+    given = None if arguments.recipe else _given(argv)
+    if arguments.source is None:
+        if arguments.files != FileArguments():
+            raise ConfigError(
+                "Flags about images and captions need them, as in: mispair train photos.csv --images photos/"
+            )
+        result = train_and_test(with_absolute_paths(arguments.config), arguments.out, console(), given)
+    else:
+        result = _train_files(arguments, given)
     if arguments.json:
         print_json(result.metrics())
-    else:
-        title = f"{config.method} {config.model}, tested on {result.tested_on}"
-        _print_retrieval(title, result.evaluation.metrics())
-        print(f"Run folder: {arguments.out}")
+        return 0
+    from mispair.retrieval.matcher import Matcher
+
+    config = Matcher.load(arguments.out, "cpu").config
+    rows = result.evaluation.metrics()
+    if result.unflagged is not None:
+        rows |= {f"{name}, unflagged": row for name, row in result.unflagged.metrics().items() if name != "folds"}
+    _print_retrieval(f"{config.method} {config.model}, tested on {result.tested_on}", rows)
+    if result.unflagged is not None:
+        print(f"unflagged: without the {result.flagged:,} test pairs that the audit flags.")
+    print(f"Run folder: {arguments.out}")
     return 0
+
+
+def _train_files(arguments: TrainArguments, given: set[str] | None) -> TrainedRun:
+    from mispair.auditing.encoding.encode import Encoders
+    from mispair.auditing.encoding.regions import SplitRule
+    from mispair.pipeline.train import Files, train_from_files
+
+    if given is not None and "data" in given:
+        raise ConfigError("Give either the files to train on or --data, not both.")
+    assert arguments.source is not None
+    files, device = arguments.files, arguments.config.device
+    return train_from_files(
+        Files(
+            arguments.source,
+            files.images,
+            columns_of(files.image_column, files.caption_column, files.id_column),
+            Encoders(files.image_model, files.text_model, device),
+            files.cache,
+            files.grid,
+            files.pca,
+            SplitRule(files.dev, files.test),
+        ),
+        arguments.config,
+        arguments.out,
+        console(),
+        KEYS if given is None else given,
+    )
 
 
 def evaluate(
@@ -116,9 +195,10 @@ def search(
     *,
     query: str | None = None,
     image: str | None = None,
+    images: Path | None = None,
     top: int = 5,
     data: str | None = None,
-    split: str = "test",
+    split: str | None = None,
     captions_per_image: int | None = None,
     device: str = "auto",
     json: bool = False,
@@ -128,28 +208,34 @@ def search(
     Args:
         run: Run folder, or a saved .safetensors file.
         query: A text: finds images.
-        image: Path or the end of it, name or row number of an image: finds texts.
+        image: An image: finds texts. Of the data set by its path or the end of it, name or row number; or any file, for
+            a model that was trained from images.
+        images: Folder of images to search instead of the data set.
         top: How many to show.
         data: Data set to search; the one it was trained on when not given.
-        split: Split to search.
+        split: Split to search; test by default, and all of them for a model that was trained from images.
         captions_per_image: Of --data, where its files leave it open.
         device: auto, cpu, cuda or mps.
         json: Print the result as JSON.
     """
+    from mispair.pipeline.search import search_files, search_splits
     from mispair.retrieval.matcher import Matcher
-    from mispair.retrieval.search import find_images, find_texts
 
     if top < 1:
         raise ConfigError(f"--top is {top} but must be at least 1.")
     if (query is None) == (image is None):
         raise ConfigError('Give either --query "some words" to find images or --image ID to find texts.')
+    if images is not None and (query is None or data is not None):
+        raise ConfigError("--images is searched by --query, instead of --data; leave out the others.")
     matcher = Matcher.load(run, device)
-    pairs = _load_pairs(matcher, split, data, captions_per_image)
-    if query is not None:
-        encode = _text_encoder(Path(data or matcher.config.data), device)
-        hits = find_images(matcher, pairs, query, top, encode=encode)
+    if images is not None:
+        hits, unreadable = search_files(matcher, str(query), images, top, device, console())
+        if unreadable:
+            print(f"Note: {unreadable:,} images could not be read.", file=sys.stderr)
     else:
-        hits = find_texts(matcher, pairs, str(image), top)
+        splits = _searched_splits(matcher, split, data)
+        pairs = [_load_pairs(matcher, name, data, captions_per_image) for name in splits]
+        hits = search_splits(matcher, pairs, query, image, top, device)
     if json:
         print_json({"query": query, "image": image, "hits": [asdict(hit) for hit in hits]})
         return 0
@@ -162,17 +248,13 @@ def search(
     return 0
 
 
-def _text_encoder(data: Path, device: str) -> TextEncoder | None:
-    """What made the vectors of the captions of a folder, where `mispair encode` has written it."""
-    from mispair.auditing.encoding.encode import EMBEDDINGS
-    from mispair.auditing.encoding.encoders import text_encoder
-    from mispair.support.owned_folder import read_mark
+def _searched_splits(matcher: Matcher, split: str | None, data: str | None) -> list[str]:
+    """The split that was asked for; by default all where the model was made from images, else test."""
+    from mispair.data.loading import splits
 
-    mark = read_mark(data, EMBEDDINGS)
-    model = None if mark is None else mark.request.get("text model")
-    if not isinstance(model, str):
-        return None
-    return lambda texts: text_encoder(model, device).encode(texts).astype("float32")
+    if split is not None or matcher.origin is None:
+        return [split or "test"]
+    return sorted(splits(data or matcher.config.data), key=lambda name: name != "test")
 
 
 def _load_pairs(matcher: Matcher, split: str, data: str | None, captions_per_image: int | None) -> Pairs:
@@ -188,6 +270,11 @@ def _load_pairs(matcher: Matcher, split: str, data: str | None, captions_per_ima
             file=sys.stderr,
         )
     return pairs
+
+
+def _given(argv: Sequence[str]) -> set[str]:
+    """Names of the flags that are on the command line."""
+    return {word[2:].partition("=")[0].replace("-", "_").removeprefix("no_") for word in argv if word.startswith("--")}
 
 
 def _peek(argv: Sequence[str], flag: str) -> str:

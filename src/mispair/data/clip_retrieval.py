@@ -20,12 +20,14 @@ import pyarrow
 import pyarrow.parquet
 
 from mispair.data.npy import check_finite, open_array
+from mispair.data.origin import Origin
 from mispair.data.pairs import IntArray, Pairs, Vectors
 from mispair.errors import DataError
 
 SPLITS = ("train", "dev", "test")
 COLUMNS = ("image_path", "caption")
 _CUTS = (0.8, 0.9)
+_COMPARED = 4096  # rows at a time
 Shards = list[npt.NDArray[Any]]
 
 
@@ -211,13 +213,27 @@ def load(folder: Path, split: str, *, finite: bool = True) -> Pairs:
         check_finite(left, f"{name} images")
         check_finite(right, f"{name} texts")
     groups = np.searchsorted(rows, first[rows])  # the first row of an image is in the same split
-    shared = bool((groups != np.arange(len(rows))).any())
+    images = np.unique(groups)
+    link = np.arange(len(rows))
+    names = [table.paths[row] for row in rows] if table.paths else ()
+    if len(images) < len(rows) and _repeated(left, groups):  # one left item an image, as in the SCAN layout
+        left, link = left[images], np.searchsorted(images, groups)
+        groups, names = np.arange(len(images)), [names[row] for row in images]
     return Pairs(
         Vectors(left),
         Vectors(right),
-        np.arange(len(rows)),
-        groups=groups if shared else None,
-        left_ids=[table.paths[row] for row in rows] if table.paths else (),
+        link,
+        groups=groups if len(np.unique(groups)) < len(groups) else None,
+        left_ids=names,
         right_ids=[table.captions[row] for row in rows] if table.captions else (),
         name=name,
+        origin=Origin.read(folder),
+    )
+
+
+def _repeated(vectors: npt.NDArray[Any], groups: IntArray) -> bool:
+    """Whether all rows of an image have the same vector."""
+    return all(
+        bool((vectors[start : start + _COMPARED] == vectors[groups[start : start + _COMPARED]]).all())
+        for start in range(0, len(vectors), _COMPARED)
     )

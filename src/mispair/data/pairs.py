@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from mispair.data.origin import Origin
 from mispair.data.vocabulary import Vocabulary
 from mispair.errors import DataError
 
@@ -84,6 +85,7 @@ class Pairs:
         left_ids: Names of the left items for display, such as file names; empty where unknown.
         right_ids: The same for the right items, where they are not texts themselves.
         name: Where the pairs come from, for messages.
+        origin: How the features were made from files; None where it is not known.
     """
 
     left: Side
@@ -95,6 +97,7 @@ class Pairs:
     right_ids: Sequence[str] = ()
     name: str = "pairs"
     match_score: FloatArray | None = None
+    origin: Origin | None = None
 
     def __post_init__(self) -> None:
         for label, side in (("left", self.left), ("right", self.right)):
@@ -221,3 +224,28 @@ def select(side: Side, rows: IntArray) -> Side:
         texts = [side.texts[row] for row in rows] if side.texts else ()
         return Tokens(side.ids[take], offsets, side.vocabulary, texts)
     return replace(side, features=side.features[rows])
+
+
+def subset(pairs: Pairs, rows: IntArray) -> Pairs:
+    """The pairs at ascending `rows`, with the left items that these have, or should have."""
+    named = [pairs.link[rows]] if pairs.truth is None else [pairs.link[rows], pairs.truth[rows]]
+    left = np.unique(np.concatenate(named))
+    return replace(
+        pairs,
+        left=select(pairs.left, left),
+        right=select(pairs.right, rows),
+        link=np.searchsorted(left, pairs.link[rows]),
+        truth=None if pairs.truth is None else np.searchsorted(left, pairs.truth[rows]),
+        groups=None if pairs.groups is None else pairs.groups[left],
+        left_ids=[pairs.left_ids[row] for row in left] if pairs.left_ids else (),
+        right_ids=[pairs.right_ids[row] for row in rows] if pairs.right_ids else (),
+        match_score=None if pairs.match_score is None else pairs.match_score[rows],
+    )
+
+
+def unflagged(pairs: Pairs) -> Pairs:
+    """Without the pairs that an audit flagged; all of them where there was none, or it left fewer than two."""
+    if pairs.match_score is None:
+        return pairs
+    rows = np.flatnonzero(pairs.match_score >= MATCH_THRESHOLD)
+    return pairs if len(rows) in (0, 1, len(pairs)) else subset(pairs, rows)

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mispair.data.npy import check_finite, open_array
+from mispair.data.origin import Origin
 from mispair.data.pairs import IntArray, Pairs, Regions, Tokens
 from mispair.data.vocabulary import Vocabulary
 from mispair.errors import DataError
@@ -275,4 +276,4 @@ def load(
         check_finite(left, str(features_path(folder, split)))
     words = find_vocabulary(folder, vocabulary)[0]
     tokens = Tokens(*words.encode(texts), words, texts)
-    return Pairs(Regions(left), tokens, link, left_ids=left_ids, name=name)
+    return Pairs(Regions(left), tokens, link, left_ids=left_ids, name=name, origin=Origin.read(folder))

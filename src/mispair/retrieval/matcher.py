@@ -17,6 +17,7 @@ from mispair.compute.devices import autocast, pick_device
 from mispair.config import Config, flat, override
 from mispair.data.batches import SideLoader
 from mispair.data.npy import check_finite
+from mispair.data.origin import Origin, Projection
 from mispair.data.pairs import FloatArray, Pairs, Regions, Side, Tokens, Vectors, described
 from mispair.data.vocabulary import Vocabulary
 from mispair.errors import DataError
@@ -26,6 +27,7 @@ from mispair.retrieval.evaluation import Evaluation, check_folds, evaluate
 from mispair.support.tensor_files import load_tensors, save_tensors
 
 FORMAT = 1
+_MEAN, _BASIS = "origin.mean", "origin.basis"  # names of tensors
 FIXED_REGION_MODELS = ("sgr", "saf")  # models with weights for each region, which take no other number of regions
 SideName = Literal["left", "right"]
 Items = Side | FloatArray | Sequence[str]
@@ -40,6 +42,8 @@ class Matcher:
         networks: The trained networks; their similarities are averaged.
         models: The model of each network.
         vocabulary: Words of the text side, if there is one.
+        origin: Which encoders made the features that it was trained on, so that it can take new files; None where that
+            is not known.
     """
 
     def __init__(
@@ -50,8 +54,10 @@ class Matcher:
         vocabulary: Vocabulary | None,
         device: torch.device,
         models: Sequence[str] = (),
+        origin: Origin | None = None,
     ) -> None:
         self.config, self.specs, self.vocabulary, self.device = config, specs, vocabulary, device
+        self.origin = origin
         self.models = list(models) or [config.model] * len(networks)
         self.networks = [network.to(device).eval() for network in networks]
 
@@ -96,6 +102,11 @@ class Matcher:
         }
         if len(set(self.models)) > 1:
             about["models"] = self.models
+        if (origin := self.origin) is not None:
+            about["origin"] = {name: getattr(origin, name) for name in ("image_model", "text_model", "grid")}
+            if origin.projection is not None:
+                tensors[_MEAN] = torch.from_numpy(origin.projection.mean)
+                tensors[_BASIS] = torch.from_numpy(np.ascontiguousarray(origin.projection.basis))
         save_tensors(path, tensors, {"mispair": json.dumps(about)})
 
     @classmethod
@@ -113,6 +124,7 @@ class Matcher:
             networks = [build(replace(config, model=model), left, right, seed=0) for model in models]
             if not networks or len(networks) != about["networks"]:
                 raise ValueError("no network" if not networks else f"{len(networks)} models")
+            origin = _origin(about.get("origin"), tensors)
             for number, network in enumerate(networks):
                 prefix = f"{number}."
                 network.load_state_dict({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
@@ -121,7 +133,7 @@ class Matcher:
                 f"{file} does not hold what a model of mispair holds ({_shortened(error)}); copy it again, or train it "
                 "again."
             ) from None
-        return cls(config, (left, right), networks, vocabulary, where, models)
+        return cls(config, (left, right), networks, vocabulary, where, models, origin)
 
     def _matrices(self, left: Side, right: Side) -> list[torch.Tensor]:
         with autocast(self.device, self.config.precision):
@@ -190,6 +202,13 @@ def _read_model(file: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         if not tensor.isfinite().all():
             raise DataError(f"{file} is damaged: {name} has weights that are not finite; copy it again.")
     return about, tensors
+
+
+def _origin(about: dict[str, Any] | None, tensors: dict[str, torch.Tensor]) -> Origin | None:
+    if about is None:
+        return None
+    projection = Projection(tensors[_MEAN].numpy(), tensors[_BASIS].numpy()) if _BASIS in tensors else None
+    return Origin(**about, projection=projection)
 
 
 def _check_words(vocabulary: Vocabulary | None, specs: tuple[SideSpec, SideSpec]) -> None:

@@ -8,7 +8,7 @@ from pathlib import PurePath
 
 import numpy as np
 
-from mispair.data.pairs import FloatArray, Pairs, Tokens, select
+from mispair.data.pairs import FloatArray, Pairs, Side, Tokens, select
 from mispair.data.vocabulary import UNK
 from mispair.errors import DataError
 from mispair.retrieval.matcher import Matcher
@@ -40,7 +40,7 @@ def find_images(
     Raises:
         DataError: The model cannot read a text, or knows no word of it.
     """
-    scores = matcher.score(pairs.left, _query(matcher, query, encode))[:, 0]
+    scores = matcher.score(pairs.left, encoded_query(matcher, query, encode))[:, 0]
     captions = {int(row): pair for pair, row in reversed(list(enumerate(pairs.link)))}
     return [
         Hit(float(scores[row]), image_name(pairs, row), text_name(pairs, captions[row]) if row in captions else "")
@@ -48,7 +48,12 @@ def find_images(
     ]
 
 
-def _query(matcher: Matcher, query: str, encode: TextEncoder | None) -> list[str] | FloatArray:
+def encoded_query(matcher: Matcher, query: str, encode: TextEncoder | None) -> list[str] | FloatArray:
+    """A text as a model takes it.
+
+    Raises:
+        DataError: The model cannot read a text, or knows no word of it.
+    """
     if matcher.vocabulary is None:
         if encode is None:
             raise DataError(
@@ -62,10 +67,17 @@ def _query(matcher: Matcher, query: str, encode: TextEncoder | None) -> list[str
     return [query]
 
 
-def find_texts(matcher: Matcher, pairs: Pairs, image: str, top: int = 5) -> list[Hit]:
-    """The texts that fit an image best."""
-    row = find_row(pairs, image)
-    scores = matcher.score(select(pairs.left, np.array([row])), pairs.right)[0]
+def find_texts(matcher: Matcher, pairs: Pairs, image: str | Side, top: int = 5) -> list[Hit]:
+    """The texts that fit an image best.
+
+    Args:
+        matcher: The model.
+        pairs: What is searched.
+        image: An image of the pairs, see `find_row`; or the features of any image, as a side of one item.
+        top: How many.
+    """
+    asked = select(pairs.left, np.array([find_row(pairs, image)])) if isinstance(image, str) else image
+    scores = matcher.score(asked, pairs.right)[0]
     return [
         Hit(float(scores[pair]), image_name(pairs, int(pairs.link[pair])), text_name(pairs, pair))
         for pair in best(scores, top)

@@ -4,25 +4,29 @@ from __future__ import annotations
 
 import shlex
 import tempfile
-from dataclasses import dataclass
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from rich.console import Console
 
 from mispair import methods
 from mispair.config import Config, override
 from mispair.data.npy import chunks, open_array
-from mispair.data.pairs import MATCH_THRESHOLD, Pairs, Side, Tokens
+from mispair.data.pairs import MATCH_THRESHOLD, Pairs, Side, Tokens, unflagged
 from mispair.errors import ConfigError, DataError, StoppedError
 from mispair.retrieval.evaluation import Evaluation
 from mispair.retrieval.matcher import Matcher, check_content, check_is_pairs
 from mispair.support.files import replacing
-from mispair.training.run_folder import Run
+from mispair.training.defaults import duration_sentence, fitted
+from mispair.training.run_folder import SCORES, Run, read_result
 from mispair.training.splits import Splits, check_tested, load_splits
 from mispair.training.trainer import Trainer, check_pairs
 
+TRAIN, DEV, TEST = SCORES  # names of the files with match scores
 SAMPLE = 16  # items of a side that are compared before all of them are
 READING = ("data", "vocab", "dev_protocol", "captions_per_image")  # settings of which data `mispair train` reads ...
 NOISE = ("noise_ratio", "noise_kind", "noise_file", "noise_seed")  # ... and which pairs it mismatches
@@ -50,7 +54,7 @@ def fit(
     for name, value in given.items():
         check_is_pairs(value, f"fit: {name}")
     _refuse_data_settings(settings)
-    config = override(Config(data=pairs.name), settings, "fit")
+    config = fitted(override(Config(data=pairs.name), settings, "fit"), settings, pairs)
     for name, value in given.items():
         check_content(value.left, f"fit: the left side of {name}")
         check_content(value.right, f"fit: the right side of {name}")
@@ -68,25 +72,46 @@ class TrainedRun:
     noise_ratio: float | None  # measured; None where the truth is not known
     tested_on: str
     evaluation: Evaluation
+    unflagged: Evaluation | None = None  # on the test pairs that the audit did not flag, where it flagged any
+    flagged: int = 0  # test pairs that it flagged
 
     def metrics(self) -> dict[str, Any]:
         """Flat, for `--json`."""
         about = {"run": str(self.run), "mismatch": self.noise_ratio, "tested_on": self.tested_on}
-        return {**about, **self.evaluation.metrics()}
+        flagged = {} if self.unflagged is None else {"flagged": self.flagged, "unflagged": self.unflagged.metrics()}
+        return {**about, **self.evaluation.metrics(), **flagged}
 
 
-def train_and_test(config: Config, out: Path, console: Console | None = None) -> TrainedRun:
-    """Everything `mispair train` does: reads the data, injects noise, trains, tests the best model."""
+def train_and_test(
+    config: Config, out: Path, console: Console | None = None, given: Collection[str] | None = None
+) -> TrainedRun:
+    """Everything `mispair train` does: reads the data, injects noise, trains, tests the best model.
+
+    Args:
+        config: The settings.
+        out: Run folder.
+        console: Where to show progress.
+        given: Names of the settings that were chosen; the others follow the data and the device. By default all were.
+    """
     splits = load_splits(config, console)
+    if given is not None:
+        config = fitted(config, given, splits.train)
+    if console is not None and read_result(out) is None:
+        console.print(duration_sentence(config, splits.train))
     run_again = f"Go on with: mispair train --recipe {_quoted(out / 'config.toml')} --out {_quoted(out)}"
     matcher = train_splits(config, splits, out, console, run_again)
-    return TrainedRun(out, splits.noise_ratio, splits.tested.name, splits.test(matcher))
+    scored = _kept(out, splits.tested, TEST)
+    trusted = splits.tested if scored is None else unflagged(scored)
+    found = None if trusted is splits.tested or trusted is scored else replace(splits, tested=trusted).test(matcher)
+    flagged = len(splits.tested) - len(trusted)
+    return TrainedRun(out, splits.noise_ratio, splits.tested.name, splits.test(matcher), found, flagged)
 
 
 def train_splits(config: Config, splits: Splits, out: Path, console: Console | None, after_stop: str) -> Matcher:
     """Trains in the run folder `out`, from where an earlier process stopped; `after_stop` says how to go on."""
     check_tested(config, splits)
-    return _train(config, splits.train, splits.dev, out, console, after_stop)
+    tested = None if splits.tested is splits.train or splits.tested is splits.dev else splits.tested
+    return _train(config, splits.train, splits.dev, out, console, after_stop, tested)
 
 
 def _refuse_data_settings(settings: dict[str, Any]) -> None:
@@ -102,27 +127,40 @@ def _refuse_data_settings(settings: dict[str, Any]) -> None:
 
 
 def _train(
-    config: Config, train: Pairs, dev: Pairs | None, out: Path, console: Console | None, after_stop: str
+    config: Config,
+    train: Pairs,
+    dev: Pairs | None,
+    out: Path,
+    console: Console | None,
+    after_stop: str,
+    tested: Pairs | None = None,
 ) -> Matcher:
     check_pairs(train, dev)
     _refuse_equal_items(train)
     try:
         with Run(out, config) as run:
             audits = config.audit or methods.select(config).audits
-            train = _audited(config, train, run, console) if audits and train.match_score is None else train
+            if audits and train.match_score is None:
+                train, dev = _audited(config, train, dev, tested, run, console)
             return Trainer(config, train, dev, run, console).fit()
     except StoppedError as stop:
         raise StoppedError(f"{stop} {after_stop}", stop.code) from None
 
 
-def _audited(config: Config, pairs: Pairs, run: Run, console: Console | None) -> Pairs:
-    """With the match scores of an audit, which is made once and kept in the run folder."""
-    from mispair.auditing.audit import attach_match_score, score_pairs
+def _audited(
+    config: Config, train: Pairs, dev: Pairs | None, tested: Pairs | None, run: Run, console: Console | None
+) -> tuple[Pairs, Pairs | None]:
+    """Training and validation pairs with the match scores of an audit, made once and kept in the run folder.
 
-    kept = run.path / "match_score.npy"
-    if not kept.exists():
+    The test pairs are audited with them, so that their results can be given without flagged pairs, too.
+    """
+    from mispair.auditing.audit import score_splits
+
+    parts = {TRAIN: train, DEV: dev, TEST: tested}
+    missing = {name: pairs for name, pairs in parts.items() if pairs is not None and not (run.path / name).exists()}
+    if TRAIN in missing:
         try:
-            score = score_pairs(pairs, config.device, console)
+            scores = score_splits(list(missing.values()), config.device, console)
         except DataError as error:
             else_ = (
                 "leave out --audit (audit=True)"
@@ -130,12 +168,32 @@ def _audited(config: Config, pairs: Pairs, run: Run, console: Console | None) ->
                 else f"{config.method} audits first, so take another --method"
             )
             raise DataError(f"{str(error).removesuffix('.')}; {else_}, or mend that.") from None
-        with replacing(kept) as file:
-            np.save(file, score, allow_pickle=False)
-    score = np.asarray(open_array(kept, ndim=1))
+        for name, score in reversed(list(zip(missing, scores, strict=True))):  # that of the training pairs last
+            if score is not None:
+                save_score(run.path / name, score)
+    scored = _kept(run.path, train, TRAIN)
+    assert scored is not None
+    others = {name: _kept(run.path, pairs, name) for name, pairs in parts.items() if pairs is not None}
     if console is not None:
-        console.print(f"{pairs.name}: {(score >= MATCH_THRESHOLD).mean():.0%} of the pairs match by the audit")
-    return attach_match_score(pairs, score)
+        for pairs in others.values():
+            if pairs is not None and pairs.match_score is not None:
+                kept = (pairs.match_score >= MATCH_THRESHOLD).mean()
+                console.print(f"{pairs.name}: {kept:.0%} of the pairs match by the audit")
+    return scored, others.get(DEV) or dev
+
+
+def save_score(path: Path, score: npt.NDArray[np.floating]) -> None:
+    """Keeps match scores in a run folder."""
+    with replacing(path) as file:
+        np.save(file, score, allow_pickle=False)
+
+
+def _kept(run: Path, pairs: Pairs, name: str) -> Pairs | None:
+    """The pairs with the match scores that a run folder has for them; None where it has none."""
+    from mispair.auditing.audit import attach_match_score
+
+    path = run / name
+    return attach_match_score(pairs, np.asarray(open_array(path, ndim=1))) if path.exists() else None
 
 
 def _refuse_equal_items(pairs: Pairs) -> None:

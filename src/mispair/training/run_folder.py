@@ -3,7 +3,8 @@
 config.toml        the settings, usable as a recipe
 environment.json   versions, device and command
 metrics.jsonl      one line an event, as it happens
-match_score.npy    with --audit: the match score of each pair
+match_score.npy    with --audit: the match score of each pair; match_score_dev.npy and match_score_test.npy likewise
+features/, audit/  of a training from images and captions: what was made of them
 checkpoints/       state to resume from, the newest two
 best.safetensors   the networks that were best on the validation pairs
 pairs.parquet      what the method made of each pair, if it has anything to tell
@@ -35,6 +36,8 @@ from mispair.support.files import replacing, write_atomically
 from mispair.training.checkpoint import Best
 from mispair.training.events import Event, from_line, scalars, to_line
 
+SCORES = ("match_score.npy", "match_score_dev.npy", "match_score_test.npy")  # of training, validation and test pairs
+MADE_FROM_FILES = ("features", "audit")  # folders that a training from images and captions makes first
 LOG, RESULT, ENVIRONMENT, PAIRS = "metrics.jsonl", "result.json", "environment.json", "pairs.parquet"
 EventT = TypeVar("EventT", bound=Event)
 FREE = ("checkpoint_seconds", "tensorboard")  # settings that change nothing about the result
@@ -229,7 +232,8 @@ def _is_free(path: Path) -> bool:
     """Whether nothing of somebody else's is in this folder, in which nothing was trained yet."""
     if (path / "config.toml").is_file():
         return (path / ".lock").exists() or _is_ours(path / "config.toml")
-    return path.is_dir() and all(entry.name[0] == "." for entry in path.iterdir())
+    ours = (*SCORES, *MADE_FROM_FILES)
+    return path.is_dir() and all(entry.name[0] == "." or entry.name in ours for entry in path.iterdir())
 
 
 def _is_ours(settings: Path) -> bool:

@@ -25,7 +25,7 @@ from mispair.compute.optimizer import make as make_optimizer
 from mispair.compute.optimizer import set_lr
 from mispair.config import Config
 from mispair.data.batches import PairLoader, SideLoader, prefetch
-from mispair.data.pairs import Pairs, Tokens, fingerprint
+from mispair.data.pairs import Pairs, Tokens, fingerprint, unflagged
 from mispair.errors import CollapseError, ConfigError, DataError, NonFiniteError, StoppedError
 from mispair.methods.base import EpochPairs, StepInputs, StepPlan
 from mispair.methods.report import MethodReport
@@ -53,7 +53,8 @@ class Trainer:
     ) -> None:
         method = methods.select(config)
         config = method.adapted(config)
-        self.config, self.train_pairs, self.dev, self.run = config, train, dev, run
+        self.config, self.train_pairs, self.run = config, train, run
+        self.dev = None if dev is None else unflagged(dev)  # mismatched pairs shall not decide the best epoch
         self.device = pick_device(config.device)
         self.specs = SideSpec.of(train.left), SideSpec.of(train.right)
         self.vocabulary = next((s.vocabulary for s in (train.right, train.left) if isinstance(s, Tokens)), None)
@@ -386,7 +387,8 @@ class Trainer:
             copy.load_state_dict(self.nets[number].state_dict())
             copies.append(copy)
         models = [self.configs[number].model for number in kept]
-        return Matcher(self.config, self.specs, copies, self.vocabulary, self.device, models)
+        origin = self.train_pairs.origin
+        return Matcher(self.config, self.specs, copies, self.vocabulary, self.device, models, origin)
 
     @property
     def _trained_on(self) -> str:

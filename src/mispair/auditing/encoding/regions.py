@@ -3,6 +3,7 @@
     {split}_ims.npy     float32 (images, cells, width)
     {split}_caps.txt    a caption a line, equally many an image; or {split}_caps.tsv with the image of each
     {split}_ids.txt     name of each image
+    {split}_rows.npy    which row of the data set each caption is
     rows.parquet        all pairs: id, image_path, caption, status, split
     basis.npz           with --pca: what each cell was multiplied by
     encode.json         what the folder was made from
@@ -16,6 +17,7 @@ import csv
 import hashlib
 import io
 import warnings
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +29,7 @@ from sklearn.decomposition import PCA
 
 from mispair.auditing.encoding.cache import CachedRows
 from mispair.auditing.encoding.encode import EMBEDDINGS, OK, THREADS, ImageSide, Outcome
-from mispair.auditing.encoding.encoders import GridEncoder
+from mispair.auditing.encoding.encoders import GridEncoder, ImageEncoder
 from mispair.auditing.layouts.embeddings import write_rows
 from mispair.auditing.sources import row_ids
 from mispair.auditing.sources.raw import RawPairs
@@ -45,7 +47,10 @@ SPLITS = ("train", "dev", "test")
 _NAMES = {"train": "train", "restval": "train", "dev": "dev", "val": "dev", "validation": "dev", "test": "test"}
 ROWS = "rows.parquet"
 REGIONS = FolderKind(
-    "region features", MARK, ["*_ims.npy", "*_caps.t*", "*_ids.txt", ROWS], optional=[BASIS, *EMBEDDINGS.files]
+    "region features",
+    MARK,
+    ["*_ims.npy", "*_caps.t*", "*_ids.txt", "*_rows.npy", ROWS],
+    optional=[BASIS, *EMBEDDINGS.files],
 )
 _STORED = 1 << 26  # bytes of encodings that are stored together
 _SAMPLE = 2000  # images whose cells the projection is fitted on
@@ -92,15 +97,29 @@ class SplitRule:
                     "it, or name the column differently."
                 )
             return [_NAMES[name.strip().lower()] for name in named]
-        first = _first_rows(pairs)
+        first = first_rows(pairs)
+        names = row_ids.look_up(pairs.image_names, np.unique(first))
+        return self.random(first, names, pairs.name)
+
+    def random(self, first: IntArray, names: Sequence[str], what: str) -> list[str]:
+        """The split of each row at random.
+
+        Args:
+            first: (N,) the first row that has the image of each row.
+            names: Of the images, in the order of their first rows: an image is in the same split whatever else there
+                is, as far as the shares allow.
+            what: The data set, for messages.
+
+        Raises:
+            DataError: No image is left to train.
+        """
         images = np.unique(first)
         counts = [round(value * len(images)) if value < 1 else int(value) for value in (self.test, self.dev)]
         if sum(counts) >= len(images):
             raise DataError(
-                f"{pairs.name}: {len(images):,} images, of which {counts[1]:,} should validate and {counts[0]:,} test; "
-                "none is left to train. Give a smaller --dev and --test."
+                f"{what}: {len(images):,} images, of which {counts[1]:,} should validate and {counts[0]:,} test; none "
+                "is left to train. Give a smaller --dev and --test."
             )
-        names = row_ids.look_up(pairs.image_names, images)
         order = sorted(range(len(images)), key=lambda place: _random(names[place] or str(place)))
         of_image = dict.fromkeys(images[order[sum(counts) :]].tolist(), "train")
         of_image |= dict.fromkeys(images[order[: counts[0]]].tolist(), "test")
@@ -112,7 +131,7 @@ def _random(name: str) -> bytes:
     return hashlib.blake2b(name.encode("utf-8", "replace"), digest_size=16).digest()
 
 
-def _first_rows(pairs: RawPairs) -> IntArray:
+def first_rows(pairs: RawPairs) -> IntArray:
     """The first row that has the image of each row."""
     if pairs.groups is None:
         return np.arange(len(pairs))
@@ -140,11 +159,11 @@ class EncodedImages:
 
 
 def encode_images(
-    pairs: RawPairs, encoder: GridEncoder, cache: Path, *, console: Console | None = None
+    pairs: RawPairs, encoder: ImageEncoder, cache: Path, *, console: Console | None = None
 ) -> EncodedImages:
     """Encodes each image once; those in the cache are not encoded again."""
     side = ImageSide(pairs, encoder, cache)
-    rows, image = np.unique(_first_rows(pairs), return_inverse=True)
+    rows, image = np.unique(first_rows(pairs), return_inverse=True)
     counts = np.bincount(image)
     numbers, bad = np.full(len(rows), -1, dtype=np.int64), {}
     kept = 0
@@ -297,12 +316,26 @@ def _write_split(
     texts = [" ".join(text.split()) for text in row_ids.look_up(pairs.captions, rows)]
     counts = np.bincount(owner)
     write_atomically(out / f"{split}_ids.txt", _lines(ids))
+    save_rows(out, split, rows)
     if (counts == counts[0]).all():
         write_atomically(out / f"{split}_caps.txt", _lines(texts))
         return
     table = io.StringIO(newline="")
     csv.writer(table, delimiter="\t").writerows((ids[place], text) for place, text in zip(owner, texts, strict=True))
     write_atomically(out / f"{split}_caps.tsv", table.getvalue().encode("utf-8", "replace"))
+
+
+def save_rows(out: Path, split: str, rows: IntArray) -> None:
+    """Which row of the data set each pair of a split is."""
+    with replacing(out / f"{split}_rows.npy") as file:
+        np.save(file, rows, allow_pickle=False)
+
+
+def read_rows(folder: Path) -> dict[str, IntArray]:
+    """The same of all splits, as `save_rows` wrote them."""
+    return {
+        path.name.removesuffix("_rows.npy"): np.load(path, allow_pickle=False) for path in folder.glob("*_rows.npy")
+    }
 
 
 def _lines(lines: list[str]) -> bytes:

@@ -1,0 +1,252 @@
+"""Training from images and captions: encodes them, audits them, and writes what `mispair train --data` reads.
+
+    RUN/audit/       the audit of all pairs, as `mispair audit` writes it; `mispair review RUN/audit` opens it
+    RUN/features/    train, dev and test in the clip-retrieval layout, or with a grid in the SCAN layout
+
+All of it is made once: an interrupted training goes on from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+
+from mispair import methods
+from mispair.auditing.audit import Settings, check_rows
+from mispair.auditing.encoding.cache import cache_folder
+from mispair.auditing.encoding.encode import Encoders
+from mispair.auditing.encoding.encoders import GridEncoder, image_encoder
+from mispair.auditing.encoding.regions import SplitRule, encode_regions, read_rows, save_rows
+from mispair.auditing.folder import audit_path
+from mispair.auditing.inputs import AuditInput
+from mispair.auditing.layouts.embeddings import write_rows
+from mispair.auditing.output_files import TABLE
+from mispair.auditing.sources.raw import RawPairs
+from mispair.auditing.sources.source import Source
+from mispair.auditing.sources.tables import Roles
+from mispair.compute.devices import pick_device
+from mispair.config import Config, override
+from mispair.data import loading
+from mispair.data.origin import MARK
+from mispair.data.pairs import MATCH_THRESHOLD, IntArray
+from mispair.errors import ConfigError, DataError
+from mispair.support.files import Json, replacing
+from mispair.support.formatting import plain
+from mispair.support.owned_folder import FolderKind, OwnedFolder
+from mispair.training.fit import TrainedRun, save_score, train_and_test
+from mispair.training.run_folder import MADE_FROM_FILES, SCORES, read_result
+
+FEATURES, AUDIT_FOLDER = MADE_FROM_FILES
+SPLITS = ("train", "dev", "test")
+VECTORS = FolderKind("features", MARK, ["*_rows.npy", "*/img_emb/*.npy", "*/text_emb/*.npy", "*/metadata/*.parquet"])
+RECOMMENDED = "mend"
+BLOCK = 4096  # rows that are copied at a time
+
+
+@dataclass(frozen=True)
+class Files:
+    """Images and captions, and how to make features of them.
+
+    Attributes:
+        source: Whatever `mispair audit` reads.
+        images: Folder that the image paths start from.
+        columns: Columns of a table that have no usual names.
+        encoders: Names of the encoders.
+        cache: Folder of encodings; that of the user by default.
+        grid: Cells a side, for region features and words instead of vectors.
+        pca: Numbers a cell.
+        splits: Which images validate and test.
+    """
+
+    source: Path
+    images: Path | None = None
+    columns: Roles = field(default_factory=dict)
+    encoders: Encoders = field(default_factory=Encoders)
+    cache: Path | None = None
+    grid: int | None = None
+    pca: int | None = None
+    splits: SplitRule = field(default_factory=SplitRule)
+
+
+def train_from_files(
+    files: Files, config: Config, out: Path, console: Console | None = None, given: Collection[str] = ()
+) -> TrainedRun:
+    """Everything from files to a tested model; the same call goes on where an earlier one stopped.
+
+    Args:
+        files: Images and captions, or anything else that `mispair audit` reads.
+        config: Settings of the training. Those that are not `given` follow the data and the device; the method is then
+            the recommended one.
+        out: Run folder.
+        console: Where to show progress.
+        given: Names of the settings that were chosen.
+
+    Raises:
+        ConfigError: The settings do not go together, or an encoder is missing.
+        DataError: The files cannot be read or trained on.
+    """
+    if "method" not in given:
+        config = replace(config, method=RECOMMENDED)
+    methods.select(config)
+    pick_device(config.device)
+    data = AuditInput(
+        files.source, images=files.images, columns=files.columns, encoders=files.encoders, cache=files.cache
+    )
+    data.check()
+    raw = data.open_raw()
+    if raw is None and _is_data_set(files.source):  # features and captions, or vectors: as they are
+        _refuse_encoding(files)
+        config = override(config, {"data": str(files.source.resolve()), **_model(given, files.source)})
+        return train_and_test(config, out, console, given)
+    if raw is None:
+        _refuse_encoding(files)
+    features = str((out / FEATURES).resolve())
+    config = override(config, {"data": features, "model": _fitting_model(config, given, files.grid is not None)})
+    if read_result(out) is None:
+        _prepare(files, data, raw, config, out, console)
+    return train_and_test(config, out, console, given)
+
+
+def _is_data_set(source: Path) -> bool:
+    try:
+        loading.layout(source)
+    except DataError:
+        return False
+    return True
+
+
+def _model(given: Collection[str], folder: Path) -> dict[str, str]:
+    return {} if "model" in given or loading.layout(folder) != "vectors" else {"model": "two-tower"}
+
+
+def _refuse_encoding(files: Files) -> None:
+    if files.grid is not None or files.pca is not None:
+        raise ConfigError(f"--grid and --pca are for image files, but {files.source} holds features; leave them out.")
+
+
+def _fitting_model(config: Config, given: Collection[str], grid: bool) -> str:
+    if "model" not in given:
+        return "vse" if grid else "two-tower"
+    if (config.model == "two-tower") == grid:
+        how = "leave out --grid" if grid else "add --grid 6 for region features"
+        raise ConfigError(f"--model {config.model} does not fit; {how}, or give another --model.")
+    return config.model
+
+
+def _prepare(
+    files: Files, data: AuditInput, raw: RawPairs | None, config: Config, out: Path, console: Console | None
+) -> None:
+    """Audits the pairs, writes the features of each split, and keeps the match scores for the training."""
+    audits = config.audit or methods.select(config).audits
+    settings = Settings(device=config.device)
+    encoder = None
+    if raw is not None:  # refused before anything is encoded
+        check_rows(raw, settings)
+        files.splits.of(raw)
+        if files.grid is not None:
+            encoder = GridEncoder(image_encoder(files.encoders.image_model, files.encoders.device), files.grid)
+    try:
+        if audits:
+            audit_path(data, out / AUDIT_FOLDER, settings, console=console, command="mispair train")
+        if raw is not None and encoder is not None:
+            cache = cache_folder(files.cache)
+            encode_regions(
+                raw, out / FEATURES, encoder, cache, pca=files.pca, splits=files.splits, console=console
+            )  # fmt: skip
+        else:
+            _write_vectors(data.open(raw, config.device, console), files, out / FEATURES)
+    except DataError as error:
+        if "--overwrite" not in str(error):  # which `mispair train` has not got
+            raise
+        raise DataError(
+            f"{out} holds a training on other files or with other encoders ({str(error).partition('(')[2]}"
+        ) from None
+    if audits:
+        _keep_scores(out, console)
+
+
+def _keep_scores(out: Path, console: Console | None) -> None:
+    """The match scores of each split, as the training looks for them."""
+    import pyarrow.parquet
+
+    column = pyarrow.parquet.read_table(out / AUDIT_FOLDER / TABLE, columns=["match_score"])["match_score"]
+    scores = column.to_numpy(zero_copy_only=False).astype(np.float32)
+    rows = read_rows(out / FEATURES)
+    for split, name in reversed(list(zip(SPLITS, SCORES, strict=True))):  # that of the training pairs last
+        if split in rows and not (out / name).exists():
+            save_score(out / name, scores[rows[split]])
+    if console is not None:
+        flagged = int((scores < MATCH_THRESHOLD).sum())
+        console.print(
+            f"The audit flags {flagged:,} of {len(scores):,} pairs: {out / AUDIT_FOLDER / 'report.html'}, or `mispair "
+            f"review {out / AUDIT_FOLDER}`",
+            soft_wrap=True,
+        )
+
+
+def _write_vectors(source: Source, files: Files, out: Path) -> None:
+    """The vectors of each split in the clip-retrieval layout, without rows that could not be read."""
+    raw = source.raw
+    request: dict[str, Json] = {
+        "image model": None if raw is None else files.encoders.image_model,
+        "text model": None if raw is None else files.encoders.text_model,
+        **files.splits.request(),
+        "rows": len(source),
+        "the source": [source.fingerprint()],
+    }
+    with OwnedFolder(out, VECTORS, request) as folder:
+        if folder.finished:
+            return
+        folder.begin()
+        names = files.splits.of(raw) if raw is not None else _random_splits(source, files.splits)
+        good = _readable(source)
+        for split in dict.fromkeys(names):
+            rows = good[[names[row] == split for row in good]]
+            if len(rows):
+                for stem, side in (("img_emb", source.left), ("text_emb", source.right)):
+                    kind = np.float32 if raw is None else np.float16  # as the cache has them
+                    write_rows(out / split / stem / f"{stem}_0.npy", partial(side.gather, dtype=kind), rows)
+                _write_metadata(out / split / "metadata/metadata_0.parquet", source, rows)
+                save_rows(out, split, rows)
+        folder.finish()
+
+
+def _random_splits(source: Source, rule: SplitRule) -> list[str]:
+    groups = np.arange(len(source)) if source.groups is None else source.groups
+    _, first, inverse = np.unique(groups, return_index=True, return_inverse=True)
+    return rule.random(first[inverse], source.ids(np.unique(first)), source.name)
+
+
+def _readable(source: Source) -> IntArray:
+    """Rows whose two vectors are finite and not zero."""
+    good = []
+    for start in range(0, len(source), BLOCK):
+        rows = np.arange(start, min(start + BLOCK, len(source)))
+        sides = source.gather(rows)
+        usable = [np.isfinite(side).all(axis=1) & side.any(axis=1) for side in sides]
+        good += [row for row in rows[usable[0] & usable[1]].tolist() if row not in source.known]
+    if not good:
+        raise DataError(f"{source.name}: none of {len(source):,} pairs can be read; see the report of the audit.")
+    return np.array(good, dtype=np.int64)
+
+
+def _write_metadata(path: Path, source: Source, rows: IntArray) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    columns = {"id": source.ids(rows)}
+    if source.image_names is not None:
+        columns["image_path"] = [
+            str(file.resolve()) if source.raw is not None and (file := source.raw.image_file(row)) is not None else name
+            for row, name in zip(rows.tolist(), source.image_names(rows), strict=True)
+        ]
+    if source.has_texts:
+        columns["caption"] = source.texts(rows)
+    table = pyarrow.table({name: pyarrow.array(map(plain, texts), pyarrow.string()) for name, texts in columns.items()})
+    with replacing(path) as written:
+        pyarrow.parquet.write_table(table, written)

@@ -1,0 +1,121 @@
+"""Settings that follow the data and the device, where the user has not chosen them; and how long a run will take."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Collection
+from typing import Any
+
+import numpy as np
+import torch
+
+from mispair import methods
+from mispair.compute.devices import autocast, pick_device
+from mispair.compute.optimizer import make as make_optimizer
+from mispair.config import Config, override
+from mispair.data.batches import PairLoader
+from mispair.data.pairs import Pairs, subset
+from mispair.functional.losses import warmup_loss
+from mispair.methods.base import similarity
+from mispair.models import SideSpec, build
+from mispair.support.formatting import duration
+
+FEW = 10_000  # pairs, below which networks are small
+STEPS = 600, 2000, 3500  # of one network: for few pairs, for more on a processor, for more on a GPU
+LEAST, MOST = 6, 40  # epochs
+MEND_LONGER = 1.6  # mend trains teachers and then a student
+WARMUP = 0.2  # share of the epochs
+LR_AT_1024, LR_POWER = 5e-4, 0.83  # narrower networks take larger steps; 5e-3 at 64
+TIMED = 3  # steps
+FORWARD = 0.35  # share of a step that its forward pass takes
+
+
+def fitted(config: Config, given: Collection[str], pairs: Pairs) -> Config:
+    """The settings, with those that were not given chosen by the data and the device.
+
+    Args:
+        config: All settings.
+        given: Names of those that were given.
+        pairs: What is trained on.
+    """
+    device = pick_device(config.device)
+    chosen = {key: value for key, value in _choice(config, len(pairs), device).items() if key not in given}
+    start = chosen.get("negatives_start", config.negatives_start)
+    if "negatives_end" in chosen:
+        chosen["negatives_end"] = min(start, chosen["negatives_end"])
+    elif "negatives_start" in chosen:
+        chosen["negatives_start"] = max(start, config.negatives_end)
+    return override(config, chosen)
+
+
+def _choice(config: Config, pairs: int, device: torch.device) -> dict[str, Any]:
+    """Model size, steps and schedule. Measured: see docs/train.md."""
+    few, gpu, vectors, mend = pairs < FEW, device.type == "cuda", config.model == "two-tower", config.method == "mend"
+    width = (512 if few else 1024) if vectors else (64 if few else 1024 if gpu else 128)
+    batch = 96 if mend else 64 if few and not vectors else 128
+    steps = STEPS[0] if few else STEPS[2 if gpu else 1]
+    total = steps * (MEND_LONGER if mend else 1) * batch / max(1, pairs)
+    epochs = max(2 * LEAST if mend else LEAST, min(MOST, round(total)))
+    warmup = 0 if mend else max(1, round(WARMUP * epochs))
+    main = epochs - warmup
+    return {
+        "embed_size": width,
+        "word_size": 300 if width == 1024 else max(32, width // 2),
+        "sim_size": max(16, width // 4),
+        "batch_size": batch,
+        "warmup_epochs": warmup,
+        "epochs": main,
+        "lr": LR_AT_1024 if vectors else round(LR_AT_1024 * (1024 / width) ** LR_POWER, 5),
+        "lr_decay_epochs": max(1, round(0.7 * main)),
+        "weight_decay": 0.1 if vectors else 0.0 if few else 0.01,
+        "dropout": 0.5 if vectors else config.dropout,
+        "negatives_start": min(48, batch // 2),
+        "negatives_end": 16 if few or vectors else 4,
+        "hardening_steps": round(0.6 * main * math.ceil(pairs / batch)),
+    }
+
+
+def duration_sentence(config: Config, pairs: Pairs) -> str:
+    """What will be trained, and about how long it will take by a few timed steps."""
+    device = pick_device(config.device)
+    method = methods.select(config)
+    configs = method.network_configs(method.adapted(config))
+    seconds = {own.model: _step_seconds(own, pairs, device) for own in {c.model: c for c in configs}.values()}
+    teachers = method.student_from(config)
+    if teachers is None:
+        epoch = sum(seconds[own.model] for own in configs)
+        total = config.total_epochs * epoch
+    else:  # then the student learns from what the teachers, which do not train any more, think of its batches
+        epoch = sum(seconds[own.model] for own in configs[:-1])
+        total = teachers * epoch + (config.total_epochs - teachers) * (seconds[configs[-1].model] + epoch * FORWARD)
+    steps = math.ceil(len(pairs) / config.batch_size)
+    where = f"{torch.get_num_threads()} processor threads" if device.type == "cpu" else device.type
+    return (
+        f"Training {config.method} with {config.model}, {config.embed_size} wide: {config.total_epochs} epochs of up "
+        f"to {steps:,} steps on {where}, about {duration(steps * total)}."
+    )
+
+
+def _step_seconds(config: Config, pairs: Pairs, device: torch.device) -> float:
+    """Seconds of one training step of a throw-away network."""
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        network = build(config, SideSpec.of(pairs.left), SideSpec.of(pairs.right), seed=0).to(device).train()
+        optimizer = make_optimizer(config, list(network.parameters()))
+        rows = np.unique(np.linspace(0, len(pairs) - 1, config.batch_size).astype(np.int64))
+        if len(rows) < 2:
+            return 0.0
+        used = subset(pairs, rows)  # so that not all features are sent to the device
+        loader, inside = PairLoader(used, device), np.arange(len(rows))
+        took = []
+        for _ in range(TIMED):
+            started = time.monotonic()
+            with autocast(device, config.precision):
+                S = similarity(network, loader.batch(inside, None, loader.pad_shapes(inside)))
+            warmup_loss(S, config.margin).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
+            took.append(time.monotonic() - started)
+    return min(took)  # the first ones take longer

@@ -26,7 +26,7 @@ STEPS = 600, 2000, 3500  # of one network: for few pairs, for more on a processo
 LEAST, MOST = 6, 40  # epochs
 MEND_LONGER = 1.6  # mend trains teachers and then a student
 WARMUP = 0.2  # share of the epochs
-LR_AT_1024, LR_POWER = 5e-4, 0.83  # narrower networks take larger steps; 5e-3 at 64
+LR_AT_1024 = 5e-4
 TIMED = 3  # steps
 FORWARD = 0.35  # share of a step that its forward pass takes
 
@@ -52,7 +52,10 @@ def fitted(config: Config, given: Collection[str], pairs: Pairs) -> Config:
 def _choice(config: Config, pairs: int, device: torch.device) -> dict[str, Any]:
     """Model size, steps and schedule. Measured: see docs/train.md."""
     few, gpu, vectors, mend = pairs < FEW, device.type == "cuda", config.model == "two-tower", config.method == "mend"
-    width = (512 if few else 1024) if vectors else (64 if few else 1024 if gpu else 128)
+    if vectors:
+        width, power = 256 if few else 1024 if gpu else 512, 0.5
+    else:
+        width, power = 64 if few else 1024 if gpu else 128, 0.83
     batch = 96 if mend else 64 if few and not vectors else 128
     steps = STEPS[0] if few else STEPS[2 if gpu else 1]
     total = steps * (MEND_LONGER if mend else 1) * batch / max(1, pairs)
@@ -66,7 +69,7 @@ def _choice(config: Config, pairs: int, device: torch.device) -> dict[str, Any]:
         "batch_size": batch,
         "warmup_epochs": warmup,
         "epochs": main,
-        "lr": LR_AT_1024 if vectors else round(LR_AT_1024 * (1024 / width) ** LR_POWER, 5),
+        "lr": round(LR_AT_1024 * (1024 / width) ** power, 5),  # narrower networks take larger steps
         "lr_decay_epochs": max(1, round(0.7 * main)),
         "weight_decay": 0.1 if vectors else 0.0 if few else 0.01,
         "dropout": 0.5 if vectors else config.dropout,

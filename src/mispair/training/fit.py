@@ -97,7 +97,7 @@ def train_and_test(
     if given is not None:
         config = fitted(config, given, splits.train)
     if console is not None and read_result(out) is None:
-        console.print(duration_sentence(config, splits.train))
+        console.print(duration_sentence(config, splits.train), soft_wrap=True)
     run_again = f"Go on with: mispair train --recipe {_quoted(out / 'config.toml')} --out {_quoted(out)}"
     matcher = train_splits(config, splits, out, console, run_again)
     scored = _kept(out, splits.tested, TEST)

@@ -1,0 +1,162 @@
+"""From image files to a model that answers on files that it has never seen."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from PIL import Image
+
+from mispair.auditing.encoding import encode
+from mispair.cli.main import main
+from mispair.pipeline import search as search_module
+from mispair.pipeline import train as train_module
+from mispair.retrieval.matcher import Matcher
+
+IMAGES = 60
+NAMES = {"red": (220, 20, 20), "green": (20, 200, 30), "blue": (20, 30, 220), "grey": (120, 120, 120)}
+SMALL = ["--epochs", "4", "--batch-size", "16", "--device", "cpu", "--json"]
+
+
+class Colours:
+    """The colours of 2 x 2 parts of an image."""
+
+    def __init__(self, *_: str) -> None:
+        self.name, self.width = "efficientnet-lite0", 3
+
+    def prepare(self, image: Image.Image) -> npt.NDArray[np.float32]:
+        return np.asarray(image.resize((2, 2), Image.Resampling.BOX), dtype=np.float32)
+
+    def maps(self, items: Sequence[Any], /) -> torch.Tensor:
+        return torch.from_numpy(np.stack(items)).permute(0, 3, 1, 2)
+
+    def encode(self, items: Sequence[Any], /) -> npt.NDArray[np.float32]:
+        found: npt.NDArray[np.float32] = self.maps(items).mean(dim=(2, 3)).numpy()
+        return found
+
+
+class Words(Colours):
+    """Colours by their names, and the length of the text."""
+
+    def __init__(self, *_: str) -> None:
+        self.name, self.width = "words", 4
+
+    def encode(self, items: Sequence[str], /) -> npt.NDArray[np.float32]:
+        colours = [NAMES[next(word for word in text.split() if word in NAMES)] for text in items]
+        lengths = [[len(text)] for text in items]
+        return np.concatenate([np.array(colours, dtype=np.float32), np.array(lengths, dtype=np.float32)], axis=1)
+
+
+@pytest.fixture
+def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Images of four colours, two captions each; one of them is no image."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MISPAIR_CACHE", str(tmp_path / "cache"))
+    for module in (encode, search_module, train_module):
+        monkeypatch.setattr(module, "image_encoder", Colours)
+    for module in (encode, search_module):
+        monkeypatch.setattr(module, "text_encoder", Words)
+    rng = np.random.default_rng(0)
+    (tmp_path / "photos").mkdir()
+    lines = ["image_path,caption"]
+    for number in range(IMAGES):
+        name = list(NAMES)[number % 4]
+        save_image(tmp_path / f"photos/{number}.png", name, rng)
+        lines += [f"{number}.png,a {name} thing {'x' * number}", f"{number}.png,one {name} {'y' * number}"]
+    (tmp_path / "photos/7.png").write_bytes(b"no image")
+    (tmp_path / "photos.csv").write_text("\n".join(lines))
+    return tmp_path
+
+
+def save_image(path: Path, name: str, rng: np.random.Generator) -> None:
+    pixels = np.array(NAMES[name]) + rng.integers(-20, 20, (8, 8, 3))
+    Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(path)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("grid", [False, True])
+def test_one_command_to_a_model(photos: Path, capsys: pytest.CaptureFixture[str], grid: bool) -> None:
+    command = ["train", "photos.csv", "--images", "photos", "--out", "run", *SMALL, *(["--grid", "2"] if grid else [])]
+    assert main([*command, "--embed-size", "16", "--word-size", "8"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["averaged"]["rsum"] > 0
+    assert (photos / "run/audit/report.html").exists()
+    matcher = Matcher.load("run", "cpu")
+    assert matcher.config.method == "mend"
+    assert matcher.config.model == ("vse" if grid else "two-tower")
+    assert matcher.origin is not None
+    assert (matcher.origin.image_model, matcher.origin.grid) == ("efficientnet-lite0", 2 if grid else None)
+    scores = [np.load(photos / f"run/match_score{part}.npy") for part in ("", "_dev", "_test")]
+    assert sum(map(len, scores)) == 2 * (IMAGES - 1)  # all but the two of the image that is none
+
+    rng = np.random.default_rng(1)
+    (photos / "new").mkdir()
+    for name in NAMES:
+        save_image(photos / f"new/{name}.png", name, rng)
+    search = ["search", "run", "--device", "cpu", "--json", "--top", "3"]
+    assert main([*search, "--query", "one red xx", "--images", "new"]) == 0
+    hits = json.loads(capsys.readouterr().out)["hits"]
+    files = [Path(hit["image"]) for hit in hits]
+    assert {file.parent for file in files} == {Path("new")}
+    pixels = [np.asarray(Image.open(file), dtype=np.float32).reshape(2, 4, 2, 4, 3).mean(axis=(1, 3)) for file in files]
+    features = np.stack(pixels).reshape(3, 4, 3)
+    asked: Any = ["one red xx"] if grid else Words().encode(["one red xx"])
+    scores_there = matcher.score(features if grid else features.mean(axis=1), asked)[:, 0]
+    np.testing.assert_allclose([hit["score"] for hit in hits], scores_there, atol=0.02)  # resized to whole numbers
+    assert main([*search, "--image", "new/blue.png"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["hits"]) == 3
+    assert main([*search, "--query", "a green thing", "--top", "100"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["hits"]) == IMAGES - 1  # all splits
+    assert main([*search, "--image", "photos/7.png"]) == 2
+    assert "image cannot be read" in capsys.readouterr().err
+
+    before = (photos / "run/best.safetensors").read_bytes()
+    assert main([*command, "--embed-size", "16", "--word-size", "8"]) == 0
+    assert (photos / "run/best.safetensors").read_bytes() == before
+    capsys.readouterr()
+    assert main(["train", "--recipe", "run/config.toml", "--out", "run", "--json"]) == 0  # as a stopped run says it
+    assert json.loads(capsys.readouterr().out)["averaged"] == found["averaged"]
+    assert main(["eval", "run", "--device", "cpu", "--json"]) == 0
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_without_an_audit_and_refusals(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["train", "photos.csv", "--images", "photos", "--out", "run"]
+    for flags, words in (
+        (["--data", "x"], "Give either the files to train on or --data"),
+        (["--model", "vse"], "add --grid 6 for region features"),
+        (["--grid", "9"], "has 2 x 2 cells"),
+        (["--dev", "40", "--test", "30"], "none is left to train"),
+        (["--images", "gone"], "gone: no such folder"),
+        (["--method", "best"], "best"),
+    ):
+        assert main([*command, *flags]) == 2
+        assert words in capsys.readouterr().err
+        assert not (photos / "run").exists()
+    assert main(["train", "--out", "run", "--grid", "6"]) == 2
+    assert "mispair train photos.csv" in capsys.readouterr().err
+    assert main([*command, *SMALL, "--method", "plain", "--embed-size", "8"]) == 0
+    assert not (photos / "run/audit").exists()
+    assert not (photos / "run/match_score.npy").exists()
+    (photos / "run/result.json").unlink()
+    (photos / "photos.csv").write_text((photos / "photos.csv").read_text().replace("one", "two"))
+    assert main([*command, *SMALL, "--method", "plain", "--embed-size", "8"]) == 2
+    assert "holds a training on other files" in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_folder_of_features_is_trained_on_as_it_is(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["encode", "photos.csv", "--images", "photos", "--out", "vectors"]) == 3
+    assert main(["train", "vectors", "--out", "run", *SMALL, "--embed-size", "8", "--method", "plain"]) == 0
+    matcher = Matcher.load("run", "cpu")
+    assert matcher.config.model == "two-tower"
+    assert Path(matcher.config.data) == photos / "vectors"
+    capsys.readouterr()
+    assert main(["train", "vectors", "--out", "other", "--grid", "2"]) == 2
+    assert "holds features; leave them out" in capsys.readouterr().err

@@ -11,8 +11,8 @@ import numpy.typing as npt
 import pytest
 
 from audit_cases import make_case, write_clip
-from mispair.auditing.encoding import encoders
 from mispair.cli.main import main
+from mispair.pipeline import search as search_module
 
 ROWS = 60
 
@@ -38,7 +38,7 @@ def test_words_and_relative_paths(
     paths = [str(tmp_path / f"photos/sub/{row}.jpg") for row in range(ROWS)]
     columns = {"image_path": paths, "caption": [f"caption {row}" for row in range(ROWS)]}
     write_clip(tmp_path / "made", case.left, case.right, columns)
-    mark = {"request": {"text model": "lookup"}, "finished": True}
+    mark = {"request": {"image model": "none", "text model": "lookup"}, "finished": True}
     small = ["--model", "two-tower", "--method", "plain", "--embed-size", "16", "--epochs", "2", "--warmup-epochs", "0"]
     assert main(["train", "--data", "made", *small, "--device", "cpu", "--out", "run"]) == 0
     printed = " ".join(capsys.readouterr().err.split())
@@ -47,7 +47,7 @@ def test_words_and_relative_paths(
     assert main([*search, "--query", "caption 3"]) == 2
     assert "does not say which encoder made them" in capsys.readouterr().err
     (tmp_path / "made/encode.json").write_text(json.dumps(mark))
-    monkeypatch.setattr(encoders, "text_encoder", lambda *_: Lookup(case.right))
+    monkeypatch.setattr(search_module, "text_encoder", lambda *_: Lookup(case.right))
     assert main([*search, "--query", "caption 3", "--top", "48"]) == 0
     hits = json.loads(capsys.readouterr().out)["hits"]
     assert len(hits) == 48

@@ -81,7 +81,7 @@ def search_files(
     ]
     if not files:
         raise DataError(f"{images}: no images in here; expected files such as dog.jpg.")
-    asked = encoded_query(matcher, query, _encode(matcher, device))
+    asked = encoded_query(matcher, query, _encode(origin, device))
     features, problems = image_features(origin, files, device, console=console)
     good = [number for number in range(len(files)) if number not in problems]
     if not good:
@@ -107,7 +107,7 @@ def search_splits(
         DataError: There is no such image, or the model cannot read what is asked.
     """
     if query is not None:
-        encode = _encode(matcher, device)
+        encode = _encode(matcher.origin or splits[0].origin, device)  # models of earlier versions do not have it
         hits = [hit for pairs in splits for hit in find_images(matcher, pairs, query, top, encode=encode)]
     else:
         assert image is not None
@@ -147,9 +147,8 @@ def known_origin(matcher: Matcher) -> Origin:
     return matcher.origin
 
 
-def _encode(matcher: Matcher, device: str) -> TextEncoder | None:
+def _encode(origin: Origin | None, device: str) -> TextEncoder | None:
     """Makes vectors of texts, for a model that takes vectors and knows the encoder."""
-    origin = matcher.origin
     if origin is None or origin.text_model is None:
         return None
     return lambda texts: text_vectors(origin, texts, device)

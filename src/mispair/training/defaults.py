@@ -60,7 +60,7 @@ def _choice(config: Config, pairs: int, device: torch.device) -> dict[str, Any]:
     batch = 96 if mend else 64 if few and not vectors else 128
     steps = STEPS[0] if few else STEPS[2 if gpu else 1]
     if vectors:  # which overfit after a few epochs
-        steps = steps * VECTORS_SHORTER
+        steps = round(steps * VECTORS_SHORTER)
     total = steps * (MEND_LONGER if mend else 1) * batch / max(1, pairs)
     epochs = max(LEAST_MEND if mend else LEAST, min(MOST, round(total)))
     warmup = 0 if mend else max(1, round(WARMUP * epochs))

@@ -14,6 +14,7 @@ MODULES = sorted(
     for path in SOURCE.rglob("*.py")
     if path.name != "__main__.py"
 )
+NEED_TRANSFORMERS = ["mispair.robust.hugging_face", "mispair.robust.trainer_callback"]
 ELSEWHERE = ["fcntl", "grp", "pwd", "resource", "termios"]  # modules of Unix; Triton is for Linux
 
 
@@ -23,7 +24,7 @@ import importlib, sys
 import torch, rich.console, pydantic  # theirs is their own business
 for name in {[*ELSEWHERE, "triton"]}:
     sys.modules[name] = None
-for name in {MODULES}:
+for name in {[name for name in MODULES if name not in NEED_TRANSFORMERS]}:
     importlib.import_module(name)
 """
     environment = {**os.environ, "PYTHONPATH": str(SOURCE.parent)}

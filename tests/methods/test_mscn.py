@@ -631,13 +631,13 @@ def test_resume_is_exact_wherever_it_stopped(tmp_path: Path) -> None:
 
 
 def test_it_learns_from_noisy_pairs(tmp_path: Path) -> None:
-    """40 % wrong pairs, tested on the right ones: chance is an rSum of about 105; it reaches 263 to 355 (3 seeds)."""
+    """40 % wrong pairs, tested on the right ones: chance is an rSum of about 130; it reaches 331."""
     result = mispair.fit(
-        noisy_pairs(30), out=tmp_path, method="mscn", model="sgr", embed_size=32, word_size=16, sim_size=16,
-        batch_size=30, dropout=0.1, lr=8e-3, meta_lr=1e-3, meta_share=0.1, warmup_epochs=6, epochs=4, lr_decay_epochs=3,
+        noisy_pairs(24), out=tmp_path, method="mscn", model="sgr", embed_size=32, word_size=16, sim_size=16,
+        batch_size=30, dropout=0.1, lr=8e-3, meta_lr=1e-3, meta_share=0.1, warmup_epochs=6, epochs=2, lr_decay_epochs=1,
         negatives_start=16, negatives_end=8, hardening_steps=20, device="cpu",
     )  # fmt: skip
-    assert result.evaluate(tiny_pairs(30)).averaged.rsum > 180
+    assert result.evaluate(tiny_pairs(24)).averaged.rsum > 200
     last = read_events(tmp_path, MethodEvent)[-1].model_dump()
     assert sum(last["clean_precision"]) / 2 > 0.62  # 0.6 of all pairs are right
     assert sum(last["auroc_similarity"]) / 2 > 0.6

@@ -475,3 +475,12 @@ def test_methods_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["methods", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)
     assert {name: about["networks"] for name, about in listed.items()} == {n: k.networks for n, k in METHODS.items()}
+
+
+def test_completion_names_commands_and_options(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", "zsh"]) == 0
+    script = capsys.readouterr().out
+    assert script.startswith("autoload -U +X bashcompinit")
+    assert '"data") words="get check noise make" ;;' in script
+    train = next(line for line in script.splitlines() if line.strip().startswith('"train")'))
+    assert {"--grid", "--embed-size", "--noise-ratio", "--images"} <= set(train.replace('"', " ").split())

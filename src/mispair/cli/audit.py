@@ -199,10 +199,6 @@ def encode(
 ) -> int:
     """Turn images and captions into embeddings, or into region features. The same command again goes on.
 
-    Examples:
-        mispair encode photos.csv --images photos/ --out vectors
-        mispair encode photos.csv --images photos/ --grid 6 --pca 128 --out features
-
     Args:
         source: CSV, TSV or parquet of images and captions, COCO or Karpathy JSON, JSON lines, tars, or folder of images
             and texts.

@@ -11,9 +11,11 @@ from collections.abc import Callable, Sequence
 from io import TextIOWrapper
 from pathlib import Path
 from types import ModuleType, NoneType
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import tyro
+from tyro.conf import Positional
+from tyro.extras import get_parser
 
 from mispair import __version__
 from mispair.cli.audit import audit, encode
@@ -27,7 +29,8 @@ from mispair.cli.bench import (
     bench_speed,
 )
 from mispair.cli.data import data_check, data_get, data_make, data_noise
-from mispair.cli.model import evaluate, search, train
+from mispair.cli.help_texts import completion_script, description
+from mispair.cli.model import TrainArguments, evaluate, search, train
 from mispair.cli.output import console, print_json, print_table
 from mispair.cli.review import export, review
 from mispair.errors import ConfigError, MispairError
@@ -76,6 +79,21 @@ def _title(module: ModuleType) -> str:
     return " ".join((module.__doc__ or "").partition("\n\n")[0].split())
 
 
+def completion(shell: Positional[Literal["bash", "zsh"]]) -> int:
+    """Print the completion of commands and options for a shell.
+
+    Args:
+        shell: bash or zsh.
+    """
+    print(completion_script(shell, {name: _options(name) for name in COMMANDS}))
+    return 0
+
+
+def _options(name: str) -> list[str]:
+    parser = get_parser(TrainArguments if name == "train" else _with_plain_help(COMMANDS[name]))
+    return sorted({word for action in parser._actions for word in action.option_strings if word.startswith("--")})
+
+
 COMMANDS: dict[str, Callable[..., int]] = {
     "train": train,
     "eval": evaluate,
@@ -86,6 +104,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "encode": encode,
     "demo": demo,
     "methods": methods,
+    "completion": completion,
     "data get": data_get,
     "data check": data_check,
     "data noise": data_noise,
@@ -143,7 +162,10 @@ def _dispatch(argv: list[str]) -> int:
     if name == "train":
         return train(argv[words:])
     arguments = [current_flag(word, RENAMED_FLAGS.get(name, {})) for word in argv[words:]]
-    return tyro.cli(_with_plain_help(COMMANDS[name]), args=arguments, prog=f"mispair {name}")
+    command = COMMANDS[name]
+    return tyro.cli(
+        _with_plain_help(command), args=arguments, prog=f"mispair {name}", description=description(name, command)
+    )
 
 
 def _with_plain_help(command: Callable[..., int]) -> Callable[..., int]:

@@ -12,6 +12,7 @@ import tyro
 from tyro.conf import OmitArgPrefixes, Positional
 
 from mispair.cli.audit import IMAGE_MODEL, TEXT_MODEL, columns_of
+from mispair.cli.help_texts import description
 from mispair.cli.output import console, print_json, print_table
 from mispair.config import KEYS, RENAMED, Config, read_recipe
 from mispair.errors import ConfigError
@@ -78,6 +79,7 @@ def train(argv: Sequence[str]) -> int:
         TrainArguments,
         args=argv,
         prog="mispair train",
+        description=description("train", TrainArguments),
         default=TrainArguments(defaults, FileArguments(), out=tyro.MISSING),
     )
     from mispair.data.loading import with_absolute_paths

@@ -4,12 +4,13 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from scipy.optimize import minimize
 
 from audit_cases import Case, make_case
 from mispair.auditing.scoring import partners
 from mispair.auditing.scoring.folds import fold_numbers
 from mispair.auditing.scoring.judge import Judge, learn
-from mispair.auditing.scoring.partners import ATTACHED, KEPT, Partners, find_partners
+from mispair.auditing.scoring.partners import KEPT, Candidates, Lesson, Partners, find_partners
 from mispair.auditing.sources.source import Source, from_memory
 from mispair.data.pairs import IntArray
 from mispair.functional.logistic import probability
@@ -38,23 +39,6 @@ class World:
     def find(self, rows: IntArray, *, keep_left: bool, match: Scores | None = None) -> Partners:
         match = self.match if match is None else match
         return find_partners(self.source, self.judge, rows, match, self.groups, keep_left=keep_left, device=CPU)
-
-    def by_a_loop(self, row: int, *, keep_left: bool) -> list[tuple[float, int]]:
-        """What the best new partners of a row are worth and their rows, one candidate at a time."""
-        found, seen = [], {self.owners[row]}
-        for other in np.flatnonzero(~np.isnan(self.match)).tolist():
-            if self.owners[other] == self.owners[row] or (not keep_left and self.owners[other] in seen):
-                continue
-            seen.add(self.owners[other])  # a left item that several rows share is one item
-            left, right = (row, other) if keep_left else (other, row)
-            measures = self.judge.measure(
-                torch.from_numpy(self.case.left[[left]]), torch.from_numpy(self.case.right[[right]]), self.fold[[row]]
-            )
-            score = float(self.judge.combination.score(measures)[0])
-            loss = ATTACHED * self.match[other] if keep_left or self.groups is None else 0
-            if score >= 0:  # rather right than wrong
-                found.append((score + loss, other))
-        return sorted(found, reverse=True)[:KEPT]
 
 
 pytestmark = pytest.mark.usefixtures("hurried")
@@ -94,7 +78,7 @@ def test_no_more_than_three_others_that_fit_in_falling_order(world: World, group
         given = found.rows >= 0
         assert given.any()
         assert (np.isnan(found.scores) == ~given).all()
-        assert ((found.scores[given] > 0) & (found.scores[given] < 1)).all()
+        assert ((found.scores[given] >= 0) & (found.scores[given] <= 1)).all()
         assert (np.nansum(found.scores, axis=1) <= 1 + 1e-6).all()  # only one of them can be the missing one
         assert (given[:, :-1] >= given[:, 1:]).all()  # what there is comes first
         own = pairs.owners[found.rows] == pairs.owners[every][:, None]
@@ -106,17 +90,43 @@ def test_no_more_than_three_others_that_fit_in_falling_order(world: World, group
 
 
 @pytest.mark.parametrize("keep_left", [True, False])
-@pytest.mark.parametrize("several", [False, True])
-def test_of_all_candidates_the_best(several: bool, keep_left: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    pairs = World(make_case(60, 0.3, seed=3), np.arange(60) // 2 if several else None)
+def test_candidates_are_those_of_the_largest_contrast_that_is_left(keep_left: bool) -> None:
+    pairs = World(make_case(60, 0.3, seed=3))
     pairs.match[[5, 17]] = np.nan  # could not be read
-    monkeypatch.setattr(partners, "TRIED", 60)
-    rows = np.array([40, 3, 22])
-    for row in rows:
-        found = pairs.find(np.array([row]), keep_left=keep_left)
-        assert not np.isin(found.rows, [5, 17]).any()
-        best = pairs.by_a_loop(int(row), keep_left=keep_left)
-        assert found.rows[0][found.rows[0] >= 0].tolist() == [other for _, other in best]
+    search = partners.Search(pairs.source, pairs.judge, pairs.match, None, keep_left=keep_left, device=CPU)
+    for row in (40, 3, 22):
+        number = int(pairs.fold[row])
+        worth = {}
+        for other in np.flatnonzero(~np.isnan(pairs.match)).tolist():
+            left, right = (row, other) if keep_left else (other, row)
+            sides = torch.from_numpy(pairs.case.left[[left]]), torch.from_numpy(pairs.case.right[[right]])
+            contrast = pairs.judge.measure(*sides, pairs.fold[[row]])[0, 0]
+            worth[other] = contrast + partners.WORTH * np.log(max(1 - pairs.match[other], partners.LEAST_FREE))
+        best = sorted(worth, key=lambda other: -worth[other])[: partners.TRIED]
+        found = search.candidates(np.array([row]), number, search.in_space(number))
+        assert found.rows[0].tolist() == best
+        assert (search.pool[found.places] == found.rows).all()
+        for other, free, measures in zip(found.rows[0], found.free[0], found.measures[0], strict=True):
+            assert free == pytest.approx(0 if other == row else max(1 - pairs.match[other], partners.LEAST_FREE))
+            left, right = (row, other) if keep_left else (other, row)
+            sides = torch.from_numpy(pairs.case.left[[left]]), torch.from_numpy(pairs.case.right[[right]])
+            assert measures == pytest.approx(pairs.judge.measure(*sides, pairs.fold[[row]])[0, :3], abs=1e-4)
+
+
+def test_the_weights_are_those_of_the_highest_likelihood() -> None:
+    rng = np.random.default_rng(0)
+    x, prior, worth = rng.standard_normal((50, 4, 2)), np.log(rng.random((50, 4))), rng.random(50)
+    x[:, 0, 0] += 1
+    prior[3, 2] = -np.inf
+
+    def loss(weights: np.ndarray) -> float:
+        total = partners.RIDGE / 2 * (weights**2).sum()
+        for row in range(50):
+            odds = [np.exp(prior[row, t] + x[row, t] @ weights) for t in range(4)]
+            total -= worth[row] * np.log(odds[0] / sum(odds))
+        return float(total)
+
+    assert partners.conditional_logit(x, prior, worth) == pytest.approx(minimize(loss, np.zeros(2)).x, abs=1e-4)
 
 
 def test_the_item_of_a_matched_pair_is_given_once_and_others_move_up() -> None:
@@ -130,19 +140,26 @@ def test_the_item_of_a_matched_pair_is_given_once_and_others_move_up() -> None:
     assert found.scores[0, :2] == pytest.approx([0.1, 0.1])
 
 
-def test_weights_are_those_of_a_loop(world: World) -> None:
-    search = partners.Search(world.source, world.judge, world.match, None, keep_left=True, device=CPU)
+def test_chances_are_those_of_a_loop() -> None:
     rng = np.random.default_rng(0)
-    score, prior = rng.normal(2, 2, (4, 5)), rng.random((4, 5))
-    found, rest = search.weights(score, prior, 0.5)
-    rate = world.judge.combination.rate
-    null = [np.exp(odds) * rate / (1 - rate) for odds in world.judge.combination.log_odds(world.judge.null)]
-    taken = sum(np.exp(0.5 * ATTACHED * match) for match in world.match)
-    for row in range(4):
-        ratio = [np.exp(odds) * rate / (1 - rate) for odds in score[row]]
-        assert found[row] == pytest.approx([(r * p) ** 0.5 for r, p in zip(ratio, prior[row], strict=True)])
-        lower = sum(value**0.5 for value in null if value < min(ratio)) / len(null)
-        assert rest[row] == pytest.approx(lower * taken, rel=1e-4)
+    strangers = np.sort(rng.random(30))
+    lesson = Lesson(np.array([1.0]), np.array([2.0]), np.array([0.7]), strangers, 40.0, np.zeros(2), 1.0, 0.0, False)
+    rows = np.arange(12).reshape(3, 4)
+    candidates = Candidates(
+        rows, np.array([[0, 1, 2, 3], [0, 1, 4, 5], [0, 6, 7, 8]]), rng.normal(0, 2, (3, 4, 1)), rng.random((3, 4))
+    )
+    found = lesson.chances(candidates)
+    for row in range(3):
+        odds = [np.exp(0.7 * (value - 1) / 2) for value in candidates.measures[row, :, 0]]
+        rest = sum(value for value in strangers if value < min(odds)) / 30 * 40
+        weight = [value * free for value, free in zip(odds, candidates.free[row], strict=True)]
+        assert found[row] == pytest.approx([value / (sum(weight) + rest) for value in weight])
+    wanted = lesson.wanted(candidates, 9)
+    assert wanted[0] == pytest.approx(found[:, 0].sum())
+    assert wanted[1] == pytest.approx(found[:2, 1].sum())
+    shared = lesson.share(found, candidates, np.where(np.arange(9) == 0, 4.0, 0.5))
+    assert shared[:, 0] == pytest.approx(found[:, 0] / 4)
+    assert (shared[:, 1:] == found[:, 1:]).all()
 
 
 def test_probabilities_are_about_the_share_that_is_right() -> None:

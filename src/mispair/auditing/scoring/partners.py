@@ -1,33 +1,38 @@
 """Better partners for flagged pairs: half-replacing, Eq. 7-9 of the REPAIR paper, in the learned space.
 
 One side of a pair is kept. The candidates are the items of the other side with the largest contrast in the common
-space; the judge chooses among them. An item whose own pair matches is rarely the missing partner.
+space. Which of them is the missing partner, and with which probability, is learned from other pairs: their partners are
+hidden among the candidates of the same search. An item that has its partner already is rarely the missing one.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mispair.auditing.scoring.folds import FOLDS, fold_numbers, sample
+from mispair.auditing.scoring.folds import FOLDS, fold_numbers, random_keys, sample
 from mispair.auditing.scoring.judge import Judge
-from mispair.auditing.scoring.measures import rivals
+from mispair.auditing.scoring.measures import learned, rivals
 from mispair.auditing.sources.source import Source
 from mispair.data.pairs import MATCH_THRESHOLD, IntArray
-from mispair.functional.logistic import FloatArray, probability
+from mispair.functional.logistic import FloatArray, logistic, probability
 
 POOL = 1 << 15  # items that are tried; of more, those of flagged pairs come first
-TRIED = 10  # candidates that the judge scores, for each pair
+TRIED = 10  # candidates that are looked at closely, for each pair
 KEPT = 3
-AT_ONCE = 1024  # pairs at a time
-ATTACHED = -3.0  # added to the log odds of an item whose own pair certainly matches
-LEARNED = 512  # matched pairs by which the probabilities of partners are calibrated
-SHARPNESS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
+AT_ONCE = 512  # pairs at a time
+HIDDEN, LEAST_HIDDEN = 1024, 20  # pairs whose partner is hidden among the candidates: at most, and at least
+STRANGERS = 16  # random candidates that each of these is compared with
+LEAST_FREE = 0.01  # probability that an item may be the missing partner although its own pair matches
 WORTH = 0.05  # contrast that counts as much as one unit of log odds when candidates are chosen
+RIDGE = 1.0  # L2 penalty on what is learned from hidden partners
+STEPS = 20  # of Newton's method
+FAR = 30.0  # largest log odds
 
 
 @dataclass(frozen=True)
@@ -65,36 +70,50 @@ def find_partners(
         device: Where to compute.
         folds: (N,) rows of one of these groups are in one fold; by default the groups above.
     """
-    found = Partners.none(len(rows))
     search = Search(source, judge, match, groups, keep_left=keep_left, device=device)
-    fold = fold_numbers(search.owners(rows) if folds is None else folds[rows])
-    known = sample(np.flatnonzero(match >= MATCH_THRESHOLD), LEARNED)
-    if len(rows) and len(search.pool) and len(known):
-        search.learn_sharpness(fold_numbers(search.owners(known) if folds is None else folds[known]), known)
-    for number in range(FOLDS if len(search.pool) else 0):
-        places = np.flatnonzero(fold == number)
-        candidates = search.in_space(number) if len(places) else torch.empty(0)
-        for start in range(0, len(places), AT_ONCE):
-            here = places[start : start + AT_ONCE]
-            found.rows[here], found.scores[here] = search.best(rows[here], number, candidates)
+    hidden = sample(np.flatnonzero(match > LEAST_FREE), HIDDEN)
+    if not len(rows) or len(search.pool) < 2 or len(hidden) < LEAST_HIDDEN:
+        return Partners.none(len(rows))
+    fold, hidden_fold = (
+        fold_numbers(search.owners(those) if folds is None else folds[those]) for those in (rows, hidden)
+    )
+    flagged = Candidates.empty(len(rows), min(TRIED, len(search.pool)), search.measures)
+    known = Candidates.empty(len(hidden), flagged.rows.shape[1], search.measures)
+    own, strange = np.zeros((len(hidden), search.measures)), np.zeros((len(hidden), STRANGERS, search.measures))
+    for number in range(FOLDS):
+        items = search.in_space(number)
+        for those, places, into in ((rows, fold == number, flagged), (hidden, hidden_fold == number, known)):
+            for here in _cut(np.flatnonzero(places)):
+                into.put(here, search.candidates(those[here], number, items))
+        here = np.flatnonzero(hidden_fold == number)
+        own[here], strange[here] = search.hidden(hidden[here], number)
+    lesson = Lesson.of(known, own, strange, np.nan_to_num(match[hidden]), search, flagged)
+    found = lesson.best(flagged, np.nan_to_num(match[rows]))
     return found if search.shared else given_once(found, match)
 
 
-def given_once(found: Partners, match: npt.NDArray[np.floating]) -> Partners:
-    """Suggestions in which the item of a matched pair, which has its partner, is given to one pair at most.
+def _cut(places: IntArray) -> list[IntArray]:
+    return [places[start : start + AT_ONCE] for start in range(0, len(places), AT_ONCE)]
 
-    It goes to the pair for which it is the most probable; the others keep their next ones.
-    """
-    places, ranks = np.nonzero(found.rows >= 0)
-    given = found.rows[places, ranks]
-    order = np.lexsort((places, ranks, -found.scores[places, ranks], given))
-    again = np.zeros(len(given), dtype=bool)
-    again[order[1:]] = given[order[1:]] == given[order[:-1]]
-    drop = again & (match[given] >= MATCH_THRESHOLD)
-    rows, scores = found.rows.copy(), found.scores.copy()
-    rows[places[drop], ranks[drop]], scores[places[drop], ranks[drop]] = -1, np.nan
-    left = np.argsort(rows < 0, axis=1, kind="stable")
-    return Partners(np.take_along_axis(rows, left, axis=1), np.take_along_axis(scores, left, axis=1))
+
+@dataclass(frozen=True)
+class Candidates:
+    """Items that may be the missing partner of n pairs."""
+
+    rows: IntArray  # (n, t)
+    places: IntArray  # (n, t) in the pool
+    measures: FloatArray  # (n, t, m) of the new pairs
+    free: FloatArray  # (n, t) probability that the item has no partner yet; 0 for the items of the pair itself
+
+    @classmethod
+    def empty(cls, count: int, tried: int, measures: int) -> Candidates:
+        size = count, tried
+        whole = np.zeros(size, dtype=np.int64)
+        return cls(whole, whole.copy(), np.zeros((*size, measures)), np.zeros(size))
+
+    def put(self, here: IntArray, part: Candidates) -> None:
+        for own, given in zip(vars(self).values(), vars(part).values(), strict=True):
+            own[here] = given
 
 
 class Search:
@@ -113,26 +132,28 @@ class Search:
         self.source, self.judge, self.match, self.groups, self.device = source, judge, match, groups, device
         self.keep_left, self.side = keep_left, int(keep_left)  # the side that is replaced: 0 left, 1 right
         self.shared = not keep_left and groups is not None  # left items that several pairs may have
-        self.sharpness = 1.0
+        self.measures = 3 + int(source.network_score is not None)
         self.pool = self._pool()
-        self.items = judge.transforms[self.side](self._vectors(self.pool, self.side))
+
+    @cached_property
+    def items(self) -> Tensor:
+        """(P, D) preprocessed items of the pool."""
+        return self._vectors(self.pool, self.side)
 
     def owners(self, rows: IntArray) -> IntArray:
         """Which left item each of some rows has: rows that share one are of one group."""
         return rows if self.groups is None else self.groups[rows]
 
-    def attached(self, rows: IntArray) -> npt.NDArray[np.float32]:
-        """Penalty for the items of some rows because they have a partner already.
-
-        None for left items that several pairs may share, such as images with several captions.
-        """
-        penalty = 0 if self.shared else ATTACHED
-        return np.asarray(np.float32(penalty) * np.nan_to_num(self.match[rows]))
+    def free(self, rows: IntArray) -> FloatArray:
+        """Probability that the items of some rows have no partner: 1 where several pairs may have them."""
+        if self.shared:
+            return np.ones(len(rows))
+        return np.asarray(np.maximum(1 - np.nan_to_num(self.match[rows]).astype(np.float64), LEAST_FREE))
 
     def _pool(self) -> IntArray:
         """Rows whose items are tried."""
         readable = np.flatnonzero(~np.isnan(self.match))
-        if not self.keep_left and self.groups is not None:  # a left item that several rows share is tried once
+        if self.shared and self.groups is not None:  # a left item that several rows share is tried once
             readable = readable[np.unique(self.groups[readable], return_index=True)[1]]
         flagged = self.match[readable] < MATCH_THRESHOLD
         chosen = sample(readable[flagged], POOL)
@@ -141,95 +162,261 @@ class Search:
 
     def _vectors(self, rows: IntArray, side: int) -> Tensor:
         vectors = (self.source.left, self.source.right)[side].gather(rows)
-        return torch.from_numpy(np.ascontiguousarray(vectors)).to(self.device)
+        return self.judge.transforms[side](torch.from_numpy(np.ascontiguousarray(vectors)).to(self.device))
 
     def in_space(self, number: int) -> Tensor:
-        """The items in the space of a fold, with their penalty for rivals and for their own partner, (P, k + 1)."""
+        """The items in the space of a fold, with what their rivals and their own partner take away, (P, k + 1)."""
         space, bank = self.judge.spaces[number], self.judge.banks[number]
         items = (space.compared_left, space.compared_right)[self.side](self.items)
         loss = rivals(items, (bank.space_right, bank.space_left)[self.side])
-        attached = torch.from_numpy(WORTH * self.attached(self.pool)).to(items)
-        return torch.column_stack([2 * items, attached - loss])
+        taken = torch.from_numpy(WORTH * np.log(self.free(self.pool))).to(items)
+        return torch.column_stack([2 * items, taken - loss])
 
-    def candidates(self, rows: IntArray, number: int, items: Tensor) -> tuple[IntArray, FloatArray, FloatArray]:
-        """The items with the largest contrast for some rows of a fold.
-
-        Returns:
-            (n, TRIED) their rows, log odds of the new pairs, and how much rarer each is the missing partner than an
-            item that has none: 0 for the items of the row itself.
-        """
+    def candidates(self, rows: IntArray, number: int, items: Tensor) -> Candidates:
+        """The items with the largest contrast for some rows of a fold."""
         space = self.judge.spaces[number]
-        kept = self.judge.transforms[1 - self.side](self._vectors(rows, 1 - self.side))
-        kept = (space.compared_left, space.compared_right)[1 - self.side](kept)
-        scores = torch.column_stack([kept, torch.ones_like(kept[:, :1])]) @ items.T
-        tried = self.pool[scores.topk(min(TRIED, len(self.pool)), dim=1).indices.cpu().numpy()]
-        again, flat = np.repeat(rows, tried.shape[1]), tried.reshape(-1)
-        score = self.log_odds(again, flat, number)
-        prior = np.where(self.owners(flat) == self.owners(again), 0, np.exp(self.attached(flat), dtype=np.float64))
-        return tried, score.reshape(tried.shape), prior.reshape(tried.shape)
+        kept = self._vectors(rows, 1 - self.side)
+        compared = (space.compared_left, space.compared_right)[1 - self.side](kept)
+        scores = torch.column_stack([compared, torch.ones_like(compared[:, :1])]) @ items.T
+        places = scores.topk(min(TRIED, len(self.pool)), dim=1).indices.cpu().numpy()
+        which = np.repeat(np.arange(len(rows)), places.shape[1])
+        needed, others = np.unique(places, return_inverse=True)
+        tried = self.pool[places]
+        measures = self.measure(kept, self.items[needed], which, others.reshape(-1), number, rows, self.pool[needed])
+        free = np.where(
+            self.owners(tried) == self.owners(rows)[:, None], 0, self.free(tried.reshape(-1)).reshape(tried.shape)
+        )
+        return Candidates(tried, places, measures.reshape(*places.shape, -1), free)
 
-    def log_odds(self, kept: IntArray, others: IntArray, number: int) -> FloatArray:
-        """Log odds of pairs of the kept items of some rows and the other items of others, by the judge of a fold."""
-        left, right = (kept, others) if self.keep_left else (others, kept)
-        network_score = self.source.network_score
-        networks = None if network_score is None else network_score(left, right)
-        (own, lefts), (partners, rights) = (np.unique(side, return_inverse=True) for side in (left, right))
-        items = self._vectors(own, 0), self._vectors(partners, 1)
-        measures = self.judge.measure_items(*items, lefts, rights, number, networks)
-        return self.judge.combination.score(measures)
+    def hidden(self, rows: IntArray, number: int) -> tuple[FloatArray, FloatArray]:
+        """(n, m) measures of some pairs of a fold, and (n, STRANGERS, m) of their kept items with random others."""
+        kept, own = self._vectors(rows, 1 - self.side), self._vectors(rows, self.side)
+        each = np.arange(len(rows))
+        drawn = random_keys(np.repeat(rows, STRANGERS) * STRANGERS + np.tile(np.arange(STRANGERS), len(rows)), 0)
+        places = (drawn % np.uint64(len(self.pool))).astype(np.int64)
+        needed, others = np.unique(places, return_inverse=True)
+        strange = self.measure(
+            kept, self.items[needed], np.repeat(each, STRANGERS), others.reshape(-1), number, rows, self.pool[needed]
+        )
+        return (
+            self.measure(kept, own, each, each, number, rows, rows),
+            strange.reshape(len(rows), STRANGERS, self.measures),
+        )
 
-    def best(self, rows: IntArray, number: int, items: Tensor) -> tuple[IntArray, npt.NDArray[np.float32]]:
-        """The best candidates for some rows of a fold, and their probabilities."""
-        tried, score, prior = self.candidates(rows, number, items)
-        with np.errstate(divide="ignore"):
-            order = score + np.log(prior)
-        weight, rest = self.weights(score, prior, self.sharpness)
-        return _best(tried, order, score, weight / (weight.sum(axis=1) + rest)[:, None])
-
-    def weights(self, score: FloatArray, prior: FloatArray, sharpness: float) -> tuple[FloatArray, FloatArray]:
-        """What candidates (n, TRIED) weigh in Bayes' rule over the whole pool, and what all others weigh (n,).
-
-        Prior times likelihood ratio of a partner against a stranger, to the power of `sharpness`. Of items that were
-        not tried it is known only that they score lower; they count as random ones that do, as shuffled pairs show it.
-        So the best of many is not believed for being the best.
-        """
-        combination = self.judge.combination
-        rate = float(np.clip(combination.rate, 1e-3, 1 - 1e-3))
-        odds = score, np.sort(combination.log_odds(self.judge.null))
-        ratio, null = ((np.exp(np.clip(part, -60, 60)) * rate / (1 - rate)) ** sharpness for part in odds)
-        below = np.concatenate([[0.0], np.cumsum(null)]) / len(null)
-        others = float(np.exp(sharpness * self.attached(self.pool)).sum())
-        rest = below[np.searchsorted(null, ratio.min(axis=1))] * others
-        return ratio * prior**sharpness, rest
-
-    def learn_sharpness(self, fold: npt.NDArray[np.uint8], rows: IntArray) -> None:
-        """How sharp the weights are: so that the partners of matched pairs, taken for missing, are most probable.
+    def measure(
+        self,
+        kept: Tensor,
+        others: Tensor,
+        which: IntArray,
+        partners: IntArray,
+        number: int,
+        kept_rows: IntArray,
+        other_rows: IntArray,
+    ) -> FloatArray:
+        """(k, m) contrast, evidence and similarity of new pairs, and the scores of a run's networks.
 
         Args:
-            fold: (n,) fold of each of these rows.
-            rows: Matched pairs.
+            kept: (n, D) items that are kept.
+            others: (u, E) items of the other side.
+            which: (k,) kept item of each pair.
+            partners: (k,) its new partner.
+            number: The fold.
+            kept_rows: (n,) rows of the kept items.
+            other_rows: (u,) rows of the others.
         """
-        known = np.zeros(len(SHARPNESS))
-        for number in np.unique(fold).tolist():
-            here = rows[fold == number]
-            _, score, prior = self.candidates(here, number, self.in_space(number))
-            own = self.log_odds(here, here, number)[:, None]
-            for place, sharpness in enumerate(SHARPNESS):
-                weight, rest = self.weights(score, prior, sharpness)
-                mine, _ = self.weights(own, np.ones_like(own), sharpness)
-                known[place] += np.log(mine[:, 0] / (mine[:, 0] + weight.sum(axis=1) + rest)).sum()
-        self.sharpness = SHARPNESS[int(known.argmax())]
+        if not len(which):
+            return np.zeros((0, self.measures))
+        space, bank = self.judge.spaces[number], self.judge.banks[number]
+        a, b = (torch.from_numpy(part).to(kept.device) for part in (which, partners))
+        sides = (kept, others, a, b) if self.keep_left else (others, kept, b, a)
+        found = learned(space, bank, *sides).double().cpu().numpy()
+        if self.source.network_score is None:
+            return found
+        pairs = kept_rows[which], other_rows[partners]
+        networks = self.source.network_score(*(pairs if self.keep_left else pairs[::-1]))
+        return np.column_stack([found, networks])
 
 
-def _best(
-    tried: IntArray, order: FloatArray, score: FloatArray, chance: FloatArray
-) -> tuple[IntArray, npt.NDArray[np.float32]]:
-    """The best of the candidates (n, TRIED) by `order`, as long as the new pair would not be flagged."""
-    order = np.where(probability(score) >= MATCH_THRESHOLD, order, -np.inf)
-    best = (-order).argsort(axis=1, kind="stable")[:, :KEPT]
-    rows, fits = np.take_along_axis(tried, best, axis=1), np.take_along_axis(chance, best, axis=1)
-    good = np.isfinite(np.take_along_axis(order, best, axis=1))
-    found = Partners.none(len(tried))  # there may be fewer candidates than that
-    found.rows[:, : best.shape[1]] = np.where(good, rows, -1)
-    found.scores[:, : best.shape[1]] = np.where(good, fits, np.nan)
-    return found.rows, found.scores
+@dataclass(frozen=True)
+class Lesson:
+    """How to choose among candidates, and what a choice is worth: learned from pairs whose partner was hidden.
+
+    Attributes:
+        centre: (m,) mean of each measure over random pairs.
+        spread: (m,) its standard deviation.
+        weights: (m,) log odds of being the partner for each standard deviation.
+        strangers: Sorted exponentials of the weighted sums of random pairs.
+        others: Items of the whole pool that have no partner: their expected number.
+        fits: (m + 1,) weights and offset of the log odds that a new pair matches.
+        slope: Of the log odds of the probability against those of the first guess.
+        offset: The same.
+        shared: Whether several pairs may have an item.
+    """
+
+    centre: FloatArray
+    spread: FloatArray
+    weights: FloatArray
+    strangers: FloatArray
+    others: float
+    fits: FloatArray
+    slope: float
+    offset: float
+    shared: bool
+
+    @classmethod
+    def of(
+        cls,
+        known: Candidates,
+        own: FloatArray,
+        strange: FloatArray,
+        worth: FloatArray,
+        search: Search,
+        flagged: Candidates,
+    ) -> Lesson:
+        """
+        Args:
+            known: Candidates of pairs that likely match, without their own partner.
+            own: (n, m) measures of these pairs.
+            strange: (n, r, m) measures of their kept items with random ones.
+            worth: (n,) probability that each of these pairs matches.
+            search: The search.
+            flagged: Candidates of the flagged pairs, which want the same items.
+        """
+        centre, spread = strange.mean((0, 1)), strange.std((0, 1)) + 1e-9
+        mine, theirs, random = ((part - centre) / spread for part in (own, known.measures, strange))
+        # A missing partner is in a pair that is flagged, as a rule.
+        free = 1.0 if search.shared else 1 - LEAST_FREE
+        others = float(search.free(search.pool).sum())
+        # All items that were not tried are alternatives as well: random ones that score lower stand for them.
+        lower = strange[:, :, 0] < known.measures[:, :, 0].min(axis=1, keepdims=True)
+        each = others / np.maximum(lower.sum(axis=1, keepdims=True), 1)
+        with np.errstate(divide="ignore"):
+            prior = np.log(np.column_stack([np.full(len(own), free), known.free, lower * each]))
+        weights = conditional_logit(np.concatenate([mine[:, None], theirs, random], axis=1), prior, worth)
+        flat = random.reshape(-1, random.shape[-1])
+        doubt = np.repeat((1 - worth) / random.shape[1], random.shape[1])
+        slopes, middle = logistic(
+            np.concatenate([mine, flat]),
+            np.repeat([1.0, 0.0], [len(mine), len(flat)]),
+            np.concatenate([worth, doubt]),
+            RIDGE,
+        )
+        strangers = np.sort(np.exp(np.clip(flat @ weights, -FAR, FAR)))
+        guess = cls(
+            centre, spread, weights, strangers, others,
+            np.append(slopes, middle), 1.0, 0.0, search.shared,
+        )  # fmt: skip
+        # Each hidden partner takes the place of the last candidate, if it would have been tried.
+        last = known.measures[:, :, 0].argmin(axis=1)
+        tried = np.flatnonzero(own[:, 0] >= known.measures[:, :, 0].min(axis=1))
+        together = Candidates(*(part.copy() for part in vars(known).values()))
+        together.rows[tried, last[tried]], together.places[tried, last[tried]] = -1, -1
+        together.measures[tried, last[tried]], together.free[tried, last[tried]] = own[tried], free
+        chance = guess.share(guess.fitting(together), together, guess.wanted(flagged, len(search.pool)))
+        best = (-chance).argsort(axis=1, kind="stable")[:, :KEPT]
+        first = np.take_along_axis(chance, best, axis=1)
+        used = first > 0
+        target = (np.take_along_axis(together.rows, best, axis=1) < 0)[used].astype(np.float64)
+        slope, offset = logistic(_log_odds(first[used])[:, None], target, np.repeat(worth, used.sum(1)), 1e-3)
+        return replace(guess, slope=max(float(slope[0]), 0.0), offset=offset)
+
+    def chances(self, candidates: Candidates) -> FloatArray:
+        """(n, t) how probable each candidate is by Bayes' rule over the whole pool.
+
+        Of items that were not tried it is known only that they score lower; they count as random ones that do. So the
+        best of many is not believed for being the best.
+        """
+        sums = np.clip(((candidates.measures - self.centre) / self.spread) @ self.weights, -FAR, FAR)
+        weight = np.exp(sums)
+        below = np.concatenate([[0.0], np.cumsum(self.strangers)]) / len(self.strangers)
+        rest = below[np.searchsorted(self.strangers, weight.min(axis=1))] * self.others
+        weight = weight * candidates.free
+        return np.asarray(weight / (weight.sum(axis=1) + rest + 1e-300)[:, None])
+
+    def fitting(self, candidates: Candidates) -> FloatArray:
+        """The chances, but 0 for candidates with which the new pair would be flagged."""
+        standard = (candidates.measures - self.centre) / self.spread
+        return np.where(standard @ self.fits[:-1] + self.fits[-1] >= 0, self.chances(candidates), 0)
+
+    def wanted(self, candidates: Candidates, pool: int) -> FloatArray:
+        """(P,) how often each item of the pool is expected to be the partner of one of these pairs."""
+        chance = self.chances(candidates).reshape(-1)
+        return np.bincount(candidates.places.reshape(-1), chance, minlength=pool).astype(np.float64)
+
+    def share(self, chance: FloatArray, candidates: Candidates, wanted: FloatArray) -> FloatArray:
+        """The chances of candidates, less where several pairs want an item that only one can have."""
+        if self.shared:
+            return chance
+        times = np.where(candidates.places >= 0, wanted[candidates.places], 0)
+        return chance / np.maximum(times, 1)
+
+    def best(self, flagged: Candidates, match: FloatArray) -> Partners:
+        """The best candidates of flagged pairs (n,), as long as the new pair would not be flagged."""
+        found = Partners.none(len(match))
+        if not len(match):
+            return found
+        wanted = self.wanted(flagged, int(flagged.places.max()) + 1)
+        chance = self.share(self.fitting(flagged), flagged, wanted)
+        best = (-chance).argsort(axis=1, kind="stable")[:, :KEPT]
+        rows, first = np.take_along_axis(flagged.rows, best, axis=1), np.take_along_axis(chance, best, axis=1)
+        score = probability(self.slope * _log_odds(first) + self.offset)
+        # Only one of them can be the missing one, and none if the pair matches after all.
+        score *= (1 - match)[:, None] / np.maximum(np.where(first > 0, score, 0).sum(1, keepdims=True), 1)
+        found.rows[:, : best.shape[1]] = np.where(first > 0, rows, -1)
+        found.scores[:, : best.shape[1]] = np.where(first > 0, score, np.nan)
+        return found
+
+
+def conditional_logit(x: FloatArray, prior: FloatArray, worth: FloatArray) -> FloatArray:
+    """Weights (m,) by which the first of several alternatives is most probable, by Newton's method.
+
+    P(first) is its exp(prior + x' weights) over the sum of those of all alternatives.
+
+    Args:
+        x: (n, t, m).
+        prior: (n, t) log of the prior probabilities; -inf for alternatives that are none.
+        worth: (n,) how much each row counts.
+    """
+    weights = np.zeros(x.shape[2])
+
+    def loss(weights: FloatArray) -> float:
+        z = prior + x @ weights
+        return float(worth @ (np.logaddexp.reduce(z, axis=1) - z[:, 0]) + RIDGE / 2 * weights @ weights)
+
+    now = loss(weights)
+    for _ in range(STEPS):
+        z = prior + x @ weights
+        p = np.exp(z - np.logaddexp.reduce(z, axis=1, keepdims=True))
+        mean = np.einsum("nt,ntm->nm", p, x)
+        gradient = worth @ (mean - x[:, 0]) + RIDGE * weights
+        around = x - mean[:, None]
+        curvature = np.einsum("nt,ntm,ntk->mk", worth[:, None] * p, around, around) + RIDGE * np.eye(len(weights))
+        step, length = np.linalg.solve(curvature, gradient), 1.0
+        while (after := loss(weights - length * step)) > now and length > 1e-4:
+            length /= 2
+        if after > now or now - after < 1e-9 * abs(now):
+            break
+        weights, now = weights - length * step, after
+    return weights
+
+
+def _log_odds(chance: FloatArray) -> FloatArray:
+    with np.errstate(divide="ignore"):
+        return np.asarray(np.clip(np.log(chance) - np.log1p(-np.minimum(chance, 1 - 1e-12)), -FAR, FAR))
+
+
+def given_once(found: Partners, match: npt.NDArray[np.floating]) -> Partners:
+    """Suggestions in which the item of a matched pair, which has its partner, is given to one pair at most.
+
+    It goes to the pair for which it is the most probable; the others keep their next ones.
+    """
+    places, ranks = np.nonzero(found.rows >= 0)
+    given = found.rows[places, ranks]
+    order = np.lexsort((places, ranks, -found.scores[places, ranks], given))
+    again = np.zeros(len(given), dtype=bool)
+    again[order[1:]] = given[order[1:]] == given[order[:-1]]
+    drop = again & (match[given] >= MATCH_THRESHOLD)
+    rows, scores = found.rows.copy(), found.scores.copy()
+    rows[places[drop], ranks[drop]], scores[places[drop], ranks[drop]] = -1, np.nan
+    left = np.argsort(rows < 0, axis=1, kind="stable")
+    return Partners(np.take_along_axis(rows, left, axis=1), np.take_along_axis(scores, left, axis=1))

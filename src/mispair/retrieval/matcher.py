@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -20,10 +20,12 @@ from mispair.data.npy import check_finite
 from mispair.data.origin import Origin, Projection
 from mispair.data.pairs import FloatArray, Pairs, Regions, Side, Tokens, Vectors, described
 from mispair.data.vocabulary import Vocabulary
-from mispair.errors import DataError
-from mispair.models import Network, SideSpec, build
+from mispair.errors import ConfigError, DataError
+from mispair.models import CosineNetwork, Network, SideSpec, build
 from mispair.models.inference import alike, average, encode_side, similarities
 from mispair.retrieval.evaluation import Evaluation, check_folds, evaluate
+from mispair.retrieval.onnx_export import export_onnx
+from mispair.retrieval.vector_index import VectorIndex, build_index, open_index
 from mispair.support.tensor_files import load_tensors, save_tensors
 
 FORMAT = 1
@@ -61,6 +63,12 @@ class Matcher:
         self.models = list(models) or [config.model] * len(networks)
         self.networks = [network.to(device).eval() for network in networks]
 
+    def __repr__(self) -> str:
+        models = ", ".join(dict.fromkeys(self.models))
+        count = "1 network" if len(self.networks) == 1 else f"{len(self.networks)} networks"
+        sides = " with ".join(str(spec) for spec in self.specs)
+        return f"<Matcher: {models}, {count}, method {self.config.method}, {sides}, on {self.device}>"
+
     def score(self, left: Items, right: Items) -> FloatArray:
         """Similarity of every left item with every right item, (l, r); higher is better.
 
@@ -78,6 +86,52 @@ class Matcher:
             encoded = [encode_side(network, loader, left=side == "left").pooled() for network in self.networks]
         vectors: FloatArray = (torch.cat(encoded, dim=1) / math.sqrt(len(encoded))).cpu().numpy()
         return vectors
+
+    def index(
+        self,
+        items: Items,
+        side: SideName = "left",
+        *,
+        out: str | Path | None = None,
+        approximate: bool | None = None,
+    ) -> VectorIndex:
+        """An index of many items, which answers `.search("a red bicycle")` in milliseconds.
+
+        Only for models whose similarity is the cosine of two vectors: vse and two-tower.
+
+        Args:
+            items: What is searched, by default images.
+            side: Which side they are of; queries are of the other one.
+            out: New folder to keep the index in, which `open_index` reads; by default it is in memory only.
+            approximate: Whether to use usearch (extra `index`); by default for more than 20,000 items.
+        """
+        self._check_vectors("index")
+        vectors = self.encode(items, side)
+        return build_index(vectors, self._query_encoder(side), None if out is None else Path(out), approximate)
+
+    def open_index(self, folder: str | Path, side: SideName = "left") -> VectorIndex:
+        """An index that `index(..., out=folder)` has written, mapped into memory."""
+        self._check_vectors("open_index")
+        return open_index(folder, self._query_encoder(side))
+
+    def to_onnx(self, out: str | Path) -> list[Path]:
+        """Writes a two-tower model to a folder, as `left.onnx` and `right.onnx` (extra `onnx`).
+
+        Their input `items` are vectors (N, D), as the model was trained with; their output `vectors` are what `encode`
+        gives, so the score of two items is the dot product.
+        """
+        return export_onnx(self.networks, self.specs, Path(out))
+
+    def _query_encoder(self, side: SideName) -> Callable[[Items], FloatArray]:
+        other: SideName = "right" if side == "left" else "left"
+        return lambda items: self.encode(items, other)
+
+    def _check_vectors(self, what: str) -> None:
+        if not all(isinstance(network, CosineNetwork) for network in self.networks):
+            raise ConfigError(
+                f"{what} is for models with one vector an item (vse, two-tower), and this one is "
+                f"{', '.join(dict.fromkeys(self.models))}, which compares regions with words; use score."
+            )
 
     def evaluate(self, pairs: Pairs, folds: int = 1) -> Evaluation:
         """Retrieval in both directions over all items of `pairs`, and the mean over `folds` slices of them."""

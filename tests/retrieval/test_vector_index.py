@@ -1,0 +1,87 @@
+"""Search by an index: exact, approximate, and on disk."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mispair
+from mispair.errors import ConfigError, DataError
+from mispair.models import build
+from mispair.retrieval import vector_index
+from mispair.retrieval.vector_index import build_index, open_index
+from tiny import tiny_pairs
+
+SMALL: dict[str, Any] = {"embed_size": 16, "word_size": 8, "batch_size": 16, "epochs": 1, "device": "cpu"}
+
+
+@pytest.fixture(scope="module")
+def matcher() -> mispair.Matcher:
+    return mispair.fit(tiny_pairs(16), model="vse", **SMALL)
+
+
+def units(count: int) -> Any:
+    x = np.random.default_rng(0).normal(size=(count, 24)).astype(np.float32)
+    return np.asarray(x / np.linalg.norm(x, axis=1, keepdims=True))
+
+
+def test_an_index_finds_what_the_scores_say(matcher: mispair.Matcher, tmp_path: Path) -> None:
+    pairs = tiny_pairs(30, seed=3)
+    score = matcher.score(pairs.left, ["a b"])[:, 0]
+    for index in (matcher.index(pairs.left), matcher.index(pairs.left, out=tmp_path / "index")):
+        rows, scores = index.search("a b", top=5)
+        assert np.allclose(scores, np.sort(score)[::-1][:5], atol=2e-3)  # vectors are kept in half precision
+        assert np.allclose(score[rows], scores, atol=2e-3)
+        assert not index.approximate
+    opened = matcher.open_index(tmp_path / "index")
+    assert isinstance(opened.vectors, np.memmap)
+    assert np.array_equal(opened.search("a b", 5)[0], rows)
+    rows, _ = matcher.index(pairs.right, "right").search(pairs.left.features[2], 3)  # type: ignore[union-attr]
+    assert rows[0] == matcher.score(pairs.left, pairs.right)[2].argmax()
+    assert "exact" in repr(opened)
+    assert repr(matcher).startswith("<Matcher: vse, 1 network, method plain, ")
+
+
+def test_the_approximate_index_agrees_with_the_exact_search(tmp_path: Path) -> None:
+    pytest.importorskip("usearch", reason="usearch is not installed")
+    vectors = units(1000)
+    index = build_index(vectors, lambda items: items, tmp_path / "index", approximate=True)
+    assert index.approximate
+    agree = 0
+    for query in units(1030)[1000:]:
+        near, close = index.nearest(query, 10)
+        exact, best = index.nearest(query, 10, exact=True)
+        agree += len(np.intersect1d(near, exact))
+        assert np.allclose(close[np.isin(near, exact)], best[np.isin(exact, near)])
+    assert agree >= 0.95 * 300
+    (tmp_path / "index" / "vectors.npy").unlink()
+    np.save(tmp_path / "index" / "vectors.npy", units(999).astype(np.float16))
+    with pytest.raises(DataError, match="damaged or of other vectors"):
+        open_index(tmp_path / "index", lambda items: items)
+
+
+def test_what_cannot_be_indexed_is_refused(
+    matcher: mispair.Matcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pairs = tiny_pairs(16)
+    config = replace(matcher.config, model="sgr")
+    sgr = mispair.Matcher(config, matcher.specs, [build(config, *matcher.specs, seed=0)], None, matcher.device)
+    with pytest.raises(ConfigError, match="index is for models with one vector an item"):
+        sgr.index(pairs.left)
+    with pytest.raises(DataError, match="holds no index"):
+        matcher.open_index(tmp_path)
+    index = matcher.index(pairs.left)
+    with pytest.raises(ConfigError, match="top is 0"):
+        index.search("a", 0)
+    with pytest.raises(DataError, match="this index has vectors of 16"):
+        index.nearest(np.ones(3), 2)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match="exists already"):
+        matcher.index(pairs.left, out=tmp_path)
+    monkeypatch.setattr(vector_index, "_usearch", lambda: None)
+    with pytest.raises(ConfigError, match="needs usearch; install it"):
+        matcher.index(pairs.left, approximate=True)

@@ -19,8 +19,9 @@ from sklearn.isotonic import IsotonicRegression
 from made_pairs import quality
 from mispair.auditing.scoring import calibration
 from mispair.auditing.scoring.calibration import (
-    CUTS,
     FAR,
+    HIGH_CUT,
+    LOW_CUTS,
     Combination,
     _checked_weight,
     combine,
@@ -93,13 +94,25 @@ def test_intervals_hold_few_and_nearly_all(n: int, rate: float) -> None:
     assert held >= 37  # of 40
 
 
+def test_matched_pairs_with_low_scores_do_not_raise_the_lower_end() -> None:
+    """Nothing is mismatched, but a few matched pairs score as shuffled ones do, though not as the lowest of them."""
+    rng = np.random.default_rng(0)
+    shuffled, observed = rng.standard_normal(1000), rng.standard_normal(1000) + 4
+    observed[:30] = rng.uniform(-1.5, -0.9, 30)
+    assert noise_interval(observed, shuffled)[0] == 0
+
+
 def test_both_ends_are_clopper_and_pearsons() -> None:
     rng = np.random.default_rng(0)
-    observed, shuffled = rng.standard_normal(300) + np.repeat([0.0, 5.0], 150), np.linspace(-3, 3, 100_001)
+    observed, shuffled = (
+        rng.standard_normal(300) + np.repeat([0.0, 5.0], 150),
+        norm.ppf(np.linspace(0.00001, 0.99999, 99_999)),
+    )
     low, high = noise_interval(observed, shuffled)
-    below = [int((observed <= np.quantile(shuffled, quantile)).sum()) for quantile in CUTS]
-    assert low == pytest.approx(beta.ppf(0.025, below[0], 301 - below[0]) / CUTS[0], rel=0.01)
-    assert high == pytest.approx(beta.ppf(0.975, below[1] + 1, 300 - below[1]) / CUTS[1], rel=0.01)
+    below = {cut: int((observed <= np.quantile(shuffled, cut)).sum()) for cut in (*LOW_CUTS, HIGH_CUT)}
+    lows = [beta.ppf(0.025, below[cut], 301 - below[cut]) / cut for cut in LOW_CUTS]
+    assert low == pytest.approx(min(lows), rel=0.02)
+    assert high == pytest.approx(beta.ppf(0.975, below[HIGH_CUT] + 1, 300 - below[HIGH_CUT]) / HIGH_CUT, rel=0.01)
 
 
 def test_unbiased_scores_keep_the_upper_end_up() -> None:

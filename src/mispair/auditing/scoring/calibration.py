@@ -20,7 +20,7 @@ from mispair.functional.metrics import auroc
 
 QUANTILES = np.linspace(0.2, 0.9, 15)  # of the shuffled pairs' scores
 SURE = 0.501  # up to this one matched pairs are assumed to be rare
-CUTS = (0.2, 0.5)  # quantiles of the shuffled pairs' scores that the lower and the upper end of the interval come from
+LOW_CUTS, HIGH_CUT = (0.05, 0.2), 0.5  # quantiles of the shuffled pairs' scores that the interval's ends come from
 MOSTLY = 0.25  # noise rate above which accidental agreement may have been learned from
 ROUNDS = 3  # of fitting the weights and estimating again which pairs match
 SHUFFLED, CLOSE = 0.5, 1.0  # how much these pairs count beside an observed one
@@ -64,9 +64,9 @@ def noise_interval(
     Both ends come from a count of observed scores below a quantile of the shuffled ones, by Clopper and Pearson's exact
     limits, so that the interval has a width even where nothing is found; the uncertainty of the quantile is added. They
     differ in the quantile because of what learning may have done to the scores. Some matched pairs score low, which
-    raises the count: least so below the lower quantile, which gives the lower end. And where hardly any pair matches,
-    accidental agreement was learned from, which raises the scores of mismatched pairs: scores that are free of that
-    limit the upper end.
+    raises the count: the less so the lower the quantile, so the lower end is the least of two. And where hardly any
+    pair matches, accidental agreement was learned from, which raises the scores of mismatched pairs: scores that are
+    free of that limit the upper end.
 
     Args:
         observed: Scores of the pairs.
@@ -75,9 +75,9 @@ def noise_interval(
     """
     sides = np.sort(observed), np.sort(shuffled)
     rate = _rate(*sides)
-    low, high = _limit(*sides, CUTS[0], upper=False), _limit(*sides, CUTS[1], upper=True)
+    low, high = min(_limit(*sides, cut, upper=False) for cut in LOW_CUTS), _limit(*sides, HIGH_CUT, upper=True)
     if unbiased is not None and rate > MOSTLY:
-        limit = _limit(np.sort(unbiased[0]), np.sort(unbiased[1]), CUTS[1], upper=True)
+        limit = _limit(np.sort(unbiased[0]), np.sort(unbiased[1]), HIGH_CUT, upper=True)
         high = max(high, limit) if separated(*unbiased) else 1.0
     return max(0.0, min(low, rate)), min(1.0, max(high, rate))
 

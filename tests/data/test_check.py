@@ -206,9 +206,11 @@ def test_noise_between_rows_of_one_image_is_no_mismatch(tmp_path: Path) -> None:
         np.save(tmp_path / name / f"{name}_0.npy", np.ones((20, 3), np.float16))
     (tmp_path / "metadata").mkdir()
     (tmp_path / "metadata/metadata_0.csv").write_text("image_path\n" + "".join(f"{i // 2}.jpg\n" for i in range(20)))
-    save_noise(tmp_path / "pairs_0.5.npy", np.array([1, 0, 3, 2, 8, 9, 6, 7, 4, 5, 10, 11, 12, 13, 14, 15]))
-    found = check(tmp_path)
-    assert found.noise[str(tmp_path / "pairs_0.5.npy")].mismatch == 0.25
+    rows = [1, 0, 3, 2, 8, 9, 6, 7, 4, 5, 10, 11, 12, 13, 14, 15]
+    for index in (rows, [row // 2 for row in rows]):  # numbers of rows, and of images
+        save_noise(tmp_path / "pairs_0.5.npy", np.array(index))
+        found = check(tmp_path)
+        assert found.noise[str(tmp_path / "pairs_0.5.npy")].mismatch == 0.25
 
 
 def test_vectors_of_different_lengths_are_a_problem(tmp_path: Path) -> None:

@@ -630,6 +630,7 @@ def test_resume_is_exact_wherever_it_stopped(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------- what it is good for, and what it refuses
 
 
+@pytest.mark.slow
 def test_it_learns_from_noisy_pairs(tmp_path: Path) -> None:
     """40 % wrong pairs, tested on the right ones: chance is an rSum of about 130; it reaches 331."""
     result = mispair.fit(

@@ -594,6 +594,7 @@ def test_three_pairs_with_one_clean_one(monkeypatch: pytest.MonkeyPatch, noisy: 
 # ---------------------------------------------------------------------- what it is good for
 
 
+@pytest.mark.slow
 def test_it_beats_plain_training_on_two_kinds_of_vectors() -> None:
     """40 % wrong pairs. Seeds 0-3: plain 504, 497, 521, 480; REPAIR 567, 555, 573, 554."""
     rng = np.random.default_rng(0)

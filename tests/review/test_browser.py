@@ -120,7 +120,7 @@ def test_all_by_keyboard(open_page: Any, served: Served) -> None:
     page.keyboard.press("ArrowRight")
     sync_api.expect(page.locator("article")).to_have_attribute("aria-label", "Pair p4")
     page.keyboard.press("?")
-    assert page.locator("dialog").is_visible()
+    sync_api.expect(page.locator("dialog")).to_be_visible()
     page.keyboard.press("Escape")
     page.reload()
     sync_api.expect(page.locator("article")).to_have_attribute("aria-label", "Pair p4")

@@ -17,7 +17,7 @@ from mispair.data import clip_retrieval, loading, precomp
 from mispair.data.loading import Layout
 from mispair.data.noise import load_noise, mismatch
 from mispair.data.npy import absolute_maximum, check_finite, open_array
-from mispair.data.pairs import IntArray, Side, Tokens, Vectors
+from mispair.data.pairs import IntArray, Pairs, Side, Tokens, Vectors
 from mispair.data.vocabulary import SPECIAL_WORDS, UNK, Vocabulary, tokenizer_name
 from mispair.errors import DataError
 from mispair.support.formatting import byte_size
@@ -132,17 +132,17 @@ def check(
     """
     folder = loading.find_folder(data)
     found = Check(str(folder), loading.layout(folder))
-    groups = None
+    train = None
     if found.layout == "precomp":
         _check_precomp(folder, vocabulary, captions_per_image, found)
     else:
-        groups = _check_vectors(folder, found)
+        train = _check_vectors(folder, found)
     _check_widths(found)
     given = [noise_file] if isinstance(noise_file, str | Path) else noise_file or ()
     similar = (path for pattern in _NOISE_PATTERNS for path in sorted(folder.glob(pattern)))
     for path in dict.fromkeys(map(Path, (*given, *similar))):
         with found.collecting():
-            _check_noise(path, groups, found)
+            _check_noise(path, train, found)
     return found
 
 
@@ -282,14 +282,14 @@ def mostly_unknown(side: Side) -> float | None:
     return share if share > MOSTLY_UNKNOWN else None
 
 
-def _check_vectors(folder: Path, found: Check) -> IntArray | None:
-    """Returns the groups of the training images if several rows share an image."""
-    train_groups = None
+def _check_vectors(folder: Path, found: Check) -> Pairs | None:
+    """Returns the training pairs, if they can be read."""
+    train = None
     for split in loading.splits(folder):
         report = found.splits[split] = SplitReport()
         with found.collecting():
             pairs = clip_retrieval.load(folder, split, finite=False)
-            train_groups = pairs.groups if split == "train" else train_groups
+            train = pairs if split == "train" else train
             groups = len(np.unique(pairs.left_groups))
             report.rows = report.captions = len(pairs)
             report.images, report.named = groups, bool(pairs.left_ids)
@@ -300,7 +300,7 @@ def _check_vectors(folder: Path, found: Check) -> IntArray | None:
                 name, size = f"{pairs.name} {label}", side.features.nbytes
                 features = _check_features(f"{split} {label}", name, side.features, size, found)
                 setattr(report, f"{label}_features", features)
-    return train_groups
+    return train
 
 
 def _check_widths(found: Check) -> None:
@@ -322,14 +322,14 @@ def _why_no_names(folder: Path, split: str) -> str:
     return "no image paths known" + ", though there is metadata: it needs a column image_path" * unused
 
 
-def _check_noise(path: Path, groups: IntArray | None, found: Check) -> None:
-    """Level and true mismatch of one noise index."""
+def _check_noise(path: Path, train: Pairs | None, found: Check) -> None:
+    """Level and true mismatch of one noise index; `train` are the training pairs of vectors."""
     entries = len(open_array(path, ndim=1, kind="integer"))
     report = found.noise[str(path)] = NoiseReport(entries)
-    link, n_images, assumed = _train_link(found)
-    noisy = load_noise(path, link, n_images)
+    link, n_images, assumed = _train_link(found) if train is None else (train.link, len(train.left), "")
+    noisy = load_noise(path, link, n_images, by_row=train is not None)
     report.level = "caption" if entries == len(link) else "image"
-    report.mismatch = mismatch(noisy, link, groups)
+    report.mismatch = mismatch(noisy, link, None if train is None else train.groups)
     found.lines.append(
         f"noise {path}: {report.level} level, {entries:,} entries, true mismatch {report.mismatch:.2%}{assumed}"
     )
@@ -340,8 +340,6 @@ def _train_link(found: Check) -> tuple[IntArray, int, str]:
     train = found.splits.get("train", SplitReport())
     usual = precomp.USUAL_CAPTIONS_PER_IMAGE
     captions, images, assumed = train.captions, train.images, ""
-    if found.layout == "vectors" and captions:
-        return np.arange(captions), captions, assumed
     if not images:
         assumed = f" (taking {usual} captions an image, as the files of train do not say)"
         images = captions // usual if captions else train.rows

@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from mispair.config import NoiseKind
 from mispair.data.npy import check_finite, chunks, open_array
-from mispair.data.pairs import FloatArray, IntArray, Pairs, Tokens
+from mispair.data.pairs import FloatArray, IntArray, Pairs, Tokens, Vectors
 from mispair.errors import DataError
 from mispair.support.files import replacing
 from mispair.support.renamed import renamed_argument
@@ -234,13 +234,15 @@ def save_noise(path: str | Path, index: IntArray) -> None:
         np.save(file, np.asarray(index, dtype=np.int64), allow_pickle=False)
 
 
-def load_noise(path: str | Path, link: IntArray, n_left: int) -> IntArray:
+def load_noise(path: str | Path, link: IntArray, n_left: int, *, by_row: bool = False) -> IntArray:
     """Read a noise index of either level.
 
     Args:
         path: An .npy of whole numbers: one left row a pair (caption level), or one left row a left row (image level).
         link: Left row of each pair without noise.
         n_left: Number of left rows.
+        by_row: The file may number pairs instead, whose left rows are meant, as files for vectors do where several rows
+            have the vector of one image.
 
     Returns:
         Left row of each pair with the noise of the file.
@@ -254,6 +256,8 @@ def load_noise(path: str | Path, link: IntArray, n_left: int) -> IntArray:
             f"{path}: the noise index has {len(index):,} entries; expected {len(link):,} (one a pair) or {n_left:,} "
             "(one an image). Use the file made for exactly this training set."
         )
+    if by_row and len(index) == len(link) and index.min() >= 0 and n_left <= index.max() < len(link):
+        index = link[index]
     if index.min() < 0 or index.max() >= n_left:
         raise DataError(
             f"{path}: the noise index points to image rows {index.min():,} to {index.max():,}, "
@@ -325,7 +329,7 @@ def add_noise(
     _check_ratio(noise_ratio)
     _check_kind(kind)
     if file is not None and Path(file).exists():
-        link = load_noise(file, pairs.link, len(pairs.left))
+        link = load_noise(file, pairs.link, len(pairs.left), by_row=isinstance(pairs.left, Vectors))
         found = mismatch(link, pairs.link, pairs.groups)
         if noise_ratio and abs(found - noise_ratio) > _TOLERANCE:
             warnings.warn(

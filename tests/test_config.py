@@ -30,7 +30,7 @@ def test_every_data_set_has_a_recipe_of_mend(data: str) -> None:
 
 
 @given(
-    text=st.text(st.characters(blacklist_categories=["Cs"])),
+    text=st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\0")),
     lr=st.floats(1e-9, 1e9),
     seed=st.integers(0, 2**40),
     flag=st.booleans(),
@@ -136,3 +136,9 @@ def test_a_setting_of_a_group_is_not_one_of_the_whole() -> None:
 def test_a_former_name_works_with_a_note() -> None:
     with pytest.warns(UserWarning, match='"split" is called "split_losses" now'):
         assert override(Config(), {"split": "single"}).coteaching.split_losses == "single"
+
+
+@pytest.mark.parametrize(("key", "value"), [("data", "a\0b"), ("noise_file", "\udcff"), ("neighbours", 2**70)])
+def test_what_no_recipe_can_hold_is_refused(key: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=r"which no recipe can hold|must be at most 2,147,483,647"):
+        override(Config(), {key: value})

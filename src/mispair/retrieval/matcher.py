@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import textwrap
 from collections.abc import Callable, Sequence
@@ -161,7 +160,7 @@ class Matcher:
             if origin.projection is not None:
                 tensors[_MEAN] = torch.from_numpy(origin.projection.mean)
                 tensors[_BASIS] = torch.from_numpy(np.ascontiguousarray(origin.projection.basis))
-        save_tensors(path, tensors, {"mispair": json.dumps(about)})
+        save_tensors(path, tensors, about)
 
     @classmethod
     def load(cls, path: str | Path, device: str = "auto") -> Matcher:
@@ -243,14 +242,10 @@ def model_file(path: str | Path) -> Path:
 
 def _read_model(file: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """What a saved model says of itself, and its weights."""
-    tensors, texts = load_tensors(file)
-    try:
-        about = json.loads(texts.get("mispair", "null"))
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{file} is not a model saved by mispair, or is damaged ({_shortened(error)}).") from None
+    tensors, about = load_tensors(file)
     if about is None:
         raise DataError(f"{file} is not a model saved by mispair; give a run folder, or what Matcher.save has written.")
-    if not isinstance(about, dict) or about.get("format") != FORMAT:
+    if about.get("format") != FORMAT:
         raise DataError(f"{file} has another format than this mispair reads ({FORMAT}); update mispair.")
     for name, tensor in tensors.items():
         if not tensor.isfinite().all():

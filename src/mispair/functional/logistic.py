@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import numpy.typing as npt
 
@@ -30,15 +32,36 @@ def logistic(x: FloatArray, target: FloatArray, worth: FloatArray, ridge: float)
         z = design @ beta
         return float((worth * (np.logaddexp(0, z) - target * z)).sum() + 0.5 * beta @ penalty @ beta)
 
-    best = loss(beta)
-    for _ in range(50):
+    def derivatives(beta: FloatArray) -> tuple[FloatArray, FloatArray]:
         p = probability(design @ beta)
         gradient = design.T @ (worth * (p - target)) + penalty @ beta
-        curvature = (design * (worth * np.maximum(p * (1 - p), 1e-6))[:, None]).T @ design + penalty
+        return gradient, (design * (worth * np.maximum(p * (1 - p), 1e-6))[:, None]).T @ design + penalty
+
+    beta = newton(beta, loss, derivatives)
+    return beta[:-1], float(beta[-1])
+
+
+def newton(
+    start: FloatArray,
+    loss: Callable[[FloatArray], float],
+    derivatives: Callable[[FloatArray], tuple[FloatArray, FloatArray]],
+    steps: int = 50,
+) -> FloatArray:
+    """The minimum of a convex function, by Newton's method with steps that are halved until they help.
+
+    Args:
+        start: Where to begin.
+        loss: The function.
+        derivatives: Its gradient and its matrix of second derivatives.
+        steps: At most so many.
+    """
+    beta, best = start, loss(start)
+    for _ in range(steps):
+        gradient, curvature = derivatives(beta)
         step, length = np.linalg.solve(curvature, gradient), 1.0
         while (now := loss(beta - length * step)) > best and length > 1e-4:
             length /= 2
         if now > best or best - now < 1e-9 * abs(best):
             break
         beta, best = beta - length * step, now
-    return beta[:-1], float(beta[-1])
+    return beta

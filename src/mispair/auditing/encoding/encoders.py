@@ -18,6 +18,7 @@ from __future__ import annotations
 import importlib
 import math
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
@@ -207,7 +208,7 @@ class EfficientNetLite:
         return _numpy(self.maps(items).mean(dim=(2, 3)))
 
 
-class _MeanOfMap:
+class _MeanOfMap(ABC):
     """An image encoder whose vector is the mean of its feature map."""
 
     name: str
@@ -226,8 +227,9 @@ class _MeanOfMap:
     def encode(self, items: Sequence[Any], /) -> FloatVectors:
         return _numpy(self.maps(items).float().mean(dim=(2, 3)))
 
+    @abstractmethod
     def _features(self, pixels: Tensor) -> Tensor:
-        raise NotImplementedError
+        """The last feature map."""
 
     def _find_width(self) -> int:
         from PIL import Image

@@ -20,7 +20,7 @@ from mispair.auditing.scoring.judge import Judge
 from mispair.auditing.scoring.measures import learned, rivals
 from mispair.auditing.sources.source import Source
 from mispair.data.pairs import MATCH_THRESHOLD, IntArray
-from mispair.functional.logistic import FloatArray, logistic, probability
+from mispair.functional.logistic import FloatArray, logistic, newton, probability
 
 POOL = 1 << 15  # items that are tried; of more, those of flagged pairs come first
 TRIED = 10  # candidates that are looked at closely, for each pair
@@ -377,27 +377,20 @@ def conditional_logit(x: FloatArray, prior: FloatArray, worth: FloatArray) -> Fl
         prior: (n, t) log of the prior probabilities; -inf for alternatives that are none.
         worth: (n,) how much each row counts.
     """
-    weights = np.zeros(x.shape[2])
 
     def loss(weights: FloatArray) -> float:
         z = prior + x @ weights
         return float(worth @ (np.logaddexp.reduce(z, axis=1) - z[:, 0]) + RIDGE / 2 * weights @ weights)
 
-    now = loss(weights)
-    for _ in range(STEPS):
+    def derivatives(weights: FloatArray) -> tuple[FloatArray, FloatArray]:
         z = prior + x @ weights
         p = np.exp(z - np.logaddexp.reduce(z, axis=1, keepdims=True))
         mean = np.einsum("nt,ntm->nm", p, x)
-        gradient = worth @ (mean - x[:, 0]) + RIDGE * weights
         around = x - mean[:, None]
         curvature = np.einsum("nt,ntm,ntk->mk", worth[:, None] * p, around, around) + RIDGE * np.eye(len(weights))
-        step, length = np.linalg.solve(curvature, gradient), 1.0
-        while (after := loss(weights - length * step)) > now and length > 1e-4:
-            length /= 2
-        if after > now or now - after < 1e-9 * abs(now):
-            break
-        weights, now = weights - length * step, after
-    return weights
+        return worth @ (mean - x[:, 0]) + RIDGE * weights, curvature
+
+    return newton(np.zeros(x.shape[2]), loss, derivatives, STEPS)
 
 
 def _log_odds(chance: FloatArray) -> FloatArray:

@@ -112,6 +112,13 @@ def test_all_problems_are_collected(folder: Path, tmp_path: Path) -> None:
     assert found.splits["train"].unknown_share is None
 
 
+def test_captions_that_are_read_in_part_are_counted(folder: Path) -> None:
+    with (folder / "train_caps.txt").open() as file:
+        lines = file.read().splitlines()
+    (folder / "train_caps.txt").write_text("\n".join(["dog " * 300, "cat " * 249, *lines[2:]]) + "\n")
+    assert "train: 1 caption of 250 words or more; networks read the first 250" in text_of(check(folder))
+
+
 def test_no_train_split_is_a_problem(folder: Path) -> None:
     for path in folder.glob("train_*"):
         path.unlink()

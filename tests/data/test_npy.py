@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,20 @@ def test_a_truncated_file_is_refused_with_both_sizes(tmp_path: Path, lost: int) 
     (tmp_path / "a.npy").write_bytes(whole[:-lost])
     with pytest.raises(DataError, match=f"truncated, {len(whole) - lost} bytes where its header promises {len(whole)}"):
         open_array(tmp_path / "a.npy")
+
+
+@pytest.mark.posix
+@pytest.mark.parametrize("read", [lambda a: a[5], lambda a: a[::2][1], lambda a: a[np.array([0, 7])], lambda a: a[1:]])
+def test_a_file_that_is_cut_while_it_is_mapped_is_a_sentence(tmp_path: Path, read: Any) -> None:
+    path = tmp_path / "x.npy"
+    np.save(path, np.arange(80_000, dtype=np.float32).reshape(8, 10_000))
+    array = open_array(path)
+    copied, part = array[np.array([1, 2])], array[2:]
+    os.truncate(path, 4096)
+    for mapped in (array, part):
+        with pytest.raises(DataError, match=r"x\.npy: the file was cut to 4,096 bytes while"):
+            read(mapped)
+    assert copied[1][0] == 20_000
 
 
 def test_pickled_objects_never_run(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mispair.data import vocabulary
-from mispair.data.vocabulary import END, SPECIAL_WORDS, START, UNK, Vocabulary, tokenize, tokenizer_name
+from mispair.data.vocabulary import END, MOST_WORDS, SPECIAL_WORDS, START, UNK, Vocabulary, tokenize, tokenizer_name
 from mispair.errors import DataError
 
 PUBLISHED = Path(__file__).parents[3] / "shared/data/formats/f30k_precomp_vocab.json"
@@ -51,6 +51,14 @@ def test_tokenizing_takes_linear_time() -> None:
     """With backtracking over the spaces, the second text took minutes."""
     for text in ("a" + " " * 100_000 + ".", "a" + " " * 100_000 + "!"):
         assert tokenize(text) == ["a", text[-1]]
+
+
+def test_networks_read_the_first_words_of_a_long_text() -> None:
+    known = Vocabulary.build(["a dog"], threshold=1)
+    ids, offsets = known.encode(["a dog", "a " * 3000 + "dog", "dog " * MOST_WORDS])
+    assert np.diff(offsets).tolist() == [4, MOST_WORDS + 2, MOST_WORDS + 2]
+    assert set(ids[offsets[1] + 1 : offsets[2] - 1]) == {known.index["a"]}
+    assert ids[-1] == END
 
 
 def test_tokenizer_name_says_which_one_is_used() -> None:

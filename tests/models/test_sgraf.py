@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from mispair.bench.measure.reference_loops import sgr_similarity
 from mispair.data.batches import Items
 from mispair.models import Encoded, SideSpec, build
-from mispair.models.sgraf import SGR
+from mispair.models.sgraf import LONG, SGR
 from sgraf_loops import linear, some_regions, text_self_attention, visual_self_attention
 from small_data import ZEROS, encoded_sets, gradients, plain_gru, plain_l2norm, shake, small_config, token_items, zeroed
 
@@ -66,7 +66,7 @@ def test_the_benchmarks_loop_is_this_loop() -> None:
 
 # ---------------------------------------------------------------- the same numbers as the loop
 
-ragged = st.lists(st.one_of(st.sampled_from([1, 2, 3]), st.integers(1, 60)), min_size=1, max_size=5)
+ragged = st.lists(st.one_of(st.sampled_from([1, 2, 3]), st.integers(1, 60), st.just(LONG + 2)), min_size=1, max_size=5)
 
 
 @given(lengths=ragged, regions=st.integers(8, 64), images=st.integers(1, 4), seed=st.integers(0, 99))
@@ -81,7 +81,7 @@ def test_similarity_equals_the_loop(lengths: list[int], regions: int, images: in
 
 
 @pytest.mark.parametrize("graph_steps", [1, 3])
-@pytest.mark.parametrize("lengths", [[1], [3], [1, 3, 60], [7, 1, 12, 3]])
+@pytest.mark.parametrize("lengths", [[1], [3], [1, 3, 60], [7, 1, 12, 3], [2, LONG + 6, 5]])
 def test_all_gradients_equal_the_loop(lengths: list[int], graph_steps: int) -> None:
     network = make_sgr(9, graph_steps=graph_steps)
     left, right = some_regions(3, 9), encoded_sets(lengths, max(lengths), D, 1)

@@ -212,6 +212,21 @@ def test_other_pairs_are_refused_on_resume(tmp_path: Path) -> None:
         Trainer(settings, tiny_pairs(16, seed=5), None, run).fit()
 
 
+@pytest.mark.parametrize("ended", [True, False])
+def test_other_dev_pairs_are_refused_as_they_choose_the_best_epoch(ended: bool, tmp_path: Path) -> None:
+    def fit(dev: Pairs) -> None:
+        mispair.fit(tiny_pairs(16), dev, out=tmp_path / "run", **SMALL)
+
+    fit(tiny_pairs(6, seed=1))
+    if not ended:
+        (tmp_path / "run/result.json").unlink()
+    fit(tiny_pairs(6, seed=1))
+    if not ended:
+        (tmp_path / "run/result.json").unlink()
+    with pytest.raises(ConfigError, match="was trained on other pairs"):
+        fit(tiny_pairs(6, seed=2))
+
+
 def test_a_stop_signal_saves_and_names_the_way_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     steps = Trainer.steps
 

@@ -18,7 +18,7 @@ from mispair.data.loading import Layout
 from mispair.data.noise import load_noise, mismatch
 from mispair.data.npy import absolute_maximum, check_finite, open_array
 from mispair.data.pairs import IntArray, Pairs, Side, Tokens, Vectors
-from mispair.data.vocabulary import SPECIAL_WORDS, UNK, Vocabulary, tokenizer_name
+from mispair.data.vocabulary import MOST_WORDS, SPECIAL_WORDS, UNK, Vocabulary, tokenizer_name
 from mispair.errors import DataError
 from mispair.support.formatting import byte_size
 
@@ -250,6 +250,10 @@ def _check_captions(split: str, texts: list[str], words: Vocabulary | None, foun
         f"{split}: {_count(len(texts), 'caption')} of {lengths.min()} to {lengths.max()} words (mean "
         f"{lengths.mean():.1f})" + ("" if unknown is None else f", {unknown:.2%} of the words unknown")
     )
+    if long := int((lengths == MOST_WORDS).sum()):
+        found.lines.append(
+            f"{split}: {_count(long, 'caption')} of {MOST_WORDS} words or more; networks read the first {MOST_WORDS}"
+        )
     if entities:
         found.lines.append(
             f"{split}: {_count(entities, 'caption')} with HTML entities such as &apos; which are read as words; "

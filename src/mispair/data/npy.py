@@ -47,8 +47,24 @@ def open_array(
         )
     if kind == "integer" and dtype.kind not in "iu":
         raise DataError(f"{path}: found numbers of type {dtype}; expected whole numbers such as int64.")
-    array: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+    array: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False).view(MappedArray)
     return array
+
+
+class MappedArray(np.memmap[Any, Any]):
+    """An array in a file that looks, each time it is read, whether the file is still whole.
+
+    Reading a mapping behind the end of its file ends the process without a word (SIGBUS).
+    """
+
+    def __getitem__(self, rows: Any) -> Any:
+        mapping = self._mmap  # type: ignore[attr-defined]  # None for what was copied out of the file
+        if mapping is not None and mapping.size() < len(mapping):
+            raise DataError(
+                f"{self.filename}: the file was cut to {mapping.size():,} bytes while it was in use, it had "
+                f"{len(mapping):,}; copy it again, then start the same command once more."
+            )
+        return super().__getitem__(rows)
 
 
 def _read_header(path: Path) -> tuple[tuple[int, ...], np.dtype[Any]]:

@@ -18,6 +18,7 @@ from mispair.errors import DataError
 from mispair.support.files import replacing
 
 START, END, UNK = 1, 2, 3  # 0 pads
+MOST_WORDS = 250  # of a text; networks read no further, because their memory grows with the square of it
 SPECIAL_WORDS = ("<pad>", "<start>", "<end>", "<unk>")
 
 # Most captions are words, commas, hyphens and a last period, where the 30 regular expressions of nltk come down to a
@@ -82,7 +83,7 @@ class Vocabulary:
         return [START, *(self.index.get(token, UNK) for token in tokens), END]
 
     def encode(self, texts: Iterable[str]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64]]:
-        """Token numbers of all texts one after the other.
+        """Token numbers of all texts one after the other, of each its first `MOST_WORDS` words.
 
         Returns:
             The numbers, and offsets (N + 1,) such that text i is `ids[offsets[i]:offsets[i + 1]]`.
@@ -90,7 +91,7 @@ class Vocabulary:
         ids: list[int] = []
         offsets = [0]
         for text in texts:
-            ids.extend(self.encode_tokens(tokenize(text)))
+            ids.extend(self.encode_tokens(tokenize(text)[:MOST_WORDS]))
             offsets.append(len(ids))
         return np.asarray(ids, dtype=np.int32), np.asarray(offsets, dtype=np.int64)
 

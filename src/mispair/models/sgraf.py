@@ -22,6 +22,8 @@ from mispair.models.kernels import attention, context, graph
 from mispair.models.kernels.attention import SLOPE, SMOOTH
 from mispair.models.ragged import MaskedBatchNorm, Packing, inside, masked_mean, packing
 
+LONG = 64  # words; hardly any caption of a photo has more
+
 
 class SelfAttention(nn.Module):
     """Pools a set by attention with its own mean as the query: (B, n, D) to (B, D) of unit length."""
@@ -75,6 +77,8 @@ class GraphReasoning(nn.Module):
 
 def plain_attention(queries: Tensor, nodes: Tensor, words: Packing, *, last: bool) -> Tensor:
     """What each node sees of the other nodes of its graph."""
+    if words.longest > LONG and nodes.device.type == "cpu":
+        return attention_by_caption(queries, nodes, words, last=last)
     count = len(words.lengths)
 
     def graphs(x: Tensor) -> Tensor:
@@ -87,6 +91,23 @@ def plain_attention(queries: Tensor, nodes: Tensor, words: Packing, *, last: boo
     if last:
         return attended[:, :, 0]
     return torch.cat([attended[:, :, 0], words.pack(attended[:, :, 1:], dim=1)], dim=1)
+
+
+def attention_by_caption(queries: Tensor, nodes: Tensor, words: Packing, *, last: bool) -> Tensor:
+    """`plain_attention` graph after graph, so that one long caption does not pad all others to its length."""
+    count, total = len(words.lengths), int(words.lengths.sum())
+    sentences, rows = [], []
+    for number, own in enumerate(torch.arange(count, count + total).split(words.lengths.tolist())):
+        members = torch.cat([torch.tensor([number]), own])
+        graph = nodes[:, members]
+        asking = queries[:, number, None] if last else queries[:, members]
+        attended = (asking @ graph.transpose(-1, -2)).float().softmax(dim=-1).to(graph.dtype) @ graph
+        sentences.append(attended[:, 0])
+        rows.append(attended[:, 1:])
+    if last:
+        return torch.stack(sentences, dim=1)
+    rest = nodes.new_zeros(len(nodes), nodes.shape[1] - count - total, nodes.shape[2])
+    return torch.cat([torch.stack(sentences, dim=1), *rows, rest], dim=1)
 
 
 class SimilarityVectors(Network):

@@ -277,8 +277,9 @@ class Trainer:
         self.progress.line(f"{self._phase}  {found}, so nothing is learned in this epoch")
 
     def _refuse_other_pairs(self, trained_on: str | None) -> None:
-        """Runs of earlier versions have no fingerprint with their result, or one that says nothing about the truth."""
-        if trained_on not in (None, self._trained_on, fingerprint(self.train_pairs)):
+        """Runs of earlier versions have no fingerprint with their result, or one of the training pairs alone."""
+        learned = fingerprint(self.train_pairs), fingerprint(self.train_pairs, truth=self.method.uses_truth)
+        if trained_on not in (None, self._trained_on, *learned):
             raise ConfigError(
                 f"{self.run.path} was trained on other pairs: the data set or its noise has changed since; "
                 "put the old files back or give another --out."
@@ -392,8 +393,9 @@ class Trainer:
 
     @property
     def _trained_on(self) -> str:
-        """Fingerprint of the pairs."""
-        return fingerprint(self.train_pairs, truth=self.method.uses_truth)
+        """Fingerprint of the pairs that are learned, and of those that choose the best epoch."""
+        learned = fingerprint(self.train_pairs, truth=self.method.uses_truth)
+        return learned if self.dev is None else f"{learned}+{fingerprint(self.dev)}"
 
     @property
     def _main_epoch(self) -> int | None:

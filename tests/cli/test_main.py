@@ -484,3 +484,8 @@ def test_completion_names_commands_and_options(capsys: pytest.CaptureFixture[str
     assert '"data") words="get check noise make" ;;' in script
     train = next(line for line in script.splitlines() if line.strip().startswith('"train")'))
     assert {"--grid", "--embed-size", "--noise-ratio", "--images"} <= set(train.replace('"', " ").split())
+
+
+def test_an_error_about_a_hostile_name_is_shown_harmless(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "check", "a\x1b[2Jb\u202e"]) == 2
+    assert "mispair: a\ufffd[2Jb\ufffd: no such folder" in capsys.readouterr().err

@@ -6,8 +6,10 @@ import base64
 import io
 import struct
 import tempfile
+import time
 import warnings
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
+from mispair.support import thumbnails
 from mispair.support.thumbnails import MISSING, MOST_BYTES, TOO_LARGE, UNREADABLE, Thumbnail, thumbnail
 
 START = "data:image/jpeg;base64,"
@@ -180,3 +183,23 @@ def test_only_known_formats_are_opened(tmp_path: Path) -> None:
 def test_the_content_of_a_file_will_do(tmp_path: Path) -> None:
     path = saved(two_halves(40, 20), tmp_path / "a.png")
     assert thumbnail(path.read_bytes()) == thumbnail(path)
+
+
+def test_large_images_are_decoded_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(thumbnails, "MANY_PIXELS", 100)
+    buffer = io.BytesIO()
+    Image.new("RGB", (20, 20)).save(buffer, "PNG")
+    open_now, most = 0, 0
+
+    def decode(_: int) -> None:
+        nonlocal open_now, most
+        with thumbnails.open_image(buffer.getvalue(), 20) as image:
+            open_now += 1
+            most = max(most, open_now)
+            time.sleep(0.01)  # gives the others their turn
+            image.load()
+            open_now -= 1
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(decode, range(8)))
+    assert most == 1

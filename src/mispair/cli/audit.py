@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import tyro
 from tyro.conf import Positional
 
-from mispair.cli.output import console, print_json
+from mispair.cli.output import console, print_json, say
 from mispair.errors import ConfigError, StoppedError
 
 if TYPE_CHECKING:
@@ -112,9 +112,9 @@ def audit(
     if json:
         print_json({"out": str(out), **summary.model_dump()})
     else:
-        print("\n".join(_lines(summary, out, clean, mended)))
+        say("\n".join(_lines(summary, out, clean, mended)))
         if decisions is not None:
-            print(_changes(decisions, out))
+            say(_changes(decisions, out))
     if review:
         from mispair.cli.review import review as review_page
 
@@ -244,7 +244,7 @@ def encode(
     if json:
         print_json({"out": str(out), **outcome.metrics()})
     else:
-        print("\n".join([*outcome.lines(), f"{'Embeddings' if grid is None else 'Region features'}: {out}"]))
+        say("\n".join([*outcome.lines(), f"{'Embeddings' if grid is None else 'Region features'}: {out}"]))
     return BAD_CODE if outcome.too_many_bad else 0
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from tyro.conf import Positional
 
-from mispair.cli.output import console, print_json, print_table
+from mispair.cli.output import console, print_json, print_table, say
 from mispair.config import NoiseKind, read_recipe
 from mispair.errors import ConfigError, DataError
 
@@ -52,7 +52,7 @@ def bench_speed(
         raise ConfigError(f"--batch-size is {batch_size}, but {images} images have only {5 * images} captions.")
     report = measure(
         model, device=device, batch_size=batch_size, embed_size=embed_size, banks=bank_size, captions=captions,
-        images=images, on_row=lambda what: print(what, file=sys.stderr),
+        images=images, on_row=lambda what: say(what, file=sys.stderr),
     )  # fmt: skip
     if json:
         print_json(report.to_json())
@@ -149,7 +149,7 @@ def bench_audit(
     rows = list(
         measure(
             opened, kind, noise_ratio, seeds, natural_noise=natural.rate, count=pairs, device=device,
-            baselines=baselines, on_result=lambda row: print(
+            baselines=baselines, on_result=lambda row: say(
                 f"{row.kind} {row.noise_ratio:.2f} seed {row.seed}: {row.auroc:.4f}", file=sys.stderr
             ),
         )
@@ -158,7 +158,7 @@ def bench_audit(
         print_json({"input": opened.name, "assumes": natural.sentence(), "audits": [vars(row) for row in rows]})
     else:
         print_table(quality_table(rows))
-        print(natural.sentence())
+        say(natural.sentence())
     return 0
 
 
@@ -194,7 +194,7 @@ def bench_coverage(
     found = list(
         measure(
             opened, noise_ratio, pairs, audits, natural_noise=natural_noise, device=device,
-            on_result=lambda one: print(one.sentence(), file=sys.stderr),
+            on_result=lambda one: say(one.sentence(), file=sys.stderr),
         )
     )  # fmt: skip
     if json:
@@ -231,7 +231,7 @@ def bench_scale(
         sizes.append(size)
         stages = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in size.stages.items())
         memory = "" if size.peak_bytes is None else f", {size.peak_bytes / 1e9:.2f} GB"
-        print(f"{size.pairs:,} pairs: {size.seconds:.1f} s ({stages}){memory}", file=sys.stderr if json else sys.stdout)
+        say(f"{size.pairs:,} pairs: {size.seconds:.1f} s ({stages}){memory}", file=sys.stderr if json else sys.stdout)
     if json:
         print_json({"width": width, "audits": [vars(size) for size in sizes]})
     return 0
@@ -338,11 +338,11 @@ def _print_states(results: Path, states: Sequence[CellState], earlier: Container
     """Prints how the trainings have ended; `earlier` are those that had failed before."""
     for one in states:
         if one.status == "failed":
-            print(f"{one.cell.name}: {one}{' (earlier; --retry repeats it)' * (one.cell.name in earlier)}")
+            say(f"{one.cell.name}: {one}{' (earlier; --retry repeats it)' * (one.cell.name in earlier)}")
     names = {"running": "running in another process"}
     counts = Counter(one.status for one in states)
-    print(f"{results}: {', '.join(f'{count} {names.get(status, status)}' for status, count in counts.most_common())}.")
-    print(f"Tables and figures: mispair bench report {shlex.quote(str(results))}")
+    say(f"{results}: {', '.join(f'{count} {names.get(status, status)}' for status, count in counts.most_common())}.")
+    say(f"Tables and figures: mispair bench report {shlex.quote(str(results))}")
 
 
 def _dry_run(suite: Suite, cells: list[Cell], captions: Path | None, images: int, json: bool) -> int:
@@ -351,18 +351,18 @@ def _dry_run(suite: Suite, cells: list[Cell], captions: Path | None, images: int
 
     _check_noise_files(suite, [typical(alike) for alike in group(cells)])
     costs = []
-    for cost in measure(cells, captions, images, on_start=lambda name: print(name, file=sys.stderr)):
+    for cost in measure(cells, captions, images, on_start=lambda name: say(name, file=sys.stderr)):
         costs.append(cost)
         memory = "" if cost.memory is None else f", {cost.memory / 1e9:.1f} GB"
         if not json:
             text = cost.error or f"{duration(cost.seconds)} each{memory}"
-            print(f"{cost.trainings:3d} x {cost.cell.name}: {text}", flush=True)
+            say(f"{cost.trainings:3d} x {cost.cell.name}: {text}", flush=True)
     if json:
         print_json([cost.to_json() for cost in costs])
     else:
         total = sum(cost.trainings * cost.seconds for cost in costs)
         count = f"{len(cells)} trainings, {len(costs)} kinds, {images:,} training images"
-        print(f"{count}: about {duration(total)} one after the other.")
+        say(f"{count}: about {duration(total)} one after the other.")
     return 1 if any(cost.error for cost in costs) else 0
 
 
@@ -398,9 +398,9 @@ def bench_report(
     if json:
         print_json({"trainings": len(records), "files": [str(path) for path in files]})
     else:
-        print(f"{len(records)} of {len(content.suite.cells(content.seeds))} trainings. Open {target / 'index.html'}")
+        say(f"{len(records)} of {len(content.suite.cells(content.seeds))} trainings. Open {target / 'index.html'}")
         if ignored := content.ignored(results):
-            print(f"Ignored, as damaged or of no row of suite.toml: {', '.join(ignored)}.", file=sys.stderr)
+            say(f"Ignored, as damaged or of no row of suite.toml: {', '.join(ignored)}.", file=sys.stderr)
     return 0
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 from tyro.conf import Positional
 
-from mispair.cli.output import print_json
+from mispair.cli.output import print_json, say
 from mispair.config import NoiseKind
 from mispair.errors import DataError
 from mispair.support.formatting import byte_size
@@ -46,11 +46,11 @@ def data_check(
         print_json(found.to_json())
     else:
         for line in found.lines:
-            print(line)
-        print()
+            say(line)
+        say()
         for problem in found.problems:
-            print(f"PROBLEM  {problem}")
-        print("This data set is ready." if not found.problems else f"{len(found.problems)} to fix before training.")
+            say(f"PROBLEM  {problem}")
+        say("This data set is ready." if not found.problems else f"{len(found.problems)} to fix before training.")
     return 1 if found.problems else 0
 
 
@@ -87,7 +87,7 @@ def data_noise(
     if json:
         print_json({"file": str(out), "kind": kind, "pairs": len(pairs), "noise_ratio": noise_ratio, "mismatch": found})
     else:
-        print(f"{out}: {len(pairs):,} pairs, of which {found:.2%} are now mismatched.")
+        say(f"{out}: {len(pairs):,} pairs, of which {found:.2%} are now mismatched.")
     return 0
 
 
@@ -107,7 +107,7 @@ def data_make(
     """
     from mispair.data.shapes.dataset import make
 
-    print(f"{name}: {train + dev + test:,} images in {make(out, seed=seed, train=train, dev=dev, test=test)}")
+    say(f"{name}: {train + dev + test:,} images in {make(out, seed=seed, train=train, dev=dev, test=test)}")
     return 0
 
 
@@ -149,7 +149,7 @@ def _print_built_in(folder: Path | None, as_json: bool) -> int:
     if as_json:
         print_json({"name": "shapes", "files": [], "next": [command]})
     else:
-        print(f"shapes is built in: there is nothing to fetch. `{command}` draws it; `--data shapes` trains on it.")
+        say(f"shapes is built in: there is nothing to fetch. `{command}` draws it; `--data shapes` trains on it.")
     return 0
 
 
@@ -160,24 +160,24 @@ def _print_list(data_set: DataSet) -> None:
     _print_wrapped(NO_DOWNLOADS, "")
     everything = f"Needed in one folder (usually {data_set.folder}), about {byte_size(data_set.needed_bytes)} together:"
     for needed, title in ((True, everything), (False, "Optional:")):
-        print(f"\n{title}")
+        say(f"\n{title}")
         for file in data_set.files:
             if file.needed == needed:
                 _print_file(file)
-    print("\nFrom:")
+    say("\nFrom:")
     for source in data_set.sources:
-        print(f"  {source.name}: {source.address}")
+        say(f"  {source.name}: {source.address}")
         _print_wrapped(source.about)
-    print(f"\nWhen they are there: mispair data get {data_set.name} FOLDER")
+    say(f"\nWhen they are there: mispair data get {data_set.name} FOLDER")
 
 
 def _print_file(file: File) -> None:
-    print(f"  {file.name}: {', '.join(_measures(file))}; from {file.source}")
+    say(f"  {file.name}: {', '.join(_measures(file))}; from {file.source}")
     elsewhere = f"; may lie at {' or '.join(file.other_places)}, too" if file.other_places else ""
     _print_wrapped(f"{file.holds}{elsewhere}{'' if file.sha256 else '; SHA-256 unknown'}")
     if file.sha256:
         copy = " (of a copy that may be repacked)" if file.repacked else ""
-        print(f"{_INDENT}SHA-256 {file.sha256}{copy}")
+        say(f"{_INDENT}SHA-256 {file.sha256}{copy}")
 
 
 def _measures(file: File) -> list[str]:
@@ -195,20 +195,20 @@ def _measures(file: File) -> list[str]:
 
 def _print_findings(data_set: DataSet, folder: Path, findings: list[Finding], steps: list[str]) -> None:
     for needed, title in ((True, f"{data_set.title} in {folder}, needed:"), (False, "optional:")):
-        print(title)
+        say(title)
         for finding in findings:
             if finding.file.needed == needed:
-                print(f"  {finding.verdict:<14}  {finding.file.name}: {finding.sentence}")
+                say(f"  {finding.verdict:<14}  {finding.file.name}: {finding.sentence}")
     bad = sum(finding.file.needed and not finding.fits for finding in findings)
     to_fix = f"{bad} needed file{'s' * (bad != 1)} to fix"
-    print(f"\n{to_fix if bad else 'All needed files are right'}. Next:")
+    say(f"\n{to_fix if bad else 'All needed files are right'}. Next:")
     for step in steps:
-        print(f"  {step}")
+        say(f"  {step}")
 
 
 def _print_wrapped(text: str, indent: str = _INDENT) -> None:
     """Whole words only: an address that was cut could not be copied."""
-    print(
+    say(
         textwrap.fill(
             text, _WIDTH, initial_indent=indent, subsequent_indent=indent, break_long_words=False,
             break_on_hyphens=False,

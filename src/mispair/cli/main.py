@@ -31,7 +31,7 @@ from mispair.cli.bench import (
 from mispair.cli.data import data_check, data_get, data_make, data_noise
 from mispair.cli.help_texts import completion_script, description
 from mispair.cli.model import TrainArguments, evaluate, search, train
-from mispair.cli.output import console, print_json, print_table
+from mispair.cli.output import console, print_json, print_table, say
 from mispair.cli.review import export, review
 from mispair.errors import ConfigError, MispairError
 from mispair.support.renamed import current_flag
@@ -52,7 +52,7 @@ def demo(*, out: Path = Path("demo"), seed: int = 0, json: bool = False) -> int:
         print_json(result.metrics())
     else:
         print_table(result.table())
-        print(f"Page: {result.page}")
+        say(f"Page: {result.page}")
     return 0
 
 
@@ -70,7 +70,7 @@ def methods(*, json: bool = False) -> int:
         print_json({name: {"networks": kinds[name].networks, "about": title} for name, title in about.items()})
         return 0
     for name, title in about.items():
-        print(f"  {name:<8} {title}")
+        say(f"  {name:<8} {title}")
     return 0
 
 
@@ -85,7 +85,7 @@ def completion(shell: Positional[Literal["bash", "zsh"]]) -> int:
     Args:
         shell: bash or zsh.
     """
-    print(completion_script(shell, {name: _options(name) for name in COMMANDS}))
+    say(completion_script(shell, {name: _options(name) for name in COMMANDS}))
     return 0
 
 
@@ -124,36 +124,36 @@ RENAMED_FLAGS = {key: {"ratio": "noise_ratio"} for key in ("data noise", "bench 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; a mistake of the user's becomes a sentence on stderr and an exit code."""
     argv = list(sys.argv[1:] if argv is None else argv)
-    warnings.showwarning = lambda message, *_, **__: print(f"Note: {message}", file=sys.stderr)
+    warnings.showwarning = lambda message, *_, **__: say(f"Note: {message}", file=sys.stderr)
     if isinstance(sys.stdout, TextIOWrapper):  # captions and names may hold what the terminal cannot show
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         return _dispatch(argv)
     except MispairError as error:
-        print(f"mispair: {error}", file=sys.stderr)
+        say(f"mispair: {error}", file=sys.stderr)
         return error.code
     except KeyboardInterrupt:
-        print("mispair: interrupted.", file=sys.stderr)
+        say("mispair: interrupted.", file=sys.stderr)
         return 130
     except BrokenPipeError:  # the reader of our output has gone, as in `mispair ... | head`
         sys.stderr.close()
         return 0
     except OSError as error:
-        print(f"mispair: {error.filename or 'a file'}: {error.strerror or error}.", file=sys.stderr)
+        say(f"mispair: {error.filename or 'a file'}: {error.strerror or error}.", file=sys.stderr)
         return 2
 
 
 def _dispatch(argv: list[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
-        print(_help())
+        say(_help())
         return 0
     if argv[0] == "--version":
-        print(f"mispair {__version__}")
+        say(f"mispair {__version__}")
         return 0
     words = 2 if argv[0] in GROUPS else 1
     name = " ".join(argv[:words])
     if words == 2 and (len(argv) < 2 or argv[1] in ("-h", "--help")):
-        print(_help(argv[0]))
+        say(_help(argv[0]))
         return 0
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, n=1)

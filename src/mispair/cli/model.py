@@ -13,7 +13,7 @@ from tyro.conf import OmitArgPrefixes, Positional
 
 from mispair.cli.audit import IMAGE_MODEL, TEXT_MODEL, columns_of
 from mispair.cli.help_texts import description
-from mispair.cli.output import console, print_json, print_table
+from mispair.cli.output import console, print_json, print_table, say
 from mispair.config import KEYS, RENAMED, Config, read_recipe
 from mispair.errors import ConfigError
 from mispair.support.renamed import current_flag
@@ -105,8 +105,8 @@ def train(argv: Sequence[str]) -> int:
         rows |= {f"{name}, unflagged": row for name, row in result.unflagged.metrics().items() if name != "folds"}
     _print_retrieval(f"{config.method} {config.model}, tested on {result.tested_on}", rows)
     if result.unflagged is not None:
-        print(f"unflagged: without the {result.flagged:,} test pairs that the audit flags.")
-    print(f"Run folder: {arguments.out}")
+        say(f"unflagged: without the {result.flagged:,} test pairs that the audit flags.")
+    say(f"Run folder: {arguments.out}")
     return 0
 
 
@@ -233,7 +233,7 @@ def search(
     if images is not None:
         hits, unreadable = search_files(matcher, str(query), images, top, device, console())
         if unreadable:
-            print(f"Note: {unreadable:,} images could not be read.", file=sys.stderr)
+            say(f"Note: {unreadable:,} images could not be read.", file=sys.stderr)
     else:
         splits = _searched_splits(matcher, split, data)
         pairs = [_load_pairs(matcher, name, data, captions_per_image) for name in splits]
@@ -243,9 +243,11 @@ def search(
         return 0
     from rich.table import Table
 
-    table = Table("rank", "score", "image", "text", title=query or image)
+    from mispair.support.formatting import clean
+
+    table = Table("rank", "score", "image", "text", title=clean(query or image))
     for rank, hit in enumerate(hits, 1):
-        table.add_row(str(rank), f"{hit.score:.3f}", hit.image, hit.text)
+        table.add_row(str(rank), f"{hit.score:.3f}", clean(hit.image), clean(hit.text))
     print_table(table)
     return 0
 
@@ -266,7 +268,7 @@ def _load_pairs(matcher: Matcher, split: str, data: str | None, captions_per_ima
 
     pairs = load_for(matcher, split, data, captions_per_image)
     if unknown := mostly_unknown(pairs.right):
-        print(
+        say(
             f"Note: {unknown:.0%} of the words of {pairs.name} are not in the model's vocabulary, so its scores for "
             "these captions mean next to nothing.",
             file=sys.stderr,

@@ -6,6 +6,8 @@ import json
 import sys
 from typing import IO, TYPE_CHECKING, Any
 
+from mispair.support.formatting import clean
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -19,6 +21,11 @@ def console(file: IO[str] | None = None) -> Console:
     from rich.console import Console
 
     return Console(file=file or sys.stderr, markup=False, highlight=False)  # captions may hold [brackets]
+
+
+def say(text: object = "", *, file: IO[str] | None = None, flush: bool = False) -> None:
+    """A line on stdout by default, without what a terminal would obey: captions, names and paths may hold it."""
+    print(clean(str(text).replace("\r", "\ufffd")), file=file, flush=flush)
 
 
 def print_json(content: Any) -> None:

@@ -11,7 +11,7 @@ from typing import Literal
 
 from tyro.conf import Positional
 
-from mispair.cli.output import console, print_json
+from mispair.cli.output import console, print_json, say
 from mispair.errors import ConfigError
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -49,9 +49,9 @@ def review(
         Review(out).close()  # refuses what is no audit
         decisions = Decisions(out / FILE)
         if import_decisions is not None:
-            print(f"{read_decisions(decisions, import_decisions, name):,} decisions were added to {out / FILE}.")
+            say(f"{read_decisions(decisions, import_decisions, name):,} decisions were added to {out / FILE}.")
         if export_decisions is not None:
-            print(f"{write_decisions(decisions, export_decisions):,} decisions were written to {export_decisions}.")
+            say(f"{write_decisions(decisions, export_decisions):,} decisions were written to {export_decisions}.")
         decisions.close()
         return 0
     try:
@@ -69,7 +69,7 @@ def review(
     hosts = frozenset(f"{known}:{port}" for known in ((*LOOPBACK[:2], "[::1]") if local else (host,)))
     app = make_app(Review(out, images), hosts, token, name)
     address = f"http://{f'[{host}]' if ':' in host else host}:{port}/" + ("" if token is None else f"?token={token}")
-    print(f"Review of {out}: {address}\nDecisions are kept in {out / FILE}. Ctrl-C ends the server.", flush=True)
+    say(f"Review of {out}: {address}\nDecisions are kept in {out / FILE}. Ctrl-C ends the server.", flush=True)
     if open and local and sys.stdout.isatty():
         webbrowser.open(address)
     uvicorn.run(app, host=host, port=port, log_level="warning", server_header=False)
@@ -103,7 +103,7 @@ def export(
     if json:
         print_json({"folder": str(done.folder), **done.counts})
     else:
-        print(f"{to}: {', '.join(f'{count:,} {what}' for what, count in sorted(done.counts.items()))}.")
+        say(f"{to}: {', '.join(f'{count:,} {what}' for what, count in sorted(done.counts.items()))}.")
     return 0
 
 

@@ -8,13 +8,15 @@ from typing import Any
 
 from markupsafe import Markup
 
-# What UTF-8 cannot hold or XML does not allow.
-FORBIDDEN = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]")
+# What UTF-8 cannot hold, XML does not allow or a terminal obeys; and what turns the text around it to read backwards.
+FORBIDDEN = re.compile(
+    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufdd0-\ufdef\ufffe\uffff]"
+)
 _NAMED = 12
 
 
 def clean(value: Any) -> Any:
-    """Any text on its way into a page, before it is escaped; what a macro has made is clean already."""
+    """Any text on its way into a page or a terminal; what a template has made is clean already."""
     return FORBIDDEN.sub("\ufffd", value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import base64
 import io
+import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -22,7 +23,9 @@ TOO_LARGE = "the image is too large"
 # Others are seldom photos, and some of their readers start other programs.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")
 MOST_PIXELS = 50_000_000  # 200 MB while it is made smaller
+MANY_PIXELS = 6_000_000  # images with more are decoded one at a time, however many threads read images
 MOST_BYTES = 12_000  # 200 thumbnails of this size, written in base64, are 3.2 MB
+_ONE_LARGE = threading.Lock()
 _QUALITIES = (80, 65, 50, 35, 20, 10)
 
 
@@ -84,7 +87,8 @@ def open_image(source: str | Path | bytes, enough: int) -> Iterator[Image.Image]
             image.draft(image.mode, (enough, enough))
             if image.width * image.height > MOST_PIXELS:
                 raise TooManyPixelsError(f"{image.width:,} x {image.height:,} pixels are too many")
-            yield image
+            with _ONE_LARGE if image.width * image.height > MANY_PIXELS else nullcontext():
+                yield image
     except Image.DecompressionBombError:
         raise TooManyPixelsError("too many pixels") from None
 

@@ -17,10 +17,8 @@ from __future__ import annotations
 
 import importlib
 import math
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -45,8 +43,6 @@ _OPEN_CLIP = "pip install open_clip_torch"
 _LONGEST = 256  # tokens: what all-MiniLM-L6-v2 was trained on, and longer than captions are
 _SIDE = 224  # pixels
 _ENOUGH = 1024  # pixels a side that no encoder needs more than; larger JPEGs are decoded at a fraction of their size
-_LARGE_PIXELS = 8_000_000
-_LARGE = threading.Lock()
 FloatVectors = npt.NDArray[np.float16 | np.float32]
 
 
@@ -161,14 +157,9 @@ def load_image(source: str | Path | bytes) -> Image:
     Raises:
         Exception: See `thumbnails.open_image`.
     """
-    with open_image(source, _ENOUGH) as image, _turn(image):
+    with open_image(source, _ENOUGH) as image:
         image.load()
         return on_white(upright(image))
-
-
-def _turn(image: Image) -> AbstractContextManager[object]:
-    """Threads decode at the same time, but large images one by one, so that eight of them do not fill the memory."""
-    return _LARGE if image.width * image.height > _LARGE_PIXELS else nullcontext()
 
 
 class EfficientNetLite:

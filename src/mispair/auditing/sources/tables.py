@@ -16,6 +16,7 @@ import re
 import tempfile
 import threading
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -534,9 +535,9 @@ def _sniff_rows(path: Path, style: TextFormat) -> tuple[TextFormat, tuple[str, .
 
 
 def _distinct(columns: tuple[str, ...], path: Path) -> tuple[str, ...]:
-    for name in columns:
-        if columns.count(name) > 1:
-            raise DataError(f"{path}: {columns.count(name)} columns are named {name!r}; give each its own name.")
+    name, count = Counter(columns).most_common(1)[0]
+    if count > 1:
+        raise DataError(f"{path}: {count} columns are named {name!r}; give each its own name.")
     return columns
 
 

@@ -97,8 +97,8 @@ def attention_by_caption(queries: Tensor, nodes: Tensor, words: Packing, *, last
     """`plain_attention` graph after graph, so that one long caption does not pad all others to its length."""
     count, total = len(words.lengths), int(words.lengths.sum())
     sentences, rows = [], []
-    for number, own in enumerate(torch.arange(count, count + total).split(words.lengths.tolist())):
-        members = torch.cat([torch.tensor([number]), own])
+    for number, (start, length) in enumerate(zip(words.starts.tolist(), words.lengths.tolist(), strict=True)):
+        members = [number, *range(count + start, count + start + length)]
         graph = nodes[:, members]
         asking = queries[:, number, None] if last else queries[:, members]
         attended = (asking @ graph.transpose(-1, -2)).float().softmax(dim=-1).to(graph.dtype) @ graph

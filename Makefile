@@ -45,7 +45,7 @@ clean:
 
 .venv/.core: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(INSTALL) -e .
+	$(INSTALL) -e '.[review]'
 	touch $@
 
 .venv/.dev: .venv/.core

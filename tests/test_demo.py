@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import html
 import re
+import shlex
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+import mispair
 from mispair import demo
+from mispair.cli.main import main
 from mispair.config import read_recipe
 from mispair.data.shapes import dataset
+from mispair.review.review import Review
 
 
 @pytest.fixture(scope="module")
@@ -30,9 +35,10 @@ def test_the_page_is_whole_and_self_contained(result: demo.DemoResult) -> None:
     assert (result.page.parent / "audit/report.html").is_file()
     assert "http" not in page
     queries, mended = page.count('class="card query"'), page.count('class="card mended"')
-    assert queries == demo.QUERIES
+    assert queries == demo.QUERIES + 1
     assert 0 < mended <= demo.MENDED
-    shown = demo.EXAMPLES + 3 * mended + queries * len(result.trainings) * demo.FOUND
+    queries -= 1  # that of the loop, which only one model answers
+    shown = demo.EXAMPLES + 3 * mended + (queries * len(result.trainings) + 1) * demo.FOUND
     assert page.count("data:image/png;base64,") == shown
     assert page.count(">mismatched indeed<") + page.count(">false alarm<") == mended
     assert page.count(">mismatched<") == page.count(">matched<") == demo.EXAMPLES // 2
@@ -45,10 +51,36 @@ def test_headings_are_made_from_the_numbers(result: demo.DemoResult) -> None:
     plain, audited = result.trainings
     for rsum, words in ((300.0, "adds 100 points"), (150.0, "costs 50 points"), (200.0, "changes nothing")):
         both = [replace(plain, test={**plain.test, "rsum": 200.0}), replace(audited, test={**plain.test, "rsum": rsum})]
-        found = demo.headings(both, result.audited)
+        found = demo.headings(both, result.audited, result.loop)
         assert found["title"].endswith(words)
         assert found["trainings"] == f"Plain training reaches 200 points; with the audit first it is {rsum:.0f}"
         assert demo.gap(both) == rsum - 200
+
+
+def test_the_loop_ends_with_files_that_the_commands_read(result: demo.DemoResult) -> None:
+    out, loop = result.page.parent, result.loop
+    assert sum(loop.exported.values()) == result.audited.pairs
+    mended = mispair.load(out / "mended", "train")
+    assert len(mended) == result.audited.pairs - loop.exported["dropped"]
+    assert [len(mispair.load(out / "mended", split)) for split in ("dev", "test")] == [6, 12]
+    assert f"has {len(mended)} of 80 pairs" in demo.headings(result.trainings, result.audited, loop)["loop"]
+    assert loop.searched == 98
+    assert len({Path(answer).name for answer in loop.answers}) == demo.FOUND
+    review = Review(out / "audit")  # as `mispair review` opens it
+    view = review.view(0)
+    assert view.has_image
+    assert view.caption
+    review.close()
+    text = result.page.read_text()
+    assert [command.split()[1] for _, command in loop.commands] == ["review", "export", "train", "search"]
+    for _, command in loop.commands:
+        assert command in html.unescape(text)
+
+
+def test_the_printed_commands_run(result: demo.DemoResult, capsys: pytest.CaptureFixture[str]) -> None:
+    *_, (_, search) = result.loop.commands
+    assert main(shlex.split(search)[1:]) == 0
+    assert Path(result.loop.answers[0]).name in capsys.readouterr().out.replace("\n", "")
 
 
 def test_the_metrics_are_those_of_the_runs(result: demo.DemoResult) -> None:

@@ -1,12 +1,21 @@
-"""`mispair demo`: what mismatched pairs do to a training, and what an audit does about it, as one page.
+"""`mispair demo`: what mismatched pairs do to a training, and what mispair does about it, as one page.
 
 Drawn images and their texts become plain vectors first, as an encoder would give them, so that all of it takes seconds.
-Both trainings have the same settings; the second leaves out the pairs that the audit flags.
+Two trainings have the same settings; the second leaves out the pairs that the audit flags. Then come the steps of a
+user: the audit is ready for a review, the mended set is written, a model is trained on it, and it answers a query.
+
+    DEMO/data/       the pairs, of which some are mismatched     DEMO/mended/   what `mispair export` makes of them
+    DEMO/images/     their images, and those of the test         DEMO/model/    what `mispair train` makes of that
+    DEMO/audit/      what `mispair audit` finds                  DEMO/runs/     the two trainings that are compared
 """
 
 from __future__ import annotations
 
 import base64
+import shlex
+import shutil
+import time
+from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
@@ -15,25 +24,34 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow
+import pyarrow.parquet
 import torch
 from rich.console import Console
 from rich.table import Table
 
 from mispair import __version__
-from mispair.auditing.audit import Audit, Settings
-from mispair.auditing.folder import audit_to_folder
-from mispair.auditing.sources.from_pairs import from_pairs
+from mispair.auditing.audit import Settings, attach_match_score
+from mispair.auditing.encoding.encoders import SHAPES
+from mispair.auditing.findings import AuditSummary
+from mispair.auditing.folder import audit_path
+from mispair.auditing.inputs import AuditInput
+from mispair.auditing.output_files import REPORT, TABLE
 from mispair.bench.suite.suite import digest
 from mispair.config import Config, override
 from mispair.data import loading
 from mispair.data.noise import add_noise
-from mispair.data.pairs import MATCH_THRESHOLD, IntArray, Pairs, Regions, Tokens, Vectors, fingerprint
+from mispair.data.origin import Origin
+from mispair.data.pairs import MATCH_THRESHOLD, FloatArray, IntArray, Pairs, Regions, Tokens, Vectors, fingerprint
 from mispair.data.shapes import dataset
 from mispair.data.shapes.captions import CAPTIONS_PER_IMAGE
-from mispair.data.vocabulary import SPECIAL_WORDS
+from mispair.data.shapes.vectors import image_vectors, word_counts
+from mispair.pipeline.search import search_files
+from mispair.pipeline.train import Files, train_from_files
 from mispair.retrieval.matcher import Matcher
 from mispair.retrieval.search import best
-from mispair.support.files import write_atomically
+from mispair.review.export import export
+from mispair.support.files import replacing, write_atomically
 from mispair.support.formatting import duration, slug
 from mispair.support.html import template
 from mispair.support.terminal import COLUMNS, retrieval_table
@@ -44,6 +62,7 @@ from mispair.training.splits import Splits
 NOISE = 0.4
 IMAGES, SENTENCES = 1200, 3  # to train with, and in the text of each
 EXAMPLES, MENDED, QUERIES, FOUND = 4, 6, 4, 5  # on the page: pairs, mended ones, queries, images found by each
+QUERY = "a striped purple moon"
 
 # Settings of both trainings, chosen for plain training: on seeds 0 and 1 no other one that was tried is more than 3
 # points of rSum better for it. For fewer pairs the epochs are stretched, so that both have about as many steps.
@@ -84,14 +103,29 @@ class Audited:
 
 
 @dataclass(frozen=True)
+class Loop:
+    """What the steps of a user gave: export, train, search."""
+
+    exported: Mapping[str, int]  # pairs that were kept, dropped and re-paired
+    test: dict[str, float]  # of the model that was trained on the mended set
+    seconds: float
+    query: str
+    searched: int  # images
+    answers: list[str]  # image files, the best first
+    commands: list[tuple[str, str]]  # what each is for, and the command
+
+
+@dataclass(frozen=True)
 class DemoResult:
     page: Path
     trainings: list[Training]
     audited: Audited
+    loop: Loop
 
     def metrics(self) -> dict[str, Any]:
         trainings = {training.name: training.test for training in self.trainings}
-        return {"page": str(self.page), **trainings, "gap": gap(self.trainings), "audit": asdict(self.audited)}
+        parts = {"audit": asdict(self.audited), "loop": asdict(self.loop)}
+        return {"page": str(self.page), **trainings, "gap": gap(self.trainings), **parts}
 
     def table(self) -> Table:
         rows = {training.name: training.test for training in self.trainings}
@@ -116,27 +150,44 @@ class Shown:
     found: list[tuple[str, list[ShownImage], int]]  # for each training: images found, rank of the right one from 1
 
 
-def run_demo(out: Path, seed: int, console: Console) -> DemoResult:
-    """Audits pairs of which 40 % are mismatched, trains with and without those it flags, writes `out/index.html`."""
+def run_demo(out: Path, seed: int, console: Console, program: str = "mispair") -> DemoResult:
+    """Audits pairs of which 40 % are mismatched, trains with and without those it flags, writes `out/index.html`.
+
+    Args:
+        out: Folder of all of it.
+        seed: Of the noise and the trainings.
+        console: Where to say what is being done.
+        program: How mispair is called in the commands that the demo shows.
+    """
     console.print("Drawing the images, if they are not there yet ...")
     folder = dataset.cached(train=IMAGES)
     clean, dev, test = (as_vectors(loading.load(folder, split)) for split in ("train", "dev", "test"))
     pairs = add_noise(clean, noise_ratio=NOISE, seed=seed)
+    shutil.copytree(folder / "images", out / "images", dirs_exist_ok=True)
+    for split, part in (("train", pairs), ("dev", dev), ("test", test)):
+        _write_pairs(part, out / "data" / split)
+    Origin(SHAPES, SHAPES).write(out / "data")
     console.print(f"Auditing {len(pairs):,} pairs, of which {NOISE:.0%} are mismatched ...")
-    source = from_pairs(pairs, folder / "images")
-    audit = audit_to_folder(source, out / "audit", Settings(), overwrite=True, console=console, command="mispair demo")
-    audited = _judged(audit, pairs)
+    data = AuditInput(out / "data", images=out / "images")
+    summary = audit_path(data, out / "audit", Settings(), overwrite=True, console=console, command="mispair demo")
+    audit = _read_audit(out / "audit" / TABLE, pairs)
+    audited = _judged(audit, summary, pairs)
     console.print("Training twice at the same time: on all pairs, and on those that the audit keeps ...")
     trainings = _train_all(Splits(pairs, dev, test), audit, seed, out)
+    console.print("Writing the mended set, training on it, and searching ...")
+    loop = _close_loop(out, seed, program)
     page = template("demo.html").render(
-        heading=headings(trainings, audited),
+        heading=headings(trainings, audited, loop),
         audited=audited,
         trainings=trainings,
+        loop=loop,
+        commands="\n\n".join(f"# {what}\n{command}" for what, command in loop.commands),
         top=max(training.test["rsum"] for training in trainings),
         columns=COLUMNS,
         examples=_examples(pairs, folder),
         mended=_mended(audit, pairs, folder, seed),
         queries=_queries(trainings, test, folder, seed),
+        answers=[_shown_file(Path(answer)) for answer in loop.answers],
         tested=len(test),
         sentences=SENTENCES,
         found=FOUND,
@@ -145,7 +196,7 @@ def run_demo(out: Path, seed: int, console: Console) -> DemoResult:
         version=__version__,
     )
     write_atomically(out / "index.html", page.encode())
-    return DemoResult(out / "index.html", trainings, audited)
+    return DemoResult(out / "index.html", trainings, audited, loop)
 
 
 def gap(trainings: list[Training]) -> float:
@@ -154,10 +205,11 @@ def gap(trainings: list[Training]) -> float:
     return audited - plain
 
 
-def headings(trainings: list[Training], audited: Audited) -> dict[str, str]:
+def headings(trainings: list[Training], audited: Audited, loop: Loop) -> dict[str, str]:
     """The headings of the page, from the measured numbers."""
     points, firsts = ([round(training.test[key]) for training in trainings] for key in ("rsum", "t2i_r1"))
     ahead, noise, recall = round(gap(trainings)), 100 * audited.mismatched / audited.pairs, 100 * audited.recall
+    kept, new = sum(loop.exported.values()) - loop.exported.get("dropped", 0), loop.exported.get("re-paired", 0)
     effect = f"adds {ahead} points" if ahead > 0 else f"costs {-ahead} points" if ahead else "changes nothing"
     return {
         "title": f"{noise:.0f} % of the pairs are mismatched: an audit before the training {effect}",
@@ -167,24 +219,54 @@ def headings(trainings: list[Training], audited: Audited) -> dict[str, str]:
         "mended": f"Suggested images for {audited.suggested:,} mismatched pairs: {audited.mended:,} times the original",
         "queries": f"Ask for an image: the right one comes first for {firsts[0]} % of the texts after plain training, "
         f"for {firsts[1]} % with the audit first",
+        "loop": f"The mended set has {kept:,} of {audited.pairs:,} pairs, {new:,} of them with a new partner; a model "
+        f"trained on it reaches {round(loop.test['rsum'])} points",
+        "asked": f"“{loop.query}”, asked among {loop.searched:,} images",
     }
 
 
 def as_vectors(pairs: Pairs) -> Pairs:
-    """One pair an image: mean and maximum of its windows, and how often its first sentences have each word."""
+    """One pair an image: a vector of its windows, and one of how often its first sentences have each word."""
     assert isinstance(pairs.left, Regions)
     assert isinstance(pairs.right, Tokens)
-    windows, captions = np.asarray(pairs.left.features), pairs.right
-    counts = np.zeros((len(captions), len(captions.vocabulary)), dtype=np.float32)
-    np.add.at(counts, (np.repeat(np.arange(len(captions)), captions.lengths), captions.ids), 1)
-    counts = counts.reshape(len(windows), CAPTIONS_PER_IMAGE, -1)[:, :SENTENCES, len(SPECIAL_WORDS) :].sum(axis=1)
+    captions = pairs.right.texts
     firsts = range(0, len(captions), CAPTIONS_PER_IMAGE)
-    texts = [" ".join(f"{text.capitalize()}." for text in captions.texts[row : row + SENTENCES]) for row in firsts]
-    left = Vectors(np.concatenate([windows.mean(axis=1), windows.max(axis=1)], axis=1))
-    return Pairs(left, Vectors(counts), np.arange(len(texts)), left_ids=pairs.left_ids, right_ids=texts, name="demo")
+    texts = [" ".join(f"{text.capitalize()}." for text in captions[row : row + SENTENCES]) for row in firsts]
+    left, right = Vectors(image_vectors(np.asarray(pairs.left.features))), Vectors(word_counts(texts))
+    return Pairs(left, right, np.arange(len(texts)), left_ids=pairs.left_ids, right_ids=texts, name="demo")
 
 
-def _judged(audit: Audit, pairs: Pairs) -> Audited:
+def _write_pairs(pairs: Pairs, folder: Path) -> None:
+    """The pairs as `mispair audit` reads them: vectors with a table."""
+    assert isinstance(pairs.left, Vectors)
+    assert isinstance(pairs.right, Vectors)
+    for stem, vectors in (("img_emb", pairs.left.features[pairs.link]), ("text_emb", pairs.right.features)):
+        with replacing(folder / stem / f"{stem}_0.npy") as file:
+            np.save(file, vectors)
+    images = [f"{pairs.left_ids[row]}.png" for row in pairs.link]
+    table = pyarrow.table({"image_path": images, "caption": list(pairs.right_ids)})
+    with replacing(folder / "metadata" / "metadata_0.parquet") as file:
+        pyarrow.parquet.write_table(table, file)
+
+
+@dataclass(frozen=True)
+class AuditTable:
+    """The columns of an audit's table that the demo shows."""
+
+    match_score: FloatArray
+    is_mismatch: npt.NDArray[np.bool_]
+    suggested: IntArray  # the pair whose image is suggested for the text of each pair; -1 for none
+
+
+def _read_audit(path: Path, pairs: Pairs) -> AuditTable:
+    table = pyarrow.parquet.read_table(path, columns=["id", "match_score", "is_mismatch", "suggested_left"])
+    rows = {name: row for row, name in enumerate(table["id"].to_pylist())}
+    assert len(rows) == len(pairs)
+    suggested = [rows.get(name, -1) for name in table["suggested_left"].to_pylist()]
+    return AuditTable(table["match_score"].to_numpy(), table["is_mismatch"].to_numpy(), np.array(suggested))
+
+
+def _judged(audit: AuditTable, summary: AuditSummary, pairs: Pairs) -> Audited:
     mismatched, flagged = _mismatched(pairs), audit.is_mismatch
     precision, recall = (float((mismatched & flagged).sum() / max(1, part.sum())) for part in (flagged, mismatched))
     rows, images = _suggested(audit, pairs)
@@ -194,23 +276,56 @@ def _judged(audit: Audit, pairs: Pairs) -> Audited:
         flagged=int(flagged.sum()),
         precision=precision,
         recall=recall,
-        noise_rate=audit.summary.noise_rate,
+        noise_rate=summary.noise_rate,
         suggested=int(mismatched[rows].sum()),
         mended=int((images == rows).sum()),  # text i was written for image i; a suggestion is never the present one
-        seconds=audit.seconds,
-        report="audit/report.html",
+        seconds=summary.seconds,
+        report=f"audit/{REPORT}",
     )
 
 
-def _suggested(audit: Audit, pairs: Pairs) -> tuple[IntArray, IntArray]:
+def _suggested(audit: AuditTable, pairs: Pairs) -> tuple[IntArray, IntArray]:
     """The flagged pairs for whose text the audit suggests another image, and that image."""
-    sources = audit.new_lefts.rows[:, 0]
-    return audit.suggested[sources >= 0], pairs.link[sources[sources >= 0]]
+    rows = np.flatnonzero(audit.suggested >= 0)
+    return rows, pairs.link[audit.suggested[rows]]
 
 
-def _train_all(splits: Splits, audit: Audit, seed: int, out: Path) -> list[Training]:
+def _close_loop(out: Path, seed: int, program: str) -> Loop:
+    """What `mispair export`, `mispair train` and `mispair search` do, in this order."""
+    started = time.perf_counter()
+    audit, mended, model = out / "audit", out / "mended", out / "model"
+    exported = export(audit, mended, mend=True, overwrite=True)
+    if (model / "config.toml").is_file():  # of an earlier demo
+        shutil.rmtree(model)
+    run = train_from_files(Files(mended), Config(seed=seed, device="cpu"), model, given=("seed", "device"))
+    matcher = Matcher.load(model, "cpu")
+    hits, _ = search_files(matcher, QUERY, out / "images", top=FOUND, device="cpu")
+    audit_place, mended_place, mine, asked, images = (
+        shlex.quote(str(path)) for path in (audit, mended, out / "my_model", model, out / "images")
+    )
+    commands = [
+        ("Decide on the doubtful pairs, in a browser", f"{program} review {audit_place}"),
+        (
+            "Write the set after your decisions",
+            f"{program} export {audit_place} --to {mended_place} --mend --overwrite",
+        ),
+        ("Train on it", f"{program} train {mended_place} --out {mine}"),
+        ("Ask the model of this demo", f'{program} search {asked} --query "{QUERY}" --images {images}'),
+    ]
+    return Loop(
+        dict(exported.counts),
+        run.evaluation.averaged.metrics(),
+        time.perf_counter() - started,
+        QUERY,
+        sum(1 for _ in (out / "images").glob("*.png")),
+        [hit.image for hit in hits],
+        commands,
+    )
+
+
+def _train_all(splits: Splits, audit: AuditTable, seed: int, out: Path) -> list[Training]:
     """Both trainings at once, one thread each: networks as small as these have no work for a second one."""
-    scored = replace(splits, train=audit.attach_to(splits.train))
+    scored = replace(splits, train=attach_match_score(splits.train, audit.match_score))
     with ProcessPoolExecutor(2, get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)) as pool:
         jobs = [pool.submit(_train, name, given, seed, out) for name, given in ((PLAIN, splits), (AUDITED, scored))]
         return [job.result() for job in jobs]
@@ -236,7 +351,7 @@ def _examples(pairs: Pairs, folder: Path) -> list[Shown]:
     return [_shown(pairs, folder, int(pair)) for both in zip(*firsts, strict=False) for pair in both]
 
 
-def _mended(audit: Audit, pairs: Pairs, folder: Path, seed: int) -> list[Shown]:
+def _mended(audit: AuditTable, pairs: Pairs, folder: Path, seed: int) -> list[Shown]:
     """Random flagged pairs with a suggested image, not chosen by how well that went."""
     rows, images = _suggested(audit, pairs)
     chosen = np.random.default_rng(seed).choice(len(rows), min(MENDED, len(rows)), replace=False)
@@ -267,10 +382,14 @@ def _shown(pairs: Pairs, folder: Path, pair: int, *others: int) -> Shown:
     """A pair with its image and with other ones."""
     images = []
     for row in (int(pairs.link[pair]), *others):
-        name = pairs.left_ids[row]
-        encoded = base64.b64encode((folder / "images" / f"{name}.png").read_bytes()).decode()
-        images.append(ShownImage(f"data:image/png;base64,{encoded}", name, right=row == pair))
+        image = _shown_file(folder / "images" / f"{pairs.left_ids[row]}.png")
+        images.append(replace(image, right=row == pair))
     return Shown(pairs.right_ids[pair], images, [])
+
+
+def _shown_file(path: Path) -> ShownImage:
+    encoded = base64.b64encode(path.read_bytes()).decode()
+    return ShownImage(f"data:image/png;base64,{encoded}", path.stem, right=False)
 
 
 def _mismatched(pairs: Pairs) -> npt.NDArray[np.bool_]:

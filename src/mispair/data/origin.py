@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mispair.errors import DataError
-from mispair.support.files import read_json, replacing
+from mispair.support.files import read_json, replacing, write_atomically
 
 MARK, BASIS = "encode.json", "basis.npz"
 Floats = npt.NDArray[np.float32]
@@ -86,3 +87,10 @@ class Origin:
             return None
         projected = (folder / BASIS).is_file()
         return cls(image, text, grid, Projection.load(folder / BASIS) if projected else None)
+
+    def write(self, folder: Path) -> None:
+        """Writes what `read` reads."""
+        request = {"image model": self.image_model, "text model": self.text_model, "grid": self.grid}
+        write_atomically(folder / MARK, json.dumps({"request": request}).encode())
+        if self.projection is not None:
+            self.projection.save(folder / BASIS)

@@ -60,7 +60,10 @@ def encoded_query(matcher: Matcher, query: str, encode: TextEncoder | None) -> l
                 "This model was trained on vectors, and its data does not say which encoder made them (as encode.json "
                 "of `mispair encode` does); search by --image instead."
             )
-        return encode([query])
+        vector = encode([query])
+        if not vector.any():
+            raise DataError(f'The encoder knows no word of "{query}"; use words like those of the captions.')
+        return vector
     ids, _ = matcher.vocabulary.encode([query])
     if (ids[1:-1] == UNK).all():
         raise DataError(f'The model knows no word of "{query}"; use words like those of its training captions.')

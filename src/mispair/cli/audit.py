@@ -151,7 +151,7 @@ def _close(summary: AuditSummary) -> list[str]:
         return []
     return [
         f"Another {summary.close_rate:.1%} ({summary.close_rate_low:.1%} to {summary.close_rate_high:.1%}) are close, "
-        "but the other partners of their left item say something else."
+        "but other partners of their left item say something else, or they seem exchanged with a similar pair."
     ]
 
 

@@ -28,9 +28,10 @@ from mispair.auditing.scoring.calibration import (
     match_probability,
     noise_interval,
     noise_rate,
+    positive_weights,
     standardised,
 )
-from mispair.functional.logistic import FloatArray, probability
+from mispair.functional.logistic import FloatArray, logistic, probability
 
 N = 4000
 SCORES = hnp.arrays(np.float64, st.integers(1, 80), elements=st.floats(-5, 5, width=16))
@@ -252,6 +253,21 @@ def test_shares_show_which_measure_counts() -> None:
     nothing = np.zeros(3)
     none = Combination(nothing, nothing + 1, nothing, nothing, nothing, 1.0, 0.0, 0.0, 0.0, 0.0)
     assert none.shares().tolist() == [0, 0, 0]
+
+
+def test_no_measure_counts_against_a_pair() -> None:
+    """The second measure is the first one with noise: a fit with any weights subtracts it."""
+    rng = np.random.default_rng(0)
+    target = (np.arange(2000) < 1000).astype(np.float64)
+    truth = rng.standard_normal(2000) + 2 * target
+    error = rng.standard_normal(2000)
+    x = np.column_stack([truth + error, error, rng.standard_normal(2000) - target])
+    weights = positive_weights(x, target, np.ones(2000))
+    assert weights[0] > 0
+    assert weights[1:].tolist() == [0, 0]
+    alone, _ = logistic(x[:, :1], target, np.ones(2000), calibration.RIDGE)
+    assert weights[0] == pytest.approx(alone[0])
+    assert positive_weights(-x[:, :1], target, np.ones(2000)).tolist() == [0]
 
 
 def test_units_of_a_measure_do_not_matter() -> None:

@@ -23,7 +23,7 @@ SURE = 0.501  # up to this one matched pairs are assumed to be rare
 LOW_CUTS, HIGH_CUT = (0.05, 0.2), 0.5  # quantiles of the shuffled pairs' scores that the interval's ends come from
 MOSTLY = 0.25  # noise rate above which accidental agreement may have been learned from
 ROUNDS = 3  # of fitting the weights and estimating again which pairs match
-SHUFFLED, CLOSE = 0.5, 1.0  # how much these pairs count beside an observed one
+SHUFFLED, CLOSE = 0.5, 1.0  # how much a shuffled pair, and all close ones together, count beside the observed ones
 PIECE = 1 << 18  # rows scored at a time
 CURVE = 0.05  # share of the logistic curve in the probability
 MAX_CHECKED_WEIGHT = 10.0  # weight of a pair that a person has checked, who may be mistaken
@@ -209,11 +209,10 @@ def combine(
     for _ in range(ROUNDS):
         if checked is not None:
             trust = np.where(known, np.nan_to_num(checked), trust)
-        weights, _ = logistic(
+        weights = positive_weights(
             np.concatenate([a, b, c]),
             np.concatenate([trust, np.zeros(len(b)), alike]),
-            np.concatenate([worth, np.full(len(b), SHUFFLED), np.full(len(c), CLOSE)]),
-            RIDGE,
+            np.concatenate([worth, np.full(len(b), SHUFFLED), np.full(len(c), CLOSE * len(a) / max(len(c), 1))]),
         )
         score, null = a @ weights, b @ weights
         rate = noise_rate(score, null)
@@ -226,6 +225,22 @@ def combine(
     slope, offset = logistic(score[:, None], target, np.ones(len(a)), 1e-3)
     steepness = max(float(slope[0]), 1e-6)
     return Combination(centre, spread, weights, *_curve(score, target), steepness, offset, rate, low, high)
+
+
+def positive_weights(x: FloatArray, target: FloatArray, worth: FloatArray) -> FloatArray:
+    """Weights (m,) of measures of which higher is always better: one with a negative weight is left out.
+
+    Measures have much in common, so that without labels a negative weight is an accident of the fit: it makes the sum
+    worse than its best ingredient.
+    """
+    weights, used = np.zeros(x.shape[1]), np.arange(x.shape[1])
+    while len(used):
+        found, _ = logistic(x[:, used], target, worth, RIDGE)
+        if (found >= 0).all():
+            weights[used] = found
+            break
+        used = used[found >= 0]
+    return weights
 
 
 def _curve(score: FloatArray, target: FloatArray) -> tuple[FloatArray, FloatArray]:

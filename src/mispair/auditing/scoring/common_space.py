@@ -68,6 +68,7 @@ class CommonSpaceFitter:
         self.places = [torch.from_numpy(np.flatnonzero(fold == number)).to(left.device) for number in range(FOLDS)]
         widths = (left.shape[1], right.shape[1]) if widths is None else widths
         self.left, self.right = (_Side.of(side, width) for side, width in zip((left, right), widths, strict=True))
+        self._last: tuple[Tensor, Tensor] | None = None  # trust, and the products by it
 
     def fit(self, trust: Tensor, regularisation: float) -> list[CommonSpace]:
         """A space for each fold; see `fit_several`."""
@@ -100,9 +101,12 @@ class CommonSpaceFitter:
 
     def _ties(self, trust: Tensor) -> Tensor:
         """(FOLDS, D, E) weighted cross-products of each fold, along the principal directions."""
-        weight = trust[:, None].to(self.right.items.dtype)
-        left, right = self.left.items, self.right.items
-        return torch.stack([product(left[places], weight[places] * right[places]) for places in self.places])
+        if self._last is None or not torch.equal(self._last[0], trust):
+            weight = trust[:, None].to(self.right.items.dtype)
+            left, right = self.left.items, self.right.items
+            ties = torch.stack([product(left[places], weight[places] * right[places]) for places in self.places])
+            self._last = trust, ties
+        return self._last[1]
 
     def regression(self, lefts: IntArray, rights: IntArray, regularisation: float) -> FloatArray:
         """(k,) how well left items of some rows go with right items of others by a regression on all other folds.

@@ -40,6 +40,7 @@ LEAST_TRUST = 1e-3
 LEAST_WEIGHT = 1e-3  # of a score that observed pairs have no more of than shuffled ones
 LEAST_GROUPS = 20  # below, hardly any shuffled pair has two of them in the same fold
 CLOSE_BY = 10  # nearest neighbours whose partner is tried
+LOOK_ALIKES = 1 << 13  # pairs with the partner of a near neighbour, at most
 
 
 @dataclass(frozen=True)
@@ -223,14 +224,14 @@ def learn(
     sample = Sample.of(transforms[0](left), transforms[1](right), fold, groups, *items, joint=first)
     widths = min(left.shape[1], WIDEST), min(right.shape[1], WIDEST)
     fitter = CommonSpaceFitter(sample.x, sample.y, sample.fold, widths)
-    last = _refined_round(sample, _fit_rounds(sample, fitter, checked))
     rows = np.arange(len(left))
+    both = np.concatenate([rows, sample.shuffled]), np.concatenate([rows, sample.partner])
+    weak, weak_null = np.split(fitter.regression(*both, FIRST), [len(rows)])
+    last = _refined_round(sample, _fit_rounds(sample, fitter, checked))
     lefts, rights, alike = look_alikes(sample, groups, *items)
     pairs = np.concatenate([rows, sample.shuffled, lefts]), np.concatenate([rows, sample.partner, rights])
     found = _measures(sample, last, *pairs, joint=joint, network_score=network_score)
     observed, null, swapped = np.split(found, [len(rows), len(rows) + len(sample.shuffled)])
-    both = np.concatenate([rows, sample.shuffled]), np.concatenate([rows, sample.partner])
-    weak, weak_null = np.split(fitter.regression(*both, FIRST), [len(rows)])
     combination = calibration.combine(observed, null, swapped, alike, last.trust(), checked, (weak, weak_null))
     separations = np.array([separation(a, b) for a, b in zip(observed.T, null.T, strict=True)])
     sums = combination.sums(observed), combination.sums(null)
@@ -421,11 +422,12 @@ def look_alikes(sample: Sample, *groups: IntArray) -> tuple[IntArray, IntArray, 
 
     Every second row keeps its left item and gets the partner of another one whose left item is like its own; it is as
     right as that partner is like its own one: their cosine, or 0 if that is negative. The others keep their right item.
+    Of many rows some are enough.
     """
-    rows = np.arange(len(sample.x))
+    rows, step = np.arange(len(sample.x)), math.ceil(len(sample.x) / LOOK_ALIKES)
     found = []
     for side, (kept, other) in enumerate(((sample.x, sample.y), (sample.y, sample.x))):
-        near = neighbours_partners(kept, sample.fold, rows % 2 == side, *groups)
+        near = neighbours_partners(kept, sample.fold, rows % (2 * step) == side * step, *groups)
         own = np.flatnonzero(near >= 0)
         alike = (other[own] * other[near[own]]).sum(1).clamp(min=0).double().cpu().numpy()
         found.append((own, near[own], alike) if side == 0 else (near[own], own, alike))

@@ -178,4 +178,5 @@ def _raised(scores: Tensor, items: Tensor, chosen: Tensor) -> Tensor:
     square = torch.linalg.vector_norm(scores, dim=1).square() / scores.shape[1]
     spread = (square - mean.square()).clamp(min=1e-12).sqrt()
     at = scores.reshape(-1)[items[:, None] * scores.shape[1] + chosen]
-    return (at.mean(1) - mean[items]) / spread[items]
+    raised: Tensor = (at.mean(1) - mean[items]) / spread[items]
+    return raised

@@ -22,7 +22,7 @@ from mispair.auditing.sources.source import Source
 from mispair.data.pairs import MATCH_THRESHOLD, IntArray
 from mispair.functional.logistic import FloatArray, logistic, newton, probability
 
-POOL = 1 << 15  # items that are tried; of more, those of flagged pairs come first
+POOL = 1 << 14  # items that are tried; of more, those of flagged pairs come first
 TRIED = 10  # candidates that are looked at closely, for each pair
 KEPT = 3
 AT_ONCE = 512  # pairs at a time

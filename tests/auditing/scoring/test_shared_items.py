@@ -157,6 +157,12 @@ def test_unlike_partners_of_one_item() -> None:
     assert not few.unlike.any()
 
 
+def test_one_item_may_be_in_most_pairs() -> None:
+    right = np.maximum(np.arange(300) - 199, 0)
+    assert found(np.arange(300), right).unlike[1].tolist() == [200] * 200 + [0] * 100
+    assert not found(np.arange(300), np.arange(300) // 200).unlike.any()  # two names of classes
+
+
 def test_partners_that_are_alike_belong_together() -> None:
     rng = np.random.default_rng(0)
     left, right = rng.standard_normal((300, WIDTH)), rng.standard_normal((300, WIDTH))

@@ -36,6 +36,7 @@ CLOSE_BY = 20  # nearest left items with which partners may be exchanged, ...
 NEAREST = 5  # ... and with which they are on purpose: a careful choice, as farther ones are easier to notice
 DIRECTIONS = 64  # main directions of the left items in which the nearest ones are searched
 AT_ONCE = 512  # pairs at a time
+LEAST_RATE = 0.05  # share of exchanged pairs; below, it may be encoders that confuse look-alikes
 ROUNDS = 20  # of fitting the curve and estimating again which pairs are exchanged
 FAR = 30.0  # largest log odds
 
@@ -73,7 +74,7 @@ def find_exchanges(
         device: Where to compute.
 
     Returns:
-        None if there are too few or too many pairs, or no more that look exchanged than by accident.
+        None if there are too few or too many pairs, or not clearly more that look exchanged than encoders confuse.
     """
     rows = np.flatnonzero((np.nan_to_num(match) >= MATCH_THRESHOLD) & items.is_first & (items.partners == 0))
     if not LEAST <= len(rows) <= MOST:
@@ -93,7 +94,7 @@ def find_exchanges(
             found[:, here] = losses(a, b, here, near[here], _picks(rows[here]))
     observed, exchanged = found
     low, _ = noise_interval(observed, exchanged)
-    if low == 0:
+    if low < LEAST_RATE:
         return None
     rate = noise_rate(observed, exchanged)
     chance = np.zeros(len(match), dtype=np.float32)

@@ -40,7 +40,7 @@ COMPARED = 1 << 17  # partners that are looked at in all, those of the most shar
 # common. On MS-COCO with k partners: images of random captions 0.50 with a standard deviation of 0.45 / k, images whose
 # captions name a dog 0.63, a train 0.87; captions of dogs 0.90.
 ALIKE, ALIKE_BY_ACCIDENT = 0.52, 0.55
-MOST_UNLIKE = 0.5  # share of the pairs that may be of such items
+MOST_UNLIKE = 0.5  # share of the pairs that may be of such items, without those of the most shared one
 ONE_ITEM = 0.95  # mean cosine of near-duplicates with their mean, below which they are a chain of different items
 
 
@@ -330,8 +330,11 @@ def _unlike_partners(
         one, other = (_units(sides[which].gather(rows), some[which].mean) for which in (side, 1 - side))
         if likeness(other, strangers) < ALIKE + ALIKE_BY_ACCIDENT / len(rows) and _are_one_item(one):
             unlike[item] = partners[item]
-    # Where most pairs would be of such items, these vectors do not show what the partners have in common.
-    return unlike[own] if unlike.sum() <= MOST_UNLIKE * len(distinct) else np.zeros_like(unlike)
+    # Where most pairs would be of such items, these vectors do not show what the partners have in common. But one item
+    # alone may be in any number of pairs.
+    most = int(unlike.max(initial=0))
+    few = unlike.sum() - most <= MOST_UNLIKE * (len(distinct) - most)
+    return unlike[own] if few else np.zeros_like(unlike)
 
 
 def likeness(units: FloatArray, strangers: FloatArray) -> float:

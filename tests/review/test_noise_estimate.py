@@ -3,86 +3,110 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given
+import scipy.optimize
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.special import expit
 
 from mispair.review import noise_estimate
 from mispair.review.noise_estimate import Draw, most_instructive
 
 
-def by_hand(q: list[float], seed: int, answers: list[float]) -> tuple[float, float]:
-    """Rate and half width, pair by pair."""
-    q = [min(max(value, noise_estimate.SURE), 1 - noise_estimate.SURE) for value in q]
+def fitted(log_odds: list[float], answers: list[float]) -> tuple[float, float]:
+    """Slope and offset with the greatest posterior density, by a general minimiser."""
+    priors = (noise_estimate.SLOPE, noise_estimate.SLOPE_SPREAD), (0.0, noise_estimate.OFFSET_SPREAD)
+
+    def loss(beta: list[float]) -> float:
+        value = sum(((b - middle) / spread) ** 2 / 2 for b, (middle, spread) in zip(beta, priors, strict=True))
+        for x, y in zip(log_odds, answers, strict=True):
+            value += np.logaddexp(0, (beta[0] * x + beta[1]) * (1 - 2 * y))
+        return float(value)
+
+    options = {"xatol": 1e-9, "fatol": 1e-12, "maxiter": 2000}
+    slope, offset = scipy.optimize.minimize(loss, [1.0, 0.0], method="Nelder-Mead", options=options).x
+    return slope, offset
+
+
+def sigmoid(x: float) -> float:
+    return 1 / (1 + math.exp(-x))
+
+
+def by_hand(q: list[float], seed: int, answers: list[float]) -> tuple[float, Callable[[float], float], float, float]:
+    """The rate; how far off it is, in standard deviations, if the shift of the log odds is given; slope; total."""
+    x = [round(math.log(p / (1 - p)), 2) for p in (min(max(v, 0.002), 0.998) for v in q)]
+    q = [sigmoid(value) for value in x]
     total = sum(math.sqrt(value * (1 - value)) for value in q)
-    even = noise_estimate.EVEN
-    rates = [(1 - even) * math.sqrt(value * (1 - value)) / total + even / len(q) for value in q]
+    rates = [0.4 * math.sqrt(value * (1 - value)) / total + 0.6 / len(q) for value in q]
     uniform = np.random.default_rng(seed).random(len(q)).tolist()
+    half = np.random.default_rng([seed, 1]).integers(0, 2, len(q)).tolist()
     sizes = [draw / rate for draw, rate in zip(uniform, rates, strict=True)]
     order = sorted(range(len(q)), key=lambda pair: sizes[pair])
     count = len(answers)
     size = sizes[order[count]] if count < len(q) else math.inf
     inclusion = [min(1.0, size * rate) for rate in rates]
-    rate, observed = sum(q), 0.0
-    for pair, answer in zip(order, answers, strict=False):
-        if not math.isnan(answer):
-            rate += (answer - q[pair]) / inclusion[pair]
-            observed += (1 - inclusion[pair]) * (answer - q[pair]) ** 2 / inclusion[pair] ** 2
-    log_odds = [math.log(value / (1 - value)) for value in q]
-    told = [(log_odds[pair], answer) for pair, answer in zip(order, answers, strict=False) if not math.isnan(answer)]
-    slope, offset, doubt = noise_estimate.recalibrate(*(np.array(column) for column in zip(*told, strict=True)))
-    expected = 0.0
-    for value, odds, chance in zip(q, log_odds, inclusion, strict=True):
-        corrected = 1 / (1 + math.exp(-min(max(slope - noise_estimate.DOUBT * doubt, 0), 1) * odds - offset))
-        expected += (1 - chance) / chance * (corrected * (1 - corrected) + (corrected - value) ** 2)
-    mixed = (count * observed + noise_estimate.PRIOR * expected) / (count + noise_estimate.PRIOR)
-    variance = max(observed, mixed)
-    return rate / len(q), 1.96 * math.sqrt(variance) / len(q)
+    told = [(pair, y) for pair, y in zip(order, answers, strict=False) if not math.isnan(y)]
+    fits = []
+    for own in (0, 1):
+        other = [(x[pair], y) for pair, y in told if half[pair] != own]
+        fits.append(fitted([one for one, _ in other], [y for _, y in other]))
+    expected = [sigmoid(fits[half[pair]][0] * x[pair] + fits[half[pair]][1]) for pair in range(len(q))]
+    rate, observed = sum(expected), 0.0
+    for pair, y in told:
+        rate += (y - expected[pair]) / inclusion[pair]
+        observed += (1 - inclusion[pair]) * ((y - expected[pair]) / inclusion[pair]) ** 2
+    slope, offset = fitted([x[pair] for pair, _ in told], [y for _, y in told])
+
+    def variance(shift: float) -> float:
+        value = 0.0
+        for pair in range(len(q)):
+            p = sigmoid(slope * x[pair] + shift)
+            value += (1 - inclusion[pair]) / inclusion[pair] * (p * (1 - p) + (p - expected[pair]) ** 2)
+        return value
+
+    modelled = variance(offset)
+    prior = noise_estimate.PRIOR
+    factor = (count * observed / modelled + prior) / (count + prior) if modelled else 0.0
+
+    def surprise(shift: float) -> float:
+        possible = sum(sigmoid(slope * value + shift) for value in x) / len(q)
+        return abs(rate / len(q) - possible) - 1.96 * math.sqrt(factor * variance(shift)) / len(q)
+
+    return rate / len(q), surprise, slope, factor
 
 
+@settings(max_examples=8)
 @given(seed=st.integers(0, 2**32 - 1), size=st.integers(61, 90), data=st.data())
 def test_the_estimate_is_that_of_plain_loops(seed: int, size: int, data: st.DataObject) -> None:
     rng = np.random.default_rng(seed)
     q = rng.random(size)
     count = data.draw(st.integers(60, size))
-    answers = rng.choice([0.0, 1.0, np.nan], size=count)
-    rate, half = by_hand(q.tolist(), seed, answers.tolist())
+    answers = np.where(rng.random(count) < q[Draw(q, seed).order[:count]], 1.0, 0.0)
+    answers[rng.random(count) < 0.2] = np.nan
+    rate, surprise, slope, factor = by_hand(q.tolist(), seed, answers.tolist())
     found = Draw(q, seed).estimate(answers)
     assert found is not None
     assert found.decided == count
-    assert found.rate == pytest.approx(min(max(rate, 0), 1), abs=1e-9)
-    assert found.low == pytest.approx(min(max(rate - half, 0), 1), abs=1e-9)
-    assert found.high == pytest.approx(min(max(rate + half, 0), 1), abs=1e-9)
+    assert found.rate == pytest.approx(min(max(rate, 0), 1), abs=1e-4)
+    odds = np.round(np.log(np.clip(q, 0.002, 0.998) / np.clip(1 - q, 0.002, 0.998)), 2)
+    for end in (found.low, found.high):
+        if factor and 1e-6 < end < 1 - 1e-6:  # where the estimate just is a surprise
+            shift = scipy.optimize.brentq(lambda at: expit(slope * odds + at).mean() - end, -40, 40)  # noqa: B023
+            assert surprise(shift) == pytest.approx(0, abs=1e-3)
+    assert found.low <= found.rate <= found.high
 
 
-@given(seed=st.integers(0, 2**32 - 1), size=st.integers(1, 90), factor=st.floats(-2, 4), shift=st.floats(-3, 3))
+@given(seed=st.integers(0, 2**32 - 1), size=st.integers(0, 60), factor=st.floats(-2, 4), shift=st.floats(-3, 3))
+@settings(max_examples=15)
 def test_the_correction_is_the_most_probable_one(seed: int, size: int, factor: float, shift: float) -> None:
     rng = np.random.default_rng(seed)
     odds = rng.normal(0, 2, size)
-    answers = (rng.random(size) < 1 / (1 + np.exp(-factor * odds - shift))).astype(float)
-    slope, offset, doubt = noise_estimate.recalibrate(odds, answers)
-
-    def loss(slope: float, offset: float) -> float:
-        likelihood = [
-            math.log1p(math.exp((slope * x + offset) * (1 - 2 * y))) for x, y in zip(odds, answers, strict=True)
-        ]
-        priors = ((slope - noise_estimate.SLOPE) / noise_estimate.SLOPE_SPREAD, offset / noise_estimate.OFFSET_SPREAD)
-        return sum(likelihood) + sum(prior**2 for prior in priors) / 2
-
-    least = loss(slope, offset)
-    for step in (1e-3, 0.1):
-        around = [
-            loss(slope + step * a, offset + step * b) for a, b in ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (-1, 1))
-        ]
-        assert least < min(around) + 1e-9
-    h = 1e-3
-    down = (loss(slope + h, offset) + loss(slope - h, offset) - 2 * least) / h**2
-    across = (loss(slope, offset + h) + loss(slope, offset - h) - 2 * least) / h**2
-    mixed = sum(a * b * loss(slope + h * a, offset + h * b) for a in (1, -1) for b in (1, -1)) / (4 * h**2)
-    assert doubt == pytest.approx(math.sqrt(across / (down * across - mixed**2)), rel=1e-3)
+    answers = (rng.random(size) < expit(factor * odds + shift)).astype(float)
+    assert noise_estimate.recalibrate(odds, answers) == pytest.approx(fitted(odds.tolist(), answers.tolist()), abs=3e-3)
 
 
 @pytest.mark.parametrize("scores", ["right", "useless", "opposite", "sure"])

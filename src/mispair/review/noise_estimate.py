@@ -4,31 +4,37 @@ Active statistical inference (Zrnic and Candes, 2024): a pair is drawn with a pr
 uncertainty of its match score, and the decisions correct the mean of the scores. The estimate is unbiased however bad
 the scores are; good scores make its interval short, and the decisions say how good they are.
 
-The draw is sequential (priority sampling: Duffield, Lund and Thorup, 2007). Every pair has a random priority, the
-sample size at which it is drawn, so that the pairs in the order of their priorities are a sample of every size. With
-the first k of them decided, pair i was drawn with the probability min(1, n r_i), n the priority of the next pair.
+- The draw is sequential (priority sampling: Duffield, Lund and Thorup, 2007). Every pair has a random priority, the
+  sample size at which it is drawn, so that the pairs in the order of their priorities are a sample of every size. With
+  the first k of them decided, pair i was drawn with the probability min(1, n r_i), n the priority of the next pair.
+- The scores are recalibrated by the decisions, those of one half of the pairs by the decisions on the other half
+  (cross-fitting), so that no decision corrects itself and the estimate stays unbiased.
+- The interval holds the rates at which the estimate would be no surprise: as Wilson's interval of a proportion (1927),
+  it takes the variance at each such rate and not at the estimated one, which is too small whenever the estimate is.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
-import scipy.optimize
 
 from mispair.data.pairs import IntArray
-from mispair.functional.logistic import FloatArray, probability
+from mispair.functional.logistic import FloatArray, newton, probability
 
-EVEN = 0.3  # share of the draws that does not depend on the scores, which may be wrong
+DRAW = 2  # version of the draw: decisions on pairs that were drawn in another way cannot be used
+EVEN = 0.6  # share of the draws that does not depend on the scores, which may be wrong
 SURE = 0.002  # no score is taken for surer than this
-SLOPE, SLOPE_SPREAD = 0.9, 0.15  # prior of the factor that corrects the log odds of the scores, often overconfident
+DIGITS = 2  # of the log odds: pairs whose odds are equal then are treated alike, which makes a million pairs quick
+SLOPE, SLOPE_SPREAD = 1.0, 0.25  # prior of the factor that corrects the log odds of the scores
 OFFSET_SPREAD = 0.7  # of the shift of the log odds
-DOUBT = 0.5  # standard deviations by which the slope is taken to be smaller, as few decisions say little about it
 Z = 1.96  # 95 %
 LEAST = 60  # decisions before an interval is given
-PRIOR = 300  # decisions that the variance expected by the scores counts as
+PRIOR = 200  # decisions that the variance expected by the scores counts as
+WIDEST, HALVINGS = 30.0, 32  # of the search for the ends of the interval, in log odds
 
 
 @dataclass(frozen=True)
@@ -65,30 +71,36 @@ class Draw:
     seed: int
 
     @cached_property
-    def _q(self) -> FloatArray:
-        return np.clip(np.asarray(self.mismatch, dtype=np.float64), SURE, 1 - SURE)
+    def _cells(self) -> tuple[FloatArray, IntArray, FloatArray]:
+        """Pairs of equal log odds: the odds (C,), the cell of each pair (N,), pairs of both halves in a cell (2, C)."""
+        q = np.clip(np.asarray(self.mismatch, dtype=np.float64), SURE, 1 - SURE)
+        rounded = np.round(np.log(q / (1 - q)), DIGITS).astype(np.float64)
+        odds, cells = np.unique(rounded, return_inverse=True)
+        counts = [np.bincount(cells[self._half == half], minlength=len(odds)) for half in (0, 1)]
+        return odds, cells.astype(np.int64), np.stack(counts).astype(np.float64)
 
     @cached_property
-    def _log_odds(self) -> FloatArray:
-        return np.asarray(np.log(self._q / (1 - self._q)))
+    def _half(self) -> IntArray:
+        """(N,) the half of each pair, 0 or 1."""
+        return np.random.default_rng([self.seed, 1]).integers(0, 2, len(self.mismatch))
 
-    def _expected_error(self, drawn: IntArray, mismatched: npt.NDArray[np.floating]) -> FloatArray:
-        """(N,) squared error of each score that the decisions so far let expect."""
-        told = ~np.isnan(mismatched)
-        slope, offset, doubt = recalibrate(self._log_odds[drawn[told]], mismatched[told])
-        p = probability(np.clip(slope - DOUBT * doubt, 0, 1) * self._log_odds + offset)
-        return np.asarray(p * (1 - p) + (p - self._q) ** 2)
+    @cached_property
+    def _cell_rates(self) -> FloatArray:
+        """(C,) r of the pairs of each cell."""
+        odds, _, counts = self._cells
+        q, size = probability(odds), counts.sum(axis=0)
+        spread = np.sqrt(q * (1 - q))
+        return np.asarray((1 - EVEN) * spread / (size * spread).sum() + EVEN / size.sum())
 
     @cached_property
     def rates(self) -> FloatArray:
         """(N,) r: the probability that a pair is in a sample of n is min(1, n r)."""
-        spread = np.sqrt(self._q * (1 - self._q))
-        return np.asarray((1 - EVEN) * spread / spread.sum() + EVEN / len(spread))
+        return np.asarray(self._cell_rates[self._cells[1]])
 
     @cached_property
     def priorities(self) -> FloatArray:
         """(N,) expected sample size at which each pair is drawn."""
-        return np.random.default_rng(self.seed).random(len(self._q)) / self.rates
+        return np.random.default_rng(self.seed).random(len(self.mismatch)) / self.rates
 
     @cached_property
     def order(self) -> IntArray:
@@ -97,61 +109,88 @@ class Draw:
 
     def inclusion(self, count: int) -> FloatArray:
         """(N,) probability with which each pair is among the first `count` drawn ones, given the others' priorities."""
+        return np.asarray(self._cell_inclusion(count)[self._cells[1]])
+
+    def _cell_inclusion(self, count: int) -> FloatArray:
         if count >= len(self.order):
-            return np.ones(len(self.order))
-        return np.asarray(np.minimum(1, self.priorities[self.order[count]] * self.rates))
+            return np.ones(len(self._cell_rates))
+        return np.asarray(np.minimum(1, self.priorities[self.order[count]] * self._cell_rates))
 
     def estimate(self, mismatched: npt.NDArray[np.floating]) -> NoiseEstimate | None:
         """The noise rate from the decisions on the first drawn pairs.
 
         Args:
             mismatched: (k,) for the first k pairs of `order`: 1 mismatched, 0 matched, NaN left open. A pair that was
-                left open counts with the probability by its score.
+                left open counts with the probability by its recalibrated score.
 
         Returns:
             None below `LEAST` decisions, unless all pairs were decided.
         """
-        count, total = len(mismatched), len(self._q)
+        count, total = len(mismatched), len(self.mismatch)
         if count < min(LEAST, total):
             return None
+        odds, cells, counts = self._cells
         drawn = self.order[:count]
-        every = self.inclusion(count)
-        inclusion, expected = every[drawn], self._q[drawn]
-        error = np.where(np.isnan(mismatched), 0.0, mismatched - expected)
-        rate = (self._q.sum() + (error / inclusion).sum()) / total
-        observed = ((1 - inclusion) * (error / inclusion) ** 2).sum()
-        # Few decisions say little about the variance: at first it is mostly the one that the scores expect, corrected
-        # for how well they were calibrated so far.
-        by_scores = ((1 - every) / every * self._expected_error(drawn, mismatched)).sum()
-        variance = max(observed, (count * observed + PRIOR * by_scores) / (count + PRIOR))
-        half = Z * np.sqrt(variance) / total
-        low, high = np.clip([rate - half, rate + half], 0, 1)
+        cell, half, told = cells[drawn], self._half[drawn], ~np.isnan(mismatched)
+        fits = [recalibrate(odds[cell[told & (half != own)]], mismatched[told & (half != own)]) for own in (0, 1)]
+        expected = np.stack([probability(slope * odds + offset) for slope, offset in fits])  # (2, C)
+        inclusion = self._cell_inclusion(count)
+        error = np.where(told, mismatched - expected[half, cell], 0.0) / inclusion[cell]
+        rate = ((counts * expected).sum() + error.sum()) / total
+
+        slope, offset = recalibrate(odds[cell[told]], mismatched[told])
+        missed = counts * (1 - inclusion) / inclusion
+
+        def at(shift: float) -> tuple[float, float]:
+            """A rate that is possible, and the variance of the estimate if it is the true one."""
+            p = probability(slope * odds + shift)
+            return float(counts.sum(axis=0) @ p) / total, float((missed * (p * (1 - p) + (p - expected) ** 2)).sum())
+
+        observed, modelled = ((1 - inclusion[cell]) * error**2).sum(), at(offset)[1]
+        # Few decisions say little about the variance: at first it is mostly the one by the recalibrated scores.
+        factor = (count * observed / modelled + PRIOR) / (count + PRIOR) if modelled else 0.0
+
+        def end(sign: int) -> float:
+            def beyond(shift: float) -> bool:
+                possible, variance = at(shift)
+                return bool(possible + sign * Z * np.sqrt(factor * variance) / total > rate)
+
+            return at(_first(beyond))[0] if factor else float(rate)
+
+        low, high = np.clip([end(1), end(-1)], 0, 1)
         return NoiseEstimate(count, float(np.clip(rate, 0, 1)), float(low), float(high))
 
 
-def recalibrate(log_odds: FloatArray, mismatched: npt.NDArray[np.floating]) -> tuple[float, float, float]:
+def _first(holds: Callable[[float], bool]) -> float:
+    """The least shift at which something holds, if it holds from there on."""
+    low, high = -WIDEST, WIDEST
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return high
+
+
+def recalibrate(log_odds: FloatArray, mismatched: npt.NDArray[np.floating]) -> tuple[float, float]:
     """Slope and offset of the log odds that fit the answers best (Platt, 1999), with Gaussian priors.
 
     Args:
         log_odds: (k,) by the scores.
         mismatched: (k,) the answers, 0 or 1.
-
-    Returns:
-        Both, and the standard deviation of the slope (Laplace's approximation).
     """
-    middle, spread = np.array([SLOPE, 0.0]), np.array([SLOPE_SPREAD, OFFSET_SPREAD])
+    middle, precision = np.array([SLOPE, 0.0]), np.array([SLOPE_SPREAD, OFFSET_SPREAD]) ** -2.0
     design = np.stack([log_odds, np.ones_like(log_odds)])
 
-    def loss(beta: FloatArray) -> tuple[float, FloatArray]:
+    def loss(beta: FloatArray) -> float:
         z = beta @ design
-        away = (beta - middle) / spread
-        value = (np.logaddexp(0, z) - mismatched * z).sum() + away @ away / 2
-        return float(value), np.asarray(design @ (probability(z) - mismatched) + away / spread)
+        return float((np.logaddexp(0, z) - mismatched * z).sum() + precision @ (beta - middle) ** 2 / 2)
 
-    found = scipy.optimize.minimize(loss, middle, jac=True, method="BFGS").x
-    p = probability(found @ design)
-    curvature = (design * p * (1 - p)) @ design.T + np.diag(1 / spread**2)
-    return float(found[0]), float(found[1]), float(np.sqrt(np.linalg.inv(curvature)[0, 0]))
+    def derivatives(beta: FloatArray) -> tuple[FloatArray, FloatArray]:
+        p = probability(beta @ design)
+        gradient = design @ (p - mismatched) + precision * (beta - middle)
+        return gradient, (design * (p * (1 - p))) @ design.T + np.diag(precision)
+
+    slope, offset = newton(middle, loss, derivatives)
+    return float(slope), float(offset)
 
 
 def most_instructive(mismatch: FloatArray, seed: int) -> IntArray:

@@ -1,7 +1,8 @@
 """The table of an audit for paging: columns mapped from a file, so that a million rows take little memory.
 
 `pairs.parquet` is compressed in groups of rows, which makes single rows slow to read. Its columns are therefore written
-once to `review.arrow` beside it, and mapped from there.
+once to `review.arrow` beside it, and mapped from there; likewise the rows of the suggestions, to
+`review_suggestions.arrow`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +26,8 @@ from mispair.support.owned_folder import check_unchanged
 if TYPE_CHECKING:
     import pyarrow
 
-MAPPED = "review.arrow"
+MAPPED, MAPPED_SUGGESTIONS = "review.arrow", "review_suggestions.arrow"
+MADE_FROM = b"made from"
 SEPARATOR = "; "  # of several reasons in a cell
 BATCH = 1 << 16  # rows that are converted at a time
 REMEMBERED = 8  # selections
@@ -88,7 +90,11 @@ class PairTable:
         return column in self._table.column_names
 
     def _numbers(self, column: str) -> npt.NDArray[np.float32]:
-        return np.asarray(self._table.column(column).to_numpy(), dtype=np.float32)
+        import pyarrow
+
+        values = self._table.column(column)
+        values = values if values.type == pyarrow.float32() else values.cast(pyarrow.float32())
+        return _values(values.fill_null(np.nan) if values.null_count else values, np.float32)
 
     def cells(self, column: str, rows: Sequence[int] | IntArray | Rows) -> list[str]:
         """The texts of a column; empty ones where there is no such column."""
@@ -109,7 +115,7 @@ class PairTable:
         if not ids:
             return {}
         column = self._table.column("id")
-        rows = np.flatnonzero(compute.is_in(column, pyarrow.array(ids, column.type)).to_numpy())
+        rows = np.flatnonzero(_flags(compute.is_in(column, pyarrow.array(ids, column.type))))
         return dict(zip(self.cells("id", rows), rows.tolist(), strict=True))
 
     @cached_property
@@ -121,7 +127,7 @@ class PairTable:
     def flagged(self) -> Mask:
         """(N,) whether each pair is flagged."""
         if "is_mismatch" in self:
-            return np.asarray(self._table.column("is_mismatch").fill_null(False).to_numpy(), dtype=bool)
+            return _flags(self._table.column("is_mismatch"))
         return np.asarray(self.score < MATCH_THRESHOLD)
 
     def counts(self, *columns: str, most: int = 50) -> dict[str, int]:
@@ -179,7 +185,7 @@ class PairTable:
         for column in columns:
             if column in self:
                 hits = compute.match_substring(self._table.column(column), text, ignore_case=True)
-                found |= hits.fill_null(False).to_numpy()
+                found |= _flags(hits)
         return found
 
     def suggestions(self, row: int) -> list[Suggestion]:
@@ -189,28 +195,71 @@ class PairTable:
         return [Suggestion("right" if right[at] else "left", int(others[at]), float(scores[at])) for at in here]
 
     @cached_property
-    def _suggestions(self) -> tuple[Rows, Rows, Mask, npt.NDArray[np.float32]]:
+    def _suggestions(self) -> tuple[Rows, Rows, npt.NDArray[np.int8], npt.NDArray[np.float32]]:
         """Row, row of the partner, whether it replaces the right side, and score; by row, the best first."""
+        import pyarrow
+
+        path, copy = self.folder / SUGGESTIONS, self.folder / MAPPED_SUGGESTIONS
+        if not path.is_file():
+            return np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.int8), np.zeros(0, np.float32)
+        version = b"; ".join(map(_version, (self.folder / TABLE, path)))
+        try:
+            table = _open(copy, version)
+            if table is None:
+                table = self._sorted_suggestions(path).replace_schema_metadata({MADE_FROM: version})
+                with replacing(copy) as out, pyarrow.ipc.new_file(out, table.schema) as writer:
+                    writer.write_table(table)
+        except (OSError, KeyError, pyarrow.ArrowException) as error:
+            raise DataError(f"{path}: the suggestions cannot be read ({error}); audit again.") from None
+        rows, others = (_values(table.column(name), np.int32) for name in ("row", "partner"))
+        return rows, others, _values(table.column("right"), np.int8), _values(table.column("score"), np.float32)
+
+    def _sorted_suggestions(self, path: Path) -> pyarrow.Table:
+        """The suggestions with the rows of their ids."""
+        import pyarrow
         import pyarrow.compute as compute
         import pyarrow.parquet
 
-        path = self.folder / SUGGESTIONS
-        if not path.is_file():
-            return np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, bool), np.zeros(0, np.float32)
-        try:
-            table = pyarrow.parquet.read_table(path)
-            ids = self._table.column("id")
-            rows, others = (
-                compute.index_in(table.column(name).cast(ids.type), ids).fill_null(-1).to_numpy().astype(np.int32)
-                for name in ("id", "suggested_id")
-            )
-            right = compute.equal(table.column("replaced"), "right").to_numpy()
-            scores = table.column("score").to_numpy().astype(np.float32)
-        except (OSError, KeyError, pyarrow.ArrowException) as error:
-            raise DataError(f"{path}: the suggestions cannot be read ({error}); audit again.") from None
+        table = pyarrow.parquet.read_table(path)
+        ids = self._table.column("id")
+        rows, others = (
+            compute.index_in(table.column(name).cast(ids.type), ids).fill_null(-1).to_numpy().astype(np.int32)
+            for name in ("id", "suggested_id")
+        )
+        right = compute.equal(table.column("replaced"), "right").to_numpy().astype(np.int8)
+        scores = table.column("score").to_numpy().astype(np.float32)
         order = np.lexsort((-scores, rows))
         order = order[(rows[order] >= 0) & (others[order] >= 0)]
-        return rows[order], others[order], right[order], scores[order]
+        columns = {"row": rows, "partner": others, "right": right, "score": scores}
+        return pyarrow.table({name: values[order] for name, values in columns.items()})
+
+
+def _values(column: pyarrow.ChunkedArray, dtype: type[np.generic]) -> npt.NDArray[Any]:
+    """The numbers of a column without nulls. `to_numpy` would import pandas, where it is installed."""
+    parts = [
+        np.frombuffer(chunk.buffers()[1], dtype)[chunk.offset : chunk.offset + len(chunk)]
+        for chunk in column.chunks
+        if len(chunk)
+    ]
+    return parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, dtype), *parts])
+
+
+def _flags(column: pyarrow.ChunkedArray) -> Mask:
+    """The truth values of a column; null is false."""
+    found = np.zeros(len(column), dtype=bool)
+    start = 0
+    for chunk in (column.fill_null(False) if column.null_count else column).chunks:
+        end = chunk.offset + len(chunk)
+        if len(chunk):
+            bits = np.unpackbits(np.frombuffer(chunk.buffers()[1], np.uint8), count=end, bitorder="little")
+            found[start : start + len(chunk)] = bits[chunk.offset :]
+        start += len(chunk)
+    return found
+
+
+def _version(path: Path) -> bytes:
+    found = path.stat()
+    return f"{found.st_size} {found.st_mtime_ns}".encode()
 
 
 def _mapped(path: Path, copy: Path) -> pyarrow.Table:
@@ -221,14 +270,13 @@ def _mapped(path: Path, copy: Path) -> pyarrow.Table:
         raise DataError(
             f"{path.parent}: no {path.name} in here; give the folder that `mispair audit --out` has written."
         )
-    found = path.stat()
-    version = f"{found.st_size} {found.st_mtime_ns}".encode()
+    version = _version(path)
     try:
-        table = _open(copy)
-        if table is None or (table.schema.metadata or {}).get(b"made from") != version:
+        table = _open(copy, version)
+        if table is None:
             check_unchanged(path.parent, AUDIT, (TABLE, SUGGESTIONS))
             _write(path, copy, version)
-            table = _open(copy)
+            table = _open(copy, version)
     except (OSError, pyarrow.ArrowException) as error:
         raise DataError(f"{path}: the table cannot be read ({error}); audit again with --overwrite.") from None
     assert table is not None
@@ -238,15 +286,17 @@ def _mapped(path: Path, copy: Path) -> pyarrow.Table:
     return table
 
 
-def _open(copy: Path) -> pyarrow.Table | None:
+def _open(copy: Path, version: bytes) -> pyarrow.Table | None:
+    """A copy that was made from this version; None where there is none."""
     import pyarrow
 
     if not copy.is_file():
         return None
     try:
-        return pyarrow.ipc.open_file(pyarrow.memory_map(str(copy))).read_all()
+        table = pyarrow.ipc.open_file(pyarrow.memory_map(str(copy))).read_all()
     except pyarrow.ArrowInvalid:  # damaged
         return None
+    return table if (table.schema.metadata or {}).get(MADE_FROM) == version else None
 
 
 def _write(path: Path, copy: Path, version: bytes) -> None:
@@ -254,7 +304,7 @@ def _write(path: Path, copy: Path, version: bytes) -> None:
     import pyarrow.parquet
 
     file = pyarrow.parquet.ParquetFile(path)
-    schema = file.schema_arrow.with_metadata({b"made from": version})
+    schema = file.schema_arrow.with_metadata({MADE_FROM: version})
     with replacing(copy) as out, pyarrow.ipc.new_file(out, schema) as writer:
         held: list[pyarrow.RecordBatch] = []
         count = 0

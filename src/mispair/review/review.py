@@ -19,7 +19,7 @@ from mispair.data.pairs import IntArray
 from mispair.errors import DataError
 from mispair.review.decisions import FILE, Decision, Decisions, Mode, Verdict
 from mispair.review.images import AuditedImages
-from mispair.review.noise_estimate import Draw, NoiseEstimate, most_instructive
+from mispair.review.noise_estimate import DRAW, Draw, NoiseEstimate, most_instructive
 from mispair.review.pair_table import SEPARATOR, Filter, PairTable, Rows, Suggestion
 
 State = Literal["any", "undecided", "decided", "keep", "drop", "re-pair", "rewrite", "unsure"]
@@ -226,9 +226,9 @@ class Review:
 
     @cached_property
     def draw_key(self) -> str:
-        """Tells this draw from those over other scores."""
+        """Tells this draw from those over other scores or of another version."""
         seed = self.decisions.setting("seed", str(int.from_bytes(np.random.default_rng().bytes(4))))
-        return hashlib.sha256(f"{seed} ".encode() + self.table.score.tobytes()).hexdigest()
+        return hashlib.sha256(f"{DRAW} {seed} ".encode() + self.table.score.tobytes()).hexdigest()
 
     @cached_property
     def _drawn_rows(self) -> IntArray:

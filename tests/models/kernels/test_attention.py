@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import leaky_relu
 
-from kernel_marks import CUDA, cases, interpreted, needs_gpu, on_cpu, on_device
+from kernel_marks import CUDA, cases, interpreted, needs_gpu, on_cpu, on_device, on_gpu_only
 from mispair.models.base import safe_norm
 from mispair.models.kernels import attention
 from mispair.models.kernels.common import MOST_ROWS
@@ -207,7 +207,7 @@ def test_padding(device: str, width: int) -> None:
     assert all(torch.allclose(a, b, rtol=1e-2, atol=1e-2) for a, b in zip(gradients, same, strict=True))
 
 
-@on_device
+@on_gpu_only
 def test_the_same_bits_every_time(device: str) -> None:
     parts = problem(*LONG[0])
     one, two = (outcome(attention.weights, parts, device, torch.bfloat16, padded_to=64) for _ in range(2))

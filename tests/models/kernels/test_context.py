@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kernel_marks import CUDA, HALF, needs_gpu, on_device, quiet
+from kernel_marks import CUDA, HALF, needs_gpu, on_device, on_gpu_only, quiet
 from mispair.compute.precision import working
 from mispair.models.base import l2norm
 from mispair.models.kernels import context
@@ -88,7 +88,7 @@ def test_half_precision_is_as_near_as_plain_torch(device: str, sizes: tuple[int,
 
 
 @quiet
-@on_device
+@on_gpu_only
 def test_the_same_bits_every_time(device: str) -> None:
     parts = problem(3, 150, 36, 64, 20)
     first, second = (outcome(context.attended_difference, parts, device, half=True) for _ in range(2))

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernel_marks import CUDA, cases, needs_gpu, on_device
+from kernel_marks import CUDA, cases, needs_gpu, on_device, on_gpu_only
 from mispair.models.kernels import gpo
 from mispair.models.vse import GPO
 
@@ -189,7 +189,7 @@ def test_gradients_of_some_inputs_only(device: str) -> None:
         assert torch.equal(found.double().cpu(), right)
 
 
-@on_device
+@on_gpu_only
 def test_the_same_bits_every_time(device: str) -> None:
     parts = problem(3, 10, 150, shared=True)
     first, second = (outcome(parts, [10, 3, 7], device) for _ in range(2))

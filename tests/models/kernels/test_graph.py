@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernel_marks import CUDA, HALF, cases, interpreted, needs_gpu, on_device
+from kernel_marks import CUDA, HALF, cases, interpreted, needs_gpu, on_device, on_gpu_only
 from mispair.models.kernels import graph
 from mispair.models.kernels.common import MOST_ROWS
 from mispair.models.ragged import packing
@@ -204,7 +204,7 @@ def test_rows_of_no_caption_are_zero(attend: Attend, device: str, monkeypatch: p
 
 
 @ours
-@on_device
+@on_gpu_only
 def test_the_same_bits_every_time(attend: Attend, device: str) -> None:
     parts, lengths = problem(*((3, 24, [3, 20, 40, 14, 70], 2) if device == "cuda" else (1, 24, [3, 20, 70], 2)))
     first = attend is graph.attend_first

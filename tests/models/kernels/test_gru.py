@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernel_marks import CUDA, cases, needs_gpu, on_device, quiet
+from kernel_marks import CUDA, cases, needs_gpu, on_device, on_gpu_only, quiet
 from mispair.models.bigru import BiGRU, _Scan
 from mispair.models.kernels import gru
 
@@ -58,7 +58,7 @@ def test_half_precision_is_near(device: str, hidden: int) -> None:
 
 
 @quiet
-@on_device
+@on_gpu_only
 @pytest.mark.parametrize("hidden", [32, 96])
 def test_the_same_bits_every_time(device: str, hidden: int) -> None:
     parts = problem(5, 9 if device == "cuda" else 2, hidden)

@@ -6,7 +6,9 @@ import contextlib
 import hashlib
 import json
 import os
+import platform
 import stat
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +16,8 @@ from typing import IO
 
 from mispair.errors import DataError
 
+_HOST = zlib.crc32(platform.node().encode())  # other machines may write to the same folder
+_LOOKED_AT: set[str] = set()
 LARGEST = 1 << 28  # bytes of one file that is read as a whole
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
@@ -26,9 +30,10 @@ def replacing(path: str | Path) -> Iterator[IO[bytes]]:
         DataError: It cannot be written; what was at `path` before is still there.
     """
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{_HOST}{os.getpid():08d}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        _delete_leftovers(path.parent)
         try:
             with temporary.open("wb") as file:
                 yield file
@@ -40,6 +45,26 @@ def replacing(path: str | Path) -> Iterator[IO[bytes]]:
     except OSError as error:
         raise DataError(f"{path}: the file cannot be written ({error.strerror}).") from None
     _sync_folder(path.parent)
+
+
+def _delete_leftovers(folder: Path) -> None:
+    """Deletes what killed processes of this machine were writing here; once a folder, which may be large."""
+    if os.name == "nt" or str(folder) in _LOOKED_AT:  # Windows has no harmless signal
+        return
+    _LOOKED_AT.add(str(folder))
+    for entry in list(folder.glob(f".*.{_HOST}????????.tmp")):
+        if entry.is_file() and not _is_alive(int(entry.name[-12:-4])):
+            entry.unlink(missing_ok=True)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:  # somebody else's
+        return True
+    return True
 
 
 def write_atomically(path: str | Path, content: bytes) -> None:

@@ -6,7 +6,7 @@ PYTEST = $(BIN)/pytest -n 2 --dist worksteal
 QUICK = tests/compute tests/data tests/functional tests/models tests/retrieval tests/support tests/training \
 	tests/test_config.py tests/test_contracts.py tests/test_portable.py
 
-.PHONY: demo test quick slow coverage format docs wheel clean
+.PHONY: demo test quick slow faults fuzz coverage format docs wheel clean
 
 demo: .venv/.core
 	$(BIN)/mispair demo --out demo
@@ -26,6 +26,14 @@ quick: .venv/.dev
 
 slow: .venv/.dev
 	$(BIN)/pytest -m slow
+
+# A random share of all faults; `make faults FAULTS=` injects every one, which takes hours.
+FAULTS ?= --share 0.03
+faults: .venv/.dev
+	PYTHONPATH=tests/helpers OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults $(FAULTS)
+
+fuzz: .venv/.dev
+	PYTHONPATH=tests/helpers OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz $(FUZZ)
 
 coverage: .venv/.dev
 	$(PYTEST) --cov --cov-report term:skip-covered --cov-report html

@@ -18,13 +18,13 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from faults.commands import COMMANDS
-from faults.inject import KINDS, STUCK, Fault, run
+from tests.faults.commands import COMMANDS
+from tests.faults.inject import KINDS, STUCK, Fault, run
 
 OUTCOMES = ("survived", "lost", "stuck", "wrong")
-LOCK = ".lock"
-LITTER = re.compile(r"^\.|\.tmp$")
-_TIMES = 2  # runs without a fault: what differs between them (times) is not compared
+_CHECKPOINT = re.compile(r"(checkpoints/step-\d+)-[0-9a-f]{16}")
+_TIMES = 2  # runs without a fault: what differs between them is not compared, such as a log with times
+_DIED = {"SIGKILL": -9, "SIGTERM": -15}  # most commands have nothing to save when they are asked to end
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def reference(name: str, place: Path) -> Reference:
         found.append(contents(folder))
     first, second = found
     assert first.keys() == second.keys()
-    varying = frozenset(path for path in first if first[path] != second[path])
+    varying = frozenset(path for path in first if first[path] != second[path] or _holds_times(path))
     return Reference(prepared, first, varying, operations)
 
 
@@ -68,7 +68,7 @@ def outcome(name: str, expected: Reference, fault: Fault, place: Path) -> tuple[
     said = log.read_text(errors="replace")
     if code == STUCK:
         return "stuck", said
-    if fault.kind != "SIGKILL":
+    if code != _DIED.get(fault.kind):
         if "Traceback" in said or code < 0 or code == 70:
             return "wrong", f"exit code {code}: {said}"
         if code and not re.search("^mispair: ", said, re.MULTILINE):
@@ -100,9 +100,14 @@ def same(found: dict[str, bytes], expected: Reference) -> bool:
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """All files but locks, which stay on purpose."""
-    files = (path for path in folder.rglob("*") if path.is_file() and path.name != LOCK)
-    return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+    """All files but locks, which stay on purpose; checkpoints without the hash in their names."""
+    files = (path for path in folder.rglob("*") if path.is_file() and not path.name.endswith(".lock"))
+    return {_CHECKPOINT.sub(r"\1", str(path.relative_to(folder))): path.read_bytes() for path in files}
+
+
+def _holds_times(path: str) -> bool:
+    """A checkpoint knows how long the log was."""
+    return "checkpoints/" in path
 
 
 def _fresh(prepared: Path, folder: Path) -> Path:

@@ -10,22 +10,8 @@ from audit_cases import hurry, make_case, write_clip
 from mispair.cli.main import main
 from tiny import tiny_folder
 
-TRAINING = [
-    "--epochs",
-    "1",
-    "--warmup-epochs",
-    "1",
-    "--embed-size",
-    "8",
-    "--word-size",
-    "6",
-    "--batch-size",
-    "16",
-    "--checkpoint-seconds",
-    "0",
-    "--device",
-    "cpu",
-]
+SMALL = ("--epochs", "1", "--warmup-epochs", "1", "--embed-size", "8", "--word-size", "6", "--batch-size", "16")
+TRAINING = (*SMALL, "--checkpoint-seconds", "0", "--device", "cpu")
 
 
 @dataclass(frozen=True)

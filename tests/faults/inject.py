@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 Work = Callable[[], int]
 _CHANGES = {"open", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.truncate", "sqlite3.connect"}
@@ -34,7 +35,7 @@ class Fault:
 
 
 class _Injector:
-    """Counts the operations below a folder and lets the fault happen. Operations of threads are counted as they come."""
+    """Counts the operations below a folder, those of threads as they come, and lets the fault happen."""
 
     def __init__(self, folder: str, fault: Fault | None) -> None:
         self.folder, self.fault, self.seen = folder, fault, 0
@@ -61,37 +62,37 @@ def _is_writing(arguments: tuple[object, ...]) -> bool:
     )
 
 
-def _kill(event: str, first: bool) -> None:
+def _kill(_event: str, _first: bool) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _signalled(number: signal.Signals) -> Callable[[str, bool], None]:
-    def stop(event: str, first: bool) -> None:
+    def stop(_event: str, first: bool) -> None:
         if first:
             os.kill(os.getpid(), number)
 
     return stop
 
 
-def _full(event: str, first: bool) -> None:
+def _full(event: str, _first: bool) -> None:
     if event in _NEEDS_ROOM:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _once(code: int) -> Callable[[str, bool], None]:
-    def fail(event: str, first: bool) -> None:
+    def fail(_event: str, first: bool) -> None:
         if first:
             raise OSError(code, os.strerror(code))
 
     return fail
 
 
-def _read_only(event: str, first: bool) -> None:
+def _read_only(_event: str, _first: bool) -> None:
     raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
 
 def _jumping(seconds: float) -> Callable[[str, bool], None]:
-    def jump(event: str, first: bool) -> None:
+    def jump(_event: str, first: bool) -> None:
         if first:
             for name in ("time", "monotonic", "perf_counter"):
                 clock = getattr(time, name)
@@ -151,7 +152,7 @@ def _work_and_exit(work: Work, folder: Path, log: Path, fault: Fault | None, wri
         injector = _Injector(f"{folder}{os.sep}", fault)
         synced = os.fsync
 
-        def fsync(file: int) -> None:
+        def fsync(file: Any) -> None:
             injector.before("fsync")
             synced(file)
 

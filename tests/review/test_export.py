@@ -18,6 +18,7 @@ import mispair
 from layouts import LAYOUTS, triples
 from mispair.auditing.folder import read_input
 from mispair.auditing.inputs import AuditInput
+from mispair.auditing.layouts.copies import MANIFEST
 from mispair.auditing.output_files import AUDIT, TABLE
 from mispair.cli.main import main
 from mispair.data.pairs import Regions, Tokens
@@ -141,13 +142,25 @@ def test_people_come_before_the_audit(audited: Path, tmp_path: Path) -> None:
 def test_it_replaces_only_its_own_copies(audited: Path, tmp_path: Path) -> None:
     export(audited, tmp_path / "out")
     with pytest.raises(DataError, match="not empty"):
-        export(audited, tmp_path / "out")
+        export(audited, tmp_path / "out", policy="decided")
     export(audited, tmp_path / "out", mend=True, overwrite=True)
     (tmp_path / "out" / "letter.txt").write_text("mine")
     with pytest.raises(DataError, match=r"also holds letter\.txt"):
         export(audited, tmp_path / "out", overwrite=True)
     with pytest.raises(DataError, match="where the audited data is"):
         export(audited, tmp_path / "data", overwrite=True)
+
+
+def test_the_same_export_is_not_written_twice(audited: Path, tmp_path: Path) -> None:
+    first = export(audited, tmp_path / "out")
+    written = (tmp_path / "out" / MANIFEST).stat()
+    assert export(audited, tmp_path / "out") == first
+    assert (tmp_path / "out" / MANIFEST).stat().st_ino == written.st_ino
+    decisions = Decisions(audited / FILE)
+    decisions.add([Decision("p5", Verdict.DROP)])
+    decisions.close()
+    with pytest.raises(DataError, match="not empty"):
+        export(audited, tmp_path / "out")
 
 
 def test_data_that_has_changed_is_refused(audited: Path, tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import hashlib
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +13,14 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from mispair.auditing.folder import read_input
-from mispair.auditing.layouts.copies import MANIFEST, check_place, clean_edits, mended_edits, write_copy
+from mispair.auditing.layouts.copies import (
+    MANIFEST,
+    check_place,
+    clean_edits,
+    is_copied,
+    mended_edits,
+    write_copy,
+)
 from mispair.auditing.output_files import AUDIT, READ_BACK, TABLE
 from mispair.auditing.result_tables import defused, write_table
 from mispair.auditing.sources.edits import Edits
@@ -19,6 +28,7 @@ from mispair.auditing.sources.raw import RawPairs
 from mispair.auditing.sources.source import Source
 from mispair.errors import DataError
 from mispair.review.decisions import FILE, Decision, Decisions, Verdict
+from mispair.support.files import Json, sha256_of
 from mispair.support.owned_folder import check_unchanged
 
 if TYPE_CHECKING:
@@ -53,6 +63,8 @@ def export(
 ) -> Exported:
     """Writes the audited data set as it is after the decisions, with a manifest of what became of each pair.
 
+    If the folder is the answer to the same question already, nothing is written.
+
     Args:
         audit: The output of an audit, perhaps with decisions of a review.
         to: Folder for the data set.
@@ -69,6 +81,15 @@ def export(
     data = read_input(audit)
     check_unchanged(audit, AUDIT, READ_BACK)
     data.check()
+    decisions = _decisions(audit)
+    request: dict[str, Json] = {
+        "audit": sha256_of(audit / TABLE),
+        "decisions": hashlib.sha256(repr(sorted(decisions.items())).encode()).hexdigest(),
+        "policy": policy,
+        "mend": mend,
+    }
+    if is_copied(to, request):  # by a run that was killed before it could say so, or long ago
+        return Exported(to, _counts(to / MANIFEST))
     table = _read_table(audit / TABLE)
     raw = data.open_raw()
     source = data.open(None, device, console) if raw is None else raw  # a copy of images and captions needs no vectors
@@ -77,8 +98,10 @@ def export(
     ids = source.id_column(0, len(source)) if isinstance(source, Source) else source.ids
     if table.column("id").to_pylist() != ids.to_pylist():
         raise DataError(f"{source.name}: the data is not the one that was audited; audit it again.")
-    edits, manifest = plan(table, source, _decisions(audit), policy=policy, mend=mend)
-    write_copy(source, edits, to, overwrite, also=lambda folder: _write_manifest(manifest, folder / MANIFEST))
+    edits, manifest = plan(table, source, decisions, policy=policy, mend=mend)
+    write_copy(
+        source, edits, to, overwrite, request=request, also=lambda folder: _write_manifest(manifest, folder / MANIFEST)
+    )
     return Exported(to, Counter(row.action for row in manifest))
 
 
@@ -188,3 +211,8 @@ def _write_manifest(rows: list[ManifestRow], path: Path) -> None:
 
     columns = {name: [getattr(row, name) for row in rows] for name in ManifestRow.__dataclass_fields__}
     write_table(path, [defused(pyarrow.table(columns))])
+
+
+def _counts(manifest: Path) -> Counter[str]:
+    with manifest.open(encoding="utf-8", newline="") as file:
+        return Counter(row["action"] for row in csv.DictReader(file))

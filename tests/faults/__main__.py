@@ -19,9 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.faults.commands import COMMANDS
-from tests.faults.inject import KINDS, STUCK, Fault, run
+from tests.faults.inject import KINDS, STUCK, Fault, run, start
 
 OUTCOMES = ("survived", "lost", "stuck", "wrong")
+AT_ONCE, CROWD = "sixteen at once", 16
 _CHECKPOINT = re.compile(r"(checkpoints/step-\d+)-[0-9a-f]{16}")
 _TIMES = 2  # runs without a fault: what differs between them is not compared, such as a log with times
 _DIED = {"SIGKILL": -9, "SIGTERM": -15}  # most commands have nothing to save when they are asked to end
@@ -92,6 +93,23 @@ def outcome(name: str, expected: Reference, fault: Fault, place: Path) -> tuple[
     return "wrong", f"other bytes: {different}\nbefore: {said}"
 
 
+def crowd(name: str, expected: Reference, place: Path) -> list[tuple[Fault, str, str]]:
+    """Many processes start the same command at once: one does the work, the others say that it does or did."""
+    folder = _fresh(expected.prepared, place / "work")
+    waits = [start(COMMANDS[name], folder, place / f"log-{number}", None) for number in range(CROWD)]
+    codes = [wait()[0] for wait in waits]
+    results, right = [], same(contents(folder), expected)
+    for number, code in enumerate(codes):
+        said = (place / f"log-{number}").read_text(errors="replace")
+        refused = code == 2 and len(re.findall("^mispair: ", said, re.MULTILINE)) == 1 and "Traceback" not in said
+        result = (
+            "stuck" if code == STUCK else "survived" if (code == 0 or refused) and right and 0 in codes else "wrong"
+        )
+        details = "" if result == "survived" else f"exit code {code}, all codes {codes}, right {right}: {said}"
+        results.append((Fault(AT_ONCE, number), result, details))
+    return results
+
+
 def same(found: dict[str, bytes], expected: Reference) -> bool:
     """Whether all files are there, and no other, with the same bytes where these do not vary by themselves."""
     return found.keys() == expected.files.keys() and all(
@@ -124,6 +142,7 @@ def injected(name: str, share: float, seed: int, kinds: list[str]) -> tuple[str,
         faults = [Fault(kind, at) for kind in kinds for at in range(expected.operations)]
         chosen = random.Random(f"{seed} {name}").sample(faults, max(1, round(share * len(faults))))
         results = [(fault, *outcome(name, expected, fault, place)) for fault in chosen]
+        results += crowd(name, expected, place)
     return name, expected.operations, results
 
 
@@ -148,7 +167,7 @@ def main() -> int:
                         f"  {result}: {fault.kind} before operation {fault.at}\n    " + details.replace("\n", "\n    ")
                     )
     print("\n| fault | injected | " + " | ".join(OUTCOMES) + " |\n|---|---|" + "---|" * len(OUTCOMES))
-    for kind in options.kinds:
+    for kind in (*options.kinds, AT_ONCE):
         row = [counts[kind, result] for result in OUTCOMES]
         print(f"| {kind} | {sum(row)} | " + " | ".join(map(str, row)) + " |")
     bad = sum(count for (_, result), count in counts.items() if result != "survived")

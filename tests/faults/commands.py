@@ -40,7 +40,7 @@ def _audited(folder: Path) -> None:
     _embeddings(folder)
     with hurry():
         assert main(["audit", str(folder / "in"), "--out", str(folder / "audit"), "--device", "cpu"]) == 0
-    (folder / "decisions.csv").write_text("id,choice\np1,drop\np2,keep\np3,drop\n")
+    (folder / "decisions.csv").write_text("id,verdict\np1,drop\np2,keep\np3,drop\n")
 
 
 def _features(folder: Path) -> None:

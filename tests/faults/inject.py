@@ -121,23 +121,33 @@ def run(work: Work, folder: Path, log: Path, fault: Fault | None) -> tuple[int, 
     Returns:
         The exit code (negative for a signal, `STUCK` after `LONGEST` seconds), and the operations that were counted.
     """
+    return start(work, folder, log, fault)()
+
+
+def start(work: Work, folder: Path, log: Path, fault: Fault | None) -> Callable[[], tuple[int, int]]:
+    """The same, and returns at once what waits for its end."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
         _work_and_exit(work, folder, log, fault, writer)
     os.close(writer)
-    ended, deadline = 0, time.monotonic() + LONGEST
-    while not ended:
-        ended, status = os.waitpid(child, os.WNOHANG)
-        if not ended and time.monotonic() > deadline:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            os.close(reader)
-            return STUCK, 0
-        time.sleep(0.002)
-    counted = os.read(reader, 20)
-    os.close(reader)
-    return os.waitstatus_to_exitcode(status), int(counted or b"0")
+    deadline = time.monotonic() + LONGEST
+
+    def wait() -> tuple[int, int]:
+        ended = 0
+        while not ended:
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if not ended and time.monotonic() > deadline:
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+                os.close(reader)
+                return STUCK, 0
+            time.sleep(0.002)
+        counted = os.read(reader, 20)
+        os.close(reader)
+        return os.waitstatus_to_exitcode(status), int(counted or b"0")
+
+    return wait
 
 
 def _work_and_exit(work: Work, folder: Path, log: Path, fault: Fault | None, writer: int) -> None:
@@ -152,9 +162,9 @@ def _work_and_exit(work: Work, folder: Path, log: Path, fault: Fault | None, wri
         injector = _Injector(f"{folder}{os.sep}", fault)
         synced = os.fsync
 
-        def fsync(file: Any) -> None:
+        def fsync(fd: Any) -> None:
             injector.before("fsync")
-            synced(file)
+            synced(fd)
 
         os.fsync = fsync
         sys.addaudithook(injector.hook)

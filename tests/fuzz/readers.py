@@ -69,6 +69,10 @@ def _captions(folder: Path, name: str) -> Path:
     return path
 
 
+def _table(name: str) -> Reader:
+    return Reader(name, lambda folder: _captions(folder, name), lambda folder: _open_captions(folder / name, folder))
+
+
 def _coco(folder: Path) -> None:
     _captions(folder, "unused.csv")
     images = [{"id": number, "file_name": f"{number}.png"} for number in range(3)]
@@ -167,14 +171,7 @@ READERS = {
     "SCAN features": Reader(
         "d/train_ims.npy", lambda folder: tiny_folder(folder / "d", 4), lambda folder: mispair.load(folder / "d")
     ),
-    **{
-        f"table {ending}": Reader(
-            f"x{ending}",
-            lambda folder, ending=ending: _captions(folder, f"x{ending}"),
-            lambda folder, ending=ending: _open_captions(folder / f"x{ending}", folder),
-        )
-        for ending in (".csv", ".tsv", ".jsonl", ".parquet")
-    },
+    **{f"table {ending}": _table(f"x{ending}") for ending in (".csv", ".tsv", ".jsonl", ".parquet")},
     "COCO captions": Reader("captions.json", _coco, lambda folder: _open_captions(folder / "captions.json", folder)),
     "tar": Reader("00000.tar", _tar, lambda folder: _open_captions(folder / "00000.tar", folder)),
     "vectors": Reader("img_emb/img_emb_0.npy", _vectors, _open_input),

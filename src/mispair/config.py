@@ -185,8 +185,6 @@ class MendSettings:
     """Share of the epochs, after those of the teachers, that train the student."""
     temperature: Positive = 0.05
     """Temperature of the softmax over the scores of a batch."""
-    filter_top: Count = 4
-    """A trusted pair counts as a match while fewer than so many others of a random batch score higher."""
     flagged_size: Natural = 32
     """Flagged pairs that go with each batch of trusted ones."""
     flagged_weight: NotNegative = 0.3

@@ -1,4 +1,4 @@
-"""Mend: its losses and its filter against plain loops, its phases, and whole runs."""
+"""Mend: its losses against plain loops, its phases, and whole runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import mispair
 from mispair.config import Config, override
 from mispair.data.batches import PairLoader
 from mispair.data.noise import add_noise
-from mispair.data.pairs import IntArray, Pairs
+from mispair.data.pairs import Pairs
 from mispair.errors import ConfigError, DataError
 from mispair.methods import mend
 from mispair.methods.base import StepPlan, similarity
@@ -114,13 +114,12 @@ def in_evaluation(net: Network, inputs: MendInputs) -> Tensor:
 def test_the_loss_of_a_teacher_equals_a_loop(model: str, net: int) -> None:
     method = untrained(model=model)
     method.begin_epoch(0)
-    method.clean[torch.from_numpy(CHOSEN[:2])] = False  # what a filter has found
     plan = StepPlan(3, 0, CHOSEN)
     inputs = method.inputs(net, plan, None)
     result = method.loss(net, inputs)
     images = inputs.batch.left_rows.tolist()
     losses = loop_info_nce(bounded(method.nets[net], similarity(method.nets[net], inputs.batch)), images)
-    weights = [0.0] * 2 + [1.0] * (len(CHOSEN) - 2) + [0.3] * 5
+    weights = [1.0] * len(CHOSEN) + [0.3] * 5
     expected = sum(w * loss for w, loss in zip(weights, losses, strict=True)) / sum(weights)
     assert result.loss.item() == pytest.approx(expected, rel=2e-4)
     assert inputs.uncorrupted is None
@@ -131,14 +130,12 @@ def test_the_loss_of_a_teacher_equals_a_loop(model: str, net: int) -> None:
 def test_the_loss_of_the_student_equals_a_loop(model: str) -> None:
     method = untrained(model=model)
     method.begin_epoch(4)
-    method.clean[torch.from_numpy(CHOSEN[:2])] = False
     inputs = method.inputs(STUDENT, StepPlan(3, 0, CHOSEN), None)
     result = method.loss(STUDENT, inputs)
     t = bounded(method.nets[STUDENT], similarity(method.nets[STUDENT], inputs.batch))
     teachers = [bounded(method.nets[net], in_evaluation(method.nets[net], inputs)) for net in TEACHERS]
     losses = loop_info_nce(t, inputs.batch.left_rows.tolist())
-    kept = method.clean[torch.from_numpy(CHOSEN)].tolist()
-    expected = 0.1 * sum(loss for loss, keep in zip(losses, kept, strict=False) if keep)
+    expected = 0.1 * sum(losses[: len(CHOSEN)])
     assert result.loss.item() == pytest.approx(expected + loop_distillation(t, teachers), rel=2e-4)
     assert len(t) == len(CHOSEN) + 5
 
@@ -190,49 +187,6 @@ def test_other_items_go_with_each_step() -> None:
 
 
 # ---------------------------------------------------------------------- before an epoch
-
-
-@pytest.mark.usefixtures("uncorrupted")
-@pytest.mark.parametrize("top", [1, 3])
-@pytest.mark.parametrize("model", ["two-tower", "sgr"])
-def test_the_filter_equals_a_loop(model: str, top: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mend, "FEWEST", 0.0)
-    method = untrained(model=model, filter_top=top)
-    batches: list[IntArray] = []
-    load = method.loader.batch
-
-    def noting(pairs: IntArray, *args: Any, **kwargs: Any) -> Any:
-        batches.append(pairs)
-        return load(pairs, *args, **kwargs)
-
-    monkeypatch.setattr(method.loader, "batch", noting)
-    method.begin_epoch(3)  # the student's first
-    assert sorted(np.concatenate(batches)) == np.flatnonzero(method.trusted).tolist()
-    expected = np.zeros(COUNT, dtype=bool)
-    for pairs in batches:
-        evidence = np.zeros((len(pairs), len(pairs)))
-        for number in TEACHERS:
-            net = method.nets[number].eval()
-            with torch.no_grad():
-                evidence += np.exp(np.array(bounded(net, similarity(net, load(pairs)))) / TEMPERATURE)
-        rows = method.loader.pairs.link[pairs]
-        for i in range(len(pairs)):
-            others = [j for j in range(len(pairs)) if rows[j] != rows[i]]
-            above = [j for j in others if evidence[i, j] + evidence[j, i] >= 2 * evidence[i, i]]
-            expected[pairs[i]] = len(above) < top
-    assert np.array_equal(method.clean.numpy(), expected)
-    assert 0 < expected.sum() < method.trusted.sum()
-
-
-def test_a_filter_of_networks_that_know_nothing_is_not_followed() -> None:
-    method = untrained(filter_top=1)
-    method.begin_epoch(3)  # the student's first
-    assert np.array_equal(method.clean.numpy(), method.trusted)
-
-
-def test_when_the_teachers_filter() -> None:
-    method = untrained(warmup_epochs=0, epochs=20)
-    assert [epoch for epoch in range(20) if method._filters(epoch)] == [2, 4, 6, 8, 10]
 
 
 def test_first_the_teachers_then_the_student() -> None:
@@ -326,7 +280,6 @@ def test_resume_is_exact_also_into_and_out_of_the_student(tmp_path: Path, settin
     first = numbers.index(STUDENT)
     assert {*numbers[:first]} == {*TEACHERS}
     assert {*numbers[first:]} == {STUDENT}
-    assert torch.equal(states[0]["clean"], states[1]["clean"])
     for whole, broken in zip(states[0]["partners"], states[1]["partners"], strict=True):
         assert torch.equal(whole, broken)
 

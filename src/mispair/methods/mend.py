@@ -1,10 +1,9 @@
 """Mend: what mispair recommends for pairs of which a part is mismatched.
 
 An audit of the items, before any training, says which pairs to trust. Two teachers of unlike models train on these by
-InfoNCE. Flagged pairs take part with other partners, those of trusted items like theirs (`soft_partners`). Every second
-epoch the teachers look through the trusted pairs for those that the audit missed: a pair that does not stand out in a
-random batch is no match any more. Then a new network, the student, learns what both teachers think of each batch, which
-no mismatch can spoil, so the batch also has items of flagged pairs that belong to nobody.
+InfoNCE. Flagged pairs take part with other partners, those of trusted items like theirs (`soft_partners`). Then a new
+network, the student, learns what both teachers think of each batch, which no mismatch can spoil, so the batch also has
+items of flagged pairs that belong to nobody.
 
 The model is the student with its teachers, or the student alone (`networks = 1`).
 """
@@ -21,14 +20,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mispair.compute.cuda_graphs import CudaGraphStep
 from mispair.compute.devices import send, uncached
 from mispair.config import Config
-from mispair.data.batches import Batch, PairLoader, corrupt, random_batches
+from mispair.data.batches import Batch, PairLoader, corrupt
 from mispair.data.pairs import IntArray
 from mispair.data.vocabulary import UNK
 from mispair.errors import ConfigError
-from mispair.functional.contrastive import distillation, info_nce, match_probabilities, stands_out
+from mispair.functional.contrastive import distillation, info_nce, match_probabilities
 from mispair.methods.base import EpochPairs, Method, StepInputs, StepPlan, StepResult, similarity
 from mispair.methods.oracle import matched_pairs
 from mispair.methods.report import Examples, MethodReport, ReplacedPairs, selection
@@ -38,11 +36,9 @@ from mispair.models.inference import inference
 
 TEACHERS, STUDENT = (0, 1), 2
 RISING = 0.05  # share of a network's epochs over which its learning rate rises
-FILTER_FROM, FILTER_EVERY = 0.14, 2  # share of the teachers' epochs before the first filter; epochs between two
-FEWEST = 0.5  # a filter that keeps a smaller share of the trusted pairs is not followed: the networks know too little
 CORRUPTED = 0.1  # share of the words and regions that are replaced in training
 HARD = 0.1  # weight of the student's own InfoNCE beside the distillation
-FILTERED, BESIDE = 110, 111  # streams of random numbers
+BESIDE = 111  # stream of random numbers
 
 
 @dataclass(frozen=True)
@@ -59,7 +55,6 @@ class Mend(Method):
     Attributes:
         epoch: Number of the epoch that has begun, warm-up included.
         trusted: (N,) pairs that the audit did not flag.
-        clean: (N,) those of them that count as matches.
         partners: Soft partners of the others; None before the first epoch, and where all pairs are trusted.
     """
 
@@ -74,7 +69,6 @@ class Mend(Method):
         self.epoch = -1
         self.trusted = np.zeros(len(loader.pairs), dtype=bool)
         self.trusted[self.unflagged] = True
-        self.clean = torch.from_numpy(self.trusted).to(self.device)
         self.partners: SoftPartners | None = None
 
     @classmethod
@@ -125,32 +119,8 @@ class Mend(Method):
         self.epoch = epoch
         if self.partners is None and not self.trusted.all():
             self.partners = find_soft_partners(self.loader.pairs, self.trusted, self.device)
-        if self._filters(epoch):
-            self._filter()
         training, nothing = EpochPairs(self.unflagged), EpochPairs(np.empty(0, dtype=np.int64))
         return [training if net in self.trained_networks(epoch) else nothing for net in range(len(self.nets))]
-
-    def _filters(self, epoch: int) -> bool:
-        first, last = math.ceil(FILTER_FROM * self.teacher_epochs), self.teacher_epochs
-        return epoch == last or (first <= epoch < last and (epoch - first) % FILTER_EVERY == 0)
-
-    def _filter(self) -> None:
-        """Keeps the trusted pairs that stand out in a random batch to both teachers together."""
-        clean, config = torch.zeros_like(self.clean), self.config
-
-        def compute(batch: Batch) -> None:
-            with uncached(self.device):
-                evidence = [(t / config.mend.temperature).exp() for t in self._teacher_scores(batch)]
-                mask = self.false_negatives(batch)
-                clean[batch.pairs] = stands_out(torch.stack(evidence).sum(dim=0), config.mend.filter_top, mask)
-
-        rng = self.rng(FILTERED, self.epoch)
-        with torch.no_grad(), CudaGraphStep(compute, on=self.device.type == "cuda") as step:
-            for places in random_batches(len(self.unflagged), config.batch_size, rng):
-                chosen = self.unflagged[places]
-                step(self.loader.batch(chosen, pad_shapes=self.loader.pad_shapes(chosen)))
-        trusted = torch.from_numpy(self.trusted).to(self.device)
-        self.clean = clean if clean.sum() >= FEWEST * trusted.sum() else trusted
 
     # ------------------------------------------------------------------ a step
 
@@ -159,16 +129,12 @@ class Mend(Method):
         pairs = self.loader.pairs
         shapes = self.loader.left.pad_shape(pairs.link[lefts]), self.loader.right.pad_shape(rights)
         batch = self.loader.crossed_batch(lefts, rights, augment, shapes)
-        beside = len(rights) - len(plan.pairs)
-        weight = 0.0 if net == STUDENT else self.config.mend.flagged_weight
-        weights = torch.cat([
-            self.clean[batch.pairs[: len(plan.pairs)]].float(),
-            send(torch.full((beside,), weight), self.device),
-        ])  # fmt: skip
+        weights = torch.ones(len(rights))
+        weights[len(plan.pairs) :] = 0.0 if net == STUDENT else self.config.mend.flagged_weight
         plain = None
         if net == STUDENT:
             plain = batch if augment is None else self.loader.crossed_batch(lefts, rights, None, shapes)
-        return MendInputs(batch, self.negatives(0), weights=weights, uncorrupted=plain)
+        return MendInputs(batch, self.negatives(0), weights=send(weights, self.device), uncorrupted=plain)
 
     def _items(self, net: int, plan: StepPlan) -> tuple[IntArray, IntArray]:
         """Pairs of which a step takes the left items, and those of which it takes the right ones."""
@@ -222,16 +188,16 @@ class Mend(Method):
         if self.partners is not None:
             found = self.partners
             arrays = [torch.from_numpy(part) for part in (found.own, found.keeps_right, found.lenders, found.odds)]
-        return {"epoch": self.epoch, "clean": self.clean, "partners": arrays}
+        return {"epoch": self.epoch, "partners": arrays}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.epoch, self.clean = state["epoch"], state["clean"].to(self.device)
+        self.epoch = state["epoch"]
         arrays = state["partners"]
         self.partners = None if arrays is None else SoftPartners(*(part.numpy() for part in arrays))
 
     def report(self) -> MethodReport:
-        """How good the clean pairs are, and how likely a soft partner is the right one."""
-        metrics = selection("clean", self.clean.cpu().numpy(), self.matching)
+        """How good the trusted pairs are, and how likely a soft partner is the right one."""
+        metrics = selection("clean", self.trusted, self.matching)
         return MethodReport.of_networks([metrics], replaced=self._replaced())
 
     def _replaced(self) -> list[ReplacedPairs] | None:
@@ -246,14 +212,14 @@ class Mend(Method):
         return [ReplacedPairs(pairs=len(found), new_left_fits=float((found.odds[rows] * right).sum(axis=1).mean()))]
 
     def examples(self, pairs: IntArray) -> Examples:
-        """Which pairs count as matches, and the most likely soft partners of the others."""
+        """Which pairs are trusted, and the most likely soft partners of the others."""
         new = {keeps_right: np.full(len(self.trusted), -1) for keeps_right in (True, False)}
         if self.partners is not None:
             for keeps_right, partners in new.items():
                 rows = self.partners.keeps_right == keeps_right
                 partners[self.partners.own[rows]] = self.partners.lenders[rows, 0]
-        labels = self.clean.float().cpu().numpy()
-        return Examples(pairs, labels=labels[pairs], new_left=new[True][pairs], new_right=new[False][pairs])
+        labels = self.trusted[pairs].astype(np.float32)
+        return Examples(pairs, labels=labels, new_left=new[True][pairs], new_right=new[False][pairs])
 
 
 class MendOracle(Mend):

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from html_reader import Reader
+from mispair.auditing.cuts import Part
 from mispair.auditing.findings import AuditSummary, MeasureSummary
 from mispair.auditing.report import charts
 from mispair.auditing.report.page import Flagged, Item, NearDuplicates, Page, Partner
@@ -393,3 +394,29 @@ def test_curves_stay_inside(bins: list[tuple[int, float]], lowest: float, span: 
     assert 1 <= len(places) <= 6
     labels = [label for _, label in drawn.axes.xs]
     assert len(set(labels)) == len(labels)
+
+
+def test_the_page_says_what_to_do_next() -> None:
+    text = " ".join(render(PAGE).split())
+    assert "What to do next" in text
+    assert "--clean FOLDER" in text
+    parts = [
+        Part(value=name, pairs=9, flagged=1, noise_rate=rate, noise_rate_low=0, noise_rate_high=1)
+        for name, rate in (("web", 0.4), ("album", 0.1))
+    ]
+    several = PAGE.summary.model_copy(
+        update={
+            "by": "source",
+            "parts": parts,
+            "flag_below": 0.2,
+            "close_rate": 0.1,
+            "close_rate_low": 0.05,
+            "close_rate_high": 0.15,
+        }
+    )
+    text = " ".join(render(replace(PAGE, summary=several)).split())
+    assert "Look at <code>web</code> first: 40 % of its pairs" in text.replace("\xa0", " ").replace("&nbsp;", " ")
+    assert "pairs below 0.20 are flagged" in text
+    assert "are close, but not it" in text
+    none = PAGE.summary.model_copy(update={"flagged": 0, "nothing_in_common": True})
+    assert "row i of both sides" in render(replace(PAGE, summary=none))

@@ -20,6 +20,7 @@ import tomli_w
 from pydantic import AfterValidator, Field
 
 from mispair.errors import ConfigError
+from mispair.support.files import is_file
 from mispair.support.validation import sentences
 
 NoiseKind = Literal["caption", "image", "near", "group"]
@@ -367,7 +368,7 @@ def find_packaged(what: Literal["recipe", "suite"], path: str | Path) -> Path:
     """A TOML file, or one that comes with mispair by its short name."""
     built_in = Path(__file__).parent / f"{what}s"
     for candidate in (Path(path), built_in / path, built_in / f"{path}.toml"):
-        if candidate.is_file():
+        if is_file(candidate):
             return candidate
     names = sorted(str(file.relative_to(built_in).with_suffix("")) for file in built_in.rglob("*.toml"))
     raise ConfigError(f'There is no {what} "{path}"; give a TOML file or one of: {", ".join(names)}.')

@@ -44,7 +44,7 @@ def _audited(folder: Path) -> None:
 
 
 def _features(folder: Path) -> None:
-    tiny_folder(folder / "data", 16)
+    tiny_folder(folder / "data", 24)
 
 
 COMMANDS = {

@@ -14,8 +14,10 @@ import torch
 
 import mispair
 from audit_cases import hurry, make_case
+from mispair.auditing.layouts.opening import open_raw
 from mispair.errors import DataError
 from mispair.methods.soft_partners import SoftPartners
+from mispair.robust.pair_scores import read_scores
 from mispair.robust.robust import Robust
 
 
@@ -90,6 +92,16 @@ def test_lists_and_tables_of_scores_alone(tmp_path: Path) -> None:
 def test_what_is_no_list_of_scores_is_refused(source: Any, sentence: str) -> None:
     with pytest.raises(DataError, match=sentence):
         Robust(source)
+
+
+def test_a_column_whose_name_is_no_text_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "pairs.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"id": ["a"], "match_score": [0.5]}), path)
+    path.write_bytes(path.read_bytes().replace(b"match_score", b"match\xff\xfecore"))
+    with pytest.raises(DataError, match=r"pairs\.parquet"):
+        read_scores(path, None, partners=False)
+    with pytest.raises(DataError, match=r"pairs\.parquet"):
+        open_raw(path)
 
 
 def test_a_damaged_table_is_refused(tmp_path: Path) -> None:

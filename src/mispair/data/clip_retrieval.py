@@ -148,7 +148,7 @@ def _read_parquet(path: Path) -> dict[str, list[str]]:
     try:
         present = [name for name in COLUMNS if name in pyarrow.parquet.read_schema(path).names]
         columns: dict[str, list[Any]] = pyarrow.parquet.read_table(path, columns=present).to_pydict()
-    except (OSError, pyarrow.ArrowInvalid) as error:
+    except (OSError, UnicodeError, pyarrow.ArrowException) as error:
         reason = " ".join(str(error).split()).removesuffix(".")  # it may have several lines
         raise DataError(f"{path}: the table cannot be read ({reason}); write it again.") from None
     return {name: ["" if value is None else str(value) for value in values] for name, values in columns.items()}

@@ -192,7 +192,7 @@ def _read_table(path: Path) -> pyarrow.Table:
     names += [f"suggested_{side}{kind}" for side in ("right", "left") for kind in ("", "_score")]
     try:
         return pyarrow.parquet.read_table(path, columns=names)
-    except (OSError, pyarrow.ArrowException) as error:
+    except (OSError, UnicodeError, pyarrow.ArrowException) as error:
         raise DataError(f"{path}: the table cannot be read ({error}); audit again with --overwrite.") from None
 
 

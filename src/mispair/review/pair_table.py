@@ -209,7 +209,7 @@ class PairTable:
                 table = self._sorted_suggestions(path).replace_schema_metadata({MADE_FROM: version})
                 with replacing(copy) as out, pyarrow.ipc.new_file(out, table.schema) as writer:
                     writer.write_table(table)
-        except (OSError, KeyError, pyarrow.ArrowException) as error:
+        except (OSError, UnicodeError, KeyError, pyarrow.ArrowException) as error:
             raise DataError(f"{path}: the suggestions cannot be read ({error}); audit again.") from None
         rows, others = (_values(table.column(name), np.int32) for name in ("row", "partner"))
         return rows, others, _values(table.column("right"), np.int8), _values(table.column("score"), np.float32)
@@ -277,7 +277,7 @@ def _mapped(path: Path, copy: Path) -> pyarrow.Table:
             check_unchanged(path.parent, AUDIT, (TABLE, SUGGESTIONS))
             _write(path, copy, version)
             table = _open(copy, version)
-    except (OSError, pyarrow.ArrowException) as error:
+    except (OSError, UnicodeError, pyarrow.ArrowException) as error:
         raise DataError(f"{path}: the table cannot be read ({error}); audit again with --overwrite.") from None
     assert table is not None
     missing = {"id", "status", "match_score"} - set(table.column_names)

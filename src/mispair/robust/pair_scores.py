@@ -163,7 +163,7 @@ def _read_table(path: Path) -> pyarrow.Table:
         wanted += [f"suggested_{side}{what}" for side in ("left", "right") for what in ("", "_score")]
         columns = [name for name in wanted if name in known]
         return pyarrow.parquet.read_table(file, columns=columns if SCORE in known else None)
-    except (OSError, pyarrow.ArrowInvalid) as error:
+    except (OSError, UnicodeError, pyarrow.ArrowException) as error:
         raise DataError(f"{file}: the table cannot be read ({str(error).splitlines()[0]}).") from None
 
 

@@ -73,6 +73,14 @@ def write_atomically(path: str | Path, content: bytes) -> None:
         file.write(content)
 
 
+def is_file(path: Path) -> bool:
+    """Whether it is a file; false for names that no file can have, such as very long ones."""
+    try:
+        return path.is_file()
+    except OSError:
+        return False
+
+
 def read_json(path: str | Path) -> Json:
     """The content of a JSON file; None if it is not there or not JSON."""
     try:

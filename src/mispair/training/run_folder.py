@@ -210,7 +210,7 @@ def read_examples(folder: Path) -> Examples | None:
         w = [column for name, column in columns.items() if name.startswith("w_")]
         others = (columns.get(name) for name in ("label", "new_left", "new_right"))
         return Examples(columns["pair"], np.stack(w) if w else None, *others)
-    except (OSError, pa.ArrowException, KeyError):
+    except (OSError, UnicodeError, pa.ArrowException, KeyError):
         raise DataError(f"{path} is damaged or of another version of mispair.") from None
 
 

@@ -88,7 +88,7 @@ def read_edits(path: Path, source: Source, *, mend: bool) -> Edits:
 
     try:
         table = pyarrow.parquet.read_table(path, columns=list(_COLUMNS))
-    except (OSError, pyarrow.ArrowException):
+    except (OSError, UnicodeError, pyarrow.ArrowException):
         raise DataError(f"{path}: the table cannot be read; audit again with --overwrite.") from None
     return mended_edits(table, source) if mend else clean_edits(table)
 

@@ -344,7 +344,7 @@ def _read_table(path: Path) -> Any:
 
     try:
         table = pyarrow.parquet.read_table(path)
-    except (OSError, pyarrow.ArrowException) as error:
+    except (OSError, UnicodeError, pyarrow.ArrowException) as error:
         raise DataError(f"{path}: the table cannot be read ({str(error).splitlines()[0]}); write it again.") from None
     if "key" not in table.column_names:
         raise DataError(f'{path}: no column "key", as img2dataset writes it; move the table elsewhere.')

@@ -135,7 +135,7 @@ class Parquet(Part):
 
         try:
             return pyarrow.parquet.read_schema(self.path)
-        except (OSError, pyarrow.ArrowException) as error:
+        except (OSError, UnicodeError, pyarrow.ArrowException) as error:
             raise _damaged(self.path, error) from None
 
     def records(self, columns: Sequence[str] | None = None, size: int | None = None) -> Iterator[Any]:
@@ -145,7 +145,7 @@ class Parquet(Part):
         try:
             with pyarrow.parquet.ParquetFile(self.path) as file:
                 yield from file.iter_batches(size or BATCH, columns=None if columns is None else list(columns))
-        except (OSError, pyarrow.ArrowException) as error:
+        except (OSError, UnicodeError, pyarrow.ArrowException) as error:
             raise _damaged(self.path, error) from None
 
     def _chunk(self, number: int, column: str) -> Any:
@@ -155,7 +155,7 @@ class Parquet(Part):
         try:
             with pyarrow.parquet.ParquetFile(self.path) as file:
                 return file.read_row_group(number, columns=[column]).column(0).combine_chunks()
-        except (OSError, pyarrow.ArrowException) as error:
+        except (OSError, UnicodeError, pyarrow.ArrowException) as error:
             raise _damaged(self.path, error) from None
 
 
@@ -397,7 +397,7 @@ def _open_parquet(path: Path) -> tuple[Parquet, Roles]:
             content = file.metadata
             sizes = [content.row_group(group).num_rows for group in range(content.num_row_groups)]
             columns = tuple(file.schema_arrow.names)
-    except (OSError, pyarrow.ArrowException) as error:
+    except (OSError, UnicodeError, pyarrow.ArrowException) as error:
         raise _damaged(path, error) from None
     return Parquet(path, _distinct(columns, path), np.cumsum([0, *sizes])), {}
 

@@ -44,6 +44,7 @@ from pydantic.dataclasses import dataclass
 from mispair.bench import paper
 from mispair.config import RENAMED, Config, current_name, find_packaged, flat, override, read_recipe, read_toml
 from mispair.errors import ConfigError
+from mispair.support.files import is_file
 from mispair.support.formatting import slug
 from mispair.support.validation import sentences
 from mispair.training.run_folder import FREE
@@ -263,7 +264,7 @@ def _read_part(content: Any, number: int, file: Path) -> Part:
 def _own_file(recipe: str, folder: Path) -> Path | None:
     """The user's own recipe: in a results folder, beside the suite, or relative to the working directory."""
     candidates = (folder / kept_as(recipe), folder / recipe, Path(recipe))
-    return next((path for path in candidates if path.is_file()), None)
+    return next((path for path in candidates if is_file(path)), None)
 
 
 def _validated(kind: type[T], content: dict[str, Any], where: str) -> T:

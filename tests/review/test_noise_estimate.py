@@ -43,7 +43,7 @@ def by_hand(q: list[float], seed: int, answers: list[float]) -> tuple[float, Cal
     total = sum(math.sqrt(value * (1 - value)) for value in q)
     rates = [0.4 * math.sqrt(value * (1 - value)) / total + 0.6 / len(q) for value in q]
     uniform = np.random.default_rng(seed).random(len(q)).tolist()
-    half = np.random.default_rng([seed, 1]).integers(0, 2, len(q)).tolist()
+    half = np.random.default_rng([seed, 1]).integers(0, 2, len(q), dtype=np.int8).tolist()
     sizes = [draw / rate for draw, rate in zip(uniform, rates, strict=True)]
     order = sorted(range(len(q)), key=lambda pair: sizes[pair])
     count = len(answers)

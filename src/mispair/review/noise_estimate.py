@@ -71,18 +71,18 @@ class Draw:
     seed: int
 
     @cached_property
-    def _cells(self) -> tuple[FloatArray, IntArray, FloatArray]:
+    def _cells(self) -> tuple[FloatArray, npt.NDArray[np.int32], FloatArray]:
         """Pairs of equal log odds: the odds (C,), the cell of each pair (N,), pairs of both halves in a cell (2, C)."""
         q = np.clip(np.asarray(self.mismatch, dtype=np.float64), SURE, 1 - SURE)
         rounded = np.round(np.log(q / (1 - q)), DIGITS).astype(np.float64)
         odds, cells = np.unique(rounded, return_inverse=True)
         counts = [np.bincount(cells[self._half == half], minlength=len(odds)) for half in (0, 1)]
-        return odds, cells.astype(np.int64), np.stack(counts).astype(np.float64)
+        return odds, cells.astype(np.int32), np.stack(counts).astype(np.float64)
 
     @cached_property
-    def _half(self) -> IntArray:
+    def _half(self) -> npt.NDArray[np.int8]:
         """(N,) the half of each pair, 0 or 1."""
-        return np.random.default_rng([self.seed, 1]).integers(0, 2, len(self.mismatch))
+        return np.random.default_rng([self.seed, 1]).integers(0, 2, len(self.mismatch), dtype=np.int8)
 
     @cached_property
     def _cell_rates(self) -> FloatArray:
@@ -92,7 +92,7 @@ class Draw:
         spread = np.sqrt(q * (1 - q))
         return np.asarray((1 - EVEN) * spread / (size * spread).sum() + EVEN / size.sum())
 
-    @cached_property
+    @property
     def rates(self) -> FloatArray:
         """(N,) r: the probability that a pair is in a sample of n is min(1, n r)."""
         return np.asarray(self._cell_rates[self._cells[1]])

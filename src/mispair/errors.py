@@ -2,9 +2,14 @@
 
 
 class MispairError(Exception):
-    """Something the user can act on; the command line prints it as a sentence and exits with `code`."""
+    """Something the user can act on; the command line prints it as a sentence and exits with `code`.
+
+    Attributes:
+        silent: Whether another process prints it.
+    """
 
     code = 2
+    silent = False
 
 
 class DataError(MispairError):
@@ -33,3 +38,9 @@ class StoppedError(MispairError):
     def __init__(self, message: str, code: int = 143) -> None:
         super().__init__(message)
         self.code = code
+
+
+class RankLostError(MispairError):
+    """Another process of the training has ended."""
+
+    code = 1

@@ -6,7 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mispair.models.ragged import MaskedBatchNorm, inside, masked_mean, packing
+from mispair.models.layers import BatchNorm
+from mispair.models.ragged import inside, masked_mean, packing
 
 ragged = st.lists(st.integers(1, 6), min_size=1, max_size=5)
 
@@ -89,7 +90,7 @@ def test_batch_statistics_see_real_rows_alone(lengths: list[int], extra: int) ->
         lengths = [*lengths, 2]  # torch refuses to normalise a single row
     real = inside(torch.tensor(lengths), max(width, 2), torch.device("cpu")).flatten()
     torch.manual_seed(0)
-    ours, plain = MaskedBatchNorm(3), torch.nn.BatchNorm1d(3)
+    ours, plain = BatchNorm(3), torch.nn.BatchNorm1d(3)
     for norm in (ours, plain):
         torch.nn.init.constant_(norm.weight, 1.5)
         torch.nn.init.constant_(norm.bias, 0.25)

@@ -141,7 +141,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _dispatch(argv)
     except MispairError as error:
-        say(f"mispair: {error}", file=sys.stderr)
+        if not error.silent:
+            say(f"mispair: {error}", file=sys.stderr)
         return error.code
     except KeyboardInterrupt:
         say("mispair: interrupted.", file=sys.stderr)

@@ -19,6 +19,8 @@ from mispair.errors import ConfigError
 from mispair.support.renamed import current_flag
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from mispair.data.pairs import Pairs
     from mispair.retrieval.matcher import Matcher
     from mispair.training.fit import TrainedRun
@@ -82,18 +84,13 @@ def train(argv: Sequence[str]) -> int:
         description=description("train", TrainArguments),
         default=TrainArguments(defaults, FileArguments(), out=tyro.MISSING),
     )
-    from mispair.data.loading import with_absolute_paths
-    from mispair.training.fit import train_and_test
+    from mispair.compute.distributed import connect
 
     given = None if arguments.recipe else _given(argv)
-    if arguments.source is None:
-        if arguments.files != FileArguments():
-            raise ConfigError(
-                "Flags about images and captions need them, as in: mispair train photos.csv --images photos/"
-            )
-        result = train_and_test(with_absolute_paths(arguments.config), arguments.out, console(), given)
-    else:
-        result = _train_files(arguments, given)
+    with connect(arguments.config.device) as ranks:
+        result = _trained(arguments, given, console() if ranks.is_first else None)
+        if not ranks.is_first:
+            return 0
     if arguments.json:
         print_json(result.metrics())
         return 0
@@ -110,7 +107,18 @@ def train(argv: Sequence[str]) -> int:
     return 0
 
 
-def _train_files(arguments: TrainArguments, given: set[str] | None) -> TrainedRun:
+def _trained(arguments: TrainArguments, given: set[str] | None, shown: Console | None) -> TrainedRun:
+    from mispair.data.loading import with_absolute_paths
+    from mispair.training.fit import train_and_test
+
+    if arguments.source is not None:
+        return _train_files(arguments, given, shown)
+    if arguments.files != FileArguments():
+        raise ConfigError("Flags about images and captions need them, as in: mispair train photos.csv --images photos/")
+    return train_and_test(with_absolute_paths(arguments.config), arguments.out, shown, given)
+
+
+def _train_files(arguments: TrainArguments, given: set[str] | None, shown: Console | None) -> TrainedRun:
     from mispair.auditing.encoding.encode import Encoders
     from mispair.auditing.encoding.regions import SplitRule
     from mispair.pipeline.train import Files, train_from_files
@@ -132,7 +140,7 @@ def _train_files(arguments: TrainArguments, given: set[str] | None) -> TrainedRu
         ),
         arguments.config,
         arguments.out,
-        console(),
+        shown,
         KEYS if given is None else given,
     )
 

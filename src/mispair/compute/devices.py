@@ -8,6 +8,7 @@ import os
 import torch
 from torch import Tensor
 
+from mispair.compute.distributed import local_device
 from mispair.errors import ConfigError
 
 # Settings of torch's GPU memory. Without expandable segments each recorded step of a new shape takes memory of its own,
@@ -29,6 +30,8 @@ def pick_device(name: str) -> torch.device:
         raise ConfigError(
             f"There is no {name} here: torch sees {torch.cuda.device_count()} CUDA devices; use --device cpu."
         )
+    if device.type == "cuda" and device.index is None and (own := local_device()) is not None:
+        device = torch.device("cuda", own)
     if device.type == "mps" and not torch.backends.mps.is_available():
         raise ConfigError("There is no mps device here; use --device cpu.")
     if device.type == "cuda" and not set(ALLOCATOR) & set(os.environ):

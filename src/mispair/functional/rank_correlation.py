@@ -28,7 +28,7 @@ def ranks(values: Tensor) -> Tensor:
     position = torch.arange(1, size + 1, device=values.device)
     # From behind, the smallest position seen so far that ends a run of equals is the end of one's own run.
     shared = torch.where(last_of_equals, position, size).flip(-1).cummin(dim=-1).values.flip(-1)
-    return torch.empty_like(values, dtype=torch.float32).scatter_(-1, order, shared.float())
+    return torch.empty_like(values, dtype=torch.float32).scatter_(-1, order, shared.to(torch.float32))
 
 
 def rank_correlation(left: Tensor, right: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from mispair.errors import ConfigError
 from mispair.functional.losses import negatives_at, warmup_loss
 from mispair.methods.report import BoolArray, Examples, MethodReport
 from mispair.models import Network
+from mispair.models.comparison import compare
 
 BATCHES = 100  # stream of random numbers
 
@@ -79,6 +80,10 @@ class Method(ABC):
         repeatable: Whether a GPU may record a step and repeat it with other inputs: if `loss` does the same operations
             at every step, touches nothing but its inputs and the network, and reads nothing back from the device.
         uses_truth: Whether the method trains by the truth of the pairs. A run then refuses to go on with another one.
+        teams: Into how many teams several processes may be divided: with 1 all ranks share each step of each network;
+            with 2 a team may train the first network while another one trains the second, which in an epoch must not
+            depend on each other; with 0 there must be one process only. From 1 on, `loss` may compute gradients by
+            `similarity` and `compare` only, so that the ranks share the work.
         nets: The networks, which the trainer builds.
     """
 
@@ -86,6 +91,7 @@ class Method(ABC):
     audits: bool = False
     repeatable: bool = True
     uses_truth: bool = False
+    teams: int = 0
 
     def __init__(self, config: Config, nets: list[Network], loader: PairLoader) -> None:
         self.config, self.nets, self.loader = config, nets, loader
@@ -214,4 +220,4 @@ class Method(ABC):
 
 def similarity(network: Network, batch: Batch) -> Tensor:
     """All left items of the batch against all its right items, (B, B)."""
-    return network.similarity(network.encode_left(batch.left), network.encode_right(batch.right))
+    return compare(network, batch.left, batch.right)

@@ -42,6 +42,8 @@ class Decl(Method):
         warmups: Warm-up epochs begun.
     """
 
+    teams = 1
+
     def __init__(self, config: Config, nets: list[Network], loader: PairLoader) -> None:
         super().__init__(config, nets, loader)
         self.device = loader.left.device
@@ -67,7 +69,7 @@ class Decl(Method):
             with uncached(self.device):
                 clean[batch.pairs] = corresponds(self._evidence(self._raw(net, similarity(net, batch)), batch))
 
-        with inference(net), CudaGraphStep(compute, on=self.device.type == "cuda") as step:
+        with inference(net), CudaGraphStep(compute, on=net.team.alone and self.device.type == "cuda") as step:
             for chosen in batches:
                 step(self.loader.batch(chosen, pad_shapes=self.loader.pad_shapes(chosen)))
         return clean

@@ -20,6 +20,7 @@ from mispair.data.batches import Batch, PairLoader
 from mispair.data.pairs import IntArray
 from mispair.functional.losses import sample_losses
 from mispair.models import CosineNetwork, Encoded, Network
+from mispair.models.comparison import compare_parts, encode_part, gather_pooled
 from mispair.models.inference import encode_side, inference
 
 Inputs = TypeVar("Inputs")
@@ -91,7 +92,7 @@ class _Pass(ABC, Generic[Inputs]):
         self.spread = torch.zeros((), device=self.device)  # sum over the batches
 
     def run(self, batches: list[IntArray]) -> EpochView:
-        with CudaGraphStep(self.step, on=self.device.type == "cuda") as step:
+        with CudaGraphStep(self.step, on=self.net.team.alone and self.device.type == "cuda") as step:
             for pairs in batches:
                 step(self.load(pairs))
         return EpochView(self.net, self.loader, self.losses, self.left, self.right, float(self.spread) / len(batches))
@@ -104,8 +105,7 @@ class _Pass(ABC, Generic[Inputs]):
     def step(self, inputs: Inputs) -> None:
         """Computes a batch."""
 
-    def score(self, left: Encoded, right: Encoded, groups: Tensor, pairs: Tensor) -> None:
-        S = self.net.similarity(left, right)
+    def score(self, S: Tensor, groups: Tensor, pairs: Tensor) -> None:
         self.losses[pairs] = sample_losses(S, self.margin, groups[:, None] == groups if self.mask else None)
         self.spread.add_(S.std())
 
@@ -126,7 +126,7 @@ class _VectorPass(_Pass[tuple[Tensor, Tensor]]):
     def step(self, inputs: tuple[Tensor, Tensor]) -> None:
         rows, pairs = inputs
         left, right = Encoded(None, None, self.left[rows]), Encoded(None, None, self.right[pairs])
-        self.score(left, right, self.groups[rows], pairs)
+        self.score(self.net.similarity(left, right), self.groups[rows], pairs)
 
 
 class _ItemPass(_Pass[Batch]):
@@ -144,7 +144,8 @@ class _ItemPass(_Pass[Batch]):
 
     def step(self, inputs: Batch) -> None:
         with uncached(self.device):
-            left, right = self.net.encode_left(inputs.left), self.net.encode_right(inputs.right)
-            self.left[inputs.left_rows] = left.pooled.to(self.left.dtype)
-            self.right[inputs.pairs] = right.pooled.to(self.right.dtype)
-            self.score(left, right, inputs.left_groups, inputs.pairs)
+            left, right = (encode_part(self.net, getattr(inputs, side), side) for side in ("left", "right"))
+            self.left[inputs.left_rows] = gather_pooled(self.net, left, inputs.left).to(self.left.dtype)
+            self.right[inputs.pairs] = gather_pooled(self.net, right, inputs.right).to(self.right.dtype)
+            S = compare_parts(self.net, left, right, inputs.left, inputs.right)
+            self.score(S, inputs.left_groups, inputs.pairs)

@@ -37,6 +37,8 @@ class Partners:
 def find_partners(view: EpochView, bank: Bank, pairs: IntArray, count: int, *, keep_left: bool) -> Partners:
     """For each of these pairs the item of the bank that takes the place of its left or right one.
 
+    The ranks of the network's team share the pairs.
+
     Args:
         view: The network that searches and chooses.
         bank: Its bank.
@@ -44,6 +46,19 @@ def find_partners(view: EpochView, bank: Bank, pairs: IntArray, count: int, *, k
         count: K, how many candidates are tried.
         keep_left: Keep the left items and replace the right ones; else the other way round.
     """
+    team, device = view.network.team, view.losses.device
+
+    def search(part: slice) -> tuple[np.ndarray, np.ndarray]:
+        found = _search(view, bank, pairs[part], count, keep_left=keep_left)
+        return found.ids, found.correlation.cpu().numpy()
+
+    if not team.splits(len(pairs)):
+        return _search(view, bank, pairs, count, keep_left=keep_left)
+    ids, correlation = team.rows(search, len(pairs))
+    return Partners(ids, torch.from_numpy(correlation).to(device))
+
+
+def _search(view: EpochView, bank: Bank, pairs: IntArray, count: int, *, keep_left: bool) -> Partners:
     device, groups = view.losses.device, view.loader.pairs.left_groups[view.loader.pairs.link]
     encode_kept, _ = _ordered(view.left_of, view.right_of, keep_left)
     kept_bank, new_bank = _ordered(*bank.pooled(), keep_left)
@@ -104,11 +119,11 @@ def best_partners(network: Network, kept: Encoded, bank: Bank, slots: IntArray, 
     kept_lengths = np.zeros(len(slots), dtype=np.int64) if kept.lengths is None else kept.lengths.numpy()
     _, words = _ordered(kept_lengths[again], new_items.lengths(flat), keep_left)
     order = words.argsort(kind="stable")  # among texts of one length nothing is padded
-    S = torch.empty(len(flat), device=kept.pooled.device)
+    S = torch.empty(len(flat), dtype=torch.float32, device=kept.pooled.device)
     with inference(network):
         for part in np.array_split(order, -(-len(order) // SCORED_AT_ONCE)):
             own = kept.take(torch.from_numpy(again[part]))
             left, right = _ordered(own, new_items.take(flat[part]), keep_left)
-            S[send(torch.from_numpy(part), S.device)] = network.pair_similarity(left, right).float()
+            S[send(torch.from_numpy(part), S.device)] = network.pair_similarity(left, right).to(S.dtype)
     scores = np.where(slots < 0, -np.inf, S.view(slots.shape).cpu().numpy())
     return np.take_along_axis(slots, scores.argmax(axis=1)[:, None], axis=1)[:, 0]

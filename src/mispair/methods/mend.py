@@ -60,6 +60,7 @@ class Mend(Method):
 
     networks = 3
     audits = True
+    teams = 1
 
     def __init__(self, config: Config, nets: list[Network], loader: PairLoader) -> None:
         super().__init__(config, nets, loader)

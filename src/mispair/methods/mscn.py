@@ -96,6 +96,7 @@ class Mscn(Method):
     networks = 2
     repeatable = False
     uses_truth = True
+    teams = 1
 
     def __init__(self, config: Config, nets: list[Network], loader: PairLoader) -> None:
         super().__init__(config, nets, loader)
@@ -229,7 +230,7 @@ class Mscn(Method):
         for parameter, part in zip(parameters, gradient.total, strict=True):
             parameter.grad = part
         norm = length(gradient.total)
-        optimizer.found_inf = (~torch.isfinite(norm)).float()  # type: ignore[attr-defined] # holds the update back
+        optimizer.found_inf = (~torch.isfinite(norm)).to(torch.float32)  # type: ignore[attr-defined] # holds the update back
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         return gradient.loss, norm
@@ -364,4 +365,4 @@ def known_loss(network: Network, batch: KnownBatch) -> Tensor:
     """The meta loss M: cross-entropy of the similarities of known pairs."""
     S = network.pair_similarity(network.encode_left(batch.left), network.encode_right(batch.right))
     with full_precision(S):  # autocast refuses this loss
-        return binary_cross_entropy(S, batch.labels)
+        return binary_cross_entropy(S, batch.labels.to(S.dtype))

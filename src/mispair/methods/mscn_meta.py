@@ -75,11 +75,12 @@ def meta_gradient(
             constant.
     """
     phi, theta = list(score_layer(network).parameters()), body(network)
-    device = phi[0].device
+    device, team = phi[0].device, network.team
     with steady(network):
         with uncached(device):
             S, x = captured(network, scores)
             slopes, *slope = grads(loss(S), [S, *theta.values()])
+            team.add_up(slope)
             rate = lr * (clip / length(slope)).clamp(max=1)
             there = {
                 name: (weight.detach() - rate * g).requires_grad_()
@@ -92,8 +93,12 @@ def meta_gradient(
     with full_precision(x):
         x = x.detach().requires_grad_()
         again = score_layer(network)(x).squeeze(-1).sigmoid()
+        shared = team.splits(len(slopes))  # then x is of this rank's left items
+        slopes = slopes[team.part(len(slopes))] if shared else slopes
         (to_x,) = torch.autograd.grad((slopes * again).sum(), x, create_graph=True)
         mixed = grads((to_x * moving).sum(), phi)
+        if shared:
+            team.add_up(mixed)
     return MetaGradient(M.detach(), direct, [-rate * part for part in mixed])
 
 

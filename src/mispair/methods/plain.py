@@ -9,6 +9,8 @@ from mispair.methods.base import Method, StepInputs, StepResult, similarity
 class Plain(Method):
     """Triplet loss on the hardest negatives of the batch, hardened gradually."""
 
+    teams = 1
+
     def loss(self, net: int, inputs: StepInputs) -> StepResult:
         S = similarity(self.nets[net], inputs.batch)
         return StepResult(hard_loss(S, self.config.margin, inputs.negatives, self.false_negatives(inputs.batch)), S)

@@ -8,7 +8,6 @@ partner from the bank. docs/lab-book/repair-choices.md has our choices where the
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -29,7 +28,7 @@ from mispair.methods.half_replacing import find_partners
 from mispair.methods.memory_bank import Bank
 from mispair.methods.report import BoolArray, Examples, ReplacedPairs, label_histograms, selection, separation
 from mispair.models import Network
-from mispair.models.inference import inference
+from mispair.models.comparison import compare
 
 FIRST_FILL = 101  # stream of random numbers
 CHUNK = 1024  # pairs encoded for a bank at a time
@@ -69,6 +68,8 @@ class Repair(CoTeaching):
         partner_labels: (2, 2, N) y* of these new pairs.
     """
 
+    teams = 2
+
     def __init__(self, config: Config, nets: list[Network], loader: PairLoader) -> None:
         super().__init__(config, nets, loader)
         self.device = next(nets[0].parameters()).device
@@ -80,7 +81,7 @@ class Repair(CoTeaching):
         self.labels = torch.ones(2, count, device=self.device)
         self.bounds = [(1.0, 0.0)] * 2
         self.partners = np.full((2, 2, count), -1)
-        self.partner_labels = torch.zeros(2, 2, count, device=self.device)
+        self.partner_labels = torch.zeros(2, 2, count, dtype=torch.float32, device=self.device)
         self._correlations: list[Tensor] = []  # of this epoch, (N,) by each network
 
     @classmethod
@@ -115,7 +116,11 @@ class Repair(CoTeaching):
             self._enqueue(net, self.rng(FIRST_FILL, net).permutation(np.flatnonzero(trains)))
         self.refill(net, view)
         link = send(torch.from_numpy(self.loader.pairs.link), self.device)
-        correlation = bank_correlation(view.left, view.right, *self.banks[net].pooled(), link)
+        team, count = view.network.team, len(link)
+        part = team.part(count)
+        correlation = bank_correlation(view.left, view.right[part], *self.banks[net].pooled(), link[part])
+        if not team.alone:
+            correlation = team.gather_alike(correlation, count)
         self.bounds[net] = label_bounds(correlation, self.settings.gamma_share)
         self.labels[net] = soft_labels(correlation, *self.bounds[net])
         return correlation
@@ -201,12 +206,8 @@ class Repair(CoTeaching):
         return inputs.labels
 
     def _noisy_loss(self, net: int, pairs: NoisyBatch, negatives: Tensor) -> Tensor:
-        network = self.nets[net]
-        with inference(network) if pairs.from_bank == "left" else nullcontext():
-            left = network.encode_left(pairs.left)
-        with inference(network) if pairs.from_bank == "right" else nullcontext():
-            right = network.encode_right(pairs.right)
-        return hard_loss(network.similarity(left, right), self._margin(pairs.labels), negatives, pairs.same)
+        S = compare(self.nets[net], pairs.left, pairs.right, without_gradient=pairs.from_bank)
+        return hard_loss(S, self._margin(pairs.labels), negatives, pairs.same)
 
     def _margin(self, labels: Tensor) -> Tensor:
         return soft_margin(labels, self.config.margin, self.config.coteaching.margin_base)
@@ -289,6 +290,7 @@ class RepairByBatch(Repair):
     """Algorithm 1 of the paper: in each step a network labels its batch by its own bank, into which the batch goes."""
 
     repeatable = False
+    teams = 1  # a bank is filled by the steps of its network, so the other team would not know it
 
     def refill(self, net: int, view: EpochView) -> None:
         if not len(self.banks[net]):

@@ -9,11 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from mispair.compute.devices import send
+from mispair.compute.distributed import ALONE, Team
 from mispair.compute.precision import EPSILON, full_precision
 from mispair.data.batches import Items
 from mispair.data.pairs import Kind, Side, Tokens
 from mispair.functional.evidence import raw_scores
 from mispair.models.kernels import normalize
+from mispair.models.layers import BatchNorm, Dropout
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,14 @@ class Network(nn.Module, ABC):
     right: nn.Module
     augments = False  # whether training batches go through the size augmentation
     squashed = False  # whether similarities are sigmoids of raw scores
+    team = ALONE  # the processes that share the work on its batches
+
+    def share(self, team: Team) -> None:
+        """Lets the ranks of a team share the work."""
+        self.team = team
+        for layer in self.modules():
+            if isinstance(layer, BatchNorm | Dropout):
+                layer.team = team
 
     def encode_left(self, items: Items) -> Encoded:
         encoded: Encoded = self.left(items)

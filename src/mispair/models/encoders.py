@@ -8,6 +8,7 @@ from mispair.compute.precision import working_dtype
 from mispair.data.batches import Items
 from mispair.models.base import Encoded, SideSpec, l2norm, xavier_linear
 from mispair.models.bigru import BiGRU
+from mispair.models.layers import Dropout
 from mispair.models.ragged import inside, masked_mean
 
 
@@ -34,7 +35,7 @@ class WordRecurrence(nn.Module):
         super().__init__()
         self.embed = nn.Embedding(words, word_size)
         nn.init.uniform_(self.embed.weight, -0.1, 0.1)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.rnn = BiGRU(word_size, embed_size)
 
     def forward(self, items: Items) -> tuple[Tensor, Tensor]:

@@ -46,12 +46,18 @@ def inference(network: Network) -> Iterator[None]:
 
 
 def encode_side(network: Network, loader: SideLoader, *, left: bool) -> EncodedSide:
-    """Encodes all items of a side."""
-    side = loader.side
+    """Encodes all items of a side; the ranks of the network's team share the work where a vector an item is all."""
+    side, team = loader.side, network.team
     order = np.argsort(side.lengths, kind="stable") if isinstance(side, Tokens) else np.arange(len(side))
     encode = network.encode_left if left else network.encode_right
+    shares = isinstance(network, CosineNetwork) and team.splits(len(side))
+    if shares:  # each rank takes texts of all lengths
+        order = np.concatenate([order[rank :: team.size] for rank in range(team.size)])
+    own = order[team.part(len(side))] if shares else order
     with inference(network):
-        chunks = [encode(loader.items(rows)) for rows in _chunks(side, order, _times(network, loader))]
+        chunks = [encode(loader.items(rows)) for rows in _chunks(side, own, _times(network, loader))]
+        if shares:
+            chunks = [Encoded(None, None, team.gather_alike(torch.cat([c.pooled for c in chunks]), len(side)))]
     return EncodedSide(torch.from_numpy(order), chunks)
 
 
@@ -75,15 +81,22 @@ def _chunks(side: Side, order: IntArray, times: int) -> Iterator[IntArray]:
 
 
 def score(network: Network, left: EncodedSide, right: EncodedSide) -> Tensor:
-    """Similarity of every left item with every right item, (l, r)."""
-    device = left.chunks[0].pooled.device
-    S = torch.empty(len(left.rows), len(right.rows), device=device)
+    """Similarity of every left item with every right item, (l, r).
+
+    Where that takes long, the ranks of the network's team share the chunks of right items.
+    """
+    device, team = left.chunks[0].pooled.device, network.team
+    shares = not isinstance(network, CosineNetwork) and not team.alone
+    S = torch.zeros(len(left.rows), len(right.rows), device=device)
     column = 0
     with inference(network):
-        for chunk in right.chunks:
+        for number, chunk in enumerate(right.chunks):
             columns = right.rows[column : column + len(chunk)].to(device)
-            S[:, columns] = torch.cat([network.similarity(part, chunk) for part in left.chunks])
+            if not shares or number % team.size == team.rank:
+                S[:, columns] = torch.cat([network.similarity(part, chunk) for part in left.chunks])
             column += len(chunk)
+        if shares:
+            S = team.total(S)
     rows = left.rows.argsort().to(device)
     return S[rows]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from mispair.compute.devices import send
 
@@ -91,24 +91,3 @@ class _Move(torch.autograd.Function):
 
 def _take(x: Tensor, dim: int, there: Tensor, real: Tensor) -> Tensor:
     return x.index_select(dim, there).masked_fill_(~real.view(-1, *(1,) * (x.dim() - 1 - dim)), 0)
-
-
-class MaskedBatchNorm(nn.BatchNorm1d):
-    """Batch normalisation of (N, D) whose statistics see the `real` rows alone."""
-
-    def forward(self, x: Tensor, real: Tensor | None = None) -> Tensor:
-        if real is None or not self.training:
-            return super().forward(x)
-        assert self.running_mean is not None
-        assert self.running_var is not None
-        assert self.num_batches_tracked is not None
-        weight, count = real.to(torch.float32)[:, None], real.sum()
-        x = x.float()
-        mean = (x * weight).sum(dim=0) / count
-        centred = (x - mean) * weight
-        variance = centred.square().sum(dim=0) / count
-        with torch.no_grad():
-            self.num_batches_tracked += 1
-            self.running_mean.lerp_(mean, self.momentum or 0)
-            self.running_var.lerp_(variance * count / (count - 1).clamp(min=1), self.momentum or 0)
-        return centred * (variance + self.eps).rsqrt() * self.weight + self.bias

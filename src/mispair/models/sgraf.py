@@ -14,13 +14,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import leaky_relu, linear
 
+from mispair.compute.distributed import ALONE, Team
 from mispair.compute.precision import EPSILON, full_precision, working, working_dtype
 from mispair.config import Config
 from mispair.models.base import Encoded, Network, SideSpec, l2norm, safe_norm, xavier_linear
 from mispair.models.encoders import RegionEncoder, WordEncoder
 from mispair.models.kernels import attention, context, graph
 from mispair.models.kernels.attention import SLOPE, SMOOTH
-from mispair.models.ragged import MaskedBatchNorm, Packing, inside, masked_mean, packing
+from mispair.models.layers import BatchNorm, Dropout
+from mispair.models.ragged import Packing, inside, masked_mean, packing
 
 LONG = 64  # words; hardly any caption of a photo has more
 
@@ -33,10 +35,10 @@ class SelfAttention(nn.Module):
         local: list[nn.Module] = [xavier_linear(embed_size, embed_size)]
         whole: list[nn.Module] = [xavier_linear(embed_size, embed_size)]
         if regions:  # images are normalised, a region slot a channel; sentences are not
-            local.append(nn.BatchNorm1d(regions))
-            whole.append(nn.BatchNorm1d(embed_size))
-        self.local = nn.Sequential(*local, nn.Tanh(), nn.Dropout(dropout))
-        self.whole = nn.Sequential(*whole, nn.Tanh(), nn.Dropout(dropout))
+            local.append(BatchNorm(regions))
+            whole.append(BatchNorm(embed_size))
+        self.local = nn.Sequential(*local, nn.Tanh(), Dropout(dropout))
+        self.whole = nn.Sequential(*whole, nn.Tanh(), Dropout(dropout))
         self.score = xavier_linear(embed_size, 1)
 
     def forward(self, x: Tensor, lengths: Tensor | None) -> Tensor:
@@ -126,6 +128,12 @@ class SimilarityVectors(Network):
         self.left_pool = SelfAttention(d, config.dropout, regions=max(left.count, 1) if left.kind != "tokens" else 0)
         self.right_pool = SelfAttention(d, config.dropout)
         self.local_vector, self.global_vector = xavier_linear(d, s), xavier_linear(d, s)
+
+    def share(self, team: Team) -> None:
+        super().share(team)
+        for layer in self.right_pool.modules():
+            if isinstance(layer, Dropout):
+                layer.team = ALONE  # every rank pools all right items
 
     @staticmethod
     def _encoder(spec: SideSpec, config: Config) -> nn.Module:
@@ -286,7 +294,7 @@ class AttentionFilter(nn.Module):
 
     def __init__(self, size: int) -> None:
         super().__init__()
-        self.gate, self.norm = xavier_linear(size, 1), MaskedBatchNorm(1)
+        self.gate, self.norm = xavier_linear(size, 1), BatchNorm(1)
 
     def forward(self, nodes: Tensor, words: Packing) -> Tensor:
         """From nodes (l, r + T, s), as `GraphReasoning` has them, to (l, r, s)."""

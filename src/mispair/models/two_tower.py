@@ -8,6 +8,7 @@ from mispair.config import Config
 from mispair.data.batches import Items
 from mispair.errors import ConfigError
 from mispair.models.base import CosineNetwork, Encoded, SideSpec, l2norm, xavier_linear
+from mispair.models.layers import BatchNorm, Dropout
 
 
 class Tower(nn.Module):
@@ -16,10 +17,10 @@ class Tower(nn.Module):
     def __init__(self, spec: SideSpec, embed_size: int, dropout: float) -> None:
         super().__init__()
         # Foreign embeddings come in any scale and with a common offset; neither says anything about the match.
-        self.standardise = nn.BatchNorm1d(spec.size, affine=False)
+        self.standardise = BatchNorm(spec.size, affine=False)
         self.fc = xavier_linear(spec.size, embed_size)
         self.mlp = nn.Sequential(
-            nn.Linear(spec.size, embed_size), nn.ReLU(), nn.Dropout(dropout), nn.Linear(embed_size, embed_size)
+            nn.Linear(spec.size, embed_size), nn.ReLU(), Dropout(dropout), nn.Linear(embed_size, embed_size)
         )
 
     def forward(self, items: Items) -> Encoded:

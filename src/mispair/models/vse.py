@@ -12,7 +12,8 @@ from mispair.models.base import CosineNetwork, Encoded, SideSpec, l2norm, xavier
 from mispair.models.bigru import BiGRU
 from mispair.models.encoders import WordRecurrence, as_set
 from mispair.models.kernels import gpo
-from mispair.models.ragged import MaskedBatchNorm, inside, to
+from mispair.models.layers import BatchNorm
+from mispair.models.ragged import inside, to
 
 
 class GPO(nn.Module):
@@ -76,7 +77,7 @@ class PooledRegions(nn.Module):
         hidden = max(1, embed_size // 2)
         self.fc = xavier_linear(spec.size, embed_size)
         self.mlp = nn.Sequential(
-            nn.Linear(spec.size, hidden), MaskedBatchNorm(hidden), nn.ReLU(), nn.Linear(hidden, embed_size)
+            nn.Linear(spec.size, hidden), BatchNorm(hidden), nn.ReLU(), nn.Linear(hidden, embed_size)
         )
         self.pool = GPO()
 

@@ -30,6 +30,7 @@ from mispair.auditing.sources.raw import RawPairs
 from mispair.auditing.sources.source import Source
 from mispair.auditing.sources.tables import Roles
 from mispair.compute.devices import pick_device
+from mispair.compute.distributed import Ranks, connect
 from mispair.config import Config, override
 from mispair.data import loading
 from mispair.data.origin import MARK
@@ -40,6 +41,7 @@ from mispair.support.formatting import plain
 from mispair.support.owned_folder import FolderKind, OwnedFolder
 from mispair.training.fit import TrainedRun, save_score, train_and_test
 from mispair.training.run_folder import MADE_FROM_FILES, SCORES, read_result
+from mispair.training.trainer import check_ranks
 
 FEATURES, AUDIT_FOLDER = MADE_FROM_FILES
 SPLITS = ("train", "dev", "test")
@@ -92,7 +94,14 @@ def train_from_files(
     """
     if "method" not in given:
         config = replace(config, method=RECOMMENDED)
-    methods.select(config)
+    with connect(config.device) as ranks:
+        check_ranks(config, ranks)
+        return _train_from_files(files, config, out, console, given, ranks)
+
+
+def _train_from_files(
+    files: Files, config: Config, out: Path, console: Console | None, given: Collection[str], ranks: Ranks
+) -> TrainedRun:
     pick_device(config.device)
     data = AuditInput(
         files.source, images=files.images, columns=files.columns, encoders=files.encoders, cache=files.cache
@@ -107,8 +116,8 @@ def train_from_files(
         _refuse_encoding(files)
     features = str((out / FEATURES).resolve())
     config = override(config, {"data": features, "model": _fitting_model(config, given, files.grid is not None)})
-    if read_result(out) is None:
-        _prepare(files, data, raw, config, out, console)
+    if ranks.by_first(lambda: read_result(out)) is None:
+        ranks.by_first(lambda: _prepare(files, data, raw, config, out, console))
     return train_and_test(config, out, console, given)
 
 

@@ -24,7 +24,7 @@ from mispair.methods.report import MethodReport
 from mispair.support.files import write_atomically
 from mispair.training.monitor import Health
 
-FORMAT = 4
+FORMAT = 5
 KEPT = 2
 _NOT_OURS = "{} is no checkpoint of this run, whatever its name says; delete it, or give another --out."
 NAME = re.compile(r"step-(\d{9})-([0-9a-f]{16})\.pt")
@@ -35,11 +35,30 @@ class Cursor:
     """Where a run is. `network` equal to the number of networks means that the epoch is still to be validated."""
 
     epoch: int = 0
-    network: int = 0
-    position: int = 0  # batches of this epoch that this network has done
+    network: int = 0  # the one in turn
+    positions: list[int] = field(default_factory=list)  # batches of this epoch that each network has done
     step: int = 0  # batches done by all networks
     main_steps: list[int] = field(default_factory=list)  # batches of main epochs done by each network
     first_steps: list[int] = field(default_factory=list)  # and before this epoch
+
+    @classmethod
+    def start(cls, networks: int) -> Cursor:
+        """Before the first step."""
+        return cls(positions=[0] * networks, main_steps=[0] * networks, first_steps=[0] * networks)
+
+    @property
+    def position(self) -> int:
+        """Batches of this epoch that the network in turn has done."""
+        return self.positions[self.network]
+
+    @property
+    def begun(self) -> bool:
+        """Whether a step of this epoch was made."""
+        return self.network > 0 or any(self.positions)
+
+    def to_epoch(self, epoch: int) -> None:
+        """Goes to the start of an epoch."""
+        self.epoch, self.network, self.positions = epoch, 0, [0] * len(self.positions)
 
 
 @dataclass(frozen=True)

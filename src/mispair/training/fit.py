@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import tempfile
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import numpy.typing as npt
 from rich.console import Console
 
 from mispair import methods
+from mispair.compute.distributed import Ranks, connect
 from mispair.config import Config, override
 from mispair.data.npy import chunks, open_array
 from mispair.data.pairs import MATCH_THRESHOLD, Pairs, Side, Tokens, unflagged
@@ -22,9 +23,9 @@ from mispair.retrieval.evaluation import Evaluation
 from mispair.retrieval.matcher import Matcher, check_content, check_is_pairs
 from mispair.support.files import replacing
 from mispair.training.defaults import duration_sentence, fitted
-from mispair.training.run_folder import SCORES, Run, read_result
+from mispair.training.run_folder import SCORES, OtherRank, Run, read_result
 from mispair.training.splits import Splits, check_tested, load_splits
-from mispair.training.trainer import Trainer, check_pairs
+from mispair.training.trainer import Trainer, check_pairs, check_ranks
 
 TRAIN, DEV, TEST = SCORES  # names of the files with match scores
 SAMPLE = 16  # items of a side that are compared before all of them are
@@ -93,13 +94,19 @@ def train_and_test(
         console: Where to show progress.
         given: Names of the settings that were chosen; the others follow the data and the device. By default all were.
     """
-    splits = load_splits(config, console)
-    if given is not None:
-        config = fitted(config, given, splits.train)
-    if console is not None and read_result(out) is None:
-        console.print(duration_sentence(config, splits.train), soft_wrap=True)
-    run_again = f"Go on with: mispair train --recipe {_quoted(out / 'config.toml')} --out {_quoted(out)}"
-    matcher = train_splits(config, splits, out, console, run_again)
+    with connect(config.device) as ranks:
+        check_ranks(config, ranks)
+        splits = ranks.first_before_others(lambda: load_splits(config, console))
+        if given is not None:
+            config = fitted(config, given, splits.train)
+        if console is not None and read_result(out) is None:
+            console.print(duration_sentence(config, splits.train), soft_wrap=True)
+        run_again = f"Go on with: mispair train --recipe {_quoted(out / 'config.toml')} --out {_quoted(out)}"
+        matcher = train_splits(config, splits, out, console, run_again)
+        return ranks.by_first(lambda: _tested(splits, matcher, out))
+
+
+def _tested(splits: Splits, matcher: Matcher, out: Path) -> TrainedRun:
     scored = _kept(out, splits.tested, TEST)
     trusted = splits.tested if scored is None else unflagged(scored)
     found = None if trusted is splits.tested or trusted is scored else replace(splits, tested=trusted).test(matcher)
@@ -138,13 +145,27 @@ def _train(
     check_pairs(train, dev)
     _refuse_equal_items(train)
     try:
-        with Run(out, config) as run:
+        with connect(config.device) as ranks, _open(out, config, ranks) as run:
+            check_ranks(config, ranks)
             audits = config.audit or methods.select(config).audits
             if audits and train.match_score is None:
-                train, dev = _audited(config, train, dev, tested, run, console)
-            return Trainer(config, train, dev, run, console).fit()
+                audited = ranks.by_first(lambda: _match_scores(_audited(config, train, dev, tested, run, console)))
+                train = replace(train, match_score=audited[0])
+                dev = None if dev is None else replace(dev, match_score=audited[1])
+            return Trainer(config, train, dev, run, console, ranks).fit()
     except StoppedError as stop:
         raise StoppedError(f"{stop} {after_stop}", stop.code) from None
+
+
+def _open(out: Path, config: Config, ranks: Ranks) -> Run:
+    """The run folder, which the first rank reads and writes."""
+    opened: list[Run] = []
+    ranks.by_first(lambda: opened.append(Run(out, config)))
+    return opened[0] if opened else OtherRank(out, config)
+
+
+def _match_scores(splits: Iterable[Pairs | None]) -> list[npt.NDArray[np.float32] | None]:
+    return [None if pairs is None else pairs.match_score for pairs in splits]
 
 
 def _audited(

@@ -78,7 +78,7 @@ class StepMonitor:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.non_finite = torch.zeros((), device=device)
+        self.non_finite = torch.zeros((), dtype=torch.float32, device=device)
         self.health = Health()
         self._unread: list[tuple[int, int, tuple[str, ...], Tensor]] = []
 
@@ -86,7 +86,7 @@ class StepMonitor:
         """The metrics of a step, between its backward pass and its update."""
         loss, pairs = result.loss.detach(), len(result.S)
         # Both are checked: the hinge has no gradient at NaN, so a NaN can hide from the norm.
-        self.non_finite.copy_(torch.maximum(self.non_finite, (~torch.isfinite(loss + norm)).float()))
+        self.non_finite.copy_(torch.maximum(self.non_finite, (~torch.isfinite(loss + norm)).to(self.non_finite.dtype)))
         logged = loss / pairs if result.logged is None else result.logged.detach() + 0 * loss  # a NaN must be seen
         metrics = {"loss": logged, "spread": spread(result.S), "grad_norm": norm, **result.metrics}
         return StepMetrics(tuple(metrics), torch.stack([value.detach().float() for value in metrics.values()]))

@@ -34,7 +34,7 @@ from mispair.errors import ConfigError, DataError
 from mispair.methods.report import Examples, MethodReport
 from mispair.support.files import replacing, write_atomically
 from mispair.training.checkpoint import Best
-from mispair.training.events import Event, from_line, scalars, to_line
+from mispair.training.events import Event, StepEvent, from_line, scalars, to_line
 
 SCORES = ("match_score.npy", "match_score_dev.npy", "match_score_test.npy")  # of training, validation and test pairs
 MADE_FROM_FILES = ("features", "audit")  # folders that a training from images and captions makes first
@@ -130,6 +130,10 @@ class Run:
             for name, value in scalars(event).items():
                 self._board.add_scalar(f"{event.event}/{name}", value, event.step)
 
+    def unsent(self) -> list[StepEvent]:
+        """Steps that are not logged here, since the last time."""
+        return []
+
     @property
     def logged_bytes(self) -> int:
         return self._metrics.tell()
@@ -162,6 +166,43 @@ class Run:
         if examples is not None:
             _write_examples(self.path / PAIRS, examples)
         write_atomically(self.path / RESULT, result.model_dump_json(indent=2, exclude_unset=True).encode())
+
+
+class OtherRank(Run):
+    """A run folder on all ranks but the first: nothing is read or written, and steps wait until they are sent."""
+
+    def __init__(self, path: Path, config: Config) -> None:
+        self.path, self.config = path, config
+        self.checkpoints, self.best = path / "checkpoints", path / "best.safetensors"
+        self._unsent: list[StepEvent] = []
+
+    def close(self) -> None:
+        pass
+
+    def log(self, event: Event) -> None:
+        if isinstance(event, StepEvent):  # of others, all ranks have the same
+            self._unsent.append(event)
+
+    def unsent(self) -> list[StepEvent]:
+        events, self._unsent = self._unsent, []
+        return events
+
+    @property
+    def logged_bytes(self) -> int:
+        return 0
+
+    def forget_after(self, logged_bytes: int) -> None:
+        pass
+
+    def write_environment(self, device: torch.device) -> None:
+        pass
+
+    @property
+    def result(self) -> RunResult | None:
+        return None
+
+    def finish(self, result: RunResult, examples: Examples | None) -> None:
+        pass
 
 
 def read_events(folder: Path, kind: type[EventT]) -> list[EventT]:

@@ -7,11 +7,16 @@ the pairs and the augmentation are functions of seed, epoch, network and positio
 
 from __future__ import annotations
 
+import io
 import math
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -21,13 +26,14 @@ from torch import Tensor
 from mispair import methods
 from mispair.compute.cuda_graphs import CudaGraphStep
 from mispair.compute.devices import autocast, pick_device
+from mispair.compute.distributed import ALONE, Ranks, Team
 from mispair.compute.optimizer import make as make_optimizer
 from mispair.compute.optimizer import set_lr
 from mispair.config import Config
 from mispair.data.batches import PairLoader, SideLoader, prefetch
 from mispair.data.pairs import Pairs, Tokens, fingerprint, unflagged
-from mispair.errors import CollapseError, ConfigError, DataError, NonFiniteError, StoppedError
-from mispair.methods.base import EpochPairs, StepInputs, StepPlan
+from mispair.errors import CollapseError, ConfigError, DataError, MispairError, NonFiniteError, StoppedError
+from mispair.methods.base import EpochPairs, StepInputs, StepPlan, StepResult
 from mispair.methods.report import MethodReport
 from mispair.models import SideSpec, build
 from mispair.models.inference import average, similarities
@@ -38,20 +44,55 @@ from mispair.support.signals import stop_signals
 from mispair.training import checkpoint
 from mispair.training.checkpoint import Best, Checkpoint, Cursor
 from mispair.training.events import MethodEvent, StepEvent, ValidationEvent
-from mispair.training.monitor import READ_EVERY, StepMetrics, StepMonitor
+from mispair.training.monitor import READ_EVERY, Health, StepMetrics, StepMonitor
 from mispair.training.plan import plan_epoch
 from mispair.training.run_folder import Run, RunResult
 
 INITIAL_WEIGHTS, ORDER, NOISY_ORDER, AUGMENTATION, DROPOUT = range(5)  # independent streams of random numbers
+ROUND_SECONDS, ROUND_STEPS = 1.0, 100  # about how long ranks train before they agree on stopping and saving; at most
+
+
+class Pause(NamedTuple):
+    """What a rank tells the others between two steps."""
+
+    signal: int | None  # that asks it to stop
+    save: bool  # whether it is time for a checkpoint
+    steps: int  # made since the last time
+    seconds: float
+    done: bool  # whether its team has no more steps in this epoch
+    events: list[StepEvent]  # for the log
+
+
+class Progress(NamedTuple):
+    """What a rank tells the others about the networks of its team."""
+
+    position: int
+    health: Health
+    checksum: list[float]  # of the weights of each network of its team
 
 
 class Trainer:
-    """Trains what `config` says on `train`; keeps the networks that are best on `dev` (the last ones without it)."""
+    """Trains what `config` says on `train`; keeps the networks that are best on `dev` (the last ones without it).
+
+    Several ranks train as one team, which shares every step, or as two teams, one for each of two networks. Before an
+    epoch and for validation all ranks are one team, and everybody has all networks.
+    """
 
     def __init__(
-        self, config: Config, train: Pairs, dev: Pairs | None, run: Run, console: Console | None = None
+        self,
+        config: Config,
+        train: Pairs,
+        dev: Pairs | None,
+        run: Run,
+        console: Console | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         method = methods.select(config)
+        self.ranks = Ranks() if ranks is None else ranks
+        check_ranks(config, self.ranks)
+        self.teams = self.ranks.teams(2 if method.teams == 2 and self.ranks.size % 2 == 0 else 1)
+        self.team = self.teams[self.ranks.rank * len(self.teams) // self.ranks.size]
+        self._local = config.local_negatives and not self.team.alone
         config = method.adapted(config)
         self.config, self.train_pairs, self.run = config, train, run
         self.dev = None if dev is None else unflagged(dev)  # mismatched pairs shall not decide the best epoch
@@ -70,12 +111,12 @@ class Trainer:
         self._dev_loaders: tuple[SideLoader, SideLoader] | None = None
         self._dev_scores: dict[int, Tensor] = {}  # by network, for those that do not train any more
         self.method = method(config, self.nets, self.loader)
-        self.cursor = Cursor(main_steps=[0] * len(self.nets), first_steps=[0] * len(self.nets))
+        self.cursor = Cursor.start(len(self.nets))
         self.epoch_pairs: list[EpochPairs] = []
         self.report: MethodReport | None = None  # of this epoch
         self.best = Best()
         self.monitors = [StepMonitor(self.device) for _ in self.nets]
-        records = self.device.type == "cuda" and self.method.repeatable
+        records = self.device.type == "cuda" and self.method.repeatable and self.ranks.size == 1
         pool = torch.cuda.graph_pool_handle() if records else None
         self._updates = {
             (number, main): CudaGraphStep(partial(self._update, number, main), on=records, pool=pool)
@@ -84,19 +125,24 @@ class Trainer:
         }
         for optimizer, monitor in zip(self.optimizers, self.monitors, strict=True):
             optimizer.found_inf = monitor.non_finite  # type: ignore[attr-defined]
-        self.progress = TrainingProgress(self._total_steps(), console, f"{config.method} {config.model}")
+        self.progress = TrainingProgress(
+            self._total_steps() // len(self.teams), console, f"{config.method} {config.model}"
+        )
         self.selection_seconds = 0.0  # seconds that the method took to choose the pairs of this epoch
-        self._saved_at = time.monotonic()
+        self._saved_at = self._paused_at = time.monotonic()
         self._signal: int | None = None
+        self._first_step = 0  # of this epoch
+        self._round, self._round_steps = 1, 0  # steps until the next pause, and made since the last one
+        self._on_part = False  # with local negatives: whether the step is on this rank's part of the batch
 
     # ------------------------------------------------------------------ the loop
 
     def fit(self) -> Matcher:
         """Trains to the end, from the newest checkpoint if there is one."""
-        if (ended := self.run.result) is not None:
+        if (ended := self.ranks.by_first(lambda: self.run.result)) is not None:
             self._refuse_other_pairs(ended.fingerprint)
             self.progress.line("This run has ended already; nothing was trained.")
-            return Matcher.load(self.run.best, self.config.device)
+            return self._load_best()
         own = [self.device] if self.device.type == "cuda" else []
         # The caller's random numbers are not ours.
         with stop_signals(self.stop), self.progress, torch.random.fork_rng(own):
@@ -104,37 +150,68 @@ class Trainer:
             self.run.write_environment(self.device)
             while self.cursor.epoch < self.config.total_epochs:
                 self.epoch()
-        if self.dev is None:
+        if self.dev is None and self.ranks.is_first:
             self._matcher().save(self.run.best)
         result = RunResult(best=self.best, steps=self.cursor.step, fingerprint=self._trained_on, report=self.report)
-        self.run.finish(result, self.method.examples(np.arange(len(self.train_pairs))))
-        return Matcher.load(self.run.best, self.config.device)
+        examples = self.method.examples(np.arange(len(self.train_pairs)))
+        self.ranks.by_first(lambda: self.run.finish(result, examples))
+        return self._load_best()
+
+    def _load_best(self) -> Matcher:
+        """The best model, of which only the first rank has the file."""
+        content = None if self.ranks.size == 1 else self.ranks.by_first(self.run.best.read_bytes)
+        if content is None or self.ranks.is_first:
+            return Matcher.load(self.run.best, self.config.device)
+        with tempfile.TemporaryDirectory(prefix="mispair-") as folder:
+            copy = Path(folder) / self.run.best.name
+            copy.write_bytes(content)
+            return Matcher.load(copy, self.config.device)
 
     def epoch(self) -> None:
         """Trains and validates an epoch, or what is left of it."""
         cursor, started = self.cursor, time.monotonic()
-        if cursor.network == 0 and cursor.position == 0:
+        if not cursor.begun:
             self.begin(cursor.epoch)
-        while cursor.network < len(self.nets):
-            for _ in self.steps():
-                self._pause()
-            cursor.network, cursor.position = cursor.network + 1, 0
+        self._first_step = cursor.step - sum(cursor.positions)
+        self._share(ALONE if self._local else self.team)
+        if len(self.teams) == 1:
+            while cursor.network < len(self.nets):
+                for _ in self.steps():
+                    self._pause()
+                cursor.network += 1
+        else:
+            self._train_one()
+        self._share(self.ranks.world)
+        self._meet()
         if self.report is not None:
             metrics = self.report.model_dump(exclude_unset=True)
             self.run.log(MethodEvent(epoch=cursor.epoch, step=cursor.step, **metrics))
         self.validate(time.monotonic() - started)
-        cursor.epoch, cursor.network, cursor.position = cursor.epoch + 1, 0, 0
+        cursor.to_epoch(cursor.epoch + 1)
         cursor.first_steps = list(cursor.main_steps)
+        self._first_step = cursor.step
         self._checkpoint()
+
+    def _train_one(self) -> None:
+        """The steps of this epoch of this team's network, while the other team makes those of its own."""
+        cursor, number = self.cursor, self.teams.index(self.team)
+        before = [len(self.plans(other)) for other in range(number)]  # so steps have the numbers as in one process
+        cursor.network, cursor.step = number, self._first_step + sum(before) + cursor.positions[number]
+        for _ in self.steps():
+            self._pause()
+        while not self._pause(done=True):
+            pass
 
     def begin(self, epoch: int) -> None:
         """Goes to the start of an epoch: the method chooses the pairs of every network."""
         cursor, started = self.cursor, time.monotonic()
-        cursor.epoch, cursor.network, cursor.position = epoch, 0, 0
+        cursor.to_epoch(epoch)
         main = self._main_epoch
+        self._share(self.ranks.world)
         with autocast(self.device, self.config.precision):
             self.epoch_pairs = self.method.begin_warmup() if main is None else self.method.begin_epoch(main)
         self.report = None if main is None else self.method.report()
+        self._agree()
         self._check_epoch_pairs()
         self.selection_seconds = time.monotonic() - started
 
@@ -144,7 +221,8 @@ class Trainer:
         By default all, from where it is. In the end the metrics are read: so everything has been done on the GPU, too.
         """
         cursor, number = self.cursor, self.cursor.network
-        cursor.position = cursor.position if first is None else first
+        if first is not None:
+            cursor.positions[number] = first
         plans = self.plans(number)
         for plan, inputs in islice(self._inputs(plans[cursor.position :]), most):
             place = cursor.epoch + plan.position / len(plans)
@@ -155,16 +233,25 @@ class Trainer:
 
     def _step(self, plan: StepPlan, inputs: StepInputs) -> None:
         cursor, main = self.cursor, plan.main_step is not None
+        if len(self.teams) > 1 or self._local:  # where ranks do not draw the same numbers one after the other
+            place = self.team.rank if self._local else 0
+            torch.manual_seed(self._seed(DROPOUT, cursor.epoch, cursor.network, plan.position, place))
+        self._on_part = self._own_part(plan) is not plan
         metrics = self._updates[cursor.network, main](inputs)
         monitor = self.monitors[cursor.network]
         monitor.add(cursor.step, metrics, len(plan.pairs))
-        cursor.step, cursor.position = cursor.step + 1, plan.position + 1
-        if main:
-            cursor.main_steps[cursor.network] += not plan.on_noisy
-            self.method.after_step(cursor.network, plan)
+        cursor.step += 1
+        cursor.positions[cursor.network] = plan.position + 1
+        self._count(cursor.network, plan)
         self.progress.step(self._phase)
         if monitor.unread >= READ_EVERY:
             self._flush_metrics()
+
+    def _count(self, number: int, plan: StepPlan) -> None:
+        """Notes that a network has made a step."""
+        if plan.main_step is not None:
+            self.cursor.main_steps[number] += not plan.on_noisy
+            self.method.after_step(number, plan)
 
     def _update(self, number: int, main: bool, inputs: StepInputs) -> StepMetrics:
         """One step of network `number`: loss, gradients, new weights."""
@@ -173,12 +260,29 @@ class Trainer:
         optimizer.zero_grad(set_to_none=True)
         with autocast(self.device, self.config.precision):
             result = loss(number, inputs)
-        result.loss.backward()  # type: ignore[no-untyped-call]
+        (result.loss * self._loss_share(result)).backward()  # type: ignore[no-untyped-call]
+        self.team.add_gradients(net.parameters())
         norm = torch.nn.utils.clip_grad_norm_(net.parameters(), self.config.grad_clip)
+        if self._local:
+            norm = norm + 0 * self.team.total(result.loss.detach())  # all ranks must see what is not finite
         metrics = self.monitors[number].measure(result, norm)
+        if self._local:
+            metrics = StepMetrics(metrics.names, self.team.total(metrics.values) / self.team.size)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)  # so that recorded steps share the memory of the gradients
         return metrics
+
+    def _loss_share(self, result: StepResult) -> float:
+        """What a rank's loss counts in the sum over the ranks: with local negatives, means are averaged."""
+        return 1 / self.team.size if self._local and (result.logged is not None or not self._on_part) else 1.0
+
+    def _own_part(self, plan: StepPlan) -> StepPlan:
+        """With local negatives, this rank's part of a step; all of it where it has too few pairs to share."""
+        batches = [pairs for pairs in (plan.pairs, plan.noisy) if pairs is not None]
+        if not self._local or min(map(len, batches)) < 2 * self.team.size:
+            return plan
+        parts = [pairs[self.team.part(len(pairs))] for pairs in batches]
+        return replace(plan, pairs=parts[0], noisy=None if plan.noisy is None else parts[1])
 
     def validate(self, seconds: float = 0.0) -> None:
         """Keeps the networks if they are the best so far, or other ones make the model from this epoch on.
@@ -203,7 +307,8 @@ class Trainer:
         rsum = result.averaged.rsum
         if rsum > self.best.rsum or kept != self.best.networks:
             self.best = Best(rsum, epoch, kept)
-            self._matcher().save(self.run.best)
+            if self.ranks.is_first:
+                self._matcher().save(self.run.best)
         event = {
             "epoch": epoch,
             "step": self.cursor.step,
@@ -225,7 +330,7 @@ class Trainer:
 
         def make(plan: StepPlan) -> tuple[StepPlan, StepInputs]:
             augment = self._rng(AUGMENTATION, epoch, number, plan.position) if net.augments else None
-            return plan, self.method.inputs(number, plan, augment)
+            return plan, self.method.inputs(number, self._own_part(plan), augment)
 
         return prefetch(plans, make) if self.loader.on_host else map(make, plans)
 
@@ -312,25 +417,62 @@ class Trainer:
         """Ends the run after the step in hand, as the signal of this number does."""
         self._signal = number
 
-    def _pause(self) -> None:
-        """Between two steps: stops after a signal, saves if it is time."""
-        if self._signal is not None:
+    def _pause(self, done: bool = False) -> bool:
+        """Between two steps: stops after a signal to any rank, saves if it is time. Gives whether all teams are done.
+
+        Several ranks agree on that about once a second.
+        """
+        self._round_steps += not done
+        if not done and self._round_steps < self._round:
+            return False
+        now = time.monotonic()
+        save = now - self._saved_at >= self.config.checkpoint_seconds
+        steps = self.run.unsent()
+        sent = [] if self.team.rank else steps  # a team's first rank speaks for it
+        own = Pause(self._signal, save, self._round_steps, now - self._paused_at, done, sent)
+        pauses = self.ranks.exchange(own)
+        first = pauses[0]
+        if self.ranks.size > 1:
+            self._round = min(max(1, int(first.steps * ROUND_SECONDS / max(first.seconds, 1e-3))), ROUND_STEPS)
+        self._paused_at, self._round_steps = time.monotonic(), 0
+        for event in (event for pause in pauses for event in pause.events if self.ranks.is_first):
+            self.run.log(event)
+        signal = next((pause.signal for pause in pauses if pause.signal is not None), None)
+        if signal is not None:
             self._flush_metrics()
+            self._meet()
             self._save()
-            raise StoppedError(f"Stopped at step {self.cursor.step} and saved.", 128 + self._signal)
-        if time.monotonic() - self._saved_at >= self.config.checkpoint_seconds:
+            raise StoppedError(f"Stopped at step {self._done} and saved.", 128 + signal)
+        if first.save:
             self._checkpoint()
+        return all(pause.done for pause in pauses)
 
     def _checkpoint(self) -> None:
         self._flush_metrics()
+        self._meet()
         if all(monitor.health.healthy for monitor in self.monitors):
             self._save()
 
+    @property
+    def _done(self) -> int:
+        """Steps of all networks."""
+        return self._first_step + sum(self.cursor.positions)
+
     def _save(self) -> None:
+        optimizers = [optimizer.state_dict() for optimizer in self.optimizers]
+        if len(self.teams) > 1:
+            own = self.teams.index(self.team)
+            collected = self.ranks.collected(_packed(optimizers[own]) if self.team.rank == 0 else b"")
+            if collected is not None:
+                optimizers = [_unpacked(collected[team.first]) for team in self.teams]
+        self._saved_at = time.monotonic()
+        if not self.ranks.is_first:
+            return
+        network = 0 if len(self.teams) > 1 else self.cursor.network
         state = Checkpoint(
-            cursor=self.cursor,
+            cursor=replace(self.cursor, network=network, step=self._done),
             networks=[net.state_dict() for net in self.nets],
-            optimizers=[optimizer.state_dict() for optimizer in self.optimizers],
+            optimizers=optimizers,
             method=self.method.state_dict(),
             epoch_pairs=self.epoch_pairs,
             report=self.report,
@@ -342,19 +484,62 @@ class Trainer:
             fingerprint=self._trained_on,
         )
         checkpoint.save(self.run.checkpoints, state)
-        self._saved_at = time.monotonic()
+
+    def _share(self, team: Team) -> None:
+        """Lets the ranks of a team share the work on all networks."""
+        for net in self.nets:
+            net.share(team)
+
+    def _agree(self) -> None:
+        """What the first rank has made of the pairs for this epoch counts for all: processors may differ."""
+        if self.ranks.size == 1:
+            return
+        self.epoch_pairs, state = self.ranks.by_first(lambda: (self.epoch_pairs, _packed(self.method.state_dict())))
+        if not self.ranks.is_first:
+            self.method.load_state_dict(_unpacked(state))
+
+    def _meet(self) -> None:
+        """Several ranks: checks that a team has one state, and tells each team about the network of the other."""
+        if self.ranks.size == 1:
+            return
+        numbers = range(len(self.nets)) if len(self.teams) == 1 else [self.teams.index(self.team)]
+        if self._local:
+            self._average_statistics(numbers)
+        checksums = [
+            sum(float(p.detach().double().sum()) for p in self.nets[number].parameters()) for number in numbers
+        ]
+        position = self.cursor.positions[numbers[0]]
+        told = self.ranks.exchange(Progress(position, self.monitors[numbers[0]].health, checksums))
+        if any(progress.checksum != told[team.first].checksum for team in self.teams for progress in _of(team, told)):
+            raise MispairError(
+                "The ranks have come to different weights, which must not happen: check that all machines have the "
+                "same data set and the same versions of torch and mispair."
+            )
+        if len(self.teams) == 1:
+            return
+        for number, team in enumerate(self.teams):
+            if team is not self.team:
+                position, self.monitors[number].health, _ = told[team.first]
+                for plan in self.plans(number)[self.cursor.positions[number] : position]:
+                    self._count(number, plan)
+                self.cursor.positions[number] = position
+            self.ranks.copy_from(team.first, self.nets[number].state_dict().values())
+        if self.cursor.positions == [len(self.plans(number)) for number in range(len(self.nets))]:
+            self.cursor.network, self.cursor.step = len(self.nets), self._done
+
+    def _average_statistics(self, numbers: Sequence[int]) -> None:
+        """With local negatives each rank's normalisation has seen its own pairs."""
+        buffers = [b for number in numbers for b in self.nets[number].buffers() if b.is_floating_point()]
+        self.team.add_up(buffers)
+        for buffer in buffers:
+            buffer /= self.team.size
 
     def _resume(self) -> None:
         torch.manual_seed(self._seed(DROPOUT))
-        state = checkpoint.load_newest(self.run.checkpoints)
+        state = self.ranks.by_first(self._load_checkpoint)
         if state is None:
             self.run.forget_after(0)
             return
-        self._refuse_other_pairs(state.fingerprint)
-        if state.best.networks and not self.run.best.is_file():
-            raise DataError(
-                f"{self.run.best} is gone, and the checkpoints do not hold it; put it back, or give another --out."
-            )
         try:
             self._restore(state)
         except (RuntimeError, KeyError, TypeError, ValueError, AttributeError):
@@ -363,7 +548,18 @@ class Trainer:
                 "or give another --out."
             ) from None
         self.run.forget_after(state.logged_bytes)
-        self.progress.resume(self.cursor.step)
+        self.progress.resume(self.cursor.step // len(self.teams))
+
+    def _load_checkpoint(self) -> Checkpoint | None:
+        state = checkpoint.load_newest(self.run.checkpoints)
+        if state is None:
+            return None
+        self._refuse_other_pairs(state.fingerprint)
+        if state.best.networks and not self.run.best.is_file():
+            raise DataError(
+                f"{self.run.best} is gone, and the checkpoints do not hold it; put it back, or give another --out."
+            )
+        return state
 
     def _restore(self, state: Checkpoint) -> None:
         self.cursor, self.best = state.cursor, state.best
@@ -415,6 +611,35 @@ class Trainer:
 
     def _seed(self, *stream: int) -> int:
         return int(self._rng(*stream).integers(2**31))
+
+
+def check_ranks(config: Config, ranks: Ranks) -> None:
+    """Refuses settings that several ranks cannot train with."""
+    method = methods.select(config)
+    if ranks.size > 1 and not method.teams:
+        raise ConfigError(
+            f"{config.method} is a method for one process, but there are {ranks.size}; leave out torchrun."
+        )
+    if ranks.size > 1 and config.local_negatives and not method.repeatable:
+        raise ConfigError(
+            f"{config.method} needs the whole batch on all ranks with these settings; leave out --local-negatives."
+        )
+
+
+def _of(team: Team, told: list[Progress]) -> list[Progress]:
+    return told[team.first : team.first + team.size]
+
+
+def _packed(state: dict[str, Any]) -> bytes:
+    """Tensors and plain values, for another process."""
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    return buffer.getvalue()
+
+
+def _unpacked(content: bytes) -> dict[str, Any]:
+    state: dict[str, Any] = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+    return state
 
 
 def check_pairs(train: Pairs, dev: Pairs | None) -> None:

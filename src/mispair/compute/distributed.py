@@ -1,0 +1,395 @@
+"""Several processes that train together: torchrun starts them, torch.distributed connects them.
+
+The ranks of a `Team` share the work on a network. Each one encodes its part of a batch and compares its left items with
+the right items of all; then every rank knows the whole matrix of similarities and computes the same loss from it
+(`models.comparison`). So methods need not know that there are several ranks, and the gradients, once they are added up,
+are those of one process with the same batch.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from itertools import pairwise
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from mispair.errors import ConfigError, MispairError, RankLostError
+
+FAILURE, TEXT = "failure", "text"  # keys of the store: the first rank that failed, and why
+START_SECONDS = 1800.0  # in which all ranks must have come
+WAIT = 3.0  # seconds in which a failing rank writes down why
+LONGEST = timedelta(days=14)  # that ranks wait for the first one, which may audit or encode for long
+T = TypeVar("T")
+
+
+class Team:
+    """Ranks that share the work on every batch.
+
+    Attributes:
+        rank: Place of this process in the team.
+        size: Ranks of the team.
+        first: Rank among all processes of the team's first one.
+        count: Items of the batch of which this rank is working on a part; 0 while it is on no part.
+    """
+
+    def __init__(self, rank: int = 0, size: int = 1, first: int = 0, group: dist.ProcessGroup | None = None) -> None:
+        self.rank, self.size, self.first, self._group = rank, size, first, group
+        self.count = 0
+
+    @property
+    def alone(self) -> bool:
+        return self.size == 1
+
+    def splits(self, count: int) -> bool:
+        """Whether a batch of so many items is shared: each rank must have one at least."""
+        return not self.alone and count >= self.size
+
+    def part(self, count: int) -> slice:
+        """This rank's part of so many items."""
+        return slice(*self._bounds(count)[self.rank : self.rank + 2])
+
+    def _bounds(self, count: int) -> list[int]:
+        each, more = divmod(count, self.size)
+        return [each * place + min(place, more) for place in range(self.size + 1)]
+
+    @contextmanager
+    def on_part(self, count: int) -> Iterator[slice]:
+        """Inside, the rank works on its part of a batch of so many items."""
+        before, self.count = self.count, count
+        try:
+            yield self.part(count)
+        finally:
+            self.count = before
+
+    def gather(self, part: Tensor, count: int) -> Tensor:
+        """(count, ...) of the parts of all ranks, for ranks that make different things of it: gradients are added."""
+        whole: Tensor = _Gather.apply(part, self, count)  # type: ignore[no-untyped-call]
+        return whole
+
+    def gather_alike(self, part: Tensor, count: int) -> Tensor:
+        """The same for ranks that all make the same of it, so that each one has the whole gradient."""
+        whole: Tensor = _GatherAlike.apply(part, self, count)  # type: ignore[no-untyped-call]
+        return whole
+
+    def total(self, x: Tensor) -> Tensor:
+        """Sum over the ranks, which make different things of it: gradients are added."""
+        if self.alone:
+            return x
+        summed: Tensor = _Total.apply(x, self)  # type: ignore[no-untyped-call]
+        return summed
+
+    def replicated(self, x: Tensor) -> Tensor:
+        """x, which all ranks have computed alike: its gradient is shared out, as those of all ranks are added up."""
+        if self.alone:
+            return x
+        same: Tensor = _Scaled.apply(x, 1 / self.size)  # type: ignore[no-untyped-call]
+        return same
+
+    def add_up(self, tensors: Sequence[Tensor]) -> None:
+        """Replaces tensors by their sum over the ranks, in one message for each precision."""
+        if self.alone:
+            return
+        for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+            chosen = [tensor for tensor in tensors if tensor.dtype == dtype]
+            flat = torch.cat([tensor.detach().reshape(-1) for tensor in chosen])
+            self._sum(flat)
+            for tensor, new in zip(chosen, torch.split(flat, [t.numel() for t in chosen]), strict=True):
+                tensor.detach().copy_(new.view_as(tensor))
+
+    def add_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Adds up the gradients of all ranks."""
+        self.add_up([parameter.grad for parameter in parameters if parameter.grad is not None])
+
+    def rows(self, function: Callable[[slice], Sequence[np.ndarray]], count: int) -> list[np.ndarray]:
+        """Arrays of `count` rows, of which each rank computes its part: `function` gets that part's slice."""
+        if not self.splits(count):
+            return list(function(slice(0, count)))
+        parts = [torch.from_numpy(np.ascontiguousarray(array)) for array in function(self.part(count))]
+        return [self._gathered(part, count).numpy() for part in parts]
+
+    def _sum(self, tensor: Tensor) -> None:
+        with _message():
+            dist.all_reduce(tensor, group=self._group)
+
+    def _gathered(self, part: Tensor, count: int) -> Tensor:
+        bounds = self._bounds(count)
+        sizes = [end - start for start, end in pairwise(bounds)]
+        sent = part.detach().contiguous()
+        if len(sent) < max(sizes):  # messages have one size
+            sent = torch.cat([sent, sent.new_zeros(max(sizes) - len(sent), *sent.shape[1:])])
+        received = sent.new_empty(self.size, *sent.shape)
+        with _message():
+            dist.all_gather(list(received.unbind()), sent, group=self._group)
+        return torch.cat([rows[:size] for rows, size in zip(received, sizes, strict=True)])
+
+
+ALONE = Team()
+
+
+class _Gather(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, team: Team, count: int) -> Tensor:
+        ctx.team, ctx.part = team, team.part(count)
+        return team._gathered(part, count)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        gradient = gradients[0].clone(memory_format=torch.contiguous_format)
+        ctx.team._sum(gradient)
+        return gradient[ctx.part], None, None
+
+
+class _GatherAlike(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, team: Team, count: int) -> Tensor:
+        ctx.part = team.part(count)
+        return team._gathered(part, count)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return gradients[0][ctx.part], None, None
+
+
+class _Total(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, team: Team) -> Tensor:
+        ctx.team = team
+        summed = x.clone(memory_format=torch.contiguous_format)
+        team._sum(summed)
+        return summed
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        gradient = gradients[0].clone(memory_format=torch.contiguous_format)
+        ctx.team._sum(gradient)
+        return gradient, None
+
+
+class _Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
+        ctx.factor = factor
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0] * ctx.factor, None
+
+
+class Ranks:
+    """All processes of a training.
+
+    Attributes:
+        rank: This process, from 0; the first one reads and writes the run folder.
+        size: How many there are.
+        world: All of them as one team.
+    """
+
+    def __init__(self, rank: int = 0, size: int = 1, store: Any = None) -> None:
+        self.rank, self.size, self._store = rank, size, store
+        self.world = ALONE if size == 1 else Team(rank, size, 0, dist.group.WORLD)
+        self._host = None if size == 1 else dist.new_group(backend="gloo", timeout=LONGEST)  # for what is no tensor
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    def teams(self, count: int) -> list[Team]:
+        """So many teams of equal size, one after the other; every rank makes all of them."""
+        if count == 1:
+            return [self.world]
+        size = self.size // count
+        groups = [list(range(start, start + size)) for start in range(0, self.size, size)]
+        made = [dist.new_group(ranks) for ranks in groups]
+        return [
+            Team(self.rank - ranks[0], size, ranks[0], group if self.rank in ranks else None)
+            for ranks, group in zip(groups, made, strict=True)
+        ]
+
+    def exchange(self, value: T) -> list[T]:
+        """What every rank gives, by rank."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] = [None] * self.size
+        with _message():
+            dist.all_gather_object(values, value, group=self._host)
+        return values
+
+    def by_first(self, function: Callable[[], T]) -> T:
+        """What `function` gives or raises on the first rank, on all."""
+        if self.size == 1:
+            return function()
+        outcome: list[Any] = [None, None]
+        if self.is_first:
+            try:
+                outcome[0] = function()
+            except MispairError as error:
+                outcome[1] = error
+        with _message():
+            dist.broadcast_object_list(outcome, src=0, group=self._host)
+        if outcome[1] is not None:
+            raise outcome[1]
+        result: T = outcome[0]
+        return result
+
+    def first_before_others(self, function: Callable[[], T]) -> T:
+        """What `function` gives on each rank; others begin when the first has ended, and find the files it has made."""
+        results: list[T] = []
+        self.by_first(lambda: results.append(function()))
+        return results[0] if results else function()
+
+    def copy_from(self, rank: int, tensors: Iterable[Tensor]) -> None:
+        """Copies the tensors of one rank to all, in one message for each precision."""
+        if self.size == 1:
+            return
+        tensors = [tensor.detach() for tensor in tensors]
+        for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+            chosen = [tensor for tensor in tensors if tensor.dtype == dtype]
+            flat = torch.cat([tensor.reshape(-1) for tensor in chosen])
+            with _message():
+                dist.broadcast(flat, src=rank)
+            for tensor, new in zip(chosen, torch.split(flat, [t.numel() for t in chosen]), strict=True):
+                tensor.copy_(new.view_as(tensor))
+
+    def collected(self, value: T) -> list[T] | None:
+        """What every rank gives, by rank, on the first one; None on the others."""
+        if self.size == 1:
+            return [value]
+        values: list[Any] | None = [None] * self.size if self.is_first else None
+        with _message():
+            dist.gather_object(value, values, dst=0, group=self._host)
+        return values
+
+    def _failed(self, error: BaseException) -> BaseException:
+        """What to raise for an error: one rank tells why, for all of them."""
+        if self._store is None:
+            return error
+        if isinstance(error, RankLostError):
+            try:
+                self._store.wait([TEXT], timedelta(seconds=WAIT))
+                text, _, code = self._store.get(TEXT).decode().rpartition("\n")
+            except RuntimeError:  # a killed process has not said anything
+                return _silenced(error, not self._is_teller())
+            reason = MispairError(text)
+            reason.code = int(code)
+            return _silenced(reason, True)
+        teller = self._is_teller()
+        if teller:
+            text = str(error) if isinstance(error, MispairError) else f"{type(error).__name__}: {error}"
+            with suppress(RuntimeError):
+                self._store.set(TEXT, f"{text}\n{getattr(error, 'code', 1)}")
+        return _silenced(error, not teller)
+
+    def _is_teller(self) -> bool:
+        """Whether this rank is the first to tell of a failure."""
+        assert self._store is not None
+        try:
+            return bool(self._store.compare_set(FAILURE, "", str(self.rank)) == str(self.rank).encode())
+        except RuntimeError:  # the store has ended as well
+            return True
+
+
+def _silenced(error: BaseException, silent: bool) -> BaseException:
+    if isinstance(error, MispairError):
+        error.silent = silent
+    return error
+
+
+_connected: Ranks | None = None
+
+
+@contextmanager
+def connect(device: str = "auto") -> Iterator[Ranks]:
+    """The processes that torchrun has started; only this one where there was no torchrun.
+
+    An error on one rank ends all of them with the same reason, which one rank tells. Inside another `connect` it gives
+    what that one gave.
+    """
+    global _connected
+    if _connected is not None:
+        yield _connected
+        return
+    size = int(os.environ.get("WORLD_SIZE", "1"))
+    if size == 1 or "RANK" not in os.environ:
+        yield Ranks()
+        return
+    backend = "gloo"
+    if device != "cpu" and torch.cuda.is_available():
+        if device not in ("auto", "cuda"):
+            raise ConfigError(
+                f"--device is {device}, but each of {size} ranks has a GPU of its own; use --device cuda."
+            )
+        if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) <= torch.cuda.device_count():  # NCCL wants a GPU for each
+            backend = "cpu:gloo,cuda:nccl"
+        torch.cuda.set_device(local_device())
+    found, rank, size = next(dist.rendezvous("env://"))  # type: ignore[attr-defined]
+    store = _fresh(found, rank, size)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size)
+    _connected = Ranks(rank, size, store)
+    try:
+        yield _connected
+    except BaseException as error:
+        reason = _connected._failed(error)
+        if reason is error:
+            raise
+        raise reason from error
+    else:
+        dist.destroy_process_group()
+    finally:
+        _connected = None
+
+
+def _fresh(store: Any, rank: int, size: int) -> Any:
+    """A part of the store that no earlier attempt has written to: torchrun keeps the store when it restarts the ranks.
+
+    How often that was differs between machines, so the first rank chooses a name, and goes on telling it to whoever
+    asks until all ranks of this attempt have heard it.
+    """
+    own = uuid.uuid4().hex
+    if rank:
+        store.set(f"mispair/asking/{rank}", own)
+        name = store.get(f"mispair/answer/{own}").decode()
+        store.set(f"mispair/heard/{name}/{rank}", "")
+        return dist.PrefixStore(name, store)  # type: ignore[attr-defined]
+    waiting = set(range(1, size))
+    deadline = time.monotonic() + START_SECONDS
+    while waiting:
+        for other in sorted(waiting):
+            if store.check([f"mispair/asking/{other}"]):
+                store.set(f"mispair/answer/{store.get(f'mispair/asking/{other}').decode()}", own)
+            if store.check([f"mispair/heard/{own}/{other}"]):
+                waiting.remove(other)
+        if time.monotonic() > deadline:
+            raise RankLostError(f"{len(waiting)} of {size} ranks have not come; see what torchrun says about them.")
+        time.sleep(0.02)
+    return dist.PrefixStore(own, store)  # type: ignore[attr-defined]
+
+
+def local_device() -> int | None:
+    """Number of the GPU of this rank; None where there is one process only."""
+    rank = os.environ.get("LOCAL_RANK")
+    if rank is None or os.environ.get("WORLD_SIZE", "1") == "1":
+        return None
+    return int(rank) % max(1, torch.cuda.device_count())
+
+
+@contextmanager
+def _message() -> Iterator[None]:
+    """Makes of a failing message between ranks what it means."""
+    try:
+        yield
+    except RuntimeError as error:
+        about = str(error).partition("\n")[0]
+        raise RankLostError(
+            f"Another rank has ended without giving a reason ({about}): it was killed, or its machine is gone; "
+            "torchrun names it. The same command goes on from the last checkpoint, with any number of ranks."
+        ) from error

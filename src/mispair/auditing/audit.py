@@ -28,7 +28,7 @@ from mispair.auditing.scoring.folds import fold_numbers, sample
 from mispair.auditing.scoring.judge import Judge, learn
 from mispair.auditing.scoring.partners import find_partners
 from mispair.auditing.scoring.reasons import Bits, caption_reasons, image_reasons
-from mispair.auditing.scoring.scan import READABLE, Scan, faults, scan
+from mispair.auditing.scoring.scan import READABLE, Scan, Shard, faults, scan
 from mispair.auditing.scoring.shared_items import SharedItems, find_shared_items
 from mispair.auditing.scoring.siblings import find_siblings
 from mispair.auditing.sources.from_pairs import captions, from_pairs, pair_ids
@@ -393,6 +393,33 @@ def _measured(
     siblings = find_siblings(source, items, judge.transforms, alone)
     similar = SimilarPairs(siblings, find_exchanges(source, items, judge, alone, device))
     return items, judge, measured, similar
+
+
+def prepare(source: Source, settings: Settings, work: Path, console: Console | None = None) -> None:
+    """Learns all that must be known before any shard can be measured, and keeps it in the folder `work`."""
+    _shard(source, settings, work, console, None)
+
+
+def measure_shard(source: Source, settings: Settings, shard: Shard, work: Path, console: Console | None = None) -> None:
+    """Measures a shard of the pairs and keeps the result in the folder `work`, where `prepare` was."""
+    _shard(source, settings, work, console, shard)
+
+
+def _shard(source: Source, settings: Settings, work: Path, console: Console | None, shard: Shard | None) -> None:
+    device = pick_device(settings.device)
+    workers = settings.workers or (GPU_WORKERS if device.type == "cuda" else os.cpu_count() or 1)
+    with progress(console, len(source)) as show:
+        scaled = source.scaled()
+        show.begin("searching near-duplicates")
+        items = _shared_items(scaled, workers, device, work)
+        show.begin("learning")
+        judge = _judge(scaled, settings, items, device, work)
+        if shard is not None:
+            show.begin(f"measuring shard {shard.number} of {shard.count}")
+            scan(
+                scaled, judge, items.groups, workers=workers, device=device, folder=work, step=show.step, shard=shard
+            )  # fmt: skip
+        show.end()
 
 
 def _shared_items(source: Source, workers: int, device: torch.device, work: Path | None) -> SharedItems:

@@ -5,16 +5,27 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 from rich.console import Console
 
 from mispair import __version__
-from mispair.auditing.audit import JUDGE, Audit, Settings, audit_source, check, check_rows, checked_answers
+from mispair.auditing.audit import (
+    JUDGE,
+    Audit,
+    Settings,
+    audit_source,
+    check,
+    check_rows,
+    checked_answers,
+    measure_shard,
+    prepare,
+)
 from mispair.auditing.encoding.encode import Encoders
 from mispair.auditing.exports import Tool, export
 from mispair.auditing.findings import AuditSummary
@@ -41,6 +52,7 @@ from mispair.auditing.output_files import (
     TABLE,
 )
 from mispair.auditing.result_tables import defused, original, write_table
+from mispair.auditing.scoring.scan import PART, Shard, missing_parts
 from mispair.auditing.sources.from_training import is_run
 from mispair.auditing.sources.raw import RawPairs
 from mispair.auditing.sources.source import Source
@@ -49,8 +61,9 @@ from mispair.compute.devices import pick_device
 from mispair.config import read_recipe
 from mispair.errors import ConfigError, DataError
 from mispair.support.files import Json, replacing, write_atomically
-from mispair.support.owned_folder import OwnedFolder, check_unchanged, read_mark
+from mispair.support.owned_folder import WORK, FolderInUseError, Mark, OwnedFolder, check_unchanged, read_mark
 
+POLL_SECONDS = 1.0  # after which a shard looks again whether another one has learned what it needs
 _YES, _NO, _PLAIN = ("1", "true", "yes"), ("0", "false", "no"), ("right", "wrong")
 
 
@@ -118,6 +131,75 @@ def audit_path(
         _write_copies(source, out, copies, request, overwrite=overwrite)
         _export(source, out, tools)
         return audit.summary
+
+
+def audit_shard(data: AuditInput, out: Path, settings: Settings, shard: Shard, console: Console | None = None) -> None:
+    """Measures one shard of the pairs of an audit whose other shards other processes or machines measure.
+
+    The first of them learns what all need; the others wait for it. `merge_shards` makes the audit of all shards.
+
+    Raises:
+        ConfigError: The pairs must be encoded first.
+        DataError: The data cannot be audited, or the folder cannot be used.
+    """
+    data.check()
+    if data.open_raw() is not None:
+        raise ConfigError("--shard is for vectors; make them with `mispair encode`, and audit what it has written.")
+    request = _request(data, None, settings, [out])
+    source = data.open(None, settings.device, console)
+    check(source, settings)
+    folder = OwnedFolder(out, AUDIT, request)
+    while not (folder.begun and (folder.work / JUDGE).exists()):
+        try:
+            with folder:
+                if not folder.finished:
+                    folder.begin()
+                    prepare(source, settings, folder.work, console)
+        except FolderInUseError:
+            time.sleep(POLL_SECONDS)
+        if folder.finished:
+            return
+    measure_shard(source, settings, shard, folder.work, console)
+
+
+def merge_shards(out: Path, device: str = "auto", **others: Any) -> AuditSummary:
+    """The audit of all shards that `audit_shard` has measured, as `audit_path` makes it.
+
+    Args:
+        out: Folder of the results.
+        device: Where the rest is computed.
+        **others: As for `audit_path`.
+
+    Raises:
+        DataError: There is nothing to merge, or shards are missing.
+    """
+    mark = read_mark(out, AUDIT)
+    if mark is None:
+        raise DataError(f"{out}: nothing was audited here; run `mispair audit --shard` first.")
+    data, request = _input_of(mark, out), mark.request
+    answers = _settings_request(Settings())["--checked"]
+    if request.get("--checked") != answers:
+        raise DataError(
+            f"{out}: the shards were audited with --checked or --decisions; give the same command without --shard "
+            "instead of --merge."
+        )
+    below, best, by = (request.get(name) for name in ("--flag-below", "--keep-best", "--by"))
+    settings = Settings(
+        joint=request.get("--joint") is True,
+        device=device,
+        flag_below=None if below is None else float(str(below)),
+        keep_best=None if best is None else float(str(best)),
+        by=None if by is None else str(by),
+    )
+    if not mark.finished:
+        rows = len(data.open(None, device, None))
+        missing = missing_parts(out / WORK, rows)
+        if missing:
+            raise DataError(
+                f"{out}: {len(missing):,} of {-(-rows // PART):,} parts of the pairs were not measured yet; run the "
+                "shards that have not ended again. What they have done is kept."
+            )
+    return audit_path(data, out, settings, **others)
 
 
 def _write_copies(
@@ -229,6 +311,10 @@ def read_input(out: Path) -> AuditInput:
     mark = read_mark(out, AUDIT)
     if mark is None or not mark.finished:
         raise DataError(f"{out}: no finished audit in here; give the folder that `mispair audit --out` has written.")
+    return _input_of(mark, out)
+
+
+def _input_of(mark: Mark, out: Path) -> AuditInput:
     source, left, right, ids = (_place(mark.request, name) for name in ("the source", "--left", "--right", "--ids"))
     if source is None and left is None:
         raise DataError(f"{out}: this is an audit of data in memory, which is not there any more.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 from tyro.conf import Positional
@@ -52,6 +52,8 @@ def audit(
     review: bool = False,
     device: str = "auto",
     workers: int | None = None,
+    shard: str | None = None,
+    merge: Path | None = None,
     json: bool = False,
 ) -> int:
     """Find the mismatched pairs of a data set, with a report. The same command again goes on where it was stopped.
@@ -87,14 +89,18 @@ def audit(
         review: Open the page to decide on the doubtful pairs when the audit has ended.
         device: auto, cpu, cuda, cuda:1, mps.
         workers: Threads; as many as there are cores by default.
+        shard: Measure only this part of the pairs, as 3/64: other processes or machines measure the others.
+        merge: Folder in which all shards were measured: makes the audit of them, with no other input.
         json: Print the metrics as JSON.
     """
     from mispair.auditing.audit import Settings
     from mispair.auditing.cuts import share_of
     from mispair.auditing.encoding.encode import Encoders
-    from mispair.auditing.folder import audit_path
+    from mispair.auditing.folder import audit_path, audit_shard, merge_shards
     from mispair.auditing.inputs import AuditInput
+    from mispair.auditing.scoring.scan import Shard
 
+    _check_sharing(source or left, shard, merge)
     encoders = Encoders(encoder or image_model, encoder or text_model, device)
     columns = columns_of(image_column, caption_column, id_column)
     data = AuditInput(source, left, right, ids, images, split, columns, encoders, cache, vectors)
@@ -103,10 +109,19 @@ def audit(
     settings = Settings(joint or encoder is not None, answers, device, workers, flag_below, best, by)
     command = shlex.join(["mispair", *sys.argv[1:]])
     try:
-        summary = audit_path(
-            data, out, settings, clean=clean, mended=mended, tools=tools, overwrite=overwrite, console=console(),
-            command=command,
-        )  # fmt: skip
+        if shard is not None:
+            audit_shard(data, out, settings, Shard.of(shard), console())
+            say(f"Shard {shard} is measured. When all are, go on with: mispair audit --merge {shlex.quote(str(out))}")
+            return 0
+        others: Any = {
+            "clean": clean, "mended": mended, "tools": tools, "overwrite": overwrite, "console": console(),
+            "command": command,
+        }  # fmt: skip
+        if merge is not None:
+            out = merge
+            summary = merge_shards(merge, device, **others)
+        else:
+            summary = audit_path(data, out, settings, **others)
     except KeyboardInterrupt:
         raise StoppedError("The audit was stopped; the same command goes on where it was.", 130) from None
     if json:
@@ -120,6 +135,11 @@ def audit(
 
         return review_page(out, images=images)
     return BAD_CODE if summary.too_many_unreadable else 0
+
+
+def _check_sharing(source: Path | None, shard: str | None, merge: Path | None) -> None:
+    if merge is not None and (source is not None or shard is not None):
+        raise ConfigError("--merge takes the folder of the shards alone: its input is known.")
 
 
 def _answers(checked: Path | None, decisions: Path | None) -> dict[str, bool] | None:

@@ -30,6 +30,10 @@ WORK = "unfinished"
 _LEFTOVER = re.compile(r"\..+\.\d+\.tmp")  # see `files.replacing`
 
 
+class FolderInUseError(DataError):
+    """Another process is working in the folder."""
+
+
 @dataclass(frozen=True)
 class FolderKind:
     """What a kind of folder consists of.
@@ -136,7 +140,7 @@ class OwnedFolder:
             try:
                 self._lock.acquire(timeout=0)
             except filelock.Timeout:
-                raise DataError(
+                raise FolderInUseError(
                     f"Another process is working in {self.path}; wait for it or give another {self.kind.option}."
                 ) from None
         try:

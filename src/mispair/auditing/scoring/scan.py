@@ -1,7 +1,7 @@
-"""One resumable pass over all pairs in bounded memory.
+"""One resumable pass over all pairs in bounded memory, by one process or by several.
 
 Rows are measured in blocks that are cut by row number alone, each by one thread: neither the shards of the files nor
-the number of workers can change a score.
+the number of workers or machines can change a score.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from mispair.auditing.scoring.judge import Judge
 from mispair.auditing.sources.source import Source
 from mispair.compute.threads import parallel_map
 from mispair.data.pairs import IntArray
+from mispair.errors import ConfigError
 from mispair.support.files import replacing
 
 BLOCK = 8192  # rows measured at a time
@@ -33,6 +34,30 @@ FAULTS = {
     3: "the left vector is zero",
     4: "the right vector is zero",
 }
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One piece of a pass that is shared by `count` processes: `number` 1 to `count`."""
+
+    number: int
+    count: int
+
+    @classmethod
+    def of(cls, text: str) -> Shard:
+        """From "3/64", the third of 64.
+
+        >>> Shard.of("3/64")
+        Shard(number=3, count=64)
+        """
+        number, _, count = text.partition("/")
+        if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
+            raise ConfigError(f'"{text}" is no shard; give its number and how many there are, from 1/64 to 64/64.')
+        return cls(int(number), int(count))
+
+    def has(self, part: int, parts: int) -> bool:
+        """Whether it measures part number `part` of so many: each shard has neighbouring ones."""
+        return part * self.count // parts + 1 == self.number
 
 
 @dataclass(frozen=True)
@@ -80,6 +105,7 @@ def scan(
     device: torch.device,
     folder: Path | None = None,
     step: Callable[[int], None] = _ignore,
+    shard: Shard | None = None,
 ) -> Scan:
     """Measures all pairs.
 
@@ -91,13 +117,16 @@ def scan(
         device: Where.
         folder: Where finished parts are kept; those that are there already are not measured again.
         step: Called with the number of rows that were done.
+        shard: Measures only this part of the rows; other rows are those that were saved.
     """
+    parts = _parts(len(source))
     result, missing = Scan.empty(len(source), len(judge.names)), []
     for start in range(0, len(source), PART):
         stop = min(start + PART, len(source))
         saved = None if folder is None else _load(_part(folder, start), stop - start, len(judge.names))
         if saved is None:
-            missing.append((start, stop))
+            if shard is None or shard.has(start // PART, parts):
+                missing.append((start, stop))
         else:
             result.put(start, saved)
             step(stop - start)
@@ -118,6 +147,15 @@ def scan(
             start = begin // PART * PART
             _save(_part(folder, start), result, start, end)
     return result
+
+
+def missing_parts(folder: Path, rows: int) -> list[int]:
+    """Numbers of the parts of so many rows that are not saved in a folder."""
+    return [number for number in range(_parts(rows)) if not _part(folder, number * PART).exists()]
+
+
+def _parts(rows: int) -> int:
+    return -(-rows // PART)
 
 
 def _part(folder: Path, start: int) -> Path:

@@ -1,0 +1,53 @@
+"""The examples for clusters: their syntax, and the commands in them."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from mispair.cli.main import _options
+
+FOLDER = Path(__file__).parents[2] / "examples/cluster"
+SCRIPTS = sorted(FOLDER.glob("*.sh"))
+
+
+def commands(text: str) -> list[tuple[str, set[str]]]:
+    """Commands of mispair in a text, and their flags."""
+    joined = text.replace("\\\n", " ")
+    found = re.findall(r"mispair (train|audit)\b([^\n]*)", joined)
+    return [(name, set(re.findall(r"(?<=[\s\"])--[a-z-]+", rest))) for name, rest in found]
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_scripts_are_bash(script: Path) -> None:
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("there is no bash")
+    subprocess.run([bash, "-n", str(script)], check=True)
+
+
+@pytest.mark.parametrize("file", [*SCRIPTS, FOLDER / "kubernetes.yaml"], ids=lambda path: path.name)
+def test_commands_have_flags_that_exist(file: Path) -> None:
+    found = commands(file.read_text().replace('"audit", "--merge", ', "mispair audit --merge "))
+    assert found
+    for name, flags in found:
+        assert flags <= set(_options(name)), (name, flags)
+
+
+def test_jobs_of_kubernetes() -> None:
+    yaml = pytest.importorskip("yaml")
+    shards, merge = yaml.safe_load_all((FOLDER / "kubernetes.yaml").read_text())
+    assert shards["kind"] == merge["kind"] == "Job"
+    assert shards["spec"]["completionMode"] == "Indexed"
+    pieces = shards["spec"]["completions"]
+    assert f"))/{pieces}" in shards["spec"]["template"]["spec"]["containers"][0]["args"][0]
+
+
+def test_the_image_is_made_of_the_wheel() -> None:
+    lines = [line.split(maxsplit=1) for line in (FOLDER / "Dockerfile").read_text().splitlines() if line[:1].isalpha()]
+    assert {word for word, _ in lines} == {"FROM", "COPY", "RUN", "ENTRYPOINT", "CMD"}
+    assert ["COPY", "dist/mispair-*.whl /tmp/"] in lines

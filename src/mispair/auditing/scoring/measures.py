@@ -18,7 +18,7 @@ from mispair.auditing.scoring.joint import normalised_cosine
 BANK = 1024  # pairs that others are compared with
 RIVALS, NEIGHBOURS = 0.01, 0.03  # shares of the bank: the best rivals of a pair, the neighbours of an item
 FEW = 10  # but at least so many
-RANKED = 512  # pairs of the bank that items are compared with in the spaces they came in: twice as many tell no more
+RANKED = 512  # pairs of the bank in the spaces that items came in: 1,024 do not change the match score
 PLACE_BITS = 9  # of a place among them
 AT_ONCE = 4096  # items whose rivals are searched at a time
 

@@ -81,7 +81,14 @@ def test_layers_treat_parts_as_parts_of_the_whole() -> None:
         assert max(apart) < 1e-12
 
 
-@pytest.mark.parametrize("size", [2, 3, 4], ids=["a network each", "one team of three", "two teams of two"])
+@pytest.mark.parametrize(
+    "size",
+    [
+        pytest.param(2, marks=pytest.mark.slow, id="a network each"),
+        pytest.param(3, marks=pytest.mark.slow, id="one team of three"),
+        pytest.param(4, id="two teams of two"),
+    ],
+)
 def test_a_run_follows_that_of_one_process(size: int, tmp_path: Path, reference: tuple[Path, dict[str, Any]]) -> None:
     folder, expected = reference
     results = on_ranks(size, train, tmp_path / "run", REPAIR)
@@ -122,6 +129,7 @@ def test_local_negatives_add_up_the_gradients_of_the_parts() -> None:
             assert max(apart) < 1e-12
 
 
+@pytest.mark.slow
 def test_local_negatives_train(tmp_path: Path) -> None:
     settings = {**REPAIR, "local_negatives": True}
     results = on_ranks(4, train, tmp_path / "run", settings)

@@ -486,6 +486,12 @@ def _saved(path: Path) -> dict[str, torch.Tensor] | None:
         return None
 
 
+def _check_vary(source: Source, left: FloatArray, right: FloatArray) -> None:
+    for name, side in (("left", left), ("right", right)):
+        if not (side != side[0]).any():
+            raise DataError(f"{source.name}: all {name} vectors are the same, so nothing can be learned from them.")
+
+
 def _learn(source: Source, settings: Settings, items: SharedItems, device: torch.device) -> Judge:
     usable = items.is_first & (items.partners == 0)
     usable[list(source.known)] = False
@@ -495,6 +501,7 @@ def _learn(source: Source, settings: Settings, items: SharedItems, device: torch
     left, right = source.gather(rows)
     good = np.flatnonzero(faults(left, right) == READABLE)
     if len(good) < LEAST:
+        _check_vary(source, *source.gather(sample(np.arange(len(source)), SAMPLE)))
         raise DataError(
             f"{source.name}: only {len(good):,} of {min(len(source), SAMPLE):,} sampled pairs can be used: have no bad "
             f"status or id, and vectors that are finite and not zero. At least {LEAST} are needed; check how the "
@@ -504,9 +511,7 @@ def _learn(source: Source, settings: Settings, items: SharedItems, device: torch
     checked: FloatArray | None = None
     if answers:
         checked = np.array([answers.get(int(row), np.nan) for row in rows])
-    for name, side in (("left", left), ("right", right)):
-        if not (side != side[0]).any():
-            raise DataError(f"{source.name}: all {name} vectors are the same, so nothing can be learned from them.")
+    _check_vary(source, left, right)
     sides = torch.from_numpy(left).to(device), torch.from_numpy(right).to(device)
     own, score = items.groups[rows], source.network_score
     shared = items.left[rows], items.right[rows]

@@ -13,9 +13,9 @@ from PIL import Image
 
 from mispair.data.shapes import dataset
 from mispair.data.shapes.captions import COLOUR_WORDS, MAX_WORDS, SHAPE_NOUNS, describe, grammar_words, relations
-from mispair.data.shapes.drawing import IMAGE_SIZE, Pixels, draw_scene
+from mispair.data.shapes.drawing import Pixels, draw_scene
 from mispair.data.shapes.features import FEATURE_SIZE, grid_features
-from mispair.data.shapes.scene import Item, Scene, sample_scene
+from mispair.data.shapes.scene import IMAGE_SIZE, Item, Scene, sample_scene
 from mispair.errors import DataError
 
 SIZES = {"train": 7, "dev": 3, "test": 4}

@@ -28,8 +28,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mispair.auditing.sources.raw import digest
-from mispair.data.shapes.drawing import IMAGE_SIZE
 from mispair.data.shapes.features import FEATURE_SIZE, GRID, grid_features
+from mispair.data.shapes.scene import IMAGE_SIZE
 from mispair.data.shapes.vectors import image_vectors, word_counts
 from mispair.errors import ConfigError
 from mispair.support.thumbnails import on_white, open_image, upright

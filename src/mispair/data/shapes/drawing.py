@@ -9,9 +9,8 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image, ImageDraw
 
-from mispair.data.shapes.scene import Item, Scene, pick
+from mispair.data.shapes.scene import IMAGE_SIZE, Item, Scene, pick
 
-IMAGE_SIZE = 120  # pixels; a multiple of the feature grid's 6 cells
 _PX = 2  # canvas pixels a pixel of the image: drawn larger and reduced, it has smooth edges
 _CANVAS = IMAGE_SIZE * _PX
 

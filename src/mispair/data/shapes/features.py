@@ -12,7 +12,7 @@ from functools import cache
 import numpy as np
 import numpy.typing as npt
 
-from mispair.data.shapes.drawing import IMAGE_SIZE
+from mispair.data.shapes.scene import IMAGE_SIZE
 
 GRID = 6
 _SIDE = IMAGE_SIZE // 2  # what is described is the image at half its size

@@ -8,6 +8,7 @@ from typing import TypeVar
 
 import numpy as np
 
+IMAGE_SIZE = 120  # pixels; a multiple of the feature grid's 6 cells
 SHAPES = ("circle", "square", "triangle", "star", "heart", "diamond", "cross", "ring", "moon", "flower")
 COLOURS = ("red", "orange", "yellow", "green", "teal", "blue", "purple", "pink", "brown", "white")
 TEXTURES = ("plain", "plain", "striped", "dotted")  # plain twice: half of all items are plain

@@ -486,7 +486,7 @@ def _saved(path: Path) -> dict[str, torch.Tensor] | None:
         return None
 
 
-def _check_vary(source: Source, left: FloatArray, right: FloatArray) -> None:
+def _check_vary(source: Source, left: npt.NDArray[Any], right: npt.NDArray[Any]) -> None:
     for name, side in (("left", left), ("right", right)):
         if not (side != side[0]).any():
             raise DataError(f"{source.name}: all {name} vectors are the same, so nothing can be learned from them.")
@@ -501,7 +501,9 @@ def _learn(source: Source, settings: Settings, items: SharedItems, device: torch
     left, right = source.gather(rows)
     good = np.flatnonzero(faults(left, right) == READABLE)
     if len(good) < LEAST:
-        _check_vary(source, *source.gather(sample(np.arange(len(source)), SAMPLE)))
+        every = source.gather(sample(np.arange(len(source)), SAMPLE))
+        if (readable := faults(*every) == READABLE).any():
+            _check_vary(source, every[0][readable], every[1][readable])
         raise DataError(
             f"{source.name}: only {len(good):,} of {min(len(source), SAMPLE):,} sampled pairs can be used: have no bad "
             f"status or id, and vectors that are finite and not zero. At least {LEAST} are needed; check how the "

@@ -27,8 +27,7 @@ def fitted(log_odds: list[float], answers: list[float]) -> tuple[float, float]:
             value += np.logaddexp(0, (beta[0] * x + beta[1]) * (1 - 2 * y))
         return float(value)
 
-    options = {"xatol": 1e-9, "fatol": 1e-12, "maxiter": 2000}
-    slope, offset = scipy.optimize.minimize(loss, [1.0, 0.0], method="Nelder-Mead", options=options).x
+    slope, offset = scipy.optimize.minimize(loss, [1.0, 0.0], method="BFGS", options={"gtol": 1e-7}).x
     return slope, offset
 
 

@@ -102,6 +102,7 @@ def test_a_run_follows_that_of_one_process(size: int, tmp_path: Path, reference:
     assert sorted(map(str, places[0])) == sorted(map(str, places[1]))
 
 
+@pytest.mark.slow
 def test_a_stopped_run_goes_on_with_another_number_of_ranks(
     tmp_path: Path, reference: tuple[Path, dict[str, Any]]
 ) -> None:
@@ -123,6 +124,7 @@ def test_the_traffic_of_a_step_is_that_of_the_docs() -> None:
         assert counted == expected
 
 
+@pytest.mark.slow
 def test_local_negatives_add_up_the_gradients_of_the_parts() -> None:
     for settings in ({"method": "plain"}, {"method": "decl"}):
         for apart in on_ranks(2, local_gradients, settings):

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kills import is_writing
+
 Work = Callable[[], int]
 _CHANGES = {"open", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.truncate", "sqlite3.connect"}
 _NEEDS_ROOM = {"open", "os.mkdir", "fsync"}
@@ -44,7 +46,7 @@ class _Injector:
         """For `sys.addaudithook`; what it raises is raised by the operation."""
         if event not in _CHANGES or not isinstance(arguments[0], str | bytes | os.PathLike):
             return
-        if event == "open" and not _is_writing(arguments):
+        if event == "open" and not is_writing(arguments):
             return
         if os.path.abspath(os.fsdecode(arguments[0])).startswith(self.folder):
             self.before(event)
@@ -53,13 +55,6 @@ class _Injector:
         number, self.seen = self.seen, self.seen + 1
         if self.fault is not None and number >= self.fault.at:
             KINDS[self.fault.kind](event, number == self.fault.at)
-
-
-def _is_writing(arguments: tuple[object, ...]) -> bool:
-    mode, flags = arguments[1], arguments[2]
-    return bool(isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)) or (
-        isinstance(mode, str) and any(letter in mode for letter in "wax+")
-    )
 
 
 def _kill(_event: str, _first: bool) -> None:

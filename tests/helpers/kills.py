@@ -36,7 +36,7 @@ def _run_and_exit(work: Callable[[], object], folder: str, kill_at: int) -> None
         nonlocal seen
         if event not in _CHANGES or not str(os.fsdecode(_name(arguments[0]))).startswith(folder):
             return
-        if event == "open" and not _is_writing(arguments):
+        if event == "open" and not is_writing(arguments):
             return
         if seen == kill_at:
             os._exit(KILLED)
@@ -55,7 +55,8 @@ def _name(argument: object) -> str | bytes:
     return argument if isinstance(argument, str | bytes) else str(argument)
 
 
-def _is_writing(arguments: tuple[object, ...]) -> bool:
+def is_writing(arguments: tuple[object, ...]) -> bool:
+    """Whether an audit event "open" opens a file to change it."""
     mode, flags = arguments[1], arguments[2]
     return bool(isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)) or (
         isinstance(mode, str) and any(letter in mode for letter in "wax+")

@@ -399,6 +399,8 @@ def test_wrong_commands_and_queries(run: Path, tmp_path: Path, capsys: pytest.Ca
     assert main(["eval", str(tmp_path)]) == 2
     assert main(["eval", str(run), "--split", "testall"]) == 2
     assert "Traceback" not in capsys.readouterr().err
+    assert main(["audit", str(tmp_path), "--for", "argilla", "--for=fiftyone"]) == 2
+    assert "--for is given 2 times; give all its values after one: --for A B." in capsys.readouterr().err
 
 
 # ---------------------------------------------------------------------- being killed

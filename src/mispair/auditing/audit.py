@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 SAMPLE = 1 << 15  # pairs that the judge learns from
 LEAST = 50  # pairs, below which there is nothing to learn from
-GPU_WORKERS = 4  # enough to read while others compute
+GPU_WORKERS = 8  # enough to read while others compute
 MAX_SUGGESTED = 10_000  # flagged pairs that get suggestions, the lowest match scores first
 FEW_PAIRS = 1000  # below, a note warns that the scores are uncertain
 ITEMS, JUDGE = "items.npz", "judge.safetensors"
@@ -69,7 +69,7 @@ class Settings:
         joint: Both sides come from encoders with a common space, such as CLIP.
         checked: Ids of pairs that a person has checked, and whether they match.
         device: auto, cpu, cuda, cuda:1, mps.
-        workers: Blocks of pairs measured at the same time; by default as many as there are cores, or 4 on a GPU.
+        workers: Blocks of pairs measured at the same time; by default as many as there are cores, or 8 on a GPU.
         flag_below: Match score below which pairs are flagged; 0.5 by default.
         keep_best: Instead, the share of the pairs that shall not be flagged.
         by: Column of the input, or "shard" for its files: the summary has a noise rate for each of its values.

@@ -175,9 +175,23 @@ def _dispatch(argv: list[str]) -> int:
         return train(argv[words:])
     arguments = [current_flag(word, RENAMED_FLAGS.get(name, {})) for word in argv[words:]]
     command = COMMANDS[name]
+    _refuse_repeated(command, arguments)
     return tyro.cli(
         _with_plain_help(command), args=arguments, prog=f"mispair {name}", description=description(name, command)
     )
+
+
+def _refuse_repeated(command: Callable[..., int], arguments: Sequence[str]) -> None:
+    """Refuses an option for several values that is given several times: only the last one would count."""
+    given = [word.partition("=")[0] for word in arguments]
+    for name, hint in get_type_hints(command, include_extras=True).items():
+        extras = getattr(hint, "__metadata__", ())
+        if get_origin(hint.__origin__ if extras else hint) is tuple:
+            flag = "--" + next((extra.name for extra in extras if getattr(extra, "name", None)), name).replace("_", "-")
+            if given.count(flag) > 1:
+                raise ConfigError(
+                    f"{flag} is given {given.count(flag)} times; give all its values after one: {flag} A B."
+                )
 
 
 def _with_plain_help(command: Callable[..., int]) -> Callable[..., int]:

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernel_marks import needs_gpu
 from mispair.auditing.scoring import near_duplicates
 from mispair.auditing.scoring.near_duplicates import Codes, Mask, find_near_duplicates
 from mispair.data.pairs import FloatArray, IntArray
@@ -235,6 +236,20 @@ def test_empty_single_and_left_out_rows_give_no_group() -> None:
 def test_a_threshold_that_is_no_cosine_is_refused(threshold: float) -> None:
     with pytest.raises(ConfigError, match=r"expected more than 0\.5 and at most 1"):
         find_near_duplicates(np.zeros(3, np.uint64), lambda _: pytest.fail("no work before the check"), threshold)
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_a_gpu_finds_the_same_groups() -> None:
+    random = np.random.RandomState(0)
+    vectors = random_vectors(4000, 64)[random.randint(4000, size=20_000)]
+    vectors += random.choice([0, 0.05, 0.1, 1], size=(20_000, 1)) * random_vectors(20_000, 64, seed=1)
+    codes = sketch(vectors)
+    groups = [
+        find_near_duplicates(codes, vectors.__getitem__, device=torch.device(device)) for device in ("cpu", "cuda")
+    ]
+    np.testing.assert_array_equal(groups[1].rows, groups[0].rows)
+    np.testing.assert_array_equal(groups[1].starts, groups[0].starts)
 
 
 @settings(deadline=None)

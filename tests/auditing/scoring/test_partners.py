@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -231,3 +233,19 @@ def test_right_pairs_of_all_rows_lend_their_items(world: World, monkeypatch: pyt
     assert len(lenders) == 40
     assert lenders.max() > 200
     assert 75 < lenders.mean() < 225
+
+
+@pytest.mark.parametrize("keep_left", [True, False])
+def test_networks_are_asked_by_the_size_of_the_data(
+    world: World, keep_left: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def score(lefts: IntArray, rights: IntArray) -> npt.NDArray[np.float64]:
+        asked.append(len(lefts))
+        return np.zeros(len(rights))
+
+    monkeypatch.setattr(partners, "NETWORK_HIDDEN", 20)
+    source, few = replace(world.source, network_score=score), world.flagged[:5]
+    find_partners(source, world.judge, few, world.match, None, keep_left=keep_left, device=CPU)
+    assert sum(asked) == 20 * (partners.TRIED + partners.STRANGERS + 1) + 5 * partners.TRIED

@@ -40,7 +40,7 @@ _PATIENCE = 1  # true cosines a row and table: where most rows lie in dense clou
 _PART = 1 << 20  # rows at a time
 _SKETCHED = 1 << 12  # rows sketched at a time
 _GATHERED = 1 << 12  # rows or pairs of rows whose vectors are held at once
-_PLACE = 40  # bits for a row's place beside three bytes of its code in one number
+_PLACE = 39  # bits for a row's place beside three bytes of its code in one number
 
 
 @dataclass(frozen=True)
@@ -105,6 +105,7 @@ def find_near_duplicates(
     *,
     mean: FloatArray | None = None,
     leave_out: Mask | None = None,
+    device: torch.device | None = None,
 ) -> Groups:
     """Finds groups of rows that are nearly the same.
 
@@ -117,6 +118,7 @@ def find_near_duplicates(
         threshold: Cosine of the centred vectors from which two rows are near-duplicates.
         mean: What to take from the vectors first, the one of the sketch; nothing by default.
         leave_out: Rows that are never in a group (N,).
+        device: Where the codes are sorted: on the CPU, unless it is a GPU of CUDA.
 
     Returns:
         Groups of at least two rows, the largest group first.
@@ -144,13 +146,15 @@ def find_near_duplicates(
     run: IntArray = np.cumsum(_starts(ordered), dtype=rows.dtype)
     run -= 1
     everything = np.arange(len(rows), dtype=rows.dtype)
-    search.join_neighbours(run, everything)
+    search.join_neighbours(run, everything, len(rows))
     long = (np.bincount(run, minlength=1) > _WINDOW)[run]
     entries = everything[~long | (search.sets.find(everything) == everything)]
     del run, long, everything
+    on_gpu = device is not None and device.type == "cuda"
+    tables = _Tables(ordered, entries, device if on_gpu else torch.device("cpu"))
     for chosen in combinations(range(BYTES), SHARED):
         sooner = [byte for byte in range(chosen[-1]) if byte not in chosen]
-        search.join_neighbours(*_sort_by_bytes(ordered, entries, chosen), sooner)
+        search.join_neighbours(*tables.by_bytes(chosen), len(entries), sooner)
     return _groups(search.sets, rows)
 
 
@@ -164,17 +168,20 @@ class _Search:
         differ = math.acos(threshold) / math.pi
         self._most_bits = math.floor(BITS * differ + _SLACK * math.sqrt(BITS * differ * (1 - differ)))
 
-    def join_neighbours(self, key: npt.NDArray[np.integer], places: IntArray, sooner: Sequence[int] = ()) -> None:
+    def join_neighbours(
+        self, key: npt.NDArray[np.integer], places: IntArray, entries: int, sooner: Sequence[int] = ()
+    ) -> None:
         """Joins near-duplicates among places with one key and not far from each other.
 
         Args:
             key: Bucket of each entry of the table, ascending.
-            places: The entries.
+            places: The entries; those that are alone in their bucket may be missing.
+            entries: Their number with those.
             sooner: Bytes which, where they are equal as well, have brought the two together in another table already.
         """
         for start in range(0, len(places), _PART):
             at = np.arange(start, min(start + _PART, len(places)))
-            patience = _PATIENCE * len(at)
+            patience = _PATIENCE * len(at) * entries // len(places)
             for shift in range(1, _WINDOW + 1):
                 at = at[at + shift < len(places)]
                 at = at[key[at] == key[at + shift]]  # the key ascends: what is apart stays apart
@@ -259,21 +266,32 @@ def _fingerprints(vectors: FloatArray) -> Codes:
     return np.asarray((bits * weights).sum(axis=1, dtype=np.uint64))
 
 
-def _sort_by_bytes(codes: Codes, entries: IntArray, chosen: Sequence[int]) -> tuple[npt.NDArray[np.integer], IntArray]:
-    """The entries sorted by some bytes of their codes, as (key, places)."""
-    table = entries.astype(np.uint64)
-    for start in range(0, len(entries), _PART):
-        here = slice(start, start + _PART)
-        own = codes[entries[here]]
-        for number, byte in enumerate(chosen):
-            table[here] |= ((own >> np.uint64(8 * byte)) & np.uint64(0xFF)) << np.uint64(_PLACE + 8 * number)
-    table.sort()  # one number an entry sorts several times faster than an argsort
-    key, places = np.empty(len(table), dtype=np.uint32), np.empty_like(entries)
-    for start in range(0, len(table), _PART):
-        here = slice(start, start + _PART)
-        key[here] = table[here] >> np.uint64(_PLACE)
-        places[here] = table[here] & np.uint64(2**_PLACE - 1)
-    return key, places
+class _Tables:
+    """The entries of a table sorted by some bytes of their codes."""
+
+    def __init__(self, codes: Codes, entries: IntArray, device: torch.device) -> None:
+        self._entries = torch.from_numpy(entries).to(device)
+        self._codes = torch.from_numpy(codes[entries].view(np.int64)).to(device)
+
+    def by_bytes(self, chosen: Sequence[int]) -> tuple[npt.NDArray[np.int32], IntArray]:
+        """Key and place of each entry that shares its key with another one, sorted by both."""
+        table = self._entries.to(torch.int64, copy=True)
+        for start in range(0, len(table), _PART):
+            here = slice(start, start + _PART)
+            for number, byte in enumerate(chosen):
+                table[here] |= ((self._codes[here] >> 8 * byte) & 0xFF) << (_PLACE + 8 * number)
+        # One number an entry sorts several times faster than an argsort, and on a CPU numpy faster than torch.
+        if table.device.type == "cpu":
+            table.numpy().sort()
+        else:
+            table = table.sort().values
+        shared = torch.zeros(len(table) + 1, dtype=torch.bool, device=table.device)
+        for start in range(0, len(table) - 1, _PART):
+            stop = min(start + _PART, len(table) - 1)
+            shared[start + 1 : stop + 1] = (table[start:stop] ^ table[start + 1 : stop + 1]) < 2**_PLACE
+        members = table[shared[:-1] | shared[1:]].cpu()
+        key, places = members >> _PLACE, members & (2**_PLACE - 1)
+        return key.to(torch.int32).numpy(), places.to(self._entries.dtype).numpy()
 
 
 def _number(size: int) -> type[np.signedinteger[Any]]:

@@ -27,6 +27,8 @@ TRIED = 10  # candidates that are looked at closely, for each pair
 KEPT = 3
 AT_ONCE = 512  # pairs at a time
 HIDDEN, LEAST_HIDDEN = 1024, 20  # pairs whose partner is hidden among the candidates: at most, and at least
+NETWORK_SHARE = 16  # with the networks of a run, which are slow, one in so many pairs, but not below ...
+NETWORK_HIDDEN = 128  # ... so many
 STRANGERS = 16  # random candidates that each of these is compared with
 LEAST_FREE = 0.01  # probability that an item may be the missing partner although its own pair matches
 WORTH = 0.05  # contrast that counts as much as one unit of log odds when candidates are chosen
@@ -71,7 +73,7 @@ def find_partners(
         folds: (N,) rows of one of these groups are in one fold; by default the groups above.
     """
     search = Search(source, judge, match, groups, folds, keep_left=keep_left, device=device)
-    hidden = sample(np.flatnonzero(match > LEAST_FREE), HIDDEN)
+    hidden = sample(np.flatnonzero(match > LEAST_FREE), _most_hidden(source))
     if not len(rows) or len(search.pool) < 2 or len(hidden) < LEAST_HIDDEN:
         return Partners.none(len(rows))
     fold, hidden_fold = search.fold(rows), search.fold(hidden)
@@ -88,6 +90,13 @@ def find_partners(
     lesson = Lesson.of(known, own, strange, np.nan_to_num(match[hidden]), search, flagged)
     found = lesson.best(flagged, np.nan_to_num(match[rows]))
     return found if search.shared else given_once(found, match)
+
+
+def _most_hidden(source: Source) -> int:
+    """Pairs whose partner is hidden, at most: each is scored with 27 items."""
+    if source.network_score is None:
+        return HIDDEN
+    return int(np.clip(len(source) // NETWORK_SHARE, NETWORK_HIDDEN, HIDDEN))
 
 
 def _cut(places: IntArray) -> list[IntArray]:

@@ -123,8 +123,12 @@ def find_shared_items(
         return _combined((Groups.none(), Groups.none()), source, np.ones(len(source), dtype=bool), [])
     some = [_Some.of(side[good]) for side in sides]
     codes, unreadable = _sketches(source, some, workers, device, step)
-    found = [_near_duplicates(source, side, codes[side], unreadable, some[side]) for side in range(2)]
-    return _combined((found[0], found[1]), source, unreadable, some)
+
+    def search(side: int) -> Groups:
+        return _near_duplicates(source, side, codes[side], unreadable, some[side], device)
+
+    left, right = parallel_map(search, range(2), min(2, workers))
+    return _combined((left, right), source, unreadable, some)
 
 
 @dataclass(frozen=True)
@@ -150,7 +154,9 @@ def _sketches(
     def block(start: int) -> tuple[int, Mask, list[Codes]]:
         sides = source.block(start, min(start + BLOCK, len(source)))
         good = faults(*sides) == READABLE
-        vectors = (torch.from_numpy(np.nan_to_num(side, posinf=0, neginf=0)).to(device) for side in sides)
+        if not good.all():
+            sides = np.nan_to_num(sides[0], posinf=0, neginf=0), np.nan_to_num(sides[1], posinf=0, neginf=0)
+        vectors = (torch.from_numpy(side).to(device) for side in sides)
         return start, good, [sketch(side, mean) for side, mean in zip(vectors, there, strict=True)]
 
     for start, good, found in parallel_map(block, range(0, len(source), BLOCK), workers):
@@ -162,7 +168,9 @@ def _sketches(
     return codes, unreadable
 
 
-def _near_duplicates(source: Source, side: int, codes: Codes, unreadable: Mask, some: _Some) -> Groups:
+def _near_duplicates(
+    source: Source, side: int, codes: Codes, unreadable: Mask, some: _Some, device: torch.device
+) -> Groups:
     """Groups of near-duplicates on one side; of rows that are known to share their left item only one is used."""
     vectors, groups = (source.left, source.right)[side], source.groups
     leave_out = unreadable.copy()
@@ -170,7 +178,7 @@ def _near_duplicates(source: Source, side: int, codes: Codes, unreadable: Mask, 
         leave_out[:] = True
         leave_out[_first_readable(groups, unreadable)] = False
     threshold = near_enough(some.units, len(codes))
-    return find_near_duplicates(codes, vectors.gather, threshold, mean=some.mean, leave_out=leave_out)
+    return find_near_duplicates(codes, vectors.gather, threshold, mean=some.mean, leave_out=leave_out, device=device)
 
 
 def _first_readable(groups: IntArray, unreadable: Mask) -> IntArray:

@@ -1,4 +1,4 @@
-"""A million pairs as WebDataset and as DataComp: read, encoded from a cache, and written clean and mended.
+"""A million pairs as WebDataset and as DataComp: read, encoded, audited, and written clean and mended.
 
     pytest -m slow -s tests/auditing/layouts/test_million.py
 
@@ -21,13 +21,18 @@ import pyarrow.parquet
 import pytest
 from PIL import Image
 
-from mispair.auditing.encoding.encode import encode
+from mispair.auditing.audit import Settings
+from mispair.auditing.encoding.encode import Encoders, encode
+from mispair.auditing.folder import audit_path
+from mispair.auditing.inputs import AuditInput
 from mispair.auditing.layouts.copies import write_copy
 from mispair.auditing.layouts.datacomp import open_datacomp
 from mispair.auditing.layouts.opening import open_raw
 from mispair.auditing.layouts.tars import tar_member
 from mispair.auditing.sources.edits import Edits
 from mispair.auditing.sources.source import from_raw
+from mispair.data.pairs import IntArray
+from mispair.functional.metrics import auroc
 
 PAIRS = int(os.environ.get("MISPAIR_PAIRS", 1_000_000))
 SHARD = 10_000
@@ -145,3 +150,102 @@ def test_datacomp(tmp_path: Path) -> None:
     assert copy.ids(places) == [f"{row:032x}" for row in rows[places].tolist()]
     np.testing.assert_array_equal(copy.left.gather(places), source.left.gather(edited.image_from[rows[places]]))
     np.testing.assert_array_equal(copy.right.gather(places), source.right.gather(edited.caption_from[rows[places]]))
+
+
+class Pixels:
+    """An image encoder: the pixels."""
+
+    name, width = "pixels", 192
+
+    def prepare(self, image: Image.Image) -> npt.NDArray[np.float32]:
+        return np.asarray(image, dtype=np.float32).reshape(-1)
+
+    def encode(self, items: Sequence[Any], /) -> npt.NDArray[np.float32]:
+        return np.stack(items)
+
+
+class Digits:
+    """A text encoder: the bytes that the last word spells."""
+
+    name, width = "digits", 96
+
+    def encode(self, items: Sequence[str], /) -> npt.NDArray[np.float32]:
+        spelled = b"".join(bytes.fromhex(text.split()[-1]) for text in items)
+        return np.frombuffer(spelled, np.uint8).reshape(len(items), -1).astype(np.float32)
+
+
+class Made:
+    """Pairs of vectors with something in common, but for one in four."""
+
+    def __init__(self, left: int, right: int) -> None:
+        rng = np.random.default_rng(0)
+        self.maps = [rng.standard_normal((24, width), np.float32) for width in (left, right)]
+        self.mismatched = rng.random(PAIRS) < 0.25
+
+    def shard(self, first: int) -> list[npt.NDArray[np.float32]]:
+        rng = np.random.default_rng(first + 1)
+        hidden, other = rng.standard_normal((2, SHARD, 24), np.float32)
+        other = np.where(self.mismatched[first : first + SHARD, None], other, hidden)
+        noise = [rng.standard_normal((SHARD, linear.shape[1]), np.float32) for linear in self.maps]
+        sides = zip((hidden, other), self.maps, noise, strict=True)
+        return [values @ linear + 3 * added for values, linear, added in sides]
+
+
+def check_audit(tmp_path: Path, data: AuditInput, made: Made, rows_of: Callable[[Path], IntArray]) -> None:
+    """Audits the folder `in` with a clean and a mended copy, which `rows_of` reads again."""
+    out, clean, mended = (tmp_path / name for name in ("audit", "clean", "mended"))
+    timed("audited", lambda: audit_path(data, out, Settings(device="cpu"), clean=clean, mended=mended))
+    table = pyarrow.parquet.read_table(out / "pairs.parquet", columns=["match_score", "is_mismatch"])
+    score, flagged = (table[name].to_numpy() for name in ("match_score", "is_mismatch"))
+    found = auroc(score, ~made.mismatched)
+    print(f"AUROC {found:.4f}, {flagged.sum():,} flagged, {made.mismatched.sum():,} mismatched")
+    assert found is not None
+    assert found > 0.95
+    kept, repaired = timed("copies read again", lambda: (rows_of(clean), rows_of(mended)))
+    np.testing.assert_array_equal(kept, np.flatnonzero(~flagged))
+    assert np.isin(kept, repaired).all()
+
+
+def test_audit_of_webdataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Made(192, 96)
+    (tmp_path / "in").mkdir()
+
+    def make() -> None:
+        for first in range(0, PAIRS, SHARD):
+            left, right = (np.clip(128 + 6 * side, 0, 255).astype(np.uint8) for side in made.shard(first))
+            with (tmp_path / f"in/{first // SHARD:05d}.tar").open("wb") as file:
+                for row in range(SHARD):
+                    buffer, name = io.BytesIO(), f"{first + row:09d}"
+                    Image.fromarray(left[row].reshape(8, 8, 3)).save(buffer, "BMP")
+                    file.writelines(tar_member(f"{name}.bmp", buffer.getvalue()))
+                    file.writelines(tar_member(f"{name}.txt", f"spelled {right[row].tobytes().hex()}".encode()))
+                file.write(bytes(1024))
+
+    def rows_of(place: Path) -> IntArray:
+        return np.array([int(name.rpartition("/")[2].partition(".")[0]) for name in open_raw(place).ids.to_pylist()])
+
+    timed("made", make)
+    monkeypatch.setattr(Encoders, "load", lambda _: (Pixels(), Digits()))
+    check_audit(tmp_path, AuditInput(tmp_path / "in", cache=tmp_path / "cache"), made, rows_of)
+
+
+def test_audit_of_datacomp(tmp_path: Path) -> None:
+    made = Made(512, 512)
+    (tmp_path / "in").mkdir()
+
+    def make() -> None:
+        for first in range(0, PAIRS, SHARD):
+            uids = [f"{row:032x}" for row in range(first, first + SHARD)]
+            stem = tmp_path / f"in/{first // SHARD:08d}"
+            pyarrow.parquet.write_table(pyarrow.table({"uid": uids, "text": uids}), stem.with_suffix(".parquet"))
+            left, right = (side.astype(np.float16) for side in made.shard(first))
+            np.savez(stem.with_suffix(".npz"), b32_img=left, b32_txt=right)
+
+    def rows_of(place: Path) -> IntArray:
+        copy = open_datacomp(place)
+        return np.array([int(uid, 16) for uid in copy.ids(np.arange(len(copy)))])
+
+    timed("made", make)
+    check_audit(tmp_path, AuditInput(tmp_path / "in"), made, rows_of)
+    subset = np.load(tmp_path / "audit/subset.npy")
+    np.testing.assert_array_equal(subset["f1"], rows_of(tmp_path / "clean"))

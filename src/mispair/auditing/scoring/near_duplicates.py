@@ -150,8 +150,7 @@ def find_near_duplicates(
     long = (np.bincount(run, minlength=1) > _WINDOW)[run]
     entries = everything[~long | (search.sets.find(everything) == everything)]
     del run, long, everything
-    on_gpu = device is not None and device.type == "cuda"
-    tables = _Tables(ordered, entries, device if on_gpu else torch.device("cpu"))
+    tables = _Tables(ordered, entries, device if device is not None and device.type == "cuda" else torch.device("cpu"))
     for chosen in combinations(range(BYTES), SHARED):
         sooner = [byte for byte in range(chosen[-1]) if byte not in chosen]
         search.join_neighbours(*tables.by_bytes(chosen), len(entries), sooner)

@@ -491,3 +491,27 @@ def test_completion_names_commands_and_options(capsys: pytest.CaptureFixture[str
 def test_an_error_about_a_hostile_name_is_shown_harmless(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "check", "a\x1b[2Jb\u202e"]) == 2
     assert "mispair: a\ufffd[2Jb\ufffd: no such folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "error",
+    [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes")],
+)
+def test_too_little_memory_is_a_sentence(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*_: object, **__: object) -> int:
+        raise error
+
+    monkeypatch.setitem(COMMANDS, "methods", fail)
+    assert main(["methods"]) == 2
+    assert "mispair: there was not enough memory" in capsys.readouterr().err
+
+
+def test_another_error_of_torch_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> int:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setitem(COMMANDS, "methods", fail)
+    with pytest.raises(RuntimeError, match="a bug"):
+        main(["methods"])

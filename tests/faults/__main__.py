@@ -2,177 +2,210 @@
 
 The second run must end well, leave the same bytes as a run without a fault, and no other file. What a faulted run says
 must be a sentence. Exits with 1 if anything was lost, stuck or wrong.
+
+With --results, a line of JSON is added to a file for each fault, and faults that are in it are not injected again.
+`python -m tests.faults --table FILE...` prints the table of such files.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
+import json
+import os
 import random
 import re
-import shutil
 import sys
 import tempfile
 import time
 from collections import Counter
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tests.faults.commands import COMMANDS
-from tests.faults.inject import KINDS, STUCK, Fault, run, start
+from tests.faults.inject import IN_INPUT, KINDS, PLANTED, SECOND, STUCK, Ended, Fault, run, spoil, start
+from tests.faults.reference import Reference, contents, differences, fresh, reference, same
 
 OUTCOMES = ("survived", "lost", "stuck", "wrong")
 AT_ONCE, CROWD = "sixteen at once", 16
-_CHECKPOINT = re.compile(r"(checkpoints/step-\d+)-[0-9a-f]{16}")
-_TIMES = 2  # runs without a fault: what differs between them is not compared, such as a log with times
+ALL = (*KINDS, *PLANTED, AT_ONCE)
 _DIED = {"SIGKILL": -9, "SIGTERM": -15}  # most commands have nothing to save when they are asked to end
+_SENTENCE = re.compile("^mispair: |The same command goes on", re.MULTILINE)
 
 
 @dataclass(frozen=True)
-class Reference:
-    """What a command leaves without any fault."""
+class Result:
+    """What became of a command after a fault: one of `OUTCOMES`, and the details."""
 
-    prepared: Path
-    files: dict[str, bytes]
-    varying: frozenset[str]
-    operations: int
-
-
-def reference(name: str, place: Path) -> Reference:
-    """Runs the command without a fault, on inputs that stay there for all faults."""
-    prepared = place / "prepared"
-    prepared.mkdir(parents=True)
-
-    def prepare() -> int:
-        COMMANDS[name].prepare(prepared)
-        return 0
-
-    code, _ = run(prepare, prepared, place / "log", None)
-    assert code == 0, (place / "log").read_text()
-    found, operations = [], 0
-    for _ in range(_TIMES):
-        folder = _fresh(prepared, place / "work")
-        code, operations = run(COMMANDS[name], folder, place / "log", None)
-        assert code == 0, (place / "log").read_text()
-        found.append(contents(folder))
-    first, second = found
-    assert first.keys() == second.keys()
-    varying = frozenset(path for path in first if first[path] != second[path] or _holds_times(path))
-    return Reference(prepared, first, varying, operations)
+    command: str
+    kind: str
+    at: int
+    outcome: str
+    details: str = ""
+    seconds: float = 0.0
 
 
-def outcome(name: str, expected: Reference, fault: Fault, place: Path) -> tuple[str, str]:
+def outcome(command: str, expected: Reference, fault: Fault, place: Path) -> tuple[str, str]:
     """What became of the command after this fault, one of `OUTCOMES`, and the details."""
-    folder, log = _fresh(expected.prepared, place / "work"), place / "log"
-    command = COMMANDS[name]
-    code, _ = run(command, folder, log, fault)
+    folder, log, other = fresh(expected.prepared, place / "work"), place / "log", place / "second"
+    if fault.kind == IN_INPUT:
+        spoil(folder, fault.at)
+    other.unlink(missing_ok=True)
+    ended = run(COMMANDS[command], folder, log, fault)
     said = log.read_text(errors="replace")
-    if code == STUCK:
+    if ended.code == STUCK:
         return "stuck", said
-    if code != _DIED.get(fault.kind):
-        if "Traceback" in said or code < 0 or code == 70:
-            return "wrong", f"exit code {code}: {said}"
-        if code and not re.search("^mispair: ", said, re.MULTILINE):
-            return "wrong", f"exit code {code} without a sentence: {said}"
-    if code == 0 and contents(folder).keys() != expected.files.keys():
-        return "wrong", f"it ended well with other files: {sorted(contents(folder).keys() ^ expected.files.keys())}"
-    if same(contents(folder), expected):
-        return "survived", ""  # some commands refuse to write what is there
-    code, _ = run(command, folder, log, None)
-    again = log.read_text(errors="replace")
-    if code == STUCK:
-        return "stuck", again
-    if code:
-        return "lost", f"once more: exit code {code}: {again}\nbefore: {said}"
+    if ended.code != _DIED.get(fault.kind) and (wrong := _misbehaved(ended.code, said)):
+        return "wrong", wrong
+    if fault.kind == SECOND and other.exists():
+        theirs, _, code = other.read_text(errors="replace").rpartition("exit code ")
+        if wrong := _misbehaved(int(code), theirs):
+            return "wrong", f"the second process: {wrong}"
     found = contents(folder)
-    if found.keys() != expected.files.keys():
-        return "wrong", f"other files: {sorted(found.keys() ^ expected.files.keys())}\nbefore: {said}"
+    if fault.kind == IN_INPUT:
+        return ("survived", "") if ended.code else ("wrong", f"it trained on a NaN: {said}")
     if same(found, expected):
-        return "survived", ""
-    different = [path for path in found if found[path] != expected.files[path]]
-    return "wrong", f"other bytes: {different}\nbefore: {said}"
+        return "survived", ""  # some commands refuse to write what is there
+    if ended.code == 0:
+        return "wrong", f"it ended well with other files: {differences(found, expected)}: {said}"
+    ended = run(COMMANDS[command], folder, log, None)
+    again = log.read_text(errors="replace")
+    if ended.code == STUCK:
+        return "stuck", again
+    if ended.code:
+        return "lost", f"once more: exit code {ended.code}: {again}\nbefore: {said}"
+    if different := differences(contents(folder), expected):
+        return "wrong", f"other files: {different}\nbefore: {said}"
+    return "survived", ""
 
 
-def crowd(name: str, expected: Reference, place: Path) -> list[tuple[Fault, str, str]]:
+def _misbehaved(code: int, said: str) -> str:
+    """Why a command may not end like that; nothing if it may."""
+    if "Traceback" in said or code < 0 or code == 70:
+        return f"exit code {code}: {said}"
+    return f"exit code {code} without a sentence: {said}" if code and not _SENTENCE.search(said) else ""
+
+
+def crowd(command: str, expected: Reference, place: Path) -> Iterator[Result]:
     """Many processes start the same command at once: one does the work, the others say that it does or did."""
-    folder = _fresh(expected.prepared, place / "work")
-    waits = [start(COMMANDS[name], folder, place / f"log-{number}", None) for number in range(CROWD)]
-    codes = [wait()[0] for wait in waits]
-    results, right = [], same(contents(folder), expected)
+    folder = fresh(expected.prepared, place / "work")
+    waits = [start(COMMANDS[command], folder, place / f"log-{number}", None) for number in range(CROWD)]
+    codes = [wait().code for wait in waits]
+    different = differences(contents(folder), expected)
     for number, code in enumerate(codes):
         said = (place / f"log-{number}").read_text(errors="replace")
-        refused = code == 2 and len(re.findall("^mispair: ", said, re.MULTILINE)) == 1 and "Traceback" not in said
-        result = (
-            "stuck" if code == STUCK else "survived" if (code == 0 or refused) and right and 0 in codes else "wrong"
-        )
-        details = "" if result == "survived" else f"exit code {code}, all codes {codes}, right {right}: {said}"
-        results.append((Fault(AT_ONCE, number), result, details))
-    return results
+        refused = code == 2 and len(_SENTENCE.findall(said)) == 1 and "Traceback" not in said
+        good = (code == 0 or refused) and not different and 0 in codes
+        details = "" if good else f"exit code {code}, all codes {codes}, different {different}: {said}"
+        yield Result(command, AT_ONCE, number, "stuck" if code == STUCK else "survived" if good else "wrong", details)
 
 
-def same(found: dict[str, bytes], expected: Reference) -> bool:
-    """Whether all files are there, and no other, with the same bytes where these do not vary by themselves."""
-    return found.keys() == expected.files.keys() and all(
-        path in expected.varying or content == expected.files[path] for path, content in found.items()
-    )
+@functools.cache
+def _reference(command: str, temporary: Path) -> tuple[Reference, Path]:
+    """Of this process: results hold the path of the folder, so that each process compares with its own."""
+    place = temporary / str(os.getpid()) / str(list(COMMANDS).index(command))
+    return reference(COMMANDS[command], place), place
 
 
-def contents(folder: Path) -> dict[str, bytes]:
-    """All files but locks, which stay on purpose; checkpoints without the hash in their names."""
-    files = (path for path in folder.rglob("*") if path.is_file() and not path.name.endswith(".lock"))
-    return {_CHECKPOINT.sub(r"\1", str(path.relative_to(folder))): path.read_bytes() for path in files}
+def places(command: str, temporary: Path) -> Ended:
+    """Where faults can be injected."""
+    return _reference(command, temporary)[0].ended
 
 
-def _holds_times(path: str) -> bool:
-    """A checkpoint knows how long the log was."""
-    return "checkpoints/" in path
+def inject(command: str, fault: Fault, temporary: Path) -> list[Result]:
+    """The result of one fault; of many processes at once, a result of each."""
+    expected, place = _reference(command, temporary)
+    if fault.kind == AT_ONCE:
+        return list(crowd(command, expected, place))
+    started = time.monotonic()
+    result, details = outcome(command, expected, fault, place)
+    return [Result(command, fault.kind, fault.at, result, details, round(time.monotonic() - started, 2))]
 
 
-def _fresh(prepared: Path, folder: Path) -> Path:
-    shutil.rmtree(folder, ignore_errors=True)
-    shutil.copytree(prepared, folder)
-    return folder
+def read_results(files: Iterable[Path]) -> list[Result]:
+    """All results of these files."""
+    return [Result(**json.loads(line)) for file in files for line in file.read_text().splitlines()]
 
 
-def injected(name: str, share: float, seed: int, kinds: list[str]) -> tuple[str, int, list[tuple[Fault, str, str]]]:
-    """All faults of one command, or a random share of them."""
-    with tempfile.TemporaryDirectory() as temporary:
-        place = Path(temporary).resolve()
-        expected = reference(name, place)
-        faults = [Fault(kind, at) for kind in kinds for at in range(expected.operations)]
-        chosen = random.Random(f"{seed} {name}").sample(faults, max(1, round(share * len(faults))))
-        results = [(fault, *outcome(name, expected, fault, place)) for fault in chosen]
-        results += crowd(name, expected, place)
-    return name, expected.operations, results
+def table(results: Iterable[Result]) -> str:
+    """Counts by kind, in Markdown."""
+    counts = Counter((result.kind, result.outcome) for result in results)
+    kinds = [kind for kind in ALL if any((kind, outcome) in counts for outcome in OUTCOMES)]
+    rows = {kind: [counts[kind, outcome] for outcome in OUTCOMES] for kind in kinds}
+    rows["all"] = [sum(column) for column in zip(*rows.values(), strict=True)]
+    lines = [f"| {kind} | {sum(row):,} | {' | '.join(f'{count:,}' for count in row)} |" for kind, row in rows.items()]
+    head = f"| fault | injected | {' | '.join(OUTCOMES)} |\n|---|" + "---|" * (1 + len(OUTCOMES))
+    return "\n".join((head, *lines))
+
+
+def by_command(results: Iterable[Result]) -> str:
+    """Counts by command, in Markdown."""
+    counts = Counter((result.command, result.outcome == "survived") for result in results)
+    lines = [
+        f"| {name} | {counts[name, True] + counts[name, False]:,} | {counts[name, True]:,} |"
+        for name in COMMANDS
+        if counts[name, True] + counts[name, False]
+    ]
+    return "\n".join(("| command | injected | survived |\n|---|---|---|", *lines))
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make faults", description=__doc__)
     parser.add_argument("--share", type=float, default=1.0, help="of all faults")
-    parser.add_argument("--seed", type=int, default=0, help="of the share")
+    parser.add_argument("--seed", type=int, default=0, help="of the share and the order")
     parser.add_argument("--only", nargs="*", default=list(COMMANDS), help="commands", choices=list(COMMANDS))
-    parser.add_argument("--kinds", nargs="*", default=list(KINDS), help="faults", choices=list(KINDS))
-    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--kinds", nargs="*", default=list(ALL), help="faults", choices=ALL)
+    parser.add_argument("--jobs", type=int, default=2, help="how many at a time")
+    parser.add_argument("--minutes", type=float, default=600.0, help="after which no fault is begun")
+    parser.add_argument("--results", type=Path, help="file that gets a line of JSON for each fault")
+    parser.add_argument("--table", nargs="*", type=Path, help="only print the table of these files")
     options = parser.parse_args()
-    started, counts = time.monotonic(), Counter[tuple[str, str]]()
-    with ProcessPoolExecutor(options.workers) as pool:
-        tasks = [pool.submit(injected, name, options.share, options.seed, options.kinds) for name in options.only]
-        for task in tasks:
-            name, operations, results = task.result()
-            print(f"{name}: {operations} operations on files, {len(results)} faults", flush=True)
-            for fault, result, details in results:
-                counts[fault.kind, result] += 1
-                if details:
-                    print(
-                        f"  {result}: {fault.kind} before operation {fault.at}\n    " + details.replace("\n", "\n    ")
-                    )
-    print("\n| fault | injected | " + " | ".join(OUTCOMES) + " |\n|---|---|" + "---|" * len(OUTCOMES))
-    for kind in (*options.kinds, AT_ONCE):
-        row = [counts[kind, result] for result in OUTCOMES]
-        print(f"| {kind} | {sum(row)} | " + " | ".join(map(str, row)) + " |")
-    bad = sum(count for (_, result), count in counts.items() if result != "survived")
-    print(f"\n{counts.total():,} faults in {time.monotonic() - started:.0f} s, {bad} not survived.")
-    return 1 if bad or not counts else 0
+    if options.table is not None:
+        results = read_results(options.table)
+        print(table(results), by_command(results), sep="\n\n")
+        return 0
+    results = injected(options)
+    print(f"\n{table(results)}\n\n{by_command(results)}")
+    return 1 if any(result.outcome != "survived" for result in results) or not results else 0
+
+
+def injected(options: argparse.Namespace) -> list[Result]:
+    """Injects the faults in random order, prints those that were not survived, and gives all results."""
+    started, file = time.monotonic(), options.results
+    results = read_results([file]) if file is not None and file.exists() else []
+    done = {(result.command, Fault(result.kind, result.at)) for result in results}
+    with tempfile.TemporaryDirectory() as folder, ProcessPoolExecutor(options.jobs) as pool:
+        temporary = Path(folder).resolve()
+        faults = []
+        for command, ended in zip(
+            options.only, pool.map(places, options.only, [temporary] * len(options.only)), strict=True
+        ):
+            print(f"{command}: {ended.operations} operations on files, {ended.steps} steps", flush=True)
+            faults += [
+                (command, Fault(kind, at))
+                for kind in options.kinds
+                for at in range(1 if kind == AT_ONCE else ended.places(kind))
+            ]
+        chosen = random.Random(options.seed).sample(faults, max(1, round(options.share * len(faults))))
+        chosen = [fault for fault in chosen if fault not in done]
+        tasks = [pool.submit(inject, command, fault, temporary) for command, fault in chosen]
+        for count, task in enumerate(as_completed(tasks), 1):
+            for result in task.result():
+                results.append(result)
+                if result.details:
+                    print(f"{result.outcome}: {result.command}, {result.kind}, {result.at}\n  {result.details}")
+                if file is not None:
+                    with file.open("a") as lines:
+                        lines.write(f"{json.dumps(asdict(result))}\n")
+            if time.monotonic() - started > 60 * options.minutes:
+                for waiting in tasks:
+                    waiting.cancel()
+                break
+            if count % 100 == 0:
+                print(f"{count:,} of {len(chosen):,} faults in {time.monotonic() - started:.0f} s", flush=True)
+    return results
 
 
 if __name__ == "__main__":

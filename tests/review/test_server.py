@@ -189,3 +189,16 @@ def test_every_verdict_has_words(page: TestClient) -> None:
         fields = {"re-pair": {"replaced": "left", "partner": "p9"}, "rewrite": {"caption": "new"}}.get(verdict, {})
         assert "p" in decide(page, "/", row=str(number), verdict=verdict, **fields)
     assert page.get("/?state=decided&view=grid").text.count("tag decided") == len(Verdict)
+
+
+def test_a_full_disk_is_a_sentence_and_the_server_lives_on(page: TestClient, review: Review) -> None:
+    file = review.decisions._file
+    pages = file.execute("PRAGMA page_count").fetchone()[0]
+    file.execute(f"PRAGMA max_page_count = {pages}")  # what a disk without room does
+    answers = [page.post("/decide", data={"row": str(row), "verdict": "keep"}, headers=ORIGIN) for row in range(60)]
+    refused = next(answer for answer in answers if answer.status_code != 200)
+    assert refused.status_code == 422
+    assert "the decisions cannot be read or written (database or disk is full)" in refused.text
+    file.execute("PRAGMA max_page_count = 100000")
+    decide(page, "/", row="59", verdict="drop")
+    assert review.decisions.current["p59"].verdict is Verdict.DROP

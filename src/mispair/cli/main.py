@@ -36,6 +36,7 @@ from mispair.cli.model import TrainArguments, evaluate, search, train
 from mispair.cli.output import console, print_json, print_table, say
 from mispair.cli.review import export, review
 from mispair.errors import ConfigError, MispairError
+from mispair.support.memory import OUT_OF_MEMORY, is_out_of_memory
 from mispair.support.renamed import current_flag
 
 
@@ -152,6 +153,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except OSError as error:
         say(f"mispair: {error.filename or 'a file'}: {error.strerror or error}.", file=sys.stderr)
+        return 2
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        say(f"mispair: {OUT_OF_MEMORY}", file=sys.stderr)
         return 2
 
 

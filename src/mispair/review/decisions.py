@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import sqlite3
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -105,31 +106,54 @@ class Decisions:
         self.path = path
         self._lock = threading.RLock()
         self._current: dict[str, Decision] = {}
-        try:
+        with self._safely():
             self._file = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
-            self._file.execute("PRAGMA journal_mode = WAL")
-            self._file.execute("PRAGMA synchronous = FULL")  # on the disk before a transaction ends
-            self._create()
-        except sqlite3.Error as error:
-            raise DataError(
-                f"{path}: the decisions cannot be read or written ({error}); check the disk and the rights, or move "
-                "the file away to begin anew."
-            ) from None
-        self.reload()
+            try:
+                self._file.execute("PRAGMA journal_mode = WAL")
+                self._file.execute("PRAGMA synchronous = FULL")  # on the disk before a transaction ends
+                self._create()
+                self.reload()
+            except BaseException:
+                self._file.close()
+                raise
+
+    @contextmanager
+    def _safely(self) -> Iterator[None]:
+        """One thread at a time; what SQLite complains of becomes a sentence."""
+        with self._lock:
+            try:
+                yield
+            except sqlite3.Error as error:
+                raise DataError(
+                    f"{self.path}: the decisions cannot be read or written ({error}); check the disk and the rights, "
+                    "or move the file away to begin anew."
+                ) from None
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """All that is written inside is on the disk afterwards, or nothing of it."""
+        with self._safely():
+            self._file.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._file.execute("COMMIT")
+            except BaseException:
+                with suppress(sqlite3.Error):  # SQLite may have done it by itself
+                    self._file.execute("ROLLBACK")
+                raise
 
     def _create(self) -> None:
         (version,) = self._file.execute("PRAGMA user_version").fetchone()
         if version not in (0, VERSION):
             raise DataError(f"{self.path}: these decisions are of version {version}, not {VERSION}; update mispair.")
-        self._file.execute("BEGIN IMMEDIATE")
         columns = ", ".join(f"{name} {'REAL' if name == 'inclusion' else 'TEXT NOT NULL'}" for name in COLUMNS)
-        self._file.execute(
-            "CREATE TABLE IF NOT EXISTS decisions (number INTEGER PRIMARY KEY AUTOINCREMENT, batch INTEGER NOT NULL, "
-            f"undoes INTEGER, {columns})"
-        )
-        self._file.execute("CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value TEXT NOT NULL)")
-        self._file.execute(f"PRAGMA user_version = {VERSION}")
-        self._file.execute("COMMIT")
+        with self._transaction():
+            self._file.execute(
+                "CREATE TABLE IF NOT EXISTS decisions (number INTEGER PRIMARY KEY AUTOINCREMENT, batch INTEGER NOT "
+                f"NULL, undoes INTEGER, {columns})"
+            )
+            self._file.execute("CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value TEXT NOT NULL)")
+            self._file.execute(f"PRAGMA user_version = {VERSION}")
 
     def close(self) -> None:
         with self._lock:
@@ -157,7 +181,7 @@ class Decisions:
             conditions.append("number NOT IN (SELECT undoes FROM decisions WHERE undoes IS NOT NULL)")
         if mode is not None:
             conditions.append(f"mode = '{mode}'")
-        with self._lock:
+        with self._safely():
             rows = self._file.execute(
                 f"SELECT number, batch, {', '.join(COLUMNS)} FROM decisions WHERE {' AND '.join(conditions)} "
                 "ORDER BY number"
@@ -168,14 +192,9 @@ class Decisions:
         """Writes decisions of one action; all of them are on the disk when this returns, or none."""
         with self._lock:
             added: list[Decision] = []
-            self._file.execute("BEGIN IMMEDIATE")
-            try:
+            with self._transaction():
                 for decision in decisions:
                     added.append(self._insert(decision, added[0].number if added else 0))
-                self._file.execute("COMMIT")
-            except BaseException:
-                self._file.execute("ROLLBACK")
-                raise
             self._current |= {decision.id: decision for decision in added}
         return added
 
@@ -194,23 +213,18 @@ class Decisions:
     def undo(self, session: str) -> Sequence[Decision]:
         """Undoes the last action of a session that was not undone; returns its decisions, if there is one."""
         with self._lock:
-            self._file.execute("BEGIN IMMEDIATE")
-            try:
+            with self._transaction():
                 own = [decision for decision in self.history(undone=False) if decision.session == session]
                 undone = [decision for decision in own if decision.batch == own[-1].batch] if own else []
                 now = datetime.now(UTC)
                 for decision in undone:
                     self._insert(replace(decision, time=now), decision.batch, undoes=decision.number)
-                self._file.execute("COMMIT")
-            except BaseException:
-                self._file.execute("ROLLBACK")
-                raise
             self.reload()
         return undone
 
     def setting(self, name: str, default: str) -> str:
         """A value that is kept beside the decisions; `default` is written where there is none yet."""
-        with self._lock:
+        with self._safely():
             self._file.execute("INSERT OR IGNORE INTO settings VALUES (?, ?)", (name, default))
             (value,) = self._file.execute("SELECT value FROM settings WHERE name = ?", (name,)).fetchone()
         return str(value)

@@ -30,7 +30,7 @@ def replacing(path: str | Path) -> Iterator[IO[bytes]]:
         DataError: It cannot be written; what was at `path` before is still there.
     """
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{_HOST}{os.getpid():08d}.tmp")
+    temporary = path.with_name(f".{path.name}.{writer()}.tmp")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _delete_leftovers(path.parent)
@@ -47,13 +47,25 @@ def replacing(path: str | Path) -> Iterator[IO[bytes]]:
     _sync_folder(path.parent)
 
 
+def writer() -> str:
+    """The name of this process in the names of files that are of no use when it is killed before it completes them."""
+    return f"{_HOST}{os.getpid():08d}"
+
+
+def is_dead(name: str) -> bool:
+    """Whether a process that `writer` named was one of this machine and has ended."""
+    process = name.removeprefix(str(_HOST))
+    # Windows has no harmless signal.
+    return os.name != "nt" and name != process and process.isdecimal() and not _is_alive(int(process))
+
+
 def _delete_leftovers(folder: Path) -> None:
     """Deletes what killed processes of this machine were writing here; once a folder, which may be large."""
-    if os.name == "nt" or str(folder) in _LOOKED_AT:  # Windows has no harmless signal
+    if str(folder) in _LOOKED_AT:
         return
     _LOOKED_AT.add(str(folder))
     for entry in list(folder.glob(f".*.{_HOST}????????.tmp")):
-        if entry.is_file() and not _is_alive(int(entry.name[-12:-4])):
+        if entry.is_file() and is_dead(entry.name.split(".")[-2]):
             entry.unlink(missing_ok=True)
 
 

@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import sys
+
+# torch has no exception of its own for the memory of the CPU, and Python none for threads.
+_TORCH = re.compile("out of memory|can't allocate memory|bad_alloc|can't start new thread")
+OUT_OF_MEMORY = (
+    "there was not enough memory; end other programs, or give the command less at once (a smaller --batch-size, fewer "
+    "--workers or --jobs). The same command goes on where it was stopped."
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an exception of Python, NumPy, Arrow or torch means that memory ran out."""
+    return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and bool(_TORCH.search(str(error))))
 
 
 def peak_memory() -> int | None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from mispair.auditing.encoding.cache import EncodingCache, Halves, cache_folder, key_of
 from mispair.auditing.encoding.encoders import identity
 from mispair.errors import DataError
+from mispair.support import files
 
 
 def vector(number: int) -> Halves:
@@ -47,6 +48,20 @@ def test_keys_that_end_in_zeros(tmp_path: Path) -> None:
     cache = EncodingCache(tmp_path, "encoder", 2)
     found = cache.rows(np.array([cache.find(key) for key in keys])).read(slice(None))
     assert found[:, 0].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.posix
+def test_vectors_of_a_killed_process_without_their_keys_are_deleted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    EncodingCache(tmp_path, "encoder", 2).add(items(1))
+    (keys,) = tmp_path.rglob("*.keys.npy")
+    keys.unlink()  # as a kill between the two files leaves it
+    EncodingCache(tmp_path, "encoder", 2)
+    assert len(list(tmp_path.rglob("*.npy"))) == 1  # this process may still write them
+    monkeypatch.setattr(files, "_is_alive", lambda _: False)
+    EncodingCache(tmp_path, "encoder", 2)
+    assert not list(tmp_path.rglob("*.npy"))
 
 
 def test_a_cache_that_is_deleted_meanwhile_is_a_sentence(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from mispair.auditing.sources.shards import File, Side
 from mispair.data.npy import open_array
 from mispair.data.pairs import IntArray
 from mispair.errors import DataError
-from mispair.support.files import replacing
+from mispair.support.files import is_dead, replacing, writer
 from mispair.support.formatting import slug
 
 Halves = npt.NDArray[np.float16]
@@ -62,6 +62,7 @@ class EncodingCache:
         self._files: list[File] = []
         self._count = 0
         self._new: dict[Key, int] = {}  # added by this process
+        self._delete_leftovers()
         keys = []
         for path in sorted(self._folder.glob("*.keys.npy")):
             found = self._open(path)
@@ -73,6 +74,12 @@ class EncodingCache:
 
     def __len__(self) -> int:
         return self._count
+
+    def _delete_leftovers(self) -> None:
+        """Deletes vectors whose process was killed before it wrote their keys."""
+        for path in list(self._folder.glob("*-*.npy")):
+            if not path.with_name(f"{path.stem}.keys.npy").exists() and is_dead(path.stem.rpartition("-")[2]):
+                path.unlink(missing_ok=True)
 
     def _open(self, path: Path) -> npt.NDArray[Any] | None:
         """The keys of a file whose vectors are there; None where one of the two is damaged."""
@@ -101,7 +108,7 @@ class EncodingCache:
         """Stores vectors, whole or not at all."""
         if not vectors:
             return
-        name = uuid.uuid4().hex
+        name = f"{uuid.uuid4().hex}-{writer()}"
         path = self._folder / f"{name}.npy"
         values = np.stack(list(vectors.values()))
         for place, array in ((path, values), (self._folder / f"{name}.keys.npy", np.array(list(vectors), KEY))):

@@ -1,5 +1,6 @@
 # Each target alone does all its own set-up, from a fresh clone with nothing but Python (>= 3.11) and make.
 PYTHON ?= python3
+unexport PYTHONDONTWRITEBYTECODE # compiled once, not by every process of the tests
 BIN := .venv/bin
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 PYTEST = $(BIN)/pytest -n 2 --dist worksteal

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import re
 import shlex
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +26,7 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> demo.DemoResult:
     folder = dataset.make(path / "shapes", train=80, dev=6, test=12)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dataset, "cached", lambda **_: folder)
+        patch.setattr(demo, "ProcessPoolExecutor", lambda *_, **__: ThreadPoolExecutor(1))  # two processes cost seconds
         return demo.run_demo(path / "demo", 0, Console(quiet=True))
 
 

@@ -17,6 +17,7 @@ interpreted = pytest.mark.skipif(not INTERPRETED, reason="needs Triton and no GP
 on_gpu = pytest.param("cuda", marks=[pytest.mark.gpu, needs_gpu])
 on_cpu = pytest.param("cpu", marks=interpreted)
 on_device = pytest.mark.parametrize("device", [on_gpu, on_cpu])
+slow_on_cpu = pytest.mark.parametrize("device", [on_gpu, pytest.param("cpu", marks=[interpreted, pytest.mark.slow])])
 on_gpu_only = pytest.mark.parametrize("device", [on_gpu])  # the interpreter cannot fail it
 quiet = pytest.mark.filterwarnings("ignore:mkldnn_matmul")
 

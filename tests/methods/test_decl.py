@@ -401,7 +401,7 @@ def test_resume_is_exact_wherever_it_stopped(tmp_path: Path, settings: dict[str,
 # ---------------------------------------------------------------------- what it is good for
 
 
-@pytest.mark.parametrize("model", ["vse", "sgr"])
+@pytest.mark.parametrize("model", ["vse", pytest.param("sgr", marks=pytest.mark.slow)])
 def test_it_finds_the_right_partners_of_noisy_pairs(model: str) -> None:
     """Seeds 0-2: SGR 460, 439, 445, VSE-inf about 400; chance 160 to 200."""
     right = tiny_pairs(16)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -293,13 +294,17 @@ SCORES: list[tuple[str, Callable[[int], Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "score"), SCORES, ids=[name for name, _ in SCORES])
-@pytest.mark.parametrize(("pairs", "settings"), [case[1:] for case in LITTLE], ids=[case[0] for case in LITTLE])
+def few_pairs() -> Iterator[Any]:
+    """Every verdict with one set of pairs, every set with two verdicts; all of both are a slow test."""
+    for (what, *case), (verdict, score) in itertools.product(LITTLE, SCORES):
+        slow = what != "two images" and verdict not in ("half", "two trusted")
+        yield pytest.param(*case, score, id=f"{what}, {verdict}", marks=[pytest.mark.slow] if slow else [])
+
+
+@pytest.mark.parametrize(("pairs", "settings", "score"), few_pairs())
 def test_few_pairs_and_any_verdict_of_the_audit(
-    pairs: Pairs, settings: dict[str, Any], name: str, score: Callable[[int], Any]
+    pairs: Pairs, settings: dict[str, Any], score: Callable[[int], Any]
 ) -> None:
-    if settings.get("model") == "sgr" and name not in ("half", "two trusted"):
-        pytest.skip("the same with another model")
     given = scored(pairs, score(len(pairs)))
     matcher = mispair.fit(given, **{**SMALL, "method": "mend", "epochs": 2, **settings})
     assert np.isfinite(matcher.score(pairs.left, pairs.right)).all()

@@ -486,9 +486,11 @@ STOPS = [(0, 0, 1), (0, 1, 1), (1, 0, 1), (1, 1, 1), (2, 0, 1), (2, 1, 1)]  # wa
     "settings",
     [
         {"model": "vse", "replace_by": "peer", "augment": True},
-        {"model": "vse", "replace_by": "own", "augment": True, "replace_side": "left"},
+        pytest.param(
+            {"model": "vse", "replace_by": "own", "augment": True, "replace_side": "left"}, marks=pytest.mark.slow
+        ),
         {"model": "sgr", "dropout": 0.3},
-        {"model": "sgr", "label_when": "batch", "dropout": 0.3},
+        pytest.param({"model": "sgr", "label_when": "batch", "dropout": 0.3}, marks=pytest.mark.slow),
         {"model": "two-tower", "noisy": "train", "split_losses": "single", "dropout": 0.3},
     ],
     ids=["vse-peer", "vse-own", "sgr", "sgr-batch", "two-tower-train"],

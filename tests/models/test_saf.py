@@ -267,6 +267,7 @@ def test_bf16_scores_are_float32_and_close(training: bool) -> None:
     assert all(parameter.grad is None or parameter.grad.isfinite().all() for parameter in network.parameters())
 
 
+@pytest.mark.slow
 def test_training_learns() -> None:
     pairs = tiny_pairs(40)
     settings: dict[str, Any] = {

@@ -260,6 +260,7 @@ def test_a_seed_gives_the_same_network() -> None:
     assert not torch.equal(a["left.fc.weight"], c["left.fc.weight"])
 
 
+@pytest.mark.slow
 @both_ways
 def test_training_learns(attend: str) -> None:
     pairs = tiny_pairs(40)

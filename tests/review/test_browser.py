@@ -199,14 +199,24 @@ def test_a_server_that_has_gone_is_told(open_page: Any, served: Served, browser:
     assert open_page is not None
 
 
-@pytest.mark.parametrize("path", ["/", "/?view=grid", "/?mode=rate", "/?mode=teach"])
-def test_on_a_telephone_and_for_a_screen_reader(open_page: Any, path: str) -> None:
+PATHS = ["/", "/?view=grid", "/?mode=rate", "/?mode=teach"]
+SEEN = [*zip(PATHS, ["light", "dark", "dark", "light"], strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("path", "scheme"),
+    [
+        pytest.param(path, scheme, marks=[] if (path, scheme) in SEEN else [pytest.mark.slow])
+        for path in PATHS
+        for scheme in ("light", "dark")
+    ],
+)
+def test_on_a_telephone_and_for_a_screen_reader(open_page: Any, path: str, scheme: str) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
-    for scheme in ("light", "dark"):
-        page = open_page(path, viewport={"width": 360, "height": 740}, color_scheme=scheme)
-        assert page.evaluate("document.documentElement.scrollWidth") <= 360
-        found = axe.Axe().run(page)
-        assert found.violations_count == 0, found.generate_report()
+    page = open_page(path, viewport={"width": 360, "height": 740}, color_scheme=scheme)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    found = axe.Axe().run(page)
+    assert found.violations_count == 0, found.generate_report()
 
 
 def test_a_script_in_a_caption_is_text(open_page: Any, served: Served) -> None:

@@ -115,7 +115,7 @@ def test_it_is_unbiased_however_bad_the_scores_are(scores: str) -> None:
     y = (rng.random(400) < truth).astype(float)
     q = {"right": truth, "useless": rng.random(400), "opposite": 1 - truth, "sure": (truth > 0.9).astype(float)}[scores]
     rates = []
-    for seed in range(200):
+    for seed in range(100):
         draw = Draw(q, seed)
         found = draw.estimate(y[draw.order[:80]])
         assert found is not None

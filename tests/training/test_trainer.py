@@ -115,7 +115,7 @@ def run_until(settings: Config, pairs: Pairs, folder: Path, stop_after: int | No
 def test_resume_is_exact_from_any_step(tmp_path: Path, method: str, model: str) -> None:
     settings, pairs = config(method=method, model=model, dropout=0.3), tiny_pairs(16)
     run_until(settings, pairs, tmp_path / "whole", None)
-    for stop_after in (3, 1, 5, 2, 7):
+    for stop_after in (3, 1, 5):
         run_until(settings, pairs, tmp_path / "broken", stop_after)
     run_until(settings, pairs, tmp_path / "broken", None)
     assert weights(tmp_path / "broken") == weights(tmp_path / "whole")

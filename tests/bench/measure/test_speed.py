@@ -152,10 +152,16 @@ def test_bench_speed(capsys: pytest.CaptureFixture[str], captions: Path) -> None
     assert [row["what"] for row in output["rows"]] == 2 * whats
     for row in output["rows"]:
         assert row["ratio"] == pytest.approx(row["loop_ms"] / row["ours_ms"])
+
+
+@pytest.mark.slow
+def test_bench_speed_as_a_table(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--batch-size", "4", "--embed-size", "8", "--images", "3", "--bank-size", "16", "--device", "cpu"]
     assert main(["bench", "speed", *arguments, "--model", "vse"]) == 0
     assert "vse training step" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_bench_epoch(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     recipe = tmp_path / "tiny.toml"
     recipe.write_text(

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from kernel_marks import CUDA, HALF, needs_gpu, on_device, on_gpu_only, quiet
+from kernel_marks import CUDA, HALF, needs_gpu, on_device, on_gpu_only, quiet, slow_on_cpu
 from mispair.compute.precision import working
 from mispair.models.base import l2norm
 from mispair.models.kernels import context
@@ -77,7 +77,7 @@ def test_result_and_gradients_equal_the_formula(device: str, sizes: tuple[int, i
 
 
 @quiet
-@on_device
+@slow_on_cpu
 @pytest.mark.parametrize("sizes", SIZES)
 def test_half_precision_is_as_near_as_plain_torch(device: str, sizes: tuple[int, int, int, int, int]) -> None:
     parts = problem(*sizes)

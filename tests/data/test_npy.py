@@ -10,9 +10,11 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from mispair.data import npy
+from mispair.data.noise import load_noise
 from mispair.data.npy import absolute_maximum, check_finite, open_array
 from mispair.errors import DataError
 from mispair.support.files import replacing
+from mispair.support.memory import peak_memory
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
@@ -175,3 +177,19 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> 
         fail()
     assert path.read_text() == "old"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.posix
+def test_eighty_gigabytes_of_nothing_take_no_memory(tmp_path: Path) -> None:
+    for name, dtype, shape in (("features", "<f4", (10_000_000, 1, 2000)), ("noise", "<i8", (10_000_000_000,))):
+        with (tmp_path / f"{name}.npy").open("wb") as file:
+            np.lib.format.write_array_header_1_0(file, {"descr": dtype, "fortran_order": False, "shape": shape})
+            file.truncate(file.tell() + 80_000_000_000)  # sparse: takes no room on the disk either
+    before = peak_memory()
+    features = open_array(tmp_path / "features.npy", ndim=3)
+    assert features.shape == (10_000_000, 1, 2000)
+    assert not features[9_999_999].any()
+    with pytest.raises(DataError, match="10,000,000,000 entries; expected 20"):
+        load_noise(tmp_path / "noise.npy", np.arange(20), 4)
+    assert before is not None
+    assert (peak_memory() or 0) - before < 100e6

@@ -172,6 +172,7 @@ def audit(
     *,
     texts: Sequence[str] | None = None,
     images: str | Path | None = None,
+    allow_outside: bool = False,
     split: str | None = None,
     image_column: str | None = None,
     caption_column: str | None = None,
@@ -206,6 +207,7 @@ def audit(
             image do. Only for vectors: images are known by their paths.
         texts: Captions of vectors, for the report.
         images: Folder that the image paths start from.
+        allow_outside: Read images outside that folder too, which a file may name; those of a list or a table are read.
         split: Part of a folder that has parts; train by default.
         image_column: Column of images, if its name is not a usual one.
         caption_column: Column of captions, likewise.
@@ -237,6 +239,7 @@ def audit(
         encoders=Encoders(encoder or image_model, encoder or text_model, device),
         cache=None if cache is None else Path(cache),
         vectors=vectors,
+        allow_outside=allow_outside,
     )
     source = open_given(
         left, right, ids, groups, texts, data, lambda pairs: check_rows(pairs, settings), device

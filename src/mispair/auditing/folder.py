@@ -290,6 +290,7 @@ def _request(data: AuditInput, raw: RawPairs | None, settings: Settings, made: S
             "the source": [str(data.source.resolve()), *raw.state()],
             "--image-model": data.encoders.image_model,
             "--text-model": data.encoders.text_model,
+            **({"--allow-outside": True} if data.allow_outside else {}),
         }
     return {
         **{name: _state(place, made) for name, place in places.items() if name not in encoding},
@@ -333,6 +334,7 @@ def _input_of(mark: Mark, out: Path) -> AuditInput:
         columns=cast("Roles", named),
         encoders=Encoders(*models),
         vectors=None if vectors is None else str(vectors),
+        allow_outside=mark.request.get("--allow-outside") is True,
     )
 
 

@@ -40,6 +40,7 @@ class AuditInput:
         encoders: For images and captions.
         cache: Folder of encodings; that of the user by default.
         vectors: Which vectors of a DataComp folder: l14 or b32.
+        allow_outside: Read images outside the folder of the images too.
     """
 
     source: Path | None = None
@@ -52,6 +53,7 @@ class AuditInput:
     encoders: Encoders = field(default_factory=Encoders)
     cache: Path | None = None
     vectors: str | None = None
+    allow_outside: bool = False
 
     def check(self) -> None:
         """Refuses arguments that contradict each other, and files that are not there.
@@ -101,7 +103,7 @@ class AuditInput:
         if not self.is_raw:
             return None
         assert self.source is not None
-        return open_raw(self.source, self.images, self.columns)
+        return open_raw(self.source, self.images, self.columns, allow_outside=self.allow_outside)
 
     def open(self, raw: RawPairs | None, device: str, console: Console | None = None) -> Source:
         """Opens the pairs; images and captions are encoded.
@@ -195,6 +197,7 @@ def open_given(
         return from_memory(as_vectors(left), as_vectors(right), ids, groups, texts)
     part = InMemory.of(given, "the given table")
     pairs = open_pairs(Table((part,), data.columns), data.images or Path())
+    pairs.allow_outside = True  # the program that calls names them itself
     check(pairs)
     return encoded(pairs, data.encoders, data.cache)
 

@@ -30,6 +30,7 @@ def audit(
     right: Path | None = None,
     ids: Path | None = None,
     images: Path | None = None,
+    allow_outside: bool = False,
     split: str | None = None,
     image_column: str | None = None,
     caption_column: str | None = None,
@@ -66,6 +67,7 @@ def audit(
         right: Vectors of the other side.
         ids: Table (CSV, TSV, parquet) with a row for each vector: id, caption, image_path, group.
         images: Folder of the images.
+        allow_outside: Read images outside that folder too, which the source may name; they can get into the report.
         split: Part of the data set; train by default, where it has parts.
         image_column: Column of images, if its name is not a usual one; its number in a table without a header.
         caption_column: Column of captions, likewise.
@@ -103,7 +105,7 @@ def audit(
     _check_sharing(source or left, shard, merge)
     encoders = Encoders(encoder or image_model, encoder or text_model, device)
     columns = columns_of(image_column, caption_column, id_column)
-    data = AuditInput(source, left, right, ids, images, split, columns, encoders, cache, vectors)
+    data = AuditInput(source, left, right, ids, images, split, columns, encoders, cache, vectors, allow_outside)
     answers = _answers(checked, decisions)
     best = None if keep_best is None else share_of(keep_best)
     settings = Settings(joint or encoder is not None, answers, device, workers, flag_below, best, by)
@@ -202,6 +204,7 @@ def encode(
     *,
     out: Path,
     images: Path | None = None,
+    allow_outside: bool = False,
     grid: int | None = None,
     pca: str | None = None,
     dev: float = 0.1,
@@ -224,6 +227,7 @@ def encode(
             and texts.
         out: Folder for the embeddings in the clip-retrieval layout; with --grid, for the features in the SCAN layout.
         images: Folder that the image paths start from; the one of the source by default.
+        allow_outside: Read images outside that folder too, which the source may name.
         grid: Region features instead of one vector an image: 6 for 6 x 6 cells of the feature map.
         pca: With --grid, numbers a cell by principal components of the training images; or a basis.npz made before.
         dev: With --grid, the share of the images that validate, or how many. A column split of the source comes first.
@@ -246,7 +250,8 @@ def encode(
 
     if grid is None and (pca, dev, test, split) != (None, 0.1, 0.1, None):
         raise ConfigError("--pca, --dev, --test and --split are for region features; give --grid 6, or leave them out.")
-    pairs = open_raw(source, images, columns_of(image_column, caption_column, id_column))
+    columns = columns_of(image_column, caption_column, id_column)
+    pairs = open_raw(source, images, columns, allow_outside=allow_outside)
     if grid is None:
         encoders = Encoders(image_model, text_model, device).load()
         outcome = encode_to_folder(

@@ -32,6 +32,8 @@ class FileArguments:
 
     images: Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")] = None
     """Folder that the image paths start from; the one of the source by default."""
+    allow_outside: bool = False
+    """Read images outside that folder too, which the source may name."""
     grid: Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")] = None
     """Region features of so many cells a side and words, instead of vectors."""
     pca: Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")] = None
@@ -137,6 +139,7 @@ def _train_files(arguments: TrainArguments, given: set[str] | None, shown: Conso
             files.grid,
             files.pca,
             SplitRule(files.dev, files.test),
+            files.allow_outside,
         ),
         arguments.config,
         arguments.out,

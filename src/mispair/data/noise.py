@@ -250,12 +250,13 @@ def load_noise(path: str | Path, link: IntArray, n_left: int, *, by_row: bool = 
     Raises:
         DataError: The file fits neither level, or points outside the left rows.
     """
-    index = np.array(open_array(path, ndim=1, kind="integer"), dtype=np.int64)
-    if len(index) not in (len(link), n_left):
+    mapped = open_array(path, ndim=1, kind="integer")
+    if len(mapped) not in (len(link), n_left):
         raise DataError(
-            f"{path}: the noise index has {len(index):,} entries; expected {len(link):,} (one a pair) or {n_left:,} "
+            f"{path}: the noise index has {len(mapped):,} entries; expected {len(link):,} (one a pair) or {n_left:,} "
             "(one an image). Use the file made for exactly this training set."
         )
+    index = np.array(mapped, dtype=np.int64)
     if by_row and len(index) == len(link) and index.min() >= 0 and n_left <= index.max() < len(link):
         index = link[index]
     if index.min() < 0 or index.max() >= n_left:

@@ -63,6 +63,7 @@ class Files:
         grid: Cells a side, for region features and words instead of vectors.
         pca: Numbers a cell.
         splits: Which images validate and test.
+        allow_outside: Read images outside their folder too.
     """
 
     source: Path
@@ -73,6 +74,7 @@ class Files:
     grid: int | None = None
     pca: int | None = None
     splits: SplitRule = field(default_factory=SplitRule)
+    allow_outside: bool = False
 
 
 def train_from_files(
@@ -104,7 +106,12 @@ def _train_from_files(
 ) -> TrainedRun:
     pick_device(config.device)
     data = AuditInput(
-        files.source, images=files.images, columns=files.columns, encoders=files.encoders, cache=files.cache
+        files.source,
+        images=files.images,
+        columns=files.columns,
+        encoders=files.encoders,
+        cache=files.cache,
+        allow_outside=files.allow_outside,
     )
     data.check()
     raw = data.open_raw()

@@ -300,6 +300,23 @@ def test_a_file_name_that_is_no_text(images: Path) -> None:
     assert columns["image_path"][0].endswith("caf?.png")
 
 
+def test_images_outside_their_folder_are_read_only_when_told_so(images: Path) -> None:
+    inside, secret = images / "inside", images / "secret.png"
+    inside.mkdir()
+    (images / "0.png").rename(secret)
+    (images / "1.png").rename(inside / "1.png")
+    (inside / "link.png").symlink_to(secret)
+    rows = make_rows(inside, [(name, name) for name in ("../secret.png", str(secret), "link.png", "1.png")])
+    encode_rows(rows, images / "out", FakeImages(), FakeTexts())
+    _, _, columns = read(images / "out")
+    outside = "image cannot be read: it lies outside the folder of the images; --allow-outside reads it"
+    assert columns["status"] == [outside] * 3 + ["ok"]
+    rows.allow_outside = True
+    encode_rows(rows, images / "out", FakeImages(), FakeTexts(), overwrite=True)
+    _, _, columns = read(images / "out")
+    assert columns["status"] == ["ok"] * 4
+
+
 @pytest.mark.parametrize(("bad", "code"), [(0, 0), (1, 3)])
 def test_command(
     images: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], bad: int, code: int

@@ -26,13 +26,16 @@ _TABLES = (".csv", ".tsv", ".txt", ".psv", ".parquet", ".pq")
 _LINES = (".jsonl", ".ndjson")
 
 
-def open_raw(path: Path, images: Path | None = None, columns: Roles | None = None) -> RawPairs:
+def open_raw(
+    path: Path, images: Path | None = None, columns: Roles | None = None, *, allow_outside: bool = False
+) -> RawPairs:
     """Open images and captions of a file or folder, in its order.
 
     Args:
         path: See the table above.
         images: Folder that the image paths start from; the one of the file by default.
         columns: Columns of a table that have no usual names.
+        allow_outside: Read images outside that folder too.
 
     Raises:
         DataError: The source cannot be read, holds no pairs, or none of its images is where it should be.
@@ -43,9 +46,11 @@ def open_raw(path: Path, images: Path | None = None, columns: Roles | None = Non
     if images is not None and not images.is_dir():
         raise DataError(f"{images}: no such folder; --images must be the folder that the image paths start from.")
     try:
-        return _open_folder(path, images, columns or {}) if path.is_dir() else _open_file(path, images, columns or {})
+        pairs = _open_folder(path, images, columns or {}) if path.is_dir() else _open_file(path, images, columns or {})
     except OSError as error:
         raise DataError(f"{error.filename or path}: the file cannot be read ({error.strerror or error}).") from None
+    pairs.allow_outside = allow_outside
+    return pairs
 
 
 def is_raw_folder(folder: Path) -> bool:

@@ -25,8 +25,9 @@ def find_image(places: Sequence[Path], name: str) -> Path | None:
     # Tables travel: without their old folders, paths from another machine still fit.
     bare = re.split(r"[/\\]", name)[-1]
     tried = ((place, place / f"{part}{ending}") for place in places for part in (name, bare) for ending in ENDINGS)
-    return next((path for place, path in tried if os.path.isfile(path) and _is_inside(place, path)), None)
+    return next((path for place, path in tried if os.path.isfile(path) and is_inside(place, path)), None)
 
 
-def _is_inside(place: Path, path: Path) -> bool:
+def is_inside(place: Path, path: Path) -> bool:
+    """Whether a path leads to something in a folder, whatever `..` and links it goes through."""
     return path.resolve().is_relative_to(place.resolve())

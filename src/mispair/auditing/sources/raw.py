@@ -16,6 +16,7 @@ import numpy as np
 
 from mispair.auditing.sources import row_ids
 from mispair.auditing.sources.edits import Edits, Layout
+from mispair.auditing.sources.image_files import is_inside
 from mispair.auditing.sources.tables import Table
 from mispair.data.pairs import IntArray
 from mispair.errors import DataError
@@ -40,6 +41,7 @@ class RawPairs(Layout, ABC):
         groups: Number of the image of each row (N,), by first appearance; None where all differ.
         outside: Folder of the images that a copy refers to, but does not contain; None where it contains them.
         image_folder: Folder that the image names start from; None where the images are in other files.
+        allow_outside: Whether images outside that folder are read, which a table may name to learn what is in them.
     """
 
     name: str
@@ -50,6 +52,7 @@ class RawPairs(Layout, ABC):
     groups: IntArray | None = None
     outside: Path | None = None
     image_folder: Path | None = None
+    allow_outside: bool = False
 
     @property
     def shards(self) -> tuple[tuple[str, int], ...]:
@@ -158,12 +161,14 @@ class ImageFiles(RawPairs):
         path = self.image_file(row)
         if path is None:
             raise FileNotFoundError("no image is named")
+        if not self.allow_outside and os.path.exists(path) and not is_inside(self.folder, path):
+            raise OSError("it lies outside the folder of the images; --allow-outside reads it")
         return read_regular(path)
 
     def state(self) -> list[Json]:
         own = range(len(self)) if self.groups is None else np.unique(self.groups, return_index=True)[1].tolist()
         images = (path for row in own if (path := self.image_file(row)) is not None)
-        return [*super().state(), digest(images)]
+        return [*super().state(), digest(images), *(["outside"] if self.allow_outside else [])]
 
     def _check_images(self) -> None:
         """Refuses web addresses, and a folder that is the wrong one for all images."""

@@ -15,9 +15,7 @@ from mispair.functional.contrastive import (
     info_nce,
     match_probabilities,
     sigmoid_losses,
-    stands_out,
 )
-from mispair.functional.evidence import corresponds
 
 SIZES = st.integers(1, 7)
 SEEDS = st.integers(0, 999)
@@ -83,23 +81,6 @@ def test_distillation_is_finite_where_a_teacher_is_sure() -> None:
     assert loss.isfinite()
     assert t.grad is not None
     assert t.grad.isfinite().all()
-
-
-@given(SIZES, SEEDS, st.integers(1, 4), st.booleans())
-def test_stands_out_equals_a_loop(size: int, seed: int, top: int, masked: bool) -> None:
-    M, mask = scores(size, seed).mul(4).round(), shared(size, seed) if masked else None  # rounded: there are ties
-    expected = []
-    for i in range(size):
-        others = [j for j in range(size) if j != i and (mask is None or not mask[i, j])]
-        above = [j for j in others if M[i, j] + M[j, i] >= 2 * M[i, i]]
-        expected.append(len(above) < top)
-    assert stands_out(M, top, mask).tolist() == expected
-
-
-@given(SIZES, SEEDS)
-def test_the_best_alone_is_the_filter_of_decl(size: int, seed: int) -> None:
-    e = scores(size, seed).exp()
-    assert torch.equal(stands_out(e, 1), corresponds(e))
 
 
 @given(SIZES, SEEDS, st.booleans())

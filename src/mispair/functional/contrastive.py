@@ -55,19 +55,6 @@ def distillation(t: Tensor, temperature: float, rows: Tensor, columns: Tensor) -
     return image + text
 
 
-def stands_out(M: Tensor, top: int, mask: Tensor | None = None) -> Tensor:
-    """Whether fewer than `top` others of a pair's row of M + M^T are not below the pair itself, (B,) true or false.
-
-    With `top` 1 and evidence as M it is DECL's filter.
-
-    >>> stands_out(torch.tensor([[3.0, 1.0], [4.0, 2.0]]), 1)
-    tensor([ True, False])
-    """
-    both = _without(M + M.T, mask)
-    others = both.clone().fill_diagonal_(-torch.inf)
-    return (others >= both.diagonal()[:, None]).sum(dim=1) < top
-
-
 def _without(scores: Tensor, mask: Tensor | None) -> Tensor:
     """Scores with -inf where there is no negative."""
     if mask is None:

@@ -3,8 +3,7 @@
 Three methods, for one network:
 
 - weights: a pair counts by its match score, and not at all if it is flagged.
-- mend: also, flagged items train with other partners, those of trusted items like theirs, and a trusted pair that does
-  not stand out in its batches is no match any more (docs/how-it-works.md#mend).
+- mend: also, flagged items train with other partners, those of trusted items like theirs (docs/how-it-works.md#mend).
 - repair: also, flagged items train with other partners, and pairs count by a rank correlation that is computed while
   training: whether the items that the left item is close to have partners that the right item is close to (REPAIR).
 """
@@ -24,7 +23,7 @@ from torch import Tensor
 from mispair.compute.devices import send
 from mispair.data.pairs import IntArray, described
 from mispair.errors import ConfigError, DataError, NonFiniteError
-from mispair.functional.contrastive import info_nce, sigmoid_losses, stands_out
+from mispair.functional.contrastive import info_nce, sigmoid_losses
 from mispair.functional.losses import hard_losses, soft_margin
 from mispair.functional.rank_correlation import label_bounds, rank_correlation, soft_labels
 from mispair.robust.pair_scores import read_scores
@@ -34,8 +33,6 @@ MethodName = Literal["weights", "mend", "repair"]
 LossName = Literal["infonce", "siglip", "triplet"]
 Rows = Tensor | npt.NDArray[np.integer] | Sequence[int]
 
-FILTER_TOP = 4  # mend: a trusted pair is a match while fewer than so many others of its batch score as high
-FEWEST = 0.5  # mend: a filter that keeps a smaller share of the trusted pairs is not followed
 GAMMA_SHARE = 0.1  # repair: share of the pairs whose mean correlation is gamma
 SAMPLED = 120  # stream of random numbers
 UNSEEN = -2.0  # lower than anything that is measured
@@ -200,7 +197,8 @@ class Robust:
             raise NonFiniteError(self._complaint(similarity, numbers))
         if torch.is_grad_enabled():
             self.step += 1
-            self._measure(similarity.detach().float(), numbers)
+            if self.method == "repair":
+                self._measure(similarity.detach().float(), numbers)
         return loss
 
     def end_epoch(self) -> None:
@@ -208,7 +206,7 @@ class Robust:
 
         With several processes all must call it: they exchange what they have seen.
         """
-        if self.method != "weights":
+        if self.method == "repair":
             self._exchange()
             self._update()
         self._seen[:] = UNSEEN
@@ -336,18 +334,12 @@ class Robust:
     # ------------------------------------------------------------------ what an epoch shows
 
     def _measure(self, S: Tensor, numbers: IntArray) -> None:
-        if self.method == "weights":
-            return
+        """Notes the rank correlation of each trusted pair of the batch."""
         trusted = self.scores.trusted[numbers]
-        places = np.arange(len(numbers))
-        mask = send(torch.from_numpy(self._false_negatives(numbers, places, places)), S.device)
-        if self.method == "mend":
-            values = stands_out(S, FILTER_TOP, mask).float()
-        else:
-            bank = send(torch.from_numpy(np.flatnonzero(trusted)), S.device)
-            if len(bank) < 3:
-                return
-            values = rank_correlation(-S[:, bank], -S[bank].T)
+        bank = send(torch.from_numpy(np.flatnonzero(trusted)), S.device)
+        if len(bank) < 3:
+            return
+        values = rank_correlation(-S[:, bank], -S[bank].T)
         self._seen[numbers[trusted]] = values.cpu().numpy()[trusted]
 
     def _exchange(self) -> None:
@@ -363,12 +355,7 @@ class Robust:
         if not len(seen):
             return
         values = torch.from_numpy(self._seen[seen])
-        score = self.scores.match_score[seen]
-        if self.method == "repair":
-            self._weights[seen] = soft_labels(values, *label_bounds(values, GAMMA_SHARE)).numpy()
-            return
-        kept = values.numpy() > 0
-        self._weights[seen] = np.where(kept, score, 0) if kept.mean() >= FEWEST else score
+        self._weights[seen] = soft_labels(values, *label_bounds(values, GAMMA_SHARE)).numpy()
 
     # ------------------------------------------------------------------ items
 

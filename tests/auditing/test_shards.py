@@ -14,12 +14,12 @@ from mispair.auditing import folder as folder_module
 from mispair.auditing.audit import Settings
 from mispair.auditing.folder import audit_path, audit_shard, merge_shards
 from mispair.auditing.inputs import AuditInput
-from mispair.auditing.scoring import scan
+from mispair.auditing.scoring import exchanges, scan
 from mispair.auditing.scoring.judge import learn
 from mispair.auditing.scoring.scan import Shard
 from mispair.errors import ConfigError, DataError
 
-pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
 pytestmark = pytest.mark.usefixtures("hurried")
 
 TABLES = ("pairs.parquet", "pairs.csv", "suggestions.csv", "suggestions.parquet")
@@ -73,6 +73,19 @@ def test_shards_make_the_tables_of_one_process(data: AuditInput, tmp_path: Path)
     assert same_tables(tmp_path / "whole", tmp_path / "out")
     audit_shard(data, tmp_path / "out", CPU, Shard(2, 4))  # has nothing to do
     assert same_tables(tmp_path / "whole", tmp_path / "out")
+
+
+def test_exchanges_are_those_of_one_process(data: AuditInput, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchanges, "LEAST", 50)
+    monkeypatch.setattr(exchanges, "LEAST_RATE", 0.0)
+    monkeypatch.setattr(exchanges, "noise_rate", lambda *_: 0.2)
+    audit_path(data, tmp_path / "whole", CPU)
+    for number in (1, 2):
+        audit_shard(data, tmp_path / "out", CPU, Shard(number, 2))
+    merge_shards(tmp_path / "out", "cpu")
+    assert same_tables(tmp_path / "whole", tmp_path / "out")
+    column = parquet.read_table(tmp_path / "out/pairs.parquet", columns=["exchanged"])["exchanged"]
+    assert max(column.drop_null().to_pylist()) > 0.1
 
 
 def test_a_killed_shard_goes_on(data: AuditInput, tmp_path: Path) -> None:

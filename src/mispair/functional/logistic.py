@@ -15,17 +15,19 @@ def probability(score: FloatArray) -> FloatArray:
     return np.asarray(1 / (1 + np.exp(-np.clip(score, -60, 60))))
 
 
-def logistic(x: FloatArray, target: FloatArray, worth: FloatArray, ridge: float) -> tuple[FloatArray, float]:
+def logistic(
+    x: FloatArray, target: FloatArray, worth: FloatArray, ridge: float | FloatArray
+) -> tuple[FloatArray, float]:
     """Weights (m,) and offset of a logistic regression on soft targets, by Newton's method.
 
     Args:
         x: (n, m).
         target: (n,) probabilities.
         worth: (n,) how much each row counts.
-        ridge: Penalty on the squared weights, not on the offset.
+        ridge: Penalty on the squared weights, one for all or (m,), not on the offset.
     """
     design = np.hstack([x, np.ones((len(x), 1))])
-    penalty = np.diag([ridge] * x.shape[1] + [1e-9])
+    penalty = np.diag([*np.broadcast_to(ridge, x.shape[1]), 1e-9])
     beta = np.zeros(design.shape[1])
 
     def loss(beta: FloatArray) -> float:

@@ -152,7 +152,7 @@ def test_the_length_of_vectors_does_not_matter(left: float, right: float) -> Non
 
 def test_a_common_shift_and_constant_columns_do_not_matter() -> None:
     moved = replace(few(), left=few().left + np.float32(5), right=few().right - np.float32(3))
-    assert spearmanr(scores(few_judge(), few()), match(moved.with_constant_columns())).statistic > 0.998
+    assert spearmanr(scores(few_judge(), few()), match(moved.with_constant_columns())).statistic > 0.995
 
 
 def test_broken_vectors_spoil_only_their_own_pairs() -> None:

@@ -28,7 +28,7 @@ PIECE = 1 << 18  # rows scored at a time
 CURVE = 0.05  # share of the logistic curve in the probability
 MAX_CHECKED_WEIGHT = 10.0  # weight of a pair that a person has checked, who may be mistaken
 GROUP, MOST_GROUPS = 20, 50  # pairs with about the same score that share a probability; at most so many groups
-RIDGE = 10.0  # L2 penalty on the weights
+RIDGE, WEAK_RIDGE = 10.0, 300.0  # L2 penalty on the weights, and on those of measures that are weaker as a rule
 FAR = (-8.0, 12.0)  # standard deviations at which measures are clipped
 
 
@@ -188,6 +188,7 @@ def combine(
     trust: FloatArray,
     checked: FloatArray | None = None,
     unbiased: tuple[FloatArray, FloatArray] | None = None,
+    weak: npt.NDArray[np.bool_] | None = None,
 ) -> Combination:
     """Fits the weights of the measures.
 
@@ -200,7 +201,9 @@ def combine(
         trust: (n,) a first estimate of the probability that each pair matches.
         checked: (n,) 1 for pairs that a person has found matched, 0 for mismatched, NaN for all others.
         unbiased: Weak scores of the observed and the shuffled pairs, by which mismatched pairs are like shuffled ones.
+        weak: (m,) measures that are weaker than others as a rule: their weights need more pairs to prove it otherwise.
     """
+    ridge = np.full(observed.shape[1], RIDGE) if weak is None else np.where(weak, WEAK_RIDGE, RIDGE)
     centre, spread = shuffled.mean(0, dtype=np.float64), shuffled.std(0, dtype=np.float64) + 1e-9
     a, b, c = (standardised(part, centre, spread) for part in (observed, shuffled, close))
     known = np.zeros(len(a), dtype=bool) if checked is None else ~np.isnan(checked)
@@ -213,6 +216,7 @@ def combine(
             np.concatenate([a, b, c]),
             np.concatenate([trust, np.zeros(len(b)), alike]),
             np.concatenate([worth, np.full(len(b), SHUFFLED), np.full(len(c), CLOSE * len(a) / max(len(c), 1))]),
+            ridge,
         )
         score, null = a @ weights, b @ weights
         rate = noise_rate(score, null)
@@ -227,7 +231,7 @@ def combine(
     return Combination(centre, spread, weights, *_curve(score, target), steepness, offset, rate, low, high)
 
 
-def positive_weights(x: FloatArray, target: FloatArray, worth: FloatArray) -> FloatArray:
+def positive_weights(x: FloatArray, target: FloatArray, worth: FloatArray, ridge: FloatArray) -> FloatArray:
     """Weights (m,) of measures of which higher is always better: one with a negative weight is left out.
 
     Measures have much in common, so that without labels a negative weight is an accident of the fit: it makes the sum
@@ -235,7 +239,7 @@ def positive_weights(x: FloatArray, target: FloatArray, worth: FloatArray) -> Fl
     """
     weights, used = np.zeros(x.shape[1]), np.arange(x.shape[1])
     while len(used):
-        found, _ = logistic(x[:, used], target, worth, RIDGE)
+        found, _ = logistic(x[:, used], target, worth, ridge[used])
         if (found >= 0).all():
             weights[used] = found
             break

@@ -34,7 +34,7 @@ WIDEST = 1024  # vectors that are wider are first cut to their main directions
 HUGE = 1e15  # numbers whose squares may be too large for float32
 ROUNDING = 1e-9  # a spread below this share of the largest one is rounding error
 LONGEST = 10  # times the median length; longer vectors do not count for the mean
-ENOUGH = 3000  # pairs that show which regularisation separates best
+ENOUGH = 1000  # pairs that show which regularisation separates best
 AT_ONCE, GPU_TIMES = 2048, 4  # pairs measured at a time; so many times more on a GPU
 LEAST_TRUST = 1e-3
 LEAST_WEIGHT = 1e-3  # of a score that observed pairs have no more of than shuffled ones
@@ -232,7 +232,10 @@ def learn(
     pairs = np.concatenate([rows, sample.shuffled, lefts]), np.concatenate([rows, sample.partner, rights])
     found = _measures(sample, last, *pairs, joint=joint, network_score=network_score)
     observed, null, swapped = np.split(found, [len(rows), len(rows) + len(sample.shuffled)])
-    combination = calibration.combine(observed, null, swapped, alike, last.trust(), checked, (weak, weak_null))
+    names = measures.names(joint=joint, networks=network_score is not None)
+    combination = calibration.combine(
+        observed, null, swapped, alike, last.trust(), checked, (weak, weak_null), np.isin(names, measures.WEAK)
+    )
     separations = np.array([separation(a, b) for a, b in zip(observed.T, null.T, strict=True)])
     sums = combination.sums(observed), combination.sums(null)
     return Judge(transforms, last.spaces, last.banks, combination, joint, network_score is not None, separations, *sums)

@@ -32,6 +32,7 @@ MEANINGS = {
     "joint_contrast": "How much that cosine is above those of either item with others.",
     "networks": "How much better the networks of the run score the two than the best rivals of either.",
 }
+WEAK = ("similarity", "neighbours", "rank")  # on all data sets that were tried; a few pairs say otherwise by accident
 
 
 @dataclass(frozen=True)

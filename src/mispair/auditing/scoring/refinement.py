@@ -22,7 +22,7 @@ from mispair.functional.logistic import FloatArray
 
 ENOUGH = 2000  # trusted pairs; below, refined spaces remember their pairs instead of learning
 BATCH = 256
-EPOCHS, ENOUGH_STEPS = 2, 40  # so many epochs, but no more steps than this, or than one epoch has
+EPOCHS, ENOUGH_STEPS = 2, 30  # so many epochs, but no more steps than this, or than one epoch has
 RATE = 0.03  # of Adam, times the spread of the directions' entries; it falls to 0
 DECAYS = (0.9, 0.999)  # of Adam's running means
 TEMPERATURE = 0.1  # of the similarities

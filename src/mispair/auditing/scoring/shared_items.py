@@ -197,10 +197,10 @@ def near_enough(units: FloatArray, rows: int) -> float:
         units: (n, D) some of the vectors, centred and of unit length.
         rows: Number of all vectors.
     """
-    cosines = units @ units.T
+    cosines = np.asarray(units, dtype=np.float32) @ np.asarray(units, dtype=np.float32).T
     # Equal vectors say nothing about how near different ones are.
     different = cosines[(cosines < 1 - 1e-6) & ~np.eye(len(units), dtype=bool)]
-    directions = 1 / max(float(np.square(different).mean()), 1e-9) if len(different) else 1.0
+    directions = 1 / max(float(np.square(different).mean(dtype=np.float64)), 1e-9) if len(different) else 1.0
     if directions < 1.5:
         return 1.0
     squared_sine = float(betaincinv((directions - 1) / 2, 0.5, min(1.0, 2 * BY_ACCIDENT / rows)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +49,10 @@ def same_tables(one: Path, other: Path) -> bool:
 def test_each_part_is_in_one_shard(count: int) -> None:
     shards = [Shard(number, count) for number in range(1, count + 1)]
     for parts in (1, 5, 7, 100):
-        assert [sum(shard.has(part, parts) for shard in shards) for part in range(parts)] == [1] * parts
+        rows = [shard.rows(parts * 20 - 3) for shard in shards]
+        assert (rows[0][0], rows[-1][1]) == (0, parts * 20 - 3)
+        assert all(one[1] == other[0] for one, other in pairwise(rows))
+        assert all(start % 20 == 0 or start == stop for start, stop in rows)
 
 
 @pytest.mark.parametrize("text", ["3", "0/4", "5/4", "a/4", "3/", "-1/4", "1/2/3", ""])

@@ -28,7 +28,7 @@ from mispair.auditing.scoring.folds import fold_numbers, sample
 from mispair.auditing.scoring.judge import Judge, learn
 from mispair.auditing.scoring.partners import find_partners
 from mispair.auditing.scoring.reasons import Bits, caption_reasons, image_reasons
-from mispair.auditing.scoring.scan import READABLE, Scan, Shard, faults, scan
+from mispair.auditing.scoring.scan import READABLE, Engine, Scan, Shard, faults, scan
 from mispair.auditing.scoring.shared_items import SharedItems, find_shared_items
 from mispair.auditing.scoring.siblings import find_siblings
 from mispair.auditing.sources.from_pairs import captions, from_pairs, pair_ids
@@ -73,6 +73,7 @@ class Settings:
         flag_below: Match score below which pairs are flagged; 0.5 by default.
         keep_best: Instead, the share of the pairs that shall not be flagged.
         by: Column of the input, or "shard" for its files: the summary has a noise rate for each of its values.
+        engine: Measures the pairs on other machines; by default this process does.
     """
 
     joint: bool = False
@@ -82,6 +83,7 @@ class Settings:
     flag_below: float | None = None
     keep_best: float | None = None
     by: str | None = None
+    engine: Engine | None = None
 
 
 class Audit(Findings):
@@ -390,6 +392,11 @@ def _measured(
     show.begin("learning")
     judge = _judge(source, settings, items, device, work)
     show.begin("measuring all pairs")
+    if settings.engine is not None and work is not None:
+        settings.engine.measure(
+            source, judge, items.groups, workers=settings.workers, device=device, folder=work, step=show.step
+        )  # fmt: skip
+        show.reach(0)
     measured = scan(source, judge, items.groups, workers=workers, device=device, folder=work, step=show.step)
     show.begin("comparing with similar pairs")
     alone = match_scores(judge, measured, items, {})
@@ -411,17 +418,17 @@ def measure_shard(source: Source, settings: Settings, shard: Shard, work: Path, 
 def _shard(source: Source, settings: Settings, work: Path, console: Console | None, shard: Shard | None) -> None:
     device = pick_device(settings.device)
     workers = settings.workers or (GPU_WORKERS if device.type == "cuda" else os.cpu_count() or 1)
-    with progress(console, len(source)) as show:
+    start, stop = (0, 0) if shard is None else shard.rows(len(source))
+    with progress(console, stop - start) as show:
         scaled = source.scaled()
         show.begin("searching near-duplicates")
         items = _shared_items(scaled, workers, device, work)
         show.begin("learning")
         judge = _judge(scaled, settings, items, device, work)
-        if shard is not None:
+        if shard is not None and start < stop:
             show.begin(f"measuring shard {shard.number} of {shard.count}")
-            scan(
-                scaled, judge, items.groups, workers=workers, device=device, folder=work, step=show.step, shard=shard
-            )  # fmt: skip
+            part, groups = scaled.part(start, stop), items.groups[start:stop]
+            scan(part, judge, groups, workers=workers, device=device, folder=work, step=show.step, first=start)
         show.end()
 
 

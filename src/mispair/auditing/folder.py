@@ -101,6 +101,10 @@ def audit_path(
     """
     data.check()
     raw = data.open_raw()
+    if raw is not None and settings.engine is not None:
+        raise ConfigError(
+            "--engine ray is for vectors; make them with `mispair encode`, and audit what it has written."
+        )
     copies = {"--clean": clean, "--mended": mended}
     made = [place for place in copies.values() if place is not None]
     request = _request(data, raw, settings, [out, *made])
@@ -193,7 +197,7 @@ def merge_shards(out: Path, device: str = "auto", **others: Any) -> AuditSummary
     )
     if not mark.finished:
         rows = len(data.open(None, device, None))
-        missing = missing_parts(out / WORK, rows)
+        missing = list(missing_parts(out / WORK, rows))
         if missing:
             raise DataError(
                 f"{out}: {len(missing):,} of {-(-rows // PART):,} parts of the pairs were not measured yet; run the "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -53,6 +54,8 @@ def audit(
     review: bool = False,
     device: str = "auto",
     workers: int | None = None,
+    engine: Literal["local", "ray"] = "local",
+    address: str | None = None,
     shard: str | None = None,
     merge: Path | None = None,
     json: bool = False,
@@ -90,7 +93,9 @@ def audit(
         overwrite: Replace what is in the folders.
         review: Open the page to decide on the doubtful pairs when the audit has ended.
         device: auto, cpu, cuda, cuda:1, mps.
-        workers: Threads; as many as there are cores by default.
+        workers: Threads, or processes of Ray; as many as there are cores (for Ray on GPUs: GPUs) by default.
+        engine: What measures the pairs: this process, or the machines of a Ray cluster.
+        address: Of the Ray cluster, as auto or ray://host:10001; by default RAY_ADDRESS, else this machine alone.
         shard: Measure only this part of the pairs, as 3/64: other processes or machines measure the others.
         merge: Folder in which all shards were measured: makes the audit of them, with no other input.
         json: Print the metrics as JSON.
@@ -102,7 +107,7 @@ def audit(
     from mispair.auditing.inputs import AuditInput
     from mispair.auditing.scoring.scan import Shard
 
-    _check_sharing(source or left, shard, merge)
+    _check_sharing(source or left, shard, merge, engine, address)
     encoders = Encoders(encoder or image_model, encoder or text_model, device)
     columns = columns_of(image_column, caption_column, id_column)
     data = AuditInput(source, left, right, ids, images, split, columns, encoders, cache, vectors, allow_outside)
@@ -122,6 +127,11 @@ def audit(
         if merge is not None:
             out = merge
             summary = merge_shards(merge, device, **others)
+        elif engine == "ray":
+            from mispair.auditing.ray_engine import connect
+
+            with connect(address) as ray:
+                summary = audit_path(data, out, replace(settings, engine=ray), **others)
         else:
             summary = audit_path(data, out, settings, **others)
     except KeyboardInterrupt:
@@ -139,7 +149,13 @@ def audit(
     return BAD_CODE if summary.too_many_unreadable else 0
 
 
-def _check_sharing(source: Path | None, shard: str | None, merge: Path | None) -> None:
+def _check_sharing(
+    source: Path | None, shard: str | None, merge: Path | None, engine: str, address: str | None
+) -> None:
+    if engine == "ray" and (shard is not None or merge is not None):
+        raise ConfigError("--engine ray measures all pairs; leave --shard and --merge out.")
+    if engine != "ray" and address is not None:
+        raise ConfigError("--address is that of a Ray cluster; give --engine ray as well, or leave it out.")
     if merge is not None and (source is not None or shard is not None):
         raise ConfigError("--merge takes the folder of the shards alone: its input is known.")
 

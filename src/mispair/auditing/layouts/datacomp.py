@@ -199,7 +199,7 @@ def _members(path: Path) -> dict[str, NpzRows]:
                 if size > held or start + size > entry.file_size:
                     raise ValueError("its end is missing")
                 name = entry.filename.removesuffix(".npy")
-                found[name] = NpzRows(path, name, (shape[0], shape[1]), dtype, offset)
+                found[name] = NpzRows(path.absolute(), name, (shape[0], shape[1]), dtype, offset)
     except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{path}: the arrays cannot be read ({error}); download the file again.") from None
     return found

@@ -6,9 +6,10 @@ the number of workers or machines can change a score.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +39,7 @@ FAULTS = {
 
 @dataclass(frozen=True)
 class Shard:
-    """One piece of a pass that is shared by `count` processes: `number` 1 to `count`."""
+    """One part of a pass that is shared by `count` processes: `number` 1 to `count`."""
 
     number: int
     count: int
@@ -55,9 +56,10 @@ class Shard:
             raise ConfigError(f'"{text}" is no shard; give its number and how many there are, from 1/64 to 64/64.')
         return cls(int(number), int(count))
 
-    def has(self, part: int, parts: int) -> bool:
-        """Whether it measures part number `part` of so many: each shard has neighbouring ones."""
-        return part * self.count // parts + 1 == self.number
+    def rows(self, total: int) -> tuple[int, int]:
+        """Its first row and the one behind its last, of so many: whole parts of `PART` rows, or none."""
+        start, stop = (-(-number * _parts(total) // self.count) * PART for number in (self.number - 1, self.number))
+        return min(start, total), min(stop, total)
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,23 @@ def faults(left: npt.NDArray[np.float32], right: npt.NDArray[np.float32]) -> npt
     return found
 
 
+class Engine(Protocol):
+    """Measures the parts that are missing in a folder on other machines."""
+
+    def measure(
+        self,
+        source: Source,
+        judge: Judge,
+        groups: IntArray,
+        *,
+        workers: int | None,
+        device: torch.device,
+        folder: Path,
+        step: Callable[[int], None],
+    ) -> None:
+        """As `scan`, but what was measured is in the folder only."""
+
+
 def _ignore(rows: int) -> None:
     """No progress."""
 
@@ -105,9 +124,9 @@ def scan(
     device: torch.device,
     folder: Path | None = None,
     step: Callable[[int], None] = _ignore,
-    shard: Shard | None = None,
+    first: int = 0,
 ) -> Scan:
-    """Measures all pairs.
+    """Measures all pairs of a source, which may be a part of another one.
 
     Args:
         source: The pairs.
@@ -117,27 +136,25 @@ def scan(
         device: Where.
         folder: Where finished parts are kept; those that are there already are not measured again.
         step: Called with the number of rows that were done.
-        shard: Measures only this part of the rows; other rows are those that were saved.
+        first: Number of the first row, where the source is a part of another one; a multiple of `PART`.
     """
-    parts = _parts(len(source))
     result, missing = Scan.empty(len(source), len(judge.names)), []
     for start in range(0, len(source), PART):
         stop = min(start + PART, len(source))
-        saved = None if folder is None else _load(_part(folder, start), stop - start, len(judge.names))
+        saved = None if folder is None else _load(_part(folder, first + start), stop - start, len(judge.names))
         if saved is None:
-            if shard is None or shard.has(start // PART, parts):
-                missing.append((start, stop))
+            missing.append((start, stop))
         else:
             result.put(start, saved)
             step(stop - start)
-    known = np.array(sorted(source.known), dtype=np.int64)
+    known = source.known_rows
     size = BLOCK * (GPU_BLOCKS if device.type == "cuda" else 1)
     blocks = [(begin, min(begin + size, stop), stop) for start, stop in missing for begin in range(start, stop, size)]
 
     def block(where: tuple[int, int, int]) -> Scan:
         start, stop, _ = where
         bad = known[np.searchsorted(known, start) : np.searchsorted(known, stop)] - start
-        rows = np.arange(start, stop) if groups is None else groups[start:stop]
+        rows = np.arange(first + start, first + stop) if groups is None else groups[start:stop]
         return _measured(source, judge, start, stop, fold_numbers(rows), bad, device)
 
     for (begin, stop, end), part in zip(blocks, parallel_map(block, blocks, workers), strict=True):
@@ -145,13 +162,15 @@ def scan(
         step(stop - begin)
         if folder is not None and stop == end:
             start = begin // PART * PART
-            _save(_part(folder, start), result, start, end)
+            _save(_part(folder, first + start), result, start, end)
     return result
 
 
-def missing_parts(folder: Path, rows: int) -> list[int]:
-    """Numbers of the parts of so many rows that are not saved in a folder."""
-    return [number for number in range(_parts(rows)) if not _part(folder, number * PART).exists()]
+def missing_parts(folder: Path, rows: int) -> Iterator[tuple[int, int]]:
+    """First row of each part of so many rows that is not saved in a folder, and the one behind its last."""
+    for start in range(0, rows, PART):
+        if not _part(folder, start).exists():
+            yield start, min(start + PART, rows)
 
 
 def _parts(rows: int) -> int:

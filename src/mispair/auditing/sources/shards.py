@@ -98,6 +98,24 @@ class ScaledRows:
 
 
 @dataclass(frozen=True)
+class SomeRows:
+    """Consecutive rows of a shard."""
+
+    shard: Shard
+    start: int
+    stop: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.stop - self.start, self.shard.shape[1]
+
+    def read(self, rows: slice | IntArray) -> npt.NDArray[Any]:
+        if isinstance(rows, slice):
+            return self.shard.read(slice(self.start + rows.start, self.start + rows.stop))
+        return self.shard.read(self.start + rows)
+
+
+@dataclass(frozen=True)
 class TensorRows:
     """A torch tensor (n, D), wherever it lies; only the rows that are read come to the processor."""
 
@@ -146,6 +164,14 @@ class Side:
                 found[low - start : high - start] = shard.read(slice(low - int(begin), high - int(begin)))
         return found
 
+    def part(self, start: int, stop: int) -> Side:
+        """Rows start to stop (n, D) as a side of their own, which holds nothing of the others."""
+        first, last = np.searchsorted(self.starts, (start, stop - 1), side="right") - 1
+        shards = zip(self.shards[first : last + 1], self.starts[first : last + 1].tolist(), strict=True)
+        return Side.of(
+            [_cut(shard, max(0, start - begin), min(stop - begin, shard.shape[0])) for shard, begin in shards]
+        )
+
     @property
     def dtype(self) -> np.dtype[Any]:
         """The type in which the vectors are stored."""
@@ -188,6 +214,15 @@ class Side:
             yield slice(low, high), self.shards[number].read(ascending[low:high] - self.starts[number])
 
 
+def _cut(shard: Shard, start: int, stop: int) -> Shard:
+    """Some rows of a shard; of one in memory without the others."""
+    if isinstance(shard, ScaledRows):
+        return ScaledRows(_cut(shard.shard, start, stop), shard.factor)
+    if isinstance(shard, ArrayRows | TensorRows):
+        return ArrayRows(shard.read(slice(start, stop)))
+    return shard if (start, stop) == (0, shard.shape[0]) else SomeRows(shard, start, stop)
+
+
 def open_files(paths: Sequence[Path]) -> Side:
     """The rows of several .npy files one after the other.
 
@@ -205,5 +240,5 @@ def open_files(paths: Sequence[Path]) -> Side:
             )
         keep = array.nbytes <= min(_SMALL, room)
         room -= keep * array.nbytes
-        shards.append(File(path, (array.shape[0], array.shape[1]), np.array(array) if keep else None))
+        shards.append(File(path.absolute(), (array.shape[0], array.shape[1]), np.array(array) if keep else None))
     return Side.of(shards)

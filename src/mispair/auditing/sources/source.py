@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -104,6 +104,11 @@ class Source:
         """Rows that are bad already by the table, and why."""
         return self.names.known
 
+    @cached_property
+    def known_rows(self) -> IntArray:
+        """Rows that are bad already by the table, in ascending order."""
+        return np.array(sorted(self.known), dtype=np.int64)
+
     @property
     def has_texts(self) -> bool:
         return self.captions is not None
@@ -118,6 +123,23 @@ class Source:
         some = np.unique(np.linspace(0, len(self) - 1, _SAMPLED_ROWS).astype(np.int64))
         left, right = self.left.scaled(some), self.right.scaled(some)
         return self if left is self.left and right is self.right else replace(self, left=left, right=right)
+
+    def part(self, start: int, stop: int) -> Source:
+        """Rows start to stop as a source of their own, with all that is needed to measure them and nothing else.
+
+        It can be sent to other processes, unless networks score the pairs.
+        """
+        low, high = np.searchsorted(self.known_rows, (start, stop))
+        known = {row - start: self.known[row] for row in self.known_rows[low:high].tolist()}
+        score = self.network_score
+        return Source(
+            self.left.part(start, stop),
+            self.right.part(start, stop),
+            self.layout,
+            self.name,
+            RowIds(known=known),
+            network_score=None if score is None else lambda lefts, rights: score(start + lefts, start + rights),
+        )
 
     def block(self, start: int, stop: int) -> tuple[Matrix, Matrix]:
         """Consecutive rows of both sides (n, D) and (n, E), read now; NaN and infinite values as they are."""

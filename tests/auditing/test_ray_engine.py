@@ -1,0 +1,359 @@
+"""Audits by the workers of Ray; without Ray a stand-in calls the same code in this process."""
+
+from __future__ import annotations
+
+import pickle
+import random
+import sys
+import tracemalloc
+from collections import Counter
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from audit_cases import make_case, write_clip
+from mispair.auditing import folder as folder_module
+from mispair.auditing import ray_engine
+from mispair.auditing.audit import Settings
+from mispair.auditing.folder import audit_path
+from mispair.auditing.inputs import AuditInput
+from mispair.auditing.ray_engine import MOST_ATTEMPTS, MOST_FAILED_STARTS, RayEngine, connect, run_all
+from mispair.auditing.scoring import scan
+from mispair.auditing.sources.source import open_source
+from mispair.cli.main import main
+from mispair.errors import ConfigError, DataError
+
+pytest.importorskip("pyarrow")
+
+TABLES = ("pairs.parquet", "pairs.csv", "suggestions.csv", "suggestions.parquet")
+CPU = Settings(device="cpu", workers=2)
+
+
+class SimulatedPool:
+    """Workers of which a share dies at each job, and that end their jobs in any order."""
+
+    def __init__(self, deaths: float = 0.0, seed: int = 0) -> None:
+        self.deaths, self.random = deaths, random.Random(seed)
+        self.jobs = self.most = self.workers = 0
+        self.given: Counter[Any] = Counter()
+        self.count = False
+        self.stopped: list[int] = []
+
+    def _job(self, worker: int, item: Any) -> tuple[int, int, Any]:
+        self.jobs += 1
+        return self.jobs, worker, item
+
+    def start(self) -> tuple[int, tuple[int, int, Any]]:
+        self.workers += 1
+        return self.workers, self._job(self.workers, None)
+
+    def submit(self, worker: int, item: Any) -> tuple[int, int, Any]:
+        if self.count:
+            self.given[item] += 1
+        return self._job(worker, item)
+
+    def stop(self, worker: int) -> None:
+        self.stopped.append(worker)
+
+    def wait(self, jobs: list[tuple[int, int, Any]]) -> tuple[int, int, Any]:
+        self.most = max(self.most, len(jobs))
+        assert len({worker for _, worker, _ in jobs}) == len(jobs)  # one job a worker
+        return self.random.choice(jobs)
+
+    def death(self, job: tuple[int, int, Any]) -> str | None:
+        return "killed" if job[0] and self.random.random() < self.deaths else None
+
+
+@given(st.integers(0, 30), st.integers(1, 5), st.sampled_from([0.0, 0.05, 0.2]), st.integers(0, 1000))
+def test_every_item_is_done_once_whoever_dies(items: int, workers: int, deaths: float, seed: int) -> None:
+    done: list[int] = []
+    pool = SimulatedPool(deaths, seed)
+    pool.count = True
+    try:
+        run_all(pool, range(items), workers, done.append)
+        complete = True
+    except DataError:
+        complete = False
+    assert sorted(done) == list(range(items)) if complete else deaths > 0
+    assert pool.most <= workers
+    assert max(pool.given.values(), default=1) <= MOST_ATTEMPTS
+    assert len(set(done)) == len(done)
+
+
+def test_what_kills_every_worker_is_given_up() -> None:
+    pool = SimulatedPool(1.0)
+    with pytest.raises(DataError, match=f"{MOST_FAILED_STARTS} workers died when they started"):
+        run_all(pool, range(3), 2, print)
+    pool = SimulatedPool()
+    pool.death = lambda job: "no memory" if job[2] == 5 else None  # type: ignore[method-assign]
+    done: list[int] = []
+    with pytest.raises(DataError, match=f"{MOST_ATTEMPTS} workers died while they measured the same pairs .no memory"):
+        run_all(pool, range(100), 2, done.append)
+    assert 5 not in done
+
+
+def test_nothing_waits_for_workers_that_never_start() -> None:
+    done: list[int] = []
+    pool = SimulatedPool()
+    pool.wait = lambda jobs: next(job for job in jobs if job[1] == 1)  # type: ignore[method-assign]
+    run_all(pool, range(10), 3, done.append)
+    assert done == list(range(10))
+
+
+def peak_memory(items: int) -> int:
+    """Bytes that the driver needs for so many items."""
+    pool = SimulatedPool(0.01)
+    tracemalloc.start()
+    try:
+        run_all(pool, (f"{item:0>1000}" for item in range(items)), 8, len)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize("items", [2_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
+def test_memory_of_the_driver_does_not_grow(items: int) -> None:
+    least = 100 if items < 10_000 else 10_000
+    peak_memory(least)  # what is imported or compiled on first use
+    assert peak_memory(items) < peak_memory(least) + 20_000
+
+
+class DeadError(Exception):
+    """Of the stand-in: a worker has died."""
+
+
+class TaskError(DeadError):
+    """Of the stand-in: a job has raised `cause`."""
+
+    def __init__(self, cause: Exception) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+@dataclass
+class StandIn:
+    """As much of Ray as is used, in this process. Arguments are pickled, as Ray does."""
+
+    deaths: int = 0
+    measured: int = 0
+    exceptions = SimpleNamespace(RayTaskError=TaskError, RayError=DeadError)
+
+    def put(self, value: Any) -> Any:
+        return pickle.loads(pickle.dumps(value))
+
+    def cluster_resources(self) -> dict[str, float]:
+        return {"CPU": 3.0}
+
+    def kill(self, worker: Any) -> None:
+        worker.kept = None
+
+    def wait(self, jobs: list[Any], num_returns: int) -> tuple[list[Any], list[Any]]:
+        return jobs[:num_returns], jobs[num_returns:]
+
+    def get(self, job: Any) -> None:
+        job()
+
+    def remote(self, **options: Any) -> Any:
+        assert options == {"num_cpus": 1, "num_gpus": 0, "max_restarts": 0}
+
+        def method(function: Any) -> Any:
+            def submitted(*arguments: Any) -> Any:
+                sent = pickle.loads(pickle.dumps(arguments))
+                return lambda: self._run(function, sent)
+
+            return SimpleNamespace(remote=submitted)
+
+        def actor(kind: Any) -> Any:
+            def started(*arguments: Any) -> Any:
+                kept = kind(*arguments)
+                return SimpleNamespace(kept=kept, ready=method(kept.ready), measure=method(kept.measure))
+
+            return SimpleNamespace(remote=started)
+
+        return actor
+
+    def _run(self, function: Any, arguments: Any) -> None:
+        if arguments:
+            self.measured += 1
+            if self.measured == self.deaths:
+                raise DeadError("The worker was killed.\nAnd more.")
+        try:
+            function(*arguments)
+        except Exception as error:
+            raise TaskError(error) from None
+
+
+@pytest.fixture
+def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan, "BLOCK", 10)
+    for module in (scan, folder_module, ray_engine):
+        monkeypatch.setattr(module, "PART", 20)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> AuditInput:
+    case = make_case(130, 0.3)
+    case.left[7] = 0
+    metadata = {
+        "id": [f"p{row}" for row in range(130)],
+        "status": ["failed" if row == 55 else "" for row in range(130)],
+    }
+    return AuditInput(write_clip(tmp_path / "in", case.left, case.right, metadata, [33, 90]))
+
+
+def same_tables(one: Path, other: Path) -> bool:
+    return all((one / name).read_bytes() == (other / name).read_bytes() for name in TABLES)
+
+
+@pytest.mark.usefixtures("hurried", "_small_parts")
+def test_the_tables_are_those_of_one_process(data: AuditInput, tmp_path: Path) -> None:
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    audit_path(data, whole, CPU)
+    ray = StandIn(deaths=3)
+    audit_path(data, out, replace(CPU, engine=RayEngine(ray)))
+    assert ray.measured == 7 + 1  # one part twice
+    assert same_tables(whole, out)
+
+
+@pytest.mark.usefixtures("hurried", "_small_parts")
+def test_what_a_killed_driver_has_is_not_measured_again(data: AuditInput, tmp_path: Path) -> None:
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    audit_path(data, whole, CPU)
+    first = StandIn()
+
+    def counted(parts_left: list[int]) -> None:
+        parts_left.pop()
+        if not parts_left:
+            raise KeyboardInterrupt
+
+    class Killed(RayEngine):
+        def measure(self, *arguments: Any, **options: Any) -> None:
+            left = [0] * 5  # the first call is that of what was there before
+            super().measure(*arguments, **{**options, "step": lambda _: counted(left)})
+
+    with pytest.raises(KeyboardInterrupt):
+        audit_path(data, out, replace(CPU, engine=Killed(first)))
+    kept = {path: path.stat().st_mtime_ns for path in (out / "unfinished").glob("part-*.npz")}
+    assert len(kept) == first.measured == 4
+    second = StandIn()
+    audit_path(data, out, replace(CPU, engine=RayEngine(second)))
+    assert second.measured == 7 - 4
+    assert same_tables(whole, out)
+
+
+@pytest.mark.usefixtures("hurried", "_small_parts")
+def test_what_a_worker_cannot_read_is_said(data: AuditInput, tmp_path: Path) -> None:
+    ray = StandIn()
+
+    class Cut(RayEngine):
+        def measure(self, *arguments: Any, **options: Any) -> None:
+            assert data.source is not None
+            (data.source / "text_emb" / "text_emb_1.npy").unlink()
+            super().measure(*arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("mispair.auditing.sources.shards._SMALL", 0)  # files stay on disk
+        with pytest.raises(DataError, match=r"text_emb_1.npy: no such file"):
+            audit_path(data, tmp_path / "out", replace(CPU, engine=Cut(ray)))
+
+
+def test_a_part_holds_nothing_of_the_others(data: AuditInput) -> None:
+    assert data.source is not None
+    source = open_source(data.source)
+    for start, stop in ((0, 130), (0, 20), (20, 40), (33, 90), (89, 91), (40, 60), (129, 130)):
+        part = pickle.loads(pickle.dumps(source.part(start, stop)))
+        for found, expected in zip(part.block(0, stop - start), source.block(start, stop), strict=True):
+            np.testing.assert_array_equal(found, expected)
+        rows = np.arange(stop - start)[::-1]
+        for found, expected in zip(part.gather(rows), source.gather(start + rows), strict=True):
+            np.testing.assert_array_equal(found, expected)
+        assert part.known == ({55 - start: "failed"} if start <= 55 < stop else {})
+
+
+def test_a_part_of_what_is_in_memory_is_small() -> None:
+    from mispair.auditing.sources.source import from_memory
+
+    case = make_case(10_000)
+    part = from_memory(case.left * 1e30, case.right).scaled().part(100, 110)
+    assert len(pickle.dumps(part)) < 5_000
+    np.testing.assert_array_equal(part.block(0, 10)[1], case.right[100:110])
+
+
+def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match=r"--engine ray needs the extra: pip install .*\[ray\]"), connect():
+        pass
+
+
+@pytest.fixture
+def ray_module(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    calls: dict[str, Any] = {"shutdown": 0}
+
+    def init(**options: Any) -> None:
+        calls["init"] = options
+        if options["address"] == "nowhere":
+            raise ConnectionError("Could not find it.\nAt all.")
+
+    def shutdown() -> None:
+        calls["shutdown"] += 1
+
+    fake = SimpleNamespace(is_initialized=lambda: calls.get("user", False), init=init, shutdown=shutdown)
+    monkeypatch.setitem(sys.modules, "ray", fake)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    return calls
+
+
+def test_ray_is_started_where_no_cluster_is_named(ray_module: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    with connect():
+        assert ray_module["init"]["address"] == "local"
+    assert ray_module["shutdown"] == 1
+    monkeypatch.setenv("RAY_ADDRESS", "there:6379")
+    with connect():
+        assert ray_module["init"]["address"] == "there:6379"
+    with connect("here:6379"):
+        assert ray_module["init"]["address"] == "here:6379"
+    with pytest.raises(ConfigError, match=r"Ray at nowhere cannot be used .Could not find it"), connect("nowhere"):
+        pass
+    ray_module.update(user=True, shutdown=0)
+    with connect():
+        pass
+    assert not ray_module["shutdown"]  # it is not ours
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--engine", "ray", "--shard", "1/2"], "leave --shard and --merge out"),
+        (["--address", "auto"], "give --engine ray as well"),
+    ],
+)
+def test_options_that_contradict_each_other(
+    options: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["audit", "in", *options]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_images_and_captions_are_encoded_first(tmp_path: Path) -> None:
+    table = tmp_path / "pairs.csv"
+    table.write_text("image_path,caption\na.jpg,a\n")
+    (tmp_path / "a.jpg").write_bytes(b"")
+    with pytest.raises(ConfigError, match="make them with `mispair encode`"):
+        audit_path(AuditInput(table), tmp_path / "out", replace(CPU, engine=RayEngine(StandIn())))
+
+
+def test_networks_are_asked_on_one_machine(data: AuditInput, tmp_path: Path) -> None:
+    assert data.source is not None
+    source = replace(open_source(data.source), network_score=lambda lefts, rights: 0.0 * lefts * rights)
+    nothing: Any = None
+    with pytest.raises(ConfigError, match="leave --engine out, or give --shard"):
+        RayEngine(StandIn()).measure(
+            source, nothing, np.arange(130), workers=1, device=nothing, folder=tmp_path, step=print
+        )
+    assert source.part(20, 30).network_score is not None

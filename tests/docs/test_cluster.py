@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import shutil
 import subprocess
 from pathlib import Path
@@ -51,3 +52,13 @@ def test_the_image_is_made_of_the_wheel() -> None:
     lines = [line.split(maxsplit=1) for line in (FOLDER / "Dockerfile").read_text().splitlines() if line[:1].isalpha()]
     assert {word for word, _ in lines} == {"FROM", "COPY", "RUN", "ENTRYPOINT", "CMD"}
     assert ["COPY", "dist/mispair-*.whl /tmp/"] in lines
+
+
+def test_the_arithmetic_reproduces_what_was_measured(capsys: pytest.CaptureFixture[str]) -> None:
+    script = runpy.run_path(str(FOLDER / "arithmetic.py"), run_name="__main__")
+    lines = capsys.readouterr().out.splitlines()
+    pages = [(FOLDER.parents[1] / "docs" / name).read_text() for name in ("scaling.md", "performance.md")]
+    assert all(line in pages[0] for line in lines)
+    for device, whole in (("two CPU cores", 90.5), ("one H200", 20.0)):
+        assert f"| 1,000,000, after those changes | {device} | {whole} s" in pages[1]
+        assert script["hours"](1_000_000, script["MEASURED"][device]) * 3600 == pytest.approx(whole, rel=0.01)

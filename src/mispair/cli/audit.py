@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -15,7 +15,9 @@ from mispair.cli.output import console, print_json, say
 from mispair.errors import ConfigError, StoppedError
 
 if TYPE_CHECKING:
+    from mispair.auditing.audit import Settings
     from mispair.auditing.findings import AuditSummary
+    from mispair.auditing.inputs import AuditInput
     from mispair.auditing.sources.tables import Roles
     from mispair.data.origin import Projection
 
@@ -58,6 +60,7 @@ def audit(
     address: str | None = None,
     shard: str | None = None,
     merge: Path | None = None,
+    dry_run: bool = False,
     json: bool = False,
 ) -> int:
     """Find the mismatched pairs of a data set, with a report. The same command again goes on where it was stopped.
@@ -98,6 +101,8 @@ def audit(
         address: Of the Ray cluster, as auto or ray://host:10001; by default RAY_ADDRESS, else this machine alone.
         shard: Measure only this part of the pairs, as 3/64: other processes or machines measure the others.
         merge: Folder in which all shards were measured: makes the audit of them, with no other input.
+        dry_run: Print the expected time and memory on this machine and on several, from audits of small samples.
+            Nothing is written.
         json: Print the metrics as JSON.
     """
     from mispair.auditing.audit import Settings
@@ -107,7 +112,7 @@ def audit(
     from mispair.auditing.inputs import AuditInput
     from mispair.auditing.scoring.scan import Shard
 
-    _check_sharing(source or left, shard, merge, engine, address)
+    _check_sharing(source or left, shard, merge, engine, address, dry_run)
     encoders = Encoders(encoder or image_model, encoder or text_model, device)
     columns = columns_of(image_column, caption_column, id_column)
     data = AuditInput(source, left, right, ids, images, split, columns, encoders, cache, vectors, allow_outside)
@@ -116,6 +121,8 @@ def audit(
     settings = Settings(joint or encoder is not None, answers, device, workers, flag_below, best, by)
     command = shlex.join(["mispair", *sys.argv[1:]])
     try:
+        if dry_run:
+            return _forecast(data, settings, json)
         if shard is not None:
             audit_shard(data, out, settings, Shard.of(shard), console())
             say(f"Shard {shard} is measured. When all are, go on with: mispair audit --merge {shlex.quote(str(out))}")
@@ -150,14 +157,30 @@ def audit(
 
 
 def _check_sharing(
-    source: Path | None, shard: str | None, merge: Path | None, engine: str, address: str | None
+    source: Path | None, shard: str | None, merge: Path | None, engine: str, address: str | None, dry_run: bool
 ) -> None:
     if engine == "ray" and (shard is not None or merge is not None):
         raise ConfigError("--engine ray measures all pairs; leave --shard and --merge out.")
     if engine != "ray" and address is not None:
         raise ConfigError("--address is that of a Ray cluster; give --engine ray as well, or leave it out.")
+    if merge is not None and dry_run:
+        raise ConfigError("--dry-run says what an audit will take, and --merge ends one; leave one of them out.")
     if merge is not None and (source is not None or shard is not None):
         raise ConfigError("--merge takes the folder of the shards alone: its input is known.")
+
+
+def _forecast(data: AuditInput, settings: Settings, json: bool) -> int:
+    from mispair.auditing.forecast import forecast
+
+    data.check()
+    if data.open_raw() is not None:
+        raise ConfigError("--dry-run is for vectors; make them with `mispair encode`, and give what it has written.")
+    found = forecast(data.open(None, settings.device, console()), settings)
+    if json:
+        print_json(asdict(found))
+    else:
+        say("\n".join(found.lines()))
+    return 0
 
 
 def _answers(checked: Path | None, decisions: Path | None) -> dict[str, bool] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,11 +11,13 @@ from typing import TYPE_CHECKING
 from mispair.auditing.output_files import AUDIT
 from mispair.auditing.sources.image_files import find_image
 from mispair.errors import DataError, MispairError
-from mispair.support.files import read_regular
+from mispair.support.files import Json, read_regular
 from mispair.support.owned_folder import read_mark
 
 if TYPE_CHECKING:
     from mispair.auditing.sources.raw import RawPairs
+
+ARCHIVES, EMBEDDINGS = {".tar", ".parquet", ".pq"}, {".npy", ".npz"}
 
 
 class AuditedImages:
@@ -35,13 +38,21 @@ class AuditedImages:
         self._lock = threading.Lock()
 
     @cached_property
+    def _request(self) -> Mapping[str, Json]:
+        mark = read_mark(self._audit, AUDIT)
+        return {} if mark is None else mark.request
+
+    @cached_property
+    def _source(self) -> Path | None:
+        """What was audited; None where it is not known."""
+        source = self._request.get("the source")
+        return Path(str(source[0])) if isinstance(source, list) and source else None
+
+    @cached_property
     def root(self) -> Path | None:
         """The folder that image names start from; None where it is not known."""
-        mark = read_mark(self._audit, AUDIT)
-        request = {} if mark is None else mark.request
-        source = request.get("the source")
-        place = Path(str(source[0])) if isinstance(source, list) and source else None
-        given = self._images or request.get("--images") or (place.parent if place and place.is_file() else place)
+        place = self._source
+        given = self._images or self._request.get("--images") or (place.parent if place and place.is_file() else place)
         return None if given is None else Path(str(given)).resolve()
 
     def read(self, row: int, name: str) -> bytes | None:
@@ -71,11 +82,21 @@ class AuditedImages:
 
     @cached_property
     def _opened(self) -> RawPairs | None:
-        """The data set itself, where its images are inside its files."""
+        """The data set itself, where its images are inside its files. Only such are opened: a large one takes long."""
         from mispair.auditing.folder import read_input
 
         try:
+            if self._source is None or not _holds_archives(self._source):
+                return None
             pairs = read_input(self._audit).open_raw()
-        except MispairError:  # the data is not there any more
+        except (MispairError, OSError):  # the data is not there any more
             return None
         return None if pairs is None or pairs.image_file(0) is not None else pairs
+
+
+def _holds_archives(place: Path) -> bool:
+    """Whether images can be inside files that are there. Data sets of embeddings have none."""
+    if not place.is_dir():
+        return place.suffix.lower() in ARCHIVES
+    endings = {file.suffix.lower() for file in place.rglob("*")}
+    return not endings.isdisjoint(ARCHIVES) and endings.isdisjoint(EMBEDDINGS)

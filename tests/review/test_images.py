@@ -1,0 +1,72 @@
+"""Images of an audited data set, as files and inside the files of the data set."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mispair.auditing import folder as audit_folder
+from mispair.auditing.inputs import AuditInput
+from mispair.review import images
+from mispair.review.images import AuditedImages
+
+
+@pytest.fixture
+def opened(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The data sets that were opened for an image."""
+    found: list[Path] = []
+
+    def read_input(audit: Path) -> AuditInput:
+        found.append(source(audit))
+        return AuditInput(source(audit))
+
+    def source(audit: Path) -> Path:
+        return Path((audit / "source").read_text(encoding="utf-8"))
+
+    def read_mark(audit: Path, _: Any) -> SimpleNamespace:
+        return SimpleNamespace(request={"the source": [str(source(audit))]})
+
+    monkeypatch.setattr(images, "read_mark", read_mark)
+    monkeypatch.setattr(audit_folder, "read_input", read_input)
+    return found
+
+
+def audit_of(source: Path, tmp_path: Path) -> Path:
+    (tmp_path / "audit").mkdir()
+    (tmp_path / "audit" / "source").write_text(str(source), encoding="utf-8")
+    return tmp_path / "audit"
+
+
+def test_images_inside_tars_are_read(tmp_path: Path, opened: list[Path]) -> None:
+    shards = tmp_path / "shards"
+    shards.mkdir()
+    with tarfile.open(shards / "0.tar", "w") as tar:
+        for name, content in (("a.jpg", b"first"), ("a.txt", b"one"), ("b.jpg", b"second"), ("b.txt", b"two")):
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
+    found = AuditedImages(audit_of(shards, tmp_path))
+    assert [found.read(row, name) for row, name in enumerate(("a.jpg", "b.jpg"))] == [b"first", b"second"]
+    assert opened == [shards]  # once
+
+
+@pytest.mark.parametrize("kind", ["table", "embeddings", "gone"])
+def test_a_missing_image_does_not_open_what_holds_none(kind: str, tmp_path: Path, opened: list[Path]) -> None:
+    source = tmp_path / "data"
+    if kind == "table":
+        source = tmp_path / "photos.csv"
+        source.write_text("image,caption\na.jpg,one\n", encoding="utf-8")
+        (tmp_path / "b.jpg").write_bytes(b"there")
+    elif kind == "embeddings":
+        (source / "metadata").mkdir(parents=True)
+        for name in ("img_emb_0.npy", "metadata/metadata_0.parquet"):
+            (source / name).touch()
+    found = AuditedImages(audit_of(source, tmp_path))
+    assert found.read(0, "a.jpg") is None
+    assert found.read(1, "b.jpg") == (b"there" if kind == "table" else None)
+    assert opened == []

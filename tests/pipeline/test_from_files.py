@@ -92,6 +92,8 @@ def test_one_command_to_a_model(photos: Path, capsys: pytest.CaptureFixture[str]
     assert matcher.config.model == ("vse" if grid else "two-tower")
     assert matcher.origin is not None
     assert (matcher.origin.image_model, matcher.origin.grid) == ("efficientnet-lite0", 2 if grid else None)
+    made = "efficientnet-lite0 on a grid of 2 x 2" if grid else "efficientnet-lite0 and all-minilm-l6-v2"
+    assert f" by {made}, on cpu>" in repr(matcher)
     scores = [np.load(photos / f"run/match_score{part}.npy") for part in ("", "_dev", "_test")]
     assert sum(map(len, scores)) == 2 * (IMAGES - 1)  # all but the two of the image that is none
 

@@ -75,6 +75,10 @@ class Origin:
     grid: int | None = None
     projection: Projection | None = None
 
+    def __str__(self) -> str:
+        grid = "" if self.grid is None else f" on a grid of {self.grid} x {self.grid}"
+        return f"{self.image_model}{grid}" + (f" and {self.text_model}" if self.text_model else "")
+
     @classmethod
     def read(cls, folder: Path) -> Origin | None:
         """The origin of the features in a folder; None where it is not known."""

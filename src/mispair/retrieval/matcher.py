@@ -66,7 +66,8 @@ class Matcher:
         models = ", ".join(dict.fromkeys(self.models))
         count = "1 network" if len(self.networks) == 1 else f"{len(self.networks)} networks"
         sides = " with ".join(str(spec) for spec in self.specs)
-        return f"<Matcher: {models}, {count}, method {self.config.method}, {sides}, on {self.device}>"
+        by = "" if self.origin is None else f" by {self.origin}"
+        return f"<Matcher: {models}, {count}, method {self.config.method}, {sides}{by}, on {self.device}>"
 
     def score(self, left: Items, right: Items) -> FloatArray:
         """Similarity of every left item with every right item, (l, r); higher is better.

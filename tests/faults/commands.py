@@ -16,6 +16,7 @@ from unittest.mock import patch
 
 import numpy as np
 import numpy.typing as npt
+import torch._dynamo  # noqa: F401 (what commands import when they run takes seconds, and is imported once)
 from PIL import Image
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
@@ -28,9 +29,11 @@ from audit_cases import hurry, make_case, write_clip
 from mispair.auditing.encoding import encode
 from mispair.cli.main import main
 from mispair.data.shapes import dataset
+from mispair.data.vocabulary import tokenize
 from mispair.errors import DataError
 from tiny import tiny_folder
 
+tokenize("it's")  # loads what takes long to load
 HAS_SERVER = all(importlib.util.find_spec(name) for name in ("httpx", "starlette", "uvicorn"))
 SMALL = ("--epochs", "1", "--warmup-epochs", "1", "--embed-size", "8", "--word-size", "6", "--batch-size", "16")
 TRAINING = (*SMALL, "--checkpoint-seconds", "0", "--device", "cpu")

@@ -191,10 +191,10 @@ def _short_of_memory(_event: str, first: bool) -> None:
         resource.setrlimit(resource.RLIMIT_AS, (most, resource.getrlimit(resource.RLIMIT_AS)[1]))
 
 
-def _jumping(seconds: float) -> Callable[[str, bool], None]:
+def _jumping(seconds: float, *names: str) -> Callable[[str, bool], None]:
     def jump(_event: str, first: bool) -> None:
         if first:
-            for name in ("time", "monotonic", "perf_counter"):
+            for name in names:
                 clock = getattr(time, name)
                 setattr(time, name, lambda clock=clock: clock() + seconds)
 
@@ -214,8 +214,8 @@ KINDS: dict[str, Callable[[str, bool], None]] = {
     "slow disk": _slow,
     "too many open files": _once(errno.EMFILE),
     "no memory": _short_of_memory,
-    "clock forwards": _jumping(JUMP),
-    "clock backwards": _jumping(-JUMP),
+    "clock forwards": _jumping(JUMP, "time", "monotonic", "perf_counter"),
+    "clock backwards": _jumping(-JUMP, "time"),  # the others cannot
     SECOND: _signalled(signal.SIGSTOP),
 }
 

@@ -126,7 +126,9 @@ def soak(minutes: float, seed: int, results: Path | None) -> list[str]:
             for command in FAULTED:
                 fault = Fault(chance.choice(list(KINDS)), chance.randrange(expected[command].ended.operations))
                 result, details = outcome(command, expected[command], fault, expected[command].prepared.parent)
-                wrong += [f"{command}, {fault}: {result}: {details}"] if result != "survived" else []
+                if result != "survived":
+                    wrong.append(f"{command}, {fault}: {result}: {details}")
+                    print(wrong[-1], flush=True)
             killed = Server(audit)
             for _ in range(REQUESTS):
                 steady.browse(chance)

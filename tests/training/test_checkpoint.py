@@ -76,6 +76,14 @@ def test_two_are_kept_and_the_newest_is_loaded(tmp_path: Path) -> None:
     assert loaded.cursor.step == 1000
 
 
+def test_what_a_killed_save_did_not_delete_is_deleted_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as killed:
+        killed.setattr(checkpoint, "KEPT", 9)
+        paths = [save(tmp_path, state(step)) for step in (1, 2, 3, 4)]
+    checkpoint.delete_older(tmp_path, 3)  # 4 is damaged, say
+    assert find(tmp_path) == [paths[3], paths[2], paths[1]]
+
+
 @pytest.mark.parametrize("damage", ["empty", "truncated", "flipped"])
 def test_a_damaged_newest_falls_back_with_a_warning(tmp_path: Path, damage: str) -> None:
     save(tmp_path, state(1))

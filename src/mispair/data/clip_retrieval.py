@@ -23,6 +23,7 @@ from mispair.data.npy import check_finite, open_array
 from mispair.data.origin import Origin
 from mispair.data.pairs import IntArray, Pairs, Vectors
 from mispair.errors import DataError
+from mispair.support.files import regular
 
 SPLITS = ("train", "dev", "test")
 COLUMNS = ("image_path", "caption")
@@ -146,8 +147,12 @@ def _read_metadata(files: list[Path]) -> tuple[list[str], list[str]]:
 
 def _read_parquet(path: Path) -> dict[str, list[str]]:
     try:
-        present = [name for name in COLUMNS if name in pyarrow.parquet.read_schema(path).names]
+        present = [name for name in COLUMNS if name in pyarrow.parquet.read_schema(regular(path)).names]
         columns: dict[str, list[Any]] = pyarrow.parquet.read_table(path, columns=present).to_pydict()
+    except UnicodeEncodeError:
+        raise DataError(
+            f"{path}: the name is not UTF-8, and tables with such names cannot be opened; rename it."
+        ) from None
     except (OSError, UnicodeError, pyarrow.ArrowException) as error:
         reason = " ".join(str(error).split()).removesuffix(".")  # it may have several lines
         raise DataError(f"{path}: the table cannot be read ({reason}); write it again.") from None
@@ -156,7 +161,7 @@ def _read_parquet(path: Path) -> dict[str, list[str]]:
 
 def _read_csv(path: Path) -> dict[str, list[str]]:
     try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
+        with regular(path).open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file, restval="")
             rows = list(reader)
             present = [name for name in COLUMNS if name in (reader.fieldnames or ())]

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mispair.errors import DataError
+from mispair.support.files import regular
 
 _CHUNK_BYTES = 1 << 24  # stays in the cache of the processor, and is long enough to hide the loop
 # What numpy's parser of headers raises for text that is no header.
@@ -70,7 +71,7 @@ class MappedArray(np.memmap[Any, Any]):
 def _read_header(path: Path) -> tuple[tuple[int, ...], np.dtype[Any]]:
     """Shape and dtype of the header; the file must be long enough for them."""
     try:
-        size = path.stat().st_size
+        size = regular(path).stat().st_size
         with path.open("rb") as file:
             start = file.read(6)
             if not size:

@@ -11,7 +11,7 @@ from typing import Any
 
 from mispair.errors import DataError
 from mispair.review.decisions import COLUMNS, Decision, Decisions, Mode, Verdict
-from mispair.support.files import write_atomically
+from mispair.support.files import read_regular, write_atomically
 
 LONGEST_CELL = 1 << 20
 
@@ -49,7 +49,7 @@ def read_decisions(decisions: Decisions, path: Path, reviewer: str = "") -> int:
         DataError: The file cannot be read, or an entry is no decision. Then none is added.
     """
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        text = read_regular(path).decode("utf-8-sig")
     except OSError as error:
         raise DataError(f"{path}: the file cannot be read ({error.strerror or error}).") from None
     except UnicodeDecodeError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import os
@@ -96,7 +97,7 @@ def is_file(path: Path) -> bool:
 def read_json(path: str | Path) -> Json:
     """The content of a JSON file; None if it is not there or not JSON."""
     try:
-        found: Json = json.loads(Path(path).read_bytes())
+        found: Json = json.loads(regular(Path(path)).read_bytes())
     except (OSError, ValueError, RecursionError):
         return None
     return found
@@ -122,15 +123,24 @@ def _sync_folder(folder: Path) -> None:
             os.close(descriptor)
 
 
+def regular(path: Path) -> Path:
+    """A path to a file; a pipe would be waited for, and a device may have no end.
+
+    Raises:
+        OSError: It is something else, or not there.
+    """
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return path
+
+
 def read_regular(path: Path) -> bytes:
     """The content of a file that is no device or pipe, and of a sensible size.
 
     Raises:
         OSError: It is something else, or cannot be read.
     """
-    found = path.stat()
-    if not stat.S_ISREG(found.st_mode):
-        raise OSError("not a file")
-    if found.st_size > LARGEST:
-        raise OSError(f"a file of {found.st_size / 1e6:,.0f} MB, and at most {LARGEST / 1e6:,.0f} MB are read")
+    size = regular(path).stat().st_size
+    if size > LARGEST:
+        raise OSError(f"a file of {size / 1e6:,.0f} MB, and at most {LARGEST / 1e6:,.0f} MB are read")
     return path.read_bytes()

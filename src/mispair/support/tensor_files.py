@@ -13,7 +13,7 @@ import safetensors.torch
 import torch
 
 from mispair.errors import DataError
-from mispair.support.files import write_atomically
+from mispair.support.files import regular, write_atomically
 
 KEY = "mispair"  # the only one in the header: several would come in any order
 _DIGEST = "sha256"
@@ -42,7 +42,7 @@ def load_tensors(path: str | Path) -> tuple[dict[str, torch.Tensor], dict[str, A
         DataError: The file cannot be read, is damaged or is something else.
     """
     try:
-        Path(path).open("rb").close()  # safetensors says of a file that it may not read that it is not there
+        regular(Path(path)).open("rb").close()  # safetensors says of a file that it may not read that it is not there
         with safetensors.safe_open(path, framework="pt") as opened:
             about = json.loads((opened.metadata() or {}).get(KEY, "null"))
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - not a dict

@@ -131,6 +131,13 @@ def save(folder: Path, checkpoint: Checkpoint) -> Path:
     return path
 
 
+def delete_older(folder: Path, step: int) -> None:
+    """Deletes what `save` had no more time to delete: all before the one before the checkpoint of this step."""
+    not_after = [path for path in find(folder) if int(path.name[5:14]) <= step]
+    for old in not_after[KEPT:]:
+        old.unlink()
+
+
 def find(folder: Path) -> list[Path]:
     """The checkpoints of a folder, newest first."""
     return sorted((path for path in folder.glob("step-*.pt") if NAME.fullmatch(path.name)), reverse=True)

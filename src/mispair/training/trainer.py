@@ -559,6 +559,7 @@ class Trainer:
             raise DataError(
                 f"{self.run.best} is gone, and the checkpoints do not hold it; put it back, or give another --out."
             )
+        checkpoint.delete_older(self.run.checkpoints, state.cursor.step)
         return state
 
     def _restore(self, state: Checkpoint) -> None:

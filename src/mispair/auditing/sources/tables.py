@@ -27,6 +27,7 @@ import numpy as np
 
 from mispair.data.pairs import IntArray
 from mispair.errors import DataError
+from mispair.support.files import regular
 from mispair.support.formatting import listed
 
 Role = Literal["id", "caption", "image_path", "group", "status"]
@@ -322,12 +323,14 @@ def find_column(columns: Sequence[str], role: Role) -> str | None:
 
 
 def _damaged(path: Path, error: Exception) -> DataError:
+    if isinstance(error, UnicodeEncodeError):
+        return DataError(f"{path}: the name is not UTF-8, and tables with such names cannot be opened; rename it.")
     return DataError(f"{path}: the table cannot be read ({str(error).splitlines()[0]}); write it again.")
 
 
 def _is_parquet(path: Path) -> bool:
     try:
-        with path.open("rb") as file:
+        with regular(path).open("rb") as file:
             start = file.read(4096)
     except FileNotFoundError:
         raise DataError(f"{path}: no such file; expected a table (.csv, .tsv or .parquet).") from None

@@ -108,8 +108,9 @@ def test_difference() -> None:
     assert difference(Config(), Config(seed=3, vocab="v.json")) == ["seed: 0 -> 3", "vocab: None -> 'v.json'"]
 
 
-def test_a_broken_recipe(tmp_path: Path) -> None:
-    (tmp_path / "bad.toml").write_text("epochs = = 3")
+@pytest.mark.parametrize("text", ["epochs = = 3", f"epochs = {'9' * 5000}", f"epochs = {'[' * 100_000}"])
+def test_a_broken_recipe(tmp_path: Path, text: str) -> None:
+    (tmp_path / "bad.toml").write_text(text)
     with pytest.raises(ConfigError, match="not a TOML file"):
         read_recipe(tmp_path / "bad.toml")
 

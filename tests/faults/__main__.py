@@ -4,7 +4,7 @@ The second run must end well, leave the same bytes as a run without a fault, and
 must be a sentence. Exits with 1 if anything was lost, stuck or wrong.
 
 With --results, a line of JSON is added to a file for each fault, and faults that are in it are not injected again.
-`python -m tests.faults --table FILE...` prints the table of such files.
+`python -m tests.faults --docs FILE...` writes docs/results/faults.csv and the tables of docs/reliability.md.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,6 +28,7 @@ from tests.faults.commands import COMMANDS
 from tests.faults.inject import IN_INPUT, KINDS, PLANTED, SECOND, STUCK, Ended, Fault, run, spoil, start
 from tests.faults.reference import Reference, contents, differences, fresh, reference, same
 
+DOCS = Path(__file__).parents[2] / "docs"
 OUTCOMES = ("survived", "lost", "stuck", "wrong")
 AT_ONCE, CROWD = "sixteen at once", 16
 ALL = (*KINDS, *PLANTED, AT_ONCE)
@@ -151,6 +152,21 @@ def by_command(results: Iterable[Result]) -> str:
     return "\n".join(("| command | injected | survived |\n|---|---|---|", *lines))
 
 
+def write_docs(results: Sequence[Result]) -> None:
+    """Writes all counts to a CSV, and the tables into the page."""
+    counts = Counter((result.command, result.kind, result.outcome) for result in results)
+    rows = [",".join(("command", "fault", *OUTCOMES))]
+    for command, kind in sorted({(command, kind) for command, kind, _ in counts}):
+        rows.append(",".join((f'"{command}"', kind, *(str(counts[command, kind, outcome]) for outcome in OUTCOMES))))
+    DOCS.joinpath("results", "faults.csv").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    page = DOCS / "reliability.md"
+    start, end = "<!-- tables of faults -->\n", "<!-- end of tables -->\n"
+    before, _, rest = page.read_text(encoding="utf-8").partition(start)
+    after = rest.partition(end)[2]
+    tables = f"\n{table(results)}\n\n{by_command(results)}\n\n"
+    page.write_text(f"{before}{start}{tables}{end}{after}", encoding="utf-8")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make faults", description=__doc__)
     parser.add_argument("--share", type=float, default=1.0, help="of all faults")
@@ -160,11 +176,10 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=2, help="how many at a time")
     parser.add_argument("--minutes", type=float, default=600.0, help="after which no fault is begun")
     parser.add_argument("--results", type=Path, help="file that gets a line of JSON for each fault")
-    parser.add_argument("--table", nargs="*", type=Path, help="only print the table of these files")
+    parser.add_argument("--docs", nargs="*", type=Path, help="only write the tables of these files into docs")
     options = parser.parse_args()
-    if options.table is not None:
-        results = read_results(options.table)
-        print(table(results), by_command(results), sep="\n\n")
+    if options.docs is not None:
+        write_docs(read_results(options.docs))
         return 0
     results = injected(options)
     print(f"\n{table(results)}\n\n{by_command(results)}")

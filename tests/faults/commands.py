@@ -35,6 +35,11 @@ from tiny import tiny_folder
 
 tokenize("it's")  # loads what takes long to load
 HAS_SERVER = all(importlib.util.find_spec(name) for name in ("httpx", "starlette", "uvicorn"))
+if HAS_SERVER:
+    import starlette.testclient
+    import uvicorn  # noqa: F401
+
+    import mispair.review.server
 SMALL = ("--epochs", "1", "--warmup-epochs", "1", "--embed-size", "8", "--word-size", "6", "--batch-size", "16")
 TRAINING = (*SMALL, "--checkpoint-seconds", "0", "--device", "cpu")
 
@@ -144,10 +149,8 @@ def _features(folder: Path) -> None:
 
 def _decide(app: Any, **_options: Any) -> None:
     """In place of the server: requests of a reviewer, in this process."""
-    from starlette.testclient import TestClient
-
     address = "http://127.0.0.1:8700"
-    page = TestClient(app, address, raise_server_exceptions=False, headers={"Origin": address})
+    page = starlette.testclient.TestClient(app, address, raise_server_exceptions=False, headers={"Origin": address})
     for row in range(5):
         answer = page.post("/decide", data={"row": str(row), "verdict": "drop" if row % 2 else "keep"})
         if answer.status_code == 422:  # what the page shows

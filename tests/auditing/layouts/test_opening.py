@@ -204,6 +204,7 @@ BROKEN = {
     "table.xlsx": (b"PK", "this kind of file is not known"),
     "cut.json": (b'{"images": [', "not valid JSON"),
     "deep.json": (b"[" * 100_000, "not valid JSON"),
+    "digits.json": (b'{"images": [{"id": %s}]}' % (b"9" * 5000), "not valid JSON"),
     "list.json": (b"[1]", "found list; expected COCO"),
     "other.json": (b'{"data": []}', "found the names data; expected COCO"),
     "images.json": (b'{"images": [{"file_name": "a.jpg"}]}', 'no "sentences"'),

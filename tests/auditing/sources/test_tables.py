@@ -156,6 +156,29 @@ def test_a_dictionary_column_is_text(tmp_path: Path) -> None:
     assert column(open_table(tmp_path / "a.parquet"), "id") == ["a", "b", "a"]
 
 
+def test_texts_of_parquet_that_are_not_utf8_are_refused(tmp_path: Path) -> None:
+    wrong = arrow.Array.from_buffers(arrow.string(), 1, arrow.array([b"\xff"], arrow.binary()).buffers())
+    parquet.write_table(arrow.table({"id": wrong}), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match="the column id holds string or bytes that are not UTF-8"):
+        column(open_table(tmp_path / "a.parquet"), "id")
+
+
+@pytest.mark.posix
+def test_a_table_whose_name_is_not_utf8_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "caf\udce9.parquet"
+    with path.open("wb") as file:
+        parquet.write_table(arrow.table({"id": ["a"]}), file)
+    with pytest.raises(DataError, match="the name is not UTF-8"):
+        open_table(path)
+
+
+@pytest.mark.slow
+def test_thirty_thousand_columns(tmp_path: Path) -> None:
+    names = [f"c{number}" for number in range(30_000)]
+    (tmp_path / "a.csv").write_text(f"{','.join(names)}\n{','.join(['1'] * len(names))}\n")
+    assert len(open_table(tmp_path / "a.csv").columns) == 30_000
+
+
 @pytest.mark.parametrize(
     ("content", "sentence"),
     [

@@ -156,9 +156,8 @@ def _full(event: str, _first: bool) -> None:
         _raise(event, errno.ENOSPC)
 
 
-def _full_within(_event: str, first: bool) -> None:
+def _full_within(_event: str, first: bool) -> None:  # Python ignores the signal that comes with it
     if first:
-        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (SHORT, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 
 

@@ -21,7 +21,7 @@ from mispair.methods.base import EpochPairs
 from mispair.methods.report import MethodReport
 from mispair.support.files import write_atomically
 from mispair.training import checkpoint
-from mispair.training.checkpoint import Best, Checkpoint, Cursor, find, load_newest, save
+from mispair.training.checkpoint import Best, Checkpoint, Cursor, find, load_newest, resume, save
 from mispair.training.monitor import Health
 
 
@@ -80,7 +80,21 @@ def test_what_a_killed_save_did_not_delete_is_deleted_later(tmp_path: Path, monk
     with monkeypatch.context() as killed:
         killed.setattr(checkpoint, "KEPT", 9)
         paths = [save(tmp_path, state(step)) for step in (1, 2, 3, 4)]
-    checkpoint.delete_older(tmp_path, 3)  # 4 is damaged, say
+    again = save(tmp_path / "again", state(5, 4))  # one of the same step that was to be replaced
+    again.replace(tmp_path / again.name)
+    newest, other = sorted((paths[3], tmp_path / again.name), reverse=True)
+    assert resume(tmp_path) is not None
+    assert find(tmp_path) == [newest, paths[2]]
+    assert not other.exists()
+
+
+def test_a_damaged_newest_is_kept_with_two_before_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as killed:
+        killed.setattr(checkpoint, "KEPT", 9)
+        paths = [save(tmp_path, state(step)) for step in (1, 2, 3, 4)]
+    paths[3].write_bytes(b"")
+    with pytest.warns(UserWarning, match="damaged"):
+        assert resume(tmp_path) is not None
     assert find(tmp_path) == [paths[3], paths[2], paths[1]]
 
 

@@ -131,13 +131,6 @@ def save(folder: Path, checkpoint: Checkpoint) -> Path:
     return path
 
 
-def delete_older(folder: Path, step: int) -> None:
-    """Deletes what `save` had no more time to delete: all before the one before the checkpoint of this step."""
-    not_after = [path for path in find(folder) if int(path.name[5:14]) <= step]
-    for old in not_after[KEPT:]:
-        old.unlink()
-
-
 def find(folder: Path) -> list[Path]:
     """The checkpoints of a folder, newest first."""
     return sorted((path for path in folder.glob("step-*.pt") if NAME.fullmatch(path.name)), reverse=True)
@@ -149,12 +142,35 @@ def load_newest(folder: Path) -> Checkpoint | None:
     Raises:
         DataError: It was written by another version.
     """
+    found = _newest(folder)
+    return None if found is None else found[1]
+
+
+def resume(folder: Path) -> Checkpoint | None:
+    """The same; deletes what a killed `save` had no more time to delete.
+
+    Raises:
+        DataError: It was written by another version.
+    """
+    found = _newest(folder)
+    if found is None:
+        return None
+    path, state = found
+    not_newer = [other for other in find(folder) if other.name[:14] <= path.name[:14] and other != path]
+    of_this_step = [other for other in not_newer if other.name[:14] == path.name[:14]]
+    before = [other for other in not_newer if other not in of_this_step]
+    for old in (*of_this_step, *before[KEPT - 1 :]):
+        old.unlink()
+    return state
+
+
+def _newest(folder: Path) -> tuple[Path, Checkpoint] | None:
     for path in find(folder):
         content = path.read_bytes()
         match = NAME.fullmatch(path.name)
         if match and _digest(content) == match[2]:
-            return _load(path, content)
-        warnings.warn(f"{path.name} is damaged; going back to the checkpoint before it.", stacklevel=2)
+            return path, _load(path, content)
+        warnings.warn(f"{path.name} is damaged; going back to the checkpoint before it.", stacklevel=3)
     return None
 
 

@@ -551,7 +551,7 @@ class Trainer:
         self.progress.resume(self.cursor.step // len(self.teams))
 
     def _load_checkpoint(self) -> Checkpoint | None:
-        state = checkpoint.load_newest(self.run.checkpoints)
+        state = checkpoint.resume(self.run.checkpoints)
         if state is None:
             return None
         self._refuse_other_pairs(state.fingerprint)
@@ -559,7 +559,6 @@ class Trainer:
             raise DataError(
                 f"{self.run.best} is gone, and the checkpoints do not hold it; put it back, or give another --out."
             )
-        checkpoint.delete_older(self.run.checkpoints, state.cursor.step)
         return state
 
     def _restore(self, state: Checkpoint) -> None:

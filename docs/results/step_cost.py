@@ -1,4 +1,4 @@
-"""Epochs of recipes on generated pairs, without validation: python step_cost.py IMAGES DEVICE RECIPE[:LR] ...
+"""Epochs of recipes on generated pairs: python step_cost.py IMAGES DEVICE RECIPE[:LR] ...
 
 Of each epoch: its seconds, how many of them the method took to select the pairs, and its steps. A later epoch of a
 phase has no compiling in it. Where a method audits first, the truth takes the place of the match scores.
@@ -22,8 +22,16 @@ from mispair.training.run_folder import Run
 from mispair.training.trainer import Trainer
 
 
-class WithoutValidation(Trainer):
+class StepsAlone(Trainer):
+    """Neither validates nor saves; goes on where networks learn nothing from generated pairs."""
+
     def validate(self, seconds: float = 0.0) -> None:
+        pass
+
+    def _checkpoint(self) -> None:
+        self._flush_metrics()
+
+    def _refuse_collapse(self) -> None:
         pass
 
 
@@ -39,7 +47,7 @@ for given in recipes:
         assert pairs.mismatched is not None
         pairs = replace(pairs, match_score=(~pairs.mismatched).astype(np.float32))
     with tempfile.TemporaryDirectory() as folder, Run(Path(folder) / "run", config) as run:
-        trainer = WithoutValidation(config, pairs, dev, run, None)
+        trainer = StepsAlone(config, pairs, dev, run, None)
         for phase in phases(config):
             for _ in range(phase.epochs):
                 before, started = trainer.cursor.step, time.perf_counter()

@@ -154,7 +154,7 @@ def soak(minutes: float, seed: int, results: Path | None) -> list[str]:
         after = set(folder.iterdir()), set(Path(tempfile.gettempdir()).iterdir())
         left = [path for new, old in zip(after, before, strict=True) for path in new - old]
         wrong += [f"left behind: {path}" for path in left if "mispair" in path.name or path.parent == folder]
-    print(f"{len(memory)} rounds, {2 * len(memory) * len(WORKED)} runs in one process, {len(FAULTED) * len(memory)} "
+    print(f"{len(memory)} rounds, {len(memory) * len(WORKED)} runs in one process, {len(FAULTED) * len(memory)} "
           f"faults, {len(memory)} killed servers, {decided:,} decisions acknowledged by them")  # fmt: skip
     for number, what in enumerate(("worker", "server")):
         values = [row[number] for row in memory]

@@ -191,6 +191,17 @@ def test_every_verdict_has_words(page: TestClient) -> None:
     assert page.get("/?state=decided&view=grid").text.count("tag decided") == len(Verdict)
 
 
+def test_too_little_memory_is_a_sentence(review: Review, page: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(review, "decide", fail)
+        answer = page.post("/decide", data={"row": "0", "verdict": "keep"}, headers=ORIGIN)
+    assert (answer.status_code, answer.text[:30]) == (503, "There was not enough memory, a")
+    decide(page, "/", row="0", verdict="keep")
+
+
 def test_a_full_disk_is_a_sentence_and_the_server_lives_on(page: TestClient, review: Review) -> None:
     file = review.decisions._file
     pages = file.execute("PRAGMA page_count").fetchone()[0]

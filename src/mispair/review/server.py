@@ -34,6 +34,7 @@ from mispair.review.pair_table import Filter, Sort
 from mispair.review.review import PRECISION, Review, State
 from mispair.review.transfer import decisions_csv
 from mispair.support.html import template
+from mispair.support.memory import is_out_of_memory
 from mispair.support.thumbnails import thumbnail
 
 STATIC = Path(__file__).parent / "static"
@@ -132,11 +133,18 @@ def make_app(review: Review, hosts: frozenset[str], token: str | None = None, re
         yield
 
     guard = Middleware(BaseHTTPMiddleware, dispatch=_Guard(hosts, token))
-    return Starlette(routes=routes, middleware=[guard], exception_handlers={DataError: _refused}, lifespan=few_threads)
+    handlers: Any = {DataError: _refused, MemoryError: _out_of_memory, RuntimeError: _out_of_memory}
+    return Starlette(routes=routes, middleware=[guard], exception_handlers=handlers, lifespan=few_threads)
 
 
 async def _refused(_: Request, error: Exception) -> Response:
     return PlainTextResponse(str(error), status_code=422)
+
+
+async def _out_of_memory(_: Request, error: Exception) -> Response:
+    if not is_out_of_memory(error):
+        raise error
+    return PlainTextResponse("There was not enough memory, and nothing was written; try it again.", status_code=503)
 
 
 class _Guard:

@@ -67,7 +67,7 @@ def audit(
 
     Args:
         source: Images and captions, as for encode; or a folder of embeddings (clip-retrieval), of features (SCAN) or of
-            a training run.
+            a training run. A file may be a URL, here and for --left, --right and --ids: https://, s3://, gs://.
         out: Folder for the table of all pairs, the suggestions and the report.
         left: Vectors of one side as .npy, instead of a source.
         right: Vectors of the other side.
@@ -107,12 +107,15 @@ def audit(
     """
     from mispair.auditing.audit import Settings
     from mispair.auditing.cuts import share_of
+    from mispair.auditing.encoding.cache import FETCHED, cache_folder
     from mispair.auditing.encoding.encode import Encoders
     from mispair.auditing.folder import audit_path, audit_shard, merge_shards
     from mispair.auditing.inputs import AuditInput
     from mispair.auditing.scoring.scan import Shard
+    from mispair.data.remote import local
 
     _check_sharing(source or left, shard, merge, engine, address, dry_run)
+    source, left, right, ids = (local(place, cache_folder(cache) / FETCHED) for place in (source, left, right, ids))
     encoders = Encoders(encoder or image_model, encoder or text_model, device)
     columns = columns_of(image_column, caption_column, id_column)
     data = AuditInput(source, left, right, ids, images, split, columns, encoders, cache, vectors, allow_outside)

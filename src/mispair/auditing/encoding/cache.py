@@ -31,6 +31,7 @@ Halves = npt.NDArray[np.float16]
 Key = bytes
 KEY = "S16"
 _MISSING = -1
+FETCHED = "fetched"  # folder in that of encodings, for copies of files at URLs
 
 
 def cache_folder(given: Path | None = None) -> Path:

@@ -1,0 +1,108 @@
+"""Files at URLs, from a server that makes mistakes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from faulty_server import FAULTS, Server, serve
+from mispair.data import remote
+from mispair.data.remote import fetch, url_of
+from mispair.errors import DataError
+
+CONTENT = np.random.default_rng(0).bytes(1_000)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setattr(remote, "RANGE", 300)
+    monkeypatch.setattr(remote, "PAUSE", 0.0)
+    monkeypatch.setattr(remote, "TIMEOUT", 0.3)
+    with serve(CONTENT) as running:
+        yield running
+
+
+@given(faults=st.lists(st.sampled_from(FAULTS[:-1]), max_size=5))
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_faults_change_no_byte(server: Server, faults: list[str], tmp_path_factory: pytest.TempPathFactory) -> None:
+    server.faults = list(faults)
+    path = fetch(server.url, tmp_path_factory.mktemp("cache"))
+    assert path.read_bytes() == CONTENT
+    assert path.name == "left.npy"
+
+
+def test_time_outs_are_tried_again(server: Server, tmp_path: Path) -> None:
+    server.faults = ["", "slow"]
+    assert fetch(server.url, tmp_path).read_bytes() == CONTENT
+
+
+def test_a_file_is_fetched_once(server: Server, tmp_path: Path) -> None:
+    path = fetch(server.url, tmp_path)
+    server.served.clear()
+    assert fetch(f"{server.url}?signature=2", tmp_path) == path
+    assert server.served == [(0, 1)]
+    server.content, server.version = CONTENT[::-1], '"2"'
+    other = fetch(server.url, tmp_path)
+    assert other != path
+    assert other.read_bytes() == CONTENT[::-1]
+
+
+@pytest.mark.parametrize("fault", FAULTS[:-1])
+def test_what_never_comes_is_given_up_and_goes_on_later(server: Server, tmp_path: Path, fault: str) -> None:
+    server.faults = ["", "", "", *[fault] * remote.ATTEMPTS]
+    with pytest.raises(DataError, match="6 times"):
+        fetch(server.url, tmp_path)
+    assert not list(tmp_path.rglob("*.npy"))
+    server.served.clear()
+    assert fetch(server.url, tmp_path).read_bytes() == CONTENT
+    assert server.served == [(0, 1), (600, 900), (900, 1000), (0, 1)]
+
+
+def test_what_cannot_be_fetched_is_said_at_once(server: Server, tmp_path: Path) -> None:
+    server.faults = ["404"]
+    with pytest.raises(DataError, match="the server answered 404"):
+        fetch(server.url, tmp_path)
+    server.ranges = False
+    with pytest.raises(DataError, match="sends whole files only"):
+        fetch(server.url, tmp_path)
+
+
+def test_a_file_that_changes_meanwhile_is_refused(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read = remote.HttpFile.read
+
+    def changing(self: remote.HttpFile, start: int, stop: int) -> bytes:
+        server.version = f'"{start}"'
+        return read(self, start, stop)
+
+    monkeypatch.setattr(remote.HttpFile, "read", changing)
+    with pytest.raises(DataError, match="has changed while it was fetched"):
+        fetch(server.url, tmp_path)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.name != ".lock"]
+
+
+def test_object_stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fsspec = pytest.importorskip("fsspec")
+    monkeypatch.setattr(remote, "RANGE", 300)
+    monkeypatch.setattr(remote, "PAUSE", 0.0)
+    store = fsspec.filesystem("memory")
+    store.pipe("/bucket/left.npy", CONTENT)
+    read, short = type(store).cat_file, iter([True, False, True])
+    monkeypatch.setattr(type(store), "cat_file", lambda *a: read(*a)[: 7 if next(short, False) else None])
+    assert fetch("memory://bucket/left.npy", tmp_path).read_bytes() == CONTENT
+    with pytest.raises(DataError, match="no such file"):
+        fetch("memory://bucket/other.npy", tmp_path)
+    with pytest.raises(DataError, match="this is a folder"):
+        fetch("memory://bucket", tmp_path)
+
+
+@pytest.mark.parametrize("path", ["left.npy", "/a/left.npy", "http/a", "s3", "c:/a"])
+def test_paths_are_no_urls(path: str) -> None:
+    assert url_of(Path(path)) is None
+    assert url_of(Path("s3://bucket/a.npy")) == "s3://bucket/a.npy"

@@ -25,7 +25,9 @@ from mispair.auditing.folder import audit_path
 from mispair.auditing.inputs import AuditInput
 from mispair.auditing.ray_engine import MOST_ATTEMPTS, MOST_FAILED_STARTS, RayEngine, connect, run_all
 from mispair.auditing.scoring import scan
-from mispair.auditing.sources.source import open_source
+from mispair.auditing.sources.row_ids import RowIds
+from mispair.auditing.sources.shards import File, Side
+from mispair.auditing.sources.source import Source, open_source
 from mispair.cli.main import main
 from mispair.errors import ConfigError, DataError
 
@@ -274,6 +276,17 @@ def test_a_part_holds_nothing_of_the_others(data: AuditInput) -> None:
         for found, expected in zip(part.gather(rows), source.gather(start + rows), strict=True):
             np.testing.assert_array_equal(found, expected)
         assert part.known == ({55 - start: "failed"} if start <= 55 < stop else {})
+
+
+@pytest.mark.parametrize("files", [10_000, pytest.param(1_000_000, marks=pytest.mark.slow)])
+def test_memory_of_a_worker_does_not_grow(files: int) -> None:
+    def sent(count: int) -> int:
+        """Bytes that a worker gets for one part of so many files of 1,000 rows each."""
+        side = Side.of([File(Path(f"/data/{number:09d}.npy"), (1_000, 8)) for number in range(count)])
+        source = Source(side, side, "clip", "many", RowIds())
+        return len(pickle.dumps(source.part(50 * 65_536, 51 * 65_536)))
+
+    assert sent(files) == sent(5_000)
 
 
 def test_a_part_of_what_is_in_memory_is_small() -> None:

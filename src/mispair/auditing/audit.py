@@ -315,7 +315,7 @@ def _seen(source: Source, flagged: IntArray) -> Bits:
     if source.captions is not None:
         seen[:] = caption_reasons(np.arange(len(source)), source.captions)
     if source.has_images:
-        seen[flagged] |= image_reasons(flagged, source.read_image)
+        seen[flagged] |= image_reasons(flagged, source.image_reader(flagged))
     return seen
 
 

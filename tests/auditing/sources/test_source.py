@@ -1,6 +1,7 @@
 import csv
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -374,3 +375,20 @@ def test_the_fingerprint_tells_inputs_apart(tmp_path: Path) -> None:
     captions = (tmp_path / "p/train_caps.txt").read_text()
     (tmp_path / "p/train_caps.txt").write_text(captions.replace("number 3", "number 4", 1))
     assert open_source(tmp_path / "p").fingerprint() != before
+
+
+def test_images_of_many_rows_are_looked_up_at_once(tmp_path: Path) -> None:
+    (tmp_path / "a.jpg").write_bytes(b"a")
+    (tmp_path / "c.jpg").write_bytes(b"c")
+    asked = []
+
+    def image_names(rows: npt.NDArray[np.int64]) -> list[str]:
+        asked.append(len(rows))
+        return [("a.jpg", "b.jpg", "c.jpg")[row] for row in rows]
+
+    vectors = np.ones((3, 2), np.float32)
+    source = replace(from_memory(vectors, vectors), image_names=image_names, images=(tmp_path,))
+    read = source.image_reader(np.array([2, 1, 0]))
+    assert [read(row) for row in (0, 1, 2)] == [b"a", None, b"c"]
+    assert asked == [3]
+    assert [source.read_image(row) for row in (0, 1, 2)] == [b"a", None, b"c"]

@@ -208,13 +208,19 @@ class Source:
 
     def read_image(self, row: int) -> bytes | None:
         """The content of the image file of a row; None where it cannot be read."""
+        if self.raw is None:
+            return _content(self.image_files([row])[0])
         try:
-            if self.raw is not None:
-                return self.raw.read_image(row)
-            path = self.image_files([row])[0]
-            return None if path is None else read_regular(path)
+            return self.raw.read_image(row)
         except OSError:
             return None
+
+    def image_reader(self, rows: IntArray) -> Callable[[int], bytes | None]:
+        """`read_image` for any of these rows: their names are looked up at once, and each file of names read once."""
+        if self.raw is not None or self.image_names is None:
+            return self.read_image
+        names = dict(zip(rows.tolist(), self.image_names(rows), strict=True))
+        return lambda row: _content(find_image(self.images, names[row]))
 
     def find(self, ids: Sequence[str]) -> IntArray:
         """The (first) rows with these ids.
@@ -239,6 +245,14 @@ class Source:
         if self.groups is not None:
             known.update(self.groups.tobytes())
         return known.hexdigest()
+
+
+def _content(path: Path | None) -> bytes | None:
+    """What a file holds; None where it cannot be read."""
+    try:
+        return None if path is None else read_regular(path)
+    except OSError:
+        return None
 
 
 def open_source(folder: str | Path, images: str | Path | None = None, split: str | None = None) -> Source:

@@ -19,6 +19,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any, Literal
@@ -217,7 +218,12 @@ class Table:
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False, compare=False)
 
     def __len__(self) -> int:
-        return sum(map(len, self.parts))
+        return int(self._starts[-1])
+
+    @cached_property
+    def _starts(self) -> IntArray:
+        """First row of each part, and the number of rows; there may be thousands of parts."""
+        return np.cumsum([0, *map(len, self.parts)])
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -268,8 +274,7 @@ class Table:
         """The column at ascending rows as pyarrow arrays, and where in them each of the rows is."""
         order = np.argsort(rows, kind="stable")
         ascending = np.asarray(rows, dtype=np.int64)[order]
-        starts = np.cumsum([0, *map(len, self.parts)])
-        found: list[Any] = []
+        starts, found = self._starts, list[Any]()
         with self._lock:
             for number in np.unique(np.searchsorted(starts, ascending, side="right") - 1).tolist():
                 low, high = np.searchsorted(ascending, starts[number : number + 2])

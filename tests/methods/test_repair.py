@@ -21,12 +21,13 @@ from mispair.config import Config, override
 from mispair.data.batches import random_batches
 from mispair.data.noise import add_noise
 from mispair.data.pairs import IntArray, Pairs, Vectors, select
-from mispair.errors import MispairError
+from mispair.errors import MispairError, NonFiniteError
 from mispair.functional.gaussian_mixture import clean_probability
 from mispair.functional.rank_correlation import bank_correlation
 from mispair.methods.base import StepPlan, StepResult, similarity
 from mispair.methods.epoch_view import encode_left, encode_right, epoch_view
 from mispair.methods.half_replacing import find_partners
+from mispair.methods.memory_bank import Bank
 from mispair.methods.repair import KEEP_LEFT, KEEP_RIGHT, Repair
 from mispair.training.events import MethodEvent, StepEvent
 from mispair.training.run_folder import read_events
@@ -358,6 +359,18 @@ def test_a_joint_split_is_of_both_networks() -> None:
 
 
 # ---------------------------------------------------------------------- the bank
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_a_bank_that_is_not_finite_is_refused(side: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    def push(bank: Bank, *items: Any) -> None:
+        original(bank, *items)
+        bank.pooled()[side][2, 0] = torch.nan
+
+    original = Bank.push
+    monkeypatch.setattr(Bank, "push", push)
+    with pytest.raises(NonFiniteError, match="The memory bank of network A"):
+        with_w(repair(), random_w()).begin_epoch(0)
 
 
 def test_the_first_fill_is_a_random_part_of_the_clean_pairs() -> None:

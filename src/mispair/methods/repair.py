@@ -19,6 +19,7 @@ from mispair.compute.devices import send
 from mispair.config import Config, RepairSettings
 from mispair.data.batches import Batch, Items, PadShapes, PairLoader
 from mispair.data.pairs import IntArray
+from mispair.errors import NonFiniteError
 from mispair.functional.losses import hard_loss, soft_margin
 from mispair.functional.rank_correlation import bank_correlation, label_bounds, soft_labels
 from mispair.methods.base import EpochPairs, StepInputs, StepPlan, StepResult, similarity
@@ -118,7 +119,7 @@ class Repair(CoTeaching):
         link = send(torch.from_numpy(self.loader.pairs.link), self.device)
         team, count = view.network.team, len(link)
         part = team.part(count)
-        correlation = bank_correlation(view.left, view.right[part], *self.banks[net].pooled(), link[part])
+        correlation = bank_correlation(view.left, view.right[part], *self._bank_vectors(net), link[part])
         if not team.alone:
             correlation = team.gather_alike(correlation, count)
         self.bounds[net] = label_bounds(correlation, self.settings.gamma_share)
@@ -223,6 +224,16 @@ class Repair(CoTeaching):
         new = np.stack([pairs, np.full_like(pairs, self.steps[net])])
         self.queues[net] = np.concatenate([self.queues[net], new], axis=1)[:, -self.bank_size :]
 
+    def _bank_vectors(self, net: int) -> tuple[Tensor, Tensor]:
+        """Both sides of a bank. Ranks would hide a number that is not finite, and all labels would be wrong."""
+        left, right = self.banks[net].pooled()
+        if not bool(left.isfinite().all() & right.isfinite().all()):
+            raise NonFiniteError(
+                f"The memory bank of network {'AB'[net]} holds a number that is not finite. The same command goes on "
+                "from the last checkpoint; if it ends here again, lower --lr."
+            )
+        return left, right
+
     def refill(self, net: int, view: EpochView) -> None:
         """Fills the bank with the pairs of the queue, as the network encodes them now.
 
@@ -301,7 +312,7 @@ class RepairByBatch(Repair):
             return inputs.labels
         pairs = inputs.batch.pairs.cpu().numpy()
         left, right = (encode(self.nets[net], self.loader, pairs) for encode in (encode_left, encode_right))
-        correlation = bank_correlation(left.pooled, right.pooled, *self.banks[net].pooled())
+        correlation = bank_correlation(left.pooled, right.pooled, *self._bank_vectors(net))
         self.banks[net].push(left, right, pairs)
         if self.settings.labels == "hard":
             return inputs.labels

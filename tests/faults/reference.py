@@ -63,7 +63,10 @@ def reference(command: Command, place: Path) -> Reference:
         found.append(contents(folder))
     first, second = found
     assert first.keys() == second.keys(), first.keys() ^ second.keys()
-    return Reference(prepared, first, frozenset(path for path in first if first[path] != second[path]), ended)
+    varying = {path for path in first if first[path] != second[path]}
+    if command.ranks > 1:  # which steps are logged together is a matter of seconds
+        varying |= {path for path in first if path.endswith("metrics.jsonl")}
+    return Reference(prepared, first, frozenset(varying), ended)
 
 
 def fresh(prepared: Path, folder: Path) -> Path:

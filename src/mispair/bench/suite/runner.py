@@ -155,7 +155,7 @@ def _work(cells: list[Cell], results: Path, threads: int, errors: SimpleQueue[st
                     if isinstance(error, StoppedError):
                         raise
                     broken.add(cell.name)  # another process may succeed
-                    known = isinstance(error, MispairError)
+                    known = isinstance(error, MispairError | OSError)  # such as a full disk
                     errors.put(f"{cell.name}: {error if known else traceback.format_exc()}")
     except (StoppedError, KeyboardInterrupt):
         raise SystemExit(STOPPED) from None

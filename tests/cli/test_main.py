@@ -434,20 +434,20 @@ def wait_for(process: BaseProcess, out: Path, step: int) -> None:
 
 
 @pytest.mark.posix
-def test_sigkill_at_three_random_points_changes_nothing(data: Path, tmp_path: Path) -> None:
+def test_sigkill_at_two_random_points_changes_nothing(data: Path, tmp_path: Path) -> None:
     flags = ("--checkpoint-seconds", "0", "--epochs", "6", "--noise-ratio", "0.2")
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     unbroken = fork(data, whole, *flags)
     unbroken.join()
     assert unbroken.exitcode == 0
     total, killed = steps_done(whole), 0
-    for step in sorted(random.Random(0).sample(range(1, total - 4), 3)):
+    for step in sorted(random.Random(0).sample(range(1, total - 4), 2)):
         process = fork(data, broken, *flags)
         wait_for(process, broken, step)
         process.kill()
         process.join()
         killed += process.exitcode == -signal.SIGKILL
-    assert killed == 3
+    assert killed == 2
     last = fork(data, broken, *flags)
     last.join()
     assert last.exitcode == 0

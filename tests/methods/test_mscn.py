@@ -615,6 +615,7 @@ def test_the_state_survives_a_checkpoint() -> None:
     assert all(equal(weights_of(a)[0], weights_of(b)[0]) for a, b in zip(ours.nets, copy.nets, strict=True))
 
 
+@pytest.mark.slow
 def test_resume_is_exact_wherever_it_stopped(tmp_path: Path) -> None:
     settings = config(batch_size=8, checkpoint_seconds=1000.0, lr_decay_epochs=1)
     stops = [(0, 1, 1), (1, 0, 1), (1, 1, 1), (2, 1, 1)]  # warm-up, main epochs, after the learning rate has fallen

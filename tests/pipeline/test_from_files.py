@@ -81,7 +81,9 @@ def save_image(path: Path, name: str, rng: np.random.Generator) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("grid", [False, True])
-def test_one_command_to_a_model(photos: Path, capsys: pytest.CaptureFixture[str], grid: bool) -> None:
+def test_one_command_to_a_model(
+    photos: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, grid: bool
+) -> None:
     command = ["train", "photos.csv", "--images", "photos", "--out", "run", *SMALL, *(["--grid", "2"] if grid else [])]
     assert main([*command, "--embed-size", "16", "--word-size", "8"]) == 0
     found = json.loads(capsys.readouterr().out)
@@ -111,6 +113,10 @@ def test_one_command_to_a_model(photos: Path, capsys: pytest.CaptureFixture[str]
     asked: Any = ["one red xx"] if grid else Words().encode(["one red xx"])
     scores_there = matcher.score(features if grid else features.mean(axis=1), asked)[:, 0]
     np.testing.assert_allclose([hit["score"] for hit in hits], scores_there, atol=0.02)  # resized to whole numbers
+    monkeypatch.chdir(photos / "new")  # the files are elsewhere
+    assert main(["search", "../run", *search[2:], "--query", "one red xx", "--images", str(photos / "new")]) == 0
+    assert [Path(hit["image"]).name for hit in json.loads(capsys.readouterr().out)["hits"]] == [f.name for f in files]
+    monkeypatch.chdir(photos)
     assert main([*search, "--image", "new/blue.png"]) == 0
     assert len(json.loads(capsys.readouterr().out)["hits"]) == 3
     assert main([*search, "--query", "a green thing", "--top", "100"]) == 0

@@ -144,7 +144,7 @@ def test_seeds_matter_and_repeat(tmp_path: Path) -> None:
     ("model", "settings"),
     [
         ("vse", {"warmup_epochs": 3, "epochs": 3, "lr": 1e-2, "batch_size": 25}),
-        ("sgr", {"warmup_epochs": 4, "epochs": 6, "lr": 3e-3}),
+        pytest.param("sgr", {"warmup_epochs": 4, "epochs": 6, "lr": 3e-3}, marks=pytest.mark.slow),
     ],
 )
 def test_training_learns(model: str, settings: dict[str, Any]) -> None:

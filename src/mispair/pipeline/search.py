@@ -48,6 +48,7 @@ def image_features(
 
     table = pyarrow.table({"image": [str(file) for file in files], "caption": [""] * len(files)})
     pairs = open_pairs(Table((InMemory.of(table, "the images"),), {}), Path())
+    pairs.allow_outside = True  # these files were named by who asks, not by a table
     encoder = image_encoder(origin.image_model, device)
     if origin.grid is None:
         found = encode_images(pairs, encoder, cache_folder(cache), console=console)

@@ -76,6 +76,7 @@ def test_regions_carry_the_words_of_their_captions() -> None:
             assert apart.min() < 0.01
 
 
+@pytest.mark.slow
 def test_a_network_learns_from_synthetic_pairs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(synthetic, "REGIONS", 12)
     monkeypatch.setattr(synthetic, "WIDTH", 32)

@@ -118,6 +118,7 @@ def test_a_kind_that_runs_out_of_memory_leaves_nothing_open(monkeypatch: pytest.
     assert len(closed) == 1
 
 
+@pytest.mark.slow
 def test_a_kind_that_does_not_run_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -164,6 +164,7 @@ def test_killed_half_way_and_started_again_it_runs_what_is_missing(file: Path, d
         assert record.test == unbroken[name].test
 
 
+@pytest.mark.slow
 def test_sigterm_stops_the_workers_which_save(file: Path, tmp_path: Path) -> None:
     out = tmp_path / "results"
     command = [sys.executable, "-m", "mispair", "bench", "run", str(file), "--device", "cpu", "--out", str(out)]

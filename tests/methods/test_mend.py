@@ -301,7 +301,7 @@ def few_pairs() -> Iterator[Any]:
         yield pytest.param(*case, score, id=f"{what}, {verdict}", marks=[pytest.mark.slow] if slow else [])
 
 
-@pytest.mark.parametrize(("pairs", "settings", "score"), few_pairs())
+@pytest.mark.parametrize(("pairs", "settings", "score"), [*few_pairs()])
 def test_few_pairs_and_any_verdict_of_the_audit(
     pairs: Pairs, settings: dict[str, Any], score: Callable[[int], Any]
 ) -> None:

@@ -1,0 +1,201 @@
+"""What the decisions of a review are worth: a simulated reviewer decides, and a model is trained on what comes out.
+
+python docs/results/reviewer.py --data f8k_pairs --out reviewer makes all rows of the table in docs/review.md with seeds 0, 1
+and 2, and prints it. Rows that are in the folder already are not made again; --rows and --seeds make some of them, so
+that several processes can share the work.
+
+The pairs of a folder of embeddings are cut into train, dev and test. A share of the training pairs exchange their images,
+and the audit of these is reviewed: the reviewer, who knows the truth, decides on all pairs with a match score below 0.9,
+in the order of the page. It keeps those that match. The others it re-pairs where the true partner is among the
+suggestions that the page shows, and else drops; or it gives each its true caption.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+
+from mispair.auditing.audit import Settings
+from mispair.auditing.folder import audit_path
+from mispair.auditing.inputs import AuditInput
+from mispair.config import Config
+from mispair.data import clip_retrieval
+from mispair.data.noise import caption_noise
+from mispair.data.pairs import IntArray
+from mispair.pipeline.train import Files, train_from_files
+from mispair.review.decisions import Decision, Verdict
+from mispair.review.export import export
+from mispair.review.pair_table import Filter
+from mispair.review.review import PairView, Review
+from mispair.support.files import write_atomically
+
+SURE = 0.9  # match score from which on the reviewer does not look at a pair
+RESULT = "result.json"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One training: a row of the table with one seed.
+
+    Attributes:
+        data: Folder of embeddings.
+        folder: Where its files are made.
+        seed: Of the noise and of the training.
+        noise_ratio: Share of the training pairs that exchange their images.
+        held_out: How many pairs validate, and as many test.
+    """
+
+    data: Path
+    folder: Path
+    seed: int
+    noise_ratio: float
+    held_out: int
+
+    def make_set(self, noise_ratio: float) -> tuple[Path, IntArray]:
+        """Writes the pairs as train, dev and test, and gives the true pair of each training image."""
+        table = clip_retrieval.read_table(self.data)
+        cuts = len(table) - 2 * self.held_out, len(table) - self.held_out
+        images = np.arange(len(table))
+        images[: cuts[0]] = caption_noise(images[: cuts[0]], noise_ratio, self.seed)
+        left, right = (clip_retrieval.take(side, np.arange(len(table))) for side in (table.images, table.texts))
+        out = self.folder / "set"
+        for split, rows in zip(clip_retrieval.SPLITS, np.split(np.arange(len(table)), cuts), strict=True):
+            for stem in ("img_emb", "text_emb", "metadata"):
+                (out / split / stem).mkdir(parents=True, exist_ok=True)
+            np.save(out / split / "img_emb/img_emb_0.npy", left[images[rows]])
+            np.save(out / split / "text_emb/text_emb_0.npy", right[rows])
+            names = {
+                "image_path": [table.paths[image] for image in images[rows]],
+                "caption": [table.captions[row] for row in rows],
+            }
+            pyarrow.parquet.write_table(pyarrow.table(names), out / split / "metadata/metadata_0.parquet")
+        return out, images[: cuts[0]]
+
+    def reviewed(self, decide: Decide | None) -> tuple[Path, Counter[str]]:
+        """The audit of the mismatched set with decisions, and how many there are of each kind."""
+        pairs, images = self.make_set(self.noise_ratio)
+        audit = self.folder / "audit"
+        audit_path(AuditInput(pairs), audit, Settings(device="cpu"))
+        if decide is None:
+            return audit, Counter()
+        review = Review(audit)
+        try:
+            rows = review.table.select(Filter(high=SURE, flagged=False))
+            ids = review.table.cells("id", range(len(review.table)))
+            review.decisions.add(decide(review.view(int(row)), images, ids) for row in rows)
+            return audit, review.progress()
+        finally:
+            review.close()
+
+    def exported(self, audit: Path) -> Path:
+        return export(audit, self.folder / "export", device="cpu").folder
+
+    def train(self, source: Path) -> float:
+        """Test rSum of `mispair train SOURCE --seed SEED`."""
+        config = Config(seed=self.seed, device="cpu")
+        run = train_from_files(Files(source), config, self.folder / "run", given={"seed", "device"})
+        return run.evaluation.averaged.rsum
+
+
+Decide = Callable[[PairView, IntArray, list[str]], Decision]
+
+
+def find_partner(pair: PairView, images: IntArray, ids: list[str]) -> Decision:
+    """Keeps a pair that matches, re-pairs one whose true partner is suggested, and drops any other.
+
+    Args:
+        pair: As the page shows it.
+        images: The true pair of the image of each row.
+        ids: Of all pairs.
+    """
+    if images[pair.row] == pair.row:
+        return Decision(pair.id, Verdict.KEEP)
+    for one in pair.suggestions:
+        if one.row == images[pair.row] if one.replaced == "right" else images[one.row] == pair.row:
+            return Decision(pair.id, Verdict.REPAIR, one.replaced, ids[one.row])
+    return Decision(pair.id, Verdict.DROP)
+
+
+def write_caption(pair: PairView, images: IntArray, ids: list[str]) -> Decision:
+    """Keeps a pair that matches, and gives any other its true caption, by its vector."""
+    if images[pair.row] == pair.row:
+        return Decision(pair.id, Verdict.KEEP)
+    return Decision(pair.id, Verdict.REPAIR, "right", ids[images[pair.row]])
+
+
+def _clean(trial: Trial) -> tuple[Path, Counter[str]]:
+    return trial.make_set(0.0)[0], Counter()
+
+
+def _mismatched(trial: Trial) -> tuple[Path, Counter[str]]:
+    return trial.make_set(trial.noise_ratio)[0], Counter()
+
+
+def _export(decide: Decide | None) -> Callable[[Trial], tuple[Path, Counter[str]]]:
+    def made(trial: Trial) -> tuple[Path, Counter[str]]:
+        audit, counts = trial.reviewed(decide)
+        return trial.exported(audit), counts
+
+    return made
+
+
+ROWS: dict[str, tuple[str, Callable[[Trial], tuple[Path, Counter[str]]]]] = {
+    "mismatched": ("the mismatched set itself", _mismatched),
+    "export": ("export without decisions", _export(None)),
+    "export-partners": ("export with these decisions", _export(find_partner)),
+    "review-partners": ("the review with these decisions", lambda trial: trial.reviewed(find_partner)),
+    "export-captions": ("export with new captions", _export(write_caption)),
+    "clean": ("all pairs as they were before the noise", _clean),
+}  # what to train on
+
+
+def _results(out: Path) -> Iterator[tuple[str, int, dict[str, float]]]:
+    for name in ROWS:
+        for path in sorted(out.glob(f"{name}_*/{RESULT}")):
+            yield name, int(path.parent.name.rpartition("_")[2]), json.loads(path.read_bytes())
+
+
+def print_table(out: Path) -> None:
+    """All that the folder has."""
+    found: dict[str, dict[int, dict[str, float]]] = {name: {} for name in ROWS}
+    for name, seed, result in _results(out):
+        found[name][seed] = result
+    print("| training set | test rSum | decisions |\n|---|---|---|")
+    for name, (title, _) in ROWS.items():
+        results = [found[name][seed] for seed in sorted(found[name])]
+        figures = ", ".join(f"{result['rsum']:.1f}" for result in results)
+        decisions = "; ".join(", ".join(f"{count} {kind}" for kind, count in one["decisions"].items()) for one in results)
+        print(f"| {title} | {figures} | {decisions.strip('; ')} |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", type=Path, required=True, help="folder of embeddings, one pair an image")
+    parser.add_argument("--out", type=Path, required=True, help="folder of the results")
+    parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS))
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--noise-ratio", type=float, default=0.2)
+    parser.add_argument("--held-out", type=int, default=500, help="pairs that validate, and as many that test")
+    given = parser.parse_args()
+    for name in given.rows:
+        for seed in given.seeds:
+            folder = given.out / f"{name}_{seed}"
+            if (folder / RESULT).exists():
+                continue
+            trial = Trial(given.data, folder, seed, given.noise_ratio, given.held_out)
+            source, counts = ROWS[name][1](trial)
+            result = {"rsum": trial.train(source), "decisions": counts}
+            write_atomically(folder / RESULT, f"{json.dumps(result)}\n".encode())
+    print_table(given.out)
+
+
+if __name__ == "__main__":
+    main()

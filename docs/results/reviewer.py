@@ -1,13 +1,13 @@
 """What the decisions of a review are worth: a simulated reviewer decides, and a model is trained on what comes out.
 
-python docs/results/reviewer.py --data f8k_pairs --out reviewer makes all rows of the table in docs/review.md with seeds 0, 1
-and 2, and prints it. Rows that are in the folder already are not made again; --rows and --seeds make some of them, so
-that several processes can share the work.
+python docs/results/reviewer.py --data f8k_pairs --out reviewer makes all rows of the table in docs/review.md with seeds
+0, 1 and 2, and prints it. Rows that are in the folder already are not made again; --rows and --seeds make some of them,
+so that several processes can share the work.
 
-The pairs of a folder of embeddings are cut into train, dev and test. A share of the training pairs exchange their images,
-and the audit of these is reviewed: the reviewer, who knows the truth, decides on all pairs with a match score below 0.9,
-in the order of the page. It keeps those that match. The others it re-pairs where the true partner is among the
-suggestions that the page shows, and else drops; or it gives each its true caption.
+The pairs of a folder of embeddings are cut into train, dev and test. A share of the training pairs exchange their
+images, and the audit of these is reviewed: the reviewer, who knows the truth, decides on all pairs with a match score
+below 0.9, in the order of the page. It keeps those that match. The others it re-pairs where the true partner is among
+the suggestions that the page shows, and else drops; or it gives each its true caption.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow
@@ -157,7 +158,7 @@ ROWS: dict[str, tuple[str, Callable[[Trial], tuple[Path, Counter[str]]]]] = {
 }  # what to train on
 
 
-def _results(out: Path) -> Iterator[tuple[str, int, dict[str, float]]]:
+def _results(out: Path) -> Iterator[tuple[str, int, dict[str, Any]]]:
     for name in ROWS:
         for path in sorted(out.glob(f"{name}_*/{RESULT}")):
             yield name, int(path.parent.name.rpartition("_")[2]), json.loads(path.read_bytes())
@@ -165,14 +166,16 @@ def _results(out: Path) -> Iterator[tuple[str, int, dict[str, float]]]:
 
 def print_table(out: Path) -> None:
     """All that the folder has."""
-    found: dict[str, dict[int, dict[str, float]]] = {name: {} for name in ROWS}
+    found: dict[str, dict[int, dict[str, Any]]] = {name: {} for name in ROWS}
     for name, seed, result in _results(out):
         found[name][seed] = result
     print("| training set | test rSum | decisions |\n|---|---|---|")
     for name, (title, _) in ROWS.items():
         results = [found[name][seed] for seed in sorted(found[name])]
         figures = ", ".join(f"{result['rsum']:.1f}" for result in results)
-        decisions = "; ".join(", ".join(f"{count} {kind}" for kind, count in one["decisions"].items()) for one in results)
+        decisions = "; ".join(
+            ", ".join(f"{count} {kind}" for kind, count in one["decisions"].items()) for one in results
+        )
         print(f"| {title} | {figures} | {decisions.strip('; ')} |")
 
 

@@ -1,12 +1,19 @@
-"""A small output of an audit, written without one."""
+"""Small outputs of audits, written without one."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow
 import pyarrow.parquet
+
+from mispair.auditing.inputs import AuditInput
+from mispair.auditing.output_files import AUDIT, TABLE
+from mispair.support.files import Json
+from mispair.support.owned_folder import OwnedFolder
 
 REASONS = ("other items fit either side better", "the two have too little in common")
 
@@ -39,3 +46,37 @@ def write_audit(folder: Path, count: int = 60, *, images: bool = False) -> Path:
                     suggestions[name].append(value)
     pyarrow.parquet.write_table(pyarrow.table(suggestions), folder / "suggestions.parquet")
     return folder
+
+
+def write_audit_of(
+    out: Path,
+    data: AuditInput,
+    ids: Sequence[str],
+    flagged: Collection[int],
+    right: Mapping[int, str] = {},
+    left: Mapping[int, str] = {},
+) -> Path:
+    """Writes an audit of some data that flags these rows, with a sure better partner on the right or the left side."""
+    is_flagged = np.isin(np.arange(len(ids)), list(flagged))
+    table: dict[str, Any] = {
+        "id": ids,
+        "status": ["ok"] * len(ids),
+        "match_score": np.where(is_flagged, 0.1, 0.9).astype(np.float32),
+        "is_mismatch": is_flagged,
+    }
+    for side, partners in (("right", right), ("left", left)):
+        table[f"suggested_{side}"] = pyarrow.array([partners.get(row) for row in range(len(ids))], pyarrow.string())
+        scores = [0.95 if row in partners else None for row in range(len(ids))]
+        table[f"suggested_{side}_score"] = pyarrow.array(scores, pyarrow.float32())
+    places = {"the source": data.source, "--left": data.left, "--right": data.right, "--ids": data.ids}
+    request: dict[str, Json] = {
+        **{name: [str(path), "0"] for name, path in places.items() if path is not None},
+        "--images": str(data.images) if data.images else None,
+        "--split": data.split,
+        "the columns": [],
+    }
+    with OwnedFolder(out, AUDIT, request) as folder:
+        folder.begin()
+        pyarrow.parquet.write_table(pyarrow.table(table), out / TABLE)
+        folder.finish()
+    return out

@@ -15,9 +15,12 @@ from PIL import Image
 
 from mispair.auditing.encoding import encode
 from mispair.cli.main import main
+from mispair.data.loading import load
+from mispair.data.pairs import Tokens
 from mispair.pipeline import search as search_module
 from mispair.pipeline import train as train_module
 from mispair.retrieval.matcher import Matcher
+from mispair.review.decisions import FILE, Decision, Decisions, Verdict
 
 IMAGES = 60
 NAMES = {"red": (220, 20, 20), "green": (20, 200, 30), "blue": (20, 30, 220), "grey": (120, 120, 120)}
@@ -168,3 +171,39 @@ def test_a_folder_of_features_is_trained_on_as_it_is(photos: Path, capsys: pytes
     capsys.readouterr()
     assert main(["train", "vectors", "--out", "other", "--grid", "2"]) == 2
     assert "holds features; leave them out" in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("grid", [False, True])
+def test_a_review_is_trained_on(photos: Path, capsys: pytest.CaptureFixture[str], grid: bool) -> None:
+    captions = [line.partition(",")[2].strip() for line in (photos / "photos.csv").read_text().splitlines()[1:]]
+    assert main(["audit", "photos.csv", "--images", "photos", "--out", "audit"]) == 3  # an image is none
+    names = [f"{row // 2}.png#{row % 2}" for row in range(len(captions))]
+    decisions = Decisions(photos / "audit" / FILE)
+    decisions.add([Decision(names[0], Verdict.DROP), Decision(names[3], Verdict.REPAIR, "left", names[80])])
+    decisions.add([Decision(names[14], Verdict.REPAIR, "left", names[90])])  # of the image that is none
+    decisions.add([Decision(names[5], Verdict.REWRITE, caption="rewritten red")])
+    decisions.close()
+    capsys.readouterr()
+    command = ["train", "audit", "--out", "run", "--epochs", "2", "--device", "cpu", "--json", "--embed-size", "8"]
+    assert main([*command, *(["--grid", "2", "--word-size", "8"] if grid else [])]) == 0
+    assert json.loads(capsys.readouterr().out)["averaged"]["rsum"] > 0
+    assert not (photos / "run/audit").exists()
+    found: dict[tuple[str, str], float] = {}
+    for split, name in zip(("train", "dev", "test"), ("", "_dev", "_test"), strict=True):
+        pairs = load("run/features", split)
+        texts = pairs.right.texts if isinstance(pairs.right, Tokens) else pairs.right_ids
+        images = (Path(pairs.left_ids[row]).name for row in pairs.link)
+        found |= dict(zip(zip(images, texts, strict=True), np.load(f"run/match_score{name}.npy"), strict=True))
+    wanted = {(name.partition("#")[0], text) for name, text in zip(names, captions, strict=True)}
+    wanted -= {("1.png", captions[3]), ("2.png", captions[5]), ("7.png", captions[14]), ("7.png", captions[15])}
+    decided = {
+        ("0.png", captions[0]): 0,
+        ("40.png", captions[3]): 1,
+        ("45.png", captions[14]): 1,
+        ("2.png", "rewritten red"): 1,
+    }
+    assert found.keys() == wanted | decided.keys()
+    assert {pair: found[pair] for pair in decided} == decided
+    (photos / "run/result.json").unlink()
+    assert main(["train", "--recipe", "run/config.toml", "--out", "run", "--json"]) == 0  # needs no decisions

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,19 +14,18 @@ import pytest
 from PIL import Image
 
 import mispair
+from audited import write_audit_of
 from layouts import LAYOUTS, triples
 from mispair.auditing.folder import read_input
 from mispair.auditing.inputs import AuditInput
 from mispair.auditing.layouts.copies import MANIFEST
-from mispair.auditing.output_files import AUDIT, TABLE
+from mispair.auditing.output_files import TABLE
 from mispair.cli.main import main
 from mispair.data.pairs import Regions, Tokens
 from mispair.errors import DataError
 from mispair.review.compare import compare
 from mispair.review.decisions import FILE, Decision, Decisions, Verdict, read_answers
 from mispair.review.export import export
-from mispair.support.files import Json
-from mispair.support.owned_folder import OwnedFolder
 
 COUNT = 12
 
@@ -45,41 +43,7 @@ def audited(tmp_path: Path) -> Path:
             writer.writerow([f"{row}.png", f"caption {row}; of a dog", f"shop {row % 2}"])
     ids = [f"{row}.png#0" for row in range(COUNT)]
     found = AuditInput(data / "photos.csv", images=data / "photos")
-    return write_audit(tmp_path / "audit", found, ids, range(4), right={0: ids[5]}, left={1: ids[6]})
-
-
-def write_audit(
-    out: Path,
-    data: AuditInput,
-    ids: Sequence[str],
-    flagged: Collection[int],
-    right: Mapping[int, str] = {},
-    left: Mapping[int, str] = {},
-) -> Path:
-    """The output of an audit, written without one."""
-    is_flagged = np.isin(np.arange(len(ids)), list(flagged))
-    table: dict[str, Any] = {
-        "id": ids,
-        "status": ["ok"] * len(ids),
-        "match_score": np.where(is_flagged, 0.1, 0.9).astype(np.float32),
-        "is_mismatch": is_flagged,
-    }
-    for side, partners in (("right", right), ("left", left)):
-        table[f"suggested_{side}"] = pyarrow.array([partners.get(row) for row in range(len(ids))], pyarrow.string())
-        scores = [0.95 if row in partners else None for row in range(len(ids))]
-        table[f"suggested_{side}_score"] = pyarrow.array(scores, pyarrow.float32())
-    places = {"the source": data.source, "--left": data.left, "--right": data.right}
-    request: dict[str, Json] = {
-        **{name: [str(path), "0"] for name, path in places.items() if path is not None},
-        "--images": str(data.images) if data.images else None,
-        "--split": data.split,
-        "the columns": [],
-    }
-    with OwnedFolder(out, AUDIT, request) as folder:
-        folder.begin()
-        pyarrow.parquet.write_table(pyarrow.table(table), out / TABLE)
-        folder.finish()
-    return out
+    return write_audit_of(tmp_path / "audit", found, ids, range(4), right={0: ids[5]}, left={1: ids[6]})
 
 
 def rows(folder: Path) -> list[dict[str, str]]:
@@ -209,7 +173,7 @@ def test_every_layout_comes_out_as_decided(layout: str, tmp_path: Path) -> None:
     pairs = data.open_raw()
     assert pairs is not None
     before, ids = triples(pairs), pairs.ids.to_pylist()
-    audit = write_audit(tmp_path / "audit", data, ids, [0, 5])
+    audit = write_audit_of(tmp_path / "audit", data, ids, [0, 5])
     decisions = Decisions(audit / FILE)
     decisions.add([Decision(ids[1], Verdict.REPAIR, "right", ids[4]), Decision(ids[2], Verdict.REPAIR, "left", ids[5])])
     decisions.add([Decision(ids[3], Verdict.REWRITE, caption="a new one"), Decision(ids[5], Verdict.KEEP)])
@@ -245,7 +209,7 @@ def test_every_layout_of_vectors_comes_out_as_decided(layout: str, tmp_path: Pat
     vectors = (rng.standard_normal((COUNT, 3)).astype(np.float32), rng.standard_normal((COUNT, 2)).astype(np.float32))
     data = write_vectors(layout, tmp_path / "data", vectors)
     ids = data.open(None, "cpu").ids(range(COUNT))
-    audit = write_audit(tmp_path / "audit", data, ids, [0, 5])
+    audit = write_audit_of(tmp_path / "audit", data, ids, [0, 5])
     decisions = Decisions(audit / FILE)
     decisions.add([Decision(ids[1], Verdict.REPAIR, "right", ids[4]), Decision(ids[2], Verdict.REPAIR, "left", ids[5])])
     decisions.close()
@@ -272,7 +236,7 @@ def test_features_of_regions_come_out_as_decided(tmp_path: Path) -> None:
     (tmp_path / "data/train_caps.txt").write_text("".join(f"caption {row}\n" for row in range(12)))
     data = AuditInput(tmp_path / "data", split="train")
     ids = data.open(None, "cpu").ids(range(12))
-    audit = write_audit(tmp_path / "audit", data, ids, [0])
+    audit = write_audit_of(tmp_path / "audit", data, ids, [0])
     decisions = Decisions(audit / FILE)
     decisions.add([Decision(ids[2], Verdict.REPAIR, "right", ids[9]), Decision(ids[4], Verdict.REPAIR, "left", ids[6])])
     decisions.add([Decision(ids[11], Verdict.REWRITE, caption="a new one")])

@@ -9,6 +9,7 @@ from typing import Any
 EXAMPLES: dict[str, tuple[str, ...]] = {
     "train": (
         "mispair train photos.csv --images photos/ --out runs/mine",
+        "mispair train audit --out runs/reviewed",
         "mispair train --data f30k_precomp --method mend --model sgr --out runs/sgr",
         "mispair train --recipe f8k/mend-vse --data f8k_precomp --out runs/vse",
     ),

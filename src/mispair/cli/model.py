@@ -68,7 +68,8 @@ class TrainArguments:
     out: Path
     """Run folder: settings, log, checkpoints and the best model."""
     source: Annotated[Positional[Path | None], tyro.conf.arg(metavar="[PATH]", help_behavior_hint="")] = None
-    """Images and captions, or whatever else `mispair audit` reads: encoded, audited, and trained with mend."""
+    """Images and captions, or whatever else `mispair audit` reads: encoded, audited, and trained with mend.
+    Or what it has written: the pairs as the decisions of a review leave them."""
     recipe: str | None = None
     """TOML file with settings, or the name of one that comes with mispair; flags win over it."""
     json: bool = False

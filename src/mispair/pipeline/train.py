@@ -4,11 +4,16 @@
     RUN/features/    train, dev and test in the clip-retrieval layout, or with a grid in the SCAN layout
 
 All of it is made once: an interrupted training goes on from there.
+
+Training from a review: its pairs are taken as the decisions leave them, and the audit is not repeated. RUN/features/ is
+then made for vectors and features as well, and RUN/review.json says which audit and which decisions it is of.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import json
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -17,33 +22,39 @@ import numpy as np
 from rich.console import Console
 
 from mispair import methods
-from mispair.auditing.audit import Settings, check_rows
+from mispair.auditing.audit import Settings, check_rows, score_splits
 from mispair.auditing.encoding.cache import cache_folder
 from mispair.auditing.encoding.encode import Encoders
 from mispair.auditing.encoding.encoders import GridEncoder, image_encoder
 from mispair.auditing.encoding.regions import SplitRule, encode_regions, read_rows, save_rows
 from mispair.auditing.folder import audit_path
 from mispair.auditing.inputs import AuditInput
-from mispair.auditing.layouts.embeddings import write_rows
+from mispair.auditing.layouts.copies import is_copied, layout_of, write_copy
+from mispair.auditing.layouts.embeddings import check_no_rewritten, write_rows
+from mispair.auditing.layouts.scan_features import ScanFeatures
 from mispair.auditing.output_files import TABLE
+from mispair.auditing.sources.edited import EditedPairs, edited_source
+from mispair.auditing.sources.edits import Edits
 from mispair.auditing.sources.raw import RawPairs
 from mispair.auditing.sources.source import Source
 from mispair.auditing.sources.tables import Roles
 from mispair.compute.devices import pick_device
 from mispair.compute.distributed import Ranks, connect
 from mispair.config import Config, override
-from mispair.data import loading
+from mispair.data import clip_retrieval, loading
 from mispair.data.origin import MARK
-from mispair.data.pairs import MATCH_THRESHOLD, IntArray
+from mispair.data.pairs import MATCH_THRESHOLD, FloatArray, IntArray
 from mispair.errors import ConfigError, DataError
-from mispair.support.files import Json, replacing
+from mispair.review.reviewed import ReviewedPairs, is_audit, read_review
+from mispair.support.files import Json, read_json, replacing, write_atomically
 from mispair.support.formatting import plain
 from mispair.support.owned_folder import FolderKind, OwnedFolder
 from mispair.training.fit import TrainedRun, save_score, train_and_test
 from mispair.training.run_folder import MADE_FROM_FILES, SCORES, read_result
+from mispair.training.splits import load_splits
 from mispair.training.trainer import check_ranks
 
-FEATURES, AUDIT_FOLDER = MADE_FROM_FILES
+FEATURES, AUDIT_FOLDER, REVIEW = MADE_FROM_FILES
 SPLITS = ("train", "dev", "test")
 VECTORS = FolderKind("features", MARK, ["*_rows.npy", "*/img_emb/*.npy", "*/text_emb/*.npy", "*/metadata/*.parquet"])
 RECOMMENDED = "mend"
@@ -55,7 +66,7 @@ class Files:
     """Images and captions, and how to make features of them.
 
     Attributes:
-        source: Whatever `mispair audit` reads.
+        source: Whatever `mispair audit` reads, or what it has written: then the pairs as a review leaves them.
         images: Folder that the image paths start from.
         columns: Columns of a table that have no usual names.
         encoders: Names of the encoders.
@@ -105,6 +116,8 @@ def _train_from_files(
     files: Files, config: Config, out: Path, console: Console | None, given: Collection[str], ranks: Ranks
 ) -> TrainedRun:
     pick_device(config.device)
+    if is_audit(files.source):
+        return _train_from_review(files, config, out, console, given, ranks)
     data = AuditInput(
         files.source,
         images=files.images,
@@ -126,6 +139,44 @@ def _train_from_files(
     if ranks.by_first(lambda: read_result(out)) is None:
         ranks.by_first(lambda: _prepare(files, data, raw, config, out, console))
     return train_and_test(config, out, console, given)
+
+
+def _train_from_review(
+    files: Files, config: Config, out: Path, console: Console | None, given: Collection[str], ranks: Ranks
+) -> TrainedRun:
+    """Trains on audited pairs as the decisions on them leave them.
+
+    A method that makes use of flagged pairs gets the dropped ones as such; others train without them.
+    """
+    if files.columns:
+        raise ConfigError(f"{files.source} is an audit, which knows its columns; leave out the names of columns.")
+    review = read_review(files.source, files.images, config.device, console)
+    files = replace(files, encoders=_encoders(files.encoders, review.data.encoders))
+    uses_dropped = methods.select(config).audits
+    edits = review.edits_with_dropped if uses_dropped else review.edits
+    request = {**review.request, "dropped": uses_dropped}
+    if isinstance(review.pairs, Source):
+        _refuse_encoding(files)
+        if review.pairs.layout != "precomp":
+            check_no_rewritten(review.pairs, edits)
+    model = (
+        _model(given, review.data_set)
+        if review.data_set is not None
+        else {"model": _fitting_model(config, given, files.grid is not None)}
+    )
+    config = override(config, {"data": str((out / FEATURES).resolve()), **model})
+    ranks.by_first(lambda: _refuse_other_review(out, request))
+    if ranks.by_first(lambda: read_result(out)) is None:
+        ranks.by_first(lambda: _prepare_review(files, review, edits, request, config, out, console))
+    return train_and_test(config, out, console, given)
+
+
+def _encoders(given: Encoders, audited: Encoders) -> Encoders:
+    """Those of the audit, unless others are given."""
+    usual = Encoders()
+    image = audited.image_model if given.image_model == usual.image_model else ""
+    text = audited.text_model if given.text_model == usual.text_model else ""
+    return replace(given, image_model=image or given.image_model, text_model=text or given.text_model)
 
 
 def _is_data_set(source: Path) -> bool:
@@ -158,44 +209,125 @@ def _prepare(
     files: Files, data: AuditInput, raw: RawPairs | None, config: Config, out: Path, console: Console | None
 ) -> None:
     """Audits the pairs, writes the features of each split, and keeps the match scores for the training."""
+    _refuse_other_review(out, None)
     audits = config.audit or methods.select(config).audits
     settings = Settings(device=config.device)
-    encoder = None
-    if raw is not None:  # refused before anything is encoded
+    if raw is not None:
         check_rows(raw, settings)
-        files.splits.of(raw)
-        if files.grid is not None:
-            encoder = GridEncoder(image_encoder(files.encoders.image_model, files.encoders.device), files.grid)
-    try:
+    encoder = _grid_encoder(files, raw)
+    with _refusing_other_files(out):
         if audits:
             audit_path(data, out / AUDIT_FOLDER, settings, console=console, command="mispair train")
-        if raw is not None and encoder is not None:
-            cache = cache_folder(files.cache)
-            encode_regions(
-                raw, out / FEATURES, encoder, cache, pca=files.pca, splits=files.splits, console=console
-            )  # fmt: skip
+        _write_features(files, data, raw, encoder, config, out, console)
+    if audits:
+        _keep_audited_scores(out, console)
+
+
+def _prepare_review(
+    files: Files,
+    review: ReviewedPairs,
+    edits: Edits,
+    request: Mapping[str, Json],
+    config: Config,
+    out: Path,
+    console: Console | None,
+) -> None:
+    """Writes the features of each split after the edits, and keeps the match scores for the training."""
+    pairs = review.pairs
+    raw = EditedPairs(pairs, edits) if isinstance(pairs, RawPairs) else None
+    encoder = _grid_encoder(files, raw)
+    write_atomically(out / REVIEW, json.dumps(dict(request)).encode())
+    if console is not None:
+        console.print(review.sentence(), soft_wrap=True)
+    audits = config.audit or methods.select(config).audits
+    if isinstance(pairs, Source) and review.data_set is not None:
+        if not is_copied(out / FEATURES, request):
+            write_copy(pairs, edits, out / FEATURES, request=request)
+        if audits:
+            _keep_scores(out, _data_set_scores(pairs, edits, review.match_score, config, console))
+        return
+    with _refusing_other_files(out):
+        if isinstance(pairs, Source):
+            _write_vectors(edited_source(pairs, edits), files, out / FEATURES)
         else:
-            _write_vectors(data.open(raw, config.device, console), files, out / FEATURES)
+            data = replace(review.data, encoders=files.encoders, cache=files.cache)
+            _write_features(files, data, raw, encoder, config, out, console)
+    if audits:
+        scores = review.match_score[edits.rows]
+        _keep_scores(out, {split: scores[rows] for split, rows in read_rows(out / FEATURES).items()})
+
+
+def _refuse_other_review(out: Path, request: Mapping[str, Json] | None) -> None:
+    """Refuses to go on with a run that began with other decisions, or with them where there are none now."""
+    found = read_json(out / REVIEW)
+    if found is not None and found != request:
+        raise DataError(f"{out} holds a training on other decisions or on another audit; give another --out.")
+
+
+def _data_set_scores(
+    audited: Source, edits: Edits, score: FloatArray, config: Config, console: Console | None
+) -> dict[str, FloatArray]:
+    """The match scores of each split of an edited data set; dev and test are audited where they were not yet."""
+    layout = layout_of(audited)
+    score = score[layout.order(edits) if isinstance(layout, ScanFeatures) else edits.rows]
+    if audited.split is None:
+        first = clip_retrieval.first_rows(clip_retrieval.read_table(Path(config.data)).paths, len(score))
+        return {split: score[clip_retrieval.cut(first, split)] for split in SPLITS}
+    splits = load_splits(config)
+    others = {} if splits.dev is None else {"dev": splits.dev}
+    if splits.tested is not splits.train and splits.tested is not splits.dev:
+        others["test"] = splits.tested
+    found = score_splits([splits.train, *others.values()], config.device, console)[1:] if others else ()
+    return {"train": score} | {name: one for name, one in zip(others, found, strict=True) if one is not None}
+
+
+def _grid_encoder(files: Files, raw: RawPairs | None) -> GridEncoder | None:
+    """What makes region features, if they are asked for; wrong splits are refused before anything is encoded."""
+    if raw is None:
+        return None
+    files.splits.of(raw)
+    if files.grid is None:
+        return None
+    return GridEncoder(image_encoder(files.encoders.image_model, files.encoders.device), files.grid)
+
+
+def _write_features(
+    files: Files,
+    data: AuditInput,
+    raw: RawPairs | None,
+    encoder: GridEncoder | None,
+    config: Config,
+    out: Path,
+    console: Console | None,
+) -> None:
+    """Region features and words, or vectors."""
+    if raw is not None and encoder is not None:
+        encode_regions(
+            raw, out / FEATURES, encoder, cache_folder(files.cache), pca=files.pca, splits=files.splits, console=console
+        )  # fmt: skip
+    else:
+        _write_vectors(data.open(raw, config.device, console), files, out / FEATURES)
+
+
+@contextmanager
+def _refusing_other_files(out: Path) -> Iterator[None]:
+    try:
+        yield
     except DataError as error:
         if "--overwrite" not in str(error):  # which `mispair train` has not got
             raise
         raise DataError(
             f"{out} holds a training on other files or with other encoders ({str(error).partition('(')[2]}"
         ) from None
-    if audits:
-        _keep_scores(out, console)
 
 
-def _keep_scores(out: Path, console: Console | None) -> None:
-    """The match scores of each split, as the training looks for them."""
+def _keep_audited_scores(out: Path, console: Console | None) -> None:
+    """The match scores of the audit that the run has made."""
     import pyarrow.parquet
 
     column = pyarrow.parquet.read_table(out / AUDIT_FOLDER / TABLE, columns=["match_score"])["match_score"]
     scores = column.to_numpy(zero_copy_only=False).astype(np.float32)
-    rows = read_rows(out / FEATURES)
-    for split, name in reversed(list(zip(SPLITS, SCORES, strict=True))):  # that of the training pairs last
-        if split in rows and not (out / name).exists():
-            save_score(out / name, scores[rows[split]])
+    _keep_scores(out, {split: scores[rows] for split, rows in read_rows(out / FEATURES).items()})
     if console is not None:
         flagged = int((scores < MATCH_THRESHOLD).sum())
         console.print(
@@ -203,6 +335,13 @@ def _keep_scores(out: Path, console: Console | None) -> None:
             f"review {out / AUDIT_FOLDER}`",
             soft_wrap=True,
         )
+
+
+def _keep_scores(out: Path, scores: Mapping[str, FloatArray]) -> None:
+    """The match scores of each split, as the training looks for them."""
+    for split, name in reversed(list(zip(SPLITS, SCORES, strict=True))):  # that of the training pairs last
+        if split in scores and not (out / name).exists():
+            save_score(out / name, scores[split])
 
 
 def _write_vectors(source: Source, files: Files, out: Path) -> None:

@@ -8,11 +8,12 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from mispair.auditing.folder import read_input
+from mispair.auditing.inputs import AuditInput
 from mispair.auditing.layouts.copies import (
     MANIFEST,
     check_place,
@@ -78,6 +79,43 @@ def export(
     Raises:
         DataError: The folder holds no audit, its input has changed or is gone, or the copy cannot be written.
     """
+    found = read_reviewed(audit)
+    request: dict[str, Json] = {**found.request, "policy": policy, "mend": mend}
+    if is_copied(to, request):  # by a run that was killed before it could say so, or long ago
+        return Exported(to, _counts(to / MANIFEST))
+    source = open_audited(found.data, found.table, device, console)
+    if isinstance(source, RawPairs):
+        check_place(source.owns, found.data.source, source.files, to, overwrite)
+    edits, manifest = plan(found.table, source, found.decisions, policy=policy, mend=mend)
+    write_copy(
+        source, edits, to, overwrite, request=request, also=lambda folder: _write_manifest(manifest, folder / MANIFEST)
+    )
+    return Exported(to, Counter(row.action for row in manifest))
+
+
+@dataclass(frozen=True)
+class Reviewed:
+    """An audit and the decisions on it.
+
+    Attributes:
+        data: What was audited.
+        table: The table of the audit.
+        decisions: Those that count, by the ids of the pairs.
+        request: Another one after other decisions or another audit.
+    """
+
+    data: AuditInput
+    table: pyarrow.Table
+    decisions: Mapping[str, Decision]
+    request: Mapping[str, Json]
+
+
+def read_reviewed(audit: Path) -> Reviewed:
+    """Reads the output of an audit, perhaps with decisions of a review.
+
+    Raises:
+        DataError: The folder holds no audit, or its input is gone.
+    """
     data = read_input(audit)
     check_unchanged(audit, AUDIT, READ_BACK)
     data.check()
@@ -85,24 +123,37 @@ def export(
     request: dict[str, Json] = {
         "audit": sha256_of(audit / TABLE),
         "decisions": hashlib.sha256(repr(sorted(decisions.items())).encode()).hexdigest(),
-        "policy": policy,
-        "mend": mend,
     }
-    if is_copied(to, request):  # by a run that was killed before it could say so, or long ago
-        return Exported(to, _counts(to / MANIFEST))
-    table = _read_table(audit / TABLE)
+    return Reviewed(data, _read_table(audit / TABLE), decisions, request)
+
+
+def open_audited(data: AuditInput, table: pyarrow.Table, device: str, console: Console | None) -> Source | RawPairs:
+    """The audited pairs; images and captions are not encoded.
+
+    Raises:
+        DataError: The data is not the one of the table.
+    """
     raw = data.open_raw()
-    source = data.open(None, device, console) if raw is None else raw  # a copy of images and captions needs no vectors
-    if raw is not None:
-        check_place(raw.owns, data.source, raw.files, to, overwrite)
-    ids = source.id_column(0, len(source)) if isinstance(source, Source) else source.ids
-    if table.column("id").to_pylist() != ids.to_pylist():
+    source = data.open(None, device, console) if raw is None else raw
+    if not all(
+        _equal(table.column(name), column) for name, column in _known(source).items() if name in table.schema.names
+    ):
         raise DataError(f"{source.name}: the data is not the one that was audited; audit it again.")
-    edits, manifest = plan(table, source, decisions, policy=policy, mend=mend)
-    write_copy(
-        source, edits, to, overwrite, request=request, also=lambda folder: _write_manifest(manifest, folder / MANIFEST)
-    )
-    return Exported(to, Counter(row.action for row in manifest))
+    return source
+
+
+def _known(source: Source | RawPairs) -> dict[str, Any]:
+    """Columns of an audit's table by which its pairs are recognised."""
+    if isinstance(source, RawPairs):
+        return {"id": source.ids, "image": source.image_names, "caption": source.captions}
+    return {"id": source.id_column(0, len(source)), **source.item_columns(0, len(source))}
+
+
+def _equal(column: pyarrow.ChunkedArray, other: Any) -> bool:
+    import pyarrow
+
+    text = pyarrow.large_string()
+    return bool(column.cast(text).equals(pyarrow.chunked_array([other.cast(text)])))
 
 
 @dataclass(frozen=True)
@@ -191,6 +242,7 @@ def _read_table(path: Path) -> pyarrow.Table:
     names = ["id", "match_score", "is_mismatch"]
     names += [f"suggested_{side}{kind}" for side in ("right", "left") for kind in ("", "_score")]
     try:
+        names += [name for name in ("image", "caption") if name in pyarrow.parquet.read_schema(path).names]
         return pyarrow.parquet.read_table(path, columns=names)
     except (OSError, UnicodeError, pyarrow.ArrowException) as error:
         raise DataError(f"{path}: the table cannot be read ({error}); audit again with --overwrite.") from None

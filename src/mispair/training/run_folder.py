@@ -5,6 +5,7 @@ environment.json   versions, device and command
 metrics.jsonl      one line an event, as it happens
 match_score.npy    with --audit: the match score of each pair; match_score_dev.npy and match_score_test.npy likewise
 features/, audit/  of a training from images and captions: what was made of them
+review.json        of a training from a review: which audit and which decisions
 checkpoints/       state to resume from, the newest two
 best.safetensors   the networks that were best on the validation pairs
 pairs.parquet      what the method made of each pair, if it has anything to tell
@@ -37,7 +38,7 @@ from mispair.training.checkpoint import Best
 from mispair.training.events import Event, StepEvent, from_line, scalars, to_line
 
 SCORES = ("match_score.npy", "match_score_dev.npy", "match_score_test.npy")  # of training, validation and test pairs
-MADE_FROM_FILES = ("features", "audit")  # folders that a training from images and captions makes first
+MADE_FROM_FILES = ("features", "audit", "review.json")  # what a training from files or from a review makes first
 LOG, RESULT, ENVIRONMENT, PAIRS = "metrics.jsonl", "result.json", "environment.json", "pairs.parquet"
 EventT = TypeVar("EventT", bound=Event)
 FREE = ("checkpoint_seconds", "tensorboard")  # settings that change nothing about the result

@@ -57,6 +57,10 @@ class ScanFeatures:
         places = [] if folder is None else [folder / f"{split}_{part}" for split in self._others for part in PARTS]
         return [path for path in places if path.is_file()]
 
+    def order(self, edits: Edits) -> IntArray:
+        """The rows in the order in which they are written: the captions of an image together."""
+        return _by_image(edits, self._arranged().link)[2]
+
     def write(self, edits: Edits, out: Path) -> None:
         source, split = self.source, self._split
         assert source.folder is not None

@@ -1,0 +1,115 @@
+"""The pairs of an audit as a review leaves them, to train on."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from mispair.auditing.inputs import AuditInput
+from mispair.auditing.output_files import AUDIT
+from mispair.auditing.sources.edits import Edits
+from mispair.auditing.sources.raw import RawPairs
+from mispair.auditing.sources.source import Source
+from mispair.data.pairs import MATCH_THRESHOLD
+from mispair.errors import DataError
+from mispair.review.decisions import Verdict
+from mispair.review.export import open_audited, plan, read_reviewed
+from mispair.support.files import Json
+from mispair.support.owned_folder import read_mark
+
+if TYPE_CHECKING:
+    import pyarrow
+    from rich.console import Console
+
+
+@dataclass(frozen=True)
+class ReviewedPairs:
+    """Audited pairs with the decisions on them.
+
+    Attributes:
+        data: Where the pairs are.
+        pairs: The pairs as they were audited.
+        edits: What becomes of each: dropped ones are left out, all others are there.
+        match_score: (N,) of each after its edits: 1 where a person keeps, re-pairs or rewrites it, 0 where a person
+            drops it, and the audit's where nobody has decided.
+        request: Another one after other decisions or another audit.
+        decided: How many pairs have each verdict.
+    """
+
+    data: AuditInput
+    pairs: Source | RawPairs
+    edits: Edits
+    match_score: npt.NDArray[np.float32]
+    request: Mapping[str, Json]
+    decided: Counter[str]
+
+    def sentence(self) -> str:
+        """How much was decided by people."""
+        verdicts = ", ".join(f"{count:,} {verdict}" for verdict, count in self.decided.items())
+        return f"{len(self.edits):,} audited pairs, of which people decided on {self.decided.total():,}" + (
+            f" ({verdicts})." if verdicts else "."
+        )
+
+    @property
+    def data_set(self) -> Path | None:
+        """The folder, if it is one that a training reads as it is."""
+        folder = self.data.source
+        return folder if isinstance(self.pairs, Source) and self.pairs.layout in ("clip", "precomp") else None
+
+    @property
+    def edits_with_dropped(self) -> Edits:
+        """The same, but dropped pairs stay; their match score says that they are none."""
+        return replace(self.edits, keep=np.ones(len(self.edits), dtype=bool))
+
+
+def is_audit(folder: Path) -> bool:
+    """Whether an audit was written to a folder."""
+    return read_mark(folder, AUDIT) is not None
+
+
+def read_review(
+    audit: Path, images: Path | None = None, device: str = "auto", console: Console | None = None
+) -> ReviewedPairs:
+    """Reads an audit and the decisions on it.
+
+    Args:
+        audit: The output of the audit.
+        images: Folder of the images, if they have been moved since.
+        device: Where networks run, if they are needed to open the data.
+        console: Where to show progress.
+
+    Raises:
+        DataError: The folder holds no audit, or its input has changed or is gone.
+    """
+    found = read_reviewed(audit)
+    data = found.data if images is None else replace(found.data, images=images)
+    pairs = open_audited(data, found.table, device, console)
+    if data.is_run:
+        raise DataError(
+            f"{audit}: this is an audit of the training pairs of {data.source}, by its networks; audit the data itself "
+            "to train on it."
+        )
+    if isinstance(pairs, Source) and pairs.split not in (None, "train"):
+        raise DataError(f"{audit}: this is an audit of the split {pairs.split}; training needs one of train.")
+    edits, _ = plan(found.table, pairs, found.decisions, policy="decided", mend=False)
+    score = _audited_score(found.table)
+    rows = {name: row for row, name in enumerate(found.table.column("id").to_pylist())}
+    decided = {rows[name]: one.verdict for name, one in found.decisions.items() if name in rows}
+    for row, verdict in decided.items():
+        if verdict is not Verdict.UNSURE:
+            score[row] = verdict is not Verdict.DROP
+    return ReviewedPairs(data, pairs, edits, score, found.request, Counter(map(str, decided.values())))
+
+
+def _audited_score(table: pyarrow.Table) -> npt.NDArray[np.float32]:
+    """(N,) match scores of an audit, below the usual threshold for all pairs that it flags and no others."""
+    score = np.asarray(table.column("match_score").fill_null(MATCH_THRESHOLD), dtype=np.float32)
+    flagged = np.asarray(table.column("is_mismatch").fill_null(False), dtype=np.bool_)
+    below = np.nextafter(np.float32(MATCH_THRESHOLD), np.float32(0))
+    return np.where(flagged, np.minimum(score, below), np.maximum(score, np.float32(MATCH_THRESHOLD)))

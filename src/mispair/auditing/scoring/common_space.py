@@ -18,6 +18,7 @@ from torch.nn.functional import normalize
 from mispair.auditing.scoring.folds import FOLDS
 from mispair.compute.threads import parallel_map
 from mispair.data.pairs import IntArray
+from mispair.functional.eigenvectors import eigh
 from mispair.functional.logistic import FloatArray
 
 MOST_CORRELATED, LEAST_CORRELATED = 0.98, 0.02  # directions above count as this, directions below for nothing
@@ -171,7 +172,7 @@ class _Side:
 
     @classmethod
     def of(cls, side: Tensor, width: int) -> _Side:
-        values, vectors = torch.linalg.eigh(product(side, side) / max(len(side), 1))
+        values, vectors = eigh(product(side, side) / max(len(side), 1))
         kept = max(LEAST_DIRECTIONS, len(side) // PAIRS_A_DIRECTION)
         values, vectors = values.flip(0)[:kept].clamp(min=0), vectors.flip(1)[:, :kept].to(side).contiguous()
         return cls(side @ vectors, values, vectors, width)
@@ -206,7 +207,7 @@ def _canonical(ties: Tensor, left: Tensor, right: Tensor) -> tuple[Tensor, Tenso
     if core.shape[0] > core.shape[1]:
         b, a = _canonical(ties.T, right, left)
         return a, b
-    strengths, u = torch.linalg.eigh(core @ core.T)  # several times as fast as a singular value decomposition
+    strengths, u = eigh(core @ core.T)  # several times as fast as a singular value decomposition
     u, strengths = u.flip(1), strengths.flip(0).clamp(min=0).sqrt()
     # With more dimensions than pairs the last directions are made of rounding errors, which differ between machines.
     there = min(MOST_DIRECTIONS, max(1, int((strengths > NOTHING[core.dtype] * strengths[0]).sum())))

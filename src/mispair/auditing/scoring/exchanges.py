@@ -29,6 +29,7 @@ from mispair.auditing.scoring.judge import Judge
 from mispair.auditing.scoring.shared_items import SharedItems
 from mispair.auditing.sources.source import Source
 from mispair.data.pairs import MATCH_THRESHOLD, IntArray
+from mispair.functional.eigenvectors import eigh
 from mispair.functional.logistic import FloatArray, logistic
 
 LEAST, MOST = 500, 1 << 15  # pairs among which exchanges are searched: at least, and at most
@@ -106,7 +107,7 @@ def nearest(x: Tensor, groups: IntArray) -> IntArray | None:
     """(n, CLOSE_BY) places of the nearest items of other groups, of n items (n, D); None if there are too few."""
     if len(np.unique(groups)) <= CLOSE_BY or np.bincount(groups - groups.min()).max() > len(groups) - CLOSE_BY:
         return None
-    directions = torch.linalg.eigh(product(x, x)).eigenvectors[:, -DIRECTIONS:].to(x)
+    directions = eigh(product(x, x))[1][:, -DIRECTIONS:].to(x)
     items, own = normalize(x @ directions, dim=1), torch.from_numpy(groups).to(x.device)
     found = []
     for start in range(0, len(x), AT_ONCE):

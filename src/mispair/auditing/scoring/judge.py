@@ -24,6 +24,7 @@ from mispair.auditing.scoring.refinement import refined
 from mispair.auditing.sources.source import NetworkScore
 from mispair.data.pairs import MATCH_THRESHOLD, IntArray
 from mispair.errors import DataError
+from mispair.functional.eigenvectors import eigh
 from mispair.functional.logistic import FloatArray
 from mispair.functional.metrics import auroc
 
@@ -94,10 +95,10 @@ def _main_directions(sides: list[Tensor]) -> Tensor | None:
     together = torch.cat(sides)
     if len(together) > WIDEST:
         moments = torch.stack([product(side, side) for side in sides]).sum(0)
-        directions: Tensor = torch.linalg.eigh(moments).eigenvectors[:, -WIDEST:].flip(1)
+        directions: Tensor = eigh(moments)[1][:, -WIDEST:].flip(1)
     else:
         vectors = together.cpu().double()
-        values, own = torch.linalg.eigh(vectors @ vectors.T)
+        values, own = eigh(vectors @ vectors.T)
         there = values > ROUNDING * values[-1]
         directions = (vectors.T @ own[:, there] / values[there].sqrt()).flip(1)
     # Row-major, as they are after saving and loading: the memory order decides the order of summation.

@@ -27,6 +27,7 @@ from mispair.auditing.scoring.folds import fold_numbers, shuffled
 from mispair.auditing.scoring.joint import share_a_space
 from mispair.auditing.scoring.judge import separation
 from mispair.data.pairs import IntArray
+from mispair.functional.eigenvectors import eigh
 from mispair.functional.logistic import FloatArray
 
 REGULARISATIONS = (0.3, 1.0, 3.0, 10.0)  # times the mean variance
@@ -110,7 +111,7 @@ def _moments(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def _whitening(moment: Tensor, regularisation: float) -> Tensor:
-    values, vectors = torch.linalg.eigh(moment)
+    values, vectors = eigh(moment)
     return torch.as_tensor(vectors / (values.clamp(min=0) + regularisation * values.mean()).sqrt())
 
 

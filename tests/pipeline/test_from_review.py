@@ -149,6 +149,20 @@ def test_mend_gets_dropped_pairs_as_flagged_ones(
         assert len(mispair.load(data, "test")) == COUNT
 
 
+def test_no_item_is_both_in_a_pair_and_unmatched(tmp_path: Path) -> None:
+    audit, ids = audited(regions(tmp_path / "data"), tmp_path / "audit")
+    decide(audit, *usual(ids), Decision(ids[40], Verdict.DROP), Decision(ids[30], Verdict.REPAIR, "right", ids[3]))
+    data, _ = train(audit, tmp_path / "run")
+    found = found_scores(mispair.load(data), tmp_path / "run" / SCORES[0])
+    wanted = expected()
+    del wanted[40, "caption 40"], wanted[30, "caption 30"]
+    # 10 has the caption of 40, and 3 is the same pair as 30 now.
+    assert found == pytest.approx(wanted | {(40, "caption 10"): 0, (3, "caption 30"): 0})
+    train(audit, tmp_path / "other", "repair")
+    pairs = found_scores(mispair.load(tmp_path / "other/features"), tmp_path / "none")
+    assert pairs.keys() == wanted.keys() - {(1, "caption 1")}
+
+
 @pytest.mark.parametrize("layout", [embeddings, arrays, regions])
 def test_other_methods_train_without_dropped_pairs(layout: Callable[[Path], AuditInput], tmp_path: Path) -> None:
     audit, ids = audited(layout(tmp_path / "data"), tmp_path / "audit")
@@ -171,7 +185,9 @@ def test_captions_of_an_image_stand_together_with_their_scores(tmp_path: Path) -
     wanted = {(row // 2 * 2, text): score for (row, text), score in expected().items() if text != "caption 7"}
     assert found == pytest.approx(wanted | {(6, "a new one"): 1})
     source = data.open(None, "cpu")
-    assert (np.diff(ScanFeatures(source).order(read_review(audit).edits_with_dropped)) < 0).any()  # it was no accident
+    assert (
+        np.diff(ScanFeatures(source).order(read_review(audit).edits_with_unmatched)) < 0
+    ).any()  # it was no accident
 
 
 def test_a_run_goes_on_with_the_decisions_it_began_with(tmp_path: Path) -> None:

@@ -146,15 +146,15 @@ def _train_from_review(
 ) -> TrainedRun:
     """Trains on audited pairs as the decisions on them leave them.
 
-    A method that makes use of flagged pairs gets the dropped ones as such; others train without them.
+    A method that makes use of flagged pairs gets what is left unmatched as such; others train without it.
     """
     if files.columns:
         raise ConfigError(f"{files.source} is an audit, which knows its columns; leave out the names of columns.")
     review = read_review(files.source, files.images, config.device, console)
     files = replace(files, encoders=_encoders(files.encoders, review.data.encoders))
-    uses_dropped = methods.select(config).audits
-    edits = review.edits_with_dropped if uses_dropped else review.edits
-    request = {**review.request, "dropped": uses_dropped}
+    uses_unmatched = methods.select(config).audits
+    edits = review.edits_with_unmatched if uses_unmatched else review.edits
+    request = {**review.request, "unmatched": uses_unmatched}
     if isinstance(review.pairs, Source):
         _refuse_encoding(files)
         if review.pairs.layout != "precomp":

@@ -13,10 +13,10 @@ import numpy.typing as npt
 
 from mispair.auditing.inputs import AuditInput
 from mispair.auditing.output_files import AUDIT
-from mispair.auditing.sources.edits import Edits
+from mispair.auditing.sources.edits import Edits, Mask
 from mispair.auditing.sources.raw import RawPairs
 from mispair.auditing.sources.source import Source
-from mispair.data.pairs import MATCH_THRESHOLD
+from mispair.data.pairs import MATCH_THRESHOLD, IntArray
 from mispair.errors import DataError
 from mispair.review.decisions import Verdict
 from mispair.review.export import open_audited, plan, read_reviewed
@@ -35,9 +35,9 @@ class ReviewedPairs:
     Attributes:
         data: Where the pairs are.
         pairs: The pairs as they were audited.
-        edits: What becomes of each: dropped ones are left out, all others are there.
-        match_score: (N,) of each after its edits: 1 where a person keeps, re-pairs or rewrites it, 0 where a person
-            drops it, and the audit's where nobody has decided.
+        edits: What becomes of each: those that are dropped, or that repeat another, are left out; all others are there.
+        match_score: (N,) of each after its edits: 0 where it is left out, 1 where a person keeps, re-pairs or rewrites
+            it, and the audit's where nobody has decided.
         request: Another one after other decisions or another audit.
         decided: How many pairs have each verdict.
     """
@@ -63,9 +63,56 @@ class ReviewedPairs:
         return folder if isinstance(self.pairs, Source) and self.pairs.layout in ("clip", "precomp") else None
 
     @property
-    def edits_with_dropped(self) -> Edits:
-        """The same, but dropped pairs stay; their match score says that they are none."""
-        return replace(self.edits, keep=np.ones(len(self.edits), dtype=bool))
+    def edits_with_unmatched(self) -> Edits:
+        """The same, but no row is left out: those that were have the images and captions that no pair has.
+
+        Their match score says that the two are no match.
+        """
+        edits, free = self.edits, ~self.edits.keep
+        rewritten = np.isin(np.arange(len(edits)), list(edits.rewritten))
+        return replace(
+            edits,
+            keep=np.ones(len(edits), dtype=bool),
+            image_from=_with_unused(edits.image_from, free, edits.keep, self.pairs.groups),
+            caption_from=_with_unused(edits.caption_from, free, edits.keep & ~rewritten, None),
+        )
+
+
+def _with_unused(taken: IntArray, free: Mask, using: Mask, groups: IntArray | None) -> IntArray:
+    """The row whose item each row gets (N,): free rows get items that no other row uses, their own if it is one.
+
+    Args:
+        taken: (N,) the row whose item each row gets so far.
+        free: (N,) rows that may get another one.
+        using: (N,) rows that use theirs.
+        groups: (N,) rows of one group have the same item; None if all differ.
+    """
+    own = np.arange(len(taken))
+    item = own if groups is None else groups
+    used = np.isin(item, item[taken[using]])
+    wanting = np.flatnonzero(free & used)
+    unused = np.flatnonzero(~used & ~np.isin(item, item[free]))
+    unused = unused[np.unique(item[unused], return_index=True)[1]][: len(wanting)]
+    taken = np.where(free, own, taken)
+    taken[wanting[: len(unused)]] = unused
+    return taken
+
+
+def repeats(edits: Edits, groups: IntArray | None) -> Mask:
+    """(N,) kept rows that have the same image and the same caption as a kept row before them.
+
+    Two pairs that exchanged their captions become one by re-pairing the image of one and the caption of the other.
+
+    Args:
+        edits: What becomes of each row.
+        groups: (N,) rows of one group share their image; None if all differ.
+    """
+    rows = np.setdiff1d(edits.rows, list(edits.rewritten))
+    images = edits.image_from[rows] if groups is None else groups[edits.image_from[rows]]
+    first = np.unique(images * len(edits) + edits.caption_from[rows], return_index=True)[1]
+    found = np.zeros(len(edits), dtype=bool)
+    found[np.delete(rows, first)] = True
+    return found
 
 
 def is_audit(folder: Path) -> bool:
@@ -104,6 +151,9 @@ def read_review(
     for row, verdict in decided.items():
         if verdict is not Verdict.UNSURE:
             score[row] = verdict is not Verdict.DROP
+    again = repeats(edits, pairs.groups)
+    score[again] = 0
+    edits = replace(edits, keep=edits.keep & ~again)
     return ReviewedPairs(data, pairs, edits, score, found.request, Counter(map(str, decided.values())))
 
 

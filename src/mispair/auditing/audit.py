@@ -536,6 +536,7 @@ def _learn(source: Source, settings: Settings, items: SharedItems, device: torch
         joint=settings.joint or source.joint,
         checked=checked,
         network_score=network_score,
+        numbers=rows,
     )
 
 

@@ -29,6 +29,17 @@ def parallel_map(
                 future.cancel()
 
 
+def parallel_each(function: Callable[[Item], None], items: Iterable[Item], workers: int | None = None) -> None:
+    """Calls the function with every item."""
+    for _ in parallel_map(function, items, workers):
+        pass
+
+
+def cores(most: int) -> int:
+    """How many cores there are, at most so many."""
+    return min(most, os.cpu_count() or 1)
+
+
 @contextmanager
 def one_thread_each() -> Iterator[None]:
     """Inside, torch uses one thread for each of ours."""

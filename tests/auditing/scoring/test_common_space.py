@@ -177,14 +177,40 @@ def test_who_is_whose_partner_in_a_fold_turns_no_direction_of_it(number: int) ->
 def test_several_regularisations_and_some_folds_are_as_one_by_one() -> None:
     pairs = case()
     trust, folds = torch.from_numpy(pairs.trust), range(FOLDS)
-    several = pairs.fitter().fit_several(trust, (0.3, 3.0), folds)
+    fitter = pairs.fitter()
+    several = fitter.fit_several(trust, (0.3, 3.0), folds)
     for regularisation, found in zip((0.3, 3.0), several, strict=True):
         for one, other in zip(found, pairs.fit(regularisation), strict=True):
-            assert torch.equal(one.left, other.left)
+            assert torch.equal(fitter.turned_back(one).left, other.left)
     (some,) = pairs.fitter().fit_several(trust, (3.0,), [2, 5])
     for one, other in zip(some, (several[1][2], several[1][5]), strict=True):
         k = min(one.left.shape[1], other.left.shape[1])
         assert unit(one.left.numpy()[:, :k]) == pytest.approx(unit(other.left.numpy()[:, :k]), abs=1e-5)
+
+
+@pytest.mark.parametrize("least", [5, 256])
+def test_items_along_the_main_directions_are_compared_as_the_given_ones(
+    least: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(common_space, "LEAST_DIRECTIONS", least)
+    monkeypatch.setattr(common_space, "PAIRS_A_DIRECTION", 50)
+    pairs = case(100, (12, 9))
+    fitter = pairs.fitter()
+    for space in fitter.fit_several(torch.from_numpy(pairs.trust), [1.0])[0]:
+        whole, (left, right) = fitter.turned_back(space), fitter.items
+        assert left.shape == (100, min(least, 12))
+        given = torch.from_numpy(pairs.left).float(), torch.from_numpy(pairs.right).float()
+        torch.testing.assert_close(space.compared_left(left).float(), whole.compared_left(given[0]), atol=1e-5, rtol=0)
+        torch.testing.assert_close(
+            space.compared_right(right).float(), whole.compared_right(given[1]), atol=1e-5, rtol=0
+        )
+
+
+@pytest.mark.parametrize("width", [3, common_space.COLUMNS, common_space.COLUMNS + 5])
+def test_second_moments(width: int) -> None:
+    items = np.random.default_rng(0).standard_normal((50, width))
+    found = common_space.moments(torch.from_numpy(items)).numpy()
+    np.testing.assert_allclose(found, items.T @ items, atol=1e-9)
 
 
 def test_few_pairs_use_the_main_directions_only(monkeypatch: pytest.MonkeyPatch) -> None:

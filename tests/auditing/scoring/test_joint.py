@@ -96,6 +96,6 @@ def test_an_item_that_is_like_everything_loses() -> None:
 def test_two_scores_count_as_much_as_they_say() -> None:
     rng = np.random.default_rng(0)
     null, useless, useful = rng.standard_normal((3, 400))
-    found = FitRound([], [], useless, null).beside((useful + 2, null[::-1].copy()))
+    found = FitRound([], useless, null).beside((useful + 2, null[::-1].copy()))
     assert np.corrcoef(found.observed, useful)[0, 1] > 0.99
-    assert FitRound([], [], useless, null).beside(None).observed is useless
+    assert FitRound([], useless, null).beside(None).observed is useless

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy.stats import spearmanr
 
 from made_pairs import MadePairs, learned, made_pairs, quality, scores
@@ -134,6 +136,15 @@ def test_it_comes_back_from_its_state_exactly(widest: int, joint: bool, monkeypa
         one, other = judge.transforms[side], again.transforms[side]
         assert (one.directions is None) == (other.directions is None) == (widest == 512)
     assert scores(again, pairs).tolist() == scores(judge, pairs).tolist()
+
+
+@given(st.sets(st.integers(0, 30)), st.sets(st.integers(0, 30)))
+def test_rows_that_were_measured_while_learning(learned_from: set[int], asked: set[int]) -> None:
+    rows, some = (np.array(sorted(part), dtype=np.int64) for part in (learned_from, asked))
+    judge = replace(few_judge(), rows=rows, measured=np.repeat(rows[:, None], 5, axis=1).astype(np.float32))
+    places, found = judge.known(some)
+    assert some[places].tolist() == sorted(learned_from & asked)
+    assert found[:, 0].tolist() == some[places].tolist()
 
 
 def test_it_judges_a_pair_the_same_among_any_others() -> None:

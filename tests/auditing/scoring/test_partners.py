@@ -118,7 +118,7 @@ def test_candidates_are_those_of_the_largest_contrast_that_is_left(keep_left: bo
             measured[other] = contrast, evidence, similarity
             worth[other] = contrast + partners.WORTH * np.log(max(1 - pairs.match[other], partners.LEAST_FREE))
         best = sorted(worth, key=lambda other: -worth[other])[: partners.TRIED]
-        found = search.candidates(np.array([row]), number, search.in_space(number))
+        found = search.candidates(search.kept(np.array([row]), number), search.in_space(number))
         assert found.rows[0].tolist() == best
         assert (search.pool[found.places] == found.rows).all()
         for other, free, measures in zip(found.rows[0], found.free[0], found.measures[0], strict=True):

@@ -15,6 +15,7 @@ from mispair.auditing.scoring.refinement import (
     ALIKE,
     SOFT,
     TEMPERATURE,
+    Batch,
     adam_step,
     contrastive_gradients,
     refined,
@@ -42,7 +43,7 @@ def test_the_gradients_are_those_of_a_loop() -> None:
     left, right = (torch.randn(2, 4, 3, generator=made, dtype=torch.float64).requires_grad_() for _ in range(2))
     weight = torch.rand(2, 5, generator=made, dtype=torch.float64)
     weight[1, 2] = 0
-    found = contrastive_gradients(x, y, left.detach(), right.detach(), weight)
+    found = contrastive_gradients(Batch.of(torch.arange(5), x, y), left.detach(), right.detach(), weight)
     there = [0, 1, 3, 4]
     total = loss_by_a_loop(x, y, left[0], right[0], weight[0])
     total = total + loss_by_a_loop(x[there], y[there], left[1], right[1], weight[1, there]) * 4 / 5

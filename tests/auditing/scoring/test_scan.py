@@ -92,6 +92,27 @@ def test_every_row_is_measured_or_has_a_status(case: Case, judge: Judge, whole: 
     np.testing.assert_allclose(whole.measures[good], judge.measure(*sides, fold_numbers(good)), atol=2e-5)
 
 
+def test_pairs_that_were_learned_from_are_not_measured_again(
+    case: Case, source: Source, whole: Scan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = np.setdiff1d(np.arange(0, ROWS, 2), [7, 20, 21, 40, 100])
+    sides = torch.from_numpy(case.left[rows]), torch.from_numpy(case.right[rows])
+    judge = learn(*sides, fold_numbers(rows), rows, numbers=rows)
+    again, measured = Judge.of(judge.state(), CPU), []
+    measure = Judge.measure
+    monkeypatch.setattr(Judge, "measure", lambda self, left, *rest: measured.append(left) or measure(self, left, *rest))  # type: ignore[func-returns-value]
+    found = scan(source, again, None, workers=1, device=CPU)
+    good = np.flatnonzero(whole.status == READABLE)
+    assert np.array_equal(found.status, whole.status)
+    assert np.array_equal(torch.cat(measured).numpy(), case.left[np.setdiff1d(good, rows)])
+    every = torch.from_numpy(case.left[good]), torch.from_numpy(case.right[good])
+    np.testing.assert_allclose(found.measures[good], measure(judge, *every, fold_numbers(good)), atol=2e-5)
+    part = source.part(32, ROWS)
+    monkeypatch.undo()
+    behind = scan(part, judge, None, workers=1, device=CPU, first=32)
+    assert np.array_equal(behind.measures, found.measures[32:], equal_nan=True)
+
+
 @pytest.mark.parametrize("workers", [2, 3])
 def test_workers_and_parts_change_no_bit(
     source: Source, judge: Judge, whole: Scan, workers: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

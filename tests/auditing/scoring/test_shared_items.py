@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from scipy.special import betaincinv
 
 from mispair.auditing.scoring import shared_items as module
 from mispair.auditing.scoring.shared_items import SharedItems, find_shared_items, likeness, near_enough
@@ -126,6 +127,16 @@ def test_near_enough_is_rare_by_accident(directions: int) -> None:
         assert (cosines >= threshold).mean() == pytest.approx(expected, rel=0.25)
     else:
         assert (cosines >= threshold).mean() <= expected
+
+
+def test_how_near_is_near_enough_by_a_loop() -> None:
+    rng = np.random.default_rng(0)
+    vectors = np.eye(6)[rng.integers(6, size=40)] + 0.3 * (rng.random((40, 1)) < 0.3) * rng.standard_normal((40, 6))
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)  # some are equal, some at right angles
+    cosines = [float(a @ b) for i, a in enumerate(vectors) for j, b in enumerate(vectors) if i != j]
+    square = np.mean([cosine**2 for cosine in cosines if cosine < 1 - 1e-6])
+    sine = betaincinv((1 / square - 1) / 2, 0.5, min(1.0, 2 * module.BY_ACCIDENT / 40))
+    assert near_enough(vectors, 40) == pytest.approx(max(module.NEAR, np.sqrt(1 - sine)), abs=1e-6)
 
 
 def test_few_directions_leave_only_equal_vectors() -> None:

@@ -7,7 +7,7 @@ fold that a space was not fitted to, so directions that were only memorised coun
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from mispair.auditing.scoring.folds import FOLDS
-from mispair.compute.threads import parallel_map
+from mispair.compute.threads import parallel_each, parallel_map
 from mispair.data.pairs import IntArray
 from mispair.functional.eigenvectors import eigh
 from mispair.functional.logistic import FloatArray
@@ -29,6 +29,7 @@ LEAST_DIRECTIONS, PAIRS_A_DIRECTION = (
     4,
 )  # of either side, the main ones, at least so many are used, more with pairs
 PIECE = 4096  # pairs multiplied out at a time
+COLUMNS = 128  # of second moments computed at a time
 
 
 @dataclass(frozen=True)
@@ -71,14 +72,23 @@ class CommonSpaceFitter:
         self.left, self.right = (_Side.of(side, width) for side, width in zip((left, right), widths, strict=True))
         self._last: tuple[Tensor, Tensor] | None = None  # trust, and the products by it
 
+    @property
+    def items(self) -> tuple[Tensor, Tensor]:
+        """Left and right items along their principal directions, (n, k) and (n, l)."""
+        return self.left.items, self.right.items
+
     def fit(self, trust: Tensor, regularisation: float) -> list[CommonSpace]:
         """A space for each fold; see `fit_several`."""
-        return self.fit_several(trust, [regularisation])[0]
+        return [self.turned_back(space) for space in self.fit_several(trust, [regularisation])[0]]
+
+    def turned_back(self, space: CommonSpace) -> CommonSpace:
+        """The space of the items that were given, of one of `items`."""
+        return replace(space, left=self.left.turned_back(space.left), right=self.right.turned_back(space.right))
 
     def fit_several(
         self, trust: Tensor, regularisations: Sequence[float], folds: Sequence[int] = range(FOLDS)
     ) -> list[list[CommonSpace]]:
-        """A space for each of some folds, by each regularisation.
+        """A space of `items` for each of some folds, by each regularisation.
 
         Args:
             trust: (n,) probability that each pair matches. It weights the cross-covariance only: the items of a
@@ -89,24 +99,28 @@ class CommonSpaceFitter:
         ties, sums = self._ties(trust), torch.stack([trust[places].sum() for places in self.places]).cpu().double()
         total, precision = ties.sum(0), self.left.items.dtype
 
-        def fit(which: tuple[float, int]) -> tuple[Tensor, Tensor]:
+        def fit(which: tuple[float, int]) -> _Fit:
             regularisation, number = which
             others = (total - ties[number]) / (sums.sum() - sums[number]).clamp(min=1e-12)
             sides = (side.scale(regularisation).to(precision) for side in (self.left, self.right))
-            return _canonical(others.to(precision), *sides)
+            a, b = _canonical(others.to(precision), *sides)
+            return self._tried(a[:, :MOST_DIRECTIONS], b[:, :MOST_DIRECTIONS], trust, number)
 
         each = [(regularisation, number) for regularisation in regularisations for number in folds]
         fitted = list(parallel_map(fit, each))
         cut = range(0, len(fitted), len(folds))
-        return [self._calibrated(fitted[start : start + len(folds)], trust, folds) for start in cut]
+        return [self._calibrated(fitted[start : start + len(folds)]) for start in cut]
 
     def _ties(self, trust: Tensor) -> Tensor:
         """(FOLDS, D, E) weighted cross-products of each fold, along the principal directions."""
         if self._last is None or not torch.equal(self._last[0], trust):
             weight = trust[:, None].to(self.right.items.dtype)
-            left, right = self.left.items, self.right.items
-            ties = torch.stack([product(left[places], weight[places] * right[places]) for places in self.places])
-            self._last = trust, ties
+            left, right = self.items
+
+            def tied(places: Tensor) -> Tensor:
+                return product(left[places], weight[places] * right[places])
+
+            self._last = trust, torch.stack(list(parallel_map(tied, self.places)))
         return self._last[1]
 
     def regression(self, lefts: IntArray, rights: IntArray, regularisation: float) -> FloatArray:
@@ -118,33 +132,35 @@ class CommonSpaceFitter:
         left, right = self.left.items, self.right.items
         ties = self._ties(torch.ones(len(left)).to(left))
         scales = self.left.scale(regularisation).square(), self.right.scale(regularisation).square()
-        scores = np.zeros(len(lefts))
+        total, scores = ties.sum(0), np.zeros(len(lefts))
         where = np.full(len(left), -1)
         for number, places in enumerate(self.places):
             where[places.cpu().numpy()] = number
-        for number, other in enumerate(ties.sum(0) - ties):
-            weights = (scales[0][:, None] * other * scales[1]).to(left)
+
+        def score(number: int) -> None:
+            weights = (scales[0][:, None] * (total - ties[number]) * scales[1]).to(left)
             here = np.flatnonzero(where[lefts] == number)
             own, which = np.unique(lefts[here], return_inverse=True)
             expected = (left[own] @ weights)[which]
             scores[here] = (expected * right[rights[here]]).sum(1).double().cpu().numpy()
+
+        parallel_each(score, range(FOLDS))
         return scores
 
-    def _calibrated(
-        self, fitted: list[tuple[Tensor, Tensor]], trust: Tensor, folds: Sequence[int]
-    ) -> list[CommonSpace]:
+    def _tried(self, a: Tensor, b: Tensor, trust: Tensor, number: int) -> _Fit:
+        """Directions and how much partners correlate along them in a fold that they were not fitted to."""
+        places = self.places[number]
+        u, v = (side[places] @ directions.to(side) for side, directions in zip(self.items, (a, b), strict=True))
+        w = trust[places].to(u.dtype)[:, None]
+        sums = torch.stack([(w * u * v).sum(0), u.square().sum(0), v.square().sum(0)])
+        return _Fit(a, b, sums.cpu().double(), float(w.sum()), len(places))
+
+    def _calibrated(self, fits: list[_Fit]) -> list[CommonSpace]:
         """Scales directions by how much partners correlate along them where they were not fitted."""
-        directions = min(MOST_DIRECTIONS, *(a.shape[1] for a, _ in fitted))
-        fitted = [(a[:, :directions], b[:, :directions]) for a, b in fitted]
-        both, left, right = (torch.zeros(directions, dtype=torch.float64) for _ in range(3))
-        believed = count = 0.0
-        for number, (a, b) in zip(folds, fitted, strict=True):
-            places = self.places[number]
-            u, v = self.left.items[places] @ a.to(self.left.items), self.right.items[places] @ b.to(self.right.items)
-            w = trust[places].to(u.dtype)[:, None]
-            both += (w * u * v).sum(0).cpu().double()
-            left, right = left + u.square().sum(0).cpu().double(), right + v.square().sum(0).cpu().double()
-            believed, count = believed + float(w.sum()), count + len(places)
+        directions = min(fit.a.shape[1] for fit in fits)
+        fitted = [(fit.a[:, :directions], fit.b[:, :directions]) for fit in fits]
+        both, left, right = torch.stack([fit.sums[:, :directions] for fit in fits]).sum(0)
+        believed, count = sum(fit.trust for fit in fits), sum(fit.pairs for fit in fits)
         left, right = ((side / max(count, 1)).sqrt().clamp(min=1e-12) for side in (left, right))
         measured = both / max(believed, 1e-12) / (left * right)
         r = torch.from_numpy(isotonic_regression(measured.numpy(), increasing=False).x.copy()).clamp(0, MOST_CORRELATED)
@@ -153,12 +169,23 @@ class CommonSpaceFitter:
         worth = (r / (1 - r * r)).sqrt()
         return [
             CommonSpace(
-                self.left.turned_back(a[:, :kept] * worth / left[:kept]),
-                self.right.turned_back(b[:, :kept] * worth / right[:kept]),
+                (a[:, :kept] * worth / left[:kept]).to(self.left.items),
+                (b[:, :kept] * worth / right[:kept]).to(self.right.items),
                 r.float().to(self.left.items.device),
             )
             for a, b in fitted
         ]
+
+
+@dataclass(frozen=True)
+class _Fit:
+    """Pairs of directions, and what the pairs of the fold that was left out say about them."""
+
+    a: Tensor  # (k, m)
+    b: Tensor  # (l, m)
+    sums: Tensor  # (3, m) of u v by trust, u^2 and v^2, where u and v are the sides along each direction
+    trust: float  # its sum
+    pairs: int
 
 
 @dataclass(frozen=True)
@@ -172,7 +199,7 @@ class _Side:
 
     @classmethod
     def of(cls, side: Tensor, width: int) -> _Side:
-        values, vectors = eigh(product(side, side) / max(len(side), 1))
+        values, vectors = eigh(moments(side) / max(len(side), 1))
         kept = max(LEAST_DIRECTIONS, len(side) // PAIRS_A_DIRECTION)
         values, vectors = values.flip(0)[:kept].clamp(min=0), vectors.flip(1)[:, :kept].to(side).contiguous()
         return cls(side @ vectors, values, vectors, width)
@@ -192,6 +219,16 @@ def product(a: Tensor, b: Tensor) -> Tensor:
     total = torch.zeros(a.shape[1], b.shape[1], dtype=torch.float64)
     for start in range(0, len(a), PIECE):
         total += (a[start : start + PIECE].T @ b[start : start + PIECE]).cpu().double()
+    return total
+
+
+def moments(items: Tensor) -> Tensor:
+    """Second moments a' a of items (n, D), (D, D), in float64 on the host: `product(a, a)` with less work."""
+    total = torch.zeros(items.shape[1], items.shape[1], dtype=torch.float64)
+    for start in range(0, items.shape[1], COLUMNS):
+        here = slice(start, start + COLUMNS)
+        part = product(items[:, start:], items[:, here])
+        total[start:, here], total[here, start:] = part, part.T
     return total
 
 

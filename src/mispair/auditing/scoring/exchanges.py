@@ -23,11 +23,12 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from mispair.auditing.scoring.calibration import noise_interval, noise_rate
-from mispair.auditing.scoring.common_space import product
+from mispair.auditing.scoring.common_space import moments
 from mispair.auditing.scoring.folds import FOLDS, NEAR, fold_numbers, random_keys
 from mispair.auditing.scoring.judge import Judge
 from mispair.auditing.scoring.shared_items import SharedItems
 from mispair.auditing.sources.source import Source
+from mispair.compute.threads import cores, parallel_each, parallel_map
 from mispair.data.pairs import MATCH_THRESHOLD, IntArray
 from mispair.functional.eigenvectors import eigh
 from mispair.functional.logistic import FloatArray, logistic
@@ -37,6 +38,7 @@ CLOSE_BY = 20  # nearest left items with which partners may be exchanged, ...
 NEAREST = 5  # ... and with which they are on purpose: a careful choice, as farther ones are easier to notice
 DIRECTIONS = 64  # main directions of the left items in which the nearest ones are searched
 AT_ONCE = 512  # pairs at a time
+WORKERS = 4  # at most: each holds all pairs in the space of a fold
 LEAST_RATE = 0.05  # share of exchanged pairs; below, it may be encoders that confuse look-alikes
 ROUNDS = 20  # of fitting the curve and estimating again which pairs are exchanged
 FAR = 30.0  # largest log odds
@@ -87,12 +89,15 @@ def find_exchanges(
         return None
     fold = fold_numbers(items.groups[rows])
     found = np.zeros((2, len(rows)))
-    for number in range(FOLDS):
+
+    def compare(number: int) -> None:
         space, own = judge.spaces[number], np.flatnonzero(fold == number)
         a, b = space.compared_left(x), space.compared_right(y)
         for start in range(0, len(own), AT_ONCE):
             here = own[start : start + AT_ONCE]
             found[:, here] = losses(a, b, here, near[here], _picks(rows[here]))
+
+    parallel_each(compare, range(FOLDS), cores(WORKERS))
     observed, exchanged = found
     low, _ = noise_interval(observed, exchanged)
     if low < LEAST_RATE:
@@ -107,14 +112,15 @@ def nearest(x: Tensor, groups: IntArray) -> IntArray | None:
     """(n, CLOSE_BY) places of the nearest items of other groups, of n items (n, D); None if there are too few."""
     if len(np.unique(groups)) <= CLOSE_BY or np.bincount(groups - groups.min()).max() > len(groups) - CLOSE_BY:
         return None
-    directions = eigh(product(x, x))[1][:, -DIRECTIONS:].to(x)
+    directions = eigh(moments(x))[1][:, -DIRECTIONS:].to(x)
     items, own = normalize(x @ directions, dim=1), torch.from_numpy(groups).to(x.device)
-    found = []
-    for start in range(0, len(x), AT_ONCE):
+
+    def search(start: int) -> IntArray:
         here = slice(start, start + AT_ONCE)
-        alike = (items[here] @ items.T).masked_fill(own[here, None] == own, -torch.inf)
-        found.append(alike.topk(CLOSE_BY, dim=1).indices)
-    return np.asarray(torch.cat(found).cpu().numpy())
+        alike = (items[here] @ items.T).masked_fill_(own[here, None] == own, -torch.inf)
+        return np.asarray(alike.topk(CLOSE_BY, dim=1).indices.cpu().numpy())
+
+    return np.concatenate(list(parallel_map(search, range(0, len(x), AT_ONCE), cores(WORKERS))))
 
 
 def _picks(rows: IntArray) -> IntArray:

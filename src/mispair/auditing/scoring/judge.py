@@ -16,12 +16,13 @@ from torch.nn.functional import normalize
 
 from mispair.auditing.scoring import calibration, measures
 from mispair.auditing.scoring.calibration import Combination
-from mispair.auditing.scoring.common_space import CommonSpace, CommonSpaceFitter, product
+from mispair.auditing.scoring.common_space import CommonSpace, CommonSpaceFitter, moments
 from mispair.auditing.scoring.folds import FOLDS, NEAR, random_keys, shuffled, strangers
 from mispair.auditing.scoring.joint import normalised_cosines, share_a_space
 from mispair.auditing.scoring.measures import BANK, Bank, learned, make_bank, measure, measure_items
 from mispair.auditing.scoring.refinement import refined
 from mispair.auditing.sources.source import NetworkScore
+from mispair.compute.threads import parallel_each, parallel_map
 from mispair.data.pairs import MATCH_THRESHOLD, IntArray
 from mispair.errors import DataError
 from mispair.functional.eigenvectors import eigh
@@ -42,6 +43,7 @@ LEAST_WEIGHT = 1e-3  # of a score that observed pairs have no more of than shuff
 LEAST_GROUPS = 20  # below, hardly any shuffled pair has two of them in the same fold
 CLOSE_BY = 10  # nearest neighbours whose partner is tried
 LOOK_ALIKES = 1 << 13  # pairs with the partner of a near neighbour, at most
+ARRAYS = "separations", "observed", "null", "rows", "measured"  # of a judge
 
 
 @dataclass(frozen=True)
@@ -94,8 +96,8 @@ def _main_directions(sides: list[Tensor]) -> Tensor | None:
         return None
     together = torch.cat(sides)
     if len(together) > WIDEST:
-        moments = torch.stack([product(side, side) for side in sides]).sum(0)
-        directions: Tensor = eigh(moments)[1][:, -WIDEST:].flip(1)
+        both = torch.stack([moments(side) for side in sides]).sum(0)
+        directions: Tensor = eigh(both)[1][:, -WIDEST:].flip(1)
     else:
         vectors = together.cpu().double()
         values, own = eigh(vectors @ vectors.T)
@@ -118,6 +120,8 @@ class Judge:
     separations: FloatArray  # (m,) AUROC of observed against shuffled pairs by each measure
     observed: FloatArray  # weighted sums of the measures of the sample
     null: FloatArray  # the same of shuffled pairs
+    rows: IntArray  # (n,) rows of the sample, ascending; none where they are not known
+    measured: npt.NDArray[np.float32]  # (n, m) their measures
 
     @property
     def names(self) -> list[str]:
@@ -130,6 +134,13 @@ class Judge:
         x, y = self.transforms[0](left), self.transforms[1](right)
         found = by_fold(self.spaces, self.banks, x, y, fold, partial(measure, joint=self.joint))
         return _with_networks(found, networks)
+
+    def known(self, rows: IntArray) -> tuple[IntArray, npt.NDArray[np.float32]]:
+        """Places of those of some rows that were measured while learning, (k,), and their measures (k, m)."""
+        at = np.searchsorted(self.rows, rows)
+        places = np.flatnonzero(at < len(self.rows))
+        places = places[self.rows[at[places]] == rows[places]]
+        return places, self.measured[at[places]]
 
     def measure_items(
         self,
@@ -160,7 +171,6 @@ class Judge:
         named: dict[str, Tensor] = {
             "joint": torch.tensor(self.joint),
             "networks": torch.tensor(self.networks),
-            "separations": torch.from_numpy(self.separations),
         }
         for side, frame in enumerate(self.transforms):
             named[f"mean.{side}"] = frame.mean
@@ -173,7 +183,7 @@ class Judge:
             f"combination.{name}": torch.as_tensor(value, dtype=torch.float64)
             for name, value in vars(self.combination).items()
         }
-        named |= {"observed": torch.from_numpy(self.observed), "null": torch.from_numpy(self.null)}
+        named |= {name: torch.from_numpy(getattr(self, name)) for name in ARRAYS}
         return {name: tensor.contiguous().cpu() for name, tensor in named.items()}
 
     @classmethod
@@ -188,7 +198,7 @@ class Judge:
         combination = Combination(**{n: t.numpy() if t.dim() else float(t) for n, t in plain.items()})  # type: ignore[arg-type]
         spaces = [CommonSpace(**parts(f"space.{number}.")) for number in range(FOLDS)]
         banks = [Bank(**parts(f"bank.{number}.")) for number in range(FOLDS)]
-        arrays = (state[name].numpy() for name in ("separations", "observed", "null"))
+        arrays = (state[name].numpy() for name in ARRAYS)
         joint, networks = bool(state["joint"]), bool(state["networks"])
         return cls((transforms[0], transforms[1]), spaces, banks, combination, joint, networks, *arrays)
 
@@ -203,6 +213,7 @@ def learn(
     joint: bool = False,
     checked: FloatArray | None = None,
     network_score: NetworkScore | None = None,
+    numbers: IntArray | None = None,
 ) -> Judge:
     """Learns from n pairs without labels.
 
@@ -215,6 +226,7 @@ def learn(
         joint: Whether both sides come from encoders with a common space; if they seem to, they are taken for such.
         checked: (n,) 1 for pairs that a person has found matched, 0 for mismatched, NaN for all others.
         network_score: Scores any left and right items of these pairs by the networks of a run.
+        numbers: (n,) rows of the pairs, ascending: `Judge.known` gives the measures of these.
 
     Raises:
         DataError: There are too few groups.
@@ -228,10 +240,11 @@ def learn(
     rows = np.arange(len(left))
     both = np.concatenate([rows, sample.shuffled]), np.concatenate([rows, sample.partner])
     weak, weak_null = np.split(fitter.regression(*both, FIRST), [len(rows)])
-    last = _refined_round(sample, _fit_rounds(sample, fitter, checked))
+    last = _fit_rounds(sample, fitter, checked)
+    spaces, banks = _refined_round(sample, last)
     lefts, rights, alike = look_alikes(sample, groups, *items)
     pairs = np.concatenate([rows, sample.shuffled, lefts]), np.concatenate([rows, sample.partner, rights])
-    found = _measures(sample, last, *pairs, joint=joint, network_score=network_score)
+    found = _measures(sample, spaces, banks, *pairs, joint=joint, network_score=network_score)
     observed, null, swapped = np.split(found, [len(rows), len(rows) + len(sample.shuffled)])
     names = measures.names(joint=joint, networks=network_score is not None)
     combination = calibration.combine(
@@ -239,7 +252,9 @@ def learn(
     )
     separations = np.array([separation(a, b) for a, b in zip(observed.T, null.T, strict=True)])
     sums = combination.sums(observed), combination.sums(null)
-    return Judge(transforms, last.spaces, last.banks, combination, joint, network_score is not None, separations, *sums)
+    networks, own = network_score is not None, rows[:0] if numbers is None else numbers
+    known = observed[: len(own)].copy()
+    return Judge(transforms, spaces, banks, combination, joint, networks, separations, *sums, own, known)
 
 
 @dataclass(frozen=True)
@@ -276,11 +291,13 @@ class Sample:
 def _fit_rounds(sample: Sample, fitter: CommonSpaceFitter, checked: FloatArray | None) -> FitRound:
     """A first round, then two more with the regularisation that separates best."""
     few = len(sample.x) < FEW_PAIRS
-    found = _fit_round(sample, fitter, checked, sample.first_trust(), FIRST_OF_FEW if few else FIRST)
-    regularisation = _regularisation(sample, fitter, checked, found.trust())
+    trust = sample.first_trust()
+    along = replace(sample, x=fitter.items[0], y=fitter.items[1])  # narrower, where pairs are few
+    found = _fit_round(along, fitter, checked, trust, FIRST_OF_FEW if few else FIRST)
+    regularisation = _regularisation(along, fitter, checked, found.trust())
     for _ in range(2):
-        found = _fit_round(sample, fitter, checked, found.trust(), regularisation)
-    return found
+        found = _fit_round(along, fitter, checked, found.trust(), regularisation)
+    return replace(found, spaces=[fitter.turned_back(space) for space in found.spaces])
 
 
 def _regularisation(sample: Sample, fitter: CommonSpaceFitter, checked: FloatArray | None, trust: FloatArray) -> float:
@@ -291,8 +308,7 @@ def _regularisation(sample: Sample, fitter: CommonSpaceFitter, checked: FloatArr
     folds = range(min(FOLDS, math.ceil(ENOUGH * FOLDS / len(sample.x))))
     trust = _with_checked(trust, checked)
     weight = torch.from_numpy(np.maximum(trust, LEAST_TRUST)).to(sample.x)
-    several = fitter.fit_several(weight, REGULARISATIONS, folds)
-    rounds = [_measured_round(sample, spaces, trust, folds) for spaces in several]
+    rounds = _measured_rounds(sample, fitter.fit_several(weight, REGULARISATIONS, folds), trust, folds)
     likely = np.mean([one.trust() for one in rounds], axis=0)
     return math.exp(highest(np.log(REGULARISATIONS), np.array([one.distance(likely) for one in rounds])))
 
@@ -307,12 +323,14 @@ def highest(places: FloatArray, values: FloatArray) -> float:
     return float(places[best] - slope / (2 * curve)) if curve < 0 else float(places[best])
 
 
-def _refined_round(sample: Sample, last: FitRound) -> FitRound:
-    """The last round with refined spaces, and banks in them."""
-    x, y, fold, trust = sample.x, sample.y, sample.fold, last.trust()
-    spaces = refined(last.spaces, x, y, fold, trust)
-    banks = [_bank(space, number, x, y, fold, trust) for number, space in enumerate(spaces)]
-    return replace(last, spaces=spaces, banks=banks)
+def _refined_round(sample: Sample, last: FitRound) -> tuple[list[CommonSpace], list[Bank]]:
+    """The spaces of the last round, refined, and banks in them."""
+    trust = last.trust()
+    spaces = refined(last.spaces, sample.x, sample.y, sample.fold, trust)
+    chosen = [_bank_rows(number, sample.fold, trust) for number in range(FOLDS)]
+    return spaces, [
+        make_bank(space, sample.x[rows], sample.y[rows]) for space, rows in zip(spaces, chosen, strict=True)
+    ]
 
 
 def _with_checked(trust: FloatArray, checked: FloatArray | None) -> FloatArray:
@@ -324,48 +342,73 @@ def _fit_round(
 ) -> FitRound:
     """Fits the spaces to the pairs that are trusted so far, and scores all pairs by them."""
     trust = _with_checked(trust, checked)
-    spaces = fitter.fit(torch.from_numpy(np.maximum(trust, LEAST_TRUST)).to(sample.x), regularisation)
-    return _measured_round(sample, spaces, trust, range(FOLDS))
+    weight = torch.from_numpy(np.maximum(trust, LEAST_TRUST)).to(sample.x)
+    return _measured_rounds(sample, fitter.fit_several(weight, [regularisation]), trust, range(FOLDS))[0]
 
 
-def _measured_round(sample: Sample, spaces: list[CommonSpace], trust: FloatArray, folds: Sequence[int]) -> FitRound:
-    """Scores the pairs of some folds, and their shuffled ones, by the spaces that were fitted without each fold."""
-    x, y, fold = sample.x, sample.y, sample.fold
-    banks = [_bank(space, number, x, y, fold, trust) for number, space in zip(folds, spaces, strict=True)]
-    own, wrong, found = [], [], []
-    for number, space, bank in zip(folds, spaces, banks, strict=True):
-        rows, null = np.flatnonzero(fold == number), np.flatnonzero(fold[sample.shuffled] == number)
+def _measured_rounds(
+    sample: Sample, several: list[list[CommonSpace]], trust: FloatArray, folds: Sequence[int]
+) -> list[FitRound]:
+    """Scores the pairs of some folds, and their shuffled ones, by the spaces that were fitted without each fold.
+
+    Args:
+        sample: The pairs.
+        several: Spaces of each of the folds, by several fits.
+        trust: (n,) probability that each pair matches.
+        folds: Which folds.
+    """
+    own = [np.flatnonzero(sample.fold == number) for number in folds]
+    wrong = [np.flatnonzero(sample.fold[sample.shuffled] == number) for number in folds]
+
+    def measured(which: int) -> list[npt.NDArray[np.float32]]:
+        rows, null = own[which], wrong[which]
         pairs = np.concatenate([rows, sample.shuffled[null]]), np.concatenate([rows, sample.partner[null]])
-        lefts, rights = (torch.from_numpy(np.searchsorted(rows, side)).to(x.device) for side in pairs)
-        measured = learned(space, bank, x[rows], y[rows], lefts, rights)[:, :2].cpu().numpy()
-        own.append(rows)
-        wrong.append(null)
-        found.append(np.split(measured, [len(rows)]))
-    observed, null_scores = (np.concatenate(parts) for parts in zip(*found, strict=True))
+        lefts, rights = (torch.from_numpy(np.searchsorted(rows, side)).to(sample.x.device) for side in pairs)
+        chosen = _bank_rows(folds[which], sample.fold, trust)
+        sides, others = (sample.x[rows], sample.y[rows]), (sample.x[chosen], sample.y[chosen])
+        spaces = [fit[which] for fit in several]
+        found = (learned(space, make_bank(space, *others), *sides, lefts, rights) for space in spaces)
+        return [part[:, :2].cpu().numpy() for part in found]
+
+    found = list(parallel_map(measured, range(len(folds))))
     rows, null = np.concatenate(own), np.concatenate(wrong)
     order, null_order = rows.argsort(), null.argsort()
-    guess = FitRound(spaces, banks, *_first_guess(observed[order], null_scores[null_order]))
     cosines = sample.cosines
-    return guess.beside(None if cosines is None else (cosines[0][rows[order]], cosines[1][null[null_order]]))
+    others = None if cosines is None else (cosines[0][rows[order]], cosines[1][null[null_order]])
+    rounds = []
+    for spaces, parts in zip(several, zip(*found, strict=True), strict=True):
+        cut = [np.split(part, [len(rows)]) for part, rows in zip(parts, own, strict=True)]
+        observed, null_scores = (np.concatenate(side) for side in zip(*cut, strict=True))
+        guess = FitRound(spaces, *_first_guess(observed[order], null_scores[null_order]))
+        rounds.append(guess.beside(others))
+    return rounds
 
 
 def _measures(
-    sample: Sample, fit: FitRound, lefts: IntArray, rights: IntArray, *, joint: bool, network_score: NetworkScore | None
+    sample: Sample,
+    spaces: list[CommonSpace],
+    banks: list[Bank],
+    lefts: IntArray,
+    rights: IntArray,
+    *,
+    joint: bool,
+    network_score: NetworkScore | None,
 ) -> npt.NDArray[np.float32]:
     """(k, m) measures of pairs of the left items of some rows and the right items of others of their fold."""
-    parts, found = [], []
     fold = sample.fold[lefts]
-    for number in range(FOLDS):
-        pairs = np.flatnonzero(fold == number)
-        for part in _cut(pairs[np.argsort(lefts[pairs], kind="stable")], 3 * AT_ONCE):
-            own, a = np.unique(lefts[part], return_inverse=True)
-            others, b = np.unique(rights[part], return_inverse=True)
-            items = sample.x[own], sample.y[others]
-            which = (torch.from_numpy(places).to(sample.x.device) for places in (a, b))
-            parts.append(part)
-            found.append(measure_items(fit.spaces[number], fit.banks[number], *items, *which, joint=joint))
-    measured = torch.cat(found).cpu().numpy()[np.concatenate(parts).argsort()]
-    return _with_networks(measured, None if network_score is None else network_score(lefts, rights))
+    each = [np.flatnonzero(fold == number) for number in range(FOLDS)]
+    parts = [part for pairs in each for part in _cut(pairs[np.argsort(lefts[pairs], kind="stable")], 3 * AT_ONCE)]
+
+    def measured(part: IntArray) -> npt.NDArray[np.float32]:
+        number = fold[part[0]]
+        own, a = np.unique(lefts[part], return_inverse=True)
+        others, b = np.unique(rights[part], return_inverse=True)
+        items = sample.x[own], sample.y[others]
+        which = (torch.from_numpy(places).to(sample.x.device) for places in (a, b))
+        return np.asarray(measure_items(spaces[number], banks[number], *items, *which, joint=joint).cpu().numpy())
+
+    found = np.concatenate(list(parallel_map(measured, parts)))[np.concatenate(parts).argsort()]
+    return _with_networks(found, None if network_score is None else network_score(lefts, rights))
 
 
 def _with_networks(
@@ -380,7 +423,6 @@ class FitRound:
     """One round of learning: what was fitted, and a simple score of observed and of shuffled pairs by it."""
 
     spaces: list[CommonSpace]
-    banks: list[Bank]
     observed: FloatArray
     null: FloatArray
 
@@ -447,31 +489,30 @@ def neighbours_partners(
     -1 for pairs that are not wanted, and where that one is of one of the pair's groups.
     """
     partner = np.full(len(fold), -1)
-    for number in range(FOLDS):
+
+    def search(number: int) -> None:
         places = np.flatnonzero(fold == number)
         if len(places) < 2:
-            continue
+            return
         others = x[places].T
-        own = np.flatnonzero(wanted[places])
-        for part in _cut(own, AT_ONCE):
+        for part in _cut(np.flatnonzero(wanted[places]), AT_ONCE):
             rows = places[part]
             near = x[rows] @ others
             near[torch.arange(len(rows)), torch.from_numpy(part)] = -torch.inf
             nearest = near.topk(min(CLOSE_BY, len(places) - 1), dim=1).indices.cpu().numpy()
             pick = (random_keys(rows, NEAR) % np.uint64(nearest.shape[1])).astype(np.int64)
             partner[rows] = places[nearest[np.arange(len(rows)), pick]]
+
+    parallel_each(search, range(FOLDS))
     return strangers(partner, *groups)
 
 
-def _bank(
-    space: CommonSpace, number: int, x: Tensor, y: Tensor, fold: npt.NDArray[np.uint8], trust: FloatArray
-) -> Bank:
+def _bank_rows(number: int, fold: npt.NDArray[np.uint8], trust: FloatArray) -> IntArray:
     """Pairs of the other folds that likely match, chosen at random: the bank must be diverse."""
     others = np.flatnonzero((fold != number) & (trust >= MATCH_THRESHOLD))
     if len(others) < measures.FEW:
         others = np.flatnonzero(fold != number)
-    chosen = np.random.default_rng(number).permutation(others)[:BANK]
-    return make_bank(space, x[chosen], y[chosen])
+    return np.random.default_rng(number).permutation(others)[:BANK]
 
 
 def by_fold(

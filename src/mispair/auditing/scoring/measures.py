@@ -86,10 +86,13 @@ def measure_items(
         joint: Whether the two sides come from encoders with a common space.
     """
     near_left, near_right = left @ bank.left[:RANKED].T, right @ bank.right[:RANKED].T
-    ranks_left, ranks_right = bank_ranks(near_left), bank_ranks(near_right)
+    (order_left, ranks_left), (order_right, ranks_right) = bank_order(near_left), bank_order(near_right)
+    count = max(min(FEW, near_left.shape[1]), round(NEIGHBOURS * near_left.shape[1]))
+    agreement = _raised(near_right, rights, order_left[lefts, :count])
+    agreement += _raised(near_left, lefts, order_right[rights, :count])
     columns = [
         learned(space, bank, left, right, lefts, rights),
-        _neighbour_agreement(near_left, near_right, lefts, rights),
+        agreement,
         (ranks_left[lefts] * ranks_right[rights]).sum(1).clamp(-1, 1),
     ]
     if joint:
@@ -100,20 +103,19 @@ def measure_items(
 
 def learned(space: CommonSpace, bank: Bank, left: Tensor, right: Tensor, lefts: Tensor, rights: Tensor) -> Tensor:
     """The measures that need only the learned space, (n, 3): contrast, evidence, similarity."""
-    a, b, evidence = compared(space, left, right, lefts, rights)
-    return with_contrast(a, b, lefts, rights, evidence, rivals(a, bank.space_right), rivals(b, bank.space_left))
-
-
-def compared(
-    space: CommonSpace, left: Tensor, right: Tensor, lefts: Tensor, rights: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Left items (u, k) and right items (v, k) as they are compared, of unit length, and the evidence of pairs (n,)."""
     a, b = left @ space.left, right @ space.right
-    own_left, own_right = ((space.correlation * side.square()).sum(1) for side in (a, b))
-    evidence = (a[lefts] * b[rights]).sum(1) - 0.5 * (own_left[lefts] + own_right[rights])
+    known = evidence(space, a, b, lefts, rights)
     if space.refined_left is None:  # the same products again
-        return normalize(a, dim=1), normalize(b, dim=1), evidence
-    return space.compared_left(left), space.compared_right(right), evidence
+        a, b = normalize(a, dim=1), normalize(b, dim=1)
+    else:
+        a, b = space.compared_left(left), space.compared_right(right)
+    return with_contrast(a, b, lefts, rights, known, rivals(a, bank.space_right), rivals(b, bank.space_left))
+
+
+def evidence(space: CommonSpace, a: Tensor, b: Tensor, lefts: Tensor, rights: Tensor) -> Tensor:
+    """How much more likely pairs are as partners than as strangers, (n,), of items in the space, (u, k) and (v, k)."""
+    own_left, own_right = ((space.correlation * side.square()).sum(1) for side in (a, b))
+    return (a[lefts] * b[rights]).sum(1) - 0.5 * (own_left[lefts] + own_right[rights])
 
 
 def with_contrast(
@@ -138,16 +140,19 @@ def names(*, joint: bool, networks: bool = False) -> list[str]:
     return [name for name in MEANINGS if given.get(name, True)]
 
 
-def bank_ranks(near: Tensor) -> Tensor:
-    """Standardised ranks (n, M) of distances to a bank, given the similarities: a vector of unit length a row.
+def bank_order(near: Tensor) -> tuple[Tensor, Tensor]:
+    """Places of a bank from the nearest to the farthest, and standardised ranks of the distances, (n, M) each.
 
-    `standard_ranks(-near)`, as the distance of unit vectors falls with their similarity, but several times as fast:
-    similarities are rounded to 22 bits and sorted with their places as one number. Equal ones are ranked by place, and
-    zero if all are equal.
+    The ranks of an item are a vector of unit length: `standard_ranks(-near)`, as the distance of unit vectors falls
+    with their similarity, but several times as fast: similarities are rounded to 22 bits and sorted with their places
+    as one number. Equal ones are ranked by place, and zero if all are equal.
+
+    Args:
+        near: (n, M) similarities of items to the bank's.
     """
     size = near.shape[1]
     if size < 2:
-        return torch.zeros_like(near)
+        return torch.zeros_like(near, dtype=torch.long), torch.zeros_like(near)
     fine = ((1 - near.clamp(-1, 1)) * (1 << 21)).to(torch.int32)
     keys = (fine << PLACE_BITS) | torch.arange(size, dtype=torch.int32, device=near.device)
     # numpy's sort uses the vector instructions of the processor, that of torch does not.
@@ -156,24 +161,17 @@ def bank_ranks(near: Tensor) -> Tensor:
     ranks = ranks / torch.linalg.vector_norm(ranks)
     order = (ordered & ((1 << PLACE_BITS) - 1)).long()
     differ = (ordered[:, :1] >> PLACE_BITS) != (ordered[:, -1:] >> PLACE_BITS)
-    return torch.empty_like(near).scatter_(1, order, torch.where(differ, ranks, 0))
-
-
-def _neighbour_agreement(left: Tensor, right: Tensor, lefts: Tensor, rights: Tensor) -> Tensor:
-    """How close each item is to the partners of its partner's neighbours, in standard deviations, both ways added.
-
-    Args:
-        left: (u, M) similarities of the left items to the bank's.
-        right: (v, M) the same for the right items.
-        lefts: (n,) left item of each pair.
-        rights: (n,) right item of each pair.
-    """
-    count = max(min(FEW, left.shape[1]), round(NEIGHBOURS * left.shape[1]))
-    near_left, near_right = (side.topk(count, dim=1, sorted=False).indices for side in (left, right))
-    return _raised(right, rights, near_left[lefts]) + _raised(left, lefts, near_right[rights])
+    return order, torch.empty_like(near).scatter_(1, order, torch.where(differ, ranks, 0))
 
 
 def _raised(scores: Tensor, items: Tensor, chosen: Tensor) -> Tensor:
+    """How close items are to the partners of their partner's neighbours, in standard deviations, (n,).
+
+    Args:
+        scores: (u, M) similarities of items to the bank's.
+        items: (n,) item of each pair.
+        chosen: (n, c) places of its partner's neighbours.
+    """
     mean = scores.mean(1)
     # Many times as fast as `std`. Similarities of centred vectors have no large mean that would cancel.
     square = torch.linalg.vector_norm(scores, dim=1).square() / scores.shape[1]

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from mispair.auditing.scoring.folds import FOLDS, fold_numbers, random_keys, sample
 from mispair.auditing.scoring.judge import Judge
-from mispair.auditing.scoring.measures import compared, rivals, with_contrast
+from mispair.auditing.scoring.measures import evidence, rivals, with_contrast
 from mispair.auditing.sources.source import Source
+from mispair.compute.threads import cores, parallel_each
 from mispair.data.pairs import MATCH_THRESHOLD, IntArray
 from mispair.functional.logistic import FloatArray, logistic, newton, probability
 
@@ -26,6 +27,7 @@ POOL = 1 << 14  # items that are tried; of more, those of flagged pairs come fir
 TRIED = 10  # candidates that are looked at closely, for each pair
 KEPT = 3
 AT_ONCE = 512  # pairs at a time
+WORKERS = 4  # at most: each holds the whole pool in the space of a fold
 HIDDEN, LEAST_HIDDEN = 1024, 20  # pairs whose partner is hidden among the candidates: at most, and at least
 NETWORK_SHARE = 16  # with the networks of a run, which are slow, one in so many pairs, but not below ...
 NETWORK_HIDDEN = 128  # ... so many
@@ -80,13 +82,19 @@ def find_partners(
     flagged = Candidates.empty(len(rows), min(TRIED, len(search.pool)), search.measures)
     known = Candidates.empty(len(hidden), flagged.rows.shape[1], search.measures)
     own, strange = np.zeros((len(hidden), search.measures)), np.zeros((len(hidden), STRANGERS, search.measures))
-    for number in range(FOLDS):
+
+    _ = search.taken  # once, before several threads need it
+
+    def in_fold(number: int) -> None:
         items = search.in_space(number)
-        for those, places, into in ((rows, fold == number, flagged), (hidden, hidden_fold == number, known)):
-            for here in _cut(np.flatnonzero(places)):
-                into.put(here, search.candidates(those[here], number, items))
-        here = np.flatnonzero(hidden_fold == number)
-        own[here], strange[here] = search.hidden(hidden[here], number)
+        for here in _cut(np.flatnonzero(fold == number)):
+            flagged.put(here, search.candidates(search.kept(rows[here], number), items))
+        for here in _cut(np.flatnonzero(hidden_fold == number)):
+            kept = search.kept(hidden[here], number)
+            known.put(here, search.candidates(kept, items))
+            own[here], strange[here] = search.hidden(kept, items)
+
+    parallel_each(in_fold, range(FOLDS), cores(WORKERS))
     lesson = Lesson.of(known, own, strange, np.nan_to_num(match[hidden]), search, flagged)
     found = lesson.best(flagged, np.nan_to_num(match[rows]))
     return found if search.shared else given_once(found, match)
@@ -121,6 +129,17 @@ class Candidates:
     def put(self, here: IntArray, part: Candidates) -> None:
         for own, given in zip(vars(self).values(), vars(part).values(), strict=True):
             own[here] = given
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Items of n pairs of a fold that are kept."""
+
+    rows: IntArray  # (n,)
+    number: int  # the fold
+    items: Tensor  # (n, D) preprocessed
+    compared: Tensor  # (n, k) in the space of the fold
+    rivals: Tensor  # (n,) similarity to their best rivals
 
 
 class Search:
@@ -190,86 +209,101 @@ class Search:
     @cached_property
     def pool_rivals(self) -> Tensor:
         """(P,) similarity of each item to its best rivals, in the space of its own fold; others hardly differ."""
-        found, fold = torch.empty(len(self.pool)).to(self.items), self.fold(self.pool)
-        for number in range(FOLDS):
+        found, fold, items = torch.empty(len(self.pool)).to(self.items), self.fold(self.pool), self.items
+
+        def in_fold(number: int) -> None:
             own = torch.from_numpy(np.flatnonzero(fold == number)).to(self.device)
             if len(own):
-                found[own] = self.rivals(self.compared(self.items[own], number, self.side), number, self.side)
+                found[own] = self.rivals(self.compared(items[own], number, self.side), number, self.side)
+
+        parallel_each(in_fold, range(FOLDS), cores(WORKERS))
         return found
 
+    @cached_property
+    def taken(self) -> Tensor:
+        """(P,) what the rivals of each item and its own partner take from its contrast."""
+        return torch.from_numpy(WORTH * np.log(self.free(self.pool))).to(self.items) - self.pool_rivals
+
     def in_space(self, number: int) -> Tensor:
-        """The items in the space of a fold, with what their rivals and their own partner take away, (P, k + 1)."""
-        taken = torch.from_numpy(WORTH * np.log(self.free(self.pool))).to(self.items)
-        return torch.column_stack([2 * self.compared(self.items, number, self.side), taken - self.pool_rivals])
+        """The items in the space of a fold, with what is taken from their contrast, (P, k + 1)."""
+        return torch.column_stack([2 * self.compared(self.items, number, self.side), self.taken])
 
-    def candidates(self, rows: IntArray, number: int, items: Tensor) -> Candidates:
-        """The items with the largest contrast for some rows of a fold."""
-        kept = self._vectors(rows, 1 - self.side)
-        compared = self.compared(kept, number, 1 - self.side)
-        scores = torch.column_stack([compared, torch.ones_like(compared[:, :1])]) @ items.T
+    def kept(self, rows: IntArray, number: int) -> Kept:
+        """The items of some rows of a fold that are kept."""
+        side = 1 - self.side
+        items = self._vectors(rows, side)
+        compared = self.compared(items, number, side)
+        return Kept(rows, number, items, compared, self.rivals(compared, number, side))
+
+    def candidates(self, kept: Kept, items: Tensor) -> Candidates:
+        """The items with the largest contrast; `items` are `in_space` of the same fold."""
+        scores = torch.column_stack([kept.compared, torch.ones_like(kept.compared[:, :1])]) @ items.T
         places = scores.topk(min(TRIED, len(self.pool)), dim=1).indices.cpu().numpy()
-        which = np.repeat(np.arange(len(rows)), places.shape[1])
-        needed, others = np.unique(places, return_inverse=True)
         tried = self.pool[places]
-        measures = self.measure(kept, needed, which, others.reshape(-1), number, rows)
         free = np.where(
-            self.owners(tried) == self.owners(rows)[:, None], 0, self.free(tried.reshape(-1)).reshape(tried.shape)
+            self.owners(tried) == self.owners(kept.rows)[:, None], 0, self.free(tried.reshape(-1)).reshape(tried.shape)
         )
-        return Candidates(tried, places, measures.reshape(*places.shape, -1), free)
+        return Candidates(tried, places, self.measure(kept, places, items), free)
 
-    def hidden(self, rows: IntArray, number: int) -> tuple[FloatArray, FloatArray]:
+    def hidden(self, kept: Kept, items: Tensor) -> tuple[FloatArray, FloatArray]:
         """(n, m) measures of some pairs of a fold, and (n, STRANGERS, m) of their kept items with random others."""
-        kept, own = self._vectors(rows, 1 - self.side), self._vectors(rows, self.side)
-        each = np.arange(len(rows))
+        rows, number = kept.rows, kept.number
         drawn = random_keys(np.repeat(rows, STRANGERS) * STRANGERS + np.tile(np.arange(STRANGERS), len(rows)), 0)
-        places = (drawn % np.uint64(len(self.pool))).astype(np.int64)
-        needed, others = np.unique(places, return_inverse=True)
-        strange = self.measure(kept, needed, np.repeat(each, STRANGERS), others.reshape(-1), number, rows)
-        loss = self.rivals(self.compared(own, number, self.side), number, self.side)
-        return (
-            self._measure(kept, own, loss, each, each, number, (rows, rows)),
-            strange.reshape(len(rows), STRANGERS, self.measures),
-        )
+        places = (drawn % np.uint64(len(self.pool))).astype(np.int64).reshape(len(rows), STRANGERS)
+        own = self._vectors(rows, self.side)
+        compared = self.compared(own, number, self.side)
+        loss = self.rivals(compared, number, self.side)
+        each = np.arange(len(rows))
+        return self._measure(kept, rows, own, compared, loss, each, each), self.measure(kept, places, items)
 
-    def measure(
-        self, kept: Tensor, needed: IntArray, which: IntArray, partners: IntArray, number: int, rows: IntArray
-    ) -> FloatArray:
-        """(k, m) contrast, evidence and similarity of new pairs, and the scores of a run's networks.
+    def measure(self, kept: Kept, places: IntArray, items: Tensor) -> FloatArray:
+        """(n, t, m) contrast, evidence and similarity of new pairs, and the scores of a run's networks.
 
         Args:
-            kept: (n, D) items that are kept.
-            needed: (u,) places of the other items in the pool.
-            which: (k,) kept item of each pair.
-            partners: (k,) its new partner.
-            number: The fold.
-            rows: (n,) rows of the kept items.
+            kept: The items that are kept.
+            places: (n, t) places of the other items in the pool.
+            items: `in_space` of the same fold.
         """
-        new = rows[which], self.pool[needed][partners]
-        return self._measure(kept, self.items[needed], self.pool_rivals[needed], which, partners, number, new)
+        needed, partners = np.unique(places, return_inverse=True)
+        which = np.repeat(np.arange(len(places)), places.shape[1])
+        compared = items[needed, :-1] / 2
+        others = self.items[needed], compared, self.pool_rivals[needed]
+        return self._measure(kept, self.pool[needed], *others, which, partners.reshape(-1)).reshape(*places.shape, -1)
 
     def _measure(
         self,
-        kept: Tensor,
-        others: Tensor,
-        other_rivals: Tensor,
+        kept: Kept,
+        rows: IntArray,
+        items: Tensor,
+        compared: Tensor,
+        rivals: Tensor,
         which: IntArray,
         partners: IntArray,
-        number: int,
-        rows: tuple[IntArray, IntArray],
     ) -> FloatArray:
-        """The same of other items (u, E) with their rivals (u,); `rows` are those of the kept and the new items."""
-        if not len(which):
-            return np.zeros((0, self.measures))
-        a, b = (torch.from_numpy(part).to(kept.device) for part in (which, partners))
-        sides = (kept, others, a, b) if self.keep_left else (others, kept, b, a)
-        left, right, evidence = compared(self.judge.spaces[number], *sides)
-        kept_rivals = self.rivals(left if self.keep_left else right, number, 1 - self.side)
-        both = (kept_rivals, other_rivals) if self.keep_left else (other_rivals, kept_rivals)
-        found = with_contrast(left, right, *sides[2:], evidence, *both).double().cpu().numpy()
+        """The same, (k, m).
+
+        Args:
+            kept: The items that are kept.
+            rows: (u,) rows of the other items.
+            items: (u, E) these.
+            compared: (u, k) the same in the space of the fold.
+            rivals: (u,) their similarity to their best rivals.
+            which: (k,) kept item of each pair.
+            partners: (k,) its new partner.
+        """
+        a, b = (torch.from_numpy(part).to(items.device) for part in (which, partners))
+        sides = (kept.items, kept.compared, kept.rivals, a), (items, compared, rivals, b)
+        (left, from_left, left_rivals, lefts), (right, from_right, right_rivals, rights) = (
+            sides if self.keep_left else sides[::-1]
+        )
+        space = self.judge.spaces[kept.number]
+        known = evidence(space, left @ space.left, right @ space.right, lefts, rights)
+        measured = with_contrast(from_left, from_right, lefts, rights, known, left_rivals, right_rivals)
+        found: FloatArray = measured.double().cpu().numpy()
         if self.source.network_score is None:
             return found
-        networks = self.source.network_score(*(rows if self.keep_left else rows[::-1]))
-        return np.column_stack([found, networks])
+        new = kept.rows[which], rows[partners]
+        return np.column_stack([found, self.source.network_score(*(new if self.keep_left else new[::-1]))])
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,9 @@ fold's space is refined without that fold.
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -17,18 +19,21 @@ import torch
 from torch import Tensor
 
 from mispair.auditing.scoring.common_space import CommonSpace
-from mispair.data.pairs import MATCH_THRESHOLD
+from mispair.compute.threads import parallel_each, parallel_map
+from mispair.data.pairs import MATCH_THRESHOLD, IntArray
 from mispair.functional.logistic import FloatArray
 
 ENOUGH = 2000  # trusted pairs; below, refined spaces remember their pairs instead of learning
 BATCH = 256
+PREPARED = 32  # batches held at a time
+AT_ONCE = 5  # spaces that a core refines at a time
 EPOCHS, ENOUGH_STEPS = 2, 30  # so many epochs, but no more steps than this, or than one epoch has
 RATE = 0.03  # of Adam, times the spread of the directions' entries; it falls to 0
 DECAYS = (0.9, 0.999)  # of Adam's running means
 TEMPERATURE = 0.1  # of the similarities
 SOFT = 0.8  # share of the targets that is spread over items alike
 ALIKE = 0.1  # temperature of that likeness
-ABSENT = 1e4  # taken from the similarity of items that do not take part
+LEAST = 1e-30  # sum of a softmax of which no item takes part
 
 
 def refined(
@@ -46,26 +51,82 @@ def refined(
     rows = np.flatnonzero(trust >= MATCH_THRESHOLD)
     if len(rows) < ENOUGH:
         return spaces
-    weight = torch.from_numpy(trust).to(x)
-    other_fold = torch.from_numpy(fold[None, :] != np.arange(len(spaces))[:, None]).to(x)
-    directions = [torch.stack([space.left for space in spaces]), torch.stack([space.right for space in spaces])]
-    rates = [RATE * side.std(dim=(1, 2), keepdim=True) for side in directions]
-    moments = [(torch.zeros_like(side), torch.zeros_like(side)) for side in directions]
+    batches = _batches(rows)
+    weight = torch.from_numpy(trust * (fold != np.arange(len(spaces))[:, None])).to(x)
+    at_once = len(spaces) if x.device.type == "cuda" else AT_ONCE
+    parts = [slice(start, start + at_once) for start in range(0, len(spaces), at_once)]
+    learners = [Learner(spaces[part], weight[part], len(batches)) for part in parts]
+
+    def prepared(batch: IntArray) -> Batch:
+        here = torch.from_numpy(batch).to(x.device)
+        return Batch.of(here, x[here], y[here])
+
+    for start in range(0, len(batches), PREPARED):
+        some = list(parallel_map(prepared, batches[start : start + PREPARED]))
+        parallel_each(partial(Learner.learn, batches=some), learners)
+    return [space for learner in learners for space in learner.spaces()]
+
+
+def _batches(rows: IntArray) -> list[IntArray]:
+    """Rows of each step."""
     in_epoch = len(rows) // BATCH
     steps = min(EPOCHS * in_epoch, max(ENOUGH_STEPS, in_epoch))
-    rng = np.random.default_rng(0)
-    for step in range(steps):
-        if step % in_epoch == 0:
-            rows = rng.permutation(rows)
-        start = step % in_epoch * BATCH
-        here = torch.from_numpy(rows[start : start + BATCH]).to(x.device)
-        gradients = contrastive_gradients(
-            x[here], y[here], directions[0], directions[1], weight[here] * other_fold[:, here]
-        )
-        for side, gradient, rate, moment in zip(directions, gradients, rates, moments, strict=True):
-            adam_step(side, gradient, moment, rate * (1 - step / steps), step + 1)
-    pairs = zip(spaces, *directions, strict=True)
-    return [replace(space, refined_left=left, refined_right=right) for space, left, right in pairs]
+    rng, batches = np.random.default_rng(0), []
+    for _ in range(0, steps, in_epoch):
+        rows = rng.permutation(rows)
+        batches += np.split(rows[: in_epoch * BATCH], in_epoch)
+    return batches[:steps]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Pairs of a step."""
+
+    rows: Tensor  # (B,)
+    x: Tensor  # (B, D) left items, of unit length
+    y: Tensor  # (B, E) their partners
+    alike: tuple[Tensor, Tensor]  # (B, B) how alike left items are, and how right items are: 1 for equal ones
+
+    @classmethod
+    def of(cls, rows: Tensor, x: Tensor, y: Tensor) -> Batch:
+        return cls(rows, x, y, (_alike(x), _alike(y)))
+
+
+def _alike(items: Tensor) -> Tensor:
+    return ((items @ items.T - 1) / ALIKE).exp_()
+
+
+class Learner:
+    """Refines some of the spaces, each for itself."""
+
+    def __init__(self, spaces: list[CommonSpace], weight: Tensor, steps: int) -> None:
+        """
+        Args:
+            spaces: F of them.
+            weight: (F, n) how much each pair counts in each.
+            steps: How many there will be.
+        """
+        self._spaces, self._weight, self._steps, self._done = spaces, weight, steps, 0
+        self._left = torch.stack([space.left for space in spaces])
+        self._right = torch.stack([space.right for space in spaces])
+        both = self._left, self._right
+        self._rates = [RATE * side.std(dim=(1, 2), keepdim=True) for side in both]
+        self._moments = [(torch.zeros_like(side), torch.zeros_like(side)) for side in both]
+
+    def learn(self, batches: Sequence[Batch]) -> None:
+        """A step with each batch."""
+        for batch in batches:
+            gradients = contrastive_gradients(batch, self._left, self._right, self._weight[:, batch.rows])
+            left = 1 - self._done / self._steps
+            self._done += 1
+            each = zip((self._left, self._right), gradients, self._rates, self._moments, strict=True)
+            for side, gradient, rate, moment in each:
+                adam_step(side, gradient, moment, rate * left, self._done)
+
+    def spaces(self) -> list[CommonSpace]:
+        """The spaces with refined directions."""
+        each = zip(self._spaces, self._left, self._right, strict=True)
+        return [replace(space, refined_left=left, refined_right=right) for space, left, right in each]
 
 
 def adam_step(values: Tensor, gradient: Tensor, moments: tuple[Tensor, Tensor], rate: Tensor, step: int) -> None:
@@ -86,7 +147,7 @@ def adam_step(values: Tensor, gradient: Tensor, moments: tuple[Tensor, Tensor], 
     values -= rate * mean / (square.sqrt() + 1e-8)
 
 
-def contrastive_gradients(x: Tensor, y: Tensor, left: Tensor, right: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+def contrastive_gradients(batch: Batch, left: Tensor, right: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients of InfoNCE of a batch with soft targets, both ways added, in several spaces at a time.
 
     With a, b the items of a batch in a space and of unit length, s = a b' / TEMPERATURE, and t_ij the targets, SOFT
@@ -95,8 +156,7 @@ def contrastive_gradients(x: Tensor, y: Tensor, left: Tensor, right: Tensor, wei
         loss = -1/B sum_i w_i sum_j t_ij (log softmax_j s_ij + log softmax_j s_ji)
 
     Args:
-        x: (B, D) left items, of unit length.
-        y: (B, E) their partners.
+        batch: B pairs.
         left: (F, D, k) directions of each space.
         right: (F, E, k) directions.
         weight: (F, B) how much each pair counts; those that count nothing are not there for the others either.
@@ -104,24 +164,21 @@ def contrastive_gradients(x: Tensor, y: Tensor, left: Tensor, right: Tensor, wei
     Returns:
         (F, D, k) and (F, E, k).
     """
-    part = (weight > 0).to(x)
-    target = (_alike(x, part) + _alike(y, part)) * (SOFT / 2)
-    target.diagonal(dim1=1, dim2=2).add_(1 - SOFT)
-    (a, long), (b, wide) = (_unit(items @ side) for items, side in ((x, left), (y, right)))
-    similar = a @ b.transpose(1, 2) / TEMPERATURE
-    absent = (part - 1)[:, None, :] * ABSENT
-    # The targets of a row add up to 1, so that the derivative of each softmax is what it predicts less the target.
-    rows = torch.softmax(similar + absent, dim=2).sub_(target)
-    columns = torch.softmax(similar.transpose(1, 2) + absent, dim=2).sub_(target)
+    x, y = batch.x, batch.y
+    part = (weight > 0).to(x)[:, :, None]
     share = weight[:, :, None] / (len(x) * TEMPERATURE)
-    slope = share * rows + (share * columns).transpose(1, 2)
-    return _turned(x, slope @ b, a, long), _turned(y, slope.transpose(1, 2) @ a, b, wide)
-
-
-def _alike(items: Tensor, part: Tensor) -> Tensor:
-    """(F, B, B) softmax of the likeness of items (B, D) over those that take part (F, B)."""
-    like = ((items @ items.T - 1) / ALIKE).exp()
-    return like * (part[:, None, :] / (part @ like)[:, :, None])
+    (a, long), (b, wide) = (_unit(items @ side) for items, side in ((x, left), (y, right)))
+    # The targets of a row add up to 1, so that the derivative of each softmax is what it predicts less the target.
+    # Cosines over the temperature are no more than 10: their exponentials need no shift.
+    slope = torch.bmm(a / TEMPERATURE, b.transpose(1, 2)).exp_()
+    forth, back = (share / (like @ part).clamp(min=LEAST) for like in (slope, slope.transpose(1, 2)))
+    slope *= forth + back.transpose(1, 2)
+    for like in batch.alike:
+        own = share * (SOFT / 2) / (like @ part).clamp(min=LEAST)
+        slope.addcmul_(like, own + own.transpose(1, 2), value=-1)
+    slope.diagonal(dim1=1, dim2=2).sub_((1 - SOFT) * 2 * share[:, :, 0])
+    to_left, to_right = part * (slope @ (part * b)), part * (slope.transpose(1, 2) @ (part * a))
+    return _turned(x, to_left, a, long), _turned(y, to_right, b, wide)
 
 
 def _unit(items: Tensor) -> tuple[Tensor, Tensor]:

@@ -154,8 +154,9 @@ def scan(
     def block(where: tuple[int, int, int]) -> Scan:
         start, stop, _ = where
         bad = known[np.searchsorted(known, start) : np.searchsorted(known, stop)] - start
-        rows = np.arange(first + start, first + stop) if groups is None else groups[start:stop]
-        return _measured(source, judge, start, stop, fold_numbers(rows), bad, device)
+        rows = np.arange(first + start, first + stop)
+        fold = fold_numbers(rows if groups is None else groups[start:stop])
+        return _measured(source, judge, start, rows, fold, bad, device)
 
     for (begin, stop, end), part in zip(blocks, parallel_map(block, blocks, workers), strict=True):
         result.put(begin, part)
@@ -185,22 +186,25 @@ def _measured(
     source: Source,
     judge: Judge,
     start: int,
-    stop: int,
+    rows: IntArray,
     fold: npt.NDArray[np.uint8],
     bad: IntArray,
     device: torch.device,
 ) -> Scan:
-    """One block; rows that cannot be read have no measures."""
-    left, right = source.block(start, stop)
-    part = Scan.empty(stop - start, len(judge.names))
+    """One block; rows that cannot be read have no measures, and those that were learned from have them already."""
+    left, right = source.block(start, start + len(rows))
+    part = Scan.empty(len(rows), len(judge.names))
     part.status[:] = faults(left, right)
     part.status[bad] = BAD_IN_TABLE
     good = np.flatnonzero(part.status == READABLE)
-    if len(good):
+    known, measures = judge.known(rows[good])
+    part.measures[good[known]] = measures
+    rest = np.delete(good, known)
+    if len(rest):
         score = source.network_score
-        sides = torch.from_numpy(left[good]).to(device), torch.from_numpy(right[good]).to(device)
-        networks = None if score is None else score(start + good, start + good)
-        part.measures[good] = judge.measure(*sides, fold[good], networks)
+        sides = torch.from_numpy(left[rest]).to(device), torch.from_numpy(right[rest]).to(device)
+        networks = None if score is None else score(start + rest, start + rest)
+        part.measures[rest] = judge.measure(*sides, fold[rest], networks)
     return part
 
 

@@ -197,10 +197,14 @@ def near_enough(units: FloatArray, rows: int) -> float:
         units: (n, D) some of the vectors, centred and of unit length.
         rows: Number of all vectors.
     """
-    cosines = np.asarray(units, dtype=np.float32) @ np.asarray(units, dtype=np.float32).T
-    # Equal vectors say nothing about how near different ones are.
-    different = cosines[(cosines < 1 - 1e-6) & ~np.eye(len(units), dtype=bool)]
-    directions = 1 / max(float(np.square(different).mean(dtype=np.float64)), 1e-9) if len(different) else 1.0
+    units = np.asarray(units, dtype=np.float32)
+    cosines = units @ units.T
+    equal = ~(cosines < 1 - 1e-6)  # which say nothing about how near different ones are
+    np.fill_diagonal(equal, True)
+    cosines[equal] = 0
+    different = equal.size - np.count_nonzero(equal)
+    squares = float(np.square(cosines, out=cosines).sum(dtype=np.float64))
+    directions = 1 / max(squares / different, 1e-9) if different else 1.0
     if directions < 1.5:
         return 1.0
     squared_sine = float(betaincinv((directions - 1) / 2, 0.5, min(1.0, 2 * BY_ACCIDENT / rows)))

@@ -115,12 +115,14 @@ class Matcher:
         return open_index(folder, self._query_encoder(side))
 
     def to_onnx(self, out: str | Path) -> list[Path]:
-        """Writes a two-tower model to a folder, as `left.onnx` and `right.onnx` (extra `onnx`).
+        """Writes a model to a folder, as `left.onnx` and `right.onnx` (extra `onnx`). For vse and two-tower.
 
-        Their input `items` are vectors (N, D), as the model was trained with; their output `vectors` are what `encode`
-        gives, so the score of two items is the dot product.
+        The input `items` is what the model was trained with: vectors (N, D) or regions (N, n, D). Texts are numbers of
+        words (N, n), padded with 0, beside their `lengths` (N,): `words.json` has the words by number, and a text is
+        `<start>`, its lower-case words (`mispair.data.vocabulary.tokenize`) and `<end>`. The output `vectors` is what
+        `encode` gives, so the score of two items is the dot product.
         """
-        return export_onnx(self.networks, self.specs, Path(out))
+        return export_onnx(self.networks, self.specs, self.vocabulary, Path(out))
 
     def _query_encoder(self, side: SideName) -> Callable[[Items], FloatArray]:
         other: SideName = "right" if side == "left" else "left"

@@ -1,9 +1,10 @@
-"""Writing a two-tower model as ONNX files, which run without torch and without mispair."""
+"""Writing models with one vector an item as ONNX files, which run without torch and without mispair."""
 
 from __future__ import annotations
 
 import importlib
 import io
+import json
 import math
 import warnings
 from collections.abc import Sequence
@@ -13,34 +14,121 @@ import torch
 from torch import Tensor, nn
 
 from mispair.data.batches import Items
+from mispair.data.vocabulary import MOST_WORDS, Vocabulary
 from mispair.errors import ConfigError
 from mispair.models import Network, SideSpec
-from mispair.models.two_tower import TwoTower
+from mispair.models.base import CosineNetwork, l2norm
+from mispair.models.encoders import WordRecurrence
+from mispair.models.vse import GPO, PooledRegions, PooledWords
 from mispair.support.files import write_atomically
 
 FILES = ("left.onnx", "right.onnx")
+WORDS = "words.json"
+LONGEST = MOST_WORDS + 2  # with the words for the start and the end
+
+
+class _Regions(nn.Module):
+    """`PooledRegions` in operations that ONNX has. All items have `count` regions, so the weights are constants."""
+
+    weights: Tensor
+
+    def __init__(self, encoder: PooledRegions, count: int) -> None:
+        super().__init__()
+        self.fc, self.mlp = encoder.fc, encoder.mlp
+        self.register_buffer("weights", encoder.pool.weights(None, count))
+
+    def forward(self, items: Tensor) -> Tensor:
+        regions = items.flatten(0, -2)
+        mapped = (self.fc(regions) + self.mlp(regions)).unflatten(0, (-1, self.weights.shape[1]))
+        ordered = mapped.sort(dim=1, descending=True).values
+        return l2norm((self.weights[:, None] @ ordered).squeeze(1))
+
+
+class _Words(nn.Module):
+    """`PooledWords` in operations that ONNX has, with the weights of all lengths as constants."""
+
+    weights: Tensor
+
+    def __init__(self, encoder: PooledWords) -> None:
+        super().__init__()
+        self.words = encoder.words
+        self.register_buffer("weights", _weights_by_length(encoder.pool))
+
+    def forward(self, items: Tensor, lengths: Tensor) -> Tensor:
+        position, ends = torch.arange(items.shape[1], device=items.device), lengths[:, None]
+        real = (position < ends)[..., None]
+        order = torch.where(position < ends, ends - 1 - position, position)
+        hidden = _recurrence(self.words, items, order).masked_fill(~real, -torch.inf)
+        ordered = hidden.sort(dim=1, descending=True).values.masked_fill(~real, 0)
+        weights = self.weights[lengths - 1, : items.shape[1]]
+        return l2norm((weights[:, None] @ ordered).squeeze(1))
+
+
+def _weights_by_length(pool: GPO) -> Tensor:
+    """(LONGEST, LONGEST) weights of the sorted positions, by length."""
+    return pool.weights(torch.arange(1, LONGEST + 1, device=pool.score.weight.device), LONGEST)
+
+
+def _recurrence(words: WordRecurrence, items: Tensor, order: Tensor) -> Tensor:
+    """(N, n, H): both directions, the second over texts turned round within their lengths, averaged."""
+    x = words.embed(items)
+    ahead: Tensor = words.rnn.ahead(x)[0]
+    back: Tensor = words.rnn.back(_ordered(x, order))[0]
+    return (ahead + _ordered(back, order)) / 2
+
+
+def _ordered(x: Tensor, order: Tensor) -> Tensor:
+    return x.gather(1, order[..., None].expand(-1, -1, x.shape[2]))
+
+
+class _Vectors(nn.Module):
+    """An encoder of vectors."""
+
+    def __init__(self, encoder: nn.Module) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, items: Tensor) -> Tensor:
+        pooled: Tensor = self.encoder(Items(items)).pooled
+        return pooled
 
 
 class _Side(nn.Module):
-    """The towers of one side of all networks, as `Matcher.encode` joins them."""
+    """One side of all networks, as `Matcher.encode` joins them."""
 
-    def __init__(self, towers: Sequence[nn.Module]) -> None:
+    def __init__(self, encoders: Sequence[nn.Module], spec: SideSpec) -> None:
         super().__init__()
-        self.towers = nn.ModuleList(towers)
+        self.encoders = nn.ModuleList(_exportable(encoder, spec) for encoder in encoders)
 
-    def forward(self, items: Tensor) -> Tensor:
-        joined: Tensor = torch.cat([tower(Items(items)).pooled for tower in self.towers], dim=1)
-        return joined / math.sqrt(len(self.towers))
+    def forward(self, *inputs: Tensor) -> Tensor:
+        joined = torch.cat([encoder(*inputs) for encoder in self.encoders], dim=1)
+        return joined / math.sqrt(len(self.encoders))
 
 
-def export_onnx(networks: Sequence[Network], specs: tuple[SideSpec, SideSpec], out: Path) -> list[Path]:
-    """Writes `left.onnx` and `right.onnx`: vectors (N, D) in, `items`; unit vectors (N, E) out, `vectors`.
+def _exportable(encoder: nn.Module, spec: SideSpec) -> nn.Module:
+    if isinstance(encoder, PooledWords):
+        return _Words(encoder)
+    if isinstance(encoder, PooledRegions):
+        return _Regions(encoder, max(spec.count, 1))  # a vector is a set of one
+    return _Vectors(encoder)
+
+
+def export_onnx(
+    networks: Sequence[Network], specs: tuple[SideSpec, SideSpec], vocabulary: Vocabulary | None, out: Path
+) -> list[Path]:
+    """Writes `left.onnx` and `right.onnx`, and `words.json` if a side is of texts.
+
+    The input `items` are vectors (N, D), regions (N, n, D), or numbers of words (N, n) with `lengths` (N,); the output
+    `vectors` are unit vectors (N, E).
 
     Raises:
-        ConfigError: The model is not two-tower, or onnx is missing.
+        ConfigError: The model compares regions with words, or onnx is missing.
     """
-    if not all(isinstance(network, TwoTower) for network in networks):
-        raise ConfigError("Only two-tower models can be written as ONNX; others take regions and texts, not vectors.")
+    if not all(isinstance(network, CosineNetwork) for network in networks):
+        raise ConfigError(
+            "Only models with one vector an item (vse, two-tower) can be written as ONNX; this one compares regions "
+            "with words."
+        )
     try:
         importlib.import_module("onnx")
     except ImportError:
@@ -48,19 +136,34 @@ def export_onnx(networks: Sequence[Network], specs: tuple[SideSpec, SideSpec], o
     out.mkdir(parents=True, exist_ok=True)
     sides = [network.left for network in networks], [network.right for network in networks]
     written = []
-    for name, towers, spec in zip(FILES, sides, specs, strict=True):
-        file, example = io.BytesIO(), torch.zeros(2, spec.size, device=next(towers[0].parameters()).device)
-        with warnings.catch_warnings(), torch.no_grad():
-            warnings.simplefilter("ignore")  # the exporter without onnxscript is an older one, and says so
-            torch.onnx.export(
-                _Side(towers).eval(),
-                (example,),
-                file,  # type: ignore[arg-type]
-                dynamo=False,
-                input_names=["items"],
-                output_names=["vectors"],
-                dynamic_axes={"items": {0: "N"}, "vectors": {0: "N"}},
-            )
-        write_atomically(out / name, file.getvalue())
+    for name, encoders, spec in zip(FILES, sides, specs, strict=True):
+        write_atomically(out / name, _exported(encoders, spec))
         written.append(out / name)
+    if vocabulary is not None:
+        write_atomically(out / WORDS, json.dumps(vocabulary.words, ensure_ascii=False, indent=0).encode())
+        written.append(out / WORDS)
     return written
+
+
+def _exported(encoders: Sequence[nn.Module], spec: SideSpec) -> bytes:
+    device = next(encoders[0].parameters()).device
+    example: tuple[Tensor, ...]
+    if spec.kind == "tokens":
+        example = torch.ones(2, 3, dtype=torch.int64, device=device), torch.tensor([3, 2], device=device)
+        inputs = {"items": {0: "N", 1: "n"}, "lengths": {0: "N"}}
+    else:
+        shape = (2, spec.count, spec.size) if spec.count else (2, spec.size)
+        example, inputs = (torch.zeros(shape, device=device),), {"items": {0: "N"}}
+    file = io.BytesIO()
+    with warnings.catch_warnings(), torch.no_grad():
+        warnings.simplefilter("ignore")  # the exporter without onnxscript is an older one, and says so
+        torch.onnx.export(
+            _Side(encoders, spec).eval(),
+            example,
+            file,  # type: ignore[arg-type]
+            dynamo=False,
+            input_names=list(inputs),
+            output_names=["vectors"],
+            dynamic_axes={**inputs, "vectors": {0: "N"}},
+        )
+    return file.getvalue()

@@ -28,7 +28,7 @@ class Hit:
 def find_images(
     matcher: Matcher, pairs: Pairs, query: str, top: int = 5, *, encode: TextEncoder | None = None
 ) -> list[Hit]:
-    """The images that fit a text best; `text` is the first caption of each.
+    """The images that fit a text best; `text` is that caption of each which fits it best: others may be mismatched.
 
     Args:
         matcher: The model.
@@ -41,11 +41,18 @@ def find_images(
         DataError: The model cannot read a text, or knows no word of it.
     """
     scores = matcher.score(pairs.left, encoded_query(matcher, query, encode))[:, 0]
-    captions = {int(row): pair for pair, row in reversed(list(enumerate(pairs.link)))}
-    return [
-        Hit(float(scores[row]), image_name(pairs, row), text_name(pairs, captions[row]) if row in captions else "")
-        for row in best(scores, top)
-    ]
+    return [Hit(float(scores[row]), image_name(pairs, row), _caption(matcher, pairs, row)) for row in best(scores, top)]
+
+
+def _caption(matcher: Matcher, pairs: Pairs, row: int) -> str:
+    """The caption of an image that fits it best; empty if it has none."""
+    captions = np.flatnonzero(pairs.link == row)
+    if not len(captions):
+        return ""
+    if len(captions) > 1:
+        fits = matcher.score(select(pairs.left, np.array([row])), select(pairs.right, captions))[0]
+        captions = captions[best(fits, 1)]
+    return text_name(pairs, int(captions[0]))
 
 
 def encoded_query(matcher: Matcher, query: str, encode: TextEncoder | None) -> list[str] | FloatArray:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from faulty_server import FAULTS, Server, serve
 from mispair.data import remote
 from mispair.data.remote import fetch, url_of
-from mispair.errors import DataError
+from mispair.errors import ConfigError, DataError
 
 CONTENT = np.random.default_rng(0).bytes(1_000)
 
@@ -94,12 +95,49 @@ def test_object_stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = fsspec.filesystem("memory")
     store.pipe("/bucket/left.npy", CONTENT)
     read, short = type(store).cat_file, iter([True, False, True])
-    monkeypatch.setattr(type(store), "cat_file", lambda *a: read(*a)[: 7 if next(short, False) else None])
+    monkeypatch.setattr(type(store), "cat_file", lambda *a, **k: read(*a, **k)[: 7 if next(short, False) else None])
     assert fetch("memory://bucket/left.npy", tmp_path).read_bytes() == CONTENT
     with pytest.raises(DataError, match="no such file"):
         fetch("memory://bucket/other.npy", tmp_path)
-    with pytest.raises(DataError, match="this is a folder"):
-        fetch("memory://bucket", tmp_path)
+
+
+def test_folders_of_object_stores(tmp_path: Path) -> None:
+    store = pytest.importorskip("fsspec").filesystem("memory")
+    files = {"a/1.npy": CONTENT, "a/b/2.npy": CONTENT[:7], "3.txt": b""}
+    for name, content in files.items():
+        store.pipe(f"/folders/one/{name}", content)
+    store.pipe("/folders/one-more/4.npy", CONTENT)
+
+    def fetched() -> Path:
+        return fetch("memory://folders/one", tmp_path)
+
+    folder = fetched()
+    assert folder.name == "one"
+    assert {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*.*")} == files
+    assert fetched() == folder
+    (folder / "a/1.npy").unlink()  # as if it had been stopped
+    assert (fetched() / "a/1.npy").read_bytes() == CONTENT
+    store.pipe("/folders/one/a/5.npy", CONTENT)
+    assert fetched() != folder
+    with pytest.raises(DataError, match="no such file or folder"):
+        fetch("memory://folders/none", tmp_path)
+
+
+def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fsspec.core", None)
+    with pytest.raises(ConfigError, match=r"pip install '.\[remote\]' s3fs"):
+        fetch("s3://bucket/a.npy", tmp_path)
+
+
+@pytest.mark.parametrize("name", ["../out.npy", "a/../../out.npy", "a//b.npy", "a\\b.npy"])
+def test_no_name_leads_out_of_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    store = pytest.importorskip("fsspec").filesystem("memory")
+    store.pipe("/names/one/a.npy", CONTENT)
+    info = {"type": "file", "size": 3}
+    monkeypatch.setattr(type(store), "find", lambda *_, **__: {f"/names/one/{name}": info})
+    with pytest.raises(DataError, match="cannot be the name of a file"):
+        fetch("memory://names/one", tmp_path)
+    assert not list(tmp_path.rglob("*.npy"))
 
 
 @pytest.mark.parametrize("path", ["left.npy", "/a/left.npy", "http/a", "s3", "c:/a"])

@@ -67,7 +67,7 @@ def audit(
 
     Args:
         source: Images and captions, as for encode; or a folder of embeddings (clip-retrieval), of features (SCAN) or of
-            a training run. A file may be a URL, here and for --left, --right and --ids: https://, s3://, gs://.
+            a training run. It may be at a URL, as --left, --right and --ids may: https:// (files), s3:// or gs://.
         out: Folder for the table of all pairs, the suggestions and the report.
         left: Vectors of one side as .npy, instead of a source.
         right: Vectors of the other side.

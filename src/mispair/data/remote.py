@@ -1,31 +1,37 @@
-"""Files at a URL, fetched once into a folder of this machine: http and https by ranges, s3 and gs by fsspec.
+"""Files and folders at a URL, fetched once into a folder of this machine: http by ranges, s3 and gs by fsspec.
 
 A file is fetched in ranges. Each is checked against the length that was asked for, so that a connection that ends early
 is never taken for a short file. After time-outs, broken connections and answers of busy servers it is tried again, with
-longer and longer pauses. A fetch that was stopped goes on behind its last whole range.
+longer and longer pauses. A fetch that was stopped goes on behind its last whole range. Object stores have folders as
+well: all files whose names begin with that of the folder.
 """
 
 from __future__ import annotations
 
 import hashlib
 import http.client
+import json
 import os
 import re
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 import filelock
 
+from mispair.compute.threads import parallel_each
 from mispair.errors import ConfigError, DataError
 
 RANGE = 1 << 23  # bytes fetched at a time
 TIMEOUT = 60.0  # seconds without an answer
 ATTEMPTS = 6
+FILES = 4  # of a folder, fetched at a time
 PAUSE = 0.5  # seconds before the second attempt, doubled before each further one
 _URL = re.compile(r"(https?|s3|gs|memory):/+(.+)", re.DOTALL)
 _BUSY = (408, 425, 429, 500, 502, 503, 504)  # a later attempt may succeed
@@ -38,11 +44,14 @@ class TemporaryError(Exception):
     """Something that may go well at the next attempt."""
 
 
+State = tuple[int, str]  # size of a file, and a text that changes when its content does
+
+
 class RemoteFile(Protocol):
     """A file at a URL."""
 
-    def state(self) -> tuple[int, str]:
-        """Its size, and a text that changes when its content does."""
+    def state(self) -> State:
+        """What it is now."""
 
     def read(self, start: int, stop: int) -> bytes:
         """Some bytes of it, possibly too few. Raises TemporaryError."""
@@ -65,47 +74,106 @@ def local(path: Path | None, folder: Path) -> Path | None:
 
 
 def fetch(url: str, folder: Path) -> Path:
-    """The copy of a file in a folder, fetched now if it is not there or not the same any more.
+    """The copy of a file or a folder in a folder, fetched now if it is not there or not the same any more.
 
     Raises:
         DataError: It cannot be fetched.
         ConfigError: A package is missing.
     """
-    remote: RemoteFile = HttpFile(url) if url.startswith("http") else StoredFile(url)
-    size, version = _persistent(remote.state, url)
+    name = PurePosixPath(urlsplit(url).path).name or urlsplit(url).netloc
+    if url.startswith("http"):
+        file = HttpFile(url)
+        return _fetch_file(file, url, _persistent(file.state, url), folder, name)
+    place = StoredFile(url)
+    found = _persistent(place.find, url)
+    if isinstance(found, dict):
+        return _fetch_folder(place, found, folder, name)
+    return _fetch_file(place, url, found, folder, name)
+
+
+def _fetch_file(file: RemoteFile, url: str, state: State, folder: Path, name: str) -> Path:
     # Without the query: it may be a signature that is another one each time.
-    key = hashlib.sha256(f"{url.partition('?')[0]} {size} {version}".encode()).hexdigest()[:16]
-    path = folder / key / (PurePosixPath(urlsplit(url).path).name or "file")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with filelock.FileLock(path.parent / ".lock"):
-            if not path.exists():
-                _fetch(remote, url, size, version, path)
-    except OSError as error:
-        raise DataError(f"{path}: the copy of {url} cannot be written ({error.strerror or error}).") from None
-    return path
+    copy = _Copy(folder / _key(f"{url.partition('?')[0]} {state[0]} {state[1]}"), url)
+    with copy.writing():
+        if not (copy.folder / name).exists():
+            copy.fetch(file, url, state[0], name)
+            copy.complete([name], changed=[] if _persistent(file.state, url) == state else [name])
+    return copy.folder / name
 
 
-def _fetch(remote: RemoteFile, url: str, size: int, version: str, path: Path) -> None:
-    part = path.with_name(f"{path.name}.part")
+def _fetch_folder(place: StoredFile, files: Mapping[str, State], folder: Path, name: str) -> Path:
+    url = place.url
+    copy = _Copy(folder / _key(json.dumps([url, sorted(files.items())])), url)
+    with copy.writing():
+        missing = [file for file in files if not (copy.folder / name / file).exists()]
+        parallel_each(
+            lambda file: copy.fetch(place.inside(file), f"{url}/{file}", files[file][0], f"{name}/{file}"),
+            missing,
+            FILES,
+        )
+        now = _persistent(place.find, url) if missing else {}
+        changed = [file for file in missing if not isinstance(now, dict) or now.get(file) != files[file]]
+        copy.complete([f"{name}/{file}" for file in missing], changed=[f"{name}/{file}" for file in changed])
+    return copy.folder / name
 
-    def read(start: int, stop: int) -> bytes:
-        found = remote.read(start, stop)
-        if len(found) != stop - start:
-            raise TemporaryError(f"{len(found):,} bytes came where {stop - start:,} were asked for")
-        return found
 
-    with part.open("ab") as file:
-        for start in range(file.tell(), size, RANGE):
-            stop = min(start + RANGE, size)
-            file.write(_persistent(lambda start=start, stop=stop: read(start, stop), url))  # type: ignore[misc]
-            file.flush()
-        os.fsync(file.fileno())
-    if _persistent(remote.state, url) != (size, version) or part.stat().st_size != size:
-        part.unlink()
-        raise DataError(f"{url}: the file has changed while it was fetched; start the same command again.")
-    os.utime(part, (0, 0))  # the same on all machines: an audit is recognised by the times of its files
-    part.replace(path)
+@dataclass(frozen=True)
+class _Copy:
+    """A folder that gets files from a URL, each when it is whole."""
+
+    folder: Path
+    url: str
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Keeps other processes out."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with filelock.FileLock(self.folder / ".lock"):
+                yield
+        except OSError as error:
+            raise DataError(
+                f"{self.folder}: the copy of {self.url} cannot be written ({error.strerror or error})."
+            ) from None
+
+    def fetch(self, remote: RemoteFile, url: str, size: int, name: str) -> None:
+        """Fetches what is missing of a file."""
+
+        def read(start: int, stop: int) -> bytes:
+            found = remote.read(start, stop)
+            if len(found) != stop - start:
+                raise TemporaryError(f"{len(found):,} bytes came where {stop - start:,} were asked for")
+            return found
+
+        part = self._part(name)
+        part.parent.mkdir(parents=True, exist_ok=True)
+        with part.open("ab") as file:
+            if file.tell() > size:
+                file.truncate(0)
+            for start in range(file.tell(), size, RANGE):
+                stop = min(start + RANGE, size)
+                file.write(_persistent(lambda start=start, stop=stop: read(start, stop), url))  # type: ignore[misc]
+                file.flush()
+            os.fsync(file.fileno())
+
+    def complete(self, names: list[str], *, changed: list[str]) -> None:
+        """Puts fetched files in their places, unless some have changed meanwhile, which are fetched again later."""
+        for name in changed:
+            self._part(name).unlink()
+        if changed:
+            raise DataError(f"{self.url}: the data has changed while it was fetched; start the same command again.")
+        for name in names:
+            # The same times on all machines: an audit is recognised by the times of its files.
+            os.utime(self._part(name), (0, 0))
+            (self.folder / name).parent.mkdir(parents=True, exist_ok=True)
+            self._part(name).replace(self.folder / name)
+
+    def _part(self, name: str) -> Path:
+        return self.folder / ".parts" / f"{name}.part"
+
+
+def _key(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _persistent(action: Callable[[], Result], url: str) -> Result:
@@ -116,8 +184,8 @@ def _persistent(action: Callable[[], Result], url: str) -> Result:
         except (TemporaryError, TimeoutError, ConnectionError) as error:
             if attempt == ATTEMPTS:
                 raise DataError(
-                    f"{url}: the file cannot be fetched, {ATTEMPTS} times ({error or type(error).__name__}); the same "
-                    "command goes on where it was."
+                    f"{url}: the store or server has failed {ATTEMPTS} times ({str(error) or type(error).__name__}); "
+                    "the same command goes on where it was."
                 ) from None
             time.sleep(PAUSE * 2 ** (attempt - 1))
     raise AssertionError
@@ -129,7 +197,7 @@ class HttpFile:
     def __init__(self, url: str) -> None:
         self.url = url
 
-    def state(self) -> tuple[int, str]:
+    def state(self) -> State:
         _, size, version = self._get(0, 1)
         return size, version
 
@@ -160,34 +228,80 @@ class HttpFile:
 
 
 class StoredFile:
-    """A file of an object store."""
+    """A file or a folder of an object store."""
 
     def __init__(self, url: str) -> None:
-        try:
-            from fsspec.core import url_to_fs
-
-            self._store, self._path = url_to_fs(url)
-        except ImportError as error:
-            raise ConfigError(f"{url} needs a package ({error}): pip install fsspec, and s3fs or gcsfs.") from None
+        self._store, self._path = _open_store(url)
         self.url = url
 
-    def state(self) -> tuple[int, str]:
-        self._store.invalidate_cache()
-        found: dict[str, Any] = self._try(lambda: self._store.info(self._path))
-        if found.get("type") != "file":
+    def inside(self, name: str) -> StoredFile:
+        """A file of this folder."""
+        return StoredFile(f"{self.url.rstrip('/')}/{name}")
+
+    def find(self) -> State | dict[str, State]:
+        """The state of a file; of a folder, those of all files in it by name."""
+        found = self._info()
+        if found["type"] == "file":
+            return _state(found)
+        infos = self._try(lambda: self._store.find(self._path, detail=True))
+        start = len(self._path.rstrip("/")) + 1
+        files = {name[start:]: _state(info) for name, info in infos.items() if info["type"] == "file"}
+        files = {name: state for name, state in files.items() if name and not name.endswith("/")}
+        for name in files:
+            if {"", ".", ".."} & set(name.split("/")) or "\\" in name:
+                raise DataError(f"{self.url}: {name!r} cannot be the name of a file here; rename it.")
+        if not files:
+            raise DataError(f"{self.url}: no such file or folder.")
+        return files
+
+    def state(self) -> State:
+        found = self._info()
+        if found["type"] != "file":
             raise DataError(f"{self.url}: this is a folder; give the URL of a file.")
-        known = (found.get(name) for name in ("ETag", "etag", "LastModified", "mtime", "created"))
-        return int(found["size"]), str(next((value for value in known if value), ""))
+        return _state(found)
 
     def read(self, start: int, stop: int) -> bytes:
-        return bytes(self._try(lambda: self._store.cat_file(self._path, start, stop)))
+        return bytes(self._try(lambda: self._store.cat_file(self._path, start=start, end=stop)))
+
+    def _info(self) -> dict[str, Any]:
+        self._store.invalidate_cache()
+        found: dict[str, Any] = self._try(lambda: self._store.info(self._path))
+        return found
 
     def _try(self, action: Callable[[], Result]) -> Result:
         try:
             return action()
         except FileNotFoundError:
-            raise DataError(f"{self.url}: no such file.") from None
+            raise DataError(f"{self.url}: no such file or folder.") from None
         except PermissionError as error:
-            raise DataError(f"{self.url}: the file may not be read ({error}).") from None
-        except OSError as error:
-            raise TemporaryError(str(error)) from None
+            raise DataError(f"{self.url}: the store refuses access ({error}); look at your credentials.") from None
+        except Exception as error:  # the packages of the stores have errors of their own for broken connections
+            if "Credentials" in type(error).__name__:
+                raise DataError(
+                    f"{self.url}: {error}; give those of the store, as by AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY."
+                ) from None
+            raise TemporaryError(str(error) or type(error).__name__) from None
+
+
+def _open_store(url: str) -> tuple[Any, str]:
+    """The file system of a URL, and the path in it."""
+    options: dict[str, Any] = {}
+    if url.startswith("s3:"):
+        # The same time-outs as of web servers. It is tried again here, not there as well.
+        config = {"connect_timeout": TIMEOUT, "read_timeout": TIMEOUT, "retries": {"total_max_attempts": 1}}
+        options = {"config_kwargs": config, "max_concurrency": 2}
+    try:
+        from fsspec.core import url_to_fs
+
+        store, path = url_to_fs(url, **options)
+    except ImportError as error:
+        package = {"s3": " s3fs", "gs": " gcsfs"}.get(url.partition(":")[0], "")
+        raise ConfigError(f"{url} needs a package ({error}): pip install '.[remote]'{package}.") from None
+    if options:
+        store.retries = 1
+    return store, path
+
+
+def _state(found: Mapping[str, Any]) -> State:
+    known = (found.get(name) for name in ("ETag", "etag", "LastModified", "mtime", "created"))
+    return int(found["size"]), str(next((value for value in known if value), ""))

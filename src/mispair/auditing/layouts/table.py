@@ -16,9 +16,8 @@ from typing import IO, Any
 
 import numpy as np
 
-from mispair.auditing.sources import row_ids
 from mispair.auditing.sources.edits import Edits, LookUp
-from mispair.auditing.sources.raw import ImageFiles, RawPairs, unique_ids
+from mispair.auditing.sources.raw import ImageFiles, RawPairs, id_column
 from mispair.auditing.sources.tables import InMemory, Part, Table, Text
 from mispair.data.pairs import IntArray
 from mispair.errors import DataError
@@ -213,18 +212,18 @@ class _EmbeddedImages(_TablePairs):
         self.copies, self.name, self.files = copies, copies.name, copies.files
         self._image, self._folder = image, images
         table = copies.table
-        named, text = table.find("id"), pyarrow.large_string()
+        column, text = table.find("id"), pyarrow.large_string()
         captions, paths, ids = [], [], []
         for part in table.parts:
             captions += [cells for (cells,) in part.batches([caption])]
-            ids += [cells for (cells,) in part.batches([named])] if named else []
+            ids += [cells for (cells,) in part.batches([column])] if column else []
             paths += self._paths(part)
         self.captions = pyarrow.compute.utf8_trim_whitespace(pyarrow.chunked_array(captions, text).combine_chunks())
         if not len(self.captions):
             raise DataError(f"{self.name}: no pairs in here; expected at least one image with a caption.")
         self.image_names = pyarrow.chunked_array(paths, text).combine_chunks().fill_null("")
-        names = pyarrow.chunked_array(ids, text).to_pylist() if ids else [""] * len(self.captions)
-        self.ids = row_ids.as_texts(unique_ids(names, self.image_names.to_pylist()))
+        named = pyarrow.chunked_array(ids, text).combine_chunks() if ids else pyarrow.nulls(len(self.captions), text)
+        self.ids = id_column(named.fill_null(""), self.image_names)
 
     def _paths(self, part: Part) -> list[Any]:
         """The paths beside the bytes; parquet reads them without the bytes."""

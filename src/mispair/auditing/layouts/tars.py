@@ -18,7 +18,7 @@ import numpy as np
 
 from mispair.auditing.sources import row_ids
 from mispair.auditing.sources.edits import Edits
-from mispair.auditing.sources.raw import RawPairs, unique_ids
+from mispair.auditing.sources.raw import RawPairs, id_column
 from mispair.auditing.sources.tables import IMAGE_SUFFIXES, find_column
 from mispair.data.pairs import IntArray
 from mispair.errors import DataError
@@ -60,6 +60,7 @@ class Tars(RawPairs):
 
     def __init__(self, paths: Sequence[Path], root: Path | None) -> None:
         import pyarrow
+        import pyarrow.compute
 
         self._tars, self.name = list(paths), str(root or paths[0])
         beside = [path.with_suffix(".parquet") for path in paths]
@@ -80,7 +81,8 @@ class Tars(RawPairs):
             raise DataError(f"{self.name}: no samples in here; expected members such as 0001.jpg and 0001.txt.")
         joined = {name: pyarrow.chunked_array(chunks, text).combine_chunks() for name, chunks in columns.items()}
         self.image_names, self.captions = joined["keys"], joined["captions"]
-        self.ids = row_ids.as_texts(unique_ids(_names(joined["ids"], joined["keys"]), joined["keys"].to_pylist()))
+        named = pyarrow.compute.not_equal(joined["ids"], "")
+        self.ids = id_column(pyarrow.compute.if_else(named, joined["ids"], joined["keys"]), joined["keys"])
 
     @property
     def shards(self) -> tuple[tuple[str, int], ...]:
@@ -318,11 +320,6 @@ def _with_image_of(own: Entry, other: Entry | None) -> Entry:
     caption = find_column(tuple(own), "caption")
     stays = ("key", "uid", caption)
     return {name: value if name in stays else (other or {}).get(name) for name, value in own.items()}
-
-
-def _names(ids: Any, keys: Any) -> Iterator[str]:
-    """The uid of each sample, or its key."""
-    return (name or key for name, key in zip(ids.to_pylist(), keys.to_pylist(), strict=True))
 
 
 def tar_member(name: str, content: bytes) -> Iterator[bytes]:

@@ -188,6 +188,19 @@ class ImageFiles(RawPairs):
             )
 
 
+def id_column(names: Any, images: Any) -> Any:
+    """One id a row that no other row has, from pyarrow arrays of texts: the names, where all are there and differ.
+
+    Millions of names are not taken apart for that; see `unique_ids` for the others.
+    """
+    import pyarrow.compute
+
+    there = not pyarrow.compute.any(pyarrow.compute.equal(names, "")).as_py()
+    if there and pyarrow.compute.count_distinct(names).as_py() == len(names):
+        return names
+    return row_ids.as_texts(unique_ids(names.to_pylist(), images.to_pylist()))
+
+
 def unique_ids(ids: Iterable[str], images: Sequence[str]) -> Iterator[str]:
     """One id a row that no other row has.
 

@@ -79,7 +79,7 @@ class Tars(RawPairs):
         self._starts = np.cumsum([0, *map(len, places)])
         if not len(self._places):
             raise DataError(f"{self.name}: no samples in here; expected members such as 0001.jpg and 0001.txt.")
-        joined = {name: pyarrow.chunked_array(chunks, text).combine_chunks() for name, chunks in columns.items()}
+        joined = {name: pyarrow.chunked_array(columns.pop(name), text).combine_chunks() for name in list(columns)}
         self.image_names, self.captions = joined["keys"], joined["captions"]
         named = pyarrow.compute.not_equal(joined["ids"], "")
         self.ids = id_column(pyarrow.compute.if_else(named, joined["ids"], joined["keys"]), joined["keys"])

@@ -233,3 +233,37 @@ def test_a_damaged_summary_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "summary.json").write_text(content)
     with pytest.raises(DataError, match="the summary cannot be read"):
         AuditSummary.read(tmp_path / "summary.json")
+
+
+def test_whether_a_file_lies_in_a_folder(tmp_path: Path) -> None:
+    for name in ("data/deep", "out/deep"):
+        (tmp_path / name).mkdir(parents=True)
+    for name in ("data/deep/a", "out/deep/b"):
+        (tmp_path / name).touch()
+    (tmp_path / "data/link").symlink_to(tmp_path / "out/deep/b")
+    (tmp_path / "linked").symlink_to(tmp_path / "out")
+    out = tmp_path / "out"
+    inside = {"data/deep/a": False, "out/deep/b": True, "data/link": True, "linked/deep/b": True}
+    for name, expected in inside.items():
+        assert folder_module._lies_in([tmp_path / "data/deep/a", tmp_path / name], out) == expected, name
+    assert not folder_module._lies_in([tmp_path / "out/deep/b"], tmp_path / "data")
+
+
+def test_the_state_of_a_folder_is_that_of_its_files(tmp_path: Path) -> None:
+    data, made = tmp_path / "data", tmp_path / "data/made"
+    made.mkdir(parents=True)
+    (data / "a").write_text("a")
+    (data / "nowhere").symlink_to(tmp_path / "missing")
+
+    def state() -> object:
+        return folder_module._state(data, [made])
+
+    before = state()
+    (made / "b").write_text("b")
+    assert state() == before
+    (data / "c").write_text("")
+    with_another = state()
+    assert with_another != before
+    (data / "c").write_text("longer")
+    assert state() not in (before, with_another)
+    assert folder_module._state(data / "a", [])[1:] != folder_module._state(data / "c", [])[1:]

@@ -29,6 +29,7 @@ from mispair.auditing.sources.row_ids import RowIds
 from mispair.auditing.sources.shards import File, Side
 from mispair.auditing.sources.source import Source, open_source
 from mispair.cli.main import main
+from mispair.data.npy import Header
 from mispair.errors import ConfigError, DataError
 
 pytest.importorskip("pyarrow")
@@ -282,7 +283,8 @@ def test_a_part_holds_nothing_of_the_others(data: AuditInput) -> None:
 def test_memory_of_a_worker_does_not_grow(files: int) -> None:
     def sent(count: int) -> int:
         """Bytes that a worker gets for one part of so many files of 1,000 rows each."""
-        side = Side.of([File(Path(f"/data/{number:09d}.npy"), (1_000, 8)) for number in range(count)])
+        header = Header((1_000, 8), by_column=False, dtype=np.dtype(np.float32), start=bytes(128))
+        side = Side.of([File(Path(f"/data/{number:09d}.npy"), header) for number in range(count)])
         source = Source(side, side, "clip", "many", RowIds())
         return len(pickle.dumps(source.part(50 * 65_536, 51 * 65_536)))
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
@@ -246,7 +248,7 @@ def _audit(folder: OwnedFolder, source: Source, settings: Settings, console: Con
     out = folder.path
     check(source, settings)
     pick_device(settings.device)
-    if any(path.resolve().is_relative_to(out.resolve()) for path in source.files):
+    if _lies_in(source.files, out):
         raise DataError(f"{out}: this is where the audited data is, which is never changed; choose another --out.")
     folder.begin()
     try:
@@ -264,6 +266,14 @@ def _audit(folder: OwnedFolder, source: Source, settings: Settings, console: Con
     write_atomically(out / SUMMARY, f"{audit.summary.model_dump_json(indent=2)}\n".encode())
     folder.finish()
     return audit
+
+
+def _lies_in(files: Sequence[Path], folder: Path) -> bool:
+    """Whether a file, or what a link leads to, is in a folder; there may be thousands of files in few folders."""
+    inside = folder.resolve()
+    places = {parent.resolve() for parent in {path.parent for path in files}}
+    links = (path.resolve() for path in files if path.is_symlink())
+    return any(place.is_relative_to(inside) for place in (*places, *links))
 
 
 def _write_shards(audit: Audit, out: Path) -> None:
@@ -364,9 +374,9 @@ def _state(place: Path | None, made: Sequence[Path]) -> list[Json]:
     if place is None:
         return []
     digest = hashlib.sha256()
-    for path in sorted(path for root in (place, *_trained_on(place)) for path in _files(root, made)):
-        found = path.stat()
-        digest.update(json.dumps([os.fspath(path), found.st_size, found.st_mtime_ns]).encode())
+    found = sorted(file for root in (place, *_trained_on(place)) for file in _files(root, made))
+    for path, size, written in found:
+        digest.update(json.dumps([path, size, written]).encode())
     return [str(place.resolve()), digest.hexdigest()]
 
 
@@ -379,11 +389,19 @@ def _trained_on(run: Path) -> list[Path]:
     return [Path(config.data), *(Path(path) for path in (config.noise_file,) if path)]
 
 
-def _files(root: Path, made: Sequence[Path]) -> Iterator[Path]:
-    root = root.resolve()
-    inside = (path for path in root.rglob("*") if path.is_file()) if root.is_dir() else (root,) * root.is_file()
-    own = [path.resolve() for path in made]
-    return (path for path in inside if not any(path.is_relative_to(folder) for folder in own))
+def _files(root: Path, made: Sequence[Path]) -> Iterator[tuple[str, int, int]]:
+    """The path, size and time of the file, or of all files of a folder but those in the folders that are made."""
+    root, own = root.resolve(), [path.resolve() for path in made]
+    folders = os.walk(root) if root.is_dir() else [(str(root.parent), [], [root.name])]
+    for folder, _, names in folders:
+        if any(Path(folder).is_relative_to(one) for one in own):
+            continue
+        for name in names:
+            path = os.path.join(folder, name)
+            with contextlib.suppress(OSError):  # a link that leads nowhere
+                state = os.stat(path)
+                if stat.S_ISREG(state.st_mode):
+                    yield path, state.st_size, state.st_mtime_ns
 
 
 def _check_copies(

@@ -105,8 +105,8 @@ def _shard_rows(shards: Shards) -> str:
 
 def numbered(folder: Path, stem: str, suffix: str) -> list[Path]:
     """Files such as img_emb_0.npy in the order of their numbers: 10 comes after 9."""
-    numbers = {path: path.stem.removeprefix(f"{stem}_") for path in folder.glob(f"{stem}_*{suffix}")}
-    return sorted((path for path, number in numbers.items() if number.isdecimal()), key=lambda path: int(numbers[path]))
+    numbers = [(path.stem.removeprefix(f"{stem}_"), path) for path in folder.glob(f"{stem}_*{suffix}")]
+    return [path for _, path in sorted((int(number), path) for number, path in numbers if number.isdecimal())]
 
 
 def shard_paths(folder: Path, stem: str) -> list[Path]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import io
 import math
 import tokenize
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -12,17 +15,17 @@ import numpy as np
 import numpy.typing as npt
 
 from mispair.errors import DataError
-from mispair.support.files import regular
+from mispair.support.files import size_of
 
+Kind = Literal["float", "integer", "vector"]
 _CHUNK_BYTES = 1 << 24  # stays in the cache of the processor, and is long enough to hide the loop
 # What numpy's parser of headers raises for text that is no header.
 _DAMAGED = (ValueError, KeyError, TypeError, SyntaxError, RecursionError, MemoryError, tokenize.TokenError)
+LONGEST_HEADER = 1 << 14  # bytes: numpy refuses longer ones
 _AXES = {1: "a number each", 2: "rows, width", 3: "images, regions, width"}
 
 
-def open_array(
-    path: str | Path, ndim: int | None = None, *, kind: Literal["float", "integer", "vector"] = "float"
-) -> npt.NDArray[Any]:
+def open_array(path: str | Path, ndim: int | None = None, *, kind: Kind = "float") -> npt.NDArray[Any]:
     """Memory-map an .npy file after a check of its header and size.
 
     Args:
@@ -33,7 +36,26 @@ def open_array(
     Raises:
         DataError: The file is missing, damaged, truncated, pickled, or holds something else.
     """
-    shape, dtype = _read_header(Path(path))
+    header = read_header(path, ndim, kind=kind)
+    with Path(path).open("rb") as file:  # by its name numpy would look up every folder above it
+        array = np.memmap(file, header.dtype, "r", header.offset, header.shape, "F" if header.by_column else "C")
+    return array.view(MappedArray)
+
+
+def read_header(path: str | Path, ndim: int | None = None, *, kind: Kind = "float") -> Header:
+    """The header of an .npy file, checked as `open_array` does."""
+    header = _read_header(Path(path))
+    check_header(header, path, ndim, kind)
+    return header
+
+
+def check_header(header: Header, path: str | Path, ndim: int | None, kind: Kind) -> None:
+    """Refuses arrays of other dimensions, or that hold something else.
+
+    Raises:
+        DataError: It is such a one.
+    """
+    shape, dtype = header.shape, header.dtype
     if ndim is not None and len(shape) != ndim:
         raise DataError(
             f"{path}: found an array of shape {shape}; expected {ndim} dimension{'s' * (ndim > 1)} ({_AXES[ndim]})."
@@ -48,8 +70,6 @@ def open_array(
         )
     if kind == "integer" and dtype.kind not in "iu":
         raise DataError(f"{path}: found numbers of type {dtype}; expected whole numbers such as int64.")
-    array: npt.NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False).view(MappedArray)
-    return array
 
 
 class MappedArray(np.memmap[Any, Any]):
@@ -68,33 +88,89 @@ class MappedArray(np.memmap[Any, Any]):
         return super().__getitem__(rows)
 
 
-def _read_header(path: Path) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    """Shape and dtype of the header; the file must be long enough for them."""
+@dataclass(frozen=True)
+class Header:
+    """What the header of an .npy file says."""
+
+    shape: tuple[int, ...]
+    by_column: bool
+    dtype: np.dtype[Any]
+    start: bytes  # the header itself
+
+    @property
+    def offset(self) -> int:
+        """Where the numbers begin."""
+        return len(self.start)
+
+    @property
+    def nbytes(self) -> int:
+        """Size of the numbers."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def array(self, content: bytes) -> npt.NDArray[Any]:
+        """The array of a file with this content, which it shares."""
+        flat = np.frombuffer(content, self.dtype, math.prod(self.shape), self.offset)
+        return flat.reshape(self.shape, order="F" if self.by_column else "C")
+
+
+def _read_header(path: Path) -> Header:
+    """The header of a file, which must be long enough for what it promises."""
+    return header_of(*read_start(path, LONGEST_HEADER), path)
+
+
+def read_start(path: Path, most: int) -> tuple[bytes, int]:
+    """The first bytes of a file, at most so many, and its size.
+
+    Raises:
+        DataError: It cannot be read.
+    """
     try:
-        size = regular(path).stat().st_size
+        size = size_of(path)
         with path.open("rb") as file:
-            start = file.read(6)
-            if not size:
-                raise DataError(f"{path}: the file is empty; copy or write it again.")
-            if start != b"\x93NUMPY":
-                raise DataError(f"{path}: {_what_it_is(start)}; expected one array written by numpy.save.")
-            file.seek(0)
-            shape, _, dtype = parse_header(file, path)
-            expected = file.tell() + math.prod(shape) * dtype.itemsize
+            return file.read(most), size
     except FileNotFoundError:
         raise DataError(f"{path}: no such file.") from None
     except OSError as error:
         raise DataError(f"{path}: the file cannot be read ({error.strerror}).") from None
-    if dtype.hasobject:
+
+
+def header_of(start: bytes, size: int, path: Path) -> Header:
+    """The header of a file of so many bytes that starts like this.
+
+    Raises:
+        DataError: It is none, or the file is too short for it.
+    """
+    if not size:
+        raise DataError(f"{path}: the file is empty; copy or write it again.")
+    if start[:6] != b"\x93NUMPY":
+        raise DataError(f"{path}: {_what_it_is(start[:6])}; expected one array written by numpy.save.")
+    length = 2 if start[6:7] == b"\x01" else 4
+    end = 8 + length + int.from_bytes(start[8 : 8 + length], "little")
+    header = _parsed(start[:end])
+    if header is None:
+        raise DataError(_damaged_header(path))
+    if header.dtype.hasobject:
         raise DataError(
             f"{path}: the file holds pickled Python objects, which could run code and are never loaded; "
             "save a plain array of numbers."
         )
+    expected = header.offset + header.nbytes
     if size < expected:
         raise DataError(
             f"{path}: the file is truncated, {size:,} bytes where its header promises {expected:,}; copy it again."
         )
-    return shape, dtype
+    return header
+
+
+@lru_cache(64)
+def _parsed(start: bytes) -> Header | None:
+    """What a header says; those of thousands of shards are mostly the same. None if it is none."""
+    file = io.BytesIO(start)
+    try:
+        shape, by_column, dtype = parse_header(file, "")
+    except DataError:
+        return None
+    return Header(shape, by_column, dtype, start[: file.tell()])
 
 
 def parse_header(file: IO[bytes], name: str | Path) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
@@ -108,7 +184,7 @@ def parse_header(file: IO[bytes], name: str | Path) -> tuple[tuple[int, ...], bo
         DataError: It is no header.
     """
     readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-    damaged = f"{name}: the header of the array is damaged; copy or write it again."
+    damaged = _damaged_header(name)
     try:
         version = np.lib.format.read_magic(file)
         # Version 3 exists only for tables with non-ASCII column names, which no feature file is.
@@ -118,6 +194,10 @@ def parse_header(file: IO[bytes], name: str | Path) -> tuple[tuple[int, ...], bo
     if any(type(size) is not int or size < 0 for size in shape):
         raise DataError(damaged)
     return tuple(shape), by_column, dtype
+
+
+def _damaged_header(name: str | Path) -> str:
+    return f"{name}: the header of the array is damaged; copy or write it again."
 
 
 def _what_it_is(start: bytes) -> str:

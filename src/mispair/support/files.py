@@ -129,9 +129,20 @@ def regular(path: Path) -> Path:
     Raises:
         OSError: It is something else, or not there.
     """
-    if not stat.S_ISREG(path.stat().st_mode):
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    size_of(path)
     return path
+
+
+def size_of(path: Path) -> int:
+    """The bytes of a file that is no pipe and no device.
+
+    Raises:
+        OSError: It is something else, or not there.
+    """
+    found = path.stat()
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    return found.st_size
 
 
 def read_regular(path: Path) -> bytes:
@@ -140,7 +151,7 @@ def read_regular(path: Path) -> bytes:
     Raises:
         OSError: It is something else, or cannot be read.
     """
-    size = regular(path).stat().st_size
+    size = size_of(path)
     if size > LARGEST:
         raise OSError(f"a file of {size / 1e6:,.0f} MB, and at most {LARGEST / 1e6:,.0f} MB are read")
     return path.read_bytes()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -76,6 +76,37 @@ def test_many_small_files_are_opened_once(tmp_path: Path, monkeypatch: pytest.Mo
     for path, row in zip(paths, whole, strict=True):
         np.save(path, row[None])
     assert (open_files(paths).gather(rows) == whole[rows]).all()
+
+
+@pytest.mark.parametrize("order", ["C", "F"])
+@pytest.mark.parametrize("small", [0, 1 << 16])
+def test_rows_of_a_file_in_either_order(
+    tmp_path: Path, order: Literal["C", "F"], small: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shards, "_SMALL", small)
+    whole = np.random.default_rng(0).standard_normal((200, 3)).astype(np.float16)
+    np.save(tmp_path / "a.npy", np.asarray(whole, order=order))
+    with (tmp_path / "a.npy").open("ab") as file:
+        file.write(b"more than the header says")
+    (shard,) = open_files([tmp_path / "a.npy"]).shards
+    for rows in (slice(0, 200), slice(5, 9), slice(7, 7), np.array([3, 3, 199, 0]), np.arange(20, 120)):
+        found = shard.read(rows)
+        assert found.dtype == np.float16
+        assert (found == whole[rows]).all()
+        assert found.flags.owndata
+
+
+def test_a_file_that_changes_while_it_is_in_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shards, "_SMALL", 0)
+    path = tmp_path / "a.npy"
+    np.save(path, np.ones((9, 4), dtype=np.float32))
+    side = open_files([path])
+    np.save(path, np.ones((9, 8), dtype=np.float16))
+    with pytest.raises(DataError, match="replaced while it was in use"):
+        side.block(0, 9)
+    path.unlink()
+    with pytest.raises(DataError, match="no such file"):
+        side.gather(np.array([3]))
 
 
 def test_a_gather_reads_only_the_shards_of_its_rows() -> None:

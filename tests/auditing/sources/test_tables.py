@@ -96,6 +96,64 @@ def test_parquet_cells_come_from_any_part(
     assert table.cells("n", np.array(wanted, dtype=np.int64)) == [whole[row] for row in wanted]
 
 
+def write_parts(folder: Path, contents: list[dict[str, Any]]) -> list[Path]:
+    paths = [folder / f"{number}.parquet" for number in range(len(contents))]
+    for path, content in zip(paths, contents, strict=True):
+        parquet.write_table(arrow.table(content), path, row_group_size=2)
+    return paths
+
+
+@given(st.lists(st.lists(st.one_of(st.none(), cells), max_size=5), min_size=2, max_size=6), st.data())
+@settings(max_examples=20)
+def test_many_small_parquet_files_are_read_once(
+    tmp_path_factory: pytest.TempPathFactory, parts: list[list[str | None]], data: st.DataObject
+) -> None:
+    folder = tmp_path_factory.mktemp("parts")
+    text = arrow.string()
+    paths = write_parts(folder, [{"id": range(len(part)), "text": arrow.array(part, text)} for part in parts])
+    table = open_table(*paths)
+    whole = [cell or "" for part in parts for cell in part]
+    rows = np.array(data.draw(st.lists(st.integers(0, len(whole) - 1), max_size=8) if whole else st.just([])), np.int64)
+    for path in paths:
+        path.unlink()  # what is small is in memory
+    assert [len(part) for part in table.parts] == [len(part) for part in parts]
+    assert [part.path for part in table.parts] == paths
+    assert column(table, "text") == whole
+    assert column(table, "id") == [str(row) for part in parts for row in range(len(part))]
+    assert table.cells("text", rows) == [whole[row] for row in rows]
+    if len(rows):
+        assert table.take("id", rows).to_pylist() == [int(column(table, "id")[row]) for row in rows]
+
+
+@pytest.mark.parametrize("room", [0, 20, 1 << 20])
+def test_small_parquet_files_of_other_types_or_that_are_too_many_are_read_from_disk(
+    tmp_path: Path, room: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "_MOST_KEPT", room)
+    contents: list[dict[str, Any]] = [
+        {"text": ["a", "b", "c"]},
+        {"text": ["d"]},
+        {"text": [1, 2]},
+        {"text": arrow.array(["e", "f"]).dictionary_encode()},
+        {"text": [None]},
+        {"text": arrow.array([b"g"])},
+        {"text": ["h"]},
+        {"text": ["i"]},
+    ]
+    table = open_table(*write_parts(tmp_path, contents))
+    whole = ["a", "b", "c", "d", "1", "2", "e", "f", "", "g", "h", "i"]
+    assert column(table, "text") == whole
+    assert table.cells("text", np.arange(12)[::-1]) == whole[::-1]
+    assert len(table.blocks) == {0: 8, 20: 7, 1 << 20: 6}[room]
+
+
+def test_the_file_whose_texts_are_not_utf8_is_named(tmp_path: Path) -> None:
+    bad = arrow.Array.from_buffers(arrow.string(), 1, arrow.array([b"\xff"]).buffers())
+    paths = write_parts(tmp_path, [{"text": ["a"]}, {"text": ["b"]}, {"text": bad}])
+    with pytest.raises(DataError, match=r"2\.parquet: the column text .* not UTF-8"):
+        column(open_table(*paths), "text")
+
+
 @pytest.mark.parametrize("kind", [Text, Parquet])
 def test_neighbouring_cells_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Part]) -> None:
     path = tmp_path / "a"

@@ -21,7 +21,7 @@ import numpy.typing as npt
 import platformdirs
 
 from mispair.auditing.sources.shards import File, Side
-from mispair.data.npy import open_array
+from mispair.data.npy import read_header
 from mispair.data.pairs import IntArray
 from mispair.errors import DataError
 from mispair.support.files import is_dead, replacing, writer
@@ -86,13 +86,13 @@ class EncodingCache:
         """The keys of a file whose vectors are there; None where one of the two is damaged."""
         vectors = path.with_name(path.name.replace(".keys.npy", ".npy"))
         try:
-            shape = open_array(vectors, ndim=2, kind="vector").shape
+            header = read_header(vectors, ndim=2, kind="vector")
             keys = np.load(path, allow_pickle=False)
         except (DataError, OSError, ValueError, EOFError):
             return None
-        if keys.dtype != KEY or shape != (*keys.shape, self._width):
+        if keys.dtype != KEY or header.shape != (*keys.shape, self._width):
             return None
-        self._files.append(File(vectors, (shape[0], shape[1])))
+        self._files.append(File(vectors, header))
         self._count += len(keys)
         return np.asarray(keys)
 
@@ -116,7 +116,7 @@ class EncodingCache:
             with replacing(place) as file:
                 np.save(file, array, allow_pickle=False)
         self._new |= {key: self._count + place for place, key in enumerate(vectors)}
-        self._files.append(File(path, (len(values), self._width)))
+        self._files.append(File(path, read_header(path, ndim=2, kind="vector")))
         self._count += len(values)
 
     def rows(self, numbers: IntArray) -> CachedRows:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from io import FileIO
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from mispair.data.npy import open_array
+from mispair.data.npy import LONGEST_HEADER, Header, check_header, header_of, open_array, read_start
 from mispair.data.pairs import IntArray
 from mispair.errors import DataError
 
@@ -35,35 +36,63 @@ class Shard(Protocol):
 
 @dataclass(frozen=True)
 class File:
-    """An .npy file (n, D), mapped into memory only while a block of it is read.
+    """An .npy file (n, D), open only while rows of it are read: there may be thousands.
 
-    A map that stayed open would count what was read of it as memory of this process, and take one of its file handles.
-    Scattered rows are read one by one: of a map the system takes up to a megabyte around each of them.
+    It is not mapped into memory: what was read of a map would count as memory of this process, and around each of
+    scattered rows the system takes up to a megabyte. Only of a file that is stored by columns it is.
     """
 
     path: Path
-    shape: tuple[int, int]
+    header: Header
     kept: npt.NDArray[Any] | None = None  # its content, if it is small: opening it again takes longer than reading it
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.header.shape[0], self.header.shape[1]
 
     def read(self, rows: slice | IntArray) -> npt.NDArray[Any]:
         if self.kept is not None:
             return np.array(self.kept[rows])
-        array = open_array(self.path, ndim=2, kind="vector")
         if not isinstance(rows, slice) and len(rows) >= _TOGETHER and (np.diff(rows) == 1).all():
             rows = slice(int(rows[0]), int(rows[-1]) + 1)
-        if isinstance(rows, slice) or not array.flags.c_contiguous:
-            return np.array(array[rows])
-        assert isinstance(array, np.memmap)
-        found = np.empty((len(rows), array.shape[1]), dtype=array.dtype)
-        # Not the stride, which is another one where a single row is stored as columns.
-        size = array.shape[1] * array.itemsize
-        start, places = array.offset, found.reshape(-1).view(np.uint8).data
-        with self.path.open("rb", buffering=0) as file:
-            for place, row in enumerate(rows.tolist()):
-                file.seek(start + row * size)
-                if file.readinto(places[place * size : (place + 1) * size]) != size:
-                    raise DataError(f"{self.path}: the file has become shorter while it was read; write it again.")
+        # A single row may be stored as columns, or a single number a row: that is no difference.
+        if self.header.by_column and min(self.shape) > 1:
+            return np.array(open_array(self.path, ndim=2, kind="vector")[rows])
+        if isinstance(rows, slice):
+            start, stop, _ = rows.indices(self.shape[0])
+            runs = [(start, max(0, stop - start))]
+        else:
+            runs = [(row, 1) for row in rows.tolist()]
+        return self._runs(runs)
+
+    def _runs(self, runs: list[tuple[int, int]]) -> npt.NDArray[Any]:
+        """Rows one after the other: of each run its first row and how many there are."""
+        header, width = self.header, self.shape[1]
+        found = np.empty((sum(count for _, count in runs), width), dtype=header.dtype)
+        size, place = width * header.dtype.itemsize, 0
+        content = found.reshape(-1).view(np.uint8).data
+        try:
+            with self.path.open("rb", buffering=0) as file:
+                if file.read(header.offset) != header.start:
+                    raise DataError(f"{self.path}: the file was replaced while it was in use; start the same again.")
+                for row, count in runs:
+                    file.seek(header.offset + row * size)
+                    _fill(file, content[place : place + count * size], self.path)
+                    place += count * size
+        except FileNotFoundError:
+            raise DataError(f"{self.path}: no such file.") from None
+        except OSError as error:
+            raise DataError(f"{self.path}: the file cannot be read ({error.strerror}).") from None
         return found
+
+
+def _fill(file: FileIO, place: memoryview, path: Path) -> None:
+    """Reads until the place is full: the system may give less than was asked for."""
+    while len(place):
+        read = file.readinto(place)
+        if not read:
+            raise DataError(f"{path}: the file has become shorter while it was read; write it again.")
+        place = place[read:]
 
 
 @dataclass(frozen=True)
@@ -232,13 +261,16 @@ def open_files(paths: Sequence[Path]) -> Side:
     shards: list[Shard] = []
     room = _MOST_KEPT
     for path in paths:
-        array = open_array(path, ndim=2, kind="vector")
-        if shards and array.shape[1] != shards[0].shape[1]:
+        content, size = read_start(path, LONGEST_HEADER + _SMALL)
+        header = header_of(content, size, path)
+        check_header(header, path, 2, "vector")
+        if shards and header.shape[1] != shards[0].shape[1]:
             raise DataError(
-                f"{path}: vectors of width {array.shape[1]}, but {paths[0].name} has {shards[0].shape[1]}; "
+                f"{path}: vectors of width {header.shape[1]}, but {paths[0].name} has {shards[0].shape[1]}; "
                 "all shards must come from one encoder."
             )
-        keep = array.nbytes <= min(_SMALL, room)
-        room -= keep * array.nbytes
-        shards.append(File(path.absolute(), (array.shape[0], array.shape[1]), np.array(array) if keep else None))
+        keep = header.nbytes <= min(_SMALL, room) and header.offset + header.nbytes <= len(content)
+        room -= keep * header.nbytes
+        # A copy, which holds neither the header nor what may follow the numbers.
+        shards.append(File(path.absolute(), header, header.array(content).copy("K") if keep else None))
     return Side.of(shards)

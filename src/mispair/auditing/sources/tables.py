@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import islice
+from itertools import groupby, islice
 from pathlib import Path
 from typing import IO, Any, Literal
 
@@ -49,6 +49,7 @@ BATCH = 1 << 16
 _UNQUOTED = "\t|"  # many programs write no quotes with these, so that a cell may begin with a quotation mark
 _CHUNK = 1 << 14  # rows of a text file that are parsed at a time
 _SMALL = 1 << 24  # bytes of a text file whose batches are kept in memory
+_SMALL_PART, _MOST_KEPT = 1 << 16, 1 << 27  # bytes of one of several parquet files that is kept in memory, and of all
 _PROBED = 50  # rows that tell how a file without a header is made
 # Flickr8k.token.txt writes the number of the caption behind the name of the image.
 _IMAGE_NAME = re.compile(rf"\S.*({'|'.join(map(re.escape, sorted(IMAGE_SUFFIXES)))})(#\d+)?", re.IGNORECASE)
@@ -210,20 +211,31 @@ class InMemory(Part):
 
 @dataclass(frozen=True)
 class Table:
-    """One table in one or several files with the same columns."""
+    """One table in one or several files with the same columns.
+
+    Attributes:
+        parts: The files.
+        roles: Columns that are known by other means than their names.
+        blocks: The same rows to be read: many small files are one block. The parts by default.
+    """
 
     parts: tuple[Part, ...]
-    roles: Roles = field(default_factory=dict)  # columns that are known by other means than their names
+    roles: Roles = field(default_factory=dict)
+    blocks: tuple[Part, ...] = ()
     _recent: _Recent = field(default_factory=_Recent, init=False, repr=False, compare=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False, repr=False, compare=False)
 
     def __len__(self) -> int:
         return int(self._starts[-1])
 
+    @property
+    def _read(self) -> tuple[Part, ...]:
+        return self.blocks or self.parts
+
     @cached_property
     def _starts(self) -> IntArray:
-        """First row of each part, and the number of rows; there may be thousands of parts."""
-        return np.cumsum([0, *map(len, self.parts)])
+        """First row of each block, and the number of rows; there may be thousands of blocks."""
+        return np.cumsum([0, *map(len, self._read)])
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -253,7 +265,7 @@ class Table:
 
     def batches(self, columns: Sequence[str]) -> Iterator[list[Any]]:
         """Consecutive rows of some columns, each as a pyarrow array of text; a missing cell is an empty text."""
-        for part in self.parts:
+        for part in self._read:
             yield from part.batches(columns)
 
     def take(self, column: str, rows: IntArray) -> Any:
@@ -278,7 +290,7 @@ class Table:
         with self._lock:
             for number in np.unique(np.searchsorted(starts, ascending, side="right") - 1).tolist():
                 low, high = np.searchsorted(ascending, starts[number : number + 2])
-                found += self.parts[number].take(column, ascending[low:high] - starts[number], self._recent)
+                found += self._read[number].take(column, ascending[low:high] - starts[number], self._recent)
         back = np.empty(len(order), dtype=np.int64)
         back[order] = np.arange(len(order))
         return [chunk for piece in found for chunk in getattr(piece, "chunks", [piece])], back
@@ -298,10 +310,20 @@ def open_table(*paths: Path, columns: Roles | None = None, lenient: bool = False
             or the files differ in their columns.
     """
     columns = columns or {}
-    opened = [
-        _open_parquet(path) if _is_parquet(path) else _open_text(path, columns, lenient=lenient) for path in paths
-    ]
-    parts = tuple(part for part, _ in opened)
+    parts, kept, roles = list[Part](), list[Any](), list[Roles]()
+    room = _MOST_KEPT if len(paths) > 1 else 0
+    for path in paths:
+        start, whole = _start(path)
+        if start.startswith(b"PAR1"):
+            file, content = _open_parquet(path, start if whole and room > 0 else None)
+            room -= 0 if content is None else content.nbytes
+            parts.append(file)
+            kept.append(content)
+        else:
+            text, known = _open_text(path, columns, lenient=lenient)
+            parts.append(text)
+            kept.append(None)
+            roles.append(known)
     for part in parts[1:]:
         if set(part.columns) != set(parts[0].columns):
             raise DataError(
@@ -314,7 +336,26 @@ def open_table(*paths: Path, columns: Roles | None = None, lenient: bool = False
                 f'{paths[0]}: no column "{column}"; the columns are {_quoted(parts[0].columns)}. Name one of them with '
                 f"{FLAGS[role]}."
             )
-    return Table(parts, {**opened[0][1], **columns})
+    return Table(tuple(parts), {**(roles[0] if roles else {}), **columns}, tuple(_blocks(parts, kept)))
+
+
+def _blocks(parts: Sequence[Part], kept: Sequence[Any]) -> Iterator[Part]:
+    """The parts, but consecutive ones whose content is known as one, where their columns have the same types.
+
+    Args:
+        parts: The files.
+        kept: The content of each (`pyarrow.Table`), or None.
+    """
+    import pyarrow
+
+    each = zip(parts, kept, strict=True)
+    for schema, some in groupby(each, lambda one: None if one[1] is None else one[1].schema.remove_metadata()):
+        if schema is None:
+            yield from (part for part, _ in some)
+            continue
+        several = list(some)
+        together = pyarrow.concat_tables([content.replace_schema_metadata() for _, content in several])
+        yield InMemory.of(together.combine_chunks(), str(several[0][0].path))
 
 
 def _quoted(columns: Sequence[str]) -> str:
@@ -333,21 +374,25 @@ def _damaged(path: Path, error: Exception) -> DataError:
     return DataError(f"{path}: the table cannot be read ({str(error).splitlines()[0]}); write it again.")
 
 
-def _is_parquet(path: Path) -> bool:
+def _start(path: Path) -> tuple[bytes, bool]:
+    """The first bytes of a table, and whether they are all of it.
+
+    Raises:
+        DataError: It is no table, or cannot be read.
+    """
     try:
         with regular(path).open("rb") as file:
-            start = file.read(4096)
+            start, more = file.read(_SMALL_PART), file.read(1)
     except FileNotFoundError:
         raise DataError(f"{path}: no such file; expected a table (.csv, .tsv or .parquet).") from None
     except OSError as error:
         raise DataError(f"{path}: the table cannot be read ({error.strerror}).") from None
     if not start:
         raise DataError(f"{path}: the file is empty; expected a table with a header line.")
-    if start.startswith(b"PAR1"):
-        return True
-    if b"\x00" in start.partition(b"\n")[0] and _utf_16(start) is None:
+    line = start[:4096]
+    if not start.startswith(b"PAR1") and b"\x00" in line.partition(b"\n")[0] and _utf_16(line) is None:
         raise DataError(f"{path}: this is neither parquet nor text; save the table as CSV (UTF-8) or parquet.")
-    return False
+    return start, not more
 
 
 def _utf_16(start: bytes) -> str | None:
@@ -396,18 +441,40 @@ def text_encoding(path: Path) -> str:
     return "cp1252"
 
 
-def _open_parquet(path: Path) -> tuple[Parquet, Roles]:
+def _open_parquet(path: Path, content: bytes | None) -> tuple[Parquet, Any]:
+    """A parquet file, and what it holds (`pyarrow.Table`) if its content is given and its cells are plain."""
     import pyarrow
     import pyarrow.parquet
 
     try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            content = file.metadata
-            sizes = [content.row_group(group).num_rows for group in range(content.num_row_groups)]
-            columns = tuple(file.schema_arrow.names)
+        str(path).encode()  # pyarrow opens no file whose name is not UTF-8, and copies are made of the file
+        with pyarrow.parquet.ParquetFile(path if content is None else pyarrow.BufferReader(content)) as file:
+            groups, schema = file.metadata, file.schema_arrow
+            sizes = [groups.row_group(group).num_rows for group in range(groups.num_row_groups)]
+            keep = content is not None and all(map(_is_plain, schema.types))
+            kept = file.read(use_threads=False) if keep else None
     except (OSError, UnicodeError, pyarrow.ArrowException) as error:
         raise _damaged(path, error) from None
-    return Parquet(path, _distinct(columns, path), np.cumsum([0, *sizes])), {}
+    part = Parquet(path, _distinct(tuple(schema.names), path), np.cumsum([0, *sizes]))
+    return part, kept if kept is not None and _is_valid(kept) else None
+
+
+def _is_plain(kind: Any) -> bool:
+    import pyarrow
+
+    types = pyarrow.types
+    return bool(types.is_string(kind) or types.is_large_string(kind) or types.is_primitive(kind) or types.is_null(kind))
+
+
+def _is_valid(table: Any) -> bool:
+    """Whether all texts are UTF-8; the file of others is named when they are read."""
+    import pyarrow
+
+    try:
+        table.validate(full=True)
+    except pyarrow.ArrowException:
+        return False
+    return True
 
 
 def _as_text(column: Any, name: str, path: Path) -> Any:

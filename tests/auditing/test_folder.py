@@ -228,6 +228,25 @@ def test_a_damaged_file_is_named(place: Path, capsys: Capture, name: str) -> Non
     assert not (place / "clean").exists()
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"the columns": ["no role"]}, {"the columns": [1, None]}, {"--flag-below": "low"}, {"--keep-best": [1]},
+        {"--images": "a\0b"}, {"the source": ["a\0b"]}, {"the source": [{}]}, {"--by": 5}, {"--split": 5},
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("finished", [True, False])
+def test_a_mark_with_other_values_than_ours_is_no_traceback(
+    place: Path, capsys: Capture, change: dict[str, object], finished: bool
+) -> None:
+    mark = json.loads((place / "audit/audit.json").read_text())
+    changed = {**mark, "request": {**mark["request"], **change}, "finished": finished}
+    (place / "audit/audit.json").write_text(json.dumps(changed))
+    assert audit("--merge", "audit") == 2
+    assert capsys.readouterr().err.startswith("mispair: ")
+    main(["export", "audit", "--to", "mended"])  # what is of no use for it does not matter
+
+
 @pytest.mark.parametrize("content", ["{", "[1, 2]", '{"pairs": "many"}', "[" * 100_000])
 def test_a_damaged_summary_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "summary.json").write_text(content)

@@ -73,6 +73,18 @@ def test_headers_that_are_none_are_refused(tmp_path: Path, header: bytes) -> Non
         open_array(tmp_path / "a.npy")
 
 
+@pytest.mark.parametrize("array", [np.ones((2, 3), order="F"), np.array([b"ab\0"], "S3"), np.empty(0), np.array(7)])
+def test_a_small_array_is_read_as_numpy_reads_it(tmp_path: Path, array: npt.NDArray[Any]) -> None:
+    np.save(tmp_path / "a.npy", array)
+    with (tmp_path / "a.npy").open("rb") as file:
+        found = npy.read_array(file, "a")
+    assert (found.dtype, found.shape) == (array.dtype, array.shape)
+    np.testing.assert_array_equal(found, array)
+    (tmp_path / "a.npy").write_bytes((tmp_path / "a.npy").read_bytes() + b"1")
+    with (tmp_path / "a.npy").open("rb") as file, pytest.raises(DataError, match="a: the array is damaged"):
+        npy.read_array(file, "a")
+
+
 @pytest.mark.parametrize(
     ("array", "ndim", "sentence"),
     [

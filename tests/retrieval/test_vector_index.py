@@ -74,6 +74,15 @@ def test_what_cannot_be_indexed_is_refused(
         sgr.index(pairs.left)
     with pytest.raises(DataError, match="holds no index"):
         matcher.open_index(tmp_path)
+    (tmp_path / "other").mkdir()
+    header = b"(" + b" " * 117 + b"\n"
+    for content in (b"", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header, b"\x80\x04pickle"):
+        (tmp_path / "other/vectors.npy").write_bytes(content)
+        with pytest.raises(DataError, match="holds no index"):
+            matcher.open_index(tmp_path / "other")
+    np.save(tmp_path / "other/vectors.npy", np.ones(3, np.float16))
+    with pytest.raises(DataError, match="expected 2 dimensions"):
+        matcher.open_index(tmp_path / "other")
     index = matcher.index(pairs.left)
     with pytest.raises(ConfigError, match="top is 0"):
         index.search("a", 0)

@@ -117,6 +117,14 @@ def test_entering_leaves_nothing(tmp_path: Path) -> None:
     assert not (tmp_path / "a").exists()
 
 
+@pytest.mark.posix
+@pytest.mark.parametrize("name", ["caf\udce9", "a\0b"])
+def test_a_name_that_formats_cannot_hold_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(DataError, match=r"the name (is not UTF-8|holds a NUL); give another --out"):
+        fill(tmp_path / name)
+    assert os.listdir(tmp_path) == []
+
+
 def test_what_was_abandoned_is_free(tmp_path: Path) -> None:
     with OwnedFolder(tmp_path, KIND, {}) as folder:
         folder.begin()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,17 @@ def test_settings_without_influence_may_change(tmp_path: Path) -> None:
     Run(tmp_path / "run", replace(Config(), checkpoint_seconds=1.0)).close()
     with pytest.raises(ConfigError, match="epochs: 20 -> 21"):
         Run(tmp_path / "run", replace(Config(), epochs=21))
+
+
+@pytest.mark.posix
+def test_names_that_are_not_utf8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(DataError, match="the name is not UTF-8; give another --out"):
+        Run(tmp_path / "caf\udce9", Config())
+    assert not any(tmp_path.iterdir())
+    monkeypatch.setattr(sys, "argv", ["mispair", "train", "--recipe", "caf\udce9.toml"])
+    with Run(tmp_path / "run", Config()) as run:
+        run.write_environment(torch.device("cpu"))
+    assert read_environment(tmp_path / "run").command == r"mispair train --recipe 'caf\udce9.toml'"
 
 
 @pytest.mark.parametrize("program", ["/opt/x/bin/mispair", "/opt/x/mispair/__main__.py"])

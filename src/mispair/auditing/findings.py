@@ -29,6 +29,7 @@ from mispair.auditing.sources.source import Source
 from mispair.data.pairs import MATCH_THRESHOLD, IntArray
 from mispair.errors import DataError
 from mispair.functional.logistic import FloatArray, logistic
+from mispair.support.files import read_regular
 
 if TYPE_CHECKING:
     import pyarrow
@@ -144,7 +145,7 @@ class AuditSummary(_Frozen):
             DataError: It cannot be read, or is none.
         """
         try:
-            return cls.model_validate_json(path.read_bytes())
+            return cls.model_validate_json(read_regular(path))
         except (OSError, ValidationError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is damaged or of another version"
             raise DataError(f"{path}: the summary cannot be read ({reason}); audit again with --overwrite.") from None

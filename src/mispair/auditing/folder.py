@@ -61,6 +61,7 @@ from mispair.auditing.sources.source import Source
 from mispair.auditing.sources.tables import Roles, open_table
 from mispair.compute.devices import pick_device
 from mispair.config import read_recipe
+from mispair.data.origin import check_as_encoded
 from mispair.errors import ConfigError, DataError
 from mispair.support.files import Json, replacing, write_atomically
 from mispair.support.owned_folder import WORK, FolderInUseError, Mark, OwnedFolder, check_unchanged, read_mark
@@ -130,6 +131,8 @@ def audit_path(
         _check_copies(data, raw, copies, out, overwrite=overwrite)
         if raw is not None:
             check_rows(raw, settings)
+        elif data.source is not None:
+            check_as_encoded(data.source)
         source = data.open(raw, settings.device, console)
         for place in made:
             check_copy(source, place, overwrite)
@@ -189,12 +192,12 @@ def merge_shards(out: Path, device: str = "auto", **others: Any) -> AuditSummary
             f"{out}: the shards were audited with --checked or --decisions; give the same command without --shard "
             "instead of --merge."
         )
-    below, best, by = (request.get(name) for name in ("--flag-below", "--keep-best", "--by"))
+    by = request.get("--by")
     settings = Settings(
         joint=request.get("--joint") is True,
         device=device,
-        flag_below=None if below is None else float(str(below)),
-        keep_best=None if best is None else float(str(best)),
+        flag_below=_number(mark, "--flag-below", out),
+        keep_best=_number(mark, "--keep-best", out),
         by=None if by is None else str(by),
     )
     if not mark.finished:
@@ -330,13 +333,15 @@ def read_input(out: Path) -> AuditInput:
 
 
 def _input_of(mark: Mark, out: Path) -> AuditInput:
+    if "\\u0000" in json.dumps(dict(mark.request)):
+        raise DataError(f"{out / AUDIT.mark} names files that cannot exist; audit again with --overwrite.")
     source, left, right, ids = (_place(mark.request, name) for name in ("the source", "--left", "--right", "--ids"))
     if source is None and left is None:
         raise DataError(f"{out}: this is an audit of data in memory, which is not there any more.")
     images, split, columns, vectors = (
         mark.request.get(name) for name in ("--images", "--split", "the columns", "--vectors")
     )
-    named = dict(str(column).split("=", 1) for column in columns) if isinstance(columns, list) else {}
+    named = dict(str(column).partition("=")[::2] for column in columns) if isinstance(columns, list) else {}
     models = (str(mark.request.get(name) or "") for name in ("--image-model", "--text-model"))
     return AuditInput(
         source,
@@ -355,6 +360,13 @@ def _input_of(mark: Mark, out: Path) -> AuditInput:
 def _place(request: Mapping[str, Json], name: str) -> Path | None:
     found = request.get(name)
     return Path(str(found[0])) if isinstance(found, list) and found else None
+
+
+def _number(mark: Mark, name: str, out: Path) -> float | None:
+    found = mark.request.get(name)
+    if found is None or isinstance(found, int | float):
+        return found
+    raise DataError(f"{out / AUDIT.mark}: {name} is {found!r}; expected a number. Audit again with --overwrite.")
 
 
 def _settings_request(settings: Settings) -> dict[str, Json]:

@@ -20,6 +20,7 @@ from mispair.auditing.sources.raw import RawPairs
 from mispair.auditing.sources.source import Source, from_memory, from_raw, open_arrays, open_source
 from mispair.auditing.sources.tables import InMemory, Roles, Table
 from mispair.data.loading import layout
+from mispair.data.origin import check_as_encoded
 from mispair.errors import ConfigError, DataError
 
 Check = Callable[[RawPairs], None]
@@ -186,6 +187,8 @@ def open_given(
         raw = data.open_raw()
         if raw is not None:
             check(raw)
+        elif data.source is not None:
+            check_as_encoded(data.source)
         return data.open(raw, device)
     given = _as_table(left) if right is None else _as_pairs(left, right, ids)
     if given is None and right is None:

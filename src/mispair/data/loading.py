@@ -9,6 +9,7 @@ from typing import Literal, get_args
 from mispair.config import Config
 from mispair.data import clip_retrieval, precomp
 from mispair.data.noise import add_noise
+from mispair.data.origin import check_as_encoded
 from mispair.data.pairs import Pairs
 from mispair.data.precomp import DevProtocol
 from mispair.data.vocabulary import Vocabulary
@@ -41,7 +42,8 @@ def load(
         dev_protocol: "full" keeps the first 1,000 images of `dev`; "ncr" the first 1,000 captions (200 images at five
             captions each), as the published NCR, BiCro and MSCN select their models.
         captions_per_image: Only where the files leave it open; found from the data by default.
-        finite: Whether to refuse features that are not finite, which reads all of them once.
+        finite: Whether to refuse features that are not finite, or not as `mispair encode` wrote them; this reads all
+            of them.
 
     Raises:
         DataError: The files are missing, damaged, or do not belong together.
@@ -51,6 +53,8 @@ def load(
     folder = find_folder(data)
     kind = layout(folder)
     require_split(folder, split)
+    if finite:
+        check_as_encoded(folder)
     if kind == "vectors":
         return clip_retrieval.load(folder, split, finite=finite)
     return precomp.load(

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mispair.errors import DataError
-from mispair.support.files import size_of
+from mispair.support.files import LARGEST, size_of
 
 Kind = Literal["float", "integer", "vector"]
 _CHUNK_BYTES = 1 << 24  # stays in the cache of the processor, and is long enough to hide the loop
@@ -198,6 +198,29 @@ def parse_header(file: IO[bytes], name: str | Path) -> tuple[tuple[int, ...], bo
 
 def _damaged_header(name: str | Path) -> str:
     return f"{name}: the header of the array is damaged; copy or write it again."
+
+
+def read_array(file: IO[bytes], name: str | Path) -> npt.NDArray[Any]:
+    """Reads a small array of any type whose header does not promise more than there is.
+
+    Args:
+        file: The file, at its start; or a member of an .npz archive.
+        name: What to call it.
+
+    Raises:
+        DataError: It is damaged, or holds Python objects.
+    """
+    shape, by_column, dtype = parse_header(file, name)
+    if dtype.hasobject:
+        raise DataError(f"{name}: the file holds pickled Python objects, which could run code and are never loaded.")
+    size = math.prod(shape) * dtype.itemsize
+    content = file.read(min(size, LARGEST) + 1)
+    try:
+        if len(content) != size:
+            raise ValueError
+        return np.ndarray(shape, dtype, content, order="F" if by_column else "C")
+    except ValueError:
+        raise DataError(f"{name}: the array is damaged, or above {LARGEST:,} bytes; copy or write it again.") from None
 
 
 def _what_it_is(start: bytes) -> str:

@@ -7,14 +7,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+import zipfile
+import zlib
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
+from mispair.data.npy import read_array
 from mispair.errors import DataError
-from mispair.support.files import read_json, replacing, write_atomically
+from mispair.support.files import read_json, regular, replacing, sha256_of, write_atomically
 
 MARK, BASIS = "encode.json", "basis.npz"
 Floats = npt.NDArray[np.float32]
@@ -44,9 +48,10 @@ class Projection:
             DataError: It is no such file.
         """
         try:
-            with np.load(path, allow_pickle=False) as found:
-                mean, basis = (np.asarray(found[f"region_{name}"], dtype=np.float32) for name in ("mean", "basis"))
-        except (OSError, ValueError, KeyError, EOFError) as error:
+            with zipfile.ZipFile(regular(path)) as found:
+                arrays = {name: read_array(found.open(f"region_{name}.npy"), path) for name in ("mean", "basis")}
+            mean, basis = (array.astype(np.float32) for array in arrays.values())
+        except (OSError, ValueError, KeyError, RuntimeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
             raise DataError(
                 f"{path}: no projection can be read here ({error}); expected an .npz with region_mean (C,) and "
                 "region_basis (C, K), as `mispair encode --pca` writes it."
@@ -98,3 +103,29 @@ class Origin:
         write_atomically(folder / MARK, json.dumps({"request": request}).encode())
         if self.projection is not None:
             self.projection.save(folder / BASIS)
+
+
+def check_as_encoded(folder: Path) -> None:
+    """Refuses files of `mispair encode` that have changed since it wrote them; other folders pass.
+
+    Raises:
+        DataError: One has, or is gone.
+    """
+    found = read_json(folder / MARK)
+    files = found.get("files") if isinstance(found, dict) else None
+    for name, written in files.items() if isinstance(files, dict) else ():
+        path = folder / name
+        try:
+            state = regular(path).stat()
+        except (OSError, ValueError):
+            raise DataError(f"{path} is missing; copy it again, or encode again with --overwrite.") from None
+        if _hash(path, (state.st_size, state.st_mtime_ns)) != written:
+            raise DataError(
+                f"{path}: the file is not as it was written; copy it again, or encode again with --overwrite. If you "
+                f'have changed it yourself, take "files" out of {folder / MARK}.'
+            )
+
+
+@lru_cache(maxsize=10_000)  # the splits of a data set are read one after the other
+def _hash(path: Path, _version: tuple[int, int]) -> str:
+    return sha256_of(path)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import gzip
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +17,7 @@ import torch
 from mispair.data.pairs import IntArray, Pairs, Regions, Tokens
 from mispair.data.vocabulary import END, SPECIAL_WORDS, START, Vocabulary
 from mispair.errors import DataError
+from mispair.support.files import regular
 
 CAPTIONS, REGIONS, WIDTH, WORDS = 5, 36, 2048, 8481  # as Flickr30K
 NOISE = 1024  # number of different noise vectors
@@ -62,9 +64,10 @@ def read_captions(path: Path, count: int, seed: int) -> Tokens:
 def _words(path: Path) -> tuple[list[list[str]], Vocabulary]:
     """The words of each line, and the vocabulary of all lines."""
     try:
-        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        content = regular(path).read_bytes()
+        content = gzip.decompress(content) if path.suffix == ".gz" else content
         lines = [line.split() for line in content.decode("utf-8").splitlines() if line.strip()]
-    except (OSError, EOFError, UnicodeDecodeError) as error:
+    except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise DataError(f"{path} cannot be read as captions, one a line: {error}.") from error
     if not lines:
         raise DataError(f"{path} holds no captions; one a line is expected.")

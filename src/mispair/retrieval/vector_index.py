@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from mispair.data.npy import check_finite
+from mispair.data.npy import check_finite, open_array
 from mispair.data.pairs import FloatArray, IntArray
 from mispair.errors import ConfigError, DataError
 from mispair.support.files import replacing
@@ -121,9 +121,9 @@ def open_index(folder: str | Path, encode: Callable[[Any], FloatArray]) -> Vecto
     """An index that was written to a folder, mapped into memory."""
     path = Path(folder)
     try:
-        vectors = np.load(path / VECTORS, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path} holds no index ({error}); make one with matcher.index(items, out=...).") from None
+        vectors = open_array(path / VECTORS, ndim=2)
+    except DataError as error:
+        raise DataError(f"{path} holds no index; make one with matcher.index(items, out=...). {error}") from None
     usearch, graph = _usearch(), None
     if usearch is not None and (path / GRAPH).is_file():
         graph = usearch.Index.restore(str(path / GRAPH), view=True)

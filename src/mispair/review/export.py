@@ -29,7 +29,7 @@ from mispair.auditing.sources.raw import RawPairs
 from mispair.auditing.sources.source import Source
 from mispair.errors import DataError
 from mispair.review.decisions import FILE, Decision, Decisions, Verdict
-from mispair.support.files import Json, sha256_of
+from mispair.support.files import Json, regular, sha256_of
 from mispair.support.owned_folder import check_unchanged
 
 if TYPE_CHECKING:
@@ -242,7 +242,7 @@ def _read_table(path: Path) -> pyarrow.Table:
     names = ["id", "match_score", "is_mismatch"]
     names += [f"suggested_{side}{kind}" for side in ("right", "left") for kind in ("", "_score")]
     try:
-        names += [name for name in ("image", "caption") if name in pyarrow.parquet.read_schema(path).names]
+        names += [name for name in ("image", "caption") if name in pyarrow.parquet.read_schema(regular(path)).names]
         return pyarrow.parquet.read_table(path, columns=names)
     except (OSError, UnicodeError, pyarrow.ArrowException) as error:
         raise DataError(f"{path}: the table cannot be read ({error}); audit again with --overwrite.") from None

@@ -86,6 +86,20 @@ def write_atomically(path: str | Path, content: bytes) -> None:
         file.write(content)
 
 
+def check_name(path: Path, option: str = "--out") -> None:
+    """Refuses a place for results whose name is not UTF-8: safetensors, parquet and SQLite do not open such files.
+
+    Raises:
+        DataError: It is not, or has a NUL.
+    """
+    try:
+        os.fspath(path).encode()
+    except UnicodeEncodeError:
+        raise DataError(f"{path}: the name is not UTF-8; give another {option}.") from None
+    if "\0" in os.fspath(path):
+        raise DataError(f"{path}: the name holds a NUL; give another {option}.")
+
+
 def is_file(path: Path) -> bool:
     """Whether it is a file; false for names that no file can have, such as very long ones."""
     try:
@@ -109,7 +123,7 @@ def sha256_of(path: str | Path) -> str:
     Raises:
         OSError: It cannot be read.
     """
-    with Path(path).open("rb") as file:
+    with regular(Path(path)).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

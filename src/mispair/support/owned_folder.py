@@ -22,7 +22,7 @@ from typing import Self
 import filelock
 
 from mispair.errors import DataError
-from mispair.support.files import Json, read_json, sha256_of, write_atomically
+from mispair.support.files import Json, check_name, read_json, sha256_of, write_atomically
 from mispair.support.formatting import listed
 
 LOCK = ".lock"
@@ -133,6 +133,7 @@ class OwnedFolder:
         self._is_new = False
 
     def __enter__(self) -> Self:
+        check_name(self.path, self.kind.option)
         self._check()
         with _writing(self.path):
             self._is_new = not self.path.exists()

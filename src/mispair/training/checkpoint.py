@@ -133,7 +133,8 @@ def save(folder: Path, checkpoint: Checkpoint) -> Path:
 
 def find(folder: Path) -> list[Path]:
     """The checkpoints of a folder, newest first."""
-    return sorted((path for path in folder.glob("step-*.pt") if NAME.fullmatch(path.name)), reverse=True)
+    found = (path for path in folder.glob("step-*.pt") if NAME.fullmatch(path.name) and path.is_file())
+    return sorted(found, reverse=True)
 
 
 def load_newest(folder: Path) -> Checkpoint | None:

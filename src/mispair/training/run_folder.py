@@ -33,7 +33,7 @@ from mispair import __version__
 from mispair.config import Config, difference, override, read_recipe, to_toml
 from mispair.errors import ConfigError, DataError
 from mispair.methods.report import Examples, MethodReport
-from mispair.support.files import replacing, write_atomically
+from mispair.support.files import check_name, read_regular, regular, replacing, write_atomically
 from mispair.training.checkpoint import Best
 from mispair.training.events import Event, StepEvent, from_line, scalars, to_line
 
@@ -75,6 +75,7 @@ class Run:
     """An open run folder, to be closed or used in a `with`. Only one process at a time can have it open."""
 
     def __init__(self, path: Path, config: Config) -> None:
+        check_name(path)
         self.path, self.config = path, config
         self.checkpoints, self.best = path / "checkpoints", path / "best.safetensors"
         settings = path / "config.toml"
@@ -93,6 +94,8 @@ class Run:
                     left_behind.unlink()
                 if not (settings.is_file() and self._started):
                     write_atomically(settings, to_toml(config).encode())
+                if (path / LOG).exists():
+                    regular(path / LOG)
                 self._metrics = (path / LOG).open("ab")
                 failing.pop_all()
         except OSError as error:
@@ -209,7 +212,7 @@ class OtherRank(Run):
 def read_events(folder: Path, kind: type[EventT]) -> list[EventT]:
     """All events of a kind that were logged in a run folder, in their order."""
     try:
-        events = [from_line(line) for line in (folder / LOG).read_bytes().splitlines()]
+        events = [from_line(line) for line in regular(folder / LOG).read_bytes().splitlines()]
     except (OSError, ValidationError):
         raise DataError(f"{folder / LOG} is missing, damaged or of another version of mispair.") from None
     return [event for event in events if isinstance(event, kind)]
@@ -218,7 +221,7 @@ def read_events(folder: Path, kind: type[EventT]) -> list[EventT]:
 def count_validations(folder: Path) -> int:
     """How many epochs have ended in a run folder; cheap enough to be called over and over."""
     try:
-        return (folder / LOG).read_bytes().count(b'{"event": "validation"')
+        return regular(folder / LOG).read_bytes().count(b'{"event": "validation"')
     except OSError:
         return 0
 
@@ -226,14 +229,14 @@ def count_validations(folder: Path) -> int:
 def read_result(folder: Path) -> RunResult | None:
     """How the run of a folder has ended; None before that."""
     try:
-        return RunResult.model_validate_json((folder / RESULT).read_bytes())
+        return RunResult.model_validate_json(read_regular(folder / RESULT))
     except (OSError, ValidationError):
         return None
 
 
 def read_environment(folder: Path) -> Environment:
     try:
-        return Environment.model_validate_json((folder / ENVIRONMENT).read_bytes())
+        return Environment.model_validate_json(read_regular(folder / ENVIRONMENT))
     except (OSError, ValidationError):
         raise DataError(f"{folder / ENVIRONMENT} is missing, damaged or of another version of mispair.") from None
 
@@ -247,7 +250,7 @@ def read_examples(folder: Path) -> Examples | None:
     if not path.exists():
         return None
     try:
-        table = pq.read_table(path)
+        table = pq.read_table(regular(path))
         columns = {name: table[name].fill_null(-1).to_numpy() for name in table.column_names}
         w = [column for name, column in columns.items() if name.startswith("w_")]
         others = (columns.get(name) for name in ("label", "new_left", "new_right"))
@@ -312,4 +315,5 @@ def _lock(path: Path) -> FileLock:
 def _command() -> str:
     """How the program was called; its own name without the folder that it is installed in."""
     program = Path(sys.argv[0]).name
-    return shlex.join(["mispair" if program == "__main__.py" else program, *sys.argv[1:]])
+    command = shlex.join(["mispair" if program == "__main__.py" else program, *sys.argv[1:]])
+    return command.encode("utf-8", "backslashreplace").decode()  # names of files may be no text

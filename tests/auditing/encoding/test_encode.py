@@ -13,10 +13,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
+import mispair
 from audit_cases import contents
+from mispair.auditing.audit import Settings
 from mispair.auditing.encoding import encode
 from mispair.auditing.encoding.cache import cache_folder
 from mispair.auditing.encoding.encode import Outcome, encode_to_folder
+from mispair.auditing.folder import audit_path
+from mispair.auditing.inputs import AuditInput
 from mispair.auditing.sources.edits import Edits
 from mispair.auditing.sources.raw import ImageFiles
 from mispair.cli import audit as audit_module
@@ -253,6 +257,57 @@ def test_a_damaged_cache_is_made_again(images: Path, tmp_path: Path) -> None:
     assert encode_rows(rows, images / "out", encoder, FakeTexts(), cache=cache).kept == 0
     assert encoder.seen == 2
     assert contents(images / "out") == before
+
+
+def flip(path: Path) -> None:
+    """Changes the last bit of the last number."""
+    content = bytearray(path.read_bytes())
+    content[-2] ^= 1
+    path.write_bytes(content)
+
+
+def test_a_flipped_bit_of_the_cache_is_encoded_again(images: Path, tmp_path: Path) -> None:
+    rows, cache = make_rows(images, [("0.png", "a"), ("1.png", "b")]), tmp_path / "cache"
+    encode_rows(rows, images / "out", FakeImages(), FakeTexts(), cache=cache)
+    before = contents(images / "out")
+    for path in cache.rglob("*.npy"):
+        if not path.name.endswith(".keys.npy"):
+            flip(path)
+    for seen in (2, 0):  # what was encoded again is found the next time, although the damaged files are still there
+        encoder = FakeImages()
+        encode_rows(rows, images / "out", encoder, FakeTexts(), cache=cache)
+        assert encoder.seen == seen
+        assert contents(images / "out") == before
+
+
+def test_vectors_of_a_cache_without_hashes_are_used(images: Path, tmp_path: Path) -> None:
+    rows, cache = make_rows(images, [("0.png", "a")]), tmp_path / "cache"
+    encode_rows(rows, images / "out", FakeImages(), FakeTexts(), cache=cache)
+    for path in cache.rglob("*.npy"):
+        name, _, rest = path.name.split("-")
+        path.rename(path.with_name(f"{name}-{rest}"))
+    encoder = FakeImages()
+    assert encode_rows(rows, images / "out", encoder, FakeTexts(), cache=cache).kept == 1
+    assert encoder.seen == 0
+
+
+@pytest.mark.parametrize("name", ["img_emb/img_emb_1.npy", "text_emb/text_emb_0.npy", "metadata/metadata_1.parquet"])
+def test_a_flipped_bit_of_embeddings_is_named(images: Path, tmp_path: Path, name: str) -> None:
+    out = tmp_path / "out"
+    rows = make_rows(images, [(f"{row % 6}.png", f"a{row}") for row in range(12)])
+    encode_rows(rows, out, FakeImages(), FakeTexts(), shard=6)
+    mispair.load(out)
+    flip(out / name)
+    sentence = f"{name}: the file is not as it was written; copy it again, or encode again"
+    for read in (mispair.load, mispair.audit, lambda place: audit_path(AuditInput(place), tmp_path / "a", Settings())):
+        with pytest.raises(DataError, match=sentence):
+            read(out)
+    assert not (tmp_path / "a").exists()
+    (out / name).unlink()
+    with pytest.raises(DataError, match=rf"{name} is missing|shard"):
+        mispair.audit(out)
+    encode_rows(rows, out, FakeImages(), FakeTexts(), shard=6)
+    mispair.load(out)
 
 
 def test_a_folder_made_from_something_else_is_refused(images: Path) -> None:

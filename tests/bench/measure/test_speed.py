@@ -211,11 +211,18 @@ def test_the_schedule_is_that_of_the_recipe() -> None:
     assert epoch_time.Schedule("x", 10, phases, [], None, None).seconds == 10 + 5 + 39 * 3
 
 
-@pytest.mark.parametrize("content", [None, b"", b"\xff\xfe\x00bad"])
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("caps.txt", None), ("caps.txt", b""), ("caps.txt", b"\xff\xfe\x00bad"), ("caps.txt.gz", b"no archive"),
+        ("caps.txt.gz", gzip.compress(b"a dog\n" * 99, mtime=0)[:-12]),
+        ("caps.txt.gz", gzip.compress(b"a dog\n", mtime=0)[:10] + b"\xff" * 20),
+    ],
+)  # fmt: skip
 def test_captions_that_cannot_be_read_get_a_sentence(
-    content: bytes | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    name: str, content: bytes | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "caps.txt"
+    path = tmp_path / name
     if content is not None:
         path.write_bytes(content)
     assert main(["bench", "speed", "--captions", str(path), "--device", "cpu"]) == 2

@@ -3,14 +3,17 @@
     CACHE/efficientnet-lite0-1280/NAME.npy        float16 (n, width)
     CACHE/efficientnet-lite0-1280/NAME.keys.npy   the hashes of the n items, written last
 
-Files are never changed. Processes that encode at the same time each add files of their own. The folder can be deleted
-at any time when none of them runs.
+NAME holds a hash of the vectors: items whose vectors do not fit it are encoded again. Files are never changed.
+Processes that encode at the same time each add files of their own. The folder can be deleted at any time when none of
+them runs.
 """
 
 from __future__ import annotations
 
+import bisect
 import hashlib
 import os
+import threading
 import uuid
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,10 +24,10 @@ import numpy.typing as npt
 import platformdirs
 
 from mispair.auditing.sources.shards import File, Side
-from mispair.data.npy import read_header
+from mispair.data.npy import Header, chunks, open_array, read_array, read_header
 from mispair.data.pairs import IntArray
 from mispair.errors import DataError
-from mispair.support.files import is_dead, replacing, writer
+from mispair.support.files import is_dead, regular, replacing, writer
 from mispair.support.formatting import slug
 
 Halves = npt.NDArray[np.float16]
@@ -61,6 +64,9 @@ class EncodingCache:
         )
         self._width = width
         self._files: list[File] = []
+        self._starts: list[int] = []  # number of the first vector of each file
+        self._whole: dict[int, bool] = {}  # of the files that were looked at
+        self._looking = threading.Lock()
         self._count = 0
         self._new: dict[Key, int] = {}  # added by this process
         self._delete_leftovers()
@@ -87,14 +93,19 @@ class EncodingCache:
         vectors = path.with_name(path.name.replace(".keys.npy", ".npy"))
         try:
             header = read_header(vectors, ndim=2, kind="vector")
-            keys = np.load(path, allow_pickle=False)
-        except (DataError, OSError, ValueError, EOFError):
+            with regular(path).open("rb") as file:
+                keys = read_array(file, path)
+        except (DataError, OSError):
             return None
         if keys.dtype != KEY or header.shape != (*keys.shape, self._width):
             return None
+        self._append(vectors, header)
+        return keys
+
+    def _append(self, vectors: Path, header: Header) -> None:
         self._files.append(File(vectors, header))
-        self._count += len(keys)
-        return np.asarray(keys)
+        self._starts.append(self._count)
+        self._count += header.shape[0]
 
     def find(self, key: Key) -> int:
         """The number of the vector of an item; -1 where it is not there. Several threads may call it."""
@@ -102,26 +113,50 @@ class EncodingCache:
         if place >= 0 or not len(self._sorted):
             return place
         wanted = np.array(key, KEY)
-        place = int(np.searchsorted(self._sorted, wanted))
-        return int(self._order[place]) if place < len(self._sorted) and self._sorted[place] == wanted else _MISSING
+        first, last = (int(np.searchsorted(self._sorted, wanted, side)) for side in ("left", "right"))
+        return next((int(number) for number in self._order[first:last] if self._is_whole(int(number))), _MISSING)
+
+    def _is_whole(self, number: int) -> bool:
+        """Whether the file of a vector is as it was written; each is read once."""
+        place = bisect.bisect_right(self._starts, number) - 1
+        with self._looking:
+            if place not in self._whole:
+                self._whole[place] = _is_as_written(self._files[place].path)
+            return self._whole[place]
 
     def add(self, vectors: dict[Key, Halves]) -> None:
         """Stores vectors, whole or not at all."""
         if not vectors:
             return
-        name = f"{uuid.uuid4().hex}-{writer()}"
-        path = self._folder / f"{name}.npy"
         values = np.stack(list(vectors.values()))
+        name = f"{uuid.uuid4().hex}-{_digest(values)}-{writer()}"
+        path = self._folder / f"{name}.npy"
         for place, array in ((path, values), (self._folder / f"{name}.keys.npy", np.array(list(vectors), KEY))):
             with replacing(place) as file:
                 np.save(file, array, allow_pickle=False)
         self._new |= {key: self._count + place for place, key in enumerate(vectors)}
-        self._files.append(File(path, read_header(path, ndim=2, kind="vector")))
-        self._count += len(values)
+        self._append(path, read_header(path, ndim=2, kind="vector"))
 
     def rows(self, numbers: IntArray) -> CachedRows:
         """The vectors with these numbers as a shard (n, width); zeros for -1."""
         return CachedRows(Side.of(self._files) if self._files else None, numbers, self._width)
+
+
+def _digest(vectors: npt.NDArray[Any]) -> str:
+    digest = hashlib.sha256()
+    for _, chunk in chunks(vectors):
+        digest.update(np.ascontiguousarray(chunk).data)
+    return digest.hexdigest()[:16]
+
+
+def _is_as_written(path: Path) -> bool:
+    parts = path.stem.split("-")
+    if len(parts) < 3:  # of an earlier version, which wrote no hash
+        return True
+    try:
+        return _digest(open_array(path, ndim=2, kind="vector")) == parts[1]
+    except DataError:
+        return False
 
 
 @dataclass(frozen=True)

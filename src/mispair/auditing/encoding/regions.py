@@ -33,6 +33,7 @@ from mispair.auditing.encoding.encoders import GridEncoder, ImageEncoder
 from mispair.auditing.layouts.embeddings import write_rows
 from mispair.auditing.sources import row_ids
 from mispair.auditing.sources.raw import RawPairs
+from mispair.data.npy import open_array
 from mispair.data.origin import BASIS, MARK, Floats, Projection
 from mispair.data.pairs import IntArray
 from mispair.errors import ConfigError, DataError
@@ -334,7 +335,8 @@ def save_rows(out: Path, split: str, rows: IntArray) -> None:
 def read_rows(folder: Path) -> dict[str, IntArray]:
     """The same of all splits, as `save_rows` wrote them."""
     return {
-        path.name.removesuffix("_rows.npy"): np.load(path, allow_pickle=False) for path in folder.glob("*_rows.npy")
+        path.name.removesuffix("_rows.npy"): np.asarray(open_array(path, ndim=1, kind="integer"))
+        for path in folder.glob("*_rows.npy")
     }
 
 

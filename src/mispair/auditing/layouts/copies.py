@@ -17,7 +17,7 @@ from mispair.auditing.sources.edits import Edits, Layout
 from mispair.auditing.sources.raw import RawPairs
 from mispair.auditing.sources.source import Source
 from mispair.errors import DataError
-from mispair.support.files import Json, read_json, write_atomically
+from mispair.support.files import Json, read_json, regular, write_atomically
 from mispair.support.formatting import listed
 from mispair.support.owned_folder import replacing_folder
 
@@ -87,7 +87,7 @@ def read_edits(path: Path, source: Source, *, mend: bool) -> Edits:
     import pyarrow.parquet
 
     try:
-        table = pyarrow.parquet.read_table(path, columns=list(_COLUMNS))
+        table = pyarrow.parquet.read_table(regular(path), columns=list(_COLUMNS))
     except (OSError, UnicodeError, pyarrow.ArrowException):
         raise DataError(f"{path}: the table cannot be read; audit again with --overwrite.") from None
     return mended_edits(table, source) if mend else clean_edits(table)

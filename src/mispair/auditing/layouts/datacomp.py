@@ -25,7 +25,7 @@ from mispair.auditing.sources.tables import open_table
 from mispair.data.npy import parse_header
 from mispair.data.pairs import IntArray
 from mispair.errors import DataError
-from mispair.support.files import replacing
+from mispair.support.files import regular, replacing
 
 MODELS = ("l14", "b32")  # the better one first
 _MOST_DEFLATED = 1032  # bytes that one compressed byte can stand for
@@ -185,7 +185,7 @@ def _members(path: Path) -> dict[str, NpzRows]:
     """
     found = {}
     try:
-        with path.open("rb") as file, zipfile.ZipFile(file) as archive:
+        with regular(path).open("rb") as file, zipfile.ZipFile(file) as archive:
             for entry in archive.infolist():
                 with archive.open(entry) as member:
                     shape, by_column, dtype = parse_header(member, f"{path}: {entry.filename}")

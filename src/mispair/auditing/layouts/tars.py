@@ -22,7 +22,7 @@ from mispair.auditing.sources.raw import RawPairs, id_column
 from mispair.auditing.sources.tables import IMAGE_SUFFIXES, find_column
 from mispair.data.pairs import IntArray
 from mispair.errors import DataError
-from mispair.support.files import LARGEST, replacing
+from mispair.support.files import LARGEST, regular, replacing
 from mispair.support.formatting import plain
 
 Entry = dict[str, Any]
@@ -256,7 +256,7 @@ def _index(path: Path) -> _Samples:
     """
     found, members = _Samples(), dict[str, _Member]()
     key = ""
-    length = path.stat().st_size
+    length = regular(path).stat().st_size
     try:
         with path.open("rb") as file, path.open("rb") as contents:
             for member in _members(file):
@@ -340,7 +340,7 @@ def _read_table(path: Path) -> Any:
     import pyarrow.parquet
 
     try:
-        table = pyarrow.parquet.read_table(path)
+        table = pyarrow.parquet.read_table(regular(path))
     except (OSError, UnicodeError, pyarrow.ArrowException) as error:
         raise DataError(f"{path}: the table cannot be read ({str(error).splitlines()[0]}); write it again.") from None
     if "key" not in table.column_names:

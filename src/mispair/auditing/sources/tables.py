@@ -413,7 +413,7 @@ def text_encoding(path: Path) -> str:
     Raises:
         DataError: Some lines of a UTF-8 file are damaged.
     """
-    with path.open("rb") as file:
+    with regular(path).open("rb") as file:
         start = file.read(4096)
         wide = _utf_16(start)
         if wide is not None:

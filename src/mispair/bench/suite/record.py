@@ -20,7 +20,7 @@ from mispair.compute.devices import give_back_memory
 from mispair.config import Config, flat, override, read_recipe, to_toml
 from mispair.errors import ConfigError, MispairError, StoppedError
 from mispair.methods.report import BoolArray, FloatArray, MethodReport
-from mispair.support.files import write_atomically
+from mispair.support.files import read_regular, write_atomically
 from mispair.training.events import ValidationEvent
 from mispair.training.fit import train_splits
 from mispair.training.phases import student_from
@@ -215,7 +215,7 @@ def write_record(folder: Path, record: Record) -> None:
 def read_record(folder: Path) -> Record | None:
     """The record of a cell that has ended; None before that, and if the file is damaged or of another cell."""
     try:
-        record = _RECORDS.validate_json((folder / RECORD).read_bytes())
+        record = _RECORDS.validate_json(read_regular(folder / RECORD))
     except (OSError, ValidationError):
         return None
     return record if record.name == folder.name else None

@@ -19,7 +19,7 @@ from mispair.bench.suite.record import RECORD, Record, noise_hash, read_record
 from mispair.bench.suite.suite import Cell, Suite, kept_as, read_suite
 from mispair.config import find_packaged
 from mispair.errors import ConfigError, DataError
-from mispair.support.files import write_atomically
+from mispair.support.files import check_name, read_regular, write_atomically
 
 SUITE, INFO, CELLS, LOCK = "suite.toml", "suite.json", "cells", "claim.lock"
 OWN_FILES = {SUITE, INFO, CELLS, "report"}  # what may be in a results folder before it has `suite.json`
@@ -101,6 +101,7 @@ def check_folder(folder: Path, suite: Suite) -> Suite:
     Raises:
         ConfigError: The folder belongs to another suite, was begun without noise files, or holds something else.
     """
+    check_name(folder)
     info = _read_info(folder)
     if info is None:
         others = not folder.is_dir() or {path.name for path in folder.iterdir() if path.name[0] != "."} - OWN_FILES
@@ -156,7 +157,7 @@ def check_data(folder: Path, cells: Sequence[Cell], pairs: int) -> None:
 def _read_info(folder: Path) -> ResultsInfo | None:
     """None for a new folder."""
     try:
-        return _INFO.validate_json((folder / INFO).read_bytes())
+        return _INFO.validate_json(read_regular(folder / INFO))
     except (OSError, ValidationError):
         return None
 

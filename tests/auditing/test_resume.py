@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -62,6 +63,28 @@ def test_an_audit_that_was_killed_at_once_is_not_in_the_way(folder: Path, tmp_pa
     (other / "unfinished/thesis.txt").write_text("important")
     with pytest.raises(DataError, match="is not empty"):
         audit_to_folder(open_source(folder), other, CPU)
+
+
+def test_what_was_learned_is_learned_again_where_a_bit_has_flipped(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, wanted = tmp_path / "out", tmp_path / "wanted"
+    audit_to_folder(open_source(folder), wanted, CPU)
+    interrupt(folder, out)
+    path = out / "unfinished/judge.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 1
+    path.write_bytes(content)
+    learned, learn = [], audit_module._learn
+
+    def count(*arguments: Any) -> Any:
+        learned.append(1)
+        return learn(*arguments)
+
+    monkeypatch.setattr(audit_module, "_learn", count)
+    audit_to_folder(open_source(folder), out, CPU)
+    assert learned == [1]
+    assert (out / "pairs.parquet").read_bytes() == (wanted / "pairs.parquet").read_bytes()
 
 
 def test_vectors_that_have_changed_are_noticed(folder: Path, tmp_path: Path) -> None:

@@ -288,17 +288,7 @@ def replacing_folder(path: Path) -> Iterator[Path]:
     """
     with _writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock = filelock.FileLock(path.with_name(f".{path.name}.lock"))
-        try:
-            lock.acquire(timeout=0)
-        except filelock.Timeout:
-            raise DataError(f"Another process is writing {path}; wait for it or choose another folder.") from None
-        try:
-            for left in list(path.parent.glob(".*.tmp")):
-                if _LEFTOVER.fullmatch(left.name) and left.name.startswith(f".{path.name}.") and left.is_dir():
-                    if not path.exists() and (left / "old").exists():  # killed between the two renames below
-                        (left / "old").replace(path)
-                    shutil.rmtree(left)
+        with _locked_beside(path):
             scratch = path.with_name(f".{path.name}.{os.getpid()}.tmp")
             try:
                 new = scratch / "new"
@@ -309,10 +299,43 @@ def replacing_folder(path: Path) -> Iterator[Path]:
                 new.replace(path)
             finally:
                 shutil.rmtree(scratch, ignore_errors=True)
-        finally:
-            with contextlib.suppress(OSError):  # Windows deletes no open file
-                Path(lock.lock_file).unlink()
-            lock.release()
+
+
+def delete_beside(path: Path) -> None:
+    """Deletes what `replacing_folder` left beside a whole folder when it was killed; not while another one writes."""
+    if _leftovers(path) or _lock_beside(path).exists():
+        with contextlib.suppress(DataError, OSError), _locked_beside(path):
+            pass
+
+
+@contextmanager
+def _locked_beside(path: Path) -> Iterator[None]:
+    """Keeps other processes from writing a folder; what killed ones left is deleted."""
+    lock = filelock.FileLock(_lock_beside(path))
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        raise DataError(f"Another process is writing {path}; wait for it or choose another folder.") from None
+    try:
+        for left in _leftovers(path):
+            if not path.exists() and (left / "old").exists():  # killed between the two renames
+                (left / "old").replace(path)
+            shutil.rmtree(left)
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # Windows deletes no open file
+            Path(lock.lock_file).unlink()
+        lock.release()
+
+
+def _lock_beside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.lock")
+
+
+def _leftovers(path: Path) -> list[Path]:
+    there = path.parent.glob(".*.tmp")
+    start = f".{path.name}."
+    return [left for left in there if _LEFTOVER.fullmatch(left.name) and left.name.startswith(start) and left.is_dir()]
 
 
 @contextmanager

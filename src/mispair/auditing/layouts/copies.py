@@ -19,7 +19,7 @@ from mispair.auditing.sources.source import Source
 from mispair.errors import DataError
 from mispair.support.files import Json, read_json, regular, write_atomically
 from mispair.support.formatting import listed
-from mispair.support.owned_folder import replacing_folder
+from mispair.support.owned_folder import delete_beside, replacing_folder
 
 if TYPE_CHECKING:
     import pyarrow
@@ -135,9 +135,12 @@ def write_copy(
 
 
 def is_copied(out: Path, request: Mapping[str, Json]) -> bool:
-    """Whether the folder is the copy that was written for this request."""
+    """Whether the folder is the copy that was written for this request; then nothing else is left of the writing."""
     found: Json = json.loads(json.dumps(request))
-    return read_json(out / MARK) == found
+    if read_json(out / MARK) != found:
+        return False
+    delete_beside(out)
+    return True
 
 
 def check_copy(source: Source | RawPairs, out: Path, overwrite: bool) -> None:

@@ -77,8 +77,25 @@ def test_the_mapped_copy_follows_the_table(tmp_path: Path) -> None:
     assert len(PairTable(folder)) == 20
     write_audit(tmp_path, 30)
     assert len(PairTable(folder)) == 30
+    whole = (folder / pair_table.MAPPED).read_bytes()
     (folder / pair_table.MAPPED).write_bytes(b"damaged")
     assert len(PairTable(folder)) == 30
+    assert (folder / pair_table.MAPPED).read_bytes() == whole
+
+
+@given(place=st.integers(0, 10**6), bit=st.integers(0, 7))
+@settings(max_examples=30, deadline=None)
+def test_a_flipped_bit_of_the_mapped_copy_makes_it_anew(
+    tmp_path_factory: pytest.TempPathFactory, place: int, bit: int
+) -> None:
+    folder = write_audit(tmp_path_factory.mktemp("audit"), 8)
+    PairTable(folder)
+    whole = (folder / pair_table.MAPPED).read_bytes()
+    content = bytearray(whole)
+    content[place % len(content)] ^= 1 << bit
+    (folder / pair_table.MAPPED).write_bytes(content)
+    PairTable(folder)
+    assert (folder / pair_table.MAPPED).read_bytes() == whole
 
 
 def test_a_folder_that_is_no_audit_is_refused(tmp_path: Path) -> None:

@@ -370,6 +370,18 @@ def test_a_collapse_is_named_and_the_last_good_state_kept(tmp_path: Path, monkey
     assert healthy[-1] < 0.002 * max(healthy)
 
 
+def test_health_does_not_depend_on_how_often_checkpoints_are_written(tmp_path: Path) -> None:
+    found = []
+    for seconds in (0.0, 1e6):
+        settings = config(epochs=8, checkpoint_seconds=seconds)
+        with Run(tmp_path / str(seconds), settings) as run:
+            trainer = Trainer(settings, tiny_pairs(16), None, run)
+            trainer.fit()
+        found.append([monitor.health for monitor in trainer.monitors])
+    assert found[0] == found[1]
+    assert found[0][0].peak > 0
+
+
 def test_files_of_a_run_that_are_gone_or_damaged_are_named(tmp_path: Path) -> None:
     settings, pairs, out = config(epochs=1, warmup_epochs=0), tiny_pairs(16), tmp_path / "run"
 

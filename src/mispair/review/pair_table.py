@@ -7,12 +7,15 @@ once to `review.arrow` beside it, and mapped from there; likewise the rows of th
 
 from __future__ import annotations
 
+import hashlib
+import io
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +30,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 MAPPED, MAPPED_SUGGESTIONS = "review.arrow", "review_suggestions.arrow"
+HASH = 32  # bytes at the end of a mapped copy
 MADE_FROM = b"made from"
 SEPARATOR = "; "  # of several reasons in a cell
 BATCH = 1 << 16  # rows that are converted at a time
@@ -207,7 +211,7 @@ class PairTable:
             table = _open(copy, version)
             if table is None:
                 table = self._sorted_suggestions(path).replace_schema_metadata({MADE_FROM: version})
-                with replacing(copy) as out, pyarrow.ipc.new_file(out, table.schema) as writer:
+                with _writing(copy, table.schema) as writer:
                     writer.write_table(table)
         except (OSError, UnicodeError, KeyError, pyarrow.ArrowException) as error:
             raise DataError(f"{path}: the suggestions cannot be read ({error}); audit again.") from None
@@ -293,10 +297,45 @@ def _open(copy: Path, version: bytes) -> pyarrow.Table | None:
     if not copy.is_file():
         return None
     try:
-        table = pyarrow.ipc.open_file(pyarrow.memory_map(str(copy))).read_all()
-    except pyarrow.ArrowInvalid:  # damaged
+        with pyarrow.memory_map(str(copy)) as file:
+            whole = file.read_buffer()
+        content, written = whole[:-HASH], whole[-HASH:]
+        if hashlib.sha256(content).digest() != written.to_pybytes():
+            return None
+        table = pyarrow.ipc.open_file(content).read_all()
+        table.validate(full=True)  # else texts might begin or end outside the file
+    except (OSError, UnicodeError, pyarrow.ArrowException):  # damaged
         return None
     return table if (table.schema.metadata or {}).get(MADE_FROM) == version else None
+
+
+class _Hashing(io.RawIOBase):
+    """Hashes what is written to a file."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file, self.hash = file, hashlib.sha256()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, content: Any) -> int:
+        self.hash.update(content)
+        return self._file.write(content)
+
+    def tell(self) -> int:
+        return self._file.tell()
+
+
+@contextmanager
+def _writing(copy: Path, schema: pyarrow.Schema) -> Iterator[pyarrow.ipc.RecordBatchFileWriter]:
+    """Writes a table to be mapped, with its SHA-256 at the end."""
+    import pyarrow
+
+    with replacing(copy) as file:
+        hashing = _Hashing(file)
+        with pyarrow.ipc.new_file(hashing, schema) as writer:
+            yield writer
+        file.write(hashing.hash.digest())
 
 
 def _write(path: Path, copy: Path, version: bytes) -> None:
@@ -305,7 +344,7 @@ def _write(path: Path, copy: Path, version: bytes) -> None:
 
     file = pyarrow.parquet.ParquetFile(path)
     schema = file.schema_arrow.with_metadata({MADE_FROM: version})
-    with replacing(copy) as out, pyarrow.ipc.new_file(out, schema) as writer:
+    with _writing(copy, schema) as writer:
         held: list[pyarrow.RecordBatch] = []
         count = 0
         for batch in file.iter_batches(BATCH):  # may be shorter at the end of a group of rows

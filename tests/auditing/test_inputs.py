@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from PIL import Image
 import mispair
 from audit_cases import make_case
 from mispair.auditing.encoding import encode
-from mispair.auditing.inputs import as_vectors
+from mispair.auditing.inputs import AuditInput, as_vectors, open_given
 from mispair.errors import ConfigError, DataError
 
 pytestmark = pytest.mark.usefixtures("hurried")
@@ -161,3 +162,14 @@ def test_other_libraries_are_not_imported() -> None:
     )
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert found.stdout.strip() == "[]"
+
+
+def test_a_folder_in_a_store(tmp_path: Path) -> None:
+    store, case = pytest.importorskip("fsspec").filesystem("memory"), make_case(ROWS)
+    for stem, vectors in (("img_emb", case.left), ("text_emb", case.right)):
+        file = io.BytesIO()
+        np.save(file, vectors)
+        store.pipe(f"/inputs/data/{stem}/{stem}_0.npy", file.getvalue())
+    data = AuditInput(cache=tmp_path)
+    source = open_given("memory://inputs/data", None, None, None, None, data, lambda _: None, "cpu")
+    np.testing.assert_array_equal(source.block(0, ROWS)[0], case.left)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,11 @@ import pytest
 
 from audit_cases import make_case
 from faulty_server import FAULTS, serve
+from mispair.auditing.folder import read_input
 from mispair.cli.main import main
 from mispair.data import remote
+from mispair.data.remote import fetch
+from mispair.errors import DataError
 
 pytest.importorskip("pyarrow")
 
@@ -40,3 +44,31 @@ def test_the_tables_are_those_of_local_files(tmp_path: Path, monkeypatch: pytest
         assert main(["audit", *urls, "--out", str(tmp_path / "out"), "--device", "cpu"]) == 0
     for name in ("pairs.parquet", "pairs.csv", "suggestions.csv"):
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "local" / name).read_bytes()
+
+
+@pytest.mark.usefixtures("hurried")
+def test_input_and_output_in_a_store(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = pytest.importorskip("fsspec").filesystem("memory")
+    case = make_case(100, 0.3)
+    for stem, vectors in (("img_emb", case.left), ("text_emb", case.right)):
+        (tmp_path / "data" / stem).mkdir(parents=True)
+        (tmp_path / "data" / stem / f"{stem}_0.npy").write_bytes(npy(vectors))
+        store.pipe(f"/stored/data/{stem}/{stem}_0.npy", npy(vectors))
+    monkeypatch.setenv("MISPAIR_CACHE", str(tmp_path / "cache"))
+    out = "memory://stored/audit"
+    assert main(["audit", str(tmp_path / "data"), "--out", str(tmp_path / "local"), "--device", "cpu"]) == 0
+    assert main(["audit", "memory://stored/data", "--out", out, "--shard", "1/1", "--device", "cpu"]) == 0
+    assert f"--merge {out}" in capsys.readouterr().out
+    assert main(["audit", "--merge", out, "--device", "cpu"]) == 0
+    assert sorted(store.find("/stored/audit")) == sorted(
+        f"/stored/audit/{path.name}" for path in (tmp_path / "local").iterdir() if path.name[0] != "."
+    )
+    for name in ("pairs.parquet", "pairs.csv", "suggestions.csv"):
+        assert store.cat(f"/stored/audit/{name}") == (tmp_path / "local" / name).read_bytes()
+    store.get("/stored/audit", str(tmp_path / "copied"), recursive=True)
+    assert read_input(tmp_path / "copied").source == fetch("memory://stored/data", tmp_path / "cache" / "fetched")
+    shutil.rmtree(tmp_path / "cache")
+    with pytest.raises(DataError, match="its copy is not in"):
+        read_input(tmp_path / "copied")

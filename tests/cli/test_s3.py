@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
+import torch
 
 from audit_cases import make_case
 from faulty_server import FAULTS
 from layouts import img2dataset, triples
+from mispair.auditing import folder
+from mispair.auditing.audit import prepare
 from mispair.auditing.layouts.opening import open_raw
+from mispair.auditing.output_store import OutputStore
+from mispair.auditing.scoring import scan
 from mispair.cli.main import main
 from mispair.data import remote
 from mispair.data.remote import fetch
 from mispair.errors import DataError
+from mispair.support.tensor_files import load_tensors, save_tensors
 from s3_store import BUCKET, S3Store, s3_store
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("hurried")]
@@ -113,3 +122,235 @@ def test_a_store_that_refuses(store: S3Store, tmp_path: Path) -> None:
     store.proxy.faults = ["403"] * 9
     with pytest.raises(DataError, match="the store refuses access"):
         fetch(f"s3://{BUCKET}/a/left.npy", tmp_path)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """Embeddings, and their audit in the folder local beside them."""
+    clip_retrieval(tmp_path / "data")
+    assert audit(tmp_path, str(tmp_path / "data"), "--out", str(tmp_path / "local")) == 0
+    return tmp_path / "data"
+
+
+def check_output(store: S3Store, tmp_path: Path, prefix: str = "audits/mine") -> None:
+    """All files are there, and the tables are those of the local audit."""
+    found, local = store.files(prefix), tmp_path / "local"
+    assert set(found) == {path.relative_to(local).as_posix() for path in local.rglob("*") if path.name[0] != "."}
+    assert json.loads(found["audit.json"])["finished"] is True
+    for name in TABLES:
+        assert found[name] == (local / name).read_bytes()
+
+
+def test_the_output_is_whole_or_marked_as_unfinished(store: S3Store, tmp_path: Path, data: Path) -> None:
+    url, out = store.upload(data, "data"), f"s3://{BUCKET}/audits/mine"
+    store.proxy.every = 5
+    assert audit(tmp_path, url, "--out", out) == 0
+    assert store.proxy.injected >= len(FAULTS)
+    check_output(store, tmp_path)
+    assert not list((tmp_path / "cache" / "outputs").rglob("pairs.parquet"))
+
+
+def test_a_finished_output_is_not_repeated(
+    store: S3Store, tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = f"s3://{BUCKET}/audits/mine"
+    assert audit(tmp_path, str(data), "--out", out) == 0
+    before = store.files("audits/mine")
+    assert f"Report: {out}/report.html" in capsys.readouterr().out
+    assert audit(tmp_path, str(data), "--out", out, "--for", "fiftyone") == 0
+    assert "nothing was computed again" in "".join(capsys.readouterr())
+    after = store.files("audits/mine")
+    assert after.pop("fiftyone.csv")
+    assert after == before
+    assert audit(tmp_path, str(data), "--out", out, "--flag-below", "0.4") == 2
+    assert f"{out} holds an audit with other settings (--flag-below was None" in capsys.readouterr().err
+    assert store.files("audits/mine").keys() == {*before, "fiftyone.csv"}
+    assert audit(tmp_path, str(data), "--out", out, "--flag-below", "0.4", "--overwrite") == 0
+    assert store.files("audits/mine").keys() == before.keys()
+
+
+@pytest.mark.parametrize("after", [1, 4, 7])  # of 8: two marks and six files
+def test_a_failed_write_is_never_taken_for_an_audit(
+    store: S3Store, tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    out = f"s3://{BUCKET}/audits/mine"
+    put, writes = remote.StoredFile.write, iter(range(100))
+
+    def failing(self: remote.StoredFile, path: Path, **options: object) -> None:
+        if next(writes) >= after:
+            raise DataError("the store is gone")
+        put(self, path, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(remote.StoredFile, "write", failing)
+        assert audit(tmp_path, str(data), "--out", out) == 2
+    assert json.loads(store.files("audits/mine")["audit.json"])["finished"] is False
+    assert audit(tmp_path, str(data), "--out", out) == 0
+    check_output(store, tmp_path)
+
+
+def test_shards_need_no_shared_folder(
+    store: S3Store, tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for module in (scan, folder):
+        monkeypatch.setattr(module, "PART", 100)
+    monkeypatch.setattr(scan, "BLOCK", 50)
+    url, out = store.upload(data, "data"), f"s3://{BUCKET}/audits/mine"
+
+    def machine(name: str, *args: str) -> int:
+        return main(["audit", *args, "--device", "cpu", "--cache", str(tmp_path / name)])
+
+    assert machine("local", str(data), "--out", str(tmp_path / "whole")) == 0
+    store.proxy.every = 7
+    assert machine("one", url, "--out", out, "--shard", "2/3") == 0
+    learned = store.files("audits/mine/unfinished")
+    assert {"items.npz", "judge.safetensors"} < learned.keys()
+    assert machine("two", "--merge", out) == 2
+    assert f"{out}: " in (err := capsys.readouterr().err)
+    assert "were not measured yet" in err
+    assert machine("two", url, "--out", out, "--shard", "1/3") == 0
+    assert machine("two", url, "--out", out, "--shard", "3/3") == 0
+    measured = store.files("audits/mine/unfinished")
+    assert {name: measured[name] for name in learned} == learned
+    assert len(measured) == 2 + 4
+    assert machine("three", "--merge", out) == 0
+    assert json.loads(store.files("audits/mine")["audit.json"])["finished"] is True
+    assert not store.files("audits/mine/unfinished")
+    for name in TABLES:
+        assert store.files("audits/mine")[name] == (tmp_path / "whole" / name).read_bytes()
+    assert machine("four", url, "--out", out, "--shard", "1/3") == 0
+    assert not store.files("audits/mine/unfinished")
+
+
+def test_a_killed_shard_goes_on_elsewhere(
+    store: S3Store, tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (scan, folder):
+        monkeypatch.setattr(module, "PART", 100)
+    monkeypatch.setattr(scan, "BLOCK", 50)
+    url, out = store.upload(data, "data"), f"s3://{BUCKET}/audits/mine"
+    save = OutputStore.save
+    saved: list[str] = []
+
+    def killed(self: OutputStore, path: Path) -> None:
+        if len(saved) == 2:
+            raise KeyboardInterrupt
+        saved.append(path.name)
+        save(self, path)
+
+    def noted(self: OutputStore, path: Path) -> None:
+        saved.append(path.name)
+        save(self, path)
+
+    monkeypatch.setattr(OutputStore, "save", killed)
+    for cache in ("one", "two"):
+        args = ["audit", url, "--out", out, "--shard", "1/1", "--device", "cpu", "--cache", str(tmp_path / cache)]
+        assert main(args) == (130 if cache == "one" else 0)
+        parts = [name for name in store.files("audits/mine/unfinished") if name.startswith("part-")]
+        assert sorted(parts) == sorted(saved)
+        monkeypatch.setattr(OutputStore, "save", noted)
+    assert len(saved) == len(set(saved)) == 4
+
+
+def test_what_was_learned_first_counts(
+    store: S3Store, tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another machine has learned at the same time, and its values are a little different."""
+    out = f"s3://{BUCKET}/audits/mine"
+
+    def late(*args: Any) -> None:
+        prepare(*args)
+        if not store.files("audits/mine/unfinished"):
+            other = tmp_path / "other"
+            shutil.copytree(args[2], other)
+            state = load_tensors(other / "judge.safetensors")[0]
+            save_tensors(other / "judge.safetensors", {name: value.clone() for name, value in state.items()} | extra)
+            store.upload(other, "audits/mine/unfinished")
+
+    extra = {"extra": torch.zeros(1)}
+    monkeypatch.setattr(folder, "prepare", late)
+    assert audit(tmp_path, str(data), "--out", out, "--shard", "1/1") == 0
+    found = tmp_path / "judge.safetensors"
+    found.write_bytes(store.files("audits/mine/unfinished")["judge.safetensors"])
+    assert "extra" in load_tensors(found)[0]
+
+
+def test_a_file_that_another_has_created_meanwhile_is_kept(
+    store: S3Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "ours").write_bytes(b"ours")
+    state, looked = remote.StoredFile.state, iter([True])
+
+    def too_early(self: remote.StoredFile) -> tuple[int, str]:
+        if next(looked, False):
+            store.put("a/judge", b"theirs")
+            raise remote.NotThereError("not yet")
+        return state(self)
+
+    monkeypatch.setattr(remote.StoredFile, "state", too_early)
+    assert not remote.StoredFolder(f"s3://{BUCKET}/a").create(tmp_path / "ours", "judge")
+    assert store.files("a") == {"judge": b"theirs"}
+
+
+def test_files_of_others_are_kept_and_lost_ones_written_again(store: S3Store, tmp_path: Path, data: Path) -> None:
+    out = f"s3://{BUCKET}/audits/mine"
+    assert audit(tmp_path, str(data), "--out", out) == 0
+    store.put("audits/mine/own/pairs.csv", b"1")
+    store.delete("audits/mine/pairs.csv")
+    assert audit(tmp_path, str(data), "--out", out) == 0
+    assert store.files("audits/mine")["pairs.csv"] == (tmp_path / "local/pairs.csv").read_bytes()
+    assert audit(tmp_path, str(data), "--out", out, "--joint", "--overwrite") == 2  # the widths differ
+    assert audit(tmp_path, str(data), "--out", out, "--flag-below", "0.4", "--overwrite") == 0
+    assert store.files("audits/mine")["own/pairs.csv"] == b"1"
+
+
+def test_a_mark_leads_to_no_file_outside(store: S3Store, tmp_path: Path, data: Path) -> None:
+    out = f"s3://{BUCKET}/audits/mine"
+    assert audit(tmp_path, str(data), "--out", out) == 0
+    mark = json.loads(store.files("audits/mine")["audit.json"])
+    mark["files"]["../../../../outside"] = "0"
+    store.put("audits/mine/audit.json", json.dumps(mark).encode())
+    store.put("outside", b"1")
+    assert audit(tmp_path, str(data), "--out", out) == 0
+    assert not list(tmp_path.rglob("outside"))
+
+
+def test_no_results_of_other_settings_are_taken_over(
+    store: S3Store, tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = f"s3://{BUCKET}/audits/mine"
+    assert audit(tmp_path, str(data), "--out", out, "--shard", "1/1", "--flag-below", "0.4") == 0
+    assert store.files("audits/mine/unfinished")
+    put, writes = remote.StoredFolder.put, iter(range(1))
+
+    def failing(self: remote.StoredFolder, path: Path, name: str) -> None:
+        if next(writes, None) is None:
+            raise DataError("the store is gone")
+        put(self, path, name)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(remote.StoredFolder, "put", failing)
+        assert audit(tmp_path, str(data), "--out", out, "--overwrite") == 2
+    assert list(store.files("audits/mine")) == ["audit.json"]
+    shutil.rmtree(tmp_path / "cache")
+    assert audit(tmp_path, str(data), "--out", out) == 0
+    check_output(store, tmp_path)
+
+
+def test_outputs_that_cannot_be(store: S3Store, tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    store.put("full/a.txt", b"1")
+    url = store.upload(data, "data")
+    for args, expected in (
+        (["--out", "s3://other/audit"], "no such bucket; make it first"),
+        (["--out", f"s3://{BUCKET}/full"], "is not empty and holds no audit.json"),
+        (["--out", f"{url}/audit"], "lies in the audited data"),
+        (["--out", "https://host/audit"], "cannot be written"),
+        (["--out", f"s3://{BUCKET}/new", "--engine", "ray"], "--shard for a store"),
+        (["--out", f"s3://{BUCKET}/new", "--review"], "need a folder of this machine"),
+        (["--clean", f"s3://{BUCKET}/new"], "is a URL; give a path of this machine"),
+        (["--out", f"s3://{BUCKET}/new", "--by", "nothing"], "nothing"),
+    ):
+        assert audit(tmp_path, url, *args) == 2
+        assert expected in capsys.readouterr().err
+    assert not store.files("new")
+    assert store.files("full") == {"a.txt": b"1"}

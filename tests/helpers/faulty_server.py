@@ -77,7 +77,9 @@ class Proxy(FaultyServer):
 
     def answer(self, request: Handler) -> Answer:
         connection = http.client.HTTPConnection("127.0.0.1", self.port)
-        headers = {name: value for name, value in request.headers.items() if name.lower() != "connection"}
+        headers = {
+            name: value for name, value in request.headers.items() if name.lower() not in ("connection", "expect")
+        }
         connection.request(request.command, request.path, request.body, headers)
         with connection.getresponse() as found:
             body = found.read()
@@ -86,6 +88,7 @@ class Proxy(FaultyServer):
         return found.status, kept, body
 
 
+_OWN = ("connection", "expect")
 _HOP_BY_HOP = ("connection", "transfer-encoding", "date", "server")
 
 
@@ -95,7 +98,6 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         server = self.server
-        self.body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         fault = server.fault()
         if fault == "busy" or fault.isdecimal():
             self.send_error(503 if fault == "busy" else int(fault))
@@ -106,6 +108,9 @@ class Handler(BaseHTTPRequestHandler):
         if fault == "slow":
             server.go_on.wait(5)
             return
+        if self.headers.get("Expect") == "100-continue":
+            self.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self.body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         status, headers, body = server.answer(self)
         if fault == "cut" and self.command in ("PUT", "POST", "DELETE"):  # it was done, and nobody hears of it
             self.connection.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -65,6 +66,8 @@ def s3_store(monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Store]:
     store.start()
     try:
         port = store.get_host_and_port()[1]
+        # All servers of a process have the same content.
+        urllib.request.urlopen(urllib.request.Request(f"http://127.0.0.1:{port}/moto-api/reset", method="POST")).close()
         client = boto3.client("s3", endpoint_url=f"http://127.0.0.1:{port}")
         client.create_bucket(Bucket=BUCKET)
         with running(Proxy(port)) as proxy:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -410,12 +410,29 @@ def prepare(source: Source, settings: Settings, work: Path, console: Console | N
     _shard(source, settings, work, console, None)
 
 
-def measure_shard(source: Source, settings: Settings, shard: Shard, work: Path, console: Console | None = None) -> None:
-    """Measures a shard of the pairs and keeps the result in the folder `work`, where `prepare` was."""
-    _shard(source, settings, work, console, shard)
+def measure_shard(
+    source: Source,
+    settings: Settings,
+    shard: Shard,
+    work: Path,
+    console: Console | None = None,
+    saved: Callable[[Path], None] | None = None,
+) -> None:
+    """Measures a shard of the pairs and keeps the result in the folder `work`, where `prepare` was.
+
+    `saved` is called with each file of the result.
+    """
+    _shard(source, settings, work, console, shard, saved)
 
 
-def _shard(source: Source, settings: Settings, work: Path, console: Console | None, shard: Shard | None) -> None:
+def _shard(
+    source: Source,
+    settings: Settings,
+    work: Path,
+    console: Console | None,
+    shard: Shard | None,
+    saved: Callable[[Path], None] | None = None,
+) -> None:
     device = pick_device(settings.device)
     workers = settings.workers or (GPU_WORKERS if device.type == "cuda" else os.cpu_count() or 1)
     start, stop = (0, 0) if shard is None else shard.rows(len(source))
@@ -428,7 +445,10 @@ def _shard(source: Source, settings: Settings, work: Path, console: Console | No
         if shard is not None and start < stop:
             show.begin(f"measuring shard {shard.number} of {shard.count}")
             part, groups = scaled.part(start, stop), items.groups[start:stop]
-            scan(part, judge, groups, workers=workers, device=device, folder=work, step=show.step, first=start)
+            scan(
+                part, judge, groups, workers=workers, device=device, folder=work, step=show.step, first=start,
+                saved=saved or (lambda _: None),
+            )  # fmt: skip
         show.end()
 
 

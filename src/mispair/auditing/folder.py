@@ -9,6 +9,7 @@ import os
 import stat
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any, cast
@@ -28,6 +29,7 @@ from mispair.auditing.audit import (
     measure_shard,
     prepare,
 )
+from mispair.auditing.encoding.cache import FETCHED, cache_folder
 from mispair.auditing.encoding.encode import Encoders
 from mispair.auditing.exports import Tool, export
 from mispair.auditing.findings import AuditSummary
@@ -53,8 +55,9 @@ from mispair.auditing.output_files import (
     SUMMARY,
     TABLE,
 )
+from mispair.auditing.output_store import OutputStore, working_folder
 from mispair.auditing.result_tables import defused, original, write_table
-from mispair.auditing.scoring.scan import PART, Shard, missing_parts
+from mispair.auditing.scoring.scan import PART, Shard, missing_parts, part_name
 from mispair.auditing.sources.from_training import is_run
 from mispair.auditing.sources.raw import RawPairs
 from mispair.auditing.sources.source import Source
@@ -62,6 +65,7 @@ from mispair.auditing.sources.tables import Roles, open_table
 from mispair.compute.devices import pick_device
 from mispair.config import read_recipe
 from mispair.data.origin import check_as_encoded
+from mispair.data.remote import find_copy, url_of
 from mispair.errors import ConfigError, DataError
 from mispair.support.files import Json, replacing, write_atomically
 from mispair.support.owned_folder import WORK, FolderInUseError, Mark, OwnedFolder, check_unchanged, read_mark
@@ -89,7 +93,7 @@ def audit_path(
 
     Args:
         data: Where the pairs are.
-        out: Folder of the results.
+        out: Folder of the results, or its URL in an object store.
         settings: Settings of the audit.
         clean: Folder for a copy of the input without the flagged and the unreadable pairs.
         mended: Folder for a copy in which flagged pairs have their better partners, where these are sure enough.
@@ -111,7 +115,10 @@ def audit_path(
     copies = {"--clean": clean, "--mended": mended}
     made = [place for place in copies.values() if place is not None]
     request = _request(data, raw, settings, [out, *made])
-    with OwnedFolder(out, AUDIT, request, overwrite=overwrite) as folder:
+    with (
+        working_folder(out, request, data.cache, overwrite=overwrite) as out,
+        OwnedFolder(out, AUDIT, request, overwrite=overwrite) as folder,
+    ):
         if folder.finished and not overwrite:
             if console is not None:
                 console.print("This audit has ended already; nothing was computed again.")
@@ -145,7 +152,8 @@ def audit_path(
 def audit_shard(data: AuditInput, out: Path, settings: Settings, shard: Shard, console: Console | None = None) -> None:
     """Measures one shard of the pairs of an audit whose other shards other processes or machines measure.
 
-    The first of them learns what all need; the others wait for it. `merge_shards` makes the audit of all shards.
+    The first of them learns what all need; the others wait for it. `merge_shards` makes the audit of all shards. Where
+    `out` is a URL nobody waits: each learns, and all go on with what the first one has learned.
 
     Raises:
         ConfigError: The pairs must be encoded first.
@@ -157,6 +165,10 @@ def audit_shard(data: AuditInput, out: Path, settings: Settings, shard: Shard, c
     request = _request(data, None, settings, [out])
     source = data.open(None, settings.device, console)
     check(source, settings)
+    url = url_of(out)
+    if url is not None:
+        _measure_for_store(OutputStore(url, data.cache, shard), source, settings, shard, request, console)
+        return
     folder = OwnedFolder(out, AUDIT, request)
     while not (folder.begun and (folder.work / JUDGE).exists()):
         try:
@@ -171,26 +183,55 @@ def audit_shard(data: AuditInput, out: Path, settings: Settings, shard: Shard, c
     measure_shard(source, settings, shard, folder.work, console)
 
 
-def merge_shards(out: Path, device: str = "auto", **others: Any) -> AuditSummary:
+def _measure_for_store(
+    store: OutputStore,
+    source: Source,
+    settings: Settings,
+    shard: Shard,
+    request: Mapping[str, Json],
+    console: Console | None,
+) -> None:
+    parts = {part_name(row) for row in range(*shard.rows(len(source)), PART)}
+    with store.owned():
+        there = store.mark()
+        if there is not None and there.finished and there.request == json.loads(json.dumps(request)):
+            return
+        store.fetch(request, parts=parts)
+        with OwnedFolder(store.folder, AUDIT, request) as folder:
+            folder.begin()
+            store.learn(lambda: prepare(source, settings, folder.work, console))
+            measure_shard(source, settings, shard, folder.work, console, store.save)
+            store.save_parts()
+        store.delete()
+
+
+def merge_shards(out: Path, device: str = "auto", *, cache: Path | None = None, **others: Any) -> AuditSummary:
     """The audit of all shards that `audit_shard` has measured, as `audit_path` makes it.
 
     Args:
         out: Folder of the results.
         device: Where the rest is computed.
+        cache: Folder of encodings; that of the user by default.
         **others: As for `audit_path`.
 
     Raises:
         DataError: There is nothing to merge, or shards are missing.
     """
-    mark = read_mark(out, AUDIT)
+    url = url_of(out)
+    store = None if url is None else OutputStore(url, cache)
+    if store is None:
+        mark = read_mark(out, AUDIT)
+    else:
+        with store.owned():
+            mark = store.mark()
     if mark is None:
-        raise DataError(f"{out}: nothing was audited here; run `mispair audit --shard` first.")
-    data, request = _input_of(mark, out), mark.request
+        raise DataError(f"{url or out}: nothing was audited here; run `mispair audit --shard` first.")
+    data, request = replace(_input_of(mark, out), cache=cache).fetched(), mark.request
     answers = _settings_request(Settings())["--checked"]
     if request.get("--checked") != answers:
         raise DataError(
-            f"{out}: the shards were audited with --checked or --decisions; give the same command without --shard "
-            "instead of --merge."
+            f"{url or out}: the shards were audited with --checked or --decisions; give the same command without "
+            "--shard instead of --merge."
         )
     by = request.get("--by")
     settings = Settings(
@@ -202,11 +243,14 @@ def merge_shards(out: Path, device: str = "auto", **others: Any) -> AuditSummary
     )
     if not mark.finished:
         rows = len(data.open(None, device, None))
-        missing = list(missing_parts(out / WORK, rows))
+        if store is not None:
+            with store.owned():
+                store.fetch(request)
+        missing = list(missing_parts(out / WORK if store is None else store.work, rows))
         if missing:
             raise DataError(
-                f"{out}: {len(missing):,} of {-(-rows // PART):,} parts of the pairs were not measured yet; run the "
-                "shards that have not ended again. What they have done is kept."
+                f"{url or out}: {len(missing):,} of {-(-rows // PART):,} parts of the pairs were not measured yet; run "
+                "the shards that have not ended again. What they have done is kept."
             )
     return audit_path(data, out, settings, **others)
 
@@ -304,13 +348,17 @@ def _request(data: AuditInput, raw: RawPairs | None, settings: Settings, made: S
     encoding: dict[str, Json] = {}
     if raw is not None and data.source is not None:
         encoding = {
-            "the source": [str(data.source.resolve()), *raw.state()],
+            "the source": _origin(data.source, data) or [str(data.source.resolve()), *raw.state()],
             "--image-model": data.encoders.image_model,
             "--text-model": data.encoders.text_model,
             **({"--allow-outside": True} if data.allow_outside else {}),
         }
     return {
-        **{name: _state(place, made) for name, place in places.items() if name not in encoding},
+        **{
+            name: (place is not None and _origin(place, data)) or _state(place, made)
+            for name, place in places.items()
+            if name not in encoding
+        },
         "--images": None if data.images is None else str(data.images.resolve()),
         "--split": data.split,
         "--vectors": data.vectors,
@@ -318,6 +366,24 @@ def _request(data: AuditInput, raw: RawPairs | None, settings: Settings, made: S
         **encoding,
         **_settings_request(settings),
     }
+
+
+def _origin(place: Path, data: AuditInput) -> list[Json]:
+    """The URL and the version of what was fetched; the same on all machines. Nothing for other places."""
+    return [*data.urls.get(place, ())]
+
+
+def local_place(request: Mapping[str, Json], name: str = "the source") -> Path | None:
+    """What an audit has read, as one of "the source", "--left", "--right" and "--ids"; where it was a URL, its copy.
+
+    Raises:
+        DataError: The copy is not there any more.
+    """
+    place, found = _place(request, name), request.get(name)
+    url = None if place is None else url_of(place)
+    if url is None or not isinstance(found, list) or len(found) < 2:
+        return place
+    return find_copy(url, str(found[1]), cache_folder() / FETCHED)
 
 
 def read_input(out: Path) -> AuditInput:
@@ -329,7 +395,10 @@ def read_input(out: Path) -> AuditInput:
     mark = read_mark(out, AUDIT)
     if mark is None or not mark.finished:
         raise DataError(f"{out}: no finished audit in here; give the folder that `mispair audit --out` has written.")
-    return _input_of(mark, out)
+    data = _input_of(mark, out)
+    names = {"source": "the source", "left": "--left", "right": "--right", "ids": "--ids"}
+    places: dict[str, Any] = {field: local_place(mark.request, name) for field, name in names.items()}
+    return replace(data, **places)
 
 
 def _input_of(mark: Mark, out: Path) -> AuditInput:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from mispair.auditing.encoding.cache import cache_folder
+from mispair.auditing.encoding.cache import FETCHED, cache_folder
 from mispair.auditing.encoding.encode import Encoders, encode
 from mispair.auditing.layouts.datacomp import find_datacomp, open_datacomp
 from mispair.auditing.layouts.opening import is_raw_folder, open_raw
@@ -21,6 +21,7 @@ from mispair.auditing.sources.source import Source, from_memory, from_raw, open_
 from mispair.auditing.sources.tables import InMemory, Roles, Table
 from mispair.data.loading import layout
 from mispair.data.origin import check_as_encoded
+from mispair.data.remote import copy_version, fetch, url_of
 from mispair.errors import ConfigError, DataError
 
 Check = Callable[[RawPairs], None]
@@ -42,6 +43,7 @@ class AuditInput:
         cache: Folder of encodings; that of the user by default.
         vectors: Which vectors of a DataComp folder: l14 or b32.
         allow_outside: Read images outside the folder of the images too.
+        urls: Where copies in the cache come from, and their versions; see `fetched`.
     """
 
     source: Path | None = None
@@ -55,6 +57,24 @@ class AuditInput:
     cache: Path | None = None
     vectors: str | None = None
     allow_outside: bool = False
+    urls: Mapping[Path, tuple[str, str]] = field(default_factory=dict)
+
+    def fetched(self) -> AuditInput:
+        """The same with copies in the cache of what is at URLs.
+
+        Raises:
+            DataError: It cannot be fetched.
+            ConfigError: A package is missing.
+        """
+        folder = cache_folder(self.cache) / FETCHED
+        places = {"source": self.source, "left": self.left, "right": self.right, "ids": self.ids}
+        found = {name: url for name, place in places.items() if place is not None and (url := url_of(place))}
+        copies = {name: fetch(url, folder) for name, url in found.items()}
+        # A query may be a signature, which is a secret and another one each time: such a copy is known by its path.
+        urls = {
+            copies[name]: (url, copy_version(copies[name], folder)) for name, url in found.items() if "?" not in url
+        }
+        return replace(self, urls=urls, **copies)  # type: ignore[arg-type]
 
     def check(self) -> None:
         """Refuses arguments that contradict each other, and files that are not there.
@@ -183,6 +203,7 @@ def open_given(
         table = None if ids is None else Path(ids)
         one, other = Path(left), None if right is None else Path(right)
         data = replace(data, source=one) if other is None else replace(data, left=one, right=other, ids=table)
+        data = data.fetched()
         data.check()
         raw = data.open_raw()
         if raw is not None:

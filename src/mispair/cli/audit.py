@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -68,7 +69,7 @@ def audit(
     Args:
         source: Images and captions, as for encode; or a folder of embeddings (clip-retrieval), of features (SCAN) or of
             a training run. It may be at a URL, as --left, --right and --ids may: https:// (files), s3:// or gs://.
-        out: Folder for the table of all pairs, the suggestions and the report.
+        out: Folder for the table of all pairs, the suggestions and the report; it may be at s3:// or gs://.
         left: Vectors of one side as .npy, instead of a source.
         right: Vectors of the other side.
         ids: Table (CSV, TSV, parquet) with a row for each vector: id, caption, image_path, group.
@@ -107,18 +108,19 @@ def audit(
     """
     from mispair.auditing.audit import Settings
     from mispair.auditing.cuts import share_of
-    from mispair.auditing.encoding.cache import FETCHED, cache_folder
     from mispair.auditing.encoding.encode import Encoders
     from mispair.auditing.folder import audit_path, audit_shard, merge_shards
     from mispair.auditing.inputs import AuditInput
     from mispair.auditing.scoring.scan import Shard
-    from mispair.data.remote import local
 
     _check_sharing(source or left, shard, merge, engine, address, dry_run)
-    source, left, right, ids = (local(place, cache_folder(cache) / FETCHED) for place in (source, left, right, ids))
+    _check_urls(merge or out, source, {"--images": images, "--clean": clean, "--mended": mended, "--checked": checked,
+        "--decisions": decisions, "--cache": cache}, engine, review or decisions is not None)  # fmt: skip
     encoders = Encoders(encoder or image_model, encoder or text_model, device)
     columns = columns_of(image_column, caption_column, id_column)
-    data = AuditInput(source, left, right, ids, images, split, columns, encoders, cache, vectors, allow_outside)
+    data = AuditInput(
+        source, left, right, ids, images, split, columns, encoders, cache, vectors, allow_outside
+    ).fetched()
     answers = _answers(checked, decisions)
     best = None if keep_best is None else share_of(keep_best)
     settings = Settings(joint or encoder is not None, answers, device, workers, flag_below, best, by)
@@ -128,7 +130,7 @@ def audit(
             return _forecast(data, settings, json)
         if shard is not None:
             audit_shard(data, out, settings, Shard.of(shard), console())
-            say(f"Shard {shard} is measured. When all are, go on with: mispair audit --merge {shlex.quote(str(out))}")
+            say(f"Shard {shard} is measured. When all are, go on with: mispair audit --merge {shlex.quote(shown(out))}")
             return 0
         others: Any = {
             "clean": clean, "mended": mended, "tools": tools, "overwrite": overwrite, "console": console(),
@@ -136,7 +138,7 @@ def audit(
         }  # fmt: skip
         if merge is not None:
             out = merge
-            summary = merge_shards(merge, device, **others)
+            summary = merge_shards(merge, device, cache=cache, **others)
         elif engine == "ray":
             from mispair.auditing.ray_engine import connect
 
@@ -147,7 +149,7 @@ def audit(
     except KeyboardInterrupt:
         raise StoppedError("The audit was stopped; the same command goes on where it was.", 130) from None
     if json:
-        print_json({"out": str(out), **summary.model_dump()})
+        print_json({"out": shown(out), **summary.model_dump()})
     else:
         say("\n".join(_lines(summary, out, clean, mended)))
         if decisions is not None:
@@ -170,6 +172,35 @@ def _check_sharing(
         raise ConfigError("--dry-run says what an audit will take, and --merge ends one; leave one of them out.")
     if merge is not None and (source is not None or shard is not None):
         raise ConfigError("--merge takes the folder of the shards alone: its input is known.")
+
+
+def _check_urls(out: Path, source: Path | None, others: Mapping[str, Path | None], engine: str, reviewed: bool) -> None:
+    """Refuses URLs where only folders of this machine will do."""
+    from mispair.data.remote import url_of
+
+    for option, place in others.items():
+        if place is not None and url_of(place) is not None:
+            raise ConfigError(f"{option} {url_of(place)} is a URL; give a path of this machine.")
+    url = url_of(out)
+    if url is None:
+        return
+    if url.startswith("http"):
+        raise ConfigError(
+            f"--out {url} cannot be written; give a folder of this machine, or of a store (s3://, gs://)."
+        )
+    if engine == "ray":
+        raise ConfigError("--engine ray writes to a folder that all machines share; give one, or --shard for a store.")
+    if reviewed:
+        raise ConfigError(f"--review and --decisions need a folder of this machine, and --out is {url}; copy it here.")
+    if source is not None and (out == source or source in out.parents):
+        raise ConfigError(f"--out {url} lies in the audited data {url_of(source)}; give another --out.")
+
+
+def shown(path: Path) -> str:
+    """A path, or the URL that it was made of."""
+    from mispair.data.remote import url_of
+
+    return url_of(path) or str(path)
 
 
 def _forecast(data: AuditInput, settings: Settings, json: bool) -> int:
@@ -234,8 +265,8 @@ def _lines(summary: AuditSummary, out: Path, clean: Path | None, mended: Path | 
             for part in summary.parts
         ),
         *(f"{count:,} could not be read: {status}." for status, count in summary.unreadable.items()),
-        f"Report: {out / 'report.html'}",
-        f"Table:  {out / 'pairs.parquet'} and pairs.csv; better partners in suggestions.csv",
+        f"Report: {shown(out / 'report.html')}",
+        f"Table:  {shown(out / 'pairs.parquet')} and pairs.csv; better partners in suggestions.csv",
         *([] if clean is None else [f"Without the flagged pairs: {clean}"]),
         *([] if mended is None else [f"With better partners: {mended}"]),
     ]

@@ -8,6 +8,7 @@ well: all files whose names begin with that of the folder.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import http.client
 import json
@@ -27,6 +28,7 @@ import filelock
 
 from mispair.compute.threads import parallel_each
 from mispair.errors import ConfigError, DataError
+from mispair.support.files import replacing
 
 RANGE = 1 << 23  # bytes fetched at a time
 TIMEOUT = 60.0  # seconds without an answer
@@ -38,6 +40,10 @@ _BUSY = (408, 425, 429, 500, 502, 503, 504)  # a later attempt may succeed
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 
 Result = TypeVar("Result")
+
+
+class NotThereError(DataError):
+    """There is nothing at a URL."""
 
 
 class TemporaryError(Exception):
@@ -67,12 +73,6 @@ def url_of(path: Path) -> str | None:
     return None if found is None else f"{found[1]}://{found[2]}"
 
 
-def local(path: Path | None, folder: Path) -> Path | None:
-    """The path itself, or where it is a URL its copy in the folder; see `fetch`."""
-    url = None if path is None else url_of(path)
-    return path if url is None else fetch(url, folder)
-
-
 def fetch(url: str, folder: Path) -> Path:
     """The copy of a file or a folder in a folder, fetched now if it is not there or not the same any more.
 
@@ -80,7 +80,7 @@ def fetch(url: str, folder: Path) -> Path:
         DataError: It cannot be fetched.
         ConfigError: A package is missing.
     """
-    name = PurePosixPath(urlsplit(url).path).name or urlsplit(url).netloc
+    name = name_of(url)
     if url.startswith("http"):
         file = HttpFile(url)
         return _fetch_file(file, url, _persistent(file.state, url), folder, name)
@@ -91,9 +91,38 @@ def fetch(url: str, folder: Path) -> Path:
     return _fetch_file(place, url, found, folder, name)
 
 
+def name_of(url: str) -> str:
+    """The last part of a URL.
+
+    >>> name_of("s3://bucket/a/left.npy"), name_of("s3://bucket")
+    ('left.npy', 'bucket')
+    """
+    return PurePosixPath(urlsplit(url).path).name or urlsplit(url).netloc
+
+
+def copy_version(path: Path, folder: Path) -> str:
+    """What tells a copy that `fetch` has made from those of other URLs and of other contents."""
+    return path.relative_to(folder).parts[0]
+
+
+def find_copy(url: str, version: str, folder: Path) -> Path:
+    """The copy that `fetch` has made, with nothing fetched.
+
+    Raises:
+        DataError: It is not there any more.
+    """
+    path = folder / version / name_of(url)
+    if not re.fullmatch("[0-9a-f]{16}", version) or not path.exists():
+        raise DataError(
+            f"{url}: its copy is not in {folder} any more; set MISPAIR_CACHE to the cache that it is in, or repeat the "
+            "command that has fetched it."
+        )
+    return path
+
+
 def _fetch_file(file: RemoteFile, url: str, state: State, folder: Path, name: str) -> Path:
     # Without the query: it may be a signature that is another one each time.
-    copy = _Copy(folder / _key(f"{url.partition('?')[0]} {state[0]} {state[1]}"), url)
+    copy = _Copy(folder / short_hash(f"{url.partition('?')[0]} {state[0]} {state[1]}"), url)
     with copy.writing():
         if not (copy.folder / name).exists():
             copy.fetch(file, url, state[0], name)
@@ -103,7 +132,7 @@ def _fetch_file(file: RemoteFile, url: str, state: State, folder: Path, name: st
 
 def _fetch_folder(place: StoredFile, files: Mapping[str, State], folder: Path, name: str) -> Path:
     url = place.url
-    copy = _Copy(folder / _key(json.dumps([url, sorted(files.items())])), url)
+    copy = _Copy(folder / short_hash(json.dumps([url, sorted(files.items())])), url)
     with copy.writing():
         missing = [file for file in files if not (copy.folder / name / file).exists()]
         parallel_each(
@@ -138,13 +167,6 @@ class _Copy:
 
     def fetch(self, remote: RemoteFile, url: str, size: int, name: str) -> None:
         """Fetches what is missing of a file."""
-
-        def read(start: int, stop: int) -> bytes:
-            found = remote.read(start, stop)
-            if len(found) != stop - start:
-                raise TemporaryError(f"{len(found):,} bytes came where {stop - start:,} were asked for")
-            return found
-
         part = self._part(name)
         part.parent.mkdir(parents=True, exist_ok=True)
         with part.open("ab") as file:
@@ -152,7 +174,7 @@ class _Copy:
                 file.truncate(0)
             for start in range(file.tell(), size, RANGE):
                 stop = min(start + RANGE, size)
-                file.write(_persistent(lambda start=start, stop=stop: read(start, stop), url))  # type: ignore[misc]
+                file.write(_persistent(lambda start=start, stop=stop: _range(remote, start, stop), url))  # type: ignore[misc]
                 file.flush()
             os.fsync(file.fileno())
 
@@ -172,8 +194,16 @@ class _Copy:
         return self.folder / ".parts" / f"{name}.part"
 
 
-def _key(text: str) -> str:
+def short_hash(text: str) -> str:
+    """A name for what a text describes."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _range(remote: RemoteFile, start: int, stop: int) -> bytes:
+    found = remote.read(start, stop)
+    if len(found) != stop - start:
+        raise TemporaryError(f"{len(found):,} bytes came where {stop - start:,} were asked for")
+    return found
 
 
 def _persistent(action: Callable[[], Result], url: str) -> Result:
@@ -251,7 +281,7 @@ class StoredFile:
             if {"", ".", ".."} & set(name.split("/")) or "\\" in name:
                 raise DataError(f"{self.url}: {name!r} cannot be the name of a file here; rename it.")
         if not files:
-            raise DataError(f"{self.url}: no such file or folder.")
+            raise NotThereError(f"{self.url}: no such file or folder.")
         return files
 
     def state(self) -> State:
@@ -263,6 +293,32 @@ class StoredFile:
     def read(self, start: int, stop: int) -> bytes:
         return bytes(self._try(lambda: self._store.cat_file(self._path, start=start, end=stop)))
 
+    def write(self, path: Path, **options: Any) -> None:
+        """Writes the content of a file of this machine."""
+        size = path.stat().st_size
+        if self.url.startswith("s3:"):  # it waits for ever for a store that does not say whether it takes the file
+            options["timeout"] = TIMEOUT * (1 + size // RANGE)
+        try:
+            self._try(lambda: self._store.put_file(str(path), self._path, **options))
+        except NotThereError:
+            raise DataError(f"{self.url}: it cannot be written, as there is no such bucket; make it first.") from None
+        if self.state()[0] != size:
+            raise TemporaryError("the file is shorter than what was written")
+
+    def create(self, path: Path) -> bool:
+        """As `write`, unless there is a file; whether there was none."""
+        try:
+            self.state()
+        except NotThereError:
+            self.write(path, mode="create")
+            return True
+        return False
+
+    def delete(self) -> None:
+        """Deletes the file; it need not be there."""
+        with contextlib.suppress(NotThereError):
+            self._try(lambda: self._store.rm_file(self._path))
+
     def _info(self) -> dict[str, Any]:
         self._store.invalidate_cache()
         found: dict[str, Any] = self._try(lambda: self._store.info(self._path))
@@ -272,7 +328,7 @@ class StoredFile:
         try:
             return action()
         except FileNotFoundError:
-            raise DataError(f"{self.url}: no such file or folder.") from None
+            raise NotThereError(f"{self.url}: no such file or folder.") from None
         except PermissionError as error:
             raise DataError(f"{self.url}: the store refuses access ({error}); look at your credentials.") from None
         except Exception as error:  # the packages of the stores have errors of their own for broken connections
@@ -281,6 +337,52 @@ class StoredFile:
                     f"{self.url}: {error}; give those of the store, as by AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY."
                 ) from None
             raise TemporaryError(str(error) or type(error).__name__) from None
+
+
+class StoredFolder:
+    """A folder of an object store that is written to. All that fails is tried again, where that may help."""
+
+    def __init__(self, url: str) -> None:
+        self.url, self._place = url.rstrip("/"), StoredFile(url)
+
+    def files(self) -> dict[str, State]:
+        """All files in it by name."""
+
+        def find() -> dict[str, State]:
+            try:
+                found = self._place.find()
+            except NotThereError:
+                return {}
+            if not isinstance(found, dict):
+                raise DataError(f"{self.url}: this is a file; give the URL of a folder.")
+            return found
+
+        return _persistent(find, self.url)
+
+    def get(self, name: str, path: Path) -> None:
+        """Fetches a file to a path, which is there when the file is whole."""
+        file, url = self._place.inside(name), f"{self.url}/{name}"
+        state = _persistent(file.state, url)
+        with replacing(path) as written:
+            for start in range(0, state[0], RANGE):
+                stop = min(start + RANGE, state[0])
+                written.write(_persistent(lambda start=start, stop=stop: _range(file, start, stop), url))  # type: ignore[misc]
+            if _persistent(file.state, url) != state:
+                raise DataError(f"{url}: the file has changed while it was fetched; start the same command again.")
+
+    def put(self, path: Path, name: str) -> None:
+        """Writes a file, which is there when it is whole."""
+        file = self._place.inside(name)
+        _persistent(lambda: file.write(path), f"{self.url}/{name}")
+
+    def create(self, path: Path, name: str) -> bool:
+        """As `put`, unless there is such a file, which is kept; whether there was none."""
+        file = self._place.inside(name)
+        return _persistent(lambda: file.create(path), f"{self.url}/{name}")
+
+    def delete(self, name: str) -> None:
+        """Deletes a file; it need not be there."""
+        _persistent(self._place.inside(name).delete, f"{self.url}/{name}")
 
 
 def _open_store(url: str) -> tuple[Any, str]:

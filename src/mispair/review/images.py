@@ -46,7 +46,14 @@ class AuditedImages:
     def _source(self) -> Path | None:
         """What was audited; None where it is not known."""
         source = self._request.get("the source")
-        return Path(str(source[0])) if isinstance(source, list) and source else None
+        if not isinstance(source, list) or not source or "://" not in str(source[0]):
+            return Path(str(source[0])) if isinstance(source, list) and source else None
+        from mispair.auditing.folder import local_place
+
+        try:
+            return local_place(self._request)
+        except DataError:  # a copy of what was at a URL, which was deleted
+            return None
 
     @cached_property
     def root(self) -> Path | None:

@@ -111,8 +111,8 @@ class Engine(Protocol):
         """As `scan`, but what was measured is in the folder only."""
 
 
-def _ignore(rows: int) -> None:
-    """No progress."""
+def _ignore(_: object) -> None:
+    """Nobody wants to know."""
 
 
 def scan(
@@ -124,6 +124,7 @@ def scan(
     device: torch.device,
     folder: Path | None = None,
     step: Callable[[int], None] = _ignore,
+    saved: Callable[[Path], None] = _ignore,
     first: int = 0,
 ) -> Scan:
     """Measures all pairs of a source, which may be a part of another one.
@@ -136,16 +137,17 @@ def scan(
         device: Where.
         folder: Where finished parts are kept; those that are there already are not measured again.
         step: Called with the number of rows that were done.
+        saved: Called with each part that was saved in the folder.
         first: Number of the first row, where the source is a part of another one; a multiple of `PART`.
     """
     result, missing = Scan.empty(len(source), len(judge.names)), []
     for start in range(0, len(source), PART):
         stop = min(start + PART, len(source))
-        saved = None if folder is None else _load(_part(folder, first + start), stop - start, len(judge.names))
-        if saved is None:
+        before = None if folder is None else _load(_part(folder, first + start), stop - start, len(judge.names))
+        if before is None:
             missing.append((start, stop))
         else:
-            result.put(start, saved)
+            result.put(start, before)
             step(stop - start)
     known = source.known_rows
     size = BLOCK * (GPU_BLOCKS if device.type == "cuda" else 1)
@@ -164,6 +166,7 @@ def scan(
         if folder is not None and stop == end:
             start = begin // PART * PART
             _save(_part(folder, first + start), result, start, end)
+            saved(_part(folder, first + start))
     return result
 
 
@@ -174,12 +177,17 @@ def missing_parts(folder: Path, rows: int) -> Iterator[tuple[int, int]]:
             yield start, min(start + PART, rows)
 
 
+def part_name(start: int) -> str:
+    """The name of the file of the part that begins with a row."""
+    return f"part-{start // PART:06d}.npz"
+
+
 def _parts(rows: int) -> int:
     return -(-rows // PART)
 
 
 def _part(folder: Path, start: int) -> Path:
-    return folder / f"part-{start // PART:06d}.npz"
+    return folder / part_name(start)
 
 
 def _measured(

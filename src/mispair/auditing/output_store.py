@@ -1,0 +1,252 @@
+"""The output of an audit in an object store, with no file system that machines share.
+
+The audit is made in a folder of this machine, its working folder in the cache. What is in the store comes first: it is
+fetched before, and all is written there when the audit has ended, with the mark last. So the mark says there, too,
+whether an audit is whole. Shards of an audit leave what they have measured in the store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from collections.abc import Callable, Container, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+
+import filelock
+
+from mispair.auditing.audit import ITEMS, JUDGE
+from mispair.auditing.encoding.cache import cache_folder
+from mispair.auditing.output_files import AUDIT
+from mispair.auditing.scoring.scan import Shard
+from mispair.data.remote import StoredFolder, name_of, short_hash, url_of
+from mispair.errors import DataError
+from mispair.support.files import Json, sha256_of, write_atomically
+from mispair.support.owned_folder import WORK, Mark, read_mark
+
+OUTPUTS = "outputs"  # folder in that of encodings, for audits whose output is a URL
+
+
+@contextmanager
+def working_folder(
+    out: Path, request: Mapping[str, Json], cache: Path | None = None, *, overwrite: bool = False
+) -> Iterator[Path]:
+    """The folder in which an audit is made: `out` itself, or where it is a URL one that is written there at the end.
+
+    Raises:
+        DataError: The store cannot be read or written, or holds something else.
+    """
+    url = url_of(out)
+    if url is None:
+        yield out
+        return
+    store = OutputStore(url, cache)
+    with store.owned():
+        store.fetch(request, overwrite=overwrite)
+        try:
+            yield store.folder
+        except DataError:
+            store.abandon()
+            raise
+        store.write(overwrite=overwrite)
+
+
+class OutputStore:
+    """The output of an audit at a URL.
+
+    Args:
+        url: A folder of an object store.
+        cache: Folder of encodings; that of the user by default.
+        shard: The part of the pairs that is measured here, in a working folder of its own; all by default.
+    """
+
+    def __init__(self, url: str, cache: Path | None = None, shard: Shard | None = None) -> None:
+        self.url, self._store, self._begun = url, StoredFolder(url), False
+        part = "all" if shard is None else f"{shard.number}-of-{shard.count}"
+        self.folder = cache_folder(cache).absolute() / OUTPUTS / short_hash(url) / part / name_of(url)
+        self.work = self.folder / WORK
+
+    @contextmanager
+    def owned(self) -> Iterator[None]:
+        """Keeps other processes of this machine out; errors in the working folder are told of the URL."""
+        self.folder.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with filelock.FileLock(self.folder.parent / ".lock", timeout=0):
+                yield
+        except filelock.Timeout:
+            raise DataError(f"Another process is working on {self.url}; wait for it or give another --out.") from None
+        except DataError as error:
+            raise type(error)(str(error).replace(str(self.folder), self.url)) from None
+
+    def mark(self) -> Mark | None:
+        """The mark in the store; None if there is none.
+
+        Raises:
+            DataError: There are files, but no mark.
+        """
+        names = self._store.files()
+        if AUDIT.mark not in names:
+            if names:
+                raise DataError(f"{self.url} is not empty and holds no {AUDIT.mark}; give another --out.")
+            return None
+        with self._fetched(AUDIT.mark) as path:
+            found = read_mark(path.parent, AUDIT)
+        if found is None:
+            raise DataError(f"{self.url}/{AUDIT.mark} is no mark of an audit; give another --out.")
+        return found
+
+    def fetch(
+        self, request: Mapping[str, Json], *, overwrite: bool = False, parts: Container[str] | None = None
+    ) -> None:
+        """Fetches what the store has of an audit, and marks it as begun where there is nothing.
+
+        Args:
+            request: What the audit depends on.
+            overwrite: Whether an audit with another request is of no interest.
+            parts: Names of the measured parts that are needed; all by default.
+        """
+        request = json.loads(json.dumps(request))
+        there, here = self.mark(), read_mark(self.folder, AUDIT)
+        if here is not None and here.request != (request if there is None or overwrite else there.request):
+            shutil.rmtree(self.folder)
+            here = None
+        if there is None:
+            self._write_mark(request)
+            self._begun = True
+        elif there.request != request:
+            if not overwrite:  # the working folder is refused by its mark
+                self._take(AUDIT.mark)
+        elif there.finished:
+            names = self._store.files()  # safe to be names of files here, which those in a mark may not be
+            for name, expected in there.files.items():
+                if name not in names:
+                    continue
+                if not (self.folder / name).exists() or sha256_of(self.folder / name) != expected:
+                    self._take(name)
+            self._take(AUDIT.mark)
+        else:
+            if here is None:
+                self._take(AUDIT.mark)
+            self._fetch_work(parts)
+
+    def _fetch_work(self, parts: Container[str] | None) -> None:
+        names = {name.removeprefix(f"{WORK}/") for name in self._store.files() if name.startswith(f"{WORK}/")}
+        for name in (ITEMS, JUDGE):
+            if name in names:
+                self._adopt(name)
+        for name in sorted(names):
+            if (parts is None or name in parts) and not (self.work / name).exists():
+                self._take(f"{WORK}/{name}")
+
+    def learn(self, prepare: Callable[[], None]) -> None:
+        """Learns by `prepare` what all shards need, unless the store has it; what came to the store first counts.
+
+        Shards on other machines may learn at the same time. None waits for another one, and all go on with the same.
+        """
+        while True:
+            for name in (ITEMS, JUDGE):
+                path = self.work / name
+                if not path.exists():
+                    if f"{WORK}/{name}" in self._store.files():
+                        self._adopt(name)
+                elif not self._store.create(path, f"{WORK}/{name}"):
+                    self._adopt(name)
+            if (self.work / JUDGE).exists():
+                return
+            prepare()
+
+    def save(self, path: Path) -> None:
+        """Writes an intermediate result to the store."""
+        self._store.put(path, f"{WORK}/{path.name}")
+
+    def save_parts(self) -> None:
+        """Writes what was measured here and is not in the store yet, as after an interruption."""
+        names = self._store.files()
+        for path in sorted(self.work.glob("part-*.npz")):
+            if f"{WORK}/{path.name}" not in names:
+                self.save(path)
+
+    def write(self, *, overwrite: bool = False) -> None:
+        """Writes the finished audit of the working folder, which is then deleted.
+
+        Raises:
+            DataError: Another audit was written there meanwhile.
+        """
+        here, there = read_mark(self.folder, AUDIT), self.mark()
+        assert here is not None
+        assert here.finished
+        files = {
+            path.relative_to(self.folder).as_posix(): path
+            for pattern in (*AUDIT.files, *AUDIT.optional)
+            for path in sorted(self.folder.glob(pattern))
+        }
+        if there is not None and there.request != here.request and not overwrite:
+            raise DataError(f"{self.url}: another audit was written there meanwhile; give another --out.")
+        names = self._store.files()
+        if there == here:
+            files = {name: path for name, path in files.items() if name not in here.files or name not in names}
+        elif there is None or there.finished or there.request != here.request:
+            if there is not None and there.request != here.request:
+                # Before the new mark, so that it never stands beside intermediate results of another request.
+                for name in names:
+                    if name.startswith(f"{WORK}/"):
+                        self._store.delete(name)
+            self._write_mark(here.request)
+        for name, path in files.items():
+            self._store.put(path, name)
+        if there != here:
+            for name in self._store.files():
+                if name not in files and _is_ours(name):
+                    self._store.delete(name)
+            self._store.put(self.folder / AUDIT.mark, AUDIT.mark)
+        self.delete()
+
+    def delete(self) -> None:
+        """Deletes the working folder."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def abandon(self) -> None:
+        """Removes the mark of an audit that was refused before it had begun."""
+        if self._begun and read_mark(self.folder, AUDIT) is None:
+            with contextlib.suppress(DataError):
+                self._store.delete(AUDIT.mark)
+
+    def _write_mark(self, request: Mapping[str, Json]) -> None:
+        path = self.folder.with_name("begun.json")
+        write_atomically(path, f"{json.dumps({'request': dict(request), 'finished': False}, indent=2)}\n".encode())
+        self._store.put(path, AUDIT.mark)
+        path.unlink()
+
+    def _take(self, name: str) -> None:
+        self._store.get(name, self.folder / name)
+
+    def _adopt(self, name: str) -> None:
+        """Takes the store's file in the place of ours; what was made with another one is deleted."""
+        path = self.work / name
+        with self._fetched(f"{WORK}/{name}") as found:
+            if path.exists() and sha256_of(path) == sha256_of(found):
+                return
+            if self.work.exists():
+                for made in (*self.work.glob("part-*.npz"), *([self.work / JUDGE] if name == ITEMS else [])):
+                    made.unlink(missing_ok=True)
+            self.work.mkdir(parents=True, exist_ok=True)
+            found.replace(path)
+
+    @contextmanager
+    def _fetched(self, name: str) -> Iterator[Path]:
+        """A file of the store for a moment, beside the working folder."""
+        folder = self.folder.with_name("fetched")
+        try:
+            self._store.get(name, folder / PurePosixPath(name).name)
+            yield folder / PurePosixPath(name).name
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_ours(name: str) -> bool:
+    path = PurePosixPath(name)
+    patterns = map(PurePosixPath, (*AUDIT.files, *AUDIT.optional))
+    return path.parts[0] == WORK or any(
+        path.match(str(pattern)) and len(path.parts) == len(pattern.parts) for pattern in patterns
+    )

@@ -84,7 +84,7 @@ def test_the_mapped_copy_follows_the_table(tmp_path: Path) -> None:
 
 
 @given(place=st.integers(0, 10**6), bit=st.integers(0, 7))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_a_flipped_bit_of_the_mapped_copy_makes_it_anew(
     tmp_path_factory: pytest.TempPathFactory, place: int, bit: int
 ) -> None:

@@ -19,6 +19,7 @@ from mispair.support.owned_folder import (
     Mark,
     OwnedFolder,
     check_unchanged,
+    delete_beside,
     read_mark,
     replacing_folder,
 )
@@ -213,6 +214,20 @@ def test_a_replaced_folder_is_the_old_or_the_new_one(tmp_path: Path) -> None:
     assert read() == {"a": "new", "b": "new"}
     with replacing_folder(out), pytest.raises(DataError, match="Another process is writing"):
         write("other")
+
+
+def test_what_was_left_beside_a_whole_folder_is_deleted(tmp_path: Path) -> None:
+    out = tmp_path / "copy"
+    with replacing_folder(out) as folder:
+        (folder / "a").write_text("new")
+    (tmp_path / ".copy.4711.tmp/old").mkdir(parents=True)
+    (tmp_path / ".copy.lock").touch()
+    (tmp_path / ".other.4711.tmp").mkdir()
+    with replacing_folder(tmp_path / "other"):
+        delete_beside(tmp_path / "other")  # not what is being written
+    delete_beside(out)
+    assert sorted(os.listdir(tmp_path)) == ["copy", "other"]
+    assert (out / "a").read_text() == "new"
 
 
 def test_json_or_none(tmp_path: Path) -> None:

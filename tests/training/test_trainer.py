@@ -370,6 +370,7 @@ def test_a_collapse_is_named_and_the_last_good_state_kept(tmp_path: Path, monkey
     assert healthy[-1] < 0.002 * max(healthy)
 
 
+@pytest.mark.slow
 def test_health_does_not_depend_on_how_often_checkpoints_are_written(tmp_path: Path) -> None:
     found = []
     for seconds in (0.0, 1e6):

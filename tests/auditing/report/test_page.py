@@ -117,6 +117,17 @@ def test_images_and_texts(illustrated: Audit) -> None:
             assert partner.item.image.startswith("data:image/jpeg;base64,") or partner.id.endswith(" 0")
 
 
+@pytest.mark.posix
+def test_images_outside_their_folder_are_not_embedded(illustrated: Audit, tmp_path: Path) -> None:
+    (tmp_path / "images").mkdir()
+    (folder,) = {path.parent for path in illustrated.source.image_files(range(len(illustrated.table))) if path}
+    for image in folder.iterdir():
+        (tmp_path / "images" / image.name).symlink_to(image)
+    for images in (tmp_path / "images", tmp_path):  # links that lead out, and names that do
+        source = replace(illustrated.source, images=(images,))
+        assert "data:image/jpeg" not in render(make_page(replace(illustrated, source=source)))
+
+
 def test_what_is_hostile_is_escaped(illustrated: Audit) -> None:
     html = render(make_page(illustrated))
     assert "<script" not in html

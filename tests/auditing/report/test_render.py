@@ -24,7 +24,8 @@ from mispair.support.thumbnails import MOST_BYTES, thumbnail
 
 DOT = "data:image/jpeg;base64,/9j/4AAQ"
 HOSTILE = (
-    "</div><script>alert(1)</script>\"'><img src=x onerror=alert(1)> {{ 7 * 7 }} &amp; \x00\x1b\x85\udce9\ud83d\uffff"
+    "</div><script>alert(1)</script>\"'><img src=x onerror=alert(1)> {{ 7 * 7 }} &amp; "
+    "\x00\x1b\x85\udce9\ud83d\uffff\u202e\u2066"
 )
 
 PAGE = Page(
@@ -295,7 +296,7 @@ def test_hostile_text_is_only_text() -> None:
     plain, hostile = read(everywhere("plain")), read(everywhere(HOSTILE))
     assert [tag for tag, _ in hostile.tags] == [tag for tag, _ in plain.tags]
     assert hostile.words.count("</div><script>alert(1)</script>\"'><img src=x onerror=alert(1)> {{ 7 * 7 }}") > 10
-    assert not re.search("[\x00-\x08\x0e-\x1f\x7f-\x9f\ud800-\udfff\uffff]", hostile.words)
+    assert not re.search("[\x00-\x08\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\uffff]", hostile.words)
 
 
 def test_long_texts_are_folded() -> None:

@@ -15,7 +15,7 @@ from made_pairs import made_pairs, quality
 from mispair.auditing.scoring import measures
 from mispair.auditing.scoring.common_space import CommonSpace, CommonSpaceFitter
 from mispair.auditing.scoring.folds import FOLDS
-from mispair.auditing.scoring.measures import Bank, bank_order, learned, make_bank, measure, names, rivals
+from mispair.auditing.scoring.measures import Bank, learned, make_bank, measure, names, nearest_and_ranks, rivals
 from mispair.functional.logistic import FloatArray
 from mispair.functional.rank_correlation import standard_ranks
 
@@ -108,11 +108,11 @@ def test_rank_correlation_of_distances(bank_size: int) -> None:
 
 def test_ranks_of_a_bank_are_standard_ranks_of_the_distances() -> None:
     near = torch.rand(6, 300, generator=torch.Generator().manual_seed(0)) * 2 - 1
-    order, ranks = bank_order(near)
+    nearest, ranks = nearest_and_ranks(near, 7)
     torch.testing.assert_close(ranks, standard_ranks(-near), atol=1e-5, rtol=0)
-    torch.testing.assert_close(near.gather(1, order), near.sort(dim=1, descending=True).values, atol=1e-6, rtol=0)
-    assert bank_order(torch.ones(2, 5))[1].tolist() == torch.zeros(2, 5).tolist()
-    assert [part.tolist() for part in bank_order(torch.ones(2, 1))] == [[[0], [0]], [[0.0], [0.0]]]
+    torch.testing.assert_close(near.gather(1, nearest), near.topk(7).values, atol=1e-6, rtol=0)
+    assert nearest_and_ranks(torch.ones(2, 5), 3)[1].tolist() == torch.zeros(2, 5).tolist()
+    assert [part.tolist() for part in nearest_and_ranks(torch.ones(2, 1), 1)] == [[[0], [0]], [[0.0], [0.0]]]
     assert 1 << measures.PLACE_BITS >= measures.RANKED
 
 

@@ -86,10 +86,11 @@ def measure_items(
         joint: Whether the two sides come from encoders with a common space.
     """
     near_left, near_right = left @ bank.left[:RANKED].T, right @ bank.right[:RANKED].T
-    (order_left, ranks_left), (order_right, ranks_right) = bank_order(near_left), bank_order(near_right)
     count = max(min(FEW, near_left.shape[1]), round(NEIGHBOURS * near_left.shape[1]))
-    agreement = _raised(near_right, rights, order_left[lefts, :count])
-    agreement += _raised(near_left, lefts, order_right[rights, :count])
+    (nearest_left, ranks_left), (nearest_right, ranks_right) = (
+        nearest_and_ranks(near, count) for near in (near_left, near_right)
+    )
+    agreement = _raised(near_right, rights, nearest_left[lefts]) + _raised(near_left, lefts, nearest_right[rights])
     columns = [
         learned(space, bank, left, right, lefts, rights),
         agreement,
@@ -140,8 +141,8 @@ def names(*, joint: bool, networks: bool = False) -> list[str]:
     return [name for name in MEANINGS if given.get(name, True)]
 
 
-def bank_order(near: Tensor) -> tuple[Tensor, Tensor]:
-    """Places of a bank from the nearest to the farthest, and standardised ranks of the distances, (n, M) each.
+def nearest_and_ranks(near: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Places of the nearest items of a bank (n, count), the nearest first, and standardised ranks of distances (n, M).
 
     The ranks of an item are a vector of unit length: `standard_ranks(-near)`, as the distance of unit vectors falls
     with their similarity, but several times as fast: similarities are rounded to 22 bits and sorted with their places
@@ -149,10 +150,11 @@ def bank_order(near: Tensor) -> tuple[Tensor, Tensor]:
 
     Args:
         near: (n, M) similarities of items to the bank's.
+        count: How many of the nearest.
     """
     size = near.shape[1]
     if size < 2:
-        return torch.zeros_like(near, dtype=torch.long), torch.zeros_like(near)
+        return torch.zeros_like(near[:, :count], dtype=torch.long), torch.zeros_like(near)
     fine = ((1 - near.clamp(-1, 1)) * (1 << 21)).to(torch.int32)
     keys = (fine << PLACE_BITS) | torch.arange(size, dtype=torch.int32, device=near.device)
     # numpy's sort uses the vector instructions of the processor, that of torch does not.
@@ -161,7 +163,7 @@ def bank_order(near: Tensor) -> tuple[Tensor, Tensor]:
     ranks = ranks / torch.linalg.vector_norm(ranks)
     order = (ordered & ((1 << PLACE_BITS) - 1)).long()
     differ = (ordered[:, :1] >> PLACE_BITS) != (ordered[:, -1:] >> PLACE_BITS)
-    return order, torch.empty_like(near).scatter_(1, order, torch.where(differ, ranks, 0))
+    return order[:, :count].clone(), torch.empty_like(near).scatter_(1, order, torch.where(differ, ranks, 0))
 
 
 def _raised(scores: Tensor, items: Tensor, chosen: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ from mispair.functional.logistic import FloatArray
 
 ENOUGH = 2000  # trusted pairs; below, refined spaces remember their pairs instead of learning
 BATCH = 256
-PREPARED = 32  # batches held at a time
+PREPARED = 8  # batches held at a time
 AT_ONCE = 5  # spaces that a core refines at a time
 EPOCHS, ENOUGH_STEPS = 2, 30  # so many epochs, but no more steps than this, or than one epoch has
 RATE = 0.03  # of Adam, times the spread of the directions' entries; it falls to 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from mispair.auditing.audit import Settings
 from mispair.auditing.folder import audit_to_folder
 from mispair.auditing.sources.source import open_source
 from mispair.errors import DataError
+from mispair.support.tensor_files import load_tensors, save_tensors
 
 pytest.importorskip("pyarrow")
 
@@ -65,15 +67,26 @@ def test_an_audit_that_was_killed_at_once_is_not_in_the_way(folder: Path, tmp_pa
         audit_to_folder(open_source(folder), other, CPU)
 
 
-def test_what_was_learned_is_learned_again_where_a_bit_has_flipped(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / "out"
-    interrupt(folder, out)
-    path = out / "unfinished/judge.safetensors"
+def flip_a_bit(path: Path) -> None:
     content = bytearray(path.read_bytes())
     content[-5] ^= 1
     path.write_bytes(content)
+
+
+def leave_out_an_array(path: Path) -> None:
+    """As a version that does not know it would."""
+    state = load_tensors(path)[0]
+    del state["measured"]
+    save_tensors(path, state)
+
+
+@pytest.mark.parametrize("change", [flip_a_bit, leave_out_an_array])
+def test_what_was_learned_is_learned_again_where_it_cannot_be_used(
+    change: Callable[[Path], None], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    interrupt(folder, out)
+    change(out / "unfinished/judge.safetensors")
     learned, learn = [], audit_module._learn
 
     def count(*arguments: Any) -> Any:

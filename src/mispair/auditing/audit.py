@@ -25,7 +25,7 @@ from mispair.auditing.report.render import render
 from mispair.auditing.result_tables import defused, write_table
 from mispair.auditing.scoring.exchanges import find_exchanges
 from mispair.auditing.scoring.folds import fold_numbers, sample
-from mispair.auditing.scoring.judge import Judge, learn
+from mispair.auditing.scoring.judge import ARRAYS, Judge, learn
 from mispair.auditing.scoring.partners import find_partners
 from mispair.auditing.scoring.reasons import Bits, caption_reasons, image_reasons
 from mispair.auditing.scoring.scan import READABLE, Engine, Scan, Shard, faults, scan
@@ -509,11 +509,12 @@ def _judge(source: Source, settings: Settings, items: SharedItems, device: torch
 
 
 def _saved(path: Path) -> dict[str, torch.Tensor] | None:
-    """The tensors of a file; None if it is not there or not as it was written."""
+    """The state of a judge; None if it is not there, not as it was written, or of an earlier version."""
     try:
-        return load_tensors(path)[0]
+        state = load_tensors(path)[0]
     except DataError:
         return None
+    return state if state.keys() >= set(ARRAYS) else None
 
 
 def _check_vary(source: Source, left: npt.NDArray[Any], right: npt.NDArray[Any]) -> None:

@@ -20,10 +20,11 @@ VECTORS = 2 * 512 * 2  # bytes of a pair: two sides of 512 numbers in half preci
 READ = 2  # times that all vectors are read: for near-duplicates, and to measure
 RESULT = 37  # bytes a pair in pairs.parquet, without captions: 300,000 pairs have 11.2 MB
 NEAR, LEARN, PARTNERS = "searching near-duplicates", "learning", "searching better partners"
+SIMILAR = "comparing with similar pairs"
 # Measured by `mispair bench scale --pairs 1000000`: docs/performance.md.
 MEASURED: dict[str, dict[str, float]] = {
-    "two CPU cores": {NEAR: 21.8, LEARN: 12.7, MEASURING: 51.4, PARTNERS: 4.1},
-    "one H200": {NEAR: 10.6, LEARN: 5.2, MEASURING: 3.2, PARTNERS: 1.1},
+    "two CPU cores": {NEAR: 14.8, LEARN: 12.9, MEASURING: 51.6, PARTNERS: 4.2},
+    "one H200": {NEAR: 4.2, LEARN: 1.8, MEASURING: 2.4, PARTNERS: 0.8, SIMILAR: 0.3},
 }
 
 

@@ -49,3 +49,11 @@ def text_self_attention(pool: SelfAttention, W: Tensor) -> Tensor:
     e = linear(pool.score, a * g).squeeze(-1)
     beta = e.exp() / e.exp().sum()
     return plain_l2norm((beta[:, None] * W).sum(dim=0))
+
+
+def is_well_conditioned(left: Encoded, right: Encoded) -> bool:
+    """Whether no caption of one word is orthogonal to a region: the norm over words makes a sign of what is left."""
+    (V, _), (words, lengths) = left.parts(), right.parts()
+    assert lengths is not None
+    A = V @ words[lengths == 1, 0].T
+    return not A.numel() or bool(A.abs().min() > 1e-5)

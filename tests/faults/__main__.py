@@ -33,7 +33,7 @@ OUTCOMES = ("survived", "lost", "stuck", "wrong")
 AT_ONCE, CROWD = "sixteen at once", 16
 ALL = (*KINDS, *PLANTED, AT_ONCE)
 _DIED = {"SIGKILL": -9, "SIGTERM": -15}  # most commands have nothing to save when they are asked to end
-_SENTENCE = re.compile("^mispair: |The same command goes on", re.MULTILINE)
+_SENTENCE = re.compile("^mispair: |The same command goes on|running in another process", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ def crowd(command: str, expected: Reference, place: Path) -> Iterator[Result]:
     different = differences(contents(folder), expected)
     for number, code in enumerate(codes):
         said = (place / f"log-{number}").read_text(errors="replace")
-        refused = code == 2 and len(_SENTENCE.findall(said)) == 1 and "Traceback" not in said
+        refused = code in (1, 2) and len(_SENTENCE.findall(said)) == 1 and "Traceback" not in said
         good = (code == 0 or refused) and not different and 0 in codes
         details = "" if good else f"exit code {code}, all codes {codes}, different {different}: {said}"
         yield Result(command, AT_ONCE, number, "stuck" if code == STUCK else "survived" if good else "wrong", details)

@@ -151,6 +151,12 @@ def _signalled(number: signal.Signals) -> Callable[[str, bool], None]:
     return stop
 
 
+def _stop(_event: str, first: bool) -> None:
+    """With the processes that it has started, or that have started it: `start` looks at one of them."""
+    if first:
+        os.killpg(0, signal.SIGSTOP)
+
+
 def _full(event: str, _first: bool) -> None:
     if event in _NEEDS_ROOM:
         _raise(event, errno.ENOSPC)
@@ -215,7 +221,7 @@ KINDS: dict[str, Callable[[str, bool], None]] = {
     "no memory": _short_of_memory,
     "clock forwards": _jumping(JUMP, "time", "monotonic", "perf_counter"),
     "clock backwards": _jumping(-JUMP, "time"),  # the others cannot
-    SECOND: _signalled(signal.SIGSTOP),
+    SECOND: _stop,
 }
 
 
@@ -256,7 +262,7 @@ def run(work: Work, folder: Path, log: Path, fault: Fault | None) -> Ended:
 def start(work: Work, folder: Path, log: Path, fault: Fault | None) -> Callable[[], Ended]:
     """The same, and returns at once what waits for its end.
 
-    A process that stops itself goes on when another one has done the same work; its output is in `second`.
+    Processes that stop themselves go on when another one has done the same work; its output is in `second`.
     """
     reader, writer = os.pipe()
     child = os.fork()
@@ -274,7 +280,7 @@ def start(work: Work, folder: Path, log: Path, fault: Fault | None) -> Callable[
                 other = run(work, folder, log.with_name("second"), None)
                 with log.with_name("second").open("a") as file:
                     file.write(f"exit code {other.code}\n")
-                os.kill(child, signal.SIGCONT)
+                os.killpg(child, signal.SIGCONT)
                 deadline = time.monotonic() + LONGEST
             elif time.monotonic() > deadline:
                 os.killpg(child, signal.SIGKILL)

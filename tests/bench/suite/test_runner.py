@@ -269,6 +269,16 @@ def test_two_processes_share_a_folder(suite: Suite, tmp_path: Path, monkeypatch:
     assert sorted(trained) == sorted(cell.name for cell in cells)
 
 
+def test_a_cell_that_another_process_holds_is_named_and_not_waited_for(
+    file: Path, suite: Suite, done: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, cell = shutil.copytree(done, tmp_path / "results"), suite.cells(1)[1]
+    (cell_folder(out, cell) / RECORD).unlink()
+    with claimed(cell_folder(out, cell)):
+        assert main(["bench", "run", str(file), "--device", "cpu", "--out", str(out)]) == 1
+    assert "1 done, 1 running in another process." in capsys.readouterr().out
+
+
 def test_a_failure_is_written_down_and_the_rest_goes_on(
     file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

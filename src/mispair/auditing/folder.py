@@ -59,7 +59,7 @@ from mispair.auditing.output_store import OutputStore, working_folder
 from mispair.auditing.result_tables import defused, original, write_table
 from mispair.auditing.scoring.scan import PART, Shard, missing_parts, part_name
 from mispair.auditing.sources.from_training import is_run
-from mispair.auditing.sources.raw import RawPairs
+from mispair.auditing.sources.raw import RawLayout, RawPairs
 from mispair.auditing.sources.source import Source
 from mispair.auditing.sources.tables import Roles, open_table
 from mispair.compute.devices import pick_device
@@ -486,7 +486,7 @@ def _files(root: Path, made: Sequence[Path]) -> Iterator[tuple[str, int, int]]:
 
 
 def _check_copies(
-    data: AuditInput, raw: RawPairs | None, copies: Mapping[str, Path | None], out: Path, *, overwrite: bool
+    data: AuditInput, raw: RawLayout | None, copies: Mapping[str, Path | None], out: Path, *, overwrite: bool
 ) -> None:
     """Refuses places for copies as far as it can be known before anything is encoded."""
     places = {"--out": out, **{flag: place for flag, place in copies.items() if place is not None}}

@@ -16,7 +16,7 @@ from mispair.auditing.layouts.datacomp import find_datacomp, open_datacomp
 from mispair.auditing.layouts.opening import is_raw_folder, open_raw
 from mispair.auditing.layouts.table import open_pairs
 from mispair.auditing.sources.from_training import from_run, is_run
-from mispair.auditing.sources.raw import RawPairs
+from mispair.auditing.sources.raw import RawLayout, RawPairs
 from mispair.auditing.sources.source import Source, from_memory, from_raw, open_arrays, open_source
 from mispair.auditing.sources.tables import InMemory, Roles, Table
 from mispair.data.loading import layout
@@ -115,7 +115,7 @@ class AuditInput:
             return False
         return not source.is_dir() or _is_raw_folder(source)
 
-    def open_raw(self) -> RawPairs | None:
+    def open_raw(self) -> RawLayout | None:
         """The images and captions, of which nothing is encoded yet; None where these are vectors.
 
         Raises:

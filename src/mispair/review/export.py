@@ -25,7 +25,7 @@ from mispair.auditing.layouts.copies import (
 from mispair.auditing.output_files import AUDIT, READ_BACK, TABLE
 from mispair.auditing.result_tables import defused, write_table
 from mispair.auditing.sources.edits import Edits
-from mispair.auditing.sources.raw import RawPairs
+from mispair.auditing.sources.raw import RawLayout
 from mispair.auditing.sources.source import Source
 from mispair.errors import DataError
 from mispair.review.decisions import FILE, Decision, Decisions, Verdict
@@ -84,7 +84,7 @@ def export(
     if is_copied(to, request):  # by a run that was killed before it could say so, or long ago
         return Exported(to, _counts(to / MANIFEST))
     source = open_audited(found.data, found.table, device, console)
-    if isinstance(source, RawPairs):
+    if isinstance(source, RawLayout):
         check_place(source.owns, found.data.source, source.files, to, overwrite)
     edits, manifest = plan(found.table, source, found.decisions, policy=policy, mend=mend)
     write_copy(
@@ -127,7 +127,7 @@ def read_reviewed(audit: Path) -> Reviewed:
     return Reviewed(data, _read_table(audit / TABLE), decisions, request)
 
 
-def open_audited(data: AuditInput, table: pyarrow.Table, device: str, console: Console | None) -> Source | RawPairs:
+def open_audited(data: AuditInput, table: pyarrow.Table, device: str, console: Console | None) -> Source | RawLayout:
     """The audited pairs; images and captions are not encoded.
 
     Raises:
@@ -142,9 +142,9 @@ def open_audited(data: AuditInput, table: pyarrow.Table, device: str, console: C
     return source
 
 
-def _known(source: Source | RawPairs) -> dict[str, Any]:
+def _known(source: Source | RawLayout) -> dict[str, Any]:
     """Columns of an audit's table by which its pairs are recognised."""
-    if isinstance(source, RawPairs):
+    if isinstance(source, RawLayout):
         return {"id": source.ids, "image": source.image_names, "caption": source.captions}
     return {"id": source.id_column(0, len(source)), **source.item_columns(0, len(source))}
 
@@ -183,7 +183,7 @@ _ACTIONS = {Verdict.KEEP: "kept", Verdict.DROP: "dropped", Verdict.REPAIR: "re-p
 
 
 def plan(
-    table: pyarrow.Table, source: Source | RawPairs, decisions: Mapping[str, Decision], *, policy: Policy, mend: bool
+    table: pyarrow.Table, source: Source | RawLayout, decisions: Mapping[str, Decision], *, policy: Policy, mend: bool
 ) -> tuple[Edits, list[ManifestRow]]:
     """What becomes of each row of the table of an audit; people's decisions come before the audit's.
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from mispair.auditing.inputs import AuditInput
 from mispair.auditing.output_files import AUDIT
 from mispair.auditing.sources.edits import Edits, Mask
-from mispair.auditing.sources.raw import RawPairs
+from mispair.auditing.sources.raw import RawLayout
 from mispair.auditing.sources.source import Source
 from mispair.data.pairs import MATCH_THRESHOLD, IntArray
 from mispair.errors import DataError
@@ -43,7 +43,7 @@ class ReviewedPairs:
     """
 
     data: AuditInput
-    pairs: Source | RawPairs
+    pairs: Source | RawLayout
     edits: Edits
     match_score: npt.NDArray[np.float32]
     request: Mapping[str, Json]

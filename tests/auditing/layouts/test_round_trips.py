@@ -16,12 +16,12 @@ from layouts import CAPTIONS, COLOURS, LAYOUTS, image, triples
 from mispair.auditing.layouts.copies import layout_of, write_copy
 from mispair.auditing.layouts.opening import open_raw
 from mispair.auditing.sources.edits import Edits
-from mispair.auditing.sources.raw import RawPairs
+from mispair.auditing.sources.raw import RawLayout
 from mispair.auditing.sources.shards import ArrayRows
 from mispair.auditing.sources.source import Source, from_raw
 
 
-def source_of(pairs: RawPairs, folder: Path | None) -> Source:
+def source_of(pairs: RawLayout, folder: Path | None) -> Source:
     vectors = ArrayRows(np.ones((len(pairs), 2), np.float32))
     return from_raw(pairs, vectors, vectors, {}, folder)
 
@@ -32,7 +32,7 @@ EDITS = Edits(
 )
 
 
-def open_again(path: Path, out: Path, pairs: RawPairs) -> RawPairs:
+def open_again(path: Path, out: Path, pairs: RawLayout) -> RawLayout:
     place = out if path.is_dir() else out / path.name
     return open_raw(place, pairs.outside)
 
@@ -42,7 +42,7 @@ def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return LAYOUTS[request.param](tmp_path)
 
 
-def opened(path: Path) -> tuple[RawPairs, Source]:
+def opened(path: Path) -> tuple[RawLayout, Source]:
     photos = path.parent / "photos"
     pairs = open_raw(path, photos if path.is_file() and photos.is_dir() else None)
     return pairs, source_of(pairs, path if path.is_dir() else None)

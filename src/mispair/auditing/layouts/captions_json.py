@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from mispair.auditing.sources.edits import Edits
-from mispair.auditing.sources.raw import ImageFiles
+from mispair.auditing.sources.raw import ImageFiles, RawLayout
 from mispair.auditing.sources.tables import text_encoding
 from mispair.errors import DataError
 from mispair.support.files import write_atomically
@@ -22,7 +22,7 @@ _EXPECTED = (
 )
 
 
-def open_json(path: Path, images: Path) -> ImageFiles:
+def open_json(path: Path, images: Path) -> RawLayout:
     """The pairs of a JSON file.
 
     Args:
@@ -41,7 +41,7 @@ def open_json(path: Path, images: Path) -> ImageFiles:
     return KarpathyCaptions(path, content, images)
 
 
-class _CaptionsFile(ImageFiles):
+class _CaptionsFile(ImageFiles, RawLayout):
     """One JSON file, of which all content is held."""
 
     def __init__(self, path: Path, content: Entry, records: list[tuple[str, str, str]], images: Path) -> None:

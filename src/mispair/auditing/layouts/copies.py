@@ -14,7 +14,7 @@ from mispair.auditing.layouts.datacomp import DataComp
 from mispair.auditing.layouts.embeddings import Arrays, ClipRetrieval
 from mispair.auditing.layouts.scan_features import ScanFeatures
 from mispair.auditing.sources.edits import Edits, Layout
-from mispair.auditing.sources.raw import RawPairs
+from mispair.auditing.sources.raw import RawLayout
 from mispair.auditing.sources.source import Source
 from mispair.errors import DataError
 from mispair.support.files import Json, read_json, regular, write_atomically
@@ -32,11 +32,11 @@ SURE = 0.9  # probability from which a suggested partner takes the place of a wr
 _COLUMNS = ("is_mismatch", "suggested_right", "suggested_right_score", "suggested_left", "suggested_left_score")
 
 
-def layout_of(source: Source | RawPairs) -> Layout:
+def layout_of(source: Source | RawLayout) -> Layout:
     """The layout that a source was read from."""
-    if isinstance(source, RawPairs):
+    if isinstance(source, RawLayout):
         return source
-    if source.raw is not None:
+    if isinstance(source.raw, RawLayout):
         return source.raw
     match source.layout:
         case "clip":
@@ -53,7 +53,7 @@ def clean_edits(table: pyarrow.Table) -> Edits:
     return Edits.keeping(~np.asarray(table.column("is_mismatch").fill_null(True), dtype=np.bool_))
 
 
-def mended_edits(table: pyarrow.Table, source: Source | RawPairs, least: float = SURE) -> Edits:
+def mended_edits(table: pyarrow.Table, source: Source | RawLayout, least: float = SURE) -> Edits:
     """Gives flagged pairs their surest suggested partner, on the right or on the left side, and leaves out the others.
 
     Args:
@@ -94,7 +94,7 @@ def read_edits(path: Path, source: Source, *, mend: bool) -> Edits:
 
 
 def write_copy(
-    source: Source | RawPairs,
+    source: Source | RawLayout,
     edits: Edits,
     out: str | Path,
     overwrite: bool = False,
@@ -143,7 +143,7 @@ def is_copied(out: Path, request: Mapping[str, Json]) -> bool:
     return True
 
 
-def check_copy(source: Source | RawPairs, out: Path, overwrite: bool) -> None:
+def check_copy(source: Source | RawLayout, out: Path, overwrite: bool) -> None:
     """Refuses a place where no copy of this data may be written, which takes no time.
 
     Raises:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from mispair.auditing.sources.edits import Edits
-from mispair.auditing.sources.raw import ImageFiles
+from mispair.auditing.sources.raw import ImageFiles, RawLayout
 from mispair.auditing.sources.tables import FLAGS, IMAGE_SUFFIXES, Role, Roles, find_column, text_encoding
 from mispair.errors import DataError
 from mispair.support.files import replacing, write_atomically
@@ -23,7 +23,7 @@ from mispair.support.formatting import listed, plain
 METADATA = "metadata.jsonl"
 
 
-class CopiedImages(ImageFiles):
+class CopiedImages(ImageFiles, RawLayout):
     """Pairs whose images a copy contains."""
 
     def owns(self, name: str) -> bool:

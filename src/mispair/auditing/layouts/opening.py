@@ -18,7 +18,7 @@ from mispair.auditing.layouts.captions_json import open_json
 from mispair.auditing.layouts.image_folder import METADATA, JsonLines, TextFiles
 from mispair.auditing.layouts.table import open_pairs
 from mispair.auditing.layouts.tars import Tars
-from mispair.auditing.sources.raw import RawPairs
+from mispair.auditing.sources.raw import RawLayout
 from mispair.auditing.sources.tables import IMAGE_SUFFIXES, Roles, open_table
 from mispair.errors import ConfigError, DataError
 
@@ -28,7 +28,7 @@ _LINES = (".jsonl", ".ndjson")
 
 def open_raw(
     path: Path, images: Path | None = None, columns: Roles | None = None, *, allow_outside: bool = False
-) -> RawPairs:
+) -> RawLayout:
     """Open images and captions of a file or folder, in its order.
 
     Args:
@@ -59,7 +59,7 @@ def is_raw_folder(folder: Path) -> bool:
     return any(path.suffix.lower() in known for path in folder.rglob("*")) and not any(folder.glob("*.npy"))
 
 
-def _open_file(path: Path, images: Path | None, columns: Roles) -> RawPairs:
+def _open_file(path: Path, images: Path | None, columns: Roles) -> RawLayout:
     if not path.is_file():
         raise DataError(f"{path}: this is neither a file nor a folder.")
     if not path.stat().st_size:
@@ -82,7 +82,7 @@ def _open_file(path: Path, images: Path | None, columns: Roles) -> RawPairs:
     )
 
 
-def _open_folder(path: Path, images: Path | None, columns: Roles) -> RawPairs:
+def _open_folder(path: Path, images: Path | None, columns: Roles) -> RawLayout:
     lines = sorted(path.rglob(METADATA))
     if lines:
         return JsonLines(lines, path, images, columns)

@@ -17,7 +17,7 @@ from typing import IO, Any
 import numpy as np
 
 from mispair.auditing.sources.edits import Edits, LookUp
-from mispair.auditing.sources.raw import ImageFiles, RawPairs, id_column
+from mispair.auditing.sources.raw import ImageFiles, RawLayout, id_column
 from mispair.auditing.sources.tables import InMemory, Part, Table, Text
 from mispair.data.pairs import IntArray
 from mispair.errors import DataError
@@ -28,7 +28,7 @@ _WITH_IMAGES = 256  # rows with their images that are held in memory
 _CAPTION_NUMBER = re.compile(r"#\d+$")  # behind the names of images in Flickr8k.token.txt, which has no header
 
 
-def open_pairs(table: Table, images: Path, root: Path | None = None) -> RawPairs:
+def open_pairs(table: Table, images: Path, root: Path | None = None) -> RawLayout:
     """The pairs of a table.
 
     Args:
@@ -158,7 +158,7 @@ class TableCopies:
         return _with_column(batch, self.caption, pyarrow.array(texts, batch.column(self.caption).type))
 
 
-class _TablePairs(RawPairs):
+class _TablePairs(RawLayout):
     """What both kinds of tables have in common."""
 
     copies: TableCopies

@@ -18,7 +18,7 @@ import numpy as np
 
 from mispair.auditing.sources import row_ids
 from mispair.auditing.sources.edits import Edits
-from mispair.auditing.sources.raw import RawPairs, id_column
+from mispair.auditing.sources.raw import RawLayout, id_column
 from mispair.auditing.sources.tables import IMAGE_SUFFIXES, find_column
 from mispair.data.pairs import IntArray
 from mispair.errors import DataError
@@ -50,7 +50,7 @@ class _Samples:
     regions: list[tuple[int, int]] = field(default_factory=list)
 
 
-class Tars(RawPairs):
+class Tars(RawLayout):
     """The samples of tars, in their order.
 
     Args:

@@ -46,15 +46,6 @@ class EditedPairs(RawPairs):
     def has_image(self, row: int) -> bool:
         return self._pairs.has_image(int(self._images[row]))
 
-    def owns(self, name: str) -> bool:
-        return self._pairs.owns(name)
-
-    def size(self, edits: Edits) -> int:
-        raise NotImplementedError("edited pairs are encoded, not copied")
-
-    def write(self, edits: Edits, out: Path) -> None:
-        raise NotImplementedError("edited pairs are encoded, not copied")
-
 
 @dataclass(frozen=True)
 class _MovedRows:

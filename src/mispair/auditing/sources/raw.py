@@ -27,8 +27,8 @@ SPLIT = "split"  # column of a table
 _PROBED = 1000  # image files that must not all be missing, before hours are spent on the wrong folder
 
 
-class RawPairs(Layout, ABC):
-    """Pairs of an image and a caption, in the order of the data set.
+class RawPairs(ABC):
+    """Pairs of an image and a caption, in the order of the data set, to be read.
 
     A row is never left out: one without an image or a caption has an empty text in that place.
 
@@ -39,7 +39,6 @@ class RawPairs(Layout, ABC):
         image_names: The image of each row, as the data set names it.
         captions: Without spaces around them.
         groups: Number of the image of each row (N,), by first appearance; None where all differ.
-        outside: Folder of the images that a copy refers to, but does not contain; None where it contains them.
         image_folder: Folder that the image names start from; None where the images are in other files.
         allow_outside: Whether images outside that folder are read, which a table may name to learn what is in them.
     """
@@ -50,7 +49,6 @@ class RawPairs(Layout, ABC):
     image_names: Any
     captions: Any
     groups: IntArray | None = None
-    outside: Path | None = None
     image_folder: Path | None = None
     allow_outside: bool = False
 
@@ -122,6 +120,16 @@ class RawPairs(Layout, ABC):
         """The captions of rows after the edits."""
         texts = row_ids.look_up(self.captions, edits.caption_from[rows])
         return [edits.rewritten.get(int(row), text) for row, text in zip(rows, texts, strict=True)]
+
+
+class RawLayout(RawPairs, Layout, ABC):
+    """Pairs as a data set stores them, of which copies can be written in the same layout.
+
+    Attributes:
+        outside: Folder of the images that a copy refers to, but does not contain; None where it contains them.
+    """
+
+    outside: Path | None = None
 
 
 class ImageFiles(RawPairs):

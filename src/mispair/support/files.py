@@ -77,7 +77,16 @@ def _is_alive(process: int) -> bool:
         return False
     except OSError:  # somebody else's
         return True
-    return True
+    return not _is_zombie(process)
+
+
+def _is_zombie(process: int) -> bool:
+    """Whether it has ended, and only its parent has not asked how; in some containers nobody ever does."""
+    try:
+        state = Path(f"/proc/{process}/stat").read_bytes()
+    except OSError:  # not on Linux, or gone in between
+        return False
+    return state.rpartition(b")")[2].split()[:1] == [b"Z"]
 
 
 def write_atomically(path: str | Path, content: bytes) -> None:

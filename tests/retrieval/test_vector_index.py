@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 
 import mispair
+from kills import killed_runs
 from mispair.errors import ConfigError, DataError
 from mispair.models import build
 from mispair.retrieval import vector_index
@@ -61,7 +64,73 @@ def test_the_approximate_index_agrees_with_the_exact_search(tmp_path: Path) -> N
     (tmp_path / "index" / "vectors.npy").unlink()
     np.save(tmp_path / "index" / "vectors.npy", units(999).astype(np.float16))
     with pytest.raises(DataError, match="damaged or of other vectors"):
-        open_index(tmp_path / "index", lambda items: items)
+        open_index(tmp_path / "index", lambda items: items, verify=False)
+
+
+def flip(path: Path, place: float, bit: int = 3) -> bytes:
+    """Flips a bit at a share of a file, and gives its content before."""
+    before = path.read_bytes()
+    changed = bytearray(before)
+    changed[int(place * (len(before) - 1))] ^= 1 << bit
+    path.write_bytes(changed)
+    return before
+
+
+@pytest.mark.parametrize("place", [0.0, 0.03, 0.5, 0.9, 1.0])
+def test_a_flipped_bit_is_named_and_mended_where_it_can_be(tmp_path: Path, place: float) -> None:
+    pytest.importorskip("usearch", reason="usearch is not installed")
+    vectors, out = units(300), tmp_path / "index"
+    query = build_index(vectors, lambda items: items, out, approximate=True).vectors[7]
+    before = flip(out / "vectors.npy", place)
+    with pytest.warns(UserWarning, match=r"vectors\.npy: not as it was written; it is made again"):
+        opened = open_index(out, lambda items: items)
+    assert (out / "vectors.npy").read_bytes() == before
+    assert opened.nearest(query, 1)[0] == [7]
+    flip(out / "graph.usearch", place)
+    with pytest.warns(UserWarning, match=r"graph\.usearch: not as it was written; it is made again"):
+        opened = open_index(out, lambda items: items)
+    assert opened.nearest(query, 1)[0] == [7]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        open_index(out, lambda items: items)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["graph.usearch", "index", "index.json", "vectors.npy"]
+    flip(out / "vectors.npy", place)
+    flip(out / "graph.usearch", place)
+    with pytest.raises(DataError, match=r"vectors\.npy and .*graph\.usearch: not as it was written; copy the folder"):
+        open_index(out, lambda items: items)
+    build_index(vectors, lambda items: items, out, approximate=True)  # the same items: it is made again
+    assert (out / "vectors.npy").read_bytes() == before
+
+
+def test_a_flipped_bit_of_an_exact_index_is_named(tmp_path: Path) -> None:
+    vectors, out = units(30), tmp_path / "index"
+    build_index(vectors, lambda items: items, out, approximate=False)
+    for name in ("vectors.npy", "index.json"):
+        before = flip(out / name, 0.7)
+        with pytest.raises(DataError, match=r"not as it was written; copy the folder again|or a damaged index\.json"):
+            open_index(out, lambda items: items)
+        (out / name).write_bytes(before)
+    flip(out / "vectors.npy", 0.7)
+    build_index(vectors, lambda items: items, out, approximate=False)
+    written = (out / "vectors.npy").stat().st_mtime_ns
+    build_index(vectors, lambda items: items, out, approximate=False)
+    assert (out / "vectors.npy").stat().st_mtime_ns == written
+    with pytest.raises(DataError, match="exists already"):
+        build_index(units(31), lambda items: items, out, approximate=False)
+
+
+@pytest.mark.slow
+@pytest.mark.posix
+def test_killed_at_any_change_the_same_call_makes_the_index(tmp_path: Path) -> None:
+    out = tmp_path / "index"
+
+    def build() -> None:
+        build_index(units(30), lambda items: items, out, approximate=False)
+
+    for _ in killed_runs(build, tmp_path):
+        build()
+        assert sorted(path.name for path in tmp_path.rglob("*")) == ["index", "index.json", "vectors.npy"]
+        shutil.rmtree(out)
 
 
 def test_what_cannot_be_indexed_is_refused(
@@ -75,14 +144,21 @@ def test_what_cannot_be_indexed_is_refused(
     with pytest.raises(DataError, match="holds no index"):
         matcher.open_index(tmp_path)
     (tmp_path / "other").mkdir()
+    np.save(tmp_path / "other/vectors.npy", np.ones((3, 16), np.float16))
+    for content in (b"", b"[]", b"{}", b'{"files": 3}', b'{"files": {}}', b'{"files": {"vectors.npy": "", "x": ""}}'):
+        (tmp_path / "other/index.json").write_bytes(content)
+        with pytest.raises(DataError, match="holds no index"):
+            matcher.open_index(tmp_path / "other")
+    (tmp_path / "other/index.json").write_text('{"files": {"vectors.npy": ""}}')
     header = b"(" + b" " * 117 + b"\n"
     for content in (b"", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header, b"\x80\x04pickle"):
         (tmp_path / "other/vectors.npy").write_bytes(content)
-        with pytest.raises(DataError, match="holds no index"):
-            matcher.open_index(tmp_path / "other")
+        for verify in (True, False):
+            with pytest.raises(DataError, match=r"vectors\.npy: "):
+                matcher.open_index(tmp_path / "other", verify=verify)
     np.save(tmp_path / "other/vectors.npy", np.ones(3, np.float16))
     with pytest.raises(DataError, match="expected 2 dimensions"):
-        matcher.open_index(tmp_path / "other")
+        matcher.open_index(tmp_path / "other", verify=False)
     index = matcher.index(pairs.left)
     with pytest.raises(ConfigError, match="top is 0"):
         index.search("a", 0)

@@ -102,17 +102,25 @@ class Matcher:
         Args:
             items: What is searched, by default images.
             side: Which side they are of; queries are of the other one.
-            out: New folder to keep the index in, which `open_index` reads; by default it is in memory only.
+            out: Folder to keep the index in, which `open_index` reads; a new one, or one that holds this index
+                already. By default it is in memory only.
             approximate: Whether to use usearch (extra `index`); by default for more than 20,000 items.
         """
         self._check_vectors("index")
         vectors = self.encode(items, side)
         return build_index(vectors, self._query_encoder(side), None if out is None else Path(out), approximate)
 
-    def open_index(self, folder: str | Path, side: SideName = "left") -> VectorIndex:
-        """An index that `index(..., out=folder)` has written, mapped into memory."""
+    def open_index(self, folder: str | Path, side: SideName = "left", *, verify: bool = True) -> VectorIndex:
+        """An index that `index(..., out=folder)` has written, mapped into memory.
+
+        Args:
+            folder: Where it is.
+            side: Which side the items are of.
+            verify: Look whether a bit of it has changed, which reads it once (about a second a gigabyte). A damaged
+                graph is made again from the vectors, and damaged vectors from the graph, with a warning.
+        """
         self._check_vectors("open_index")
-        return open_index(folder, self._query_encoder(side))
+        return open_index(folder, self._query_encoder(side), verify=verify)
 
     def to_onnx(self, out: str | Path) -> list[Path]:
         """Writes a model to a folder, as `left.onnx` and `right.onnx` (extra `onnx`). For vse and two-tower.

@@ -1,12 +1,18 @@
 """Search among the vectors of many items: exactly, or by an approximate index where usearch is installed.
 
-An index on disk is a folder with the vectors, which are mapped into memory, and the graph of usearch.
+An index on disk is a folder with the vectors, which are mapped into memory, the graph of usearch, and the SHA-256 of
+both. Whichever of the two is damaged is made again from the other one.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib
-from collections.abc import Callable
+import io
+import json
+import os
+import warnings
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +21,10 @@ import numpy as np
 from mispair.data.npy import check_finite, open_array
 from mispair.data.pairs import FloatArray, IntArray
 from mispair.errors import ConfigError, DataError
-from mispair.support.files import replacing
+from mispair.support.files import read_json, replacing, sha256_of, write_atomically
+from mispair.support.owned_folder import delete_beside, replacing_folder
 
-VECTORS, GRAPH = "vectors.npy", "graph.usearch"
+VECTORS, GRAPH, MARK = "vectors.npy", "graph.usearch", "index.json"
 CHUNK = 1 << 16  # vectors compared at a time
 EXACT_UP_TO = 20_000  # items among which an exact search takes a few milliseconds
 
@@ -92,7 +99,7 @@ def build_index(
     Args:
         vectors: Of the items.
         encode: Vectors of queries.
-        out: New folder to keep it in; None keeps it in memory.
+        out: Folder to keep it in: a new one, or one that holds this index already; None keeps it in memory.
         approximate: Whether to use usearch; by default for more than 20,000 items, where it is installed.
     """
     check_finite(vectors, "The indexed items")
@@ -101,35 +108,126 @@ def build_index(
     usearch = _usearch() if approximate or (approximate is None and len(vectors) > EXACT_UP_TO) else None
     if approximate and usearch is None:
         raise ConfigError("An approximate index needs usearch; install it: pip install 'mispair[index]'.")
-    half, graph = vectors.astype(np.float16), None
-    if usearch is not None:
-        graph = usearch.Index(ndim=half.shape[1], metric="ip", dtype="f16")
-        graph.add(np.arange(len(half)), half)
-    if out is not None:
-        if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
+    half: FloatArray = np.ascontiguousarray(vectors, dtype=np.float16)
+    if out is None:
+        return VectorIndex(half, encode, graph=None if usearch is None else _graph(usearch, half))
+    if out.exists() and any(out.iterdir() if out.is_dir() else [out]):
+        written = _read_mark(out)
+        if written is None or written.get(VECTORS) != _npy_sha256(half) or (GRAPH in written) != (usearch is not None):
             raise DataError(f"{out} exists already; choose another folder for the index, or remove it first.")
-        out.mkdir(parents=True, exist_ok=True)
-        if graph is not None:
-            graph.save(str(out / GRAPH))
-        with replacing(out / VECTORS) as file:  # the last: without it there is no index
-            np.save(file, half)
-        return open_index(out, encode)
-    return VectorIndex(half, encode, graph=graph)
+        if not _damaged(out, written):
+            delete_beside(out)
+            return open_index(out, encode, verify=False)
+    _write(out, half, None if usearch is None else _graph(usearch, half))
+    return open_index(out, encode, verify=False)
 
 
-def open_index(folder: str | Path, encode: Callable[[Any], FloatArray]) -> VectorIndex:
-    """An index that was written to a folder, mapped into memory."""
+def open_index(folder: str | Path, encode: Callable[[Any], FloatArray], *, verify: bool = True) -> VectorIndex:
+    """An index that was written to a folder, mapped into memory.
+
+    Args:
+        folder: Where it is.
+        encode: Vectors of queries.
+        verify: Read both files once, to see whether they are as they were written.
+
+    Raises:
+        DataError: There is none, or it is damaged and cannot be made again.
+    """
     path = Path(folder)
-    try:
-        vectors = open_array(path / VECTORS, ndim=2)
-    except DataError as error:
-        raise DataError(f"{path} holds no index; make one with matcher.index(items, out=...). {error}") from None
-    usearch, graph = _usearch(), None
-    if usearch is not None and (path / GRAPH).is_file():
-        graph = usearch.Index.restore(str(path / GRAPH), view=True)
-        if graph is None or (len(graph), graph.ndim) != vectors.shape:
-            raise DataError(f"{path / GRAPH} is damaged or of other vectors; make the index again.")
+    written, usearch = _read_mark(path), _usearch()
+    if written is None:
+        raise DataError(f"{path} holds no index, or a damaged {MARK}; make one with matcher.index(items, out=...).")
+    if usearch is None:  # then the graph is not read
+        written = {VECTORS: written[VECTORS]}
+    if verify and (damaged := _damaged(path, written)):
+        _repair(path, written, damaged, usearch)
+    vectors, graph = open_array(path / VECTORS, ndim=2), None
+    if GRAPH in written:
+        graph = _open_graph(usearch, path, vectors.shape)
     return VectorIndex(vectors, encode, graph=graph)
+
+
+def _open_graph(usearch: Any, path: Path, shape: tuple[int, ...] | None = None) -> Any:
+    graph = usearch.Index.restore(str(path / GRAPH), view=True) if (path / GRAPH).is_file() else None
+    if graph is None or (shape is not None and (len(graph), graph.ndim) != shape):
+        raise DataError(f"{path / GRAPH} is damaged or of other vectors; make the index again in another folder.")
+    return graph
+
+
+def _graph(usearch: Any, half: FloatArray) -> Any:
+    graph = usearch.Index(ndim=half.shape[1], metric="ip", dtype="f16")
+    graph.add(np.arange(len(half)), half)
+    return graph
+
+
+def _write(out: Path, half: FloatArray, graph: Any | None) -> None:
+    """Writes a whole index beside its folder, then renames it."""
+    with replacing_folder(out) as new:
+        with replacing(new / VECTORS) as file:
+            np.save(file, half)
+        files = {VECTORS: sha256_of(new / VECTORS)}
+        if graph is not None:
+            graph.save(str(new / GRAPH))
+            with (new / GRAPH).open("rb+") as saved:
+                os.fsync(saved.fileno())
+            files[GRAPH] = sha256_of(new / GRAPH)
+        write_atomically(new / MARK, f"{json.dumps({'files': files}, indent=1)}\n".encode())
+
+
+def _read_mark(path: Path) -> dict[str, str] | None:
+    """The SHA-256 of each file of an index; None if there is no index."""
+    found = read_json(path / MARK)
+    files = found.get("files") if isinstance(found, dict) else None
+    if not isinstance(files, dict) or VECTORS not in files or not files.keys() <= {VECTORS, GRAPH}:
+        return None
+    return {name: str(value) for name, value in files.items()}
+
+
+def _npy_sha256(array: FloatArray) -> str:
+    """Of the file that `numpy.save` writes of an array in C order."""
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(array))
+    digest = hashlib.sha256(header.getvalue())
+    digest.update(array.data)
+    return digest.hexdigest()
+
+
+def _damaged(path: Path, written: Mapping[str, str]) -> list[str]:
+    """The files of an index that are not as they were written, or cannot be read."""
+    return [name for name, expected in written.items() if _sha256(path / name) != expected]
+
+
+def _sha256(path: Path) -> str | None:
+    try:
+        return sha256_of(path)
+    except OSError:
+        return None
+
+
+def _repair(path: Path, written: Mapping[str, str], damaged: list[str], usearch: Any | None) -> None:
+    """Makes a damaged file again from the other one.
+
+    Raises:
+        DataError: Both are damaged, or there is no other one.
+    """
+    names = " and ".join(str(path / name) for name in damaged)
+    half = None
+    if damaged == [GRAPH]:
+        half = np.array(open_array(path / VECTORS, ndim=2))
+    elif damaged == [VECTORS] and GRAPH in written:
+        graph = _open_graph(usearch, path)
+        half = np.stack(graph.get(np.arange(len(graph)), np.float16))  # as they were added
+    if half is None or _npy_sha256(half) != written[VECTORS]:
+        raise DataError(
+            f"{names}: not as it was written; copy the folder again if you can, or remove it and make the index again "
+            "with matcher.index(items, out=...)."
+        )
+    warnings.warn(f"{names}: not as it was written; it is made again from the rest of the index.", stacklevel=4)
+    if damaged == [GRAPH]:
+        _write(path, half, _graph(usearch, half))
+    else:
+        with replacing(path / VECTORS) as file:
+            np.save(file, half)
 
 
 def _usearch() -> Any | None:

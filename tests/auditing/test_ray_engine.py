@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import random
+import signal
 import sys
 import tracemalloc
 from collections import Counter
@@ -312,6 +313,7 @@ def ray_module(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     def init(**options: Any) -> None:
         calls["init"] = options
+        signal.signal(signal.SIGTERM, lambda *_: None)
         if options["address"] == "nowhere":
             raise ConnectionError("Could not find it.\nAt all.")
 
@@ -339,6 +341,13 @@ def test_ray_is_started_where_no_cluster_is_named(ray_module: dict[str, Any], mo
     with connect():
         pass
     assert not ray_module["shutdown"]  # it is not ours
+
+
+@pytest.mark.usefixtures("ray_module")
+def test_asked_to_end_an_audit_ends_as_without_ray() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with connect():
+        assert signal.getsignal(signal.SIGTERM) is before
 
 
 @pytest.mark.parametrize(

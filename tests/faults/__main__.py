@@ -24,7 +24,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from tests.faults.commands import COMMANDS
+from tests.faults.commands import COMMANDS, SKIPPED
 from tests.faults.inject import IN_INPUT, KINDS, PLANTED, SECOND, STUCK, Ended, Fault, run, spoil, start
 from tests.faults.reference import Reference, contents, differences, fresh, reference, same
 
@@ -181,6 +181,8 @@ def main() -> int:
     if options.docs is not None:
         write_docs(read_results(options.docs))
         return 0
+    for name, why in SKIPPED.items():
+        print(f"{name}: skipped, {why}", flush=True)
     results = injected(options)
     print(f"\n{table(results)}\n\n{by_command(results)}")
     return 1 if any(result.outcome != "survived" for result in results) or not results else 0
@@ -201,7 +203,7 @@ def injected(options: argparse.Namespace) -> list[Result]:
             faults += [
                 (command, Fault(kind, at))
                 for kind in options.kinds
-                for at in range(1 if kind == AT_ONCE else ended.places(kind))
+                for at in range(COMMANDS[command].at_once if kind == AT_ONCE else ended.places(kind))
             ]
         chosen = random.Random(options.seed).sample(faults, max(1, round(options.share * len(faults))))
         chosen = [fault for fault in chosen if fault not in done]

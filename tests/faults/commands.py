@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -18,15 +19,19 @@ import numpy as np
 import numpy.typing as npt
 import torch._dynamo  # noqa: F401 (what commands import when they run takes seconds, and is imported once)
 from PIL import Image
+from tests.faults.ray_worker import PART
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 import mispair.auditing.audit
+import mispair.auditing.folder
+import mispair.auditing.ray_engine
 import mispair.auditing.report.page
 import mispair.bench.suite.runner
 import mispair.pipeline.train
 import mispair.review.export
 from audit_cases import hurry, make_case, write_clip
 from mispair.auditing.encoding import encode
+from mispair.auditing.scoring import scan
 from mispair.cli.main import main
 from mispair.data.shapes import dataset
 from mispair.data.vocabulary import tokenize
@@ -40,6 +45,9 @@ if HAS_SERVER:
     import uvicorn  # noqa: F401
 
     import mispair.review.server
+HAS_RAY = importlib.util.find_spec("ray") is not None
+if HAS_RAY:
+    import ray
 SMALL = ("--epochs", "1", "--warmup-epochs", "1", "--embed-size", "8", "--word-size", "6", "--batch-size", "16")
 TRAINING = (*SMALL, "--checkpoint-seconds", "0", "--device", "cpu")
 
@@ -74,11 +82,18 @@ class Command:
         arguments: Its words; paths are relative to the folder it runs in.
         prepare: Fills that folder with its inputs, and may run other commands in it first.
         ranks: Processes that run it together, as torchrun starts them.
+        ray: Whether workers of Ray measure for it; they meet faults too.
     """
 
     arguments: tuple[str, ...]
     prepare: Callable[[Path], None]
     ranks: int = 1
+    ray: bool = False
+
+    @property
+    def at_once(self) -> bool:
+        """Whether many processes of it may start at once: each with a Ray of its own is too much for one machine."""
+        return not self.ray
 
     def __call__(self) -> int:
         with ExitStack() as patches:
@@ -94,7 +109,20 @@ class Command:
             if HAS_SERVER:
                 patches.enter_context(patch("uvicorn.run", _decide))
             patches.enter_context(patch.dict(os.environ, {"MISPAIR_CACHE": "cache"}))
+            if self.ray:
+                _small_ray(patches)
             return main([*self.arguments]) if self.ranks == 1 else _on_ranks(self.ranks, self.arguments)
+
+
+def _small_ray(patches: ExitStack) -> None:
+    """Ray will have two workers on this machine, and parts of a third of the rows."""
+    for module in (scan, mispair.auditing.folder, mispair.auditing.ray_engine):
+        patches.enter_context(patch.object(module, "PART", PART))
+    workers = {
+        "worker_process_setup_hook": "tests.faults.ray_worker.set_up",
+        "env_vars": {"PYTHONPATH": os.pathsep.join(sys.path)},
+    }
+    patches.enter_context(patch.object(ray, "init", partial(ray.init, num_cpus=2, runtime_env=workers)))
 
 
 def _on_ranks(size: int, arguments: tuple[str, ...]) -> int:
@@ -192,5 +220,13 @@ COMMANDS = {
     "import of decisions": Command(("review", "audit", "--import-decisions", "decisions.csv"), _audited),
     "noise file": Command(("data", "noise", "data", "--noise-ratio", "0.4", "--out", "noise.npy"), _features),
 }
+SKIPPED = {}  # why
 if HAS_SERVER:
     COMMANDS["review page"] = Command(("review", "audit", "--no-open"), _audited)
+else:
+    SKIPPED["review page"] = "httpx, starlette or uvicorn is not installed (pip install -c constraints.txt '.[dev]')"
+if HAS_RAY:
+    _BY_RAY = ("audit", "in", "--out", "out", "--engine", "ray", "--workers", "2", "--device", "cpu")
+    COMMANDS["audit by Ray"] = Command(_BY_RAY, _embeddings, ray=True)
+else:
+    SKIPPED["audit by Ray"] = "ray is not installed (pip install -c constraints.txt '.[ray]')"

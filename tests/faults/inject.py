@@ -14,7 +14,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +30,14 @@ _CHANGES = {"open", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.trunca
 _NEEDS_ROOM = {"open", "os.mkdir", "fsync", "sqlite"}
 LONGEST = 120.0  # seconds; a process that takes longer is stuck
 STUCK = -999
+COUNTERS = 3  # of operations, steps and pushes
+ENVIRONMENT = "MISPAIR_FAULT"  # the arguments of the injector, and the process group of the command, for `join`
 JUMP = 10 * 86_400.0
 SHORT = 4096  # bytes that still fit into a file of a disk that gets full within a write
 LITTLE = 4 << 20  # bytes of memory that are left
+
+
+_group = 0  # of the command; 0 is that of this process
 
 
 @dataclass(frozen=True)
@@ -70,28 +75,33 @@ class Ended:
 
 
 class _Counter:
-    """Counts what several processes do, as it comes."""
+    """Counts what several processes do, as it comes; in the first bytes of a file, or in those that follow."""
 
-    def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, 8)
+    def __init__(self, file: Path, place: int) -> None:
+        with file.open("r+b") as opened:
+            self._memory = mmap.mmap(opened.fileno(), 8 * COUNTERS)
+        self._bytes = slice(8 * place, 8 * place + 8)
 
     @property
     def value(self) -> int:
-        return int.from_bytes(self._memory[:8], "little")
+        return int.from_bytes(self._memory[self._bytes], "little")
 
     def next(self) -> int:
         """The number before, and counts on."""
         number = self.value
-        self._memory[:8] = (number + 1).to_bytes(8, "little")
+        self._memory[self._bytes] = (number + 1).to_bytes(8, "little")
         return number
 
 
 class _Injector:
-    """Counts the operations below a folder, those of threads and forked processes too, and lets the fault happen."""
+    """Counts the operations below a folder, those of threads and other processes too, and lets the fault happen.
 
-    def __init__(self, folder: str, fault: Fault | None) -> None:
+    Forked processes have it; others get it by `join`.
+    """
+
+    def __init__(self, folder: str, fault: Fault | None, counters: Path) -> None:
         self.folder, self.fault = folder, fault
-        self.operations, self.steps, self.pushes = _Counter(), _Counter(), _Counter()
+        self.operations, self.steps, self.pushes = (_Counter(counters, place) for place in range(COUNTERS))
 
     def install(self) -> None:
         """In this process, for good."""
@@ -139,8 +149,11 @@ class _Injector:
             KINDS[self.fault.kind](event, number == self.fault.at)
 
 
-def _kill(_event: str, _first: bool) -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
+def join() -> None:
+    """In a process that was not forked by one with an injector, but has its environment: a worker of Ray."""
+    global _group
+    folder, fault, counters, _group = json.loads(os.environ[ENVIRONMENT])
+    _Injector(folder, fault and Fault(*fault), Path(counters)).install()
 
 
 def _signalled(number: signal.Signals) -> Callable[[str, bool], None]:
@@ -152,9 +165,9 @@ def _signalled(number: signal.Signals) -> Callable[[str, bool], None]:
 
 
 def _stop(_event: str, first: bool) -> None:
-    """With the processes that it has started, or that have started it: `start` looks at one of them."""
+    """All processes of the command, because `start` looks at the first of them; a worker of Ray is of another group."""
     if first:
-        os.killpg(0, signal.SIGSTOP)
+        os.killpg(_group, signal.SIGSTOP)
 
 
 def _full(event: str, _first: bool) -> None:
@@ -209,7 +222,7 @@ def _jumping(seconds: float, *names: str) -> Callable[[str, bool], None]:
 SECOND = "second process"  # the first one is stopped while the same command runs in another
 # By name: called before every operation from the fault's on, and told whether it is the first one.
 KINDS: dict[str, Callable[[str, bool], None]] = {
-    "SIGKILL": _kill,
+    "SIGKILL": _signalled(signal.SIGKILL),
     "SIGTERM": _signalled(signal.SIGTERM),
     "SIGINT": _signalled(signal.SIGINT),
     "disk full": _full,
@@ -307,14 +320,18 @@ def _work_and_exit(work: Work, folder: Path, log: Path, fault: Fault | None, wri
         sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.chdir(folder)
-        injector = _Injector(f"{folder}{os.sep}", fault)
+        counters = log.with_name(f"{log.name}.counters")
+        counters.write_bytes(bytes(8 * COUNTERS))
+        inside = f"{folder}{os.sep}"
+        os.environ[ENVIRONMENT] = json.dumps((inside, fault and astuple(fault), str(counters), os.getpid()))
+        injector = _Injector(inside, fault, counters)
         injector.install()
         try:
             code = work()
         except SystemExit as ended:
             code = ended.code if isinstance(ended.code, int) else 70
-        counters = (injector.operations, injector.steps, injector.pushes)
-        os.write(writer, json.dumps([counter.value for counter in counters]).encode())
+        counted = (injector.operations, injector.steps, injector.pushes)
+        os.write(writer, json.dumps([counter.value for counter in counted]).encode())
     except BaseException:
         traceback.print_exc()
     sys.stdout.flush()

@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import importlib
 import os
+import signal
+import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
@@ -234,10 +236,13 @@ def connect(address: str | None = None) -> Iterator[RayEngine]:
         return
     where = address or os.environ.get("RAY_ADDRESS") or "local"
     options = {"include_dashboard": False} if where == "local" else {}
+    handler = signal.getsignal(signal.SIGTERM)
     try:
         ray.init(address=where, logging_level="ERROR", log_to_driver=False, configure_logging=False, **options)
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
         raise ConfigError(f"Ray at {where} cannot be used ({_first_line(error)}); look at --address.") from None
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)  # Ray's own prints the stack of its C++
     try:
         yield RayEngine(ray)
     finally:

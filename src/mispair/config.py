@@ -20,7 +20,7 @@ import tomli_w
 from pydantic import AfterValidator, Field
 
 from mispair.errors import ConfigError
-from mispair.support.files import is_file
+from mispair.support.files import is_file, read_regular
 from mispair.support.validation import sentences
 
 NoiseKind = Literal["caption", "image", "near", "group"]
@@ -30,6 +30,8 @@ _LARGEST = 2**31 - 1
 Natural = Annotated[int, Field(ge=0, le=_LARGEST)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Count = Annotated[int, Field(ge=1, le=_LARGEST)]
+WIDEST = 65_536
+Width = Annotated[int, Field(ge=1, le=WIDEST)]
 NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
@@ -68,11 +70,11 @@ def validated(cls: type[C]) -> type[C]:
 class SgrafSettings:
     """SGR and SAF."""
 
-    sim_size: Count = 256
+    sim_size: Width = 256
     """Width of SGR's and SAF's similarity vectors."""
-    graph_steps: Count = 3
+    graph_steps: Annotated[int, Field(ge=1, le=100)] = 3
     """Layers of SGR's graph reasoning."""
-    score_hidden: Natural = 0
+    score_hidden: Annotated[int, Field(ge=0, le=WIDEST)] = 0
     """Width of a hidden layer before SGR's and SAF's score; MSCN sets it to 64, 0 is none."""
 
 
@@ -224,9 +226,9 @@ class Config:
     """Noise index to use; written there first if the file does not exist."""
     noise_seed: Seed | None = None
     """Seed of the injected noise; the run's seed when not given."""
-    embed_size: Count = 1024
+    embed_size: Width = 1024
     """Width of the common space."""
-    word_size: Count = 300
+    word_size: Width = 300
     """Width of a word's embedding."""
     dropout: BelowOne = 0.4
     """SGR, SAF: dropout on word embeddings and in the attention that pools them; two-tower: on its hidden layer."""
@@ -361,7 +363,9 @@ def read_recipe(path: str | Path) -> Config:
 def read_toml(file: Path) -> dict[str, Any]:
     """The content of a TOML file."""
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
+        return tomllib.loads(read_regular(file).decode())
+    except OSError as error:
+        raise ConfigError(f"{file} cannot be read ({error.strerror}).") from None
     except (ValueError, RecursionError) as error:  # among them numbers too large and bytes that are no text
         raise ConfigError(f"{file} is not a TOML file: {error}.") from None
 

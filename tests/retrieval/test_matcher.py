@@ -221,8 +221,11 @@ def test_a_damaged_or_foreign_file_is_refused(matcher: mispair.Matcher, tmp_path
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"networks": 0}, r"does not hold what a model of mispair holds \(no network\); copy it again"),
-        ({"networks": 2}, "Missing key"),
+        ({"networks": 0}, r"does not hold what a model of mispair holds \(0 networks\); copy it again"),
+        ({"networks": 2}, "its settings are those of larger networks"),
+        ({"networks": 2**31}, "2147483648 networks"),
+        ({"config": {"embed_size": 65_536}}, "its settings are those of larger networks"),
+        ({"specs": [{"kind": "regions", "size": 2**40, "count": 9}] * 2}, "does not hold what a model"),
         ({"config": 3}, "does not hold what a model"),
         ({"vocabulary": None}, "its vocabulary has 0 words, not 30"),
         ({"vocabulary": ["a", "b", "c"]}, "its vocabulary has 3 words, not 30"),

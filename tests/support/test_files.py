@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import codecs
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from mispair.auditing.layouts.captions_json import open_json
+from mispair.auditing.sources import tables
+from mispair.auditing.sources.tables import text_encoding
+from mispair.config import read_recipe
+from mispair.data import precomp
+from mispair.data.vocabulary import Vocabulary
+from mispair.errors import MispairError
 from mispair.support import files
 
 
@@ -31,3 +40,27 @@ def test_what_a_process_left_is_deleted_even_if_nobody_has_asked_how_it_ended(tm
     os.close(writer)
     assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
     assert not files.is_dead(files.writer())
+
+
+@pytest.mark.parametrize(
+    "name", ["captions.json", "captions.csv", "wide.csv", "vocab.json", "train_caps.txt", "recipe.toml"]
+)
+def test_a_huge_file_is_refused_before_it_is_read(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    with path.open("wb") as file:
+        file.write({"wide.csv": codecs.BOM_UTF16_LE, "train_caps.txt": b"", "recipe.toml": b""}.get(name, b"{"))
+        file.truncate(80_000_000_000)  # sparse: takes no room on the disk
+    readers: dict[str, Callable[[Path], object]] = {
+        "captions.json": lambda path: open_json(path, tmp_path),
+        "captions.csv": text_encoding,
+        "wide.csv": text_encoding,
+        "vocab.json": Vocabulary.load,
+        "train_caps.txt": precomp._read_lines,
+        "recipe.toml": read_recipe,
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tables, "LARGEST_JSON", 1 << 20)  # or a gigabyte would be read here
+        refused = r"80,000 MB, and at most [\d,]+ MB are read|line 1 has more than the 1 MB that are read"
+        with pytest.raises(MispairError, match=refused):
+            readers[name](path)
+    assert files.read_json(path) is None

@@ -22,7 +22,7 @@ from mispair.data.origin import Origin
 from mispair.data.pairs import IntArray, Pairs, Regions, Tokens
 from mispair.data.vocabulary import Vocabulary
 from mispair.errors import DataError
-from mispair.support.files import regular
+from mispair.support.files import LARGEST_TEXT, at_most, read_regular
 
 DevProtocol = Literal["full", "ncr"]
 USUAL_CAPTIONS_PER_IMAGE = 5
@@ -57,7 +57,7 @@ def read_captions(folder: Path, split: str) -> tuple[list[str], list[str]]:
     if path.suffix == ".txt":
         return _read_lines(path), []
     try:
-        with regular(path).open(encoding="utf-8-sig", newline="") as file:
+        with at_most(path, LARGEST_TEXT).open(encoding="utf-8-sig", newline="") as file:
             rows = list(csv.reader(file, delimiter="\t"))
     except csv.Error as error:
         raise DataError(f"{path}: the table cannot be read ({error}); look for an unmatched quotation mark.") from None
@@ -71,7 +71,7 @@ def read_captions(folder: Path, split: str) -> tuple[list[str], list[str]]:
 
 def _read_lines(path: Path) -> list[str]:
     try:
-        text = regular(path).read_bytes().decode("utf-8-sig")
+        text = read_regular(path, LARGEST_TEXT).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise _unreadable(path, error) from None
     # Only at \n: a caption may hold a carriage return or a Unicode line separator, and all later ones would shift.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import gzip
+import io
 import zlib
 from pathlib import Path
 
@@ -17,7 +18,7 @@ import torch
 from mispair.data.pairs import IntArray, Pairs, Regions, Tokens
 from mispair.data.vocabulary import END, SPECIAL_WORDS, START, Vocabulary
 from mispair.errors import DataError
-from mispair.support.files import regular
+from mispair.support.files import LARGEST_TEXT, read_regular
 
 CAPTIONS, REGIONS, WIDTH, WORDS = 5, 36, 2048, 8481  # as Flickr30K
 NOISE = 1024  # number of different noise vectors
@@ -64,14 +65,22 @@ def read_captions(path: Path, count: int, seed: int) -> Tokens:
 def _words(path: Path) -> tuple[list[list[str]], Vocabulary]:
     """The words of each line, and the vocabulary of all lines."""
     try:
-        content = regular(path).read_bytes()
-        content = gzip.decompress(content) if path.suffix == ".gz" else content
+        content = read_regular(path, LARGEST_TEXT)
+        content = _unpacked(content) if path.suffix == ".gz" else content
         lines = [line.split() for line in content.decode("utf-8").splitlines() if line.strip()]
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise DataError(f"{path} cannot be read as captions, one a line: {error}.") from error
     if not lines:
         raise DataError(f"{path} holds no captions; one a line is expected.")
     return lines, Vocabulary.build(" ".join(line) for line in lines)
+
+
+def _unpacked(content: bytes) -> bytes:
+    with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
+        text = file.read(LARGEST_TEXT + 1)
+    if len(text) > LARGEST_TEXT:
+        raise OSError(f"unpacked it has more than the {LARGEST_TEXT / 1e6:,.0f} MB that are read")
+    return text
 
 
 def region_features(texts: Tokens, images: int, seed: int) -> np.ndarray:

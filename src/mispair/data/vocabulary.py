@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mispair.errors import DataError
-from mispair.support.files import regular, replacing
+from mispair.support.files import read_regular, replacing
 
 START, END, UNK = 1, 2, 3  # 0 pads
 MOST_WORDS = 250  # of a text; networks read no further, because their memory grows with the square of it
@@ -125,7 +125,7 @@ class Vocabulary:
 def _read_json(path: Path) -> dict[str, Any]:
     expected = "expected a SCAN vocabulary with the keys word2idx, idx2word and idx"
     try:
-        content = json.loads(regular(path).read_bytes())
+        content = json.loads(read_regular(path))
     except OSError as error:
         raise DataError(f"{path}: the vocabulary cannot be read ({error.strerror}); {expected}.") from None
     except (ValueError, RecursionError) as error:  # JSON and UTF-8 errors alike

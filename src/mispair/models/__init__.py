@@ -29,4 +29,23 @@ def build(config: Config, left: SideSpec, right: SideSpec, seed: int) -> Network
         return MODELS[config.model](left, right, config)
 
 
-__all__ = ["MODELS", "SAF", "SCAN", "SGR", "VSE", "CosineNetwork", "Encoded", "Network", "SideSpec", "build"]
+def weight_bytes(config: Config, left: SideSpec, right: SideSpec) -> int:
+    """Bytes of the weights of a network, without taking any memory."""
+    with torch.device("meta"):
+        network = MODELS[config.model](left, right, config)
+    return sum(weights.nbytes for weights in network.state_dict().values())
+
+
+__all__ = [
+    "MODELS",
+    "SAF",
+    "SCAN",
+    "SGR",
+    "VSE",
+    "CosineNetwork",
+    "Encoded",
+    "Network",
+    "SideSpec",
+    "build",
+    "weight_bytes",
+]

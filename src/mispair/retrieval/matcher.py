@@ -20,7 +20,7 @@ from mispair.data.origin import Origin, Projection
 from mispair.data.pairs import FloatArray, Pairs, Regions, Side, Tokens, Vectors, described
 from mispair.data.vocabulary import Vocabulary
 from mispair.errors import ConfigError, DataError
-from mispair.models import CosineNetwork, Network, SideSpec, build
+from mispair.models import CosineNetwork, Network, SideSpec, build, weight_bytes
 from mispair.models.inference import alike, average, encode_side, similarities
 from mispair.retrieval.evaluation import Evaluation, check_folds, evaluate
 from mispair.retrieval.onnx_export import export_onnx
@@ -28,6 +28,7 @@ from mispair.retrieval.vector_index import VectorIndex, build_index, open_index
 from mispair.support.tensor_files import load_tensors, save_tensors
 
 FORMAT = 1
+MOST_NETWORKS = 100  # in a file
 _MEAN, _BASIS = "origin.mean", "origin.basis"  # names of tensors
 FIXED_REGION_MODELS = ("sgr", "saf")  # models with weights for each region, which take no other number of regions
 SideName = Literal["left", "right"]
@@ -184,10 +185,15 @@ class Matcher:
             left, right = (SideSpec(**spec) for spec in about["specs"])
             vocabulary = Vocabulary(tuple(about["vocabulary"])) if about["vocabulary"] else None
             _check_words(vocabulary, (left, right))
+            if about["networks"] not in range(1, MOST_NETWORKS + 1):
+                raise ValueError(f"{about['networks']} networks")
             models = about.get("models", [config.model] * about["networks"])  # networks of one model do not say it
+            if len(models) != about["networks"]:
+                raise ValueError(f"{len(models)} models")
+            there = sum(tensor.numel() * max(4, tensor.element_size()) for tensor in tensors.values())
+            if sum(weight_bytes(replace(config, model=model), left, right) for model in models) > there:
+                raise ValueError("its settings are those of larger networks")
             networks = [build(replace(config, model=model), left, right, seed=0) for model in models]
-            if not networks or len(networks) != about["networks"]:
-                raise ValueError("no network" if not networks else f"{len(networks)} models")
             origin = _origin(about.get("origin"), tensors)
             for number, network in enumerate(networks):
                 prefix = f"{number}."

@@ -20,6 +20,8 @@ from mispair.errors import DataError
 _HOST = zlib.crc32(platform.node().encode())  # other machines may write to the same folder
 _LOOKED_AT: set[str] = set()
 LARGEST = 1 << 28  # bytes of one file that is read as a whole
+LARGEST_JSON = 1 << 30  # of one with all captions, which takes several times as much memory
+LARGEST_TEXT = 1 << 31  # of one with a caption a line
 Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
 
@@ -118,9 +120,9 @@ def is_file(path: Path) -> bool:
 
 
 def read_json(path: str | Path) -> Json:
-    """The content of a JSON file; None if it is not there or not JSON."""
+    """The content of a JSON file; None if it is not there, not JSON or above `LARGEST` bytes."""
     try:
-        found: Json = json.loads(regular(Path(path)).read_bytes())
+        found: Json = json.loads(read_regular(Path(path)))
     except (OSError, ValueError, RecursionError):
         return None
     return found
@@ -168,13 +170,23 @@ def size_of(path: Path) -> int:
     return found.st_size
 
 
-def read_regular(path: Path) -> bytes:
+def read_regular(path: Path, most: int = LARGEST) -> bytes:
     """The content of a file that is no device or pipe, and of a sensible size.
 
     Raises:
-        OSError: It is something else, or cannot be read.
+        OSError: It is something else, has more than `most` bytes, or cannot be read.
+    """
+    return at_most(path, most).read_bytes()
+
+
+def at_most(path: Path, most: int) -> Path:
+    """A path to a file of at most so many bytes.
+
+    Raises:
+        OSError: It has more, or is no file.
     """
     size = size_of(path)
-    if size > LARGEST:
-        raise OSError(f"a file of {size / 1e6:,.0f} MB, and at most {LARGEST / 1e6:,.0f} MB are read")
-    return path.read_bytes()
+    if size > most:
+        found = f"a file of {size / 1e6:,.0f} MB, and at most {most / 1e6:,.0f} MB are read"
+        raise OSError(errno.EFBIG, found, str(path))
+    return path

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 import sys
+from pathlib import Path
 
-# torch has no exception of its own for the memory of the CPU, and Python none for threads.
-_TORCH = re.compile("out of memory|can't allocate memory|bad_alloc|can't start new thread")
+# torch has no exception of its own for the memory of the CPU, and Python none for threads; those of C++ say EAGAIN.
+_TORCH = re.compile(
+    "out of memory|(can't|[Cc]annot) allocate memory|bad_alloc|can't start new thread|Resource temporarily unavailable"
+)
 OUT_OF_MEMORY = (
     "there was not enough memory; end other programs, or give the command less at once (a smaller --batch-size, fewer "
     "--workers or --jobs). The same command goes on where it was stopped."
@@ -16,6 +19,19 @@ OUT_OF_MEMORY = (
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception of Python, NumPy, Arrow or torch means that memory ran out."""
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and bool(_TORCH.search(str(error))))
+
+
+def available_memory() -> int | None:
+    """Bytes that a process can still take before the system ends one; None where the system does not say it."""
+    try:
+        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        free = sum(int(lines[name].split()[0]) * 1024 for name in ("MemAvailable", "SwapFree"))
+    except (OSError, KeyError, ValueError):
+        return None
+    try:
+        return min(free, int(Path("/sys/fs/cgroup/memory.max").read_text()))  # of a container
+    except (OSError, ValueError):  # none, or without a limit
+        return free
 
 
 def peak_memory() -> int | None:

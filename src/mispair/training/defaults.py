@@ -20,6 +20,7 @@ from mispair.functional.losses import warmup_loss
 from mispair.methods.base import similarity
 from mispair.models import SideSpec, build
 from mispair.support.formatting import duration
+from mispair.training.memory_check import check_memory
 
 FEW = 10_000  # pairs, below which networks are small
 STEPS = 600, 2000, 3500  # of one network: for few pairs, for more on a processor, for more on a GPU
@@ -87,6 +88,7 @@ def duration_sentence(config: Config, pairs: Pairs) -> str:
     device = pick_device(config.device)
     method = methods.select(config)
     configs = method.network_configs(method.adapted(config))
+    check_memory(configs, (SideSpec.of(pairs.left), SideSpec.of(pairs.right)), device)
     seconds = {own.model: _step_seconds(own, pairs, device) for own in {c.model: c for c in configs}.values()}
     teachers = method.student_from(config)
     if teachers is None:
@@ -108,7 +110,7 @@ def _step_seconds(config: Config, pairs: Pairs, device: torch.device) -> float:
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         network = build(config, SideSpec.of(pairs.left), SideSpec.of(pairs.right), seed=0).to(device).train()
         optimizer = make_optimizer(config, list(network.parameters()))
-        rows = np.unique(np.linspace(0, len(pairs) - 1, config.batch_size).astype(np.int64))
+        rows = np.unique(np.linspace(0, len(pairs) - 1, min(config.batch_size, len(pairs))).astype(np.int64))
         if len(rows) < 2:
             return 0.0
         used = subset(pairs, rows)  # so that not all features are sent to the device

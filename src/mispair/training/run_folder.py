@@ -33,7 +33,7 @@ from mispair import __version__
 from mispair.config import Config, difference, override, read_recipe, to_toml
 from mispair.errors import ConfigError, DataError
 from mispair.methods.report import Examples, MethodReport
-from mispair.support.files import check_name, read_regular, regular, replacing, write_atomically
+from mispair.support.files import LARGEST_TEXT, check_name, read_regular, regular, replacing, write_atomically
 from mispair.training.checkpoint import Best
 from mispair.training.events import Event, StepEvent, from_line, scalars, to_line
 
@@ -212,7 +212,7 @@ class OtherRank(Run):
 def read_events(folder: Path, kind: type[EventT]) -> list[EventT]:
     """All events of a kind that were logged in a run folder, in their order."""
     try:
-        events = [from_line(line) for line in regular(folder / LOG).read_bytes().splitlines()]
+        events = [from_line(line) for line in read_regular(folder / LOG, LARGEST_TEXT).splitlines()]
     except (OSError, ValidationError):
         raise DataError(f"{folder / LOG} is missing, damaged or of another version of mispair.") from None
     return [event for event in events if isinstance(event, kind)]
@@ -221,7 +221,7 @@ def read_events(folder: Path, kind: type[EventT]) -> list[EventT]:
 def count_validations(folder: Path) -> int:
     """How many epochs have ended in a run folder; cheap enough to be called over and over."""
     try:
-        return regular(folder / LOG).read_bytes().count(b'{"event": "validation"')
+        return read_regular(folder / LOG, LARGEST_TEXT).count(b'{"event": "validation"')
     except OSError:
         return 0
 

@@ -44,6 +44,7 @@ from mispair.support.signals import stop_signals
 from mispair.training import checkpoint
 from mispair.training.checkpoint import Best, Checkpoint, Cursor
 from mispair.training.events import MethodEvent, StepEvent, ValidationEvent
+from mispair.training.memory_check import check_memory
 from mispair.training.monitor import READ_EVERY, Health, StepMetrics, StepMonitor
 from mispair.training.plan import plan_epoch
 from mispair.training.run_folder import Run, RunResult
@@ -100,6 +101,7 @@ class Trainer:
         self.specs = SideSpec.of(train.left), SideSpec.of(train.right)
         self.vocabulary = next((s.vocabulary for s in (train.right, train.left) if isinstance(s, Tokens)), None)
         self.configs = method.network_configs(config)
+        check_memory(self.configs, self.specs, self.device)
         self.nets = [
             build(own, *self.specs, self._seed(INITIAL_WEIGHTS, number)).to(self.device).train()
             for number, own in enumerate(self.configs)

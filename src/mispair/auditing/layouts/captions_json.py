@@ -13,7 +13,7 @@ from mispair.auditing.sources.edits import Edits
 from mispair.auditing.sources.raw import ImageFiles, RawLayout
 from mispair.auditing.sources.tables import text_encoding
 from mispair.errors import DataError
-from mispair.support.files import write_atomically
+from mispair.support.files import LARGEST_JSON, read_regular, write_atomically
 
 Entry = dict[str, Any]
 _EXPECTED = (
@@ -135,7 +135,10 @@ class KarpathyCaptions(_CaptionsFile):
 
 def _read(path: Path) -> Entry:
     try:
-        content = json.loads(path.read_text(encoding=text_encoding(path)))
+        text = read_regular(path, LARGEST_JSON)
+        content = json.loads(text.decode(text_encoding(path)))
+    except OSError as error:
+        raise DataError(f"{path}: the file cannot be read ({error.strerror}).") from None
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: the text is not UTF-8 ({error.reason}); save the file again as UTF-8.") from None
     except (ValueError, RecursionError) as error:

@@ -17,7 +17,7 @@ from mispair.auditing.sources.edits import Edits
 from mispair.auditing.sources.raw import ImageFiles, RawLayout
 from mispair.auditing.sources.tables import FLAGS, IMAGE_SUFFIXES, Role, Roles, find_column, text_encoding
 from mispair.errors import DataError
-from mispair.support.files import replacing, write_atomically
+from mispair.support.files import read_regular, replacing, write_atomically
 from mispair.support.formatting import listed, plain
 
 METADATA = "metadata.jsonl"
@@ -159,7 +159,7 @@ def _read_texts(folder: Path, images: Path) -> Iterator[tuple[str, str, str]]:
         text = (folder / inside).with_suffix(".txt")
         if text.is_file():
             texts += 1
-            content = text.read_bytes()
+            content = read_regular(text)
             wide = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
             lines = content.decode("utf-16" if wide else "utf-8-sig", "replace").splitlines()
             captions = [plain(line).strip() for line in lines if line.strip()]

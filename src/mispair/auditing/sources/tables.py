@@ -28,7 +28,7 @@ import numpy as np
 
 from mispair.data.pairs import IntArray
 from mispair.errors import DataError
-from mispair.support.files import regular
+from mispair.support.files import LARGEST_JSON, regular
 from mispair.support.formatting import listed
 
 Role = Literal["id", "caption", "image_path", "group", "status"]
@@ -411,23 +411,26 @@ def text_encoding(path: Path) -> str:
     """The encoding of a text file: UTF-8, UTF-16, or else Windows-1252, which is what spreadsheets write.
 
     Raises:
-        DataError: Some lines of a UTF-8 file are damaged.
+        DataError: Some lines of a UTF-8 file are damaged, or one is too long.
     """
     with regular(path).open("rb") as file:
         start = file.read(4096)
         wide = _utf_16(start)
-        if wide is not None:
-            return wide
         file.seek(0)
         damaged, whole, first = 0, 0, 0
-        for number, line in enumerate(file, 1):
-            if not line.isascii():
+        for number, line in enumerate(iter(lambda: file.readline(LARGEST_JSON + 1), b""), 1):
+            if len(line) > LARGEST_JSON:
+                most = f"{LARGEST_JSON / 1e6:,.0f} MB"
+                raise DataError(f"{path}: line {number:,} has more than the {most} that are read; is it a text?")
+            if wide is None and not line.isascii():
                 try:
                     line.decode()
                     whole += 1
                 except UnicodeDecodeError:
                     damaged += 1
                     first = first or number
+    if wide is not None:
+        return wide
     if not damaged:
         return "utf-8-sig" if start.startswith(codecs.BOM_UTF8) else "utf-8"
     if whole >= damaged:  # hardly any text in another encoding is UTF-8 by accident

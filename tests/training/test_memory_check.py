@@ -1,0 +1,63 @@
+"""What cannot fit into memory is refused before any memory is taken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import mispair
+from mispair.config import WIDEST, Config, override
+from mispair.errors import ConfigError
+from mispair.models import MODELS, SideSpec, build, weight_bytes
+from mispair.support import memory
+from tiny import tiny_pairs
+
+LEFT, RIGHT = SideSpec("regions", 6, 3), SideSpec("tokens", 20)
+VECTORS = SideSpec("vectors", 6), SideSpec("vectors", 5)
+
+
+def sides(model: str) -> tuple[SideSpec, SideSpec]:
+    return VECTORS if model == "two-tower" else (LEFT, RIGHT)
+
+
+@settings(max_examples=10)
+@given(st.sampled_from(sorted(MODELS)), st.integers(2, 20), st.integers(1, 20), st.integers(1, 4), st.integers(0, 9))
+def test_the_bytes_of_weights_are_those_of_the_network(
+    model: str, width: int, word: int, steps: int, hidden: int
+) -> None:
+    chosen = {"model": model, "embed_size": 2 * width, "word_size": word, "sim_size": width}
+    config = override(Config(), {**chosen, "graph_steps": steps, "score_hidden": hidden})
+    made = build(config, *sides(model), seed=0)
+    assert weight_bytes(config, *sides(model)) == sum(weights.nbytes for weights in made.state_dict().values())
+
+
+@pytest.mark.parametrize("model", sorted(MODELS))
+def test_the_widest_networks_take_no_memory_to_be_measured(model: str) -> None:
+    config = override(Config(), {"model": model, "embed_size": WIDEST, "word_size": WIDEST, "sim_size": WIDEST})
+    assert weight_bytes(config, *sides(model)) > 10e9
+
+
+@pytest.mark.parametrize("name", ["embed_size", "word_size", "sim_size", "graph_steps", "score_hidden"])
+def test_sizes_have_a_limit(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{name} is 2147483647 but must be at most (65,536|100)"):
+        override(Config(), {name: 2**31 - 1})
+
+
+def test_networks_that_do_not_fit_are_refused_with_what_they_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wide: dict[str, Any] = {"model": "vse", "embed_size": WIDEST, "device": "cpu", "epochs": 1}
+    monkeypatch.setattr(memory, "available_memory", lambda: 16 * 10**9)
+    with pytest.raises(ConfigError, match=r"The network takes \d{3} GB, and 16 GB of memory are free; lower embed"):
+        mispair.fit(tiny_pairs(16), out=tmp_path / "run", **wide)
+    with pytest.raises(ConfigError, match="The networks take"):
+        mispair.fit(tiny_pairs(16), method="repair", **wide)
+
+
+def test_free_memory_is_known_on_linux() -> None:
+    free = memory.available_memory()
+    assert free is None or 2**20 < free < 2**60

@@ -7,7 +7,8 @@ so that several processes can share the work.
 The pairs of a folder of embeddings are cut into train, dev and test. A share of the training pairs exchange their
 images, and the audit of these is reviewed: the reviewer, who knows the truth, decides on all pairs with a match score
 below 0.9, in the order of the page. It keeps those that match. The others it re-pairs where the true partner is among
-the suggestions that the page shows, and else drops; or it gives each its true caption.
+the suggestions that the page shows, and else drops; or it gives each its true caption. Where it looks twice, the audit
+learns from these decisions, and it looks at the dropped pairs with their new suggestions again.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import argparse
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,10 +34,11 @@ from mispair.data import clip_retrieval
 from mispair.data.noise import caption_noise
 from mispair.data.pairs import IntArray
 from mispair.pipeline.train import Files, train_from_files
-from mispair.review.decisions import Decision, Verdict
+from mispair.review.decisions import Decision, Verdict, read_answers, read_partnered
 from mispair.review.export import export
 from mispair.review.pair_table import Filter
-from mispair.review.review import PairView, Review
+from mispair.review.review import PairView, Review, State
+from mispair.review.transfer import read_decisions, write_decisions
 from mispair.support.files import write_atomically
 
 SURE = 0.9  # match score from which on the reviewer does not look at a pair
@@ -87,14 +90,21 @@ class Trial:
         audit_path(AuditInput(pairs), audit, Settings(device="cpu"))
         if decide is None:
             return audit, Counter()
-        review = Review(audit)
-        try:
-            rows = review.table.select(Filter(high=SURE, flagged=False))
-            ids = review.table.cells("id", range(len(review.table)))
-            review.decisions.add(decide(review.view(int(row)), images, ids) for row in rows)
-            return audit, review.progress()
-        finally:
-            review.close()
+        with closing(Review(audit)) as review:
+            return audit, _decide_all(review, decide, images, Filter(high=SURE, flagged=False), "any")
+
+    def reviewed_twice(self, decide: Decide) -> tuple[Path, Counter[str]]:
+        """The same after an audit that has learned from these decisions, with another look at the dropped pairs."""
+        first, _ = self.reviewed(decide)
+        pairs, images = self.make_set(self.noise_ratio)
+        audit, file = self.folder / "audit_2", self.folder / "decisions.csv"
+        settings = Settings(checked=read_answers(first), device="cpu", partnered=read_partnered(first))
+        audit_path(AuditInput(pairs), audit, settings)
+        with closing(Review(first)) as review:
+            write_decisions(review.decisions, file)
+        with closing(Review(audit)) as review:
+            read_decisions(review.decisions, file)
+            return audit, _decide_all(review, decide, images, Filter(flagged=False), "drop")
 
     def exported(self, audit: Path) -> Path:
         return export(audit, self.folder / "export", device="cpu").folder
@@ -107,6 +117,12 @@ class Trial:
 
 
 Decide = Callable[[PairView, IntArray, list[str]], Decision]
+
+
+def _decide_all(review: Review, decide: Decide, images: IntArray, wanted: Filter, state: State) -> Counter[str]:
+    ids = review.table.cells("id", range(len(review.table)))
+    review.decisions.add([decide(review.view(int(row)), images, ids) for row in review.rows(wanted, state)])
+    return review.progress()
 
 
 def find_partner(pair: PairView, images: IntArray, ids: list[str]) -> Decision:
@@ -148,11 +164,21 @@ def _export(decide: Decide | None) -> Callable[[Trial], tuple[Path, Counter[str]
     return made
 
 
+def _export_twice(trial: Trial) -> tuple[Path, Counter[str]]:
+    audit, counts = trial.reviewed_twice(find_partner)
+    return trial.exported(audit), counts
+
+
 ROWS: dict[str, tuple[str, Callable[[Trial], tuple[Path, Counter[str]]]]] = {
     "mismatched": ("the mismatched set itself", _mismatched),
     "export": ("export without decisions", _export(None)),
     "export-partners": ("export with these decisions", _export(find_partner)),
     "review-partners": ("the review with these decisions", lambda trial: trial.reviewed(find_partner)),
+    "export-twice": ("export after another look at dropped pairs", _export_twice),
+    "review-twice": (
+        "the review after another look at them",
+        lambda trial: trial.reviewed_twice(find_partner),
+    ),
     "export-captions": ("export with new captions", _export(write_caption)),
     "clean": ("all pairs as they were before the noise", _clean),
 }  # what to train on

@@ -24,7 +24,7 @@ from mispair.cli.main import main
 from mispair.data.pairs import Regions, Tokens
 from mispair.errors import DataError
 from mispair.review.compare import compare
-from mispair.review.decisions import FILE, Decision, Decisions, Verdict, read_answers
+from mispair.review.decisions import FILE, Decision, Decisions, Verdict, read_answers, read_partnered
 from mispair.review.export import export
 
 COUNT = 12
@@ -148,6 +148,7 @@ def test_decisions_answer_whether_pairs_match(audited: Path) -> None:
     decisions.add([Decision("d", Verdict.REWRITE, caption="x"), Decision("e", Verdict.DROP)])
     decisions.close()
     assert read_answers(audited) == {"a": True, "b": False, "d": False, "e": False}
+    assert read_partnered(audited) == (["c", "d"], ["b"])
     changes = compare(audited, audited)
     assert (changes.answers, changes.flagged, changes.cleared, changes.moved) == (4, 0, 0, 0.0)
 

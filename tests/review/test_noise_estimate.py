@@ -37,10 +37,10 @@ def sigmoid(x: float) -> float:
 
 def by_hand(q: list[float], seed: int, answers: list[float]) -> tuple[float, Callable[[float], float], float, float]:
     """The rate; how far off it is, in standard deviations, if the shift of the log odds is given; slope; total."""
-    x = [round(math.log(p / (1 - p)), 2) for p in (min(max(v, 0.002), 0.998) for v in q)]
-    q = [sigmoid(value) for value in x]
+    x = [round(math.log(p / (1 - p)), 2) for p in (min(max(v, 1e-4), 1 - 1e-4) for v in q)]
+    q = [sigmoid(value / 1.5) for value in x]
     total = sum(math.sqrt(value * (1 - value)) for value in q)
-    rates = [0.4 * math.sqrt(value * (1 - value)) / total + 0.6 / len(q) for value in q]
+    rates = [0.7 * math.sqrt(value * (1 - value)) / total + 0.3 / len(q) for value in q]
     uniform = np.random.default_rng(seed).random(len(q)).tolist()
     half = np.random.default_rng([seed, 1]).integers(0, 2, len(q), dtype=np.int8).tolist()
     sizes = [draw / rate for draw, rate in zip(uniform, rates, strict=True)]
@@ -91,7 +91,7 @@ def test_the_estimate_is_that_of_plain_loops(seed: int, size: int, data: st.Data
     assert found is not None
     assert found.decided == count
     assert found.rate == pytest.approx(min(max(rate, 0), 1), abs=1e-4)
-    odds = np.round(np.log(np.clip(q, 0.002, 0.998) / np.clip(1 - q, 0.002, 0.998)), 2)
+    odds = np.round(np.log(np.clip(q, 1e-4, 1 - 1e-4) / np.clip(1 - q, 1e-4, 1 - 1e-4)), 2)
     for end in (found.low, found.high):
         if factor and 1e-6 < end < 1 - 1e-6:  # where the estimate just is a surprise
             shift = scipy.optimize.brentq(lambda at: expit(slope * odds + at).mean() - end, -40, 40)  # noqa: B023
@@ -171,3 +171,8 @@ def test_the_least_certain_pairs_teach_most() -> None:
     order = most_instructive(q, seed=0).tolist()
     assert set(order[:2]) == {1, 3}
     assert set(order[-2:]) == {0, 2}
+
+
+def test_sure_pairs_are_told_apart() -> None:
+    rates = Draw(np.array([0.0002, 0.001, 0.01, 0.1]), 0).rates
+    assert (np.diff(rates) > 0).all()

@@ -74,6 +74,8 @@ class Settings:
         keep_best: Instead, the share of the pairs that shall not be flagged.
         by: Column of the input, or "shard" for its files: the summary has a noise rate for each of its values.
         engine: Measures the pairs on other machines; by default this process does.
+        partnered: Ids of pairs whose left item, and of those whose right item, a person has given another partner:
+            others hardly need these items.
     """
 
     joint: bool = False
@@ -84,6 +86,7 @@ class Settings:
     keep_best: float | None = None
     by: str | None = None
     engine: Engine | None = None
+    partnered: tuple[Sequence[str], Sequence[str]] = ((), ())
 
 
 class Audit(Findings):
@@ -276,12 +279,14 @@ def audit_source(
         flagged = np.flatnonzero(match < below)
         suggested = flagged[match[flagged].argsort(kind="stable")][:MAX_SUGGESTED]
         show.begin("searching better partners")
+        lefts, rights = (source.find(list(ids)) for ids in settings.partnered)
         new_rights, new_lefts = (
             find_partners(
-                scaled, judge, suggested, match, items.owners, keep_left=keep_left, device=device, folds=items.groups
+                scaled, judge, suggested, match, items.owners, keep_left=keep_left, device=device, folds=items.groups,
+                partnered=rights if keep_left else lefts,
             )
             for keep_left in (True, False)
-        )
+        )  # fmt: skip
         show.begin("looking at captions and images")
         seen = _seen(source, suggested)
         show.end()
@@ -490,7 +495,8 @@ def check_rows(pairs: Source | RawPairs, settings: Settings) -> None:
     check_cut(settings.flag_below, settings.keep_best)
     if settings.workers is not None and settings.workers < 1:
         raise DataError(f"--workers is {settings.workers}; expected at least 1.")
-    pairs.find(list(checked_answers(settings.checked)))  # refuses unknown ids and invalid answers
+    for ids in (list(checked_answers(settings.checked)), *map(list, settings.partnered)):
+        pairs.find(ids)  # refuses unknown ids and invalid answers
 
 
 def _judge(source: Source, settings: Settings, items: SharedItems, device: torch.device, work: Path | None) -> Judge:

@@ -446,6 +446,7 @@ def _settings_request(settings: Settings) -> dict[str, Json]:
         "--keep-best": settings.keep_best,
         "--by": settings.by,
         "--checked": [hashlib.sha256(answers.encode()).hexdigest()],
+        **({"--decisions": [list(ids) for ids in settings.partnered]} if any(settings.partnered) else {}),
         "the version of mispair": __version__,
     }
 

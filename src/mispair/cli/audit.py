@@ -112,6 +112,7 @@ def audit(
     from mispair.auditing.folder import audit_path, audit_shard, merge_shards
     from mispair.auditing.inputs import AuditInput
     from mispair.auditing.scoring.scan import Shard
+    from mispair.review.decisions import read_partnered
 
     _check_sharing(source or left, shard, merge, engine, address, dry_run)
     _check_urls(merge or out, source, {"--images": images, "--clean": clean, "--mended": mended, "--checked": checked,
@@ -123,7 +124,10 @@ def audit(
     ).fetched()
     answers = _answers(checked, decisions)
     best = None if keep_best is None else share_of(keep_best)
-    settings = Settings(joint or encoder is not None, answers, device, workers, flag_below, best, by)
+    partnered = ((), ()) if decisions is None else read_partnered(decisions)
+    settings = Settings(
+        joint or encoder is not None, answers, device, workers, flag_below, best, by, partnered=partnered
+    )  # fmt: skip
     command = shlex.join(["mispair", *sys.argv[1:]])
     try:
         if dry_run:

@@ -249,12 +249,36 @@ def read_answers(folder: Path) -> dict[str, bool]:
     Raises:
         DataError: There are no decisions.
     """
+    verdicts = {name: one.verdict.matched for name, one in _current(folder).items()}
+    return {name: matched for name, matched in verdicts.items() if matched is not None}
+
+
+def read_partnered(folder: Path) -> tuple[list[str], list[str]]:
+    """Ids of pairs whose left item, and of those whose right item, a decision has given another partner.
+
+    Args:
+        folder: The output of the audit that was reviewed.
+
+    Raises:
+        DataError: There are no decisions.
+    """
+    lefts, rights = [], []
+    for name, one in sorted(_current(folder).items()):
+        if one.verdict is Verdict.REPAIR:
+            lefts.append(one.partner if one.replaced == "left" else name)
+            rights.append(name if one.replaced == "left" else one.partner)
+        elif one.verdict is Verdict.REWRITE:
+            lefts.append(name)
+    return lefts, rights
+
+
+def _current(folder: Path) -> dict[str, Decision]:
+    """The decisions that count, by the ids of the pairs."""
     path = folder / FILE
     if not path.is_file():
         raise DataError(f"{folder}: no {FILE} in here; review this audit first: mispair review {folder}")
     decisions = Decisions(path)
     try:
-        verdicts = {name: one.verdict.matched for name, one in decisions.current.items()}
+        return decisions.current
     finally:
         decisions.close()
-    return {name: matched for name, matched in verdicts.items() if matched is not None}

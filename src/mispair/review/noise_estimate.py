@@ -7,6 +7,8 @@ the scores are; good scores make its interval short, and the decisions say how g
 - The draw is sequential (priority sampling: Duffield, Lund and Thorup, 2007). Every pair has a random priority, the
   sample size at which it is drawn, so that the pairs in the order of their priorities are a sample of every size. With
   the first k of them decided, pair i was drawn with the probability min(1, n r_i), n the priority of the next pair.
+- The draw takes scores for less sure than they say, since they often are. Wrong pairs with a high score are rare, and
+  each counts for many; they are drawn more often so.
 - The scores are recalibrated by the decisions, those of one half of the pairs by the decisions on the other half
   (cross-fitting), so that no decision corrects itself and the estimate stays unbiased.
 - The interval holds the rates at which the estimate would be no surprise: as Wilson's interval of a proportion (1927),
@@ -25,16 +27,17 @@ import numpy.typing as npt
 from mispair.data.pairs import IntArray
 from mispair.functional.logistic import FloatArray, newton, probability
 
-DRAW = 2  # version of the draw: decisions on pairs that were drawn in another way cannot be used
-EVEN = 0.6  # share of the draws that does not depend on the scores, which may be wrong
-SURE = 0.002  # no score is taken for surer than this
+DRAW = 3  # version of the draw: decisions on pairs that were drawn in another way cannot be used
+EVEN = 0.3  # share of the draws that does not depend on the scores, which may be wrong
+TEMPER = 1.5  # factor by which the log odds of the scores are taken to be too large for the draw
+SURE = 1e-4  # no score is taken for surer than this
 DIGITS = 2  # of the log odds: pairs whose odds are equal then are treated alike, which makes a million pairs quick
-SLOPE, SLOPE_SPREAD = 1.0, 0.25  # prior of the factor that corrects the log odds of the scores
+SLOPE, SLOPE_SPREAD = 0.85, 0.35  # prior of the factor that corrects the log odds of the scores, often too sure
 OFFSET_SPREAD = 0.7  # of the shift of the log odds
 Z = 1.96  # 95 %
 LEAST = 60  # decisions before an interval is given
 PRIOR = 200  # decisions that the variance expected by the scores counts as
-WIDEST, HALVINGS = 30.0, 32  # of the search for the ends of the interval, in log odds
+WIDEST, HALVINGS = 30.0, 24  # of the search for the ends of the interval, in log odds
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,7 @@ class Draw:
     def _cell_rates(self) -> FloatArray:
         """(C,) r of the pairs of each cell."""
         odds, _, counts = self._cells
-        q, size = probability(odds), counts.sum(axis=0)
+        q, size = probability(odds / TEMPER), counts.sum(axis=0)
         spread = np.sqrt(q * (1 - q))
         return np.asarray((1 - EVEN) * spread / (size * spread).sum() + EVEN / size.sum())
 
@@ -139,12 +142,14 @@ class Draw:
         rate = ((counts * expected).sum() + error.sum()) / total
 
         slope, offset = recalibrate(odds[cell[told]], mismatched[told])
-        missed = counts * (1 - inclusion) / inclusion
+        missed, size, scaled = counts * (1 - inclusion) / inclusion, counts.sum(axis=0), slope * odds
+        # The variance is the sum of missed (p (1 - p) + (p - expected)^2), which is linear in p.
+        linear, constant = (missed * (1 - 2 * expected)).sum(axis=0), float((missed * expected**2).sum())
 
         def at(shift: float) -> tuple[float, float]:
             """A rate that is possible, and the variance of the estimate if it is the true one."""
-            p = probability(slope * odds + shift)
-            return float(counts.sum(axis=0) @ p) / total, float((missed * (p * (1 - p) + (p - expected) ** 2)).sum())
+            p = probability(scaled + shift)
+            return float(size @ p) / total, float(linear @ p) + constant
 
         observed, modelled = ((1 - inclusion[cell]) * error**2).sum(), at(offset)[1]
         # Few decisions say little about the variance: at first it is mostly the one by the recalibrated scores.

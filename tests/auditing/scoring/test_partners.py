@@ -71,6 +71,23 @@ def test_exchanged_partners_are_found(world: World, keep_left: bool) -> None:
 
 
 @pytest.mark.parametrize("keep_left", [True, False])
+def test_items_that_have_another_partner_are_left_to_it(world: World, keep_left: bool) -> None:
+    wrong = np.flatnonzero(world.case.mismatched)
+    truth = world.case.holder[wrong]
+    known, others = wrong[: len(wrong) // 2], wrong[len(wrong) // 2 :]
+    found = [
+        find_partners(
+            world.source, world.judge, others, world.match, None, keep_left=keep_left, device=CPU, partnered=partnered
+        )
+        for partnered in (None, world.case.holder[known])
+    ]
+    taken = [np.isin(one.rows, world.case.holder[known]).mean() for one in found]
+    right = [(one.rows[:, 0] == truth[len(known) :]).mean() for one in found]
+    assert taken[1] < taken[0] / 2
+    assert right[1] >= right[0]
+
+
+@pytest.mark.parametrize("keep_left", [True, False])
 def test_no_more_than_three_others_that_fit_in_falling_order(world: World, grouped: World, keep_left: bool) -> None:
     for pairs in (world, grouped):
         every = np.arange(len(pairs.case))

@@ -61,6 +61,7 @@ def find_partners(
     keep_left: bool,
     device: torch.device,
     folds: IntArray | None = None,
+    partnered: IntArray | None = None,
 ) -> Partners:
     """Up to three better partners for each of these rows.
 
@@ -73,8 +74,11 @@ def find_partners(
         keep_left: Search right items; else left ones.
         device: Where to compute.
         folds: (N,) rows of one of these groups are in one fold; by default the groups above.
+        partnered: Rows whose items of the searched side have their partner in another pair.
     """
-    search = Search(source, judge, match, groups, folds, keep_left=keep_left, device=device)
+    has_partner = match.copy()
+    has_partner[[] if partnered is None else partnered] = 1
+    search = Search(source, judge, has_partner, groups, folds, keep_left=keep_left, device=device)
     hidden = sample(np.flatnonzero(match > LEAST_FREE), _most_hidden(source))
     if not len(rows) or len(search.pool) < 2 or len(hidden) < LEAST_HIDDEN:
         return Partners.none(len(rows))
@@ -97,7 +101,7 @@ def find_partners(
     parallel_each(in_fold, range(FOLDS), cores(WORKERS))
     lesson = Lesson.of(known, own, strange, np.nan_to_num(match[hidden]), search, flagged)
     found = lesson.best(flagged, np.nan_to_num(match[rows]))
-    return found if search.shared else given_once(found, match)
+    return found if search.shared else given_once(found, has_partner)
 
 
 def _most_hidden(source: Source) -> int:
@@ -149,14 +153,14 @@ class Search:
         self,
         source: Source,
         judge: Judge,
-        match: npt.NDArray[np.floating],
+        has_partner: npt.NDArray[np.floating],
         groups: IntArray | None,
         folds: IntArray | None,
         *,
         keep_left: bool,
         device: torch.device,
     ) -> None:
-        self.source, self.judge, self.match, self.groups, self.device = source, judge, match, groups, device
+        self.source, self.judge, self.has_partner, self.groups, self.device = source, judge, has_partner, groups, device
         self.folds = folds
         self.keep_left, self.side = keep_left, int(keep_left)  # the side that is replaced: 0 left, 1 right
         self.shared = not keep_left and groups is not None  # left items that several pairs may have
@@ -180,14 +184,14 @@ class Search:
         """Probability that the items of some rows have no partner: 1 where several pairs may have them."""
         if self.shared:
             return np.ones(len(rows))
-        return np.asarray(np.maximum(1 - np.nan_to_num(self.match[rows]).astype(np.float64), LEAST_FREE))
+        return np.asarray(np.maximum(1 - np.nan_to_num(self.has_partner[rows]).astype(np.float64), LEAST_FREE))
 
     def _pool(self) -> IntArray:
         """Rows whose items are tried."""
-        readable = np.flatnonzero(~np.isnan(self.match))
+        readable = np.flatnonzero(~np.isnan(self.has_partner))
         if self.shared and self.groups is not None:  # a left item that several rows share is tried once
             readable = readable[np.unique(self.groups[readable], return_index=True)[1]]
-        flagged = self.match[readable] < MATCH_THRESHOLD
+        flagged = self.has_partner[readable] < MATCH_THRESHOLD
         chosen = sample(readable[flagged], POOL)
         others = sample(readable[~flagged], POOL - len(chosen))
         return np.sort(np.concatenate([chosen, others]))

@@ -252,6 +252,35 @@ def test_what_a_killed_driver_has_is_not_measured_again(data: AuditInput, tmp_pa
 
 
 @pytest.mark.usefixtures("hurried", "_small_parts")
+def test_workers_leave_their_parts_in_the_store(
+    data: AuditInput, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = pytest.importorskip("fsspec").filesystem("memory")
+    monkeypatch.setenv("MISPAIR_CACHE", str(tmp_path / "cache"))
+    audit_path(data, tmp_path / "whole", CPU)
+    ray, url = StandIn(deaths=3), f"memory://ray/{tmp_path.name}"
+    scanned: list[Path] = []
+    scan_part = scan.scan
+
+    def noted(*arguments: Any, folder: Path, **options: Any) -> None:
+        scanned.append(folder)
+        scan_part(*arguments, folder=folder, **options)
+
+    monkeypatch.setattr(ray_engine, "scan", noted)
+    try:
+        audit_path(data, Path(url), replace(CPU, engine=RayEngine(ray, url)))
+        assert ray.measured == 7 + 1
+        assert not any(folder.is_relative_to(tmp_path / "cache") for folder in scanned)  # of the driver's machine
+        names = {Path(name).name for name in store.find(f"ray/{tmp_path.name}")}
+        assert names >= set(TABLES)
+        assert not any(name.startswith("part-") for name in names)
+        store.get(f"ray/{tmp_path.name}", str(tmp_path / "out"), recursive=True)
+        assert same_tables(tmp_path / "whole", tmp_path / "out")
+    finally:
+        store.rm("ray", recursive=True)
+
+
+@pytest.mark.usefixtures("hurried", "_small_parts")
 def test_what_a_worker_cannot_read_is_said(data: AuditInput, tmp_path: Path) -> None:
     ray = StandIn()
 

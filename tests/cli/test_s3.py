@@ -222,6 +222,14 @@ def test_shards_need_no_shared_folder(
     assert not store.files("audits/mine/unfinished")
 
 
+@pytest.mark.posix
+def test_workers_of_ray_write_to_the_store(store: S3Store, tmp_path: Path, data: Path) -> None:
+    pytest.importorskip("ray")
+    store.proxy.every = 7
+    assert audit(tmp_path, str(data), "--out", f"s3://{BUCKET}/audits/mine", "--engine", "ray") == 0
+    check_output(store, tmp_path)
+
+
 def test_a_killed_shard_goes_on_elsewhere(
     store: S3Store, tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -345,7 +353,6 @@ def test_outputs_that_cannot_be(store: S3Store, tmp_path: Path, data: Path, caps
         (["--out", f"s3://{BUCKET}/full"], "is not empty and holds no audit.json"),
         (["--out", f"{url}/audit"], "lies in the audited data"),
         (["--out", "https://host/audit"], "cannot be written"),
-        (["--out", f"s3://{BUCKET}/new", "--engine", "ray"], "--shard for a store"),
         (["--out", f"s3://{BUCKET}/new", "--review"], "need a folder of this machine"),
         (["--clean", f"s3://{BUCKET}/new"], "is a URL; give a path of this machine"),
         (["--out", f"s3://{BUCKET}/new", "--by", "nothing"], "nothing"),

@@ -1,8 +1,9 @@
 """Measures the parts of an audit on a Ray cluster. Ray is imported only when it is asked for.
 
 The driver learns, and keeps what was learned in Ray's object store. Each worker measures one part of the rows at a
-time, by the function that `mispair audit` and `--shard` call, and keeps it in the folder of the audit. A part there is
-whole or absent: whatever was killed, the same command measures what is absent.
+time, by the function that `mispair audit` and `--shard` call, and keeps it in the folder of the audit, or in the object
+store that the audit is written to. A part there is whole or absent: whatever was killed, the same command measures what
+is absent.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import importlib
 import os
 import signal
+import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
@@ -22,11 +24,13 @@ import torch
 
 from mispair.auditing.audit import GPU_WORKERS
 from mispair.auditing.scoring.judge import Judge
-from mispair.auditing.scoring.scan import PART, missing_parts, scan
+from mispair.auditing.scoring.scan import PART, missing_parts, part_name, scan
 from mispair.auditing.sources.source import Source
 from mispair.compute.devices import pick_device
 from mispair.data.pairs import IntArray
+from mispair.data.remote import StoredFolder
 from mispair.errors import ConfigError, DataError
+from mispair.support.owned_folder import WORK
 
 MOST_ATTEMPTS = 3  # for a part whose workers were killed
 MOST_FAILED_STARTS = 8  # of workers in a row, with no part measured in between
@@ -129,19 +133,27 @@ class Part:
 class PartWorker:
     """Measures parts, in a process of its own."""
 
-    def __init__(self, state: dict[str, torch.Tensor], device: str, folder: Path) -> None:
+    def __init__(self, state: dict[str, torch.Tensor], device: str, folder: Path, store: str | None) -> None:
         self.device, self.folder = pick_device(device), folder
+        self.store = None if store is None else StoredFolder(store)
         self.judge = Judge.of(state, self.device)
 
     def ready(self) -> None:
         """Returns when the worker has started."""
 
     def measure(self, part: Part) -> None:
-        """Measures a part, unless the folder has it."""
+        """Measures a part, unless the folder has it; where there is a store, the part goes to it."""
+        if self.store is None:
+            self._scan(part, self.folder)
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            self._scan(part, Path(folder))
+            self.store.put(Path(folder) / part_name(part.start), f"{WORK}/{part_name(part.start)}")
+
+    def _scan(self, part: Part, folder: Path) -> None:
         workers = GPU_WORKERS if self.device.type == "cuda" else 1
         scan(
-            part.source, self.judge, part.groups, workers=workers, device=self.device, folder=self.folder,
-            first=part.start,
+            part.source, self.judge, part.groups, workers=workers, device=self.device, folder=folder, first=part.start
         )  # fmt: skip
 
 
@@ -177,9 +189,16 @@ class RayPool:
 
 @dataclass(frozen=True)
 class RayEngine:
-    """Measures pairs by the workers of a Ray cluster."""
+    """Measures pairs by the workers of a Ray cluster.
+
+    Attributes:
+        ray: The module.
+        store: URL of the audit, where it is written to an object store; workers leave what they have measured there.
+            By default the folder of the audit is one that all machines share.
+    """
 
     ray: Any
+    store: str | None = None
 
     def measure(
         self,
@@ -213,16 +232,24 @@ class RayEngine:
         )
         # The number of a GPU is not the same on other machines; Ray shows each worker its own as the first.
         state = {name: value.cpu() for name, value in judge.state().items()}
-        pool = RayPool(self.ray, state, device.type, folder.absolute(), gpu=kind == "GPU")
-        run_all(pool, parts, min(count, -(-missing // PART)), lambda part: step(len(part.source)))
+        pool = RayPool(self.ray, state, device.type, folder.absolute(), self.store, gpu=kind == "GPU")
+        store = None if self.store is None else StoredFolder(self.store)
+
+        def done(part: Part) -> None:
+            if store is not None:
+                store.get(f"{WORK}/{part_name(part.start)}", folder / part_name(part.start))
+            step(len(part.source))
+
+        run_all(pool, parts, min(count, -(-missing // PART)), done)
 
 
 @contextlib.contextmanager
-def connect(address: str | None = None) -> Iterator[RayEngine]:
+def connect(address: str | None = None, store: str | None = None) -> Iterator[RayEngine]:
     """Connects to a Ray cluster, or starts Ray on this machine, until the block ends.
 
     Args:
         address: Of the cluster; by default RAY_ADDRESS, else only this machine is used.
+        store: URL of the audit, where it is written to an object store.
 
     Raises:
         ConfigError: Ray is not installed, or there is no cluster.
@@ -232,7 +259,7 @@ def connect(address: str | None = None) -> Iterator[RayEngine]:
     except ImportError:
         raise ConfigError("--engine ray needs the extra: pip install -c constraints.txt '.[ray]'.") from None
     if ray.is_initialized():
-        yield RayEngine(ray)
+        yield RayEngine(ray, store)
         return
     where = address or os.environ.get("RAY_ADDRESS") or "local"
     options = {"include_dashboard": False} if where == "local" else {}
@@ -244,7 +271,7 @@ def connect(address: str | None = None) -> Iterator[RayEngine]:
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, handler)  # Ray's own prints the stack of its C++
     try:
-        yield RayEngine(ray)
+        yield RayEngine(ray, store)
     finally:
         ray.shutdown()
 

@@ -112,11 +112,12 @@ def audit(
     from mispair.auditing.folder import audit_path, audit_shard, merge_shards
     from mispair.auditing.inputs import AuditInput
     from mispair.auditing.scoring.scan import Shard
+    from mispair.data.remote import url_of
     from mispair.review.decisions import read_partnered
 
     _check_sharing(source or left, shard, merge, engine, address, dry_run)
     _check_urls(merge or out, source, {"--images": images, "--clean": clean, "--mended": mended, "--checked": checked,
-        "--decisions": decisions, "--cache": cache}, engine, review or decisions is not None)  # fmt: skip
+        "--decisions": decisions, "--cache": cache}, review or decisions is not None)  # fmt: skip
     encoders = Encoders(encoder or image_model, encoder or text_model, device)
     columns = columns_of(image_column, caption_column, id_column)
     data = AuditInput(
@@ -146,7 +147,7 @@ def audit(
         elif engine == "ray":
             from mispair.auditing.ray_engine import connect
 
-            with connect(address) as ray:
+            with connect(address, url_of(out)) as ray:
                 summary = audit_path(data, out, replace(settings, engine=ray), **others)
         else:
             summary = audit_path(data, out, settings, **others)
@@ -178,7 +179,7 @@ def _check_sharing(
         raise ConfigError("--merge takes the folder of the shards alone: its input is known.")
 
 
-def _check_urls(out: Path, source: Path | None, others: Mapping[str, Path | None], engine: str, reviewed: bool) -> None:
+def _check_urls(out: Path, source: Path | None, others: Mapping[str, Path | None], reviewed: bool) -> None:
     """Refuses URLs where only folders of this machine will do."""
     from mispair.data.remote import url_of
 
@@ -192,8 +193,6 @@ def _check_urls(out: Path, source: Path | None, others: Mapping[str, Path | None
         raise ConfigError(
             f"--out {url} cannot be written; give a folder of this machine, or of a store (s3://, gs://)."
         )
-    if engine == "ray":
-        raise ConfigError("--engine ray writes to a folder that all machines share; give one, or --shard for a store.")
     if reviewed:
         raise ConfigError(f"--review and --decisions need a folder of this machine, and --out is {url}; copy it here.")
     if source is not None and (out == source or source in out.parents):

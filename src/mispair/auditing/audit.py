@@ -271,7 +271,7 @@ def audit_source(
     """
     device = pick_device(settings.device)
     with progress(console, len(source)) as show:
-        scaled = source.scaled()
+        scaled = _ready(source, settings, device, show)
         items, judge, measured, similar = _measured(scaled, settings, device, work, show)
         checked = checked_rows(source, settings)
         match = match_scores(judge, measured, items, checked, similar)
@@ -326,9 +326,10 @@ def _seen(source: Source, flagged: IntArray) -> Bits:
 
 def score_pairs(pairs: Pairs, device: str = "auto", console: Console | None = None) -> npt.NDArray[np.float32]:
     """The match score of each pair (N,) by its own features, without suggestions; 0.5 where it cannot be read."""
-    source, settings = from_pairs(pairs).scaled(), Settings(device=device)
+    source, settings, where = from_pairs(pairs), Settings(device=device), pick_device(device)
     with progress(console, len(source)) as show:
-        items, judge, measured, similar = _measured(source, settings, pick_device(device), None, show)
+        source = _ready(source, settings, where, show)
+        items, judge, measured, similar = _measured(source, settings, where, None, show)
     return _known(match_scores(judge, measured, items, {}, similar))
 
 
@@ -386,12 +387,20 @@ def _known(score: npt.NDArray[np.floating]) -> npt.NDArray[np.float32]:
     return np.where(np.isnan(score), UNKNOWN, score)
 
 
+def _ready(source: Source, settings: Settings, device: torch.device, show: RowProgress) -> Source:
+    """The pairs, checked, with vectors of usual lengths, which are read once where they fit on the GPU."""
+    check(source, settings)
+    if device.type != "cuda" or settings.engine is not None:  # whose parts of the pairs go to other machines
+        return source.scaled()
+    show.begin("loading the vectors")
+    return source.scaled().loaded(device, workers_of(settings, device))
+
+
 def _measured(
     source: Source, settings: Settings, device: torch.device, work: Path | None, show: RowProgress
 ) -> tuple[SharedItems, Judge, Scan, SimilarPairs]:
     """Finds items that pairs share, learns what matching pairs have in common, then measures all pairs."""
-    check(source, settings)
-    workers = settings.workers or (GPU_WORKERS if device.type == "cuda" else os.cpu_count() or 1)
+    workers = workers_of(settings, device)
     show.begin("searching near-duplicates")
     items = _shared_items(source, workers, device, work)
     show.begin("learning")
@@ -408,6 +417,11 @@ def _measured(
     siblings = find_siblings(source, items, judge.transforms, alone)
     similar = SimilarPairs(siblings, find_exchanges(source, items, judge, alone, device))
     return items, judge, measured, similar
+
+
+def workers_of(settings: Settings, device: torch.device) -> int:
+    """Blocks of pairs read and measured at the same time."""
+    return settings.workers or (GPU_WORKERS if device.type == "cuda" else os.cpu_count() or 1)
 
 
 def prepare(source: Source, settings: Settings, work: Path, console: Console | None = None) -> None:
@@ -439,7 +453,7 @@ def _shard(
     saved: Callable[[Path], None] | None = None,
 ) -> None:
     device = pick_device(settings.device)
-    workers = settings.workers or (GPU_WORKERS if device.type == "cuda" else os.cpu_count() or 1)
+    workers = workers_of(settings, device)
     start, stop = (0, 0) if shard is None else shard.rows(len(source))
     with progress(console, stop - start) as show:
         scaled = source.scaled()
@@ -523,7 +537,7 @@ def _saved(path: Path) -> dict[str, torch.Tensor] | None:
     return state if state.keys() >= set(ARRAYS) else None
 
 
-def _check_vary(source: Source, left: npt.NDArray[Any], right: npt.NDArray[Any]) -> None:
+def _check_vary(source: Source, left: torch.Tensor, right: torch.Tensor) -> None:
     for name, side in (("left", left), ("right", right)):
         if not (side != side[0]).any():
             raise DataError(f"{source.name}: all {name} vectors are the same, so nothing can be learned from them.")
@@ -535,10 +549,10 @@ def _learn(source: Source, settings: Settings, items: SharedItems, device: torch
     rows = sample(np.flatnonzero(usable), SAMPLE)
     answers = {int(items.first[row]): answer for row, answer in checked_rows(source, settings).items()}
     rows = np.union1d(rows, np.fromiter(answers, dtype=np.int64, count=len(answers)))
-    left, right = source.gather(rows)
+    left, right = source.tensors(rows, device)
     good = np.flatnonzero(faults(left, right) == READABLE)
     if len(good) < LEAST:
-        every = source.gather(sample(np.arange(len(source)), SAMPLE))
+        every = source.tensors(sample(np.arange(len(source)), SAMPLE), device)
         if (readable := faults(*every) == READABLE).any():
             _check_vary(source, every[0][readable], every[1][readable])
         raise DataError(
@@ -546,17 +560,18 @@ def _learn(source: Source, settings: Settings, items: SharedItems, device: torch
             f"status or id, and vectors that are finite and not zero. At least {LEAST} are needed; check how the "
             "embeddings were made."
         )
-    rows, left, right = rows[good], left[good], right[good]
+    if len(good) < len(rows):
+        rows, left, right = rows[good], left[good], right[good]
     checked: FloatArray | None = None
     if answers:
         checked = np.array([answers.get(int(row), np.nan) for row in rows])
     _check_vary(source, left, right)
-    sides = torch.from_numpy(left).to(device), torch.from_numpy(right).to(device)
     own, score = items.groups[rows], source.network_score
     shared = items.left[rows], items.right[rows]
     network_score = None if score is None else lambda lefts, rights: score(rows[lefts], rows[rights])
     return learn(
-        *sides,
+        left,
+        right,
         fold_numbers(own),
         own,
         items=shared,

@@ -252,6 +252,18 @@ def test_a_gpu_finds_the_same_groups() -> None:
     np.testing.assert_array_equal(groups[1].starts, groups[0].starts)
 
 
+@settings(deadline=None, max_examples=10)
+@given(st.integers(0, 999), st.sampled_from([2, 16, 64]))
+def test_neighbours_may_be_compared_several_at_a_time(seed: int, shifts: int) -> None:
+    random = np.random.RandomState(seed)
+    vectors = random_vectors(30, 4, seed)[random.randint(30, size=600)]
+    vectors[:300] += 0.1 * random_vectors(300, 4, seed + 1)
+    expected = groups_of(vectors, 0.95)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(near_duplicates._SHIFTS, "cpu", shifts)
+        assert groups_of(vectors, 0.95) == expected
+
+
 @settings(deadline=None)
 @given(st.integers(1, 30), st.data())
 def test_joined_sets_equal_a_plain_loop(n: int, data: st.DataObject) -> None:
@@ -268,6 +280,5 @@ def test_joined_sets_equal_a_plain_loop(n: int, data: st.DataObject) -> None:
 
 @given(st.lists(st.integers(0, 2**64 - 1), min_size=1))
 def test_bits_are_counted(numbers: list[int]) -> None:
-    assert near_duplicates._count_bits(np.array(numbers, np.uint64)).tolist() == [
-        number.bit_count() for number in numbers
-    ]
+    given = torch.from_numpy(np.array(numbers, np.uint64).view(np.int64))
+    assert near_duplicates._count_bits(given).tolist() == [number.bit_count() for number in numbers]

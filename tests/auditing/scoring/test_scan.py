@@ -73,7 +73,8 @@ vectors = arrays.arrays(np.float32, (6, 3), elements=odd_numbers)
 @given(vectors, vectors)
 @settings(max_examples=60)
 def test_faults_by_a_loop(left: npt.NDArray[np.float32], right: npt.NDArray[np.float32]) -> None:
-    for code, one, other in zip(faults(left, right), left.tolist(), right.tolist(), strict=True):
+    found = faults(torch.from_numpy(left), torch.from_numpy(right))
+    for code, one, other in zip(found, left.tolist(), right.tolist(), strict=True):
         expected = "ok"
         for side, vector in (("right", other), ("left", one)):
             if not all(map(math.isfinite, vector)):

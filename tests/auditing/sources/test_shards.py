@@ -9,9 +9,10 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 import pytest
+import torch
 
 from mispair.auditing.sources import shards
-from mispair.auditing.sources.shards import ArrayRows, Side, open_files
+from mispair.auditing.sources.shards import ArrayRows, Side, TensorRows, open_files
 from mispair.auditing.sources.source import open_source
 from mispair.data.pairs import IntArray
 from mispair.errors import DataError
@@ -133,3 +134,25 @@ def test_scaled_by_a_power_of_two(size: float, kind: type[np.floating[Any]]) -> 
     assert np.allclose(exponents, np.round(exponents[0, 0]), atol=1e-4)
     assert 0.5 < np.median(np.abs(found).max(axis=1)) < (2 if size != 3 else 20)
     assert (side.gather(np.array([9, 2])) == found[[9, 2]]).all()
+
+
+@pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64, np.int8, ">f4"])
+def test_loaded_vectors_are_the_same(kind: npt.DTypeLike, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shards, "_LOADED", 3)
+    cpu, rng = torch.device("cpu"), np.random.default_rng(0)
+    parts = [(100 * rng.standard_normal((rows, 4))).astype(kind) for rows in (5, 1, 7)]
+    side = Side.of([ArrayRows(part) for part in parts])
+    loaded = side.loaded(cpu, workers=2)
+    (held,) = loaded.shards
+    assert isinstance(held, TensorRows)
+    assert held.tensor.dtype == (torch.float16 if kind is np.float16 else torch.float32)
+    rows = np.array([12, 0, 5, 5, 3])
+    for one in (side, loaded):
+        np.testing.assert_array_equal(one.tensor(slice(2, 9), cpu), np.concatenate(parts)[2:9].astype(np.float32))
+        np.testing.assert_array_equal(one.tensor(rows, cpu), np.concatenate(parts)[rows].astype(np.float32))
+        np.testing.assert_array_equal(one.gather(rows), np.concatenate(parts)[rows].astype(np.float32))
+
+
+def test_numbers_too_large_for_single_precision_are_infinite_where_they_are_loaded() -> None:
+    side = Side.of([ArrayRows(np.array([[1e300, 1.0]]))])
+    assert side.loaded(torch.device("cpu"), workers=1).gather(np.array([0])).tolist() == [[np.inf, 1.0]]

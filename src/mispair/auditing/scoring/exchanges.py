@@ -82,8 +82,7 @@ def find_exchanges(
     rows = np.flatnonzero((np.nan_to_num(match) >= MATCH_THRESHOLD) & items.is_first & (items.partners == 0))
     if not LEAST <= len(rows) <= MOST:
         return None
-    sides = (torch.from_numpy(np.ascontiguousarray(side)).to(device) for side in source.gather(rows))
-    x, y = (transform(side) for transform, side in zip(judge.transforms, sides, strict=True))
+    x, y = (transform(side) for transform, side in zip(judge.transforms, source.tensors(rows, device), strict=True))
     near = nearest(x, items.groups[rows])
     if near is None:
         return None

@@ -42,7 +42,7 @@ LEAST_TRUST = 1e-3
 LEAST_WEIGHT = 1e-3  # of a score that observed pairs have no more of than shuffled ones
 LEAST_GROUPS = 20  # below, hardly any shuffled pair has two of them in the same fold
 CLOSE_BY = 10  # nearest neighbours whose partner is tried
-PAIRS = 3 * AT_ONCE // 2  # of known items measured at a time
+PAIRS = 3 * AT_ONCE // 2  # of known items measured at a time, and GPU_TIMES more on a GPU
 LOOK_ALIKES = 1 << 13  # pairs with the partner of a near neighbour, at most
 ARRAYS = "separations", "observed", "null", "rows", "measured"  # of a judge
 
@@ -85,7 +85,8 @@ def inliers(vectors: Tensor) -> Tensor:
 
 
 def mean_of(vectors: Tensor) -> Tensor:
-    return vectors.cpu().double().mean(0).to(vectors)
+    exact = vectors.cpu() if vectors.device.type == "mps" else vectors  # which has no double precision
+    return exact.double().mean(0).to(vectors)
 
 
 def _main_directions(sides: list[Tensor]) -> Tensor | None:
@@ -398,7 +399,8 @@ def _measures(
     """(k, m) measures of pairs of the left items of some rows and the right items of others of their fold."""
     fold = sample.fold[lefts]
     each = [np.flatnonzero(fold == number) for number in range(FOLDS)]
-    parts = [part for pairs in each for part in _cut(pairs[np.argsort(lefts[pairs], kind="stable")], PAIRS)]
+    at_once = PAIRS * (GPU_TIMES if sample.x.device.type == "cuda" else 1)
+    parts = [part for pairs in each for part in _cut(pairs[np.argsort(lefts[pairs], kind="stable")], at_once)]
 
     def measured(part: IntArray) -> npt.NDArray[np.float32]:
         number = fold[part[0]]

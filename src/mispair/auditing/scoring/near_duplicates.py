@@ -36,9 +36,10 @@ BITS, BYTES, SHARED = 64, 8, 3  # of a code; how many of its bytes must be equal
 _SEED = 64
 _SLACK = 1.75  # standard deviations by which a pair may differ in more bits than a cosine at the threshold does
 _WINDOW = 64  # how many rows behind it in the same bucket a row is compared with, at most
+_SHIFTS = {"cpu": 1, "cuda": 16}  # of these at a time: on a GPU computing is cheap, and waiting for it is not
 _PATIENCE = 1  # true cosines a row and table: where most rows lie in dense clouds, all of them would take too long
 _PART = 1 << 20  # rows at a time
-_SKETCHED = 1 << 12  # rows sketched at a time
+_SKETCHED, _SKETCHED_ON_GPU = 1 << 12, 1 << 15  # rows sketched at a time
 _GATHERED = 1 << 12  # rows or pairs of rows whose vectors are held at once
 _PLACE = 39  # bits for a row's place beside three bytes of its code in one number
 
@@ -84,7 +85,7 @@ def sketch(vectors: Tensor, mean: Tensor) -> Codes:
     planes = _planes(vectors.shape[1]).to(vectors.device)
     powers = 1 << torch.arange(BITS, device=vectors.device)
     codes = []
-    for part in torch.split(vectors, _SKETCHED):
+    for part in torch.split(vectors, _SKETCHED_ON_GPU if vectors.is_cuda else _SKETCHED):
         centred = part.double() - mean.double()
         lengths = torch.linalg.vector_norm(centred, dim=1, keepdim=True)
         whole = torch.round(centred / torch.where(lengths == 0, 1, lengths) * 2**20)
@@ -118,7 +119,7 @@ def find_near_duplicates(
         threshold: Cosine of the centred vectors from which two rows are near-duplicates.
         mean: What to take from the vectors first, the one of the sketch; nothing by default.
         leave_out: Rows that are never in a group (N,).
-        device: Where the codes are sorted: on the CPU, unless it is a GPU of CUDA.
+        device: Where the codes are compared: on the CPU, unless it is a GPU of CUDA.
 
     Returns:
         Groups of at least two rows, the largest group first.
@@ -135,22 +136,24 @@ def find_near_duplicates(
         raise ConfigError(
             f"The cosine from which rows are near-duplicates is {threshold}; expected more than 0.5 and at most 1."
         )
-    rows = np.argsort(codes, kind="stable").astype(_number(len(codes)))
+    device = device if device is not None and device.type == "cuda" else torch.device("cpu")
+    rows = _order(codes, device).astype(_number(len(codes)))
     if leave_out is not None:
         rows = rows[~leave_out[rows]]
     # From here on a row is known by its place in the order of the codes, and rows of one code by their content: the
     # result cannot depend on the order of the rows, and exact duplicates are neighbours.
     _sort_equal_codes(codes, rows, gather)
     ordered = codes[rows]
-    search = _Search(ordered, rows, gather, threshold, mean)
+    there = torch.from_numpy(ordered.view(np.int64)).to(device)
+    search = _Search(there, rows, gather, threshold, mean)
     run: IntArray = np.cumsum(_starts(ordered), dtype=rows.dtype)
     run -= 1
     everything = np.arange(len(rows), dtype=rows.dtype)
-    search.join_neighbours(run, everything, len(rows))
+    search.join_neighbours(torch.from_numpy(run).to(device), torch.from_numpy(everything).to(device), len(rows))
     long = (np.bincount(run, minlength=1) > _WINDOW)[run]
     entries = everything[~long | (search.sets.find(everything) == everything)]
-    del run, long, everything
-    tables = _Tables(ordered, entries, device if device is not None and device.type == "cuda" else torch.device("cpu"))
+    del run, long, everything, ordered
+    tables = _Tables(there, torch.from_numpy(entries).to(device))
     for chosen in combinations(range(BYTES), SHARED):
         sooner = [byte for byte in range(chosen[-1]) if byte not in chosen]
         search.join_neighbours(*tables.by_bytes(chosen), len(entries), sooner)
@@ -160,16 +163,17 @@ def find_near_duplicates(
 class _Search:
     """Compares neighbours in a sorted table and joins near-duplicates."""
 
-    def __init__(self, codes: Codes, rows: IntArray, gather: Gather, threshold: float, mean: FloatArray | None) -> None:
+    def __init__(
+        self, codes: Tensor, rows: IntArray, gather: Gather, threshold: float, mean: FloatArray | None
+    ) -> None:
         self.sets = DisjointSets(np.arange(len(rows), dtype=rows.dtype))
+        self.shifts = _SHIFTS[codes.device.type]
         self._codes, self._rows, self._gather, self._mean = codes, rows, gather, mean
         self._farthest = 2 * (1 - threshold)  # squared distance of unit vectors; two zero vectors are equal by it, too
         differ = math.acos(threshold) / math.pi
         self._most_bits = math.floor(BITS * differ + _SLACK * math.sqrt(BITS * differ * (1 - differ)))
 
-    def join_neighbours(
-        self, key: npt.NDArray[np.integer], places: IntArray, entries: int, sooner: Sequence[int] = ()
-    ) -> None:
+    def join_neighbours(self, key: Tensor, places: Tensor, entries: int, sooner: Sequence[int] = ()) -> None:
         """Joins near-duplicates among places with one key and not far from each other.
 
         Args:
@@ -178,25 +182,49 @@ class _Search:
             entries: Their number with those.
             sooner: Bytes which, where they are equal as well, have brought the two together in another table already.
         """
+        behind = key.new_full((_WINDOW,), -1)  # nobody's, so that every entry has neighbours
+        key, codes = torch.cat([key, behind]), torch.cat([self._codes.index_select(0, places), behind.to(self._codes)])
         for start in range(0, len(places), _PART):
-            at = np.arange(start, min(start + _PART, len(places)))
+            at = torch.arange(start, min(start + _PART, len(places)), device=places.device)
             patience = _PATIENCE * len(at) * entries // len(places)
-            for shift in range(1, _WINDOW + 1):
-                at = at[at + shift < len(places)]
-                at = at[key[at] == key[at + shift]]  # the key ascends: what is apart stays apart
-                if not len(at) or patience < 0:
+            for first in range(1, _WINDOW + 1, self.shifts):
+                shifts = torch.arange(first, first + self.shifts, device=places.device)[:, None]
+                one, other = at.expand(self.shifts, -1).reshape(-1), (at + shifts).view(-1)
+                same = key.index_select(0, one) == key.index_select(0, other)
+                together = torch.nonzero(same)[:, 0]
+                if not len(together) or patience < 0:
                     break
-                one, other = places[at], places[at + shift]
-                differ = self._codes[one] ^ self._codes[other]
-                near = _count_bits(differ) <= self._most_bits
-                for byte in sooner:
-                    near &= (differ & np.uint64(0xFF << 8 * byte)) != 0
-                one, other = one[near], other[near]
-                new = self.sets.find(one) != self.sets.find(other)
-                one, other = one[new], other[new]
-                patience -= len(one)
-                close = self._are_near_duplicates(one, other)
-                self.sets.join(one[close], other[close])
+                one, other = one.index_select(0, together), other.index_select(0, together)
+                at = at[same[-len(at) :]]  # the key ascends: what is apart stays apart
+                few = self._alike(codes.index_select(0, one) ^ codes.index_select(0, other), sooner)
+                one, other = one[few], other[few]
+                found = torch.stack([places[one], places[other], other - one]).cpu().numpy()
+                patience -= self._join_new(found[:2], found[2], patience)
+
+    def _join_new(self, places: IntArray, shift: IntArray, patience: int) -> int:
+        """Joins those of (2, n) places that are near-duplicates; gives how many had to be looked at.
+
+        Those that are one `shift` (n,) apart in the table come first, and nothing else once patience is lost.
+        """
+        looked_at = 0
+        for one, other in np.split(places, np.flatnonzero(np.diff(shift)) + 1, axis=1):
+            if looked_at > patience:
+                break
+            new = self.sets.find(one) != self.sets.find(other)
+            one, other = one[new], other[new]
+            looked_at += len(one)
+            close = self._are_near_duplicates(one, other)
+            self.sets.join(one[close], other[close])
+        return looked_at
+
+    def _alike(self, differ: Tensor, sooner: Sequence[int]) -> Tensor:
+        """Which pairs of codes, (n,) bits in which they differ, differ in few bits and in each of some bytes."""
+        few = torch.nonzero(_count_bits(differ) <= self._most_bits)[:, 0]
+        differ = differ.index_select(0, few)
+        for byte in sooner:
+            apart = (differ >> 8 * byte) & 0xFF != 0
+            few, differ = few[apart], differ[apart]
+        return few
 
     def _are_near_duplicates(self, one: IntArray, other: IntArray) -> Mask:
         """Whether the true vectors are, pair by pair."""
@@ -268,11 +296,10 @@ def _fingerprints(vectors: FloatArray) -> Codes:
 class _Tables:
     """The entries of a table sorted by some bytes of their codes."""
 
-    def __init__(self, codes: Codes, entries: IntArray, device: torch.device) -> None:
-        self._entries = torch.from_numpy(entries).to(device)
-        self._codes = torch.from_numpy(codes[entries].view(np.int64)).to(device)
+    def __init__(self, codes: Tensor, entries: Tensor) -> None:
+        self._entries, self._codes = entries, codes[entries]
 
-    def by_bytes(self, chosen: Sequence[int]) -> tuple[npt.NDArray[np.int32], IntArray]:
+    def by_bytes(self, chosen: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Key and place of each entry that shares its key with another one, sorted by both."""
         table = self._entries.to(torch.int64, copy=True)
         for start in range(0, len(table), _PART):
@@ -280,17 +307,26 @@ class _Tables:
             for number, byte in enumerate(chosen):
                 table[here] |= ((self._codes[here] >> 8 * byte) & 0xFF) << (_PLACE + 8 * number)
         # One number an entry sorts several times faster than an argsort, and on a CPU numpy faster than torch.
-        if table.device.type == "cpu":
-            table.numpy().sort()
-        else:
+        if table.is_cuda:
             table = table.sort().values
+        else:
+            table.numpy().sort()
         shared = torch.zeros(len(table) + 1, dtype=torch.bool, device=table.device)
         for start in range(0, len(table) - 1, _PART):
             stop = min(start + _PART, len(table) - 1)
             shared[start + 1 : stop + 1] = (table[start:stop] ^ table[start + 1 : stop + 1]) < 2**_PLACE
-        members = table[shared[:-1] | shared[1:]].cpu()
+        members = table[shared[:-1] | shared[1:]]
         key, places = members >> _PLACE, members & (2**_PLACE - 1)
-        return key.to(torch.int32).numpy(), places.to(self._entries.dtype).numpy()
+        return key.to(torch.int32), places.to(self._entries.dtype)
+
+
+def _order(codes: Codes, device: torch.device) -> IntArray:
+    """The rows by their codes; those of one code as they come."""
+    if device.type == "cpu":
+        return np.argsort(codes, kind="stable")
+    signed = torch.from_numpy((codes ^ np.uint64(1 << 63)).view(np.int64)).to(device)
+    order: IntArray = torch.sort(signed, stable=True).indices.cpu().numpy()
+    return order
 
 
 def _number(size: int) -> type[np.signedinteger[Any]]:
@@ -323,16 +359,12 @@ def _units(vectors: FloatArray, mean: FloatArray | None) -> npt.NDArray[np.float
     return centred
 
 
-def _count_bits(numbers: Codes) -> Codes:
-    """How many bits of each number are set: sums of pairs of bits, of fours, of bytes, then of all bytes.
-
-    numpy has a function for this only since 2.0.
-    """
-    pairs, fours, bytes_ = (np.uint64(mask) for mask in (0x5555555555555555, 0x3333333333333333, 0x0F0F0F0F0F0F0F0F))
-    counts = numbers - ((numbers >> np.uint64(1)) & pairs)
-    counts = (counts & fours) + ((counts >> np.uint64(2)) & fours)
-    counts = (counts + (counts >> np.uint64(4))) & bytes_
-    return np.asarray((counts * np.uint64(0x0101010101010101)) >> np.uint64(56))
+def _count_bits(numbers: Tensor) -> Tensor:
+    """How many bits of each number are set: sums of pairs of bits, of fours, of bytes, then of all bytes."""
+    counts = numbers - (numbers >> 1).bitwise_and_(0x5555555555555555)
+    counts = (counts >> 2).bitwise_and_(0x3333333333333333) + counts.bitwise_and_(0x3333333333333333)
+    counts += counts >> 4
+    return counts.bitwise_and_(0x0F0F0F0F0F0F0F0F).mul_(0x0101010101010101) >> 56
 
 
 def _starts(values: npt.NDArray[np.generic]) -> Mask:

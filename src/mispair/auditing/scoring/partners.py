@@ -197,8 +197,8 @@ class Search:
         return np.sort(np.concatenate([chosen, others]))
 
     def _vectors(self, rows: IntArray, side: int) -> Tensor:
-        vectors = (self.source.left, self.source.right)[side].gather(rows)
-        return self.judge.transforms[side](torch.from_numpy(np.ascontiguousarray(vectors)).to(self.device))
+        vectors = (self.source.left, self.source.right)[side].tensor(rows, self.device)
+        return self.judge.transforms[side](vectors)
 
     def compared(self, items: Tensor, number: int, side: int) -> Tensor:
         """Preprocessed items of a side in the space of a fold."""

@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from mispair.auditing.scoring.folds import fold_numbers
 from mispair.auditing.scoring.judge import Judge
@@ -81,17 +82,21 @@ class Scan:
         self.measures[here], self.status[here] = part.measures, part.status
 
 
-def faults(left: npt.NDArray[np.float32], right: npt.NDArray[np.float32]) -> npt.NDArray[np.uint8]:
+def faults(left: Tensor, right: Tensor) -> npt.NDArray[np.uint8]:
     """Faults of the vectors of each row, as keys of FAULTS."""
-    found = np.zeros(len(left), dtype=np.uint8)
+    found = torch.zeros(len(left), dtype=torch.uint8, device=left.device)
     for side, vectors in ((1, right), (0, left)):  # a fault of the left side takes precedence
-        with np.errstate(over="ignore", invalid="ignore"):
-            square = np.einsum("nd,nd->n", vectors, vectors)
-        found[square == 0] = 3 + side
+        length = torch.linalg.vector_norm(vectors, dim=1)
+        found[length == 0] = 3 + side
         # A square may overflow where the numbers are finite: those few are checked one by one.
-        doubtful = np.flatnonzero(~np.isfinite(square))
-        found[doubtful[~np.isfinite(vectors[doubtful]).all(axis=1)]] = 1 + side
-    return found
+        doubtful = torch.nonzero(~torch.isfinite(length))[:, 0]
+        found[doubtful[~torch.isfinite(vectors[doubtful]).all(dim=1)]] = 1 + side
+    return found.cpu().numpy()
+
+
+def block_size(device: torch.device) -> int:
+    """Rows computed at a time."""
+    return BLOCK * (GPU_BLOCKS if device.type == "cuda" else 1)
 
 
 class Engine(Protocol):
@@ -150,7 +155,7 @@ def scan(
             result.put(start, before)
             step(stop - start)
     known = source.known_rows
-    size = BLOCK * (GPU_BLOCKS if device.type == "cuda" else 1)
+    size = block_size(device)
     blocks = [(begin, min(begin + size, stop), stop) for start, stop in missing for begin in range(start, stop, size)]
 
     def block(where: tuple[int, int, int]) -> Scan:
@@ -200,7 +205,7 @@ def _measured(
     device: torch.device,
 ) -> Scan:
     """One block; rows that cannot be read have no measures, and those that were learned from have them already."""
-    left, right = source.block(start, start + len(rows))
+    left, right = source.tensors(slice(start, start + len(rows)), device)
     part = Scan.empty(len(rows), len(judge.names))
     part.status[:] = faults(left, right)
     part.status[bad] = BAD_IN_TABLE
@@ -210,7 +215,7 @@ def _measured(
     rest = np.delete(good, known)
     if len(rest):
         score = source.network_score
-        sides = torch.from_numpy(left[rest]).to(device), torch.from_numpy(right[rest]).to(device)
+        sides = (left, right) if len(rest) == len(left) else (left[rest], right[rest])
         networks = None if score is None else score(start + rest, start + rest)
         part.measures[rest] = judge.measure(*sides, fold[rest], networks)
     return part

@@ -22,7 +22,7 @@ from scipy.special import betaincinv
 from mispair.auditing.scoring.folds import FOLDS, SHARED, random_keys, sample
 from mispair.auditing.scoring.judge import inliers, mean_of
 from mispair.auditing.scoring.near_duplicates import Codes, DisjointSets, Groups, Mask, find_near_duplicates, sketch
-from mispair.auditing.scoring.scan import BLOCK, READABLE, faults
+from mispair.auditing.scoring.scan import READABLE, block_size, faults
 from mispair.auditing.sources.row_ids import first_equal, number
 from mispair.auditing.sources.source import Source
 from mispair.compute.threads import parallel_map
@@ -118,7 +118,7 @@ def find_shared_items(
     """
     rows = sample(np.setdiff1d(np.arange(len(source)), list(source.known)), SAMPLED)
     sides = source.gather(rows)
-    good = faults(*sides) == READABLE
+    good = faults(torch.from_numpy(sides[0]), torch.from_numpy(sides[1])) == READABLE
     if not good.any():
         return _combined((Groups.none(), Groups.none()), source, np.ones(len(source), dtype=bool), [])
     some = [_Some.of(side[good]) for side in sides]
@@ -152,14 +152,13 @@ def _sketches(
     there = [torch.from_numpy(side.mean.astype(np.float32)).to(device) for side in some]
 
     def block(start: int) -> tuple[int, Mask, list[Codes]]:
-        sides = source.block(start, min(start + BLOCK, len(source)))
+        sides = source.tensors(slice(start, min(start + size, len(source))), device)
         good = faults(*sides) == READABLE
-        if not good.all():
-            sides = np.nan_to_num(sides[0], posinf=0, neginf=0), np.nan_to_num(sides[1], posinf=0, neginf=0)
-        vectors = (torch.from_numpy(side).to(device) for side in sides)
+        vectors = sides if good.all() else (side.nan_to_num(0.0, 0.0, 0.0) for side in sides)
         return start, good, [sketch(side, mean) for side, mean in zip(vectors, there, strict=True)]
 
-    for start, good, found in parallel_map(block, range(0, len(source), BLOCK), workers):
+    size = block_size(device)
+    for start, good, found in parallel_map(block, range(0, len(source), size), workers):
         here = slice(start, start + len(good))
         unreadable[here] = ~good
         codes[0, here], codes[1, here] = found

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from io import FileIO
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,11 +17,17 @@ from mispair.data.npy import LONGEST_HEADER, Header, check_header, header_of, op
 from mispair.data.pairs import IntArray
 from mispair.errors import DataError
 
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
 Matrix = npt.NDArray[np.float32]
 
 _SMALL, _MOST_KEPT = 1 << 16, 1 << 28  # bytes of a file that is kept in memory, and of all such files of a side
 _SMALLEST = 1e-6  # usual size of the largest number of a vector, from which on its square is precise
 _TOGETHER = 64  # consecutive rows that are read at once
+_LOADED = 1 << 15  # rows that are brought to a GPU at a time
+_SENT_AS_STORED = (np.float16, np.float32)  # others become float32
 
 
 class Shard(Protocol):
@@ -148,18 +154,22 @@ class SomeRows:
 class TensorRows:
     """A torch tensor (n, D), wherever it lies; only the rows that are read come to the processor."""
 
-    tensor: Any
+    tensor: Tensor
 
     @property
     def shape(self) -> tuple[int, int]:
         return int(self.tensor.shape[0]), int(self.tensor.shape[1])
 
     def read(self, rows: slice | IntArray) -> npt.NDArray[Any]:
+        values: npt.NDArray[Any] = self.there(rows).cpu().numpy()
+        return values
+
+    def there(self, rows: slice | IntArray) -> Tensor:
+        """These rows in single precision, where they lie."""
         import torch
 
-        part = self.tensor.detach()[rows if isinstance(rows, slice) else torch.from_numpy(rows).to(self.tensor.device)]
-        values: npt.NDArray[Any] = part.to("cpu", torch.float32).numpy()
-        return values
+        where = rows if isinstance(rows, slice) else torch.from_numpy(rows).to(self.tensor.device)
+        return self.tensor.detach()[where].float()
 
 
 @dataclass(frozen=True)
@@ -180,10 +190,10 @@ class Side:
     def width(self) -> int:
         return self.shards[0].shape[1]
 
-    def block(self, start: int, stop: int) -> Matrix:
+    def block(self, start: int, stop: int, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
         """Rows start to stop (n, D)."""
         start, stop = max(0, start), min(stop, len(self))
-        found = np.empty((max(0, stop - start), self.width), dtype=np.float32)
+        found = np.empty((max(0, stop - start), self.width), dtype=dtype)
         first = int(np.searchsorted(self.starts, start, side="right")) - 1
         for shard, begin, end in zip(self.shards[first:], self.starts[first:], self.starts[first + 1 :], strict=False):
             if begin >= stop:
@@ -216,6 +226,38 @@ class Side:
             with np.errstate(over="ignore"):
                 found[order[place]] = values
         return found
+
+    def tensor(self, rows: slice | IntArray, device: torch.device) -> Tensor:
+        """Consecutive or any rows (n, D) in single precision on a device, where they may be already."""
+        import torch
+
+        (first, *others) = self.shards
+        if isinstance(first, TensorRows) and not others and _is_on(first.tensor, device):
+            return first.there(rows)
+        found = self.block(rows.start, rows.stop) if isinstance(rows, slice) else self.gather(rows)
+        return torch.from_numpy(found).to(device)
+
+    def loaded(self, device: torch.device, workers: int) -> Side:
+        """This side with all its vectors on a GPU."""
+        import torch
+
+        from mispair.compute.threads import parallel_each
+
+        stored = self.dtype if self.dtype in _SENT_AS_STORED else np.dtype(np.float32)
+        kind = torch.from_numpy(np.empty(0, dtype=stored)).dtype
+        whole = torch.empty(len(self), self.width, dtype=kind, device=device)
+
+        def load(start: int) -> None:
+            part = self.block(start, start + _LOADED, stored)
+            whole[start : start + len(part)] = torch.from_numpy(part)
+
+        parallel_each(load, range(0, len(self), _LOADED), workers)
+        return Side.of([TensorRows(whole)])
+
+    @property
+    def nbytes(self) -> int:
+        """Size of all vectors as they are stored."""
+        return len(self) * self.width * self.dtype.itemsize
 
     def scaled(self, some: IntArray) -> Side:
         """This side, or where squares of its numbers would be too large or too small for float32, times a power of two.
@@ -274,3 +316,9 @@ def open_files(paths: Sequence[Path]) -> Side:
         # A copy, which holds neither the header nor what may follow the numbers.
         shards.append(File(path.absolute(), header, header.array(content).copy("K") if keep else None))
     return Side.of(shards)
+
+
+def _is_on(tensor: Tensor, device: torch.device) -> bool:
+    """Whether a tensor lies on a device; "cuda" without a number is any of them."""
+    there = tensor.device
+    return there.type == device.type and device.index in (None, there.index)

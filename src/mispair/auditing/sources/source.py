@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
@@ -29,9 +29,14 @@ from mispair.errors import DataError
 from mispair.support.files import read_regular
 from mispair.support.formatting import listed
 
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
 LayoutName = Literal["clip", "arrays", "precomp", "memory", "raw", "datacomp"]
 NetworkScore = Callable[[IntArray, IntArray], FloatArray]
 _SAMPLED_ROWS = 256
+_LOADED = 0.25  # share of the free memory of a GPU that all vectors may take
 
 
 @dataclass(frozen=True)
@@ -124,6 +129,14 @@ class Source:
         left, right = self.left.scaled(some), self.right.scaled(some)
         return self if left is self.left and right is self.right else replace(self, left=left, right=right)
 
+    def loaded(self, device: torch.device, workers: int) -> Source:
+        """The same pairs with all vectors on a GPU, if they take little of its memory; else as they are."""
+        import torch
+
+        if device.type != "cuda" or self.left.nbytes + self.right.nbytes > _LOADED * torch.cuda.mem_get_info(device)[0]:
+            return self
+        return replace(self, left=self.left.loaded(device, workers), right=self.right.loaded(device, workers))
+
     def part(self, start: int, stop: int) -> Source:
         """Rows start to stop as a source of their own, with all that is needed to measure them and nothing else.
 
@@ -144,6 +157,10 @@ class Source:
     def block(self, start: int, stop: int) -> tuple[Matrix, Matrix]:
         """Consecutive rows of both sides (n, D) and (n, E), read now; NaN and infinite values as they are."""
         return self.left.block(start, stop), self.right.block(start, stop)
+
+    def tensors(self, rows: slice | IntArray, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Consecutive or any rows of both sides (n, D) and (n, E) on a device; NaN and infinite values as they are."""
+        return self.left.tensor(rows, device), self.right.tensor(rows, device)
 
     def gather(self, rows: Sequence[int] | IntArray) -> tuple[Matrix, Matrix]:
         """Any rows of both sides (n, D) and (n, E), in the given order."""

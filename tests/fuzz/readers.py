@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 import json
 import shutil
@@ -28,6 +29,7 @@ from mispair.data.noise import load_noise
 from mispair.data.npy import check_finite, open_array
 from mispair.data.vocabulary import Vocabulary
 from mispair.retrieval.matcher import Matcher
+from mispair.retrieval.vector_index import build_index, open_index
 from mispair.review.decisions import Decisions
 from mispair.review.transfer import read_decisions
 from mispair.robust.pair_scores import read_scores
@@ -35,6 +37,8 @@ from mispair.support.tensor_files import load_tensors, save_tensors
 from mispair.support.thumbnails import thumbnail
 from mispair.training.run_folder import read_result
 from tiny import tiny_folder, tiny_pairs
+
+HAS_USEARCH = importlib.util.find_spec("usearch") is not None
 
 
 @dataclass(frozen=True)
@@ -140,6 +144,16 @@ def _label_studio(folder: Path) -> None:
     (folder / "x.json").write_text(json.dumps([{"data": {"id": "p1"}, "annotations": [answer]}]))
 
 
+def _index(folder: Path) -> None:
+    vectors = np.random.default_rng(0).normal(size=(30, 4)).astype(np.float32)
+    build_index(vectors, np.asarray, folder / "index", HAS_USEARCH)
+
+
+def _search(folder: Path) -> None:
+    index = open_index(folder / "index", np.asarray)
+    index.nearest(np.ones(4, np.float32), 3)
+
+
 def _summary(folder: Path) -> None:
     case = make_case(60, 0.3)
     with hurry():
@@ -210,6 +224,9 @@ READERS = {
         lambda folder: load_tensors(folder / "x.safetensors"),
     ),
     "model": Reader("m.safetensors", _model, lambda folder: Matcher.load(folder / "m.safetensors", "cpu")),
+    "index": Reader("index/vectors.npy", _index, _search),
+    "mark of an index": Reader("index/index.json", _index, _search),
+    **({"graph of an index": Reader("index/graph.usearch", _index, _search)} if HAS_USEARCH else {}),
     "decisions CSV": Reader(
         "x.csv",
         lambda folder: (folder / "x.csv").write_text("id,verdict,caption\np1,drop,\np2,rewrite,a dog\n"),

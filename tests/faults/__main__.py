@@ -146,7 +146,7 @@ def by_command(results: Iterable[Result]) -> str:
     counts = Counter((result.command, result.outcome == "survived") for result in results)
     lines = [
         f"| {name} | {counts[name, True] + counts[name, False]:,} | {counts[name, True]:,} |"
-        for name in COMMANDS
+        for name in (*COMMANDS, *SKIPPED)  # results may be of a machine that has more
         if counts[name, True] + counts[name, False]
     ]
     return "\n".join(("| command | injected | survived |\n|---|---|---|", *lines))

@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 
 import mispair
 from audit_cases import Case, contents, hurry, make_case, write_clip
+from kernel_marks import needs_gpu
 from mispair.auditing import audit as audit_module
 from mispair.auditing.audit import Audit, Settings, audit_source
 from mispair.auditing.findings import AuditSummary
 from mispair.auditing.folder import audit_to_folder
 from mispair.auditing.scoring import scan
-from mispair.auditing.sources.source import from_memory, open_source
+from mispair.auditing.sources.source import Source, from_memory, open_source
 from mispair.errors import ConfigError, DataError
 from mispair.functional.metrics import auroc
 
@@ -383,3 +384,15 @@ def test_noise_is_noticed() -> None:
     rng = np.random.default_rng(2)
     found = mispair.audit(rng.standard_normal((200, 8)), rng.standard_normal((200, 8)), device="cpu")
     assert any("No measure separates" in note for note in found.notes)
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_a_gpu_gives_the_same_scores_whether_the_vectors_stay_on_it_or_not(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stayed = audit_source(open_source(folder), Settings(device="cuda"))
+    monkeypatch.setattr(Source, "loaded", lambda source, *_: source)
+    sent = audit_source(open_source(folder), Settings(device="cuda"))
+    assert "loading the vectors" in stayed.stages
+    assert stayed.match_score.tobytes() == sent.match_score.tobytes()

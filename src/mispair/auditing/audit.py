@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 SAMPLE = 1 << 15  # pairs that the judge learns from
 LEAST = 50  # pairs, below which there is nothing to learn from
-GPU_WORKERS = 8  # enough to read while others compute
+GPU_WORKERS, LOADED_WORKERS = 8, 2  # enough to read while others compute; and where nothing is left to read
 MAX_SUGGESTED = 10_000  # flagged pairs that get suggestions, the lowest match scores first
 FEW_PAIRS = 1000  # below, a note warns that the scores are uncertain
 ITEMS, JUDGE = "items.npz", "judge.safetensors"
@@ -411,6 +411,8 @@ def _measured(
             source, judge, items.groups, workers=settings.workers, device=device, folder=work, step=show.step
         )  # fmt: skip
         show.reach(0)
+    if device.type == "cuda" and source.is_on(device):
+        workers = min(workers, LOADED_WORKERS)
     measured = scan(source, judge, items.groups, workers=workers, device=device, folder=work, step=show.step)
     show.begin("comparing with similar pairs")
     alone = match_scores(judge, measured, items, {})

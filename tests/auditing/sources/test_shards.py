@@ -145,6 +145,9 @@ def test_loaded_vectors_are_the_same(kind: npt.DTypeLike, monkeypatch: pytest.Mo
     loaded = side.loaded(cpu, workers=2)
     (held,) = loaded.shards
     assert isinstance(held, TensorRows)
+    assert loaded.is_on(cpu)
+    assert not loaded.is_on(torch.device("meta"))
+    assert not side.is_on(cpu)
     assert held.tensor.dtype == (torch.float16 if kind is np.float16 else torch.float32)
     rows = np.array([12, 0, 5, 5, 3])
     for one in (side, loaded):

@@ -231,11 +231,19 @@ class Side:
         """Consecutive or any rows (n, D) in single precision on a device, where they may be already."""
         import torch
 
-        (first, *others) = self.shards
-        if isinstance(first, TensorRows) and not others and _is_on(first.tensor, device):
+        first = self.shards[0]
+        if isinstance(first, TensorRows) and self.is_on(device):
             return first.there(rows)
         found = self.block(rows.start, rows.stop) if isinstance(rows, slice) else self.gather(rows)
         return torch.from_numpy(found).to(device)
+
+    def is_on(self, device: torch.device) -> bool:
+        """Whether all vectors lie on a device; "cuda" without a number is any of these."""
+        first, *others = self.shards
+        if others or not isinstance(first, TensorRows):
+            return False
+        there = first.tensor.device
+        return there.type == device.type and device.index in (None, there.index)
 
     def loaded(self, device: torch.device, workers: int) -> Side:
         """This side with all its vectors on a GPU."""
@@ -316,9 +324,3 @@ def open_files(paths: Sequence[Path]) -> Side:
         # A copy, which holds neither the header nor what may follow the numbers.
         shards.append(File(path.absolute(), header, header.array(content).copy("K") if keep else None))
     return Side.of(shards)
-
-
-def _is_on(tensor: Tensor, device: torch.device) -> bool:
-    """Whether a tensor lies on a device; "cuda" without a number is any of them."""
-    there = tensor.device
-    return there.type == device.type and device.index in (None, there.index)

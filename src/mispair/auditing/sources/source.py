@@ -129,6 +129,10 @@ class Source:
         left, right = self.left.scaled(some), self.right.scaled(some)
         return self if left is self.left and right is self.right else replace(self, left=left, right=right)
 
+    def is_on(self, device: torch.device) -> bool:
+        """Whether the vectors of both sides lie on a device."""
+        return self.left.is_on(device) and self.right.is_on(device)
+
     def loaded(self, device: torch.device, workers: int) -> Source:
         """The same pairs with all vectors on a GPU, if they take little of its memory; else as they are."""
         import torch

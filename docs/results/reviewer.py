@@ -7,8 +7,9 @@ so that several processes can share the work.
 The pairs of a folder of embeddings are cut into train, dev and test. A share of the training pairs exchange their
 images, and the audit of these is reviewed: the reviewer, who knows the truth, decides on all pairs with a match score
 below 0.9, in the order of the page. It keeps those that match. The others it re-pairs where the true partner is among
-the suggestions that the page shows, and else drops; or it gives each its true caption. Where it looks twice, the audit
-learns from these decisions, and it looks at the dropped pairs with their new suggestions again.
+the suggestions that the page shows, and else drops, or gives their true caption; or it gives all of them their true
+captions. Where it looks twice, the audit learns from these decisions, and it looks at the dropped pairs with their new
+suggestions again.
 """
 
 from __future__ import annotations
@@ -148,6 +149,12 @@ def write_caption(pair: PairView, images: IntArray, ids: list[str]) -> Decision:
     return Decision(pair.id, Verdict.REPAIR, "right", ids[images[pair.row]])
 
 
+def find_partner_or_write(pair: PairView, images: IntArray, ids: list[str]) -> Decision:
+    """As `find_partner`, but gives pairs that it would drop their true captions."""
+    found = find_partner(pair, images, ids)
+    return write_caption(pair, images, ids) if found.verdict is Verdict.DROP else found
+
+
 def _clean(trial: Trial) -> tuple[Path, Counter[str]]:
     return trial.make_set(0.0)[0], Counter()
 
@@ -179,6 +186,7 @@ ROWS: dict[str, tuple[str, Callable[[Trial], tuple[Path, Counter[str]]]]] = {
         "the review after another look at them",
         lambda trial: trial.reviewed_twice(find_partner),
     ),
+    "export-both": ("export with new captions where no partner is suggested", _export(find_partner_or_write)),
     "export-captions": ("export with new captions", _export(write_caption)),
     "clean": ("all pairs as they were before the noise", _clean),
 }  # what to train on

@@ -24,12 +24,12 @@ def is_out_of_memory(error: BaseException) -> bool:
 def available_memory() -> int | None:
     """Bytes that a process can still take before the system ends one; None where the system does not say it."""
     try:
-        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
         free = sum(int(lines[name].split()[0]) * 1024 for name in ("MemAvailable", "SwapFree"))
     except (OSError, KeyError, ValueError):
         return None
     try:
-        return min(free, int(Path("/sys/fs/cgroup/memory.max").read_text()))  # of a container
+        return min(free, int(Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii")))  # of a container
     except (OSError, ValueError):  # none, or without a limit
         return free
 

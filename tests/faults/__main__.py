@@ -33,7 +33,7 @@ OUTCOMES = ("survived", "lost", "stuck", "wrong")
 AT_ONCE, CROWD = "sixteen at once", 16
 ALL = (*KINDS, *PLANTED, AT_ONCE)
 _DIED = {"SIGKILL": -9, "SIGTERM": -15}  # most commands have nothing to save when they are asked to end
-_SENTENCE = re.compile("^mispair: |The same command goes on|running in another process", re.MULTILINE)
+_SENTENCE = re.compile("^mispair: |The same command goes on|running in another process|: failed: ", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ def outcome(command: str, expected: Reference, fault: Fault, place: Path) -> tup
         return "survived", ""  # some commands refuse to write what is there
     if ended.code == 0:
         return "wrong", f"it ended well with other files: {differences(found, expected)}: {said}"
-    ended = run(COMMANDS[command], folder, log, None)
+    ended = run(COMMANDS[command].again(), folder, log, None)
     again = log.read_text(errors="replace")
     if ended.code == STUCK:
         return "stuck", again

@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -83,12 +83,18 @@ class Command:
         prepare: Fills that folder with its inputs, and may run other commands in it first.
         ranks: Processes that run it together, as torchrun starts them.
         ray: Whether workers of Ray measure for it; they meet faults too.
+        after: Words of the same command after a fault.
     """
 
     arguments: tuple[str, ...]
     prepare: Callable[[Path], None]
     ranks: int = 1
     ray: bool = False
+    after: tuple[str, ...] = ()
+
+    def again(self) -> Command:
+        """The same command after a fault."""
+        return replace(self, arguments=(*self.arguments, *self.after))
 
     @property
     def at_once(self) -> bool:
@@ -216,7 +222,9 @@ COMMANDS = {
     ),
     "export": Command(("export", "audit", "--to", "mended", "--mend", "--device", "cpu"), _audited),
     "encoding": Command(("encode", "photos.csv", "--images", "photos", "--out", "vectors", "--device", "cpu"), _photos),
-    "comparison": Command(("bench", "run", "suite.toml", "--out", "results", "--device", "cpu"), _suite),
+    "comparison": Command(  # a training that has failed is a result, unless it is asked for once more
+        ("bench", "run", "suite.toml", "--out", "results", "--device", "cpu"), _suite, after=("--retry",)
+    ),
     "import of decisions": Command(("review", "audit", "--import-decisions", "decisions.csv"), _audited),
     "noise file": Command(("data", "noise", "data", "--noise-ratio", "0.4", "--out", "noise.npy"), _features),
 }

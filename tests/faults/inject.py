@@ -261,7 +261,7 @@ PLANTED: dict[str, Callable[[Trainer], None]] = {
 
 def spoil(folder: Path, at: int) -> None:
     """Writes a NaN into a feature file below the folder."""
-    files = sorted(folder.glob("data/*_ims.npy"))
+    files = sorted(folder.glob("*/*_ims.npy"))
     features = np.load(files[at % len(files)], mmap_mode="r+")
     features.reshape(-1)[97 * at % features.size] = np.nan
     features.flush()

@@ -62,6 +62,22 @@ def test_it_is_filled_once(tmp_path: Path) -> None:
     assert fill(out)
 
 
+def test_what_cannot_be_deleted_at_first_is_deleted_nevertheless(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    delete, failures = os.unlink, [OSError(24, "Too many open files")]
+
+    def unlink(*arguments: Any, **options: Any) -> None:
+        if failures and str(arguments[0]).endswith("half"):
+            raise failures.pop()
+        delete(*arguments, **options)
+
+    monkeypatch.setattr("os.unlink", unlink)
+    fill(tmp_path / "out")
+    assert not failures
+    assert not (tmp_path / "out" / "unfinished").exists()
+
+
 def test_requests_are_compared_as_json(tmp_path: Path) -> None:
     assert fill(tmp_path / "out", {"x": (1, 2)})
     assert not fill(tmp_path / "out", {"x": [1, 2]})

@@ -183,7 +183,8 @@ class OwnedFolder:
         """Marks the folder as finished, and deletes intermediate results."""
         with _writing(self.path):
             self._write_mark(finished=True)
-            shutil.rmtree(self.work, ignore_errors=True)
+            for _ in range(2):  # the second for what the first could not delete; the next start deletes the rest
+                shutil.rmtree(self.work, ignore_errors=True)
 
     def abandon(self) -> None:
         """Deletes what was begun, so that the folder is free for any request."""

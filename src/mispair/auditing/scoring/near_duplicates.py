@@ -36,7 +36,7 @@ BITS, BYTES, SHARED = 64, 8, 3  # of a code; how many of its bytes must be equal
 _SEED = 64
 _SLACK = 1.75  # standard deviations by which a pair may differ in more bits than a cosine at the threshold does
 _WINDOW = 64  # how many rows behind it in the same bucket a row is compared with, at most
-_SHIFTS = {"cpu": 1, "cuda": 16}  # of these at a time: on a GPU computing is cheap, and waiting for it is not
+_COMPARED = {"cpu": 1 << 15, "cuda": 1 << 24}  # pairs of neighbours looked at together, at least one a row
 _PATIENCE = 1  # true cosines a row and table: where most rows lie in dense clouds, all of them would take too long
 _PART = 1 << 20  # rows at a time
 _SKETCHED, _SKETCHED_ON_GPU = 1 << 12, 1 << 15  # rows sketched at a time
@@ -167,7 +167,6 @@ class _Search:
         self, codes: Tensor, rows: IntArray, gather: Gather, threshold: float, mean: FloatArray | None
     ) -> None:
         self.sets = DisjointSets(np.arange(len(rows), dtype=rows.dtype))
-        self.shifts = _SHIFTS[codes.device.type]
         self._codes, self._rows, self._gather, self._mean = codes, rows, gather, mean
         self._farthest = 2 * (1 - threshold)  # squared distance of unit vectors; two zero vectors are equal by it, too
         differ = math.acos(threshold) / math.pi
@@ -182,18 +181,19 @@ class _Search:
             entries: Their number with those.
             sooner: Bytes which, where they are equal as well, have brought the two together in another table already.
         """
-        behind = key.new_full((_WINDOW,), -1)  # nobody's, so that every entry has neighbours
-        key, codes = torch.cat([key, behind]), torch.cat([self._codes.index_select(0, places), behind.to(self._codes)])
+        nobody = key.new_full((_WINDOW,), -1)  # so that every entry has neighbours
+        key, codes = torch.cat([key, nobody]), torch.cat([self._codes.index_select(0, places), nobody.to(self._codes)])
         for start in range(0, len(places), _PART):
             at = torch.arange(start, min(start + _PART, len(places)), device=places.device)
             patience = _PATIENCE * len(at) * entries // len(places)
-            for first in range(1, _WINDOW + 1, self.shifts):
-                shifts = torch.arange(first, first + self.shifts, device=places.device)[:, None]
-                one, other = at.expand(self.shifts, -1).reshape(-1), (at + shifts).view(-1)
+            behind = 1  # places
+            while behind <= _WINDOW and len(at) and patience >= 0:
+                until = min(behind + max(1, _COMPARED[at.device.type] // len(at)), _WINDOW + 1)
+                shifts = torch.arange(behind, until, device=places.device)[:, None]
+                behind = until
+                one, other = at.expand(len(shifts), -1).reshape(-1), (at + shifts).view(-1)
                 same = key.index_select(0, one) == key.index_select(0, other)
                 together = torch.nonzero(same)[:, 0]
-                if not len(together) or patience < 0:
-                    break
                 one, other = one.index_select(0, together), other.index_select(0, together)
                 at = at[same[-len(at) :]]  # the key ascends: what is apart stays apart
                 few = self._alike(codes.index_select(0, one) ^ codes.index_select(0, other), sooner)

@@ -76,6 +76,13 @@ def flip(path: Path, place: float, bit: int = 3) -> bytes:
     return before
 
 
+def test_no_item_of_an_approximate_index_is_lost() -> None:
+    pytest.importorskip("usearch", reason="usearch is not installed")
+    vectors = units(3000)
+    index = build_index(vectors, lambda items: items, None, approximate=True)
+    assert [row for row, vector in enumerate(vectors) if index.nearest(vector, 1)[0] != [row]] == []
+
+
 @pytest.mark.parametrize("place", [0.0, 0.03, 0.5, 0.9, 1.0])
 def test_a_flipped_bit_is_named_and_mended_where_it_can_be(tmp_path: Path, place: float) -> None:
     pytest.importorskip("usearch", reason="usearch is not installed")

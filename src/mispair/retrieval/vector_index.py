@@ -156,7 +156,8 @@ def _open_graph(usearch: Any, path: Path, shape: tuple[int, ...] | None = None) 
 
 def _graph(usearch: Any, half: FloatArray) -> Any:
     graph = usearch.Index(ndim=half.shape[1], metric="ip", dtype="f16")
-    graph.add(np.arange(len(half)), half)
+    # By one thread: two that add at the same time lose one item in a thousand, which no search finds any more.
+    graph.add(np.arange(len(half)), half, threads=1)
     return graph
 
 

@@ -116,7 +116,7 @@ def find_shared_items(
         device: Where to compute.
         step: Called with the number of rows that were done.
     """
-    rows = sample(np.setdiff1d(np.arange(len(source)), list(source.known)), SAMPLED)
+    rows = sample(np.delete(np.arange(len(source)), source.known_rows), SAMPLED)
     sides = source.gather(rows)
     good = faults(torch.from_numpy(sides[0]), torch.from_numpy(sides[1])) == READABLE
     if not good.any():

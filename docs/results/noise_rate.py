@@ -32,7 +32,7 @@ SCORES: dict[str, Callable[[FloatArray], FloatArray]] = {
     "log odds shifted by 1": lambda odds: odds + 1,
 }  # what becomes of the log odds that a pair is mismatched
 SUREST = 1e-6  # of the scores before that
-LEAP = 0.35  # share of the decisions that are missing, by the width so far, after which it is computed again
+LEAP = 0.1  # share of the decisions that are missing, by the width so far, after which it is computed again
 
 
 def audited(data: Path, folder: Path, noise_ratio: float, seed: int) -> tuple[FloatArray, FloatArray]:
@@ -62,7 +62,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder of embeddings, one pair an image")
     parser.add_argument("--out", type=Path, required=True, help="folder of the audits")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[10, 11, 12, 13, 14], help="of the noise")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[30, 31, 32, 33, 34], help="of the noise")
     parser.add_argument("--reviewers", type=int, default=100, help="of each audit")
     parser.add_argument("--noise-ratios", nargs="+", type=float, default=list(NOISE_RATIOS))
     given = parser.parse_args()

@@ -184,7 +184,7 @@ def test_the_noise_rate_hides_the_score(open_page: Any, served: Served) -> None:
     assert page.locator(".one .tag").count() == 0
     page.keyboard.press("k")
     message(page, "Kept")
-    assert "1 decisions on pairs that were drawn" in page.locator(".panel").inner_text()
+    assert "1 decision on pairs that were drawn" in page.locator(".panel").inner_text()
     assert len(served.review.decisions.history()) == 1
 
 

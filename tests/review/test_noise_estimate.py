@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy.special import expit
 
 from mispair.review import noise_estimate
-from mispair.review.noise_estimate import Draw, most_instructive
+from mispair.review.noise_estimate import EVEN, FOLDS, PRIOR, SURE, TEMPER, Draw, most_instructive
 
 
 def fitted(log_odds: list[float], answers: list[float]) -> tuple[float, float]:
@@ -37,12 +37,12 @@ def sigmoid(x: float) -> float:
 
 def by_hand(q: list[float], seed: int, answers: list[float]) -> tuple[float, Callable[[float], float], float, float]:
     """The rate; how far off it is, in standard deviations, if the shift of the log odds is given; slope; total."""
-    x = [round(math.log(p / (1 - p)), 2) for p in (min(max(v, 1e-4), 1 - 1e-4) for v in q)]
-    q = [sigmoid(value / 1.5) for value in x]
+    x = [round(math.log(p / (1 - p)), 2) for p in (min(max(v, SURE), 1 - SURE) for v in q)]
+    q = [sigmoid(value / TEMPER) for value in x]
     total = sum(math.sqrt(value * (1 - value)) for value in q)
-    rates = [0.7 * math.sqrt(value * (1 - value)) / total + 0.3 / len(q) for value in q]
+    rates = [(1 - EVEN) * math.sqrt(value * (1 - value)) / total + EVEN / len(q) for value in q]
     uniform = np.random.default_rng(seed).random(len(q)).tolist()
-    half = np.random.default_rng([seed, 1]).integers(0, 2, len(q), dtype=np.int8).tolist()
+    fold = np.random.default_rng([seed, 1]).integers(0, FOLDS, len(q), dtype=np.int32).tolist()
     sizes = [draw / rate for draw, rate in zip(uniform, rates, strict=True)]
     order = sorted(range(len(q)), key=lambda pair: sizes[pair])
     count = len(answers)
@@ -50,10 +50,10 @@ def by_hand(q: list[float], seed: int, answers: list[float]) -> tuple[float, Cal
     inclusion = [min(1.0, size * rate) for rate in rates]
     told = [(pair, y) for pair, y in zip(order, answers, strict=False) if not math.isnan(y)]
     fits = []
-    for own in (0, 1):
-        other = [(x[pair], y) for pair, y in told if half[pair] != own]
+    for own in range(FOLDS):
+        other = [(x[pair], y) for pair, y in told if fold[pair] != own]
         fits.append(fitted([one for one, _ in other], [y for _, y in other]))
-    expected = [sigmoid(fits[half[pair]][0] * x[pair] + fits[half[pair]][1]) for pair in range(len(q))]
+    expected = [sigmoid(fits[fold[pair]][0] * x[pair] + fits[fold[pair]][1]) for pair in range(len(q))]
     rate, observed = sum(expected), 0.0
     for pair, y in told:
         rate += (y - expected[pair]) / inclusion[pair]
@@ -68,8 +68,7 @@ def by_hand(q: list[float], seed: int, answers: list[float]) -> tuple[float, Cal
         return value
 
     modelled = variance(offset)
-    prior = noise_estimate.PRIOR
-    factor = (count * observed / modelled + prior) / (count + prior) if modelled else 0.0
+    factor = max(1.0, (count * observed / modelled + PRIOR) / (count + PRIOR)) if modelled else 0.0
 
     def surprise(shift: float) -> float:
         possible = sum(sigmoid(slope * value + shift) for value in x) / len(q)
@@ -91,7 +90,7 @@ def test_the_estimate_is_that_of_plain_loops(seed: int, size: int, data: st.Data
     assert found is not None
     assert found.decided == count
     assert found.rate == pytest.approx(min(max(rate, 0), 1), abs=1e-4)
-    odds = np.round(np.log(np.clip(q, 1e-4, 1 - 1e-4) / np.clip(1 - q, 1e-4, 1 - 1e-4)), 2)
+    odds = np.round(np.log(np.clip(q, SURE, 1 - SURE) / np.clip(1 - q, SURE, 1 - SURE)), 2)
     for end in (found.low, found.high):
         if factor and 1e-6 < end < 1 - 1e-6:  # where the estimate just is a surprise
             shift = scipy.optimize.brentq(lambda at: expit(slope * odds + at).mean() - end, -40, 40)  # noqa: B023

@@ -59,25 +59,25 @@ def test_it_shows_the_lowest_score_first_and_goes_on(page: TestClient, review: R
 
 def test_every_kind_of_decision_is_written(page: TestClient, review: Review) -> None:
     page.get("/")
-    decide(page, "/", row="0", verdict="re-pair", replaced="right", partner="p1")
-    decide(page, "/", row="1", verdict="rewrite", caption="  a new one ")
-    decide(page, "/?view=grid", row=["2", "3", "4"], verdict="drop")
-    decide(page, "/?mode=teach", row="5", verdict="unsure")
-    row = review.next_drawn(page.cookies["mispair-session"])
-    assert row is not None
-    assert row > 5  # by this seed
-    decide(page, "/?mode=rate", row=str(row), verdict="keep")
+    drawn_row = review.next_drawn(page.cookies["mispair-session"])
+    assert drawn_row is not None
+    paired, rewritten, *dropped, unsure = [row for row in range(7) if row != drawn_row]
+    decide(page, "/", row=str(paired), verdict="re-pair", replaced="right", partner=f"p{rewritten}")
+    decide(page, "/", row=str(rewritten), verdict="rewrite", caption="  a new one ")
+    decide(page, "/?view=grid", row=[str(row) for row in dropped], verdict="drop")
+    decide(page, "/?mode=teach", row=str(unsure), verdict="unsure")
+    decide(page, "/?mode=rate", row=str(drawn_row), verdict="keep")
     current = review.decisions.current
-    assert (current["p0"].replaced, current["p0"].partner) == ("right", "p1")
-    assert current["p1"].caption == "a new one"
-    assert {current[name].batch for name in ("p2", "p3", "p4")} == {3}
-    assert current["p5"].mode is Mode.TEACH
-    drawn = current[f"p{row}"]
+    assert (current[f"p{paired}"].replaced, current[f"p{paired}"].partner) == ("right", f"p{rewritten}")
+    assert current[f"p{rewritten}"].caption == "a new one"
+    assert {current[f"p{row}"].batch for row in dropped} == {3}
+    assert current[f"p{unsure}"].mode is Mode.TEACH
+    drawn = current[f"p{drawn_row}"]
     assert (drawn.mode, drawn.draw) == (Mode.RATE, review.draw_key)
     assert drawn.inclusion is not None
     assert 0 < drawn.inclusion <= 1
-    assert "1 decisions on pairs that were drawn" in page.get("/?mode=rate").text
-    assert "p0,re-pair,right,p1" in page.get("/decisions.csv").text
+    assert "1 decision on pairs that were drawn" in page.get("/?mode=rate").text
+    assert f"p{paired},re-pair,right,p{rewritten}" in page.get("/decisions.csv").text
 
 
 def test_a_reload_shows_the_same(page: TestClient) -> None:

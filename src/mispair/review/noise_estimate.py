@@ -9,7 +9,7 @@ the scores are; good scores make its interval short, and the decisions say how g
   the first k of them decided, pair i was drawn with the probability min(1, n r_i), n the priority of the next pair.
 - The draw takes scores for less sure than they say, since they often are. Wrong pairs with a high score are rare, and
   each counts for many; they are drawn more often so.
-- The scores are recalibrated by the decisions, those of one half of the pairs by the decisions on the other half
+- The scores are recalibrated by the decisions, those of each tenth of the pairs by the decisions on all others
   (cross-fitting), so that no decision corrects itself and the estimate stays unbiased.
 - The interval holds the rates at which the estimate would be no surprise: as Wilson's interval of a proportion (1927),
   it takes the variance at each such rate and not at the estimated one, which is too small whenever the estimate is.
@@ -27,12 +27,13 @@ import numpy.typing as npt
 from mispair.data.pairs import IntArray
 from mispair.functional.logistic import FloatArray, newton, probability
 
-DRAW = 3  # version of the draw: decisions on pairs that were drawn in another way cannot be used
-EVEN = 0.3  # share of the draws that does not depend on the scores, which may be wrong
+DRAW = 4  # version of the draw: decisions on pairs that were drawn in another way cannot be used
+EVEN = 0.2  # share of the draws that does not depend on the scores, which may be wrong
 TEMPER = 1.5  # factor by which the log odds of the scores are taken to be too large for the draw
-SURE = 1e-4  # no score is taken for surer than this
+SURE = 1e-5  # no score is taken for surer than this
+FOLDS = 10  # of the cross-fitting
 DIGITS = 2  # of the log odds: pairs whose odds are equal then are treated alike, which makes a million pairs quick
-SLOPE, SLOPE_SPREAD = 0.85, 0.35  # prior of the factor that corrects the log odds of the scores, often too sure
+SLOPE, SLOPE_SPREAD = 0.8, 0.45  # prior of the factor that corrects the log odds of the scores, often too sure
 OFFSET_SPREAD = 0.7  # of the shift of the log odds
 Z = 1.96  # 95 %
 LEAST = 60  # decisions before an interval is given
@@ -75,17 +76,17 @@ class Draw:
 
     @cached_property
     def _cells(self) -> tuple[FloatArray, npt.NDArray[np.int32], FloatArray]:
-        """Pairs of equal log odds: the odds (C,), the cell of each pair (N,), pairs of both halves in a cell (2, C)."""
+        """Pairs of equal log odds: the odds (C,), the cell of each pair (N,), pairs of each fold in a cell (F, C)."""
         q = np.clip(np.asarray(self.mismatch, dtype=np.float64), SURE, 1 - SURE)
         rounded = np.round(np.log(q / (1 - q)), DIGITS).astype(np.float64)
         odds, cells = np.unique(rounded, return_inverse=True)
-        counts = [np.bincount(cells[self._half == half], minlength=len(odds)) for half in (0, 1)]
-        return odds, cells.astype(np.int32), np.stack(counts).astype(np.float64)
+        counts = np.bincount(self._fold * len(odds) + cells, minlength=FOLDS * len(odds)).reshape(FOLDS, -1)
+        return odds, cells.astype(np.int32), counts.astype(np.float64)
 
     @cached_property
-    def _half(self) -> npt.NDArray[np.int8]:
-        """(N,) the half of each pair, 0 or 1."""
-        return np.random.default_rng([self.seed, 1]).integers(0, 2, len(self.mismatch), dtype=np.int8)
+    def _fold(self) -> npt.NDArray[np.int32]:
+        """(N,) the fold of each pair."""
+        return np.random.default_rng([self.seed, 1]).integers(0, FOLDS, len(self.mismatch), dtype=np.int32)
 
     @cached_property
     def _cell_rates(self) -> FloatArray:
@@ -134,11 +135,12 @@ class Draw:
             return None
         odds, cells, counts = self._cells
         drawn = self.order[:count]
-        cell, half, told = cells[drawn], self._half[drawn], ~np.isnan(mismatched)
-        fits = [recalibrate(odds[cell[told & (half != own)]], mismatched[told & (half != own)]) for own in (0, 1)]
-        expected = np.stack([probability(slope * odds + offset) for slope, offset in fits])  # (2, C)
+        cell, fold, told = cells[drawn], self._fold[drawn], ~np.isnan(mismatched)
+        others = [told & (fold != own) for own in range(FOLDS)]
+        fits = [recalibrate(odds[cell[other]], mismatched[other]) for other in others]
+        expected = np.stack([probability(slope * odds + offset) for slope, offset in fits])  # (F, C)
         inclusion = self._cell_inclusion(count)
-        error = np.where(told, mismatched - expected[half, cell], 0.0) / inclusion[cell]
+        error = np.where(told, mismatched - expected[fold, cell], 0.0) / inclusion[cell]
         rate = ((counts * expected).sum() + error.sum()) / total
 
         slope, offset = recalibrate(odds[cell[told]], mismatched[told])
@@ -152,8 +154,9 @@ class Draw:
             return float(size @ p) / total, float(linear @ p) + constant
 
         observed, modelled = ((1 - inclusion[cell]) * error**2).sum(), at(offset)[1]
-        # Few decisions say little about the variance: at first it is mostly the one by the recalibrated scores.
-        factor = (count * observed / modelled + PRIOR) / (count + PRIOR) if modelled else 0.0
+        # Few decisions say little about the variance: at first it is mostly the one by the recalibrated scores. Errors
+        # that happen to be smaller do not count: whoever looks after each decision would stop at just that moment.
+        factor = max(1.0, (count * observed / modelled + PRIOR) / (count + PRIOR)) if modelled else 0.0
 
         def end(sign: int) -> float:
             def beyond(shift: float) -> bool:
@@ -162,8 +165,8 @@ class Draw:
 
             return at(_first(beyond))[0] if factor else float(rate)
 
-        low, high = np.clip([end(1), end(-1)], 0, 1)
-        return NoiseEstimate(count, float(np.clip(rate, 0, 1)), float(low), float(high))
+        low, middle, high = np.clip([end(1), rate, end(-1)], 0, 1).tolist()
+        return NoiseEstimate(count, middle, min(low, middle), max(middle, high))
 
 
 def _first(holds: Callable[[float], bool]) -> float:

@@ -23,7 +23,7 @@ NEAR, LEARN, PARTNERS = "searching near-duplicates", "learning", "searching bett
 SIMILAR = "comparing with similar pairs"
 # Measured by `mispair bench scale --pairs 1000000`: docs/performance.md.
 MEASURED: dict[str, dict[str, float]] = {
-    "two CPU cores": {NEAR: 14.8, LEARN: 12.9, MEASURING: 51.6, PARTNERS: 4.2},
+    "two CPU cores": {NEAR: 13.3, LEARN: 13.3, MEASURING: 43.0, PARTNERS: 3.4, SIMILAR: 0.4},
     "one H200": {NEAR: 4.2, LEARN: 1.8, MEASURING: 2.4, PARTNERS: 0.8, SIMILAR: 0.3},
 }
 

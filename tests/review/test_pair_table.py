@@ -3,25 +3,32 @@
 from __future__ import annotations
 
 import os
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow
 import pyarrow.parquet
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mispair.review.pair_table import MAPPED_SUGGESTIONS, PairTable, _flags, _values
+from mispair.review import pair_table
+from mispair.review.pair_table import Filter, PairTable, _flags, _texts, _truth_values, _values
 
 
-@given(
-    chunks=st.lists(st.lists(st.sampled_from([True, False, None]), max_size=20), max_size=4),
-    start=st.integers(0, 30),
-    length=st.integers(0, 60),
-)
-def test_truth_values_of_cut_and_joined_columns(chunks: list[list[bool | None]], start: int, length: int) -> None:
-    column = pyarrow.chunked_array(chunks, pyarrow.bool_()).slice(start, length)
-    assert _flags(column).tolist() == [value is True for value in column.to_pylist()]
+@given(st.lists(st.sampled_from([True, False, None]), max_size=40), st.integers(0, 30), st.integers(0, 60))
+def test_truth_values_of_a_cut_column(values: list[bool | None], start: int, length: int) -> None:
+    column = pyarrow.array(values, pyarrow.bool_()).slice(start, length)
+    expected = [value is True for value in column.to_pylist()]
+    assert _flags(column).tolist() == expected
+    assert _truth_values(np.array(expected, bool)).to_pylist() == expected
+
+
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=4), max_size=5))
+def test_texts_become_a_column(texts: list[str]) -> None:
+    assert _texts(texts).to_pylist() == texts
 
 
 @given(
@@ -49,7 +56,79 @@ def write_audit(folder: Path, partner: str, when: int) -> None:
         os.utime(folder / name, ns=(when, when))
 
 
-def test_suggestions_by_row_are_kept_until_the_audit_changes(tmp_path: Path) -> None:
+WORDS = ["", "Red bus", "a red DOG", "dog.", "Straße", "x(y", None]
+TEXTS = ["", "red", "DOG", "straße", "x(", "row-1", "none of them"]
+
+
+@st.composite
+def audits(draw: st.DrawFn) -> dict[str, list[object]]:
+    """A small table of an audit."""
+    count = draw(st.integers(0, 20))
+
+    def cells(values: list[object]) -> list[object]:
+        return draw(st.lists(st.sampled_from(values), min_size=count, max_size=count))
+
+    return {
+        "id": [f"row-{row}" for row in range(count)],
+        "status": ["ok"] * count,
+        "caption": cells([*WORDS]),
+        "match_score": cells([0.0, 0.1, 0.3, 0.5, 0.8, 1.0]),
+        "is_mismatch": cells([True, False, None]),
+        "reason": cells(["", "mismatched", "copy"]),
+        "reasons": cells([None, "image is tiny", "image is tiny; copy"]),
+        "source": cells(["", "web", None]),
+    }
+
+
+filters = st.builds(
+    Filter,
+    low=st.sampled_from([0.0, 0.2]),
+    high=st.sampled_from([1.0, 0.5]),
+    flagged=st.booleans(),
+    reason=st.sampled_from(["", "copy", "mismatched", "image is tiny"]),
+    source=st.sampled_from(["", "web"]),
+    text=st.sampled_from(TEXTS),
+    sort=st.sampled_from(["score", "doubt", "row", "-score"]),
+)
+
+
+def by_hand(columns: dict[str, list[Any]], wanted: Filter) -> list[int]:
+    """What a filter lets through, row by row."""
+
+    def has(row: int, names: tuple[str, ...], text: str) -> bool:
+        return any(text.lower() in (columns[name][row] or "").lower() for name in names)
+
+    score = columns["match_score"]
+    rows = [
+        row
+        for row in range(len(score))
+        if wanted.low <= score[row] <= wanted.high
+        and (columns["is_mismatch"][row] or not wanted.flagged)
+        and has(row, ("reason", "reasons"), wanted.reason)
+        and has(row, ("source",), wanted.source)
+        and has(row, ("caption", "id"), wanted.text)
+    ]
+    keys = {"score": lambda row: score[row], "-score": lambda row: -score[row], "row": lambda row: row}
+    return sorted(rows, key=keys.get(wanted.sort, lambda row: abs(np.float32(score[row]) - np.float32(0.5))))
+
+
+@given(columns=audits(), wanted=st.lists(filters, min_size=1, max_size=12), batch=st.sampled_from([1, 3, 64]))
+def test_a_filter_lets_through_what_it_says(
+    tmp_path_factory: pytest.TempPathFactory, columns: dict[str, list[Any]], wanted: list[Filter], batch: int
+) -> None:
+    folder = tmp_path_factory.mktemp("audit")
+    kinds = {"match_score": pyarrow.float32(), "is_mismatch": pyarrow.bool_()}
+    table = {name: pyarrow.array(cells, kinds.get(name, pyarrow.string())) for name, cells in columns.items()}
+    pyarrow.parquet.write_table(pyarrow.table(table), folder / "pairs.parquet", row_group_size=5)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pair_table, "BATCH", batch)
+        found = PairTable(folder)
+        with ThreadPoolExecutor(4) as pool:  # more filters than it remembers
+            selected = list(pool.map(lambda one: found.select(one).tolist(), wanted * 3))
+    assert selected == [by_hand(columns, one) for one in wanted] * 3
+
+
+def test_suggestions_are_found_by_row(tmp_path: Path) -> None:
     write_audit(tmp_path, "a", 10**18)
     table = PairTable(tmp_path)
     assert table.flagged.tolist() == [False, False, True]
@@ -61,10 +140,5 @@ def test_suggestions_by_row_are_kept_until_the_audit_changes(tmp_path: Path) -> 
 
     assert found(table) == expected
     assert table.suggestions(0) == []
-    written = (tmp_path / MAPPED_SUGGESTIONS).stat().st_mtime_ns
-    assert found(PairTable(tmp_path)) == expected
-    assert (tmp_path / MAPPED_SUGGESTIONS).stat().st_mtime_ns == written  # read, not made again
     write_audit(tmp_path, "b", 2 * 10**18)
-    assert found(PairTable(tmp_path)) == [("right", 1, 0.4), ("left", 1, 0.2)]
-    (tmp_path / MAPPED_SUGGESTIONS).write_bytes(b"damaged")
     assert found(PairTable(tmp_path)) == [("right", 1, 0.4), ("left", 1, 0.2)]

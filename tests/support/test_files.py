@@ -64,3 +64,13 @@ def test_a_huge_file_is_refused_before_it_is_read(tmp_path: Path, name: str) -> 
         with pytest.raises(MispairError, match=refused):
             readers[name](path)
     assert files.read_json(path) is None
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_a_file_is_synced_where_it_must_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, durable: bool) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr("os.fsync", synced.append)
+    with files.replacing(tmp_path / "file", durable=durable) as file:
+        file.write(b"content")
+    assert (tmp_path / "file").read_bytes() == b"content"
+    assert bool(synced) == durable

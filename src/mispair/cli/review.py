@@ -43,6 +43,7 @@ def review(
     from mispair.review.decisions import FILE, Decisions
     from mispair.review.review import Review
     from mispair.review.transfer import read_decisions, write_decisions
+    from mispair.support.memory import spare_memory
 
     name = reviewer or _user()
     if export_decisions is not None or import_decisions is not None:
@@ -54,6 +55,7 @@ def review(
             say(f"{write_decisions(decisions, export_decisions):,} decisions were written to {export_decisions}.")
         decisions.close()
         return 0
+    spare_memory()
     try:
         import uvicorn
 

@@ -24,7 +24,6 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from mispair.data.pairs import IntArray
 from mispair.functional.logistic import FloatArray, newton, probability
 
 DRAW = 4  # version of the draw: decisions on pairs that were drawn in another way cannot be used
@@ -32,7 +31,7 @@ EVEN = 0.2  # share of the draws that does not depend on the scores, which may b
 TEMPER = 1.5  # factor by which the log odds of the scores are taken to be too large for the draw
 SURE = 1e-5  # no score is taken for surer than this
 FOLDS = 10  # of the cross-fitting
-DIGITS = 2  # of the log odds: pairs whose odds are equal then are treated alike, which makes a million pairs quick
+CELLS = 100  # a unit of the log odds: pairs of the same cell are treated alike, which makes a million pairs quick
 SLOPE, SLOPE_SPREAD = 0.8, 0.45  # prior of the factor that corrects the log odds of the scores, often too sure
 OFFSET_SPREAD = 0.7  # of the shift of the log odds
 Z = 1.96  # 95 %
@@ -75,13 +74,16 @@ class Draw:
     seed: int
 
     @cached_property
-    def _cells(self) -> tuple[FloatArray, npt.NDArray[np.int32], FloatArray]:
+    def _cells(self) -> tuple[FloatArray, npt.NDArray[np.int16], FloatArray]:
         """Pairs of equal log odds: the odds (C,), the cell of each pair (N,), pairs of each fold in a cell (F, C)."""
         q = np.clip(np.asarray(self.mismatch, dtype=np.float64), SURE, 1 - SURE)
-        rounded = np.round(np.log(q / (1 - q)), DIGITS).astype(np.float64)
-        odds, cells = np.unique(rounded, return_inverse=True)
+        rounded = np.rint(np.log(q / (1 - q)) * CELLS).astype(np.int16)
+        first = int(rounded.min(initial=0))
+        present = np.bincount(rounded - first) > 0
+        cells = (np.cumsum(present, dtype=np.int16) - 1)[rounded - first]
+        odds = (np.flatnonzero(present) + first) / CELLS
         counts = np.bincount(self._fold * len(odds) + cells, minlength=FOLDS * len(odds)).reshape(FOLDS, -1)
-        return odds, cells.astype(np.int32), counts.astype(np.float64)
+        return odds, cells, counts.astype(np.float64)
 
     @cached_property
     def _fold(self) -> npt.NDArray[np.int32]:
@@ -107,13 +109,13 @@ class Draw:
         return np.random.default_rng(self.seed).random(len(self.mismatch)) / self.rates
 
     @cached_property
-    def order(self) -> IntArray:
+    def order(self) -> npt.NDArray[np.int32]:
         """(N,) the pairs in the order in which they are drawn."""
-        return self.priorities.argsort(kind="stable")
+        return self.priorities.argsort(kind="stable").astype(np.int32)
 
-    def inclusion(self, count: int) -> FloatArray:
-        """(N,) probability with which each pair is among the first `count` drawn ones, given the others' priorities."""
-        return np.asarray(self._cell_inclusion(count)[self._cells[1]])
+    def inclusion(self, count: int, pairs: npt.NDArray[np.signedinteger] | slice = slice(None)) -> FloatArray:
+        """Probability with which pairs are among the first `count` drawn ones, given the others' priorities."""
+        return np.asarray(self._cell_inclusion(count)[self._cells[1][pairs]])
 
     def _cell_inclusion(self, count: int) -> FloatArray:
         if count >= len(self.order):
@@ -201,11 +203,13 @@ def recalibrate(log_odds: FloatArray, mismatched: npt.NDArray[np.floating]) -> t
     return float(slope), float(offset)
 
 
-def most_instructive(mismatch: FloatArray, seed: int) -> IntArray:
+def most_instructive(mismatch: FloatArray, seed: int) -> npt.NDArray[np.int32]:
     """(N,) the pairs in the order in which decisions on them teach the audit most: the least certain first.
 
     Among pairs of about the same uncertainty the order is random, so that look-alikes do not come in a row.
     """
     q = np.clip(np.asarray(mismatch, dtype=np.float64), SURE, 1 - SURE)
     entropy = -q * np.log2(q) - (1 - q) * np.log2(1 - q)
-    return np.argsort(-np.round(entropy, 1) + 1e-3 * np.random.default_rng(seed).random(len(q)), kind="stable")
+    shuffled = np.random.default_rng(seed).permutation(np.arange(len(q), dtype=np.int32))
+    level = np.rint(-10 * entropy).astype(np.int8)
+    return shuffled[np.argsort(level[shuffled], kind="stable")]

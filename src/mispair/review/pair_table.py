@@ -1,19 +1,23 @@
 """The table of an audit for paging: columns mapped from a file, so that a million rows take little memory.
 
-`pairs.parquet` is compressed in groups of rows, which makes single rows slow to read. Its columns are therefore written
-once to `review.arrow` beside it, and mapped from there; likewise the rows of the suggestions, to
-`review_suggestions.arrow`.
+`pairs.parquet` is compressed in groups of rows, which makes single rows slow to read. The columns that a review shows
+are therefore written once to `review.arrow` beside it, and mapped from there. Pages that were read are given back to
+the system, which keeps them in its cache.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
+import os
+import threading
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -24,17 +28,20 @@ from mispair.auditing.output_files import AUDIT, SUGGESTIONS, TABLE
 from mispair.data.pairs import MATCH_THRESHOLD, IntArray
 from mispair.errors import DataError
 from mispair.support.files import replacing
+from mispair.support.memory import release_memory, release_pages
 from mispair.support.owned_folder import check_unchanged
 
 if TYPE_CHECKING:
     import pyarrow
 
-MAPPED, MAPPED_SUGGESTIONS = "review.arrow", "review_suggestions.arrow"
+MAPPED = "review.arrow"
+COLUMNS = ("id", "caption", "image", "status", "match_score", "is_mismatch", "reason", "reasons", "source")
 HASH = 32  # bytes at the end of a mapped copy
 MADE_FROM = b"made from"
 SEPARATOR = "; "  # of several reasons in a cell
 BATCH = 1 << 16  # rows that are converted at a time
 REMEMBERED = 8  # selections
+SEARCHERS = 4  # threads of a search
 Sort = Literal["score", "doubt", "row", "-score"]
 Mask = npt.NDArray[np.bool_]
 Rows = npt.NDArray[np.int32]
@@ -83,9 +90,10 @@ class PairTable:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._table = _mapped(folder / TABLE, folder / MAPPED)
+        self._table, self._pages = _mapped(folder / TABLE, folder / MAPPED)
         self.score = self._numbers("match_score")
         self._selected: OrderedDict[Filter, Rows] = OrderedDict()
+        self._lock, self._selecting = threading.Lock(), threading.Lock()
 
     def __len__(self) -> int:
         return int(self._table.num_rows)
@@ -105,7 +113,8 @@ class PairTable:
         if column not in self:
             return [""] * len(rows)
         chunks = self._table.column(column).chunks
-        found = (chunks[int(row) // BATCH][int(row) % BATCH].as_py() for row in rows)
+        found = [chunks[int(row) // BATCH][int(row) % BATCH].as_py() for row in rows]
+        release_pages(self._pages)
         return ["" if cell is None else str(cell) for cell in found]
 
     def cell(self, column: str, row: int) -> str:
@@ -113,26 +122,31 @@ class PairTable:
 
     def find(self, ids: Sequence[str]) -> dict[str, int]:
         """The rows of these ids, without those that are not there."""
-        import pyarrow
         import pyarrow.compute as compute
 
         if not ids:
             return {}
         column = self._table.column("id")
-        rows = np.flatnonzero(_flags(compute.is_in(column, pyarrow.array(ids, column.type))))
+        rows = np.flatnonzero(self._flagged(compute.is_in(column, _texts(ids).cast(column.type)).chunks))
         return dict(zip(self.cells("id", rows), rows.tolist(), strict=True))
 
     @cached_property
-    def readable(self) -> IntArray:
+    def readable(self) -> Rows:
         """Rows that have a match score."""
-        return np.flatnonzero(~np.isnan(self.score))
+        return np.flatnonzero(~np.isnan(self.score)).astype(np.int32)
 
     @cached_property
     def flagged(self) -> Mask:
         """(N,) whether each pair is flagged."""
         if "is_mismatch" in self:
-            return _flags(self._table.column("is_mismatch"))
+            return self._flagged(self._table.column("is_mismatch").chunks)
         return np.asarray(self.score < MATCH_THRESHOLD)
+
+    def _flagged(self, chunks: Iterable[pyarrow.BooleanArray]) -> Mask:
+        """The truth values of a column."""
+        found = np.concatenate([np.zeros(0, bool), *map(_flags, chunks)])
+        release_pages(self._pages)
+        return found
 
     def counts(self, *columns: str, most: int = 50) -> dict[str, int]:
         """The commonest values of columns, and how many pairs have each; a cell may hold several, separated by `; `."""
@@ -144,29 +158,37 @@ class PairTable:
                 for entry in compute.value_counts(self._table.column(column)).to_pylist():
                     found.update(dict.fromkeys((entry["values"] or "").split(SEPARATOR), entry["counts"]))
         del found[""]
+        release_pages(self._pages)
         return dict(found.most_common(most))
 
     def select(self, wanted: Filter) -> Rows:
         """The rows that a filter lets through, in its order."""
-        if wanted in self._selected:
-            self._selected.move_to_end(wanted)
-            return self._selected[wanted]
-        plain = Filter(sort=wanted.sort, flagged=False)
-        if wanted == plain:
-            rows = self._order(wanted.sort)
-        else:
-            everything = self.select(plain)
-            rows = everything[self._mask(wanted)[everything]]
-        self._selected[wanted] = rows
-        if len(self._selected) > REMEMBERED:
-            self._selected.popitem(last=False)
+        rows = self._remembered(wanted)
+        if rows is None:
+            with self._selecting:  # one at a time: each takes memory
+                rows = self._remembered(wanted)  # found by another thread meanwhile
+                if rows is None:
+                    rows = self._find(wanted)
+                    with self._lock:
+                        self._selected[wanted] = rows
+                        if len(self._selected) > REMEMBERED:
+                            self._selected.popitem(last=False)
         return rows
 
-    def _order(self, sort: Sort) -> Rows:
-        if sort == "row":
-            return np.arange(len(self), dtype=np.int32)
-        key = {"score": self.score, "-score": -self.score, "doubt": np.abs(self.score - MATCH_THRESHOLD)}[sort]
-        return np.asarray(key.argsort(kind="stable"), dtype=np.int32)  # half the memory
+    def _remembered(self, wanted: Filter) -> Rows | None:
+        with self._lock:
+            if wanted in self._selected:
+                self._selected.move_to_end(wanted)
+            return self._selected.get(wanted)
+
+    def _find(self, wanted: Filter) -> Rows:
+        rows = np.flatnonzero(self._mask(wanted)).astype(np.int32)
+        if wanted.sort != "row":
+            score = self.score[rows]
+            key = {"score": score, "-score": -score, "doubt": np.abs(score - MATCH_THRESHOLD)}[wanted.sort]
+            rows = rows[key.argsort(kind="stable")]
+        release_memory()
+        return rows
 
     def _mask(self, wanted: Filter) -> Mask:
         mask = np.ones(len(self), dtype=bool)
@@ -174,23 +196,28 @@ class PairTable:
             mask &= (self.score >= wanted.low) & (self.score <= wanted.high)
         if wanted.flagged:
             mask &= self.flagged
-        for columns, value in ((("reason", "reasons"), wanted.reason), (("source",), wanted.source)):
+        texts = ((("reason", "reasons"), wanted.reason), (("source",), wanted.source), (("caption", "id"), wanted.text))
+        for columns, value in texts:  # the slowest last
             if value:
-                mask &= self._has(columns, value)
-        if wanted.text:
-            mask &= self._has(("caption", "id"), wanted.text)
+                mask[mask] = self._has(columns, value, mask)
         return mask
 
-    def _has(self, columns: Sequence[str], text: str) -> Mask:
-        """(N,) whether a cell of one of these columns has the text in it; case does not matter."""
-        import pyarrow.compute as compute
+    def _has(self, columns: Sequence[str], text: str, among: Mask) -> Mask:
+        """For each row of a mask whether a cell of one of these columns has the text in it; case does not matter."""
+        columns = [column for column in columns if column in self]
 
-        found = np.zeros(len(self), dtype=bool)
-        for column in columns:
-            if column in self:
-                hits = compute.match_substring(self._table.column(column), text, ignore_case=True)
-                found |= _flags(hits)
-        return found
+        def found(start: int) -> Mask:
+            """In one batch; a row of the mask that was found is not looked at again."""
+            here = among[start : start + BATCH]
+            missing = here.copy()
+            for column in columns:
+                chunk = self._table.column(column).chunk(start // BATCH)
+                missing[missing] = ~_flags(_containing(chunk.filter(_truth_values(missing)), text))
+            release_pages(self._pages)
+            return ~missing[here]
+
+        with ThreadPoolExecutor(min(SEARCHERS, os.cpu_count() or 1)) as pool:
+            return np.concatenate([np.zeros(0, bool), *pool.map(found, range(0, len(self), BATCH))])
 
     def suggestions(self, row: int) -> list[Suggestion]:
         """Better partners of a row, the best first."""
@@ -199,47 +226,45 @@ class PairTable:
         return [Suggestion("right" if right[at] else "left", int(others[at]), float(scores[at])) for at in here]
 
     @cached_property
-    def _suggestions(self) -> tuple[Rows, Rows, npt.NDArray[np.int8], npt.NDArray[np.float32]]:
+    def _suggestions(self) -> tuple[Rows, Rows, Mask, npt.NDArray[np.float32]]:
         """Row, row of the partner, whether it replaces the right side, and score; by row, the best first."""
         import pyarrow
-
-        path, copy = self.folder / SUGGESTIONS, self.folder / MAPPED_SUGGESTIONS
-        if not path.is_file():
-            return np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, np.int8), np.zeros(0, np.float32)
-        version = b"; ".join(map(_version, (self.folder / TABLE, path)))
-        try:
-            table = _open(copy, version)
-            if table is None:
-                table = self._sorted_suggestions(path).replace_schema_metadata({MADE_FROM: version})
-                with _writing(copy, table.schema) as writer:
-                    writer.write_table(table)
-        except (OSError, UnicodeError, KeyError, pyarrow.ArrowException) as error:
-            raise DataError(f"{path}: the suggestions cannot be read ({error}); audit again.") from None
-        rows, others = (_values(table.column(name), np.int32) for name in ("row", "partner"))
-        return rows, others, _values(table.column("right"), np.int8), _values(table.column("score"), np.float32)
-
-    def _sorted_suggestions(self, path: Path) -> pyarrow.Table:
-        """The suggestions with the rows of their ids."""
-        import pyarrow
-        import pyarrow.compute as compute
         import pyarrow.parquet
 
-        table = pyarrow.parquet.read_table(path)
-        ids = self._table.column("id")
+        path = self.folder / SUGGESTIONS
+        if not path.is_file():
+            return np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, bool), np.zeros(0, np.float32)
+        try:
+            table = pyarrow.parquet.ParquetFile(path).read()
+            columns = table.select(["id", "suggested_id", "replaced", "score"]).to_pydict()
+        except (OSError, UnicodeError, KeyError, pyarrow.ArrowException) as error:
+            raise DataError(f"{path}: the suggestions cannot be read ({error}); audit again.") from None
+        known = self.find(list({*columns["id"], *columns["suggested_id"]}))
         rows, others = (
-            compute.index_in(table.column(name).cast(ids.type), ids).fill_null(-1).to_numpy().astype(np.int32)
-            for name in ("id", "suggested_id")
+            np.array([known.get(name, -1) for name in columns[side]], np.int32) for side in ("id", "suggested_id")
         )
-        right = compute.equal(table.column("replaced"), "right").to_numpy().astype(np.int8)
-        scores = table.column("score").to_numpy().astype(np.float32)
+        right = np.array([side == "right" for side in columns["replaced"]], bool)
+        scores = np.array(columns["score"], np.float32)
         order = np.lexsort((-scores, rows))
         order = order[(rows[order] >= 0) & (others[order] >= 0)]
-        columns = {"row": rows, "partner": others, "right": right, "score": scores}
-        return pyarrow.table({name: values[order] for name, values in columns.items()})
+        release_memory()
+        return rows[order], others[order], right[order], scores[order]
+
+
+# `pyarrow.array`, `to_numpy` and `read_table` would import pandas, where it is installed: .3 s and 30 MB.
+
+
+def _texts(texts: Sequence[str]) -> pyarrow.LargeStringArray:
+    import pyarrow
+
+    encoded = [text.encode() for text in texts]
+    ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
+    buffers = [None, pyarrow.py_buffer(ends), pyarrow.py_buffer(b"".join(encoded))]
+    return pyarrow.Array.from_buffers(pyarrow.large_string(), len(texts), buffers)
 
 
 def _values(column: pyarrow.ChunkedArray, dtype: type[np.generic]) -> npt.NDArray[Any]:
-    """The numbers of a column without nulls. `to_numpy` would import pandas, where it is installed."""
+    """The numbers of a column without nulls."""
     parts = [
         np.frombuffer(chunk.buffers()[1], dtype)[chunk.offset : chunk.offset + len(chunk)]
         for chunk in column.chunks
@@ -248,17 +273,27 @@ def _values(column: pyarrow.ChunkedArray, dtype: type[np.generic]) -> npt.NDArra
     return parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, dtype), *parts])
 
 
-def _flags(column: pyarrow.ChunkedArray) -> Mask:
-    """The truth values of a column; null is false."""
-    found = np.zeros(len(column), dtype=bool)
-    start = 0
-    for chunk in (column.fill_null(False) if column.null_count else column).chunks:
-        end = chunk.offset + len(chunk)
-        if len(chunk):
-            bits = np.unpackbits(np.frombuffer(chunk.buffers()[1], np.uint8), count=end, bitorder="little")
-            found[start : start + len(chunk)] = bits[chunk.offset :]
-        start += len(chunk)
-    return found
+def _flags(values: pyarrow.BooleanArray) -> Mask:
+    """Truth values as an array; null is false."""
+    if not len(values):
+        return np.zeros(0, dtype=bool)
+    values = values.fill_null(False) if values.null_count else values
+    bits = np.frombuffer(values.buffers()[1], np.uint8)
+    return np.unpackbits(bits, count=values.offset + len(values), bitorder="little")[values.offset :].astype(bool)
+
+
+def _truth_values(flags: Mask) -> pyarrow.BooleanArray:
+    """The inverse of `_flags`."""
+    import pyarrow
+
+    bits = pyarrow.py_buffer(np.packbits(flags, bitorder="little"))
+    return pyarrow.Array.from_buffers(pyarrow.bool_(), len(flags), [None, bits])
+
+
+def _containing(texts: pyarrow.Array, text: str) -> pyarrow.BooleanArray:
+    import pyarrow.compute as compute
+
+    return compute.match_substring(texts, text, ignore_case=True)
 
 
 def _version(path: Path) -> bytes:
@@ -266,8 +301,8 @@ def _version(path: Path) -> bytes:
     return f"{found.st_size} {found.st_mtime_ns}".encode()
 
 
-def _mapped(path: Path, copy: Path) -> pyarrow.Table:
-    """The table of a parquet file, mapped from an uncompressed copy of it."""
+def _mapped(path: Path, copy: Path) -> tuple[pyarrow.Table, mmap]:
+    """The table of a parquet file, mapped from an uncompressed copy of it, and the mapping."""
     import pyarrow
 
     if not path.is_file():
@@ -276,37 +311,40 @@ def _mapped(path: Path, copy: Path) -> pyarrow.Table:
         )
     version = _version(path)
     try:
-        table = _open(copy, version)
-        if table is None:
+        found = _open(copy, version)
+        if found is None:
             check_unchanged(path.parent, AUDIT, (TABLE, SUGGESTIONS))
             _write(path, copy, version)
-            table = _open(copy, version)
+            release_memory()
+            found = _open(copy, version)
     except (OSError, UnicodeError, pyarrow.ArrowException) as error:
         raise DataError(f"{path}: the table cannot be read ({error}); audit again with --overwrite.") from None
-    assert table is not None
-    missing = {"id", "status", "match_score"} - set(table.column_names)
+    assert found is not None
+    missing = {"id", "status", "match_score"} - set(found[0].column_names)
     if missing:
         raise DataError(f"{path}: no column {sorted(missing)[0]}; this is not the table of an audit.")
-    return table
+    return found
 
 
-def _open(copy: Path, version: bytes) -> pyarrow.Table | None:
-    """A copy that was made from this version; None where there is none."""
+def _open(copy: Path, version: bytes) -> tuple[pyarrow.Table, mmap] | None:
+    """A copy that was made from this version, and its mapping; None where there is none."""
     import pyarrow
 
     if not copy.is_file():
         return None
     try:
-        with pyarrow.memory_map(str(copy)) as file:
-            whole = file.read_buffer()
+        with copy.open("rb") as file:
+            pages = mmap(file.fileno(), 0, access=ACCESS_READ)
+        whole = pyarrow.py_buffer(pages)
         content, written = whole[:-HASH], whole[-HASH:]
         if hashlib.sha256(content).digest() != written.to_pybytes():
             return None
         table = pyarrow.ipc.open_file(content).read_all()
         table.validate(full=True)  # else texts might begin or end outside the file
-    except (OSError, UnicodeError, pyarrow.ArrowException):  # damaged
+        release_pages(pages)
+    except (OSError, ValueError, pyarrow.ArrowException):  # damaged or empty
         return None
-    return table if (table.schema.metadata or {}).get(MADE_FROM) == version else None
+    return (table, pages) if (table.schema.metadata or {}).get(MADE_FROM) == version else None
 
 
 class _Hashing(io.RawIOBase):
@@ -331,7 +369,7 @@ def _writing(copy: Path, schema: pyarrow.Schema) -> Iterator[pyarrow.ipc.RecordB
     """Writes a table to be mapped, with its SHA-256 at the end."""
     import pyarrow
 
-    with replacing(copy) as file:
+    with replacing(copy, durable=False) as file:
         hashing = _Hashing(file)
         with pyarrow.ipc.new_file(hashing, schema) as writer:
             yield writer
@@ -343,11 +381,12 @@ def _write(path: Path, copy: Path, version: bytes) -> None:
     import pyarrow.parquet
 
     file = pyarrow.parquet.ParquetFile(path)
-    schema = file.schema_arrow.with_metadata({MADE_FROM: version})
+    kept = [field for field in file.schema_arrow if field.name in COLUMNS]
+    schema = pyarrow.schema(kept, {MADE_FROM: version})
     with _writing(copy, schema) as writer:
         held: list[pyarrow.RecordBatch] = []
         count = 0
-        for batch in file.iter_batches(BATCH):  # may be shorter at the end of a group of rows
+        for batch in file.iter_batches(BATCH, columns=schema.names):  # may be shorter at the end of a group of rows
             held.append(batch)
             count += len(batch)
             while count >= BATCH:
@@ -357,4 +396,3 @@ def _write(path: Path, copy: Path, version: bytes) -> None:
                 held, count = rest.to_batches(), len(rest)
         if count:
             writer.write_table(pyarrow.Table.from_batches(held).combine_chunks(), BATCH)
-    pyarrow.default_memory_pool().release_unused()

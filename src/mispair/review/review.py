@@ -15,7 +15,6 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from mispair.data.pairs import IntArray
 from mispair.errors import DataError
 from mispair.review.decisions import FILE, Decision, Decisions, Mode, Verdict
 from mispair.review.images import AuditedImages
@@ -175,19 +174,19 @@ class Review:
     def neighbours(self, row: int, wanted: Filter, state: State = "any") -> tuple[int | None, int | None]:
         """The rows before and after a row in the order of a filter; the row itself need not be in that state."""
         order = self.table.select(wanted)
-        places = np.flatnonzero(self._in_state(order, state))
         here = np.flatnonzero(order == row)
-        before, after = (places[places < here[0]], places[places > here[0]]) if len(here) else (places[:0], places)
-        return (int(order[before[-1]]) if len(before) else None), (int(order[after[0]]) if len(after) else None)
+        before, after = (order[: here[0]], order[here[0] + 1 :]) if len(here) else (order[:0], order)
+        if state != "any":
+            before, after = before[self._in_state(before, state)], after[self._in_state(after, state)]
+        return (int(before[-1]) if len(before) else None), (int(after[0]) if len(after) else None)
 
     def _in_state(self, rows: Rows, state: State) -> npt.NDArray[np.bool_]:
-        if state == "any":
-            return np.ones(len(rows), dtype=bool)
         chosen = [
             name for name, one in self.decisions.current.items() if state in ("undecided", "decided", one.verdict)
         ]
-        inside = np.isin(rows, list(self._rows_of(chosen).values()))
-        return np.asarray(~inside if state == "undecided" else inside)
+        inside = np.zeros(len(self.table), dtype=bool)
+        inside[[row for row in self._rows_of(chosen).values() if row >= 0]] = True
+        return np.asarray(inside[rows] != (state == "undecided"))
 
     # Deciding
 
@@ -231,11 +230,11 @@ class Review:
         return hashlib.sha256(f"{DRAW} {seed} ".encode() + self.table.score.tobytes()).hexdigest()
 
     @cached_property
-    def _drawn_rows(self) -> IntArray:
+    def _drawn_rows(self) -> Rows:
         return np.asarray(self.table.readable[self.draw.order])
 
     @cached_property
-    def _instructive_rows(self) -> IntArray:
+    def _instructive_rows(self) -> Rows:
         rows = self.table.readable
         return np.asarray(rows[most_instructive(1.0 - self.table.score[rows].astype(np.float64), 0)])
 
@@ -267,7 +266,7 @@ class Review:
     def inclusion(self, row: int) -> float:
         """Probability with which a pair is among those drawn up to it."""
         place = int(np.flatnonzero(self._drawn_rows == row)[0])
-        return float(self.draw.inclusion(place + 1)[self.draw.order[place]])
+        return float(self.draw.inclusion(place + 1, self.draw.order[place : place + 1])[0])
 
     def rate(self) -> RateProgress:
         """The noise rate from the decisions on drawn pairs, up to the first that is not decided."""

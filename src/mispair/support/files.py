@@ -26,8 +26,12 @@ Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
 
 @contextmanager
-def replacing(path: str | Path) -> Iterator[IO[bytes]]:
+def replacing(path: str | Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
     """A binary file that takes the place of `path` when the block ends well, and vanishes when it does not.
+
+    Args:
+        path: The file.
+        durable: It is on the disk when the block has ended. Without it a power cut may leave a damaged file.
 
     Raises:
         DataError: It cannot be written; what was at `path` before is still there.
@@ -41,13 +45,15 @@ def replacing(path: str | Path) -> Iterator[IO[bytes]]:
             with temporary.open("wb") as file:
                 yield file
                 file.flush()
-                os.fsync(file.fileno())
+                if durable:
+                    os.fsync(file.fileno())
             temporary.replace(path)
         finally:
             temporary.unlink(missing_ok=True)
     except OSError as error:
         raise DataError(f"{path}: the file cannot be written ({error.strerror}).") from None
-    _sync_folder(path.parent)
+    if durable:
+        _sync_folder(path.parent)
 
 
 def writer() -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import re
 import sys
 from pathlib import Path
@@ -10,6 +12,7 @@ from pathlib import Path
 _TORCH = re.compile(
     "out of memory|(can't|[Cc]annot) allocate memory|bad_alloc|can't start new thread|Resource temporarily unavailable"
 )
+_ARENA_MAX, _ARENAS = -8, 2  # option of glibc, which otherwise has up to 8 heaps for each core
 OUT_OF_MEMORY = (
     "there was not enough memory; end other programs, or give the command less at once (a smaller --batch-size, fewer "
     "--workers or --jobs). The same command goes on where it was stopped."
@@ -41,3 +44,25 @@ def peak_memory() -> int | None:
     import resource
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def spare_memory() -> None:
+    """For a process that serves for long: it keeps less of what was freed. To be called before it has threads."""
+    import pyarrow
+
+    pyarrow.set_memory_pool(pyarrow.system_memory_pool())
+    if sys.platform == "linux" and (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)):
+        mallopt(_ARENA_MAX, _ARENAS)
+
+
+def release_memory() -> None:
+    """Gives back to the system what was freed."""
+    import pyarrow
+
+    pyarrow.default_memory_pool().release_unused()
+
+
+def release_pages(mapped: mmap.mmap) -> None:
+    """Gives back the memory of a file that is mapped to be read; what is read again comes from the system's cache."""
+    if hasattr(mapped, "madvise"):
+        mapped.madvise(mmap.MADV_DONTNEED)

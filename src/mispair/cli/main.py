@@ -17,7 +17,6 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import tyro
 from tyro.conf import Positional
-from tyro.extras import get_parser
 
 from mispair import __version__
 from mispair.cli.audit import audit, encode
@@ -102,6 +101,8 @@ def completion(shell: Positional[Literal["bash", "zsh"]]) -> int:
 
 
 def _options(name: str) -> list[str]:
+    from tyro.extras import get_parser  # deprecated; other commands do without it
+
     parser = get_parser(TrainArguments if name == "train" else _with_plain_help(COMMANDS[name]))
     return sorted({word for action in parser._actions for word in action.option_strings if word.startswith("--")})
 

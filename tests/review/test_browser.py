@@ -126,11 +126,14 @@ def test_all_by_keyboard(open_page: Any, served: Served) -> None:
     sync_api.expect(page.locator("article")).to_have_attribute("aria-label", "Pair p4")
     page.go_back()
     sync_api.expect(page.locator("article")).to_have_attribute("aria-label", "Pair p3")
+    sync_api.expect(page.get_by_role("heading", name="Review of audit")).to_be_visible()  # not the pair alone
+    page.keyboard.press("?")
+    sync_api.expect(page.locator("dialog")).to_be_visible()
 
 
 def test_keys_that_come_quickly_each_reach_the_next_pair(open_page: Any, served: Served) -> None:
     page = open_page()
-    for key in "kdkdu":
+    for key in "k9d8kd7u":  # there are no suggestions 7 to 9
         page.keyboard.press(key)
     message(page, "Unsure about p4.")
     assert list(served.verdicts().values()) == ["keep", "drop", "keep", "drop", "unsure"]
@@ -139,6 +142,16 @@ def test_keys_that_come_quickly_each_reach_the_next_pair(open_page: Any, served:
     sync_api.expect(page.locator("article")).to_have_attribute("aria-label", "Pair p0")
     page.wait_for_function("document.querySelector('.undo').innerText.includes('0 decided')")
     assert not served.verdicts()
+
+
+def test_a_key_that_is_held_decides_once(open_page: Any, served: Served) -> None:
+    page = open_page()
+    for _ in range(4):
+        page.keyboard.down("k")
+    page.keyboard.up("k")
+    page.keyboard.press("d")
+    message(page, "Dropped p1.")
+    assert served.verdicts() == {"p0": "keep", "p1": "drop"}
 
 
 def test_many_at_once_with_filters(open_page: Any, served: Served) -> None:
@@ -166,6 +179,9 @@ def test_many_at_once_with_filters(open_page: Any, served: Served) -> None:
     page.keyboard.press("z")
     message(page, "Undone: 9 decisions.")
     assert len(served.verdicts()) == 4
+    page.get_by_label("Open pair p6", exact=True).click()
+    sync_api.expect(page.locator("header [aria-current]")).to_have_text("One by one")
+    assert page.locator("header input[name=view]").get_attribute("value") == "one"
 
 
 def test_two_browsers_lose_nothing(open_page: Any, served: Served) -> None:

@@ -8,19 +8,23 @@ const waiting = [];
 function settled(ended) {
   busy = false;
   if (!ended) waiting.length = 0; // what was meant for the next pair must not reach this one
-  else if (waiting.length) press(waiting.shift());
+  while (!busy && waiting.length) click(waiting.shift());
 }
 
 function press(key) {
   if (busy) {
-    if (waiting.at(-1) !== "c") waiting.push(key); // after c come the letters of a caption, which decide nothing
+    // After c come the letters of a caption, and after ? the help is open: neither decides anything.
+    if (!["c", "?"].includes(waiting.at(-1))) waiting.push(key);
     return true;
   }
+  return click(key);
+}
+
+function click(key) {
   const target = document.querySelector(`[data-key="${CSS.escape(key)}"]`);
   if (!target) return false;
   target.click();
   if (target.matches("summary") && target.parentElement.open) target.parentElement.querySelector("textarea").focus();
-  if (!busy && waiting.length) press(waiting.shift());
   return true;
 }
 
@@ -45,6 +49,7 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "Escape" && writing) writing.blur();
   if (writing || document.querySelector("dialog[open]")) return;
   if (event.key === " " && event.target.closest("button, a, summary, input")) return;
+  if (event.repeat && !event.key.startsWith("Arrow")) return; // a key that is held must not decide on pairs unseen
   if (KEYS.test(event.key) && press(event.key)) event.preventDefault();
 });
 

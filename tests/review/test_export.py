@@ -26,6 +26,7 @@ from mispair.errors import DataError
 from mispair.review.compare import compare
 from mispair.review.decisions import FILE, Decision, Decisions, Verdict, read_answers, read_partnered
 from mispair.review.export import export
+from mispair.review.reviewed import read_review
 
 COUNT = 12
 
@@ -73,6 +74,20 @@ def test_without_decisions_the_audit_decides(audited: Path, tmp_path: Path) -> N
         ("re-paired", "audit"),
     }
     assert export(audited, tmp_path / "all", policy="decided").counts == {"kept": COUNT}
+
+
+def test_of_equal_ids_the_first_is_meant(tmp_path: Path) -> None:
+    for side in ("left", "right"):
+        np.save(tmp_path / f"{side}.npy", np.eye(4, dtype=np.float32))
+    (tmp_path / "ids.csv").write_text("id\na\nb\na\nc\n")
+    data = AuditInput(left=tmp_path / "left.npy", right=tmp_path / "right.npy", ids=tmp_path / "ids.csv")
+    audit = write_audit_of(tmp_path / "audit", data, ["a", "b", "a", "c"], [])
+    decisions = Decisions(audit / FILE)
+    decisions.add([Decision("a", Verdict.DROP), Decision("c", Verdict.REPAIR, "right", "a")])
+    decisions.close()
+    export(audit, tmp_path / "mended", policy="decided")
+    np.testing.assert_array_equal(np.load(tmp_path / "mended" / "right.npy"), np.eye(4)[[1, 2, 0]])
+    assert read_review(audit).match_score.tolist() == [0, pytest.approx(0.9), pytest.approx(0.9), 1]
 
 
 def test_people_come_before_the_audit(audited: Path, tmp_path: Path) -> None:

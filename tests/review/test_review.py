@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -62,6 +64,27 @@ def test_a_filter_lets_through_what_it_says(
         expected.sort(key=lambda row: keys[row])
         assert table.select(wanted).tolist() == expected
         assert table.select(wanted).tolist() == expected  # remembered
+
+
+def test_of_equal_ids_the_first_is_meant(tmp_path: Path) -> None:
+    folder = write_audit(tmp_path, 6)
+    table = pyarrow.parquet.read_table(folder / "pairs.parquet")
+    columns = {
+        "id": ["p0", "p1", "p2", "p3", "p1", "p1"],
+        "match_score": pyarrow.array([0.1, 0.2, 0.3, 0.9, None, None], pyarrow.float32()),
+    }
+    for name, values in columns.items():
+        table = table.set_column(table.column_names.index(name), name, [values])
+    pyarrow.parquet.write_table(table, folder / "pairs.parquet")
+    review = Review(folder)
+    assert review.table.find(["p1", "p3"]) == {"p1": 1, "p3": 3}
+    for rows in ([4], [0, 5]):
+        with pytest.raises(DataError, match=r"Row . has the same id as a pair before it, 'p1'"):
+            review.decide(rows, KEEP)
+    review.decide([0, 1, 2, 3], KEEP)
+    review = Review(folder)  # reads the decisions again
+    assert review.rows(Filter(flagged=False, sort="row"), "decided").tolist() == [0, 1, 2, 3]
+    assert review.next_instructive() is None
 
 
 def test_reasons_are_counted_and_shown_each(review: Review) -> None:

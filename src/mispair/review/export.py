@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -196,7 +196,7 @@ def plan(
     if policy == "decided":
         automatic = Edits(np.ones(len(ids), dtype=bool), automatic.image_from, automatic.caption_from)
     keep, image_from, caption_from = automatic.keep.copy(), automatic.image_from.copy(), automatic.caption_from.copy()
-    places = {name: row for row, name in enumerate(ids)}
+    places = first_rows(ids)
     own = np.arange(len(ids))
     moved = (image_from != own) | (caption_from != own)
     rewritten: dict[int, str] = {}
@@ -233,6 +233,11 @@ def plan(
             decision.time.isoformat(timespec="seconds"),
         )
     return Edits(keep, image_from, caption_from, rewritten), rows
+
+
+def first_rows(ids: Sequence[str]) -> dict[str, int]:
+    """The row of each id; the first of rows with the same one, as the audit could read only that."""
+    return {name: row for row, name in reversed(list(enumerate(ids)))}
 
 
 def _read_table(path: Path) -> pyarrow.Table:

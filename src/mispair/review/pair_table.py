@@ -121,13 +121,13 @@ class PairTable:
         return self.cells(column, [row])[0]
 
     def find(self, ids: Sequence[str]) -> dict[str, int]:
-        """The rows of these ids, without those that are not there."""
+        """The rows of these ids, without those that are not there; the first of rows with the same id, as in an audit."""
         import pyarrow.compute as compute
 
         if not ids:
             return {}
         column = self._table.column("id")
-        rows = np.flatnonzero(self._flagged(compute.is_in(column, _texts(ids).cast(column.type)).chunks))
+        rows = np.flatnonzero(self._flagged(compute.is_in(column, _texts(ids).cast(column.type)).chunks))[::-1]
         return dict(zip(self.cells("id", rows), rows.tolist(), strict=True))
 
     @cached_property

@@ -194,7 +194,7 @@ class Review:
         """Writes the same decision on one or several rows; its id is filled in.
 
         Raises:
-            DataError: There is no such row, or a new partner is given to several rows.
+            DataError: There is no such row, its id is that of a row before it, or a new partner is given to several rows.
         """
         if not rows or not all(0 <= row < len(self.table) for row in rows):
             raise DataError("No such pair; reload the page.")
@@ -202,9 +202,21 @@ class Review:
             raise DataError("A new partner or caption is for one pair; select one.")
         rows = list(dict.fromkeys(rows))
         names = self.table.cells("id", rows)
+        self._check_ids(rows, names)
         with self._lock:
             self._known |= dict(zip(names, rows, strict=True))
         return self.decisions.add([replace(decision, id=name) for name in names])
+
+    def _check_ids(self, rows: Sequence[int], names: Sequence[str]) -> None:
+        """Refuses rows that share their id with a row before them: an audit reads only that one."""
+        unreadable = {row: name for row, name in zip(rows, names, strict=True) if np.isnan(self.table.score[row])}
+        first = self.table.find(list(unreadable.values()))
+        for row, name in unreadable.items():
+            if first.get(name) != row:
+                raise DataError(
+                    f"Row {row} has the same id as a pair before it, {name!r}, so that a decision would be on that one; "
+                    "give each pair an id of its own, and audit again."
+                )
 
     def undo(self, session: str) -> list[int]:
         """Undoes the session's last action; returns the rows concerned."""

@@ -19,7 +19,7 @@ from mispair.auditing.sources.source import Source
 from mispair.data.pairs import MATCH_THRESHOLD, IntArray
 from mispair.errors import DataError
 from mispair.review.decisions import Verdict
-from mispair.review.export import open_audited, plan, read_reviewed
+from mispair.review.export import first_rows, open_audited, plan, read_reviewed
 from mispair.support.files import Json
 from mispair.support.owned_folder import read_mark
 
@@ -146,7 +146,7 @@ def read_review(
         raise DataError(f"{audit}: this is an audit of the split {pairs.split}; training needs one of train.")
     edits, _ = plan(found.table, pairs, found.decisions, policy="decided", mend=False)
     score = _audited_score(found.table)
-    rows = {name: row for row, name in enumerate(found.table.column("id").to_pylist())}
+    rows = first_rows(found.table.column("id").to_pylist())
     decided = {rows[name]: one.verdict for name, one in found.decisions.items() if name in rows}
     for row, verdict in decided.items():
         if verdict is not Verdict.UNSURE:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from starlette.testclient import TestClient
@@ -94,6 +96,9 @@ def test_a_reload_shows_the_same(page: TestClient) -> None:
         ({"verdict": "keep"}, 422),
         ({"row": "0", "verdict": "re-pair"}, 422),
         ({"row": "0", "verdict": "rewrite", "caption": "   "}, 422),
+        ({"row": "99", "verdict": "keep", "address": "/?mode=rate"}, 422),
+        ({"row": "9" * 5000, "verdict": "keep"}, 422),
+        ({"row": "0", "verdict": "destroy", "address": "http://["}, 422),
     ],
 )
 def test_what_is_no_decision_is_refused(page: TestClient, review: Review, fields: dict[str, str], code: int) -> None:
@@ -102,7 +107,7 @@ def test_what_is_no_decision_is_refused(page: TestClient, review: Review, fields
 
 
 @pytest.mark.parametrize(
-    "origin", [{}, {"Origin": "http://evil.example"}, {"Origin": "null"}, {"Origin": "http://127.0.0.1"}]
+    "origin", [{}, {"Origin": "http://evil.example"}, {"Origin": "null"}, {"Origin": "http://["}, {"Origin": "http://127.0.0.1"}]
 )
 def test_another_site_can_decide_nothing(page: TestClient, review: Review, origin: dict[str, str]) -> None:
     fields = {"row": "0", "verdict": "drop"}
@@ -154,9 +159,6 @@ def test_images_are_small_jpegs(page: TestClient) -> None:
 
 
 def test_what_people_wrote_stays_text(tmp_path: Path) -> None:
-    import pyarrow
-    import pyarrow.parquet
-
     folder = write_audit(tmp_path / "audit", 4)
     table = pyarrow.parquet.read_table(folder / "pairs.parquet")
     bad = '<script>alert(1)</script>"><img src=x onerror=alert(2)>'
@@ -170,18 +172,43 @@ def test_what_people_wrote_stays_text(tmp_path: Path) -> None:
         assert "<img src=x" not in text
 
 
-@given(query=st.dictionaries(st.sampled_from([*Address.__dataclass_fields__, "x"]), st.text(max_size=30)))
+values = st.text(max_size=30) | st.from_regex(r"\A[0-9]{0,25}\.?[0-9]{1,25}(e-[0-9]{1,4})?x?\Z")
+
+
+@given(query=st.dictionaries(st.sampled_from([*Address.__dataclass_fields__, "x"]), values))
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 def test_any_address_gives_a_page(page: TestClient, query: dict[str, str]) -> None:
     assert page.get("/", params=query).status_code == 200
 
 
-@given(query=st.dictionaries(st.sampled_from(list(Address.__dataclass_fields__)), st.text(max_size=30)))
+@given(query=st.dictionaries(st.sampled_from(list(Address.__dataclass_fields__)), values))
+@example(query={"low": "0.1234567890123456789x"})
+@example(query={"low": "0.00001"})
 def test_an_address_is_read_as_it_was_written(query: dict[str, str]) -> None:
     from urllib.parse import parse_qsl, urlsplit
 
     address = Address.of(query)
     assert Address.of(dict(parse_qsl(urlsplit(address.link()).query))) == address
+
+
+@pytest.mark.parametrize("readable", [0, 3])
+def test_the_noise_rate_of_few_pairs(tmp_path: Path, readable: int) -> None:
+    folder = write_audit(tmp_path / "audit", 4)
+    table = pyarrow.parquet.read_table(folder / "pairs.parquet")
+    scores = pyarrow.array([0.1 * (row + 1) if row < readable else None for row in range(4)], pyarrow.float32())
+    table = table.set_column(table.column_names.index("match_score"), "match_score", scores)
+    pyarrow.parquet.write_table(table, folder / "pairs.parquet")
+    review = Review(folder)
+    app = make_app(review, frozenset({HOST}))
+    page, other = (TestClient(app, base_url=f"http://{HOST}") for _ in range(2))
+    assert ("The first estimate comes after 3." in page.get("/?mode=rate").text) == bool(readable)
+    assert ("article" in other.get("/?mode=rate").text) == bool(readable)
+    for browser in (page, page, other)[:readable]:
+        row = review.next_drawn(browser.cookies["mispair-session"])
+        decide(browser, "/?mode=rate", row=str(row), verdict="drop")
+        assert ("open in other browsers" in page.get("/?mode=rate").text) == (review.progress().total() == 2)
+    assert "All pairs are decided" in page.get("/?mode=rate").text
+    assert ("100.0 % mismatched" in page.get("/?mode=rate").text) == bool(readable)
 
 
 def test_every_verdict_has_words(page: TestClient) -> None:

@@ -96,7 +96,7 @@ class Draw:
         odds, _, counts = self._cells
         q, size = probability(odds / TEMPER), counts.sum(axis=0)
         spread = np.sqrt(q * (1 - q))
-        return np.asarray((1 - EVEN) * spread / (size * spread).sum() + EVEN / size.sum())
+        return np.asarray((1 - EVEN) * spread / (size * spread).sum() + EVEN / max(1.0, size.sum()))
 
     @property
     def rates(self) -> FloatArray:
@@ -130,10 +130,10 @@ class Draw:
                 left open counts with the probability by its recalibrated score.
 
         Returns:
-            None below `LEAST` decisions, unless all pairs were decided.
+            None below `LEAST` decisions, unless all pairs were decided; None without pairs.
         """
         count, total = len(mismatched), len(self.mismatch)
-        if count < min(LEAST, total):
+        if count < min(LEAST, total) or not total:
             return None
         odds, cells, counts = self._cells
         drawn = self.order[:count]

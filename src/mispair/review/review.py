@@ -276,8 +276,15 @@ class Review:
         return next((int(row) for row in first if row not in decided), None)
 
     def inclusion(self, row: int) -> float:
-        """Probability with which a pair is among those drawn up to it."""
-        place = int(np.flatnonzero(self._drawn_rows == row)[0])
+        """Probability with which a pair is among those drawn up to it.
+
+        Raises:
+            DataError: It cannot be drawn: there is no such pair, or it could not be read.
+        """
+        places = np.flatnonzero(self._drawn_rows == row)
+        if not len(places):
+            raise DataError("This pair was not drawn for the noise rate; reload the page.")
+        place = int(places[0])
         return float(self.draw.inclusion(place + 1, self.draw.order[place : place + 1])[0])
 
     def rate(self) -> RateProgress:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, get_args
-from urllib.parse import parse_qsl, urlencode, urlsplit
+from urllib.parse import parse_qsl, urlencode
 
 from anyio import to_thread
 from starlette.applications import Starlette
@@ -89,7 +89,7 @@ class Address(Filter):
                 address = replace(address, **{name: text})  # type: ignore[arg-type]
             elif name in ("reason", "source", "text"):
                 address = replace(address, **{name: text[:200].strip()})  # type: ignore[arg-type]
-            elif name in ("low", "high") and re.fullmatch(r"\d*\.?\d+", text[:20]):
+            elif name in ("low", "high") and re.fullmatch(r"\d{0,20}\.?\d{1,20}(e-\d{2,3})?", text):
                 address = replace(address, **{name: min(1.0, float(text))})  # type: ignore[arg-type]
             elif name in ("at", "page") and text.isdecimal():
                 address = replace(address, **{name: max(int(text[:18]), int(name == "page"))})  # type: ignore[arg-type]
@@ -165,7 +165,7 @@ class _Guard:
             return PlainTextResponse("This name is not one of this server's; use the address that it printed.", 421)
         if request.method not in ("GET", "HEAD"):
             origin = request.headers.get("origin")
-            if origin is None or urlsplit(origin).netloc not in self.hosts:
+            if origin is None or origin.partition("://")[2] not in self.hosts:
                 return PlainTextResponse("Decisions are taken from this server's own page only.", 403)
             if not request.headers.get("content-length", "").isdecimal():
                 return PlainTextResponse("The length of the request is missing.", 411)
@@ -245,7 +245,8 @@ class _Server:
             "sources": self._sources,
             "rate": review.rate() if address.mode == "rate" else None,
             "precision": PRECISION,
-            "least": LEAST,
+            "readable": len(review.table.readable),
+            "least": min(LEAST, len(review.table.readable)),
             "usual": Filter(),
             "verdicts": list(Verdict),
             "pair": None, "pairs": [], "before": None, "after": None, "count": 0, "place": 0, "pages": 1,
@@ -281,11 +282,11 @@ class _Server:
 
     def _decide(self, form: list[tuple[str, str]], session: str) -> Response:
         given = dict(form)
-        rows = [int(value) for name, value in form if name == "row" and value.isdecimal()]
+        rows = [int(value) for name, value in form if name == "row" and re.fullmatch(r"\d{1,18}", value)]
         verdict = given.get("verdict", "")
         if verdict not in list(Verdict):
             raise DataError(f"{verdict!r} is no decision; expected one of {', '.join(Verdict)}.")
-        address = Address.of(dict(parse_qsl(urlsplit(given.get("address", "")).query)))
+        address = Address.of(dict(parse_qsl(given.get("address", "").partition("?")[2])))
         decision = Decision(
             "",
             Verdict(verdict),
@@ -307,7 +308,7 @@ class _Server:
         return self._moved(address, session, message)
 
     def _undo(self, form: dict[str, str], session: str) -> Response:
-        address = Address.of(dict(parse_qsl(urlsplit(form.get("address", "")).query)))
+        address = Address.of(dict(parse_qsl(form.get("address", "").partition("?")[2])))
         rows = self.review.undo(session)
         if rows and address.mode == "browse" and address.view == "one":
             address = replace(address, at=rows[0])

@@ -20,7 +20,7 @@ from mispair.review import review as review_module
 from mispair.review.decisions import Decision, Mode, Verdict
 from mispair.review.pair_table import Filter, PairTable
 from mispair.review.review import Review
-from mispair.review.transfer import read_decisions, write_decisions
+from mispair.review.transfer import _defused, _original, read_decisions, write_decisions
 
 KEEP = Decision("", Verdict.KEEP, session="s")
 
@@ -266,12 +266,20 @@ def test_decisions_go_to_csv_and_come_back(tmp_path: Path) -> None:
     assert {one.mode for one in second.decisions.current.values()} == {Mode.IMPORT}
 
 
+@given(st.text(st.sampled_from("'=+-@\t\rx"), max_size=4))
+def test_a_cell_for_a_spreadsheet_comes_back(cell: str) -> None:
+    assert not _defused(cell).startswith(("=", "+", "-", "@", "\t", "\r"))
+    assert _original(_defused(cell)) == cell
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         (b"id,answer\n1,yes\n", "the columns are id, answer; expected id and verdict"),
         (b"id,verdict\n1,keep\n2,maybe\n", "line 3: 'maybe' is no decision"),
         (b"id,verdict\n1,re-pair\n", "must name a partner"),
+        (b"id,verdict\np1,keep\n1,keep\n\"2, 3\",drop\n", "the audit has no pair '1', '2, 3'; give ids"),
+        (b"id,verdict,replaced,partner\np1,re-pair,left,p99\n", "the audit has no pair 'p99'"),
         (b"", "the columns are none"),
         (b"\xff\xfe\x00", "not UTF-8"),
     ],
@@ -280,7 +288,7 @@ def test_a_file_that_holds_no_decisions_adds_none(tmp_path: Path, content: bytes
     review = Review(write_audit(tmp_path / "audit"))
     (tmp_path / "d.csv").write_bytes(content)
     with pytest.raises(DataError, match=message):
-        read_decisions(review.decisions, tmp_path / "d.csv")
+        read_decisions(review.decisions, tmp_path / "d.csv", table=review.table)
     assert not review.decisions.current
 
 
@@ -316,6 +324,7 @@ def test_decisions_of_label_studio_and_argilla(tmp_path: Path) -> None:
         '[{"data": {}, "annotations": [{"result": [{"type": "choices", "value": {"choices": ["matched"]}}]}]}]',
         '[{"data": {"id": 1}, "annotations": [{"result": [{"type": "text"}]}]}]',
         '[{"id": 1, "responses": {"verdict": [{"value": "perhaps"}]}}]',
+        r'[{"id": "\ud800", "responses": {"verdict": [{"value": "matched"}]}}]',
         "[" * 100_000,
     ],
 )

@@ -40,20 +40,21 @@ def review(
         import_decisions: Add the decisions of this CSV, or of what Label Studio or Argilla has exported, and end.
         open: Open the page in a browser.
     """
-    from mispair.review.decisions import FILE, Decisions
+    from mispair.review.decisions import FILE
     from mispair.review.review import Review
     from mispair.review.transfer import read_decisions, write_decisions
     from mispair.support.memory import spare_memory
 
     name = reviewer or _user()
     if export_decisions is not None or import_decisions is not None:
-        Review(out).close()  # refuses what is no audit
-        decisions = Decisions(out / FILE)
+        opened = Review(out)
         if import_decisions is not None:
-            say(f"{read_decisions(decisions, import_decisions, name):,} decisions were added to {out / FILE}.")
+            count = read_decisions(opened.decisions, import_decisions, name, opened.table)
+            say(f"{count:,} decisions were added to {out / FILE}.")
         if export_decisions is not None:
-            say(f"{write_decisions(decisions, export_decisions):,} decisions were written to {export_decisions}.")
-        decisions.close()
+            count = write_decisions(opened.decisions, export_decisions)
+            say(f"{count:,} decisions were written to {export_decisions}.")
+        opened.close()
         return 0
     spare_memory()
     try:

@@ -11,9 +11,12 @@ from typing import Any
 
 from mispair.errors import DataError
 from mispair.review.decisions import COLUMNS, Decision, Decisions, Mode, Verdict
+from mispair.review.pair_table import PairTable
 from mispair.support.files import read_regular, write_atomically
+from mispair.support.formatting import listed
 
 LONGEST_CELL = 1 << 20
+_COMPUTED = ("=", "+", "-", "@", "\t", "\r")  # how cells begin that a spreadsheet computes
 
 
 def decisions_csv(decisions: Decisions) -> bytes:
@@ -34,7 +37,7 @@ def write_decisions(decisions: Decisions, path: Path) -> int:
     return len(decisions.current)
 
 
-def read_decisions(decisions: Decisions, path: Path, reviewer: str = "") -> int:
+def read_decisions(decisions: Decisions, path: Path, reviewer: str = "", table: PairTable | None = None) -> int:
     """Adds the decisions of a file; returns how many.
 
     They count as made now, and never for the estimate of the noise rate.
@@ -44,9 +47,11 @@ def read_decisions(decisions: Decisions, path: Path, reviewer: str = "") -> int:
         path: A CSV with the columns id and verdict, and any others of `write_decisions`; or the JSON that Label Studio
             or Argilla exports, with the choice matched or mismatched.
         reviewer: Who decided, where the file does not say it.
+        table: The pairs that there are; None if that is not known.
 
     Raises:
-        DataError: The file cannot be read, or an entry is no decision. Then none is added.
+        DataError: The file cannot be read, an entry is no decision, or one of a pair that is not there. Then none is
+            added.
     """
     try:
         text = read_regular(path).decode("utf-8-sig")
@@ -55,7 +60,15 @@ def read_decisions(decisions: Decisions, path: Path, reviewer: str = "") -> int:
     except UnicodeDecodeError as error:
         raise DataError(f"{path}: the text is not UTF-8 ({error.reason}); save the file again as UTF-8.") from None
     read = _from_json if path.suffix.lower() == ".json" else _from_csv
-    return len(decisions.add(list(read(path, text, reviewer))))
+    given = list(read(path, text, reviewer))
+    if table is not None:
+        names = list(dict.fromkeys(name for one in given for name in (one.id, one.partner or one.id)))
+        there = table.find(names)
+        if unknown := [repr(name) for name in names if name not in there]:
+            raise DataError(
+                f"{path}: the audit has no pair {listed(unknown)}; give ids as its table shows them. Nothing was added."
+            )
+    return len(decisions.add(given))
 
 
 def _from_csv(path: Path, text: str, reviewer: str) -> Iterator[Decision]:
@@ -89,7 +102,8 @@ def _from_json(path: Path, text: str, reviewer: str) -> Iterator[Decision]:
     for number, entry in enumerate(entries):
         try:
             given = _label_studio(entry) if "data" in entry else _argilla(entry)
-        except (AttributeError, KeyError, TypeError, IndexError):
+            "".join(given or ()).encode()
+        except (AttributeError, KeyError, TypeError, IndexError, UnicodeError):  # the last: half of a character
             raise DataError(f"{path}: entry {number + 1} is not understood; {expected}.") from None
         if given is None:  # nobody has decided on it
             continue
@@ -121,9 +135,9 @@ def _argilla(record: dict[str, Any]) -> Choice | None:
 
 
 def _defused(cell: str) -> str:
-    """A cell that a spreadsheet does not compute."""
-    return f"'{cell}" if cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell
+    """A cell that a spreadsheet does not compute. One that looks like that already gets another apostrophe."""
+    return f"'{cell}" if cell.lstrip("'").startswith(_COMPUTED) else cell
 
 
 def _original(cell: str) -> str:
-    return cell[1:] if cell.startswith("'") and cell[1:2] in tuple("=+-@\t\r") else cell
+    return cell[1:] if cell.startswith("'") and cell.lstrip("'").startswith(_COMPUTED) else cell

@@ -118,6 +118,10 @@ def test_two_processes_and_many_threads_lose_nothing(tmp_path: Path) -> None:
     for thread in threads:
         thread.join()
     assert len(Decisions(tmp_path / FILE).current) == 60
+    assert both[0].current == both[1].current  # each sees what the other has written
+    both[1].undo("0")
+    assert both[0].get("0-9") is None
+    assert len(both[0].current) == 59
 
 
 WRITER = """

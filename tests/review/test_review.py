@@ -278,7 +278,7 @@ def test_a_cell_for_a_spreadsheet_comes_back(cell: str) -> None:
         (b"id,answer\n1,yes\n", "the columns are id, answer; expected id and verdict"),
         (b"id,verdict\n1,keep\n2,maybe\n", "line 3: 'maybe' is no decision"),
         (b"id,verdict\n1,re-pair\n", "must name a partner"),
-        (b"id,verdict\np1,keep\n1,keep\n\"2, 3\",drop\n", "the audit has no pair '1', '2, 3'; give ids"),
+        (b'id,verdict\np1,keep\n1,keep\n"2, 3",drop\n', "the audit has no pair '1', '2, 3'; give ids"),
         (b"id,verdict,replaced,partner\np1,re-pair,left,p99\n", "the audit has no pair 'p99'"),
         (b"", "the columns are none"),
         (b"\xff\xfe\x00", "not UTF-8"),

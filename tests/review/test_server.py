@@ -107,7 +107,8 @@ def test_what_is_no_decision_is_refused(page: TestClient, review: Review, fields
 
 
 @pytest.mark.parametrize(
-    "origin", [{}, {"Origin": "http://evil.example"}, {"Origin": "null"}, {"Origin": "http://["}, {"Origin": "http://127.0.0.1"}]
+    "origin",
+    [{}, {"Origin": "http://evil.example"}, {"Origin": "null"}, {"Origin": "http://["}, {"Origin": "http://127.0.0.1"}],
 )
 def test_another_site_can_decide_nothing(page: TestClient, review: Review, origin: dict[str, str]) -> None:
     fields = {"row": "0", "verdict": "drop"}

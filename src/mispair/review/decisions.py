@@ -93,7 +93,7 @@ class Decision:
 
 
 class Decisions:
-    """The decisions in one file. Safe for threads; for processes too, each of which sees the others' on `reload`.
+    """The decisions in one file. Safe for threads and for processes, which see each other's.
 
     Args:
         path: The SQLite file; made where it is not there.
@@ -106,13 +106,14 @@ class Decisions:
         self.path = path
         self._lock = threading.RLock()
         self._current: dict[str, Decision] = {}
+        self._version = -1  # of the file, as SQLite counts what others write
         with self._safely():
             self._file = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
             try:
                 self._file.execute("PRAGMA journal_mode = WAL")
                 self._file.execute("PRAGMA synchronous = FULL")  # on the disk before a transaction ends
                 self._create()
-                self.reload()
+                self._follow()
             except BaseException:
                 self._file.close()
                 raise
@@ -164,14 +165,23 @@ class Decisions:
         with self._lock:
             self._current = {decision.id: decision for decision in self.history(undone=False)}
 
+    def _follow(self) -> None:
+        """Reads what counts anew if another process has written to the file."""
+        (version,) = self._file.execute("PRAGMA data_version").fetchone()
+        if version != self._version:
+            self._version = version
+            self.reload()
+
     @property
     def current(self) -> dict[str, Decision]:
         """The decision that counts, by the id of the pair: a copy."""
-        with self._lock:
+        with self._safely():
+            self._follow()
             return dict(self._current)
 
     def get(self, name: str) -> Decision | None:
-        with self._lock:
+        with self._safely():
+            self._follow()
             return self._current.get(name)
 
     def history(self, *, undone: bool = True, mode: Mode | None = None) -> list[Decision]:

@@ -121,7 +121,7 @@ class PairTable:
         return self.cells(column, [row])[0]
 
     def find(self, ids: Sequence[str]) -> dict[str, int]:
-        """The rows of these ids, without those that are not there; the first of rows with the same id, as in an audit."""
+        """The rows of these ids, without those that are not there; of equal ids the first, as in an audit."""
         import pyarrow.compute as compute
 
         if not ids:

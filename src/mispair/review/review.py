@@ -194,7 +194,7 @@ class Review:
         """Writes the same decision on one or several rows; its id is filled in.
 
         Raises:
-            DataError: There is no such row, its id is that of a row before it, or a new partner is given to several rows.
+            DataError: There is no such row, a row before it has its id, or a new partner is given to several rows.
         """
         if not rows or not all(0 <= row < len(self.table) for row in rows):
             raise DataError("No such pair; reload the page.")
@@ -214,8 +214,8 @@ class Review:
         for row, name in unreadable.items():
             if first.get(name) != row:
                 raise DataError(
-                    f"Row {row} has the same id as a pair before it, {name!r}, so that a decision would be on that one; "
-                    "give each pair an id of its own, and audit again."
+                    f"Row {row} has the same id as a pair before it, {name!r}: a decision would be on that one; give "
+                    "each pair an id of its own, and audit again."
                 )
 
     def undo(self, session: str) -> list[int]:

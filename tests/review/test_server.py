@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 from pathlib import Path
 
 import pyarrow
@@ -14,6 +15,8 @@ from PIL import Image
 from starlette.testclient import TestClient
 
 from audited import write_audit
+from mispair.cli.main import main
+from mispair.cli.review import names_of
 from mispair.review.decisions import Mode, Verdict
 from mispair.review.review import Review
 from mispair.review.server import Address, make_app
@@ -134,6 +137,43 @@ def test_with_a_token_only_those_who_have_it_come_in(review: Review) -> None:
     assert friend.get("/?token=secret").status_code == 200
     assert "secret" not in str(friend.get("/").url)
     assert friend.get("/image/0").status_code == 200
+
+
+def test_with_a_token_any_name_will_do(review: Review) -> None:
+    page = TestClient(make_app(review, None, token="secret"), base_url="http://machine:8700")
+    assert page.get("/?token=secret").status_code == 200
+    fields = {"row": "0", "verdict": "keep"}
+    assert page.post("/decide", data=fields, headers={"Origin": "http://evil.example"}).status_code == 403
+    assert page.post("/decide", data=fields, headers={"Origin": "http://machine:8700"}).status_code == 200
+    assert page.get("/", headers={"Host": "evil.example:8700", "Cookie": ""}).status_code == 401
+    with pytest.raises(ValueError, match="needs a token"):
+        TestClient(make_app(review, None)).get("/")
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "name"),
+    [
+        ("127.0.0.1", 8700, "localhost:8700"),
+        ("127.0.0.1", 80, "127.0.0.1"),
+        ("FE80::1", 8700, "[fe80::1]:8700"),
+        ("Machine", 80, "machine"),
+    ],
+)
+def test_a_server_knows_its_names(host: str, port: int, name: str) -> None:
+    known = names_of(host, port)
+    assert known is not None
+    assert name in known
+    assert "evil.example" not in known
+
+
+def test_an_address_that_is_in_use_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    audit = write_audit(tmp_path / "audit", 4)
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = str(other.getsockname()[1])
+        assert main(["review", str(audit), "--port", port, "--no-open"]) == 2
+    printed = capsys.readouterr()
+    assert f"The page cannot be at 127.0.0.1, port {port}" in printed.err
+    assert "http://" not in printed.out
 
 
 def test_headers_forbid_everything_from_elsewhere(page: TestClient) -> None:

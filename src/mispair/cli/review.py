@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import getpass
 import secrets
+import socket
 import sys
 import webbrowser
 from pathlib import Path
@@ -15,6 +17,8 @@ from mispair.cli.output import console, print_json, say
 from mispair.errors import ConfigError
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
+EVERYWHERE = ("0.0.0.0", "::")  # all addresses of this machine
+HTTP = 80  # the port that browsers do not name
 
 
 def review(
@@ -34,7 +38,7 @@ def review(
         out: Folder that an audit has written.
         port: Of the page.
         images: Folder of the images, if they have been moved since the audit.
-        host: Address to listen at; with another one than this machine's own, the page asks for a token.
+        host: Address to listen at, 0.0.0.0 for all of this machine; unless it is 127.0.0.1, the page asks for a token.
         reviewer: Name beside the decisions; that of the user by default.
         export_decisions: Write all decisions to this CSV, and end.
         import_decisions: Add the decisions of this CSV, or of what Label Studio or Argilla has exported, and end.
@@ -67,16 +71,55 @@ def review(
         ) from None
     if not 1 <= port <= 65535:
         raise ConfigError(f"--port is {port}; expected 1 to 65535.")
+    check_free(host, port)
     local = host in LOOPBACK
     token = None if local else secrets.token_urlsafe(16)
-    hosts = frozenset(f"{known}:{port}" for known in ((*LOOPBACK[:2], "[::1]") if local else (host,)))
-    app = make_app(Review(out, images), hosts, token, name)
-    address = f"http://{f'[{host}]' if ':' in host else host}:{port}/" + ("" if token is None else f"?token={token}")
+    app = make_app(Review(out, images), names_of(host, port), token, name)
+    address = f"http://{_in_url(host)}:{port}/" + ("" if token is None else f"?token={token}")
     say(f"Review of {out}: {address}\nDecisions are kept in {out / FILE}. Ctrl-C ends the server.", flush=True)
+    if host in EVERYWHERE:
+        say(f"On other machines write this machine's name or address in the place of {_in_url(host)}.", flush=True)
     if open and local and sys.stdout.isatty():
         webbrowser.open(address)
     uvicorn.run(app, host=host, port=port, log_level="warning", server_header=False)
     return 0
+
+
+def check_free(host: str, port: int) -> None:
+    """Refuses an address that the page cannot have, before anybody is told of it: another review may be there.
+
+    Raises:
+        ConfigError: It is in use, not one of this machine, or not allowed.
+    """
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        for family, _, _, _, place in found:
+            try:
+                socket.create_server(place[:2], family=family).close()
+            except OSError as error:
+                if len(found) == 1 or error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):  # no IPv6 here
+                    raise
+    except (OSError, UnicodeError) as error:
+        reason = (error.strerror if isinstance(error, OSError) else None) or error
+        raise ConfigError(
+            f"The page cannot be at {host}, port {port} ({reason}); give another --port or --host, or end what uses it."
+        ) from None
+
+
+def names_of(host: str, port: int) -> frozenset[str] | None:
+    """Names under which browsers call a server at an address; None for any.
+
+    >>> sorted(names_of("localhost", 8700))
+    ['127.0.0.1:8700', '[::1]:8700', 'localhost:8700']
+    """
+    if host in EVERYWHERE:
+        return None
+    names = [_in_url(name).lower() for name in (LOOPBACK if host in LOOPBACK else (host,))]
+    return frozenset([*(f"{name}:{port}" for name in names), *(names if port == HTTP else ())])
+
+
+def _in_url(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
 
 
 def export(

@@ -106,13 +106,13 @@ class Address(Filter):
         return f"/?{urlencode(different)}" if different else "/"
 
 
-def make_app(review: Review, hosts: frozenset[str], token: str | None = None, reviewer: str = "") -> Starlette:
+def make_app(review: Review, hosts: frozenset[str] | None, token: str | None = None, reviewer: str = "") -> Starlette:
     """The application.
 
     Args:
         review: What is reviewed.
         hosts: Names under which it may be called, with the port: others are refused, so that no web site reaches it
-            through a name of its own.
+            through a name of its own. None for any; a token keeps web sites out then.
         token: Secret that a browser must bring; None for no secret.
         reviewer: Name that is written beside decisions.
     """
@@ -150,7 +150,9 @@ async def _out_of_memory(_: Request, error: Exception) -> Response:
 class _Guard:
     """Refuses requests of other web sites and, with a token, of strangers; adds the security headers."""
 
-    def __init__(self, hosts: frozenset[str], token: str | None) -> None:
+    def __init__(self, hosts: frozenset[str] | None, token: str | None) -> None:
+        if hosts is None and token is None:
+            raise ValueError("a server with any name needs a token")
         self.hosts, self.token = hosts, token
 
     async def __call__(self, request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
@@ -161,11 +163,12 @@ class _Guard:
         return response
 
     def _refuse(self, request: Request) -> Response | None:
-        if request.headers.get("host", "") not in self.hosts:
+        host = request.headers.get("host", "")
+        if self.hosts is not None and host not in self.hosts:
             return PlainTextResponse("This name is not one of this server's; use the address that it printed.", 421)
         if request.method not in ("GET", "HEAD"):
             origin = request.headers.get("origin")
-            if origin is None or origin.partition("://")[2] not in self.hosts:
+            if not host or origin is None or origin.partition("://")[2] != host:
                 return PlainTextResponse("Decisions are taken from this server's own page only.", 403)
             if not request.headers.get("content-length", "").isdecimal():
                 return PlainTextResponse("The length of the request is missing.", 411)

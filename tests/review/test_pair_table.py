@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mispair.errors import DataError
 from mispair.review import pair_table
 from mispair.review.pair_table import Filter, PairTable, _flags, _texts, _truth_values, _values
 
@@ -142,3 +143,16 @@ def test_suggestions_are_found_by_row(tmp_path: Path) -> None:
     assert table.suggestions(0) == []
     write_audit(tmp_path, "b", 2 * 10**18)
     assert found(PairTable(tmp_path)) == [("right", 1, 0.4), ("left", 1, 0.2)]
+
+
+@pytest.mark.parametrize("damaged", [b"dog 7", b"PAR1"])  # a text, and the head of the first page
+def test_a_damaged_table_is_named(tmp_path: Path, damaged: bytes) -> None:
+    captions = [f"dog {row}" * 20 for row in range(50)]
+    columns = {"id": list("abcde") * 10, "caption": captions, "status": ["ok"] * 50, "match_score": [0.5] * 50}
+    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "pairs.parquet", compression="none")
+    content = bytearray((tmp_path / "pairs.parquet").read_bytes())
+    at = content.index(damaged) + 4
+    content[at : at + 8] = b"\xff" * 8
+    (tmp_path / "pairs.parquet").write_bytes(content)
+    with pytest.raises(DataError, match=r"pairs\.parquet: the table cannot be read"):
+        PairTable(tmp_path)

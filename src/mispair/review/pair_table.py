@@ -319,7 +319,8 @@ def _mapped(path: Path, copy: Path) -> tuple[pyarrow.Table, mmap]:
             found = _open(copy, version)
     except (OSError, UnicodeError, pyarrow.ArrowException) as error:
         raise DataError(f"{path}: the table cannot be read ({error}); audit again with --overwrite.") from None
-    assert found is not None
+    if found is None:  # texts that are not UTF-8, for one
+        raise DataError(f"{path}: the table cannot be read (it is damaged); audit again with --overwrite.")
     missing = {"id", "status", "match_score"} - set(found[0].column_names)
     if missing:
         raise DataError(f"{path}: no column {sorted(missing)[0]}; this is not the table of an audit.")
@@ -386,7 +387,7 @@ def _write(path: Path, copy: Path, version: bytes) -> None:
     with _writing(copy, schema) as writer:
         held: list[pyarrow.RecordBatch] = []
         count = 0
-        for batch in file.iter_batches(BATCH, columns=schema.names):  # may be shorter at the end of a group of rows
+        for batch in _batches(file, schema.names):  # may be shorter at the end of a group of rows
             held.append(batch)
             count += len(batch)
             while count >= BATCH:
@@ -396,3 +397,12 @@ def _write(path: Path, copy: Path, version: bytes) -> None:
                 held, count = rest.to_batches(), len(rest)
         if count:
             writer.write_table(pyarrow.Table.from_batches(held).combine_chunks(), BATCH)
+
+
+def _batches(file: pyarrow.parquet.ParquetFile, columns: list[str]) -> Iterator[pyarrow.RecordBatch]:
+    import pyarrow
+
+    try:
+        yield from file.iter_batches(BATCH, columns=columns)
+    except OSError as error:  # which would be taken for one of writing the copy
+        raise pyarrow.ArrowInvalid(str(error)) from None

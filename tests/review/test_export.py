@@ -90,6 +90,21 @@ def test_of_equal_ids_the_first_is_meant(tmp_path: Path) -> None:
     assert read_review(audit).match_score.tolist() == [0, pytest.approx(0.9), pytest.approx(0.9), 1]
 
 
+def test_a_folder_that_cannot_be_written_is_read(
+    audited: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decisions = Decisions(audited / FILE)  # not closed: they are in a second file still
+    decisions.add([Decision("0.png#0", Verdict.KEEP), Decision("8.png#0", Verdict.DROP)])
+    before = {file.name: file.read_bytes() for file in audited.iterdir()}
+    assert f"{FILE}-wal" in before
+    monkeypatch.setattr("os.access", lambda *_: False)
+    assert export(audited, tmp_path / "mended").counts == {"kept": 8, "dropped": 4}
+    assert read_answers(audited) == {"0.png#0": True, "8.png#0": False}
+    assert compare(audited, audited).answers == 2
+    assert {file.name: file.read_bytes() for file in audited.iterdir()} == before
+    decisions.close()
+
+
 def test_people_come_before_the_audit(audited: Path, tmp_path: Path) -> None:
     table = pyarrow.parquet.read_table(audited / TABLE)
     ids = table.column("id").to_pylist()

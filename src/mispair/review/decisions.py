@@ -6,10 +6,13 @@ pair that was not undone counts.
 
 from __future__ import annotations
 
+import os
+import shutil
 import sqlite3
+import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -287,8 +290,22 @@ def _current(folder: Path) -> dict[str, Decision]:
     path = folder / FILE
     if not path.is_file():
         raise DataError(f"{folder}: no {FILE} in here; review this audit first: mispair review {folder}")
-    decisions = Decisions(path)
-    try:
+    return read_current(path)
+
+
+def read_current(path: Path) -> dict[str, Decision]:
+    """The decisions of a file that count, by the ids of the pairs; its folder need not be writable.
+
+    Raises:
+        DataError: The file is something else.
+    """
+    with ExitStack() as stack:
+        if not all(os.access(place, os.W_OK) for place in (path, path.parent)):  # SQLite writes beside what it reads
+            folder = stack.enter_context(tempfile.TemporaryDirectory())
+            for name in (path.name, f"{path.name}-wal"):  # the second: what a running or killed server has added
+                with suppress(FileNotFoundError):
+                    shutil.copyfile(path.with_name(name), Path(folder, name))
+            path = Path(folder, path.name)
+        decisions = Decisions(path)
+        stack.callback(decisions.close)
         return decisions.current
-    finally:
-        decisions.close()

@@ -28,7 +28,7 @@ from mispair.auditing.sources.edits import Edits
 from mispair.auditing.sources.raw import RawLayout
 from mispair.auditing.sources.source import Source
 from mispair.errors import DataError
-from mispair.review.decisions import FILE, Decision, Decisions, Verdict
+from mispair.review.decisions import FILE, Decision, Verdict, read_current
 from mispair.support.files import Json, regular, sha256_of
 from mispair.support.owned_folder import check_unchanged
 
@@ -119,7 +119,7 @@ def read_reviewed(audit: Path) -> Reviewed:
     data = read_input(audit)
     check_unchanged(audit, AUDIT, READ_BACK)
     data.check()
-    decisions = _decisions(audit)
+    decisions = read_current(audit / FILE) if (audit / FILE).exists() else {}
     request: dict[str, Json] = {
         "audit": sha256_of(audit / TABLE),
         "decisions": hashlib.sha256(repr(sorted(decisions.items())).encode()).hexdigest(),
@@ -251,16 +251,6 @@ def _read_table(path: Path) -> pyarrow.Table:
         return pyarrow.parquet.read_table(path, columns=names)
     except (OSError, UnicodeError, pyarrow.ArrowException) as error:
         raise DataError(f"{path}: the table cannot be read ({error}); audit again with --overwrite.") from None
-
-
-def _decisions(audit: Path) -> dict[str, Decision]:
-    if not (audit / FILE).exists():
-        return {}
-    decisions = Decisions(audit / FILE)
-    try:
-        return decisions.current
-    finally:
-        decisions.close()
 
 
 def _write_manifest(rows: list[ManifestRow], path: Path) -> None:

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
@@ -314,9 +315,10 @@ def _mapped(path: Path, copy: Path) -> tuple[pyarrow.Table, mmap]:
         found = _open(copy, version)
         if found is None:
             check_unchanged(path.parent, AUDIT, (TABLE, SUGGESTIONS))
-            _write(path, copy, version)
-            release_memory()
-            found = _open(copy, version)
+            with _place(copy) as place:
+                _write(path, place, version)
+                release_memory()
+                found = _open(place, version)
     except (OSError, UnicodeError, pyarrow.ArrowException) as error:
         raise DataError(f"{path}: the table cannot be read ({error}); audit again with --overwrite.") from None
     if found is None:  # texts that are not UTF-8, for one
@@ -325,6 +327,16 @@ def _mapped(path: Path, copy: Path) -> tuple[pyarrow.Table, mmap]:
     if missing:
         raise DataError(f"{path}: no column {sorted(missing)[0]}; this is not the table of an audit.")
     return found
+
+
+@contextmanager
+def _place(copy: Path) -> Iterator[Path]:
+    """Where to write the copy; where its folder cannot be written, it lasts for this process only."""
+    if os.access(copy.parent, os.W_OK):
+        yield copy
+    else:
+        with TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # Windows deletes no mapped file
+            yield Path(folder, copy.name)
 
 
 def _open(copy: Path, version: bytes) -> tuple[pyarrow.Table, mmap] | None:

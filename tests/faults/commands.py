@@ -114,6 +114,7 @@ class Command:
                 patches.enter_context(patch.object(module, name, value))
             if HAS_SERVER:
                 patches.enter_context(patch("uvicorn.run", _decide))
+                patches.enter_context(patch("mispair.cli.review.check_free"))  # several such processes may run at once
             patches.enter_context(patch.dict(os.environ, {"MISPAIR_CACHE": "cache"}))
             if self.ray:
                 _small_ray(patches)

@@ -188,6 +188,22 @@ def test_a_large_text_table_is_not_held_in_memory(tmp_path: Path, monkeypatch: p
         assert all(buffer is None or buffer.parent is None for buffer in batch[0].buffers())
 
 
+def test_arrow_reads_a_small_text_table_from_its_own_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A thread of Arrow that lets go of Python's memory while the process ends aborts it.
+    pyarrow = pytest.importorskip("pyarrow")
+    opened, open_file = [], pyarrow.ipc.open_file
+
+    def opening(file: Any) -> Any:
+        opened.append(file)
+        return open_file(file)
+
+    monkeypatch.setattr(pyarrow.ipc, "open_file", opening)
+    path = tmp_path / "pairs.csv"
+    path.write_text("id,caption\na,a dog\n", encoding="utf-8")
+    assert open_table(path).cells("caption", np.array([0])) == ["a dog"]
+    assert [type(file) for file in opened] == [pyarrow.Buffer]
+
+
 def test_lenient_rows(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("id,caption\n1\n , \n2,two,,\n")

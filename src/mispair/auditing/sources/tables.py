@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import codecs
 import csv
-import io
 import re
 import tempfile
 import threading
@@ -22,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby, islice
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -517,15 +516,16 @@ def _read_text(path: Path, columns: tuple[str, ...], style: TextFormat, *, lenie
     records = islice(_records(path, style), int(style.header), None)
     rows = _checked(records, path, columns, style.separator, lenient=lenient)
     try:
-        copy: IO[bytes] = io.BytesIO() if path.stat().st_size <= _SMALL else tempfile.TemporaryFile()  # noqa: SIM115
+        # In Arrow's own memory: a thread of Arrow that lets go of Python's while the process ends aborts it.
+        small = path.stat().st_size <= _SMALL
+        copy: Any = pyarrow.BufferOutputStream() if small else tempfile.TemporaryFile()  # noqa: SIM115
         sizes = []
         with pyarrow.ipc.new_file(copy, schema) as writer:
             while batch := list(islice(rows, _CHUNK)):
                 arrays = [pyarrow.array(cells, pyarrow.large_string()) for cells in zip(*batch, strict=True)]
                 writer.write_batch(pyarrow.record_batch(arrays, schema))
                 sizes.append(len(batch))
-        copy.seek(0)
-        reader = pyarrow.ipc.open_file(copy)
+        reader = pyarrow.ipc.open_file(copy.getvalue() if small else copy)
     except OSError as error:
         raise DataError(f"{path}: the table cannot be read ({error.strerror or error}).") from None
     return Text(path, columns, np.cumsum([0, *sizes]), style, reader)

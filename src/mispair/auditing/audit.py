@@ -283,7 +283,7 @@ def audit_source(
         new_rights, new_lefts = (
             find_partners(
                 scaled, judge, suggested, match, items.owners, keep_left=keep_left, device=device, folds=items.groups,
-                partnered=rights if keep_left else lefts,
+                first=items.first, partnered=rights if keep_left else lefts,
             )
             for keep_left in (True, False)
         )  # fmt: skip

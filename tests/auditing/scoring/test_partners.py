@@ -6,6 +6,8 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy.optimize import minimize
 
 from audit_cases import Case, make_case
@@ -173,7 +175,8 @@ def test_the_item_of_a_matched_pair_is_given_once_and_others_move_up() -> None:
 def test_chances_are_those_of_a_loop() -> None:
     rng = np.random.default_rng(0)
     strangers = np.sort(rng.random(30))
-    lesson = Lesson(np.array([1.0]), np.array([2.0]), np.array([0.7]), strangers, 40.0, np.zeros(2), 1.0, 0.0, False)
+    once, several = np.zeros(9, dtype=bool), np.arange(9) == 0
+    lesson = Lesson(np.array([1.0]), np.array([2.0]), np.array([0.7]), strangers, 40.0, np.zeros(2), 1.0, 0.0, once)
     rows = np.arange(12).reshape(3, 4)
     candidates = Candidates(
         rows, np.array([[0, 1, 2, 3], [0, 1, 4, 5], [0, 6, 7, 8]]), rng.normal(0, 2, (3, 4, 1)), rng.random((3, 4))
@@ -190,6 +193,7 @@ def test_chances_are_those_of_a_loop() -> None:
     shared = lesson.share(found, candidates, np.where(np.arange(9) == 0, 4.0, 0.5))
     assert shared[:, 0] == pytest.approx(found[:, 0] / 4)
     assert (shared[:, 1:] == found[:, 1:]).all()
+    assert (replace(lesson, several=several).share(found, candidates, np.full(9, 4.0))[:, 0] == found[:, 0]).all()
 
 
 def test_probabilities_are_about_the_share_that_is_right() -> None:
@@ -223,6 +227,38 @@ def test_a_left_item_of_several_rows_is_suggested_once(grouped: World) -> None:
     truth = grouped.owners[grouped.case.holder[wrong]]
     given = found.rows[:, 0] >= 0
     assert (grouped.owners[found.rows[given, 0]] == truth[given]).mean() > 0.5
+
+
+def test_a_copy_of_a_pair_changes_no_suggestions(world: World) -> None:
+    left, right = (np.vstack([side, side[:1]]) for side in (world.case.left, world.case.right))
+    groups, match = np.append(np.arange(300), 0), np.append(world.match, world.match[0])
+    wrong = np.flatnonzero(world.case.mismatched)
+    found = find_partners(
+        from_memory(left, right, groups=groups), world.judge, wrong, match, groups, keep_left=False, device=CPU,
+        first=groups,
+    )  # fmt: skip
+    alone = world.find(wrong, keep_left=False)
+    assert (found.rows[:, 0] == alone.rows[:, 0]).mean() > 0.9
+    np.testing.assert_allclose(np.nanmean(found.scores[:, 0]), np.nanmean(alone.scores[:, 0]), atol=0.05)
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 2), st.sampled_from([0.1, 0.9, np.nan])), min_size=1))
+def test_items_with_several_partners_and_copies_are_those_of_a_loop(rows: list[tuple[int, int, float]]) -> None:
+    groups, match = np.array([row[0] for row in rows]), np.array([row[2] for row in rows])
+    first = np.array([[row[:2] for row in rows].index(row[:2]) for row in rows])
+    partners_of: dict[int, set[int]] = {}
+    highest: dict[int, float] = {}
+    for place, (left, _, value) in enumerate(rows):
+        if not np.isnan(value):
+            partners_of.setdefault(left, set()).update({place} & {first[place]})
+            highest[left] = max(value, highest.get(left, 0))
+    several = partners._with_several_partners(groups, first, ~np.isnan(match))
+    assert several.tolist() == [len(partners_of.get(left, ())) > 1 for left in groups]
+    found = partners._of_whole_items(match, groups, several)
+    expected = [
+        value if np.isnan(value) or several[place] else highest[groups[place]] for place, value in enumerate(match)
+    ]
+    np.testing.assert_array_equal(found, expected)
 
 
 def test_nothing_to_mend_and_nobody_to_lend(world: World) -> None:

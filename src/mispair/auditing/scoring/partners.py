@@ -23,6 +23,8 @@ from mispair.compute.threads import cores, parallel_each
 from mispair.data.pairs import MATCH_THRESHOLD, IntArray
 from mispair.functional.logistic import FloatArray, logistic, newton, probability
 
+Mask = npt.NDArray[np.bool_]
+
 POOL = 1 << 14  # items that are tried; of more, those of flagged pairs come first
 TRIED = 10  # candidates that are looked at closely, for each pair
 KEPT = 3
@@ -61,6 +63,7 @@ def find_partners(
     keep_left: bool,
     device: torch.device,
     folds: IntArray | None = None,
+    first: IntArray | None = None,
     partnered: IntArray | None = None,
 ) -> Partners:
     """Up to three better partners for each of these rows.
@@ -74,11 +77,15 @@ def find_partners(
         keep_left: Search right items; else left ones.
         device: Where to compute.
         folds: (N,) rows of one of these groups are in one fold; by default the groups above.
+        first: (N,) first row with the same two items as each row; by default all pairs differ.
         partnered: Rows whose items of the searched side have their partner in another pair.
     """
     has_partner = match.copy()
     has_partner[[] if partnered is None else partnered] = 1
-    search = Search(source, judge, has_partner, groups, folds, keep_left=keep_left, device=device)
+    several = None if keep_left or groups is None else _with_several_partners(groups, first, ~np.isnan(match))
+    if several is not None and groups is not None:
+        has_partner = _of_whole_items(has_partner, groups, several)
+    search = Search(source, judge, has_partner, groups, folds, several, keep_left=keep_left, device=device)
     hidden = sample(np.flatnonzero(match > LEAST_FREE), _most_hidden(source))
     if not len(rows) or len(search.pool) < 2 or len(hidden) < LEAST_HIDDEN:
         return Partners.none(len(rows))
@@ -99,9 +106,23 @@ def find_partners(
             own[here], strange[here] = search.hidden(kept, items)
 
     parallel_each(in_fold, range(FOLDS), cores(WORKERS))
-    lesson = Lesson.of(known, own, strange, np.nan_to_num(match[hidden]), search, flagged)
+    lesson = Lesson.of(known, own, strange, np.nan_to_num(match[hidden]), hidden, search, flagged)
     found = lesson.best(flagged, np.nan_to_num(match[rows]))
-    return found if search.shared else given_once(found, has_partner)
+    return given_once(found, has_partner if several is None else np.where(several, 0, has_partner))
+
+
+def _with_several_partners(groups: IntArray, first: IntArray | None, readable: Mask) -> Mask:
+    """(N,) whether the left item of each row is in several pairs that differ, as an image with five captions is."""
+    distinct = readable if first is None else readable & (first == np.arange(len(first)))
+    return np.asarray(np.bincount(groups[distinct], minlength=int(groups.max()) + 1)[groups] > 1)
+
+
+def _of_whole_items(has_partner: npt.NDArray[np.floating], groups: IntArray, several: Mask) -> npt.NDArray[np.floating]:
+    """The same, but rows with one left item and one partner (copies of a pair) have the highest value of them all."""
+    copies = ~several & ~np.isnan(has_partner)
+    highest = np.zeros(int(groups.max()) + 1, dtype=has_partner.dtype)
+    np.maximum.at(highest, groups[copies], has_partner[copies])
+    return np.where(copies, highest[groups], has_partner)
 
 
 def _most_hidden(source: Source) -> int:
@@ -156,14 +177,15 @@ class Search:
         has_partner: npt.NDArray[np.floating],
         groups: IntArray | None,
         folds: IntArray | None,
+        several: Mask | None = None,
         *,
         keep_left: bool,
         device: torch.device,
     ) -> None:
         self.source, self.judge, self.has_partner, self.groups, self.device = source, judge, has_partner, groups, device
         self.folds = folds
+        self.several = np.zeros(len(has_partner), dtype=np.bool_) if several is None else several  # may have another
         self.keep_left, self.side = keep_left, int(keep_left)  # the side that is replaced: 0 left, 1 right
-        self.shared = not keep_left and groups is not None  # left items that several pairs may have
         self.measures = 3 + int(source.network_score is not None)
         self.pool = self._pool()
 
@@ -181,15 +203,14 @@ class Search:
         return rows if self.groups is None else self.groups[rows]
 
     def free(self, rows: IntArray) -> FloatArray:
-        """Probability that the items of some rows have no partner: 1 where several pairs may have them."""
-        if self.shared:
-            return np.ones(len(rows))
-        return np.asarray(np.maximum(1 - np.nan_to_num(self.has_partner[rows]).astype(np.float64), LEAST_FREE))
+        """Probability that the items of some rows have no partner: 1 where they have several anyway."""
+        free = np.maximum(1 - np.nan_to_num(self.has_partner[rows]).astype(np.float64), LEAST_FREE)
+        return np.where(self.several[rows], 1, free)
 
     def _pool(self) -> IntArray:
         """Rows whose items are tried."""
         readable = np.flatnonzero(~np.isnan(self.has_partner))
-        if self.shared and self.groups is not None:  # a left item that several rows share is tried once
+        if not self.keep_left and self.groups is not None:  # a left item that several rows share is tried once
             readable = readable[np.unique(self.groups[readable], return_index=True)[1]]
         flagged = self.has_partner[readable] < MATCH_THRESHOLD
         chosen = sample(readable[flagged], POOL)
@@ -323,7 +344,7 @@ class Lesson:
         fits: (m + 1,) weights and offset of the log odds that a new pair matches.
         slope: Of the log odds of the probability against those of the first guess.
         offset: The same.
-        shared: Whether several pairs may have an item.
+        several: (P,) whether several pairs may have an item of the pool.
     """
 
     centre: FloatArray
@@ -334,7 +355,7 @@ class Lesson:
     fits: FloatArray
     slope: float
     offset: float
-    shared: bool
+    several: Mask
 
     @classmethod
     def of(
@@ -343,6 +364,7 @@ class Lesson:
         own: FloatArray,
         strange: FloatArray,
         worth: FloatArray,
+        hidden: IntArray,
         search: Search,
         flagged: Candidates,
     ) -> Lesson:
@@ -352,19 +374,20 @@ class Lesson:
             own: (n, m) measures of these pairs.
             strange: (n, r, m) measures of their kept items with random ones.
             worth: (n,) probability that each of these pairs matches.
+            hidden: (n,) their rows.
             search: The search.
             flagged: Candidates of the flagged pairs, which want the same items.
         """
         centre, spread = strange.mean((0, 1)), strange.std((0, 1)) + 1e-9
         mine, theirs, random = ((part - centre) / spread for part in (own, known.measures, strange))
         # A missing partner is in a pair that is flagged, as a rule.
-        free = 1.0 if search.shared else 1 - LEAST_FREE
+        free = np.where(search.several[hidden], 1, 1 - LEAST_FREE)
         others = float(search.free(search.pool).sum())
         # All items that were not tried are alternatives as well: random ones that score lower stand for them.
         lower = strange[:, :, 0] < known.measures[:, :, 0].min(axis=1, keepdims=True)
         each = others / np.maximum(lower.sum(axis=1, keepdims=True), 1)
         with np.errstate(divide="ignore"):
-            prior = np.log(np.column_stack([np.full(len(own), free), known.free, lower * each]))
+            prior = np.log(np.column_stack([free, known.free, lower * each]))
         weights = conditional_logit(np.concatenate([mine[:, None], theirs, random], axis=1), prior, worth)
         flat = random.reshape(-1, random.shape[-1])
         doubt = np.repeat((1 - worth) / random.shape[1], random.shape[1])
@@ -377,14 +400,14 @@ class Lesson:
         strangers = np.sort(np.exp(np.clip(flat @ weights, -FAR, FAR)))
         guess = cls(
             centre, spread, weights, strangers, others,
-            np.append(slopes, middle), 1.0, 0.0, search.shared,
+            np.append(slopes, middle), 1.0, 0.0, search.several[search.pool],
         )  # fmt: skip
         # Each hidden partner takes the place of the last candidate, if it would have been tried.
         last = known.measures[:, :, 0].argmin(axis=1)
         tried = np.flatnonzero(own[:, 0] >= known.measures[:, :, 0].min(axis=1))
         together = Candidates(*(part.copy() for part in vars(known).values()))
         together.rows[tried, last[tried]], together.places[tried, last[tried]] = -1, -1
-        together.measures[tried, last[tried]], together.free[tried, last[tried]] = own[tried], free
+        together.measures[tried, last[tried]], together.free[tried, last[tried]] = own[tried], free[tried]
         chance = guess.share(guess.fitting(together), together, guess.wanted(flagged, len(search.pool)))
         best = (-chance).argsort(axis=1, kind="stable")[:, :KEPT]
         first = np.take_along_axis(chance, best, axis=1)
@@ -418,9 +441,8 @@ class Lesson:
 
     def share(self, chance: FloatArray, candidates: Candidates, wanted: FloatArray) -> FloatArray:
         """The chances of candidates, less where several pairs want an item that only one can have."""
-        if self.shared:
-            return chance
-        times = np.where(candidates.places >= 0, wanted[candidates.places], 0)
+        once = (candidates.places >= 0) & ~self.several[candidates.places]
+        times = np.where(once, wanted[candidates.places], 0)
         return chance / np.maximum(times, 1)
 
     def best(self, flagged: Candidates, match: FloatArray) -> Partners:

@@ -68,13 +68,13 @@ def test_every_kind_of_decision_is_written(page: TestClient, review: Review) -> 
     assert drawn_row is not None
     paired, rewritten, *dropped, unsure = [row for row in range(7) if row != drawn_row]
     decide(page, "/", row=str(paired), verdict="re-pair", replaced="right", partner=f"p{rewritten}")
-    decide(page, "/", row=str(rewritten), verdict="rewrite", caption="  a new one ")
+    decide(page, "/", row=str(rewritten), verdict="rewrite", caption="  a new\r\none ")
     decide(page, "/?view=grid", row=[str(row) for row in dropped], verdict="drop")
     decide(page, "/?mode=teach", row=str(unsure), verdict="unsure")
     decide(page, "/?mode=rate", row=str(drawn_row), verdict="keep")
     current = review.decisions.current
     assert (current[f"p{paired}"].replaced, current[f"p{paired}"].partner) == ("right", f"p{rewritten}")
-    assert current[f"p{rewritten}"].caption == "a new one"
+    assert current[f"p{rewritten}"].caption == "a new\none"
     assert {current[f"p{row}"].batch for row in dropped} == {3}
     assert current[f"p{unsure}"].mode is Mode.TEACH
     drawn = current[f"p{drawn_row}"]
@@ -195,6 +195,12 @@ def test_images_are_small_jpegs(page: TestClient) -> None:
 
         assert Image.open(BytesIO(answer.content)).width == width
     assert page.get("/image/999").status_code == 404
+    # Another audit may be at the same address next time: no image is shown again without asking.
+    assert "no-cache" in answer.headers["Cache-Control"]
+    assert "no-cache" in page.get("/static/review.js").headers["Cache-Control"]
+    known = {"If-None-Match": answer.headers["ETag"]}
+    assert page.get("/image/1?size=large", headers=known).status_code == 304
+    assert page.get("/image/2?size=large", headers=known).status_code == 200
     assert page.get("/image/..%2f..%2fetc%2fpasswd").status_code == 404
     assert page.get("/static/../review.py").status_code == 404
 

@@ -6,6 +6,7 @@ going back work. No request goes to another machine, and the content security po
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import re
 import secrets
@@ -158,8 +159,8 @@ class _Guard:
     async def __call__(self, request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
         response = self._refuse(request) or self._sign_in(request) or await call_next(request)
         response.headers.update(HEADERS)
-        if request.url.path == "/":
-            response.headers["Cache-Control"] = "no-store"
+        # A browser asks again each time: at the same address there may be another audit, or a later version of us.
+        response.headers["Cache-Control"] = "no-store" if request.url.path == "/" else "private, no-cache"
         return response
 
     def _refuse(self, request: Request) -> Response | None:
@@ -222,7 +223,10 @@ class _Server:
         content = await run_in_threadpool(self._image, request.path_params["row"], size)
         if not content:
             return PlainTextResponse("There is no image here that can be shown.", 404)
-        return Response(content, media_type="image/jpeg", headers={"Cache-Control": "private, max-age=3600"})
+        tag = {"ETag": f'"{hashlib.sha256(content).hexdigest()}"'}
+        if request.headers.get("if-none-match") == tag["ETag"]:
+            return Response(status_code=304, headers=tag)
+        return Response(content, media_type="image/jpeg", headers=tag)
 
     async def export(self, _: Request) -> Response:
         content = await run_in_threadpool(decisions_csv, self.review.decisions)
@@ -295,7 +299,7 @@ class _Server:
             Verdict(verdict),
             replaced=given.get("replaced", ""),
             partner=given.get("partner", ""),
-            caption=given.get("caption", "").strip()[:LONGEST],
+            caption=given.get("caption", "").strip().replace("\r\n", "\n")[:LONGEST],  # as forms are sent
             reviewer=self.reviewer,
             session=session,
             mode=Mode(address.mode),

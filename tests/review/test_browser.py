@@ -16,6 +16,7 @@ import uvicorn
 from PIL import Image
 
 from audited import write_audit
+from mispair.review.decisions import Decision, Verdict
 from mispair.review.review import Review
 from mispair.review.server import make_app
 
@@ -227,7 +228,9 @@ SEEN = [*zip(PATHS, ["light", "dark", "dark", "light"], strict=True)]
         for scheme in ("light", "dark")
     ],
 )
-def test_on_a_telephone_and_for_a_screen_reader(open_page: Any, path: str, scheme: str) -> None:
+def test_on_a_telephone_and_for_a_screen_reader(open_page: Any, served: Served, path: str, scheme: str) -> None:
+    for row, verdict in enumerate((Verdict.KEEP, Verdict.DROP, Verdict.UNSURE)):
+        served.review.decide([row], Decision("", verdict))
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
     page = open_page(path, viewport={"width": 360, "height": 740}, color_scheme=scheme)
     assert page.evaluate("document.documentElement.scrollWidth") <= 360

@@ -258,6 +258,19 @@ def test_the_noise_rate_of_few_pairs(tmp_path: Path, readable: int) -> None:
     assert ("100.0 % mismatched" in page.get("/?mode=rate").text) == bool(readable)
 
 
+def test_decisions_that_wait_for_another_browser_are_told(review: Review, page: TestClient) -> None:
+    first = review.next_drawn("another browser")
+    assert first is not None
+    page.get("/")
+    for waiting in ("1 more counts as soon as", "2 more count as soon as"):
+        row = review.next_drawn(page.cookies["mispair-session"])
+        assert waiting in decide(page, "/?mode=rate", row=str(row), verdict="keep")
+    assert "0 decisions on pairs" in page.get("/?mode=rate").text
+    told = decide(page, "/?mode=rate", row=str(first), verdict="keep")
+    assert "3 decisions on pairs" in told
+    assert "as soon as" not in told
+
+
 def test_every_verdict_has_words(page: TestClient) -> None:
     for number, verdict in enumerate(Verdict):
         fields = {"re-pair": {"replaced": "left", "partner": "p9"}, "rewrite": {"caption": "new"}}.get(verdict, {})

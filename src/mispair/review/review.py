@@ -76,12 +76,14 @@ class RateProgress:
         decided: Decisions on drawn pairs that count.
         estimate: None with too few of them.
         unsure: Those that were left open.
+        waiting: Decisions that count as soon as a pair is decided that was drawn before theirs.
         reached: Whether the interval is narrow enough.
     """
 
     decided: int
     estimate: NoiseEstimate | None
     unsure: int
+    waiting: int = 0
 
     @property
     def reached(self) -> bool:
@@ -297,4 +299,5 @@ class Review:
             matched = decided[row].verdict.matched
             answers.append(np.nan if matched is None else float(not matched))
         found = np.array(answers)
-        return RateProgress(len(found), self.draw.estimate(found), int(np.isnan(found).sum()))
+        waiting = sum(row >= 0 for row in decided) - len(found)
+        return RateProgress(len(found), self.draw.estimate(found), int(np.isnan(found).sum()), waiting)

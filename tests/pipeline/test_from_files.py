@@ -122,7 +122,15 @@ def test_one_command_to_a_model(
     monkeypatch.chdir(photos)
     assert main([*search, "--image", "new/blue.png"]) == 0
     assert len(json.loads(capsys.readouterr().out)["hits"]) == 3
+    loaded = []
+
+    def load(*name: str) -> Words:
+        loaded.append(name)
+        return Words()
+
+    monkeypatch.setattr(search_module, "text_encoder", load)
     assert main([*search, "--query", "a green thing", "--top", "100"]) == 0
+    assert len(loaded) == int(not grid)  # once, not for each split
     assert len(json.loads(capsys.readouterr().out)["hits"]) == IMAGES - 1  # all splits
     assert main([*search, "--image", "photos/7.png"]) == 2
     assert "image cannot be read" in capsys.readouterr().err

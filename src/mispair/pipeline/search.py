@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -56,12 +57,6 @@ def image_features(
     cells = GridEncoder(encoder, origin.grid)
     found = encode_images(pairs, cells, cache_folder(cache), console=console)
     return as_cells(found.cells.read(found.image), cells.channels, origin.projection), found.problems
-
-
-def text_vectors(origin: Origin, texts: list[str], device: str = "auto") -> FloatArray:
-    """Vectors of texts, as those that a model was trained on were made."""
-    assert origin.text_model is not None
-    return text_encoder(origin.text_model, device).encode(texts).astype(np.float32)
 
 
 def search_files(
@@ -152,4 +147,5 @@ def _encode(origin: Origin | None, device: str) -> TextEncoder | None:
     """Makes vectors of texts, for a model that takes vectors and knows the encoder."""
     if origin is None or origin.text_model is None:
         return None
-    return lambda texts: text_vectors(origin, texts, device)
+    encoder = functools.cache(functools.partial(text_encoder, origin.text_model, device))  # once for all splits
+    return lambda texts: encoder().encode(texts).astype(np.float32)

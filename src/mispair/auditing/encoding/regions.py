@@ -25,7 +25,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-from sklearn.decomposition import PCA
 
 from mispair.auditing.encoding.cache import CachedRows
 from mispair.auditing.encoding.encode import EMBEDDINGS, OK, THREADS, ImageSide, Outcome
@@ -284,6 +283,8 @@ def _fitted(
     cells = found.cells.read(some).reshape(-1, encoder.channels).astype(np.float32)
     if len(cells) < pca:
         raise DataError(f"--pca {pca} needs at least as many cells, and there are {len(cells):,}; give a smaller one.")
+    from sklearn.decomposition import PCA  # here, because only this needs it and it loads slowly
+
     fitted = PCA(pca, svd_solver="covariance_eigh").fit(cells)
     return Projection(fitted.mean_.astype(np.float32), np.ascontiguousarray(fitted.components_.T, dtype=np.float32))
 

@@ -392,7 +392,7 @@ def test_refusals_come_before_encoding(photos: tuple[Path, Colours], capsys: Cap
     for options, words in (
         ([place / "photos.csv", "--checked", place / "checked.csv"], "no pair has the id 'nobody'"),
         ([place / "few.csv", "--image-column", "link"], "1 pairs; an audit needs at least 50"),
-        ([place / "odd.csv"], 'the columns are "a", "b". Name one of them with --image-column.'),
+        ([place / "odd.csv"], 'the columns are "a", "b". Name two of them with --image-column and --caption-column.'),
     ):
         assert audit(*options, "--images", place / "photos", "--out", place / "out") == 2
         assert words in capsys.readouterr().err

@@ -197,7 +197,7 @@ BROKEN = {
     "open.csv": (b'image,caption\na.jpg,"A dog\nb.jpg,A cat\n', r"line 3 cannot be read .*quotation mark"),
     "after.csv": (b'image,caption\na.jpg,"A" dog\n', "line 2 cannot be read"),
     "damaged.csv": ("image,caption\na.jpg,café\n".encode() + b"b.jpg,caf\xe9\n", "line 3 is not UTF-8 as the other"),
-    "none.csv": (b"one,two\n1,2\n", r'no column with a usual name for images; the columns are "one", "two"'),
+    "none.csv": (b"one,two\n1,2\n", r'for images or captions; the columns are "one", "two"\. Name two of.*-column and'),
     "web.csv": (b"image,caption\nhttps://a.b/c.jpg,A dog\n", "web address"),
     "away.csv": (b"image,caption\nz.jpg,A dog\n", r"none of the 1 images is here \(looked for .*z.jpg\).*--images"),
     "nameless.csv": (b"image,caption\n,A dog\n", "no row names one"),

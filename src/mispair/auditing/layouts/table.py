@@ -39,7 +39,7 @@ def open_pairs(table: Table, images: Path, root: Path | None = None) -> RawLayou
     Raises:
         DataError: A column is missing, there are no pairs, or the images are not where they should be.
     """
-    image, caption = table.require("image_path", "images"), table.require("caption", "captions")
+    image, caption = table.require({"image_path": "images", "caption": "captions"})
     # A group says which rows share their image, so it comes with the image.
     group = table.find("group")
     copies = TableCopies(table, (image,) if group is None else (image, group), caption, root)

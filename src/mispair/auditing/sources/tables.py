@@ -244,19 +244,21 @@ class Table:
         """The column for this role: the one that was named, or one with a usual name; None where there is none."""
         return self.roles.get(role) or find_column(self.columns, role)
 
-    def require(self, role: Role, what: str) -> str:
-        """The column for this role.
+    def require(self, roles: Mapping[Role, str]) -> list[str]:
+        """The columns for these roles, which come with a word for what is in each.
 
         Raises:
-            DataError: There is none.
+            DataError: Some are missing; they are named at once.
         """
-        column = self.find(role)
-        if column is None:
+        found = {role: self.find(role) for role in roles}
+        missing = [role for role, column in found.items() if column is None]
+        if missing:
+            what, flags = " or ".join(roles[role] for role in missing), " and ".join(FLAGS[role] for role in missing)
             raise DataError(
                 f"{self.parts[0].path}: no column with a usual name for {what}; the columns are "
-                f"{_quoted(self.columns)}. Name one of them with {FLAGS[role]}."
+                f"{_quoted(self.columns)}. Name {'one' if len(missing) == 1 else 'two'} of them with {flags}."
             )
-        return column
+        return [column for column in found.values() if column is not None]
 
     def found(self) -> str:
         """The columns that are there, for messages."""

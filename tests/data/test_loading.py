@@ -248,6 +248,23 @@ def test_a_folder_that_is_no_data_set_says_what_it_holds(tmp_path: Path) -> None
         loading.layout(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("names", "hint"),
+    [
+        ((".copy.json", "manifest.csv", "photos.csv"), r"given itself: .*photos\.csv --images FOLDER$"),
+        ((".copy.json", "0.JPG", "0.txt", "manifest.csv"), r"given without --data, as in: mispair train .*$"),
+        (("manifest.csv",), r"text_emb/\.$"),
+    ],
+)
+def test_a_folder_of_images_or_of_their_table_says_how_it_is_given(
+    tmp_path: Path, names: tuple[str, ...], hint: str
+) -> None:
+    for name in names:
+        (tmp_path / name).write_text("")
+    with pytest.raises(DataError, match=hint):
+        loading.layout(tmp_path)
+
+
 def test_a_path_that_is_no_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no such folder"):
         loading.load(tmp_path / "nowhere")

@@ -19,6 +19,8 @@ Layout = Literal["precomp", "vectors"]
 SHAPES = "shapes"
 _NATURAL_ORDER = ("train", "dev", "test", "testall")
 _LISTED = 6
+_TABLES, _IMAGES = (".csv", ".tsv", ".parquet", ".json", ".jsonl"), (".jpg", ".jpeg", ".png", ".webp")
+_NO_TABLES = ("manifest.csv", ".copy.json")  # beside the table of an export
 
 
 def load(
@@ -106,12 +108,19 @@ def layout(data: str | Path) -> Layout:
     entries = sorted(path.name + "/" * path.is_dir() for path in folder.iterdir())
     listed = ", ".join(entries[:_LISTED]) + (f" and {len(entries) - _LISTED} more" if len(entries) > _LISTED else "")
     inside = next((path for path in sorted(folder.iterdir()) if path.is_dir() and _recognise(path)), None)
-    hint = (
-        f"Did you mean {inside}?"
-        if inside
-        else "Expected train_ims.npy with train_caps.txt, or img_emb/ and text_emb/."
-    )
+    hint = f"Did you mean {inside}?" if inside else _expected(folder, entries)
     raise DataError(f"{folder}: no data set here, only {listed or 'an empty folder'}. {hint}")
+
+
+def _expected(folder: Path, entries: list[str]) -> str:
+    """What a folder should hold, and how images with captions are given."""
+    expected = "Expected train_ims.npy with train_caps.txt, or img_emb/ and text_emb/."
+    table = next((name for name in entries if Path(name).suffix.lower() in _TABLES and name not in _NO_TABLES), None)
+    if table is not None:
+        return f"{expected} A table of images and captions is given itself: {folder / table} --images FOLDER"
+    if any(Path(name).suffix.lower() in _IMAGES for name in entries):
+        return f"{expected} Images with captions are given without --data, as in: mispair train {folder}"
+    return expected
 
 
 def find_folder(data: str | Path) -> Path:

@@ -67,7 +67,8 @@ def review(
         from mispair.review.server import make_app
     except ImportError as error:
         raise ConfigError(
-            f"The page needs the package {error.name}; install it with: pip install 'mispair[review]'"
+            f"The page needs the package {error.name}; install it with: pip install -c constraints.txt '.[review]' "
+            "(in the clone of mispair)"
         ) from None
     if not 1 <= port <= 65535:
         raise ConfigError(f"--port is {port}; expected 1 to 65535.")
@@ -150,6 +151,8 @@ def export(
         print_json({"folder": str(done.folder), **done.counts})
     else:
         say(f"{to}: {', '.join(f'{count:,} {what}' for what, count in sorted(done.counts.items()))}.")
+        if mend and done.counts.get("dropped") and not done.counts.get("re-paired"):
+            say(f"No better partner of a flagged pair is sure enough for --mend; decide with: mispair review {out}")
     return 0
 
 

@@ -95,6 +95,7 @@ def test_placeholders_and_boilerplate_are_flagged(side: str, near: bool) -> None
     words = f"its {side} item is shared by 40 pairs that have nothing else in common"
     assert [reasons[row] for row in shared[1:]].count(words) >= 37
     assert reasons.count(words) <= 40
+    assert f"40 pairs share one {side} item whose partners have nothing in common" in " ".join(found.notes)
 
 
 def test_a_person_overrules_what_is_shared() -> None:

@@ -639,8 +639,9 @@ def _shared_notes(items: SharedItems, readable: npt.NDArray[np.bool_]) -> list[s
         rows = np.flatnonzero((unlike > 0) & readable)
         if len(rows):
             count = len(np.unique((items.left, items.right)[SIDES.index(side)][rows]))
+            which = f"one {side} item" if count == 1 else f"one of {count:,} {side} items"
             notes.append(
-                f"{len(rows):,} pairs share one of {count:,} {side} items whose partners have nothing in common, as "
+                f"{len(rows):,} pairs share {which} whose partners have nothing in common, as "
                 "placeholder images and boilerplate captions do. Nothing is learned from them. All but one pair of "
                 "each such item count as mismatched in the noise rate."
             )

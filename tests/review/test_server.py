@@ -17,7 +17,7 @@ from starlette.testclient import TestClient
 from audited import write_audit
 from mispair.cli.main import main
 from mispair.cli.review import names_of
-from mispair.review.decisions import Mode, Verdict
+from mispair.review.decisions import Decision, Mode, Verdict
 from mispair.review.review import Review
 from mispair.review.server import Address, make_app
 
@@ -60,6 +60,13 @@ def test_it_shows_the_lowest_score_first_and_goes_on(page: TestClient, review: R
     assert undone.headers["HX-Push-Url"] == "/?at=0"
     assert not review.decisions.current
     assert "nothing of yours to undo" in page.post("/undo", data={}, headers=ORIGIN).text
+
+
+def test_a_browser_without_cookies_undoes_nothing(review: Review, page: TestClient) -> None:
+    review.decide([0], Decision("", Verdict.KEEP, mode=Mode.IMPORT))
+    refused = page.post("/undo", data={}, headers=ORIGIN)
+    assert (refused.status_code, "cookie" in refused.text) == (422, True)
+    assert "p0" in review.decisions.current
 
 
 def test_every_kind_of_decision_is_written(page: TestClient, review: Review) -> None:

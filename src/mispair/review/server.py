@@ -316,6 +316,8 @@ class _Server:
 
     def _undo(self, form: dict[str, str], session: str) -> Response:
         address = Address.of(dict(parse_qsl(form.get("address", "").partition("?")[2])))
+        if not session:  # as decisions that were imported
+            raise DataError("Undoing needs the cookie by which this page knows your browser; allow cookies for it.")
         rows = self.review.undo(session)
         if rows and address.mode == "browse" and address.view == "one":
             address = replace(address, at=rows[0])

@@ -143,6 +143,14 @@ def test_keys_that_come_quickly_each_reach_the_next_pair(open_page: Any, served:
     sync_api.expect(page.locator("article")).to_have_attribute("aria-label", "Pair p0")
     page.wait_for_function("document.querySelector('.undo').innerText.includes('0 decided')")
     assert not served.verdicts()
+    page.goto(f"{served.address}/?at=29")  # the last one: what was pressed for the next pair is not for this one
+    page.evaluate(
+        "for (const key of 'kd') document.body.dispatchEvent(new KeyboardEvent('keydown', {key, bubbles: true}))"
+    )
+    message(page, "Kept p29. That was the last one.")
+    page.keyboard.press("ArrowLeft")
+    sync_api.expect(page.locator("article")).to_have_attribute("aria-label", "Pair p28")
+    assert served.verdicts() == {"p29": "keep"}
 
 
 def test_a_key_that_is_held_decides_once(open_page: Any, served: Served) -> None:

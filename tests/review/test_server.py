@@ -116,6 +116,11 @@ def test_what_is_no_decision_is_refused(page: TestClient, review: Review, fields
     assert not review.decisions.history()
 
 
+def test_an_empty_caption_is_named(page: TestClient) -> None:
+    answer = page.post("/decide", data={"row": "0", "verdict": "rewrite", "caption": "  "}, headers=ORIGIN)
+    assert answer.text == "The new caption is empty; write one, or drop the pair."
+
+
 @pytest.mark.parametrize(
     "origin",
     [{}, {"Origin": "http://evil.example"}, {"Origin": "null"}, {"Origin": "http://["}, {"Origin": "http://127.0.0.1"}],

@@ -293,6 +293,8 @@ class _Server:
         verdict = given.get("verdict", "")
         if verdict not in list(Verdict):
             raise DataError(f"{verdict!r} is no decision; expected one of {', '.join(Verdict)}.")
+        if verdict == Verdict.REWRITE and not given.get("caption", "").strip():
+            raise DataError("The new caption is empty; write one, or drop the pair.")
         address = Address.of(dict(parse_qsl(given.get("address", "").partition("?")[2])))
         decision = Decision(
             "",

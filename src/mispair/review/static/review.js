@@ -29,8 +29,13 @@ function click(key) {
 }
 
 document.addEventListener("DOMContentLoaded", () => settled(true)); // htmx was here first
-document.addEventListener("htmx:beforeRequest", () => { busy = true; });
-document.addEventListener("htmx:afterSettle", () => settled(true));
+let decided = null; // the pair that a decision is being sent on
+const pair = () => document.querySelector("article")?.getAttribute("aria-label");
+document.addEventListener("htmx:beforeRequest", (event) => {
+  busy = true;
+  decided = event.detail.pathInfo.requestPath === "/decide" ? pair() : null;
+});
+document.addEventListener("htmx:afterSettle", () => settled(!decided || decided !== pair())); // or it was the last one
 document.addEventListener("htmx:afterRequest", (event) => { if (!event.detail.successful) settled(false); });
 document.addEventListener("click", (event) => {
   if (busy && event.target.closest("#main button, #main a")) {

@@ -299,6 +299,8 @@ def test_decisions_of_label_studio_and_argilla(tmp_path: Path) -> None:
     tasks = [
         {"data": {"id": "p0"}, "annotations": [{"completed_by": {"email": "ana@x"}, "result": [choice("matched")]}]},
         {"data": {"id": "p1"}, "annotations": [{"result": [choice("matched")]}, {"result": [choice("mismatched")]}]},
+        {"data": {"id": "p7"}, "annotations": [{"completed_by": None, "result": [choice("matched")]}]},
+        {"data": {"id": "p8"}, "annotations": [{"completed_by": {"email": None}, "result": [choice("matched")]}]},
         {"data": {"id": "p2"}, "annotations": []},
         {"data": {"id": "p3"}, "annotations": [{"was_cancelled": True, "result": [choice("matched")]}]},
     ]
@@ -308,11 +310,12 @@ def test_decisions_of_label_studio_and_argilla(tmp_path: Path) -> None:
         {"id": "p6", "fields": {}, "responses": None},
     ]
     review = Review(write_audit(tmp_path / "audit"))
-    for name, content, count in (("tasks.json", tasks, 2), ("records.json", records, 1)):
+    for name, content, count in (("tasks.json", tasks, 4), ("records.json", records, 1)):
         (tmp_path / name).write_text(json.dumps(content), encoding="utf-8")
         assert read_decisions(review.decisions, tmp_path / name, "bob") == count
     found = {name: (str(one.verdict), one.reviewer) for name, one in review.decisions.current.items()}
-    assert found == {"p0": ("keep", "ana@x"), "p1": ("drop", "bob"), "p4": ("drop", "7")}
+    unnamed = {"p7": ("keep", "bob"), "p8": ("keep", "bob")}
+    assert found == {"p0": ("keep", "ana@x"), "p1": ("drop", "bob"), "p4": ("drop", "7"), **unnamed}
 
 
 @pytest.mark.parametrize(

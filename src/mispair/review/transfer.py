@@ -122,10 +122,11 @@ def _label_studio(task: dict[str, Any]) -> Choice | None:
     done = [one for one in task.get("annotations", []) if not one.get("was_cancelled") and one.get("result")]
     if not done:
         return None
-    who = done[-1].get("completed_by", "")
+    who = done[-1].get("completed_by")
+    who = (who.get("email") if isinstance(who, dict) else who) or ""
     results = [one for one in done[-1]["result"] if one.get("type") == "choices"]
     choice = results[0]["value"]["choices"][0]
-    return str(task["data"]["id"]), str(choice), str(who.get("email", "") if isinstance(who, dict) else who)
+    return str(task["data"]["id"]), str(choice), str(who)
 
 
 def _argilla(record: dict[str, Any]) -> Choice | None:

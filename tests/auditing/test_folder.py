@@ -113,7 +113,7 @@ def test_another_audit_is_refused(place: Path, capsys: Capture, options: list[st
 
 def test_a_mistake_is_named_before_what_is_there(place: Path, capsys: Capture) -> None:
     assert (place / "audit").exists()
-    for options, words in (([], "Give a folder to audit"), (["none"], "none: no such file or folder")):
+    for options, words in (([], "Give images and captions"), (["none"], "none: no such file or folder")):
         assert audit(*options) == 2
         assert words in capsys.readouterr().err
 

@@ -108,7 +108,7 @@ def test_two_files_and_a_table(arrays: Path, tmp_path: Path) -> None:
     [
         (["--left", "a.npy"], "both --left A.npy and --right B.npy"),
         (["--right", "b.npy"], "both --left A.npy and --right B.npy"),
-        ([], "Give a folder to audit, or both"),
+        ([], "Give images and captions (photos.csv --images photos/), a folder to audit, or both"),
         ([".", "--left", "a.npy"], "not both"),
         ([".", "--ids", "ids.csv"], "not both"),
         (["--left", "a.npy", "--right", "b.npy", "--joint"], "leave out --joint"),
@@ -392,6 +392,7 @@ def test_refusals_come_before_encoding(photos: tuple[Path, Colours], capsys: Cap
     for options, words in (
         ([place / "photos.csv", "--checked", place / "checked.csv"], "no pair has the id 'nobody'"),
         ([place / "few.csv", "--image-column", "link"], "1 pairs; an audit needs at least 50"),
+        ([place / "photos.csv", "--by", "shop"], "--by shop: "),
         ([place / "odd.csv"], 'the columns are "a", "b". Name two of them with --image-column and --caption-column.'),
     ):
         assert audit(*options, "--images", place / "photos", "--out", place / "out") == 2

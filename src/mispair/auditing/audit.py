@@ -496,8 +496,6 @@ def check(source: Source, settings: Settings) -> None:
             f"{source.name}: the left vectors have {source.widths[0]} numbers and the right ones {source.widths[1]}; "
             "encoders with a common space give equally many, so leave out --joint."
         )
-    if settings.by is not None:
-        values_by(source, settings.by)
 
 
 def check_rows(pairs: Source | RawPairs, settings: Settings) -> None:
@@ -513,6 +511,8 @@ def check_rows(pairs: Source | RawPairs, settings: Settings) -> None:
         raise DataError(f"--workers is {settings.workers}; expected at least 1.")
     for ids in (list(checked_answers(settings.checked)), *map(list, settings.partnered)):
         pairs.find(ids)  # refuses unknown ids and invalid answers
+    if settings.by is not None:
+        values_by(pairs, settings.by)
 
 
 def _judge(source: Source, settings: Settings, items: SharedItems, device: torch.device, work: Path | None) -> Judge:

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict
 from scipy.special import betaincinv
 
 from mispair.auditing.scoring.calibration import noise_interval, noise_rate
+from mispair.auditing.sources.raw import RawPairs
 from mispair.auditing.sources.source import Source
 from mispair.data.pairs import MATCH_THRESHOLD
 from mispair.errors import ConfigError, DataError
@@ -166,7 +167,7 @@ def _shifted(probability: FloatArray, factor: float) -> float:
     return float((factor * probability / (factor * probability + 1 - probability)).mean())
 
 
-def values_by(source: Source, by: str) -> list[str]:
+def values_by(source: Source | RawPairs, by: str) -> list[str]:
     """The value of each row by which noise rates are given: of a column, or the name of its file.
 
     Raises:
@@ -174,7 +175,8 @@ def values_by(source: Source, by: str) -> list[str]:
     """
     if by == SHARD and source.shards:
         return [name for name, size in source.shards for _ in range(size)]
-    table = source.table if source.raw is None else source.raw.table
+    raw = source if isinstance(source, RawPairs) else source.raw
+    table = source.table if raw is None else raw.table
     if table is None or by not in table.columns:
         known = [*(() if table is None else table.columns), *([SHARD] if source.shards else [])]
         there = f"there are {listed(known)}" if known else "this input has none"

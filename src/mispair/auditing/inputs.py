@@ -85,7 +85,10 @@ class AuditInput:
         """
         if self.source is None:
             if self.left is None or self.right is None:
-                raise ConfigError("Give a folder to audit, or both --left A.npy and --right B.npy.")
+                raise ConfigError(
+                    "Give images and captions (photos.csv --images photos/), a folder to audit, or both --left A.npy "
+                    "and --right B.npy."
+                )
         elif self.left is not None or self.right is not None or self.ids is not None:
             raise ConfigError("Give either a folder or --left and --right (with --ids), not both.")
         elif str(self.source) != "shapes" and not self.source.exists():

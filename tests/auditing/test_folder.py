@@ -46,6 +46,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with chdir(place), redirect_stdout(StringIO()) as printed, hurry():
         assert audit("in") == 0
     assert "Report: audit/report.html" in printed.getvalue()
+    assert "Decide on the doubtful pairs: mispair review audit\n" in printed.getvalue()
     shutil.copytree(place, place.with_name("copy"))
     return place
 

@@ -256,7 +256,9 @@ def _close(summary: AuditSummary) -> list[str]:
 def _lines(summary: AuditSummary, out: Path, clean: Path | None, mended: Path | None) -> list[str]:
     """The result in words."""
     from mispair.auditing.findings import NOTHING_IN_COMMON
+    from mispair.data.remote import url_of
 
+    doubtful = summary.flagged > 0 and url_of(out) is None
     return [
         *([f"{NOTHING_IN_COMMON}."] if summary.nothing_in_common else []),
         f"{summary.flagged:,} of {summary.scored:,} pairs are flagged as mismatched. Estimated noise rate "
@@ -272,6 +274,7 @@ def _lines(summary: AuditSummary, out: Path, clean: Path | None, mended: Path | 
         f"Table:  {shown(out / 'pairs.parquet')} and pairs.csv; better partners in suggestions.csv",
         *([] if clean is None else [f"Without the flagged pairs: {clean}"]),
         *([] if mended is None else [f"With better partners: {mended}"]),
+        *([f"Decide on the doubtful pairs: mispair review {shlex.quote(str(out))}"] if doubtful else []),
     ]
 
 

@@ -116,6 +116,8 @@ def test_a_summary_by_a_column(tmp_path: Path) -> None:
     found = audit_source(source, Settings(by="origin"))
     assert [(part.value, part.pairs) for part in found.summary.parts] == [("a", 200), ("b", 100)]
     assert sum(part.flagged for part in found.summary.parts) == found.summary.flagged
+    assert found.table["source"].to_pylist() == ["ab"[row % 3 == 0] for row in range(300)]
+    assert "source" not in audit_source(source, Settings()).table.column_names
     assert "By origin" in render(make_page(found))
     with pytest.raises(DataError, match=r"^--by where: .* has no such column; there are .*origin"):
         audit_source(source, Settings(by="where"))

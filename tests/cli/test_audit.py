@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from mispair.auditing.scoring.judge import Judge
 from mispair.auditing.sources.source import Source
 from mispair.cli.main import main
 from mispair.errors import DataError
+from mispair.review.decisions import FILE, Decision, Decisions, Verdict
 
 arrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -409,3 +411,20 @@ def test_an_image_that_was_replaced_makes_another_audit(photos: tuple[Path, Colo
     assert "(the source changed since)" in capsys.readouterr().err
     assert audit(*command, "--overwrite") == 3
     assert colours.seen == 60
+
+
+def test_decisions_on_other_data_are_not_taken_over(
+    folder: Path, arrays: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    other = ["--left", arrays / "a.npy", "--right", arrays / "b.npy", "--ids", arrays / "ids.csv", "--out", out]
+    assert audit(folder, "--out", out) == 0
+    with closing(Decisions(out / FILE)) as decisions:
+        decisions.add([Decision("p1", Verdict.DROP, session="s")])
+    before = table(out)
+    assert audit(*other, "--overwrite") == 2
+    message = capsys.readouterr().err
+    assert f"{out} has a decision on the pairs of {folder}" in message
+    assert "--export-decisions" in message
+    assert table(out) == before
+    assert audit(folder, "--out", out, "--overwrite") == 0  # the same pairs

@@ -77,7 +77,7 @@ def audits(draw: st.DrawFn) -> dict[str, list[object]]:
         "is_mismatch": cells([True, False, None]),
         "reason": cells(["", "mismatched", "copy"]),
         "reasons": cells([None, "image is tiny", "image is tiny; copy"]),
-        "source": cells(["", "web", None]),
+        "source": cells(["", "web", "web-2", None]),
     }
 
 
@@ -106,7 +106,7 @@ def by_hand(columns: dict[str, list[Any]], wanted: Filter) -> list[int]:
         if wanted.low <= score[row] <= wanted.high
         and (columns["is_mismatch"][row] or not wanted.flagged)
         and has(row, ("reason", "reasons"), wanted.reason)
-        and has(row, ("source",), wanted.source)
+        and wanted.source in ("", columns["source"][row])
         and has(row, ("caption", "id"), wanted.text)
     ]
     keys = {"score": lambda row: score[row], "-score": lambda row: -score[row], "row": lambda row: row}

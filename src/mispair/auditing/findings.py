@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from mispair.auditing.cuts import USUAL_CUTS, Cut, Part, cuts, parts, values_by
+from mispair.auditing.cuts import SHARD, USUAL_CUTS, Cut, Part, cuts, parts, values_by
 from mispair.auditing.scoring.calibration import PIECE, standardised
 from mispair.auditing.scoring.exchanges import Exchanges
 from mispair.auditing.scoring.folds import sample
@@ -361,6 +361,7 @@ class Findings:
         columns: dict[str, Any] = {
             "id": self.source.id_column(start, stop),
             **self.source.item_columns(start, stop),
+            **self._source_column(start, stop),
             "status": self._status_column(start, stop),
             "match_score": pyarrow.array(match, mask=bad),
             "is_mismatch": pyarrow.array(match < self.threshold, mask=bad),
@@ -377,6 +378,24 @@ class Findings:
         if self.similar.exchanges is not None:
             columns["exchanged"] = pyarrow.array(self.similar.exchanges.chance[here], mask=bad)
         return pyarrow.table(columns)
+
+    def _source_column(self, start: int, stop: int) -> dict[str, pyarrow.Array]:
+        """Where consecutive pairs come from; none if all come from one file and nothing else is asked for."""
+        if self._origins is None:
+            return {}
+        names, origin = self._origins
+        return {"source": _text_column(origin[start:stop], names)}
+
+    @cached_property
+    def _origins(self) -> tuple[list[str], npt.NDArray[np.int32]] | None:
+        """The values of the column `by`, or the names of the files, and the number of that of each pair (N,)."""
+        files = self.source.shards
+        if self.by is None or (self.by == SHARD and files):
+            numbers = np.repeat(np.arange(len(files), dtype=np.int32), [size for _, size in files])
+            return ([name for name, _ in files], numbers) if len(files) > 1 else None
+        values = ["" if value is None else str(value) for value in values_by(self.source, self.by)]
+        names, places = np.unique(values, return_inverse=True)
+        return names.tolist(), places.astype(np.int32)
 
     def _status_column(self, start: int, stop: int) -> pyarrow.Array:
         words, places = list(FAULTS.values()), self.scan.status[start:stop].astype(np.int32)

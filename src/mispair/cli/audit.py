@@ -13,7 +13,7 @@ import tyro
 from tyro.conf import Positional
 
 from mispair.cli.output import console, print_json, say
-from mispair.errors import ConfigError, StoppedError
+from mispair.errors import ConfigError, DataError, StoppedError
 
 if TYPE_CHECKING:
     from mispair.auditing.audit import Settings
@@ -123,6 +123,8 @@ def audit(
     data = AuditInput(
         source, left, right, ids, images, split, columns, encoders, cache, vectors, allow_outside
     ).fetched()
+    if overwrite and url_of(out) is None:
+        _check_overwritten(out, data)
     answers = _answers(checked, decisions)
     best = None if keep_best is None else share_of(keep_best)
     partnered = ((), ()) if decisions is None else read_partnered(decisions)
@@ -164,6 +166,29 @@ def audit(
 
         return review_page(out, images=images)
     return BAD_CODE if summary.too_many_unreadable else 0
+
+
+def _check_overwritten(out: Path, data: AuditInput) -> None:
+    """Refuses to replace an audit of other data on which there are decisions: they would count for the new data."""
+    from mispair.auditing.folder import read_input
+    from mispair.auditing.output_files import AUDIT
+    from mispair.review.decisions import FILE, read_current
+    from mispair.support.owned_folder import read_mark
+
+    mark = read_mark(out, AUDIT)
+    if mark is None or not mark.finished or not (out / FILE).exists():
+        return
+    before, now = (
+        [None if place is None else Path(place).resolve() for place in (one.source, one.left, one.right)]
+        for one in (read_input(out), data)
+    )
+    if before != now and (decided := len(read_current(out / FILE))):
+        raise DataError(
+            f"{out} has {'a decision' if decided == 1 else f'{decided:,} decisions'} on the pairs of "
+            f"{before[0] or before[1]}, which would count for those of {now[0] or now[1]}, too. Choose another --out; "
+            f"or keep what was decided with `mispair review {shlex.quote(str(out))} --export-decisions FILE`, and then "
+            f"delete {out / FILE}."
+        )
 
 
 def _check_sharing(

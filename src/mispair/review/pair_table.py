@@ -128,7 +128,7 @@ class PairTable:
         if not ids:
             return {}
         column = self._table.column("id")
-        rows = np.flatnonzero(self._flagged(compute.is_in(column, _texts(ids).cast(column.type)).chunks))[::-1]
+        rows = np.flatnonzero(self._truth(compute.is_in(column, _texts(ids).cast(column.type)).chunks))[::-1]
         return dict(zip(self.cells("id", rows), rows.tolist(), strict=True))
 
     @cached_property
@@ -140,10 +140,10 @@ class PairTable:
     def flagged(self) -> Mask:
         """(N,) whether each pair is flagged."""
         if "is_mismatch" in self:
-            return self._flagged(self._table.column("is_mismatch").chunks)
+            return self._truth(self._table.column("is_mismatch").chunks)
         return np.asarray(self.score < MATCH_THRESHOLD)
 
-    def _flagged(self, chunks: Iterable[pyarrow.BooleanArray]) -> Mask:
+    def _truth(self, chunks: Iterable[pyarrow.BooleanArray]) -> Mask:
         """The truth values of a column."""
         found = np.concatenate([np.zeros(0, bool), *map(_flags, chunks)])
         release_pages(self._pages)
@@ -197,11 +197,19 @@ class PairTable:
             mask &= (self.score >= wanted.low) & (self.score <= wanted.high)
         if wanted.flagged:
             mask &= self.flagged
-        texts = ((("reason", "reasons"), wanted.reason), (("source",), wanted.source), (("caption", "id"), wanted.text))
-        for columns, value in texts:  # the slowest last
+        if wanted.source:
+            mask &= self._equal("source", wanted.source)
+        for columns, value in ((("reason", "reasons"), wanted.reason), (("caption", "id"), wanted.text)):
             if value:
                 mask[mask] = self._has(columns, value, mask)
         return mask
+
+    def _equal(self, column: str, text: str) -> Mask:
+        import pyarrow.compute as compute
+
+        if column not in self:
+            return np.zeros(len(self), dtype=bool)
+        return self._truth(compute.equal(self._table.column(column), text).chunks)
 
     def _has(self, columns: Sequence[str], text: str, among: Mask) -> Mask:
         """For each row of a mask whether a cell of one of these columns has the text in it; case does not matter."""

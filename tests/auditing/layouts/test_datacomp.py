@@ -117,6 +117,7 @@ def test_audit(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
     whole = pyarrow.parquet.read_table(out / "pairs.parquet")
     parts = [pyarrow.parquet.read_table(out / f"shards/{name}.parquet") for name in ("aa", "bb")]
     assert pyarrow.concat_tables(parts).to_pylist() == whole.to_pylist()
+    assert whole["source"].to_pylist() == ["aa"] * CUT + ["bb"] * (ROWS - CUT)
     assert "joint" in whole.column_names
     kept = [row["id"] for row in whole.to_pylist() if not row["is_mismatch"]]
     for place in (out, tmp_path / "clean"):

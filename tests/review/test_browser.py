@@ -105,13 +105,19 @@ def test_all_by_keyboard(open_page: Any, served: Served) -> None:
     message(page, "Unsure about p3.")
     page.keyboard.press("c")
     sync_api.expect(page.locator("textarea")).to_be_focused()
-    page.keyboard.press("Control+a")
-    page.keyboard.type("a kind dog")  # k, d and 1 are letters here
-    page.keyboard.press("Tab")
-    page.keyboard.press("Enter")
+    page.keyboard.type("a kind dog")  # k, d and 1 are letters here, and the old caption was selected
+    sync_api.expect(page.locator("textarea")).to_have_value("a kind dog")
+    page.keyboard.press("Escape")
+    sync_api.expect(page.locator("textarea")).to_be_hidden()
+    assert "p4" not in served.verdicts()
+    page.keyboard.press("c")
+    page.keyboard.press("End")
+    page.keyboard.press("Shift+Enter")
+    page.keyboard.type("a kind one")
+    page.keyboard.press("Control+Enter")
     message(page, "Rewritten p4.")
     assert served.verdicts() == {"p0": "keep", "p1": "drop", "p2": "re-pair", "p3": "unsure", "p4": "rewrite"}
-    assert served.review.decisions.current["p4"].caption == "a kind dog"
+    assert served.review.decisions.current["p4"].caption == "caption 4 of a dog\na kind one"
     page.keyboard.press("z")
     message(page, "Undone")
     assert "p4" not in served.verdicts()
@@ -122,6 +128,7 @@ def test_all_by_keyboard(open_page: Any, served: Served) -> None:
     sync_api.expect(page.locator("article")).to_have_attribute("aria-label", "Pair p4")
     page.keyboard.press("?")
     sync_api.expect(page.locator("dialog")).to_be_visible()
+    assert "Enter saves it, Escape leaves without a decision" in page.locator("dialog").inner_text()
     page.keyboard.press("Escape")
     page.reload()
     sync_api.expect(page.locator("article")).to_have_attribute("aria-label", "Pair p4")
@@ -241,6 +248,7 @@ def test_on_a_telephone_and_for_a_screen_reader(open_page: Any, served: Served, 
         served.review.decide([row], Decision("", verdict))
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="axe-playwright-python is not installed")
     page = open_page(path, viewport={"width": 360, "height": 740}, color_scheme=scheme)
+    page.keyboard.press("c")  # with the form for a caption, where there is one
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
     found = axe.Axe().run(page)
     assert found.violations_count == 0, found.generate_report()
@@ -248,12 +256,14 @@ def test_on_a_telephone_and_for_a_screen_reader(open_page: Any, served: Served, 
 
 def test_a_script_in_a_caption_is_text(open_page: Any, served: Served) -> None:
     page = open_page()
-    page.keyboard.press("c")
+    page.locator(".rewrite summary").click()
     sync_api.expect(page.locator("textarea")).to_be_focused()
-    page.keyboard.press("Control+a")
+    assert "Enter saves it" in page.locator(".rewrite").inner_text()
     page.keyboard.insert_text("<script>document.title='x'</script><img src=x onerror=alert(1)>")
-    page.keyboard.press("Tab")
-    page.keyboard.press("Enter")
-    message(page, "Rewritten")
+    page.keyboard.down("Enter")
+    page.keyboard.down("Enter")  # held: it is saved once
+    message(page, "Rewritten p0.")
+    new = served.review.decisions.history()
+    assert [one.caption for one in new] == ["<script>document.title='x'</script><img src=x onerror=alert(1)>"]
     page.goto(f"{served.address}/?at=0")
     assert page.title() == "Review of audit"

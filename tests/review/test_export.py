@@ -23,6 +23,7 @@ from mispair.auditing.output_files import TABLE
 from mispair.cli.main import main
 from mispair.data.pairs import Regions, Tokens
 from mispair.errors import DataError
+from mispair.review.captions import takes_captions
 from mispair.review.compare import compare
 from mispair.review.decisions import FILE, Decision, Decisions, Verdict, read_answers, read_partnered
 from mispair.review.export import export
@@ -213,6 +214,7 @@ def test_every_layout_comes_out_as_decided(layout: str, tmp_path: Path) -> None:
     decisions.add([Decision(ids[3], Verdict.REWRITE, caption="a new one"), Decision(ids[5], Verdict.KEEP)])
     decisions.close()
     assert export(audit, tmp_path / "out").counts == {"dropped": 1, "re-paired": 2, "rewritten": 1, "kept": 2}
+    assert takes_captions(audit)
     place = tmp_path / "out" if path.is_dir() else tmp_path / "out" / path.name
     again = AuditInput(place, images=data.images).open_raw()
     assert again is not None
@@ -260,6 +262,7 @@ def test_every_layout_of_vectors_comes_out_as_decided(layout: str, tmp_path: Pat
     decisions.close()
     with pytest.raises(DataError, match="1 captions were rewritten"):
         export(audit, tmp_path / "other")
+    assert not takes_captions(audit)
     assert not (tmp_path / "other").exists()
 
 
@@ -276,6 +279,7 @@ def test_features_of_regions_come_out_as_decided(tmp_path: Path) -> None:
     decisions.add([Decision(ids[11], Verdict.REWRITE, caption="a new one")])
     decisions.close()
     export(audit, tmp_path / "out")
+    assert takes_captions(audit)
     pairs = mispair.load(tmp_path / "out", "train")
     assert isinstance(pairs.left, Regions)
     assert isinstance(pairs.right, Tokens)

@@ -6,6 +6,7 @@ import re
 import socket
 from pathlib import Path
 
+import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -14,7 +15,8 @@ from hypothesis import strategies as st
 from PIL import Image
 from starlette.testclient import TestClient
 
-from audited import write_audit
+from audited import write_audit, write_audit_of
+from mispair.auditing.inputs import AuditInput
 from mispair.cli.main import main
 from mispair.cli.review import names_of
 from mispair.review.decisions import Decision, Mode, Verdict
@@ -90,6 +92,75 @@ def test_every_kind_of_decision_is_written(page: TestClient, review: Review) -> 
     assert 0 < drawn.inclusion <= 1
     assert "1 decision on pairs that were drawn" in page.get("/?mode=rate").text
     assert f"p{paired},re-pair,right,p{rewritten}" in page.get("/decisions.csv").text
+
+
+def test_how_many_are_left_is_told(page: TestClient) -> None:
+    assert "Pair 1 of 30; 0 decided" in page.get("/").text
+    assert "Pair 2 of 30; 1 decided" in decide(page, "/", row="0", verdict="keep")
+    decide(page, "/?flagged=0", row="59", verdict="drop")
+    assert "Pair 6 of 30; 1 decided" in page.get("/?at=5").text  # pair 59 is not flagged
+    assert "30 pairs; 1 decided" in page.get("/?at=59").text
+    assert "Pairs 25 to 30 of 30; 1 decided" in page.get("/?view=grid&page=2").text
+    assert "Pair 60 of 60; 2 decided" in page.get("/?flagged=0&at=59").text
+    assert "Pair 1 of 58 undecided; 2 of 60 decided" in page.get("/?flagged=0&state=undecided").text
+    assert "Pairs 1 to 1 of 1 dropped; 2 of 60 decided" in page.get("/?flagged=0&state=drop&view=grid").text
+    assert "decided</p>" not in page.get("/?mode=teach").text
+
+
+SHARED = "right item is shared by 5 pairs that have nothing else in common"
+
+
+def page_of(folder: Path, **columns: list[str] | None) -> TestClient:
+    """A page of four pairs with other columns, or without some."""
+    table = pyarrow.parquet.read_table(write_audit(folder, 4) / "pairs.parquet")
+    for name, cells in columns.items():
+        table = (
+            table.drop_columns([name])
+            if cells is None
+            else table.set_column(table.column_names.index(name), name, pyarrow.array(cells))
+        )
+    pyarrow.parquet.write_table(table, folder / "pairs.parquet")
+    return TestClient(make_app(Review(folder), frozenset({HOST})), base_url=f"http://{HOST}")
+
+
+def test_a_reason_is_there_once_and_in_words_of_images_and_captions(tmp_path: Path) -> None:
+    reason = [f"its {SHARED}", "the other partners of its left item say something else", "", ""]
+    reasons = [f"{SHARED}; image is tiny", SHARED, "", ""]
+    page = page_of(tmp_path / "photos", reason=reason, reasons=reasons)
+    text = page.get("/").text
+    assert re.findall("<li>(.*)</li>", text) == [
+        "its caption is shared by 5 pairs that have nothing else in common</li><li>image is tiny"
+    ]
+    assert "its image say something else" in page.get("/?at=1").text
+    assert re.findall(r'<option value="([^"]*)" >([^<]*shared[^<]*)<', text) == [
+        (SHARED, "caption is shared by 5 pairs that have nothing … (2)")
+    ]
+    assert "Captions that may fit this image better" in text
+    for value in (SHARED, f"its {SHARED}"):  # by the stored value
+        found = page.get("/", params={"reason": value}).text
+        assert f'<option value="{SHARED}" selected>' in found
+        assert f"of {2 - value.startswith('its')}; 0 decided" in found
+    text = page_of(tmp_path / "vectors", reason=reason, reasons=reasons, image=None, caption=None).get("/").text
+    assert f"<li>its {SHARED}</li>" in text
+    assert "Right items that may fit this left item better" in text
+    assert re.search(r'class="caption" dir="auto">p1<', text)  # a suggestion without a caption
+
+
+def test_no_caption_is_asked_for_where_none_can_be_written(tmp_path: Path, page: TestClient) -> None:
+    assert "Write a better caption" in page.get("/").text
+    for side in ("left", "right"):
+        np.save(tmp_path / f"{side}.npy", np.eye(4, dtype=np.float32))
+    data = AuditInput(left=tmp_path / "left.npy", right=tmp_path / "right.npy")
+    review = Review(write_audit_of(tmp_path / "vectors", data, list("abcd"), [0]))
+    page = TestClient(make_app(review, frozenset({HOST})), base_url=f"http://{HOST}")
+    assert "better caption" not in page.get("/").text
+    refused = page.post("/decide", data={"row": "0", "verdict": "rewrite", "caption": "new"}, headers=ORIGIN)
+    assert (refused.status_code, refused.text) == (
+        422,
+        "This data set has vectors instead of captions, so no new caption can be written to it; re-pair or drop "
+        "the pair.",
+    )
+    assert not review.decisions.history()
 
 
 def test_a_reload_shows_the_same(page: TestClient) -> None:

@@ -44,16 +44,7 @@ class AuditedImages:
 
     @cached_property
     def _source(self) -> Path | None:
-        """What was audited; None where it is not known."""
-        source = self._request.get("the source")
-        if not isinstance(source, list) or not source or "://" not in str(source[0]):
-            return Path(str(source[0])) if isinstance(source, list) and source else None
-        from mispair.auditing.folder import local_place
-
-        try:
-            return local_place(self._request)
-        except DataError:  # a copy of what was at a URL, which was deleted
-            return None
+        return audited_source(self._request)
 
     @cached_property
     def root(self) -> Path | None:
@@ -99,6 +90,19 @@ class AuditedImages:
         except (MispairError, OSError):  # the data is not there any more
             return None
         return None if pairs is None or pairs.image_file(0) is not None else pairs
+
+
+def audited_source(request: Mapping[str, Json]) -> Path | None:
+    """What an audit with this request has read; None where it is not known."""
+    source = request.get("the source")
+    if not isinstance(source, list) or not source or "://" not in str(source[0]):
+        return Path(str(source[0])) if isinstance(source, list) and source else None
+    from mispair.auditing.folder import local_place
+
+    try:
+        return local_place(request)
+    except DataError:  # a copy of what was at a URL, which was deleted
+        return None
 
 
 def _holds_archives(place: Path) -> bool:

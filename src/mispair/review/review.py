@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mispair.errors import DataError
+from mispair.review.captions import takes_captions
 from mispair.review.decisions import FILE, Decision, Decisions, Mode, Verdict
 from mispair.review.images import AuditedImages
 from mispair.review.noise_estimate import DRAW, Draw, NoiseEstimate, most_instructive
@@ -37,7 +38,7 @@ class PairView:
         caption: Its caption; empty where there is none.
         has_image: Whether its image can be shown.
         score: Its match score; None if it could not be read.
-        reasons: Why it is flagged.
+        reasons: Why it is flagged, and what else it shows.
         status: "ok", or why it could not be read.
         decision: The one that counts now.
         suggestions: Better partners.
@@ -90,6 +91,15 @@ class RateProgress:
         return self.estimate is not None and self.estimate.half_width <= PRECISION
 
 
+def _each_once(reason: str, shown: Sequence[str]) -> tuple[str, ...]:
+    """What counts most against a pair, and what else it shows.
+
+    >>> _each_once("its image is tiny", ["image is tiny", "caption is empty"])
+    ('its image is tiny', 'caption is empty')
+    """
+    return tuple(part for part in (reason, *(one for one in shown if f"its {one}" != reason)) if part)
+
+
 class Review:
     """The state of a review, safe for threads.
 
@@ -135,7 +145,7 @@ class Review:
                     caption=caption,
                     has_image=bool(image),
                     score=None if np.isnan(score) else score,
-                    reasons=tuple(part for part in (reason, *more.split(SEPARATOR)) if part),
+                    reasons=_each_once(reason, more.split(SEPARATOR)),
                     status=status,
                     decision=self.decisions.get(name),
                     suggestions=self._suggestions(int(row)) if suggestions else (),
@@ -188,20 +198,31 @@ class Review:
         ]
         inside = np.zeros(len(self.table), dtype=bool)
         inside[[row for row in self._rows_of(chosen).values() if row >= 0]] = True
-        return np.asarray(inside[rows] != (state == "undecided"))
+        return np.asarray(inside.take(rows) != (state == "undecided"))
 
     # Deciding
+
+    @cached_property
+    def takes_captions(self) -> bool:
+        """Whether the data set can take new captions."""
+        return takes_captions(self.folder)
 
     def decide(self, rows: Sequence[int], decision: Decision) -> list[Decision]:
         """Writes the same decision on one or several rows; its id is filled in.
 
         Raises:
-            DataError: There is no such row, a row before it has its id, or a new partner is given to several rows.
+            DataError: There is no such row, a row before it has its id, a new partner is given to several rows, or a
+                new caption to a data set that can take none.
         """
         if not rows or not all(0 <= row < len(self.table) for row in rows):
             raise DataError("No such pair; reload the page.")
         if len(rows) > 1 and decision.verdict in (Verdict.REPAIR, Verdict.REWRITE):
             raise DataError("A new partner or caption is for one pair; select one.")
+        if decision.verdict is Verdict.REWRITE and not self.takes_captions:
+            raise DataError(
+                "This data set has vectors instead of captions, so no new caption can be written to it; re-pair or "
+                "drop the pair."
+            )
         rows = list(dict.fromkeys(rows))
         names = self.table.cells("id", rows)
         self._check_ids(rows, names)

@@ -54,6 +54,7 @@ HEADERS = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
 }
+SIDES = {"left item": "image", "right item": "caption"}  # what to call them where there are images or captions
 View = Literal["one", "grid"]
 ModeName = Literal["browse", "rate", "teach"]
 
@@ -196,9 +197,16 @@ class _Server:
     def __init__(self, review: Review, reviewer: str) -> None:
         self.review, self.reviewer = review, reviewer
         self._image = lru_cache(maxsize=256)(self._read_image)
-        self._reasons = review.table.counts("reason", "reasons")
+        self._reasons = _without_repeats(review.table.counts("reason", "reasons"))
         self._sources = review.table.counts("source")
-        self._page = template("review.html")
+        self._sides = SIDES if "image" in review.table or "caption" in review.table else {side: side for side in SIDES}
+        self._page = template("review.html", named=self._named)
+
+    def _named(self, text: str) -> str:
+        """A reason in the words of the page; filters keep the stored one."""
+        for stored, shown in self._sides.items():
+            text = text.replace(stored, shown)
+        return text
 
     async def page(self, request: Request) -> Response:
         session = request.cookies.get(COOKIE, "")
@@ -255,13 +263,19 @@ class _Server:
             "readable": len(review.table.readable),
             "least": min(LEAST, len(review.table.readable)),
             "usual": Filter(),
-            "verdicts": list(Verdict),
+            "takes_captions": review.takes_captions,
+            "left": self._sides["left item"],
+            "right": self._sides["right item"],
             "pair": None, "pairs": [], "before": None, "after": None, "count": 0, "place": 0, "pages": 1,
+            "filtered": 0, "decided_here": 0,
         }  # fmt: skip
         if address.mode != "browse" or address.view == "one":
             values |= self._one(address, session)
         else:
             values |= self._grid(address)
+        if address.mode == "browse":
+            values["filtered"] = len(review.rows(address.filter))
+            values["decided_here"] = len(review.rows(address.filter, "decided"))
         content = self._page.render(values, part=part)
         return HTMLResponse(content, headers={"Vary": "HX-Request"})
 
@@ -284,8 +298,10 @@ class _Server:
         rows = self.review.rows(address.filter, address.state)
         pages = max(1, -(-len(rows) // PAGE))
         page = min(address.page, pages)
-        pairs = self.review.views(rows[(page - 1) * PAGE : page * PAGE])
-        return {"pairs": pairs, "count": len(rows), "pages": pages, "address": replace(address, page=page)}
+        first = (page - 1) * PAGE
+        pairs = self.review.views(rows[first : first + PAGE])
+        address = replace(address, page=page)
+        return {"pairs": pairs, "count": len(rows), "place": first + 1, "pages": pages, "address": address}
 
     def _decide(self, form: list[tuple[str, str]], session: str) -> Response:
         given = dict(form)
@@ -331,6 +347,16 @@ class _Server:
         response = self._show(address, session, part=True, message=message)
         response.headers["HX-Push-Url"] = address.link()
         return response
+
+
+def _without_repeats(counts: dict[str, int]) -> dict[str, int]:
+    """Reasons without those that another one contains: a filter by that one finds their pairs, too.
+
+    >>> _without_repeats({"image is tiny": 3, "its image is tiny": 2, "its own": 1})
+    {'image is tiny': 3, 'its own': 1}
+    """
+    repeats = {f"its {reason}" for reason in counts}
+    return {reason: count for reason, count in counts.items() if reason not in repeats}
 
 
 _PAST = {

@@ -24,7 +24,30 @@ function click(key) {
   const target = document.querySelector(`[data-key="${CSS.escape(key)}"]`);
   if (!target) return false;
   target.click();
-  if (target.matches("summary") && target.parentElement.open) target.parentElement.querySelector("textarea").focus();
+  if (target.matches("summary")) write(target.parentElement);
+  return true;
+}
+
+// What is written takes the place of the old caption; an arrow key keeps it to be edited.
+function write(form) {
+  const text = form.querySelector("textarea");
+  if (!form.open || document.activeElement === text) return; // not again, over letters that have come since
+  text.focus();
+  text.select();
+}
+document.addEventListener("toggle", (event) => { if (event.target.matches(".rewrite")) write(event.target); }, true);
+
+// Returns whether the key was one of the form's own.
+function writeKey(event, form) {
+  if (event.isComposing) return false; // the key belongs to the input method
+  if (event.key === "Escape") {
+    form.querySelector("form").reset();
+    form.open = false;
+    form.querySelector("summary").focus();
+    return true;
+  }
+  if (event.key !== "Enter" || event.shiftKey || !event.target.matches("textarea")) return false;
+  if (!busy && !event.repeat) form.querySelector("form").requestSubmit();
   return true;
 }
 
@@ -35,7 +58,10 @@ document.addEventListener("htmx:beforeRequest", (event) => {
   busy = true;
   decided = event.detail.pathInfo.requestPath === "/decide" ? pair() : null;
 });
-document.addEventListener("htmx:afterSettle", () => settled(!decided || decided !== pair())); // or it was the last one
+document.addEventListener("htmx:afterSwap", () => {
+  if (decided && decided === pair()) waiting.length = 0; // it was the last one; what is pressed from now on is for it
+});
+document.addEventListener("htmx:afterSettle", () => settled(true));
 document.addEventListener("htmx:afterRequest", (event) => { if (!event.detail.successful) settled(false); });
 document.addEventListener("click", (event) => {
   if (busy && event.target.closest("#main button, #main a")) {
@@ -49,6 +75,8 @@ document.addEventListener("submit", (event) => {
 
 // A key presses the button or link that carries it. Not while somebody writes.
 document.addEventListener("keydown", (event) => {
+  const form = event.target.closest(".rewrite[open]");
+  if (form && writeKey(event, form)) return event.preventDefault();
   if (event.ctrlKey || event.metaKey || event.altKey) return;
   const writing = event.target.closest("input:not([type=checkbox]), textarea, select");
   if (event.key === "Escape" && writing) writing.blur();

@@ -189,6 +189,36 @@ def test_folder_of_images_and_texts(folder: Path) -> None:
     assert short(open_raw(folder.parent / "texts", folder), folder)[1] == ("b.jpg#0", "b.jpg", "A cat.")
 
 
+def test_a_caption_that_lost_its_image_is_a_row(folder: Path) -> None:
+    write(folder / "a.txt", "A dog.")
+    write(folder / "b.TXT", "A cat.")
+    write(folder / "sub/c.txt", "A cow.")
+    write(folder / "sub/b.txt", "A lost pig.\nA pig.")
+    write(folder / "c.txt", "")
+    write(folder / "License.txt", "All rights reserved.")
+    write(folder / ".notes.txt", "hidden")
+    pairs = open_raw(folder)
+    assert short(pairs, folder) == [
+        ("a.jpg#0", "a.jpg", "A dog."),
+        ("b.jpg#0", "b.jpg", "A cat."),
+        ("c.txt#0", "", ""),
+        ("sub/b.txt#0", "", "A lost pig."),
+        ("sub/b.txt#1", "", "A pig."),
+        ("sub/c.jpg#0", "sub/c.jpg", "A cow."),
+    ]
+    assert [pairs.has_image(row) for row in range(6)] == [True, True, False, False, False, True]
+    before = pairs.state()
+    write(folder / "sub/b.txt", "Another pig.")
+    assert pairs.state() != before
+
+
+def test_other_texts_in_a_folder_of_images_are_no_captions(folder: Path) -> None:
+    """As many as captions, they are something else: tags, or logs."""
+    for name in ("a", "b", "a_tags", "b_tags"):
+        write(folder / f"{name}.txt", name)
+    assert short(open_raw(folder), folder)[-2:] == [("b.jpg#0", "b.jpg", "b"), ("sub/c.jpg#0", "sub/c.jpg", "")]
+
+
 BROKEN = {
     "empty.csv": (b"", "the file is empty"),
     "blank.csv": (b"\n \n", "blank lines only"),

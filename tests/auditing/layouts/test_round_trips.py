@@ -98,6 +98,20 @@ def test_only_what_is_known_is_replaced(path: Path, tmp_path: Path) -> None:
     assert layout.size(Edits.keeping(EDITS.keep)) > 0
 
 
+def test_a_copy_keeps_a_caption_without_image_where_it_was(tmp_path: Path) -> None:
+    path = LAYOUTS["text files"](tmp_path)
+    (path / "lost.txt").write_text("a lost pig\n")
+    pairs, source = opened(path)
+    assert len(pairs) == 7
+    lost = pairs.ids.to_pylist().index("lost.txt#0")
+    every = write_copy(source, Edits.keeping(np.ones(7, dtype=bool)), tmp_path / "every")
+    assert (every / "lost.txt").read_text() == "a lost pig\n"
+    assert layout_of(source).owns("lost.txt")
+    without = write_copy(source, Edits.keeping(np.arange(7) != lost), tmp_path / "without")
+    assert len(open_raw(without)) == 6
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["every", "photos", "without"]
+
+
 def test_columns_and_notes_of_other_things_stay(tmp_path: Path) -> None:
     for name, key in (("COCO", "info"), ("Karpathy", "dataset")):
         path = LAYOUTS[name](tmp_path / name)

@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -21,6 +21,9 @@ from mispair.support.files import read_regular, replacing, write_atomically
 from mispair.support.formatting import listed, plain
 
 METADATA = "metadata.jsonl"
+_TEXT = ".txt"
+# Texts about a folder, which are no captions of a lost image.
+_ABOUT = ("readme", "license", "licence", "copying", "notice", "citation", "authors", "changelog")
 
 
 class CopiedImages(ImageFiles, RawLayout):
@@ -66,27 +69,26 @@ class TextFiles(CopiedImages):
     """
 
     def __init__(self, folder: Path, images: Path | None = None) -> None:
-        self._texts = folder
         self.outside = images if images is not None and images.resolve() != folder.resolve() else None
-        records = list(_read_texts(folder, images or folder))
-        files = sorted({(folder / image).with_suffix(".txt") for _, image, caption in records if caption})
-        super().__init__(str(folder), files, records, images or folder)
+        rows = list(_read_texts(folder, images or folder))
+        self._texts = [row.text for row in rows]
+        files = sorted({folder / row.text for row in rows if row.caption or not row.image})
+        super().__init__(str(folder), files, [(row.id, row.image, row.caption) for row in rows], images or folder)
 
     def owns(self, name: str) -> bool:
         return super().owns(name) or name in self._text_names
 
     @cached_property
     def _text_names(self) -> frozenset[str]:
-        return frozenset(Path(name).with_suffix(".txt").as_posix() for name in self._names)
+        return frozenset(text.as_posix() for text in self._texts)
 
     def write(self, edits: Edits, out: Path) -> None:
         rows = edits.rows
-        lines: dict[str, list[str]] = {}
+        lines: dict[Path, list[str]] = {}
         for row, caption in zip(edits.image_from[rows], self.final_captions(edits, rows), strict=True):
-            lines.setdefault(self._paths[row], []).append(" ".join(caption.splitlines()))
-        for image, captions in lines.items():
-            content = "".join(f"{caption}\n" for caption in captions)
-            write_atomically((out / image).with_suffix(".txt"), content.encode())
+            lines.setdefault(self._texts[row], []).append(" ".join(caption.splitlines()))
+        for text, captions in lines.items():
+            write_atomically(out / text, "".join(f"{caption}\n" for caption in captions).encode())
         if self.outside is None:
             self._copy_images(edits, out)
 
@@ -147,33 +149,54 @@ class JsonLines(CopiedImages):
             entry[keys["caption"]] = self.final_captions(edits, np.array([row]))[0]
 
 
-def _read_texts(folder: Path, images: Path) -> Iterator[tuple[str, str, str]]:
-    found = texts = 0
-    for place in sorted(images.rglob("*")):
-        inside = place.relative_to(images)
-        # Names with a dot in front are notes of the operating system, even where they end in .jpg.
-        if place.suffix.lower() not in IMAGE_SUFFIXES or any(part.startswith(".") for part in inside.parts):
-            continue
-        found += 1
-        captions = []
-        text = (folder / inside).with_suffix(".txt")
-        if text.is_file():
-            texts += 1
-            content = read_regular(text)
-            wide = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-            lines = content.decode("utf-16" if wide else "utf-8-sig", "replace").splitlines()
-            captions = [plain(line).strip() for line in lines if line.strip()]
-        for caption in captions or [""]:
-            yield "", str(inside), caption
+class _Row(NamedTuple):
+    """A caption, the text file it belongs in, and its image; without one, its id says where it is from."""
+
+    text: Path
+    image: str
+    caption: str
+    id: str = ""
+
+
+def _read_texts(folder: Path, images: Path) -> Iterator[_Row]:
+    found = [path for path in _visible(images) if path.suffix.lower() in IMAGE_SUFFIXES]
     if not found:
         raise DataError(
             f"{images}: no images in here; expected files such as dog.jpg, each with a dog.txt that holds its captions."
         )
-    if not texts:
+    wanted = {path.with_suffix(_TEXT) for path in found}
+    kept = sorted(path for path in _visible(folder) if path.suffix.lower() == _TEXT and (folder / path).is_file())
+    texts = {path.with_suffix(_TEXT): path for path in kept}  # a.txt or a.TXT
+    own = texts.keys() & wanted
+    if not own:
         raise DataError(
             f"{folder}: no image has a text file of the same name; expected dog.txt, a caption a line, for dog.jpg. Or "
             "give a table of image paths and captions instead, and the folder as --images."
         )
+    others = {path for path in texts.keys() - wanted if path.stem.lower() not in _ABOUT}
+    lost = others if len(own) > len(others) else set()
+    for path in sorted([*found, *lost]):
+        name = path.with_suffix(_TEXT)
+        text = texts.get(name, name)
+        captions = _captions(folder / text) if name in texts else []
+        for number, caption in enumerate(captions or [""]):
+            if path in lost:
+                yield _Row(text, "", caption, f"{text.as_posix()}#{number}")
+            else:
+                yield _Row(text, str(path), caption)
+
+
+def _visible(folder: Path) -> Iterator[Path]:
+    """Paths from the folder on; names with a dot in front are notes of the operating system, even if called ._a.jpg."""
+    paths = (path.relative_to(folder) for path in folder.rglob("*"))
+    return (path for path in paths if not any(part.startswith(".") for part in path.parts))
+
+
+def _captions(text: Path) -> list[str]:
+    content = read_regular(text)
+    wide = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    lines = content.decode("utf-16" if wide else "utf-8-sig", "replace").splitlines()
+    return [plain(line).strip() for line in lines if line.strip()]
 
 
 def _read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

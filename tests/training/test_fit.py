@@ -51,6 +51,15 @@ def test_settings_about_the_data_are_refused(settings: dict[str, Any], how: str,
     assert hasattr(mispair, how.removeprefix("mispair."))
 
 
+def test_too_few_epochs_for_a_student_are_refused_before_the_audit(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="needs --epochs 2 or more"):
+        mispair.fit(tiny_pairs(16), out=tmp_path / "run", method="mend", **SMALL)
+    config = Config(data=str(tmp_path / "nowhere"), method="mend", epochs=1, device="cpu")
+    with pytest.raises(ConfigError, match="needs --epochs 2 or more"):
+        train_and_test(config, tmp_path / "run", given=["method", "epochs"])
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize("name", ["pairs", "dev"])
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_values_that_are_not_finite_are_refused_before_training(name: str, side: str, tmp_path: Path) -> None:

@@ -96,6 +96,10 @@ class Method(ABC):
     def __init__(self, config: Config, nets: list[Network], loader: PairLoader) -> None:
         self.config, self.nets, self.loader = config, nets, loader
 
+    @classmethod  # noqa: B027 - a hook
+    def check(cls, config: Config) -> None:
+        """Refuses settings that the method cannot train with, before any work; by default none."""
+
     @classmethod
     def network_configs(cls, config: Config) -> list[Config]:
         """The settings of each network; by default those of the run for all."""

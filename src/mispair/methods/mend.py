@@ -64,13 +64,17 @@ class Mend(Method):
 
     def __init__(self, config: Config, nets: list[Network], loader: PairLoader) -> None:
         super().__init__(config, nets, loader)
-        if config.total_epochs < 2:
-            raise ConfigError("mend trains teachers and then a student, so it needs --epochs 2 or more.")
+        self.check(config)
         self.device = loader.left.device
         self.epoch = -1
         self.trusted = np.zeros(len(loader.pairs), dtype=bool)
         self.trusted[self.unflagged] = True
         self.partners: SoftPartners | None = None
+
+    @classmethod
+    def check(cls, config: Config) -> None:
+        if config.total_epochs < 2:
+            raise ConfigError("mend trains teachers and then a student, so it needs --epochs 2 or more.")
 
     @classmethod
     def variant(cls, config: Config) -> type[Mend]:

@@ -51,6 +51,13 @@ def fitted(config: Config, given: Collection[str], pairs: Pairs) -> Config:
     return override(config, chosen)
 
 
+def check_method(config: Config, given: Collection[str]) -> None:
+    """Refuses what the method cannot train with, before there are pairs to choose the other settings by."""
+    chosen = _choice(config, 1, torch.device("cpu"))
+    epochs = {key: chosen[key] for key in ("epochs", "warmup_epochs") if key not in given}
+    methods.select(config).check(override(config, epochs))
+
+
 def _choice(config: Config, pairs: int, device: torch.device) -> dict[str, Any]:
     """Model size, steps and schedule. Measured: see docs/train.md."""
     few, gpu, vectors, mend = pairs < FEW, device.type == "cuda", config.model == "two-tower", config.method == "mend"

@@ -15,14 +15,14 @@ from rich.console import Console
 
 from mispair import methods
 from mispair.compute.distributed import Ranks, connect
-from mispair.config import Config, override
+from mispair.config import KEYS, Config, override
 from mispair.data.npy import chunks, open_array
 from mispair.data.pairs import MATCH_THRESHOLD, Pairs, Side, Tokens, unflagged
 from mispair.errors import ConfigError, DataError, StoppedError
 from mispair.retrieval.evaluation import Evaluation
 from mispair.retrieval.matcher import Matcher, check_content, check_is_pairs
 from mispair.support.files import replacing
-from mispair.training.defaults import duration_sentence, fitted
+from mispair.training.defaults import check_method, duration_sentence, fitted
 from mispair.training.run_folder import SCORES, OtherRank, Run, read_result
 from mispair.training.splits import Splits, check_tested, load_splits
 from mispair.training.trainer import Trainer, check_pairs, check_ranks
@@ -96,6 +96,7 @@ def train_and_test(
     """
     with connect(config.device) as ranks:
         check_ranks(config, ranks)
+        check_method(config, KEYS if given is None else given)
         splits = ranks.first_before_others(lambda: load_splits(config, console))
         if given is not None:
             config = fitted(config, given, splits.train)
@@ -142,6 +143,7 @@ def _train(
     after_stop: str,
     tested: Pairs | None = None,
 ) -> Matcher:
+    methods.select(config).check(config)
     check_pairs(train, dev)
     _refuse_equal_items(train)
     try:

@@ -125,7 +125,7 @@ def test_folders_of_object_stores(tmp_path: Path) -> None:
 
 def test_a_missing_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fsspec.core", None)
-    with pytest.raises(ConfigError, match=r"pip install '.\[remote\]' s3fs"):
+    with pytest.raises(ConfigError, match=r"pip install -c constraints\.txt '\.\[remote\]' s3fs"):
         fetch("s3://bucket/a.npy", tmp_path)
 
 

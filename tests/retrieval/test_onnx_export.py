@@ -87,5 +87,5 @@ def test_what_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(ConfigError, match=r"Only models with one vector an item \(vse, two-tower\)"):
         matcher("sgr", (REGIONS, TOKENS)).to_onnx(tmp_path)
     monkeypatch.setitem(sys.modules, "onnx", None)
-    with pytest.raises(ConfigError, match=r"install it: pip install 'mispair\[onnx\]'"):
+    with pytest.raises(ConfigError, match=r"install it: pip install -c constraints\.txt '\.\[onnx\]' \(in the clone"):
         matcher("two-tower", (VECTORS, OTHERS)).to_onnx(tmp_path)

@@ -175,5 +175,5 @@ def test_what_cannot_be_indexed_is_refused(
     with pytest.raises(DataError, match="exists already"):
         matcher.index(pairs.left, out=tmp_path)
     monkeypatch.setattr(vector_index, "_usearch", lambda: None)
-    with pytest.raises(ConfigError, match="needs usearch; install it"):
+    with pytest.raises(ConfigError, match=r"needs usearch; install it: pip install -c constraints\.txt '\.\[index\]'"):
         matcher.index(pairs.left, approximate=True)

@@ -30,6 +30,7 @@ from mispair.compute.devices import pick_device
 from mispair.data.pairs import IntArray
 from mispair.data.remote import StoredFolder
 from mispair.errors import ConfigError, DataError
+from mispair.support.extras import install_command
 from mispair.support.owned_folder import WORK
 
 MOST_ATTEMPTS = 3  # for a part whose workers were killed
@@ -257,7 +258,7 @@ def connect(address: str | None = None, store: str | None = None) -> Iterator[Ra
     try:
         ray = importlib.import_module("ray")
     except ImportError:
-        raise ConfigError("--engine ray needs the extra: pip install -c constraints.txt '.[ray]'.") from None
+        raise ConfigError(f"--engine ray needs the extra: {install_command('ray')}.") from None
     if ray.is_initialized():
         yield RayEngine(ray, store)
         return

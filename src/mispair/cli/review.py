@@ -15,6 +15,7 @@ from tyro.conf import Positional
 
 from mispair.cli.output import console, print_json, say
 from mispair.errors import ConfigError
+from mispair.support.extras import install_command
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 EVERYWHERE = ("0.0.0.0", "::")  # all addresses of this machine
@@ -67,8 +68,7 @@ def review(
         from mispair.review.server import make_app
     except ImportError as error:
         raise ConfigError(
-            f"The page needs the package {error.name}; install it with: pip install -c constraints.txt '.[review]' "
-            "(in the clone of mispair)"
+            f"The page needs the package {error.name}; install it with: {install_command('review')}"
         ) from None
     if not 1 <= port <= 65535:
         raise ConfigError(f"--port is {port}; expected 1 to 65535.")

@@ -28,6 +28,7 @@ import filelock
 
 from mispair.compute.threads import parallel_each
 from mispair.errors import ConfigError, DataError
+from mispair.support.extras import install_command
 from mispair.support.files import replacing
 
 RANGE = 1 << 23  # bytes fetched at a time
@@ -397,8 +398,8 @@ def _open_store(url: str) -> tuple[Any, str]:
 
         store, path = url_to_fs(url, **options)
     except ImportError as error:
-        package = {"s3": " s3fs", "gs": " gcsfs"}.get(url.partition(":")[0], "")
-        raise ConfigError(f"{url} needs a package ({error}): pip install '.[remote]'{package}.") from None
+        packages = {"s3": ["s3fs"], "gs": ["gcsfs"]}.get(url.partition(":")[0], [])
+        raise ConfigError(f"{url} needs a package ({error}): {install_command('remote', *packages)}.") from None
     if options:
         store.retries = 1
     return store, path

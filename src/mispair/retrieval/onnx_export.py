@@ -20,6 +20,7 @@ from mispair.models import Network, SideSpec
 from mispair.models.base import CosineNetwork, l2norm
 from mispair.models.encoders import WordRecurrence
 from mispair.models.vse import GPO, PooledRegions, PooledWords
+from mispair.support.extras import install_command
 from mispair.support.files import write_atomically
 
 FILES = ("left.onnx", "right.onnx")
@@ -132,7 +133,7 @@ def export_onnx(
     try:
         importlib.import_module("onnx")
     except ImportError:
-        raise ConfigError("Writing ONNX needs onnx; install it: pip install 'mispair[onnx]'.") from None
+        raise ConfigError(f"Writing ONNX needs onnx; install it: {install_command('onnx')}.") from None
     out.mkdir(parents=True, exist_ok=True)
     sides = [network.left for network in networks], [network.right for network in networks]
     written = []

@@ -21,6 +21,7 @@ import numpy as np
 from mispair.data.npy import check_finite, open_array
 from mispair.data.pairs import FloatArray, IntArray
 from mispair.errors import ConfigError, DataError
+from mispair.support.extras import install_command
 from mispair.support.files import read_json, replacing, sha256_of, write_atomically
 from mispair.support.owned_folder import delete_beside, replacing_folder
 
@@ -107,7 +108,7 @@ def build_index(
         raise DataError("There are no items to index.")
     usearch = _usearch() if approximate or (approximate is None and len(vectors) > EXACT_UP_TO) else None
     if approximate and usearch is None:
-        raise ConfigError("An approximate index needs usearch; install it: pip install 'mispair[index]'.")
+        raise ConfigError(f"An approximate index needs usearch; install it: {install_command('index')}.")
     half: FloatArray = np.ascontiguousarray(vectors, dtype=np.float16)
     if out is None:
         return VectorIndex(half, encode, graph=None if usearch is None else _graph(usearch, half))

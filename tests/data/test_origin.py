@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mispair.data.origin import Projection
+from mispair.data.origin import Projection, data_name, note_source
 from mispair.errors import DataError
 
 
@@ -65,3 +65,14 @@ def test_files_that_are_no_archives_are_refused(tmp_path: Path) -> None:
     for name in ("flipped.npz", "cut.npz", "array.npy", "pipe.npz", "none.npz", "."):
         with pytest.raises(DataError, match="no projection can be read here"):
             Projection.load(tmp_path / name)
+
+
+def test_features_are_called_by_what_they_were_made_from(tmp_path: Path) -> None:
+    folder = tmp_path / "features"
+    folder.mkdir()
+    assert data_name(folder) == "features"
+    note_source(folder, Path("somewhere/photos.csv"))
+    assert data_name(folder) == "photos.csv"
+    for damaged in (b"{", b"[]", b'{"source": 3}', b'{"source": ""}'):
+        (folder / ".made_from.json").write_bytes(damaged)
+        assert data_name(folder) == "features"

@@ -91,6 +91,7 @@ def test_one_command_to_a_model(
     assert main([*command, "--embed-size", "16", "--word-size", "8"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["averaged"]["rsum"] > 0
+    assert found["tested_on"] == "photos.csv test"
     assert (photos / "run/audit/report.html").exists()
     matcher = Matcher.load("run", "cpu")
     assert matcher.config.method == "mend"
@@ -142,6 +143,7 @@ def test_one_command_to_a_model(
     assert main(["train", "--recipe", "run/config.toml", "--out", "run", "--json"]) == 0  # as a stopped run says it
     assert json.loads(capsys.readouterr().out)["averaged"] == found["averaged"]
     assert main(["eval", "run", "--device", "cpu", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["data"] == "photos.csv test"
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -154,6 +156,7 @@ def test_without_an_audit_and_refusals(photos: Path, capsys: pytest.CaptureFixtu
         (["--dev", "40", "--test", "30"], "none is left to train"),
         (["--images", "gone"], "gone: no such folder"),
         (["--method", "best"], "best"),
+        (["--epochs", "1"], "mend trains teachers and then a student, so it needs --epochs 2 or more."),
     ):
         assert main([*command, *flags]) == 2
         assert words in capsys.readouterr().err
@@ -195,7 +198,9 @@ def test_a_review_is_trained_on(photos: Path, capsys: pytest.CaptureFixture[str]
     capsys.readouterr()
     command = ["train", "audit", "--out", "run", "--epochs", "2", "--device", "cpu", "--json", "--embed-size", "8"]
     assert main([*command, *(["--grid", "2", "--word-size", "8"] if grid else [])]) == 0
-    assert json.loads(capsys.readouterr().out)["averaged"]["rsum"] > 0
+    found_first = json.loads(capsys.readouterr().out)
+    assert found_first["averaged"]["rsum"] > 0
+    assert found_first["tested_on"] == "photos.csv test"
     assert not (photos / "run/audit").exists()
     found: dict[tuple[str, str], float] = {}
     for split, name in zip(("train", "dev", "test"), ("", "_dev", "_test"), strict=True):

@@ -20,7 +20,7 @@ import pyarrow
 import pyarrow.parquet
 
 from mispair.data.npy import check_finite, open_array
-from mispair.data.origin import Origin
+from mispair.data.origin import Origin, data_name
 from mispair.data.pairs import IntArray, Pairs, Vectors
 from mispair.errors import DataError
 from mispair.support.files import regular
@@ -203,7 +203,7 @@ def take(shards: Shards, rows: IntArray) -> npt.NDArray[Any]:
 
 def load(folder: Path, split: str, *, finite: bool = True) -> Pairs:
     """Read one split; see `mispair.data.loading.load`."""
-    name = f"{folder.name} {split}"
+    name = f"{data_name(folder)} {split}"
     whole = is_embedding_folder(folder)
     table = read_table(folder if whole else folder / split)
     first = first_rows(table.paths, len(table))

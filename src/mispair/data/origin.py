@@ -19,8 +19,10 @@ import numpy.typing as npt
 from mispair.data.npy import read_array
 from mispair.errors import DataError
 from mispair.support.files import read_json, regular, replacing, sha256_of, write_atomically
+from mispair.support.formatting import plain
 
 MARK, BASIS = "encode.json", "basis.npz"
+MADE_FROM = ".made_from.json"  # in features that a training has made for itself
 Floats = npt.NDArray[np.float32]
 
 
@@ -103,6 +105,18 @@ class Origin:
         write_atomically(folder / MARK, json.dumps({"request": request}).encode())
         if self.projection is not None:
             self.projection.save(folder / BASIS)
+
+
+def note_source(folder: Path, source: Path) -> None:
+    """Notes what the user calls the data that the features in a folder were made from."""
+    write_atomically(folder / MADE_FROM, json.dumps({"source": plain(source.resolve().name)}).encode())
+
+
+def data_name(folder: Path) -> str:
+    """What to call the data in a folder: what it was made from where that is noted, else the folder."""
+    found = read_json(folder / MADE_FROM)
+    source = found.get("source") if isinstance(found, dict) else None
+    return source if isinstance(source, str) and source else folder.name
 
 
 def check_as_encoded(folder: Path) -> None:

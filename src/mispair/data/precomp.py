@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mispair.data.npy import check_finite, open_array
-from mispair.data.origin import Origin
+from mispair.data.origin import Origin, data_name
 from mispair.data.pairs import IntArray, Pairs, Regions, Tokens
 from mispair.data.vocabulary import Vocabulary
 from mispair.errors import DataError
@@ -264,7 +264,7 @@ def load(
     finite: bool = True,
 ) -> Pairs:
     """Read one split; see `mispair.data.loading.load`."""
-    name = f"{folder.name} {split}"
+    name = f"{data_name(folder)} {split}"
     features = open_array(features_path(folder, split), ndim=3)
     captions = read_captions(folder, split)
     found = arranged(folder, split, features, captions, captions_per_image)

@@ -42,13 +42,14 @@ from mispair.compute.devices import pick_device
 from mispair.compute.distributed import Ranks, connect
 from mispair.config import Config, override
 from mispair.data import clip_retrieval, loading
-from mispair.data.origin import MARK
+from mispair.data.origin import MARK, note_source
 from mispair.data.pairs import MATCH_THRESHOLD, FloatArray, IntArray
 from mispair.errors import ConfigError, DataError
 from mispair.review.reviewed import ReviewedPairs, is_audit, read_review
 from mispair.support.files import Json, read_json, replacing, write_atomically
 from mispair.support.formatting import plain
 from mispair.support.owned_folder import FolderKind, OwnedFolder
+from mispair.training.defaults import check_method
 from mispair.training.fit import TrainedRun, save_score, train_and_test
 from mispair.training.run_folder import MADE_FROM_FILES, SCORES, read_result
 from mispair.training.splits import load_splits
@@ -109,6 +110,7 @@ def train_from_files(
         config = replace(config, method=RECOMMENDED)
     with connect(config.device) as ranks:
         check_ranks(config, ranks)
+        check_method(config, given)
         return _train_from_files(files, config, out, console, given, ranks)
 
 
@@ -219,6 +221,7 @@ def _prepare(
         if audits:
             audit_path(data, out / AUDIT_FOLDER, settings, console=console, command="mispair train")
         _write_features(files, data, raw, encoder, config, out, console)
+    note_source(out / FEATURES, files.source)
     if audits:
         _keep_audited_scores(out, console)
 
@@ -243,6 +246,7 @@ def _prepare_review(
     if isinstance(pairs, Source) and review.data_set is not None:
         if not is_copied(out / FEATURES, request):
             write_copy(pairs, edits, out / FEATURES, request=request)
+        note_source(out / FEATURES, Path(pairs.name))
         if audits:
             _keep_scores(out, _data_set_scores(pairs, edits, review.match_score, config, console))
         return
@@ -252,6 +256,7 @@ def _prepare_review(
         else:
             data = replace(review.data, encoders=files.encoders, cache=files.cache)
             _write_features(files, data, raw, encoder, config, out, console)
+    note_source(out / FEATURES, Path(pairs.name))
     if audits:
         scores = review.match_score[edits.rows]
         _keep_scores(out, {split: scores[rows] for split, rows in read_rows(out / FEATURES).items()})

@@ -164,7 +164,10 @@ def test_too_many_bad_rows_end_with_3_after_the_work(
     out, clean = tmp_path / "out", tmp_path / "clean"
     sides = ("--left", tmp_path / "a.npy", "--right", tmp_path / "b.npy")
     assert audit(*sides, "--out", out, "--clean", clean) == code
-    assert f"{bad} could not be read: the right vector is zero." in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert f"{bad} could not be read: the right vector is zero." in printed.out
+    explained = "2 of 100 pairs could not be read, which is more than 1 %, so the exit code is 3; "
+    assert (f"{explained}{out / 'pairs.csv'} and report.html say which ones, and why." in printed.err) == (code == 3)
     found = table(out)
     assert found["id"] == [str(row) for row in range(ROWS)]
     assert found["is_mismatch"][: bad + 1].count(None) == bad
@@ -348,8 +351,15 @@ def test_a_folder_of_images_and_texts(photos: tuple[Path, Colours], monkeypatch:
     (place / "inside").rename(place / "photos/inside")  # as `mispair encode` takes them, too
     (place / "here").mkdir()
     monkeypatch.chdir(place / "here")
-    assert audit("../photos", "--out", ".") == 3
-    assert len(table(place / "here")["id"]) == 60
+    (place / "photos/inside/lost.txt").write_text("1 2 3")
+    assert audit("../photos", "--out", ".", "--clean", "../clean") == 3
+    found = table(place / "here")
+    assert len(found["id"]) == 61
+    assert found["id"][-1] == "inside/lost.txt#0"
+    assert found["status"][-1] == "image is not named"
+    assert found["is_mismatch"][-1] is None
+    assert "inside/lost.txt#0" in (place / "here/report.html").read_text()
+    assert not (place / "clean/inside/lost.txt").exists()
 
 
 def test_nothing_is_encoded_for_a_folder_that_is_taken(photos: tuple[Path, Colours], capsys: Capture) -> None:
@@ -393,7 +403,10 @@ def test_refusals_come_before_encoding(photos: tuple[Path, Colours], capsys: Cap
     (place / "odd.csv").write_text("a,b\n1.png,0 0 0\n")
     for options, words in (
         ([place / "photos.csv", "--checked", place / "checked.csv"], "no pair has the id 'nobody'"),
-        ([place / "few.csv", "--image-column", "link"], "1 pairs; an audit needs at least 50"),
+        (
+            [place / "few.csv", "--image-column", "link"],
+            "an audit needs at least 50 to learn from. Look through so few by hand, or",
+        ),
         ([place / "photos.csv", "--by", "shop"], "--by shop: "),
         ([place / "odd.csv"], 'the columns are "a", "b". Name two of them with --image-column and --caption-column.'),
     ):

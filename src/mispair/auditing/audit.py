@@ -505,7 +505,10 @@ def check_rows(pairs: Source | RawPairs, settings: Settings) -> None:
         DataError: There are too few pairs, or a setting does not fit them.
     """
     if len(pairs) < LEAST:
-        raise DataError(f"{pairs.name}: {len(pairs):,} pairs; an audit needs at least {LEAST} to learn from.")
+        raise DataError(
+            f"{pairs.name}: {len(pairs):,} pairs; an audit needs at least {LEAST} to learn from. Look through so few "
+            "by hand, or audit them as part of a larger set."
+        )
     check_cut(settings.flag_below, settings.keep_best)
     if settings.workers is not None and settings.workers < 1:
         raise DataError(f"--workers is {settings.workers}; expected at least 1.")

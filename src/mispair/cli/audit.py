@@ -161,6 +161,8 @@ def audit(
         say("\n".join(_lines(summary, out, clean, mended)))
         if decisions is not None:
             say(_changes(decisions, out))
+    if summary.too_many_unreadable:
+        _say_bad_code(summary.pairs - summary.scored, summary.pairs, f"{shown(out / 'pairs.csv')} and report.html say")
     if review:
         from mispair.cli.review import review as review_page
 
@@ -374,7 +376,19 @@ def encode(
         print_json({"out": str(out), **outcome.metrics()})
     else:
         say("\n".join([*outcome.lines(), f"{'Embeddings' if grid is None else 'Region features'}: {out}"]))
+    if outcome.too_many_bad:
+        listed = "metadata/" if grid is None else "rows.parquet"
+        _say_bad_code(outcome.bad, outcome.rows, f"{out / listed} says")
     return BAD_CODE if outcome.too_many_bad else 0
+
+
+def _say_bad_code(bad: int, pairs: int, listed: str) -> None:
+    """Explains the exit code, on stderr: results on stdout may be JSON."""
+    say(
+        f"Note: {bad:,} of {pairs:,} pairs could not be read, which is more than 1 %, so the exit code is {BAD_CODE}; "
+        f"{listed} which ones, and why.",
+        file=sys.stderr,
+    )
 
 
 def _projection(pca: str | None) -> int | Projection | None:

@@ -134,7 +134,9 @@ def test_splits_of_the_data_and_uneven_captions(table: Path) -> None:
         encode(table, table.parent / "other")
 
 
-def test_refused_before_any_work(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refused_before_any_work(
+    table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(ConfigError, match="the feature map of colours has 4 x 4 cells"):
         GridEncoder(FakeMaps(), 5)
     with pytest.raises(ConfigError, match="--pca is 4, but a cell of colours has 3 numbers"):
@@ -150,6 +152,7 @@ def test_refused_before_any_work(table: Path, tmp_path: Path, monkeypatch: pytes
     assert (
         main(["encode", str(table), "--grid", "2", "--cache", str(tmp_path / "c"), "--out", str(tmp_path / "o")]) == 3
     )
+    assert f"so the exit code is 3; {tmp_path / 'o/rows.parquet'} says which ones, and why." in capsys.readouterr().err
     assert np.load(tmp_path / "o/train_ims.npy").shape[1:] == (4, 3)
 
 

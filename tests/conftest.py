@@ -20,7 +20,7 @@ os.environ["OMP_NUM_THREADS"] = "1"
 torch.set_num_threads(1)
 
 # No deadline: cores are shared, and a test must not fail because it was slow. Few examples: six minutes for all.
-settings.register_profile("mispair", deadline=None, max_examples=25)
+settings.register_profile("mispair", deadline=None, max_examples=20)
 settings.load_profile("mispair")
 
 

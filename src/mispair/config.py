@@ -192,8 +192,8 @@ class MendSettings:
     """Flagged pairs that go with each batch of trusted ones."""
     flagged_weight: NotNegative = 0.3
     """Weight of a flagged item with its soft partner."""
-    trust: Literal["audit", "truth"] = "audit"
-    """Which pairs are trusted: those that the audit does not flag, or those known to match, as an upper bound."""
+    trust: Literal["audit", "all", "truth"] = "audit"
+    """Which pairs are trusted: those that the audit does not flag; all; or those known to match, as an upper bound."""
 
 
 @validated

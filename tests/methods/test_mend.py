@@ -22,7 +22,7 @@ from mispair.data.pairs import Pairs
 from mispair.errors import ConfigError, DataError
 from mispair.methods import mend
 from mispair.methods.base import StepPlan, similarity
-from mispair.methods.mend import STUDENT, TEACHERS, Mend, MendInputs, MendOracle
+from mispair.methods.mend import STUDENT, TEACHERS, Mend, MendInputs, MendOracle, MendUnaudited
 from mispair.methods.repair import Repair
 from mispair.models import Network, SideSpec, build
 from mispair.models.inference import similarities
@@ -377,6 +377,16 @@ def test_it_learns_from_noisy_pairs() -> None:
     }  # fmt: skip
     matcher = mispair.fit(pairs, method="mend", **settings)
     assert matcher.evaluate(test).averaged.rsum > 300
+
+
+def test_all_pairs_may_be_trusted() -> None:
+    method = untrained(scored(add_noise(vector_pairs(), noise_ratio=0.4, seed=1)), model="two-tower", trust="all")
+    assert not method.trusted.all()
+    assert mispair.methods.select(method.config) is MendUnaudited
+    unaudited = MendUnaudited(method.config, method.nets, method.loader)
+    unaudited.begin_epoch(0)
+    assert unaudited.trusted.all()
+    assert unaudited.partners is None
 
 
 def test_the_truth_may_take_the_place_of_the_audit() -> None:

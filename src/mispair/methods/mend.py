@@ -78,7 +78,8 @@ class Mend(Method):
 
     @classmethod
     def variant(cls, config: Config) -> type[Mend]:
-        return MendOracle if cls is Mend and config.mend.trust == "truth" else cls
+        variants = {"audit": Mend, "all": MendUnaudited, "truth": MendOracle}
+        return variants[config.mend.trust] if cls is Mend else cls
 
     @classmethod
     def network_configs(cls, config: Config) -> list[Config]:
@@ -225,6 +226,16 @@ class Mend(Method):
                 partners[self.partners.own[rows]] = self.partners.lenders[rows, 0]
         labels = self.trusted[pairs].astype(np.float32)
         return Examples(pairs, labels=labels, new_left=new[True][pairs], new_right=new[False][pairs])
+
+
+class MendUnaudited(Mend):
+    """Mend that trusts all pairs: what it is without the audit."""
+
+    audits = False
+
+    @property
+    def unflagged(self) -> IntArray:
+        return np.arange(len(self.loader.pairs))
 
 
 class MendOracle(Mend):

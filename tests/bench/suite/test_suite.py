@@ -12,7 +12,7 @@ from mispair.bench.suite.suite import CellKey, Suite, SuiteRow, digest, read_sui
 from mispair.config import Config, find_packaged, override, read_recipe
 from mispair.errors import ConfigError
 
-PACKAGED = ("shapes", "f8k", "coco-small", "f30k", "coco", "cc152k")
+PACKAGED = ("shapes", "f8k", "coco-small", "vectors", "f30k", "coco", "cc152k")
 PART = '[[part]]\nname = "a"\nkind = "retrieval"\nnoise_ratio = [0.2, 0.4]\n[part.rows]\n'
 SWEEP = '[[part]]\nname = "a"\nkind = "sweep"\nsetting = "tau"\nvalues = [0.1]\n[part.rows]\nx = "shapes/repair"\n'
 MANY = {

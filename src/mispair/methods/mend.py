@@ -37,7 +37,6 @@ from mispair.models.inference import inference
 TEACHERS, STUDENT = (0, 1), 2
 RISING = 0.05  # share of a network's epochs over which its learning rate rises
 CORRUPTED = 0.1  # share of the words and regions that are replaced in training
-HARD = 0.1  # weight of the student's own InfoNCE beside the distillation
 BESIDE = 111  # stream of random numbers
 
 
@@ -45,8 +44,8 @@ BESIDE = 111  # stream of random numbers
 class MendInputs(StepInputs):
     """Trusted pairs, and then items of flagged pairs: with other partners for a teacher, alone for the student."""
 
-    weights: Tensor = field(kw_only=True)  # (B,) of each pair as a match
-    uncorrupted: Batch | None = field(kw_only=True)  # what the teachers see
+    weights: Tensor | None = field(default=None, kw_only=True)  # (B,) of each pair as a match, for a teacher
+    uncorrupted: Batch | None = field(default=None, kw_only=True)  # what the teachers see, for the student
 
 
 class Mend(Method):
@@ -135,12 +134,12 @@ class Mend(Method):
         pairs = self.loader.pairs
         shapes = self.loader.left.pad_shape(pairs.link[lefts]), self.loader.right.pad_shape(rights)
         batch = self.loader.crossed_batch(lefts, rights, augment, shapes)
-        weights = torch.ones(len(rights))
-        weights[len(plan.pairs) :] = 0.0 if net == STUDENT else self.config.mend.flagged_weight
-        plain = None
         if net == STUDENT:
             plain = batch if augment is None else self.loader.crossed_batch(lefts, rights, None, shapes)
-        return MendInputs(batch, self.negatives(0), weights=send(weights, self.device), uncorrupted=plain)
+            return MendInputs(batch, self.negatives(0), uncorrupted=plain)
+        weights = torch.ones(len(rights))
+        weights[len(plan.pairs) :] = self.config.mend.flagged_weight
+        return MendInputs(batch, self.negatives(0), weights=send(weights, self.device))
 
     def _items(self, net: int, plan: StepPlan) -> tuple[IntArray, IntArray]:
         """Pairs of which a step takes the left items, and those of which it takes the right ones."""
@@ -162,21 +161,21 @@ class Mend(Method):
         return self.loss(net, inputs)
 
     def loss(self, net: int, inputs: MendInputs) -> StepResult:
-        network, batch, weights = self.nets[net], inputs.batch, inputs.weights
+        network, batch = self.nets[net], inputs.batch
         temperature = self.config.mend.temperature
         if not network.augments:  # else the batch is augmented as the model wants it
             left, right = (corrupt(side, CORRUPTED, UNK) for side in (batch.left, batch.right))
             batch = replace(batch, left=left, right=right)
         S = similarity(network, batch)
         t = network.bounded(S)
-        rows = info_nce(t, temperature, self.false_negatives(batch)) * weights
         if inputs.uncorrupted is None:
-            loss = rows.sum() / weights.sum().clamp(min=1)
+            assert inputs.weights is not None
+            rows = info_nce(t, temperature, self.false_negatives(batch)) * inputs.weights
+            loss = rows.sum() / inputs.weights.sum().clamp(min=1)
             return StepResult(loss, S, logged=loss)
         with torch.no_grad(), uncached(self.device):
             taught = match_probabilities(self._teacher_scores(inputs.uncorrupted), temperature)
-        difference = distillation(t, temperature, *taught)
-        return StepResult(HARD * rows.sum() + difference.sum(), S, {"distillation": difference.mean()})
+        return StepResult(distillation(t, temperature, *taught).sum(), S)
 
     def _teacher_scores(self, batch: Batch) -> list[Tensor]:
         """(B, B) of each teacher, between -1 and 1."""

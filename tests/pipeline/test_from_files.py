@@ -118,8 +118,10 @@ def test_one_command_to_a_model(
     scores_there = matcher.score(features if grid else features.mean(axis=1), asked)[:, 0]
     np.testing.assert_allclose([hit["score"] for hit in hits], scores_there, atol=0.02)  # resized to whole numbers
     monkeypatch.chdir(photos / "new")  # the files are elsewhere
-    assert main(["search", "../run", *search[2:], "--query", "one red xx", "--images", str(photos / "new")]) == 0
-    assert [Path(hit["image"]).name for hit in json.loads(capsys.readouterr().out)["hits"]] == [f.name for f in files]
+    for place in (str(photos / "new"), "../new"):  # no hidden folder, though its name has a dot
+        assert main(["search", "../run", *search[2:], "--query", "one red xx", "--images", place]) == 0
+        found_there = json.loads(capsys.readouterr().out)["hits"]
+        assert [Path(hit["image"]).name for hit in found_there] == [file.name for file in files]
     monkeypatch.chdir(photos)
     assert main([*search, "--image", "new/blue.png"]) == 0
     assert len(json.loads(capsys.readouterr().out)["hits"]) == 3
@@ -135,6 +137,9 @@ def test_one_command_to_a_model(
     assert len(json.loads(capsys.readouterr().out)["hits"]) == IMAGES - 1  # all splits
     assert main([*search, "--image", "photos/7.png"]) == 2
     assert "image cannot be read" in capsys.readouterr().err
+    for flags in ([], ["--images", "new"]):
+        assert main([*search, "--query", " ", *flags]) == 2
+        assert 'no word of " "' in capsys.readouterr().err
 
     before = (photos / "run/best.safetensors").read_bytes()
     assert main([*command, "--embed-size", "16", "--word-size", "8"]) == 0
@@ -166,10 +171,24 @@ def test_without_an_audit_and_refusals(photos: Path, capsys: pytest.CaptureFixtu
     assert main([*command, *SMALL, "--method", "plain", "--embed-size", "8"]) == 0
     assert not (photos / "run/audit").exists()
     assert not (photos / "run/match_score.npy").exists()
-    (photos / "run/result.json").unlink()
+    again = [*command, *SMALL, "--method", "plain", "--embed-size", "8"]
+    assert main([*again, "--dev", "0.2"]) == 2  # also after its end: else its result would be taken for another one
+    assert "holds a training on other files or with other encoders (--dev was 0.1, now 0.2)" in capsys.readouterr().err
     (photos / "photos.csv").write_text((photos / "photos.csv").read_text().replace("one", "two"))
-    assert main([*command, *SMALL, "--method", "plain", "--embed-size", "8"]) == 2
-    assert "holds a training on other files" in capsys.readouterr().err
+    for ended in (True, False):
+        if not ended:
+            (photos / "run/result.json").unlink()
+        assert main(again) == 2
+        assert "holds a training on other files" in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_folder_of_others_is_refused_before_any_work(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = sorted(photos.rglob("*"))
+    for command in (["train", "photos.csv", "--images", "photos"], ["train", "--data", "nothing"]):
+        assert main([*command, "--out", "photos", *SMALL]) == 2
+        assert "photos exists and is not a run folder" in capsys.readouterr().err
+        assert sorted(photos.rglob("*")) == before
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -182,6 +201,8 @@ def test_a_folder_of_features_is_trained_on_as_it_is(photos: Path, capsys: pytes
     capsys.readouterr()
     assert main(["train", "vectors", "--out", "other", "--grid", "2"]) == 2
     assert "holds features; leave them out" in capsys.readouterr().err
+    assert main(["train", "vectors", "--out", "other", "--dev", "0.2"]) == 2
+    assert "vectors is trained on as it is; leave them out" in capsys.readouterr().err
 
 
 @pytest.mark.filterwarnings("ignore")

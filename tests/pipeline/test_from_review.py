@@ -205,6 +205,9 @@ def test_a_run_goes_on_with_the_decisions_it_began_with(tmp_path: Path) -> None:
     arrays(tmp_path / "arrays")
     with pytest.raises(DataError, match="training on other decisions or on another audit"):
         train_from_files(Files(tmp_path / "arrays"), Config(device="cpu"), tmp_path / "run")
+    (tmp_path / "run/review.json").unlink()  # then it looks like a training that was not from a review
+    with pytest.raises(DataError, match="training on other decisions or on another audit"):
+        train_from_files(Files(audit), Config(device="cpu"), tmp_path / "run")
 
 
 def test_what_cannot_be_trained_on_is_refused_before_any_work(tmp_path: Path) -> None:

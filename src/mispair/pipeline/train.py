@@ -12,6 +12,7 @@ then made for vectors and features as well, and RUN/review.json says which audit
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -42,16 +43,16 @@ from mispair.compute.devices import pick_device
 from mispair.compute.distributed import Ranks, connect
 from mispair.config import Config, override
 from mispair.data import clip_retrieval, loading
-from mispair.data.origin import MARK, note_source
+from mispair.data.origin import MARK, note_source, noted_request
 from mispair.data.pairs import MATCH_THRESHOLD, FloatArray, IntArray
 from mispair.errors import ConfigError, DataError
 from mispair.review.reviewed import ReviewedPairs, is_audit, read_review
 from mispair.support.files import Json, read_json, replacing, write_atomically
 from mispair.support.formatting import plain
-from mispair.support.owned_folder import FolderKind, OwnedFolder
+from mispair.support.owned_folder import FolderKind, OwnedFolder, changes
 from mispair.training.defaults import check_method
 from mispair.training.fit import TrainedRun, save_score, train_and_test
-from mispair.training.run_folder import MADE_FROM_FILES, SCORES, read_result
+from mispair.training.run_folder import MADE_FROM_FILES, SCORES, check_place, read_result
 from mispair.training.splits import load_splits
 from mispair.training.trainer import check_ranks
 
@@ -118,8 +119,10 @@ def _train_from_files(
     files: Files, config: Config, out: Path, console: Console | None, given: Collection[str], ranks: Ranks
 ) -> TrainedRun:
     pick_device(config.device)
+    ranks.by_first(lambda: check_place(out))
     if is_audit(files.source):
         return _train_from_review(files, config, out, console, given, ranks)
+    ranks.by_first(lambda: _refuse_other_review(out, None))
     data = AuditInput(
         files.source,
         images=files.images,
@@ -132,14 +135,17 @@ def _train_from_files(
     raw = data.open_raw()
     if raw is None and _is_data_set(files.source):  # features and captions, or vectors: as they are
         _refuse_encoding(files)
+        _refuse_splits(files)
         config = override(config, {"data": str(files.source.resolve()), **_model(given, files.source)})
         return train_and_test(config, out, console, given)
     if raw is None:
         _refuse_encoding(files)
     features = str((out / FEATURES).resolve())
     config = override(config, {"data": features, "model": _fitting_model(config, given, files.grid is not None)})
+    request = _request(files, data.open(None, config.device, console) if raw is None else raw)
     if ranks.by_first(lambda: read_result(out)) is None:
-        ranks.by_first(lambda: _prepare(files, data, raw, config, out, console))
+        ranks.by_first(lambda: _prepare(files, data, raw, request, config, out, console))
+    ranks.by_first(lambda: _refuse_other_files(out, request))
     return train_and_test(config, out, console, given)
 
 
@@ -159,6 +165,8 @@ def _train_from_review(
     request = {**review.request, "unmatched": uses_unmatched}
     if isinstance(review.pairs, Source):
         _refuse_encoding(files)
+        if review.data_set is not None:
+            _refuse_splits(files)
         if review.pairs.layout != "precomp":
             check_no_rewritten(review.pairs, edits)
     model = (
@@ -170,6 +178,7 @@ def _train_from_review(
     ranks.by_first(lambda: _refuse_other_review(out, request))
     if ranks.by_first(lambda: read_result(out)) is None:
         ranks.by_first(lambda: _prepare_review(files, review, edits, request, config, out, console))
+    ranks.by_first(lambda: _refuse_other_files(out, _request(files)))
     return train_and_test(config, out, console, given)
 
 
@@ -198,6 +207,43 @@ def _refuse_encoding(files: Files) -> None:
         raise ConfigError(f"--grid and --pca are for image files, but {files.source} holds features; leave them out.")
 
 
+def _refuse_splits(files: Files) -> None:
+    if files.splits != SplitRule():
+        raise ConfigError(
+            f"--dev and --test are for data without splits, but {files.source} is trained on as it is; leave them out."
+        )
+
+
+def _request(files: Files, pairs: RawPairs | Source | None = None) -> dict[str, Json]:
+    """What the features of a training depend on, as far as it is known before anything is encoded.
+
+    Args:
+        files: What is trained on.
+        pairs: Its pairs, unless they are those of a review, which has a file of its own.
+    """
+    of_pairs: dict[str, Json] = {} if pairs is None else {"rows": len(pairs), "the source": [pairs.fingerprint()]}
+    return {
+        "--images": None if files.images is None else str(files.images.resolve()),
+        "--allow-outside": files.allow_outside,
+        "--image-model": files.encoders.image_model,
+        "--text-model": files.encoders.text_model,
+        "--grid": files.grid,
+        "--pca": files.pca,
+        **files.splits.request(),
+        **of_pairs,
+    }
+
+
+def _refuse_other_files(out: Path, request: Mapping[str, Json]) -> None:
+    """Refuses a run that has ended with other files, before its result is taken for theirs."""
+    found = noted_request(out / FEATURES)
+    if found is not None and found != request:
+        raise DataError(
+            f"{out} holds a training on other files or with other encoders ({changes(found, request)}); give another "
+            "--out."
+        )
+
+
 def _fitting_model(config: Config, given: Collection[str], grid: bool) -> str:
     if "model" not in given:
         return "vse" if grid else "two-tower"
@@ -208,10 +254,15 @@ def _fitting_model(config: Config, given: Collection[str], grid: bool) -> str:
 
 
 def _prepare(
-    files: Files, data: AuditInput, raw: RawPairs | None, config: Config, out: Path, console: Console | None
+    files: Files,
+    data: AuditInput,
+    raw: RawPairs | None,
+    request: Mapping[str, Json],
+    config: Config,
+    out: Path,
+    console: Console | None,
 ) -> None:
     """Audits the pairs, writes the features of each split, and keeps the match scores for the training."""
-    _refuse_other_review(out, None)
     audits = config.audit or methods.select(config).audits
     settings = Settings(device=config.device)
     if raw is not None:
@@ -221,7 +272,7 @@ def _prepare(
         if audits:
             audit_path(data, out / AUDIT_FOLDER, settings, console=console, command="mispair train")
         _write_features(files, data, raw, encoder, config, out, console)
-    note_source(out / FEATURES, files.source)
+    note_source(out / FEATURES, files.source, request)
     if audits:
         _keep_audited_scores(out, console)
 
@@ -246,7 +297,7 @@ def _prepare_review(
     if isinstance(pairs, Source) and review.data_set is not None:
         if not is_copied(out / FEATURES, request):
             write_copy(pairs, edits, out / FEATURES, request=request)
-        note_source(out / FEATURES, Path(pairs.name))
+        note_source(out / FEATURES, Path(pairs.name), _request(files))
         if audits:
             _keep_scores(out, _data_set_scores(pairs, edits, review.match_score, config, console))
         return
@@ -256,7 +307,7 @@ def _prepare_review(
         else:
             data = replace(review.data, encoders=files.encoders, cache=files.cache)
             _write_features(files, data, raw, encoder, config, out, console)
-    note_source(out / FEATURES, Path(pairs.name))
+    note_source(out / FEATURES, Path(pairs.name), _request(files))
     if audits:
         scores = review.match_score[edits.rows]
         _keep_scores(out, {split: scores[rows] for split, rows in read_rows(out / FEATURES).items()})
@@ -265,7 +316,7 @@ def _prepare_review(
 def _refuse_other_review(out: Path, request: Mapping[str, Json] | None) -> None:
     """Refuses to go on with a run that began with other decisions, or with them where there are none now."""
     found = read_json(out / REVIEW)
-    if found is not None and found != request:
+    if found != request and (found is not None or (out / FEATURES).exists()):
         raise DataError(f"{out} holds a training on other decisions or on another audit; give another --out.")
 
 
@@ -337,7 +388,7 @@ def _keep_audited_scores(out: Path, console: Console | None) -> None:
         flagged = int((scores < MATCH_THRESHOLD).sum())
         console.print(
             f"The audit flags {flagged:,} of {len(scores):,} pairs: {out / AUDIT_FOLDER / 'report.html'}, or `mispair "
-            f"review {out / AUDIT_FOLDER}`",
+            f"review {shlex.quote(str(out / AUDIT_FOLDER))}`",
             soft_wrap=True,
         )
 

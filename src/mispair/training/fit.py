@@ -23,7 +23,7 @@ from mispair.retrieval.evaluation import Evaluation
 from mispair.retrieval.matcher import Matcher, check_content, check_is_pairs
 from mispair.support.files import replacing
 from mispair.training.defaults import check_method, duration_sentence, fitted
-from mispair.training.run_folder import SCORES, OtherRank, Run, read_result
+from mispair.training.run_folder import SCORES, OtherRank, Run, check_place, read_result
 from mispair.training.splits import Splits, check_tested, load_splits
 from mispair.training.trainer import Trainer, check_pairs, check_ranks
 
@@ -97,6 +97,7 @@ def train_and_test(
     with connect(config.device) as ranks:
         check_ranks(config, ranks)
         check_method(config, KEYS if given is None else given)
+        ranks.by_first(lambda: check_place(out))
         splits = ranks.first_before_others(lambda: load_splits(config, console))
         if given is not None:
             config = fitted(config, given, splits.train)

@@ -76,24 +76,22 @@ class Run:
     """An open run folder, to be closed or used in a `with`. Only one process at a time can have it open."""
 
     def __init__(self, path: Path, config: Config) -> None:
-        check_name(path)
         self.path, self.config = path, config
         self.checkpoints, self.best = path / "checkpoints", path / "best.safetensors"
         settings = path / "config.toml"
         self._tensorboard = _import_tensorboard() if config.tensorboard else None
         self._board: Any = None
         try:
-            if settings.is_file() and self._started:
+            check_place(path)
+            if settings.is_file() and _started(path):
                 _refuse_other_config(path, read_recipe(settings), config)
-            elif path.exists() and not _is_free(path):
-                raise ConfigError(f"{path} exists and is not a run folder; give another --out, nothing was changed.")
             path.mkdir(parents=True, exist_ok=True)
             self._lock = _lock(path)
             with contextlib.ExitStack() as failing:
                 failing.callback(self._lock.release)
                 for left_behind in path.glob(".*.tmp"):  # by a process that was killed while it wrote
                     left_behind.unlink()
-                if not (settings.is_file() and self._started):
+                if not (settings.is_file() and _started(path)):
                     write_atomically(settings, to_toml(config).encode())
                 if (path / LOG).exists():
                     regular(path / LOG)
@@ -103,11 +101,6 @@ class Run:
             raise DataError(
                 f"{path}: the run folder cannot be written ({error.strerror}); give another --out."
             ) from None
-
-    @property
-    def _started(self) -> bool:
-        """Whether anything was trained here; before that, another config does no harm."""
-        return self.best.exists() or any(self.checkpoints.glob("step-*.pt"))
 
     def __enter__(self) -> Self:
         return self
@@ -272,6 +265,27 @@ def _write_examples(path: Path, examples: Examples) -> None:
         columns[name] = None if new is None else pa.array(new, mask=new < 0)
     with replacing(path) as file:
         pq.write_table(pa.table({name: column for name, column in columns.items() if column is not None}), file)
+
+
+def check_place(path: Path) -> None:
+    """Refuses a folder that holds something else than a run; nothing is written.
+
+    Raises:
+        ConfigError: It does.
+        DataError: It cannot be read.
+    """
+    check_name(path)
+    is_run = (path / "config.toml").is_file() and _started(path)
+    try:
+        if path.exists() and not is_run and not _is_free(path):
+            raise ConfigError(f"{path} exists and is not a run folder; give another --out, nothing was changed.")
+    except OSError as error:
+        raise DataError(f"{path}: the run folder cannot be read ({error.strerror}); give another --out.") from None
+
+
+def _started(path: Path) -> bool:
+    """Whether anything was trained here; before that, another config does no harm."""
+    return (path / "best.safetensors").exists() or any((path / "checkpoints").glob("step-*.pt"))
 
 
 def _is_free(path: Path) -> bool:

@@ -73,7 +73,8 @@ def search_files(
     files = [
         path
         for path in sorted(images.rglob("*"))
-        if path.suffix.lower() in IMAGE_SUFFIXES and not any(part.startswith(".") for part in path.parts)
+        if path.suffix.lower() in IMAGE_SUFFIXES
+        and not any(part.startswith(".") for part in path.relative_to(images).parts)
     ]
     if not files:
         raise DataError(f"{images}: no images in here; expected files such as dog.jpg.")

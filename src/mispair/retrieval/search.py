@@ -67,8 +67,8 @@ def encoded_query(matcher: Matcher, query: str, encode: TextEncoder | None) -> l
                 "This model was trained on vectors, and its data does not say which encoder made them (as encode.json "
                 "of `mispair encode` does); search by --image instead."
             )
-        vector = encode([query])
-        if not vector.any():
+        vector = encode([query]) if query.strip() else None
+        if vector is None or not vector.any():
             raise DataError(f'The encoder knows no word of "{query}"; use words like those of the captions.')
         return vector
     ids, _ = matcher.vocabulary.encode([query])

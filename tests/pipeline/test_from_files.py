@@ -89,7 +89,9 @@ def test_one_command_to_a_model(
 ) -> None:
     command = ["train", "photos.csv", "--images", "photos", "--out", "run", *SMALL, *(["--grid", "2"] if grid else [])]
     assert main([*command, "--embed-size", "16", "--word-size", "8"]) == 0
-    found = json.loads(capsys.readouterr().out)
+    printed = capsys.readouterr()
+    found = json.loads(printed.out)
+    assert "they cannot be read: 2 of 120 pairs; the column status of run/audit/pairs.csv says why" in printed.err
     assert found["averaged"]["rsum"] > 0
     assert found["tested_on"] == "photos.csv test"
     assert (photos / "run/audit/report.html").exists()
@@ -166,6 +168,20 @@ def test_without_an_audit_and_refusals(photos: Path, capsys: pytest.CaptureFixtu
         assert main([*command, *flags]) == 2
         assert words in capsys.readouterr().err
         assert not (photos / "run").exists()
+    lines = (photos / "photos.csv").read_text().splitlines()
+    few = [lines[0], *lines[1:33:2]]
+    (photos / "few.csv").write_text("\n".join(few))
+    (photos / "only.csv").write_text("\n".join([f"{few[0]},split", *(f"{line},test" for line in lines[1:])]))
+    for name, words in (
+        ("few", "audit them as part of a larger set; mend audits first, so take another --method, or mend that."),
+        ("only", "all pairs are of the split test, and none is left to train"),
+    ):
+        assert main(["train", f"{name}.csv", *command[2:]]) == 2
+        assert words in capsys.readouterr().err
+        assert not (photos / "run").exists()
+    few_flags = ["--out", "few", "--method", "plain", "--embed-size", "8", *SMALL]
+    assert main(["train", "few.csv", "--images", "photos", *few_flags]) == 0  # no audit, so it needs no 50 pairs
+    assert "they cannot be read: 1 of 16 pairs; `mispair audit` says why" in capsys.readouterr().err
     assert main(["train", "--out", "run", "--grid", "6"]) == 2
     assert "mispair train photos.csv" in capsys.readouterr().err
     assert main([*command, *SMALL, "--method", "plain", "--embed-size", "8"]) == 0

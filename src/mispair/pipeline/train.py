@@ -33,7 +33,7 @@ from mispair.auditing.inputs import AuditInput
 from mispair.auditing.layouts.copies import is_copied, layout_of, write_copy
 from mispair.auditing.layouts.embeddings import check_no_rewritten, write_rows
 from mispair.auditing.layouts.scan_features import ScanFeatures
-from mispair.auditing.output_files import TABLE
+from mispair.auditing.output_files import CSV, TABLE
 from mispair.auditing.sources.edited import EditedPairs, edited_source
 from mispair.auditing.sources.edits import Edits
 from mispair.auditing.sources.raw import RawPairs
@@ -48,10 +48,10 @@ from mispair.data.pairs import MATCH_THRESHOLD, FloatArray, IntArray
 from mispair.errors import ConfigError, DataError
 from mispair.review.reviewed import ReviewedPairs, is_audit, read_review
 from mispair.support.files import Json, read_json, replacing, write_atomically
-from mispair.support.formatting import plain
+from mispair.support.formatting import listed, plain
 from mispair.support.owned_folder import FolderKind, OwnedFolder, changes
 from mispair.training.defaults import check_method
-from mispair.training.fit import TrainedRun, save_score, train_and_test
+from mispair.training.fit import TrainedRun, advising_no_audit, save_score, train_and_test
 from mispair.training.run_folder import MADE_FROM_FILES, SCORES, check_place, read_result
 from mispair.training.splits import load_splits
 from mispair.training.trainer import check_ranks
@@ -265,16 +265,29 @@ def _prepare(
     """Audits the pairs, writes the features of each split, and keeps the match scores for the training."""
     audits = config.audit or methods.select(config).audits
     settings = Settings(device=config.device)
-    if raw is not None:
-        check_rows(raw, settings)
+    if raw is not None and audits:
+        with advising_no_audit(config):
+            check_rows(raw, settings)
     encoder = _grid_encoder(files, raw)
     with _refusing_other_files(out):
         if audits:
             audit_path(data, out / AUDIT_FOLDER, settings, console=console, command="mispair train")
         _write_features(files, data, raw, encoder, config, out, console)
     note_source(out / FEATURES, files.source, request)
+    _note_left_out(out, request["rows"], audits, console)
     if audits:
         _keep_audited_scores(out, console)
+
+
+def _note_left_out(out: Path, pairs: Json, audited: bool, console: Console | None) -> None:
+    """Says how many pairs are in no split, because their image or caption is missing or damaged."""
+    assert isinstance(pairs, int)
+    left_out = pairs - sum(map(len, read_rows(out / FEATURES).values()))
+    if left_out and console is not None:
+        where = f"the column status of {out / AUDIT_FOLDER / CSV}" if audited else "`mispair audit`"
+        console.print(
+            f"Left out, because they cannot be read: {left_out:,} of {pairs:,} pairs; {where} says why.", soft_wrap=True
+        )
 
 
 def _prepare_review(
@@ -341,7 +354,11 @@ def _grid_encoder(files: Files, raw: RawPairs | None) -> GridEncoder | None:
     """What makes region features, if they are asked for; wrong splits are refused before anything is encoded."""
     if raw is None:
         return None
-    files.splits.of(raw)
+    if "train" not in (names := files.splits.of(raw)):
+        raise DataError(
+            f"{raw.name}: all pairs are of the split {listed(sorted(set(names)))}, and none is left to train; correct "
+            "the column split, or name it differently."
+        )
     if files.grid is None:
         return None
     return GridEncoder(image_encoder(files.encoders.image_model, files.encoders.device), files.grid)

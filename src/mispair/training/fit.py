@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shlex
 import tempfile
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -183,15 +184,8 @@ def _audited(
     parts = {TRAIN: train, DEV: dev, TEST: tested}
     missing = {name: pairs for name, pairs in parts.items() if pairs is not None and not (run.path / name).exists()}
     if TRAIN in missing:
-        try:
+        with advising_no_audit(config):
             scores = score_splits(list(missing.values()), config.device, console)
-        except DataError as error:
-            else_ = (
-                "leave out --audit (audit=True)"
-                if config.audit
-                else f"{config.method} audits first, so take another --method"
-            )
-            raise DataError(f"{str(error).removesuffix('.')}; {else_}, or mend that.") from None
         for name, score in reversed(list(zip(missing, scores, strict=True))):  # that of the training pairs last
             if score is not None:
                 save_score(run.path / name, score)
@@ -204,6 +198,20 @@ def _audited(
                 kept = (pairs.match_score >= MATCH_THRESHOLD).mean()
                 console.print(f"{pairs.name}: {kept:.0%} of the pairs match by the audit")
     return scored, others.get(DEV) or dev
+
+
+@contextmanager
+def advising_no_audit(config: Config) -> Iterator[None]:
+    """Where pairs cannot be audited, says how to train without an audit."""
+    try:
+        yield
+    except DataError as error:
+        else_ = (
+            "leave out --audit (audit=True)"
+            if config.audit
+            else f"{config.method} audits first, so take another --method"
+        )
+        raise DataError(f"{str(error).removesuffix('.')}; {else_}, or mend that.") from None
 
 
 def save_score(path: Path, score: npt.NDArray[np.floating]) -> None:

@@ -73,6 +73,12 @@ def test_values_that_are_not_finite_are_refused_before_training(name: str, side:
     assert not (tmp_path / "run").exists()
 
 
+def test_a_model_that_does_not_take_the_data_is_refused_before_the_audit(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="takes one vector an item"):
+        mispair.fit(tiny_pairs(16), out=tmp_path / "run", method="mend", model="two-tower", **SMALL | {"epochs": 5})
+    assert not (tmp_path / "run").exists()
+
+
 def test_texts_without_words_are_refused_before_training(tmp_path: Path) -> None:
     pairs = tiny_pairs(16)
     assert isinstance(pairs.right, Tokens)

@@ -15,12 +15,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mispair.data.pairs import IntArray, Pairs, Regions, Tokens
+from mispair.data.pairs import IntArray, Pairs, Regions, Tokens, Vectors
 from mispair.data.vocabulary import END, SPECIAL_WORDS, START, Vocabulary
 from mispair.errors import DataError
 from mispair.support.files import LARGEST_TEXT, read_regular
 
 CAPTIONS, REGIONS, WIDTH, WORDS = 5, 36, 2048, 8481  # as Flickr30K
+VECTOR, HIDDEN = 512, 64  # numbers of a vector, and of what both sides have in common
 NOISE = 1024  # number of different noise vectors
 CHUNK = 1024  # images at a time
 
@@ -38,6 +39,25 @@ def synthetic_pairs(captions: Path | None, images: int, *, seed: int = 0) -> Pai
     texts = random_captions(count, seed) if captions is None else read_captions(captions, count, seed)
     link = np.repeat(np.arange(images), CAPTIONS)
     return Pairs(Regions(region_features(texts, images, seed)), texts, link=link, name="stand-in")
+
+
+def synthetic_vectors(count: int, *, seed: int = 0) -> Pairs:
+    """Vectors of two encoders: both sides map the same points linearly, the same for all seeds, with noise."""
+    maps, rng = np.random.default_rng(0), np.random.default_rng([seed, 1])
+    points = rng.standard_normal((count, HIDDEN), dtype=np.float32)
+
+    def side() -> Vectors:
+        features = points @ maps.standard_normal((HIDDEN, VECTOR), dtype=np.float32)
+        return Vectors(features + 4 * rng.standard_normal(features.shape, dtype=np.float32))
+
+    return Pairs(side(), side(), link=np.arange(count), name="stand-in")
+
+
+def stand_in(model: str, captions: Path | None, images: int, *, seed: int = 0) -> Pairs:
+    """Pairs that a model takes: vectors for two towers, one pair an image; else regions with five captions each."""
+    if model == "two-tower":
+        return synthetic_vectors(images, seed=seed)
+    return synthetic_pairs(captions, images, seed=seed)
 
 
 def random_captions(count: int, seed: int) -> Tokens:

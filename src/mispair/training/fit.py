@@ -26,7 +26,7 @@ from mispair.support.files import replacing
 from mispair.training.defaults import check_method, duration_sentence, fitted
 from mispair.training.run_folder import SCORES, OtherRank, Run, check_place, read_result
 from mispair.training.splits import Splits, check_tested, load_splits
-from mispair.training.trainer import Trainer, check_pairs, check_ranks
+from mispair.training.trainer import Trainer, check_networks, check_pairs, check_ranks
 
 TRAIN, DEV, TEST = SCORES  # names of the files with match scores
 SAMPLE = 16  # items of a side that are compared before all of them are
@@ -147,6 +147,7 @@ def _train(
 ) -> Matcher:
     methods.select(config).check(config)
     check_pairs(train, dev)
+    check_networks(config, train)
     _refuse_equal_items(train)
     try:
         with connect(config.device) as ranks, _open(out, config, ranks) as run:

@@ -644,6 +644,13 @@ def _unpacked(content: bytes) -> dict[str, Any]:
     return state
 
 
+def check_networks(config: Config, train: Pairs) -> None:
+    """Refuses pairs that the networks do not take, and networks that do not fit into memory."""
+    method = methods.select(config)
+    configs = method.network_configs(method.adapted(config))
+    check_memory(configs, (SideSpec.of(train.left), SideSpec.of(train.right)), pick_device(config.device))
+
+
 def check_pairs(train: Pairs, dev: Pairs | None) -> None:
     """Refuses pairs that cannot be trained on, and validation pairs that are not of the same kind."""
     images = len(np.unique(train.left_groups[train.link]))

@@ -15,6 +15,7 @@ from mispair.bench.suite.dry_run import PhaseTime, TrainingCost, group, measure,
 from mispair.bench.suite.suite import Cell
 from mispair.cli.main import main
 from mispair.config import Config, RepairSettings, override
+from mispair.data.shapes import dataset
 from mispair.methods.base import StepPlan
 from mispair.training.run_folder import Run
 from mispair.training.trainer import Trainer
@@ -30,9 +31,9 @@ def cell(**settings: object) -> Cell:
 
 
 def test_trainings_that_take_as_long_are_of_one_kind() -> None:
-    same = [cell(seed=1), cell(tau=0.3), cell(eta=0.1), cell(noise_ratio=0.2)]
+    same = [cell(seed=1), cell(tau=0.3), cell(eta=0.1), cell(noise_ratio=0.2), cell(lr=1e-3)]
     others = [cell(method="repair"), cell(bank_size=64), cell(batch_size=32)]
-    assert [len(alike) for alike in group([*same, *others])] == [4, 1, 1, 1]
+    assert [len(alike) for alike in group([*same, *others])] == [5, 1, 1, 1]
 
 
 def test_the_typical_training_stands_for_the_mean_of_its_kind() -> None:
@@ -61,6 +62,23 @@ def test_a_dry_run_needs_only_the_noise_files_that_it_uses(
     assert "noise-40" in output
 
 
+def test_a_dry_run_is_of_the_size_of_the_data_where_that_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(dry_run, "STEPS", 1)
+    data = dataset.make(tmp_path / "shapes", train=12, dev=4, test=4)
+    suite = tmp_path / "s.toml"
+    suite.write_text(
+        'title = "T"\ndata = "nowhere"\n[[part]]\nname = "a"\nkind = "retrieval"\n[part.rows]\n'
+        'plain = { recipe = "shapes/plain", embed_size = 8, word_size = 8, batch_size = 16 }\n'
+    )
+    command = ["bench", "run", str(suite), "--dry-run", "--device", "cpu"]
+    assert main([*command, "--data", str(tmp_path / "elsewhere")]) == 2
+    assert "elsewhere: no such folder" in capsys.readouterr().err
+    assert main([*command, "--data", str(data)]) == 0
+    assert "1 trainings, 1 kinds, 12 training images" in capsys.readouterr().out
+
+
 def test_time_of_a_whole_training() -> None:
     phases = [PhaseTime("warm-up", 1, 0.0, 0.5, 10), PhaseTime("main", 4, 2.0, 0.25, 8)]
     assert TrainingCost(cell(), 3, phases, 0.1, None).seconds == pytest.approx(5 + 4 * (2 + 2) + 5 * 0.1)
@@ -81,6 +99,14 @@ def test_every_phase_is_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     assert repair.phases[1].steps == pytest.approx(2 * 60 / 16, abs=3)  # 60 of the pairs are matched
     assert all(phase.step > 0 for kind in (plain, repair) for phase in kind.phases)
     assert repair.memory is None
+
+
+@pytest.mark.parametrize("settings", [{"method": "mend", "epochs": 5}, {"audit": True}])
+def test_two_towers_are_tried_with_vectors(settings: dict[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dry_run, "STEPS", 1)
+    (kind,) = measure([cell(model="two-tower", **settings)], None, 40, lambda _: None)
+    assert kind.error is None
+    assert all(phase.step > 0 for phase in kind.phases)
 
 
 def test_the_timed_steps_have_only_shapes_that_came_before(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +154,7 @@ def test_a_kind_that_does_not_run_is_reported(
     suite.write_text(
         'title = "T"\ndata = "nowhere"\n[[part]]\nname = "a"\nkind = "retrieval"\nnoise_ratio = [0.4]\n[part.rows]\n'
         f'plain = {{ recipe = "shapes/plain", {small} }}\n'
-        f'towers = {{ recipe = "shapes/plain", model = "two-tower", {small} }}\n'
+        f'scan = {{ recipe = "shapes/mscn", model = "two-tower", {small} }}\n'
     )
     command = ["bench", "run", str(suite), "--dry-run", "--images", "20", "--device", "cpu"]
     assert main(command) == 1

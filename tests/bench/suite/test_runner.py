@@ -530,6 +530,8 @@ def test_more_seeds_are_remembered(file: Path, suite: Suite, tmp_path: Path) -> 
         (["--noise-file", "{ratio}.npy"], "There is no 0.4.npy"),
         (["--noise-file", "{ratio}_{seed}_{.npy"], "There is no 0.4_{seed}_{.npy"),
         (["--device", "abacus"], "is no device"),
+        (["--images", "20"], "--images is for a dry run"),
+        (["--captions", "nowhere.txt"], "--captions is for a dry run"),
     ],
 )
 def test_mistakes_become_sentences(
@@ -538,6 +540,16 @@ def test_mistakes_become_sentences(
     out = tmp_path / "results"
     assert main(["bench", "run", str(file), "--out", str(out), *arguments]) == 2
     assert message in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_data_that_no_training_takes_is_refused_before_any_work(
+    file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    towers, out = tmp_path / "towers.toml", tmp_path / "results"
+    towers.write_text(file.read_text().replace("batch_size = 16", 'batch_size = 16, model = "two-tower"'))
+    assert main(["bench", "run", str(towers), "--device", "cpu", "--out", str(out)]) == 2
+    assert "takes one vector an item, but the left side has" in capsys.readouterr().err
     assert not out.exists()
 
 

@@ -78,6 +78,14 @@ def test_only_some(tmp_path: Path) -> None:
         suite.cells(1, ["plain", "ncr"])
 
 
+def test_rows_with_commas_in_their_names_can_be_chosen() -> None:
+    suite = read_suite("vectors")
+    chosen = suite.cells(1, ["plain", "audit first", "Mend", "matched pairs only"])
+    assert {cell.label for cell in chosen} == {"plain, audit first", "Mend, matched pairs only"}
+    with pytest.raises(ConfigError, match=r"nothing is called audit first; .*; plain, audit first; "):
+        suite.cells(1, ["audit first"])
+
+
 def test_a_digest_depends_on_what_is_trained_not_where() -> None:
     config = Config()
     for same in ({"data": "elsewhere"}, {"device": "cpu"}, {"checkpoint_seconds": 1.0}, {"vocab": "words.json"}):

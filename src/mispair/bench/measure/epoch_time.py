@@ -27,7 +27,7 @@ from mispair import methods
 from mispair.compute.devices import autocast, pick_device
 from mispair.config import Config, override
 from mispair.data.loading import with_noise
-from mispair.data.synthetic import synthetic_pairs
+from mispair.data.synthetic import stand_in
 from mispair.methods.repair import Repair
 from mispair.methods.report import MethodReport
 from mispair.training.phases import Phase, phases
@@ -154,7 +154,8 @@ def measure(
     """Trains a few epochs of each phase with the largest of these banks; then selects with each of them."""
     config = override(config, {"bank_size": max(banks, default=config.repair.bank_size)})
     device = pick_device(config.device)
-    train, dev = synthetic_pairs(captions, images), synthetic_pairs(captions, min(VALIDATION, images), seed=1)
+    train = stand_in(config.model, captions, images)
+    dev = stand_in(config.model, captions, min(VALIDATION, images), seed=1)
     halves = {"noisy_start": 0.5, "student_share": 0.5}
     schedule = {"warmup_epochs": min(1, config.warmup_epochs), "epochs": 2 * MOST, "checkpoint_seconds": 1e9, **halves}
     short = override(config, {"data": "stand-in", **schedule})

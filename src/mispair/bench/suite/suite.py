@@ -194,23 +194,42 @@ class Suite:
 
         Args:
             seeds: How many of each.
-            only: Methods, recipes, rows or parts; all if empty.
+            only: Methods, recipes, rows or parts; all if empty. Names with commas may be cut there.
 
         Raises:
             ConfigError: Nothing has such a name.
         """
-        known, chosen = set[str](), dict[str, Cell]()
+        named: list[tuple[set[str], Cell]] = []
         for part in self.parts:
             recipes = {row.label: row.recipe for row in part.rows}
             for key, cell in part.cells(self, seeds).items():
                 recipe = recipes[key.row]
-                names = {part.name, key.row, cell.config.method, recipe, Path(recipe).stem}
-                known |= names
-                if not only or names & set(only):
-                    chosen.setdefault(cell.name, cell)
-        if unknown := sorted(set(only) - known):
-            raise ConfigError(f"--only: nothing is called {', '.join(unknown)}; there are {', '.join(sorted(known))}.")
+                named.append(({part.name, key.row, cell.config.method, recipe, Path(recipe).stem}, cell))
+        known = set().union(*(names for names, _ in named))
+        wanted = _joined(only, known)
+        if unknown := sorted(wanted - known):
+            raise ConfigError(f"--only: nothing is called {', '.join(unknown)}; there are {'; '.join(sorted(known))}.")
+        chosen = dict[str, Cell]()
+        for names, cell in named:
+            if not wanted or names & wanted:
+                chosen.setdefault(cell.name, cell)
         return sorted(chosen.values(), key=lambda cell: cell.config.seed)
+
+
+def _joined(pieces: Sequence[str], known: Iterable[str]) -> set[str]:
+    """Names of which those with commas were cut there; the longest that are known count.
+
+    >>> sorted(_joined(["plain", "audit first", "plain"], ["plain", "plain, audit first"]))
+    ['plain', 'plain, audit first']
+    """
+    uncut = {tuple(piece.strip() for piece in name.split(",")): name for name in known}
+    names, start = set[str](), 0
+    while start < len(pieces):
+        stops = range(len(pieces), start, -1)
+        stop = next((stop for stop in stops if tuple(pieces[start:stop]) in uncut), start + 1)
+        names.add(uncut.get(tuple(pieces[start:stop]), pieces[start]))
+        start = stop
+    return names
 
 
 def digest(config: Config) -> str:

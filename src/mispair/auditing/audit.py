@@ -294,6 +294,8 @@ def audit_source(
     notes = (*_notes(judge, int(readable.sum()), len(flagged)), *_shared_notes(items, readable))
     if judge.joint and not (settings.joint or source.joint):
         notes = (COMMON_SPACE, *notes)
+    if source.raw is not None:
+        notes = (*source.raw.notes, *notes)
     stages = show.stages
     return Audit(
         source,

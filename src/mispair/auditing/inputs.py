@@ -171,7 +171,8 @@ def encoded(
     """Images and captions by the vectors of encoders."""
     loaded = encoders.load()
     if console is not None:
-        console.print(f"Encoding {pairs.name}: {len(pairs):,} pairs", soft_wrap=True, highlight=False)
+        for line in (f"Encoding {pairs.name}: {len(pairs):,} pairs", *(f"Note: {note}" for note in pairs.notes)):
+            console.print(line, soft_wrap=True, highlight=False, markup=False)
     found = encode(pairs, loaded, cache_folder(cache), console=console)
     return from_raw(pairs, found.left, found.right, found.problems, folder)
 

@@ -358,6 +358,8 @@ def encode(
         raise ConfigError("--pca, --dev, --test and --split are for region features; give --grid 6, or leave them out.")
     columns = columns_of(image_column, caption_column, id_column)
     pairs = open_raw(source, images, columns, allow_outside=allow_outside)
+    for note in pairs.notes:
+        say(f"Note: {note}", file=sys.stderr)
     if grid is None:
         encoders = Encoders(image_model, text_model, device).load()
         outcome = encode_to_folder(

@@ -216,7 +216,12 @@ def test_other_texts_in_a_folder_of_images_are_no_captions(folder: Path) -> None
     """As many as captions, they are something else: tags, or logs."""
     for name in ("a", "b", "a_tags", "b_tags"):
         write(folder / f"{name}.txt", name)
-    assert short(open_raw(folder), folder)[-2:] == [("b.jpg#0", "b.jpg", "b"), ("sub/c.jpg#0", "sub/c.jpg", "")]
+    pairs = open_raw(folder)
+    assert short(pairs, folder)[-2:] == [("b.jpg#0", "b.jpg", "b"), ("sub/c.jpg#0", "sub/c.jpg", "")]
+    (note,) = pairs.notes
+    assert note.startswith("2 text files without an image, such as a_tags.txt, are not read")
+    (folder / "a_tags.txt").unlink()
+    assert open_raw(folder).notes == ()
 
 
 BROKEN = {

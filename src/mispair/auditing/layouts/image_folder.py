@@ -6,7 +6,7 @@ import codecs
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -70,7 +70,7 @@ class TextFiles(CopiedImages):
 
     def __init__(self, folder: Path, images: Path | None = None) -> None:
         self.outside = images if images is not None and images.resolve() != folder.resolve() else None
-        rows = list(_read_texts(folder, images or folder))
+        rows, self.notes = _read_texts(folder, images or folder)
         self._texts = [row.text for row in rows]
         files = sorted({folder / row.text for row in rows if row.caption or not row.image})
         super().__init__(str(folder), files, [(row.id, row.image, row.caption) for row in rows], images or folder)
@@ -158,7 +158,8 @@ class _Row(NamedTuple):
     id: str = ""
 
 
-def _read_texts(folder: Path, images: Path) -> Iterator[_Row]:
+def _read_texts(folder: Path, images: Path) -> tuple[list[_Row], tuple[str, ...]]:
+    """The captions of all images, and a note where there are texts that are not read."""
     found = [path for path in _visible(images) if path.suffix.lower() in IMAGE_SUFFIXES]
     if not found:
         raise DataError(
@@ -175,15 +176,26 @@ def _read_texts(folder: Path, images: Path) -> Iterator[_Row]:
         )
     others = {path for path in texts.keys() - wanted if path.stem.lower() not in _ABOUT}
     lost = others if len(own) > len(others) else set()
+    rows = []
     for path in sorted([*found, *lost]):
         name = path.with_suffix(_TEXT)
         text = texts.get(name, name)
         captions = _captions(folder / text) if name in texts else []
         for number, caption in enumerate(captions or [""]):
             if path in lost:
-                yield _Row(text, "", caption, f"{text.as_posix()}#{number}")
+                rows.append(_Row(text, "", caption, f"{text.as_posix()}#{number}"))
             else:
-                yield _Row(text, str(path), caption)
+                rows.append(_Row(text, str(path), caption))
+    return rows, () if lost or not others else (_unread([texts[path] for path in others], len(own)),)
+
+
+def _unread(texts: Collection[Path], own: int) -> str:
+    several = f"{len(texts):,} text files" if len(texts) > 1 else "A text file"
+    return (
+        f"{several} without an image, such as {plain(min(texts).as_posix())}, {'are' if len(texts) > 1 else 'is'} not "
+        f"read: as only {own:,} have one, they seem to be something else than captions. If their images are missing, "
+        "put these back."
+    )
 
 
 def _visible(folder: Path) -> Iterator[Path]:

@@ -41,6 +41,7 @@ class RawPairs(ABC):
         groups: Number of the image of each row (N,), by first appearance; None where all differ.
         image_folder: Folder that the image names start from; None where the images are in other files.
         allow_outside: Whether images outside that folder are read, which a table may name to learn what is in them.
+        notes: What the reader should know, such as files that are not read.
     """
 
     name: str
@@ -51,6 +52,7 @@ class RawPairs(ABC):
     groups: IntArray | None = None
     image_folder: Path | None = None
     allow_outside: bool = False
+    notes: tuple[str, ...] = ()
 
     @property
     def shards(self) -> tuple[tuple[str, int], ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -562,10 +563,11 @@ def _learn(source: Source, settings: Settings, items: SharedItems, device: torch
         every = source.tensors(sample(np.arange(len(source)), SAMPLE), device)
         if (readable := faults(*every) == READABLE).any():
             _check_vary(source, every[0][readable], every[1][readable])
+        often = Counter(source.known.values()).most_common(1)
         raise DataError(
             f"{source.name}: only {len(good):,} of {min(len(source), SAMPLE):,} sampled pairs can be used: have no bad "
-            f"status or id, and vectors that are finite and not zero. At least {LEAST} are needed; check how the "
-            "embeddings were made."
+            f"status or id, and vectors that are finite and not zero. At least {LEAST} are needed. "
+            + (f"Most often: {often[0][0]}." if often else "Check how the embeddings were made.")
         )
     if len(good) < len(rows):
         rows, left, right = rows[good], left[good], right[good]

@@ -1,6 +1,9 @@
 import csv
+import gzip
+import io
 import json
 import os
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -236,6 +239,9 @@ BROKEN = {
     "web.csv": (b"image,caption\nhttps://a.b/c.jpg,A dog\n", "web address"),
     "away.csv": (b"image,caption\nz.jpg,A dog\n", r"none of the 1 images is here \(looked for .*z.jpg\).*--images"),
     "nameless.csv": (b"image,caption\n,A dog\n", "no row names one"),
+    "silent.csv": (b"image,caption\na.jpg,\nb.jpg,  \n", "all captions are blank"),
+    "packed.csv.gz": (gzip.compress(b"image,caption"), r"it is compressed; unpack it first: gunzip .*packed.csv.gz"),
+    "packed.tar": (gzip.compress(b"image,caption"), "it is compressed; unpack it first"),
     "table.xlsx": (b"PK", "this kind of file is not known"),
     "cut.json": (b'{"images": [', "not valid JSON"),
     "deep.json": (b"[" * 100_000, "not valid JSON"),
@@ -308,10 +314,31 @@ def test_a_damaged_tar(folder: Path, content: bytes) -> None:
         open_raw(write(folder / "a.tar", content))
 
 
-def test_a_tar_that_was_cut(folder: Path) -> None:
-    import io
-    import tarfile
+def tar_of(folder: Path, *names: str) -> Path:
+    with tarfile.open(folder / "a.tar", "w") as tar:
+        for name in names:
+            info = tarfile.TarInfo(name)
+            info.size = 3
+            tar.addfile(info, io.BytesIO(b"abc"))
+    return folder / "a.tar"
 
+
+@pytest.mark.parametrize("names", [("1.jpg", "2.jpg", "1.txt", "2.txt"), ("1.jpg", "1.cls", "2.jpg", "2.cls")])
+def test_a_tar_without_whole_samples_is_refused(folder: Path, names: tuple[str, ...]) -> None:
+    with pytest.raises(DataError, match=r"no sample has an image and a caption; expected 0001\.jpg .* one after the"):
+        open_raw(tar_of(folder, *names))
+
+
+def test_names_with_more_dots_in_a_tar_are_told(folder: Path) -> None:
+    pairs = open_raw(tar_of(folder, "1.jpg", "1.txt", "1.seg.png", "Mr. A.jpg", "Mr. A.txt", "Mr. B.jpg", "Mr. B.txt"))
+    assert pairs.ids.to_pylist() == ["1", "Mr"]
+    (note,) = pairs.notes
+    assert note.startswith(
+        "A sample has no image, but members such as Mr. A.jpg: the name of a sample ends at its first"
+    )
+
+
+def test_a_tar_that_was_cut(folder: Path) -> None:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         for name in ("0.jpg", "0.txt", f"{'long' * 60}.jpg"):

@@ -17,7 +17,7 @@ from pathlib import Path
 from mispair.auditing.layouts.captions_json import open_json
 from mispair.auditing.layouts.image_folder import METADATA, JsonLines, TextFiles
 from mispair.auditing.layouts.table import open_pairs
-from mispair.auditing.layouts.tars import Tars
+from mispair.auditing.layouts.tars import Tars, check_unpacked
 from mispair.auditing.sources.raw import RawLayout
 from mispair.auditing.sources.tables import IMAGE_SUFFIXES, Roles, open_table
 from mispair.errors import ConfigError, DataError
@@ -49,6 +49,8 @@ def open_raw(
         pairs = _open_folder(path, images, columns or {}) if path.is_dir() else _open_file(path, images, columns or {})
     except OSError as error:
         raise DataError(f"{error.filename or path}: the file cannot be read ({error.strerror or error}).") from None
+    if not any(caption.as_py() for caption in pairs.captions):
+        raise DataError(f"{pairs.name}: all captions are blank, so there is nothing to compare the images with.")
     pairs.allow_outside = allow_outside
     return pairs
 
@@ -65,6 +67,7 @@ def _open_file(path: Path, images: Path | None, columns: Roles) -> RawLayout:
     if not path.stat().st_size:
         raise DataError(f"{path}: the file is empty; expected pairs of an image and a caption.")
     folder = images or path.parent
+    check_unpacked(path)
     match path.suffix.lower():
         case ".json":
             _check_no_columns(path, columns)

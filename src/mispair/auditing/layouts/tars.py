@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import json
+import shlex
 import tarfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -41,6 +42,7 @@ class _Samples:
         captions: Their captions.
         images: Where the image begins, and its size (n, 2); -1 where there is none.
         regions: Where the sample begins and ends (n, 2).
+        dotted: Of samples without an image: a member that would be one if its name had fewer dots.
     """
 
     keys: list[str] = field(default_factory=list)
@@ -48,6 +50,7 @@ class _Samples:
     captions: list[str] = field(default_factory=list)
     images: list[tuple[int, int]] = field(default_factory=list)
     regions: list[tuple[int, int]] = field(default_factory=list)
+    dotted: list[str] = field(default_factory=list)
 
 
 class Tars(RawLayout):
@@ -68,9 +71,10 @@ class Tars(RawLayout):
         self.files = (*paths, *self._tables.values())
         text = pyarrow.large_string()
         columns: dict[str, list[Any]] = {"keys": [], "ids": [], "captions": []}
-        places = []
+        places, dotted = [], list[str]()
         for path in paths:
             found = _index(path)
+            dotted += found.dotted
             for name, chunks in columns.items():
                 chunks.append(pyarrow.array(getattr(found, name), text))
             shape = np.array([*found.images, *found.regions], dtype=np.int64).reshape(2, -1, 2)
@@ -81,6 +85,13 @@ class Tars(RawLayout):
             raise DataError(f"{self.name}: no samples in here; expected members such as 0001.jpg and 0001.txt.")
         joined = {name: pyarrow.chunked_array(columns.pop(name), text).combine_chunks() for name in list(columns)}
         self.image_names, self.captions = joined["keys"], joined["captions"]
+        captioned = pyarrow.compute.not_equal(self.captions, "").to_numpy(zero_copy_only=False)
+        if not (captioned & (self._places[:, 0] >= 0)).any():
+            raise DataError(
+                f"{self.name}: no sample has an image and a caption; expected 0001.jpg with 0001.txt or 0001.json, one "
+                "after the other, as `tar --sort=name -cf` writes them."
+            )
+        self.notes = (_dotted(dotted),) if dotted else ()
         named = pyarrow.compute.not_equal(joined["ids"], "")
         self.ids = id_column(pyarrow.compute.if_else(named, joined["ids"], joined["keys"]), joined["keys"])
 
@@ -193,6 +204,21 @@ class Tars(RawLayout):
         return entry
 
 
+def _dotted(members: Sequence[str]) -> str:
+    several = f"{len(members):,} samples have" if len(members) > 1 else "A sample has"
+    return (
+        f"{several} no image, but members such as {plain(members[0])}: the name of a sample ends at its first dot, as "
+        "in WebDataset, so that files whose names have more dots are taken for one sample. Rename them."
+    )
+
+
+def check_unpacked(path: Path) -> None:
+    """Refuses a file that gzip has compressed."""
+    with regular(path).open("rb") as file:
+        if file.read(2) == b"\x1f\x8b":
+            raise DataError(f"{path}: it is compressed; unpack it first: gunzip {shlex.quote(str(path))}")
+
+
 class _Member(NamedTuple):
     """A file in a tar: where its header and its content begin, and its size."""
 
@@ -257,6 +283,7 @@ def _index(path: Path) -> _Samples:
     found, members = _Samples(), dict[str, _Member]()
     key = ""
     length = regular(path).stat().st_size
+    check_unpacked(path)
     try:
         with path.open("rb") as file, path.open("rb") as contents:
             for member in _members(file):
@@ -285,6 +312,9 @@ def _add(found: _Samples, key: str, members: Mapping[str, _Member], file: IO[byt
         return file.read(member.size)
 
     image = next((member for ending, member in members.items() if ending in IMAGE_SUFFIXES), None)
+    if image is None:
+        dotted = (member.name for ending, member in members.items() if ending.endswith(tuple(IMAGE_SUFFIXES)))
+        found.dotted += list(dotted)[:1]
     known = _parsed(content(_JSON)) or {}
     name = find_column(tuple(known), "caption")
     caption = content(_CAPTION).decode("utf-8", "replace") if _CAPTION in members else known.get(name or "") or ""

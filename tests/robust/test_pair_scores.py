@@ -43,7 +43,8 @@ def test_an_audit_and_its_table_say_the_same(audit: mispair.Audit, tmp_path: Pat
     assert 3 not in whole.trained
     assert whole.partners is not None
     assert whole._left[7] == whole._left[8] == 7
-    for form in (tmp_path, tmp_path / "pairs.parquet", str(tmp_path / "pairs.parquet"), audit.table, audit.to_pandas()):
+    frames = audit.table, audit.to_pandas(), pytest.importorskip("polars").from_arrow(audit.table)
+    for form in (tmp_path, tmp_path / "pairs.parquet", str(tmp_path / "pairs.parquet"), *frames):
         table = Robust(form, "mend")
         assert np.array_equal(table.trained, whole.trained)
         assert np.allclose(table.weights, whole.weights)
@@ -67,7 +68,8 @@ def test_lists_and_tables_of_scores_alone(tmp_path: Path) -> None:
     numbers = [0.9, 0.1, 1, 0.6]
     table = pyarrow.table({"match_score": numbers})
     pyarrow.csv.write_csv(table, tmp_path / "scores.csv")
-    for form in (numbers, np.array(numbers), torch.tensor(numbers), table, tmp_path / "scores.csv"):
+    columns = table["match_score"], table.to_pandas()["match_score"]
+    for form in (numbers, np.array(numbers), torch.tensor(numbers), *columns, table, tmp_path / "scores.csv"):
         robust = Robust(form, "mend")
         assert robust.trained.tolist() == [0, 2, 3]
         assert robust.partners is None

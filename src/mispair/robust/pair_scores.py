@@ -66,7 +66,8 @@ def read_scores(source: Any, flag_below: float | None, *, partners: bool) -> Pai
         return _from_audit(source, flag_below, partners)
     if isinstance(source, Pairs):
         return _from_pairs(source, flag_below, partners)
-    if hasattr(source, "__arrow_c_stream__") and not isinstance(source, Sequence):
+    is_column = hasattr(source, "to_numpy") and not hasattr(source, "columns")
+    if hasattr(source, "__arrow_c_stream__") and not is_column:
         import pyarrow
 
         return _from_table(pyarrow.table(source), "the table", flag_below, partners)
@@ -94,7 +95,8 @@ def _from_table(table: pyarrow.Table, name: str, flag_below: float | None, partn
     score = np.asarray(compute.cast(table[SCORE], "float32").to_numpy(zero_copy_only=False))
     readable = ~np.isnan(score)
     if "status" in table.column_names:
-        readable &= np.asarray(compute.equal(table["status"], "ok").to_numpy(zero_copy_only=False), dtype=bool)
+        status = compute.cast(table["status"], "string")  # polars has another type of texts
+        readable &= np.asarray(compute.equal(status, "ok").to_numpy(zero_copy_only=False), dtype=bool)
     score = _checked(np.where(readable, score, 0), name)
     trusted = readable & (score >= (MATCH_THRESHOLD if flag_below is None else flag_below))
     if flag_below is None and "is_mismatch" in table.column_names:

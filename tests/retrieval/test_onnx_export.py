@@ -15,7 +15,7 @@ import torch
 import mispair
 from mispair.config import Config
 from mispair.data.vocabulary import MOST_WORDS, Vocabulary
-from mispair.errors import ConfigError
+from mispair.errors import ConfigError, DataError
 from mispair.models import SideSpec, build
 from mispair.models.layers import BatchNorm
 
@@ -86,6 +86,10 @@ def test_onnx_and_torch_agree(model: str, left: SideSpec, right: SideSpec, count
 def test_what_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"Only models with one vector an item \(vse, two-tower\)"):
         matcher("sgr", (REGIONS, TOKENS)).to_onnx(tmp_path)
+    (tmp_path / "file").touch()
+    monkeypatch.setitem(sys.modules, "onnx", sys)  # so that it is there
+    with pytest.raises(DataError, match="file: the folder cannot be made"):
+        matcher("two-tower", (VECTORS, OTHERS)).to_onnx(tmp_path / "file")
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(ConfigError, match=r"install it: pip install -c constraints\.txt '\.\[onnx\]' \(in the clone"):
         matcher("two-tower", (VECTORS, OTHERS)).to_onnx(tmp_path)

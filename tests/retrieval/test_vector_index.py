@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import warnings
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,12 @@ def test_an_index_finds_what_the_scores_say(matcher: mispair.Matcher, tmp_path: 
     assert np.array_equal(opened.search("a b", 5)[0], rows)
     rows, _ = matcher.index(pairs.right, "right").search(pairs.left.features[2], 3)  # type: ignore[union-attr]
     assert rows[0] == matcher.score(pairs.left, pairs.right)[2].argmax()
+    other = mispair.fit(tiny_pairs(16), model="vse", seed=1, **SMALL)
+    for open_other in (other.open_index, partial(matcher.open_index, side="right")):
+        with pytest.raises(DataError, match="was made by another model, or of the other side"):
+            open_other(tmp_path / "index")
+    with pytest.raises(DataError, match="one text, or an array of the features"):
+        opened.search(["a b", "c"])  # type: ignore[arg-type]
     assert "exact" in repr(opened)
     assert repr(matcher).startswith("<Matcher: vse, 1 network, method plain, ")
 

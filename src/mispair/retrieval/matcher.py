@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import textwrap
 from collections.abc import Callable, Sequence
@@ -109,10 +110,12 @@ class Matcher:
         """
         self._check_vectors("index")
         vectors = self.encode(items, side)
-        return build_index(vectors, self._query_encoder(side), None if out is None else Path(out), approximate)
+        if out is None:
+            return build_index(vectors, self._query_encoder(side), None, approximate)
+        return build_index(vectors, self._query_encoder(side), Path(out), approximate, self._digest(side))
 
     def open_index(self, folder: str | Path, side: SideName = "left", *, verify: bool = True) -> VectorIndex:
-        """An index that `index(..., out=folder)` has written, mapped into memory.
+        """An index that `index(..., out=folder)` of this model has written, mapped into memory.
 
         Args:
             folder: Where it is.
@@ -121,17 +124,26 @@ class Matcher:
                 graph is made again from the vectors, and damaged vectors from the graph, with a warning.
         """
         self._check_vectors("open_index")
-        return open_index(folder, self._query_encoder(side), verify=verify)
+        return open_index(folder, self._query_encoder(side), verify=verify, made_by=self._digest(side))
 
     def to_onnx(self, out: str | Path) -> list[Path]:
         """Writes a model to a folder, as `left.onnx` and `right.onnx` (extra `onnx`). For vse and two-tower.
 
         The input `items` is what the model was trained with: vectors (N, D) or regions (N, n, D). Texts are numbers of
         words (N, n), padded with 0, beside their `lengths` (N,): `words.json` has the words by number, and a text is
-        `<start>`, its lower-case words (`mispair.data.vocabulary.tokenize`) and `<end>`. The output `vectors` is what
-        `encode` gives, so the score of two items is the dot product.
+        `<start>`, its first 250 lower-case words (`mispair.data.vocabulary.tokenize`) and `<end>`. The output
+        `vectors` is what `encode` gives, so the score of two items is the dot product.
         """
         return export_onnx(self.networks, self.specs, self.vocabulary, Path(out))
+
+    def _digest(self, side: SideName) -> str:
+        """Of the side and of all weights: vectors of two models cannot be compared."""
+        digest = hashlib.sha256(side.encode())
+        for network in self.networks:
+            for name, tensor in network.state_dict().items():
+                digest.update(name.encode())
+                digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+        return digest.hexdigest()
 
     def _query_encoder(self, side: SideName) -> Callable[[Items], FloatArray]:
         other: SideName = "right" if side == "left" else "left"

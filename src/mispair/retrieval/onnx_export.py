@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from mispair.data.batches import Items
 from mispair.data.vocabulary import MOST_WORDS, Vocabulary
-from mispair.errors import ConfigError
+from mispair.errors import ConfigError, DataError
 from mispair.models import Network, SideSpec
 from mispair.models.base import CosineNetwork, l2norm
 from mispair.models.encoders import WordRecurrence
@@ -124,6 +124,7 @@ def export_onnx(
 
     Raises:
         ConfigError: The model compares regions with words, or onnx is missing.
+        DataError: The folder cannot be written.
     """
     if not all(isinstance(network, CosineNetwork) for network in networks):
         raise ConfigError(
@@ -134,7 +135,10 @@ def export_onnx(
         importlib.import_module("onnx")
     except ImportError:
         raise ConfigError(f"Writing ONNX needs onnx; install it: {install_command('onnx')}.") from None
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DataError(f"{out}: the folder cannot be made ({error.strerror}); give another one.") from None
     sides = [network.left for network in networks], [network.right for network in networks]
     written = []
     for name, encoders, spec in zip(FILES, sides, specs, strict=True):

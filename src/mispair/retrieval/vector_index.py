@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from mispair.data.npy import check_finite, open_array
-from mispair.data.pairs import FloatArray, IntArray
+from mispair.data.pairs import FloatArray, IntArray, described
 from mispair.errors import ConfigError, DataError
 from mispair.support.extras import install_command
 from mispair.support.files import read_json, replacing, sha256_of, write_atomically
@@ -62,6 +62,8 @@ class VectorIndex:
         """
         if top < 1:
             raise ConfigError(f"top is {top}; it must be at least 1.")
+        if not isinstance(query, str | np.ndarray):
+            raise DataError(f"A query is one text, or an array of the features of one item; got {described(query)}.")
         item: Any = [query] if isinstance(query, str) else query[None]
         vector = self._encode(item)[0]
         return self.nearest(vector, top, exact=exact)
@@ -94,6 +96,7 @@ def build_index(
     encode: Callable[[Any], FloatArray],
     out: Path | None,
     approximate: bool | None,
+    made_by: str = "",
 ) -> VectorIndex:
     """An index of unit vectors (N, D).
 
@@ -102,6 +105,7 @@ def build_index(
         encode: Vectors of queries.
         out: Folder to keep it in: a new one, or one that holds this index already; None keeps it in memory.
         approximate: Whether to use usearch; by default for more than 20,000 items, where it is installed.
+        made_by: Digest of the model and the side, which `open_index` compares.
     """
     check_finite(vectors, "The indexed items")
     if not len(vectors):
@@ -119,25 +123,33 @@ def build_index(
         if not _damaged(out, written):
             delete_beside(out)
             return open_index(out, encode, verify=False)
-    _write(out, half, None if usearch is None else _graph(usearch, half))
+    _write(out, half, None if usearch is None else _graph(usearch, half), made_by)
     return open_index(out, encode, verify=False)
 
 
-def open_index(folder: str | Path, encode: Callable[[Any], FloatArray], *, verify: bool = True) -> VectorIndex:
+def open_index(
+    folder: str | Path, encode: Callable[[Any], FloatArray], *, verify: bool = True, made_by: str = ""
+) -> VectorIndex:
     """An index that was written to a folder, mapped into memory.
 
     Args:
         folder: Where it is.
         encode: Vectors of queries.
         verify: Read both files once, to see whether they are as they were written.
+        made_by: Digest of the model and the side that the index must be of.
 
     Raises:
-        DataError: There is none, or it is damaged and cannot be made again.
+        DataError: There is none, it is of another model, or it is damaged and cannot be made again.
     """
     path = Path(folder)
     written, usearch = _read_mark(path), _usearch()
     if written is None:
         raise DataError(f"{path} holds no index, or a damaged {MARK}; make one with matcher.index(items, out=...).")
+    if made_by and _made_by(path) not in ("", made_by):
+        raise DataError(
+            f"{path} was made by another model, or of the other side, so its vectors cannot be compared with those of "
+            "this one; open it with the model and the side that made it, or make another one with matcher.index."
+        )
     if usearch is None:  # then the graph is not read
         written = {VECTORS: written[VECTORS]}
     if verify and (damaged := _damaged(path, written)):
@@ -162,7 +174,7 @@ def _graph(usearch: Any, half: FloatArray) -> Any:
     return graph
 
 
-def _write(out: Path, half: FloatArray, graph: Any | None) -> None:
+def _write(out: Path, half: FloatArray, graph: Any | None, made_by: str) -> None:
     """Writes a whole index beside its folder, then renames it."""
     with replacing_folder(out) as new:
         with replacing(new / VECTORS) as file:
@@ -173,7 +185,8 @@ def _write(out: Path, half: FloatArray, graph: Any | None) -> None:
             with (new / GRAPH).open("rb+") as saved:
                 os.fsync(saved.fileno())
             files[GRAPH] = sha256_of(new / GRAPH)
-        write_atomically(new / MARK, f"{json.dumps({'files': files}, indent=1)}\n".encode())
+        mark = {"files": files, "made_by": made_by}
+        write_atomically(new / MARK, f"{json.dumps(mark, indent=1)}\n".encode())
 
 
 def _read_mark(path: Path) -> dict[str, str] | None:
@@ -183,6 +196,13 @@ def _read_mark(path: Path) -> dict[str, str] | None:
     if not isinstance(files, dict) or VECTORS not in files or not files.keys() <= {VECTORS, GRAPH}:
         return None
     return {name: str(value) for name, value in files.items()}
+
+
+def _made_by(path: Path) -> str:
+    """The digest of the model and the side; empty where it is not known: earlier versions did not write it."""
+    found = read_json(path / MARK)
+    made_by = found.get("made_by") if isinstance(found, dict) else None
+    return made_by if isinstance(made_by, str) else ""
 
 
 def _npy_sha256(array: FloatArray) -> str:
@@ -226,7 +246,7 @@ def _repair(path: Path, written: Mapping[str, str], damaged: list[str], usearch:
         )
     warnings.warn(f"{names}: not as it was written; it is made again from the rest of the index.", stacklevel=4)
     if damaged == [GRAPH]:
-        _write(path, half, _graph(usearch, half))
+        _write(path, half, _graph(usearch, half), _made_by(path))
     else:
         with replacing(path / VECTORS) as file:
             np.save(file, half)

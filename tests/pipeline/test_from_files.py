@@ -151,6 +151,11 @@ def test_one_command_to_a_model(
     assert json.loads(capsys.readouterr().out)["averaged"] == found["averaged"]
     assert main(["eval", "run", "--device", "cpu", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["data"] == "photos.csv test"
+    (photos / "run").rename("moved")  # a run takes its features with it
+    assert main(["eval", "moved", "--device", "cpu", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["averaged"] == found["averaged"]
+    assert main(["search", "moved", *search[2:], "--query", "a green thing"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["hits"]) == 3
 
 
 @pytest.mark.filterwarnings("ignore")

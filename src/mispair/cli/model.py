@@ -179,6 +179,7 @@ def evaluate(
     if other is not None and model_file(other).resolve() == model_file(run).resolve():
         raise ConfigError(f"--with is {other}, which is the run itself; give another one.")
     matcher = Matcher.load(run, device)
+    data = data or _own_features(run, matcher)
     if other is None:
         pairs = _load_pairs(matcher, split, data, captions_per_image)
         metrics = matcher.evaluate(pairs, folds).metrics()
@@ -242,6 +243,7 @@ def search(
     if images is not None and (query is None or data is not None):
         raise ConfigError("--images is searched by --query, instead of --data; leave out the others.")
     matcher = Matcher.load(run, device)
+    data = data or _own_features(run, matcher)
     if images is not None:
         hits, unreadable = search_files(matcher, str(query), images, top, device, console())
         if unreadable:
@@ -262,6 +264,14 @@ def search(
         table.add_row(str(rank), f"{hit.score:.3f}", clean(hit.image), clean(hit.text))
     print_table(table)
     return 0
+
+
+def _own_features(run: Path, matcher: Matcher) -> str | None:
+    """The features that a run has made for itself, wherever its folder has been moved to; None for other runs."""
+    from mispair.training.run_folder import MADE_FROM_FILES
+
+    made = run / MADE_FROM_FILES[0]
+    return str(made.resolve()) if Path(matcher.config.data).name == made.name and made.is_dir() else None
 
 
 def _searched_splits(matcher: Matcher, split: str | None, data: str | None) -> list[str]:

@@ -138,6 +138,39 @@ def test_captions_that_describe_nothing_are_named_and_counted(case: Case) -> Non
     assert "its caption is a file name" in found.table["reason"].to_pylist()
 
 
+@pytest.mark.parametrize("text", ["IMG_2041.JPG", "https://example.org/a", "2041 - 7"])
+def test_captions_that_describe_nothing_match_less(case: Case, once: mispair.Audit, text: str) -> None:
+    captions = ["A dog runs over the grass ."] * ROWS
+    row = int(np.abs(once.match_score - 0.8).argmin())
+    assert not once.is_mismatch[row]
+    captions[row] = text
+    found = mispair.audit(case.left, case.right, texts=captions, device="cpu")
+    before, now = (float(one.match_score[row]) for one in (once, found))
+    assert now / (1 - now) == pytest.approx(before / (1 - before) / 20, rel=1e-3)
+    assert found.is_mismatch[row]
+    assert found.reasons(np.array([row]))[0].startswith("its caption ")
+    others = np.arange(ROWS) != row
+    assert (found.match_score[others] == once.match_score[others]).all()
+    checked = mispair.audit(case.left, case.right, texts=captions, checked={str(row): True}, device="cpu")
+    assert checked.match_score[row] == 1
+
+
+def test_captions_that_describe_nothing_are_no_better_partners(case: Case, once: mispair.Audit) -> None:
+    captions = ["A dog runs over the grass ."] * ROWS
+    suggested = np.unique(once.new_rights.rows[:, 0])[1:]
+    captions[suggested[-1]] = "https://example.org/a"
+    found = mispair.audit(case.left, case.right, texts=captions, device="cpu")
+    assert suggested[-1] in once.new_rights.rows
+    assert suggested[-1] not in found.new_rights.rows
+    assert suggested[-2] in found.new_rights.rows
+
+
+def test_codes_instead_of_captions_change_no_score(case: Case, once: mispair.Audit) -> None:
+    found = mispair.audit(case.left, case.right, texts=[f"{row} - 7" for row in range(ROWS)], device="cpu")
+    assert found.summary.reasons == {"caption has no words": ROWS}
+    assert (found.match_score == once.match_score).all()
+
+
 @pytest.mark.parametrize("factor", [1e20, 1e-23, 1e60])
 def test_huge_and_tiny_vectors_give_the_same_scores(case: Case, once: mispair.Audit, factor: float) -> None:
     power = 2.0 ** round(np.log2(factor))

@@ -28,7 +28,7 @@ from mispair.auditing.scoring.exchanges import find_exchanges
 from mispair.auditing.scoring.folds import fold_numbers, sample
 from mispair.auditing.scoring.judge import ARRAYS, Judge, learn
 from mispair.auditing.scoring.partners import find_partners
-from mispair.auditing.scoring.reasons import Bits, caption_reasons, image_reasons
+from mispair.auditing.scoring.reasons import Bits, caption_reasons, image_reasons, wordless
 from mispair.auditing.scoring.scan import READABLE, Engine, Scan, Shard, faults, scan
 from mispair.auditing.scoring.shared_items import SharedItems, find_shared_items
 from mispair.auditing.scoring.siblings import find_siblings
@@ -275,7 +275,9 @@ def audit_source(
         scaled = _ready(source, settings, device, show)
         items, judge, measured, similar = _measured(scaled, settings, device, work, show)
         checked = checked_rows(source, settings)
-        match = match_scores(judge, measured, items, checked, similar)
+        show.begin("looking at captions")
+        seen = _seen_captions(source)
+        match = match_scores(judge, measured, items, checked, similar, seen)
         below = threshold(match, settings.flag_below, settings.keep_best)
         flagged = np.flatnonzero(match < below)
         suggested = flagged[match[flagged].argsort(kind="stable")][:MAX_SUGGESTED]
@@ -284,12 +286,13 @@ def audit_source(
         new_rights, new_lefts = (
             find_partners(
                 scaled, judge, suggested, match, items.owners, keep_left=keep_left, device=device, folds=items.groups,
-                first=items.first, partnered=rights if keep_left else lefts,
+                first=items.first, partnered=rights if keep_left else lefts, excluded=wordless(seen) & keep_left,
             )
             for keep_left in (True, False)
         )  # fmt: skip
-        show.begin("looking at captions and images")
-        seen = _seen(source, suggested)
+        show.begin("looking at images")
+        if source.has_images:
+            seen[suggested] |= image_reasons(suggested, source.image_reader(suggested))
         show.end()
     readable = measured.status == READABLE
     notes = (*_notes(judge, int(readable.sum()), len(flagged)), *_shared_notes(items, readable))
@@ -317,14 +320,11 @@ def audit_source(
     )
 
 
-def _seen(source: Source, flagged: IntArray) -> Bits:
-    """What all captions and the images of flagged pairs show, as bits of `reasons.KINDS`."""
-    seen = np.zeros(len(source), dtype=np.uint16)
-    if source.captions is not None:
-        seen[:] = caption_reasons(np.arange(len(source)), source.captions)
-    if source.has_images:
-        seen[flagged] |= image_reasons(flagged, source.image_reader(flagged))
-    return seen
+def _seen_captions(source: Source) -> Bits:
+    """(N,) what captions show, as bits of `reasons.KINDS`."""
+    if source.captions is None:
+        return np.zeros(len(source), dtype=np.uint16)
+    return caption_reasons(np.arange(len(source)), source.captions)
 
 
 def score_pairs(pairs: Pairs, device: str = "auto", console: Console | None = None) -> npt.NDArray[np.float32]:

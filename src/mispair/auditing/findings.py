@@ -21,7 +21,7 @@ from mispair.auditing.scoring.folds import sample
 from mispair.auditing.scoring.judge import Judge
 from mispair.auditing.scoring.near_duplicates import Groups
 from mispair.auditing.scoring.partners import Partners
-from mispair.auditing.scoring.reasons import KINDS, Bits, in_words
+from mispair.auditing.scoring.reasons import KINDS, Bits, in_words, wordless
 from mispair.auditing.scoring.scan import BAD_IN_TABLE, FAULTS, READABLE, Scan
 from mispair.auditing.scoring.shared_items import SharedItems
 from mispair.auditing.scoring.siblings import Siblings
@@ -52,6 +52,7 @@ SIBLINGS = "the other partners of its left item say something else"
 EXCHANGED = "its partner and that of a similar pair fit better if they are exchanged"
 SIDES = ("left", "right")
 SHARED = "item is shared by pairs that have nothing else in common"
+WORDLESS_ODDS = 1 / 20  # that a caption without a word about an image belongs to it, beside what its vector says
 FOUND_WRONG = "somebody has looked at it and found it wrong"
 
 
@@ -235,7 +236,7 @@ class Findings:
     @cached_property
     def match_score(self) -> npt.NDArray[np.float32]:
         """(N,) probability that each pair matches: 0 or 1 where a person has checked, NaN where it cannot be read."""
-        return match_scores(self.judge, self.scan, self.items, self.checked, self.similar)
+        return match_scores(self.judge, self.scan, self.items, self.checked, self.similar, self._seen)
 
     @property
     def is_mismatch(self) -> npt.NDArray[np.bool_]:
@@ -437,7 +438,7 @@ class Findings:
         """Share of the pairs that match by themselves and not beside others, with its 95 % interval."""
         if self.similar.siblings is None and self.similar.exchanges is None:
             return {}
-        alone = match_scores(self.judge, self.scan, self.items, self.checked)
+        alone = match_scores(self.judge, self.scan, self.items, self.checked, seen=self._seen)
         counted = np.flatnonzero(~np.isnan(alone) & self.items.is_first)
         lost = np.maximum(alone[counted].astype(np.float64) - self.match_score[counted], 0)
         rate = float(lost.mean())
@@ -507,8 +508,12 @@ def match_scores(
     items: SharedItems,
     checked: Mapping[int, float],
     similar: SimilarPairs = NO_OTHERS,
+    seen: Bits | None = None,
 ) -> npt.NDArray[np.float32]:
-    """(N,) match scores by the measures, by shared items and by what a person has checked; NaN for unreadable rows."""
+    """(N,) match scores by the measures, by shared items, by captions and by what a person has checked.
+
+    NaN for unreadable rows.
+    """
     siblings, exchanges = similar.siblings, similar.exchanges
     match = judge.combination.match(scan.measures, None if siblings is None else siblings.penalty)
     if exchanges is not None:
@@ -516,6 +521,10 @@ def match_scores(
     shared = np.flatnonzero(items.partners)
     if len(shared):
         match[shared] = np.minimum(match[shared], _one_in_many(judge, scan.measures[shared], items.partners[shared]))
+    if seen is not None:
+        empty = np.flatnonzero(wordless(seen))
+        less = WORDLESS_ODDS * match[empty]
+        match[empty] = less / (less + 1 - match[empty])
     for row, matched in checked.items():
         if not np.isnan(match[row]):
             match[row] = matched

@@ -65,6 +65,7 @@ def find_partners(
     folds: IntArray | None = None,
     first: IntArray | None = None,
     partnered: IntArray | None = None,
+    excluded: Mask | None = None,
 ) -> Partners:
     """Up to three better partners for each of these rows.
 
@@ -79,9 +80,12 @@ def find_partners(
         folds: (N,) rows of one of these groups are in one fold; by default the groups above.
         first: (N,) first row with the same two items as each row; by default all pairs differ.
         partnered: Rows whose items of the searched side have their partner in another pair.
+        excluded: (N,) rows whose items of that side are no better partner of any other.
     """
     has_partner = match.copy()
     has_partner[[] if partnered is None else partnered] = 1
+    if excluded is not None:
+        has_partner[excluded] = np.nan
     several = None if keep_left or groups is None else _with_several_partners(groups, first, ~np.isnan(match))
     if several is not None and groups is not None:
         has_partner = _of_whole_items(has_partner, groups, several)

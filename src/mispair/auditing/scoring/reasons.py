@@ -1,6 +1,7 @@
 """What can be seen without any vector: captions that describe nothing, and images that show nothing.
 
-None of these changes a match score. They tell a person why a pair may be bad, and how often that is.
+They tell a person why a pair may be bad, and how often that is. Only captions without a word about an image lower a
+match score.
 """
 
 from __future__ import annotations
@@ -33,12 +34,14 @@ EMPTY, FILE_NAME, URL, NO_WORDS, SHORT, LANGUAGE, UNREADABLE, TINY, UNIFORM = (
     "image is of one colour",
 )
 KINDS = (EMPTY, FILE_NAME, URL, NO_WORDS, SHORT, LANGUAGE, UNREADABLE, TINY, UNIFORM)  # by bit
+WORDLESS = (FILE_NAME, URL, NO_WORDS)  # captions that say nothing about an image
 Bits = npt.NDArray[np.uint16]
 
 SAMPLED = 8192  # captions by which the language and the usual length are found
 USUAL = 4  # words; where captions usually have fewer, none is too short
 FEW_WORDS = 1  # a caption with so many words is too short
 MOST = 0.8  # share of the captions in one language or script, from which on others are odd
+USUALLY = 0.2  # share of wordless captions from which on they are what the data set has, such as codes of products
 AT_ONCE = 1 << 16  # captions at a time
 SMALLEST = 32  # pixels; an image with a shorter side is tiny
 EVEN = 3.0  # standard deviation of each colour, of 255, below which an image is of one colour
@@ -161,6 +164,12 @@ def caption_reasons(rows: IntArray, captions: Callable[[IntArray], list[str]]) -
         part = captions(rows[start : start + AT_ONCE])
         found[start : start + len(part)] = [_BITS[caption_reason(text, usual)] for text in part]
     return found
+
+
+def wordless(seen: Bits) -> npt.NDArray[np.bool_]:
+    """(n,) which captions say nothing about an image, by bits of `KINDS`; none where many do."""
+    found = seen & sum(_BITS[kind] for kind in WORDLESS) > 0
+    return np.asarray(found & (found.mean() < USUALLY)) if len(found) else found
 
 
 def image_reason(content: bytes) -> str:

@@ -138,9 +138,9 @@ def bench_audit(
     _check_ratios(noise_ratio)
     if natural_noise is not None and not 0 <= natural_noise < 1:
         raise ConfigError(f"--natural-noise is {natural_noise}; expected a share from 0 to below 1, such as 0.05.")
-    if source is not None:
+    if source is not None and left is None and right is None:
         opened = open_source(source)
-    elif left is not None and right is not None:
+    elif source is None and left is not None and right is not None:
         opened = open_arrays(left, right)
     else:
         raise ConfigError("Give a folder, or both --left A.npy and --right B.npy.")

@@ -76,6 +76,7 @@ def test_the_table_says_what_is_assumed(tmp_path: Path, capsys: pytest.CaptureFi
         (["audit", "x", "--natural-noise", "1"], "--natural-noise"),
         (["coverage", "x", "--audits", "0"], "--audits"),
         (["coverage"], "one or more folders"),
+        (["audit", "folder", "--left", "a.npy"], "Give a folder, or both --left A.npy and --right B.npy."),
     ],
 )
 def test_wrong_arguments_get_a_sentence(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -124,6 +125,8 @@ def test_coverage_of_simulated_audits(tmp_path: Path, capsys: pytest.CaptureFixt
     command = ["bench", "coverage", *folders, "--audits", "1", "--device", "cpu", "--noise-ratio", "0.5"]
     assert main([*command, "--pairs", "80", "2000", "--json"]) == 0
     audits = json.loads(capsys.readouterr().out)["audits"]
+    assert main([*command, "--pairs", "40", "2000"]) == 2
+    assert "no folder has so many" in capsys.readouterr().err
     assert [(one["data"][-1:], one["column"], one["pairs"]) for one in audits] == [("a", 0.5, 80), ("b", 0.5, 80)]
     for one in audits:
         assert one["covered"] == (one["noise_low"] <= one["noise_ratio"] <= one["noise_high"])

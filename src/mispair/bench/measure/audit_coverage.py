@@ -17,6 +17,7 @@ from mispair.auditing.audit import LEAST
 from mispair.auditing.sources.source import Source
 from mispair.bench.measure import audit_quality
 from mispair.bench.measure.audit_quality import AuditQuality
+from mispair.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,11 @@ def measure(
 ) -> Iterator[SimulatedAudit]:
     """So many audits of each data set, size and noise ratio, with other pairs and other noise each time."""
     used = [(source, size) for source in sources for size in sorted(set(sizes)) if LEAST <= size <= len(source)]
+    if not used:
+        has = ", ".join(f"{source.name} has {len(source):,}" for source in sources)
+        raise ConfigError(
+            f"--pairs: no folder has so many ({has}), or they are fewer than {LEAST}; give other numbers."
+        )
     for (source, size), ratio in product(used, sorted(set(noise_ratios))):
         for quality in audit_quality.measure(
             source, ("caption",), (ratio,), audits, natural_noise=natural_noise, count=size, device=device,

@@ -48,6 +48,18 @@ def test_separator_and_byte_order_mark(folder: Path, mark: str, start: str) -> N
     ]
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("t.csv", "image,caption\na.jpg,A dog.\n"), ("t.jsonl", '{"file_name": "a.jpg", "caption": "A dog."}\n')],
+)
+def test_the_folder_of_one_table(folder: Path, name: str, text: str) -> None:
+    write(folder / name, text)
+    write(folder / "manifest.csv", "id,action\na.jpg#0,kept\n")
+    assert short(open_raw(folder), folder) == [("a.jpg#0", "a.jpg", "A dog.")]
+    write(folder / "b.txt", "A cat.")  # images with text files
+    assert ("b.jpg#0", "b.jpg", "A cat.") in short(open_raw(folder), folder)
+
+
 def test_file_of_a_spreadsheet_in_utf_16(folder: Path) -> None:
     path = write(folder / "t.txt", "image\tcaption\r\na.jpg\tÄpfel\r\n".encode("utf-16"))
     assert short(open_raw(path), folder) == [("a.jpg#0", "a.jpg", "Äpfel")]
@@ -272,6 +284,7 @@ def test_wrong_folders_are_explained(folder: Path) -> None:
         open_raw(table, folder / "nowhere")
     with pytest.raises(DataError, match=r"none of the 1 images is here.*--images"):
         open_raw(table, folder / "sub")
+    table.unlink()
     with pytest.raises(DataError, match="no image has a text file"):
         open_raw(folder)
     (folder / "empty").mkdir()

@@ -7,6 +7,7 @@
 | .jsonl, .ndjson; a folder with `metadata.jsonl` | lines in JSON |
 | .tar; a folder with tars | WebDataset, img2dataset |
 | a folder with .parquet | Hugging Face's datasets |
+| a folder with one other table and no .txt | that table, as an export of it |
 | any other folder | images, each with a text file of the same name |
 """
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from mispair.auditing.layouts.captions_json import open_json
+from mispair.auditing.layouts.copies import MANIFEST
 from mispair.auditing.layouts.image_folder import METADATA, JsonLines, TextFiles
 from mispair.auditing.layouts.table import open_pairs
 from mispair.auditing.layouts.tars import Tars, check_unpacked
@@ -24,6 +26,7 @@ from mispair.errors import ConfigError, DataError
 
 _TABLES = (".csv", ".tsv", ".txt", ".psv", ".parquet", ".pq")
 _LINES = (".jsonl", ".ndjson")
+_ALONE = (".csv", ".tsv", ".psv", ".json", *_LINES)  # may be the one table of a folder
 
 
 def open_raw(
@@ -57,8 +60,10 @@ def open_raw(
 
 def is_raw_folder(folder: Path) -> bool:
     """Whether a folder in no other layout holds images and captions."""
+    if any(folder.glob("*.npy")):
+        return False
     known = (".txt", ".tar", ".parquet", *_LINES, *IMAGE_SUFFIXES)
-    return any(path.suffix.lower() in known for path in folder.rglob("*")) and not any(folder.glob("*.npy"))
+    return any(path.suffix.lower() in known for path in folder.rglob("*")) or _only_table(folder) is not None
 
 
 def _open_file(path: Path, images: Path | None, columns: Roles) -> RawLayout:
@@ -96,8 +101,18 @@ def _open_folder(path: Path, images: Path | None, columns: Roles) -> RawLayout:
     tables = sorted(path.rglob("*.parquet"))
     if tables:
         return open_pairs(open_table(*tables, columns=columns), images or path, path)
+    table = _only_table(path)
+    if table is not None:
+        return _open_file(table, images, columns)
     _check_no_columns(path, columns)
     return TextFiles(path, images)
+
+
+def _only_table(folder: Path) -> Path | None:
+    """The one table in a folder without text files; the manifest of an export is none."""
+    files = (path for path in folder.iterdir() if path.is_file() and not path.name.startswith("."))
+    tables = [path for path in files if path.suffix.lower() in _ALONE and path.name != MANIFEST]
+    return tables[0] if len(tables) == 1 and not any(folder.rglob("*.txt")) else None
 
 
 def _check_no_columns(path: Path, columns: Roles) -> None:

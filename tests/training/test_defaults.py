@@ -46,7 +46,7 @@ def test_what_is_given_stays(count: int, model: str, method: str, given_names: s
 def test_the_first_line() -> None:
     config = fitted(Config(device="cpu", model="two-tower", method="mend"), (), pairs_of(100))
     words = duration_sentence(config, pairs_of(100))
-    assert words.startswith("Training mend with two-tower, 256 wide: 40 epochs of up to 2 steps on ")
+    assert words.startswith("Training mend with two-tower, 512 wide: 40 epochs of up to 2 steps on ")
     assert words.endswith(" s.")
 
 

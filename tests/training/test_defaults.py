@@ -50,6 +50,14 @@ def test_the_first_line() -> None:
     assert words.endswith(" s.")
 
 
+def test_networks_that_train_on_mismatched_vectors_are_smaller() -> None:
+    small, large = (
+        fitted(Config(device="cpu", model="two-tower", audit=audit), (), pairs_of(2000)) for audit in (False, True)
+    )
+    assert small.embed_size < large.embed_size
+    assert small.total_epochs < large.total_epochs
+
+
 def test_subset_and_unflagged() -> None:
     pairs = replace(pairs_of(8), match_score=np.array([0.9, 0.1, 0.2, 0.3, 0.8, 0.7, 0.6, 0.4], dtype=np.float32))
     kept = unflagged(pairs)

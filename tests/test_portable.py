@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 SOURCE = Path(__file__).parent.parent / "src/mispair"
 MODULES = sorted(
     ".".join(("mispair", *path.relative_to(SOURCE).with_suffix("").parts)).removesuffix(".__init__")
@@ -18,6 +20,7 @@ NEED_TRANSFORMERS = ["mispair.robust.hugging_face", "mispair.robust.trainer_call
 ELSEWHERE = ["fcntl", "grp", "pwd", "resource", "termios"]  # modules of Unix; Triton is for Linux
 
 
+@pytest.mark.slow
 def test_every_module_imports_without_those_of_unix() -> None:
     program = f"""
 import importlib, sys

@@ -147,13 +147,14 @@ def _train(
 ) -> Matcher:
     methods.select(config).check(config)
     check_pairs(train, dev)
-    check_networks(config, train)
+    audits = (config.audit or methods.select(config).audits) and train.match_score is None
+    if audits:
+        check_networks(config, train)  # as the trainer does, but before the audit
     _refuse_equal_items(train)
     try:
         with connect(config.device) as ranks, _open(out, config, ranks) as run:
             check_ranks(config, ranks)
-            audits = config.audit or methods.select(config).audits
-            if audits and train.match_score is None:
+            if audits:
                 audited = ranks.by_first(lambda: _match_scores(_audited(config, train, dev, tested, run, console)))
                 train = replace(train, match_score=audited[0])
                 dev = None if dev is None else replace(dev, match_score=audited[1])

@@ -19,6 +19,9 @@ from audit_cases import hurry
 os.environ["OMP_NUM_THREADS"] = "1"
 torch.set_num_threads(1)
 
+# What tests write need not outlast a power cut, and a disk may take long for each file.
+os.fsync = lambda fd: None  # noqa: ARG005
+
 # No deadline: cores are shared, and a test must not fail because it was slow. Few examples: six minutes for all.
 settings.register_profile("mispair", deadline=None, max_examples=20)
 settings.load_profile("mispair")

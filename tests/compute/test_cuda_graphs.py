@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -13,7 +15,12 @@ import mispair
 from kernel_marks import needs_gpu
 from mispair.compute.cuda_graphs import SEEN, CudaGraphStep, _rebuilt, _shape, _tensors
 from mispair.data.batches import Items
+from mispair.data.noise import add_noise
+from mispair.methods import mend
+from mispair.training import checkpoint
 from tiny import tiny_pairs
+from training import trained
+from two_networks import training
 
 
 @dataclass(frozen=True)
@@ -116,7 +123,7 @@ def test_memory_is_given_back_when_the_last_step_has_ended() -> None:
     ("method", "model"),
     [
         ("plain", "vse"), ("plain", "saf"), ("plain", "scan"), ("repair", "vse"), ("repair", "sgr"), ("decl", "sgr"),
-        ("ncr", "sgr"), ("bicro", "sgr"),
+        ("ncr", "sgr"), ("bicro", "sgr"), ("mend", "sgr"),
     ],
 )  # fmt: skip
 def test_recorded_training_is_training(method: str, model: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,9 +132,35 @@ def test_recorded_training_is_training(method: str, model: str, monkeypatch: pyt
         "warmup_epochs": 2, "dropout": 0.0, "precision": "float32", "lr": 1e-3, "negatives_end": 4, "bank_size": 64,
         "device": "cuda",
     }  # fmt: skip
+    monkeypatch.setattr(mend, "CORRUPTED", 0.0)  # recorded steps draw other random numbers than those that are not
     recorded = mispair.fit(tiny_pairs(40), **settings)
     monkeypatch.setattr(CudaGraphStep, "_record", lambda *_: False)
     eager = mispair.fit(tiny_pairs(40), **settings)
     for ours, theirs in zip(recorded.networks, eager.networks, strict=True):
         for (name, a), b in zip(ours.named_parameters(), theirs.parameters(), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-3, msg=name)
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize(("method", "model"), [("plain", "vse"), ("repair", "sgr"), ("mscn", "sgr"), ("mend", "sgr")])
+def test_a_continued_training_is_training(
+    method: str, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its learning rate goes on falling, which a step recorded after a restart must follow."""
+    monkeypatch.setattr(mend, "CORRUPTED", 0.0)  # recorded steps draw other random numbers than those that are not
+    settings = training(
+        method, model=model, embed_size=128, sim_size=32, batch_size=20, epochs=6, lr_decay_epochs=3, dropout=0.0,
+        precision="float32", lr=1e-3, negatives_end=4, bank_size=64, flagged_size=4, device="cuda",
+    )  # fmt: skip
+    pairs = add_noise(tiny_pairs(40), noise_ratio=0.2, seed=0)
+    pairs = replace(pairs, match_score=np.random.default_rng(2).random(len(pairs)))
+    for folder, stops in (("whole", [None]), ("broken", [(1, 0, 2), None])):
+        for stop in stops:
+            trained(settings, pairs, tmp_path / folder, stop)
+    whole, broken = (checkpoint.load_newest(tmp_path / folder / "checkpoints") for folder in ("whole", "broken"))
+    assert whole is not None
+    assert broken is not None
+    for ours, theirs in zip(whole.networks, broken.networks, strict=True):
+        for name, weights in ours.items():
+            torch.testing.assert_close(weights, theirs[name], rtol=1e-2, atol=1e-3, msg=name)

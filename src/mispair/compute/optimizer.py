@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from mispair.config import Config
@@ -25,3 +27,12 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
             group["lr"].fill_(lr)
         else:
             group["lr"] = lr
+
+
+def restore(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+    """Takes back what `state_dict` gave, wherever that was loaded to.
+
+    The settings stay this optimizer's own, above all its learning rate: torch would take the tensor that was loaded,
+    and with one on the CPU a recorded step repeats the rate it was recorded with.
+    """
+    optimizer.load_state_dict({**saved, "param_groups": optimizer.state_dict()["param_groups"]})

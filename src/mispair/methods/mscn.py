@@ -35,7 +35,7 @@ from torch.nn.functional import binary_cross_entropy
 
 from mispair.compute.devices import send
 from mispair.compute.optimizer import make as make_optimizer
-from mispair.compute.optimizer import set_lr
+from mispair.compute.optimizer import restore, set_lr
 from mispair.compute.precision import full_precision
 from mispair.config import Config, override
 from mispair.data.batches import Items, PairLoader
@@ -243,7 +243,7 @@ class Mscn(Method):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for optimizer, saved in zip(self.meta_optimizers, state["meta_optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
+            restore(optimizer, saved)
         self._start(state["epoch"])
 
     def report(self) -> MethodReport | None:

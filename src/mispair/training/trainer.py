@@ -28,7 +28,7 @@ from mispair.compute.cuda_graphs import CudaGraphStep
 from mispair.compute.devices import autocast, pick_device
 from mispair.compute.distributed import ALONE, Ranks, Team
 from mispair.compute.optimizer import make as make_optimizer
-from mispair.compute.optimizer import set_lr
+from mispair.compute.optimizer import restore, set_lr
 from mispair.config import Config
 from mispair.data.batches import PairLoader, SideLoader, prefetch
 from mispair.data.pairs import Pairs, Tokens, fingerprint, unflagged
@@ -569,7 +569,7 @@ class Trainer:
         for net, weights in zip(self.nets, state.networks, strict=True):
             net.load_state_dict(weights)
         for optimizer, saved in zip(self.optimizers, state.optimizers, strict=True):
-            optimizer.load_state_dict(saved)
+            restore(optimizer, saved)
         self.method.load_state_dict(state.method)
         for monitor, health in zip(self.monitors, state.health, strict=True):
             monitor.health = health

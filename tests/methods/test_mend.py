@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from torch import Tensor, nn
 
 import mispair
@@ -336,11 +339,17 @@ def test_unlike_networks_are_saved_and_averaged_on_one_scale(tmp_path: Path) -> 
 def test_one_network_is_the_student_alone(tmp_path: Path) -> None:
     pairs = scored(image_text(24), np.arange(24) % 2)
     settings = {**SMALL, "method": "mend", "model": "sgr", "epochs": 2, "networks": 1}
-    matcher = mispair.fit(pairs, image_text(12), out=tmp_path, **settings)
+    shown = StringIO()
+    matcher = mispair.fit(pairs, image_text(12), out=tmp_path, console=Console(file=shown, width=200), **settings)
     assert matcher.models == ["sgr"]
     result = read_result(tmp_path)
     assert result is not None
     assert result.best.networks == (2,)
+    # The student alone replaces its teachers, whose model may have been better.
+    assert re.findall(r"(epoch \d/2).*(\(best.*\))", shown.getvalue()) == [
+        ("epoch 1/2", "(best)"),
+        ("epoch 2/2", "(best with the student)"),
+    ]
 
 
 def test_it_audits_first_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -320,7 +320,9 @@ class Trainer:
             "selection_seconds": round(self.selection_seconds, 2),
         }
         self.run.log(ValidationEvent.model_validate(event))
-        best = " (best)" if self.best.epoch == epoch else ""
+        student = self.method.student_from(self.config)
+        words = " (best)" if student is None or epoch < student else " (best with the student)"
+        best = words if self.best.epoch == epoch else ""
         self.progress.line(f"{self._phase}  validation rSum {rsum:.1f}{best}  {seconds:.1f} s")
 
     # ------------------------------------------------------------------ batches

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from mispair.auditing.encoding.cache import FETCHED, cache_folder
+from mispair.auditing.encoding.cache import FETCHED, cache_folder, writable_cache
 from mispair.auditing.encoding.encode import Encoders, encode
 from mispair.auditing.layouts.datacomp import find_datacomp, open_datacomp
 from mispair.auditing.layouts.opening import is_raw_folder, open_raw
@@ -169,11 +169,12 @@ def encoded(
     console: Console | None = None,
 ) -> Source:
     """Images and captions by the vectors of encoders."""
+    place = writable_cache(cache)
     loaded = encoders.load()
     if console is not None:
         for line in (f"Encoding {pairs.name}: {len(pairs):,} pairs", *(f"Note: {note}" for note in pairs.notes)):
             console.print(line, soft_wrap=True, highlight=False, markup=False)
-    found = encode(pairs, loaded, cache_folder(cache), console=console)
+    found = encode(pairs, loaded, place, console=console)
     return from_raw(pairs, found.left, found.right, found.problems, folder)
 
 

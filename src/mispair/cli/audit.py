@@ -350,7 +350,7 @@ def encode(
         overwrite: Start over in a folder that was made from something else.
         json: Print the metrics as JSON.
     """
-    from mispair.auditing.encoding.cache import cache_folder
+    from mispair.auditing.encoding.cache import writable_cache
     from mispair.auditing.encoding.encode import Encoders, encode_to_folder
     from mispair.auditing.layouts.opening import open_raw
 
@@ -360,10 +360,11 @@ def encode(
     pairs = open_raw(source, images, columns, allow_outside=allow_outside)
     for note in pairs.notes:
         say(f"Note: {note}", file=sys.stderr)
+    place = writable_cache(cache)
     if grid is None:
         encoders = Encoders(image_model, text_model, device).load()
         outcome = encode_to_folder(
-            pairs, out, encoders, cache_folder(cache), overwrite=overwrite, console=console()
+            pairs, out, encoders, place, overwrite=overwrite, console=console()
         )  # fmt: skip
     else:
         from mispair.auditing.encoding.encoders import GridEncoder, image_encoder
@@ -371,7 +372,7 @@ def encode(
 
         rule, projection = SplitRule(dev, test, split), _projection(pca)
         outcome = encode_regions(
-            pairs, out, GridEncoder(image_encoder(image_model, device), grid), cache_folder(cache), pca=projection,
+            pairs, out, GridEncoder(image_encoder(image_model, device), grid), place, pca=projection,
             splits=rule, overwrite=overwrite, console=console(),
         )  # fmt: skip
     if json:

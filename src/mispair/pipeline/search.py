@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 
-from mispair.auditing.encoding.cache import cache_folder
+from mispair.auditing.encoding.cache import writable_cache
 from mispair.auditing.encoding.encoders import GridEncoder, image_encoder, text_encoder
 from mispair.auditing.encoding.regions import as_cells, encode_images
 from mispair.auditing.layouts.table import open_pairs
@@ -50,12 +50,13 @@ def image_features(
     table = pyarrow.table({"image": [str(file) for file in files], "caption": [""] * len(files)})
     pairs = open_pairs(Table((InMemory.of(table, "the images"),), {}), Path())
     pairs.allow_outside = True  # these files were named by who asks, not by a table
+    place = writable_cache(cache)
     encoder = image_encoder(origin.image_model, device)
     if origin.grid is None:
-        found = encode_images(pairs, encoder, cache_folder(cache), console=console)
+        found = encode_images(pairs, encoder, place, console=console)
         return found.cells.read(found.image).astype(np.float32), found.problems
     cells = GridEncoder(encoder, origin.grid)
-    found = encode_images(pairs, cells, cache_folder(cache), console=console)
+    found = encode_images(pairs, cells, place, console=console)
     return as_cells(found.cells.read(found.image), cells.channels, origin.projection), found.problems
 
 

@@ -24,7 +24,7 @@ from rich.console import Console
 
 from mispair import methods
 from mispair.auditing.audit import Settings, check_rows, score_splits
-from mispair.auditing.encoding.cache import cache_folder
+from mispair.auditing.encoding.cache import writable_cache
 from mispair.auditing.encoding.encode import Encoders
 from mispair.auditing.encoding.encoders import GridEncoder, image_encoder
 from mispair.auditing.encoding.regions import SplitRule, encode_regions, read_rows, save_rows
@@ -375,9 +375,8 @@ def _write_features(
 ) -> None:
     """Region features and words, or vectors."""
     if raw is not None and encoder is not None:
-        encode_regions(
-            raw, out / FEATURES, encoder, cache_folder(files.cache), pca=files.pca, splits=files.splits, console=console
-        )  # fmt: skip
+        place = writable_cache(files.cache)
+        encode_regions(raw, out / FEATURES, encoder, place, pca=files.pca, splits=files.splits, console=console)
     else:
         _write_vectors(data.open(raw, config.device, console), files, out / FEATURES)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mispair.auditing.encoding.cache import EncodingCache, Halves, cache_folder, key_of
+from mispair.auditing.encoding.cache import EncodingCache, Halves, cache_folder, key_of, writable_cache
+from mispair.auditing.encoding.encode import Encoders
 from mispair.auditing.encoding.encoders import identity
+from mispair.cli.main import main
 from mispair.errors import DataError
 from mispair.support import files
 
@@ -79,6 +82,26 @@ def test_places(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert cache_folder(Path("mine")) == Path("mine")
     monkeypatch.delenv("MISPAIR_CACHE")
     assert cache_folder().name == "encodings"
+
+
+def test_a_place_that_cannot_be_written_is_refused_before_anything_is_encoded(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("file", "a.jpg"):
+        (tmp_path / name).touch()
+    (tmp_path / "photos.csv").write_text("image,caption\n" + "a.jpg,a dog\n" * 50)
+    monkeypatch.setattr(Encoders, "load", lambda _: pytest.fail("the encoders are loaded"))
+    monkeypatch.setenv("MISPAIR_CACHE", str(tmp_path / "file/cache"))
+    for command in ("audit", "encode"):
+        assert main([command, str(tmp_path / "photos.csv"), "--out", str(tmp_path / command)]) == 2
+        assert "set MISPAIR_CACHE to one that can be" in capsys.readouterr().err
+        assert not (tmp_path / command).exists()
+    with pytest.raises(DataError, match="give another --cache"):
+        writable_cache(tmp_path / "file/cache")
+    # A cache of somebody else may have all that is needed.
+    EncodingCache(tmp_path / "full", "encoder", 2).add(items(1, 2))
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda **_: pytest.fail("it is written to"))
+    assert writable_cache(tmp_path / "full") == tmp_path / "full"
 
 
 def test_other_weights_of_the_same_name_are_another_encoder(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import bisect
 import hashlib
 import os
+import tempfile
 import threading
 import uuid
 from dataclasses import dataclass
@@ -41,6 +42,23 @@ def cache_folder(given: Path | None = None) -> Path:
     """The folder that is given, else that of the variable MISPAIR_CACHE, else that of the user."""
     named = given or os.environ.get("MISPAIR_CACHE")
     return Path(named) if named else Path(platformdirs.user_cache_dir("mispair")) / "encodings"
+
+
+def writable_cache(given: Path | None = None) -> Path:
+    """The same folder, before anything is encoded.
+
+    Raises:
+        DataError: Nothing is in it, and nothing can be written to it.
+    """
+    folder = cache_folder(given)
+    try:
+        if not any(folder.glob("*/*.keys.npy")):  # else all that is needed may be there
+            folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        how = "give another --cache" if given else "set MISPAIR_CACHE to one that can be"
+        raise DataError(f"{folder}: the folder for encodings cannot be written ({error.strerror}); {how}.") from None
+    return folder
 
 
 def key_of(content: bytes) -> Key:

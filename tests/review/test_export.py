@@ -25,7 +25,7 @@ from mispair.data.pairs import Regions, Tokens
 from mispair.errors import DataError
 from mispair.review.captions import takes_captions
 from mispair.review.compare import compare
-from mispair.review.decisions import FILE, Decision, Decisions, Verdict, read_answers, read_partnered
+from mispair.review.decisions import FILE, Decision, Decisions, Verdict, read_answers, read_current, read_partnered
 from mispair.review.export import export
 from mispair.review.reviewed import read_review
 
@@ -240,7 +240,9 @@ def write_vectors(layout: str, folder: Path, vectors: Sequence[npt.NDArray[np.fl
 
 
 @pytest.mark.parametrize("layout", ["arrays", "embeddings", "DataComp"])
-def test_every_layout_of_vectors_comes_out_as_decided(layout: str, tmp_path: Path) -> None:
+def test_every_layout_of_vectors_comes_out_as_decided(
+    layout: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     rng = np.random.default_rng(0)
     vectors = (rng.standard_normal((COUNT, 3)).astype(np.float32), rng.standard_normal((COUNT, 2)).astype(np.float32))
     data = write_vectors(layout, tmp_path / "data", vectors)
@@ -264,6 +266,10 @@ def test_every_layout_of_vectors_comes_out_as_decided(layout: str, tmp_path: Pat
         export(audit, tmp_path / "other")
     assert not takes_captions(audit)
     assert not (tmp_path / "other").exists()
+    (tmp_path / "d.csv").write_text(f"id,verdict,caption\n{ids[4]},rewrite,a new one\n")
+    assert main(["review", str(audit), "--import-decisions", str(tmp_path / "d.csv")]) == 2
+    assert "but the data set has vectors instead of captions" in capsys.readouterr().err
+    assert ids[4] not in read_current(audit / FILE)
 
 
 def test_features_of_regions_come_out_as_decided(tmp_path: Path) -> None:

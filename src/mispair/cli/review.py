@@ -54,7 +54,9 @@ def review(
     if export_decisions is not None or import_decisions is not None:
         opened = Review(out)
         if import_decisions is not None:
-            count = read_decisions(opened.decisions, import_decisions, name, opened.table)
+            count = read_decisions(
+                opened.decisions, import_decisions, name, opened.table, takes_captions=opened.takes_captions
+            )
             say(f"{count:,} decisions were added to {out / FILE}.")
         if export_decisions is not None:
             count = write_decisions(opened.decisions, export_decisions)

@@ -37,7 +37,14 @@ def write_decisions(decisions: Decisions, path: Path) -> int:
     return len(decisions.current)
 
 
-def read_decisions(decisions: Decisions, path: Path, reviewer: str = "", table: PairTable | None = None) -> int:
+def read_decisions(
+    decisions: Decisions,
+    path: Path,
+    reviewer: str = "",
+    table: PairTable | None = None,
+    *,
+    takes_captions: bool = True,
+) -> int:
     """Adds the decisions of a file; returns how many.
 
     They count as made now, and never for the estimate of the noise rate.
@@ -48,10 +55,11 @@ def read_decisions(decisions: Decisions, path: Path, reviewer: str = "", table: 
             or Argilla exports, with the choice matched or mismatched.
         reviewer: Who decided, where the file does not say it.
         table: The pairs that there are; None if that is not known.
+        takes_captions: Whether the data set can take new captions.
 
     Raises:
-        DataError: The file cannot be read, an entry is no decision, or one of a pair that is not there. Then none is
-            added.
+        DataError: The file cannot be read, an entry is no decision, or one of a pair that is not there, or a new
+            caption for a data set that can take none. Then none is added.
     """
     try:
         text = read_regular(path).decode("utf-8-sig")
@@ -68,6 +76,12 @@ def read_decisions(decisions: Decisions, path: Path, reviewer: str = "", table: 
             raise DataError(
                 f"{path}: the audit has no pair {listed(unknown)}; give ids as its table shows them. Nothing was added."
             )
+    rewritten = [repr(one.id) for one in given if one.verdict is Verdict.REWRITE]
+    if rewritten and not takes_captions:
+        raise DataError(
+            f"{path}: new captions for {listed(rewritten)}, but the data set has vectors instead of captions; re-pair "
+            "or drop these pairs. Nothing was added."
+        )
     return len(decisions.add(given))
 
 

@@ -6,6 +6,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unicodedata import normalize
 
 import numpy as np
 import pyarrow
@@ -57,8 +58,8 @@ def write_audit(folder: Path, partner: str, when: int) -> None:
         os.utime(folder / name, ns=(when, when))
 
 
-WORDS = ["", "Red bus", "a red DOG", "dog.", "Straße", "x(y", None]
-TEXTS = ["", "red", "DOG", "straße", "x(", "row-1", "none of them"]
+WORDS = ["", "Red bus", "a red DOG", "dog.", "Straße", "x(y", "Cafe\u0301", "CAF\u00c9", None]
+TEXTS = ["", "red", "DOG", "straße", "x(", "cafe\u0301", "caf\u00e9", "row-1", "none of them"]
 
 
 @st.composite
@@ -97,7 +98,8 @@ def by_hand(columns: dict[str, list[Any]], wanted: Filter) -> list[int]:
     """What a filter lets through, row by row."""
 
     def has(row: int, names: tuple[str, ...], text: str) -> bool:
-        return any(text.lower() in (columns[name][row] or "").lower() for name in names)
+        cells = (normalize("NFC", columns[name][row] or "").lower() for name in names)
+        return any(normalize("NFC", text).lower() in cell for cell in cells)
 
     score = columns["match_score"]
     rows = [

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import io
+import itertools
 import os
 import threading
+import unicodedata
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -212,16 +214,18 @@ class PairTable:
         return self._truth(compute.equal(self._table.column(column), text).chunks)
 
     def _has(self, columns: Sequence[str], text: str, among: Mask) -> Mask:
-        """For each row of a mask whether a cell of one of these columns has the text in it; case does not matter."""
+        """For each row of a mask whether a cell of one of these columns has the text in it; case does not matter, nor
+        whether letters and their accents are one character or two."""
         columns = [column for column in columns if column in self]
+        forms = {unicodedata.normalize("NFC", text), unicodedata.normalize("NFD", text)}
 
         def found(start: int) -> Mask:
             """In one batch; a row of the mask that was found is not looked at again."""
             here = among[start : start + BATCH]
             missing = here.copy()
-            for column in columns:
+            for column, form in itertools.product(columns, forms):
                 chunk = self._table.column(column).chunk(start // BATCH)
-                missing[missing] = ~_flags(_containing(chunk.filter(_truth_values(missing)), text))
+                missing[missing] = ~_flags(_containing(chunk.filter(_truth_values(missing)), form))
             release_pages(self._pages)
             return ~missing[here]
 

@@ -41,6 +41,8 @@ def sentences(error: ValidationError, *, flat: bool = False) -> str:
     """
     clauses: dict[str, list[str]] = {}  # of a union, each type that was tried has its own error
     for details in error.errors(include_url=False, include_context=True):
+        if details["type"] == "too_short" and len(details["input"]) >= details["ctx"]["min_length"]:
+            continue  # only wrong items were left out, which have their own clauses
         name, clause = _clause(details, flat)
         clauses.setdefault(name, []).append(clause)
     return "; ".join(" or ".join(dict.fromkeys(found)) for found in map(_joined, clauses.values()))

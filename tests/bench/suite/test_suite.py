@@ -139,6 +139,11 @@ def test_noise_files_are_named_by_their_ratio(tmp_path: Path) -> None:
             HEAD + PART.replace("noise_ratio", 'paper = "table-9"\nnoise_ratio') + 'x = "shapes/plain"\n',
             "paper is 'table-9' but must be one of table-1",
         ),
+        (HEAD + PART.replace('"a"', '" "') + 'x = "shapes/plain"\n', "part 1: name is ' ' but must be a text"),
+        (HEAD + PART.replace("0.2, 0.4", "nan") + 'x = "shapes/plain"\n', r"a: noise_ratio\[1\] is nan .* number\.$"),
+        (HEAD + PART.replace("0.4", "inf") + 'x = "shapes/plain"\n', r"noise_ratio\[2\] is inf but must be a finite"),
+        (HEAD + SWEEP.replace("[0.1]", "[]"), r"values is \[\] but must be a list of at least 1"),
+        (HEAD + PART + '"" = "shapes/plain"\n', "part a: the row of 'shapes/plain' has no name"),
         ("title = \n", "is not a TOML file"),
     ],
 )

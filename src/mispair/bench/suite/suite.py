@@ -35,6 +35,7 @@ from pydantic import (
     ConfigDict,
     Field,
     Strict,
+    StringConstraints,
     TypeAdapter,
     ValidationError,
     model_validator,
@@ -62,6 +63,7 @@ OF_THE_SUITE = {  # settings that a row cannot have, and how they are given
 FORMER = {new: old for old, new in RENAMED.items()}  # cells keep the names and hashes that they had first
 LONGEST_NAME = 200  # characters of a folder's name, before noise ratio, seed and hash
 FORBID = ConfigDict(extra="forbid")
+NoiseRatio = Annotated[float, Strict(), Field(ge=0, le=1, allow_inf_nan=False)]
 T = TypeVar("T")
 
 
@@ -105,6 +107,8 @@ def _rows(content: Any) -> Any:
         return content
     rows = []
     for label, value in content.items():
+        if not label.strip():
+            raise ValueError(f"the row of {value!r} has no name")
         table = {"recipe": value} if isinstance(value, str) else value
         if not isinstance(table, dict) or not isinstance(table.get("recipe"), str):
             raise ValueError(f'row {label} is {value!r} but must be a recipe, or {{ recipe = "...", epochs = 3 }}')
@@ -128,11 +132,11 @@ def _refuse_of_the_suite(settings: Iterable[str], where: str = "") -> None:
 class Part:
     """One table or figure."""
 
-    name: str
+    name: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)]
     title: str
     kind: PartKind
     rows: Annotated[tuple[SuiteRow, ...], Field(min_length=1), BeforeValidator(_rows)]
-    noise_ratio: Annotated[tuple[Annotated[float, Strict(), Field(ge=0, le=1)], ...], Field(min_length=1)] = (0.0,)
+    noise_ratio: Annotated[tuple[NoiseRatio, ...], Field(min_length=1)] = (0.0,)
     setting: Annotated[str | None, AfterValidator(_current_setting)] = None  # that is swept
     values: Annotated[tuple[Any, ...], Field(min_length=1)] = (None,)
     paper: str | None = None  # name of the table of the paper whose numbers stand beside ours
@@ -271,7 +275,7 @@ def _read_part(content: Any, number: int, file: Path) -> Part:
     where = f"{file}: part {number}"
     if not isinstance(content, dict):
         raise ConfigError(f"{where} is {content!r} but must be a table.")
-    if "name" in content:
+    if str(content.get("name", "")).strip():
         where = f"{file}: part {content['name']}"
     if "noise" in content:
         warnings.warn(f'{where}: "noise" is called "noise_ratio" now; the old name goes in 0.3.', stacklevel=3)

@@ -130,6 +130,11 @@ def test_vectors_of_other_libraries() -> None:
         (pandas.Series(list(case.left)), pyarrow.Table.from_arrays(list(case.right.T), names=list("abcdefghijkl"))),
     ):
         np.testing.assert_array_equal(mispair.audit(left, right, device="cpu").match_score, expected)
+    shuffled = pandas.DataFrame(case.right).sample(frac=1, random_state=0)
+    with pytest.raises(DataError, match=r"right has the index of left in another order: row 0 is \d+ instead of 0\."):
+        mispair.audit(pandas.DataFrame(case.left), shuffled, device="cpu")
+    names = shuffled.reset_index()["index"]
+    mispair.audit(pandas.DataFrame(case.left), shuffled.reset_index(drop=True), ids=names, device="cpu")
     with pytest.raises(DataError, match="differ in their lengths"):
         as_vectors([[1.0], [1.0, 2.0]])
 

@@ -73,6 +73,12 @@ def test_lists_and_tables_of_scores_alone(tmp_path: Path) -> None:
         robust = Robust(form, "mend")
         assert robust.trained.tolist() == [0, 2, 3]
         assert robust.partners is None
+    frame = table.to_pandas().sort_values("match_score")
+    for form in (frame, frame["match_score"]):
+        with pytest.raises(DataError, match=r"in another order: row 0 is 1 instead of 0\..*\.reset_index\(drop=True\)"):
+            Robust(form)
+        assert Robust(form.reset_index(drop=True)).trained.tolist() == [1, 2, 3]
+        assert Robust(form[1:]).trained.tolist() == [0, 1, 2]  # some of the pairs
     assert Robust(pyarrow.table({"match_score": [None, 0.9, 0.8, float("nan")]})).trained.tolist() == [1, 2]
     assert Robust([True, False, True]).trained.tolist() == [0, 2]
 

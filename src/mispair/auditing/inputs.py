@@ -23,6 +23,7 @@ from mispair.data.loading import layout
 from mispair.data.origin import check_as_encoded
 from mispair.data.remote import copy_version, fetch, url_of
 from mispair.errors import ConfigError, DataError
+from mispair.support.row_order import check_order, labels_of
 
 Check = Callable[[RawPairs], None]
 
@@ -216,6 +217,8 @@ def open_given(
         elif data.source is not None:
             check_as_encoded(data.source)
         return data.open(raw, device)
+    rows = {"left": left, "right": right, "ids": ids, "groups": groups, "texts": texts}
+    check_order({name: labels_of(part) for name, part in rows.items()})
     given = _as_table(left) if right is None else _as_pairs(left, right, ids)
     if given is None and right is None:
         raise ConfigError(

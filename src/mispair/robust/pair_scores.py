@@ -16,6 +16,7 @@ from mispair.auditing.output_files import TABLE
 from mispair.data.pairs import MATCH_THRESHOLD, IntArray, Pairs, described
 from mispair.errors import ConfigError, DataError
 from mispair.methods.soft_partners import BoolArray, SoftPartners, find_soft_partners
+from mispair.support.row_order import check_order, labels_of
 
 if TYPE_CHECKING:
     import pyarrow
@@ -66,6 +67,8 @@ def read_scores(source: Any, flag_below: float | None, *, partners: bool) -> Pai
         return _from_audit(source, flag_below, partners)
     if isinstance(source, Pairs):
         return _from_pairs(source, flag_below, partners)
+    if (labels := labels_of(source)) is not None:
+        check_order({"the audited data": range(len(labels)), "Robust: the table": labels})
     is_column = hasattr(source, "to_numpy") and not hasattr(source, "columns")
     if hasattr(source, "__arrow_c_stream__") and not is_column:
         import pyarrow

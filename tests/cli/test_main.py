@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
 import mispair
 from forked import fork_server
@@ -494,18 +495,22 @@ def test_an_error_about_a_hostile_name_is_shown_harmless(capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize(
-    "error",
-    [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes")],
+    ("error", "where"),
+    [
+        (MemoryError(), "memory;"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"), "memory;"),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), "memory on the GPU;"),
+    ],
 )
 def test_too_little_memory_is_a_sentence(
-    error: Exception, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    error: Exception, where: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(*_: object, **__: object) -> int:
         raise error
 
     monkeypatch.setitem(COMMANDS, "methods", fail)
     assert main(["methods"]) == 2
-    assert "mispair: there was not enough memory" in capsys.readouterr().err
+    assert f"mispair: there was not enough {where}" in capsys.readouterr().err
 
 
 def test_another_error_of_torch_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:

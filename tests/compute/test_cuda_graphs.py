@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,7 @@ from torch import Tensor, nn
 
 import mispair
 from kernel_marks import needs_gpu
-from mispair.compute.cuda_graphs import SEEN, CudaGraphStep, _rebuilt, _shape, _tensors
+from mispair.compute.cuda_graphs import SEEN, CudaGraphStep, _rebuilt, _shape, _stream, _tensors
 from mispair.data.batches import Items
 from mispair.data.noise import add_noise
 from mispair.methods import mend
@@ -62,6 +64,68 @@ def test_without_recording_the_step_is_just_called() -> None:
     for number in range(3):
         recorded((torch.tensor(number),))
     assert [int(inputs[0]) for inputs in seen] == [0, 1, 2]
+
+
+class Recorder:
+    """Stands for CUDA, which a CPU does not have: notes on which streams is recorded, and records nothing."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.streams: list[Any] = []  # of each recording
+        self.current = "default"
+        self.replays = 0
+        self.error: RuntimeError | None = None
+        _stream.cache_clear()
+        fakes = {"CUDAGraph": lambda: self, "Stream": lambda device: f"stream of {device}", "graph": self.graph}
+        nothing = dict.fromkeys(("synchronize", "empty_cache", "graph_pool_handle"), lambda *_: ())
+        for name, fake in {**fakes, **nothing, "stream": self.stream}.items():
+            monkeypatch.setattr(torch.cuda, name, fake)
+
+    def replay(self) -> None:
+        self.replays += 1
+
+    @contextmanager
+    def stream(self, stream: Any) -> Iterator[None]:
+        before, self.current = self.current, stream
+        try:
+            yield
+        finally:
+            self.current = before
+
+    @contextmanager
+    def graph(self, _: Any, pool: Any, stream: Any = None, capture_error_mode: str = "global") -> Iterator[None]:  # noqa: ARG002
+        self.streams.append(stream)
+        before, self.current = self.current, stream
+        if self.error is not None:
+            raise self.error  # and torch stays on the stream
+        yield
+        self.current = before
+
+
+def test_a_step_is_recorded_on_the_gpu_of_its_inputs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever is the current one: else the recording is empty, and repeating it does nothing."""
+    cuda = Recorder(monkeypatch)
+    with CudaGraphStep(lambda inputs: inputs[0] + 1, on=True) as recorded:
+        for _ in range(4):
+            recorded((torch.empty(2, device="meta"),))
+    assert cuda.streams == ["stream of meta"]
+    assert cuda.replays == 3
+    assert not recorded._places
+
+
+def test_a_step_that_cannot_be_recorded_runs_as_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On the stream of before, and without the memory of what was recorded until then."""
+    cuda, seen = Recorder(monkeypatch), []
+    recorded = CudaGraphStep(lambda x: seen.append((len(x), cuda.current)), on=True)
+    for rows in (2, 2, 3):
+        recorded(torch.zeros(rows))
+    assert recorded._recorded
+    cuda.error = RuntimeError("CUDA out of memory")
+    with pytest.warns(UserWarning, match="does not record steps, so training takes longer: CUDA out of memory"):
+        recorded(torch.zeros(3))
+    recorded(torch.zeros(2))
+    assert seen[-2:] == [(3, "default"), (2, "default")]
+    assert not recorded._recorded
+    assert not recorded._places
 
 
 @pytest.mark.gpu

@@ -19,6 +19,7 @@ from mispair.support.memory import is_out_of_memory, release_pages
         (RuntimeError("Cannot allocate memory"), True),
         (RuntimeError("Resource temporarily unavailable"), True),  # a thread of gloo that could not start
         (RuntimeError("can't start new thread"), True),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"), True),
         (RuntimeError("shapes do not match"), False),
         (ValueError("out of memory"), False),
     ],

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import distributed
 
+from mispair.compute.distributed import _message
 from mispair.config import Config, override
 from mispair.errors import ConfigError, MispairError, RankLostError
 from mispair.methods.plain import Plain
@@ -144,6 +145,11 @@ def test_a_killed_rank_ends_the_others(tmp_path: Path) -> None:
     assert isinstance(first, RankLostError)
     assert "any number of ranks" in str(first)
     assert not first.silent
+
+
+def test_too_little_memory_for_a_message_is_no_lost_rank() -> None:
+    with pytest.raises(torch.OutOfMemoryError), _message():
+        raise torch.OutOfMemoryError("CUDA out of memory.")
 
 
 def test_a_failing_rank_gives_its_reason_to_the_others(tmp_path: Path) -> None:

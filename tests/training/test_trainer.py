@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -416,6 +417,13 @@ def test_files_of_a_run_that_are_gone_or_damaged_are_named(tmp_path: Path) -> No
         with pytest.raises(DataError, match="the newest checkpoint is not of this run"):
             train()
     checkpoint.save(out / "checkpoints", state)
+    full = (
+        ("mispair.training.trainer.restore", torch.OutOfMemoryError("CUDA out of memory.")),
+        ("torch.load", RuntimeError("DefaultCPUAllocator: can't allocate memory")),
+    )
+    for function, error in full:  # nothing is wrong with the checkpoint
+        with patch(function, side_effect=error), pytest.raises(type(error), match="memory"):
+            train()
     train()
     assert (out / "best.safetensors").read_bytes() == best
 

@@ -35,7 +35,7 @@ from mispair.cli.model import TrainArguments, evaluate, search, train
 from mispair.cli.output import console, print_json, print_table, say
 from mispair.cli.review import export, review
 from mispair.errors import ConfigError, MispairError
-from mispair.support.memory import OUT_OF_MEMORY, is_out_of_memory
+from mispair.support.memory import is_out_of_memory, out_of_memory
 from mispair.support.renamed import current_flag
 
 
@@ -158,7 +158,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        say(f"mispair: {OUT_OF_MEMORY}", file=sys.stderr)
+        say(f"mispair: {out_of_memory(error)}", file=sys.stderr)
         return 2
 
 

@@ -6,6 +6,7 @@ the GPU needs for them. A CUDA graph launches all of them at once; only the inpu
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator
@@ -60,25 +61,35 @@ class CudaGraphStep(Generic[T]):
 
     def __exit__(self, *_: object) -> None:
         """Gives back all that was recorded, with its memory, which nobody else could use."""
-        if self._on:
-            torch.cuda.synchronize()  # the last step may still be running in that memory
+        for device in {place.device for place in self._places.values()}:
+            torch.cuda.synchronize(device)  # the last step may still be running in that memory
+        self._forget()
+
+    def _forget(self) -> None:
         self._recorded.clear()
         self._places.clear()
-        if self._on:
+        if self._pool is not None:
             torch.cuda.empty_cache()
 
     def _record(self, shape: Hashable, inputs: Any) -> bool:
         """Records the step for inputs of this shape, without running it."""
         places = [self._place(number, tensor) for number, tensor in enumerate(_tensors(inputs))]
-        graph = torch.cuda.CUDAGraph()
-        torch.cuda.synchronize()
+        device = places[0].device
+        graph, stream = torch.cuda.CUDAGraph(), _stream(device)
+        torch.cuda.synchronize(device)
         try:
+            # What runs on this stream is recorded, so it is one of the GPU of the inputs, whichever is the current one.
+            # That is entered first, for `graph` stays on it where recording fails.
             # Other threads may load batches meanwhile, so only this one is checked for what cannot be recorded.
-            with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+            with (
+                torch.cuda.stream(stream),
+                torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"),
+            ):
                 result = self._step(_rebuilt(inputs, iter(places)))
         except RuntimeError as error:
             warnings.warn(f"This GPU does not record steps, so training takes longer: {error}", stacklevel=2)
             self._on = False
+            self._forget()  # nobody repeats what was recorded before, and memory may be what is missing
             return False
         self._recorded[shape] = graph, places, result
         return True
@@ -89,6 +100,12 @@ class CudaGraphStep(Generic[T]):
             self._places[key] = torch.empty_like(tensor, memory_format=torch.contiguous_format)
             self._places[key].copy_(tensor)
         return self._places[key]
+
+
+@functools.cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    """Where steps on this GPU are recorded: graphs that share memory must share it."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def _shape(inputs: Any) -> Hashable:

@@ -387,6 +387,8 @@ def _message() -> Iterator[None]:
     """Makes of a failing message between ranks what it means."""
     try:
         yield
+    except torch.OutOfMemoryError:  # of this rank
+        raise
     except RuntimeError as error:
         about = str(error).partition("\n")[0]
         raise RankLostError(

@@ -8,20 +8,28 @@ import re
 import sys
 from pathlib import Path
 
-# torch has no exception of its own for the memory of the CPU, and Python none for threads; those of C++ say EAGAIN.
+# torch has no exception of its own for the memory of the CPU and for that which cuBLAS and others take of a GPU, and
+# Python none for threads; those of C++ say EAGAIN.
 _TORCH = re.compile(
-    "out of memory|(can't|[Cc]annot) allocate memory|bad_alloc|can't start new thread|Resource temporarily unavailable"
+    "out of memory|(can't|[Cc]annot) allocate memory|bad_alloc|STATUS_ALLOC_FAILED|can't start new thread|Resource "
+    "temporarily unavailable"
 )
+_GPU = re.compile("CUDA|CU[A-Z]+_STATUS|MPS")
 _ARENA_MAX, _ARENAS = -8, 2  # option of glibc, which otherwise has up to 8 heaps for each core
-OUT_OF_MEMORY = (
-    "there was not enough memory; end other programs, or give the command less at once (a smaller --batch-size, fewer "
-    "--workers or --jobs). The same command goes on where it was stopped."
-)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an exception of Python, NumPy, Arrow or torch means that memory ran out."""
     return isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and bool(_TORCH.search(str(error))))
+
+
+def out_of_memory(error: BaseException) -> str:
+    """What to tell of it."""
+    where = " on the GPU" if _GPU.search(str(error)) else ""
+    return (
+        f"there was not enough memory{where}; end other programs, or give the command less at once (a smaller "
+        "--batch-size, fewer --workers or --jobs). The same command goes on where it was stopped."
+    )
 
 
 def available_memory() -> int | None:

@@ -22,6 +22,7 @@ from mispair.errors import DataError
 from mispair.methods.base import EpochPairs
 from mispair.methods.report import MethodReport
 from mispair.support.files import write_atomically
+from mispair.support.memory import is_out_of_memory
 from mispair.training.monitor import Health
 
 FORMAT = 5
@@ -178,7 +179,9 @@ def _newest(folder: Path) -> tuple[Path, Checkpoint] | None:
 def _load(path: Path, content: bytes) -> Checkpoint:
     try:
         state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError):
+    except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
+        if is_out_of_memory(error):
+            raise
         raise DataError(
             f"{path} holds more than tensors and plain values, or is no checkpoint; it was not loaded."
         ) from None

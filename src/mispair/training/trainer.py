@@ -39,6 +39,7 @@ from mispair.models import SideSpec, build
 from mispair.models.inference import average, similarities
 from mispair.retrieval.evaluation import evaluate
 from mispair.retrieval.matcher import Matcher
+from mispair.support.memory import is_out_of_memory
 from mispair.support.progress import TrainingProgress
 from mispair.support.signals import stop_signals
 from mispair.training import checkpoint
@@ -546,7 +547,9 @@ class Trainer:
             return
         try:
             self._restore(state)
-        except (RuntimeError, KeyError, TypeError, ValueError, AttributeError):
+        except (RuntimeError, KeyError, TypeError, ValueError, AttributeError) as error:
+            if is_out_of_memory(error):
+                raise
             raise DataError(
                 f"{self.run.checkpoints}: the newest checkpoint is not of this run, whatever its name says; delete it, "
                 "or give another --out."

@@ -113,6 +113,8 @@ def test_ranks_of_a_bank_are_standard_ranks_of_the_distances() -> None:
     torch.testing.assert_close(near.gather(1, nearest), near.topk(7).values, atol=1e-6, rtol=0)
     assert nearest_and_ranks(torch.ones(2, 5), 3)[1].tolist() == torch.zeros(2, 5).tolist()
     assert [part.tolist() for part in nearest_and_ranks(torch.ones(2, 1), 1)] == [[[0], [0]], [[0.0], [0.0]]]
+    opposite = torch.tensor([[-1.0, 0.5, -0.99999994, 0.9]])
+    assert nearest_and_ranks(opposite, 4)[0].tolist() == [[3, 1, 0, 2]]
     assert 1 << measures.PLACE_BITS >= measures.RANKED
 
 

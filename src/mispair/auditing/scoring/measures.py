@@ -155,7 +155,7 @@ def nearest_and_ranks(near: Tensor, count: int) -> tuple[Tensor, Tensor]:
     size = near.shape[1]
     if size < 2:
         return torch.zeros_like(near[:, :count], dtype=torch.long), torch.zeros_like(near)
-    fine = ((1 - near.clamp(-1, 1)) * (1 << 21)).to(torch.int32)
+    fine = ((1 - near.clamp(-0.9999999, 1)) * (1 << 21)).to(torch.int32)  # -1 would be 2^22, one bit too many
     keys = (fine << PLACE_BITS) | torch.arange(size, dtype=torch.int32, device=near.device)
     # numpy's sort uses the vector instructions of the processor, that of torch does not.
     ordered = torch.from_numpy(np.sort(keys.numpy(), axis=1)) if keys.device.type == "cpu" else keys.sort(dim=1).values

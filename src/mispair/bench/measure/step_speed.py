@@ -93,21 +93,21 @@ class Stopwatch:
         """Milliseconds of one run, and bytes that it needs beyond what is allocated."""
         gpu = self.device.type == "cuda"
         if gpu:  # before the warm-up: what it records keeps its memory
-            torch.cuda.synchronize()
-            torch.cuda.reset_peak_memory_stats()
-            before = torch.cuda.memory_allocated()
+            torch.cuda.synchronize(self.device)
+            torch.cuda.reset_peak_memory_stats(self.device)
+            before = torch.cuda.memory_allocated(self.device)
         for _ in range(warm):
             run()
         if gpu:
-            torch.cuda.synchronize()
+            torch.cuda.synchronize(self.device)
         seconds: list[float] = []
         while not seconds or (len(seconds) < times and sum(seconds) < SECONDS):
             start = time.perf_counter()
             run()
             if gpu:
-                torch.cuda.synchronize()
+                torch.cuda.synchronize(self.device)
             seconds.append(time.perf_counter() - start)
-        peak = torch.cuda.max_memory_allocated() - before if gpu else None
+        peak = torch.cuda.max_memory_allocated(self.device) - before if gpu else None
         return 1e3 * statistics.median(seconds), peak
 
 

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from mispair.bench.suite.examples import PairExample, sample_examples
 from mispair.bench.suite.suite import LOCATIONS, Cell, digest
-from mispair.compute.devices import give_back_memory
+from mispair.compute.devices import give_back_memory, pick_device
 from mispair.config import Config, flat, override, read_recipe, to_toml
 from mispair.errors import ConfigError, MispairError, StoppedError
 from mispair.methods.report import BoolArray, FloatArray, MethodReport
@@ -175,10 +175,10 @@ def run_cell(cell: Cell, folder: Path, console: Console | None = None) -> Record
     Raises:
         StoppedError: It was stopped and has saved its state.
     """
-    if cell.config.device != "cpu" and torch.cuda.is_available():
-        give_back_memory()
-        torch.cuda.reset_peak_memory_stats()
     try:
+        if (device := pick_device(cell.config.device)).type == "cuda":
+            give_back_memory()
+            torch.cuda.reset_peak_memory_stats(device)
         _move(folder / RUN / "config.toml", cell.config)
         splits = load_splits(cell.config, console)
         matcher = train_splits(cell.config, splits, folder / RUN, console, "The same command goes on from here.")
@@ -239,7 +239,7 @@ def _described(cell: Cell, splits: Splits, test: dict[str, Any], run: Path) -> R
         mismatch=splits.noise_ratio,
         noise_file=noise_hash(cell.config.noise_file),
     )
-    device = cell.config.device != "cpu" and torch.cuda.is_available()
+    device = pick_device(cell.config.device)
     return Record.of(
         cell,
         "done",
@@ -252,7 +252,7 @@ def _described(cell: Cell, splits: Splits, test: dict[str, Any], run: Path) -> R
         method=(result and result.report) or MethodReport(),
         eta=() if examples is None else eta_curve(examples.w, splits.train.mismatched),
         examples=sample_examples(examples, splits.train, cell.config.seed),
-        memory=torch.cuda.max_memory_allocated() if device else None,
+        memory=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else None,
         environment=read_environment(run),
     )
 

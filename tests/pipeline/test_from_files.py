@@ -156,6 +156,10 @@ def test_one_command_to_a_model(
     assert json.loads(capsys.readouterr().out)["averaged"] == found["averaged"]
     assert main(["search", "moved", *search[2:], "--query", "a green thing"]) == 0
     assert len(json.loads(capsys.readouterr().out)["hits"]) == 3
+    there = ["moved" if word == "run" else word for word in command]
+    for again in ([*there, "--embed-size", "16", "--word-size", "8"], ["train", "--recipe", "moved/config.toml"]):
+        assert main([*again, "--out", "moved", "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["averaged"] == found["averaged"]
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -173,13 +173,14 @@ def evaluate(
         json: Print the result as JSON.
     """
     from mispair.retrieval.matcher import Matcher, check_alike, evaluate_together, model_file
+    from mispair.training.run_folder import own_features
 
     if folds < 1:
         raise ConfigError(f"--folds is {folds} but must be at least 1.")
     if other is not None and model_file(other).resolve() == model_file(run).resolve():
         raise ConfigError(f"--with is {other}, which is the run itself; give another one.")
     matcher = Matcher.load(run, device)
-    data = data or _own_features(run, matcher)
+    data = data or own_features(run, matcher.config.data)
     if other is None:
         pairs = _load_pairs(matcher, split, data, captions_per_image)
         metrics = matcher.evaluate(pairs, folds).metrics()
@@ -235,6 +236,7 @@ def search(
     """
     from mispair.pipeline.search import search_files, search_splits
     from mispair.retrieval.matcher import Matcher
+    from mispair.training.run_folder import own_features
 
     if top < 1:
         raise ConfigError(f"--top is {top} but must be at least 1.")
@@ -243,7 +245,7 @@ def search(
     if images is not None and (query is None or data is not None):
         raise ConfigError("--images is searched by --query, instead of --data; leave out the others.")
     matcher = Matcher.load(run, device)
-    data = data or _own_features(run, matcher)
+    data = data or own_features(run, matcher.config.data)
     if images is not None:
         hits, unreadable = search_files(matcher, str(query), images, top, device, console())
         if unreadable:
@@ -264,14 +266,6 @@ def search(
         table.add_row(str(rank), f"{hit.score:.3f}", clean(hit.image), clean(hit.text))
     print_table(table)
     return 0
-
-
-def _own_features(run: Path, matcher: Matcher) -> str | None:
-    """The features that a run has made for itself, wherever its folder has been moved to; None for other runs."""
-    from mispair.training.run_folder import MADE_FROM_FILES
-
-    made = run / MADE_FROM_FILES[0]
-    return str(made.resolve()) if Path(matcher.config.data).name == made.name and made.is_dir() else None
 
 
 def _searched_splits(matcher: Matcher, split: str | None, data: str | None) -> list[str]:

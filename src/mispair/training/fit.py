@@ -24,7 +24,7 @@ from mispair.retrieval.evaluation import Evaluation
 from mispair.retrieval.matcher import Matcher, check_content, check_is_pairs
 from mispair.support.files import replacing
 from mispair.training.defaults import check_method, duration_sentence, fitted
-from mispair.training.run_folder import SCORES, OtherRank, Run, check_place, read_result
+from mispair.training.run_folder import SCORES, OtherRank, Run, check_place, own_features, read_result
 from mispair.training.splits import Splits, check_tested, load_splits
 from mispair.training.trainer import Trainer, check_networks, check_pairs, check_ranks
 
@@ -99,6 +99,8 @@ def train_and_test(
         check_ranks(config, ranks)
         check_method(config, KEYS if given is None else given)
         ranks.by_first(lambda: check_place(out))
+        if not Path(config.data).exists():  # as in the settings of a run that has been moved
+            config = replace(config, data=own_features(out, config.data) or config.data)
         splits = ranks.first_before_others(lambda: load_splits(config, console))
         if given is not None:
             config = fitted(config, given, splits.train)

@@ -21,6 +21,7 @@ import platform
 import shlex
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -304,7 +305,20 @@ def _is_ours(settings: Path) -> bool:
         return False
 
 
+def own_features(run: Path, data: str) -> str | None:
+    """The features that a run has made for itself, wherever its folder has been moved to; None for other runs.
+
+    Args:
+        run: The folder.
+        data: The data of its settings.
+    """
+    made = run / MADE_FROM_FILES[0]
+    return str(made.resolve()) if Path(data).name == made.name and made.is_dir() else None
+
+
 def _refuse_other_config(path: Path, old: Config, new: Config) -> None:
+    if new.data == own_features(path, old.data):
+        old = replace(old, data=new.data)
     same = {name: getattr(old, name) for name in FREE}
     changes = difference(old, override(new, same))
     if changes:

@@ -388,9 +388,10 @@ def _refusing_other_files(out: Path) -> Iterator[None]:
     except DataError as error:
         if "--overwrite" not in str(error):  # which `mispair train` has not got
             raise
-        raise DataError(
-            f"{out} holds a training on other files or with other encoders ({str(error).partition('(')[2]}"
-        ) from None
+        found = str(error).rpartition(";")[0]
+        changed = found.partition(" with other settings ")[2]
+        found = f"{out} holds a training on other files or with other encoders {changed}" if changed else found
+        raise DataError(f"{found}; give another --out.") from None
 
 
 def _keep_audited_scores(out: Path, console: Console | None) -> None:

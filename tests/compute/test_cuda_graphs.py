@@ -14,15 +14,16 @@ import torch
 from torch import Tensor, nn
 
 import mispair
+import replay
 from kernel_marks import needs_gpu
 from mispair.compute.cuda_graphs import SEEN, CudaGraphStep, _rebuilt, _shape, _stream, _tensors
 from mispair.data.batches import Items
 from mispair.data.noise import add_noise
-from mispair.methods import mend
+from mispair.methods import METHODS, mend
 from mispair.training import checkpoint
-from tiny import tiny_pairs
+from tiny import tiny_pairs, weights
 from training import trained
-from two_networks import training
+from two_networks import training, vector_pairs
 
 
 @dataclass(frozen=True)
@@ -106,8 +107,8 @@ def test_a_step_is_recorded_on_the_gpu_of_its_inputs(monkeypatch: pytest.MonkeyP
     cuda = Recorder(monkeypatch)
     with CudaGraphStep(lambda inputs: inputs[0] + 1, on=True) as recorded:
         for _ in range(4):
-            recorded((torch.empty(2, device="meta"),))
-    assert cuda.streams == ["stream of meta"]
+            recorded((torch.zeros(2),))
+    assert cuda.streams == ["stream of cpu"]
     assert cuda.replays == 3
     assert not recorded._places
 
@@ -126,6 +127,24 @@ def test_a_step_that_cannot_be_recorded_runs_as_before(monkeypatch: pytest.Monke
     assert seen[-2:] == [(3, "default"), (2, "default")]
     assert not recorded._recorded
     assert not recorded._places
+
+
+@pytest.mark.parametrize("method", [name for name, kind in METHODS.items() if kind.repeatable])
+def test_nothing_that_changes_in_a_training_is_recorded(
+    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever a method and the trainer change from step to step and from epoch to epoch, repeated steps follow."""
+    settings = training(method, model="two-tower", epochs=3, lr_decay_epochs=2, bank_size=32, flagged_size=4)
+    pairs = add_noise(vector_pairs(40, shared=1), noise_ratio=0.2, seed=0)
+    pairs = replace(pairs, match_score=np.arange(len(pairs)) % 5 / 4)
+    monkeypatch.setattr("mispair.training.trainer.make_optimizer", replay.optimizer)
+    trained(settings, pairs, tmp_path / "run", None)
+    for module in ("training.trainer", "methods.epoch_view", "methods.decl"):
+        monkeypatch.setattr(f"mispair.{module}.CudaGraphStep", replay.ReplayedStep)
+    monkeypatch.setattr(replay.ReplayedStep, "replays", 0)
+    trained(settings, pairs, tmp_path / "repeated", None)
+    assert replay.ReplayedStep.replays > 5
+    assert weights(tmp_path / "repeated") == weights(tmp_path / "run")
 
 
 @pytest.mark.gpu
@@ -226,5 +245,5 @@ def test_a_continued_training_is_training(
     assert whole is not None
     assert broken is not None
     for ours, theirs in zip(whole.networks, broken.networks, strict=True):
-        for name, weights in ours.items():
-            torch.testing.assert_close(weights, theirs[name], rtol=1e-2, atol=1e-3, msg=name)
+        for name, weight in ours.items():
+            torch.testing.assert_close(weight, theirs[name], rtol=1e-2, atol=1e-3, msg=name)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import weakref
 from contextlib import nullcontext
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from rich.console import Console
 
 import mispair
@@ -21,6 +24,7 @@ from mispair.errors import ConfigError, DataError
 from mispair.training.fit import train_and_test
 from mispair.training.run_folder import read_result
 from mispair.training.splits import load_splits
+from mispair.training.trainer import Trainer
 from tiny import REGIONS, WIDTH, WORDS, tiny_folder, tiny_pairs
 from training import with_other_truth
 from two_networks import vector_pairs
@@ -58,6 +62,19 @@ def test_too_few_epochs_for_a_student_are_refused_before_the_audit(tmp_path: Pat
     with pytest.raises(ConfigError, match="needs --epochs 2 or more"):
         train_and_test(config, tmp_path / "run", given=["method", "epochs"])
     assert not (tmp_path / "run").exists()
+
+
+def test_a_gpu_has_its_memory_back_when_a_training_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A trainer refers to itself, so it would stay until Python looks for such things."""
+    ended = []
+
+    def fit(self: Trainer) -> Any:
+        ended.append(weakref.ref(self))
+        return SimpleNamespace(device=torch.device("cuda"))
+
+    monkeypatch.setattr(Trainer, "fit", fit)
+    mispair.fit(tiny_pairs(16), **SMALL)
+    assert [trainer() for trainer in ended] == [None]
 
 
 @pytest.mark.parametrize("name", ["pairs", "dev"])

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from rich.console import Console
 
 from mispair import methods
+from mispair.compute.devices import give_back_memory
 from mispair.compute.distributed import Ranks, connect
 from mispair.config import KEYS, Config, override
 from mispair.data.npy import chunks, open_array
@@ -160,7 +161,10 @@ def _train(
                 audited = ranks.by_first(lambda: _match_scores(_audited(config, train, dev, tested, run, console)))
                 train = replace(train, match_score=audited[0])
                 dev = None if dev is None else replace(dev, match_score=audited[1])
-            return Trainer(config, train, dev, run, console, ranks).fit()
+            matcher = Trainer(config, train, dev, run, console, ranks).fit()
+            if matcher.device.type == "cuda":  # its features and recorded steps would still lie there
+                give_back_memory()
+            return matcher
     except StoppedError as stop:
         raise StoppedError(f"{stop} {after_stop}", stop.code) from None
 

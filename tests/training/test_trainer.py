@@ -417,11 +417,12 @@ def test_files_of_a_run_that_are_gone_or_damaged_are_named(tmp_path: Path) -> No
         with pytest.raises(DataError, match="the newest checkpoint is not of this run"):
             train()
     checkpoint.save(out / "checkpoints", state)
-    full = (
+    faults = (
         ("mispair.training.trainer.restore", torch.OutOfMemoryError("CUDA out of memory.")),
+        ("mispair.training.trainer.restore", RuntimeError("CUDA error: uncorrectable ECC memory error encountered")),
         ("torch.load", RuntimeError("DefaultCPUAllocator: can't allocate memory")),
     )
-    for function, error in full:  # nothing is wrong with the checkpoint
+    for function, error in faults:  # nothing is wrong with the checkpoint
         with patch(function, side_effect=error), pytest.raises(type(error), match="memory"):
             train()
     train()

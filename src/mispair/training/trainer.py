@@ -548,7 +548,7 @@ class Trainer:
         try:
             self._restore(state)
         except (RuntimeError, KeyError, TypeError, ValueError, AttributeError) as error:
-            if is_out_of_memory(error):
+            if is_out_of_memory(error) or "CUDA error" in str(error):
                 raise
             raise DataError(
                 f"{self.run.checkpoints}: the newest checkpoint is not of this run, whatever its name says; delete it, "

@@ -74,6 +74,19 @@ def test_mapped_features_come_out_float32_on_a_cpu(tmp_path: Path, dtype: Any, k
     assert np.array_equal(np.load(tmp_path / "f.npy"), features)
 
 
+def test_a_gpu_gets_regions_in_half_precision_and_vectors_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Vectors may have any offset, such as years; where they come in half precision, nothing is lost by it."""
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda _: (0, 0))
+    monkeypatch.setattr("mispair.data.batches.send", lambda tensor, _: tensor)
+    years = np.array([[2001.25], [2001.5]])
+    cases = ((Vectors, np.float64, np.float32), (Vectors, np.float16, np.float16), (Regions, np.float32, np.float16))
+    for kind, stored, moved in cases:
+        features = years.astype(stored).reshape(2, *(1,) * (1 if kind is Vectors else 2))
+        values = SideLoader(kind(features), torch.device("cuda")).items(np.arange(2)).values.numpy()
+        assert values.dtype == moved
+        assert (values == features.astype(moved)).all()
+
+
 # ---------------------------------------------------------------- augmentation
 
 

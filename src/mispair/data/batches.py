@@ -75,7 +75,7 @@ class SideLoader:
         self.resident: Tensor | None = None
         if device.type == "cuda" and not isinstance(side, Tokens):
             free, _ = torch.cuda.mem_get_info(device)
-            if side.features.size * 2 <= free * share:
+            if side.features.size * np.dtype(self._kind(side.features)).itemsize <= free * share:
                 self.resident = self._move_in(side.features)
 
     @property
@@ -120,11 +120,18 @@ class SideLoader:
     def _features(self, rows: IntArray) -> Tensor:
         if self.resident is not None:
             return self.resident[send(torch.from_numpy(rows), self.device)]
-        return send(torch.from_numpy(self._half(self.side.features[rows])), self.device)  # type: ignore[union-attr]
+        return send(torch.from_numpy(self._converted(self.side.features[rows])), self.device)  # type: ignore[union-attr]
 
-    def _half(self, features: np.ndarray) -> np.ndarray:
-        """Half precision on a GPU; float32 on a CPU, where half precision is slower."""
-        if self.device.type == "cpu":
+    def _kind(self, features: np.ndarray) -> type[np.floating]:
+        """Half precision on a GPU; float32 on a CPU, where half precision is slower, and for vectors that come in it.
+
+        Their numbers may have any offset, such as years, beside which half precision would lose all differences.
+        """
+        wide = features.ndim == 2 and features.dtype != np.float16
+        return np.float32 if wide or self.device.type == "cpu" else np.float16
+
+    def _converted(self, features: np.ndarray) -> np.ndarray:
+        if self._kind(features) is np.float32:
             return features.astype(np.float32, copy=False)
         with np.errstate(over="ignore"):
             half = features.astype(np.float16)
@@ -133,11 +140,11 @@ class SideLoader:
         return half
 
     def _move_in(self, features: np.ndarray) -> Tensor:
-        store = torch.empty(features.shape, dtype=torch.float16, device=self.device)
+        half = self._kind(features) is np.float16
+        store = torch.empty(features.shape, dtype=torch.float16 if half else torch.float32, device=self.device)
         for start in range(0, len(features), CHUNK):
-            store[start : start + CHUNK] = send(
-                torch.from_numpy(self._half(features[start : start + CHUNK])), self.device
-            )
+            part = self._converted(features[start : start + CHUNK])
+            store[start : start + CHUNK] = send(torch.from_numpy(part), self.device)
         return store
 
 

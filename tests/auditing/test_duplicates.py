@@ -141,18 +141,31 @@ def test_captions_that_describe_nothing_are_named_and_counted(case: Case) -> Non
 @pytest.mark.parametrize("text", ["IMG_2041.JPG", "https://example.org/a", "2041 - 7"])
 def test_captions_that_describe_nothing_match_less(case: Case, once: mispair.Audit, text: str) -> None:
     captions = ["A dog runs over the grass ."] * ROWS
-    row = int(np.abs(once.match_score - 0.8).argmin())
-    assert not once.is_mismatch[row]
+    row = int(np.where(once.is_mismatch, 1, once.match_score).argmin())  # of those that are not flagged
     captions[row] = text
     found = mispair.audit(case.left, case.right, texts=captions, device="cpu")
-    before, now = (float(one.match_score[row]) for one in (once, found))
-    assert now / (1 - now) == pytest.approx(before / (1 - before) / 20, rel=1e-3)
     assert found.is_mismatch[row]
+    expected = (once.summary.noise_rate * (ROWS - 1) + 1 - float(found.match_score[row])) / ROWS
+    assert found.summary.noise_rate == pytest.approx(expected)
     assert found.reasons(np.array([row]))[0].startswith("its caption ")
     others = np.arange(ROWS) != row
     assert (found.match_score[others] == once.match_score[others]).all()
     checked = mispair.audit(case.left, case.right, texts=captions, checked={str(row): True}, device="cpu")
     assert checked.match_score[row] == 1
+
+
+def test_file_names_among_right_captions_are_the_noise() -> None:
+    """All are much alike, so their vectors say nothing; as all other pairs match, only their texts tell."""
+    pairs, rng = make_case(ROWS, 0.0, widths=WIDTHS, hidden=20, noise=0.5), np.random.default_rng(0)
+    right, captions = pairs.right.copy(), ["A dog runs over the grass ."] * ROWS
+    rows = rng.permutation(ROWS)[: ROWS // 8]
+    right[rows] = right.std() * (2 * rng.standard_normal(WIDTHS[1]) + rng.standard_normal((len(rows), WIDTHS[1])))
+    for row in rows:
+        captions[row] = f"IMG_{row}.JPG"
+    found = mispair.audit(pairs.left, right, texts=captions, device="cpu")
+    assert found.is_mismatch[rows].mean() > 0.9
+    assert np.delete(found.is_mismatch, rows).mean() < 0.02
+    assert found.summary.noise_rate == pytest.approx(1 / 8, abs=0.03)
 
 
 def test_captions_that_describe_nothing_are_no_better_partners(case: Case, once: mispair.Audit) -> None:

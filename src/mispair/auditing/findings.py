@@ -52,7 +52,7 @@ SIBLINGS = "the other partners of its left item say something else"
 EXCHANGED = "its partner and that of a similar pair fit better if they are exchanged"
 SIDES = ("left", "right")
 SHARED = "item is shared by pairs that have nothing else in common"
-WORDLESS_ODDS = 1 / 20  # that a caption without a word about an image belongs to it, beside what its vector says
+WORDLESS = 6  # of so many pairs whose caption has no word about an image, one is expected to match
 FOUND_WRONG = "somebody has looked at it and found it wrong"
 
 
@@ -491,15 +491,18 @@ class Findings:
     def _of_all(self, rate: float) -> float:
         """The noise rate of all pairs, of that of the pairs that are learned from.
 
-        Copies of a pair count once. Of the pairs of an item with unlike partners all but one are mismatched.
+        Copies of a pair count once. Of the pairs of an item with unlike partners all but one are mismatched. Pairs
+        whose caption says nothing about an image count by their match scores.
         """
         different = self.items.is_first & (self.scan.status == READABLE)
-        partners = self.items.partners[different]
-        shared = partners[partners > 0]
-        if not len(shared):
+        partners, match = self.items.partners[different], self.match_score[different]
+        shared = partners > 0
+        empty = wordless(self._seen)[different] & ~shared
+        others = len(partners) - int((shared | empty).sum())
+        if others == len(partners):
             return rate
-        mismatched = float((1 - 1 / shared).sum())
-        return (rate * (len(partners) - len(shared)) + mismatched) / len(partners)
+        mismatched = float((1 - 1 / partners[shared]).sum() + (1 - match[empty]).sum(dtype=np.float64))
+        return (rate * others + mismatched) / len(partners)
 
 
 def match_scores(
@@ -518,23 +521,26 @@ def match_scores(
     match = judge.combination.match(scan.measures, None if siblings is None else siblings.penalty)
     if exchanges is not None:
         match *= 1 - exchanges.chance
-    shared = np.flatnonzero(items.partners)
-    if len(shared):
-        match[shared] = np.minimum(match[shared], _one_in_many(judge, scan.measures[shared], items.partners[shared]))
-    if seen is not None:
-        empty = np.flatnonzero(wordless(seen))
-        less = WORDLESS_ODDS * match[empty]
-        match[empty] = less / (less + 1 - match[empty])
+    many = _expected_once(items, seen)
+    rows = np.flatnonzero(many)
+    if len(rows):
+        match[rows] = np.minimum(match[rows], _one_in_many(judge, scan.measures[rows], many[rows]))
     for row, matched in checked.items():
         if not np.isnan(match[row]):
             match[row] = matched
     return match
 
 
+def _expected_once(items: SharedItems, seen: Bits | None) -> npt.NDArray[np.integer]:
+    """(N,) of how many such pairs one is expected to match: of the unlike partners of an item, and of captions that say
+    nothing about an image; 0 for all other pairs."""
+    return items.partners if seen is None else np.maximum(items.partners, WORDLESS * wordless(seen))
+
+
 def _one_in_many(
     judge: Judge, measures: npt.NDArray[np.floating], partners: npt.NDArray[np.integer]
 ) -> npt.NDArray[np.float32]:
-    """(n,) probability that pairs match whose item has so many unlike partners, of which one is expected to be right.
+    """(n,) probability that pairs match of which one in so many is expected to.
 
     The evidence is how much more frequent such measures are among matched than among shuffled pairs. It is a straight
     line, as scores below those of all other pairs must count as well.

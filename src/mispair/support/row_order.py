@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from mispair.errors import DataError
 
 
-def labels_of(values: Any) -> list[Any] | None:
+def labels_of(values: Any) -> Sequence[Any] | None:
     """The index of a Series or DataFrame of pandas; None for anything else."""
     is_pandas = type(values).__module__.partition(".")[0] == "pandas" and hasattr(values, "index")
-    return list(values.index) if is_pandas else None
+    return values.index if is_pandas else None
 
 
 def check_order(labels: Mapping[str, Sequence[Any] | None]) -> None:
@@ -23,14 +25,15 @@ def check_order(labels: Mapping[str, Sequence[Any] | None]) -> None:
     Raises:
         DataError: They have.
     """
-    known = [(name, list(found)) for name, found in labels.items() if found is not None]
+    known = [(name, found) for name, found in labels.items() if found is not None]
     for name, own in known[1:]:
         first, others = known[0]
-        if len(own) != len(others) or own == others or set(own) != set(others):
+        if len(own) != len(others) or np.array_equal(own, others) or set(own) != set(others):
             continue
-        row = next(row for row in range(len(own)) if own[row] != others[row])
+        both = enumerate(zip(own, others, strict=True))
+        row, label, wanted = next((row, label, wanted) for row, (label, wanted) in both if label != wanted)
         raise DataError(
-            f"{name} has the index of {first} in another order: row {row} is {own[row]!r} instead of {others[row]!r}. "
+            f"{name} has the index of {first} in another order: row {row} is {label!r} instead of {wanted!r}. "
             "Rows belong together by position: if they were sorted or shuffled by mistake, undo it by .sort_index(); "
             "if they are right as they are, add .reset_index(drop=True)."
         )

@@ -377,7 +377,8 @@ def find_packaged(what: Literal["recipe", "suite"], path: str | Path) -> Path:
         if is_file(candidate):
             return candidate
     names = sorted(str(file.relative_to(built_in).with_suffix("")) for file in built_in.rglob("*.toml"))
-    raise ConfigError(f'There is no {what} "{path}"; give a TOML file or one of: {", ".join(names)}.')
+    near = difflib.get_close_matches(str(path), names)
+    raise ConfigError(f'There is no {what} "{path}"; give a TOML file or one of: {", ".join(near or names)}.')
 
 
 def to_toml(config: Config) -> str:

@@ -80,6 +80,8 @@ def test_places(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("MISPAIR_CACHE", str(tmp_path))
     assert cache_folder() == tmp_path
     assert cache_folder(Path("mine")) == Path("mine")
+    monkeypatch.setenv("MISPAIR_CACHE", "~/mine")
+    assert cache_folder() == Path.home() / "mine"
     monkeypatch.delenv("MISPAIR_CACHE")
     assert cache_folder().name == "encodings"
 

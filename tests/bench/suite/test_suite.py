@@ -114,6 +114,7 @@ def test_noise_files_are_named_by_their_ratio(tmp_path: Path) -> None:
         (HEAD + PART.replace("0.4", "4") + 'x = "shapes/plain"\n', r"noise_ratio\[2\] is 4 but must be at most 1"),
         (HEAD + PART + "x = 3\n", "row x is 3 but must be a recipe"),
         (HEAD + PART + 'x = "shapes/none"\n', "There is no recipe"),
+        (HEAD + PART + 'x = "f8k/mendsgr"\n', "or one of: f8k/mend-sgr"),
         (HEAD + PART + f'x = "shapes/{"a" * 5000}"\n', "There is no recipe"),  # longer than any file's name
         (HEAD + PART + 'x = { recipe = "shapes/plain", epoch = 3 }\n', 'did you mean "epochs"'),
         (HEAD + PART.replace("retrieval", "sweep") + 'x = "shapes/plain"\n', 'needs "setting" and "values"'),

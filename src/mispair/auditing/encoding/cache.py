@@ -41,7 +41,7 @@ FETCHED = "fetched"  # folder in that of encodings, for copies of files at URLs
 def cache_folder(given: Path | None = None) -> Path:
     """The folder that is given, else that of the variable MISPAIR_CACHE, else that of the user."""
     named = given or os.environ.get("MISPAIR_CACHE")
-    return Path(named) if named else Path(platformdirs.user_cache_dir("mispair")) / "encodings"
+    return Path(named).expanduser() if named else Path(platformdirs.user_cache_dir("mispair")) / "encodings"
 
 
 def writable_cache(given: Path | None = None) -> Path:

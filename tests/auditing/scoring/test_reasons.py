@@ -37,8 +37,9 @@ ENGLISH = Usual("Latin", "English", 9)
     ("caption", "reason"),
     [
         ("", EMPTY), (" \n", EMPTY),
-        ("IMG_2041.JPG", FILE_NAME), ("my holiday (1).png", FILE_NAME), ("DSC_0012", FILE_NAME),
-        ("image0001", FILE_NAME),
+        ("IMG_2041.JPG", FILE_NAME), ("my holiday (1).png", FILE_NAME),
+        ("Screen Shot 2026-01-02 at 10.20.30 AM.png", FILE_NAME), ("two-dogs-run-over-the-grass.jpg", ""),
+        ("DSC_0012", FILE_NAME), ("image0001", FILE_NAME),
         ("https://example.org/a?b=1", URL), ("see www.example.org/long/way/there", URL),
         ("12345", NO_WORDS), ("***", NO_WORDS), ("😀", NO_WORDS),
         ("dog", SHORT), ("Dog 12", SHORT),

@@ -137,12 +137,13 @@ def caption_reason(caption: str, usual: Usual) -> str:
     text = caption.strip()
     if not text:
         return EMPTY
-    if _FILE.fullmatch(text) or _CAMERA.fullmatch(text):
+    words = _words(text)
+    # With more words than the few that programs put there, and the ending, a file name describes its image.
+    if _CAMERA.fullmatch(text) or (_FILE.fullmatch(text) and len(words) <= USUAL + 1):
         return FILE_NAME
     address = _URL.search(text) if "www." in text.lower() or "://" in text else None
     if address and 2 * len(address.group()) > len(text):
         return URL
-    words = _words(text)
     if not words:
         return NO_WORDS
     if _is_other_language(text, words, usual):

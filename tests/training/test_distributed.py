@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import distributed
 
-from mispair.compute.distributed import _message
+from mispair.compute.distributed import _message, connect
 from mispair.config import Config, override
 from mispair.errors import ConfigError, MispairError, RankLostError
 from mispair.methods.plain import Plain
@@ -158,6 +158,16 @@ def test_a_failing_rank_gives_its_reason_to_the_others(tmp_path: Path) -> None:
     assert isinstance(first, MispairError)
     assert "the disk is gone" in str(first)
     assert first.silent
+
+
+def test_ranks_that_torchrun_has_not_started_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    with pytest.raises(ConfigError, match="not LOCAL_RANK and MASTER_PORT; start the ranks with torchrun"), connect():
+        pass
 
 
 def test_what_several_ranks_cannot_train_is_refused() -> None:

@@ -322,6 +322,12 @@ def connect(device: str = "auto") -> Iterator[Ranks]:
     if size == 1 or "RANK" not in os.environ:
         yield Ranks()
         return
+    missing = [name for name in ("LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    if missing:
+        raise ConfigError(
+            f"WORLD_SIZE is {size} and RANK is set, but not {' and '.join(missing)}; start the ranks with torchrun, "
+            "which sets all of them, or unset WORLD_SIZE to train in this process alone."
+        )
     backend = "gloo"
     if device != "cpu" and torch.cuda.is_available():
         if device not in ("auto", "cuda"):

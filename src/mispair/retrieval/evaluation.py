@@ -1,4 +1,4 @@
-"""Encoding whole sides and scoring them against each other, in chunks of bounded memory."""
+"""What networks reach on a set: retrieval by each one's similarities and by their average."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class CudaGraphStep(Generic[T]):
         """Records the step for inputs of this shape, without running it."""
         places = [self._place(number, tensor) for number, tensor in enumerate(_tensors(inputs))]
         device = places[0].device
-        graph, stream = torch.cuda.CUDAGraph(), _stream(device)
+        graph, stream, random_state = torch.cuda.CUDAGraph(), _stream(device), torch.cuda.get_rng_state(device)
         torch.cuda.synchronize(device)
         try:
             # What runs on this stream is recorded, so it is one of the GPU of the inputs, whichever is the current one.
@@ -89,6 +89,7 @@ class CudaGraphStep(Generic[T]):
         except RuntimeError as error:
             warnings.warn(f"This GPU does not record steps, so training takes longer: {error}", stacklevel=2)
             self._on = False
+            _renew_generator(device, random_state)
             self._forget()  # nobody repeats what was recorded before, and memory may be what is missing
             return False
         self._recorded[shape] = graph, places, result
@@ -106,6 +107,13 @@ class CudaGraphStep(Generic[T]):
 def _stream(device: torch.device) -> torch.cuda.Stream:
     """Where steps on this GPU are recorded: graphs that share memory must share it."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def _renew_generator(device: torch.device, state: Tensor) -> None:
+    """Ends the recording of random numbers: torch leaves it on where recording fails, and nothing could draw more."""
+    fresh = torch.Generator(device)
+    fresh.set_state(state)
+    torch.cuda.default_generators[device.index].graphsafe_set_state(fresh)
 
 
 def _shape(inputs: Any) -> Hashable:

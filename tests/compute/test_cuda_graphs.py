@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -76,13 +77,13 @@ class Recorder:
         self.streams: list[Any] = []  # of each recording
         self.current = "default"
         self.replays = 0
-        self.renewed: list[Any] = []  # states from which random numbers go on
+        self.ended: list[Any] = []  # states from which random numbers go on
         self.error: RuntimeError | None = None
         _stream.cache_clear()
         fakes = {"CUDAGraph": lambda: self, "Stream": lambda device: f"stream of {device}", "graph": self.graph}
         nothing = dict.fromkeys(("synchronize", "empty_cache", "graph_pool_handle"), lambda *_: ())
         monkeypatch.setattr(torch.cuda, "get_rng_state", lambda _: "random state")
-        monkeypatch.setattr(cuda_graphs, "_renew_generator", lambda _, state: self.renewed.append(state))
+        monkeypatch.setattr(cuda_graphs, "_end_recording", lambda *given: self.ended.append(given[-1]))
         for name, fake in {**fakes, **nothing, "stream": self.stream}.items():
             monkeypatch.setattr(torch.cuda, name, fake)
 
@@ -130,7 +131,7 @@ def test_a_step_that_cannot_be_recorded_runs_as_before(monkeypatch: pytest.Monke
         recorded(torch.zeros(3))
     recorded(torch.zeros(2))
     assert seen[-2:] == [(3, "default"), (2, "default")]
-    assert cuda.renewed == ["random state"]
+    assert cuda.ended == ["random state"]
     assert not recorded._recorded
     assert not recorded._places
 
@@ -196,6 +197,26 @@ def test_after_a_step_that_cannot_be_recorded_random_numbers_go_on() -> None:
         assert [str(warning.message)[:34] for warning in found] == ["This GPU does not record steps, so"] * on
     assert results[1] == results[0]
     assert torch.cuda.current_stream() == torch.cuda.default_stream()
+
+
+@pytest.mark.gpu
+@needs_gpu
+def test_after_an_error_in_a_step_random_numbers_go_on() -> None:
+    """Recording itself ends well here, as it does where memory runs out."""
+    results: list[Any] = []
+
+    def step(x: Tensor, recording: bool) -> Tensor:
+        if recording and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError("out of memory")
+        return dropout(x, 0.5)
+
+    for on in (False, True):
+        torch.manual_seed(0)
+        recorded = CudaGraphStep(functools.partial(step, recording=on), on=on)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            results.append([recorded(torch.ones(999, device="cuda")).tolist() for _ in range(4)])
+    assert results[1] == results[0]
 
 
 @pytest.mark.gpu

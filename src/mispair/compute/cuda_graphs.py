@@ -18,6 +18,7 @@ from torch import Tensor
 
 MOST = 64  # recorded shapes; the rare ones beyond are run as they come
 SEEN = 2  # a shape is recorded when it comes for the second time: the first run also prepares its kernels
+OLD_END = "_cuda_endAllocateCurrentStreamToPool"  # its name before torch 2.8
 T = TypeVar("T")
 
 
@@ -89,7 +90,7 @@ class CudaGraphStep(Generic[T]):
         except RuntimeError as error:
             warnings.warn(f"This GPU does not record steps, so training takes longer: {error}", stacklevel=2)
             self._on = False
-            _renew_generator(device, random_state)
+            _end_recording(device, self._pool, random_state)
             self._forget()  # nobody repeats what was recorded before, and memory may be what is missing
             return False
         self._recorded[shape] = graph, places, result
@@ -109,10 +110,16 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
-def _renew_generator(device: torch.device, state: Tensor) -> None:
-    """Ends the recording of random numbers: torch leaves it on where recording fails, and nothing could draw more."""
+def _end_recording(device: torch.device, pool: Any, random_state: Tensor) -> None:
+    """Ends what torch leaves on where recording fails: memory is kept for it, and random numbers cannot be drawn."""
+    name = "_cuda_endAllocateToPool" if hasattr(torch._C, "_cuda_endAllocateToPool") else OLD_END
+    try:
+        getattr(torch._C, name)(device.index, pool)
+    except RuntimeError:  # torch has ended it
+        return
+    torch._C._cuda_releasePool(device.index, pool)
     fresh = torch.Generator(device)
-    fresh.set_state(state)
+    fresh.set_state(random_state)
     torch.cuda.default_generators[device.index].graphsafe_set_state(fresh)
 
 

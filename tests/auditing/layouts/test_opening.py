@@ -197,7 +197,7 @@ def test_folder_of_images_and_texts(folder: Path) -> None:
         ("a.jpg#0", "a.jpg", "A dog."),
         ("a.jpg#1", "a.jpg", "Two dogs."),
         ("b.jpg#0", "b.jpg", ""),
-        ("sub/c.jpg#0", "sub/c.jpg", "caf\ufffd"),
+        ("sub/c.jpg#0", "sub/c.jpg", "café"),
     ]
     assert short(open_raw(folder), folder) == expected
     write(folder.parent / "texts/b.txt", "A cat.")
@@ -327,13 +327,27 @@ def test_a_damaged_tar(folder: Path, content: bytes) -> None:
         open_raw(write(folder / "a.tar", content))
 
 
-def tar_of(folder: Path, *names: str) -> Path:
+def tar_of(folder: Path, *names: str, content: bytes = b"abc") -> Path:
     with tarfile.open(folder / "a.tar", "w") as tar:
         for name in names:
             info = tarfile.TarInfo(name)
-            info.size = 3
-            tar.addfile(info, io.BytesIO(b"abc"))
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
     return folder / "a.tar"
+
+
+@pytest.mark.parametrize(
+    ("content", "caption"),
+    [
+        *(("„Äpfel“, café".encode(encoding), "„Äpfel“, café") for encoding in ("cp1252", "utf-8-sig", "utf-16")),
+        ("一只狗".encode()[:-1], "一只\ufffd"),  # cut off
+        (b"caf\xe9 \x81", "café \ufffd"),
+    ],
+)
+def test_any_encoding_in_text_files_and_tars(folder: Path, content: bytes, caption: str) -> None:
+    write(folder / "a.txt", content)
+    assert open_raw(folder).captions[0].as_py() == caption
+    assert open_raw(tar_of(folder, "1.jpg", "1.txt", content=content)).captions.to_pylist() == [caption]
 
 
 @pytest.mark.parametrize("names", [("1.jpg", "2.jpg", "1.txt", "2.txt"), ("1.jpg", "1.cls", "2.jpg", "2.cls")])

@@ -12,7 +12,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from layouts import CAPTIONS, COLOURS, LAYOUTS, image, triples
+from layouts import CAPTIONS, COLOURS, LAYOUTS, csv_file, image, triples
 from mispair.auditing.layouts.copies import layout_of, write_copy
 from mispair.auditing.layouts.opening import open_raw
 from mispair.auditing.sources.edits import Edits
@@ -110,6 +110,41 @@ def test_a_copy_keeps_a_caption_without_image_where_it_was(tmp_path: Path) -> No
     without = write_copy(source, Edits.keeping(np.arange(7) != lost), tmp_path / "without")
     assert len(open_raw(without)) == 6
     assert sorted(file.name for file in tmp_path.iterdir()) == ["every", "photos", "without"]
+
+
+def test_text_files_stay_as_they_are_unless_a_caption_changes(tmp_path: Path) -> None:
+    path = LAYOUTS["text files"](tmp_path)
+    texts = {"p.txt": " café\r\n\r\na dog".encode("utf-16"), "q.txt": b"caf\xe9", "r.txt": b"a cow\na pig"}
+    for name, content in texts.items():
+        (path / name).write_bytes(content)
+    for name in ("p.png", "q.png", "r.png", "r.webp", "s.png"):  # r.txt is of two images, and s has no text
+        (path / name).write_bytes(image(1))
+    pairs, source = opened(path)
+    ids = pairs.ids.to_pylist()
+    every = write_copy(source, Edits.keeping(np.ones(len(ids), dtype=bool)), tmp_path / "every")
+    assert {name: (every / name).read_bytes() for name in texts} == texts
+    assert not (every / "s.txt").exists()
+    keep = np.array([name not in ("p.png#0", "r.png#0", "r.png#1") for name in ids])
+    own = np.arange(len(ids))
+    edits = Edits(keep, own, own, {ids.index("r.webp#1"): "a horse"})
+    some = write_copy(source, edits, tmp_path / "some")
+    assert [(some / name).read_text("utf-8") for name in ("p.txt", "r.txt")] == ["a dog\n", "a cow\na horse\n"]
+    assert (some / "q.txt").read_bytes() == texts["q.txt"]
+    edits = Edits(own != ids.index("p.png#0"), np.where(own == ids.index("q.png#0"), ids.index("r.png#0"), own), own)
+    moved = write_copy(source, edits, tmp_path / "moved")
+    assert (moved / "r.txt").read_text("utf-8") == "café\na cow\na pig\n"  # once, though two images have it
+    assert not (moved / "q.txt").exists()
+
+
+def test_a_new_caption_that_the_encoding_of_a_table_lacks(tmp_path: Path) -> None:
+    path = csv_file("cp1252", ",", header=True)(tmp_path)
+    pairs, source = opened(path)
+    own = np.arange(len(pairs))
+    for number, caption in enumerate(("“naïve”", "一只狗")):
+        out = write_copy(source, Edits(own >= 0, own, own, {0: caption}), tmp_path / f"new{number}")
+        expected = [caption, *pairs.captions.to_pylist()[1:]]
+        assert open_again(path, out, pairs).captions.to_pylist() == expected
+        assert (b"says \x93no\x94" in (out / path.name).read_bytes()) == (not number)
 
 
 def test_columns_and_notes_of_other_things_stay(tmp_path: Path) -> None:

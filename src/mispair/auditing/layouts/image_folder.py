@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import json
 import os
 import shutil
@@ -15,7 +14,7 @@ import numpy as np
 
 from mispair.auditing.sources.edits import Edits
 from mispair.auditing.sources.raw import ImageFiles, RawLayout
-from mispair.auditing.sources.tables import FLAGS, IMAGE_SUFFIXES, Role, Roles, find_column, text_encoding
+from mispair.auditing.sources.tables import FLAGS, IMAGE_SUFFIXES, Role, Roles, decoded, find_column, text_encoding
 from mispair.errors import DataError
 from mispair.support.files import read_regular, replacing, write_atomically
 from mispair.support.formatting import listed, plain
@@ -71,6 +70,7 @@ class TextFiles(CopiedImages):
     def __init__(self, folder: Path, images: Path | None = None) -> None:
         self.outside = images if images is not None and images.resolve() != folder.resolve() else None
         rows, self.notes = _read_texts(folder, images or folder)
+        self._place = folder
         self._texts = [row.text for row in rows]
         files = sorted({folder / row.text for row in rows if row.caption or not row.image})
         super().__init__(str(folder), files, [(row.id, row.image, row.caption) for row in rows], images or folder)
@@ -83,14 +83,29 @@ class TextFiles(CopiedImages):
         return frozenset(text.as_posix() for text in self._texts)
 
     def write(self, edits: Edits, out: Path) -> None:
-        rows = edits.rows
-        lines: dict[Path, list[str]] = {}
-        for row, caption in zip(edits.image_from[rows], self.final_captions(edits, rows), strict=True):
-            lines.setdefault(self._texts[row], []).append(" ".join(caption.splitlines()))
-        for text, captions in lines.items():
-            write_atomically(out / text, "".join(f"{caption}\n" for caption in captions).encode())
+        rows, changed = edits.rows, self._changed(edits)
+        captions: dict[Path, dict[int, list[str]]] = {}  # by image, as a.jpg and a.png share a.txt
+        for row, caption in zip(edits.image_from[rows].tolist(), self.final_captions(edits, rows), strict=True):
+            own = captions.setdefault(self._texts[row], {}).setdefault(self.image_number(row), [])
+            own.append(" ".join(caption.splitlines()))
+        for text, by_image in captions.items():
+            if text in changed:
+                lines: list[str] = []
+                for own in by_image.values():
+                    there = {"", *lines}
+                    lines += [caption for caption in own if caption not in there]
+                write_atomically(out / text, "".join(f"{line}\n" for line in lines).encode())
+            elif (self._place / text).is_file():
+                (out / text).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(self._place / text, out / text)
         if self.outside is None:
             self._copy_images(edits, out)
+
+    def _changed(self, edits: Edits) -> set[Path]:
+        """The text files that lose or get a caption; the others stay as they are, whatever their encoding."""
+        repaired = edits.repaired
+        rows = np.concatenate([np.flatnonzero(~edits.keep), repaired, edits.image_from[repaired]])
+        return {self._texts[row] for row in rows.tolist()}
 
 
 class JsonLines(CopiedImages):
@@ -205,10 +220,7 @@ def _visible(folder: Path) -> Iterator[Path]:
 
 
 def _captions(text: Path) -> list[str]:
-    content = read_regular(text)
-    wide = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-    lines = content.decode("utf-16" if wide else "utf-8-sig", "replace").splitlines()
-    return [plain(line).strip() for line in lines if line.strip()]
+    return [plain(line).strip() for line in decoded(read_regular(text)).splitlines() if line.strip()]
 
 
 def _read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

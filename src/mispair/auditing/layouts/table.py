@@ -9,7 +9,7 @@ import csv
 import io
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any
@@ -18,7 +18,7 @@ import numpy as np
 
 from mispair.auditing.sources.edits import Edits, LookUp
 from mispair.auditing.sources.raw import ImageFiles, RawLayout, id_column
-from mispair.auditing.sources.tables import InMemory, Part, Table, Text
+from mispair.auditing.sources.tables import InMemory, Part, Table, Text, TextFormat
 from mispair.data.pairs import IntArray
 from mispair.errors import DataError
 from mispair.support.files import read_regular, replacing
@@ -101,7 +101,8 @@ class TableCopies:
                 with replacing(out / self.place(part)) as file:
                     batches = self._edited(part, start, edits)
                     if isinstance(part, Text):
-                        _write_text(part, batches, file)
+                        new = [text for row, text in edits.rewritten.items() if start <= row < start + len(part)]
+                        _write_text(_able_to_hold(part.format, new), batches, file)
                     else:
                         _write_parquet(part, batches, file)
             start += len(part)
@@ -265,8 +266,16 @@ def _write_parquet(part: Part, batches: Iterator[Any], file: IO[bytes]) -> None:
             writer.write_batch(batch.replace_schema_metadata(schema.metadata))
 
 
-def _write_text(part: Text, batches: Iterator[Any], file: IO[bytes]) -> None:
-    style = part.format
+def _able_to_hold(style: TextFormat, captions: Iterable[str]) -> TextFormat:
+    """The format of a table, in UTF-8 if its encoding lacks a character of new captions."""
+    try:
+        "".join(captions).encode(style.encoding)
+        return style
+    except UnicodeEncodeError:
+        return replace(style, encoding="utf-8-sig")  # with the mark by which spreadsheets know it
+
+
+def _write_text(style: TextFormat, batches: Iterator[Any], file: IO[bytes]) -> None:
     text = io.TextIOWrapper(file, style.encoding, errors="replace", newline="", write_through=True)
     writer = csv.writer(
         text, delimiter=style.separator, quoting=style.quoting, lineterminator=style.line_end,

@@ -20,7 +20,7 @@ import numpy as np
 from mispair.auditing.sources import row_ids
 from mispair.auditing.sources.edits import Edits
 from mispair.auditing.sources.raw import RawLayout, id_column
-from mispair.auditing.sources.tables import IMAGE_SUFFIXES, find_column
+from mispair.auditing.sources.tables import IMAGE_SUFFIXES, decoded, find_column
 from mispair.data.pairs import IntArray
 from mispair.errors import DataError
 from mispair.support.files import LARGEST, regular, replacing
@@ -317,7 +317,7 @@ def _add(found: _Samples, key: str, members: Mapping[str, _Member], file: IO[byt
         found.dotted += list(dotted)[:1]
     known = _parsed(content(_JSON)) or {}
     name = find_column(tuple(known), "caption")
-    caption = content(_CAPTION).decode("utf-8", "replace") if _CAPTION in members else known.get(name or "") or ""
+    caption = decoded(content(_CAPTION)) if _CAPTION in members else known.get(name or "") or ""
     found.keys.append(plain(key))
     found.ids.append(plain(str(known.get("uid") or "")))
     found.captions.append(plain(str(caption)).strip())

@@ -445,6 +445,18 @@ def text_encoding(path: Path) -> str:
     return "cp1252"
 
 
+def decoded(content: bytes) -> str:
+    """The text of a small file in any of these encodings; what means nothing in it is replaced."""
+    if (wide := _utf_16(content[:4096])) is not None:
+        return content.decode(wide, "replace")
+    text = content.decode("utf-8-sig", "replace")
+    if (
+        "\ufffd" not in text or not content.decode(errors="ignore").isascii()
+    ):  # whole; or UTF-8 that is damaged or cut off
+        return text
+    return content.decode("cp1252", "replace")
+
+
 def _open_parquet(path: Path, content: bytes | None) -> tuple[Parquet, Any]:
     """A parquet file, and what it holds (`pyarrow.Table`) if its content is given and its cells are plain."""
     import pyarrow

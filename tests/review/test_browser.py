@@ -16,7 +16,7 @@ import uvicorn
 from PIL import Image
 
 from audited import write_audit
-from mispair.review.decisions import Decision, Verdict
+from mispair.review.decisions import FILE, Decision, Verdict, read_current
 from mispair.review.review import Review
 from mispair.review.server import make_app
 
@@ -49,12 +49,11 @@ class Served:
             time.sleep(0.01)
 
     def verdicts(self) -> dict[str, str]:
-        return {name: str(one.verdict) for name, one in self.review.decisions.current.items()}
+        return {name: str(one.verdict) for name, one in read_current(self.review.folder / FILE).items()}
 
     def stop(self) -> None:
         self.server.should_exit = True
         self.thread.join()
-        self.review.close()
 
 
 @pytest.fixture

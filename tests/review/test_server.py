@@ -64,6 +64,13 @@ def test_it_shows_the_lowest_score_first_and_goes_on(page: TestClient, review: R
     assert "nothing of yours to undo" in page.post("/undo", data={}, headers=ORIGIN).text
 
 
+def test_after_the_server_has_ended_all_decisions_are_in_the_one_file(page: TestClient, review: Review) -> None:
+    with page:
+        page.get("/")
+        decide(page, "/?", row="1", verdict="keep")
+    assert [path.name for path in review.folder.glob("*.sqlite*")] == ["decisions.sqlite"]
+
+
 def test_a_browser_without_cookies_undoes_nothing(review: Review, page: TestClient) -> None:
     review.decide([0], Decision("", Verdict.KEEP, mode=Mode.IMPORT))
     refused = page.post("/undo", data={}, headers=ORIGIN)

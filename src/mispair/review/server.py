@@ -130,13 +130,14 @@ def make_app(review: Review, hosts: frozenset[str] | None, token: str | None = N
     ]
 
     @asynccontextmanager
-    async def few_threads(_: Starlette) -> AsyncIterator[None]:
+    async def running(_: Starlette) -> AsyncIterator[None]:
         to_thread.current_default_thread_limiter().total_tokens = THREADS
         yield
+        review.close()  # after SIGTERM, too: SQLite then leaves nothing beside the file
 
     guard = Middleware(BaseHTTPMiddleware, dispatch=_Guard(hosts, token))
     handlers: Any = {DataError: _refused, MemoryError: _out_of_memory, RuntimeError: _out_of_memory}
-    return Starlette(routes=routes, middleware=[guard], exception_handlers=handlers, lifespan=few_threads)
+    return Starlette(routes=routes, middleware=[guard], exception_handlers=handlers, lifespan=running)
 
 
 async def _refused(_: Request, error: Exception) -> Response:

@@ -9,14 +9,17 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow
+import pyarrow.parquet
 import pytest
 import torch
 from PIL import Image
 
+from layouts import write_tar
 from mispair.auditing.encoding import encode
 from mispair.cli.main import main
 from mispair.data.loading import load
-from mispair.data.pairs import Tokens
+from mispair.data.pairs import Tokens, Vectors
 from mispair.pipeline import search as search_module
 from mispair.pipeline import train as train_module
 from mispair.retrieval.matcher import Matcher
@@ -163,6 +166,36 @@ def test_one_command_to_a_model(
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", ["one name", "no names", "few names", "tars"])
+def test_images_inside_other_files_are_told_apart_whatever_their_names(photos: Path, kind: str) -> None:
+    rows = [line.split(",") for line in (photos / "photos.csv").read_text().splitlines()[1:]]
+    contents = [(photos / "photos" / name).read_bytes() for name, _ in rows]
+    if kind == "tars":  # the keys of each begin anew
+        (photos / "set").mkdir()
+        for number in range(2):
+            members = zip(rows[2 * number :: 4], contents[2 * number :: 4], strict=True)
+            write_tar(
+                photos / f"set/{number}.tar",
+                [{f"{n}.png": image, f"{n}.txt": text.encode()} for n, ((_, text), image) in enumerate(members)],
+            )
+        source, pairs, images = "set", IMAGES - 1, IMAGES - 1
+    else:
+        few = [f"{int(name.split('.')[0]) % 9}.png" for name, _ in rows]
+        names = {"one name": "image.png", "no names": None}
+        cells = [{"bytes": image, "path": names.get(kind, name)} for image, name in zip(contents, few, strict=True)]
+        table = pyarrow.table({"image": cells, "text": [text for _, text in rows]})
+        pyarrow.parquet.write_table(table, photos / "set.parquet")
+        source, pairs, images = "set.parquet", 2 * (IMAGES - 1), IMAGES - 1
+    assert main(["train", source, "--method", "plain", "--out", "run", *SMALL, "--epochs", "1"]) == 0
+    splits = [load("run/features", name) for name in ("train", "dev", "test")]
+    assert [sum(map(len, splits)), sum(len(split.left) for split in splits)] == [pairs, images]
+    assert all(split.groups is None or len(np.unique(split.groups)) == len(split.left) for split in splits)
+    vectors = [split.left.features for split in splits if isinstance(split.left, Vectors)]
+    seen = [{row.tobytes() for row in np.asarray(part)} for part in vectors]
+    assert sum(map(len, seen)) == len(set.union(*seen)) == images
+
+
 def test_without_an_audit_and_refusals(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["train", "photos.csv", "--images", "photos", "--out", "run"]
     for flags, words in (

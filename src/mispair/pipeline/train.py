@@ -27,7 +27,7 @@ from mispair.auditing.audit import Settings, check_rows, score_splits
 from mispair.auditing.encoding.cache import writable_cache
 from mispair.auditing.encoding.encode import Encoders
 from mispair.auditing.encoding.encoders import GridEncoder, image_encoder
-from mispair.auditing.encoding.regions import SplitRule, encode_regions, read_rows, save_rows
+from mispair.auditing.encoding.regions import SplitRule, encode_regions, first_rows, read_rows, save_rows
 from mispair.auditing.folder import audit_path
 from mispair.auditing.inputs import AuditInput
 from mispair.auditing.layouts.copies import is_copied, layout_of, write_copy
@@ -463,6 +463,17 @@ def _readable(source: Source) -> IntArray:
     return np.array(good, dtype=np.int64)
 
 
+def _image_names(source: Source, rows: IntArray) -> list[str]:
+    """A name for each image: its own, or the first id that has it where those inside other files are not different."""
+    assert source.image_names is not None
+    names = source.image_names(rows)
+    if source.raw is None:
+        return names
+    first = first_rows(source.raw)[rows]
+    images = set(zip(names, first.tolist(), strict=True))
+    return names if len(images) == len(set(names)) == len(np.unique(first)) else source.ids(first)
+
+
 def _write_metadata(path: Path, source: Source, rows: IntArray) -> None:
     import pyarrow
     import pyarrow.parquet
@@ -471,7 +482,7 @@ def _write_metadata(path: Path, source: Source, rows: IntArray) -> None:
     if source.image_names is not None:
         columns["image_path"] = [
             str(file.resolve()) if source.raw is not None and (file := source.raw.image_file(row)) is not None else name
-            for row, name in zip(rows.tolist(), source.image_names(rows), strict=True)
+            for row, name in zip(rows.tolist(), _image_names(source, rows), strict=True)
         ]
     if source.has_texts:
         columns["caption"] = source.texts(rows)

@@ -98,7 +98,10 @@ class SplitRule:
                 )
             return [_NAMES[name.strip().lower()] for name in named]
         first = first_rows(pairs)
-        names = row_ids.look_up(pairs.image_names, np.unique(first))
+        images = np.unique(first)
+        names = row_ids.look_up(pairs.image_names, images)
+        if len(set(names)) < len(names):  # images in other files, whose names need not differ
+            names = row_ids.look_up(pairs.ids, images)
         return self.random(first, names, pairs.name)
 
     def random(self, first: IntArray, names: Sequence[str], what: str) -> list[str]:

@@ -10,12 +10,14 @@ import io
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 
+from mispair.auditing.sources import row_ids
 from mispair.auditing.sources.edits import Edits, LookUp
 from mispair.auditing.sources.raw import ImageFiles, RawLayout, id_column
 from mispair.auditing.sources.tables import InMemory, Part, Table, Text, TextFormat
@@ -226,6 +228,26 @@ class _EmbeddedImages(_TablePairs):
         named = pyarrow.chunked_array(ids, text).combine_chunks() if ids else pyarrow.nulls(len(self.captions), text)
         self.ids = id_column(named.fill_null(""), self.image_names)
 
+    @cached_property
+    def groups(self) -> IntArray | None:  # type: ignore[override]
+        """By the content of images without a name of their own: a name may be missing, or that of other images, too."""
+        import pyarrow.compute
+
+        codes = np.asarray(self.image_names.dictionary_encode().indices)
+        unnamed = np.asarray(pyarrow.compute.equal(self.image_names, ""))
+        alone = (np.bincount(codes)[codes] == 1) & ~unnamed
+        if alone.all():
+            return None
+        hashes = np.zeros(len(alone), dtype=np.int64)
+        start = 0
+        for part in self.copies.table.parts:
+            for batch in part.records([self._image], _WITH_IMAGES):
+                for row in np.flatnonzero(~alone[start : start + len(batch)]).tolist():
+                    content, path = _content(batch.column(0)[row].as_py())
+                    hashes[start + row] = hash(content or path)
+                start += len(batch)
+        return row_ids.number(row_ids.first_equal(hashes))
+
     def _paths(self, part: Part) -> list[Any]:
         """The paths beside the bytes; parquet reads them without the bytes."""
         import pyarrow
@@ -237,14 +259,18 @@ class _EmbeddedImages(_TablePairs):
         return [batch.column(0).field("path").cast(text) for batch in part.records([column])]
 
     def read_image(self, row: int) -> bytes:
-        cell: Any = self.copies.table.take(self._image, np.array([row]))[0].as_py()
-        content = cell.get("bytes") if isinstance(cell, dict) else cell
+        content, path = _content(self.copies.table.take(self._image, np.array([row]))[0].as_py())
         if content is not None:
-            return bytes(content)
-        path = cell.get("path") if isinstance(cell, dict) else None
+            return content
         if not path:
             raise FileNotFoundError("no image is named")
-        return read_regular(self._folder / str(path))  # datasets that refer to files
+        return read_regular(self._folder / path)  # datasets that refer to files
+
+
+def _content(cell: Any) -> tuple[bytes | None, str]:
+    """The bytes of an image and its path, where they are there."""
+    known = cell if isinstance(cell, dict) else {"bytes": cell}
+    return known.get("bytes"), str(known.get("path") or "")
 
 
 def _with_column(batch: Any, column: str, values: Any) -> Any:

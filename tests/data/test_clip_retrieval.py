@@ -165,3 +165,17 @@ def test_a_folder_of_data_sets_is_not_one(tmp_path: Path) -> None:
     write_vectors(tmp_path / "my_pairs", [10])
     with pytest.raises(DataError, match=r"Did you mean .*my_pairs"):
         loading.load(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"captions_per_image": 5}, "captions_per_image is for region features.*equal image_path in metadata/; leave"),
+        ({"dev_protocol": "ncr"}, "dev_protocol is for region features"),
+        ({"vocabulary": "words.json"}, "a vocabulary is for region features"),
+    ],
+)
+def test_what_is_for_captions_is_refused_for_vectors(tmp_path: Path, given: dict[str, Any], sentence: str) -> None:
+    write_vectors(tmp_path, [20])
+    with pytest.raises(DataError, match=sentence):
+        loading.load(tmp_path, **given)

@@ -87,3 +87,14 @@ def test_groups_are_part_of_the_fingerprint_where_there_are_any() -> None:
     grouped = [replace(plain, groups=np.arange(16) // size) for size in (2, 4)]
     assert len({fingerprint(pairs) for pairs in (plain, *grouped)}) == 3
     assert fingerprint(replace(plain, groups=grouped[0].groups)) == fingerprint(grouped[0])
+
+
+@pytest.mark.parametrize("shape", [(40, 3), (40, 5, 100)])
+def test_one_changed_item_is_part_of_the_fingerprint(shape: tuple[int, ...]) -> None:
+    features = np.random.default_rng(0).normal(size=shape).astype(np.float32)
+    changed = features.copy()
+    changed[1] += 1  # not one of the sixteen rows that are hashed as a whole
+    side = Vectors if len(shape) == 2 else Regions
+    one, other = (Pairs(side(array), vectors(40), np.arange(40)) for array in (features, changed))
+    assert fingerprint(one) != fingerprint(other)
+    assert fingerprint(one, items=False) == fingerprint(other, items=False)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import mispair
 from mispair.auditing.audit import score_pairs, score_splits
-from mispair.config import Config, override
+from mispair.config import KEYS, Config, override
 from mispair.data.pairs import Pairs, Vectors, subset, unflagged
-from mispair.training.defaults import duration_sentence, fitted
+from mispair.training.defaults import duration_sentence, fitted, note_unused
 
 
 def pairs_of(count: int, seed: int = 0) -> Pairs:
@@ -41,6 +43,24 @@ def test_what_is_given_stays(count: int, model: str, method: str, given_names: s
         steps = found.total_epochs * -(-count // found.batch_size)
         assert steps <= max(3500, 8 * -(-count // found.batch_size))  # 25 minutes of the built-in data were 100,000
         assert found.embed_size <= 512
+
+
+@pytest.mark.parametrize(
+    ("method", "model", "settings", "unused"),
+    [
+        ("plain", "vse", {"tau", "sim_size", "dropout", "epochs", "out"}, "dropout, sim_size, tau have"),
+        ("repair", "sgr", {"tau", "eta", "sim_size", "dropout", "split_memory", "margin"}, None),
+        ("repair", "two-tower", {"trust", "word_size"}, "word_size, trust have"),
+        ("decl", "vse", {"negatives_end", "hinge_least", "margin"}, "negatives_end has"),
+        ("mend", "sgr", {"margin", "lr_decay_epochs", "temperature", "augment"}, "lr_decay_epochs, margin have"),
+        ("mscn", "sgr", {"clean_threshold", "margin_base", "as_published"}, "margin_base has"),
+        ("plain", "vse", set(KEYS), None),
+    ],
+)
+def test_settings_without_an_effect_are_noted(method: str, model: str, settings: set[str], unused: str | None) -> None:
+    config = override(Config(device="cpu"), {"model": model, "method": method})
+    with pytest.warns(UserWarning, match=f"^{unused} no effect on") if unused else nullcontext():
+        note_unused(config, settings)
 
 
 def test_the_first_line() -> None:

@@ -25,6 +25,7 @@ from mispair.data.vocabulary import Vocabulary
 from mispair.errors import CollapseError, ConfigError, DataError, NonFiniteError, StoppedError
 from mispair.functional.losses import hard_loss
 from mispair.methods.base import EpochPairs, Method, StepInputs, StepPlan, StepResult, similarity
+from mispair.methods.mend import Mend
 from mispair.training import checkpoint
 from mispair.training.run_folder import Run
 from mispair.training.trainer import Trainer
@@ -355,13 +356,18 @@ class Flat(Method):
         return StepResult(0 * S.sum(), S)
 
 
-def test_a_collapse_is_named_and_the_last_good_state_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("hardens", [True, False])
+def test_a_collapse_is_named_and_the_last_good_state_kept(
+    hardens: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(methods.METHODS, "flat", Flat)
+    monkeypatch.setattr(Flat, "ignores", () if hardens else Mend.ignores)
     settings = config(method="flat", model="sgr", epochs=20)
     with Run(tmp_path / "run", settings) as run:
         trainer = Trainer(settings, tiny_pairs(16), None, run)
-        with pytest.raises(CollapseError, match=r"collapsed .* --negatives-end .* last good state") as stop:
+        with pytest.raises(CollapseError, match=r"collapsed .* lower --lr .* last good state") as stop:
             trainer.fit()
+    assert ("--negatives-end" in str(stop.value)) == hardens  # no advice that has no effect
     kept = checkpoint.find(tmp_path / "run/checkpoints")
     assert str(kept[0]) in str(stop.value)
     healthy = [event["spread"] for event in events(tmp_path / "run", "steps")]

@@ -58,6 +58,7 @@ def load(
     if finite:
         check_as_encoded(folder)
     if kind == "vectors":
+        _refuse_for_vectors(folder, vocabulary, dev_protocol, captions_per_image)
         return clip_retrieval.load(folder, split, finite=finite)
     return precomp.load(
         folder,
@@ -67,6 +68,21 @@ def load(
         captions_per_image=captions_per_image,
         finite=finite,
     )
+
+
+def _refuse_for_vectors(
+    folder: Path, vocabulary: Vocabulary | str | Path | None, dev_protocol: DevProtocol, captions_per_image: int | None
+) -> None:
+    """Refuses what says how to read region features and captions, because it would have no effect."""
+    if captions_per_image is not None:
+        name, how = "captions_per_image", "; rows of one image are known by an equal image_path in metadata/"
+    elif dev_protocol != "full":
+        name, how = "dev_protocol", ", and vectors validate on all of dev"
+    elif isinstance(vocabulary, str | Path):
+        name, how = "a vocabulary", ", and vectors have no words"
+    else:
+        return
+    raise DataError(f"{folder} holds vectors, but {name} is for region features and captions{how}; leave it out.")
 
 
 def splits(data: str | Path) -> list[str]:

@@ -23,6 +23,7 @@ IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[Any]  # float32 or float16, often memory-mapped
 Kind = Literal["regions", "tokens", "vectors"]
 MATCH_THRESHOLD = 0.5  # a pair with a lower match score is flagged as mismatched
+SAMPLE = 16  # items that a fingerprint holds as a whole, and about as many numbers of all others
 
 
 @dataclass(frozen=True)
@@ -197,8 +198,14 @@ def described(value: Any) -> str:
     return f"a value of type {type(value).__name__}"
 
 
-def fingerprint(pairs: Pairs, *, truth: bool = False) -> str:
-    """Hash of link, groups, scores, texts and a sample of the features, and optionally of the truth."""
+def fingerprint(pairs: Pairs, *, truth: bool = False, items: bool = True) -> str:
+    """Hash of link, groups, scores, texts and some of the features, and optionally of the truth.
+
+    Args:
+        pairs: The pairs.
+        truth: Whether another truth makes other pairs.
+        items: Whether some numbers of every item are part of it; earlier versions took those of sixteen items alone.
+    """
     digest = hashlib.sha256(np.ascontiguousarray(pairs.link).tobytes())
     if pairs.groups is not None:
         digest.update(np.ascontiguousarray(pairs.groups).tobytes())
@@ -210,9 +217,17 @@ def fingerprint(pairs: Pairs, *, truth: bool = False) -> str:
         if isinstance(side, Tokens):
             digest.update(np.ascontiguousarray(side.ids).tobytes())
         else:
-            sample = np.linspace(0, len(side) - 1, 16, dtype=np.int64)
+            sample = np.linspace(0, len(side) - 1, SAMPLE, dtype=np.int64)
             digest.update(np.ascontiguousarray(side.features[sample]).tobytes())
+            if items and len(side) > SAMPLE:
+                digest.update(np.ascontiguousarray(_some_numbers(side.features)).tobytes())
     return digest.hexdigest()
+
+
+def _some_numbers(features: FloatArray) -> FloatArray:
+    """Of each item some numbers that lie together, as all of them take minutes to read from a disk."""
+    rows = features if features.ndim == 2 else features[:, features.shape[1] // 2]
+    return rows[:, :: max(1, rows.shape[1] // SAMPLE)]
 
 
 def select(side: Side, rows: IntArray) -> Side:

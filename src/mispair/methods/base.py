@@ -80,6 +80,8 @@ class Method(ABC):
         repeatable: Whether a GPU may record a step and repeat it with other inputs: if `loss` does the same operations
             at every step, touches nothing but its inputs and the network, and reads nothing back from the device.
         uses_truth: Whether the method trains by the truth of the pairs. A run then refuses to go on with another one.
+        groups: Names of the groups of settings that are its own, as in `Config`; None if it may read all of them.
+        ignores: Names of other settings that have no effect on it.
         teams: Into how many teams several processes may be divided: with 1 all ranks share each step of each network;
             with 2 a team may train the first network while another one trains the second, which in an epoch must not
             depend on each other; with 0 there must be one process only. From 1 on, `loss` may compute gradients by
@@ -91,6 +93,8 @@ class Method(ABC):
     audits: bool = False
     repeatable: bool = True
     uses_truth: bool = False
+    groups: tuple[str, ...] | None = None
+    ignores: tuple[str, ...] = ()
     teams: int = 0
 
     def __init__(self, config: Config, nets: list[Network], loader: PairLoader) -> None:

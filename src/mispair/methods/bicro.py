@@ -47,6 +47,8 @@ class BiCro(CoTeaching):
         clean: The pairs that train each network in this epoch.
     """
 
+    groups = ("coteaching", "bicro")
+
     def __init__(self, config: Config, nets: list[Network], loader: PairLoader) -> None:
         super().__init__(config, nets, loader)
         self.clean: list[IntArray] = [np.empty(0, dtype=np.int64)] * 2

@@ -42,6 +42,8 @@ class Decl(Method):
         warmups: Warm-up epochs begun.
     """
 
+    groups = ("decl",)
+    ignores = ("negatives_start", "negatives_end", "hardening_steps", "as_published")
     teams = 1
 
     def __init__(self, config: Config, nets: list[Network], loader: PairLoader) -> None:

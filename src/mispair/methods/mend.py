@@ -59,6 +59,8 @@ class Mend(Method):
 
     networks = 3
     audits = True
+    groups = ("mend",)
+    ignores = ("margin", "negatives_start", "negatives_end", "hardening_steps", "lr_decay_epochs", "as_published")
     teams = 1
 
     def __init__(self, config: Config, nets: list[Network], loader: PairLoader) -> None:

@@ -96,6 +96,8 @@ class Mscn(Method):
     networks = 2
     repeatable = False
     uses_truth = True
+    groups = ("coteaching", "mscn")
+    ignores = ("split_losses", "split_memory", "noisy_start", "margin_base")
     teams = 1
 
     def __init__(self, config: Config, nets: list[Network], loader: PairLoader) -> None:

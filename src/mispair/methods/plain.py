@@ -9,6 +9,8 @@ from mispair.methods.base import Method, StepInputs, StepResult, similarity
 class Plain(Method):
     """Triplet loss on the hardest negatives of the batch, hardened gradually."""
 
+    groups = ()
+    ignores = ("as_published",)
     teams = 1
 
     def loss(self, net: int, inputs: StepInputs) -> StepResult:

@@ -69,6 +69,8 @@ class Repair(CoTeaching):
         partner_labels: (2, 2, N) y* of these new pairs.
     """
 
+    groups = ("coteaching", "repair")
+    ignores = ("as_published",)
     teams = 2
 
     def __init__(self, config: Config, nets: list[Network], loader: PairLoader) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Collection
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from mispair import methods
 from mispair.compute.devices import autocast, pick_device
 from mispair.compute.optimizer import make as make_optimizer
-from mispair.config import Config, override
+from mispair.config import GROUP_OF, GROUPS, KEYS, Config, override
 from mispair.data.batches import PairLoader
 from mispair.data.pairs import Pairs, subset
 from mispair.functional.losses import warmup_loss
@@ -31,6 +32,14 @@ MEND_LONGER = 1.6  # mend trains teachers and then a student
 WARMUP = 0.2  # share of the epochs
 LR_AT_1024 = 5e-4
 TIMED = 3  # steps
+WITH_WORDS = {"vse", "sgr", "saf", "scan"}
+OF_MODELS = {  # groups of settings, and settings, that only these models read
+    "sgraf": {"sgr", "saf"},
+    "scan": {"scan"},
+    "vse": {"vse"},
+    "word_size": WITH_WORDS,
+    "dropout": {"sgr", "saf", "two-tower"},
+}
 FORWARD = 0.35  # share of a step that its forward pass takes
 
 
@@ -57,6 +66,24 @@ def check_method(config: Config, given: Collection[str]) -> None:
     chosen = _choice(config, 1, torch.device("cpu"))
     epochs = {key: chosen[key] for key in ("epochs", "warmup_epochs") if key not in given}
     methods.select(config).check(override(config, epochs))
+
+
+def note_unused(config: Config, given: Collection[str]) -> None:
+    """Notes the settings that were given and have no effect on this method with these models."""
+    method = methods.select(config)
+    if method.groups is None or set(KEYS) <= set(given):  # a recipe serves several methods
+        return
+    models = {own.model for own in method.network_configs(method.adapted(config))}
+    others = {name for name, readers in OF_MODELS.items() if not readers & models}
+    others |= {name for name in GROUPS if name not in OF_MODELS and name not in method.groups}
+    others |= set(method.ignores)
+    unused = [key for key in KEYS if key in given and others & {key, GROUP_OF.get(key)}]
+    if unused:
+        has = "has" if len(unused) == 1 else "have"
+        warnings.warn(
+            f"{', '.join(unused)} {has} no effect on the method {config.method} with {' and '.join(sorted(models))}.",
+            stacklevel=3,
+        )
 
 
 def _choice(config: Config, pairs: int, device: torch.device) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from mispair.errors import ConfigError, DataError, StoppedError
 from mispair.retrieval.evaluation import Evaluation
 from mispair.retrieval.matcher import Matcher, check_content, check_is_pairs
 from mispair.support.files import replacing
-from mispair.training.defaults import check_method, duration_sentence, fitted
+from mispair.training.defaults import check_method, duration_sentence, fitted, note_unused
 from mispair.training.run_folder import SCORES, OtherRank, Run, check_place, own_features, read_result
 from mispair.training.splits import Splits, check_tested, load_splits
 from mispair.training.trainer import Trainer, check_networks, check_pairs, check_ranks
@@ -58,6 +58,7 @@ def fit(
         check_is_pairs(value, f"fit: {name}")
     _refuse_data_settings(settings)
     config = fitted(override(Config(data=pairs.name), settings, "fit"), settings, pairs)
+    note_unused(config, settings)
     for name, value in given.items():
         check_content(value.left, f"fit: the left side of {name}")
         check_content(value.right, f"fit: the right side of {name}")
@@ -100,6 +101,8 @@ def train_and_test(
         check_ranks(config, ranks)
         check_method(config, KEYS if given is None else given)
         ranks.by_first(lambda: check_place(out))
+        if given is not None and ranks.is_first:
+            note_unused(config, given)
         if not Path(config.data).exists():  # as in the settings of a run that has been moved
             config = replace(config, data=own_features(out, config.data) or config.data)
         splits = ranks.first_before_others(lambda: load_splits(config, console))

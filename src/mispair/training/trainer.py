@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -387,9 +387,10 @@ class Trainer:
         self.progress.line(f"{self._phase}  {found}, so nothing is learned in this epoch")
 
     def _refuse_other_pairs(self, trained_on: str | None) -> None:
-        """Runs of earlier versions have no fingerprint with their result, or one of the training pairs alone."""
-        learned = fingerprint(self.train_pairs), fingerprint(self.train_pairs, truth=self.method.uses_truth)
-        if trained_on not in (None, self._trained_on, *learned):
+        """Runs of earlier versions have no fingerprint with their result, or one of less."""
+        learned = fingerprint(self.train_pairs, items=False), self._learned(items=False)
+        earlier = None, *learned, self._with_dev(learned[1], items=False)
+        if trained_on not in (self._trained_on, *earlier):
             raise ConfigError(
                 f"{self.run.path} was trained on other pairs: the data set or its noise has changed since; "
                 "put the old files back or give another --out."
@@ -409,11 +410,15 @@ class Trainer:
         kept = checkpoint.find(self.run.checkpoints)
         config, health = self.config, self.monitors[self.cursor.network].health
         state = f"The last good state is {kept[0]}." if kept else "There was no good state to keep yet."
+        hardening = (
+            f"The negatives harden too fast for this data set: try --negatives-end {max(4, 2 * config.negatives_end)} "
+            f"(now {config.negatives_end}), more --hardening-steps (now {config.hardening_steps}) or"
+        )
+        advice = "Try" if "negatives_end" in self.method.ignores else hardening
         raise CollapseError(
             f"The network has collapsed at step {self.cursor.step}: all similarities are equal (spread "
-            f"{health.spread:.1e}, it was {health.peak:.2g}). The negatives harden too fast for this data set: try "
-            f"--negatives-end {max(4, 2 * config.negatives_end)} (now {config.negatives_end}), more --hardening-steps "
-            f"(now {config.hardening_steps}) or a lower --lr (now {config.lr:g}), with another --out. {state}"
+            f"{health.spread:.1e}, it was {health.peak:.2g}). {advice} a lower --lr (now {config.lr:g}), with another "
+            f"--out. {state}"
         )
 
     # ------------------------------------------------------------------ state
@@ -594,11 +599,16 @@ class Trainer:
         origin = self.train_pairs.origin
         return Matcher(self.config, self.specs, copies, self.vocabulary, self.device, models, origin)
 
-    @property
+    @cached_property
     def _trained_on(self) -> str:
         """Fingerprint of the pairs that are learned, and of those that choose the best epoch."""
-        learned = fingerprint(self.train_pairs, truth=self.method.uses_truth)
-        return learned if self.dev is None else f"{learned}+{fingerprint(self.dev)}"
+        return self._with_dev(self._learned(items=True), items=True)
+
+    def _learned(self, *, items: bool) -> str:
+        return fingerprint(self.train_pairs, truth=self.method.uses_truth, items=items)
+
+    def _with_dev(self, learned: str, *, items: bool) -> str:
+        return learned if self.dev is None else f"{learned}+{fingerprint(self.dev, items=items)}"
 
     @property
     def _main_epoch(self) -> int | None:

@@ -8,12 +8,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 
+from audited import write_audit
 from mispair.auditing import folder as audit_folder
 from mispair.auditing.inputs import AuditInput
 from mispair.review import images
 from mispair.review.images import AuditedImages
+from mispair.review.review import Review
 
 
 @pytest.fixture
@@ -55,6 +59,16 @@ def test_images_inside_tars_are_read(tmp_path: Path, opened: list[Path]) -> None
     assert opened == [shards]  # once
 
 
+def test_images_inside_parquet_files_need_no_names(tmp_path: Path, opened: list[Path]) -> None:
+    source = tmp_path / "set.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"image": [b"first", b"second"], "text": ["one", "two"]}), source)
+    found = AuditedImages(audit_of(source, tmp_path))
+    assert [(found.has(row, ""), found.read(row, "")) for row in range(2)] == [(True, b"first"), (True, b"second")]
+    assert opened == [source]
+    write_audit(tmp_path / "audit")
+    assert Review(tmp_path / "audit").view(0).suggestions[0].has_image
+
+
 @pytest.mark.parametrize("kind", ["table", "embeddings", "gone"])
 def test_a_missing_image_does_not_open_what_holds_none(kind: str, tmp_path: Path, opened: list[Path]) -> None:
     source = tmp_path / "data"
@@ -68,5 +82,7 @@ def test_a_missing_image_does_not_open_what_holds_none(kind: str, tmp_path: Path
             (source / name).touch()
     found = AuditedImages(audit_of(source, tmp_path))
     assert found.read(0, "a.jpg") is None
+    assert not found.has(0, "")
+    assert found.has(0, "a.jpg")
     assert found.read(1, "b.jpg") == (b"there" if kind == "table" else None)
     assert opened == []

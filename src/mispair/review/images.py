@@ -53,6 +53,10 @@ class AuditedImages:
         given = self._images or self._request.get("--images") or (place.parent if place and place.is_file() else place)
         return None if given is None else Path(str(given)).resolve()
 
+    def has(self, row: int, name: str) -> bool:
+        """Whether a row has an image, which need not be there; one inside the files of the data set needs no name."""
+        return bool(name) or (self._archive is not None and self._archive.has_image(row))
+
     def read(self, row: int, name: str) -> bytes | None:
         """The content of the image of a row.
 
@@ -63,10 +67,8 @@ class AuditedImages:
         Returns:
             None where there is no image, or where it lies outside the folder of the images.
         """
-        if not name:
-            return None
         try:
-            path = None if self.root is None else find_image([self.root], name)
+            path = None if self.root is None or not name else find_image([self.root], name)
             if path is not None:
                 return read_regular(path)
             return None if self._archive is None else self._archive.read_image(row)

@@ -143,7 +143,7 @@ class Review:
                     row=int(row),
                     id=name,
                     caption=caption,
-                    has_image=bool(image),
+                    has_image=self._images.has(int(row), image),
                     score=None if np.isnan(score) else score,
                     reasons=_each_once(reason, more.split(SEPARATOR)),
                     status=status,
@@ -161,7 +161,7 @@ class Review:
         rows = [one.row for one in found]
         cells = (self.table.cells(name, rows) for name in ("id", "caption", "image"))
         return tuple(
-            SuggestionView(one.replaced, one.row, name, caption, bool(image), one.score)
+            SuggestionView(one.replaced, one.row, name, caption, self._images.has(one.row, image), one.score)
             for one, name, caption, image in zip(found, *cells, strict=True)
         )
 

@@ -78,7 +78,7 @@ class Pairs:
         right: The side with one item per pair (captions).
         link: Left row of each pair as used for training; some pairs may be mismatched.
         truth: True left row of each right item, where it is known. Used for reports; only the methods `oracle` and
-            `mscn`, which need labelled pairs, train with it.
+            `mscn`, and `mend` with `trust="truth"`, train with it.
         match_score: Probability that each pair is matched, estimated by an audit. Networks warm up on the pairs with
             a high score; any other use is up to the method.
         groups: Group of each left item. Items of one group count as correct for each other in the evaluation (the

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,6 +39,12 @@ def test_suites_that_come_with_mispair_can_be_read(name: str) -> None:
     assert len({digest(cell.config) for cell in cells}) == len(cells)
     for cell in cells:
         assert cell.config.data == suite.data
+
+
+def test_the_docs_say_how_many_trainings_each_suite_has() -> None:
+    page = (Path(__file__).parents[3] / "docs/compare.md").read_text(encoding="utf-8")
+    told = {name: int(count) for name, count in re.findall(r"^\| `([\w-]+)` \| [^|]+ \| (\d+) \|", page, re.M)}
+    assert told == {name: len(read_suite(name).cells(seeds=1)) for name in PACKAGED}
 
 
 def test_all_systems_of_the_paper_are_there() -> None:

@@ -23,7 +23,7 @@ COST_HEADS = ["seeds", "minutes", "seconds an epoch", "MB of banks", "GB of GPU 
 MODELS = {"vse": "VSE-inf", "sgr": "SGR", "saf": "SAF", "scan": "SCAN", "two-tower": "two towers"}
 READING = [
     "i2t: image to text, t2i: text to image. R@K in per cent and rSum are means over the seeds, of the averaged"
-    " similarities where networks is 2; on folds of 1,000 test images where the part has folds.",
+    " similarities where networks is 2 or 3; on folds of 1,000 test images where the part has folds.",
     "sd: sample standard deviation of rSum over the seeds. single: rSum of the networks by themselves; it is not"
     " measured on folds.",
     "Paired tables: rSum of one row minus that of another, seed by seed: mean, sample standard deviation, and how many"

@@ -24,7 +24,7 @@ from mispair.cli.main import main
 from mispair.data.pairs import Regions, Tokens
 from mispair.errors import DataError
 from mispair.review.captions import takes_captions
-from mispair.review.compare import compare
+from mispair.review.compare import check_decided, compare
 from mispair.review.decisions import FILE, Decision, Decisions, Verdict, read_answers, read_current, read_partnered
 from mispair.review.export import export
 from mispair.review.reviewed import read_review
@@ -182,6 +182,29 @@ def test_decisions_answer_whether_pairs_match(audited: Path) -> None:
     assert read_partnered(audited) == (["c", "d"], ["b"])
     changes = compare(audited, audited)
     assert (changes.answers, changes.flagged, changes.cleared, changes.moved) == (4, 0, 0, 0.0)
+
+
+def test_decisions_on_other_pairs_are_refused_before_any_work(
+    audited: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    decisions = Decisions(audited / FILE)
+    decisions.add([Decision("8.png#0", Verdict.DROP)])
+    decisions.close()
+    data = AuditInput(tmp_path / "data/photos.csv", images=tmp_path / "data/photos")
+    check_decided(audited, data)
+    content = data.source.read_text() if data.source else ""
+    path = tmp_path / "data/photos.csv"
+    path.write_text(content.replace("caption 3;", "another;"))  # nobody has decided on it
+    check_decided(audited, data)
+    command = ["audit", str(path), "--images", str(data.images), "--decisions", str(audited)]
+    for old, new, told in (
+        ("caption 8;", "another;", "the caption of '8.png#0' was 'caption 8; of a dog' when it was decided on, and is"),
+        ("11.png", "2.png", "hold other pairs"),
+    ):
+        path.write_text(content.replace(old, new))
+        assert main([*command, "--out", str(tmp_path / "again")]) == 2
+        assert told in capsys.readouterr().err
+        assert not (tmp_path / "again").exists()
 
 
 def test_the_commands(audited: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

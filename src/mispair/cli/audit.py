@@ -125,6 +125,10 @@ def audit(
     ).fetched()
     if overwrite and url_of(out) is None:
         _check_overwritten(out, data)
+    if decisions is not None and merge is None:
+        from mispair.review.compare import check_decided
+
+        check_decided(decisions, data)
     answers = _answers(checked, decisions)
     best = None if keep_best is None else share_of(keep_best)
     partnered = ((), ()) if decisions is None else read_partnered(decisions)

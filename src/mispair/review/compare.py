@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
+from mispair.auditing.inputs import AuditInput
+from mispair.auditing.sources.row_ids import look_up
 from mispair.errors import DataError
-from mispair.review.decisions import read_answers
+from mispair.review.decisions import read_answers, read_partnered
 from mispair.review.pair_table import PairTable
 
 
@@ -42,9 +45,7 @@ def compare(before: Path, now: Path) -> Changes:
         DataError: They are of other pairs.
     """
     first, second = PairTable(before), PairTable(now)
-    rows = np.arange(len(first))
-    if len(first) != len(second) or first.cells("id", rows) != second.cells("id", rows):
-        raise DataError(f"{before} and {now} are audits of other pairs; give the decisions on this data.")
+    _check_ids(first, before, second.cells("id", np.arange(len(second))), now)
     answers = read_answers(before)
     undecided = np.ones(len(first), dtype=bool)
     undecided[list(first.find(list(answers)).values())] = False
@@ -55,3 +56,33 @@ def compare(before: Path, now: Path) -> Changes:
         int((first.flagged & ~second.flagged).sum()),
         float(np.nanmean(moved)) if np.isfinite(moved).any() else 0.0,
     )
+
+
+def check_decided(before: Path, data: AuditInput) -> None:
+    """Refuses decisions on other images and captions than those of a data set, before these are encoded.
+
+    Vectors are not looked at: `compare` tells whether they are other pairs.
+
+    Raises:
+        DataError: The pairs are others, or one that was decided on has changed since.
+    """
+    pairs = data.open_raw()
+    if pairs is None:
+        return
+    table = PairTable(before)
+    _check_ids(table, before, pairs.ids.to_pylist(), pairs.name)
+    decided = sorted(table.find(list(set(read_answers(before)).union(*read_partnered(before)))).values())
+    rows = np.array(decided, dtype=np.int64)
+    for what, now in (("image", pairs.image_names), ("caption", pairs.captions)):
+        if what in table:
+            for row, old, new in zip(decided, table.cells(what, rows), look_up(now, rows), strict=True):
+                if old != new:
+                    raise DataError(
+                        f"{before}: the {what} of {table.cell('id', row)!r} was {old!r} when it was decided on, and is "
+                        f"{new!r} now; decide that you are unsure of it, or audit without --decisions."
+                    )
+
+
+def _check_ids(table: PairTable, before: Path, ids: Sequence[str], now: object) -> None:
+    if len(table) != len(ids) or table.cells("id", np.arange(len(table))) != ids:
+        raise DataError(f"{before} and {now} hold other pairs; give the decisions on this data.")

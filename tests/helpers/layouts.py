@@ -38,14 +38,15 @@ def photos(folder: Path) -> Path:
     return folder
 
 
-def csv_file(encoding: str, separator: str, header: bool) -> Callable[[Path], Path]:
+def csv_file(encoding: str, separator: str, header: bool, quoted: bool = False) -> Callable[[Path], Path]:
     def make(place: Path) -> Path:
         photos(place / "photos")
         rows = [[f"{colour}.png", text, f"n{colour}"] for colour, text in zip(COLOURS, CAPTIONS, strict=True)]
         if separator == "\t":
             rows[4][1] = "x y"
         with (place / "photos.csv").open("w", encoding=encoding, newline="") as file:
-            csv.writer(file, delimiter=separator).writerows([["image", "caption", "note"]] * header + rows)
+            writer = csv.writer(file, delimiter=separator, quoting=csv.QUOTE_ALL if quoted else csv.QUOTE_MINIMAL)
+            writer.writerows([["image", "caption", "note"]] * header + rows)
         return place / "photos.csv"
 
     return make
@@ -165,6 +166,7 @@ LAYOUTS: dict[str, Callable[[Path], Path]] = {
     "csv with a mark": csv_file("utf-8-sig", ",", True),
     "tsv in UTF-16": csv_file("utf-16", "\t", True),
     "csv without a header": csv_file("utf-8", ",", False),
+    "csv with all cells quoted": csv_file("utf-8-sig", ";", True, quoted=True),
     "parquet": parquet_file,
     "text files": text_files,
     "imagefolder": metadata_lines,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import codecs
 import csv
+import io
 import re
 import tempfile
 import threading
@@ -53,7 +54,7 @@ _PROBED = 50  # rows that tell how a file without a header is made
 # Flickr8k.token.txt writes the number of the caption behind the name of the image.
 _IMAGE_NAME = re.compile(rf"\S.*({'|'.join(map(re.escape, sorted(IMAGE_SUFFIXES)))})(#\d+)?", re.IGNORECASE)
 Roles = Mapping[Role, str]
-Quoting = Literal[0, 3]
+Quoting = Literal[0, 1, 3]
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class TextFormat:
     Attributes:
         encoding: As Python names it.
         separator: Between the cells of a row.
-        quoting: `csv.QUOTE_MINIMAL`, or `csv.QUOTE_NONE` where quotation marks mean themselves.
+        quoting: `csv.QUOTE_MINIMAL`, `csv.QUOTE_ALL`, or `csv.QUOTE_NONE` where quotation marks mean themselves.
         header: Whether the first line has the names of the columns; else these are "1", "2" and so on.
         line_end: Behind each row.
     """
@@ -515,11 +516,22 @@ def _open_text(path: Path, named: Roles, *, lenient: bool) -> tuple[Text, Roles]
         raise DataError(f"{path}: the table cannot be read ({error.strerror}).") from None
     style, columns, roles = _sniff(path, TextFormat(encoding, line_end=line_end), named)
     try:
+        if _all_quoted(path, style):
+            style = replace(style, quoting=csv.QUOTE_ALL)
         return _read_text(path, columns, style, lenient=lenient), roles
     except _QuoteError:
         if style.separator not in _UNQUOTED:
             raise
     return _read_text(path, columns, replace(style, quoting=csv.QUOTE_NONE), lenient=lenient), roles
+
+
+def _all_quoted(path: Path, style: TextFormat) -> bool:
+    """Whether all cells of the first two rows have quotation marks around them."""
+    quoted = io.StringIO(newline="")
+    writer = csv.writer(quoted, delimiter=style.separator, quoting=csv.QUOTE_ALL, lineterminator=style.line_end)
+    writer.writerows(islice(_records(path, style), 2))
+    with path.open(encoding=style.encoding, newline="") as file:
+        return file.read(len(quoted.getvalue())) == quoted.getvalue()
 
 
 def _read_text(path: Path, columns: tuple[str, ...], style: TextFormat, *, lenient: bool) -> Text:

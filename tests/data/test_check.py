@@ -242,3 +242,26 @@ def test_published_noise_files_without_the_large_features(tmp_path: Path) -> Non
     assert [entry.mismatch for entry in found.noise.values()] == pytest.approx([0.4, 0.4], abs=1e-4)
     assert found.vocabulary is not None
     assert found.vocabulary.size == 8481
+
+
+@pytest.mark.parametrize("layout", ["regions", "vectors"])
+def test_images_of_train_in_other_splits_are_named(layout: str, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for split, size in (("train", 40), ("dev", 20), ("test", 20)):
+        features = rng.normal(size=(size, 3, 40) if layout == "regions" else (size, 40)).astype(np.float32)
+        if split == "train":
+            train = features
+        elif split == "test":
+            features[4:6] = train[7:9]
+        if layout == "regions":
+            np.save(tmp_path / f"{split}_ims.npy", features)
+            (tmp_path / f"{split}_caps.txt").write_text("a dog\n" * size)
+        else:
+            for name in ("img_emb", "text_emb"):
+                (tmp_path / split / name).mkdir(parents=True)
+                np.save(tmp_path / split / name / f"{name}_0.npy", features)
+    found = check(tmp_path)
+    assert [line for line in found.lines if "train, too" in line] == [
+        "test: 2 of 20 images are in train, too, so results on them say little about new images"
+    ]
+    assert not found.problems

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -17,7 +18,7 @@ from mispair.data import clip_retrieval, loading, precomp
 from mispair.data.loading import Layout
 from mispair.data.noise import load_noise, mismatch
 from mispair.data.npy import absolute_maximum, check_finite, open_array
-from mispair.data.pairs import IntArray, Pairs, Side, Tokens, Vectors
+from mispair.data.pairs import FloatArray, IntArray, Pairs, Side, Tokens, Vectors
 from mispair.data.vocabulary import MOST_WORDS, SPECIAL_WORDS, UNK, Vocabulary, tokenizer_name
 from mispair.errors import DataError
 from mispair.support.formatting import byte_size
@@ -155,6 +156,7 @@ def _check_precomp(
         found.lines.append(f"vocabulary: {len(words):,} words, {source}; words cut by nltk's {tokenizer_name()}")
         found.vocabulary = VocabularyReport(len(words), source, tokenizer_name())
     names = loading.natural_order(list(precomp.found_splits(folder)))
+    arrays: dict[str, FloatArray] = {}
     for split in names:
         report = found.splits[split] = SplitReport()
         features = captions = None
@@ -163,11 +165,14 @@ def _check_precomp(
         with found.collecting():
             captions = precomp.read_captions(folder, split)
         if features is not None:
-            images = _check_rows(folder, split, features, captions or ([], []), captions_per_image, found)
+            images = arrays[split] = _check_rows(
+                folder, split, features, captions or ([], []), captions_per_image, found
+            )
             name = str(precomp.features_path(folder, split))
             report.features = _check_features(split, name, images, features.nbytes, found)
         if captions is not None:
             _check_captions(split, captions[0], words, found)
+    _note_training_images(arrays, found)
     if "dev" not in names:
         found.lines.append("dev: there is none, so training keeps its last epoch instead of its best")
     if "train" not in names:
@@ -289,6 +294,7 @@ def mostly_unknown(side: Side) -> float | None:
 def _check_vectors(folder: Path, found: Check) -> Pairs | None:
     """Returns the training pairs, if they can be read."""
     train = None
+    arrays: dict[str, FloatArray] = {}
     for split in loading.splits(folder):
         report = found.splits[split] = SplitReport()
         with found.collecting():
@@ -304,7 +310,26 @@ def _check_vectors(folder: Path, found: Check) -> Pairs | None:
                 name, size = f"{pairs.name} {label}", side.features.nbytes
                 features = _check_features(f"{split} {label}", name, side.features, size, found)
                 setattr(report, f"{label}_features", features)
+                arrays.setdefault(split, side.features)
+    _note_training_images(arrays, found)
     return train
+
+
+def _note_training_images(arrays: Mapping[str, FloatArray], found: Check) -> None:
+    """Says how many images of the other splits have the features of a training image."""
+    known = set(_digests(arrays["train"])) if len(arrays) > 1 and "train" in arrays else set()
+    for split, array in arrays.items() if known else ():
+        shared = sum(digest in known for digest in _digests(array)) if split != "train" else 0
+        if shared:
+            found.lines.append(
+                f"{split}: {shared:,} of {_count(len(array), 'image')} are in train, too, so results on them say "
+                "little about new images"
+            )
+
+
+def _digests(features: FloatArray) -> Iterator[bytes]:
+    """Of each image that is not all zero."""
+    return (hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in features if row.any())
 
 
 def _check_widths(found: Check) -> None:

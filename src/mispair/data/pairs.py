@@ -225,9 +225,9 @@ def fingerprint(pairs: Pairs, *, truth: bool = False, items: bool = True) -> str
 
 
 def _some_numbers(features: FloatArray) -> FloatArray:
-    """Of each item some numbers that lie together, as all of them take minutes to read from a disk."""
-    rows = features if features.ndim == 2 else features[:, features.shape[1] // 2]
-    return rows[:, :: max(1, rows.shape[1] // SAMPLE)]
+    """Of each item some numbers of its first and of other regions, as all of them take minutes to read from a disk."""
+    rows = features if features.ndim == 2 else features[:, :: max(1, features.shape[1] // 2)]
+    return rows[..., :: max(1, rows.shape[-1] // SAMPLE)]
 
 
 def select(side: Side, rows: IntArray) -> Side:

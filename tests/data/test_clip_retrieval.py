@@ -52,6 +52,17 @@ def test_vectors_are_cut_by_position(tmp_path: Path) -> None:
     assert parts["dev"].right_ids == ["text 16", "text 17"]
 
 
+def test_of_many_vectors_few_validate_and_test() -> None:
+    def sizes(count: int) -> list[int]:
+        return [len(clip_retrieval.cut(np.arange(count), split)) for split in ("train", "dev", "test")]
+
+    assert [sizes(30), sizes(50_000), sizes(70_000)] == [
+        [24, 3, 3],
+        [40_000, 5_000, 5_000],
+        [60_000, 5_000, 5_000],
+    ]
+
+
 def test_rows_of_one_image_stay_in_one_split_and_share_a_group(tmp_path: Path) -> None:
     paths = [f"{i // 3}.jpg" for i in range(40)]
     paths[39] = "0.jpg"  # far away from its image

@@ -1,14 +1,17 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from mispair.data.batches import SideLoader
 from mispair.data.pairs import Pairs
+from mispair.functional import metrics
 from mispair.functional.metrics import fold_retrieval, retrieval
 from mispair.models import Network, SideSpec, build
 from mispair.models import inference as inference_module
-from mispair.models.inference import encode_side, inference, score, similarities
-from mispair.retrieval.evaluation import evaluate
+from mispair.models.inference import average, encode_side, inference, score, similarities
+from mispair.retrieval.evaluation import evaluate, evaluate_in_blocks
 from small_data import one_to_one, regions, shake, small_config, tokens, vectors
 
 CPU = torch.device("cpu")
@@ -114,7 +117,23 @@ def test_matrices_are_averaged_before_ranking() -> None:
     assert result.networks == [retrieval(a, *groups), retrieval(b, *groups)]
     assert result.averaged == retrieval((a + b) / 2, *groups)
     assert result.folds is None
-    assert evaluate([a, b], pairs, folds=3).folds == fold_retrieval((a + b) / 2, *groups, 3)
+    mean = (a + b) / 2
+    expected = fold_retrieval(lambda rows, columns: mean[rows][:, columns], *groups, 3)
+    assert evaluate([a, b], pairs, folds=3).folds == expected
+
+
+@pytest.mark.parametrize("folds", [1, 3])
+@pytest.mark.parametrize("names", [[name] for name in SETS] + [["two-tower", "two-tower"], ["sgr", "vse", "sgr"]])
+def test_blocks_of_rows_give_the_result_of_whole_matrices(
+    names: list[str], folds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = [make(name, seed) for seed, name in enumerate(names)]
+    networks, pairs = [network for network, _ in made], replace(made[0][1], groups=np.array([0, 1, 2, 2, 3, 4, 5]))
+    matrices = similarities(networks, SideLoader(pairs.left, CPU), SideLoader(pairs.right, CPU))
+    expected = evaluate(matrices, pairs, folds, average(networks, matrices))
+    monkeypatch.setattr(metrics, "CHUNK_ELEMENTS", 2 * len(pairs.right))  # so that the seven rows are four blocks
+    assert evaluate_in_blocks(networks, pairs, CPU, folds) == expected
+    assert len(expected.networks) == len(names)
 
 
 def test_truth_and_groups_decide_what_is_right() -> None:

@@ -122,6 +122,14 @@ def test_sides_with_odd_values_are_refused(matcher: mispair.Matcher) -> None:
         matcher.score(pairs.left, replace(pairs.right, ids=pairs.right.ids + 20))
 
 
+def test_large_sets_are_evaluated_in_blocks(matcher: mispair.Matcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = tiny_pairs(8)
+    whole = matcher.evaluate(pairs, folds=2)
+    monkeypatch.setattr("mispair.retrieval.matcher.HELD", 319)
+    monkeypatch.setattr("mispair.retrieval.matcher.evaluate", None)
+    assert matcher.evaluate(pairs, folds=2) == whole
+
+
 def test_only_pairs_are_evaluated(matcher: mispair.Matcher) -> None:
     with pytest.raises(DataError, match=r"evaluate: pairs must be Pairs, as mispair\.load gives them, not str"):
         matcher.evaluate("shapes")  # type: ignore[arg-type]

@@ -214,6 +214,15 @@ def test_other_pairs_are_refused_on_resume(tmp_path: Path) -> None:
         Trainer(settings, tiny_pairs(16, seed=5), None, run).fit()
 
 
+def test_many_dev_pairs_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mispair.training.trainer.HELD_OUT", 6)
+    with Run(tmp_path / "run", config()) as run:
+        dev = Trainer(config(), tiny_pairs(16), tiny_pairs(8), run).dev
+    assert dev is not None
+    assert len(dev.left) == 6
+    assert dev.link.tolist() == [image for image in range(6) for _ in range(5)]
+
+
 @pytest.mark.parametrize("ended", [True, False])
 def test_other_dev_pairs_are_refused_as_they_choose_the_best_epoch(ended: bool, tmp_path: Path) -> None:
     def fit(dev: Pairs) -> None:

@@ -317,8 +317,8 @@ def encode(
     allow_outside: bool = False,
     grid: int | None = None,
     pca: str | None = None,
-    dev: float = 0.1,
-    test: float = 0.1,
+    dev: float | None = None,
+    test: float | None = None,
     split: str | None = None,
     image_column: str | None = None,
     caption_column: str | None = None,
@@ -340,8 +340,9 @@ def encode(
         allow_outside: Read images outside that folder too, which the source may name.
         grid: Region features instead of one vector an image: 6 for 6 x 6 cells of the feature map.
         pca: With --grid, numbers a cell by principal components of the training images; or a basis.npz made before.
-        dev: With --grid, the share of the images that validate, or how many. A column split of the source comes first.
-        test: With --grid, the share of the images that test, or how many.
+        dev: With --grid, the share of the images that validate, or how many; by default a tenth, at most 5,000. A
+            column split of the source comes first.
+        test: With --grid, the share of the images that test, or how many; by default as for --dev.
         split: With --grid, write all pairs as this split.
         image_column: Column of images, if its name is not a usual one; its number in a table without a header.
         caption_column: Column of captions, likewise.
@@ -358,7 +359,7 @@ def encode(
     from mispair.auditing.encoding.encode import Encoders, encode_to_folder
     from mispair.auditing.layouts.opening import open_raw
 
-    if grid is None and (pca, dev, test, split) != (None, 0.1, 0.1, None):
+    if grid is None and (pca, dev, test, split) != (None, None, None, None):
         raise ConfigError("--pca, --dev, --test and --split are for region features; give --grid 6, or leave them out.")
     columns = columns_of(image_column, caption_column, id_column)
     pairs = open_raw(source, images, columns, allow_outside=allow_outside)

@@ -38,10 +38,11 @@ class FileArguments:
     """Region features of so many cells a side and words, instead of vectors."""
     pca: Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")] = None
     """With --grid, numbers a cell."""
-    dev: float = 0.1
-    """Share of the images that validate, or how many; a column split of the source comes first."""
-    test: float = 0.1
-    """Share of the images that test, or how many."""
+    dev: Annotated[float | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hint="")] = None
+    """Share of the images that validate, or how many: a tenth, at most 5,000; a column split of the source comes
+    first."""
+    test: Annotated[float | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hint="")] = None
+    """Share of the images that test, or how many, likewise."""
     image_column: Annotated[str | None, tyro.conf.arg(metavar="STR", help_behavior_hint="")] = None
     """Column of images, if its name is not a usual one."""
     caption_column: Annotated[str | None, tyro.conf.arg(metavar="STR", help_behavior_hint="")] = None

@@ -3,7 +3,8 @@
     img_emb/img_emb_0.npy   text_emb/text_emb_0.npy   metadata/metadata_0.parquet or .csv (image_path, caption)
 
 A folder with `train/`, `dev/` and `test/` subfolders in this layout is used as it stands. Without them the rows are
-cut by position into 80, 10 and 10 per cent, and all rows of one image go where its first row goes.
+cut by position into 80, 10 and 10 per cent (dev and test at most 5,000 rows each), and all rows of one image go where
+its first row goes.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ import pyarrow.parquet
 
 from mispair.data.npy import check_finite, open_array
 from mispair.data.origin import Origin, data_name
-from mispair.data.pairs import IntArray, Pairs, Vectors
+from mispair.data.pairs import HELD_OUT, IntArray, Pairs, Vectors
 from mispair.errors import DataError
 from mispair.support.files import regular
 
 SPLITS = ("train", "dev", "test")
 COLUMNS = ("image_path", "caption")
-_CUTS = (0.8, 0.9)
+_CUTS = ((0.8, 2), (0.9, 1))  # share of the rows before each cut, and how many splits are behind it
 _COMPARED = 4096  # rows at a time
 Shards = list[npt.NDArray[Any]]
 
@@ -184,8 +185,8 @@ def first_rows(paths: list[str], n: int) -> IntArray:
 
 
 def cut(first: IntArray, split: str) -> IntArray:
-    """Rows of a split: 80, 10 and 10 per cent by the position of the first row of each image."""
-    cuts = [int(share * len(first)) for share in _CUTS]
+    """Rows of a split: 80, 10 and 10 per cent, of which at most 5,000, by the position of each image's first row."""
+    cuts = [max(int(share * len(first)), len(first) - held * HELD_OUT) for share, held in _CUTS]
     return np.flatnonzero(np.searchsorted(cuts, first, side="right") == SPLITS.index(split))
 
 

@@ -23,6 +23,7 @@ IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[Any]  # float32 or float16, often memory-mapped
 Kind = Literal["regions", "tokens", "vectors"]
 MATCH_THRESHOLD = 0.5  # a pair with a lower match score is flagged as mismatched
+HELD_OUT = 5000  # left items that validate, at most; and that test, of data that does not say which
 SAMPLE = 16  # items that a fingerprint holds as a whole, and about as many numbers of all others
 
 
@@ -256,6 +257,11 @@ def subset(pairs: Pairs, rows: IntArray) -> Pairs:
         right_ids=[pairs.right_ids[row] for row in rows] if pairs.right_ids else (),
         match_score=None if pairs.match_score is None else pairs.match_score[rows],
     )
+
+
+def with_first_items(pairs: Pairs, most: int) -> Pairs:
+    """Only the pairs of the first `most` left items."""
+    return pairs if len(pairs.left) <= most else subset(pairs, np.flatnonzero(pairs.link < most))
 
 
 def unflagged(pairs: Pairs) -> Pairs:

@@ -5,7 +5,7 @@ Everything runs where the similarity matrix is, in chunks of rows, without sorti
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -18,6 +18,8 @@ from mispair.errors import ConfigError
 
 KS = (1, 5, 10)
 CHUNK_ELEMENTS = 1 << 26  # elements of S compared at a time
+Blocks = Callable[[], Iterable[tuple[slice, Sequence[Tensor]]]]
+Part = Callable[[Tensor, Tensor], Tensor]  # similarities of these rows and columns
 
 
 @dataclass(frozen=True)
@@ -64,19 +66,22 @@ def retrieval(S: Tensor, left_groups: Tensor, right_groups: Tensor) -> Retrieval
     >>> retrieval(torch.ones(20, 20), torch.arange(20), torch.arange(20)).rsum
     0.0
     """
-    left, right = ranks(S, left_groups, right_groups)
-    return Retrieval(recalls(left), recalls(right))
+    return of_ranks(ranks(S, left_groups, right_groups))
 
 
-def fold_retrieval(S: Tensor, left_groups: Tensor, right_groups: Tensor, folds: int = 5) -> Retrieval:
+def of_ranks(both: tuple[Tensor, Tensor]) -> Retrieval:
+    """Metrics of the ranks of either side, which start at 0."""
+    return Retrieval(*map(recalls, both))
+
+
+def fold_retrieval(part: Part, left_groups: Tensor, right_groups: Tensor, folds: int = 5) -> Retrieval:
     """Mean over `folds` equal slices of the left items, each with its own right items (COCO 1K: 5 folds of testall)."""
-    if not 1 <= folds <= len(S):
-        raise ConfigError(f"{len(S):,} images cannot be cut into {folds} folds.")
-    left_groups, right_groups = left_groups.to(S.device), right_groups.to(S.device)
+    if not 1 <= folds <= len(left_groups):
+        raise ConfigError(f"{len(left_groups):,} images cannot be cut into {folds} folds.")
     results = []
-    for rows in torch.arange(len(S), device=S.device).tensor_split(folds):
+    for rows in torch.arange(len(left_groups), device=left_groups.device).tensor_split(folds):
         columns = torch.isin(right_groups, left_groups[rows]).nonzero().squeeze(1)
-        results.append(retrieval(S[rows][:, columns], left_groups[rows], right_groups[columns]))
+        results.append(retrieval(part(rows, columns), left_groups[rows], right_groups[columns]))
     return Retrieval(
         _mean([result.left_to_right for result in results]), _mean([result.right_to_left for result in results])
     )
@@ -87,25 +92,46 @@ def ranks(S: Tensor, left_groups: Tensor, right_groups: Tensor) -> tuple[Tensor,
 
     An item without any match gets a rank behind all others.
     """
-    left_groups, right_groups = left_groups.to(S.device), right_groups.to(S.device)
-    step = max(1, CHUNK_ELEMENTS // max(1, S.shape[1]))
-    blocks = [slice(start, start + step) for start in range(0, len(S), step)]
+    groups = left_groups.to(S.device), right_groups.to(S.device)
+    return next(block_ranks(lambda: ((block, [S[block]]) for block in row_blocks(*S.shape)), 1, *groups))
 
-    left_ranks = torch.empty(len(S), dtype=torch.long, device=S.device)
-    right_best = torch.full((S.shape[1],), -torch.inf, device=S.device)
-    right_found = torch.zeros(S.shape[1], dtype=torch.bool, device=S.device)
-    nowhere = max(*S.shape, *KS)  # also in a set of fewer than 10 no answer is not a right one
-    for block in blocks:
+
+def row_blocks(left: int, right: int) -> Iterator[slice]:
+    """Cuts the rows of a (left, right) matrix into blocks that are compared at a time."""
+    step = max(1, CHUNK_ELEMENTS // max(1, right))
+    return (slice(start, min(start + step, left)) for start in range(0, left, step))
+
+
+def block_ranks(
+    blocks: Blocks, count: int, left_groups: Tensor, right_groups: Tensor
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The `ranks` of several matrices at a time, of which only some rows are held.
+
+    Args:
+        blocks: Gives the blocks of rows of all matrices, each time it is called, which it is twice.
+        count: How many matrices.
+        left_groups: (l,) group of each left item.
+        right_groups: (r,) group of each right item.
+    """
+    rows, columns, device = len(left_groups), len(right_groups), left_groups.device
+    left_ranks = torch.empty(count, rows, dtype=torch.long, device=device)
+    right_best = torch.full((count, columns), -torch.inf, device=device)
+    right_found = torch.zeros(columns, dtype=torch.bool, device=device)
+    nowhere = max(rows, columns, *KS)  # also in a set of fewer than 10 no answer is not a right one
+    for block, matrices in blocks():
         match = left_groups[block, None] == right_groups
-        positives = S[block].masked_fill(~match, -torch.inf)
-        count = _count(S[block], positives.amax(dim=1, keepdim=True), match).sum(dim=1)
-        left_ranks[block] = count.masked_fill(~match.any(dim=1), nowhere)
-        right_best = torch.maximum(right_best, positives.amax(dim=0))
+        for number, S in enumerate(matrices):
+            positives = S.masked_fill(~match, -torch.inf)
+            wrong = _count(S, positives.amax(dim=1, keepdim=True), match).sum(dim=1)
+            left_ranks[number, block] = wrong.masked_fill(~match.any(dim=1), nowhere)
+            right_best[number] = torch.maximum(right_best[number], positives.amax(dim=0))
         right_found |= match.any(dim=0)
-    right_ranks = torch.zeros(S.shape[1], dtype=torch.long, device=S.device)
-    for block in blocks:
-        right_ranks += _count(S[block], right_best, left_groups[block, None] == right_groups).sum(dim=0)
-    return left_ranks, right_ranks.masked_fill(~right_found, nowhere)
+    right_ranks = torch.zeros(count, columns, dtype=torch.long, device=device)
+    for block, matrices in blocks():
+        match = left_groups[block, None] == right_groups
+        for number, S in enumerate(matrices):
+            right_ranks[number] += _count(S, right_best[number], match).sum(dim=0)
+    return zip(left_ranks, right_ranks.masked_fill(~right_found, nowhere), strict=True)
 
 
 def _count(S: Tensor, best: Tensor, match: Tensor) -> Tensor:

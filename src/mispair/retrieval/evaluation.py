@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from string import ascii_uppercase
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from mispair.data.pairs import Pairs
+from mispair.data.batches import SideLoader
+from mispair.data.pairs import IntArray, Pairs, select
 from mispair.errors import ConfigError
-from mispair.functional.metrics import Retrieval, fold_retrieval, retrieval
+from mispair.functional.metrics import Retrieval, block_ranks, fold_retrieval, of_ranks, retrieval, row_blocks
+from mispair.models import Network
+from mispair.models.inference import EncodedSide, average, encode_side, score
 
 
 @dataclass(frozen=True)
@@ -47,17 +51,46 @@ def check_folds(pairs: Pairs, folds: int) -> None:
         )
 
 
-def evaluate(matrices: Sequence[Tensor], pairs: Pairs, folds: int = 1, average: Tensor | None = None) -> Evaluation:
-    """Ranks all left items against all right items of `pairs`, by each network's matrix and by `average`.
+def evaluate(matrices: Sequence[Tensor], pairs: Pairs, folds: int = 1, mean: Tensor | None = None) -> Evaluation:
+    """Ranks all left items against all right items of `pairs`, by each network's matrix and by `mean`.
 
     Args:
         matrices: (l, r) of each network.
         pairs: The items and which of them belong together.
         folds: How many slices to average over as well.
-        average: (l, r) of all networks together; by default the mean.
+        mean: (l, r) of all networks together; by default the mean of the matrices.
     """
-    groups = torch.from_numpy(pairs.left_groups), torch.from_numpy(pairs.right_groups)
-    if average is None:
-        average = torch.stack(list(matrices)).mean(dim=0)
-    sliced = None if folds == 1 else fold_retrieval(average, *groups, folds)
-    return Evaluation([retrieval(S, *groups) for S in matrices], retrieval(average, *groups), sliced)
+    S = torch.stack(list(matrices)).mean(dim=0) if mean is None else mean
+    groups = _groups(pairs, S.device)
+    sliced = None if folds == 1 else fold_retrieval(lambda rows, columns: S[rows][:, columns], *groups, folds)
+    return Evaluation([retrieval(each, *groups) for each in matrices], retrieval(S, *groups), sliced)
+
+
+def evaluate_in_blocks(networks: Sequence[Network], pairs: Pairs, device: torch.device, folds: int = 1) -> Evaluation:
+    """As `evaluate`, for similarities that would take too much memory: some rows at a time, each computed twice."""
+    groups, right = _groups(pairs, device), SideLoader(pairs.right, device)
+    encoded = [encode_side(network, right, left=False) for network in networks]
+
+    def scores(rows: IntArray, rights: Sequence[EncodedSide]) -> list[Tensor]:
+        left = SideLoader(select(pairs.left, rows), device)
+        sides = [encode_side(network, left, left=True) for network in networks]
+        return [score(network, *both) for network, *both in zip(networks, sides, rights, strict=True)]
+
+    def blocks() -> Iterator[tuple[slice, list[Tensor]]]:
+        for block in row_blocks(len(pairs.left), len(pairs.right)):
+            matrices = scores(np.arange(block.start, block.stop), encoded)
+            yield block, matrices if len(networks) == 1 else [*matrices, average(networks, matrices)]
+
+    def part(rows: Tensor, columns: Tensor) -> Tensor:
+        own = SideLoader(select(pairs.right, columns.cpu().numpy()), device)
+        rights = [encode_side(network, own, left=False) for network in networks]
+        return average(networks, scores(rows.cpu().numpy(), rights))
+
+    count = len(networks) + (len(networks) > 1)
+    found = [of_ranks(both) for both in block_ranks(blocks, count, *groups)]
+    sliced = None if folds == 1 else fold_retrieval(part, *groups, folds)
+    return Evaluation(found[: len(networks)], found[-1], sliced)
+
+
+def _groups(pairs: Pairs, device: torch.device) -> tuple[Tensor, Tensor]:
+    return torch.from_numpy(pairs.left_groups).to(device), torch.from_numpy(pairs.right_groups).to(device)

@@ -23,13 +23,14 @@ from mispair.data.vocabulary import Vocabulary
 from mispair.errors import ConfigError, DataError
 from mispair.models import CosineNetwork, Network, SideSpec, build, weight_bytes
 from mispair.models.inference import alike, average, encode_side, similarities
-from mispair.retrieval.evaluation import Evaluation, check_folds, evaluate
+from mispair.retrieval.evaluation import Evaluation, check_folds, evaluate, evaluate_in_blocks
 from mispair.retrieval.onnx_export import export_onnx
 from mispair.retrieval.vector_index import VectorIndex, build_index, open_index
 from mispair.support.tensor_files import load_tensors, save_tensors
 
 FORMAT = 1
 MOST_NETWORKS = 100  # in a file
+HELD = 1 << 28  # similarities of a network that are held at a time: 1 GiB
 _MEAN, _BASIS = "origin.mean", "origin.basis"  # names of tensors
 FIXED_REGION_MODELS = ("sgr", "saf")  # models with weights for each region, which take no other number of regions
 SideName = Literal["left", "right"]
@@ -160,7 +161,11 @@ class Matcher:
         """Retrieval in both directions over all items of `pairs`, and the mean over `folds` slices of them."""
         check_is_pairs(pairs, "evaluate: pairs")
         check_folds(pairs, folds)
-        matrices = self._matrices(self._side(pairs.left, "left"), self._side(pairs.right, "right"))
+        left, right = self._side(pairs.left, "left"), self._side(pairs.right, "right")
+        if len(left) * len(right) > HELD:
+            with autocast(self.device, self.config.precision):
+                return evaluate_in_blocks(self.networks, replace(pairs, left=left, right=right), self.device, folds)
+        matrices = self._matrices(left, right)
         return evaluate(matrices, pairs, folds, average(self.networks, matrices))
 
     def save(self, path: str | Path) -> None:

@@ -31,7 +31,7 @@ from mispair.compute.optimizer import make as make_optimizer
 from mispair.compute.optimizer import restore, set_lr
 from mispair.config import Config
 from mispair.data.batches import PairLoader, SideLoader, prefetch
-from mispair.data.pairs import Pairs, Tokens, fingerprint, unflagged
+from mispair.data.pairs import HELD_OUT, Pairs, Tokens, fingerprint, unflagged, with_first_items
 from mispair.errors import CollapseError, ConfigError, DataError, MispairError, NonFiniteError, StoppedError
 from mispair.methods.base import EpochPairs, StepInputs, StepPlan, StepResult
 from mispair.methods.report import MethodReport
@@ -97,7 +97,8 @@ class Trainer:
         self._local = config.local_negatives and not self.team.alone
         config = method.adapted(config)
         self.config, self.train_pairs, self.run = config, train, run
-        self.dev = None if dev is None else unflagged(dev)  # mismatched pairs shall not decide the best epoch
+        # Mismatched pairs shall not decide the best epoch, and choosing it shall not take longer than training.
+        self.dev = None if dev is None else with_first_items(unflagged(dev), HELD_OUT)
         self.device = pick_device(config.device)
         self.specs = SideSpec.of(train.left), SideSpec.of(train.right)
         self.vocabulary = next((s.vocabulary for s in (train.right, train.left) if isinstance(s, Tokens)), None)
@@ -306,7 +307,7 @@ class Trainer:
                 if number in trained or number not in self._dev_scores:
                     (self._dev_scores[number],) = similarities([self.nets[number]], *self._dev_loaders)
         matrices = [self._dev_scores[number] for number in kept]
-        result = evaluate(matrices, self.dev, average=average(nets, matrices))
+        result = evaluate(matrices, self.dev, mean=average(nets, matrices))
         rsum = result.averaged.rsum
         if rsum > self.best.rsum or kept != self.best.networks:
             self.best = Best(rsum, epoch, kept)

@@ -34,7 +34,7 @@ from mispair.auditing.sources import row_ids
 from mispair.auditing.sources.raw import RawPairs
 from mispair.data.npy import open_array
 from mispair.data.origin import BASIS, MARK, Floats, Projection
-from mispair.data.pairs import IntArray
+from mispair.data.pairs import HELD_OUT, IntArray
 from mispair.errors import ConfigError, DataError
 from mispair.support.files import Json, replacing, write_atomically
 from mispair.support.owned_folder import FolderKind, OwnedFolder
@@ -53,6 +53,7 @@ REGIONS = FolderKind(
     optional=[BASIS, *EMBEDDINGS.files],
 )
 _STORED = 1 << 26  # bytes of encodings that are stored together
+_SHARE = 0.1  # of the images, that validate and that test
 _SAMPLE = 2000  # images whose cells the projection is fitted on
 
 
@@ -61,24 +62,25 @@ class SplitRule:
     """Which images train, validate and test.
 
     Attributes:
-        dev: Share of the images that validate, below 1; or how many.
-        test: Share of the images that test; or how many.
+        dev: Share of the images that validate, below 1; or how many. None: a tenth, at most 5,000.
+        test: Share of the images that test; or how many. None: as for `dev`.
         only: All pairs are this split.
     """
 
-    dev: float = 0.1
-    test: float = 0.1
+    dev: float | None = None
+    test: float | None = None
     only: str | None = None
 
     def __post_init__(self) -> None:
         for name, value in (("--dev", self.dev), ("--test", self.test)):
-            if not value >= 0 or (value >= 1 and value != int(value)):
+            if value is not None and (not value >= 0 or (value >= 1 and value != int(value))):
                 raise ConfigError(f"{name} is {value:g}; expected a share of the images below 1, or how many.")
         if self.only is not None and (not self.only or self.only != Path(self.only).name):
             raise ConfigError(f'--split is "{self.only}"; expected a name such as train or test.')
 
     def request(self) -> dict[str, Json]:
-        return {"--dev": self.dev, "--test": self.test, "--split": self.only}
+        dev, test = (_SHARE if value is None else value for value in (self.dev, self.test))
+        return {"--dev": dev, "--test": test, "--split": self.only}
 
     def of(self, pairs: RawPairs) -> list[str]:
         """The split of each row: as the data set says; else random, by the names of the images alone.
@@ -117,7 +119,7 @@ class SplitRule:
             DataError: No image is left to train.
         """
         images = np.unique(first)
-        counts = [round(value * len(images)) if value < 1 else int(value) for value in (self.test, self.dev)]
+        counts = [_count(value, len(images)) for value in (self.test, self.dev)]
         if sum(counts) >= len(images):
             raise DataError(
                 f"{what}: {len(images):,} images, of which {counts[1]:,} should validate and {counts[0]:,} test; none "
@@ -128,6 +130,13 @@ class SplitRule:
         of_image |= dict.fromkeys(images[order[: counts[0]]].tolist(), "test")
         of_image |= dict.fromkeys(images[order[counts[0] : sum(counts)]].tolist(), "dev")
         return [of_image[row] for row in first.tolist()]
+
+
+def _count(value: float | None, images: int) -> int:
+    """How many of so many images a share of them, or a number, is."""
+    if value is None:
+        return min(round(_SHARE * images), HELD_OUT)
+    return round(value * images) if value < 1 else int(value)
 
 
 def _random(name: str) -> bytes:

@@ -58,7 +58,7 @@ def load(
     if finite:
         check_as_encoded(folder)
     if kind == "vectors":
-        _refuse_for_vectors(folder, vocabulary, dev_protocol, captions_per_image)
+        refuse_for_vectors(f"{folder} holds vectors", vocabulary, dev_protocol, captions_per_image)
         return clip_retrieval.load(folder, split, finite=finite)
     return precomp.load(
         folder,
@@ -70,8 +70,8 @@ def load(
     )
 
 
-def _refuse_for_vectors(
-    folder: Path, vocabulary: Vocabulary | str | Path | None, dev_protocol: DevProtocol, captions_per_image: int | None
+def refuse_for_vectors(
+    found: str, vocabulary: Vocabulary | str | Path | None, dev_protocol: DevProtocol, captions_per_image: int | None
 ) -> None:
     """Refuses what says how to read region features and captions, because it would have no effect."""
     if captions_per_image is not None:
@@ -82,7 +82,7 @@ def _refuse_for_vectors(
         name, how = "a vocabulary", ", and vectors have no words"
     else:
         return
-    raise DataError(f"{folder} holds vectors, but {name} is for region features and captions{how}; leave it out.")
+    raise DataError(f"{found}, but {name} is for region features and captions{how}; leave it out.")
 
 
 def splits(data: str | Path) -> list[str]:

@@ -116,7 +116,7 @@ def write_tar(path: Path, samples: list[dict[str, bytes]]) -> None:
 
 def sample(n: int, known: bool) -> dict[str, bytes]:
     key = f"{n:09d}"
-    about = {"uid": f"{n:032x}", "caption": CAPTIONS[n], "url": f"http://a/{n}.png", "key": key}
+    about = {"uid": f"{n:032x}", "caption": CAPTIONS[n], "url": f"http://a/{n}.png", "key": key, "similarity": n / 8}
     found = {f"{key}.png": image(n), f"{key}.txt": CAPTIONS[n].encode()}
     return {**found, f"{key}.json": json.dumps(about).encode()} if known else found
 
@@ -136,6 +136,7 @@ def img2dataset(place: Path) -> Path:
             "url": [f"http://a/{n}.png" for n in numbers] + ["http://gone"],
             "caption": [CAPTIONS[n] for n in numbers] + ["never downloaded"],
             "key": [f"{n:09d}" for n in numbers] + [f"{99:09d}"],
+            "similarity": [n / 8 for n in numbers] + [None],
             "status": ["success"] * len(numbers) + ["failed_to_download"],
         }
         pyarrow.parquet.write_table(pyarrow.table(columns), folder / f"{shard}.parquet")

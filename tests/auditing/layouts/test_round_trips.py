@@ -13,6 +13,7 @@ import pyarrow.parquet
 import pytest
 
 from layouts import CAPTIONS, COLOURS, LAYOUTS, csv_file, image, triples
+from mispair.auditing.layouts import tars
 from mispair.auditing.layouts.copies import layout_of, write_copy
 from mispair.auditing.layouts.opening import open_raw
 from mispair.auditing.sources.edits import Edits
@@ -179,11 +180,29 @@ def test_what_is_known_about_an_image_comes_with_it(tmp_path: Path) -> None:
     assert [row["key"] for row in table] == [f"{n:09d}" for n in (1, 2, 3)]  # failed downloads are gone as well
     assert [row["url"] for row in table] == [f"http://a/{n}.png" for n in (1, 5, 3)]
     assert [row["caption"] for row in table] == [CAPTIONS[n] for n in (4, 2, 3)]
+    assert [row["similarity"] for row in table] == [None, None, 3 / 8]  # of pairs that have changed nobody knows it
     with tarfile.open(tmp_path / "out/00000.tar") as tar:
         known = [json.load(file) for n in (1, 2, 3) if (file := tar.extractfile(f"{n:09d}.json"))]
-    assert [(entry["url"], entry["caption"], entry["uid"]) for entry in known] == [
-        (row["url"], row["caption"], f"{n:032x}") for n, row in zip((1, 2, 3), table, strict=True)
+    assert [(entry["url"], entry["caption"], entry["similarity"], entry["uid"]) for entry in known] == [
+        (row["url"], row["caption"], row["similarity"], f"{n:032x}") for n, row in zip((1, 2, 3), table, strict=True)
     ]
+
+
+def test_each_table_is_read_once_for_a_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read, tables = tars._read_table, []
+
+    def counted(path: Path) -> Any:
+        tables.append(path.name)
+        return read(path)
+
+    monkeypatch.setattr(tars, "_read_table", counted)
+    _, source = opened(LAYOUTS["img2dataset"](tmp_path))
+    tables.clear()
+    crossed = Edits(np.ones(6, dtype=bool), np.array([4, 5, 2, 0, 4, 5]), np.arange(6))
+    write_copy(source, crossed, tmp_path / "out")
+    assert tables == ["00000.parquet", "00001.parquet", "00001.parquet"]
+    table = pyarrow.parquet.read_table(tmp_path / "out/00000.parquet").to_pylist()
+    assert [row["url"] for row in table] == [f"http://a/{n}.png" for n in (4, 5, 2, 0)]
 
 
 def test_webdataset_and_datasets_read_the_copies(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import io
 import json
 import shlex
 import tarfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -161,7 +161,7 @@ class Tars(RawLayout):
         if known and name:
             known[name] = caption
         if known:
-            members[_JSON] = json.dumps(known, ensure_ascii=False).encode()
+            members[_JSON] = json.dumps(_without_scores(known), ensure_ascii=False).encode()
         for ending, content in members.items():
             yield from tar_member(f"{key}{ending}", content)
 
@@ -183,25 +183,37 @@ class Tars(RawLayout):
         table = _read_table(path)
         keys = row_ids.look_up(self.image_names, rows)
         row_of = dict(zip(keys, rows.tolist(), strict=True))
-        kept = table.filter(pyarrow.compute.is_in(table.column("key").cast(pyarrow.string()), pyarrow.array(keys)))
-        changed = set(edits.repaired.tolist())
-        if any(row_of[key] in changed for key in kept.column("key").to_pylist()):
-            entries = [self._edited_entry(entry, row_of[str(entry["key"])], edits) for entry in kept.to_pylist()]
+        kept = _of_keys(table, keys)
+        changed = set(edits.repaired.tolist()) & set(rows.tolist())
+        if changed:
+            images = self._entries({int(edits.image_from[row]) for row in changed} - changed)
+            entries = kept.to_pylist()
+            known = images | {row_of[str(entry["key"])]: entry for entry in entries}
+            entries = [
+                self._edited_entry(entry, row, known, edits) if (row := row_of[str(entry["key"])]) in changed else entry
+                for entry in entries
+            ]
             kept = pyarrow.Table.from_pylist(entries, schema=kept.schema)
         with replacing(out / path.name) as file:
             pyarrow.parquet.write_table(kept, file)
 
-    def _edited_entry(self, entry: Entry, row: int, edits: Edits) -> Entry:
+    def _entries(self, rows: Iterable[int]) -> dict[int, Entry]:
+        """What the tables say about these samples; each table is read once."""
+        rows_of: dict[Path, dict[str, int]] = {}
+        for row in rows:
+            if (table := self._tables.get(self._tar(row).stem)) is not None:
+                rows_of.setdefault(table, {})[self.image_names[row].as_py()] = row
+        return {
+            row_of[str(entry["key"])]: entry
+            for table, row_of in rows_of.items()
+            for entry in _of_keys(_read_table(table), list(row_of)).to_pylist()
+        }
+
+    def _edited_entry(self, entry: Entry, row: int, known: Mapping[int, Entry], edits: Edits) -> Entry:
         source = int(edits.image_from[row])
-        if source != row:
-            table = self._tables.get(self._tar(source).stem)
-            key = self.image_names[source].as_py()
-            others = [] if table is None else _read_table(table).to_pylist()
-            entry = _with_image_of(entry, next((other for other in others if str(other["key"]) == key), {}))
+        entry = _without_scores(entry if source == row else _with_image_of(entry, known.get(source)))
         name = find_column(tuple(entry), "caption")
-        if name is not None and (source != row or edits.caption_from[row] != row or row in edits.rewritten):
-            entry[name] = self.final_captions(edits, np.array([row]))[0]
-        return entry
+        return entry if name is None else {**entry, name: self.final_captions(edits, np.array([row]))[0]}
 
 
 def _dotted(members: Sequence[str]) -> str:
@@ -352,6 +364,11 @@ def _with_image_of(own: Entry, other: Entry | None) -> Entry:
     return {name: value if name in stays else (other or {}).get(name) for name, value in own.items()}
 
 
+def _without_scores(entry: Entry) -> Entry:
+    """Nobody has measured how well the two of a changed pair fit."""
+    return {name: None if name.endswith(("similarity", "similarity_score")) else entry[name] for name in entry}
+
+
 def tar_member(name: str, content: bytes) -> Iterator[bytes]:
     """The bytes of a file in a tar: its header, its content and what fills the last block."""
     info = tarfile.TarInfo(name)
@@ -363,6 +380,14 @@ def tar_member(name: str, content: bytes) -> Iterator[bytes]:
 
 def _padded(size: int) -> int:
     return -(-size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
+
+
+def _of_keys(table: Any, keys: Sequence[str]) -> Any:
+    """The rows of a table with one of these keys."""
+    import pyarrow
+    import pyarrow.compute
+
+    return table.filter(pyarrow.compute.is_in(table.column("key").cast(pyarrow.string()), pyarrow.array(keys)))
 
 
 def _read_table(path: Path) -> Any:

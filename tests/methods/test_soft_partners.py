@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from mispair.data.pairs import Pairs, Vectors
 from mispair.functional.canonical_correlation import canonical_directions
+from mispair.methods import soft_partners
 from mispair.methods.soft_partners import ACROSS, NEIGHBOURS, TEMPERATURE, SoftPartners, find_soft_partners
 from tiny import tiny_pairs
 
@@ -71,6 +72,21 @@ def test_all_flagged_images_have_a_trusted_caption() -> None:
     found = find_soft_partners(alike_pairs(0, 30, 3), np.arange(30) % 3 > 0, CPU)
     assert found.keeps_right.all()
     assert len(found) == 10
+
+
+def test_of_many_trusted_pairs_some_lend(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search is linear in the pairs, and items are moved to the common space some at a time."""
+    pairs, trusted = alike_pairs(0, 60, 2), np.arange(60) % 10 > 3
+    before = find_soft_partners(pairs, trusted, CPU)
+    monkeypatch.setattr(soft_partners, "BLOCK", 7)
+    assert (find_soft_partners(pairs, trusted, CPU).lenders == before.lenders).all()
+    monkeypatch.setattr(soft_partners, "LENDERS", 12)
+    found = find_soft_partners(pairs, trusted, CPU)
+    assert found.own.tolist() == before.own.tolist()
+    assert NEIGHBOURS < len(np.unique(found.lenders)) <= 12
+    assert trusted[found.lenders].all()
+    again = find_soft_partners(pairs, trusted, CPU)
+    assert (again.lenders == found.lenders).all()
 
 
 def test_texts_and_regions_have_partners() -> None:

@@ -70,6 +70,7 @@ class Mend(Method):
         self.epoch = -1
         self.trusted = np.zeros(len(loader.pairs), dtype=bool)
         self.trusted[self.unflagged] = True
+        self._flagged = np.flatnonzero(~self.trusted)
         self.partners: SoftPartners | None = None
 
     @classmethod
@@ -149,9 +150,8 @@ class Mend(Method):
             return plan.pairs, plan.pairs
         rng, count = self.rng(BESIDE, self.epoch, net, plan.position), self.config.mend.flagged_size
         if net == STUDENT:
-            flagged = np.flatnonzero(~self.trusted)
-            count = min(count, len(flagged))
-            lefts, rights = (rng.choice(flagged, count, replace=False) for _ in range(2))
+            count = min(count, len(self._flagged))
+            lefts, rights = (rng.choice(self._flagged, count, replace=False) for _ in range(2))
         else:
             lefts, rights = self.partners.draw(count, rng)
         return np.concatenate([plan.pairs, lefts]), np.concatenate([plan.pairs, rights])

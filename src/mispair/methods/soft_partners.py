@@ -22,8 +22,11 @@ NEIGHBOURS = 5  # trusted pairs that lend their item
 TEMPERATURE = 0.05  # of the softmax over them
 ACROSS = 0.5  # weight of the similarity to the lent item itself, beside that to its partner
 TEXT_WIDTH = 512
+LENDERS = 1 << 16  # trusted pairs that are compared, a random part of more: else it would take the square of the pairs
 CHUNK = 512  # flagged items compared at a time
+BLOCK = 1 << 16  # items moved to the common space at a time
 BoolArray = npt.NDArray[np.bool_]
+FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ class SoftPartners:
     own: IntArray
     keeps_right: BoolArray
     lenders: IntArray
-    odds: npt.NDArray[np.float64]
+    odds: FloatArray
 
     def __len__(self) -> int:
         return len(self.own)
@@ -68,12 +71,13 @@ def find_soft_partners(pairs: Pairs, trusted: BoolArray, device: torch.device) -
         device: Where to compare the items.
     """
     good, flagged = np.flatnonzero(trusted), np.flatnonzero(~trusted)
-    left, right = _common_space(pairs, good)
+    lending = np.sort(np.random.default_rng(0).permutation(good)[:LENDERS]) if len(good) > LENDERS else good
+    left, right = _common_space(pairs, lending)
     left, right = left.to(device)[torch.from_numpy(pairs.link).to(device)], right.to(device)
     _, first = np.unique(pairs.link[flagged], return_index=True)
     alone = flagged[np.sort(first)]
     alone = alone[~np.isin(pairs.link[alone], pairs.link[good])]
-    captions, images = _lenders(right, left, flagged, good), _lenders(left, right, alone, good)
+    captions, images = _lenders(right, left, flagged, lending), _lenders(left, right, alone, lending)
     return SoftPartners(
         np.concatenate([flagged, alone]),
         np.repeat([True, False], [len(flagged), len(alone)]),
@@ -83,18 +87,23 @@ def find_soft_partners(pairs: Pairs, trusted: BoolArray, device: torch.device) -
 
 
 def _common_space(pairs: Pairs, good: IntArray) -> tuple[Tensor, Tensor]:
-    """Unit vectors of all left and all right items, by the canonical directions of the trusted pairs."""
-    rows = pairs.link[good]
-    x, y = (item_vectors(side, TEXT_WIDTH).astype(np.float64) for side in (pairs.left, pairs.right))
-    x, y = x - x[rows].mean(axis=0), y - y[good].mean(axis=0)
-    a, b = canonical_directions(x[rows], y[good])
-    left, right = (torch.from_numpy(z.astype(np.float32)) for z in (x @ a, y @ b))
-    return torch.nn.functional.normalize(left), torch.nn.functional.normalize(right)
+    """Unit vectors of all left and all right items, by the canonical directions of these trusted pairs."""
+    items = [item_vectors(side, TEXT_WIDTH) for side in (pairs.left, pairs.right)]
+    x, y = (side[rows].astype(np.float64) for side, rows in zip(items, (pairs.link[good], good), strict=True))
+    means = x.mean(axis=0), y.mean(axis=0)
+    directions = canonical_directions(x - means[0], y - means[1])
+    left, right = (_moved(*side) for side in zip(items, means, directions, strict=True))
+    return left, right
 
 
-def _lenders(
-    own_side: Tensor, other_side: Tensor, own: IntArray, good: IntArray
-) -> tuple[IntArray, npt.NDArray[np.float64]]:
+def _moved(items: npt.NDArray[np.floating], mean: FloatArray, directions: FloatArray) -> Tensor:
+    """(N, k) unit vectors of items (N, D), less the mean, along these directions (D, k)."""
+    blocks = (items[start : start + BLOCK].astype(np.float64) for start in range(0, len(items), BLOCK))
+    moved = [((block - mean) @ directions).astype(np.float32) for block in blocks]
+    return torch.nn.functional.normalize(torch.from_numpy(np.concatenate(moved)))
+
+
+def _lenders(own_side: Tensor, other_side: Tensor, own: IntArray, good: IntArray) -> tuple[IntArray, FloatArray]:
     """The trusted pairs most like each item (R, K), and the odds of taking them.
 
     Args:

@@ -16,7 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mispair.errors import DataError
-from mispair.review.decisions import FILE, Decision, Decisions, Mode, Verdict
+from mispair.review import decisions as module
+from mispair.review.decisions import FILE, Decision, Decisions, Mode, Verdict, _decision
 
 
 def keep(name: str, session: str = "s") -> Decision:
@@ -103,6 +104,28 @@ def test_the_last_decision_that_was_not_undone_counts(
     assert {name: str(one.verdict) for name, one in decisions.current.items()} == expected
     assert {name: str(one.verdict) for name, one in Decisions(decisions.path).current.items()} == expected
     decisions.close()
+
+
+def test_of_many_decisions_those_that_change_are_read(decisions: Decisions, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = Decisions(decisions.path)
+    decisions.add([keep(str(number), "imported") for number in range(50)])
+    assert len(other.current) == 50
+    read: list[int] = []
+    monkeypatch.setattr(module, "_decision", lambda number, *values: (read.append(number), make(number, *values))[1])
+    make = _decision
+    decisions.add([drop("7"), drop("new")])
+    assert not read
+    assert other.current == decisions.current
+    assert read == [8, 51, 52]  # all decisions on these two pairs
+    read.clear()
+    assert [one.id for one in other.undo("s")] == ["7", "new"]
+    assert read == [51, 52, 8]
+    read.clear()
+    decisions.add([keep("9")])  # without having looked at what was undone
+    assert read == [8, 10, 55]
+    assert other.current == decisions.current == Decisions(decisions.path).current
+    assert decisions.current["7"].verdict is Verdict.KEEP
+    assert "new" not in decisions.current
 
 
 def test_two_processes_and_many_threads_lose_nothing(tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from mispair.errors import DataError
 
 FILE = "decisions.sqlite"
 VERSION = 1  # of the tables
+NOT_UNDONE = "number NOT IN (SELECT undoes FROM decisions WHERE undoes IS NOT NULL)"
 COLUMNS = (
     "id", "verdict", "replaced", "partner", "caption", "reviewer", "session", "mode", "inclusion", "draw", "time",
 )  # fmt: skip
@@ -109,6 +110,7 @@ class Decisions:
         self.path = path
         self._lock = threading.RLock()
         self._current: dict[str, Decision] = {}
+        self._newest = 0  # number of the last row that was read; rows are only ever added
         self._version = -1  # of the file, as SQLite counts what others write
         with self._safely():
             self._file = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
@@ -163,17 +165,24 @@ class Decisions:
         with self._lock:
             self._file.close()
 
-    def reload(self) -> None:
-        """Reads what counts now from the file."""
-        with self._lock:
-            self._current = {decision.id: decision for decision in self.history(undone=False)}
+    def _read_new(self) -> None:
+        """Reads what counts now for the pairs on which rows were added: decisions, or that one was undone."""
+        since = (self._newest,)
+        new = self._file.execute("SELECT number, id FROM decisions WHERE number > ? ORDER BY number", since).fetchall()
+        if not new:
+            return
+        current = self._select(NOT_UNDONE, "id IN (SELECT id FROM decisions WHERE number > ?)", values=since)
+        for _, name in new:
+            self._current.pop(name, None)
+        self._current |= {decision.id: decision for decision in current}
+        self._newest = new[-1][0]
 
     def _follow(self) -> None:
-        """Reads what counts anew if another process has written to the file."""
+        """Reads what another process has added to the file, if it has."""
         (version,) = self._file.execute("PRAGMA data_version").fetchone()
         if version != self._version:
             self._version = version
-            self.reload()
+            self._read_new()
 
     @property
     def current(self) -> dict[str, Decision]:
@@ -189,16 +198,17 @@ class Decisions:
 
     def history(self, *, undone: bool = True, mode: Mode | None = None) -> list[Decision]:
         """All decisions in their order, with or without those that were undone."""
-        conditions = ["undoes IS NULL"]
-        if not undone:
-            conditions.append("number NOT IN (SELECT undoes FROM decisions WHERE undoes IS NOT NULL)")
-        if mode is not None:
-            conditions.append(f"mode = '{mode}'")
+        conditions = ([] if undone else [NOT_UNDONE]) + ([] if mode is None else [f"mode = '{mode}'"])
         with self._safely():
-            rows = self._file.execute(
-                f"SELECT number, batch, {', '.join(COLUMNS)} FROM decisions WHERE {' AND '.join(conditions)} "
-                "ORDER BY number"
-            ).fetchall()
+            return self._select(*conditions)
+
+    def _select(self, *conditions: str, values: Sequence[str | int] = ()) -> list[Decision]:
+        """The decisions, undone ones too, for which all of these hold, in their order."""
+        rows = self._file.execute(
+            f"SELECT number, batch, {', '.join(COLUMNS)} FROM decisions WHERE "
+            f"{' AND '.join(['undoes IS NULL', *conditions])} ORDER BY number",
+            values,
+        ).fetchall()
         return [_decision(*row) for row in rows]
 
     def add(self, decisions: Iterable[Decision]) -> list[Decision]:
@@ -208,12 +218,18 @@ class Decisions:
             with self._transaction():
                 for decision in decisions:
                     added.append(self._insert(decision, added[0].number if added else 0))
-            self._current |= {decision.id: decision for decision in added}
+            if added and added[0].number == self._newest + 1:
+                self._current |= {decision.id: decision for decision in added}
+                self._newest = added[-1].number
+            elif added:  # another process has written before
+                with self._safely():
+                    self._read_new()
         return added
 
     def _insert(self, decision: Decision, batch: int, undoes: int | None = None) -> Decision:
+        time = decision.time.replace(microsecond=decision.time.microsecond // 1000 * 1000)  # as the file has it
         values = {name: getattr(decision, name) for name in COLUMNS}
-        values["time"] = decision.time.isoformat(timespec="milliseconds")
+        values["time"] = time.isoformat(timespec="milliseconds")
         number = self._file.execute(
             f"INSERT INTO decisions (batch, undoes, {', '.join(COLUMNS)}) VALUES (?, ?{', ?' * len(COLUMNS)})",
             (batch, undoes, *values.values()),
@@ -221,18 +237,20 @@ class Decisions:
         assert number is not None
         if not batch:
             self._file.execute("UPDATE decisions SET batch = number WHERE number = ?", (number,))
-        return replace(decision, number=number, batch=batch or number)
+        return replace(decision, time=time, number=number, batch=batch or number)
 
     def undo(self, session: str) -> Sequence[Decision]:
         """Undoes the last action of a session that was not undone; returns its decisions, if there is one."""
         with self._lock:
             with self._transaction():
-                own = [decision for decision in self.history(undone=False) if decision.session == session]
-                undone = [decision for decision in own if decision.batch == own[-1].batch] if own else []
+                last = "SELECT max(number) FROM decisions WHERE undoes IS NULL AND session = ? AND " + NOT_UNDONE
+                same_action = f"batch = (SELECT batch FROM decisions WHERE number = ({last}))"
+                undone = self._select(NOT_UNDONE, "session = ?", same_action, values=(session, session))
                 now = datetime.now(UTC)
                 for decision in undone:
                     self._insert(replace(decision, time=now), decision.batch, undoes=decision.number)
-            self.reload()
+            with self._safely():
+                self._read_new()
         return undone
 
     def setting(self, name: str, default: str) -> str:

@@ -10,6 +10,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from threading import Thread
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -111,8 +112,12 @@ def test_of_many_decisions_those_that_change_are_read(decisions: Decisions, monk
     decisions.add([keep(str(number), "imported") for number in range(50)])
     assert len(other.current) == 50
     read: list[int] = []
-    monkeypatch.setattr(module, "_decision", lambda number, *values: (read.append(number), make(number, *values))[1])
-    make = _decision
+
+    def reading(number: int, *values: Any) -> Decision:
+        read.append(number)
+        return _decision(number, *values)
+
+    monkeypatch.setattr(module, "_decision", reading)
     decisions.add([drop("7"), drop("new")])
     assert not read
     assert other.current == decisions.current

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from audited import write_audit
 from mispair.errors import DataError
 from mispair.review import noise_estimate, pair_table
 from mispair.review import review as review_module
-from mispair.review.decisions import Decision, Mode, Verdict
+from mispair.review.decisions import Decision, Decisions, Mode, Verdict
 from mispair.review.pair_table import Filter, PairTable
 from mispair.review.review import Review
 from mispair.review.transfer import _defused, _original, read_decisions, write_decisions
@@ -156,6 +157,28 @@ def test_states_and_neighbours(review: Review) -> None:
     assert review.undo("s") == [1]
     assert review.undo("s") == [0, 2]
     assert review.undo("s") == []
+    assert review.rows(wanted, "undecided").tolist() == list(range(30))
+    assert not review.progress()
+
+
+def test_states_follow_what_has_changed_alone(review: Review, monkeypatch: pytest.MonkeyPatch) -> None:
+    review.decide(range(20), KEEP)
+    assert len(review.rows(Filter(), "keep")) == 20
+    asked: list[str] = []
+    rows_of = review._rows_of
+
+    def asking(ids: Collection[str]) -> dict[str, int]:
+        asked.extend(ids)
+        return rows_of(ids)
+
+    monkeypatch.setattr(review, "_rows_of", asking)
+    review.decide([25], replace(KEEP, verdict=Verdict.DROP))
+    Decisions(review.decisions.path).add([Decision("p1", Verdict.UNSURE), Decision("elsewhere", Verdict.KEEP)])
+    assert review.rows(Filter(), "unsure").tolist() == [1]
+    assert review.rows(Filter(), "decided").tolist() == [*range(20), 25]
+    assert sorted(asked) == ["elsewhere", "p1", "p25"]
+    assert review.progress() == {"keep": 20, "drop": 1, "unsure": 1}
+    assert review.next_instructive() not in (None, *range(20), 25)
 
 
 @pytest.mark.parametrize(

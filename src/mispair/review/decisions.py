@@ -11,7 +11,8 @@ import shutil
 import sqlite3
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -110,6 +111,7 @@ class Decisions:
         self.path = path
         self._lock = threading.RLock()
         self._current: dict[str, Decision] = {}
+        self._counts: Counter[Verdict] = Counter()  # of these
         self._newest = 0  # number of the last row that was read; rows are only ever added
         self._version = -1  # of the file, as SQLite counts what others write
         with self._safely():
@@ -172,10 +174,17 @@ class Decisions:
         if not new:
             return
         current = self._select(NOT_UNDONE, "id IN (SELECT id FROM decisions WHERE number > ?)", values=since)
-        for _, name in new:
-            self._current.pop(name, None)
-        self._current |= {decision.id: decision for decision in current}
+        self._replace(dict.fromkeys(name for _, name in new) | {decision.id: decision for decision in current})
         self._newest = new[-1][0]
+
+    def _replace(self, changed: Mapping[str, Decision | None]) -> None:
+        """Takes these decisions, or none, for what counts now for these pairs."""
+        for name, decision in changed.items():
+            if (before := self._current.pop(name, None)) is not None:
+                self._counts[before.verdict] -= 1
+            if decision is not None:
+                self._current[name] = decision
+                self._counts[decision.verdict] += 1
 
     def _follow(self) -> None:
         """Reads what another process has added to the file, if it has."""
@@ -190,6 +199,21 @@ class Decisions:
         with self._safely():
             self._follow()
             return dict(self._current)
+
+    @property
+    def counts(self) -> Counter[str]:
+        """How many pairs have each verdict."""
+        with self._safely():
+            self._follow()
+            return Counter({str(verdict): count for verdict, count in self._counts.items() if count})
+
+    def since(self, number: int) -> tuple[int, dict[str, Decision | None]]:
+        """What counts now for the pairs on which rows were added after row `number`; and the number of the last row."""
+        with self._safely():
+            self._follow()
+            between = number, self._newest
+            names = self._file.execute("SELECT DISTINCT id FROM decisions WHERE number > ? AND number <= ?", between)
+            return self._newest, {name: self._current.get(name) for (name,) in names}
 
     def get(self, name: str) -> Decision | None:
         with self._safely():
@@ -219,7 +243,7 @@ class Decisions:
                 for decision in decisions:
                     added.append(self._insert(decision, added[0].number if added else 0))
             if added and added[0].number == self._newest + 1:
-                self._current |= {decision.id: decision for decision in added}
+                self._replace({decision.id: decision for decision in added})
                 self._newest = added[-1].number
             elif added:  # another process has written before
                 with self._safely():

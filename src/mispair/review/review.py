@@ -26,6 +26,7 @@ State = Literal["any", "undecided", "decided", "keep", "drop", "re-pair", "rewri
 PRECISION = 0.015  # half of the interval at which the noise rate is known well enough
 RESERVED = 120.0  # seconds for which a drawn pair is not given to another session
 SHOWN = 6  # suggestions of a pair
+VERDICTS, UNDECIDED = list(Verdict), -1
 
 
 @dataclass(frozen=True)
@@ -119,6 +120,8 @@ class Review:
         self._reserved: dict[int, tuple[str, float]] = {}  # drawn pairs: session and time
         self._lock = threading.Lock()
         self._known: dict[str, int] = {}  # rows of pairs that were decided
+        self._row_verdicts = np.full(len(self.table), UNDECIDED, dtype=np.int8)
+        self._followed, self._following = 0, threading.Lock()  # the last decision that these know of
 
     def close(self) -> None:
         self.decisions.close()
@@ -193,12 +196,21 @@ class Review:
         return (int(before[-1]) if len(before) else None), (int(after[0]) if len(after) else None)
 
     def _in_state(self, rows: Rows, state: State) -> npt.NDArray[np.bool_]:
-        chosen = [
-            name for name, one in self.decisions.current.items() if state in ("undecided", "decided", one.verdict)
-        ]
-        inside = np.zeros(len(self.table), dtype=bool)
-        inside[[row for row in self._rows_of(chosen).values() if row >= 0]] = True
-        return np.asarray(inside.take(rows) != (state == "undecided"))
+        verdicts = self._verdicts().take(rows)
+        if state in ("undecided", "decided"):
+            return np.asarray((verdicts == UNDECIDED) == (state == "undecided"))
+        return np.asarray(verdicts == VERDICTS.index(Verdict(state)))
+
+    def _verdicts(self) -> npt.NDArray[np.int8]:
+        """(N,) the verdict on each row, as a place in `VERDICTS`; only what has changed since the last time is read."""
+        with self._following:
+            last, changed = self.decisions.since(self._followed)
+            for name, row in self._rows_of(changed).items() if changed else ():
+                decision = changed[name]
+                if row >= 0:
+                    self._row_verdicts[row] = UNDECIDED if decision is None else VERDICTS.index(decision.verdict)
+            self._followed = last
+            return self._row_verdicts
 
     # Deciding
 
@@ -249,7 +261,7 @@ class Review:
 
     def progress(self) -> Counter[str]:
         """How many pairs have each verdict."""
-        return Counter(str(decision.verdict) for decision in self.decisions.current.values())
+        return self.decisions.counts
 
     # Choosing for the reviewer
 
@@ -294,9 +306,8 @@ class Review:
 
     def next_instructive(self) -> int | None:
         """The undecided pair on which a decision teaches the audit most."""
-        decided = set(self._rows_of(self.decisions.current).values())
-        first = self._instructive_rows[: len(decided) + 1].tolist()
-        return next((int(row) for row in first if row not in decided), None)
+        undecided = np.flatnonzero(self._verdicts().take(self._instructive_rows) == UNDECIDED)
+        return int(self._instructive_rows[undecided[0]]) if len(undecided) else None
 
     def inclusion(self, row: int) -> float:
         """Probability with which a pair is among those drawn up to it.

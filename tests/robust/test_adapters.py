@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -103,7 +103,7 @@ def test_sentence_transformers_needs_two_columns_and_labels() -> None:
     for columns, labels in (([left], torch.arange(N)), ([left, right], None)):
         with pytest.raises(DataError, match="two columns of items, and a column `label`"):
             loss.compute_loss_from_embeddings(columns, labels)
-    with pytest.raises(DataError, match="has 3 pairs, and Robust 48 match scores"):
+    with pytest.raises(DataError, match=r"has 3 pairs, and Robust 48 match scores; .* give an `evaluator`"):
         batch_sampler(robust())(range(3), batch_size=2)
 
 
@@ -114,6 +114,29 @@ def test_a_missing_library_is_a_sentence(adapter: str, monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ConfigError, match="This adapter needs transformers; install it: pip install"):
         importlib.import_module(f"mispair.robust.{adapter}")
+
+
+@pytest.mark.parametrize("adapter", ["hugging_face", "trainer_callback"])
+def test_a_library_that_cannot_be_imported_says_why(adapter: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As transformers does beside a torchvision of another torch: its error names no library."""
+
+    def broken(name: str) -> Any:
+        raise ModuleNotFoundError(f"Could not import module '{name}'.") from RuntimeError("operator nms is not there")
+
+    transformers = ModuleType("transformers")
+    transformers.__getattr__ = broken  # type: ignore[method-assign]
+    monkeypatch.setitem(sys.modules, "transformers", transformers)
+    for name in ("hugging_face", "trainer_callback"):
+        monkeypatch.delitem(sys.modules, f"mispair.robust.{name}", raising=False)
+    with pytest.raises(ConfigError, match="transformers cannot be imported: operator nms is not there"):
+        importlib.import_module(f"mispair.robust.{adapter}")
+
+
+def test_mixed_precision_leaves_the_cosines_exact() -> None:
+    left, right = embeddings()
+    exact = RobustLoss(robust())(left, right, torch.arange(N), 100.0)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(RobustLoss(robust())(left, right, torch.arange(N), 100.0), exact)
 
 
 @pytest.mark.slow
@@ -131,7 +154,9 @@ def test_the_trainer_of_transformers_computes_the_same_loss(kind: Any, scale: fl
     found = trainer.compute_loss(model, {"left": rows, "right": rows, "rows": rows})
     expected = RobustLoss(robust(loss=kind))(model.left(rows), model.right(rows), rows)
     assert torch.allclose(found, expected, rtol=1e-5)
-    own, outputs = trainer.compute_loss(model.eval(), {"left": rows, "right": rows, "rows": rows}, return_outputs=True)
+    with pytest.raises(DataError, match=r"has no `rows`; .* remove_unused_columns=False"):
+        trainer.compute_loss(model, {"left": rows, "right": rows})
+    own, outputs = trainer.compute_loss(model.eval(), {"left": rows, "right": rows}, return_outputs=True)
     assert own == outputs.loss != found
 
 

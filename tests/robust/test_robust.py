@@ -131,7 +131,7 @@ def test_an_epoch_has_each_trusted_pair_once(seed: int, size: int, world: int, m
     assert {len(batch) for part in batches for batch in part} == {samplers[0].batch_size}
     assert [len(part) for part in batches] == [len(samplers[0])] * world
     rows = np.concatenate([row for step in zip(*batches, strict=True) for row in step])
-    assert np.array_equal(rows, robust._order()[1][: len(rows)])
+    assert np.array_equal(rows, robust._order(len(samplers) * samplers[0].batch_size)[1][: len(rows)])
     assert pairs.match_score is not None
     trusted = rows[pairs.match_score[rows] >= 0.5]
     assert len(np.unique(trusted)) == len(trusted)
@@ -263,7 +263,7 @@ def test_what_is_not_finite_is_named() -> None:
     S[1] = torch.nan
     with pytest.raises(NonFiniteError, match="Epoch 0, step 0: similarities of pairs 7 are not finite"):
         Robust(np.ones(9)).loss(S, [4, 7, 2])
-    with pytest.raises(NonFiniteError, match="no similarity is"):
+    with pytest.raises(NonFiniteError, match="step 0: the loss is not finite, though all similarities are; give"):
         Robust(np.ones(9)).loss(torch.zeros(3, 3), [4, 7, 2], logit_scale=math.nan)
 
 
@@ -274,9 +274,14 @@ def test_what_is_not_finite_is_named() -> None:
         ({"loss": "clip"}, "it must be one of infonce, siglip, triplet"),
         ({"flag_below": 2}, "flag_below is 2"),
         ({"flagged_weight": -1}, "flagged_weight is -1"),
-        ({"temperature": 0}, "temperature is 0; it must be greater than 0"),
+        ({"temperature": 0}, "temperature is 0; it must be a number greater than 0"),
         ({"flag_below": 0.99}, "0 of 4 pairs are trusted, and two are needed"),
         ({"left_items": [1, 2]}, "it must be 4 whole numbers, one for each pair"),
+        ({"negatives": 1.5}, "negatives is 1.5; it must be a whole number from 1 on"),
+        ({"seed": -1}, "seed is -1; it must be a whole number from 0 on"),
+        ({"seed": None}, "seed is None; it must be a whole number"),
+        ({"temperature": "0.05"}, "temperature is '0.05'; it must be a number greater than 0"),
+        ({"margin": None}, "margin is None; it must be a number"),
     ],
 )
 def test_wrong_settings_are_refused(arguments: dict[str, Any], sentence: str) -> None:
@@ -299,3 +304,19 @@ def test_wrong_samplers_and_states_are_refused() -> None:
         robust.load_state_dict(Robust(np.ones(8), "mend").state_dict())
     with pytest.raises(DataError, match="of other pairs"):
         robust.load_state_dict(Robust(np.ones(9)).state_dict())
+    with pytest.raises(DataError, match="of seed 3; make Robust with"):
+        robust.load_state_dict(Robust(np.ones(8), seed=3).state_dict())
+
+
+def test_in_the_middle_of_an_epoch_batches_keep_their_size() -> None:
+    first = Robust(np.ones(24))
+    for batch in islice(first.sampler(4), 2):
+        first.loss(torch.zeros(4, 4), batch)
+    second = Robust(np.ones(24))
+    second.load_state_dict(first.state_dict())
+    with pytest.raises(ConfigError, match=r"of an epoch with 4 pairs a batch, not 8; give .* or call end_epoch"):
+        next(iter(second.sampler(8)))
+    assert len(list(second.sampler(np.int64(2), rank=1, world=2))) == 4  # type: ignore[arg-type]
+    second.load_state_dict(first.state_dict())
+    second.end_epoch()
+    assert len(list(second.sampler(8))) == 3

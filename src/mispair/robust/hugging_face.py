@@ -11,15 +11,16 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from mispair.errors import ConfigError
+from mispair.errors import ConfigError, DataError
 from mispair.robust.pytorch import RobustLoss
 from mispair.robust.robust import Robust
 from mispair.robust.trainer_callback import RobustCallback
+from mispair.support.extras import import_problem
 
 try:
     from transformers import Trainer
-except ModuleNotFoundError as missing:
-    raise ConfigError(f"This adapter needs {missing.name}; install it: pip install transformers accelerate") from None
+except ImportError as error:
+    raise ConfigError(import_problem(error, "transformers", "pip install transformers accelerate")) from None
 
 
 class RobustTrainer(Trainer):
@@ -34,11 +35,25 @@ class RobustTrainer(Trainer):
     def get_train_dataloader(self) -> DataLoader[Any]:
         sampler = self.robust.sampler(self.args.train_batch_size, rank=0, world=1)  # accelerate shares batches out
         data: Any = self.train_dataset
-        loader = DataLoader(data, batch_sampler=sampler, collate_fn=self.data_collator)
+        workers = self.args.dataloader_num_workers
+        loader = DataLoader(
+            data,
+            batch_sampler=sampler,
+            collate_fn=self.data_collator,
+            num_workers=workers,
+            pin_memory=self.args.dataloader_pin_memory,
+            persistent_workers=workers > 0 and self.args.dataloader_persistent_workers,
+            prefetch_factor=self.args.dataloader_prefetch_factor if workers else None,
+        )
         return self.accelerator.prepare(loader)  # type: ignore[no-any-return]
 
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, *_: Any, **__: Any) -> Any:
-        rows = inputs.pop("rows")
+        rows = inputs.pop("rows", None)
+        if rows is None and model.training:
+            raise DataError(
+                "The batch has no `rows`; items of the training data need the number of their pair, and "
+                "TrainingArguments remove_unused_columns=False."
+            )
         outputs, learned = model(**inputs, return_loss=not model.training), self.accelerator.unwrap_model(model)
         loss = outputs.loss
         if model.training:

@@ -46,4 +46,6 @@ class RobustLoss(nn.Module):
             all_rows = [torch.empty_like(own) for _ in range(dist.get_world_size())]
             dist.all_gather(all_rows, own)
             rows = torch.cat(all_rows)
-        return self.robust.loss(left @ right.T, rows, logit_scale=logit_scale, logit_bias=logit_bias)
+        with torch.autocast(left.device.type, enabled=False):  # bfloat16 has steps of 0.004 near 1
+            similarity = left @ right.T
+        return self.robust.loss(similarity, rows, logit_scale=logit_scale, logit_bias=logit_bias)

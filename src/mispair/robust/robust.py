@@ -98,9 +98,12 @@ class Robust:
         for name, number, high in (("flagged_weight", flagged_weight, 1.0), ("flagged_share", flagged_share, 0.9)):
             if not 0 <= number <= high:
                 raise ConfigError(f"{name} is {number}; it must be between 0 and {high:g}.")
-        for name, number in (("temperature", temperature), ("margin", margin), ("negatives", negatives)):
-            if not number > 0:
-                raise ConfigError(f"{name} is {number}; it must be greater than 0.")
+        for name, number in (("temperature", temperature), ("margin", margin)):
+            if not isinstance(number, int | float | np.number) or not number > 0:
+                raise ConfigError(f"{name} is {number!r}; it must be a number greater than 0.")
+        for name, count, least in (("negatives", negatives, 1), ("seed", seed, 0)):
+            if not isinstance(count, int | np.integer) or count < least:
+                raise ConfigError(f"{name} is {count!r}; it must be a whole number from {least} on.")
         self.method, self.loss_name, self.seed = method, loss, seed
         self.flagged_weight, self.temperature, self.margin, self.negatives = (
             flagged_weight, temperature, margin, negatives,
@@ -129,6 +132,7 @@ class Robust:
         self.epoch = 0
         self.step = 0  # calls of `loss` in this epoch
         self._position = 0  # first batch of the next sampler
+        self._batch: int | None = None  # pairs a batch, of all processes together, where a sampler is used
 
     def __len__(self) -> int:
         return len(self.scores)
@@ -212,8 +216,14 @@ class Robust:
         self._seen[:] = UNSEEN
         self.epoch, self.step, self._position = self.epoch + 1, 0, 0
 
-    def _order(self) -> tuple[int, IntArray]:
+    def _order(self, batch: int) -> tuple[int, IntArray]:
         """The first batch that a sampler is to give, 0 except once after a checkpoint was loaded, and all pairs."""
+        if self._position and self._batch not in (None, batch):
+            raise ConfigError(
+                f"The checkpoint is of the middle of an epoch with {self._batch:,} pairs a batch, not {batch:,}; "
+                "give the sampler the same size (that of a process, times processes), or call end_epoch first."
+            )
+        self._batch = batch
         position, self._position = self._position, 0
         rng = np.random.default_rng([self.seed, SAMPLED, self.epoch])
         return position, epoch_order(self.trained, self.partners, self.sampled - len(self.trained), rng)
@@ -225,6 +235,8 @@ class Robust:
         return {
             "method": self.method,
             "pairs": self._fingerprint(),
+            "seed": self.seed,
+            "batch": self._batch,
             "epoch": self.epoch,
             "step": self.step,
             "weights": torch.from_numpy(self._weights.copy()),
@@ -240,14 +252,18 @@ class Robust:
                 itself needs False.
 
         Raises:
-            DataError: It is of another method or of other pairs.
+            DataError: It is of another method, of other pairs or of another seed.
         """
         if not isinstance(state, dict) or not {"method", "pairs", "epoch", "step", "weights", "seen"} <= set(state):
             raise DataError("This is not what Robust.state_dict gives; load the entry of the checkpoint that holds it.")
         if (state["method"], state["pairs"]) != (self.method, self._fingerprint()):
             what = f'method "{state["method"]}"' if state["method"] != self.method else "other pairs or match scores"
             raise DataError(f"This checkpoint is of {what}; make Robust with the arguments that it was made with.")
-        self.epoch, self.step = int(state["epoch"]), int(state["step"])
+        if state.get("seed", self.seed) != self.seed:
+            raise DataError(
+                f"This checkpoint is of seed {state['seed']}; make Robust with the arguments that it was made with."
+            )
+        self.epoch, self.step, self._batch = int(state["epoch"]), int(state["step"]), state.get("batch")
         self._weights = np.array(state["weights"].cpu().numpy(), dtype=np.float32)
         self._seen = np.array(state["seen"].cpu().numpy(), dtype=np.float32)
         self._position = self.step if skip else 0
@@ -328,8 +344,10 @@ class Robust:
         both = (bad.all(dim=1) | bad.all(dim=0)).cpu().numpy()
         named = numbers[both if both.any() else (bad.any(dim=1)).cpu().numpy()]
         pairs = ", ".join(str(number) for number in named[:5]) + (", ..." if len(named) > 5 else "")
-        what = f"similarities of pairs {pairs} are" if len(named) else "the loss is, but no similarity is"
-        return f"Epoch {self.epoch}, step {self.step}: {what} not finite; the weights have not been updated."
+        what = f"similarities of pairs {pairs} are not finite"
+        if not len(named):
+            what = "the loss is not finite, though all similarities are; give a smaller logit_scale"
+        return f"Epoch {self.epoch}, step {self.step}: {what}. The weights have not been updated."
 
     # ------------------------------------------------------------------ what an epoch shows
 

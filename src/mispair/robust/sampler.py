@@ -24,7 +24,7 @@ class RobustSampler(Sampler[list[int]]):
 
     def __init__(
         self,
-        order: Callable[[], tuple[int, IntArray]],
+        order: Callable[[int], tuple[int, IntArray]],
         count: int,
         batch_size: int,
         rank: int | None = None,
@@ -33,13 +33,13 @@ class RobustSampler(Sampler[list[int]]):
         """A sampler of `count` pairs an epoch.
 
         Args:
-            order: Gives the first batch and the (count,) pairs of the present epoch.
+            order: Given the pairs a batch, of all processes: the first batch and the (count,) pairs of the epoch.
             count: How many pairs an epoch has.
             batch_size: Pairs a batch, in each process.
             rank: Number of this process; by default that of `torch.distributed`.
             world: Number of processes.
         """
-        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 2:
+        if isinstance(batch_size, bool) or not isinstance(batch_size, int | np.integer) or batch_size < 2:
             raise ConfigError(f"batch_size is {batch_size!r}; it must be a number from 2 on: a pair needs negatives.")
         several = dist.is_available() and dist.is_initialized()
         self.rank = (dist.get_rank() if several else 0) if rank is None else rank
@@ -47,7 +47,7 @@ class RobustSampler(Sampler[list[int]]):
         if not 0 <= self.rank < self.world:
             raise ConfigError(f"rank is {self.rank}; with world = {self.world} it must be from 0 to {self.world - 1}.")
         self.order, self.count = order, count
-        self.batch_size = min(batch_size, count // self.world)
+        self.batch_size = min(int(batch_size), count // self.world)
         if self.batch_size < 2:
             raise ConfigError(f"There are {count:,} pairs to train with, too few for {self.world} processes.")
 
@@ -56,8 +56,8 @@ class RobustSampler(Sampler[list[int]]):
 
     def __iter__(self) -> Iterator[list[int]]:
         """The batches of the present epoch; after `Robust.load_state_dict` those that are left of it."""
-        first, pairs = self.order()
         size = self.batch_size * self.world
+        first, pairs = self.order(size)
         for number in range(first, len(self)):
             start = number * size + self.rank * self.batch_size
             yield pairs[start : start + self.batch_size].tolist()

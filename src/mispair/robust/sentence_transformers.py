@@ -46,7 +46,10 @@ def batch_sampler(robust: Robust) -> Callable[..., RobustSampler]:
 
     def make(dataset: Any, batch_size: int, **_: Any) -> RobustSampler:
         if len(dataset) != len(robust):
-            raise DataError(f"The training data has {len(dataset):,} pairs, and Robust {len(robust):,} match scores.")
+            raise DataError(
+                f"The data has {len(dataset):,} pairs, and Robust {len(robust):,} match scores; it must be the "
+                "training data. To evaluate, give an `evaluator` in the place of an `eval_dataset`."
+            )
         return robust.sampler(batch_size, rank=0, world=1)  # accelerate shares the batches out
 
     return make

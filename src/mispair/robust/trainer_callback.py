@@ -9,11 +9,12 @@ import torch
 
 from mispair.errors import ConfigError, DataError
 from mispair.robust.robust import Robust
+from mispair.support.extras import import_problem
 
 try:
     from transformers import TrainerCallback
-except ModuleNotFoundError as missing:
-    raise ConfigError(f"This adapter needs {missing.name}; install it: pip install transformers accelerate") from None
+except ImportError as error:
+    raise ConfigError(import_problem(error, "transformers", "pip install transformers accelerate")) from None
 
 
 class RobustCallback(TrainerCallback):

@@ -321,6 +321,19 @@ def test_headline(report: Callable[..., Checker], rsums: dict[str, list[float]],
     assert headline(report, rsums) == expected
 
 
+def test_headline_of_averaged_networks_leaves_single_ones_out(report: Callable[..., Checker]) -> None:
+    rows = (SuiteRow("one", "shapes/plain"), SuiteRow("A", "shapes/repair"), SuiteRow("B", "shapes/ncr"))
+    suite = replace(SHAPES, parts=(replace(SHAPES.parts[0], rows=rows),))
+    records = {cell.name: done(cell, rsum) for cell, rsum in zip(suite.cells(1), (300.0, 200.0, 240.0), strict=True)}
+    first = next(iter(suite.cells(1)))
+    records[first.name] = done(first, test={"network": metrics(300.0)})
+    page = report(records, suite)
+    assert page.heading.replace("\xa0", " ").startswith(
+        "Of averaged networks, B has the highest rSum at 40 % noise (240.0, one seed): 40.0 more than the best of the "
+    )
+    assert "Highest rSum 240.0" in page.words
+
+
 def test_headline_without_a_table_of_results(report: Callable[..., Checker]) -> None:
     suite = Suite("small", "Small", "shapes", (Part("eta", "Eta", "eta", (SuiteRow("REPAIR", "shapes/repair"),)),))
     assert "1 of 1 trainings done." in report(all_done(suite), suite).words

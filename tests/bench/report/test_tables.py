@@ -99,8 +99,8 @@ def cell_text(table: ReportTable, label: str, head: str) -> str:
 
 def bold(table: ReportTable) -> set[str]:
     """The rows with a best result."""
-    assert {table.heads[where] for _, where in table.bold} <= {"rSum"}
-    return {table.rows[number][0] for number, _ in table.bold}
+    assert {table.heads[where] for _, where in table.bold} <= {"rSum", "single"}
+    return {table.rows[number][0] for number, where in table.bold if table.heads[where] == "rSum"}
 
 
 def notes(table: ReportTable) -> str:
@@ -160,10 +160,22 @@ def test_one_seed_has_no_sd() -> None:
 
 
 def test_ties_are_all_the_best() -> None:
-    table, *_ = tables_of({"VSE-inf": [one(480.04)], "NCR": [two(479.96, 1, 1)], "REPAIR": [two(470, 1, 1)]}, seeds=1)
+    results = {"VSE-inf": [two(480.04, 1, 1)], "NCR": [two(479.96, 1, 1)], "REPAIR": [two(470, 1, 1)]}
+    table, *_ = tables_of(results, seeds=1)
     assert bold(table) == {"VSE-inf", "NCR"}
     assert markdown(table).count("**480.0**") == 2
     assert latex(table).count(r"\textbf{480.0}") == 2
+
+
+def test_one_network_is_not_compared_with_averaged_ones() -> None:
+    results = {"VSE-inf": [one(500)], "NCR": [two(490, 470, 472)], "REPAIR": [two(480, 474, 476)]}
+    table, *_ = tables_of(results, seeds=1)
+    assert bold(table) == {"NCR"}
+    assert (0, table.heads.index("single")) in table.bold
+    assert len(table.bold) == 2
+    table, *_ = tables_of({"VSE-inf": [one(500)], "NCR": [one(490)], "REPAIR": []}, seeds=1)
+    assert bold(table) == {"VSE-inf"}
+    assert len(table.bold) == 1
 
 
 def test_tables_for_every_noise_ratio() -> None:

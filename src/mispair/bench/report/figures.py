@@ -300,6 +300,8 @@ def _plot_eta(axes: Axes, level: NoiseLevel, rows: Sequence[ResultRow]) -> bool:
     _mark(axes, eta, f"recipe: eta = {eta:g}")
     axes.set(xlabel="eta (mismatched if w of both networks is below)", ylabel="per cent", xlim=(0, None))
     _widen(axes, LEAST_PERCENT)
+    low, high = axes.get_ylim()
+    axes.set_ylim(max(low, -5), min(high, 105))  # a band of one sd may pass 0 and 100
     return True
 
 

@@ -79,7 +79,8 @@ class Score:
 
 @dataclass(frozen=True)
 class Ranking:
-    """The rows of a part at one noise ratio by their mean rSum, the best first; without the oracle."""
+    """The rows of a part at one noise ratio by their mean rSum, the best first; without the oracle, and without single
+    networks where there are averaged ones."""
 
     level: NoiseLevel
     scores: list[Score]
@@ -91,7 +92,7 @@ class Ranking:
         part = next((part for part in suite.parts if part.kind == "retrieval"), None)
         levels = [] if part is None else noise_levels(suite, part, seeds, records)
         for level in sorted(levels, key=lambda level: -level.noise_ratio):
-            scores = sorted((Score.of(row) for row in level.ranked if row.results), key=lambda score: -score.mean)
+            scores = sorted((Score.of(row) for row in level.compared), key=lambda score: -score.mean)
             if scores:
                 return cls(level, scores, all(len(row.results) == seeds for row in level.ranked))
         return None
@@ -109,6 +110,8 @@ def headline(progress: Progress, ranking: Ranking | None) -> str:
     if not others:
         return f"{best.label}: rSum {best} {ranking.where}."
     second, start = others[0], "" if ranking.is_complete else "So far, "
+    if ranking.level.is_mixed:
+        start += "of averaged networks, " if start else "Of averaged networks, "
     gap = best.mean - second.mean
     if gap < 0.05:
         return f"{start}{best.label} and {second.label} have the same rSum {ranking.where} ({best.mean:.1f})."

@@ -73,6 +73,11 @@ class ResultRow:
         return [result.metrics["rsum"] for result in self.results.values()]
 
     @property
+    def is_averaged(self) -> bool:
+        """Whether its results are those of several networks averaged."""
+        return all(result.networks > 1 for result in self.results.values())
+
+    @property
     def done(self) -> list[Record]:
         return [record for record in self.records.values() if record.status == "done"]
 
@@ -124,6 +129,17 @@ class NoiseLevel:
     @property
     def ranked(self) -> list[ResultRow]:
         return [row for row in self.rows if not row.is_oracle]
+
+    @property
+    def compared(self) -> list[ResultRow]:
+        """The ranked rows whose rSum may be compared: those of averaged networks, or all where there are none."""
+        rows = [row for row in self.ranked if row.results]
+        return [row for row in rows if row.is_averaged] or rows
+
+    @property
+    def is_mixed(self) -> bool:
+        """Whether some rows are of averaged networks and some are not."""
+        return len({row.is_averaged for row in self.ranked if row.results}) > 1
 
     @property
     def has_paper(self) -> bool:

@@ -26,6 +26,8 @@ READING = [
     " similarities where networks is 2 or 3; on folds of 1,000 test images where the part has folds.",
     "sd: sample standard deviation of rSum over the seeds. single: rSum of the networks by themselves; it is not"
     " measured on folds.",
+    "Bold: the highest rSum. Where some rows have one network and some have more, the highest of averaged networks, and"
+    " in the column single the highest of all.",
     "Paired tables: rSum of one row minus that of another, seed by seed: mean, sample standard deviation, and how many"
     " of the differences are positive. Averaged networks are only compared with averaged ones.",
     "Cost: minutes of all epochs without validation; banks of all networks together; 1 MB = 1,000,000 bytes.",
@@ -90,15 +92,22 @@ def _sweep_table(level: NoiseLevel) -> ReportTable:
 
 
 def _with_best(level: NoiseLevel, heads: list[str], rows: list[list[str]]) -> ReportTable:
-    """Marks the highest rSum as it is printed, without the oracle."""
-    column = heads.index("rSum")
+    """Marks the highest results as they are printed, without the oracle: rSum, and where averaged networks stand beside
+    single ones, rSum of averaged networks only, and the column that has single networks of all."""
+    compared = {"rSum": level.compared, **({"single": level.ranked} if level.is_mixed else {})}
+    bold = frozenset(place for head, of in compared.items() for place in _best(level, heads.index(head), of, rows))
+    return ReportTable(level.name, level.title, heads, rows, [*_paper_notes(level), *_missing_notes(level)], bold)
+
+
+def _best(
+    level: NoiseLevel, column: int, compared: Sequence[ResultRow], rows: Sequence[Sequence[str]]
+) -> list[tuple[int, int]]:
     values = {
         number: float(texts[column])
         for number, (row, texts) in enumerate(zip(level.rows, rows, strict=True))
-        if not row.is_oracle and texts[column] not in (MISSING, FAILED)
+        if row in compared and texts[column] not in (MISSING, FAILED)
     }
-    bold = frozenset((number, column) for number, value in values.items() if value == max(values.values()))
-    return ReportTable(level.name, level.title, heads, rows, [*_paper_notes(level), *_missing_notes(level)], bold)
+    return [(number, column) for number, value in values.items() if value == max(values.values())]
 
 
 def _result_texts(row: ResultRow) -> list[str]:

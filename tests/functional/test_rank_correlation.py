@@ -75,7 +75,7 @@ def test_against_a_bank_with_euclidean_distances(monkeypatch: pytest.MonkeyPatch
         for x, y in zip(left.numpy(), right.numpy(), strict=True)
     ]
     assert bank_correlation(left, right, bank_left, bank_right).tolist() == pytest.approx(expected, abs=1e-5)
-    monkeypatch.setattr(rank_correlation_module, "CHUNK_ELEMENTS", 60)  # two pairs at a time
+    monkeypatch.setattr(rank_correlation_module, "CPU_ELEMENTS", 60)  # two pairs at a time
     assert bank_correlation(left, right, bank_left, bank_right).tolist() == pytest.approx(expected, abs=1e-5)
     assert bank_correlation(left[:0], right[:0], bank_left, bank_right).shape == (0,)
     assert bank_correlation(left, right, bank_left[:1], bank_right[:1]).tolist() == [0.0] * 9  # one entry says nothing

@@ -287,6 +287,25 @@ def test_nearest_is_the_same_in_small_blocks(monkeypatch: pytest.MonkeyPatch) ->
     np.testing.assert_array_equal(np.sort(nearest(vectors, 10)), whole)
 
 
+def test_of_many_rows_those_of_one_part_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
+    vectors = np.random.default_rng(0).normal(size=(200, 2)).astype(np.float32)
+    whole = nearest(vectors, 3)
+    compared: list[int] = []
+    compare = noise._nearest
+
+    def comparing(unit: FloatArray, k: int) -> IntArray:
+        compared.append(len(unit))
+        return compare(unit, k)
+
+    monkeypatch.setattr(noise, "_nearest", comparing)
+    monkeypatch.setattr(noise, "_COMPARED", 60)
+    found = nearest(vectors, 3)
+    assert compared == [50] * 4
+    assert (found != np.arange(200)[:, None]).all()
+    alike = [len(set(a) & set(b)) for a, b in zip(found.tolist(), whole.tolist(), strict=True)]
+    assert np.mean(alike) > 2.5  # all but those beside a cut
+
+
 @settings(deadline=None, max_examples=60)
 @given(images, per_image, ratios, seeds, st.booleans())
 def test_near_noise_exchanges_neighbours(n: int, im_div: int, ratio: float, seed: int, regions: bool) -> None:

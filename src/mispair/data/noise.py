@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
@@ -31,6 +32,7 @@ GROUP_ITEMS = 20  # left items per group in `group`, about
 
 _COUPLES = 5  # least number of pairs of groups, so that a ratio is met to 20 % even in a tiny set
 _TOLERANCE = 0.02  # of the ratio: shuffling leaves a few pairs matched by chance
+_COMPARED = 1 << 15  # left items that are compared with each other, so that time does not grow with their square
 _BLOCK = 1 << 22  # similarities held at once
 _ITERATIONS = 50  # of the power iteration: the order along the direction need not be exact
 
@@ -196,6 +198,9 @@ def neighbour_groups(features: FloatArray, *, groups: IntArray | None = None) ->
 def nearest(vectors: FloatArray, k: int) -> IntArray:
     """The k other rows of highest cosine to each row after centring, in no order.
 
+    More than 32,768 rows are halved across their first principal direction, and so on; each is compared with those of
+    its part.
+
     Returns:
         Row numbers (N, k), at most (N, N - 1).
 
@@ -205,8 +210,15 @@ def nearest(vectors: FloatArray, k: int) -> IntArray:
     unit = _centred(vectors)
     lengths = np.linalg.norm(unit, axis=1, keepdims=True)
     unit /= np.where(lengths, lengths, 1)
+    found = np.empty((len(unit), min(k, len(unit) - 1)), dtype=np.int64)
+    for part in _halves(unit, np.arange(len(unit))):
+        found[part] = part[_nearest(unit[part], found.shape[1])]
+    return found
+
+
+def _nearest(unit: npt.NDArray[np.float32], k: int) -> IntArray:
+    """The k other rows of highest cosine to each unit vector, by comparing all."""
     n = len(unit)
-    k = min(k, n - 1)
     found = np.empty((n, k), dtype=np.int64)
     step = max(1, _BLOCK // n)
     for start in range(0, n, step) if k else ():
@@ -215,6 +227,16 @@ def nearest(vectors: FloatArray, k: int) -> IntArray:
         cosines[rows, start + rows] = -np.inf
         found[start : start + step] = np.argpartition(cosines, n - k, axis=1)[:, n - k :]
     return found
+
+
+def _halves(unit: npt.NDArray[np.float32], rows: IntArray) -> Iterator[IntArray]:
+    """Cuts rows into parts of similar ones that are small enough to be compared."""
+    if len(rows) <= _COMPARED:
+        yield rows
+        return
+    order = rows[np.argsort(_first_direction(unit[rows]), kind="stable")]
+    for half in np.array_split(order, 2):
+        yield from _halves(unit, np.sort(half))
 
 
 def mismatch(link: IntArray, truth: IntArray, groups: IntArray | None = None) -> float:

@@ -203,7 +203,7 @@ class Config:
     data: Name = "shapes"
     """Folder of the data set, or the word "shapes" for the built-in one."""
     method: Name = "plain"
-    """How to train: see docs/methods.md."""
+    """How to train: `mispair methods` lists the methods."""
     model: Literal["vse", "sgr", "saf", "scan", "two-tower"] = "vse"
     """vse: one vector a side (VSE-inf); sgr, saf: similarity graph or filter; scan: attention; two-tower: vectors."""
     seed: Seed = 0

@@ -489,6 +489,32 @@ def test_completion_names_commands_and_options(capsys: pytest.CaptureFixture[str
     assert {"--grid", "--embed-size", "--noise-ratio", "--images"} <= set(train.replace('"', " ").split())
 
 
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+def test_bash_completes_commands_options_and_leaves_values_to_files(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["completion", "bash"]) == 0
+    script = capsys.readouterr().out
+
+    def completed(*words: str) -> list[str]:
+        ask = f"{script}\nCOMP_WORDS=(mispair \"$@\"); COMP_CWORD=$#; _mispair; echo \"${{COMPREPLY[@]}}\""
+        ended = subprocess.run(["bash", "-c", ask, "bash", *words], capture_output=True, text=True, check=True)
+        return ended.stdout.split()
+
+    assert completed("tr") == ["train"]
+    assert completed("data", "m") == ["make"]
+    assert completed("data", "make", "--tr") == ["--train"]
+    assert "--method" in completed("train", "")
+    assert completed("train", "--data", "") == []
+    assert completed("train", "--data", "x", "--me") == ["--meta-lr", "--meta-share", "--method"]
+
+
+def test_the_list_of_commands_stands_in_two_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
+    assert len(lines) == len(COMMANDS)
+    starts = {len(line) - len(line[2:].partition("  ")[2].lstrip()) for line in lines}
+    assert len(starts) == 1
+
+
 def test_an_error_about_a_hostile_name_is_shown_harmless(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["data", "check", "a\x1b[2Jb\u202e"]) == 2
     assert "mispair: a\ufffd[2Jb\ufffd: no such folder" in capsys.readouterr().err

@@ -62,6 +62,7 @@ def completion_script(shell: str, options: Mapping[str, Sequence[str]]) -> str:
         f'  if [ "$COMP_CWORD" -eq 1 ]; then words="{" ".join(first)}"; else case "$command" in',
         *cases,
         "  esac; fi",
+        '  case "${COMP_WORDS[COMP_CWORD-1]} $current" in "--"*" ") words="" ;; esac  # a value: mostly a file',
         '  COMPREPLY=($(compgen -W "$words" -- "$current"))',
         "}",
         "complete -o default -F _mispair mispair",

@@ -225,7 +225,8 @@ def _with_plain_help(command: Callable[..., int]) -> Callable[..., int]:
 
 def _help(group: str = "") -> str:
     chosen = {name: call for name, call in COMMANDS.items() if name.startswith(group)}
-    lines = [f"  {name:<12} {(call.__doc__ or '').splitlines()[0]}" for name, call in chosen.items()]
+    width = max(map(len, chosen)) + 1
+    lines = [f"  {name:<{width}} {(call.__doc__ or '').splitlines()[0]}" for name, call in chosen.items()]
     head = f"mispair {__version__}: finds, mends and survives mismatched pairs.\n\nUsage: mispair COMMAND [OPTIONS]\n\n"
     return head + "\n".join(lines) + "\n\n`mispair COMMAND --help` explains a command."
 

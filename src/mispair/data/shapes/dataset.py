@@ -110,9 +110,11 @@ def cached(*, seed: int = 0, train: int = TRAIN, dev: int = DEV, test: int = TES
         return folder
     try:
         return make(folder, seed=seed, train=train, dev=dev, test=test)
-    except DataError:
+    except DataError as error:
         if _is_made(folder):  # another process was faster
             return folder
+        if isinstance(error.__cause__, OSError):
+            raise DataError(f"{error} To keep it elsewhere, set MISPAIR_CACHE to a folder that can be written.") from None
         raise
 
 

@@ -495,7 +495,7 @@ def test_bash_completes_commands_options_and_leaves_values_to_files(capsys: pyte
     script = capsys.readouterr().out
 
     def completed(*words: str) -> list[str]:
-        ask = f"{script}\nCOMP_WORDS=(mispair \"$@\"); COMP_CWORD=$#; _mispair; echo \"${{COMPREPLY[@]}}\""
+        ask = f'{script}\nCOMP_WORDS=(mispair "$@"); COMP_CWORD=$#; _mispair; echo "${{COMPREPLY[@]}}"'
         ended = subprocess.run(["bash", "-c", ask, "bash", *words], capture_output=True, text=True, check=True)
         return ended.stdout.split()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -24,6 +25,8 @@ from mispair.data.pairs import Pairs
 from mispair.errors import StoppedError
 from mispair.methods.base import StepPlan
 from mispair.models.layers import BatchNorm, Dropout
+from mispair.robust.pytorch import RobustLoss
+from mispair.robust.robust import Robust
 from mispair.training import checkpoint
 from mispair.training import trainer as trainer_module
 from mispair.training.events import StepEvent
@@ -266,3 +269,20 @@ def fail(ranks: Ranks, folder: Path, how: str) -> None:
 
     with patch.object(Trainer, "_step", failing):
         fit(tiny_pairs(12), out=folder, **SMALL, batch_size=10, epochs=2)
+
+
+def robust_gradients(ranks: Ranks) -> tuple[float, np.ndarray]:
+    """The loss of `RobustLoss` and the gradients of two towers, as the mean over the ranks that DDP makes of them."""
+    scores = np.linspace(0.4, 1, 12)
+    left, right = torch.randn(2, 12, 5, generator=torch.Generator().manual_seed(0))
+    towers = torch.randn(2, 5, 3, generator=torch.Generator().manual_seed(1)).requires_grad_()
+    own = torch.arange(12).chunk(ranks.size)[ranks.rank]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        loss = RobustLoss(Robust(scores, left_items=np.arange(12) // 2))(
+            left[own] @ towers[0], right[own] @ towers[1], own
+        )
+        loss.backward()
+    assert towers.grad is not None
+    ranks.world.add_up([towers.grad])
+    return loss.item(), (towers.grad / ranks.size).numpy()

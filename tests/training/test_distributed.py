@@ -8,17 +8,18 @@ from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 from torch import distributed
 
-from mispair.compute.distributed import _message, connect
+from mispair.compute.distributed import Ranks, _message, connect
 from mispair.config import Config, override
 from mispair.errors import ConfigError, MispairError, RankLostError
 from mispair.methods.plain import Plain
 from mispair.training.trainer import check_ranks
 from on_ranks import KILLED, alone, on_ranks
-from rank_work import fail, first_losses, gradients, layers, local_gradients, newest, traffic, train
+from rank_work import fail, first_losses, gradients, layers, local_gradients, newest, robust_gradients, traffic, train
 
 pytestmark = pytest.mark.skipif(
     not (distributed.is_available() and distributed.is_gloo_available()), reason="this torch has no gloo"
@@ -176,3 +177,10 @@ def test_what_several_ranks_cannot_train_is_refused() -> None:
         check_ranks(override(Config(), {"method": "mscn", "local_negatives": True}), several)
     with patch.object(Plain, "teams", 0), pytest.raises(ConfigError, match="plain is a method for one process"):
         check_ranks(Config(), several)
+
+
+def test_the_loss_of_own_encoders_is_that_of_all_ranks() -> None:
+    expected = robust_gradients(Ranks())
+    for found in on_ranks(2, robust_gradients):
+        assert found[0] == pytest.approx(expected[0], rel=1e-5)
+        np.testing.assert_allclose(found[1], expected[1], atol=1e-5)

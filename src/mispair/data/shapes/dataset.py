@@ -114,7 +114,9 @@ def cached(*, seed: int = 0, train: int = TRAIN, dev: int = DEV, test: int = TES
         if _is_made(folder):  # another process was faster
             return folder
         if isinstance(error.__cause__, OSError):
-            raise DataError(f"{error} To keep it elsewhere, set MISPAIR_CACHE to a folder that can be written.") from None
+            raise DataError(
+                f"{error} To keep it elsewhere, set MISPAIR_CACHE to a folder that can be written."
+            ) from None
         raise
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from itertools import islice
 from typing import Any
 
@@ -204,6 +205,20 @@ def test_resumed_in_the_middle_of_an_epoch_it_is_the_same(method: Any) -> None:
     assert torch.equal(resumed, model)
     assert np.array_equal(second.weights, whole.weights)
     assert second.epoch == whole.epoch
+
+
+def test_an_epoch_that_was_not_ended_is_noticed() -> None:
+    robust = Robust(np.ones(8))
+    for batch in robust.sampler(4):
+        robust.loss(torch.zeros(4, 4), batch)
+    with pytest.warns(UserWarning, match="end_epoch has not been called"):
+        list(robust.sampler(4))
+    robust.load_state_dict(robust.state_dict())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert list(robust.sampler(4)) == []  # saved after the last step of an epoch
+        robust.end_epoch()
+        assert len(list(robust.sampler(4))) == 2
 
 
 @pytest.mark.parametrize("method", ["weights", "mend"])

@@ -11,6 +11,7 @@ Three methods, for one network:
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
@@ -222,6 +223,12 @@ class Robust:
             raise ConfigError(
                 f"The checkpoint is of the middle of an epoch with {self._batch:,} pairs a batch, not {batch:,}; "
                 "give the sampler the same size (that of a process, times processes), or call end_epoch first."
+            )
+        if not self._position and self.step >= self.sampled // batch:
+            warnings.warn(
+                "Robust: an epoch has been trained and end_epoch has not been called, so its batches come again in the "
+                "same order.",
+                stacklevel=3,
             )
         self._batch = batch
         position, self._position = self._position, 0

@@ -122,17 +122,14 @@ def test_matrices_are_averaged_before_ranking() -> None:
     assert evaluate([a, b], pairs, folds=3).folds == expected
 
 
-@pytest.mark.parametrize("folds", [1, 3])
-@pytest.mark.parametrize("names", [[name] for name in SETS] + [["two-tower", "two-tower"], ["sgr", "vse", "sgr"]])
-def test_blocks_of_rows_give_the_result_of_whole_matrices(
-    names: list[str], folds: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("names", [["vse of texts"], ["two-tower", "two-tower"], ["sgr", "vse", "sgr"]])
+def test_blocks_of_rows_give_the_result_of_whole_matrices(names: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     made = [make(name, seed) for seed, name in enumerate(names)]
     networks, pairs = [network for network, _ in made], replace(made[0][1], groups=np.array([0, 1, 2, 2, 3, 4, 5]))
     matrices = similarities(networks, SideLoader(pairs.left, CPU), SideLoader(pairs.right, CPU))
-    expected = evaluate(matrices, pairs, folds, average(networks, matrices))
+    expected = evaluate(matrices, pairs, 3, average(networks, matrices))
     monkeypatch.setattr(metrics, "CHUNK_ELEMENTS", 2 * len(pairs.right))  # so that the seven rows are four blocks
-    assert evaluate_in_blocks(networks, pairs, CPU, folds) == expected
+    assert evaluate_in_blocks(networks, pairs, CPU, 3) == expected
     assert len(expected.networks) == len(names)
 
 

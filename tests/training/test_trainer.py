@@ -365,18 +365,19 @@ class Flat(Method):
         return StepResult(0 * S.sum(), S)
 
 
-@pytest.mark.parametrize("hardens", [True, False])
-def test_a_collapse_is_named_and_the_last_good_state_kept(
-    hardens: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_collapse_is_named_and_the_last_good_state_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(methods.METHODS, "flat", Flat)
-    monkeypatch.setattr(Flat, "ignores", () if hardens else Mend.ignores)
     settings = config(method="flat", model="sgr", epochs=20)
     with Run(tmp_path / "run", settings) as run:
         trainer = Trainer(settings, tiny_pairs(16), None, run)
-        with pytest.raises(CollapseError, match=r"collapsed .* lower --lr .* last good state") as stop:
+        with pytest.raises(
+            CollapseError, match=r"collapsed .* --negatives-end .* lower --lr .* last good state"
+        ) as stop:
             trainer.fit()
-    assert ("--negatives-end" in str(stop.value)) == hardens  # no advice that has no effect
+        monkeypatch.setattr(Flat, "ignores", Mend.ignores)
+        with pytest.raises(CollapseError, match="lower --lr") as other:
+            trainer._refuse_collapse()
+    assert "--negatives-end" not in str(other.value)  # no advice that has no effect
     kept = checkpoint.find(tmp_path / "run/checkpoints")
     assert str(kept[0]) in str(stop.value)
     healthy = [event["spread"] for event in events(tmp_path / "run", "steps")]

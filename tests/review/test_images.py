@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 import tarfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -70,7 +71,9 @@ def test_images_inside_parquet_files_need_no_names(tmp_path: Path, opened: list[
 
 
 @pytest.mark.parametrize("kind", ["table", "embeddings", "gone"])
-def test_a_missing_image_does_not_open_what_holds_none(kind: str, tmp_path: Path, opened: list[Path]) -> None:
+def test_a_missing_image_does_not_open_what_holds_none(
+    kind: str, tmp_path: Path, opened: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
     source = tmp_path / "data"
     if kind == "table":
         source = tmp_path / "photos.csv"
@@ -80,6 +83,7 @@ def test_a_missing_image_does_not_open_what_holds_none(kind: str, tmp_path: Path
         (source / "metadata").mkdir(parents=True)
         for name in ("img_emb_0.npy", "metadata/metadata_0.parquet"):
             (source / name).touch()
+    monkeypatch.setitem(sys.modules, "mispair.auditing.folder", None)  # whose imports take a second
     found = AuditedImages(audit_of(source, tmp_path))
     assert found.read(0, "a.jpg") is None
     assert not found.has(0, "")

@@ -80,7 +80,7 @@ class Method(ABC):
         repeatable: Whether a GPU may record a step and repeat it with other inputs: if `loss` does the same operations
             at every step, touches nothing but its inputs and the network, and reads nothing back from the device.
         uses_truth: Whether the method trains by the truth of the pairs. A run then refuses to go on with another one.
-        groups: Names of the groups of settings that are its own, as in `Config`; None if it may read all of them.
+        setting_groups: Names of the groups of settings that are its own, as in `Config`; None if it may read all.
         ignores: Names of other settings that have no effect on it.
         teams: Into how many teams several processes may be divided: with 1 all ranks share each step of each network;
             with 2 a team may train the first network while another one trains the second, which in an epoch must not
@@ -93,7 +93,7 @@ class Method(ABC):
     audits: bool = False
     repeatable: bool = True
     uses_truth: bool = False
-    groups: tuple[str, ...] | None = None
+    setting_groups: tuple[str, ...] | None = None
     ignores: tuple[str, ...] = ()
     teams: int = 0
 

@@ -47,7 +47,7 @@ class BiCro(CoTeaching):
         clean: The pairs that train each network in this epoch.
     """
 
-    groups = ("coteaching", "bicro")
+    setting_groups = ("coteaching", "bicro")
 
     def __init__(self, config: Config, nets: list[Network], loader: PairLoader) -> None:
         super().__init__(config, nets, loader)

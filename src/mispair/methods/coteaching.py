@@ -28,7 +28,7 @@ class CoTeaching(Method):
     """
 
     networks = 2
-    groups: tuple[str, ...] | None = ("coteaching",)
+    setting_groups: tuple[str, ...] | None = ("coteaching",)
     teams = 1
 
     def __init__(self, config: Config, nets: list[Network], loader: PairLoader) -> None:

@@ -42,7 +42,7 @@ class Decl(Method):
         warmups: Warm-up epochs begun.
     """
 
-    groups = ("decl",)
+    setting_groups = ("decl",)
     ignores = ("negatives_start", "negatives_end", "hardening_steps", "as_published")
     teams = 1
 

@@ -59,7 +59,7 @@ class Mend(Method):
 
     networks = 3
     audits = True
-    groups = ("mend",)
+    setting_groups = ("mend",)
     ignores = ("margin", "negatives_start", "negatives_end", "hardening_steps", "lr_decay_epochs", "as_published")
     teams = 1
 

@@ -96,7 +96,7 @@ class Mscn(Method):
     networks = 2
     repeatable = False
     uses_truth = True
-    groups = ("coteaching", "mscn")
+    setting_groups = ("coteaching", "mscn")
     ignores = ("split_losses", "split_memory", "noisy_start", "margin_base")
     teams = 1
 

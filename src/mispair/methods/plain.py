@@ -9,7 +9,7 @@ from mispair.methods.base import Method, StepInputs, StepResult, similarity
 class Plain(Method):
     """Triplet loss on the hardest negatives of the batch, hardened gradually."""
 
-    groups = ()
+    setting_groups = ()
     ignores = ("as_published",)
     teams = 1
 

@@ -69,7 +69,7 @@ class Repair(CoTeaching):
         partner_labels: (2, 2, N) y* of these new pairs.
     """
 
-    groups = ("coteaching", "repair")
+    setting_groups = ("coteaching", "repair")
     ignores = ("as_published",)
     teams = 2
 

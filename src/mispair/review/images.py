@@ -83,11 +83,11 @@ class AuditedImages:
     @cached_property
     def _opened(self) -> RawPairs | None:
         """The data set itself, where its images are inside its files. Only such are opened: a large one takes long."""
-        from mispair.auditing.folder import read_input
-
         try:
             if self._source is None or not _holds_archives(self._source):
                 return None
+            from mispair.auditing.folder import read_input  # takes a second, and most data sets do without it
+
             pairs = read_input(self._audit).open_raw()
         except (MispairError, OSError):  # the data is not there any more
             return None

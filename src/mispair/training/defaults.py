@@ -71,11 +71,11 @@ def check_method(config: Config, given: Collection[str]) -> None:
 def note_unused(config: Config, given: Collection[str]) -> None:
     """Notes the settings that were given and have no effect on this method with these models."""
     method = methods.select(config)
-    if method.groups is None or set(KEYS) <= set(given):  # a recipe serves several methods
+    if method.setting_groups is None or set(KEYS) <= set(given):  # a recipe serves several methods
         return
     models = {own.model for own in method.network_configs(method.adapted(config))}
     others = {name for name, readers in OF_MODELS.items() if not readers & models}
-    others |= {name for name in GROUPS if name not in OF_MODELS and name not in method.groups}
+    others |= {name for name in GROUPS if name not in OF_MODELS and name not in method.setting_groups}
     others |= set(method.ignores)
     unused = [key for key in KEYS if key in given and others & {key, GROUP_OF.get(key)}]
     if unused:

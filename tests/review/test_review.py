@@ -28,7 +28,9 @@ KEEP = Decision("", Verdict.KEEP, session="s")
 
 @pytest.fixture
 def review(tmp_path: Path) -> Review:
-    return Review(write_audit(tmp_path / "audit"))
+    review = Review(write_audit(tmp_path / "audit"))
+    review.decisions.setting("seed", "0")  # of the draw, else another one each time: one interval in twenty may be off
+    return review
 
 
 filters = st.builds(

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from mispair.data.pairs import Pairs, Regions, Vectors, fingerprint
+from mispair.data.pairs import Pairs, Regions, Vectors, fingerprint, with_first_items
 from mispair.errors import DataError
 from small_data import vectors
 
@@ -98,3 +98,11 @@ def test_one_changed_item_is_part_of_the_fingerprint(shape: tuple[int, ...]) -> 
     one, other = (Pairs(side(array), vectors(40), np.arange(40)) for array in (features, changed))
     assert fingerprint(one) != fingerprint(other)
     assert fingerprint(one, items=False) == fingerprint(other, items=False)
+
+
+def test_the_first_items_are_the_first_that_have_a_pair() -> None:
+    link = np.array([9, 7, 9, 8, 7])  # as where one array has the images of all splits
+    cut = with_first_items(Pairs(vectors(12), vectors(5, seed=1), link), 2)
+    assert cut.link.tolist() == [0, 1, 0]
+    assert np.array_equal(cut.left.features, vectors(12).features[7:9])  # type: ignore[union-attr]
+    assert np.array_equal(cut.right.features, vectors(5, seed=1).features[[1, 3, 4]])  # type: ignore[union-attr]

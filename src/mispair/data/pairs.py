@@ -260,8 +260,11 @@ def subset(pairs: Pairs, rows: IntArray) -> Pairs:
 
 
 def with_first_items(pairs: Pairs, most: int) -> Pairs:
-    """Only the pairs of the first `most` left items."""
-    return pairs if len(pairs.left) <= most else subset(pairs, np.flatnonzero(pairs.link < most))
+    """Only the pairs of the first `most` left items that have any; all where there are no more items."""
+    if len(pairs.left) <= most:
+        return pairs
+    last = np.unique(pairs.link)[:most][-1]
+    return subset(pairs, np.flatnonzero(pairs.link <= last))
 
 
 def unflagged(pairs: Pairs) -> Pairs:

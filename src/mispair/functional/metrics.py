@@ -115,7 +115,7 @@ def block_ranks(
     """
     rows, columns, device = len(left_groups), len(right_groups), left_groups.device
     left_ranks = torch.empty(count, rows, dtype=torch.long, device=device)
-    right_best = torch.full((count, columns), -torch.inf, device=device)
+    right_best = [torch.full((columns,), -torch.inf, device=device)] * count  # becomes as precise as its matrix
     right_found = torch.zeros(columns, dtype=torch.bool, device=device)
     nowhere = max(rows, columns, *KS)  # also in a set of fewer than 10 no answer is not a right one
     for block, matrices in blocks():

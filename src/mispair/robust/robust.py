@@ -105,7 +105,7 @@ class Robust:
         for name, count, least in (("negatives", negatives, 1), ("seed", seed, 0)):
             if not isinstance(count, int | np.integer) or count < least:
                 raise ConfigError(f"{name} is {count!r}; it must be a whole number from {least} on.")
-        self.method, self.loss_name, self.seed = method, loss, seed
+        self.method, self.loss_name, self.seed = method, loss, int(seed)  # torch loads no number of numpy
         self.flagged_weight, self.temperature, self.margin, self.negatives = (
             flagged_weight, temperature, margin, negatives,
         )  # fmt: skip

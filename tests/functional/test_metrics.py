@@ -16,8 +16,8 @@ NAN, INF = math.nan, math.inf
 Case = tuple[Tensor, Tensor, Tensor]
 
 
-def part_of(S: Tensor) -> metrics.Part:
-    return lambda rows, columns: S[rows][:, columns]
+def part_of(S: Tensor, left: Tensor, right: Tensor) -> metrics.Part:
+    return lambda rows, columns: retrieval(S[rows][:, columns], left[rows], right[columns])
 
 
 @st.composite
@@ -178,7 +178,7 @@ def test_folds_equal_direct_computation(images: int, folds: int, captions: int, 
         for name, value in part.metrics().items():
             expected[name] = expected.get(name, 0) + value / folds
         start = stop
-    assert fold_retrieval(part_of(S), left, right, folds).metrics() == pytest.approx(expected)
+    assert fold_retrieval(part_of(S, left, right), left, right, folds).metrics() == pytest.approx(expected)
 
 
 def test_folds_take_the_captions_of_their_images_wherever_they_stand() -> None:
@@ -186,8 +186,8 @@ def test_folds_take_the_captions_of_their_images_wherever_they_stand() -> None:
     order = torch.randperm(50)
     S = torch.randn(10, 50)
     S[left[:, None] == right] += 1
-    straight = fold_retrieval(part_of(S), left, right, 5)
-    mixed = fold_retrieval(part_of(S[:, order]), left, right[order], 5)
+    straight = fold_retrieval(part_of(S, left, right), left, right, 5)
+    mixed = fold_retrieval(part_of(S[:, order], left, right[order]), left, right[order], 5)
     assert mixed.metrics() == pytest.approx(straight.metrics())
     direct = [
         retrieval(S[2 * f : 2 * f + 2, 10 * f : 10 * f + 10], left[2 * f : 2 * f + 2], right[10 * f : 10 * f + 10]).rsum

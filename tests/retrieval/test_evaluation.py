@@ -1,4 +1,5 @@
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from mispair.functional.metrics import fold_retrieval, retrieval
 from mispair.models import Network, SideSpec, build
 from mispair.models import inference as inference_module
 from mispair.models.inference import average, encode_side, inference, score, similarities
+from mispair.retrieval import evaluation
 from mispair.retrieval.evaluation import evaluate, evaluate_in_blocks
 from small_data import one_to_one, regions, shake, small_config, tokens, vectors
 
@@ -118,7 +120,9 @@ def test_matrices_are_averaged_before_ranking() -> None:
     assert result.averaged == retrieval((a + b) / 2, *groups)
     assert result.folds is None
     mean = (a + b) / 2
-    expected = fold_retrieval(lambda rows, columns: mean[rows][:, columns], *groups, 3)
+    expected = fold_retrieval(
+        lambda rows, columns: retrieval(mean[rows][:, columns], groups[0][rows], groups[1][columns]), *groups, 3
+    )
     assert evaluate([a, b], pairs, folds=3).folds == expected
 
 
@@ -127,10 +131,20 @@ def test_blocks_of_rows_give_the_result_of_whole_matrices(names: list[str], monk
     made = [make(name, seed) for seed, name in enumerate(names)]
     networks, pairs = [network for network, _ in made], replace(made[0][1], groups=np.array([0, 1, 2, 2, 3, 4, 5]))
     matrices = similarities(networks, SideLoader(pairs.left, CPU), SideLoader(pairs.right, CPU))
-    expected = evaluate(matrices, pairs, 3, average(networks, matrices))
-    monkeypatch.setattr(metrics, "CHUNK_ELEMENTS", 2 * len(pairs.right))  # so that the seven rows are four blocks
-    assert evaluate_in_blocks(networks, pairs, CPU, 3) == expected
+    expected = evaluate(matrices, pairs, 2, average(networks, matrices))
+    most = 2 * len(pairs.right)  # so that the seven rows are four blocks
+    held: list[int] = []
+
+    def counted(*args: Any) -> torch.Tensor:
+        S = score(*args)
+        held.append(S.numel())
+        return S
+
+    monkeypatch.setattr(metrics, "CHUNK_ELEMENTS", most)
+    monkeypatch.setattr(evaluation, "score", counted)
+    assert evaluate_in_blocks(networks, pairs, CPU, 2) == expected
     assert len(expected.networks) == len(names)
+    assert max(held) <= most  # in the folds, too
 
 
 def test_truth_and_groups_decide_what_is_right() -> None:

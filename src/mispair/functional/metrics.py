@@ -19,7 +19,6 @@ from mispair.errors import ConfigError
 KS = (1, 5, 10)
 CHUNK_ELEMENTS = 1 << 26  # elements of S compared at a time
 Blocks = Callable[[], Iterable[tuple[slice, Sequence[Tensor]]]]
-Part = Callable[[Tensor, Tensor], Tensor]  # similarities of these rows and columns
 
 
 @dataclass(frozen=True)
@@ -53,6 +52,9 @@ class Retrieval:
         return {**flat, "rsum": self.rsum}
 
 
+Part = Callable[[Tensor, Tensor], Retrieval]  # of these rows and columns only
+
+
 def retrieval(S: Tensor, left_groups: Tensor, right_groups: Tensor) -> Retrieval:
     """Metrics of a similarity matrix whose items match exactly when they are of one group.
 
@@ -81,7 +83,7 @@ def fold_retrieval(part: Part, left_groups: Tensor, right_groups: Tensor, folds:
     results = []
     for rows in torch.arange(len(left_groups), device=left_groups.device).tensor_split(folds):
         columns = torch.isin(right_groups, left_groups[rows]).nonzero().squeeze(1)
-        results.append(retrieval(part(rows, columns), left_groups[rows], right_groups[columns]))
+        results.append(part(rows, columns))
     return Retrieval(
         _mean([result.left_to_right for result in results]), _mean([result.right_to_left for result in results])
     )

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from mispair.data.batches import SideLoader
-from mispair.data.pairs import IntArray, Pairs, select
+from mispair.data.pairs import IntArray, Pairs, Side, select
 from mispair.errors import ConfigError
 from mispair.functional.metrics import Retrieval, block_ranks, fold_retrieval, of_ranks, retrieval, row_blocks
 from mispair.models import Network
-from mispair.models.inference import EncodedSide, average, encode_side, score
+from mispair.models.inference import average, encode_side, score
 
 
 @dataclass(frozen=True)
@@ -61,35 +61,47 @@ def evaluate(matrices: Sequence[Tensor], pairs: Pairs, folds: int = 1, mean: Ten
         mean: (l, r) of all networks together; by default the mean of the matrices.
     """
     S = torch.stack(list(matrices)).mean(dim=0) if mean is None else mean
-    groups = _groups(pairs, S.device)
-    sliced = None if folds == 1 else fold_retrieval(lambda rows, columns: S[rows][:, columns], *groups, folds)
-    return Evaluation([retrieval(each, *groups) for each in matrices], retrieval(S, *groups), sliced)
+    left, right = _groups(pairs, S.device)
+
+    def part(rows: Tensor, columns: Tensor) -> Retrieval:
+        return retrieval(S[rows][:, columns], left[rows], right[columns])
+
+    sliced = None if folds == 1 else fold_retrieval(part, left, right, folds)
+    return Evaluation([retrieval(each, left, right) for each in matrices], retrieval(S, left, right), sliced)
 
 
 def evaluate_in_blocks(networks: Sequence[Network], pairs: Pairs, device: torch.device, folds: int = 1) -> Evaluation:
     """As `evaluate`, for similarities that would take too much memory: some rows at a time, each computed twice."""
-    groups, right = _groups(pairs, device), SideLoader(pairs.right, device)
-    encoded = [encode_side(network, right, left=False) for network in networks]
+    left, right = _groups(pairs, device)
 
-    def scores(rows: IntArray, rights: Sequence[EncodedSide]) -> list[Tensor]:
-        left = SideLoader(select(pairs.left, rows), device)
-        sides = [encode_side(network, left, left=True) for network in networks]
-        return [score(network, *both) for network, *both in zip(networks, sides, rights, strict=True)]
+    def part(rows: Tensor, columns: Tensor) -> Retrieval:
+        side = select(pairs.right, columns.cpu().numpy())
+        return _in_blocks(networks, pairs.left, rows.cpu().numpy(), side, left[rows], right[columns])[-1]
+
+    found = _in_blocks(networks, pairs.left, np.arange(len(pairs.left)), pairs.right, left, right)
+    sliced = None if folds == 1 else fold_retrieval(part, left, right, folds)
+    return Evaluation(found[: len(networks)], found[-1], sliced)
+
+
+def _in_blocks(
+    networks: Sequence[Network], left: Side, rows: IntArray, right: Side, left_groups: Tensor, right_groups: Tensor
+) -> list[Retrieval]:
+    """Of some left items and all right items, by each network; and last, where there are several, by their average."""
+    device = left_groups.device
+    loader = SideLoader(right, device)
+    encoded = [encode_side(network, loader, left=False) for network in networks]
 
     def blocks() -> Iterator[tuple[slice, list[Tensor]]]:
-        for block in row_blocks(len(pairs.left), len(pairs.right)):
-            matrices = scores(np.arange(block.start, block.stop), encoded)
+        for block in row_blocks(len(rows), len(right)):
+            items = SideLoader(select(left, rows[block]), device)
+            matrices = [
+                score(network, encode_side(network, items, left=True), side)
+                for network, side in zip(networks, encoded, strict=True)
+            ]
             yield block, matrices if len(networks) == 1 else [*matrices, average(networks, matrices)]
 
-    def part(rows: Tensor, columns: Tensor) -> Tensor:
-        own = SideLoader(select(pairs.right, columns.cpu().numpy()), device)
-        rights = [encode_side(network, own, left=False) for network in networks]
-        return average(networks, scores(rows.cpu().numpy(), rights))
-
     count = len(networks) + (len(networks) > 1)
-    found = [of_ranks(both) for both in block_ranks(blocks, count, *groups)]
-    sliced = None if folds == 1 else fold_retrieval(part, *groups, folds)
-    return Evaluation(found[: len(networks)], found[-1], sliced)
+    return [of_ranks(both) for both in block_ranks(blocks, count, left_groups, right_groups)]
 
 
 def _groups(pairs: Pairs, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -339,3 +339,11 @@ def test_in_the_middle_of_an_epoch_batches_keep_their_size() -> None:
     second.load_state_dict(first.state_dict())
     second.end_epoch()
     assert len(list(second.sampler(8))) == 3
+
+
+def test_in_the_middle_of_an_epoch_it_keeps_its_length() -> None:
+    first, second = (Robust(vectors(60), "mend", flagged_share=share) for share in (0.1, 0.2))
+    second.load_state_dict(first.state_dict())  # at the start of one it may change
+    first.loss(torch.zeros(4, 4), next(iter(first.sampler(4))))
+    with pytest.raises(DataError, match=rf"of the middle of an epoch of {first.sampled} pairs, not {second.sampled};"):
+        second.load_state_dict(first.state_dict())

@@ -243,6 +243,7 @@ class Robust:
             "method": self.method,
             "pairs": self._fingerprint(),
             "seed": self.seed,
+            "sampled": self.sampled,
             "batch": self._batch,
             "epoch": self.epoch,
             "step": self.step,
@@ -259,7 +260,8 @@ class Robust:
                 itself needs False.
 
         Raises:
-            DataError: It is of another method, of other pairs or of another seed.
+            DataError: It is of another method, of other pairs, of another seed, or of the middle of a longer or
+                shorter epoch.
         """
         if not isinstance(state, dict) or not {"method", "pairs", "epoch", "step", "weights", "seen"} <= set(state):
             raise DataError("This is not what Robust.state_dict gives; load the entry of the checkpoint that holds it.")
@@ -269,6 +271,11 @@ class Robust:
         if state.get("seed", self.seed) != self.seed:
             raise DataError(
                 f"This checkpoint is of seed {state['seed']}; make Robust with the arguments that it was made with."
+            )
+        if state["step"] and (sampled := state.get("sampled", self.sampled)) != self.sampled:
+            raise DataError(
+                f"This checkpoint is of the middle of an epoch of {sampled:,} pairs, not {self.sampled:,}; make Robust "
+                "with the flagged_share that it was made with."
             )
         self.epoch, self.step, self._batch = int(state["epoch"]), int(state["step"]), state.get("batch")
         self._weights = np.array(state["weights"].cpu().numpy(), dtype=np.float32)

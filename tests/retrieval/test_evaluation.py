@@ -7,6 +7,7 @@ import torch
 
 from mispair.data.batches import SideLoader
 from mispair.data.pairs import Pairs
+from mispair.errors import ConfigError
 from mispair.functional import metrics
 from mispair.functional.metrics import fold_retrieval, retrieval
 from mispair.models import Network, SideSpec, build
@@ -145,6 +146,12 @@ def test_blocks_of_rows_give_the_result_of_whole_matrices(names: list[str], monk
     assert evaluate_in_blocks(networks, pairs, CPU, 2) == expected
     assert len(expected.networks) == len(names)
     assert max(held) <= most  # in the folds, too
+
+
+def test_a_fold_without_captions_is_refused() -> None:
+    pairs = Pairs(vectors(4), vectors(3), link=np.array([0, 1, 1]))
+    with pytest.raises(ConfigError, match="The images 3 to 4 have no captions, so they make no fold; give fewer folds"):
+        evaluate([torch.zeros(4, 3)], pairs, 2)
 
 
 def test_truth_and_groups_decide_what_is_right() -> None:

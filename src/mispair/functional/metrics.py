@@ -83,6 +83,11 @@ def fold_retrieval(part: Part, left_groups: Tensor, right_groups: Tensor, folds:
     results = []
     for rows in torch.arange(len(left_groups), device=left_groups.device).tensor_split(folds):
         columns = torch.isin(right_groups, left_groups[rows]).nonzero().squeeze(1)
+        if not len(columns):
+            first, last = int(rows[0]) + 1, int(rows[-1]) + 1
+            raise ConfigError(
+                f"The images {first:,} to {last:,} have no captions, so they make no fold; give fewer folds."
+            )
         results.append(part(rows, columns))
     return Retrieval(
         _mean([result.left_to_right for result in results]), _mean([result.right_to_left for result in results])

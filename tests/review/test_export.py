@@ -181,30 +181,58 @@ def test_decisions_answer_whether_pairs_match(audited: Path) -> None:
     assert read_answers(audited) == {"a": True, "b": False, "d": False, "e": False}
     assert read_partnered(audited) == (["c", "d"], ["b"])
     changes = compare(audited, audited)
-    assert (changes.answers, changes.flagged, changes.cleared, changes.moved) == (4, 0, 0, 0.0)
+    assert (changes.answers, changes.gone, changes.flagged, changes.cleared, changes.moved) == (0, 4, 0, 0, 0.0)
 
 
 def test_decisions_on_other_pairs_are_refused_before_any_work(
     audited: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     decisions = Decisions(audited / FILE)
-    decisions.add([Decision("8.png#0", Verdict.DROP)])
+    decisions.add([Decision("8.png#0", Verdict.DROP), Decision("9.png#0", Verdict.REPAIR, "left", "10.png#0")])
     decisions.close()
     data = AuditInput(tmp_path / "data/photos.csv", images=tmp_path / "data/photos")
-    check_decided(audited, data)
+    assert not check_decided(audited, data, "")
     content = data.source.read_text() if data.source else ""
     path = tmp_path / "data/photos.csv"
     path.write_text(content.replace("caption 3;", "another;"))  # nobody has decided on it
-    check_decided(audited, data)
-    command = ["audit", str(path), "--images", str(data.images), "--decisions", str(audited)]
+    assert not check_decided(audited, data, "")
+    command = ["audit", str(path), "--images", str(data.images)]
+    ways = ["--decisions", str(audited), "--out", str(tmp_path / "again")], ["--out", str(audited), "--overwrite"]
     for old, new, told in (
         ("caption 8;", "another;", "the caption of '8.png#0' was 'caption 8; of a dog' when it was decided on, and is"),
-        ("11.png", "2.png", "hold other pairs"),
+        ("\n10.png", '\n10.png;"first";shop\n10.png', "the caption of '10.png#0' was 'caption 10; of a dog' when"),
+        ("\n", "\nnew-", "hold other pairs; give the decisions on this data"),
     ):
         path.write_text(content.replace(old, new))
-        assert main([*command, "--out", str(tmp_path / "again")]) == 2
-        assert told in capsys.readouterr().err
+        for row in range(COUNT):
+            Image.new("RGB", (8, 8)).save(tmp_path / f"data/photos/new-{row}.png")
+        for way in ways:
+            assert main([*command, *way]) == 2
+            assert told in capsys.readouterr().err
         assert not (tmp_path / "again").exists()
+        assert (audited / TABLE).exists()
+
+
+def test_decisions_on_pairs_that_are_gone_do_not_count(
+    audited: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    decisions = Decisions(audited / FILE)
+    decisions.add([Decision("8.png#0", Verdict.DROP), Decision("9.png#0", Verdict.REPAIR, "left", "10.png#0")])
+    decisions.close()
+    path = tmp_path / "data/photos.csv"
+    data = AuditInput(path, images=path.parent / "photos")
+    lines = [line for line in path.read_text().splitlines() if not line.startswith(("8.png", "10.png"))]
+    path.write_text("\n".join([lines[0], "0.png;a new one;shop", *lines[1:]]) + "\n")
+    assert check_decided(audited, data, "") == {"8.png#0", "10.png#0"}
+    found = data.open_raw()
+    assert found is not None
+    again = write_audit_of(tmp_path / "again", data, found.ids.to_pylist(), [2])
+    changes = compare(audited, again)
+    assert (changes.answers, changes.gone, changes.flagged, changes.cleared) == (1, 1, 0, 3)
+    assert "1 decisions (1 more are on pairs that are gone)" in changes.sentence()
+    (again / FILE).write_bytes((audited / FILE).read_bytes())
+    assert main(["export", str(again), "--to", str(tmp_path / "out")]) == 2
+    assert "decide on it again in the review" in capsys.readouterr().err
 
 
 def test_the_commands(audited: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

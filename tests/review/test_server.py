@@ -114,6 +114,21 @@ def test_how_many_are_left_is_told(page: TestClient) -> None:
     assert "decided</p>" not in page.get("/?mode=teach").text
 
 
+def test_decisions_on_pairs_that_are_gone_do_not_count(page: TestClient, review: Review) -> None:
+    review.decisions.add([Decision("gone", Verdict.DROP, mode=Mode.IMPORT)])
+    assert "1 decided, 1 keep; " in decide(page, "/", row="0", verdict="keep")
+
+
+@pytest.mark.parametrize("anew", [True, False])
+def test_nothing_is_decided_on_an_audit_that_was_replaced(page: TestClient, review: Review, anew: bool) -> None:
+    (review.folder / "pairs.parquet").unlink()
+    if anew:
+        write_audit(review.folder, 70)
+    refused = page.post("/decide", data={"row": "0", "verdict": "keep", "address": "/"}, headers=ORIGIN)
+    assert (refused.status_code, "made anew or moved" in refused.text) == (422, True)
+    assert not review.decisions.current
+
+
 SHARED = "right item is shared by 5 pairs that have nothing else in common"
 
 

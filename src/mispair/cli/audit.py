@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -125,13 +125,15 @@ def audit(
     ).fetched()
     if overwrite and url_of(out) is None:
         _check_overwritten(out, data)
+    gone: Collection[str] = ()
     if decisions is not None and merge is None:
         from mispair.review.compare import check_decided
 
-        check_decided(decisions, data)
-    answers = _answers(checked, decisions)
+        gone = check_decided(decisions, data, "audit without --decisions.")
+    answers = _answers(checked, decisions, gone)
     best = None if keep_best is None else share_of(keep_best)
-    partnered = ((), ()) if decisions is None else read_partnered(decisions)
+    lefts, rights = ((), ()) if decisions is None else read_partnered(decisions)
+    partnered = tuple(name for name in lefts if name not in gone), tuple(name for name in rights if name not in gone)
     settings = Settings(
         joint or encoder is not None, answers, device, workers, flag_below, best, by, partnered=partnered
     )  # fmt: skip
@@ -175,9 +177,13 @@ def audit(
 
 
 def _check_overwritten(out: Path, data: AuditInput) -> None:
-    """Refuses to replace an audit of other data on which there are decisions: they would count for the new data."""
+    """Refuses to replace an audit with decisions by one of other pairs: they would count for these.
+
+    Decisions on pairs that are gone count for none; those on pairs that stay go on to count.
+    """
     from mispair.auditing.folder import read_input
     from mispair.auditing.output_files import AUDIT
+    from mispair.review.compare import check_decided
     from mispair.review.decisions import FILE, read_current
     from mispair.support.owned_folder import read_mark
 
@@ -188,13 +194,16 @@ def _check_overwritten(out: Path, data: AuditInput) -> None:
         [None if place is None else Path(place).resolve() for place in (one.source, one.left, one.right)]
         for one in (read_input(out), data)
     )
+    how = (
+        f"choose another --out; or keep what was decided with `mispair review {shlex.quote(str(out))} "
+        f"--export-decisions FILE`, and then delete {out / FILE}."
+    )
     if before != now and (decided := len(read_current(out / FILE))):
         raise DataError(
             f"{out} has {'a decision' if decided == 1 else f'{decided:,} decisions'} on the pairs of "
-            f"{before[0] or before[1]}, which would count for those of {now[0] or now[1]}, too. Choose another --out; "
-            f"or keep what was decided with `mispair review {shlex.quote(str(out))} --export-decisions FILE`, and then "
-            f"delete {out / FILE}."
+            f"{before[0] or before[1]}, which would count for those of {now[0] or now[1]}, too; {how}"
         )
+    check_decided(out, data, how)
 
 
 def _check_sharing(
@@ -251,14 +260,15 @@ def _forecast(data: AuditInput, settings: Settings, json: bool) -> int:
     return 0
 
 
-def _answers(checked: Path | None, decisions: Path | None) -> dict[str, bool] | None:
-    """Whether pairs match, from a CSV and from a review; what a CSV says comes first."""
+def _answers(checked: Path | None, decisions: Path | None, gone: Collection[str]) -> dict[str, bool] | None:
+    """Whether pairs match, from a CSV and from a review without pairs that are gone; what a CSV says comes first."""
     from mispair.auditing.folder import read_checked
     from mispair.review.decisions import read_answers
 
     if checked is None and decisions is None:
         return None
-    reviewed = {} if decisions is None else read_answers(decisions)
+    found = {} if decisions is None else read_answers(decisions)
+    reviewed = {name: matched for name, matched in found.items() if name not in gone}
     return reviewed | ({} if checked is None else read_checked(checked))
 
 

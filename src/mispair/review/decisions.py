@@ -11,7 +11,6 @@ import shutil
 import sqlite3
 import tempfile
 import threading
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -111,7 +110,6 @@ class Decisions:
         self.path = path
         self._lock = threading.RLock()
         self._current: dict[str, Decision] = {}
-        self._counts: Counter[Verdict] = Counter()  # of these
         self._newest = 0  # number of the last row that was read; rows are only ever added
         self._version = -1  # of the file, as SQLite counts what others write
         with self._safely():
@@ -180,11 +178,9 @@ class Decisions:
     def _replace(self, changed: Mapping[str, Decision | None]) -> None:
         """Takes these decisions, or none, for what counts now for these pairs."""
         for name, decision in changed.items():
-            if (before := self._current.pop(name, None)) is not None:
-                self._counts[before.verdict] -= 1
+            self._current.pop(name, None)
             if decision is not None:
                 self._current[name] = decision
-                self._counts[decision.verdict] += 1
 
     def _follow(self) -> None:
         """Reads what another process has added to the file, if it has."""
@@ -199,13 +195,6 @@ class Decisions:
         with self._safely():
             self._follow()
             return dict(self._current)
-
-    @property
-    def counts(self) -> Counter[str]:
-        """How many pairs have each verdict."""
-        with self._safely():
-            self._follow()
-            return Counter({str(verdict): count for verdict, count in self._counts.items() if count})
 
     def since(self, number: int) -> tuple[int, dict[str, Decision | None]]:
         """What counts now for the pairs on which rows were added after row `number`; and the number of the last row."""

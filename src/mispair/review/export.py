@@ -135,14 +135,13 @@ def open_audited(data: AuditInput, table: pyarrow.Table, device: str, console: C
     """
     raw = data.open_raw()
     source = data.open(None, device, console) if raw is None else raw
-    if not all(
-        _equal(table.column(name), column) for name, column in _known(source).items() if name in table.schema.names
-    ):
+    known = {name: column for name, column in known_columns(source).items() if name in table.schema.names}
+    if not all(_equal(table.column(name), column) for name, column in known.items()):
         raise DataError(f"{source.name}: the data is not the one that was audited; audit it again.")
     return source
 
 
-def _known(source: Source | RawLayout) -> dict[str, Any]:
+def known_columns(source: Source | RawLayout) -> dict[str, Any]:
     """Columns of an audit's table by which its pairs are recognised."""
     if isinstance(source, RawLayout):
         return {"id": source.ids, "image": source.image_names, "caption": source.captions}
@@ -221,7 +220,10 @@ def plan(
             rewritten[row] = decision.caption
         if decision.verdict is Verdict.REPAIR:
             if decision.partner not in places:
-                raise DataError(f"The pair {name!r} was re-paired with {decision.partner!r}, which is not there.")
+                raise DataError(
+                    f"The pair {name!r} was re-paired with {decision.partner!r}, which is not there any more; "
+                    "decide on it again in the review."
+                )
             (image_from if decision.replaced == "left" else caption_from)[row] = places[decision.partner]
         rows[row] = ManifestRow(
             name,

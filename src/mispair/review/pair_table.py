@@ -93,6 +93,7 @@ class PairTable:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._opened = _version(folder / TABLE)
         self._table, self._pages = _mapped(folder / TABLE, folder / MAPPED)
         self.score = self._numbers("match_score")
         self._selected: OrderedDict[Filter, Rows] = OrderedDict()
@@ -103,6 +104,11 @@ class PairTable:
 
     def __contains__(self, column: str) -> bool:
         return column in self._table.column_names
+
+    @property
+    def is_outdated(self) -> bool:
+        """Whether another audit has taken the place of this one since, or begun to."""
+        return _version(self.folder / TABLE) != self._opened
 
     def _numbers(self, column: str) -> npt.NDArray[np.float32]:
         import pyarrow
@@ -310,7 +316,11 @@ def _containing(texts: pyarrow.Array, text: str) -> pyarrow.BooleanArray:
 
 
 def _version(path: Path) -> bytes:
-    found = path.stat()
+    """Tells a file from others of its name; empty where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return b""
     return f"{found.st_size} {found.st_mtime_ns}".encode()
 
 

@@ -223,9 +223,14 @@ class Review:
         """Writes the same decision on one or several rows; its id is filled in.
 
         Raises:
-            DataError: There is no such row, a row before it has its id, a new partner is given to several rows, or a
-                new caption to a data set that can take none.
+            DataError: There is no such row, a row before it has its id, a new partner is given to several rows, a new
+                caption to a data set that can take none, or the audit was made anew or moved since.
         """
+        if self.table.is_outdated:
+            raise DataError(
+                f"{self.folder}: the audit was made anew or moved since this page was started; end the server with "
+                "Ctrl-C, and start it again."
+            )
         if not rows or not all(0 <= row < len(self.table) for row in rows):
             raise DataError("No such pair; reload the page.")
         if len(rows) > 1 and decision.verdict in (Verdict.REPAIR, Verdict.REWRITE):
@@ -260,8 +265,10 @@ class Review:
         return [row for row in rows.values() if row >= 0]
 
     def progress(self) -> Counter[str]:
-        """How many pairs have each verdict."""
-        return self.decisions.counts
+        """How many pairs have each verdict; decisions on pairs that the audit does not have any more do not count."""
+        found = self._verdicts()
+        counts = {str(verdict): int(np.count_nonzero(found == place)) for place, verdict in enumerate(VERDICTS)}
+        return Counter({verdict: count for verdict, count in counts.items() if count})
 
     # Choosing for the reviewer
 

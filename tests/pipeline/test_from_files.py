@@ -284,9 +284,11 @@ def test_a_review_is_trained_on(photos: Path, capsys: pytest.CaptureFixture[str]
     capsys.readouterr()
     command = ["train", "audit", "--out", "run", "--epochs", "2", "--device", "cpu", "--json", "--embed-size", "8"]
     assert main([*command, *(["--grid", "2", "--word-size", "8"] if grid else [])]) == 0
-    found_first = json.loads(capsys.readouterr().out)
+    told = capsys.readouterr()
+    found_first = json.loads(told.out)
     assert found_first["averaged"]["rsum"] > 0
     assert found_first["tested_on"] == "photos.csv test"
+    assert f"Left out, because they cannot be read: 1 of {len(names)} pairs; the column status of audit/" in told.err
     assert not (photos / "run/audit").exists()
     found: dict[tuple[str, str], float] = {}
     for split, name in zip(("train", "dev", "test"), ("", "_dev", "_test"), strict=True):

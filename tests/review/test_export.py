@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -27,6 +28,7 @@ from mispair.review.captions import takes_captions
 from mispair.review.compare import check_decided, compare
 from mispair.review.decisions import FILE, Decision, Decisions, Verdict, read_answers, read_current, read_partnered
 from mispair.review.export import export
+from mispair.review.review import Review
 from mispair.review.reviewed import read_review
 
 COUNT = 12
@@ -139,6 +141,9 @@ def test_it_replaces_only_its_own_copies(audited: Path, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="not empty"):
         export(audited, tmp_path / "out", policy="decided")
     export(audited, tmp_path / "out", mend=True, overwrite=True)
+    (tmp_path / "out/photos.csv").write_text("lost")
+    export(audited, tmp_path / "out", mend=True, overwrite=True)
+    assert len(rows(tmp_path / "out")) == 10
     (tmp_path / "out" / "letter.txt").write_text("mine")
     with pytest.raises(DataError, match=r"also holds letter\.txt"):
         export(audited, tmp_path / "out", overwrite=True)
@@ -164,9 +169,45 @@ def test_data_that_has_changed_is_refused(audited: Path, tmp_path: Path) -> None
     with pytest.raises(DataError, match="not the one that was audited"):
         export(audited, tmp_path / "out")
     path.unlink()
-    with pytest.raises(DataError, match="no such file or folder"):
+    with pytest.raises(
+        DataError, match="which was audited, is not there any more; move it back, or audit it where it is"
+    ):
         export(audited, tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_images_that_have_moved_or_are_gone(audited: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    photos, command = tmp_path / "data/photos", ["export", str(audited), "--to", str(tmp_path / "out")]
+    photos.rename(tmp_path / "moved")
+    assert main(command) == 2
+    assert "--images must be the folder" in capsys.readouterr().err
+    assert main([*command, "--images", str(tmp_path / "moved")]) == 0
+    assert len(rows(tmp_path / "out")) == 8
+    (tmp_path / "moved").rename(photos)
+    (photos / "7.png").unlink()
+    assert main([*command, "--overwrite"]) == 2
+    assert "1 of 12 images that were audited are not there any more, such as 7.png" in capsys.readouterr().err
+    with pytest.raises(DataError, match="1 of 12 images"):
+        read_review(audited)
+    assert len(rows(tmp_path / "out")) == 8
+
+
+def test_an_audit_that_was_moved_with_its_data(audited: Path, tmp_path: Path) -> None:
+    before = tmp_path / "project"
+    before.mkdir()
+    for name in ("audit", "data"):
+        (tmp_path / name).rename(before / name)
+    mark = json.loads((before / "audit/audit.json").read_text())
+    assert mark["place"] == str(audited)
+    assert read_input(before / "audit").source == before / "data/photos.csv"
+    export(before / "audit", tmp_path / "out")
+    assert len(rows(tmp_path / "out")) == 8
+    review = Review(before / "audit")
+    assert (review.images_gone, review.image(3)) == (None, (before / "data/photos/3.png").read_bytes())
+    assert review.takes_captions
+    (before / "data").rename(tmp_path / "elsewhere")
+    assert Review(before / "audit").images_gone == tmp_path / "data/photos"
+    assert read_input(before / "audit").source == tmp_path / "data/photos.csv"
 
 
 def test_decisions_answer_whether_pairs_match(audited: Path) -> None:

@@ -7,13 +7,11 @@ import sys
 import tarfile
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pyarrow
 import pyarrow.parquet
 import pytest
 
-from audited import write_audit
 from mispair.auditing import folder as audit_folder
 from mispair.auditing.inputs import AuditInput
 from mispair.review import images
@@ -33,10 +31,10 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     def source(audit: Path) -> Path:
         return Path((audit / "source").read_text(encoding="utf-8"))
 
-    def read_mark(audit: Path, _: Any) -> SimpleNamespace:
+    def read_mark(audit: Path) -> SimpleNamespace:
         return SimpleNamespace(request={"the source": [str(source(audit))]})
 
-    monkeypatch.setattr(images, "read_mark", read_mark)
+    monkeypatch.setattr(images, "read_audit_mark", read_mark)
     monkeypatch.setattr(audit_folder, "read_input", read_input)
     return found
 
@@ -66,8 +64,14 @@ def test_images_inside_parquet_files_need_no_names(tmp_path: Path, opened: list[
     found = AuditedImages(audit_of(source, tmp_path))
     assert [(found.has(row, ""), found.read(row, "")) for row in range(2)] == [(True, b"first"), (True, b"second")]
     assert opened == [source]
-    write_audit(tmp_path / "audit")
-    assert Review(tmp_path / "audit").view(0).suggestions[0].has_image
+    audited = {"id": ["row#0", "row#1"], "caption": ["one", "two"], "image": ["", ""], "status": ["ok"] * 2}
+    table = pyarrow.table({**audited, "match_score": [0.1, 0.2]})
+    pyarrow.parquet.write_table(table, tmp_path / "audit/pairs.parquet")
+    assert Review(tmp_path / "audit").image(1) == b"second"
+    assert Review(tmp_path / "audit").view(1).has_image
+    pyarrow.parquet.write_table(pyarrow.table({"image": [b"second", b"first"], "text": ["two", "one"]}), source)
+    assert Review(tmp_path / "audit").image(1) is None  # not that of another pair
+    assert not Review(tmp_path / "audit").view(1).has_image
 
 
 @pytest.mark.parametrize("kind", ["table", "embeddings", "gone"])

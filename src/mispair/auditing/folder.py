@@ -43,6 +43,7 @@ from mispair.auditing.layouts.copies import (
 )
 from mispair.auditing.layouts.datacomp import uid_subset
 from mispair.auditing.layouts.embeddings import is_array_file
+from mispair.auditing.moved import read_audit_mark
 from mispair.auditing.output_files import (
     AUDIT,
     CSV,
@@ -392,7 +393,7 @@ def read_input(out: Path) -> AuditInput:
     Raises:
         DataError: The folder holds no audit, or one of data in memory.
     """
-    mark = read_mark(out, AUDIT)
+    mark = read_audit_mark(out)
     if mark is None or not mark.finished:
         raise DataError(f"{out}: no finished audit in here; give the folder that `mispair audit --out` has written.")
     data = _input_of(mark, out)

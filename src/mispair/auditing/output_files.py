@@ -16,4 +16,5 @@ AUDIT = FolderKind(
     "audit.json",
     (TABLE, CSV, SUGGESTIONS, SUGGESTIONS_CSV, REPORT, SUMMARY),
     optional=(f"{SHARDS}/*.parquet", SUBSET, *EXPORTS),
+    says_place=True,
 )

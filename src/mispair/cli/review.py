@@ -77,11 +77,18 @@ def review(
     check_free(host, port)
     local = host in LOOPBACK
     token = None if local else secrets.token_urlsafe(16)
-    app = make_app(Review(out, images), names_of(host, port), token, name)
+    opened = Review(out, images)
+    app = make_app(opened, names_of(host, port), token, name)
     address = f"http://{_in_url(host)}:{port}/" + ("" if token is None else f"?token={token}")
     say(f"Review of {out}: {address}\nDecisions are kept in {out / FILE}. Ctrl-C ends the server.", flush=True)
     if host in EVERYWHERE:
         say(f"On other machines write this machine's name or address in the place of {_in_url(host)}.", flush=True)
+    if (gone := opened.images_gone) is not None:
+        say(
+            f"Note: {gone} is not there any more, so images are missing; move it back, or give the folder of the "
+            "images with --images.",
+            flush=True,
+        )
     if open and local and sys.stdout.isatty():
         webbrowser.open(address)
     uvicorn.run(app, host=host, port=port, log_level="warning", server_header=False)
@@ -132,6 +139,7 @@ def export(
     policy: Literal["flagged", "decided"] = "flagged",
     mend: bool = False,
     overwrite: bool = False,
+    images: Path | None = None,
     device: str = "auto",
     json: bool = False,
 ) -> int:
@@ -143,12 +151,15 @@ def export(
         policy: Pairs that nobody has decided on: flagged leaves out the flagged and unreadable ones, decided keeps all.
         mend: Give flagged pairs their better partners where these are sure enough.
         overwrite: Replace an earlier copy in the folder.
+        images: Folder of the images, if they have been moved since the audit.
         device: auto, cpu, cuda, cuda:1, mps.
         json: Print the counts as JSON.
     """
     from mispair.review.export import export as export_set
 
-    done = export_set(out, to, policy=policy, mend=mend, overwrite=overwrite, device=device, console=console())
+    done = export_set(
+        out, to, policy=policy, mend=mend, overwrite=overwrite, images=images, device=device, console=console()
+    )
     if json:
         print_json({"folder": str(done.folder), **done.counts})
     else:

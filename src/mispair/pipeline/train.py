@@ -277,17 +277,18 @@ def _prepare(
             audit_path(data, out / AUDIT_FOLDER, settings, console=console, command="mispair train")
         _write_features(files, data, raw, encoder, config, out, console)
     note_source(out / FEATURES, files.source, request)
-    _note_left_out(out, request["rows"], audits, console)
+    pairs = request["rows"]
+    assert isinstance(pairs, int)
+    _note_left_out(out, pairs, out / AUDIT_FOLDER if audits else None, console)
     if audits:
         _keep_audited_scores(out, console)
 
 
-def _note_left_out(out: Path, pairs: Json, audited: bool, console: Console | None) -> None:
+def _note_left_out(out: Path, pairs: int, audit: Path | None, console: Console | None) -> None:
     """Says how many pairs are in no split, because their image or caption is missing or damaged."""
-    assert isinstance(pairs, int)
     left_out = pairs - sum(map(len, read_rows(out / FEATURES).values()))
     if left_out and console is not None:
-        where = f"the column status of {out / AUDIT_FOLDER / CSV}" if audited else "`mispair audit`"
+        where = "`mispair audit`" if audit is None else f"the column status of {audit / CSV}"
         console.print(
             f"Left out, because they cannot be read: {left_out:,} of {pairs:,} pairs; {where} says why.", soft_wrap=True
         )
@@ -324,6 +325,7 @@ def _prepare_review(
             data = replace(review.data, encoders=files.encoders, cache=files.cache)
             _write_features(files, data, raw, encoder, config, out, console)
     note_source(out / FEATURES, Path(pairs.name), _request(files))
+    _note_left_out(out, len(edits.rows), files.source, console)
     if audits:
         scores = review.match_score[edits.rows]
         _keep_scores(out, {split: scores[rows] for split, rows in read_rows(out / FEATURES).items()})

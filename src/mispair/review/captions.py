@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mispair.auditing.output_files import AUDIT
+from mispair.auditing.moved import read_audit_mark
 from mispair.review.images import audited_source
-from mispair.support.owned_folder import read_mark
 
 
 def takes_captions(audit: Path) -> bool:
@@ -18,7 +17,7 @@ def takes_captions(audit: Path) -> bool:
     Returns:
         True also where it is not known, since the data set is not there any more.
     """
-    mark = read_mark(audit, AUDIT)
+    mark = read_audit_mark(audit)
     if mark is None:
         return True
     if mark.request.get("--left"):

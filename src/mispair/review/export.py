@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -30,6 +31,7 @@ from mispair.auditing.sources.source import Source
 from mispair.errors import DataError
 from mispair.review.decisions import FILE, Decision, Verdict, read_current
 from mispair.support.files import Json, regular, sha256_of
+from mispair.support.formatting import plain
 from mispair.support.owned_folder import check_unchanged
 
 if TYPE_CHECKING:
@@ -59,12 +61,13 @@ def export(
     policy: Policy = "flagged",
     mend: bool = False,
     overwrite: bool = False,
+    images: Path | None = None,
     device: str = "auto",
     console: Console | None = None,
 ) -> Exported:
     """Writes the audited data set as it is after the decisions, with a manifest of what became of each pair.
 
-    If the folder is the answer to the same question already, nothing is written.
+    If the folder is the answer to the same question already, nothing is written, unless it may be replaced.
 
     Args:
         audit: The output of an audit, perhaps with decisions of a review.
@@ -73,15 +76,16 @@ def export(
             `decided` keeps all.
         mend: Give undecided flagged pairs their surest suggested partner, where it is sure enough.
         overwrite: Replace an earlier copy there.
+        images: Folder of the images, if they have been moved since the audit.
         device: Where encoders and networks run, if they are needed to open the data.
         console: Where to show progress.
 
     Raises:
         DataError: The folder holds no audit, its input has changed or is gone, or the copy cannot be written.
     """
-    found = read_reviewed(audit)
+    found = read_reviewed(audit, images)
     request: dict[str, Json] = {**found.request, "policy": policy, "mend": mend}
-    if is_copied(to, request):  # by a run that was killed before it could say so, or long ago
+    if not overwrite and is_copied(to, request):  # by a run that was killed before it could say so, or long ago
         return Exported(to, _counts(to / MANIFEST))
     source = open_audited(found.data, found.table, device, console)
     if isinstance(source, RawLayout):
@@ -110,14 +114,26 @@ class Reviewed:
     request: Mapping[str, Json]
 
 
-def read_reviewed(audit: Path) -> Reviewed:
+def read_reviewed(audit: Path, images: Path | None = None) -> Reviewed:
     """Reads the output of an audit, perhaps with decisions of a review.
+
+    Args:
+        audit: The output of the audit.
+        images: Folder of the images, if they have been moved since.
 
     Raises:
         DataError: The folder holds no audit, or its input is gone.
     """
     data = read_input(audit)
+    data = data if images is None else replace(data, images=images)
     check_unchanged(audit, AUDIT, READ_BACK)
+    for place in (data.source, data.left, data.right, data.ids):
+        if place is not None and str(place) != "shapes" and not place.exists():
+            raise DataError(
+                f"{place}, which was audited, is not there any more; move it back, or audit it where it is now and "
+                f"take the decisions along: mispair review {shlex.quote(str(audit))} --export-decisions FILE, and then "
+                "--import-decisions FILE for the new audit."
+            )
     data.check()
     decisions = read_current(audit / FILE) if (audit / FILE).exists() else {}
     request: dict[str, Json] = {
@@ -138,7 +154,22 @@ def open_audited(data: AuditInput, table: pyarrow.Table, device: str, console: C
     known = {name: column for name, column in known_columns(source).items() if name in table.schema.names}
     if not all(_equal(table.column(name), column) for name, column in known.items()):
         raise DataError(f"{source.name}: the data is not the one that was audited; audit it again.")
+    if isinstance(source, RawLayout):
+        _check_images(source, table)
     return source
+
+
+def _check_images(pairs: RawLayout, table: pyarrow.Table) -> None:
+    """Refuses to go on without images that the audit could read, of which nobody would notice that they are missing."""
+    rows = np.flatnonzero(np.asarray(table.column("match_score").is_valid()))
+    rows = rows if pairs.groups is None else rows[np.unique(pairs.groups[rows], return_index=True)[1]]
+    files = [file for row in rows.tolist() if (file := pairs.image_file(row)) is not None]
+    gone = [file.name for file in files if not file.exists()]
+    if gone:
+        raise DataError(
+            f"{pairs.name}: {len(gone):,} of {len(files):,} images that were audited are not there any more, such as "
+            f"{plain(gone[0])}; put them back, or audit again with --overwrite, which leaves the decisions as they are."
+        )
 
 
 def known_columns(source: Source | RawLayout) -> dict[str, Any]:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mispair.auditing.output_files import AUDIT
+from mispair.auditing.moved import read_audit_mark
 from mispair.auditing.sources.image_files import find_image
 from mispair.errors import DataError, MispairError
 from mispair.support.files import Json, read_regular
-from mispair.support.owned_folder import read_mark
 
 if TYPE_CHECKING:
     from mispair.auditing.sources.raw import RawPairs
@@ -26,20 +25,23 @@ class AuditedImages:
     Args:
         audit: The output of an audit, which knows where its input was.
         images: Folder of the images, if they have been moved since.
+        is_audited: Whether pairs, whose images are inside their files, are those that were audited.
 
     Raises:
         DataError: There is no such folder.
     """
 
-    def __init__(self, audit: Path, images: Path | None = None) -> None:
+    def __init__(
+        self, audit: Path, images: Path | None = None, is_audited: Callable[[RawPairs], bool] = lambda _: True
+    ) -> None:
         if images is not None and not images.is_dir():
             raise DataError(f"{images}: no such folder; --images must be the folder that the image paths start from.")
-        self._audit, self._images = audit, images
+        self._audit, self._images, self._is_audited = audit, images, is_audited
         self._lock = threading.Lock()
 
     @cached_property
     def _request(self) -> Mapping[str, Json]:
-        mark = read_mark(self._audit, AUDIT)
+        mark = read_audit_mark(self._audit)
         return {} if mark is None else mark.request
 
     @cached_property
@@ -91,7 +93,9 @@ class AuditedImages:
             pairs = read_input(self._audit).open_raw()
         except (MispairError, OSError):  # the data is not there any more
             return None
-        return None if pairs is None or pairs.image_file(0) is not None else pairs
+        if pairs is None or pairs.image_file(0) is not None:
+            return None
+        return pairs if self._is_audited(pairs) else None  # else the image of a row would be that of another pair
 
 
 def audited_source(request: Mapping[str, Json]) -> Path | None:

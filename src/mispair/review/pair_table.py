@@ -14,7 +14,7 @@ import os
 import threading
 import unicodedata
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -138,6 +138,20 @@ class PairTable:
         column = self._table.column("id")
         rows = np.flatnonzero(self._truth(compute.is_in(column, _texts(ids).cast(column.type)).chunks))[::-1]
         return dict(zip(self.cells("id", rows), rows.tolist(), strict=True))
+
+    def is_of(self, columns: Mapping[str, pyarrow.Array]) -> bool:
+        """Whether the table has these texts, as far as it has such columns."""
+        import pyarrow
+
+        text = pyarrow.large_string()
+        same = (
+            self._table.column(name).cast(text).equals(pyarrow.chunked_array([texts.cast(text)]))
+            for name, texts in columns.items()
+            if name in self
+        )
+        found = all(same)
+        release_pages(self._pages)
+        return found
 
     @cached_property
     def readable(self) -> Rows:

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,9 @@ from mispair.review.decisions import FILE, Decision, Decisions, Mode, Verdict
 from mispair.review.images import AuditedImages
 from mispair.review.noise_estimate import DRAW, Draw, NoiseEstimate, most_instructive
 from mispair.review.pair_table import SEPARATOR, Filter, PairTable, Rows, Suggestion
+
+if TYPE_CHECKING:
+    from mispair.auditing.sources.raw import RawPairs
 
 State = Literal["any", "undecided", "decided", "keep", "drop", "re-pair", "rewrite", "unsure"]
 PRECISION = 0.015  # half of the interval at which the noise rate is known well enough
@@ -114,7 +117,7 @@ class Review:
 
     def __init__(self, folder: Path, images: Path | None = None) -> None:
         self.folder = folder
-        self._images = AuditedImages(folder, images)
+        self._images = AuditedImages(folder, images, self._is_audited)
         self.table = PairTable(folder)
         self.decisions = Decisions(folder / FILE)
         self._reserved: dict[int, tuple[str, float]] = {}  # drawn pairs: session and time
@@ -167,6 +170,16 @@ class Review:
             SuggestionView(one.replaced, one.row, name, caption, self._images.has(one.row, image), one.score)
             for one, name, caption, image in zip(found, *cells, strict=True)
         )
+
+    @property
+    def images_gone(self) -> Path | None:
+        """The folder of the images, if it is not there any more."""
+        root = self._images.root
+        return None if root is None or root.exists() else root
+
+    def _is_audited(self, pairs: RawPairs) -> bool:
+        """Whether these are the pairs of the audit: the data may have changed since."""
+        return self.table.is_of({"id": pairs.ids, "caption": pairs.captions})
 
     def image(self, row: int) -> bytes | None:
         """The image file of a row; None if there is none, or if it lies outside the folder of the images."""

@@ -134,8 +134,8 @@ def read_review(
     Raises:
         DataError: The folder holds no audit, or its input has changed or is gone.
     """
-    found = read_reviewed(audit)
-    data = found.data if images is None else replace(found.data, images=images)
+    found = read_reviewed(audit, images)
+    data = found.data
     pairs = open_audited(data, found.table, device, console)
     if data.is_run:
         raise DataError(

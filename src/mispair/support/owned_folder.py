@@ -45,6 +45,7 @@ class FolderKind:
             is used for another request.
         option: The command-line option that names the folder.
         optional: Patterns of files that a finished folder may lack.
+        says_place: Whether the mark says where the folder is, as its request names other places.
     """
 
     what: str
@@ -52,6 +53,7 @@ class FolderKind:
     files: Sequence[str]
     option: str = "--out"
     optional: Sequence[str] = ()
+    says_place: bool = False
 
 
 @dataclass(frozen=True)
@@ -63,11 +65,13 @@ class Mark:
             a boolean is reported with both values; of anything else only that it changed.
         finished: Whether all of it was written.
         files: SHA-256 of each file of a finished folder.
+        place: Where the folder was when the mark was written; empty where it does not say so.
     """
 
     request: Mapping[str, Json]
     finished: bool
     files: Mapping[str, str] = field(default_factory=dict)
+    place: str = ""
 
 
 def read_mark(path: Path, kind: FolderKind) -> Mark | None:
@@ -76,7 +80,7 @@ def read_mark(path: Path, kind: FolderKind) -> Mark | None:
     if isinstance(found, dict) and isinstance(request := found.get("request"), dict):
         files = found.get("files")
         hashes = {name: str(value) for name, value in files.items()} if isinstance(files, dict) else {}
-        return Mark(request, found.get("finished") is True, hashes)
+        return Mark(request, found.get("finished") is True, hashes, str(found.get("place") or ""))
     return None
 
 
@@ -228,6 +232,8 @@ class OwnedFolder:
 
     def _write_mark(self, *, finished: bool) -> None:
         content: dict[str, Json] = {"request": dict(self.request), "finished": finished}
+        if self.kind.says_place:
+            content["place"] = str(self.path.resolve())
         if finished:
             content["files"] = {
                 file.relative_to(self.path).as_posix(): sha256_of(file)

@@ -126,6 +126,12 @@ def test_people_come_before_the_audit(audited: Path, tmp_path: Path) -> None:
     assert found["1.png"]["caption"] == "caption 9; of a dog"
     assert found["2.png"]["caption"] == '=new "caption"; here'
     assert found["1.png"]["shop"] == "shop 1"
+    decisions = Decisions(audited / FILE)
+    decisions.add([Decision(ids[9], Verdict.REPAIR, "left", ids[1], reviewer="ana")])  # the caption that pair 1 got
+    decisions.close()
+    assert export(audited, tmp_path / "once", mend=True).counts == {**done.counts, "kept": 7, "repeated": 1}
+    assert [row["photo"] for row in rows(tmp_path / "once")].count("1.png") == 1
+    assert manifest(tmp_path / "once")[ids[9]] == ("repeated", "ana")
     told = manifest(tmp_path / "mended")
     assert [told[name] for name in ids[:4]] == [
         ("kept", "ana"), ("re-paired", "ana"), ("rewritten", "ana"), ("dropped", "audit"),

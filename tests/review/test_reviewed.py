@@ -12,7 +12,7 @@ from mispair.auditing.inputs import AuditInput
 from mispair.auditing.sources.edits import Edits
 from mispair.auditing.sources.source import from_memory
 from mispair.data.pairs import IntArray
-from mispair.review.reviewed import ReviewedPairs, repeats
+from mispair.review.reviewed import ReviewedPairs
 
 COUNT = 8
 rows = st.lists(st.integers(0, COUNT - 1), min_size=COUNT, max_size=COUNT).map(np.array)
@@ -49,7 +49,7 @@ def test_unmatched_rows_have_what_no_pair_has(
 def test_each_pair_is_there_once(
     keep: np.ndarray, image_from: IntArray, caption_from: IntArray, groups: IntArray
 ) -> None:
-    found = repeats(Edits(keep, image_from, caption_from), groups)
+    found = Edits(keep, image_from, caption_from).repeats(groups)
     pairs = list(zip(groups[image_from].tolist(), caption_from.tolist(), strict=True))
     seen = set()
     for row in range(COUNT):
@@ -61,4 +61,4 @@ def test_each_pair_is_there_once(
 def test_new_captions_are_no_repeats() -> None:
     same = np.zeros(COUNT, dtype=np.int64)
     edits = Edits(np.ones(COUNT, dtype=bool), same, same, {3: "one", 4: "another"})
-    assert not repeats(edits, None)[[3, 4]].any()
+    assert not edits.repeats(None)[[3, 4]].any()

@@ -116,7 +116,8 @@ class Audit(Findings):
 
         Those without a partner that is right with a probability of at least `least`, and unreadable ones, are left out.
         """
-        return write_copy(self.source, mended_edits(self.table, self.source, least), out, overwrite)
+        edits = mended_edits(self.table, self.source, least).each_once(self.source.groups)
+        return write_copy(self.source, edits, out, overwrite)
 
     def export(self, tool: Tool, out: str | Path) -> list[Path]:
         """Writes files of all pairs that FiftyOne, Label Studio or Argilla import; see `mispair.auditing.exports`."""

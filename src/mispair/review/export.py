@@ -47,7 +47,7 @@ class Exported:
 
     Attributes:
         folder: Where the data set is.
-        counts: Pairs that were kept, dropped, re-paired and rewritten.
+        counts: Pairs that were kept, dropped, re-paired and rewritten, and that repeat another one.
     """
 
     folder: Path
@@ -192,7 +192,8 @@ class ManifestRow:
 
     Attributes:
         id: The pair.
-        action: kept, dropped, re-paired or rewritten.
+        action: kept, dropped, re-paired, rewritten, or repeated: it has become the same as a pair before it, which is
+            there once.
         by: Who decided: a reviewer, "audit" by the match score, or "nobody".
         match_score: Of the pair as it was; None if it could not be read.
         replaced: The side that was replaced.
@@ -265,7 +266,10 @@ def plan(
             decision.partner,
             decision.time.isoformat(timespec="seconds"),
         )
-    return Edits(keep, image_from, caption_from, rewritten), rows
+    edits = Edits(keep, image_from, caption_from, rewritten)
+    for row in np.flatnonzero(edits.repeats(source.groups)).tolist():
+        rows[row] = replace(rows[row], action="repeated")
+    return edits.each_once(source.groups), rows
 
 
 def first_rows(ids: Sequence[str]) -> dict[str, int]:

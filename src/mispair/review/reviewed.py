@@ -98,23 +98,6 @@ def _with_unused(taken: IntArray, free: Mask, using: Mask, groups: IntArray | No
     return taken
 
 
-def repeats(edits: Edits, groups: IntArray | None) -> Mask:
-    """(N,) kept rows that have the same image and the same caption as a kept row before them.
-
-    Two pairs that exchanged their captions become one by re-pairing the image of one and the caption of the other.
-
-    Args:
-        edits: What becomes of each row.
-        groups: (N,) rows of one group share their image; None if all differ.
-    """
-    rows = np.setdiff1d(edits.rows, list(edits.rewritten))
-    images = edits.image_from[rows] if groups is None else groups[edits.image_from[rows]]
-    first = np.unique(images * len(edits) + edits.caption_from[rows], return_index=True)[1]
-    found = np.zeros(len(edits), dtype=bool)
-    found[np.delete(rows, first)] = True
-    return found
-
-
 def is_audit(folder: Path) -> bool:
     """Whether an audit was written to a folder."""
     return read_mark(folder, AUDIT) is not None
@@ -151,9 +134,7 @@ def read_review(
     for row, verdict in decided.items():
         if verdict is not Verdict.UNSURE:
             score[row] = verdict is not Verdict.DROP
-    again = repeats(edits, pairs.groups)
-    score[again] = 0
-    edits = replace(edits, keep=edits.keep & ~again)
+    score[~edits.keep] = 0  # also what repeats another pair
     return ReviewedPairs(data, pairs, edits, score, found.request, Counter(map(str, decided.values())))
 
 

@@ -90,7 +90,7 @@ def read_edits(path: Path, source: Source, *, mend: bool) -> Edits:
         table = pyarrow.parquet.read_table(regular(path), columns=list(_COLUMNS))
     except (OSError, UnicodeError, pyarrow.ArrowException):
         raise DataError(f"{path}: the table cannot be read; audit again with --overwrite.") from None
-    return mended_edits(table, source) if mend else clean_edits(table)
+    return mended_edits(table, source).each_once(source.groups) if mend else clean_edits(table)
 
 
 def write_copy(

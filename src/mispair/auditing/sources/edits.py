@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -57,6 +57,25 @@ class Edits:
         changed = (self.image_from != own) | (self.caption_from != own)
         changed[list(self.rewritten)] = True
         return np.flatnonzero(changed & self.keep)
+
+    def repeats(self, groups: IntArray | None) -> Mask:
+        """(N,) kept rows that have the same image and the same caption as a kept row before them.
+
+        Two pairs that exchanged their captions become one by re-pairing the image of one and the caption of the other.
+
+        Args:
+            groups: (N,) rows of one group share their image; None if all differ.
+        """
+        rows = np.setdiff1d(self.rows, list(self.rewritten))
+        images = self.image_from[rows] if groups is None else groups[self.image_from[rows]]
+        first = np.unique(images * len(self) + self.caption_from[rows], return_index=True)[1]
+        found = np.zeros(len(self), dtype=bool)
+        found[np.delete(rows, first)] = True
+        return found
+
+    def each_once(self, groups: IntArray | None) -> Edits:
+        """The same without rows that repeat another one."""
+        return replace(self, keep=self.keep & ~self.repeats(groups))
 
     def part(self, start: int, stop: int) -> tuple[IntArray, IntArray, IntArray]:
         """The written rows from start to stop, and where their images and captions come from."""

@@ -306,5 +306,18 @@ def test_a_review_is_trained_on(photos: Path, capsys: pytest.CaptureFixture[str]
     }
     assert found.keys() == wanted | decided.keys()
     assert {pair: found[pair] for pair in decided} == decided
+    scores = np.load("run/match_score_test.npy")
+    scores[:2] = 0
+    np.save("run/match_score_test.npy", scores)
+    assert main(["train", "--recipe", "run/config.toml", "--out", "run", "--json"]) == 0  # has ended already
+    again = json.loads(capsys.readouterr().out)
+    assert again["flagged"] == (scores < 0.5).sum()
+    assert main(["eval", "run", "--json"]) == 0
+    tested = json.loads(capsys.readouterr().out)
+    assert {name: tested[name] for name in ("averaged", "flagged", "unflagged")} == {
+        name: again[name] for name in ("averaged", "flagged", "unflagged")
+    }
+    assert main(["eval", "run"]) == 0
+    assert f"without the {again['flagged']} pairs that the audit flags" in capsys.readouterr().out
     (photos / "run/result.json").unlink()
     assert main(["train", "--recipe", "run/config.toml", "--out", "run", "--json"]) == 0  # needs no decisions

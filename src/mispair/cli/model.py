@@ -101,12 +101,9 @@ def train(argv: Sequence[str]) -> int:
     from mispair.retrieval.matcher import Matcher
 
     config = Matcher.load(arguments.out, "cpu").config
-    rows = result.evaluation.metrics()
-    if result.unflagged is not None:
-        rows |= {f"{name}, unflagged": row for name, row in result.unflagged.metrics().items() if name != "folds"}
-    _print_retrieval(f"{config.method} {config.model}, tested on {result.tested_on}", rows)
-    if result.unflagged is not None:
-        say(f"unflagged: without the {result.flagged:,} test pairs that the audit flags.")
+    title = f"{config.method} {config.model}, tested on {result.tested_on}"
+    unflagged = None if result.unflagged is None else result.unflagged.metrics()
+    _print_retrieval(title, result.evaluation.metrics(), unflagged, result.flagged)
     say(f"Run folder: {arguments.out}")
     return 0
 
@@ -174,6 +171,7 @@ def evaluate(
         json: Print the result as JSON.
     """
     from mispair.retrieval.matcher import Matcher, check_alike, evaluate_together, model_file
+    from mispair.training.fit import unflagged_by
     from mispair.training.run_folder import own_features
 
     if folds < 1:
@@ -181,19 +179,24 @@ def evaluate(
     if other is not None and model_file(other).resolve() == model_file(run).resolve():
         raise ConfigError(f"--with is {other}, which is the run itself; give another one.")
     matcher = Matcher.load(run, device)
-    data = data or own_features(run, matcher.config.data)
+    trusted = None
     if other is None:
-        pairs = _load_pairs(matcher, split, data, captions_per_image)
+        pairs = _load_pairs(matcher, split, data or own_features(run, matcher.config.data), captions_per_image)
         metrics = matcher.evaluate(pairs, folds).metrics()
+        trusted = unflagged_by(run, pairs, split) if data is None else None
     else:
+        data = data or own_features(run, matcher.config.data)
         check_alike(matcher, partner := Matcher.load(other, device))
         pairs = _load_pairs(matcher, split, data, captions_per_image)
         metrics = evaluate_together([matcher, partner], pairs, folds).metrics(_row_names(run, other, json))
+    flagged = 0 if trusted is None else len(pairs) - len(trusted)
+    unflagged = None if trusted is None else matcher.evaluate(trusted).metrics()
     if json:
         runs = {"run": str(run)} if other is None else {"run": str(run), "with": str(other)}
-        print_json({**runs, "data": pairs.name, "images": len(pairs.left), "texts": len(pairs), **metrics})
+        found = {} if unflagged is None else {"flagged": flagged, "unflagged": unflagged}
+        print_json({**runs, "data": pairs.name, "images": len(pairs.left), "texts": len(pairs), **metrics, **found})
     else:
-        _print_retrieval(f"{pairs.name}: {len(pairs.left):,} images, {len(pairs):,} texts", metrics)
+        _print_retrieval(f"{pairs.name}: {len(pairs.left):,} images, {len(pairs):,} texts", metrics, unflagged, flagged)
     return 0
 
 
@@ -308,7 +311,13 @@ def _peek(argv: Sequence[str], flag: str) -> str:
     return ""
 
 
-def _print_retrieval(title: str, figures: dict[str, Any]) -> None:
+def _print_retrieval(
+    title: str, metrics: dict[str, Any], unflagged: dict[str, Any] | None = None, flagged: int = 0
+) -> None:
+    """Prints the results, and those without the flagged pairs below them."""
     from mispair.support.terminal import retrieval_table
 
-    print_table(retrieval_table(title, figures))
+    more = {f"{name}, unflagged": row for name, row in (unflagged or {}).items() if name != "folds"}
+    print_table(retrieval_table(title, metrics | more))
+    if unflagged is not None:
+        say(f"unflagged: without the {flagged:,} pairs that the audit flags or people have dropped.")

@@ -116,11 +116,30 @@ def train_and_test(
 
 
 def _tested(splits: Splits, matcher: Matcher, out: Path) -> TrainedRun:
-    scored = _kept(out, splits.tested, TEST)
-    trusted = splits.tested if scored is None else unflagged(scored)
-    found = None if trusted is splits.tested or trusted is scored else replace(splits, tested=trusted).test(matcher)
-    flagged = len(splits.tested) - len(trusted)
+    trusted = unflagged_by(out, splits.tested, "test")
+    found = None if trusted is None else replace(splits, tested=trusted).test(matcher)
+    flagged = 0 if trusted is None else len(splits.tested) - len(trusted)
     return TrainedRun(out, splits.noise_ratio, splits.tested.name, splits.test(matcher), found, flagged)
+
+
+def unflagged_by(run: Path, pairs: Pairs, split: str) -> Pairs | None:
+    """The pairs of a split without those that the audit of a run flagged.
+
+    Args:
+        run: The run folder.
+        pairs: The pairs of the split.
+        split: Such as test.
+
+    Returns:
+        None where nothing was flagged, or these pairs were not audited.
+    """
+    path = run / {"dev": DEV, "test": TEST}.get(split, "")
+    if not path.is_file() or len(open_array(path, ndim=1)) != len(pairs):
+        return None
+    scored = _kept(run, pairs, path.name)
+    assert scored is not None
+    trusted = unflagged(scored)
+    return None if trusted is scored else trusted
 
 
 def train_splits(config: Config, splits: Splits, out: Path, console: Console | None, after_stop: str) -> Matcher:

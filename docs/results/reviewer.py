@@ -101,8 +101,7 @@ class Trial:
         audit, file = self.folder / "audit_2", self.folder / "decisions.csv"
         settings = Settings(checked=read_answers(first), device="cpu", partnered=read_partnered(first))
         audit_path(AuditInput(pairs), audit, settings)
-        with closing(Review(first)) as review:
-            write_decisions(review.decisions, file)
+        write_decisions(first, file)
         with closing(Review(audit)) as review:
             read_decisions(review.decisions, file)
             return audit, _decide_all(review, decide, images, Filter(flagged=False), "drop")

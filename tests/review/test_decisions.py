@@ -215,6 +215,8 @@ def test_another_file_is_refused_with_a_sentence(tmp_path: Path, content: bytes)
     with pytest.raises(DataError, match="the decisions cannot be read or written"):
         Decisions(tmp_path / FILE)
     assert (tmp_path / FILE).read_bytes() == content
+    with pytest.raises(DataError, match="copy the audit to a folder that can be written"):
+        Decisions(tmp_path / "none" / FILE)
 
 
 def test_a_later_version_is_refused(tmp_path: Path) -> None:

@@ -104,6 +104,8 @@ def test_a_folder_that_cannot_be_written_is_read(
     assert export(audited, tmp_path / "mended").counts == {"kept": 8, "dropped": 4}
     assert read_answers(audited) == {"0.png#0": True, "8.png#0": False}
     assert compare(audited, audited).answers == 2
+    assert main(["review", str(audited), "--export-decisions", str(tmp_path / "d.csv")]) == 0
+    assert len((tmp_path / "d.csv").read_text().splitlines()) == 3
     assert {file.name: file.read_bytes() for file in audited.iterdir()} == before
     decisions.close()
 

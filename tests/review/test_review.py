@@ -278,7 +278,7 @@ def test_decisions_go_to_csv_and_come_back(tmp_path: Path) -> None:
     first.decide([0], Decision("", Verdict.REPAIR, "right", "p5", reviewer="ana"))
     first.decide([1], Decision("", Verdict.REWRITE, caption='=HYPERLINK("x")\n"two lines", and a comma'))
     first.decide([2], KEEP)
-    assert write_decisions(first.decisions, tmp_path / "d.csv") == 3
+    assert write_decisions(first.folder, tmp_path / "d.csv") == 3
     assert "'=HYPERLINK" in (tmp_path / "d.csv").read_text()
     assert read_decisions(second.decisions, tmp_path / "d.csv", "bob") == 3
     kept = [

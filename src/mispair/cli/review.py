@@ -46,22 +46,24 @@ def review(
         open: Open the page in a browser.
     """
     from mispair.review.decisions import FILE
+    from mispair.review.pair_table import PairTable
     from mispair.review.review import Review
     from mispair.review.transfer import read_decisions, write_decisions
     from mispair.support.memory import spare_memory
 
     name = reviewer or _user()
-    if export_decisions is not None or import_decisions is not None:
+    if import_decisions is not None:
         opened = Review(out)
-        if import_decisions is not None:
-            count = read_decisions(
-                opened.decisions, import_decisions, name, opened.table, takes_captions=opened.takes_captions
-            )
-            say(f"{count:,} decisions were added to {out / FILE}.")
-        if export_decisions is not None:
-            count = write_decisions(opened.decisions, export_decisions)
-            say(f"{count:,} decisions were written to {export_decisions}.")
+        count = read_decisions(
+            opened.decisions, import_decisions, name, opened.table, takes_captions=opened.takes_captions
+        )
         opened.close()
+        say(f"{count:,} decisions were added to {out / FILE}.")
+    if export_decisions is not None:
+        PairTable(out)  # refuses other folders
+        count = write_decisions(out, export_decisions)
+        say(f"{count:,} decisions were written to {export_decisions}.")
+    if export_decisions is not None or import_decisions is not None:
         return 0
     spare_memory()
     try:

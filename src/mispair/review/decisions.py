@@ -130,10 +130,13 @@ class Decisions:
             try:
                 yield
             except sqlite3.Error as error:
-                raise DataError(
-                    f"{self.path}: the decisions cannot be read or written ({error}); check the disk and the rights, "
-                    "or move the file away to begin anew."
-                ) from None
+                code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest of it tells more than we say
+                how = (
+                    "copy the audit to a folder that can be written"
+                    if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
+                    else "check the disk and the rights, or move the file away to begin anew"
+                )
+                raise DataError(f"{self.path}: the decisions cannot be read or written ({error}); {how}.") from None
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:

@@ -238,7 +238,7 @@ class _Server:
         return Response(content, media_type="image/jpeg", headers=tag)
 
     async def export(self, _: Request) -> Response:
-        content = await run_in_threadpool(decisions_csv, self.review.decisions)
+        content = await run_in_threadpool(lambda: decisions_csv(self.review.decisions.current.values()))
         name = {"Content-Disposition": "attachment; filename=decisions.csv"}
         return Response(content, media_type="text/csv; charset=utf-8", headers=name)
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from mispair.errors import DataError
-from mispair.review.decisions import COLUMNS, Decision, Decisions, Mode, Verdict
+from mispair.review.decisions import COLUMNS, FILE, Decision, Decisions, Mode, Verdict, read_current
 from mispair.review.pair_table import PairTable
 from mispair.support.files import read_regular, write_atomically
 from mispair.support.formatting import listed
@@ -19,22 +19,24 @@ LONGEST_CELL = 1 << 20
 _COMPUTED = ("=", "+", "-", "@", "\t", "\r")  # how cells begin that a spreadsheet computes
 
 
-def decisions_csv(decisions: Decisions) -> bytes:
-    """The decisions that count, one row a pair, in the order in which they were made."""
+def decisions_csv(decisions: Iterable[Decision]) -> bytes:
+    """Decisions as CSV, one row a pair, in the order in which they were made."""
     text = io.StringIO(newline="")
     writer = csv.writer(text)
     writer.writerow(COLUMNS)
-    for decision in sorted(decisions.current.values(), key=lambda one: one.number):
+    for decision in sorted(decisions, key=lambda one: one.number):
         cells = {name: getattr(decision, name) for name in COLUMNS}
         cells["time"] = decision.time.isoformat(timespec="milliseconds")
         writer.writerow("" if cell is None else _defused(str(cell)) for cell in cells.values())
     return text.getvalue().encode()
 
 
-def write_decisions(decisions: Decisions, path: Path) -> int:
-    """Writes the decisions that count as CSV; returns how many."""
-    write_atomically(path, decisions_csv(decisions))
-    return len(decisions.current)
+def write_decisions(audit: Path, path: Path) -> int:
+    """Writes the decisions on an audit that count as CSV; returns how many. The audit need not be writable."""
+    file = audit / FILE
+    current = read_current(file) if file.exists() else {}
+    write_atomically(path, decisions_csv(current.values()))
+    return len(current)
 
 
 def read_decisions(

@@ -253,6 +253,10 @@ def test_a_folder_that_is_no_data_set_says_what_it_holds(tmp_path: Path) -> None
     [
         ((".copy.json", "manifest.csv", "photos.csv"), r"given itself: .*photos\.csv --images FOLDER$"),
         ((".copy.json", "0.JPG", "0.txt", "manifest.csv"), r"given without --data, as in: mispair train .*$"),
+        (
+            ("ids.csv", "left.npy", "right.npy"),
+            r"audit --left .*left.npy --right .* --ids .*ids.csv`, and its",
+        ),
         (("manifest.csv",), r"text_emb/\.$"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,11 @@ from PIL import Image
 
 from layouts import write_tar
 from mispair.auditing.encoding import encode
+from mispair.auditing.findings import AuditSummary
 from mispair.cli.main import main
 from mispair.data.loading import load
 from mispair.data.pairs import Tokens, Vectors
+from mispair.errors import DataError
 from mispair.pipeline import search as search_module
 from mispair.pipeline import train as train_module
 from mispair.retrieval.matcher import Matcher
@@ -91,10 +94,13 @@ def test_one_command_to_a_model(
     photos: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, grid: bool
 ) -> None:
     command = ["train", "photos.csv", "--images", "photos", "--out", "run", *SMALL, *(["--grid", "2"] if grid else [])]
-    assert main([*command, "--embed-size", "16", "--word-size", "8"]) == 0
+    with monkeypatch.context() as patch:
+        patch.setattr(AuditSummary, "read", lambda _: SimpleNamespace(nothing_in_common=grid))
+        assert main([*command, "--embed-size", "16", "--word-size", "8"]) == 0
     printed = capsys.readouterr()
     found = json.loads(printed.out)
     assert "they cannot be read: 2 of 120 pairs; the column status of run/audit/pairs.csv says why" in printed.err
+    assert ("Note: These two sides have nothing to do with each other" in printed.err) == grid
     assert found["averaged"]["rsum"] > 0
     assert found["tested_on"] == "photos.csv test"
     assert (photos / "run/audit/report.html").exists()
@@ -105,6 +111,8 @@ def test_one_command_to_a_model(
     assert (matcher.origin.image_model, matcher.origin.grid) == ("efficientnet-lite0", 2 if grid else None)
     made = "efficientnet-lite0 on a grid of 2 x 2" if grid else "efficientnet-lite0 and all-minilm-l6-v2"
     assert f" by {made}, on cpu>" in repr(matcher)
+    with pytest.raises(DataError, match=f"numbers by {made} .`mispair search` makes them"):
+        matcher.encode(["photos/0.png"], "left")
     scores = [np.load(photos / f"run/match_score{part}.npy") for part in ("", "_dev", "_test")]
     assert sum(map(len, scores)) == 2 * (IMAGES - 1)  # all but the two of the image that is none
 

@@ -131,6 +131,10 @@ def layout(data: str | Path) -> Layout:
 def _expected(folder: Path, entries: list[str]) -> str:
     """What a folder should hold, and how images with captions are given."""
     expected = "Expected train_ims.npy with train_caps.txt, or img_emb/ and text_emb/."
+    if {"left.npy", "right.npy"} <= set(entries):  # as an export of two arrays
+        ids = f" --ids {folder / 'ids.csv'}" if "ids.csv" in entries else ""
+        arrays = f"--left {folder / 'left.npy'} --right {folder / 'right.npy'}{ids}"
+        return f"{expected} Two arrays are given to `mispair audit {arrays}`, and its output to `mispair train`."
     table = next((name for name in entries if Path(name).suffix.lower() in _TABLES and name not in _NO_TABLES), None)
     if table is not None:
         return f"{expected} A table of images and captions is given itself: {folder / table} --images FOLDER"

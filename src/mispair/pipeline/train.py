@@ -28,12 +28,13 @@ from mispair.auditing.encoding.cache import writable_cache
 from mispair.auditing.encoding.encode import Encoders
 from mispair.auditing.encoding.encoders import GridEncoder, image_encoder
 from mispair.auditing.encoding.regions import SplitRule, encode_regions, first_rows, read_rows, save_rows
+from mispair.auditing.findings import NOTHING_IN_COMMON, AuditSummary
 from mispair.auditing.folder import audit_path
 from mispair.auditing.inputs import AuditInput
 from mispair.auditing.layouts.copies import is_copied, layout_of, write_copy
 from mispair.auditing.layouts.embeddings import check_no_rewritten, write_rows
 from mispair.auditing.layouts.scan_features import ScanFeatures
-from mispair.auditing.output_files import CSV, TABLE
+from mispair.auditing.output_files import CSV, SUMMARY, TABLE
 from mispair.auditing.sources.edited import EditedPairs, edited_source
 from mispair.auditing.sources.edits import Edits
 from mispair.auditing.sources.raw import RawPairs
@@ -310,6 +311,8 @@ def _prepare_review(
     write_atomically(out / REVIEW, json.dumps(dict(request)).encode())
     if console is not None:
         console.print(review.sentence(), soft_wrap=True)
+        if not review.decided:
+            _note_nothing_in_common(files.source, console)
     audits = config.audit or methods.select(config).audits
     if isinstance(pairs, Source) and review.data_set is not None:
         if not is_copied(out / FEATURES, request):
@@ -413,6 +416,12 @@ def _keep_audited_scores(out: Path, console: Console | None) -> None:
             f"review {shlex.quote(str(out / AUDIT_FOLDER))}`",
             soft_wrap=True,
         )
+        _note_nothing_in_common(out / AUDIT_FOLDER, console)
+
+
+def _note_nothing_in_common(audit: Path, console: Console) -> None:
+    if AuditSummary.read(audit / SUMMARY).nothing_in_common:
+        console.print(f"Note: {NOTHING_IN_COMMON}.", soft_wrap=True)
 
 
 def _keep_scores(out: Path, scores: Mapping[str, FloatArray]) -> None:

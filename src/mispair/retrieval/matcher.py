@@ -235,6 +235,8 @@ class Matcher:
         side = self._texts(items) if spec.kind == "tokens" else _features(items)
         if side is None:
             form = "a list of texts" if spec.kind == "tokens" else "a numpy array of numbers"
+            if self.origin is not None and spec.kind != "tokens":
+                form += f" by {self.origin} (`mispair search` makes them of files and texts)"
             raise DataError(f"The {name} side of this model takes {spec}, but got {described(items)}; give {form}.")
         found = SideSpec.of(side)
         if not all(takes(model, spec, found) for model in self.models):

@@ -78,7 +78,8 @@ def check_decided(before: Path, data: AuditInput, how: str) -> Collection[str]:
     """
     if data.is_run:  # its networks would have to be loaded
         return ()
-    pairs = data.open_raw() or data.open(None, "cpu")
+    raw = data.open_raw()
+    pairs = data.open(None, device="cpu") if raw is None else raw
     columns, table = known_columns(pairs), PairTable(before)
     ids = columns["id"].to_pylist()
     compared = [what for what in ("image", "caption") if what in table and what in columns]

@@ -4,7 +4,7 @@ unexport PYTHONDONTWRITEBYTECODE # compiled once, not by every process of the te
 BIN := .venv/bin
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 PYTEST = $(BIN)/pytest -n 2 --dist worksteal
-QUICK = tests/compute tests/data tests/functional tests/models tests/retrieval tests/support tests/training \
+QUICK = tests/compute tests/pairs tests/functional tests/models tests/retrieval tests/support tests/training \
 	tests/test_config.py tests/test_contracts.py tests/test_portable.py
 
 .PHONY: demo test quick slow faults soak fuzz coverage format docs wheel clean

@@ -19,7 +19,7 @@ from playwright.sync_api import sync_playwright
 from mispair.auditing.audit import Settings
 from mispair.auditing.folder import audit_path
 from mispair.auditing.inputs import AuditInput
-from mispair.data.shapes.dataset import make
+from mispair.pairs.shapes.dataset import make
 from mispair.review.review import Review
 from mispair.review.server import make_app
 

@@ -16,7 +16,7 @@ import mispair
 from mispair import demo
 from mispair.cli.main import main
 from mispair.config import read_recipe
-from mispair.data.shapes import dataset
+from mispair.pairs.shapes import dataset
 from mispair.review.review import Review
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
 
-from mispair.auditing.sources.source import open_source
+from mispair.pairs.layouts.opening import open_source
 
 WIDTH, STEPS, BATCH, RATE = 64, 800, 512, 2e-3
 MOST = 10_000

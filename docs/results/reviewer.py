@@ -31,16 +31,16 @@ from mispair.auditing.audit import Settings
 from mispair.auditing.folder import audit_path
 from mispair.auditing.inputs import AuditInput
 from mispair.config import Config
-from mispair.data import clip_retrieval
-from mispair.data.noise import caption_noise
-from mispair.data.pairs import IntArray
-from mispair.pipeline.train import Files, train_from_files
+from mispair.pairs.layouts import clip_retrieval
+from mispair.pairs.noise import caption_noise
+from mispair.pairs.pairs import IntArray
 from mispair.review.decisions import Decision, Verdict, read_answers, read_partnered
 from mispair.review.export import export
 from mispair.review.pair_table import Filter
 from mispair.review.review import PairView, Review, State
 from mispair.review.transfer import read_decisions, write_decisions
 from mispair.support.files import write_atomically
+from mispair.training.from_files import Files, train_from_files
 
 SURE = 0.9  # match score from which on the reviewer does not look at a pair
 RESULT = "result.json"

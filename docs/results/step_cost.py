@@ -15,8 +15,8 @@ import numpy as np
 
 from mispair import methods
 from mispair.config import override, read_recipe
-from mispair.data.loading import with_noise
-from mispair.data.synthetic import synthetic_pairs
+from mispair.pairs.layouts.loading import with_noise
+from mispair.pairs.synthetic import synthetic_pairs
 from mispair.training.phases import phases
 from mispair.training.run_folder import Run
 from mispair.training.trainer import Trainer

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from mispair.data.pairs import FloatArray
+from mispair.pairs.pairs import FloatArray
 from mispair.retrieval.vector_index import build_index, open_index
 
 WIDTH, CLUSTERS, QUERIES, TOP = 64, 2000, 200, 10

@@ -19,8 +19,8 @@ from transformers import CLIPConfig, CLIPModel
 
 import mispair
 from mispair.auditing.audit import score_pairs
-from mispair.data.shapes.dataset import cached
 from mispair.functional.metrics import retrieval
+from mispair.pairs.shapes.dataset import cached
 
 WORDS, SIDE = 24, 6  # longest caption; windows along a side of an image
 NOISE_RATIO, BATCH, LEARNING_RATE = 0.4, 64, 1e-3

@@ -16,9 +16,9 @@ __version__ = "0.2.0.dev0"
 if TYPE_CHECKING:
     from mispair.auditing.audit import Audit, audit
     from mispair.config import Config
-    from mispair.data.loading import load
-    from mispair.data.noise import add_noise
-    from mispair.data.pairs import Pairs, Regions, Tokens, Vectors
+    from mispair.pairs.layouts.loading import load
+    from mispair.pairs.noise import add_noise
+    from mispair.pairs.pairs import Pairs, Regions, Tokens, Vectors
     from mispair.retrieval.matcher import Matcher, evaluate_together
     from mispair.robust.robust import Robust
     from mispair.training.fit import fit
@@ -28,12 +28,12 @@ _HOME = {
     "Audit": "auditing.audit",
     "fit": "training.fit",
     "Config": "config",
-    "load": "data.loading",
-    "add_noise": "data.noise",
-    "Pairs": "data.pairs",
-    "Regions": "data.pairs",
-    "Tokens": "data.pairs",
-    "Vectors": "data.pairs",
+    "load": "pairs.layouts.loading",
+    "add_noise": "pairs.noise",
+    "Pairs": "pairs.pairs",
+    "Regions": "pairs.pairs",
+    "Tokens": "pairs.pairs",
+    "Vectors": "pairs.pairs",
     "Matcher": "retrieval.matcher",
     "evaluate_together": "retrieval.matcher",
     "Robust": "robust.robust",

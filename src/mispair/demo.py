@@ -32,22 +32,21 @@ from rich.table import Table
 
 from mispair import __version__
 from mispair.auditing.audit import Settings, attach_match_score
-from mispair.auditing.encoding.encoders import SHAPES
 from mispair.auditing.findings import AuditSummary
 from mispair.auditing.folder import audit_path
 from mispair.auditing.inputs import AuditInput
 from mispair.auditing.output_files import REPORT, TABLE
 from mispair.bench.suite.suite import digest
 from mispair.config import Config, override
-from mispair.data import loading
-from mispair.data.noise import add_noise
-from mispair.data.origin import Origin
-from mispair.data.pairs import MATCH_THRESHOLD, FloatArray, IntArray, Pairs, Regions, Tokens, Vectors, fingerprint
-from mispair.data.shapes import dataset
-from mispair.data.shapes.captions import CAPTIONS_PER_IMAGE
-from mispair.data.shapes.vectors import image_vectors, word_counts
-from mispair.pipeline.search import search_files
-from mispair.pipeline.train import Files, train_from_files
+from mispair.encoders.encoders import SHAPES
+from mispair.pairs.layouts import loading
+from mispair.pairs.noise import add_noise
+from mispair.pairs.origin import Origin
+from mispair.pairs.pairs import MATCH_THRESHOLD, FloatArray, IntArray, Pairs, Regions, Tokens, Vectors, fingerprint
+from mispair.pairs.shapes import dataset
+from mispair.pairs.shapes.captions import CAPTIONS_PER_IMAGE
+from mispair.pairs.shapes.vectors import image_vectors, word_counts
+from mispair.retrieval.encoded_search import search_files
 from mispair.retrieval.matcher import Matcher
 from mispair.retrieval.search import best
 from mispair.review.export import export
@@ -56,6 +55,7 @@ from mispair.support.formatting import duration, slug
 from mispair.support.html import template
 from mispair.support.terminal import COLUMNS, retrieval_table
 from mispair.training.fit import train_splits
+from mispair.training.from_files import Files, train_from_files
 from mispair.training.run_folder import read_result
 from mispair.training.splits import Splits
 

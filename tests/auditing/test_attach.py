@@ -11,12 +11,12 @@ import pytest
 import mispair
 from audit_cases import hurry
 from mispair.auditing.audit import Audit, Settings, attach_match_score, audit_source
-from mispair.auditing.sources.from_pairs import from_pairs
-from mispair.auditing.sources.source import open_source
-from mispair.data.noise import add_noise
-from mispair.data.pairs import Pairs, Vectors, select
-from mispair.data.shapes import dataset
 from mispair.errors import DataError
+from mispair.pairs.from_pairs import from_pairs
+from mispair.pairs.layouts.opening import open_source
+from mispair.pairs.noise import add_noise
+from mispair.pairs.pairs import Pairs, Vectors, select
+from mispair.pairs.shapes import dataset
 
 CPU = Settings(device="cpu")
 

@@ -21,9 +21,10 @@ from mispair.auditing.audit import Audit, Settings, audit_source
 from mispair.auditing.findings import AuditSummary
 from mispair.auditing.folder import audit_to_folder
 from mispair.auditing.scoring import scan
-from mispair.auditing.sources.source import Source, from_memory, open_source
 from mispair.errors import ConfigError, DataError
 from mispair.functional.metrics import auroc
+from mispair.pairs.layouts.opening import open_source
+from mispair.pairs.source import Source, from_memory
 
 arrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")

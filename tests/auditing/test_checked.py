@@ -18,8 +18,8 @@ from mispair.auditing.findings import FOUND_WRONG
 from mispair.auditing.folder import audit_to_folder
 from mispair.auditing.report.page import make_page
 from mispair.auditing.scoring.calibration import MAX_CHECKED_WEIGHT, _checked_weight
-from mispair.auditing.sources.source import open_source
 from mispair.errors import DataError
+from mispair.pairs.layouts.opening import open_source
 
 arrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")

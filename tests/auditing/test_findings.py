@@ -13,8 +13,8 @@ from mispair.auditing.audit import Audit
 from mispair.auditing.findings import REASONS
 from mispair.auditing.scoring.partners import Partners
 from mispair.auditing.scoring.scan import BAD_IN_TABLE
-from mispair.auditing.sources.source import open_arrays
 from mispair.errors import DataError
+from mispair.pairs.source import open_arrays
 
 arrow = pytest.importorskip("pyarrow")
 csv = pytest.importorskip("pyarrow.csv")

@@ -22,10 +22,10 @@ from mispair.auditing.findings import AuditSummary
 from mispair.auditing.folder import audit_path
 from mispair.auditing.inputs import AuditInput
 from mispair.auditing.output_files import AUDIT
-from mispair.auditing.sources.source import open_source
 from mispair.cli.main import main
-from mispair.data.shapes import dataset
 from mispair.errors import DataError
+from mispair.pairs.layouts.opening import open_source
+from mispair.pairs.shapes import dataset
 from mispair.support.owned_folder import OwnedFolder, read_mark
 
 pytest.importorskip("pyarrow")

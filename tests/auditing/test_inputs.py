@@ -17,8 +17,8 @@ from PIL import Image
 
 import mispair
 from audit_cases import make_case
-from mispair.auditing.encoding import encode
 from mispair.auditing.inputs import AuditInput, as_vectors, open_given
+from mispair.encoders import encode
 from mispair.errors import ConfigError, DataError
 
 pytestmark = pytest.mark.usefixtures("hurried")

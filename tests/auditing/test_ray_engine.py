@@ -26,12 +26,13 @@ from mispair.auditing.folder import audit_path
 from mispair.auditing.inputs import AuditInput
 from mispair.auditing.ray_engine import MOST_ATTEMPTS, MOST_FAILED_STARTS, RayEngine, connect, run_all
 from mispair.auditing.scoring import scan
-from mispair.auditing.sources.row_ids import RowIds
-from mispair.auditing.sources.shards import File, Side
-from mispair.auditing.sources.source import Source, open_source
 from mispair.cli.main import main
-from mispair.data.npy import Header
 from mispair.errors import ConfigError, DataError
+from mispair.pairs.layouts.opening import open_source
+from mispair.pairs.npy import Header
+from mispair.pairs.row_ids import RowIds
+from mispair.pairs.shards import File, Side
+from mispair.pairs.source import Source
 
 pytest.importorskip("pyarrow")
 
@@ -291,7 +292,7 @@ def test_what_a_worker_cannot_read_is_said(data: AuditInput, tmp_path: Path) -> 
             super().measure(*arguments, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mispair.auditing.sources.shards._SMALL", 0)  # files stay on disk
+        patch.setattr("mispair.pairs.shards._SMALL", 0)  # files stay on disk
         with pytest.raises(DataError, match=r"text_emb_1.npy: no such file"):
             audit_path(data, tmp_path / "out", replace(CPU, engine=Cut(ray)))
 
@@ -322,7 +323,7 @@ def test_memory_of_a_worker_does_not_grow(files: int) -> None:
 
 
 def test_a_part_of_what_is_in_memory_is_small() -> None:
-    from mispair.auditing.sources.source import from_memory
+    from mispair.pairs.source import from_memory
 
     case = make_case(10_000)
     part = from_memory(case.left * 1e30, case.right).scaled().part(100, 110)

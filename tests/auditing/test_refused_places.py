@@ -11,9 +11,9 @@ from PIL import Image
 from audit_cases import contents, hurry, make_case, write_clip
 from mispair.auditing import audit as audit_module
 from mispair.auditing import inputs
-from mispair.auditing.encoding import encode
 from mispair.auditing.folder import read_checked
 from mispair.cli.main import main
+from mispair.encoders import encode
 from mispair.errors import DataError
 
 pytest.importorskip("pyarrow")

@@ -14,8 +14,8 @@ from audit_cases import contents, make_case, write_clip
 from mispair.auditing import audit as audit_module
 from mispair.auditing.audit import Settings
 from mispair.auditing.folder import audit_to_folder
-from mispair.auditing.sources.source import open_source
 from mispair.errors import DataError
+from mispair.pairs.layouts.opening import open_source
 from mispair.support.tensor_files import load_tensors, save_tensors
 
 pytest.importorskip("pyarrow")

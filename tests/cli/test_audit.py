@@ -20,13 +20,13 @@ from PIL import Image
 
 from audit_cases import ENVIRONMENT, Case, contents, make_case, write_clip
 from mispair.auditing import audit as audit_module
-from mispair.auditing.encoding import encode
 from mispair.auditing.folder import read_checked
 from mispair.auditing.scoring import scan
 from mispair.auditing.scoring.judge import Judge
-from mispair.auditing.sources.source import Source
 from mispair.cli.main import main
+from mispair.encoders import encode
 from mispair.errors import DataError
+from mispair.pairs.source import Source
 from mispair.review.decisions import FILE, Decision, Decisions, Verdict
 
 arrow = pytest.importorskip("pyarrow")

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mispair.cli.main import main
-from mispair.data.published.catalogue import DATA_SETS, NO_DOWNLOADS, Split
+from mispair.pairs.published.catalogue import DATA_SETS, NO_DOWNLOADS, Split
 
 
 @pytest.fixture

@@ -22,8 +22,8 @@ import torch
 import mispair
 from forked import fork_server
 from mispair.cli.main import COMMANDS, main
-from mispair.data.vocabulary import SPECIAL_WORDS, Vocabulary
 from mispair.methods import METHODS
+from mispair.pairs.vocabulary import SPECIAL_WORDS, Vocabulary
 from mispair.training import checkpoint
 from tiny import WORDS, tiny_arrays, tiny_folder, tiny_pairs, weights
 
@@ -373,7 +373,7 @@ def test_a_folder_called_shapes_is_not_the_data_set_shapes(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     folder = tiny_folder(tmp_path / "tiny")
-    monkeypatch.setattr("mispair.data.shapes.dataset.cached", lambda: folder)
+    monkeypatch.setattr("mispair.pairs.shapes.dataset.cached", lambda: folder)
     assert main(["train", "--out", "shapes", *TINY]) == 0
     assert main(["train", "--out", "shapes", *TINY]) == 0  # now that the run is a folder of that name
     assert "rSum" in capsys.readouterr().out

@@ -14,9 +14,9 @@ from audit_cases import make_case
 from faulty_server import FAULTS, serve
 from mispair.auditing.folder import read_input
 from mispair.cli.main import main
-from mispair.data import remote
-from mispair.data.remote import fetch
 from mispair.errors import DataError
+from mispair.pairs import remote
+from mispair.pairs.remote import fetch
 
 pytest.importorskip("pyarrow")
 

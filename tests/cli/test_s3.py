@@ -19,13 +19,13 @@ from faulty_server import FAULTS
 from layouts import img2dataset, triples
 from mispair.auditing import folder
 from mispair.auditing.audit import prepare
-from mispair.auditing.layouts.opening import open_raw
 from mispair.auditing.output_store import OutputStore
 from mispair.auditing.scoring import scan
 from mispair.cli.main import main
-from mispair.data import remote
-from mispair.data.remote import fetch
 from mispair.errors import DataError
+from mispair.pairs import remote
+from mispair.pairs.layouts.opening import open_raw
+from mispair.pairs.remote import fetch
 from mispair.support.tensor_files import load_tensors, save_tensors
 from s3_store import BUCKET, S3Store, s3_store
 

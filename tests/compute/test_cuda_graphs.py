@@ -21,9 +21,9 @@ import replay
 from kernel_marks import needs_gpu
 from mispair.compute import cuda_graphs
 from mispair.compute.cuda_graphs import SEEN, CudaGraphStep, _rebuilt, _shape, _stream, _tensors
-from mispair.data.batches import Items
-from mispair.data.noise import add_noise
 from mispair.methods import METHODS
+from mispair.pairs.batches import Items
+from mispair.pairs.noise import add_noise
 from tiny import tiny_pairs, weights
 from training import check_resume, trained
 from two_networks import training, vector_pairs

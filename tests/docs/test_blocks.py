@@ -34,7 +34,7 @@ from audit_cases import hurry, make_case, write_clip
 from forked import fork_server
 from mispair.bench.suite import runner
 from mispair.cli.main import COMMANDS, main
-from mispair.data.shapes.dataset import make
+from mispair.pairs.shapes.dataset import make
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -27,15 +27,15 @@ import mispair.auditing.folder
 import mispair.auditing.ray_engine
 import mispair.auditing.report.page
 import mispair.bench.suite.runner
-import mispair.pipeline.train
 import mispair.review.export
+import mispair.training.from_files
 from audit_cases import hurry, make_case, write_clip
-from mispair.auditing.encoding import encode
 from mispair.auditing.scoring import scan
 from mispair.cli.main import main
-from mispair.data.shapes import dataset
-from mispair.data.vocabulary import tokenize
+from mispair.encoders import encode
 from mispair.errors import DataError
+from mispair.pairs.shapes import dataset
+from mispair.pairs.vocabulary import tokenize
 from tiny import tiny_folder
 
 tokenize("it's")  # loads what takes long to load

@@ -24,8 +24,8 @@ from types import FrameType
 
 from tests.fuzz.readers import READERS
 
-from mispair.data.vocabulary import tokenize
 from mispair.errors import MispairError
+from mispair.pairs.vocabulary import tokenize
 
 SECONDS, BYTES = 10, 1 << 30
 _WORDS = [

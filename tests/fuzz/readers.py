@@ -22,12 +22,12 @@ import mispair
 from audit_cases import hurry, make_case
 from mispair.auditing.findings import AuditSummary
 from mispair.auditing.inputs import AuditInput
-from mispair.auditing.layouts.opening import open_raw
 from mispair.bench.suite.suite import read_suite
 from mispair.config import find_packaged, read_recipe
-from mispair.data.noise import load_noise
-from mispair.data.npy import check_finite, open_array
-from mispair.data.vocabulary import Vocabulary
+from mispair.pairs.layouts.opening import open_raw
+from mispair.pairs.noise import load_noise
+from mispair.pairs.npy import check_finite, open_array
+from mispair.pairs.vocabulary import Vocabulary
 from mispair.retrieval.matcher import Matcher
 from mispair.retrieval.vector_index import build_index, open_index
 from mispair.review.decisions import Decisions

@@ -15,7 +15,7 @@ import pytest
 
 from mispair.auditing.scoring import judge
 from mispair.compute.threads import one_thread_each
-from mispair.data.pairs import IntArray
+from mispair.pairs.pairs import IntArray
 
 # A run in another process has as many threads as this one inside `hurry`.
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}

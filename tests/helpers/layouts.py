@@ -14,7 +14,7 @@ import pyarrow.parquet
 import pytest
 from PIL import Image
 
-from mispair.auditing.sources.raw import RawPairs
+from mispair.pairs.raw import RawPairs
 
 Triple = tuple[bytes, str]  # content of the image, caption
 COLOURS = range(6)

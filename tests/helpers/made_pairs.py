@@ -10,9 +10,9 @@ import torch
 
 from mispair.auditing.scoring.folds import fold_numbers
 from mispair.auditing.scoring.judge import Judge, learn
-from mispair.data.pairs import IntArray
 from mispair.functional.logistic import FloatArray
 from mispair.functional.metrics import auroc
+from mispair.pairs.pairs import IntArray
 
 
 @dataclass(frozen=True)

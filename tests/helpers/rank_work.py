@@ -20,11 +20,11 @@ from torch import Tensor, distributed
 import mispair.auditing.audit  # noqa: F401 - so that the processes need not import it one by one
 from mispair.compute.distributed import ALONE, Ranks, Team
 from mispair.config import Config
-from mispair.data.noise import add_noise
-from mispair.data.pairs import Pairs
 from mispair.errors import StoppedError
 from mispair.methods.base import StepPlan
 from mispair.models.layers import BatchNorm, Dropout
+from mispair.pairs.noise import add_noise
+from mispair.pairs.pairs import Pairs
 from mispair.robust.pytorch import RobustLoss
 from mispair.robust.robust import Robust
 from mispair.training import checkpoint

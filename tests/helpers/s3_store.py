@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from faulty_server import Proxy, running
-from mispair.data import remote
+from mispair.pairs import remote
 
 BUCKET = "bucket"
 

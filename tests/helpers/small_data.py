@@ -8,12 +8,12 @@ import torch
 from torch import Tensor, nn
 
 from mispair.config import Config, override
-from mispair.data.batches import Items
-from mispair.data.pairs import IntArray, Pairs, Regions, Tokens, Vectors, select
-from mispair.data.vocabulary import SPECIAL_WORDS, Vocabulary
 from mispair.methods.base import Method, StepPlan, StepResult
 from mispair.models.base import Encoded
 from mispair.models.bigru import BiGRU
+from mispair.pairs.batches import Items
+from mispair.pairs.pairs import IntArray, Pairs, Regions, Tokens, Vectors, select
+from mispair.pairs.vocabulary import SPECIAL_WORDS, Vocabulary
 
 WORDS = 30
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 
-from mispair.data.pairs import Pairs, Regions, Tokens
-from mispair.data.vocabulary import Vocabulary
+from mispair.pairs.pairs import Pairs, Regions, Tokens
+from mispair.pairs.vocabulary import Vocabulary
 
 WORDS = tuple("abcdefghijklmnopqrstuvwxyz")
 REGIONS, WIDTH = 5, 12

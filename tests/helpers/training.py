@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from mispair.config import Config
-from mispair.data.pairs import Pairs
 from mispair.errors import StoppedError
 from mispair.methods.base import StepPlan
+from mispair.pairs.pairs import Pairs
 from mispair.training import checkpoint
 from mispair.training.run_folder import Run
 from mispair.training.trainer import Trainer

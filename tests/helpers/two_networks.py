@@ -11,13 +11,13 @@ from torch import Tensor
 
 import mispair
 from mispair.config import Config, override
-from mispair.data.batches import PairLoader
-from mispair.data.noise import add_noise
-from mispair.data.pairs import IntArray, Pairs
 from mispair.errors import MispairError
 from mispair.methods.base import Method, StepPlan, StepResult, similarity
 from mispair.methods.coteaching import CoTeaching
 from mispair.models import Network, SideSpec, build
+from mispair.pairs.batches import PairLoader
+from mispair.pairs.noise import add_noise
+from mispair.pairs.pairs import IntArray, Pairs
 from small_data import regions, shake, tokens, vectors
 
 ALPHA = 0.2

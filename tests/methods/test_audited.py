@@ -13,14 +13,14 @@ from hypothesis import strategies as st
 
 import mispair
 from mispair.config import Config
-from mispair.data.noise import add_noise
-from mispair.data.pairs import FloatArray, Pairs
 from mispair.errors import ConfigError, DataError
 from mispair.methods import METHODS
 from mispair.methods.coteaching import SURE, combine_odds
 from mispair.methods.decl import Decl
 from mispair.methods.plain import Plain
 from mispair.methods.repair import Repair
+from mispair.pairs.noise import add_noise
+from mispair.pairs.pairs import FloatArray, Pairs
 from tiny import tiny_pairs
 from training import check_resume, trained
 from two_networks import COUNT, random_w, small, training, vector_pairs, with_w
@@ -145,7 +145,7 @@ def test_the_audit_is_made_once_and_kept(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_an_audit_finds_the_wrong_pairs_of_a_training() -> None:
     from mispair.auditing.audit import Settings, audit_source, score_pairs
-    from mispair.auditing.sources.from_pairs import from_pairs
+    from mispair.pairs.from_pairs import from_pairs
 
     pairs = add_noise(tiny_pairs(120), noise_ratio=0.4, seed=0)
     wrong, score = pairs.mismatched, score_pairs(pairs, "cpu")

@@ -15,13 +15,13 @@ from torch import Tensor
 
 import mispair
 from mispair.config import Config, override
-from mispair.data.batches import PairLoader, random_batches
-from mispair.data.noise import add_noise
-from mispair.data.pairs import IntArray, Pairs
 from mispair.methods import find
 from mispair.methods.base import StepPlan, StepResult, similarity
 from mispair.methods.decl import Decl, DeclInputs
 from mispair.models import SideSpec, build
+from mispair.pairs.batches import PairLoader, random_batches
+from mispair.pairs.noise import add_noise
+from mispair.pairs.pairs import IntArray, Pairs
 from mispair.retrieval.evaluation import evaluate
 from mispair.training.events import MethodEvent, StepEvent
 from mispair.training.monitor import StepMonitor

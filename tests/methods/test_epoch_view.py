@@ -8,10 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mispair.data.batches import PairLoader, random_batches
-from mispair.data.pairs import IntArray, Pairs, select
 from mispair.methods.epoch_view import EpochView, epoch_view
 from mispair.models import Encoded, Network, SideSpec, build
+from mispair.pairs.batches import PairLoader, random_batches
+from mispair.pairs.pairs import IntArray, Pairs, select
 from small_data import lengths_of, regions, shake, small_config, tokens, vectors
 
 MODELS = ("vse", "sgr", "saf", "scan", "two-tower")

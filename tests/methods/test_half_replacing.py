@@ -8,13 +8,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mispair.data.batches import PairLoader, random_batches
-from mispair.data.pairs import IntArray, Pairs
 from mispair.methods import half_replacing
 from mispair.methods.epoch_view import EpochView, encode_left, encode_right, epoch_view
 from mispair.methods.half_replacing import best_partners, find_partners, nearest
 from mispair.methods.memory_bank import Bank
 from mispair.models import Encoded, SideSpec, build
+from mispair.pairs.batches import PairLoader, random_batches
+from mispair.pairs.pairs import IntArray, Pairs
 from small_data import regions, shake, small_config, tokens, vectors
 
 MODELS = ("vse", "sgr", "saf", "scan", "two-tower")

@@ -19,9 +19,6 @@ from torch import Tensor, nn
 
 import mispair
 from mispair.config import Config, override
-from mispair.data.batches import PairLoader
-from mispair.data.noise import add_noise
-from mispair.data.pairs import Pairs
 from mispair.errors import ConfigError, DataError
 from mispair.methods import mend
 from mispair.methods.base import StepPlan, similarity
@@ -29,6 +26,9 @@ from mispair.methods.mend import STUDENT, TEACHERS, Mend, MendInputs, MendOracle
 from mispair.methods.repair import Repair
 from mispair.models import Network, SideSpec, build
 from mispair.models.inference import similarities
+from mispair.pairs.batches import PairLoader
+from mispair.pairs.noise import add_noise
+from mispair.pairs.pairs import Pairs
 from mispair.training.run_folder import read_examples, read_result
 from small_data import gradients, shake
 from tiny import tiny_pairs
@@ -323,7 +323,7 @@ def test_unlike_networks_are_saved_and_averaged_on_one_scale(tmp_path: Path) -> 
     assert again.models == matcher.models
     scores = matcher.score(pairs.left, pairs.right)
     assert np.array_equal(again.score(pairs.left, pairs.right), scores)
-    from mispair.data.batches import SideLoader
+    from mispair.pairs.batches import SideLoader
 
     sides = [SideLoader(side, torch.device("cpu")) for side in (pairs.left, pairs.right)]
     matrices = similarities(matcher.networks, *sides)

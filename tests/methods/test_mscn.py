@@ -21,9 +21,6 @@ import mispair
 from mispair import models
 from mispair.compute.devices import autocast
 from mispair.config import Config, override
-from mispair.data.batches import Items, PairLoader
-from mispair.data.noise import add_noise
-from mispair.data.pairs import Pairs
 from mispair.errors import ConfigError, DataError, NonFiniteError
 from mispair.functional.losses import hard_loss, meta_margin
 from mispair.methods import mscn, mscn_meta
@@ -41,6 +38,9 @@ from mispair.methods.mscn import (
 )
 from mispair.methods.mscn_meta import MetaGradient, body, meta_gradient, score_layer, steady, with_weights
 from mispair.models import Encoded, Network, SideSpec, bigru, build
+from mispair.pairs.batches import Items, PairLoader
+from mispair.pairs.noise import add_noise
+from mispair.pairs.pairs import Pairs
 from mispair.training.events import MethodEvent, StepEvent
 from mispair.training.run_folder import Run, read_events
 from mispair.training.trainer import Trainer

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 import mispair
-from mispair.data.batches import random_batches
-from mispair.data.pairs import IntArray, Pairs
 from mispair.functional.gaussian_mixture import clean_probability
 from mispair.methods.base import StepPlan
 from mispair.methods.epoch_view import epoch_view
 from mispair.methods.ncr import NCR
+from mispair.pairs.batches import random_batches
+from mispair.pairs.pairs import IntArray, Pairs
 from two_networks import (
     ALPHA,
     CLEAN,

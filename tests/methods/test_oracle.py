@@ -10,14 +10,14 @@ import pytest
 import torch
 
 import mispair
-from mispair.data.batches import PairLoader
-from mispair.data.noise import add_noise
-from mispair.data.pairs import Pairs
 from mispair.errors import ConfigError, DataError
 from mispair.methods import find
 from mispair.methods.base import StepPlan
 from mispair.methods.oracle import Oracle
 from mispair.models import SideSpec, build
+from mispair.pairs.batches import PairLoader
+from mispair.pairs.noise import add_noise
+from mispair.pairs.pairs import Pairs
 from mispair.training.trainer import Trainer
 from small_data import vectors
 

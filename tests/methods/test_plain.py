@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from mispair.config import Config, VseSettings
-from mispair.data.batches import PairLoader
 from mispair.methods import METHODS, find
 from mispair.methods.plain import Plain
 from mispair.models import SideSpec, build
+from mispair.pairs.batches import PairLoader
 from small_data import take_step
 from tiny import tiny_pairs
 

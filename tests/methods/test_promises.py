@@ -14,15 +14,15 @@ from torch import Tensor
 
 import mispair
 from mispair.config import Config
-from mispair.data.batches import Items, SideLoader
-from mispair.data.noise import add_noise
-from mispair.data.pairs import IntArray, Pairs, Vectors
 from mispair.errors import ConfigError
 from mispair.methods import METHODS, find
 from mispair.methods.base import StepInputs, StepPlan, similarity
 from mispair.methods.bicro import BiCro
 from mispair.methods.coteaching import CoTeaching
 from mispair.methods.ncr import NCR
+from mispair.pairs.batches import Items, SideLoader
+from mispair.pairs.noise import add_noise
+from mispair.pairs.pairs import IntArray, Pairs, Vectors
 from mispair.training.run_folder import Run
 from mispair.training.trainer import Trainer
 from small_data import gradients

@@ -18,9 +18,6 @@ from torch import Tensor
 import mispair
 import two_networks
 from mispair.config import Config, override
-from mispair.data.batches import random_batches
-from mispair.data.noise import add_noise
-from mispair.data.pairs import IntArray, Pairs, Vectors, select
 from mispair.errors import MispairError, NonFiniteError
 from mispair.functional.gaussian_mixture import clean_probability
 from mispair.functional.rank_correlation import bank_correlation
@@ -29,6 +26,9 @@ from mispair.methods.epoch_view import encode_left, encode_right, epoch_view
 from mispair.methods.half_replacing import find_partners
 from mispair.methods.memory_bank import Bank
 from mispair.methods.repair import KEEP_LEFT, KEEP_RIGHT, Repair
+from mispair.pairs.batches import random_batches
+from mispair.pairs.noise import add_noise
+from mispair.pairs.pairs import IntArray, Pairs, Vectors, select
 from mispair.training.events import MethodEvent, StepEvent
 from mispair.training.run_folder import read_events
 from small_data import gradients, shake, take_step

@@ -8,10 +8,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mispair.data.pairs import Pairs, Vectors
 from mispair.functional.canonical_correlation import canonical_directions
 from mispair.methods import soft_partners
 from mispair.methods.soft_partners import ACROSS, NEIGHBOURS, TEMPERATURE, SoftPartners, find_soft_partners
+from mispair.pairs.pairs import Pairs, Vectors
 from tiny import tiny_pairs
 
 CPU = torch.device("cpu")

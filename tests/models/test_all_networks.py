@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mispair.data.batches import Items
 from mispair.models import Encoded, Network, SideSpec, build
+from mispair.pairs.batches import Items
 from small_data import encoded_sets, shake, small_config, token_items
 
 D = 16

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import mispair
-from mispair.data.batches import Items
 from mispair.models import SAF, SGR, Encoded, SideSpec, build
+from mispair.pairs.batches import Items
 from sgraf_loops import is_well_conditioned, linear, some_regions, text_self_attention, visual_self_attention
 from small_data import ZEROS, encoded_sets, gradients, plain_l2norm, shake, small_config, token_items, zeroed
 from tiny import tiny_pairs

@@ -3,10 +3,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mispair.data.batches import Items
 from mispair.errors import ConfigError
 from mispair.models import SideSpec, build
 from mispair.models.two_tower import TwoTower
+from mispair.pairs.batches import Items
 from small_data import shake, small_config
 
 

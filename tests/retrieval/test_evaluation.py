@@ -5,14 +5,14 @@ import numpy as np
 import pytest
 import torch
 
-from mispair.data.batches import SideLoader
-from mispair.data.pairs import Pairs
 from mispair.errors import ConfigError
 from mispair.functional import metrics
 from mispair.functional.metrics import fold_retrieval, retrieval
 from mispair.models import Network, SideSpec, build
 from mispair.models import inference as inference_module
 from mispair.models.inference import average, encode_side, inference, score, similarities
+from mispair.pairs.batches import SideLoader
+from mispair.pairs.pairs import Pairs
 from mispair.retrieval import evaluation
 from mispair.retrieval.evaluation import evaluate, evaluate_in_blocks
 from small_data import one_to_one, regions, shake, small_config, tokens, vectors

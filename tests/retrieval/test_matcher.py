@@ -13,12 +13,12 @@ import safetensors.torch
 import torch
 
 import mispair
-from mispair.data.batches import SideLoader
-from mispair.data.pairs import Regions, Tokens
-from mispair.data.vocabulary import Vocabulary
 from mispair.errors import ConfigError, DataError
 from mispair.models import SideSpec
 from mispair.models.inference import similarities
+from mispair.pairs.batches import SideLoader
+from mispair.pairs.pairs import Regions, Tokens
+from mispair.pairs.vocabulary import Vocabulary
 from mispair.retrieval.evaluation import evaluate
 from tiny import REGIONS, WIDTH, tiny_pairs
 

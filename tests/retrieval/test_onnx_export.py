@@ -14,10 +14,10 @@ import torch
 
 import mispair
 from mispair.config import Config
-from mispair.data.vocabulary import MOST_WORDS, Vocabulary
 from mispair.errors import ConfigError, DataError
 from mispair.models import SideSpec, build
 from mispair.models.layers import BatchNorm
+from mispair.pairs.vocabulary import MOST_WORDS, Vocabulary
 
 VECTORS, OTHERS, REGIONS = SideSpec("vectors", 6), SideSpec("vectors", 9), SideSpec("regions", 5, count=4)
 TEXTS = ["a dog", "a black dog runs after a cat", "cat", "a dog and a zebra", " ".join(["dog"] * (MOST_WORDS + 9))]

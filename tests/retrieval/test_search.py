@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mispair.data.pairs import Pairs, Vectors
+from mispair.pairs.pairs import Pairs, Vectors
 from mispair.retrieval.search import find_images
 
 

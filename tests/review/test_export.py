@@ -19,11 +19,11 @@ from audited import write_audit_of
 from layouts import LAYOUTS, triples
 from mispair.auditing.folder import read_input
 from mispair.auditing.inputs import AuditInput
-from mispair.auditing.layouts.copies import MANIFEST
 from mispair.auditing.output_files import TABLE
 from mispair.cli.main import main
-from mispair.data.pairs import Regions, Tokens
 from mispair.errors import DataError
+from mispair.pairs.layouts.copies import MANIFEST
+from mispair.pairs.pairs import Regions, Tokens
 from mispair.review.captions import takes_captions
 from mispair.review.compare import check_decided, compare
 from mispair.review.decisions import FILE, Decision, Decisions, Verdict, read_answers, read_current, read_partnered

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mispair.auditing.inputs import AuditInput
-from mispair.auditing.sources.edits import Edits
-from mispair.auditing.sources.source import from_memory
-from mispair.data.pairs import IntArray
+from mispair.pairs.edits import Edits
+from mispair.pairs.pairs import IntArray
+from mispair.pairs.source import from_memory
 from mispair.review.reviewed import ReviewedPairs
 
 COUNT = 8

@@ -14,9 +14,9 @@ import torch
 
 import mispair
 from audit_cases import hurry, make_case
-from mispair.auditing.layouts.opening import open_raw
 from mispair.errors import DataError
 from mispair.methods.soft_partners import SoftPartners
+from mispair.pairs.layouts.opening import open_raw
 from mispair.robust.pair_scores import read_scores
 from mispair.robust.robust import Robust
 

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import cross_entropy, logsigmoid
 
-from mispair.data.pairs import Pairs, Vectors
 from mispair.errors import ConfigError, DataError, NonFiniteError
 from mispair.functional.losses import hard_loss
 from mispair.functional.rank_correlation import label_bounds, rank_correlation, soft_labels
 from mispair.methods.soft_partners import SoftPartners
+from mispair.pairs.pairs import Pairs, Vectors
 from mispair.robust.robust import GAMMA_SHARE, Robust
 
 METHODS = ("weights", "mend", "repair")

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from mispair.auditing.layouts.captions_json import open_json
-from mispair.auditing.sources import tables
-from mispair.auditing.sources.tables import text_encoding
 from mispair.config import read_recipe
-from mispair.data import precomp
-from mispair.data.vocabulary import Vocabulary
 from mispair.errors import MispairError
+from mispair.pairs import tables
+from mispair.pairs.layouts import precomp
+from mispair.pairs.layouts.captions_json import open_json
+from mispair.pairs.tables import text_encoding
+from mispair.pairs.vocabulary import Vocabulary
 from mispair.support import files
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import mispair
 from mispair.auditing.audit import score_pairs, score_splits
 from mispair.config import KEYS, Config, override
-from mispair.data.pairs import Pairs, Vectors, subset, unflagged
+from mispair.pairs.pairs import Pairs, Vectors, subset, unflagged
 from mispair.training.defaults import duration_sentence, fitted, note_unused
 
 

@@ -17,10 +17,10 @@ from rich.console import Console
 
 import mispair
 from mispair.config import Config, override
-from mispair.data.noise import add_noise
-from mispair.data.pairs import Tokens, Vectors, fingerprint
-from mispair.data.vocabulary import SPECIAL_WORDS, Vocabulary
 from mispair.errors import ConfigError, DataError
+from mispair.pairs.noise import add_noise
+from mispair.pairs.pairs import Tokens, Vectors, fingerprint
+from mispair.pairs.vocabulary import SPECIAL_WORDS, Vocabulary
 from mispair.training.fit import train_and_test
 from mispair.training.run_folder import read_result
 from mispair.training.splits import load_splits

@@ -19,13 +19,13 @@ from rich.console import Console
 import mispair
 from mispair import methods
 from mispair.config import Config, override
-from mispair.data.batches import Batch, PairLoader
-from mispair.data.pairs import Pairs, Regions, Tokens, Vectors
-from mispair.data.vocabulary import Vocabulary
 from mispair.errors import CollapseError, ConfigError, DataError, NonFiniteError, StoppedError
 from mispair.functional.losses import hard_loss
 from mispair.methods.base import EpochPairs, Method, StepInputs, StepPlan, StepResult, similarity
 from mispair.methods.mend import Mend
+from mispair.pairs.batches import Batch, PairLoader
+from mispair.pairs.pairs import Pairs, Regions, Tokens, Vectors
+from mispair.pairs.vocabulary import Vocabulary
 from mispair.training import checkpoint
 from mispair.training.run_folder import Run
 from mispair.training.trainer import Trainer

@@ -15,15 +15,11 @@ import torch
 from rich.console import Console
 
 from mispair.auditing.cuts import check_cut, share_of, threshold, values_by
-from mispair.auditing.encoding.encode import Encoders
-from mispair.auditing.encoding.encoders import IMAGE_MODEL, TEXT_MODEL
 from mispair.auditing.exports import Tool, export
 from mispair.auditing.findings import SIDES, Findings, SimilarPairs, match_scores
 from mispair.auditing.inputs import AuditInput, open_given
-from mispair.auditing.layouts.copies import SURE, clean_edits, mended_edits, write_copy
 from mispair.auditing.report.page import make_page
 from mispair.auditing.report.render import render
-from mispair.auditing.result_tables import defused, write_table
 from mispair.auditing.scoring.exchanges import find_exchanges
 from mispair.auditing.scoring.folds import fold_numbers, sample
 from mispair.auditing.scoring.judge import ARRAYS, Judge, learn
@@ -32,15 +28,19 @@ from mispair.auditing.scoring.reasons import Bits, caption_reasons, image_reason
 from mispair.auditing.scoring.scan import READABLE, Engine, Scan, Shard, faults, scan
 from mispair.auditing.scoring.shared_items import SharedItems, find_shared_items
 from mispair.auditing.scoring.siblings import find_siblings
-from mispair.auditing.sources.from_pairs import captions, from_pairs, pair_ids
-from mispair.auditing.sources.raw import RawPairs
-from mispair.auditing.sources.source import Source
-from mispair.auditing.sources.tables import Roles
 from mispair.compute.devices import pick_device
-from mispair.data.item_vectors import item_vectors
-from mispair.data.pairs import IntArray, Pairs, Vectors
+from mispair.encoders.encode import Encoders
+from mispair.encoders.encoders import IMAGE_MODEL, TEXT_MODEL
 from mispair.errors import DataError
 from mispair.functional.logistic import FloatArray
+from mispair.pairs.from_pairs import captions, from_pairs, pair_ids
+from mispair.pairs.item_vectors import item_vectors
+from mispair.pairs.layouts.copies import SURE, clean_edits, mended_edits, write_copy
+from mispair.pairs.pairs import IntArray, Pairs, Vectors
+from mispair.pairs.raw import RawPairs
+from mispair.pairs.result_tables import defused, write_table
+from mispair.pairs.source import Source
+from mispair.pairs.tables import Roles
 from mispair.support.files import write_atomically
 from mispair.support.formatting import plain
 from mispair.support.progress import RowProgress, progress

@@ -11,11 +11,11 @@ from pydantic import BaseModel, ConfigDict
 from scipy.special import betaincinv
 
 from mispair.auditing.scoring.calibration import noise_interval, noise_rate
-from mispair.auditing.sources.raw import RawPairs
-from mispair.auditing.sources.source import Source
-from mispair.data.pairs import MATCH_THRESHOLD
 from mispair.errors import ConfigError, DataError
 from mispair.functional.logistic import FloatArray
+from mispair.pairs.pairs import MATCH_THRESHOLD
+from mispair.pairs.raw import RawPairs
+from mispair.pairs.source import Source
 from mispair.support.formatting import listed
 
 USUAL_CUTS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)

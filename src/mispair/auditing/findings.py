@@ -25,10 +25,10 @@ from mispair.auditing.scoring.reasons import KINDS, Bits, in_words, wordless
 from mispair.auditing.scoring.scan import BAD_IN_TABLE, FAULTS, READABLE, Scan
 from mispair.auditing.scoring.shared_items import SharedItems
 from mispair.auditing.scoring.siblings import Siblings
-from mispair.auditing.sources.source import Source
-from mispair.data.pairs import MATCH_THRESHOLD, IntArray
 from mispair.errors import DataError
 from mispair.functional.logistic import FloatArray, logistic
+from mispair.pairs.pairs import MATCH_THRESHOLD, IntArray
+from mispair.pairs.source import Source
 from mispair.support.files import read_regular
 
 if TYPE_CHECKING:

@@ -29,20 +29,10 @@ from mispair.auditing.audit import (
     measure_shard,
     prepare,
 )
-from mispair.auditing.encoding.cache import FETCHED, cache_folder
-from mispair.auditing.encoding.encode import Encoders
 from mispair.auditing.exports import Tool, export
 from mispair.auditing.findings import AuditSummary
+from mispair.auditing.from_training import is_run
 from mispair.auditing.inputs import AuditInput
-from mispair.auditing.layouts.copies import (
-    check_copy,
-    check_place,
-    is_copied,
-    read_edits,
-    write_copy,
-)
-from mispair.auditing.layouts.datacomp import uid_subset
-from mispair.auditing.layouts.embeddings import is_array_file
 from mispair.auditing.moved import read_audit_mark
 from mispair.auditing.output_files import (
     AUDIT,
@@ -57,17 +47,27 @@ from mispair.auditing.output_files import (
     TABLE,
 )
 from mispair.auditing.output_store import OutputStore, working_folder
-from mispair.auditing.result_tables import defused, original, write_table
 from mispair.auditing.scoring.scan import PART, Shard, missing_parts, part_name
-from mispair.auditing.sources.from_training import is_run
-from mispair.auditing.sources.raw import RawLayout, RawPairs
-from mispair.auditing.sources.source import Source
-from mispair.auditing.sources.tables import Roles, open_table
 from mispair.compute.devices import pick_device
 from mispair.config import read_recipe
-from mispair.data.origin import check_as_encoded
-from mispair.data.remote import find_copy, url_of
+from mispair.encoders.cache import FETCHED, cache_folder
+from mispair.encoders.encode import Encoders
 from mispair.errors import ConfigError, DataError
+from mispair.pairs.layouts.copies import (
+    check_copy,
+    check_place,
+    is_copied,
+    read_edits,
+    write_copy,
+)
+from mispair.pairs.layouts.datacomp import uid_subset
+from mispair.pairs.layouts.embeddings import is_array_file
+from mispair.pairs.origin import check_as_encoded
+from mispair.pairs.raw import RawLayout, RawPairs
+from mispair.pairs.remote import find_copy, url_of
+from mispair.pairs.result_tables import defused, original, write_table
+from mispair.pairs.source import Source
+from mispair.pairs.tables import Roles, open_table
 from mispair.support.files import Json, replacing, write_atomically
 from mispair.support.owned_folder import WORK, FolderInUseError, Mark, OwnedFolder, check_unchanged, read_mark
 

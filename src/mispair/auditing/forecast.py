@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from mispair.auditing.audit import LEAST, SAMPLE, Settings, audit_source, check
 from mispair.auditing.scoring.scan import PART
-from mispair.auditing.sources.source import Source
+from mispair.pairs.source import Source
 from mispair.support.formatting import byte_size, duration
 from mispair.support.memory import peak_memory
 

@@ -10,19 +10,19 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from mispair.auditing.encoding.cache import FETCHED, cache_folder, writable_cache
-from mispair.auditing.encoding.encode import Encoders, encode
-from mispair.auditing.layouts.datacomp import find_datacomp, open_datacomp
-from mispair.auditing.layouts.opening import is_raw_folder, open_raw
-from mispair.auditing.layouts.table import open_pairs
-from mispair.auditing.sources.from_training import from_run, is_run
-from mispair.auditing.sources.raw import RawLayout, RawPairs
-from mispair.auditing.sources.source import Source, from_memory, from_raw, open_arrays, open_source
-from mispair.auditing.sources.tables import InMemory, Roles, Table
-from mispair.data.loading import layout
-from mispair.data.origin import check_as_encoded
-from mispair.data.remote import copy_version, fetch, url_of
+from mispair.auditing.from_training import from_run, is_run
+from mispair.encoders.cache import FETCHED, cache_folder, writable_cache
+from mispair.encoders.encode import Encoders, encode
 from mispair.errors import ConfigError, DataError
+from mispair.pairs.layouts.datacomp import find_datacomp, open_datacomp
+from mispair.pairs.layouts.loading import layout
+from mispair.pairs.layouts.opening import is_raw_folder, open_raw, open_source
+from mispair.pairs.layouts.table import open_pairs
+from mispair.pairs.origin import check_as_encoded
+from mispair.pairs.raw import RawLayout, RawPairs
+from mispair.pairs.remote import copy_version, fetch, url_of
+from mispair.pairs.source import Source, from_memory, from_raw, open_arrays
+from mispair.pairs.tables import InMemory, Roles, Table
 from mispair.support.row_order import check_order, labels_of
 
 Check = Callable[[RawPairs], None]

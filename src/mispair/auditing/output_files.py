@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from mispair.pairs.layouts import SUBSET as SUBSET
 from mispair.support.owned_folder import FolderKind
 
 TABLE, CSV = "pairs.parquet", "pairs.csv"
 SUGGESTIONS, SUGGESTIONS_CSV = "suggestions.parquet", "suggestions.csv"
 REPORT, SUMMARY = "report.html", "summary.json"
 SHARDS = "shards"  # folder of a table for each shard of the input
-SUBSET = "subset.npy"  # of DataComp: the uids of the kept pairs
 EXPORTS = ("fiftyone.csv", "label-studio.json", "label-studio.xml", "argilla.json")  # for other tools
 READ_BACK = (TABLE, SUGGESTIONS, SUMMARY)  # what later commands rest on; the others are for people
 AUDIT = FolderKind(

@@ -17,11 +17,11 @@ from pathlib import Path, PurePosixPath
 import filelock
 
 from mispair.auditing.audit import ITEMS, JUDGE
-from mispair.auditing.encoding.cache import cache_folder
 from mispair.auditing.output_files import AUDIT
 from mispair.auditing.scoring.scan import Shard
-from mispair.data.remote import StoredFolder, name_of, short_hash, url_of
+from mispair.encoders.cache import cache_folder
 from mispair.errors import DataError
+from mispair.pairs.remote import StoredFolder, name_of, short_hash, url_of
 from mispair.support.files import Json, sha256_of, write_atomically
 from mispair.support.owned_folder import WORK, Mark, read_mark
 

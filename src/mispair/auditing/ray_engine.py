@@ -25,11 +25,11 @@ import torch
 from mispair.auditing.audit import GPU_WORKERS
 from mispair.auditing.scoring.judge import Judge
 from mispair.auditing.scoring.scan import PART, missing_parts, part_name, scan
-from mispair.auditing.sources.source import Source
 from mispair.compute.devices import pick_device
-from mispair.data.pairs import IntArray
-from mispair.data.remote import StoredFolder
 from mispair.errors import ConfigError, DataError
+from mispair.pairs.pairs import IntArray
+from mispair.pairs.remote import StoredFolder
+from mispair.pairs.source import Source
 from mispair.support.extras import install_command
 from mispair.support.owned_folder import WORK
 

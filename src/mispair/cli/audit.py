@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from mispair.auditing.audit import Settings
     from mispair.auditing.findings import AuditSummary
     from mispair.auditing.inputs import AuditInput
-    from mispair.auditing.sources.tables import Roles
-    from mispair.data.origin import Projection
+    from mispair.pairs.origin import Projection
+    from mispair.pairs.tables import Roles
 
 IMAGE_MODEL, TEXT_MODEL = "efficientnet-lite0", "all-minilm-l6-v2"
 BAD_CODE = 3  # exit code where more than 1 % of the pairs could not be read
@@ -108,11 +108,11 @@ def audit(
     """
     from mispair.auditing.audit import Settings
     from mispair.auditing.cuts import share_of
-    from mispair.auditing.encoding.encode import Encoders
     from mispair.auditing.folder import audit_path, audit_shard, merge_shards
     from mispair.auditing.inputs import AuditInput
     from mispair.auditing.scoring.scan import Shard
-    from mispair.data.remote import url_of
+    from mispair.encoders.encode import Encoders
+    from mispair.pairs.remote import url_of
     from mispair.review.decisions import read_partnered
 
     _check_sharing(source or left, shard, merge, engine, address, dry_run)
@@ -221,7 +221,7 @@ def _check_sharing(
 
 def _check_urls(out: Path, source: Path | None, others: Mapping[str, Path | None], reviewed: bool) -> None:
     """Refuses URLs where only folders of this machine will do."""
-    from mispair.data.remote import url_of
+    from mispair.pairs.remote import url_of
 
     for option, place in others.items():
         if place is not None and url_of(place) is not None:
@@ -241,7 +241,7 @@ def _check_urls(out: Path, source: Path | None, others: Mapping[str, Path | None
 
 def shown(path: Path) -> str:
     """A path, or the URL that it was made of."""
-    from mispair.data.remote import url_of
+    from mispair.pairs.remote import url_of
 
     return url_of(path) or str(path)
 
@@ -297,7 +297,7 @@ def _close(summary: AuditSummary) -> list[str]:
 def _lines(summary: AuditSummary, out: Path, clean: Path | None, mended: Path | None) -> list[str]:
     """The result in words."""
     from mispair.auditing.findings import NOTHING_IN_COMMON
-    from mispair.data.remote import url_of
+    from mispair.pairs.remote import url_of
 
     doubtful = summary.flagged > 0 and url_of(out) is None
     return [
@@ -365,9 +365,9 @@ def encode(
         overwrite: Start over in a folder that was made from something else.
         json: Print the metrics as JSON.
     """
-    from mispair.auditing.encoding.cache import writable_cache
-    from mispair.auditing.encoding.encode import Encoders, encode_to_folder
-    from mispair.auditing.layouts.opening import open_raw
+    from mispair.encoders.cache import writable_cache
+    from mispair.encoders.encode import Encoders, encode_to_folder
+    from mispair.pairs.layouts.opening import open_raw
 
     if grid is None and (pca, dev, test, split) != (None, None, None, None):
         raise ConfigError("--pca, --dev, --test and --split are for region features; give --grid 6, or leave them out.")
@@ -382,8 +382,8 @@ def encode(
             pairs, out, encoders, place, overwrite=overwrite, console=console()
         )  # fmt: skip
     else:
-        from mispair.auditing.encoding.encoders import GridEncoder, image_encoder
-        from mispair.auditing.encoding.regions import SplitRule, encode_regions
+        from mispair.encoders.encoders import GridEncoder, image_encoder
+        from mispair.encoders.regions import SplitRule, encode_regions
 
         rule, projection = SplitRule(dev, test, split), _projection(pca)
         outcome = encode_regions(
@@ -410,7 +410,7 @@ def _say_bad_code(bad: int, pairs: int, listed: str) -> None:
 
 
 def _projection(pca: str | None) -> int | Projection | None:
-    from mispair.data.origin import Projection
+    from mispair.pairs.origin import Projection
 
     if pca is None or pca.isdecimal():
         return None if pca is None else int(pca)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mispair.bench.suite.runner import CellState
     from mispair.bench.suite.suite import Cell, Suite
     from mispair.config import Config
-    from mispair.data.pairs import Pairs
+    from mispair.pairs.pairs import Pairs
 
 
 def bench_speed(
@@ -131,8 +131,9 @@ def bench_audit(
         device: auto, cpu, cuda, cuda:1, mps.
         json: Print the numbers as JSON.
     """
-    from mispair.auditing.sources.source import open_arrays, open_source
     from mispair.bench.measure.audit_quality import NaturalNoise, find_natural_noise, measure, quality_table
+    from mispair.pairs.layouts.opening import open_source
+    from mispair.pairs.source import open_arrays
 
     _check({"seeds": seeds, "pairs": pairs}, 1)
     _check_ratios(noise_ratio)
@@ -185,8 +186,8 @@ def bench_coverage(
         device: auto, cpu, cuda, cuda:1, mps.
         json: Print the numbers as JSON.
     """
-    from mispair.auditing.sources.source import open_source
     from mispair.bench.measure.audit_coverage import coverage_tables, measure
+    from mispair.pairs.layouts.opening import open_source
 
     if not sources:
         raise ConfigError("Give one or more folders of embeddings or features.")
@@ -353,7 +354,7 @@ def _print_states(results: Path, states: Sequence[CellState], earlier: Container
 
 def _dry_images(suite: Suite, data: str | None, images: int | None) -> int:
     """Training images of a dry run: as many as were asked for, as the data has, or as the suite says."""
-    from mispair.data.loading import find_folder, load
+    from mispair.pairs.layouts.loading import find_folder, load
 
     try:
         folder = find_folder(data or suite.data)
@@ -402,7 +403,7 @@ def bench_report(
     """
     from mispair.bench.report.page import write_report
     from mispair.bench.suite.results_folder import read_results
-    from mispair.data.loading import find_folder
+    from mispair.pairs.layouts.loading import find_folder
 
     content = read_results(results)
     records = content.records(results)
@@ -425,7 +426,7 @@ def bench_report(
 
 def _absolute(data: str) -> str:
     """An absolute path, because workers and later calls may have another working directory."""
-    from mispair.data.loading import find_folder
+    from mispair.pairs.layouts.loading import find_folder
 
     return data if data == "shapes" else str(find_folder(data).resolve())
 

@@ -14,8 +14,8 @@ from mispair.errors import DataError
 from mispair.support.formatting import byte_size
 
 if TYPE_CHECKING:
-    from mispair.data.published.catalogue import DataSet, File
-    from mispair.data.published.check import Finding
+    from mispair.pairs.published.catalogue import DataSet, File
+    from mispair.pairs.published.check import Finding
 
 
 _WIDTH = 118
@@ -39,7 +39,7 @@ def data_check(
         captions_per_image: Only where the files leave it open; found from the data by default.
         json: Print JSON.
     """
-    from mispair.data.check import check
+    from mispair.pairs.check import check
 
     found = check(data, vocabulary=vocab, noise_file=noise_file, captions_per_image=captions_per_image)
     if json:
@@ -76,8 +76,8 @@ def data_noise(
         captions_per_image: Only where the files leave it open; found from the data by default.
         json: Print JSON.
     """
-    from mispair.data.loading import load
-    from mispair.data.noise import load_noise, mismatch, noise_index, save_noise
+    from mispair.pairs.layouts.loading import load
+    from mispair.pairs.noise import load_noise, mismatch, noise_index, save_noise
 
     if out.exists():
         raise DataError(f"{out} exists already; give another --out or remove it first.")
@@ -105,7 +105,7 @@ def data_make(
         dev: Validation images.
         test: Test images.
     """
-    from mispair.data.shapes.dataset import make
+    from mispair.pairs.shapes.dataset import make
 
     say(f"{name}: {train + dev + test:,} images in {make(out, seed=seed, train=train, dev=dev, test=test)}")
     return 0
@@ -119,8 +119,8 @@ def data_get(name: Positional[str], folder: Positional[Path | None] = None, *, j
         folder: Folder to check: which files are there, missing or different.
         json: Print JSON.
     """
-    from mispair.data.published.catalogue import BUILT_IN, find_data_set
-    from mispair.data.published.check import check_folder, next_steps, ready
+    from mispair.pairs.published.catalogue import BUILT_IN, find_data_set
+    from mispair.pairs.published.check import check_folder, next_steps, ready
 
     if name == BUILT_IN:
         return _print_built_in(folder, json)
@@ -154,7 +154,7 @@ def _print_built_in(folder: Path | None, as_json: bool) -> int:
 
 
 def _print_list(data_set: DataSet) -> None:
-    from mispair.data.published.catalogue import NO_DOWNLOADS
+    from mispair.pairs.published.catalogue import NO_DOWNLOADS
 
     _print_wrapped(f"{data_set.title}: {data_set.about}", "")
     _print_wrapped(NO_DOWNLOADS, "")

@@ -21,7 +21,7 @@ from mispair.support.renamed import current_flag
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from mispair.data.pairs import Pairs
+    from mispair.pairs.pairs import Pairs
     from mispair.retrieval.matcher import Matcher
     from mispair.training.fit import TrainedRun
 
@@ -109,7 +109,7 @@ def train(argv: Sequence[str]) -> int:
 
 
 def _trained(arguments: TrainArguments, given: set[str] | None, shown: Console | None) -> TrainedRun:
-    from mispair.data.loading import with_absolute_paths
+    from mispair.pairs.layouts.loading import with_absolute_paths
     from mispair.training.fit import train_and_test
 
     if arguments.source is not None:
@@ -120,9 +120,9 @@ def _trained(arguments: TrainArguments, given: set[str] | None, shown: Console |
 
 
 def _train_files(arguments: TrainArguments, given: set[str] | None, shown: Console | None) -> TrainedRun:
-    from mispair.auditing.encoding.encode import Encoders
-    from mispair.auditing.encoding.regions import SplitRule
-    from mispair.pipeline.train import Files, train_from_files
+    from mispair.encoders.encode import Encoders
+    from mispair.encoders.regions import SplitRule
+    from mispair.training.from_files import Files, train_from_files
 
     if given is not None and "data" in given:
         raise ConfigError("Give either the files to train on or --data, not both.")
@@ -238,7 +238,7 @@ def search(
         device: auto, cpu, cuda or mps.
         json: Print the result as JSON.
     """
-    from mispair.pipeline.search import search_files, search_splits
+    from mispair.retrieval.encoded_search import search_files, search_splits
     from mispair.retrieval.matcher import Matcher
     from mispair.training.run_folder import own_features
 
@@ -274,7 +274,7 @@ def search(
 
 def _searched_splits(matcher: Matcher, split: str | None, data: str | None) -> list[str]:
     """The split that was asked for; by default all where the model was made from images, else test."""
-    from mispair.data.loading import splits
+    from mispair.pairs.layouts.loading import splits
 
     if split is not None or matcher.origin is None:
         return [split or "test"]
@@ -283,7 +283,7 @@ def _searched_splits(matcher: Matcher, split: str | None, data: str | None) -> l
 
 def _load_pairs(matcher: Matcher, split: str, data: str | None, captions_per_image: int | None) -> Pairs:
     """The pairs that a command names; prints a note where the model knows few of their words."""
-    from mispair.data.check import mostly_unknown
+    from mispair.pairs.check import mostly_unknown
     from mispair.retrieval.model_data import load_for
 
     pairs = load_for(matcher, split, data, captions_per_image)

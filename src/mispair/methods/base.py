@@ -16,13 +16,13 @@ from torch import Tensor
 
 from mispair.compute.devices import send
 from mispair.config import Config
-from mispair.data.batches import Batch, PairLoader, random_batches
-from mispair.data.pairs import MATCH_THRESHOLD, IntArray
 from mispair.errors import ConfigError
 from mispair.functional.losses import negatives_at, warmup_loss
 from mispair.methods.report import BoolArray, Examples, MethodReport
 from mispair.models import Network
 from mispair.models.comparison import compare
+from mispair.pairs.batches import Batch, PairLoader, random_batches
+from mispair.pairs.pairs import MATCH_THRESHOLD, IntArray
 
 BATCHES = 100  # stream of random numbers
 

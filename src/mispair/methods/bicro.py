@@ -17,8 +17,6 @@ from torch import Tensor
 
 from mispair.compute.precision import full_precision
 from mispair.config import Config
-from mispair.data.batches import Batch, PairLoader
-from mispair.data.pairs import IntArray
 from mispair.functional.beta_mixture import fit_betas
 from mispair.functional.gaussian_mixture import FloatArray, min_max
 from mispair.functional.losses import best_count, hard_loss, pair_quality, sample_losses, soft_margin
@@ -28,6 +26,8 @@ from mispair.methods.epoch_view import EpochView
 from mispair.methods.report import BoolArray
 from mispair.models import Encoded, Network
 from mispair.models.inference import inference
+from mispair.pairs.batches import Batch, PairLoader
+from mispair.pairs.pairs import IntArray
 
 ANCHORS = 102  # stream of random numbers
 

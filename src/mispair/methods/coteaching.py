@@ -8,13 +8,13 @@ import numpy as np
 import torch
 
 from mispair.config import Config
-from mispair.data.batches import PairLoader
-from mispair.data.pairs import IntArray
 from mispair.functional.gaussian_mixture import FloatArray, clean_probability, is_clean
 from mispair.methods.base import EpochPairs, Method
 from mispair.methods.epoch_view import EpochView, epoch_view
 from mispair.methods.report import BoolArray, Examples, MethodReport, selection, separation
 from mispair.models import Network
+from mispair.pairs.batches import PairLoader
+from mispair.pairs.pairs import IntArray
 
 SURE = 0.99  # the highest probability that losses or an audit can give
 

@@ -17,14 +17,14 @@ from torch import Tensor
 from mispair.compute.cuda_graphs import CudaGraphStep
 from mispair.compute.devices import send, uncached
 from mispair.config import Config
-from mispair.data.batches import Batch, PairLoader
-from mispair.data.pairs import IntArray
 from mispair.functional.evidence import corresponds, evidence, evidential_loss, raw_scores, uncertainty
 from mispair.functional.losses import hard_loss
 from mispair.methods.base import EpochPairs, Method, StepInputs, StepPlan, StepResult, similarity
 from mispair.methods.report import MethodReport, selection
 from mispair.models import Network
 from mispair.models.inference import inference
+from mispair.pairs.batches import Batch, PairLoader
+from mispair.pairs.pairs import IntArray
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,12 @@ from torch import Tensor
 
 from mispair.compute.cuda_graphs import CudaGraphStep
 from mispair.compute.devices import send, uncached
-from mispair.data.batches import Batch, PairLoader
-from mispair.data.pairs import IntArray
 from mispair.functional.losses import sample_losses
 from mispair.models import CosineNetwork, Encoded, Network
 from mispair.models.comparison import compare_parts, encode_part, gather_pooled
 from mispair.models.inference import encode_side, inference
+from mispair.pairs.batches import Batch, PairLoader
+from mispair.pairs.pairs import IntArray
 
 Inputs = TypeVar("Inputs")
 

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from mispair.compute.devices import send
 from mispair.compute.precision import working_dtype
-from mispair.data.pairs import IntArray
 from mispair.models.base import Encoded
 from mispair.models.ragged import inside, packing
+from mispair.pairs.pairs import IntArray
 
 SLACK = 1.02  # how much more a store takes when it has to grow, so that it does not grow at every push
 

@@ -22,9 +22,6 @@ from torch import Tensor
 
 from mispair.compute.devices import send, uncached
 from mispair.config import Config
-from mispair.data.batches import Batch, PairLoader, corrupt
-from mispair.data.pairs import IntArray
-from mispair.data.vocabulary import UNK
 from mispair.errors import ConfigError
 from mispair.functional.contrastive import distillation, info_nce, match_probabilities
 from mispair.methods.base import EpochPairs, Method, StepInputs, StepPlan, StepResult, similarity
@@ -33,6 +30,9 @@ from mispair.methods.report import Examples, MethodReport, ReplacedPairs, select
 from mispair.methods.soft_partners import SoftPartners, find_soft_partners
 from mispair.models import Network
 from mispair.models.inference import inference
+from mispair.pairs.batches import Batch, PairLoader, corrupt
+from mispair.pairs.pairs import IntArray
+from mispair.pairs.vocabulary import UNK
 
 TEACHERS, STUDENT = (0, 1), 2
 RISING = 0.05  # share of a network's epochs over which its learning rate rises

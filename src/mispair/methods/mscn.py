@@ -38,8 +38,6 @@ from mispair.compute.optimizer import make as make_optimizer
 from mispair.compute.optimizer import restore, set_lr
 from mispair.compute.precision import full_precision
 from mispair.config import Config, override
-from mispair.data.batches import Items, PairLoader
-from mispair.data.pairs import IntArray, Pairs, Tokens
 from mispair.errors import ConfigError, DataError
 from mispair.functional.beta_mixture import BetaMixture, by_moments, fit_betas, inner
 from mispair.functional.gaussian_mixture import above
@@ -49,6 +47,8 @@ from mispair.methods.mscn_meta import frozen, length, meta_gradient, score_layer
 from mispair.methods.report import FloatArray, MethodReport, selection, separation
 from mispair.models import Network
 from mispair.models.inference import inference
+from mispair.pairs.batches import Items, PairLoader
+from mispair.pairs.pairs import IntArray, Pairs, Tokens
 
 META_SET, MISMATCHED, META_ORDER = 110, 111, 112  # streams of random numbers
 MODELS = ("sgr", "saf")  # with a layer that turns similarity vectors into scores

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from mispair.compute.devices import send, uncached
 from mispair.config import Config
-from mispair.data.batches import Batch
 from mispair.functional.losses import adaptive_prediction, hard_loss, soft_margin
 from mispair.methods.base import EpochPairs, StepInputs, StepPlan, StepResult, similarity
 from mispair.methods.coteaching import CoTeaching
 from mispair.methods.epoch_view import EpochView
 from mispair.methods.report import BoolArray
 from mispair.models.inference import inference
+from mispair.pairs.batches import Batch
 
 
 @dataclass(frozen=True)

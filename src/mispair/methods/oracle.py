@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from mispair.config import Config
-from mispair.data.batches import PairLoader
-from mispair.data.pairs import IntArray, Pairs
 from mispair.errors import ConfigError, DataError
 from mispair.methods.base import EpochPairs
 from mispair.methods.plain import Plain
 from mispair.models import Network
+from mispair.pairs.batches import PairLoader
+from mispair.pairs.pairs import IntArray, Pairs
 
 
 def matched_pairs(pairs: Pairs, method: str = "The oracle") -> IntArray:

@@ -17,8 +17,6 @@ from torch import Tensor
 
 from mispair.compute.devices import send
 from mispair.config import Config, RepairSettings
-from mispair.data.batches import Batch, Items, PadShapes, PairLoader
-from mispair.data.pairs import IntArray
 from mispair.errors import NonFiniteError
 from mispair.functional.losses import hard_loss, soft_margin
 from mispair.functional.rank_correlation import bank_correlation, label_bounds, soft_labels
@@ -30,6 +28,8 @@ from mispair.methods.memory_bank import Bank
 from mispair.methods.report import BoolArray, Examples, ReplacedPairs, label_histograms, selection, separation
 from mispair.models import Network
 from mispair.models.comparison import compare
+from mispair.pairs.batches import Batch, Items, PadShapes, PairLoader
+from mispair.pairs.pairs import IntArray
 
 FIRST_FILL = 101  # stream of random numbers
 CHUNK = 1024  # pairs encoded for a bank at a time

@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict
 
-from mispair.data.pairs import IntArray
 from mispair.functional.metrics import auroc
+from mispair.pairs.pairs import IntArray
 
 BINS = 20  # of the histograms of the labels
 BoolArray = npt.NDArray[np.bool_]

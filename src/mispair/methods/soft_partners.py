@@ -14,9 +14,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mispair.data.item_vectors import item_vectors
-from mispair.data.pairs import IntArray, Pairs
 from mispair.functional.canonical_correlation import canonical_directions
+from mispair.pairs.item_vectors import item_vectors
+from mispair.pairs.pairs import IntArray, Pairs
 
 NEIGHBOURS = 5  # trusted pairs that lend their item
 TEMPERATURE = 0.05  # of the softmax over them

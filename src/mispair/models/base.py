@@ -11,11 +11,11 @@ from torch import Tensor, nn
 from mispair.compute.devices import send
 from mispair.compute.distributed import ALONE, Team
 from mispair.compute.precision import EPSILON, full_precision
-from mispair.data.batches import Items
-from mispair.data.pairs import Kind, Side, Tokens
 from mispair.functional.evidence import raw_scores
 from mispair.models.kernels import normalize
 from mispair.models.layers import BatchNorm, Dropout
+from mispair.pairs.batches import Items
+from mispair.pairs.pairs import Kind, Side, Tokens
 
 
 @dataclass(frozen=True)

@@ -12,9 +12,9 @@ from typing import Literal
 
 from torch import Tensor
 
-from mispair.data.batches import Items
 from mispair.models.base import CosineNetwork, Encoded, Network
 from mispair.models.inference import inference
+from mispair.pairs.batches import Items
 
 
 def compare(

@@ -5,11 +5,11 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from mispair.compute.precision import working_dtype
-from mispair.data.batches import Items
 from mispair.models.base import Encoded, SideSpec, l2norm, xavier_linear
 from mispair.models.bigru import BiGRU
 from mispair.models.layers import Dropout
 from mispair.models.ragged import inside, masked_mean
+from mispair.pairs.batches import Items
 
 
 class RegionEncoder(nn.Module):

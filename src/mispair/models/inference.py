@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mispair.data.batches import SideLoader
-from mispair.data.pairs import IntArray, Side, Tokens
 from mispair.models import CosineNetwork, Encoded, Network
+from mispair.pairs.batches import SideLoader
+from mispair.pairs.pairs import IntArray, Side, Tokens
 
 CHUNK = 128  # items of either side encoded and scored at a time
 CHUNK_WORDS = 4096  # and words: SGR needs memory for each image with each word

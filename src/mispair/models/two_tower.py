@@ -5,10 +5,10 @@ from __future__ import annotations
 from torch import nn
 
 from mispair.config import Config
-from mispair.data.batches import Items
 from mispair.errors import ConfigError
 from mispair.models.base import CosineNetwork, Encoded, SideSpec, l2norm, xavier_linear
 from mispair.models.layers import BatchNorm, Dropout
+from mispair.pairs.batches import Items
 
 
 class Tower(nn.Module):

@@ -7,13 +7,13 @@ from torch import Tensor, nn
 
 from mispair.compute.precision import full_precision
 from mispair.config import Config
-from mispair.data.batches import Items
 from mispair.models.base import CosineNetwork, Encoded, SideSpec, l2norm, xavier_linear
 from mispair.models.bigru import BiGRU
 from mispair.models.encoders import WordRecurrence, as_set
 from mispair.models.kernels import gpo
 from mispair.models.layers import BatchNorm
 from mispair.models.ragged import inside, to
+from mispair.pairs.batches import Items
 
 
 class GPO(nn.Module):

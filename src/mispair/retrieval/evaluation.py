@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mispair.data.batches import SideLoader
-from mispair.data.pairs import IntArray, Pairs, Side, select
 from mispair.errors import ConfigError
 from mispair.functional.metrics import Retrieval, block_ranks, fold_retrieval, of_ranks, retrieval, row_blocks
 from mispair.models import Network
 from mispair.models.inference import average, encode_side, score
+from mispair.pairs.batches import SideLoader
+from mispair.pairs.pairs import IntArray, Pairs, Side, select
 
 
 @dataclass(frozen=True)

@@ -15,14 +15,14 @@ import torch
 
 from mispair.compute.devices import autocast, pick_device
 from mispair.config import Config, flat, override
-from mispair.data.batches import SideLoader
-from mispair.data.npy import check_finite
-from mispair.data.origin import Origin, Projection
-from mispair.data.pairs import FloatArray, Pairs, Regions, Side, Tokens, Vectors, described
-from mispair.data.vocabulary import Vocabulary
 from mispair.errors import ConfigError, DataError
 from mispair.models import CosineNetwork, Network, SideSpec, build, weight_bytes
 from mispair.models.inference import alike, average, encode_side, similarities
+from mispair.pairs.batches import SideLoader
+from mispair.pairs.npy import check_finite
+from mispair.pairs.origin import Origin, Projection
+from mispair.pairs.pairs import FloatArray, Pairs, Regions, Side, Tokens, Vectors, described
+from mispair.pairs.vocabulary import Vocabulary
 from mispair.retrieval.evaluation import Evaluation, check_folds, evaluate, evaluate_in_blocks
 from mispair.retrieval.onnx_export import export_onnx
 from mispair.retrieval.vector_index import VectorIndex, build_index, open_index
@@ -132,7 +132,7 @@ class Matcher:
 
         The input `items` is what the model was trained with: vectors (N, D) or regions (N, n, D). Texts are numbers of
         words (N, n), padded with 0, beside their `lengths` (N,): `words.json` has the words by number, and a text is
-        `<start>`, its first 250 lower-case words (`mispair.data.vocabulary.tokenize`) and `<end>`. The output
+        `<start>`, its first 250 lower-case words (`mispair.pairs.vocabulary.tokenize`) and `<end>`. The output
         `vectors` is what `encode` gives, so the score of two items is the dot product.
         """
         return export_onnx(self.networks, self.specs, self.vocabulary, Path(out))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from mispair.data.loading import SHAPES, load_split
-from mispair.data.pairs import Pairs
 from mispair.errors import ConfigError, DataError
+from mispair.pairs.layouts.loading import SHAPES, load_split
+from mispair.pairs.pairs import Pairs
 from mispair.retrieval.matcher import Matcher
 
 

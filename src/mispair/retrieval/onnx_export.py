@@ -13,13 +13,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from mispair.data.batches import Items
-from mispair.data.vocabulary import MOST_WORDS, Vocabulary
 from mispair.errors import ConfigError, DataError
 from mispair.models import Network, SideSpec
 from mispair.models.base import CosineNetwork, l2norm
 from mispair.models.encoders import WordRecurrence
 from mispair.models.vse import GPO, PooledRegions, PooledWords
+from mispair.pairs.batches import Items
+from mispair.pairs.vocabulary import MOST_WORDS, Vocabulary
 from mispair.support.extras import install_command
 from mispair.support.files import write_atomically
 

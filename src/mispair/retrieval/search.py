@@ -8,9 +8,9 @@ from pathlib import PurePath
 
 import numpy as np
 
-from mispair.data.pairs import FloatArray, Pairs, Side, Tokens, select
-from mispair.data.vocabulary import UNK
 from mispair.errors import DataError
+from mispair.pairs.pairs import FloatArray, Pairs, Side, Tokens, select
+from mispair.pairs.vocabulary import UNK
 from mispair.retrieval.matcher import Matcher
 
 TextEncoder = Callable[[list[str]], FloatArray]  # texts to vectors (n, D)

@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from mispair.data.npy import check_finite, open_array
-from mispair.data.pairs import FloatArray, IntArray, described
 from mispair.errors import ConfigError, DataError
+from mispair.pairs.npy import check_finite, open_array
+from mispair.pairs.pairs import FloatArray, IntArray, described
 from mispair.support.extras import install_command
 from mispair.support.files import read_json, replacing, sha256_of, write_atomically
 from mispair.support.owned_folder import delete_beside, replacing_folder

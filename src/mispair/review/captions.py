@@ -33,8 +33,8 @@ def _holds_vectors(folder: Path) -> bool:
     """Whether these are pairs of vectors: of a training run, of DataComp, or of clip-retrieval."""
     if (folder / "best.safetensors").is_file():  # `from_training.is_run` without importing torch
         return True
-    from mispair.auditing.layouts.datacomp import find_datacomp
-    from mispair.data import clip_retrieval, precomp
+    from mispair.pairs.layouts import clip_retrieval, precomp
+    from mispair.pairs.layouts.datacomp import find_datacomp
 
     if find_datacomp(folder):
         return True

@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 
 from mispair.auditing.inputs import AuditInput
-from mispair.auditing.sources.row_ids import look_up
 from mispair.errors import DataError
+from mispair.pairs.row_ids import look_up
 from mispair.review.decisions import read_answers, read_partnered
 from mispair.review.export import known_columns
 from mispair.review.pair_table import PairTable

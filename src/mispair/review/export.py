@@ -15,7 +15,10 @@ import numpy as np
 
 from mispair.auditing.folder import read_input
 from mispair.auditing.inputs import AuditInput
-from mispair.auditing.layouts.copies import (
+from mispair.auditing.output_files import AUDIT, READ_BACK, TABLE
+from mispair.errors import DataError
+from mispair.pairs.edits import Edits
+from mispair.pairs.layouts.copies import (
     MANIFEST,
     check_place,
     clean_edits,
@@ -23,12 +26,9 @@ from mispair.auditing.layouts.copies import (
     mended_edits,
     write_copy,
 )
-from mispair.auditing.output_files import AUDIT, READ_BACK, TABLE
-from mispair.auditing.result_tables import defused, write_table
-from mispair.auditing.sources.edits import Edits
-from mispair.auditing.sources.raw import RawLayout
-from mispair.auditing.sources.source import Source
-from mispair.errors import DataError
+from mispair.pairs.raw import RawLayout
+from mispair.pairs.result_tables import defused, write_table
+from mispair.pairs.source import Source
 from mispair.review.decisions import FILE, Decision, Verdict, read_current
 from mispair.support.files import Json, regular, sha256_of
 from mispair.support.formatting import plain

@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mispair.auditing.moved import read_audit_mark
-from mispair.auditing.sources.image_files import find_image
 from mispair.errors import DataError, MispairError
+from mispair.pairs.image_files import find_image
 from mispair.support.files import Json, read_regular
 
 if TYPE_CHECKING:
-    from mispair.auditing.sources.raw import RawPairs
+    from mispair.pairs.raw import RawPairs
 
 ARCHIVES, EMBEDDINGS = {".tar", ".parquet", ".pq"}, {".npy", ".npz"}
 

@@ -28,8 +28,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mispair.auditing.output_files import AUDIT, SUGGESTIONS, TABLE
-from mispair.data.pairs import MATCH_THRESHOLD, IntArray
 from mispair.errors import DataError
+from mispair.pairs.pairs import MATCH_THRESHOLD, IntArray
 from mispair.support.files import replacing
 from mispair.support.memory import release_memory, release_pages
 from mispair.support.owned_folder import check_unchanged

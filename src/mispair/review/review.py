@@ -23,7 +23,7 @@ from mispair.review.noise_estimate import DRAW, Draw, NoiseEstimate, most_instru
 from mispair.review.pair_table import SEPARATOR, Filter, PairTable, Rows, Suggestion
 
 if TYPE_CHECKING:
-    from mispair.auditing.sources.raw import RawPairs
+    from mispair.pairs.raw import RawPairs
 
 State = Literal["any", "undecided", "decided", "keep", "drop", "re-pair", "rewrite", "unsure"]
 PRECISION = 0.015  # half of the interval at which the noise rate is known well enough

@@ -13,11 +13,11 @@ import numpy.typing as npt
 
 from mispair.auditing.inputs import AuditInput
 from mispair.auditing.output_files import AUDIT
-from mispair.auditing.sources.edits import Edits, Mask
-from mispair.auditing.sources.raw import RawLayout
-from mispair.auditing.sources.source import Source
-from mispair.data.pairs import MATCH_THRESHOLD, IntArray
 from mispair.errors import DataError
+from mispair.pairs.edits import Edits, Mask
+from mispair.pairs.pairs import MATCH_THRESHOLD, IntArray
+from mispair.pairs.raw import RawLayout
+from mispair.pairs.source import Source
 from mispair.review.decisions import Verdict
 from mispair.review.export import first_rows, open_audited, plan, read_reviewed
 from mispair.support.files import Json

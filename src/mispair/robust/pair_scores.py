@@ -13,9 +13,9 @@ import torch
 
 from mispair.auditing.findings import Findings
 from mispair.auditing.output_files import TABLE
-from mispair.data.pairs import MATCH_THRESHOLD, IntArray, Pairs, described
 from mispair.errors import ConfigError, DataError
 from mispair.methods.soft_partners import BoolArray, SoftPartners, find_soft_partners
+from mispair.pairs.pairs import MATCH_THRESHOLD, IntArray, Pairs, described
 from mispair.support.row_order import check_order, labels_of
 
 if TYPE_CHECKING:

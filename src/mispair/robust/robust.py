@@ -22,11 +22,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mispair.compute.devices import send
-from mispair.data.pairs import IntArray, described
 from mispair.errors import ConfigError, DataError, NonFiniteError
 from mispair.functional.contrastive import info_nce, sigmoid_losses
 from mispair.functional.losses import hard_losses, soft_margin
 from mispair.functional.rank_correlation import label_bounds, rank_correlation, soft_labels
+from mispair.pairs.pairs import IntArray, described
 from mispair.robust.pair_scores import read_scores
 from mispair.robust.sampler import RobustSampler, epoch_order
 

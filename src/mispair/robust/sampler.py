@@ -8,9 +8,9 @@ import numpy as np
 import torch.distributed as dist
 from torch.utils.data import Sampler
 
-from mispair.data.pairs import IntArray
 from mispair.errors import ConfigError
 from mispair.methods.soft_partners import SoftPartners
+from mispair.pairs.pairs import IntArray
 
 
 class RobustSampler(Sampler[list[int]]):

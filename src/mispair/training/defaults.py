@@ -15,11 +15,11 @@ from mispair import methods
 from mispair.compute.devices import autocast, pick_device
 from mispair.compute.optimizer import make as make_optimizer
 from mispair.config import GROUP_OF, GROUPS, KEYS, Config, override
-from mispair.data.batches import PairLoader
-from mispair.data.pairs import Pairs, subset
 from mispair.functional.losses import warmup_loss
 from mispair.methods.base import similarity
 from mispair.models import SideSpec, build
+from mispair.pairs.batches import PairLoader
+from mispair.pairs.pairs import Pairs, subset
 from mispair.support.formatting import duration
 from mispair.training.memory_check import check_memory
 

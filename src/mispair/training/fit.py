@@ -18,9 +18,9 @@ from mispair import methods
 from mispair.compute.devices import give_back_memory
 from mispair.compute.distributed import Ranks, connect
 from mispair.config import KEYS, Config, override
-from mispair.data.npy import chunks, open_array
-from mispair.data.pairs import MATCH_THRESHOLD, Pairs, Side, Tokens, unflagged
 from mispair.errors import ConfigError, DataError, StoppedError
+from mispair.pairs.npy import chunks, open_array
+from mispair.pairs.pairs import MATCH_THRESHOLD, Pairs, Side, Tokens, unflagged
 from mispair.retrieval.evaluation import Evaluation
 from mispair.retrieval.matcher import Matcher, check_content, check_is_pairs
 from mispair.support.files import replacing

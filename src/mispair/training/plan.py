@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from mispair.data.pairs import IntArray
 from mispair.methods.base import EpochPairs, StepPlan
+from mispair.pairs.pairs import IntArray
 
 
 def plan_epoch(

@@ -9,13 +9,13 @@ from rich.console import Console
 from mispair import methods
 from mispair.compute.devices import pick_device
 from mispair.config import Config
-from mispair.data import loading
-from mispair.data.check import mostly_unknown
-from mispair.data.clip_retrieval import is_embedding_folder
-from mispair.data.loading import load_split, with_noise
-from mispair.data.pairs import Pairs, Tokens
 from mispair.errors import DataError
 from mispair.models import SideSpec
+from mispair.pairs.check import mostly_unknown
+from mispair.pairs.layouts import loading
+from mispair.pairs.layouts.clip_retrieval import is_embedding_folder
+from mispair.pairs.layouts.loading import load_split, with_noise
+from mispair.pairs.pairs import Pairs, Tokens
 from mispair.retrieval.evaluation import Evaluation
 from mispair.retrieval.matcher import Matcher, takes
 

@@ -30,13 +30,13 @@ from mispair.compute.distributed import ALONE, Ranks, Team
 from mispair.compute.optimizer import make as make_optimizer
 from mispair.compute.optimizer import restore, set_lr
 from mispair.config import Config
-from mispair.data.batches import PairLoader, SideLoader, prefetch
-from mispair.data.pairs import HELD_OUT, Pairs, Tokens, fingerprint, unflagged, with_first_items
 from mispair.errors import CollapseError, ConfigError, DataError, MispairError, NonFiniteError, StoppedError
 from mispair.methods.base import EpochPairs, StepInputs, StepPlan, StepResult
 from mispair.methods.report import MethodReport
 from mispair.models import SideSpec, build
 from mispair.models.inference import average, similarities
+from mispair.pairs.batches import PairLoader, SideLoader, prefetch
+from mispair.pairs.pairs import HELD_OUT, Pairs, Tokens, fingerprint, unflagged, with_first_items
 from mispair.retrieval.evaluation import evaluate
 from mispair.retrieval.matcher import Matcher
 from mispair.support.memory import is_out_of_memory

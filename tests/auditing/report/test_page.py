@@ -17,7 +17,7 @@ from mispair.auditing.report.page import make_page
 from mispair.auditing.report.render import render
 from mispair.auditing.scoring.near_duplicates import Groups
 from mispair.auditing.scoring.partners import Partners
-from mispair.auditing.sources.source import open_arrays
+from mispair.pairs.source import open_arrays
 from mispair.support.thumbnails import thumbnail
 
 pytest.importorskip("pyarrow")

@@ -19,8 +19,8 @@ from mispair.auditing.scoring.common_space import (
     product,
 )
 from mispair.auditing.scoring.folds import FOLDS
-from mispair.data.pairs import IntArray
 from mispair.functional.logistic import FloatArray
+from mispair.pairs.pairs import IntArray
 
 
 @dataclass(frozen=True)

@@ -28,9 +28,9 @@ from mispair.auditing.scoring.judge import (
     separation,
 )
 from mispair.auditing.scoring.measures import Bank
-from mispair.data.pairs import IntArray
 from mispair.errors import DataError
 from mispair.functional.logistic import FloatArray, probability
+from mispair.pairs.pairs import IntArray
 
 CPU = torch.device("cpu")
 

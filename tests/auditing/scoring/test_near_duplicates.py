@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from kernel_marks import needs_gpu
 from mispair.auditing.scoring import near_duplicates
 from mispair.auditing.scoring.near_duplicates import Codes, Mask, find_near_duplicates
-from mispair.data.pairs import FloatArray, IntArray
 from mispair.errors import ConfigError
+from mispair.pairs.pairs import FloatArray, IntArray
 
 
 def random_vectors(n: int, width: int = 32, seed: int = 0) -> FloatArray:

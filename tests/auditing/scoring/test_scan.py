@@ -18,7 +18,8 @@ from mispair.auditing.scoring import scan as module
 from mispair.auditing.scoring.folds import fold_numbers
 from mispair.auditing.scoring.judge import Judge, learn
 from mispair.auditing.scoring.scan import BAD_IN_TABLE, FAULTS, READABLE, Scan, faults, scan
-from mispair.auditing.sources.source import Source, from_memory, open_source
+from mispair.pairs.layouts.opening import open_source
+from mispair.pairs.source import Source, from_memory
 
 pytest.importorskip("pyarrow")
 

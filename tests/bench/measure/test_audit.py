@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 from made_pairs import made_pairs
-from mispair.auditing.sources.source import from_memory
 from mispair.bench.measure import audit_quality, audit_scale
 from mispair.bench.measure.audit_coverage import SimulatedAudit, coverage_tables
 from mispair.bench.measure.audit_quality import AuditQuality
 from mispair.cli.main import main
-from mispair.data.pairs import Vectors
 from mispair.functional.metrics import auroc
+from mispair.pairs.pairs import Vectors
+from mispair.pairs.source import from_memory
 
 
 def test_calibration_error_by_hand() -> None:

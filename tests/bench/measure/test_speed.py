@@ -16,10 +16,10 @@ from mispair.bench.measure import epoch_time, step_speed
 from mispair.bench.measure.reference_loops import count_ranks
 from mispair.cli.main import main
 from mispair.config import Config, override
-from mispair.data import synthetic
-from mispair.data.pairs import Regions, Tokens
-from mispair.data.vocabulary import END, START
 from mispair.functional.rank_correlation import ranks
+from mispair.pairs import synthetic
+from mispair.pairs.pairs import Regions, Tokens
+from mispair.pairs.vocabulary import END, START
 
 
 @pytest.fixture(autouse=True)

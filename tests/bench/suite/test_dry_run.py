@@ -15,8 +15,8 @@ from mispair.bench.suite.dry_run import PhaseTime, TrainingCost, group, measure,
 from mispair.bench.suite.suite import Cell
 from mispair.cli.main import main
 from mispair.config import Config, RepairSettings, override
-from mispair.data.shapes import dataset
 from mispair.methods.base import StepPlan
+from mispair.pairs.shapes import dataset
 from mispair.training.run_folder import Run
 from mispair.training.trainer import Trainer
 

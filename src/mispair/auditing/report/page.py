@@ -14,7 +14,7 @@ import torch
 import mispair
 from mispair.auditing.findings import AuditSummary, Findings
 from mispair.auditing.scoring.partners import Partners
-from mispair.data.pairs import IntArray
+from mispair.pairs.pairs import IntArray
 from mispair.support.formatting import listed, plain
 from mispair.support.thumbnails import thumbnail
 

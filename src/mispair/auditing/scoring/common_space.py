@@ -17,9 +17,9 @@ from torch.nn.functional import normalize
 
 from mispair.auditing.scoring.folds import FOLDS
 from mispair.compute.threads import parallel_each, parallel_map
-from mispair.data.pairs import IntArray
 from mispair.functional.eigenvectors import eigh
 from mispair.functional.logistic import FloatArray
+from mispair.pairs.pairs import IntArray
 
 MOST_CORRELATED, LEAST_CORRELATED = 0.98, 0.02  # directions above count as this, directions below for nothing
 MOST_DIRECTIONS = 256

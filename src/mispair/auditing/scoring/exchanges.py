@@ -27,11 +27,11 @@ from mispair.auditing.scoring.common_space import moments
 from mispair.auditing.scoring.folds import FOLDS, NEAR, fold_numbers, random_keys
 from mispair.auditing.scoring.judge import Judge
 from mispair.auditing.scoring.shared_items import SharedItems
-from mispair.auditing.sources.source import Source
 from mispair.compute.threads import cores, parallel_each, parallel_map
-from mispair.data.pairs import MATCH_THRESHOLD, IntArray
 from mispair.functional.eigenvectors import eigh
 from mispair.functional.logistic import FloatArray, logistic
+from mispair.pairs.pairs import MATCH_THRESHOLD, IntArray
+from mispair.pairs.source import Source
 
 LEAST, MOST = 500, 1 << 15  # pairs among which exchanges are searched: at least, and at most
 CLOSE_BY = 20  # nearest left items with which partners may be exchanged, ...

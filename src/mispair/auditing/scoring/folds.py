@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from mispair.data.pairs import IntArray
+from mispair.pairs.pairs import IntArray
 
 FOLDS = 10
 PART = 1 << 18  # rows at a time

@@ -21,9 +21,9 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from mispair.auditing.scoring.folds import shuffled
-from mispair.data.pairs import IntArray
 from mispair.functional.logistic import FloatArray
 from mispair.functional.metrics import auroc
+from mispair.pairs.pairs import IntArray
 
 TEMPERATURE = 0.25  # times the standard deviation of the cosines of shuffled pairs
 LEAST_SPREAD = 1e-6

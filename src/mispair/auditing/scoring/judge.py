@@ -21,13 +21,13 @@ from mispair.auditing.scoring.folds import FOLDS, NEAR, random_keys, shuffled, s
 from mispair.auditing.scoring.joint import normalised_cosines, share_a_space
 from mispair.auditing.scoring.measures import BANK, Bank, learned, make_bank, measure, measure_items
 from mispair.auditing.scoring.refinement import refined
-from mispair.auditing.sources.source import NetworkScore
 from mispair.compute.threads import parallel_each, parallel_map
-from mispair.data.pairs import MATCH_THRESHOLD, IntArray
 from mispair.errors import DataError
 from mispair.functional.eigenvectors import eigh
 from mispair.functional.logistic import FloatArray
 from mispair.functional.metrics import auroc
+from mispair.pairs.pairs import MATCH_THRESHOLD, IntArray
+from mispair.pairs.source import NetworkScore
 
 REGULARISATIONS = (0.3, 1.0, 3.0, 10.0, 30.0)
 FIRST = 1.0  # regularisation of the first round, ...

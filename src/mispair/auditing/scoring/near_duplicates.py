@@ -25,8 +25,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mispair.data.pairs import FloatArray, IntArray
 from mispair.errors import ConfigError
+from mispair.pairs.pairs import FloatArray, IntArray
 
 Codes = npt.NDArray[np.uint64]
 Mask = npt.NDArray[np.bool_]

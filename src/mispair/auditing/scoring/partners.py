@@ -18,10 +18,10 @@ from torch import Tensor
 from mispair.auditing.scoring.folds import FOLDS, fold_numbers, random_keys, sample
 from mispair.auditing.scoring.judge import Judge
 from mispair.auditing.scoring.measures import evidence, rivals, with_contrast
-from mispair.auditing.sources.source import Source
 from mispair.compute.threads import cores, parallel_each
-from mispair.data.pairs import MATCH_THRESHOLD, IntArray
 from mispair.functional.logistic import FloatArray, logistic, newton, probability
+from mispair.pairs.pairs import MATCH_THRESHOLD, IntArray
+from mispair.pairs.source import Source
 
 Mask = npt.NDArray[np.bool_]
 

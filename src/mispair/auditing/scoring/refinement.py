@@ -20,8 +20,8 @@ from torch import Tensor
 
 from mispair.auditing.scoring.common_space import CommonSpace
 from mispair.compute.threads import parallel_each, parallel_map
-from mispair.data.pairs import MATCH_THRESHOLD, IntArray
 from mispair.functional.logistic import FloatArray
+from mispair.pairs.pairs import MATCH_THRESHOLD, IntArray
 
 ENOUGH = 2000  # trusted pairs; below, refined spaces remember their pairs instead of learning
 BATCH = 256

@@ -18,10 +18,10 @@ from torch import Tensor
 
 from mispair.auditing.scoring.folds import fold_numbers
 from mispair.auditing.scoring.judge import Judge
-from mispair.auditing.sources.source import Source
 from mispair.compute.threads import parallel_map
-from mispair.data.pairs import IntArray
 from mispair.errors import ConfigError
+from mispair.pairs.pairs import IntArray
+from mispair.pairs.source import Source
 from mispair.support.files import replacing
 
 BLOCK = 8192  # rows measured at a time

@@ -23,10 +23,10 @@ from mispair.auditing.scoring.folds import FOLDS, SHARED, random_keys, sample
 from mispair.auditing.scoring.judge import inliers, mean_of
 from mispair.auditing.scoring.near_duplicates import Codes, DisjointSets, Groups, Mask, find_near_duplicates, sketch
 from mispair.auditing.scoring.scan import READABLE, block_size, faults
-from mispair.auditing.sources.row_ids import first_equal, number
-from mispair.auditing.sources.source import Source
 from mispair.compute.threads import parallel_map
-from mispair.data.pairs import FloatArray, IntArray
+from mispair.pairs.pairs import FloatArray, IntArray
+from mispair.pairs.row_ids import first_equal, number
+from mispair.pairs.source import Source
 from mispair.support.files import replacing
 
 NEAR = 0.98  # cosine of near-duplicates, where vectors have many directions

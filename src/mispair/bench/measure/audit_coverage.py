@@ -14,10 +14,10 @@ from statistics import fmean
 from rich.table import Table
 
 from mispair.auditing.audit import LEAST
-from mispair.auditing.sources.source import Source
 from mispair.bench.measure import audit_quality
 from mispair.bench.measure.audit_quality import AuditQuality
 from mispair.errors import ConfigError
+from mispair.pairs.source import Source
 
 
 @dataclass(frozen=True)

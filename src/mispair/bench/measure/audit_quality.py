@@ -21,13 +21,13 @@ from torch.nn.functional import normalize
 
 from mispair.auditing.audit import Audit, Settings, audit_source
 from mispair.auditing.scoring.partners import Partners
-from mispair.auditing.sources.from_pairs import from_pairs
-from mispair.auditing.sources.source import Source
 from mispair.bench.measure.audit_baselines import baseline_scores
 from mispair.config import NoiseKind
-from mispair.data.noise import noise_index
-from mispair.data.pairs import IntArray, Pairs, Vectors
 from mispair.functional.metrics import auroc
+from mispair.pairs.from_pairs import from_pairs
+from mispair.pairs.noise import noise_index
+from mispair.pairs.pairs import IntArray, Pairs, Vectors
+from mispair.pairs.source import Source
 
 BINS = 10
 BoolArray = npt.NDArray[np.bool_]

@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mispair.auditing.audit import Settings, audit_source
-from mispair.auditing.sources.source import open_arrays
 from mispair.functional.metrics import auroc
+from mispair.pairs.source import open_arrays
 from mispair.support.memory import peak_memory
 
 HIDDEN, CLUSTERS, APART, NOISE = 64, 1000, 0.8, 6.0

@@ -26,10 +26,10 @@ from rich.table import Table
 from mispair import methods
 from mispair.compute.devices import autocast, pick_device
 from mispair.config import Config, override
-from mispair.data.loading import with_noise
-from mispair.data.synthetic import stand_in
 from mispair.methods.repair import Repair
 from mispair.methods.report import MethodReport
+from mispair.pairs.layouts.loading import with_noise
+from mispair.pairs.synthetic import stand_in
 from mispair.training.phases import Phase, phases
 from mispair.training.run_folder import Run
 from mispair.training.trainer import Trainer

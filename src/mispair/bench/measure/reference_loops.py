@@ -8,9 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from mispair.data.batches import Items
 from mispair.models.sgraf import SGR, SelfAttention
 from mispair.models.vse import GPO, VSE, PooledRegions, PooledWords, position_codes
+from mispair.pairs.batches import Items
 
 
 def unit(x: Tensor) -> Tensor:

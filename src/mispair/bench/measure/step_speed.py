@@ -26,14 +26,14 @@ from mispair.compute.cuda_graphs import CudaGraphStep
 from mispair.compute.devices import autocast, pick_device
 from mispair.compute.optimizer import make as make_optimizer
 from mispair.config import Config, VseSettings
-from mispair.data.batches import Batch, PairLoader
-from mispair.data.pairs import IntArray, Pairs, Tokens
-from mispair.data.synthetic import synthetic_pairs
 from mispair.functional.losses import hard_loss
 from mispair.functional.rank_correlation import bank_correlation, distances
 from mispair.methods.memory_bank import Bank
 from mispair.models import SGR, VSE, Encoded, Network, SideSpec, build
 from mispair.models.inference import encode_side, inference, score
+from mispair.pairs.batches import Batch, PairLoader
+from mispair.pairs.pairs import IntArray, Pairs, Tokens
+from mispair.pairs.synthetic import synthetic_pairs
 
 MARGIN, NEGATIVES = 0.2, 8
 SECONDS = 3.0  # measured once, and again until so much time has gone by

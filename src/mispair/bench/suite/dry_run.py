@@ -18,10 +18,10 @@ import torch
 from mispair.bench.suite.suite import Cell, digest
 from mispair.compute.devices import give_back_memory
 from mispair.config import Config, flat, override
-from mispair.data.loading import with_noise
-from mispair.data.pairs import Pairs
-from mispair.data.synthetic import stand_in
 from mispair.errors import MispairError
+from mispair.pairs.layouts.loading import with_noise
+from mispair.pairs.pairs import Pairs
+from mispair.pairs.synthetic import stand_in
 from mispair.training.phases import Phase, phases
 from mispair.training.run_folder import Run
 from mispair.training.trainer import Trainer

@@ -8,8 +8,8 @@ import numpy as np
 from pydantic import AliasChoices, BeforeValidator, Field
 from pydantic.dataclasses import dataclass
 
-from mispair.data.pairs import Pairs, Tokens
 from mispair.methods.report import Examples
+from mispair.pairs.pairs import Pairs, Tokens
 
 EACH = 3  # pairs of each kind
 ExampleKind = Literal["matched", "mismatched", "new text", "new image"]

@@ -1,1 +1,0 @@
-"""Where the pairs of an audit come from."""

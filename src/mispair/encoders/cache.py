@@ -1,0 +1,204 @@
+"""Encodings by content: what was encoded once is not encoded again, whatever the file, the data set or the output.
+
+    CACHE/efficientnet-lite0-1280/NAME.npy        float16 (n, width)
+    CACHE/efficientnet-lite0-1280/NAME.keys.npy   the hashes of the n items, written last
+
+NAME holds a hash of the vectors: items whose vectors do not fit it are encoded again. Files are never changed.
+Processes that encode at the same time each add files of their own. The folder can be deleted at any time when none of
+them runs.
+"""
+
+from __future__ import annotations
+
+import bisect
+import hashlib
+import os
+import tempfile
+import threading
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import platformdirs
+
+from mispair.errors import DataError
+from mispair.pairs.npy import Header, chunks, open_array, read_array, read_header
+from mispair.pairs.pairs import IntArray
+from mispair.pairs.shards import File, Side
+from mispair.support.files import is_dead, regular, replacing, writer
+from mispair.support.formatting import slug
+
+Halves = npt.NDArray[np.float16]
+Key = bytes
+KEY = "S16"
+_MISSING = -1
+FETCHED = "fetched"  # folder in that of encodings, for copies of files at URLs
+
+
+def cache_folder(given: Path | None = None) -> Path:
+    """The folder that is given, else that of the variable MISPAIR_CACHE, else that of the user."""
+    named = given or os.environ.get("MISPAIR_CACHE")
+    return Path(named).expanduser() if named else Path(platformdirs.user_cache_dir("mispair")) / "encodings"
+
+
+def writable_cache(given: Path | None = None) -> Path:
+    """The same folder, before anything is encoded.
+
+    Raises:
+        DataError: Nothing is in it, and nothing can be written to it.
+    """
+    folder = cache_folder(given)
+    try:
+        if not any(folder.glob("*/*.keys.npy")):  # else all that is needed may be there
+            folder.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=folder).close()
+    except OSError as error:
+        how = "give another --cache" if given else "set MISPAIR_CACHE to one that can be"
+        raise DataError(f"{folder}: the folder for encodings cannot be written ({error.strerror}); {how}.") from None
+    return folder
+
+
+def key_of(content: bytes) -> Key:
+    """The hash of an image file or a caption."""
+    return hashlib.blake2b(content, digest_size=16).digest()
+
+
+class EncodingCache:
+    """The vectors that one encoder has made.
+
+    Args:
+        folder: Folder of the cache.
+        encoder: What identifies the encoder; another text means other vectors.
+        width: Numbers a vector.
+    """
+
+    def __init__(self, folder: Path, encoder: str, width: int) -> None:
+        self._folder = (
+            folder
+            / f"{slug(encoder.partition(' ')[0])[:60]}-{hashlib.sha256(encoder.encode()).hexdigest()[:8]}-{width}"
+        )
+        self._width = width
+        self._files: list[File] = []
+        self._starts: list[int] = []  # number of the first vector of each file
+        self._whole: dict[int, bool] = {}  # of the files that were looked at
+        self._looking = threading.Lock()
+        self._count = 0
+        self._new: dict[Key, int] = {}  # added by this process
+        self._delete_leftovers()
+        keys = []
+        for path in sorted(self._folder.glob("*.keys.npy")):
+            found = self._open(path)
+            if found is not None:
+                keys.append(found)
+        known = np.concatenate(keys) if keys else np.empty(0, KEY)
+        self._order = np.argsort(known, kind="stable")
+        self._sorted = known[self._order]
+
+    def __len__(self) -> int:
+        return self._count
+
+    def _delete_leftovers(self) -> None:
+        """Deletes vectors whose process was killed before it wrote their keys."""
+        for path in list(self._folder.glob("*-*.npy")):
+            if not path.with_name(f"{path.stem}.keys.npy").exists() and is_dead(path.stem.rpartition("-")[2]):
+                path.unlink(missing_ok=True)
+
+    def _open(self, path: Path) -> npt.NDArray[Any] | None:
+        """The keys of a file whose vectors are there; None where one of the two is damaged."""
+        vectors = path.with_name(path.name.replace(".keys.npy", ".npy"))
+        try:
+            header = read_header(vectors, ndim=2, kind="vector")
+            with regular(path).open("rb") as file:
+                keys = read_array(file, path)
+        except (DataError, OSError):
+            return None
+        if keys.dtype != KEY or header.shape != (*keys.shape, self._width):
+            return None
+        self._append(vectors, header)
+        return keys
+
+    def _append(self, vectors: Path, header: Header) -> None:
+        self._files.append(File(vectors, header))
+        self._starts.append(self._count)
+        self._count += header.shape[0]
+
+    def find(self, key: Key) -> int:
+        """The number of the vector of an item; -1 where it is not there. Several threads may call it."""
+        place = self._new.get(key, _MISSING)
+        if place >= 0 or not len(self._sorted):
+            return place
+        wanted = np.array(key, KEY)
+        first, last = (int(np.searchsorted(self._sorted, wanted, side)) for side in ("left", "right"))
+        return next((int(number) for number in self._order[first:last] if self._is_whole(int(number))), _MISSING)
+
+    def _is_whole(self, number: int) -> bool:
+        """Whether the file of a vector is as it was written; each is read once."""
+        place = bisect.bisect_right(self._starts, number) - 1
+        with self._looking:
+            if place not in self._whole:
+                self._whole[place] = _is_as_written(self._files[place].path)
+            return self._whole[place]
+
+    def add(self, vectors: dict[Key, Halves]) -> None:
+        """Stores vectors, whole or not at all."""
+        if not vectors:
+            return
+        values = np.stack(list(vectors.values()))
+        name = f"{uuid.uuid4().hex}-{_digest(values)}-{writer()}"
+        path = self._folder / f"{name}.npy"
+        for place, array in ((path, values), (self._folder / f"{name}.keys.npy", np.array(list(vectors), KEY))):
+            with replacing(place) as file:
+                np.save(file, array, allow_pickle=False)
+        self._new |= {key: self._count + place for place, key in enumerate(vectors)}
+        self._append(path, read_header(path, ndim=2, kind="vector"))
+
+    def rows(self, numbers: IntArray) -> CachedRows:
+        """The vectors with these numbers as a shard (n, width); zeros for -1."""
+        return CachedRows(Side.of(self._files) if self._files else None, numbers, self._width)
+
+
+def _digest(vectors: npt.NDArray[Any]) -> str:
+    digest = hashlib.sha256()
+    for _, chunk in chunks(vectors):
+        digest.update(np.ascontiguousarray(chunk).data)
+    return digest.hexdigest()[:16]
+
+
+def _is_as_written(path: Path) -> bool:
+    parts = path.stem.split("-")
+    if len(parts) < 3:  # of an earlier version, which wrote no hash
+        return True
+    try:
+        return _digest(open_array(path, ndim=2, kind="vector")) == parts[1]
+    except DataError:
+        return False
+
+
+@dataclass(frozen=True)
+class CachedRows:
+    """Vectors of the cache, one for each row."""
+
+    vectors: Side | None
+    numbers: IntArray
+    width: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.numbers), self.width
+
+    def read(self, rows: slice | IntArray) -> Halves:
+        numbers = self.numbers[rows]
+        found = np.zeros((len(numbers), self.width), dtype=np.float16)
+        there = numbers >= 0
+        if self.vectors is not None and there.any():
+            try:
+                found[there] = self.vectors.gather(numbers[there], np.float16)
+            except OSError as error:
+                raise DataError(
+                    f"{error.filename}: the cache of encodings cannot be read ({error.strerror}); run the same command "
+                    "again."
+                ) from None
+        return found

@@ -1,0 +1,395 @@
+"""From images and captions to vectors, by content: see `cache`.
+
+`encode_to_folder` writes them in the clip-retrieval layout:
+
+    img_emb/img_emb_0.npy   text_emb/text_emb_0.npy   metadata/metadata_0.parquet (id, image_path, caption, status)
+    encode.json   what the folder was made from
+
+Rows that cannot be encoded stay: the side that failed is a zero vector, and `status` is the reason ("ok" otherwise).
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mispair.encoders.cache import CachedRows, EncodingCache, Halves, Key, key_of
+from mispair.encoders.encoders import (
+    IMAGE_MODEL,
+    TEXT_MODEL,
+    ImageEncoder,
+    TextEncoder,
+    identity,
+    image_encoder,
+    load_image,
+    text_encoder,
+)
+from mispair.pairs import row_ids
+from mispair.pairs.origin import MARK
+from mispair.pairs.pairs import IntArray
+from mispair.pairs.raw import RawPairs
+from mispair.support.files import Json, replacing
+from mispair.support.owned_folder import FolderKind, OwnedFolder
+from mispair.support.progress import progress
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    from rich.console import Console
+
+
+OK = "ok"
+_STORE_SECONDS = 20.0
+BAD_SHARE = 0.01  # bad rows above this share deserve a warning
+SHARD = 4096  # rows that are encoded before their vectors are stored
+_BATCH = 32
+THREADS = min(8, os.cpu_count() or 1)
+_PARTS = (("img_emb", ".npy"), ("text_emb", ".npy"), ("metadata", ".parquet"))
+EMBEDDINGS = FolderKind("embeddings", MARK, [f"{stem}/{stem}_*{suffix}" for stem, suffix in _PARTS])
+_LONGEST_REASON = 200  # characters
+Prepare = Callable[["Image"], Any]
+
+
+@dataclass(frozen=True)
+class Encoders:
+    """Names of encoders, which are loaded only when something is to be encoded.
+
+    Attributes:
+        image_model: See `encoders.image_encoder`.
+        text_model: See `encoders.text_encoder`.
+        device: Where they run.
+    """
+
+    image_model: str = IMAGE_MODEL
+    text_model: str = TEXT_MODEL
+    device: str = "auto"
+
+    def load(self) -> tuple[ImageEncoder, TextEncoder]:
+        """Both encoders.
+
+        Raises:
+            ConfigError: There is no such encoder, or a package or its weights are missing.
+        """
+        return image_encoder(self.image_model, self.device), text_encoder(self.text_model, self.device)
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """The vectors of pairs.
+
+    Attributes:
+        left: Of the images (N, D).
+        right: Of the captions (N, E).
+        problems: What is wrong with rows that have a zero vector on one side.
+        kept: Rows that were in the cache already.
+    """
+
+    left: CachedRows
+    right: CachedRows
+    problems: dict[int, str] = field(default_factory=dict)
+    kept: int = 0
+
+    def outcome(self, ids: Any) -> Outcome:
+        """How many could be encoded."""
+        return Outcome.of(self.problems, len(self.left.numbers), self.kept, ids)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was encoded.
+
+    Attributes:
+        rows: All pairs.
+        bad: Those whose status is not "ok".
+        bad_images: Those without a vector of the image.
+        bad_captions: Those without a vector of the caption.
+        kept: Rows whose vectors were in the cache already.
+        example: Id and status of the first bad row; empty where there is none.
+    """
+
+    rows: int
+    bad: int = 0
+    bad_images: int = 0
+    bad_captions: int = 0
+    kept: int = 0
+    example: str = ""
+
+    @classmethod
+    def of(cls, problems: dict[int, str], rows: int, kept: int, ids: Any) -> Outcome:
+        """From what is wrong with some of the rows."""
+        first = min(problems, default=None)
+        return cls(
+            rows=rows,
+            bad=len(problems),
+            bad_images=sum(problem.startswith("image ") for problem in problems.values()),
+            bad_captions=sum("; caption " in f"; {problem}" for problem in problems.values()),
+            kept=kept,
+            example="" if first is None else f"{ids[first].as_py()}: {problems[first]}",
+        )
+
+    @property
+    def too_many_bad(self) -> bool:
+        """Whether more than 1 % of the rows are bad."""
+        return self.bad > BAD_SHARE * self.rows
+
+    def metrics(self) -> dict[str, int | str]:
+        """The same as names and values, ready for JSON."""
+        return asdict(self)
+
+    def lines(self) -> list[str]:
+        """The same in words."""
+        kept = f", of which {self.kept:,} were encoded before" if self.kept else ""
+        lines = [f"{self.rows:,} pairs{kept}."]
+        if self.bad:
+            lines.append(
+                f"{self.bad:,} of them ({self.bad / self.rows:.1%}) could not be encoded and stay with a status: "
+                f"{self.bad_images:,} for their image, {self.bad_captions:,} for their caption. First: {self.example}."
+            )
+        return lines
+
+
+def encode(
+    pairs: RawPairs,
+    encoders: tuple[ImageEncoder, TextEncoder],
+    cache: Path,
+    *,
+    shard: int = SHARD,
+    console: Console | None = None,
+) -> Encoded:
+    """The vectors of all pairs; those in the cache are not computed again.
+
+    Args:
+        pairs: Images and captions.
+        encoders: For the images and for the captions.
+        cache: Folder of the cache.
+        shard: Rows after which new vectors are stored.
+        console: Where to show progress; nowhere by default.
+    """
+    images, texts = encoders
+    left, right = ImageSide(pairs, images, cache), _TextSide(pairs, texts, cache)
+    numbers = np.full((2, len(pairs)), -1, dtype=np.int64)
+    problems: dict[int, str] = {}
+    kept = 0
+    with (
+        progress(console, len(pairs), "encoding") as bar,
+        ThreadPoolExecutor(THREADS) as pool,
+        warnings.catch_warnings(),
+    ):
+        warnings.filterwarnings("ignore", module="PIL")  # they name no file, and what cannot be read gets a status
+        for first in range(0, len(pairs), shard):
+            rows = np.arange(first, min(first + shard, len(pairs)))
+            before = len(left.cache), len(right.cache)
+            found = left.encode(rows, pool, bar.step), right.encode(rows)
+            for place, row in enumerate(rows.tolist()):
+                pair = [side[place] for side in found]
+                words = [problem for _, problem in pair if problem]
+                if words:
+                    problems[row] = "; ".join(words)
+                numbers[:, row] = [number for number, _ in pair]
+            kept += int(((numbers[:, rows] >= 0) & (numbers[:, rows] < np.array(before)[:, None])).all(axis=0).sum())
+            bar.reach(int(rows[-1]) + 1)
+    return Encoded(left.cache.rows(numbers[0]), right.cache.rows(numbers[1]), problems, kept)
+
+
+def encode_to_folder(
+    pairs: RawPairs,
+    out: Path,
+    encoders: tuple[ImageEncoder, TextEncoder],
+    cache: Path,
+    *,
+    shard: int = SHARD,
+    overwrite: bool = False,
+    console: Console | None = None,
+) -> Outcome:
+    """Writes the vectors of all pairs in the clip-retrieval layout.
+
+    Args:
+        pairs: Images and captions.
+        out: Folder to write.
+        encoders: For the images and for the captions.
+        cache: Folder of the cache.
+        shard: Rows a file.
+        overwrite: Start over in a folder that was made from something else.
+        console: Where to show progress; nowhere by default.
+
+    Raises:
+        DataError: The folder holds something else, or cannot be written.
+    """
+    with OwnedFolder(out, EMBEDDINGS, _request(pairs, encoders, shard), overwrite=overwrite) as folder:
+        folder.begin()
+        encoded = encode(pairs, encoders, cache, console=console)
+        for number, first in enumerate(range(0, len(pairs), shard)):
+            rows = np.arange(first, min(first + shard, len(pairs)))
+            for part, side in enumerate((encoded.left, encoded.right)):
+                with replacing(_place(out, part, number)) as file:
+                    np.save(file, side.read(rows), allow_pickle=False)
+            _write_table(_place(out, 2, number), pairs, rows, encoded.problems)
+        folder.finish()
+    return encoded.outcome(pairs.ids)
+
+
+def _request(pairs: RawPairs, encoders: tuple[ImageEncoder, TextEncoder], shard: int) -> dict[str, Json]:
+    """What the vectors depend on."""
+    images, texts = encoders
+    return {
+        "image model": images.name,
+        "image width": images.width,
+        "text model": texts.name,
+        "text width": texts.width,
+        "rows": len(pairs),
+        "rows a shard": shard,
+        "ids, image paths or captions": [pairs.fingerprint()],
+    }
+
+
+def _place(out: Path, part: int, number: int) -> Path:
+    stem, suffix = _PARTS[part]
+    return out / stem / f"{stem}_{number}{suffix}"
+
+
+@dataclass(frozen=True)
+class _Loaded:
+    """An image or a caption: its key, what the encoder takes unless it is in the cache, or what is wrong with it."""
+
+    name: int | str
+    key: Key = b""
+    prepared: Any = None
+    problem: str = ""
+
+
+Found = tuple[int, str]  # number of a vector in the cache, and what is wrong
+
+
+def _encode_items(
+    batches: Iterable[list[_Loaded]],
+    encoder: ImageEncoder | TextEncoder,
+    cache: EncodingCache,
+    what: str,
+    step: Callable[[float], None] = lambda _: None,
+) -> dict[int | str, Found]:
+    """The number or the problem of each item; what is encoded is stored even where the work is stopped."""
+    keys: dict[int | str, Key] = {}
+    problems: dict[int | str, str] = {}
+    vectors: dict[Key, Halves] = {}
+    stored = time.monotonic()
+    try:
+        for batch in batches:
+            if time.monotonic() - stored >= _STORE_SECONDS:  # so that no more is lost where the process is killed
+                new_ones, vectors = vectors, {}
+                cache.add(new_ones)
+                stored = time.monotonic()
+            problems |= {item.name: item.problem for item in batch if item.problem}
+            keys |= {item.name: item.key for item in batch if not item.problem}
+            new = list({item.key: item for item in batch if item.prepared is not None}.values())
+            for item, vector in zip(new, encoder.encode([item.prepared for item in new]) if new else (), strict=True):
+                with np.errstate(over="ignore"):
+                    half = vector.astype(np.float16)
+                if np.isfinite(half).all():
+                    vectors[item.key] = half
+            step(len(batch))
+    finally:
+        cache.add(vectors)
+    numbers = {name: cache.find(key) for name, key in keys.items()}
+    infinite = f"{what} has a vector that is not finite"
+    found = {name: (number, "" if number >= 0 else infinite) for name, number in numbers.items()}
+    return {**found, **{name: (-1, problem) for name, problem in problems.items()}}
+
+
+class ImageSide:
+    """Encodes images; one that several rows share is read once a shard."""
+
+    def __init__(self, pairs: RawPairs, encoder: ImageEncoder, cache: Path) -> None:
+        self.pairs, self.encoder = pairs, encoder
+        self.cache = EncodingCache(cache, identity(encoder.name), encoder.width)
+
+    def encode(self, rows: IntArray, pool: ThreadPoolExecutor, step: Callable[[float], None]) -> list[Found]:
+        numbers = [self.pairs.image_number(row) for row in rows.tolist()]
+        first = dict(zip(reversed(numbers), reversed(rows.tolist()), strict=True))
+        share = len(rows) / len(first)  # the bar counts rows
+        batches = self._batches(sorted(first.values()), pool)
+        found = _encode_items(batches, self.encoder, self.cache, "image", lambda done: step(done * share))
+        return [found[first[number]] for number in numbers]
+
+    def _batches(self, rows: Sequence[int], pool: ThreadPoolExecutor) -> Iterator[list[_Loaded]]:
+        """Batches of images, of which the next one is read while the last one is encoded."""
+
+        def submit(batch: Sequence[int]) -> list[Future[_Loaded]]:
+            return [pool.submit(self._load, row) for row in batch]
+
+        batches = [rows[first : first + _BATCH] for first in range(0, len(rows), _BATCH)]
+        following = submit(batches[0])
+        for batch in [*batches[1:], []]:
+            current, following = following, submit(batch)
+            yield [future.result() for future in current]
+
+    def _load(self, row: int) -> _Loaded:
+        if not self.pairs.has_image(row):
+            return _Loaded(row, problem="image is not named")
+        try:
+            content = self.pairs.read_image(row)
+            if not content:
+                return _Loaded(row, problem="image is empty")
+            key = key_of(content)
+            known = self.cache.find(key) >= 0
+            return _Loaded(row, key, None if known else self.encoder.prepare(load_image(content)))
+        except (FileNotFoundError, NotADirectoryError):
+            return _Loaded(row, problem="image is missing")
+        except Exception as error:  # see load_image: one damaged file must not end the work on all others
+            return _Loaded(row, problem=f"image cannot be read: {_reason(error)}")
+
+
+class _TextSide:
+    """Encodes captions; those of about one length together, which need little padding."""
+
+    def __init__(self, pairs: RawPairs, encoder: TextEncoder, cache: Path) -> None:
+        self.pairs, self.encoder = pairs, encoder
+        self.cache = EncodingCache(cache, identity(encoder.name), encoder.width)
+
+    def encode(self, rows: IntArray) -> list[Found]:
+        texts = row_ids.look_up(self.pairs.captions, rows)
+        ordered = sorted(set(texts), key=lambda text: (len(text), text))
+        loaded = [self._load(text) for text in ordered]
+        batches = (loaded[first : first + _BATCH] for first in range(0, len(loaded), _BATCH))
+        found = _encode_items(batches, self.encoder, self.cache, "caption")
+        return [found[text] for text in texts]
+
+    def _load(self, text: str) -> _Loaded:
+        if not text.strip():
+            return _Loaded(text, problem="caption is blank")
+        key = key_of(text.encode())
+        return _Loaded(text, key, None if self.cache.find(key) >= 0 else text)
+
+
+def _reason(error: Exception) -> str:
+    from PIL import UnidentifiedImageError
+
+    if isinstance(error, UnidentifiedImageError):
+        return "not an image that Pillow knows"  # its own words repeat the path
+    words = getattr(error, "strerror", None) or str(error).strip() or type(error).__name__
+    return str(words).splitlines()[0][:_LONGEST_REASON]
+
+
+def _write_table(path: Path, pairs: RawPairs, rows: IntArray, problems: dict[int, str]) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    names = row_ids.look_up(pairs.image_names, rows)
+    files = [pairs.image_file(row) for row in rows.tolist()]
+    paths = [name if file is None else os.path.abspath(file) for name, file in zip(names, files, strict=True)]
+    columns = {
+        "id": row_ids.look_up(pairs.ids, rows),
+        # File names may hold bytes that are no text.
+        "image_path": [path.encode("utf-8", "replace").decode("utf-8") for path in paths],
+        "caption": row_ids.look_up(pairs.captions, rows),
+        "status": [problems.get(row, OK) for row in rows.tolist()],
+    }
+    table = pyarrow.table({name: pyarrow.array(values, pyarrow.string()) for name, values in columns.items()})
+    with replacing(path) as file:
+        pyarrow.parquet.write_table(table, file)

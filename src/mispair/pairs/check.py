@@ -1,0 +1,382 @@
+"""Checks a data set before training: what it holds, and every problem, not only the first."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from mispair.errors import DataError
+from mispair.pairs.layouts import clip_retrieval, loading, precomp
+from mispair.pairs.layouts.loading import Layout
+from mispair.pairs.noise import load_noise, mismatch
+from mispair.pairs.npy import absolute_maximum, check_finite, open_array
+from mispair.pairs.pairs import FloatArray, IntArray, Pairs, Side, Tokens, Vectors
+from mispair.pairs.vocabulary import MOST_WORDS, SPECIAL_WORDS, UNK, Vocabulary, tokenizer_name
+from mispair.support.formatting import byte_size
+
+_HALF_MAXIMUM = float(np.finfo(np.float16).max)
+_NOISE_PATTERNS = ("*_0.[0-9]*.npy", "noise_inx_*.npy", "noise_index/*.npy")
+MOSTLY_UNKNOWN = 0.5  # share of unknown words above which captions carry almost no information
+_ENTITY = re.compile(r"&(?:[a-z]+|#[0-9]+);")
+
+
+@dataclass
+class FeaturesReport:
+    """Shape, type, size and range of an array of features."""
+
+    shape: list[int]
+    dtype: str
+    bytes_on_disk: int
+    bytes_in_half_precision: int
+    absolute_maximum: float | None  # None if not finite
+    finite: bool
+
+
+@dataclass
+class SplitReport:
+    """Contents of a split; None is unknown or does not apply."""
+
+    rows: int | None = None
+    images: int | None = None
+    captions: int | None = None
+    captions_per_image: int | None = None
+    repeated: bool | None = None  # whether each image is stored once a caption
+    named: bool | None = None  # whether image paths are known
+    words: dict[str, float] | None = None  # min, mean and max of a caption
+    unknown_share: float | None = None  # of the words
+    empty_captions: int | None = None
+    captions_with_html_entities: int | None = None
+    features: FeaturesReport | None = None
+    images_features: FeaturesReport | None = None
+    texts_features: FeaturesReport | None = None
+
+
+@dataclass
+class NoiseReport:
+    """Contents of a noise index file."""
+
+    entries: int
+    level: Literal["caption", "image"] | None = None
+    mismatch: float | None = None
+
+
+@dataclass
+class VocabularyReport:
+    """The vocabulary in use."""
+
+    size: int
+    source: str
+    tokenizer: str
+
+
+@dataclass
+class Check:
+    """Contents and problems of a data set.
+
+    Attributes:
+        data: The folder.
+        layout: Its layout.
+        lines: The contents in plain words, in the order of the splits.
+        problems: What has to be fixed, one sentence each; empty where the data can be trained on.
+    """
+
+    data: str
+    layout: Layout
+    vocabulary: VocabularyReport | None = None
+    splits: dict[str, SplitReport] = field(default_factory=dict)
+    noise: dict[str, NoiseReport] = field(default_factory=dict)
+    lines: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    @contextmanager
+    def collecting(self) -> Iterator[None]:
+        """Records a `DataError` of the block as a problem and goes on; the same sentence is recorded once."""
+        try:
+            yield
+        except DataError as error:
+            if str(error) not in self.problems:
+                self.problems.append(str(error))
+
+    def to_json(self) -> dict[str, Any]:
+        """For `--json`: everything but the lines."""
+        content = asdict(self)
+        del content["lines"]
+        return content
+
+
+def check(
+    data: str | Path,
+    *,
+    vocabulary: Vocabulary | str | Path | None = None,
+    noise_file: str | Path | Sequence[str | Path] | None = None,
+    captions_per_image: int | None = None,
+) -> Check:
+    """Examine every split of a data set, its vocabulary and its noise index files.
+
+    Args:
+        data: A folder, or "shapes".
+        vocabulary: As for `loading.load`.
+        noise_file: Noise index files; those in the folder that look like one are examined as well.
+        captions_per_image: As for `loading.load`.
+
+    Raises:
+        DataError: There is no data set at all.
+    """
+    folder = loading.find_folder(data)
+    found = Check(str(folder), loading.layout(folder))
+    train = None
+    if found.layout == "precomp":
+        _check_precomp(folder, vocabulary, captions_per_image, found)
+    else:
+        train = _check_vectors(folder, found)
+    _check_widths(found)
+    given = [noise_file] if isinstance(noise_file, str | Path) else noise_file or ()
+    similar = (path for pattern in _NOISE_PATTERNS for path in sorted(folder.glob(pattern)))
+    for path in dict.fromkeys(map(Path, (*given, *similar))):
+        with found.collecting():
+            _check_noise(path, train, found)
+    return found
+
+
+def _check_precomp(
+    folder: Path, vocabulary: Vocabulary | str | Path | None, captions_per_image: int | None, found: Check
+) -> None:
+    words = None
+    with found.collecting():
+        words, source = precomp.find_vocabulary(folder, vocabulary)
+        found.lines.append(f"vocabulary: {len(words):,} words, {source}; words cut by nltk's {tokenizer_name()}")
+        found.vocabulary = VocabularyReport(len(words), source, tokenizer_name())
+    names = loading.natural_order(list(precomp.found_splits(folder)))
+    arrays: dict[str, FloatArray] = {}
+    for split in names:
+        report = found.splits[split] = SplitReport()
+        features = captions = None
+        with found.collecting():
+            features = open_array(precomp.features_path(folder, split), ndim=3)
+        with found.collecting():
+            captions = precomp.read_captions(folder, split)
+        if features is not None:
+            images = arrays[split] = _check_rows(
+                folder, split, features, captions or ([], []), captions_per_image, found
+            )
+            name = str(precomp.features_path(folder, split))
+            report.features = _check_features(split, name, images, features.nbytes, found)
+        if captions is not None:
+            _check_captions(split, captions[0], words, found)
+    _note_training_images(arrays, found)
+    if "dev" not in names:
+        found.lines.append("dev: there is none, so training keeps its last epoch instead of its best")
+    if "train" not in names:
+        found.problems.append(
+            f"{folder}: there is no train split, so nothing can be trained; it has {', '.join(names)}."
+        )
+
+
+def _check_rows(
+    folder: Path,
+    split: str,
+    features: npt.NDArray[Any],
+    captions: tuple[list[str], list[str]],
+    captions_per_image: int | None,
+    found: Check,
+) -> npt.NDArray[Any]:
+    """Checks rows against captions and their ids; returns the rows without repetitions."""
+    report = found.splits[split]
+    report.rows = rows = len(features)
+    texts, _ = captions
+    if not texts:
+        return features
+    with found.collecting():
+        parts = precomp.arranged(folder, split, features, captions, captions_per_image)
+        features, per_image = parts.features, parts.per_image
+        repeated = len(features) < rows
+        report.images, report.captions_per_image, report.repeated = len(features), per_image, repeated
+        repeats = f"{rows:,} rows, each image repeated {per_image} times: " if repeated else ""
+        found.lines.append(f"{split}: {repeats}{_count(len(features), 'image')} with {_captions_each(parts)}")
+        if per_image is not None:
+            precomp.read_ids(folder, split, len(features), per_image)
+    return features
+
+
+def _captions_each(parts: precomp.Arranged) -> str:
+    if parts.per_image is not None:
+        return f"{_count(parts.per_image, 'caption')} each"
+    counts = np.bincount(parts.link)
+    return f"{counts.min()} to {counts.max()} captions (mean {counts.mean():.1f})"
+
+
+def _check_features(label: str, name: str, features: npt.NDArray[Any], on_disk: int, found: Check) -> FeaturesReport:
+    """Type, shape, size and range of one array of features."""
+    half, highest = 2 * features.size, absolute_maximum(features)
+    finite = math.isfinite(highest)
+    found.lines.append(
+        f"{label}: features {' x '.join(f'{n:,}' for n in features.shape)} {features.dtype}, {byte_size(on_disk)} "
+        f"on disk, {byte_size(half)} in memory in half precision, absolute maximum {highest:.4g}"
+    )
+    if not finite:
+        with found.collecting():
+            check_finite(features, name)
+    elif not highest:
+        found.problems.append(
+            f"{name}: every value is 0, so there is nothing to learn from; compute the features again."
+        )
+    elif highest > _HALF_MAXIMUM:
+        found.problems.append(
+            f"{name}: the absolute maximum is {highest:.4g}, above the half-precision range of {_HALF_MAXIMUM:,.0f} "
+            "that a GPU computes in; scale the features down."
+        )
+    return FeaturesReport(list(features.shape), str(features.dtype), on_disk, half, highest if finite else None, finite)
+
+
+def _check_captions(split: str, texts: list[str], words: Vocabulary | None, found: Check) -> None:
+    """Lengths, unknown words and oddities of the captions; the words are counted even without a vocabulary."""
+    report = found.splits[split]
+    report.captions = len(texts)
+    if not texts:
+        found.problems.append(f"{split}: the caption file is empty; copy or write it again.")
+        return
+    ids, offsets = (words or Vocabulary(SPECIAL_WORDS)).encode(texts)
+    lengths = np.diff(offsets) - 2  # without start and end
+    unknown = unknown_share(ids, offsets) if words else None
+    empty = [number for number, text in enumerate(texts, 1) if not text]
+    entities = sum(bool(_ENTITY.search(text)) for text in texts)
+    report.words = {"min": int(lengths.min()), "mean": float(lengths.mean()), "max": int(lengths.max())}
+    report.unknown_share, report.empty_captions, report.captions_with_html_entities = unknown, len(empty), entities
+    found.lines.append(
+        f"{split}: {_count(len(texts), 'caption')} of {lengths.min()} to {lengths.max()} words (mean "
+        f"{lengths.mean():.1f})" + ("" if unknown is None else f", {unknown:.2%} of the words unknown")
+    )
+    if long := int((lengths == MOST_WORDS).sum()):
+        found.lines.append(
+            f"{split}: {_count(long, 'caption')} of {MOST_WORDS} words or more; networks read the first {MOST_WORDS}"
+        )
+    if entities:
+        found.lines.append(
+            f"{split}: {_count(entities, 'caption')} with HTML entities such as &apos; which are read as words; "
+            "published vocabularies were built without them"
+        )
+    if unknown is not None and unknown > MOSTLY_UNKNOWN:
+        found.problems.append(
+            f"{split}: {unknown:.0%} of the words are not in the vocabulary, so the captions carry almost no "
+            "information; give the vocabulary that belongs to them with --vocab."
+        )
+    if empty:
+        found.problems.append(
+            f"{split}: {_count(len(empty), 'caption')} without a word, the first on line {empty[0]:,}; "
+            "they can match nothing."
+        )
+
+
+def unknown_share(ids: npt.NDArray[np.int32], offsets: IntArray) -> float:
+    """Share of the words of encoded texts that the vocabulary does not hold; start and end are no words.
+
+    >>> unknown_share(np.array([1, 4, 3, 3, 2, 1, 3, 2]), np.array([0, 5, 8]))
+    0.75
+    """
+    return float((ids == UNK).sum() / max(1, len(ids) - 2 * (len(offsets) - 1)))
+
+
+def mostly_unknown(side: Side) -> float | None:
+    """Share of unknown words if it is too high to train on; None otherwise, and for sides that are no texts."""
+    share = unknown_share(side.ids, side.offsets) if isinstance(side, Tokens) else 0.0
+    return share if share > MOSTLY_UNKNOWN else None
+
+
+def _check_vectors(folder: Path, found: Check) -> Pairs | None:
+    """Returns the training pairs, if they can be read."""
+    train = None
+    arrays: dict[str, FloatArray] = {}
+    for split in loading.splits(folder):
+        report = found.splits[split] = SplitReport()
+        with found.collecting():
+            pairs = clip_retrieval.load(folder, split, finite=False)
+            train = pairs if split == "train" else train
+            groups = len(np.unique(pairs.left_groups))
+            report.rows = report.captions = len(pairs)
+            report.images, report.named = groups, bool(pairs.left_ids)
+            names = _count(groups, "different image path") if pairs.left_ids else _why_no_names(folder, split)
+            found.lines.append(f"{split}: {_count(len(pairs), 'pair')} of vectors, {names}")
+            for label, side in (("images", pairs.left), ("texts", pairs.right)):
+                assert isinstance(side, Vectors)
+                name, size = f"{pairs.name} {label}", side.features.nbytes
+                features = _check_features(f"{split} {label}", name, side.features, size, found)
+                setattr(report, f"{label}_features", features)
+                arrays.setdefault(split, side.features)
+    _note_training_images(arrays, found)
+    return train
+
+
+def _note_training_images(arrays: Mapping[str, FloatArray], found: Check) -> None:
+    """Says how many images of the other splits have the features of a training image."""
+    known = set(_digests(arrays["train"])) if len(arrays) > 1 and "train" in arrays else set()
+    for split, array in arrays.items() if known else ():
+        shared = sum(digest in known for digest in _digests(array)) if split != "train" else 0
+        if shared:
+            found.lines.append(
+                f"{split}: {shared:,} of {_count(len(array), 'image')} are in train, too, so results on them say "
+                "little about new images"
+            )
+
+
+def _digests(features: FloatArray) -> Iterator[bytes]:
+    """Of each image that is not all zero."""
+    return (hashlib.blake2b(row.tobytes(), digest_size=16).digest() for row in features if row.any())
+
+
+def _check_widths(found: Check) -> None:
+    """All splits must have features of the width of the training features."""
+    for key in ("features", "images_features", "texts_features"):
+        reports = {name: getattr(report, key) for name, report in found.splits.items()}
+        widths = {name: report.shape[-1] for name, report in reports.items() if report is not None}
+        for name, width in widths.items():
+            if width != widths.get("train", width):
+                found.problems.append(
+                    f"{name}: {key.replace('_', ' ')} of width {width:,}, but {widths['train']:,} for training; make "
+                    "the features of all splits in the same way."
+                )
+
+
+def _why_no_names(folder: Path, split: str) -> str:
+    places = folder / "metadata", folder / split / "metadata"
+    unused = any(path for place in places for path in place.glob("metadata_*"))
+    return "no image paths known" + ", though there is metadata: it needs a column image_path" * unused
+
+
+def _check_noise(path: Path, train: Pairs | None, found: Check) -> None:
+    """Level and true mismatch of one noise index; `train` are the training pairs of vectors."""
+    entries = len(open_array(path, ndim=1, kind="integer"))
+    report = found.noise[str(path)] = NoiseReport(entries)
+    link, n_images, assumed = _train_link(found) if train is None else (train.link, len(train.left), "")
+    noisy = load_noise(path, link, n_images, by_row=train is not None)
+    report.level = "caption" if entries == len(link) else "image"
+    report.mismatch = mismatch(noisy, link, None if train is None else train.groups)
+    found.lines.append(
+        f"noise {path}: {report.level} level, {entries:,} entries, true mismatch {report.mismatch:.2%}{assumed}"
+    )
+
+
+def _train_link(found: Check) -> tuple[IntArray, int, str]:
+    """The link of the training pairs without noise, the number of images, and a note on what was assumed."""
+    train = found.splits.get("train", SplitReport())
+    usual = precomp.USUAL_CAPTIONS_PER_IMAGE
+    captions, images, assumed = train.captions, train.images, ""
+    if not images:
+        assumed = f" (taking {usual} captions an image, as the files of train do not say)"
+        images = captions // usual if captions else train.rows
+        captions = images * usual if images else None
+    if not captions or not images:
+        raise DataError("The noise index cannot be judged: the train split could not be read.")
+    return np.arange(captions) // (captions // images), images, assumed
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'s' * (number != 1)}"

@@ -1,0 +1,96 @@
+"""What becomes of each row of a data set, and how a layout writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from mispair.pairs.pairs import IntArray
+
+Mask = npt.NDArray[np.bool_]
+LookUp = Callable[[IntArray], list[str]]  # texts of rows
+
+
+@dataclass(frozen=True)
+class Edits:
+    """What becomes of each of N rows.
+
+    Attributes:
+        keep: Whether the row is written (N,).
+        image_from: The row whose image it gets (N,): its own number where the image stays.
+        caption_from: The row whose caption it gets (N,), likewise.
+        rewritten: New captions by row; these come before `caption_from`.
+    """
+
+    keep: Mask
+    image_from: IntArray
+    caption_from: IntArray
+    rewritten: Mapping[int, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if not self.keep.shape == self.image_from.shape == self.caption_from.shape or self.keep.dtype != np.bool_:
+            raise ValueError("keep must be N booleans, image_from and caption_from N row numbers")
+
+    def __len__(self) -> int:
+        return len(self.keep)
+
+    @classmethod
+    def keeping(cls, keep: Mask) -> Edits:
+        """Rows that are kept as they are, and others that are left out."""
+        own = np.arange(len(keep))
+        return cls(np.asarray(keep), own, own)
+
+    @property
+    def rows(self) -> IntArray:
+        """The rows that are written, ascending."""
+        return np.flatnonzero(self.keep)
+
+    @property
+    def repaired(self) -> IntArray:
+        """The rows that are written with another image or caption."""
+        own = np.arange(len(self))
+        changed = (self.image_from != own) | (self.caption_from != own)
+        changed[list(self.rewritten)] = True
+        return np.flatnonzero(changed & self.keep)
+
+    def repeats(self, groups: IntArray | None) -> Mask:
+        """(N,) kept rows that have the same image and the same caption as a kept row before them.
+
+        Two pairs that exchanged their captions become one by re-pairing the image of one and the caption of the other.
+
+        Args:
+            groups: (N,) rows of one group share their image; None if all differ.
+        """
+        rows = np.setdiff1d(self.rows, list(self.rewritten))
+        images = self.image_from[rows] if groups is None else groups[self.image_from[rows]]
+        first = np.unique(images * len(self) + self.caption_from[rows], return_index=True)[1]
+        found = np.zeros(len(self), dtype=bool)
+        found[np.delete(rows, first)] = True
+        return found
+
+    def each_once(self, groups: IntArray | None) -> Edits:
+        """The same without rows that repeat another one."""
+        return replace(self, keep=self.keep & ~self.repeats(groups))
+
+    def part(self, start: int, stop: int) -> tuple[IntArray, IntArray, IntArray]:
+        """The written rows from start to stop, and where their images and captions come from."""
+        rows = np.flatnonzero(self.keep[start:stop]) + start
+        return rows, self.image_from[rows], self.caption_from[rows]
+
+
+class Layout(Protocol):
+    """A way in which data sets are stored, and can be written again."""
+
+    def owns(self, name: str) -> bool:
+        """Whether a copy may contain a file of this name, relative to its folder."""
+
+    def size(self, edits: Edits) -> int:
+        """About how many bytes a copy takes."""
+
+    def write(self, edits: Edits, out: Path) -> None:
+        """Writes the edited rows, in their order, to an empty folder."""

@@ -1,0 +1,198 @@
+"""Copies of a data set in the layout it came in: without the flagged pairs, or with better partners for them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mispair.errors import DataError
+from mispair.pairs.edits import Edits, Layout
+from mispair.pairs.layouts.datacomp import DataComp
+from mispair.pairs.layouts.embeddings import Arrays, ClipRetrieval
+from mispair.pairs.layouts.scan_features import ScanFeatures
+from mispair.pairs.raw import RawLayout
+from mispair.pairs.source import Source
+from mispair.support.files import Json, read_json, regular, write_atomically
+from mispair.support.formatting import listed
+from mispair.support.owned_folder import delete_beside, replacing_folder
+
+if TYPE_CHECKING:
+    import pyarrow
+
+
+Owns = Callable[[str], bool]  # whether a file of this name belongs to a copy
+MARK = ".copy.json"  # the audit that a copy belongs to
+MANIFEST = "manifest.csv"  # what became of each pair, beside a copy
+SURE = 0.9  # probability from which a suggested partner takes the place of a wrong one
+_COLUMNS = ("is_mismatch", "suggested_right", "suggested_right_score", "suggested_left", "suggested_left_score")
+
+
+def layout_of(source: Source | RawLayout) -> Layout:
+    """The layout that a source was read from."""
+    if isinstance(source, RawLayout):
+        return source
+    if isinstance(source.raw, RawLayout):
+        return source.raw
+    match source.layout:
+        case "clip":
+            return ClipRetrieval(source)
+        case "precomp":
+            return ScanFeatures(source)
+        case "datacomp":
+            return DataComp(source)
+    return Arrays(source)
+
+
+def clean_edits(table: pyarrow.Table) -> Edits:
+    """Leaves out the pairs of an audit's table that are flagged or unreadable."""
+    return Edits.keeping(~np.asarray(table.column("is_mismatch").fill_null(True), dtype=np.bool_))
+
+
+def mended_edits(table: pyarrow.Table, source: Source | RawLayout, least: float = SURE) -> Edits:
+    """Gives flagged pairs their surest suggested partner, on the right or on the left side, and leaves out the others.
+
+    Args:
+        table: The table of an audit.
+        source: What was audited.
+        least: Probability that a suggested partner needs.
+    """
+    import pyarrow.compute
+
+    clean = clean_edits(table)
+    keep, moved = clean.keep.copy(), [clean.image_from.copy(), clean.caption_from.copy()]
+    flagged = np.asarray(pyarrow.compute.equal(table.column("is_mismatch"), True).fill_null(False), dtype=np.bool_)
+    sides = ("left", "right")
+    scores = np.stack([np.asarray(table.column(f"suggested_{side}_score").fill_null(-1)) for side in sides])
+    best = scores.argmax(axis=0)
+    for number, side in enumerate(sides):
+        rows = np.flatnonzero(flagged & (best == number) & (scores[number] >= least))
+        if len(rows):
+            moved[number][rows] = source.find(table.column(f"suggested_{side}").take(rows).to_pylist())
+            keep[rows] = True
+    return Edits(keep, moved[0], moved[1])
+
+
+def read_edits(path: Path, source: Source, *, mend: bool) -> Edits:
+    """The same by the table that an audit has written.
+
+    Raises:
+        DataError: The table cannot be read.
+    """
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        table = pyarrow.parquet.read_table(regular(path), columns=list(_COLUMNS))
+    except (OSError, UnicodeError, pyarrow.ArrowException):
+        raise DataError(f"{path}: the table cannot be read; audit again with --overwrite.") from None
+    return mended_edits(table, source).each_once(source.groups) if mend else clean_edits(table)
+
+
+def write_copy(
+    source: Source | RawLayout,
+    edits: Edits,
+    out: str | Path,
+    overwrite: bool = False,
+    *,
+    request: Mapping[str, Json] | None = None,
+    also: Callable[[Path], None] | None = None,
+) -> Path:
+    """Write an edited copy of the data in the layout it came in. The data itself is only read.
+
+    Args:
+        source: What was audited.
+        edits: What becomes of each row.
+        out: A new or empty folder, outside the data.
+        overwrite: Whether an earlier copy there may be replaced.
+        request: What `is_copied` recognises the copy by.
+        also: Writes what belongs beside the copy to its folder.
+
+    Raises:
+        DataError: Nothing would be left, the folder holds something else or lies inside the data, or the disk is full.
+    """
+    if len(edits) != len(source):
+        raise ValueError(f"edits of {len(edits)} rows for {len(source)}")
+    if not edits.keep.any():
+        raise DataError(f"{source.name}: no pair is kept, so there is nothing to write; keep more of them.")
+    out = Path(out).resolve()
+    layout = layout_of(source)
+    check_copy(source, out, overwrite)
+    size = layout.size(edits)
+    with replacing_folder(out) as folder:
+        free = shutil.disk_usage(folder).free
+        if size > free:
+            raise DataError(f"{out}: the copy needs {size / 1e9:.1f} GB, but only {free / 1e9:.1f} GB are free there.")
+        layout.write(edits, folder)
+        if also is not None:
+            also(folder)
+        write_atomically(folder / MARK, json.dumps(request).encode())
+    return out
+
+
+def is_copied(out: Path, request: Mapping[str, Json]) -> bool:
+    """Whether the folder is the copy that was written for this request; then nothing else is left of the writing."""
+    found: Json = json.loads(json.dumps(request))
+    if read_json(out / MARK) != found:
+        return False
+    delete_beside(out)
+    return True
+
+
+def check_copy(source: Source | RawLayout, out: Path, overwrite: bool) -> None:
+    """Refuses a place where no copy of this data may be written, which takes no time.
+
+    Raises:
+        DataError: It lies in the data or the other way round, is a file, or holds something that would be lost.
+    """
+    folder = source.folder if isinstance(source, Source) else None
+    check_place(layout_of(source).owns, folder, source.files, out, overwrite)
+
+
+def check_place(owns: Owns, folder: Path | None, files: Iterable[Path], out: Path, overwrite: bool) -> None:
+    """The same for a data set that is not opened or not encoded yet.
+
+    Args:
+        owns: Which files its copies consist of.
+        folder: Where it is.
+        files: Its files.
+        out: Where the copy shall be.
+        overwrite: Whether an earlier copy there may be replaced.
+    """
+    _check_apart(folder, files, out.resolve())
+    _check_free(owns, out.resolve(), overwrite)
+
+
+def _check_apart(folder: Path | None, files: Iterable[Path], out: Path) -> None:
+    """The copy must not come to lie in the data, nor the data in what the copy replaces."""
+    inside = folder is not None and out.is_relative_to(folder.resolve())
+    if inside or any(path.resolve().is_relative_to(out) for path in files):
+        raise DataError(
+            f"{out}: this is where the audited data is, which is never changed; choose a folder outside it."
+        )
+
+
+def _check_free(owns: Owns, out: Path, overwrite: bool) -> None:
+    """Only a copy is ever replaced: a folder may have been named by mistake."""
+    if out.exists() and not out.is_dir():
+        raise DataError(f"{out}: this is a file; choose a folder.")
+    there = (
+        {path.relative_to(out).as_posix() for path in out.rglob("*") if not path.is_dir()} if out.exists() else set()
+    )
+    if there and not overwrite:
+        raise DataError(
+            f"{out}: the folder is not empty; allow an earlier copy in it to be replaced (--overwrite) or choose "
+            "another."
+        )
+    others = sorted(name for name in there if name not in (MARK, MANIFEST) and not owns(name))
+    if others:
+        raise DataError(
+            f"{out}: the folder also holds {listed(others)}, which no copy of this data consists of and which would be "
+            "lost; choose another folder."
+        )
+    if there and MARK not in there:
+        raise DataError(f"{out}: the folder has no {MARK}, so it is not known to be a copy; choose another folder.")

@@ -1,0 +1,223 @@
+"""DataComp's metadata: `STEM.parquet` (uid, url, text, ...) beside `STEM.npz` with the vectors of two CLIP models."""
+
+from __future__ import annotations
+
+import math
+import zipfile
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mispair.errors import DataError
+from mispair.pairs import row_ids
+from mispair.pairs.edits import Edits
+from mispair.pairs.layouts import SUBSET
+from mispair.pairs.layouts.embeddings import check_no_rewritten, vectors_size
+from mispair.pairs.layouts.table import TableCopies
+from mispair.pairs.npy import parse_header
+from mispair.pairs.pairs import IntArray
+from mispair.pairs.shards import Side
+from mispair.pairs.source import Source
+from mispair.pairs.tables import open_table
+from mispair.support.files import regular, replacing
+
+MODELS = ("l14", "b32")  # the better one first
+_MOST_DEFLATED = 1032  # bytes that one compressed byte can stand for
+_UID = r"^[0-9a-fA-F]{1,32}$"
+
+
+@dataclass(frozen=True)
+class NpzRows:
+    """One array (n, D) of an .npz file, mapped into memory only while a block of it is read.
+
+    Attributes:
+        path: The file.
+        name: The array.
+        shape: Its shape.
+        dtype: Its type.
+        offset: Where its values begin in the file; None where they are compressed and are read as a whole.
+    """
+
+    path: Path
+    name: str
+    shape: tuple[int, int]
+    dtype: np.dtype[Any]
+    offset: int | None
+
+    def read(self, rows: slice | IntArray) -> npt.NDArray[Any]:
+        if self.offset is None:
+            return _load(self.path, self.name)[rows]
+        return np.array(np.memmap(self.path, self.dtype, "r", self.offset, self.shape)[rows])
+
+
+def find_datacomp(folder: Path) -> list[Path]:
+    """The tables of a folder in this layout, or of `metadata` in it; empty where it has another layout."""
+    for place in (folder, folder / "metadata"):
+        tables = sorted(path for path in place.glob("*.parquet") if path.with_suffix(".npz").is_file())
+        if tables:
+            return tables
+    return []
+
+
+def open_datacomp(folder: Path, model: str | None = None) -> Source:
+    """Open a folder of metadata.
+
+    Args:
+        folder: See `find_datacomp`.
+        model: "l14" or "b32"; by default the first that is there.
+
+    Raises:
+        DataError: The files do not belong together, or have no vectors of this model.
+    """
+    tables = find_datacomp(folder)
+    archives = [path.with_suffix(".npz") for path in tables]
+    members = [_members(path) for path in archives]
+    there = [name for name in MODELS if {f"{name}_img", f"{name}_txt"} <= members[0].keys()]
+    if (model is not None and model not in there) or not there:
+        raise DataError(
+            f"{archives[0]}: found {', '.join(members[0]) or 'nothing'}; expected l14_img and l14_txt, or b32_img and "
+            "b32_txt, of the model that is asked for."
+        )
+    chosen = model or there[0]
+    sides = []
+    for side in ("img", "txt"):
+        name = f"{chosen}_{side}"
+        for path, arrays in zip(archives, members, strict=True):
+            if name not in arrays or arrays[name].shape[1] != members[0][name].shape[1]:
+                raise DataError(f"{path}: no {name} as in {archives[0].name}; download the file again.")
+        sides.append(Side.of([arrays[name] for arrays in members]))
+    table = open_table(*tables)
+    for part, arrays in zip(table.parts, members, strict=True):
+        rows = arrays[f"{chosen}_img"].shape[0]
+        if len(part) != rows:
+            raise DataError(f"{part.path}: {len(part):,} rows, and {rows:,} vectors beside it; download both again.")
+    caption = table.find("caption")
+    return Source(
+        sides[0],
+        sides[1],
+        "datacomp",
+        str(folder),
+        row_ids.from_table(table),
+        captions=None if caption is None else partial(table.cells, caption),
+        files=(*tables, *archives),
+        table=table,
+        folder=folder,
+        joint=True,
+        shards=tuple((part.path.stem, len(part)) for part in table.parts),
+    )
+
+
+@dataclass(frozen=True)
+class DataComp:
+    """Writes tables and arrays of the same names, with all arrays, and `subset.npy`."""
+
+    source: Source
+
+    def owns(self, name: str) -> bool:
+        return name == SUBSET or name in [self._place(path) for path in self.source.files]
+
+    def _place(self, path: Path) -> str:
+        assert self.source.folder is not None
+        return path.relative_to(self.source.folder).as_posix()
+
+    def size(self, edits: Edits) -> int:
+        return 2 * vectors_size(self.source, edits)
+
+    def write(self, edits: Edits, out: Path) -> None:
+        check_no_rewritten(self.source, edits)
+        self._copies().write(edits, out)
+        archives = [path for path in self.source.files if path.suffix == ".npz"]
+        members = [_members(path) for path in archives]
+        sides = {name: Side.of([arrays[name] for arrays in members]) for name in members[0]}
+        for path, start, stop in zip(archives, self.source.left.starts, self.source.left.starts[1:], strict=False):
+            rows, images, captions = edits.part(int(start), int(stop))
+            if len(rows):
+                places = {"img": images, "txt": captions}
+                arrays = {
+                    name: side.gather(places.get(name.rpartition("_")[2], rows), side.dtype)
+                    for name, side in sides.items()
+                }
+                with replacing(out / self._place(path)) as file:
+                    np.savez(file, **arrays)  # type: ignore[arg-type]
+        subset = uid_subset(self.source.ids(edits.rows))
+        if subset is not None:
+            with replacing(out / SUBSET) as file:
+                np.save(file, subset, allow_pickle=False)
+
+    def _copies(self) -> TableCopies:
+        table = self.source.table
+        assert table is not None
+        caption, uid = table.find("caption"), table.find("id")
+        scores = tuple(name for name in table.columns if name.endswith("_similarity_score"))
+        of_image = tuple(name for name in table.columns if name not in (caption, uid, *scores))
+        ids = None if uid is not None else self.source.ids
+        return TableCopies(table, of_image, caption, self.source.folder, ids, scores)
+
+
+def uid_subset(uids: Sequence[str]) -> npt.NDArray[np.void] | None:
+    """DataComp's subset file: each uid of 32 hexadecimal digits as two 64-bit numbers, sorted; None for other ids.
+
+    >>> uid_subset(["0000000000000002000000000000000a", "00000000000000010000000000000002"]).tolist()
+    [(1, 2), (2, 10)]
+    """
+    import pyarrow
+    import pyarrow.compute
+
+    texts = pyarrow.array(uids, pyarrow.large_string())
+    if not len(texts) or not pyarrow.compute.all(pyarrow.compute.match_substring_regex(texts, _UID)).as_py():
+        return None
+    padded = (uid.zfill(32) for uid in uids)
+    pairs = ((int(uid[:16], 16), int(uid[16:], 16)) for uid in padded)
+    return np.sort(np.fromiter(pairs, dtype=np.dtype("u8,u8"), count=len(uids)))
+
+
+def _members(path: Path) -> dict[str, NpzRows]:
+    """The arrays of two dimensions in an .npz file, of which nothing but the headers is read.
+
+    Raises:
+        DataError: It is damaged.
+    """
+    found = {}
+    try:
+        with regular(path).open("rb") as file, zipfile.ZipFile(file) as archive:
+            for entry in archive.infolist():
+                with archive.open(entry) as member:
+                    shape, by_column, dtype = parse_header(member, f"{path}: {entry.filename}")
+                    start = member.tell()
+                stored = entry.compress_type == zipfile.ZIP_STORED
+                if len(shape) != 2 or by_column or dtype.kind != "f":
+                    continue
+                offset = _begin(file, entry) + start if stored else None
+                size = math.prod(shape) * dtype.itemsize
+                held = path.stat().st_size - offset if offset is not None else entry.compress_size * _MOST_DEFLATED
+                if size > held or start + size > entry.file_size:
+                    raise ValueError("its end is missing")
+                name = entry.filename.removesuffix(".npy")
+                found[name] = NpzRows(path.absolute(), name, (shape[0], shape[1]), dtype, offset)
+    except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(f"{path}: the arrays cannot be read ({error}); download the file again.") from None
+    return found
+
+
+def _begin(file: Any, entry: zipfile.ZipInfo) -> int:
+    """Where the content of a stored entry begins: behind its local header of 30 bytes, its name and its extra field."""
+    place = file.tell()
+    file.seek(entry.header_offset + 26)
+    lengths = np.frombuffer(file.read(4), "<u2")
+    file.seek(place)
+    return entry.header_offset + 30 + int(lengths.sum())
+
+
+@lru_cache(maxsize=2)  # both sides of the file that is read
+def _load(path: Path, name: str) -> npt.NDArray[Any]:
+    try:
+        with np.load(path, allow_pickle=False) as arrays:
+            return np.asarray(arrays[name])
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(f"{path}: the arrays cannot be read ({error}); download the file again.") from None

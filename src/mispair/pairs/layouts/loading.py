@@ -1,0 +1,211 @@
+"""Reads a data set from a folder in any of the known layouts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal, get_args
+
+from mispair.config import Config
+from mispair.errors import DataError
+from mispair.pairs.layouts import clip_retrieval, precomp
+from mispair.pairs.layouts.precomp import DevProtocol
+from mispair.pairs.noise import add_noise
+from mispair.pairs.origin import check_as_encoded
+from mispair.pairs.pairs import Pairs
+from mispair.pairs.vocabulary import Vocabulary
+
+Layout = Literal["precomp", "vectors"]
+SHAPES = "shapes"
+_NATURAL_ORDER = ("train", "dev", "test", "testall")
+_LISTED = 6
+_TABLES, _IMAGES = (".csv", ".tsv", ".parquet", ".json", ".jsonl"), (".jpg", ".jpeg", ".png", ".webp")
+_NO_TABLES = ("manifest.csv", ".copy.json")  # beside the table of an export
+
+
+def load(
+    data: str | Path,
+    split: str = "train",
+    *,
+    vocabulary: Vocabulary | str | Path | None = None,
+    dev_protocol: DevProtocol = "full",
+    captions_per_image: int | None = None,
+    finite: bool = True,
+) -> Pairs:
+    """Read one split of a data set.
+
+    Features stay on disk and are mapped into memory.
+
+    Args:
+        data: A folder in the SCAN or the clip-retrieval layout, or "shapes" for the built-in data set.
+        split: Such as train, dev or test.
+        vocabulary: The words to use, or their file. By default the file beside the data, else built from the captions
+            of train and dev. Evaluation needs the one that the training used.
+        dev_protocol: "full" keeps the first 1,000 images of `dev`; "ncr" the first 1,000 captions (200 images at five
+            captions each), as the published NCR, BiCro and MSCN select their models.
+        captions_per_image: Only where the files leave it open; found from the data by default.
+        finite: Whether to refuse features that are not finite, or not as `mispair encode` wrote them; this reads all
+            of them.
+
+    Raises:
+        DataError: The files are missing, damaged, or do not belong together.
+    """
+    if dev_protocol not in get_args(DevProtocol):
+        raise DataError(f"dev_protocol is {dev_protocol!r}; expected 'full' or 'ncr'.")
+    folder = find_folder(data)
+    kind = layout(folder)
+    require_split(folder, split)
+    if finite:
+        check_as_encoded(folder)
+    if kind == "vectors":
+        refuse_for_vectors(f"{folder} holds vectors", vocabulary, dev_protocol, captions_per_image)
+        return clip_retrieval.load(folder, split, finite=finite)
+    return precomp.load(
+        folder,
+        split,
+        vocabulary=vocabulary,
+        dev_protocol=dev_protocol,
+        captions_per_image=captions_per_image,
+        finite=finite,
+    )
+
+
+def refuse_for_vectors(
+    found: str, vocabulary: Vocabulary | str | Path | None, dev_protocol: DevProtocol, captions_per_image: int | None
+) -> None:
+    """Refuses what says how to read region features and captions, because it would have no effect."""
+    if captions_per_image is not None:
+        name, how = "captions_per_image", "; rows of one image are known by an equal image_path in metadata/"
+    elif dev_protocol != "full":
+        name, how = "dev_protocol", ", and vectors validate on all of dev"
+    elif isinstance(vocabulary, str | Path):
+        name, how = "a vocabulary", ", and vectors have no words"
+    else:
+        return
+    raise DataError(f"{found}, but {name} is for region features and captions{how}; leave it out.")
+
+
+def splits(data: str | Path) -> list[str]:
+    """The splits that can be loaded: train, dev, test, testall, then others by the alphabet."""
+    folder = find_folder(data)
+    if layout(folder) == "vectors":
+        names = clip_retrieval.found_splits(folder)
+    else:
+        names = [name for name, parts in precomp.found_splits(folder).items() if len(parts) == 2]
+    return natural_order(names)
+
+
+def named_splits(data: str | Path) -> list[str]:
+    """The splits that have any file; loading one that is incomplete names the missing file."""
+    folder = find_folder(data)
+    return splits(folder) if layout(folder) == "vectors" else natural_order(list(precomp.found_splits(folder)))
+
+
+def natural_order(names: list[str]) -> list[str]:
+    """Train, dev, test, testall, then others by the alphabet.
+
+    >>> natural_order(["testall", "meta", "dev", "train"])
+    ['train', 'dev', 'testall', 'meta']
+    """
+    known = [name for name in _NATURAL_ORDER if name in names]
+    return known + sorted(set(names) - set(known))
+
+
+def layout(data: str | Path) -> Layout:
+    """The layout of a folder.
+
+    Raises:
+        DataError: None is recognised; the message lists what the folder holds.
+    """
+    folder = find_folder(data)
+    found = _recognise(folder)
+    if found is not None:
+        return found
+    entries = sorted(path.name + "/" * path.is_dir() for path in folder.iterdir())
+    listed = ", ".join(entries[:_LISTED]) + (f" and {len(entries) - _LISTED} more" if len(entries) > _LISTED else "")
+    inside = next((path for path in sorted(folder.iterdir()) if path.is_dir() and _recognise(path)), None)
+    hint = f"Did you mean {inside}?" if inside else _expected(folder, entries)
+    raise DataError(f"{folder}: no data set here, only {listed or 'an empty folder'}. {hint}")
+
+
+def _expected(folder: Path, entries: list[str]) -> str:
+    """What a folder should hold, and how images with captions are given."""
+    expected = "Expected train_ims.npy with train_caps.txt, or img_emb/ and text_emb/."
+    if {"left.npy", "right.npy"} <= set(entries):  # as an export of two arrays
+        ids = f" --ids {folder / 'ids.csv'}" if "ids.csv" in entries else ""
+        arrays = f"--left {folder / 'left.npy'} --right {folder / 'right.npy'}{ids}"
+        return f"{expected} Two arrays are given to `mispair audit {arrays}`, and its output to `mispair train`."
+    table = next((name for name in entries if Path(name).suffix.lower() in _TABLES and name not in _NO_TABLES), None)
+    if table is not None:
+        return f"{expected} A table of images and captions is given itself: {folder / table} --images FOLDER"
+    if any(Path(name).suffix.lower() in _IMAGES for name in entries):
+        return f"{expected} Images with captions are given without --data, as in: mispair train {folder}"
+    return expected
+
+
+def find_folder(data: str | Path) -> Path:
+    """The folder of a data set; the built-in one is made on first use."""
+    if str(data) == SHAPES:
+        from mispair.pairs.shapes.dataset import cached  # draws its images on first use
+
+        return cached()
+    folder = Path(data)
+    if not folder.is_dir():
+        what = "this is a file" if folder.exists() else "no such folder"
+        raise DataError(f"{folder}: {what}; expected a folder with a data set, or the word {SHAPES}.")
+    return folder
+
+
+def _recognise(folder: Path) -> Layout | None:
+    if precomp.found_splits(folder):
+        return "precomp"
+    return "vectors" if clip_retrieval.found_splits(folder) else None
+
+
+def require_split(folder: Path, split: str) -> None:
+    """Refuse a split that the folder does not have.
+
+    Raises:
+        DataError: It names those that are there, and the file that is missing.
+    """
+    names = splits(folder)
+    if split in names:
+        return
+    parts = precomp.found_splits(folder).get(split, set())
+    if parts:
+        there, path = (
+            ("captions", precomp.features_path(folder, split))
+            if "captions" in parts
+            else ("features", precomp.captions_path(folder, split))
+        )
+        raise DataError(f"{folder}: the {there} of {split} are there, but {path.name} is missing.")
+    only_testall = split == "test" and "testall" in names
+    hint = " For COCO use testall, which holds the 1K folds and the 5K test." if only_testall else ""
+    raise DataError(f"{folder}: no split named {split}; it has {', '.join(names) or 'none that is complete'}.{hint}")
+
+
+def load_split(config: Config, split: str, vocabulary: Vocabulary | None = None) -> Pairs:
+    """One split with the settings of a run; `vocabulary` is the one that a trained model has."""
+    return load(
+        config.data,
+        split,
+        vocabulary=config.vocab if vocabulary is None else vocabulary,
+        dev_protocol=config.dev_protocol,
+        captions_per_image=config.captions_per_image,
+    )
+
+
+def with_noise(config: Config, train: Pairs) -> Pairs:
+    """The training pairs with the noise of the config."""
+    if not config.noise_ratio and config.noise_file is None:
+        return train
+    seed = config.seed if config.noise_seed is None else config.noise_seed
+    return add_noise(train, noise_ratio=config.noise_ratio, seed=seed, kind=config.noise_kind, file=config.noise_file)
+
+
+def with_absolute_paths(config: Config) -> Config:
+    """With absolute paths, because a run must be resumable and testable from anywhere."""
+    is_folder = config.data != SHAPES and Path(config.data).is_dir()
+    data = str(Path(config.data).resolve()) if is_folder else config.data
+    vocab, noise = (None if path is None else str(Path(path).resolve()) for path in (config.vocab, config.noise_file))
+    return replace(config, data=data, vocab=vocab, noise_file=noise)

@@ -1,0 +1,280 @@
+"""The SCAN layout: region features of images in `{split}_ims.npy`, captions in `{split}_caps.txt` or `.tsv`.
+
+Published arrays come in three shapes, and nothing in the files tells which: one row per image with five captions
+(training sets), every row repeated five times (Flickr30K and COCO dev and test), one row and one caption (CC152K).
+With `{split}_ids.txt`, one id a row, a `.tsv` may have any number of captions an image, in any order.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from mispair.errors import DataError
+from mispair.pairs.npy import check_finite, open_array
+from mispair.pairs.origin import Origin, data_name
+from mispair.pairs.pairs import IntArray, Pairs, Regions, Tokens
+from mispair.pairs.vocabulary import Vocabulary
+from mispair.support.files import LARGEST_TEXT, at_most, read_regular
+
+DevProtocol = Literal["full", "ncr"]
+USUAL_CAPTIONS_PER_IMAGE = 5
+VOCABULARY_THRESHOLD = 4
+_DEV_SIZE = 1000
+_SAMPLED_BLOCKS = 64
+
+
+def found_splits(folder: Path) -> dict[str, set[str]]:
+    """Which of "features" and "captions" each split of the folder has."""
+    found: dict[str, set[str]] = {}
+    for pattern, part in (("*_ims.npy", "features"), ("*_caps.txt", "captions"), ("*_caps.tsv", "captions")):
+        for path in folder.glob(pattern):
+            found.setdefault(path.name.rpartition("_")[0], set()).add(part)
+    return found
+
+
+def features_path(folder: Path, split: str) -> Path:
+    """The region features of a split."""
+    return folder / f"{split}_ims.npy"
+
+
+def captions_path(folder: Path, split: str) -> Path:
+    """The captions of a split: the tab-separated file where there is no plain one."""
+    plain, tabbed = folder / f"{split}_caps.txt", folder / f"{split}_caps.tsv"
+    return tabbed if tabbed.exists() and not plain.exists() else plain
+
+
+def read_captions(folder: Path, split: str) -> tuple[list[str], list[str]]:
+    """The captions of a split, and the image id of each where the file has them (.tsv), else no ids."""
+    path = captions_path(folder, split)
+    if path.suffix == ".txt":
+        return _read_lines(path), []
+    try:
+        with at_most(path, LARGEST_TEXT).open(encoding="utf-8-sig", newline="") as file:
+            rows = list(csv.reader(file, delimiter="\t"))
+    except csv.Error as error:
+        raise DataError(f"{path}: the table cannot be read ({error}); look for an unmatched quotation mark.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise _unreadable(path, error) from None
+    for number, row in enumerate(rows, 1):
+        if len(row) < 2:
+            raise DataError(f"{path}: row {number:,} has {len(row)} columns; expected an id, a tab and a caption.")
+    return [row[1].strip() for row in rows], [row[0].strip() for row in rows]
+
+
+def _read_lines(path: Path) -> list[str]:
+    try:
+        text = read_regular(path, LARGEST_TEXT).decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise _unreadable(path, error) from None
+    # Only at \n: a caption may hold a carriage return or a Unicode line separator, and all later ones would shift.
+    return [line.strip() for line in text.removesuffix("\n").split("\n")] if text else []
+
+
+def _unreadable(path: Path, error: OSError | UnicodeDecodeError) -> DataError:
+    if isinstance(error, UnicodeDecodeError):
+        marked = error.object[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # as Windows writes it
+        where, encoding = f"byte {error.start:,} is not UTF-8", "utf-16" if marked else "latin1"
+        return DataError(f"{path}: {where}; convert the file with `iconv -f {encoding} -t utf-8`.")
+    return DataError(f"{path}: the file cannot be read ({error.strerror}).")
+
+
+@dataclass(frozen=True)
+class Arranged:
+    """Which caption belongs to which image.
+
+    Attributes:
+        features: (images, R, D) without repetitions, still memory-mapped.
+        link: Image of each caption.
+        image_ids: Name of each image; empty where unknown.
+        per_image: Captions an image; None if not all have equally many.
+    """
+
+    features: npt.NDArray[Any]
+    link: IntArray
+    image_ids: Sequence[str]
+    per_image: int | None
+
+
+def arranged(
+    folder: Path,
+    split: str,
+    features: npt.NDArray[Any],
+    captions: tuple[list[str], list[str]],
+    captions_per_image: int | None = None,
+) -> Arranged:
+    """Joins captions, as `read_captions` gives them, and images: by their ids where both have them, else in order."""
+    texts, ids = captions
+    if captions_per_image is None and ids and (joined := _joined(folder, split, features, ids)):
+        return joined
+    images, per_image = arrange(features, len(texts), captions_per_image, f"{folder.name} {split}")
+    check_ids(ids, per_image, captions_path(folder, split))
+    image_ids = ids[::per_image] if ids else read_ids(folder, split, len(images), per_image)
+    return Arranged(images, np.arange(len(texts)) // per_image, image_ids, per_image)
+
+
+def _joined(folder: Path, split: str, features: npt.NDArray[Any], ids: Sequence[str]) -> Arranged | None:
+    """By the ids of the rows in `{split}_ids.txt`; None if they are not those of the captions."""
+    path = folder / f"{split}_ids.txt"
+    image_ids = _read_lines(path) if path.exists() else []
+    rows = {image: row for row, image in enumerate(image_ids)}
+    if len(rows) != len(image_ids) or len(rows) != len(features) or not rows.keys() >= set(ids):
+        return None
+    link = np.array([rows[image] for image in ids])
+    counts = np.bincount(link, minlength=len(rows))
+    if not counts.all():
+        missing = np.flatnonzero(counts == 0)
+        raise DataError(
+            f"{path}: {len(missing):,} images have no caption in {captions_path(folder, split).name}, the first is "
+            f"{image_ids[missing[0]]}; add one, or take their rows away."
+        )
+    return Arranged(features, link, image_ids, int(counts[0]) if (counts == counts[0]).all() else None)
+
+
+def arrange(
+    features: npt.NDArray[Any], n_captions: int, captions_per_image: int | None, name: str
+) -> tuple[npt.NDArray[Any], int]:
+    """One row per image, and how many captions each has.
+
+    Args:
+        features: All rows (rows, R, D).
+        n_captions: Number of captions.
+        captions_per_image: Given by the user; found from the data by default.
+        name: What to call the data.
+
+    Returns:
+        The features without repetitions (still memory-mapped), and the captions per image.
+    """
+    rows = len(features)
+    if captions_per_image is not None and not (isinstance(captions_per_image, int) and captions_per_image >= 1):
+        raise DataError(
+            f"{name}: captions_per_image is {captions_per_image!r}; expected a whole number from 1 on, usually 5."
+        )
+    if not n_captions or n_captions % rows:
+        raise DataError(
+            f"{name}: {n_captions:,} captions for {rows:,} image rows; expected a whole number of captions an image "
+            f"({rows:,} or {USUAL_CAPTIONS_PER_IMAGE * rows:,}); look for an empty line at the end, for lost lines, or "
+            "in a .tsv for an unmatched quotation mark. If images have different numbers of captions, put image id and "
+            "caption into a _caps.tsv, and the id of each row into _ids.txt."
+        )
+    per_row = n_captions // rows
+    if captions_per_image is None:
+        repeated = per_row == 1 and _rows_repeat(features, USUAL_CAPTIONS_PER_IMAGE)
+        captions_per_image = USUAL_CAPTIONS_PER_IMAGE if repeated else per_row
+    if captions_per_image == per_row:
+        return features, captions_per_image
+    if per_row != 1 or not _blocks_repeat(features, captions_per_image):
+        repeats = f", and the rows do not repeat in blocks of {captions_per_image}" if per_row == 1 else ""
+        raise DataError(
+            f"{name}: captions_per_image is {captions_per_image}, but {rows:,} image rows and {n_captions:,} captions "
+            f"make {per_row} a row{repeats}; leave it out, or correct the files."
+        )
+    return features[::captions_per_image], captions_per_image
+
+
+def _rows_repeat(features: npt.NDArray[Any], times: int) -> bool:
+    """Whether each row stands there several times. Constant features (a placeholder) say nothing, so they do not."""
+    return _blocks_repeat(features, times) and not np.array_equal(features[0], features[-1])
+
+
+def _blocks_repeat(features: npt.NDArray[Any], times: int) -> bool:
+    """Whether each block of `times` rows holds one row, by a sample of blocks from the first to the last."""
+    if len(features) % times:
+        return False
+    blocks = np.unique(np.linspace(0, len(features) // times - 1, _SAMPLED_BLOCKS).astype(np.int64))
+    return all(bool((features[b * times : (b + 1) * times] == features[b * times]).all()) for b in blocks)
+
+
+def find_vocabulary(folder: Path, vocabulary: Vocabulary | str | Path | None = None) -> tuple[Vocabulary, str]:
+    """The vocabulary to use and where it comes from: given, found beside the data, or built from train and dev.
+
+    Raises:
+        DataError: The file is no vocabulary, or there is neither a file nor a caption to build one from.
+    """
+    if isinstance(vocabulary, Vocabulary):
+        return vocabulary, "given"
+    if vocabulary is not None:
+        return Vocabulary.load(vocabulary), str(vocabulary)
+    whole = folder.resolve()
+    file_name, parent = f"{whole.name}_vocab.json", whole.parent
+    for path in (folder / "vocab.json", folder / file_name, parent / "vocab" / file_name, parent / file_name):
+        if path.exists():
+            return Vocabulary.load(path), str(path)
+    texts = [
+        text
+        for split in ("train", "dev")
+        if captions_path(folder, split).exists()
+        for text in read_captions(folder, split)[0]
+    ]
+    if not texts:
+        raise DataError(
+            f"{folder}: there is no vocabulary ({file_name}) and no train or dev captions to build one from; "
+            "give the vocabulary that the training used."
+        )
+    return Vocabulary.build(texts, VOCABULARY_THRESHOLD), "built from the train and dev captions"
+
+
+def read_ids(folder: Path, split: str, n_images: int, per_image: int) -> Sequence[str]:
+    """One name per image from `{split}_ids.txt`, which lists them once per image or once per caption; else none."""
+    path = folder / f"{split}_ids.txt"
+    if not path.exists():
+        return ()
+    ids = _read_lines(path)
+    if len(ids) not in (n_images, n_images * per_image):
+        raise DataError(
+            f"{path}: {len(ids):,} ids; expected {n_images:,} (one an image) or {n_images * per_image:,} (one a "
+            "caption). Correct the file or take it away."
+        )
+    return ids if len(ids) == n_images else ids[::per_image]
+
+
+def check_ids(ids: Sequence[str], per_image: int, path: Path) -> None:
+    """Refuse captions whose image ids say that those of one image do not stand together.
+
+    Args:
+        ids: Image id of each caption; captions may also have ids of their own, all different.
+        per_image: Captions an image.
+        path: Where they were read.
+    """
+    if len(set(ids)) == len(ids):
+        return
+    for first in range(0, len(ids), per_image):
+        here = ids[first : first + per_image]
+        if len(set(here)) > 1:
+            raise DataError(
+                f"{path}: rows {first + 1:,} to {first + len(here):,} should be the {per_image} captions of one image, "
+                f"but have the ids {', '.join(dict.fromkeys(here))}; sort the rows in the order of the images."
+            )
+
+
+def load(
+    folder: Path,
+    split: str,
+    *,
+    vocabulary: Vocabulary | str | Path | None = None,
+    dev_protocol: DevProtocol = "full",
+    captions_per_image: int | None = None,
+    finite: bool = True,
+) -> Pairs:
+    """Read one split; see `mispair.pairs.layouts.loading.load`."""
+    name = f"{data_name(folder)} {split}"
+    features = open_array(features_path(folder, split), ndim=3)
+    captions = read_captions(folder, split)
+    found = arranged(folder, split, features, captions, captions_per_image)
+    texts, left, link, left_ids = captions[0], found.features, found.link, found.image_ids
+    if split == "dev":
+        kept = min(len(left), _DEV_SIZE if dev_protocol == "full" else _DEV_SIZE * len(left) // len(texts))
+        inside = np.flatnonzero(link < kept)
+        left, left_ids, link, texts = left[:kept], left_ids[:kept], link[inside], [texts[row] for row in inside]
+    if finite:
+        check_finite(left, str(features_path(folder, split)))
+    words = find_vocabulary(folder, vocabulary)[0]
+    tokens = Tokens(*words.encode(texts), words, texts)
+    return Pairs(Regions(left), tokens, link, left_ids=left_ids, name=name, origin=Origin.read(folder))

@@ -1,0 +1,403 @@
+"""WebDataset tars: `KEY.jpg`, `KEY.txt` and `KEY.json` are a sample; with the parquet files of img2dataset beside them.
+
+Samples are never unpacked: those that stay as they are go from tar to tar byte for byte.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import shlex
+import tarfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import IO, Any, NamedTuple
+
+import numpy as np
+
+from mispair.errors import DataError
+from mispair.pairs import row_ids
+from mispair.pairs.edits import Edits
+from mispair.pairs.pairs import IntArray
+from mispair.pairs.raw import RawLayout, id_column
+from mispair.pairs.tables import IMAGE_SUFFIXES, decoded, find_column
+from mispair.support.files import LARGEST, regular, replacing
+from mispair.support.formatting import plain
+
+Entry = dict[str, Any]
+_CAPTION, _JSON = ".txt", ".json"
+_LONGEST_TEXT = 1 << 20  # bytes of a caption or of what is known about a sample
+_END = bytes(2 * tarfile.BLOCKSIZE)
+
+
+@dataclass
+class _Samples:
+    """The samples of one tar.
+
+    Attributes:
+        keys: Their names.
+        ids: The `uid` that img2dataset and DataComp give them, or empty.
+        captions: Their captions.
+        images: Where the image begins, and its size (n, 2); -1 where there is none.
+        regions: Where the sample begins and ends (n, 2).
+        dotted: Of samples without an image: a member that would be one if its name had fewer dots.
+    """
+
+    keys: list[str] = field(default_factory=list)
+    ids: list[str] = field(default_factory=list)
+    captions: list[str] = field(default_factory=list)
+    images: list[tuple[int, int]] = field(default_factory=list)
+    regions: list[tuple[int, int]] = field(default_factory=list)
+    dotted: list[str] = field(default_factory=list)
+
+
+class Tars(RawLayout):
+    """The samples of tars, in their order.
+
+    Args:
+        paths: The tars.
+        root: Folder of the data set; None for a single tar.
+    """
+
+    def __init__(self, paths: Sequence[Path], root: Path | None) -> None:
+        import pyarrow
+        import pyarrow.compute
+
+        self._tars, self.name = list(paths), str(root or paths[0])
+        beside = [path.with_suffix(".parquet") for path in paths]
+        self._tables = {path.stem: path for path in beside if path.is_file()}
+        self.files = (*paths, *self._tables.values())
+        text = pyarrow.large_string()
+        columns: dict[str, list[Any]] = {"keys": [], "ids": [], "captions": []}
+        places, dotted = [], list[str]()
+        for path in paths:
+            found = _index(path)
+            dotted += found.dotted
+            for name, chunks in columns.items():
+                chunks.append(pyarrow.array(getattr(found, name), text))
+            shape = np.array([*found.images, *found.regions], dtype=np.int64).reshape(2, -1, 2)
+            places.append(np.concatenate(list(shape), axis=1))
+        self._places: IntArray = np.concatenate(places)  # (N, 4): image and its size, begin and end of the sample
+        self._starts = np.cumsum([0, *map(len, places)])
+        if not len(self._places):
+            raise DataError(f"{self.name}: no samples in here; expected members such as 0001.jpg and 0001.txt.")
+        joined = {name: pyarrow.chunked_array(columns.pop(name), text).combine_chunks() for name in list(columns)}
+        self.image_names, self.captions = joined["keys"], joined["captions"]
+        captioned = pyarrow.compute.not_equal(self.captions, "").to_numpy(zero_copy_only=False)
+        if not (captioned & (self._places[:, 0] >= 0)).any():
+            raise DataError(
+                f"{self.name}: no sample has an image and a caption; expected 0001.jpg with 0001.txt or 0001.json, one "
+                "after the other, as `tar --sort=name -cf` writes them."
+            )
+        self.notes = (_dotted(dotted),) if dotted else ()
+        named = pyarrow.compute.not_equal(joined["ids"], "")
+        self.ids = id_column(pyarrow.compute.if_else(named, joined["ids"], joined["keys"]), joined["keys"])
+
+    @property
+    def shards(self) -> tuple[tuple[str, int], ...]:
+        return tuple((path.stem, int(size)) for path, size in zip(self._tars, np.diff(self._starts), strict=True))
+
+    def has_image(self, row: int) -> bool:
+        return bool(self._places[row, 0] >= 0)
+
+    def read_image(self, row: int) -> bytes:
+        start, size = self._places[row, :2].tolist()
+        if size > LARGEST:
+            raise OSError(f"a file of {size / 1e6:,.0f} MB, and at most {LARGEST / 1e6:,.0f} MB are read")
+        return self._read(row, start, start + size)
+
+    def _read(self, row: int, start: int, stop: int) -> bytes:
+        with self._tar(row).open("rb") as file:
+            file.seek(start)
+            return file.read(stop - start)
+
+    def _tar(self, row: int) -> Path:
+        return self._tars[int(np.searchsorted(self._starts, row, side="right")) - 1]
+
+    def owns(self, name: str) -> bool:
+        return name in self._names
+
+    @cached_property
+    def _names(self) -> frozenset[str]:
+        return frozenset(path.name for path in self.files)
+
+    def size(self, edits: Edits) -> int:
+        return int((self._places[edits.rows, 3] - self._places[edits.rows, 2]).sum())
+
+    def write(self, edits: Edits, out: Path) -> None:
+        changed = set(edits.repaired.tolist())
+        for path, start, stop in zip(self._tars, self._starts, self._starts[1:], strict=False):
+            rows = np.flatnonzero(edits.keep[start:stop]) + int(start)
+            if not len(rows):
+                continue
+            with replacing(out / path.name) as file, path.open("rb") as tar:
+                for row in rows.tolist():
+                    if row in changed:
+                        file.writelines(self._edited(row, edits))
+                    else:
+                        begin, end = self._places[row, 2:].tolist()
+                        tar.seek(begin)
+                        file.write(tar.read(end - begin))
+                file.write(_END)
+            if path.stem in self._tables:
+                self._write_table(self._tables[path.stem], rows, edits, out)
+
+    def _edited(self, row: int, edits: Edits) -> Iterator[bytes]:
+        """The members of a sample with another image or caption."""
+        key = self.image_names[row].as_py()
+        members, source = self._contents(row), int(edits.image_from[row])
+        caption = self.final_captions(edits, np.array([row]))[0]
+        known = _parsed(members.get(_JSON))
+        if source != row:
+            others = self._contents(source)
+            members = {ending: content for ending, content in members.items() if ending not in IMAGE_SUFFIXES}
+            members |= {ending: content for ending, content in others.items() if ending in IMAGE_SUFFIXES}
+            known = known and _with_image_of(known, _parsed(others.get(_JSON)))
+        if _CAPTION in members:
+            members[_CAPTION] = caption.encode()
+        name = known and find_column(tuple(known), "caption")
+        if known and name:
+            known[name] = caption
+        if known:
+            members[_JSON] = json.dumps(_without_scores(known), ensure_ascii=False).encode()
+        for ending, content in members.items():
+            yield from tar_member(f"{key}{ending}", content)
+
+    def _contents(self, row: int) -> dict[str, bytes]:
+        """The contents of a sample by their endings."""
+        region = io.BytesIO(self._read(row, *self._places[row, 2:].tolist()) + _END)
+        with tarfile.open(fileobj=region, mode="r:") as tar:
+            return {
+                _split(member.name)[1]: file.read()
+                for member in tar
+                if member.isreg() and (file := tar.extractfile(member)) is not None
+            }
+
+    def _write_table(self, path: Path, rows: IntArray, edits: Edits, out: Path) -> None:
+        """The rows of img2dataset's table that belong to the written samples."""
+        import pyarrow
+        import pyarrow.parquet
+
+        table = _read_table(path)
+        keys = row_ids.look_up(self.image_names, rows)
+        row_of = dict(zip(keys, rows.tolist(), strict=True))
+        kept = _of_keys(table, keys)
+        changed = set(edits.repaired.tolist()) & set(rows.tolist())
+        if changed:
+            images = self._entries({int(edits.image_from[row]) for row in changed} - changed)
+            entries = kept.to_pylist()
+            known = images | {row_of[str(entry["key"])]: entry for entry in entries}
+            entries = [
+                self._edited_entry(entry, row, known, edits) if (row := row_of[str(entry["key"])]) in changed else entry
+                for entry in entries
+            ]
+            kept = pyarrow.Table.from_pylist(entries, schema=kept.schema)
+        with replacing(out / path.name) as file:
+            pyarrow.parquet.write_table(kept, file)
+
+    def _entries(self, rows: Iterable[int]) -> dict[int, Entry]:
+        """What the tables say about these samples; each table is read once."""
+        rows_of: dict[Path, dict[str, int]] = {}
+        for row in rows:
+            if (table := self._tables.get(self._tar(row).stem)) is not None:
+                rows_of.setdefault(table, {})[self.image_names[row].as_py()] = row
+        return {
+            row_of[str(entry["key"])]: entry
+            for table, row_of in rows_of.items()
+            for entry in _of_keys(_read_table(table), list(row_of)).to_pylist()
+        }
+
+    def _edited_entry(self, entry: Entry, row: int, known: Mapping[int, Entry], edits: Edits) -> Entry:
+        source = int(edits.image_from[row])
+        entry = _without_scores(entry if source == row else _with_image_of(entry, known.get(source)))
+        name = find_column(tuple(entry), "caption")
+        return entry if name is None else {**entry, name: self.final_captions(edits, np.array([row]))[0]}
+
+
+def _dotted(members: Sequence[str]) -> str:
+    several = f"{len(members):,} samples have" if len(members) > 1 else "A sample has"
+    return (
+        f"{several} no image, but members such as {plain(members[0])}: the name of a sample ends at its first dot, as "
+        "in WebDataset, so that files whose names have more dots are taken for one sample. Rename them."
+    )
+
+
+def check_unpacked(path: Path) -> None:
+    """Refuses a file that gzip has compressed."""
+    with regular(path).open("rb") as file:
+        if file.read(2) == b"\x1f\x8b":
+            raise DataError(f"{path}: it is compressed; unpack it first: gunzip {shlex.quote(str(path))}")
+
+
+class _Member(NamedTuple):
+    """A file in a tar: where its header and its content begin, and its size."""
+
+    name: str
+    header: int
+    content: int
+    size: int
+
+
+def _members(file: IO[bytes]) -> Iterator[_Member]:
+    """All regular files of a tar; three times as fast as tarfile, which makes an object of 20 fields of each."""
+    offset = 0
+    while True:
+        begin, extended = offset, dict[str, str]()
+        while True:
+            file.seek(offset)
+            header = file.read(tarfile.BLOCKSIZE)
+            if not header.strip(b"\0"):
+                return
+            if header[257:262] != b"ustar":
+                tarfile.TarInfo.frombuf(header, "utf-8", "surrogateescape")  # an older tar, or none
+            kind, size = header[156:157], int(extended.get("size") or _number(header[124:136]))
+            offset += tarfile.BLOCKSIZE + _padded(size)
+            if kind not in (b"x", b"g", b"L", b"K"):
+                break
+            if kind in (b"x", b"L"):
+                content = file.read(min(size, _LONGEST_TEXT))
+                extended |= {"path": _text(content)} if kind == b"L" else _pax(content)
+        if kind in (b"0", b"\0"):
+            folder, name = _text(header[345:500]) if header[257:263] == b"ustar\0" else "", _text(header[:100])
+            path = extended.get("path") or (f"{folder}/{name}" if folder else name)
+            yield _Member(path, begin, offset - _padded(size), size)
+
+
+def _number(field: bytes) -> int:
+    """A size: octal digits, or a binary number behind the byte 0x80."""
+    return int.from_bytes(field[1:]) if field[0] == 0x80 else int(field.strip(b" \0") or b"0", 8)
+
+
+def _text(field: bytes) -> str:
+    return field.partition(b"\0")[0].decode("utf-8", "surrogateescape")
+
+
+def _pax(content: bytes) -> dict[str, str]:
+    """The name and the size in an extended header, whose records are `LENGTH KEY=VALUE`."""
+    found = {}
+    while content[:1].isdigit():
+        length = int(content.partition(b" ")[0])
+        key, _, value = content[:length].partition(b" ")[2].partition(b"=")
+        if key in (b"path", b"size"):
+            found[key.decode()] = value.removesuffix(b"\n").decode("utf-8", "surrogateescape")
+        content = content[length:]
+    return found
+
+
+def _index(path: Path) -> _Samples:
+    """Finds the samples of a tar.
+
+    Raises:
+        DataError: It is damaged, or is no tar.
+    """
+    found, members = _Samples(), dict[str, _Member]()
+    key = ""
+    length = regular(path).stat().st_size
+    check_unpacked(path)
+    try:
+        with path.open("rb") as file, path.open("rb") as contents:
+            for member in _members(file):
+                if member.content + member.size > length:
+                    raise tarfile.ReadError("its end is missing")
+                name, ending = _split(member.name)
+                if name != key and members:
+                    _add(found, key, members, contents, member.header)
+                    members.clear()
+                key = name
+                members.setdefault(ending, member)
+            if members:
+                last = max(members.values(), key=lambda member: member.header)
+                _add(found, key, members, contents, last.content + _padded(last.size))
+    except (tarfile.TarError, ValueError) as error:
+        raise DataError(f"{path}: the tar cannot be read ({error}); copy or write it again.") from None
+    return found
+
+
+def _add(found: _Samples, key: str, members: Mapping[str, _Member], file: IO[bytes], end: int) -> None:
+    def content(ending: str) -> bytes:
+        member = members.get(ending)
+        if member is None or member.size > _LONGEST_TEXT:
+            return b""
+        file.seek(member.content)
+        return file.read(member.size)
+
+    image = next((member for ending, member in members.items() if ending in IMAGE_SUFFIXES), None)
+    if image is None:
+        dotted = (member.name for ending, member in members.items() if ending.endswith(tuple(IMAGE_SUFFIXES)))
+        found.dotted += list(dotted)[:1]
+    known = _parsed(content(_JSON)) or {}
+    name = find_column(tuple(known), "caption")
+    caption = decoded(content(_CAPTION)) if _CAPTION in members else known.get(name or "") or ""
+    found.keys.append(plain(key))
+    found.ids.append(plain(str(known.get("uid") or "")))
+    found.captions.append(plain(str(caption)).strip())
+    found.images.append((-1, 0) if image is None else (image.content, image.size))
+    found.regions.append((next(iter(members.values())).header, end))
+
+
+def _split(name: str) -> tuple[str, str]:
+    """The key and the ending of a member: the folder and the name up to its first dot, and the rest.
+
+    >>> _split("00/0001.seg.png"), _split("./0001.JPG")
+    (('00/0001', '.seg.png'), ('./0001', '.jpg'))
+    """
+    folder, slash, base = name.rpartition("/")
+    key, dot, ending = base.partition(".")
+    return f"{folder}{slash}{key}", f"{dot}{ending}".lower()
+
+
+def _parsed(content: bytes | None) -> Entry | None:
+    """What a sample's JSON says; None where there is none or it is no object."""
+    try:
+        found = json.loads(content) if content else None
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _with_image_of(own: Entry, other: Entry | None) -> Entry:
+    """What is known about a sample with the image of another one: its own names and caption, the rest of the other."""
+    caption = find_column(tuple(own), "caption")
+    stays = ("key", "uid", caption)
+    return {name: value if name in stays else (other or {}).get(name) for name, value in own.items()}
+
+
+def _without_scores(entry: Entry) -> Entry:
+    """Nobody has measured how well the two of a changed pair fit."""
+    return {name: None if name.endswith(("similarity", "similarity_score")) else entry[name] for name in entry}
+
+
+def tar_member(name: str, content: bytes) -> Iterator[bytes]:
+    """The bytes of a file in a tar: its header, its content and what fills the last block."""
+    info = tarfile.TarInfo(name)
+    info.size = len(content)
+    yield info.tobuf(tarfile.PAX_FORMAT)
+    yield content
+    yield bytes(_padded(len(content)) - len(content))
+
+
+def _padded(size: int) -> int:
+    return -(-size // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE
+
+
+def _of_keys(table: Any, keys: Sequence[str]) -> Any:
+    """The rows of a table with one of these keys."""
+    import pyarrow
+    import pyarrow.compute
+
+    return table.filter(pyarrow.compute.is_in(table.column("key").cast(pyarrow.string()), pyarrow.array(keys)))
+
+
+def _read_table(path: Path) -> Any:
+    import pyarrow
+    import pyarrow.parquet
+
+    try:
+        table = pyarrow.parquet.read_table(regular(path))
+    except (OSError, UnicodeError, pyarrow.ArrowException) as error:
+        raise DataError(f"{path}: the table cannot be read ({str(error).splitlines()[0]}); write it again.") from None
+    if "key" not in table.column_names:
+        raise DataError(f'{path}: no column "key", as img2dataset writes it; move the table elsewhere.')
+    return table

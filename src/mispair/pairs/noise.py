@@ -1,0 +1,428 @@
+"""Synthetic noise: mismatched pairs made on purpose, and the index files in which noise is shared.
+
+Two protocols of the field. Caption level (NCR, BiCro, MSCN): the images of a share of the captions are shuffled, so an
+image keeps some of its captions. Image level (DECL): a share of the images is permuted, and all captions of an image
+move together, which is harder. Results of the two cannot be compared.
+
+Two more to test audits. Near: pairs exchange images with pairs of a similar image, so that a mismatched pair is hard
+to tell from a matched one. Group: whole groups of similar images exchange their captions, so that the neighbours of a
+mismatched pair agree with it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import get_args
+
+import numpy as np
+import numpy.typing as npt
+
+from mispair.config import NoiseKind
+from mispair.errors import DataError
+from mispair.pairs.npy import check_finite, chunks, open_array
+from mispair.pairs.pairs import FloatArray, IntArray, Pairs, Tokens, Vectors
+from mispair.support.files import replacing
+from mispair.support.renamed import renamed_argument
+
+NEIGHBOURS = 10  # nearest left items that `near` exchanges with
+GROUP_ITEMS = 20  # left items per group in `group`, about
+
+_COUPLES = 5  # least number of pairs of groups, so that a ratio is met to 20 % even in a tiny set
+_TOLERANCE = 0.02  # of the ratio: shuffling leaves a few pairs matched by chance
+_COMPARED = 1 << 15  # left items that are compared with each other, so that time does not grow with their square
+_BLOCK = 1 << 22  # similarities held at once
+_ITERATIONS = 50  # of the power iteration: the order along the direction need not be exact
+
+
+def caption_noise(link: IntArray, noise_ratio: float, seed: int) -> IntArray:
+    """Shuffle the left rows of a share of the pairs among themselves, as NCR does.
+
+    The calls to the legacy generator and their order are NCR's: the result equals its own after `numpy.random.seed`.
+
+    Args:
+        link: Left row of each pair.
+        noise_ratio: Share of the pairs to select; a few of them keep their partner by chance.
+        seed: Seed of numpy's legacy generator.
+
+    >>> caption_noise(np.arange(10) // 5, 0.4, seed=0)
+    array([0, 0, 1, 0, 0, 1, 1, 1, 1, 0])
+    """
+    _check_ratio(noise_ratio)
+    random = _generator(seed)
+    order = np.arange(len(link))
+    random.shuffle(order)
+    selected = order[: int(noise_ratio * len(link))]
+    noisy = np.array(link, dtype=np.int64)
+    moved = noisy[selected]
+    random.shuffle(moved)
+    noisy[selected] = moved
+    return noisy
+
+
+def image_noise(n_left: int, noise_ratio: float, seed: int, *, groups: IntArray | None = None) -> IntArray:
+    """Permute a share of the left rows among themselves, as DECL does; rows of one group are one image.
+
+    Returns:
+        For each left row (n_left,) the row that takes its place: all rows of an image get rows of one other image.
+
+    >>> image_noise(6, 0.5, seed=0)
+    array([0, 2, 5, 3, 4, 1])
+    >>> image_noise(6, 1.0, seed=0, groups=np.array([0, 0, 1, 1, 2, 2]))
+    array([2, 3, 4, 5, 0, 1])
+    """
+    if groups is None:
+        return caption_noise(np.arange(n_left), noise_ratio, seed)
+    _, image = np.unique(groups, return_inverse=True)
+    by_image = np.argsort(image, kind="stable")
+    sizes = np.bincount(image)
+    starts = np.cumsum(sizes) - sizes
+    place = np.empty(n_left, dtype=np.int64)  # of each row among those of its image
+    place[by_image] = np.arange(n_left) - np.repeat(starts, sizes)
+    other = image_noise(len(sizes), noise_ratio, seed)[image]
+    return np.asarray(by_image[starts[other] + place % sizes[other]])
+
+
+def near_noise(
+    link: IntArray, features: FloatArray, noise_ratio: float, seed: int, *, groups: IntArray | None = None
+) -> IntArray:
+    """Exchange the left rows of pairs whose left items are among each other's nearest neighbours.
+
+    Near is a high cosine of the centred features, mean-pooled where they are regions. A pair is exchanged at most once.
+    Copies of one item (of one group, or with equal features) count as one, as exchanging them makes no mismatch.
+
+    Args:
+        link: Left row of each pair.
+        features: Features of the left items, (N, D) or (N, R, D).
+        noise_ratio: Share of the pairs to exchange, met to within one exchange. Less is reached where too few pairs
+            have a partner left whose item has theirs among its nearest, too: the highest ratios.
+        seed: Seed of numpy's legacy generator.
+        groups: Group of each left item; every item is its own by default.
+
+    >>> near_noise(np.arange(4), np.array([[9.0, 1], [9, 2], [-9, 1], [-9, 2]]), 0.5, seed=0)
+    array([2, 1, 0, 3])
+    """
+    _check_ratio(noise_ratio)
+    random = _generator(seed)
+    noisy = np.array(link, dtype=np.int64)
+    wanted = int(noise_ratio * len(link)) // 2
+    if not wanted:
+        return noisy
+    vectors = _pool(features)
+    item, first = _distinct(vectors, groups)
+    near = nearest(vectors[first], NEIGHBOURS)
+    both = (near[near] == np.arange(len(near))[:, None, None]).any(axis=2)
+    friends = [row[keep].tolist() for row, keep in zip(near, both, strict=True)]
+    item_of = item[noisy].tolist()
+    order = random.permutation(len(link)).tolist()
+    free: list[dict[int, None]] = [{} for _ in first]
+    for pair in order:
+        free[item_of[pair]][pair] = None
+    for pair in order:
+        own = free[item_of[pair]]
+        choices = [other for other in friends[item_of[pair]] if free[other]] if pair in own else []
+        if not choices:
+            continue
+        del own[pair]
+        partner, _ = free[choices[random.randint(len(choices))]].popitem()
+        noisy[[pair, partner]] = noisy[[partner, pair]]
+        wanted -= 1
+        if not wanted:
+            break
+    return noisy
+
+
+def group_noise(link: IntArray, groups: IntArray, noise_ratio: float, seed: int) -> IntArray:
+    """Exchange the right items of whole groups of left items, one by one.
+
+    Groups with about the same number of pairs are coupled; what the larger one has more stays.
+
+    Args:
+        link: Left row of each pair.
+        groups: Group of each left item, such as from `neighbour_groups`.
+        noise_ratio: Share of the pairs to move, met to within one exchange of two groups.
+        seed: Seed of numpy's legacy generator.
+
+    >>> group_noise(np.arange(8) // 2, np.array([0, 0, 1, 1]), 1.0, seed=0)
+    array([2, 2, 3, 3, 0, 0, 1, 1])
+    """
+    _check_ratio(noise_ratio)
+    random = _generator(seed)
+    noisy = np.array(link, dtype=np.int64)
+    by_item = np.argsort(noisy, kind="stable")
+    group_of = np.asarray(groups)[noisy[by_item]]
+    by_group = np.argsort(group_of, kind="stable")
+    starts = np.flatnonzero(np.diff(group_of[by_group], prepend=group_of[by_group][:1] - 1))
+    members = np.split(by_item[by_group], starts[1:])
+    shuffled = [members[number] for number in random.permutation(len(starts))]
+    largest_first = sorted(shuffled, key=len, reverse=True)
+    couples = list(zip(largest_first[::2], largest_first[1::2], strict=False))  # the smallest may stay alone
+    missing = noise_ratio * len(link)
+    for number in random.permutation(len(couples)):
+        one, other = couples[number]
+        size = min(len(one), len(other))
+        if size <= missing:  # nearer to the ratio with these 2 * size pairs than without them
+            one, other = one[:size], other[:size]
+            noisy[one], noisy[other] = noisy[other], noisy[one]
+            missing -= 2 * size
+    return noisy
+
+
+def neighbour_groups(features: FloatArray, *, groups: IntArray | None = None) -> IntArray:
+    """Groups of similar left items: about 20 neighbours along the first principal direction.
+
+    Args:
+        features: Features of the left items, (N, D) or (N, R, D).
+        groups: Copies of one item, which stay together; those with equal features do so anyway.
+
+    Returns:
+        Group of each item (N,). Their number is even, so that each has a partner; groups of small sets are smaller,
+        so that a ratio can be met.
+
+    >>> neighbour_groups(np.arange(200.0)[:, None])[[0, 19, 20, 39, 40, 199]]
+    array([9, 9, 8, 8, 7, 0])
+    """
+    vectors = _pool(features)
+    item, first = _distinct(vectors, groups)
+    order = np.argsort(_first_direction(vectors[first]), kind="stable")
+    sizes = np.bincount(item, minlength=len(first))[order]
+    before = np.empty(len(first), dtype=np.int64)  # left items in front of this one
+    before[order] = np.cumsum(sizes) - sizes
+    most = max(1, len(first) // 2)  # couples of groups
+    count = 2 * min(most, max(_COUPLES, round(len(item) / GROUP_ITEMS / 2)))
+    return np.asarray(before * count // max(len(item), 1))[item]
+
+
+def nearest(vectors: FloatArray, k: int) -> IntArray:
+    """The k other rows of highest cosine to each row after centring, in no order.
+
+    More than 32,768 rows are halved across their first principal direction, and so on; each is compared with those of
+    its part.
+
+    Returns:
+        Row numbers (N, k), at most (N, N - 1).
+
+    >>> nearest(np.array([[1.0, 0], [2, 1], [-1, 0], [-2, 1]], np.float32), 1)[:, 0]
+    array([1, 0, 3, 2])
+    """
+    unit = _centred(vectors)
+    lengths = np.linalg.norm(unit, axis=1, keepdims=True)
+    unit /= np.where(lengths, lengths, 1)
+    found = np.empty((len(unit), min(k, len(unit) - 1)), dtype=np.int64)
+    for part in _halves(unit, np.arange(len(unit))):
+        found[part] = part[_nearest(unit[part], found.shape[1])]
+    return found
+
+
+def _nearest(unit: npt.NDArray[np.float32], k: int) -> IntArray:
+    """The k other rows of highest cosine to each unit vector, by comparing all."""
+    n = len(unit)
+    found = np.empty((n, k), dtype=np.int64)
+    step = max(1, _BLOCK // n)
+    for start in range(0, n, step) if k else ():
+        cosines = unit[start : start + step] @ unit.T
+        rows = np.arange(len(cosines))
+        cosines[rows, start + rows] = -np.inf
+        found[start : start + step] = np.argpartition(cosines, n - k, axis=1)[:, n - k :]
+    return found
+
+
+def _halves(unit: npt.NDArray[np.float32], rows: IntArray) -> Iterator[IntArray]:
+    """Cuts rows into parts of similar ones that are small enough to be compared."""
+    if len(rows) <= _COMPARED:
+        yield rows
+        return
+    order = rows[np.argsort(_first_direction(unit[rows]), kind="stable")]
+    for half in np.array_split(order, 2):
+        yield from _halves(unit, np.sort(half))
+
+
+def mismatch(link: IntArray, truth: IntArray, groups: IntArray | None = None) -> float:
+    """Share of the pairs whose left row is not the true one, nor one of the same group.
+
+    >>> mismatch(np.array([0, 1, 1, 0]), np.array([0, 0, 1, 1]))
+    0.5
+    >>> mismatch(np.array([0, 1, 1, 0]), np.array([0, 0, 1, 1]), groups=np.array([7, 7]))
+    0.0
+    """
+    return float(np.mean(link != truth if groups is None else groups[link] != groups[truth]))
+
+
+def save_noise(path: str | Path, index: IntArray) -> None:
+    """Write a noise index as the int64 .npy that the peers' code reads, whole or not at all."""
+    with replacing(path) as file:
+        np.save(file, np.asarray(index, dtype=np.int64), allow_pickle=False)
+
+
+def load_noise(path: str | Path, link: IntArray, n_left: int, *, by_row: bool = False) -> IntArray:
+    """Read a noise index of either level.
+
+    Args:
+        path: An .npy of whole numbers: one left row a pair (caption level), or one left row a left row (image level).
+        link: Left row of each pair without noise.
+        n_left: Number of left rows.
+        by_row: The file may number pairs instead, whose left rows are meant, as files for vectors do where several rows
+            have the vector of one image.
+
+    Returns:
+        Left row of each pair with the noise of the file.
+
+    Raises:
+        DataError: The file fits neither level, or points outside the left rows.
+    """
+    mapped = open_array(path, ndim=1, kind="integer")
+    if len(mapped) not in (len(link), n_left):
+        raise DataError(
+            f"{path}: the noise index has {len(mapped):,} entries; expected {len(link):,} (one a pair) or {n_left:,} "
+            "(one an image). Use the file made for exactly this training set."
+        )
+    index = np.array(mapped, dtype=np.int64)
+    if by_row and len(index) == len(link) and index.min() >= 0 and n_left <= index.max() < len(link):
+        index = link[index]
+    if index.min() < 0 or index.max() >= n_left:
+        raise DataError(
+            f"{path}: the noise index points to image rows {index.min():,} to {index.max():,}, "
+            f"but the training set has rows 0 to {n_left - 1:,}; use the file made for this training set."
+        )
+    return index if len(index) == len(link) else index[link]
+
+
+def noise_index(pairs: Pairs, *, noise_ratio: float, seed: int, kind: NoiseKind = "caption") -> IntArray:
+    """Make the noise index of a data set, for `save_noise` and `load_noise`.
+
+    Returns:
+        One left row a pair, or for the kind `image` one left row a left row.
+
+    Raises:
+        DataError: The ratio, the seed or the kind is wrong, or the kind does not suit the left side.
+    """
+    _check_ratio(noise_ratio)
+    _check_seed(seed)
+    _check_kind(kind)
+    if kind == "caption":
+        return caption_noise(pairs.link, noise_ratio, seed)
+    if kind == "image":
+        return image_noise(len(pairs.left), noise_ratio, seed, groups=pairs.groups)
+    if isinstance(pairs.left, Tokens):
+        raise DataError(
+            f"{pairs.name}: noise of kind {kind!r} goes by the features of the left side, which holds texts here; "
+            "use 'caption' or 'image'."
+        )
+    features = pairs.left.features
+    if kind == "near":
+        index = near_noise(pairs.link, features, noise_ratio, seed, groups=pairs.groups)
+    else:
+        index = group_noise(pairs.link, neighbour_groups(features, groups=pairs.groups), noise_ratio, seed)
+    reached = mismatch(index, pairs.link, pairs.groups)
+    if abs(reached - noise_ratio) > _TOLERANCE:
+        warnings.warn(
+            f"{pairs.name}: noise of kind {kind!r} mismatches {reached:.1%} of the pairs instead of {noise_ratio:.1%}: "
+            + ("the other pairs have no near partner left." if kind == "near" else "only whole groups are exchanged."),
+            stacklevel=2,
+        )
+    return index
+
+
+@renamed_argument("ratio", "noise_ratio")
+def add_noise(
+    pairs: Pairs,
+    *,
+    noise_ratio: float,
+    seed: int,
+    kind: NoiseKind = "caption",
+    file: str | Path | None = None,
+) -> Pairs:
+    """Mismatch a share of the pairs; the present link becomes the truth.
+
+    Args:
+        pairs: The training pairs.
+        noise_ratio: Share of the captions (or images) to move, 0 to 1.
+        seed: Seed of the random choice.
+        kind: caption: shuffled (NCR); image: shuffled with all captions of an image (DECL); near: exchanged between
+            similar images; group: exchanged between whole groups of images.
+        file: A noise index: read where it exists (whatever `kind` and `seed` say), else made and written for next time.
+
+    Raises:
+        DataError: The ratio, the seed, the kind or the file is wrong, or `pairs` are none.
+    """
+    if not isinstance(pairs, Pairs):
+        raise DataError(f"add_noise: pairs must be Pairs, as mispair.load gives them, not {type(pairs).__name__}.")
+    _check_ratio(noise_ratio)
+    _check_kind(kind)
+    if file is not None and Path(file).exists():
+        link = load_noise(file, pairs.link, len(pairs.left), by_row=isinstance(pairs.left, Vectors))
+        found = mismatch(link, pairs.link, pairs.groups)
+        if noise_ratio and abs(found - noise_ratio) > _TOLERANCE:
+            warnings.warn(
+                f"{file}: {found:.1%} of the pairs are mismatched by this noise index, but the noise ratio is "
+                f"{noise_ratio:.1%}; the file is used as it is.",
+                stacklevel=2,
+            )
+        return pairs.with_link(link)
+    if file is not None and not noise_ratio:
+        raise DataError(f"{file}: no such noise index, and with a noise ratio of 0 there is none to make.")
+    index = noise_index(pairs, noise_ratio=noise_ratio, seed=seed, kind=kind)
+    if file is not None:
+        save_noise(file, index)
+    return pairs.with_link(index[pairs.link] if kind == "image" else index)
+
+
+def _check_ratio(noise_ratio: float) -> None:
+    if not (isinstance(noise_ratio, float | int | np.floating) and 0 <= noise_ratio <= 1):
+        raise DataError(f"The noise ratio is {noise_ratio!r}; expected a share from 0 to 1, such as 0.4 for 40 %.")
+
+
+def _check_kind(kind: str) -> None:
+    if kind not in get_args(NoiseKind):
+        raise DataError(f"The kind of noise is {kind!r}; expected 'caption', 'image', 'near' or 'group'.")
+
+
+def _check_seed(seed: int) -> None:
+    if not (isinstance(seed, int | np.integer) and 0 <= seed < 2**32):
+        raise DataError(f"The noise seed is {seed!r}; expected a whole number from 0 to 4,294,967,295.")
+
+
+def _generator(seed: int) -> np.random.RandomState:
+    _check_seed(seed)
+    return np.random.RandomState(seed)
+
+
+def _pool(features: FloatArray) -> npt.NDArray[np.float32]:
+    """One vector per item (N, D): the mean of its regions if it has any."""
+    pooled = np.empty((len(features), features.shape[-1]), dtype=np.float32)
+    for start, chunk in chunks(features):
+        pooled[start : start + len(chunk)] = chunk.mean(axis=1, dtype=np.float32) if chunk.ndim == 3 else chunk
+    check_finite(pooled, "The left features")
+    return pooled
+
+
+def _distinct(vectors: npt.NDArray[np.float32], groups: IntArray | None) -> tuple[IntArray, IntArray]:
+    """Number of each item when copies count as one, (N,), and the row of the first copy of each number."""
+    given = np.arange(len(vectors)) if groups is None else groups
+    _, first, group_of = np.unique(given, return_index=True, return_inverse=True)
+    digests: dict[bytes, int] = {}
+    number = np.array(
+        [digests.setdefault(hashlib.blake2b(vectors[row].data, digest_size=16).digest(), row) for row in first],
+        dtype=np.int64,
+    )
+    rows, numbers = np.unique(number, return_inverse=True)
+    return numbers[group_of], rows
+
+
+def _centred(vectors: FloatArray) -> npt.NDArray[np.float32]:
+    return np.asarray(vectors - vectors.mean(axis=0, dtype=np.float64), dtype=np.float32)
+
+
+def _first_direction(vectors: FloatArray) -> FloatArray:
+    """Where each row lies along the first principal direction, by power iteration from the row farthest out."""
+    centred = _centred(vectors)
+    direction = centred[np.linalg.norm(centred, axis=1).argmax()]
+    for _ in range(_ITERATIONS):
+        turned = (centred @ direction) @ centred
+        length = np.linalg.norm(turned)
+        if not length:  # all rows are equal
+            break
+        direction = turned / length
+    return np.asarray(centred @ direction)

@@ -1,0 +1,154 @@
+"""How the features of a data set were made from image files and texts, so that new ones can be made alike.
+
+`mispair encode` writes it beside them: names in `encode.json`, the projection of region features in `basis.npz`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import zipfile
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from mispair.errors import DataError
+from mispair.pairs.npy import read_array
+from mispair.support.files import Json, read_json, regular, replacing, sha256_of, write_atomically
+from mispair.support.formatting import plain
+
+MARK, BASIS = "encode.json", "basis.npz"
+MADE_FROM = ".made_from.json"  # in features that a training has made for itself
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Projection:
+    """Brings vectors (n, C) to K numbers: `(x - mean) @ basis`."""
+
+    mean: Floats  # (C,)
+    basis: Floats  # (C, K)
+
+    def __call__(self, vectors: npt.NDArray[np.floating]) -> Floats:
+        return np.asarray((vectors.astype(np.float32) - self.mean) @ self.basis, dtype=np.float32)
+
+    def fingerprint(self) -> str:
+        return hashlib.sha256(self.mean.tobytes() + self.basis.tobytes()).hexdigest()
+
+    def save(self, path: Path) -> None:
+        with replacing(path) as file:
+            np.savez(file, region_mean=self.mean, region_basis=self.basis)
+
+    @classmethod
+    def load(cls, path: Path) -> Projection:
+        """
+        Raises:
+            DataError: It is no such file.
+        """
+        try:
+            with zipfile.ZipFile(regular(path)) as found:
+                arrays = {name: read_array(found.open(f"region_{name}.npy"), path) for name in ("mean", "basis")}
+            mean, basis = (array.astype(np.float32) for array in arrays.values())
+        except (OSError, ValueError, KeyError, RuntimeError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+            raise DataError(
+                f"{path}: no projection can be read here ({error}); expected an .npz with region_mean (C,) and "
+                "region_basis (C, K), as `mispair encode --pca` writes it."
+            ) from None
+        if mean.ndim != 1 or basis.ndim != 2 or len(mean) != len(basis) or not basis.shape[1]:
+            raise DataError(
+                f"{path}: region_mean has the shape {mean.shape} and region_basis {basis.shape}; expected (C,) and "
+                "(C, K)."
+            )
+        return cls(mean, basis)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Encoders of both sides.
+
+    Attributes:
+        image_model: Encoder of the images.
+        text_model: Encoder of the texts; None where a model reads their words.
+        grid: Cells a side of the grid of regions; None where an image is one vector.
+        projection: Of each region; None where they are as the encoder made them.
+    """
+
+    image_model: str
+    text_model: str | None = None
+    grid: int | None = None
+    projection: Projection | None = None
+
+    def __str__(self) -> str:
+        grid = "" if self.grid is None else f" on a grid of {self.grid} x {self.grid}"
+        return f"{self.image_model}{grid}" + (f" and {self.text_model}" if self.text_model else "")
+
+    @classmethod
+    def read(cls, folder: Path) -> Origin | None:
+        """The origin of the features in a folder; None where it is not known."""
+        found = read_json(folder / MARK)
+        request = found.get("request") if isinstance(found, dict) else None
+        if not isinstance(request, dict):
+            return None
+        image, text, grid = (request.get(name) for name in ("image model", "text model", "grid"))
+        if not isinstance(image, str) or not isinstance(text, str | None) or not isinstance(grid, int | None):
+            return None
+        projected = (folder / BASIS).is_file()
+        return cls(image, text, grid, Projection.load(folder / BASIS) if projected else None)
+
+    def write(self, folder: Path) -> None:
+        """Writes what `read` reads."""
+        request = {"image model": self.image_model, "text model": self.text_model, "grid": self.grid}
+        write_atomically(folder / MARK, json.dumps({"request": request}).encode())
+        if self.projection is not None:
+            self.projection.save(folder / BASIS)
+
+
+def note_source(folder: Path, source: Path, request: Mapping[str, Json]) -> None:
+    """Notes what the user calls the data that the features in a folder were made from, and what they depend on."""
+    noted = {"source": plain(source.resolve().name), "request": dict(request)}
+    write_atomically(folder / MADE_FROM, json.dumps(noted).encode())
+
+
+def noted_request(folder: Path) -> Mapping[str, Json] | None:
+    """What the features in a folder depend on, as `note_source` wrote it; earlier versions did not."""
+    found = read_json(folder / MADE_FROM)
+    request = found.get("request") if isinstance(found, dict) else None
+    return request if isinstance(request, dict) else None
+
+
+def data_name(folder: Path) -> str:
+    """What to call the data in a folder: what it was made from where that is noted, else the folder."""
+    found = read_json(folder / MADE_FROM)
+    source = found.get("source") if isinstance(found, dict) else None
+    return source if isinstance(source, str) and source else folder.name
+
+
+def check_as_encoded(folder: Path) -> None:
+    """Refuses files of `mispair encode` that have changed since it wrote them; other folders pass.
+
+    Raises:
+        DataError: One has, or is gone.
+    """
+    found = read_json(folder / MARK)
+    files = found.get("files") if isinstance(found, dict) else None
+    for name, written in files.items() if isinstance(files, dict) else ():
+        path = folder / name
+        try:
+            state = regular(path).stat()
+        except (OSError, ValueError):
+            raise DataError(f"{path} is missing; copy it again, or encode again with --overwrite.") from None
+        if _hash(path, (state.st_size, state.st_mtime_ns)) != written:
+            raise DataError(
+                f"{path}: the file is not as it was written; copy it again, or encode again with --overwrite. If you "
+                f'have changed it yourself, take "files" out of {folder / MARK}.'
+            )
+
+
+@lru_cache(maxsize=10_000)  # the splits of a data set are read one after the other
+def _hash(path: Path, _version: tuple[int, int]) -> str:
+    return sha256_of(path)

@@ -1,0 +1,275 @@
+"""`Pairs`: two sides, the link between them, and the true link where it is known.
+
+Pair i joins right item i with left item `link[i]`. A data set with five captions per image has five times as many
+right items as left ones; a data set of vectors usually has `link = 0, 1, 2, ...`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from mispair.errors import DataError
+from mispair.pairs.origin import Origin
+from mispair.pairs.vocabulary import Vocabulary
+
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[Any]  # float32 or float16, often memory-mapped
+Kind = Literal["regions", "tokens", "vectors"]
+MATCH_THRESHOLD = 0.5  # a pair with a lower match score is flagged as mismatched
+HELD_OUT = 5000  # left items that validate, at most; and that test, of data that does not say which
+SAMPLE = 16  # items that a fingerprint holds as a whole, and about as many numbers of all others
+
+
+@dataclass(frozen=True)
+class Regions:
+    """A set of local features per item, such as 36 detected objects of an image."""
+
+    features: FloatArray  # (N, R, D)
+    kind: Kind = field(default="regions", init=False)
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+
+@dataclass(frozen=True)
+class Tokens:
+    """One text per item, as token ids of one vocabulary, without padding."""
+
+    ids: npt.NDArray[np.int32]  # all texts one after the other
+    offsets: IntArray  # (N + 1,): text i is ids[offsets[i]:offsets[i + 1]]
+    vocabulary: Vocabulary
+    texts: Sequence[str] = ()  # as read, for display; empty where only ids are known
+    kind: Kind = field(default="tokens", init=False)
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @cached_property
+    def lengths(self) -> IntArray:
+        return np.diff(self.offsets)
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """One vector per item: an embedding from any frozen encoder."""
+
+    features: FloatArray  # (N, D)
+    kind: Kind = field(default="vectors", init=False)
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+
+Side = Regions | Tokens | Vectors
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """Two sides and the link between them.
+
+    Attributes:
+        left: The side that several right items may share (images).
+        right: The side with one item per pair (captions).
+        link: Left row of each pair as used for training; some pairs may be mismatched.
+        truth: True left row of each right item, where it is known. Used for reports; only the methods `oracle` and
+            `mscn`, and `mend` with `trust="truth"`, train with it.
+        match_score: Probability that each pair is matched, estimated by an audit. Networks warm up on the pairs with
+            a high score; any other use is up to the method.
+        groups: Group of each left item. Items of one group count as correct for each other in the evaluation (the
+            same image stored twice). Every item is its own group by default.
+        left_ids: Names of the left items for display, such as file names; empty where unknown.
+        right_ids: The same for the right items, where they are not texts themselves.
+        name: Where the pairs come from, for messages.
+        origin: How the features were made from files; None where it is not known.
+    """
+
+    left: Side
+    right: Side
+    link: IntArray
+    truth: IntArray | None = None
+    groups: IntArray | None = None
+    left_ids: Sequence[str] = ()
+    right_ids: Sequence[str] = ()
+    name: str = "pairs"
+    match_score: FloatArray | None = None
+    origin: Origin | None = None
+
+    def __post_init__(self) -> None:
+        for label, side in (("left", self.left), ("right", self.right)):
+            _check_side(side, f"{self.name}: the {label} side")
+        for label, rows in (("link", self.link), ("truth", self.truth), ("groups", self.groups)):
+            if rows is not None and not (isinstance(rows, np.ndarray) and rows.ndim == 1 and rows.dtype.kind in "iu"):
+                raise DataError(
+                    f"{self.name}: the {label} must be a flat numpy array of whole numbers, but got {described(rows)}; "
+                    "numpy.asarray makes one of a list."
+                )
+        if len(self.link) != len(self.right):
+            raise DataError(
+                f"{self.name}: the link has {len(self.link):,} entries for {len(self.right):,} right items; "
+                "it needs exactly one left row for each."
+            )
+        for label, rows in (("link", self.link), ("truth", self.truth)):
+            if rows is not None and len(rows) and not (rows.min() >= 0 and rows.max() < len(self.left)):
+                raise DataError(
+                    f"{self.name}: the {label} points to left rows {rows.min():,} to {rows.max():,}, "
+                    f"but there are only rows 0 to {len(self.left) - 1:,}."
+                )
+        if self.truth is not None and len(self.truth) != len(self.link):
+            raise DataError(f"{self.name}: the truth has {len(self.truth):,} entries for {len(self.link):,} pairs.")
+        if self.groups is not None and len(self.groups) != len(self.left):
+            raise DataError(f"{self.name}: {len(self.groups):,} groups for {len(self.left):,} left items.")
+        if self.match_score is not None:
+            _check_score(self.match_score, len(self.link), self.name)
+        for label, ids, side in (("left", self.left_ids, self.left), ("right", self.right_ids, self.right)):
+            if ids and len(ids) != len(side):
+                raise DataError(f"{self.name}: {len(ids):,} {label} ids for {len(side):,} {label} items.")
+        for label, rows in (("link", self.link), ("truth", self.truth), ("groups", self.groups)):
+            if rows is not None:  # torch takes neither every kind of whole number nor every order in memory
+                object.__setattr__(self, label, np.require(rows, np.int64, ["C", "W"]))
+
+    def __len__(self) -> int:
+        return len(self.link)
+
+    @property
+    def left_groups(self) -> IntArray:
+        """Group of each left item."""
+        return np.arange(len(self.left)) if self.groups is None else self.groups
+
+    @property
+    def right_groups(self) -> IntArray:
+        """Group of each right item, by its true partner where that is known."""
+        return self.left_groups[self.link if self.truth is None else self.truth]
+
+    @property
+    def mismatched(self) -> npt.NDArray[np.bool_] | None:
+        """Which pairs are mismatched; None where the truth is unknown."""
+        if self.truth is None:
+            return None
+        return np.asarray(self.left_groups[self.link] != self.left_groups[self.truth])
+
+    def with_link(self, link: IntArray) -> Pairs:
+        """The same items with another link; the present link becomes the truth, unless one is known already."""
+        return replace(self, link=link, truth=self.link if self.truth is None else self.truth, match_score=None)
+
+
+def _check_side(side: Any, what: str) -> None:
+    """Refuses values that are no side, and features of the wrong type or number of dimensions."""
+    if not isinstance(side, Side):
+        raise DataError(
+            f"{what} must be Vectors, Regions or Tokens, but got {described(side)}; an array of embeddings goes in as "
+            "mispair.Vectors(array)."
+        )
+    if isinstance(side, Tokens):
+        return
+    wanted = {"regions": 3, "vectors": 2}[side.kind]
+    if not isinstance(side.features, np.ndarray) or side.features.dtype.kind not in "fiu":
+        raise DataError(f"{what} needs its features as a numpy array of numbers, but got {described(side.features)}.")
+    if side.features.ndim != wanted:
+        raise DataError(
+            f"{what} holds {side.kind}, which have {wanted} dimensions, but got {described(side.features)}."
+        )
+
+
+def _check_score(score: Any, count: int, name: str) -> None:
+    if not (isinstance(score, np.ndarray) and score.shape == (count,) and score.dtype.kind == "f"):
+        raise DataError(
+            f"{name}: the match score must be a numpy array of {count:,} probabilities, but got {described(score)}."
+        )
+    if not ((score >= 0) & (score <= 1)).all():
+        raise DataError(f"{name}: a match score must lie between 0 and 1, but some do not; 0.5 stands for not known.")
+
+
+def described(value: Any) -> str:
+    """Type of a value for messages; of an array also its dtype and shape.
+
+    >>> described(np.zeros((2, 3)))
+    'an array of float64 with shape (2, 3)'
+    >>> described([1, 2])
+    'a value of type list'
+    """
+    if isinstance(value, np.ndarray):
+        return f"an array of {value.dtype} with shape {value.shape}"
+    return f"a value of type {type(value).__name__}"
+
+
+def fingerprint(pairs: Pairs, *, truth: bool = False, items: bool = True) -> str:
+    """Hash of link, groups, scores, texts and some of the features, and optionally of the truth.
+
+    Args:
+        pairs: The pairs.
+        truth: Whether another truth makes other pairs.
+        items: Whether some numbers of every item are part of it; earlier versions took those of sixteen items alone.
+    """
+    digest = hashlib.sha256(np.ascontiguousarray(pairs.link).tobytes())
+    if pairs.groups is not None:
+        digest.update(np.ascontiguousarray(pairs.groups).tobytes())
+    if truth and pairs.truth is not None:  # with a name, because without groups it stands in their place
+        digest.update(b"truth" + np.ascontiguousarray(pairs.truth).tobytes())
+    if pairs.match_score is not None:
+        digest.update(b"match_score" + np.ascontiguousarray(pairs.match_score).tobytes())
+    for side in (pairs.left, pairs.right):
+        if isinstance(side, Tokens):
+            digest.update(np.ascontiguousarray(side.ids).tobytes())
+        else:
+            sample = np.linspace(0, len(side) - 1, SAMPLE, dtype=np.int64)
+            digest.update(np.ascontiguousarray(side.features[sample]).tobytes())
+            if items and len(side) > SAMPLE:
+                digest.update(np.ascontiguousarray(_some_numbers(side.features)).tobytes())
+    return digest.hexdigest()
+
+
+def _some_numbers(features: FloatArray) -> FloatArray:
+    """Of each item some numbers of its first and of other regions, as all of them take minutes to read from a disk."""
+    rows = features if features.ndim == 2 else features[:, :: max(1, features.shape[1] // 2)]
+    return rows[..., :: max(1, rows.shape[-1] // SAMPLE)]
+
+
+def select(side: Side, rows: IntArray) -> Side:
+    """The items at `rows`, in that order."""
+    if isinstance(side, Tokens):
+        lengths = side.lengths[rows]
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        take = np.repeat(side.offsets[:-1][rows] - offsets[:-1], lengths) + np.arange(offsets[-1])
+        texts = [side.texts[row] for row in rows] if side.texts else ()
+        return Tokens(side.ids[take], offsets, side.vocabulary, texts)
+    return replace(side, features=side.features[rows])
+
+
+def subset(pairs: Pairs, rows: IntArray) -> Pairs:
+    """The pairs at ascending `rows`, with the left items that these have, or should have."""
+    named = [pairs.link[rows]] if pairs.truth is None else [pairs.link[rows], pairs.truth[rows]]
+    left = np.unique(np.concatenate(named))
+    return replace(
+        pairs,
+        left=select(pairs.left, left),
+        right=select(pairs.right, rows),
+        link=np.searchsorted(left, pairs.link[rows]),
+        truth=None if pairs.truth is None else np.searchsorted(left, pairs.truth[rows]),
+        groups=None if pairs.groups is None else pairs.groups[left],
+        left_ids=[pairs.left_ids[row] for row in left] if pairs.left_ids else (),
+        right_ids=[pairs.right_ids[row] for row in rows] if pairs.right_ids else (),
+        match_score=None if pairs.match_score is None else pairs.match_score[rows],
+    )
+
+
+def with_first_items(pairs: Pairs, most: int) -> Pairs:
+    """Only the pairs of the first `most` left items that have any; all where there are no more items."""
+    if len(pairs.left) <= most:
+        return pairs
+    last = np.unique(pairs.link)[:most][-1]
+    return subset(pairs, np.flatnonzero(pairs.link <= last))
+
+
+def unflagged(pairs: Pairs) -> Pairs:
+    """Without the pairs that an audit flagged; all of them where there was none, or it left fewer than two."""
+    if pairs.match_score is None:
+        return pairs
+    rows = np.flatnonzero(pairs.match_score >= MATCH_THRESHOLD)
+    return pairs if len(rows) in (0, 1, len(pairs)) else subset(pairs, rows)

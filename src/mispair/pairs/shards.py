@@ -1,0 +1,326 @@
+"""The vectors of one side: rows of several files or arrays, as if they were one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from io import FileIO
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from mispair.errors import DataError
+from mispair.pairs.npy import LONGEST_HEADER, Header, check_header, header_of, open_array, read_start
+from mispair.pairs.pairs import IntArray
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+
+Matrix = npt.NDArray[np.float32]
+
+_SMALL, _MOST_KEPT = 1 << 16, 1 << 28  # bytes of a file that is kept in memory, and of all such files of a side
+_SMALLEST = 1e-6  # usual size of the largest number of a vector, from which on its square is precise
+_TOGETHER = 64  # consecutive rows that are read at once
+_LOADED = 1 << 15  # rows that are brought to a GPU at a time
+_SENT_AS_STORED = (np.float16, np.float32)  # others become float32
+
+
+class Shard(Protocol):
+    """Some consecutive rows of a side."""
+
+    @property
+    def shape(self) -> tuple[int, int]: ...
+
+    def read(self, rows: slice | IntArray) -> npt.NDArray[Any]:
+        """These rows, in the type in which they are stored."""
+
+
+@dataclass(frozen=True)
+class File:
+    """An .npy file (n, D), open only while rows of it are read: there may be thousands.
+
+    It is not mapped into memory: what was read of a map would count as memory of this process, and around each of
+    scattered rows the system takes up to a megabyte. Only of a file that is stored by columns it is.
+    """
+
+    path: Path
+    header: Header
+    kept: npt.NDArray[Any] | None = None  # its content, if it is small: opening it again takes longer than reading it
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.header.shape[0], self.header.shape[1]
+
+    def read(self, rows: slice | IntArray) -> npt.NDArray[Any]:
+        if self.kept is not None:
+            return np.array(self.kept[rows])
+        if not isinstance(rows, slice) and len(rows) >= _TOGETHER and (np.diff(rows) == 1).all():
+            rows = slice(int(rows[0]), int(rows[-1]) + 1)
+        # A single row may be stored as columns, or a single number a row: that is no difference.
+        if self.header.by_column and min(self.shape) > 1:
+            return np.array(open_array(self.path, ndim=2, kind="vector")[rows])
+        if isinstance(rows, slice):
+            start, stop, _ = rows.indices(self.shape[0])
+            runs = [(start, max(0, stop - start))]
+        else:
+            runs = [(row, 1) for row in rows.tolist()]
+        return self._runs(runs)
+
+    def _runs(self, runs: list[tuple[int, int]]) -> npt.NDArray[Any]:
+        """Rows one after the other: of each run its first row and how many there are."""
+        header, width = self.header, self.shape[1]
+        found = np.empty((sum(count for _, count in runs), width), dtype=header.dtype)
+        size, place = width * header.dtype.itemsize, 0
+        content = found.reshape(-1).view(np.uint8).data
+        try:
+            with self.path.open("rb", buffering=0) as file:
+                if file.read(header.offset) != header.start:
+                    raise DataError(f"{self.path}: the file was replaced while it was in use; start the same again.")
+                for row, count in runs:
+                    file.seek(header.offset + row * size)
+                    _fill(file, content[place : place + count * size], self.path)
+                    place += count * size
+        except FileNotFoundError:
+            raise DataError(f"{self.path}: no such file.") from None
+        except OSError as error:
+            raise DataError(f"{self.path}: the file cannot be read ({error.strerror}).") from None
+        return found
+
+
+def _fill(file: FileIO, place: memoryview, path: Path) -> None:
+    """Reads until the place is full: the system may give less than was asked for."""
+    while len(place):
+        read = file.readinto(place)
+        if not read:
+            raise DataError(f"{path}: the file has become shorter while it was read; write it again.")
+        place = place[read:]
+
+
+@dataclass(frozen=True)
+class ArrayRows:
+    """Rows of an array (n, D) in memory: those that `link` names, one after the other, or all."""
+
+    array: npt.NDArray[Any]
+    link: IntArray | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.array) if self.link is None else len(self.link), self.array.shape[1]
+
+    def read(self, rows: slice | IntArray) -> npt.NDArray[Any]:
+        return self.array[rows if self.link is None else self.link[rows]]
+
+
+@dataclass(frozen=True)
+class ScaledRows:
+    """Rows of a shard, each number times a factor."""
+
+    shard: Shard
+    factor: float
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.shard.shape
+
+    def read(self, rows: slice | IntArray) -> npt.NDArray[Any]:
+        values = self.shard.read(rows)
+        return np.asarray(values.astype(np.result_type(values.dtype, np.float32)) * self.factor)
+
+
+@dataclass(frozen=True)
+class SomeRows:
+    """Consecutive rows of a shard."""
+
+    shard: Shard
+    start: int
+    stop: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.stop - self.start, self.shard.shape[1]
+
+    def read(self, rows: slice | IntArray) -> npt.NDArray[Any]:
+        if isinstance(rows, slice):
+            return self.shard.read(slice(self.start + rows.start, self.start + rows.stop))
+        return self.shard.read(self.start + rows)
+
+
+@dataclass(frozen=True)
+class TensorRows:
+    """A torch tensor (n, D), wherever it lies; only the rows that are read come to the processor."""
+
+    tensor: Tensor
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return int(self.tensor.shape[0]), int(self.tensor.shape[1])
+
+    def read(self, rows: slice | IntArray) -> npt.NDArray[Any]:
+        values: npt.NDArray[Any] = self.there(rows).cpu().numpy()
+        return values
+
+    def there(self, rows: slice | IntArray) -> Tensor:
+        """These rows in single precision, where they lie."""
+        import torch
+
+        where = rows if isinstance(rows, slice) else torch.from_numpy(rows).to(self.tensor.device)
+        return self.tensor.detach()[where].float()
+
+
+@dataclass(frozen=True)
+class Side:
+    """All rows of one side (N, D)."""
+
+    shards: tuple[Shard, ...]
+    starts: IntArray  # first row of each shard, and N
+
+    @classmethod
+    def of(cls, shards: Sequence[Shard]) -> Side:
+        return cls(tuple(shards), np.cumsum([0, *(shard.shape[0] for shard in shards)]))
+
+    def __len__(self) -> int:
+        return int(self.starts[-1])
+
+    @property
+    def width(self) -> int:
+        return self.shards[0].shape[1]
+
+    def block(self, start: int, stop: int, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
+        """Rows start to stop (n, D)."""
+        start, stop = max(0, start), min(stop, len(self))
+        found = np.empty((max(0, stop - start), self.width), dtype=dtype)
+        first = int(np.searchsorted(self.starts, start, side="right")) - 1
+        for shard, begin, end in zip(self.shards[first:], self.starts[first:], self.starts[first + 1 :], strict=False):
+            if begin >= stop:
+                break
+            low, high = max(start, int(begin)), min(stop, int(end))
+            with np.errstate(over="ignore"):  # too large for float32 becomes infinite, which is a status later
+                found[low - start : high - start] = shard.read(slice(low - int(begin), high - int(begin)))
+        return found
+
+    def part(self, start: int, stop: int) -> Side:
+        """Rows start to stop (n, D) as a side of their own, which holds nothing of the others."""
+        first, last = np.searchsorted(self.starts, (start, stop - 1), side="right") - 1
+        shards = zip(self.shards[first : last + 1], self.starts[first : last + 1].tolist(), strict=True)
+        return Side.of(
+            [_cut(shard, max(0, start - begin), min(stop - begin, shard.shape[0])) for shard, begin in shards]
+        )
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type in which the vectors are stored."""
+        return self.shards[0].read(slice(0, 1)).dtype
+
+    def gather(self, rows: IntArray, dtype: npt.DTypeLike = np.float32) -> npt.NDArray[Any]:
+        """The vectors at any rows (n, D), in their order."""
+        if len(rows) and not (rows.min() >= 0 and rows.max() < len(self)):
+            raise IndexError(f"rows {rows.min()} to {rows.max()} of a side with {len(self)}")
+        found = np.empty((len(rows), self.width), dtype=dtype)
+        order = np.argsort(rows, kind="stable")  # a file is read from its start to its end
+        for place, values in self._parts(rows[order]):
+            with np.errstate(over="ignore"):
+                found[order[place]] = values
+        return found
+
+    def tensor(self, rows: slice | IntArray, device: torch.device) -> Tensor:
+        """Consecutive or any rows (n, D) in single precision on a device, where they may be already."""
+        import torch
+
+        first = self.shards[0]
+        if isinstance(first, TensorRows) and self.is_on(device):
+            return first.there(rows)
+        found = self.block(rows.start, rows.stop) if isinstance(rows, slice) else self.gather(rows)
+        return torch.from_numpy(found).to(device)
+
+    def is_on(self, device: torch.device) -> bool:
+        """Whether all vectors lie on a device; "cuda" without a number is any of these."""
+        first, *others = self.shards
+        if others or not isinstance(first, TensorRows):
+            return False
+        there = first.tensor.device
+        return there.type == device.type and device.index in (None, there.index)
+
+    def loaded(self, device: torch.device, workers: int) -> Side:
+        """This side with all its vectors on a GPU."""
+        import torch
+
+        from mispair.compute.threads import parallel_each
+
+        stored = self.dtype if self.dtype in _SENT_AS_STORED else np.dtype(np.float32)
+        kind = torch.from_numpy(np.empty(0, dtype=stored)).dtype
+        whole = torch.empty(len(self), self.width, dtype=kind, device=device)
+
+        def load(start: int) -> None:
+            part = self.block(start, start + _LOADED, stored)
+            whole[start : start + len(part)] = torch.from_numpy(part)
+
+        parallel_each(load, range(0, len(self), _LOADED), workers)
+        return Side.of([TensorRows(whole)])
+
+    @property
+    def nbytes(self) -> int:
+        """Size of all vectors as they are stored."""
+        return len(self) * self.width * self.dtype.itemsize
+
+    def scaled(self, some: IntArray) -> Side:
+        """This side, or where squares of its numbers would be too large or too small for float32, times a power of two.
+
+        Args:
+            some: Rows in ascending order by which the size of the numbers is found.
+        """
+        sizes = [np.abs(values.astype(np.float64)).max(axis=1) for _, values in self._parts(some)]
+        known = np.concatenate([np.empty(0), *sizes])
+        known = known[np.isfinite(known) & (known > 0)]
+        usual = float(np.median(known)) if len(known) else 1.0
+        if _SMALLEST <= usual <= 1 / _SMALLEST:
+            return self
+        factor = 2.0 ** -round(math.log2(usual))
+        return Side(tuple(ScaledRows(shard, factor) for shard in self.shards), self.starts)
+
+    def _parts(self, ascending: IntArray) -> Iterator[tuple[slice, npt.NDArray[Any]]]:
+        """The vectors of ascending rows, shard by shard as they are stored, and the places of these rows."""
+        if not len(ascending):
+            return
+        numbers = np.searchsorted(self.starts, ascending, side="right") - 1
+        bounds = np.append(np.flatnonzero(np.diff(numbers, prepend=-1)), len(ascending)).tolist()
+        for low, high in pairwise(bounds):
+            number = int(numbers[low])
+            yield slice(low, high), self.shards[number].read(ascending[low:high] - self.starts[number])
+
+
+def _cut(shard: Shard, start: int, stop: int) -> Shard:
+    """Some rows of a shard; of one in memory without the others."""
+    if isinstance(shard, ScaledRows):
+        return ScaledRows(_cut(shard.shard, start, stop), shard.factor)
+    if isinstance(shard, ArrayRows | TensorRows):
+        return ArrayRows(shard.read(slice(start, stop)))
+    return shard if (start, stop) == (0, shard.shape[0]) else SomeRows(shard, start, stop)
+
+
+def open_files(paths: Sequence[Path]) -> Side:
+    """The rows of several .npy files one after the other.
+
+    Raises:
+        DataError: A file is damaged, holds no vectors, or vectors of another width than the first.
+    """
+    shards: list[Shard] = []
+    room = _MOST_KEPT
+    for path in paths:
+        content, size = read_start(path, LONGEST_HEADER + _SMALL)
+        header = header_of(content, size, path)
+        check_header(header, path, 2, "vector")
+        if shards and header.shape[1] != shards[0].shape[1]:
+            raise DataError(
+                f"{path}: vectors of width {header.shape[1]}, but {paths[0].name} has {shards[0].shape[1]}; "
+                "all shards must come from one encoder."
+            )
+        keep = header.nbytes <= min(_SMALL, room) and header.offset + header.nbytes <= len(content)
+        room -= keep * header.nbytes
+        # A copy, which holds neither the header nor what may follow the numbers.
+        shards.append(File(path.absolute(), header, header.array(content).copy("K") if keep else None))
+    return Side.of(shards)

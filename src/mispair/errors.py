@@ -1,23 +1,91 @@
-"""What mispair says to people: errors that are sentences, not tracebacks."""
+"""Errors that users can fix. The command line prints them as a sentence; programs read their class and fields."""
+
+from __future__ import annotations
+
+from pathlib import Path
 
 
 class MispairError(Exception):
-    """Something the user can act on; the command line prints it as a sentence and exits with `code`.
+    """An error that the user can fix; the command line prints it and exits with `code`.
+
+    Settings are named in backticks, as in Python: `keep_best`. The command line prints them as flags.
 
     Attributes:
+        what: What was found.
+        where: The file, folder, URL or setting that it is about.
+        expected: What was expected instead.
+        advice: How to fix it.
         silent: Whether another process prints it.
+
+    >>> print(DataError("2 columns", where="a.npy", expected="vectors (N, D)", advice="Transpose it"))
+    a.npy: 2 columns; expected vectors (N, D). Transpose it.
     """
 
     code = 2
     silent = False
 
+    def __init__(self, what: str, *, where: str | Path | None = None, expected: str = "", advice: str = "") -> None:
+        super().__init__(what)
+        self.what, self.where, self.expected, self.advice = what, where, expected, advice
+
+    def __str__(self) -> str:
+        place = f"`{self.where}`" if isinstance(self, ConfigError) and str(self.where).isidentifier() else self.where
+        head = self.what if self.where is None else f"{place}: {self.what}"
+        text = f"{head}; expected {self.expected}" if self.expected else head
+        sentences = [text, self.advice] if self.advice else [text]
+        return " ".join(part if part.endswith((".", "?", "!")) else f"{part}." for part in sentences)
+
 
 class DataError(MispairError):
-    """The data on disk is not what it should be: says what was found, what was expected and how to fix it."""
+    """The data is not what it should be."""
+
+
+class NotFoundError(DataError):
+    """A file, folder, column, split or id does not exist."""
+
+
+class DamagedError(DataError):
+    """A file cannot be read, or its content is corrupted."""
+
+
+class ShapeError(DataError):
+    """An array or table has the wrong shape, type or number of rows."""
+
+
+class TooFewError(DataError):
+    """There are too few pairs."""
+
+
+class ExistsError(DataError):
+    """The output would replace existing files; `overwrite` allows it."""
+
+
+class ChangedError(DataError):
+    """A folder was made from other data or settings than those given now."""
+
+
+class InUseError(DataError):
+    """Another process is writing to the folder."""
 
 
 class ConfigError(MispairError):
-    """A setting is unknown, out of range or contradicts another."""
+    """A setting is wrong; `where` is its name."""
+
+
+class UnknownNameError(ConfigError):
+    """There is no setting, method, model, encoder, recipe or command of this name."""
+
+
+class InvalidValueError(ConfigError):
+    """The value of a setting has the wrong type or is out of range."""
+
+
+class ConflictError(ConfigError):
+    """Settings contradict each other, or do not fit the data."""
+
+
+class MissingPackageError(ConfigError):
+    """An optional package is not installed."""
 
 
 class CollapseError(MispairError):
@@ -35,8 +103,8 @@ class NonFiniteError(MispairError):
 class StoppedError(MispairError):
     """Training was asked to stop by a signal and has saved its state."""
 
-    def __init__(self, message: str, code: int = 143) -> None:
-        super().__init__(message)
+    def __init__(self, what: str, code: int = 143) -> None:
+        super().__init__(what)
         self.code = code
 
 

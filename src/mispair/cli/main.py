@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import difflib
 import functools
 import inspect
@@ -32,8 +33,9 @@ from mispair.cli.bench import (
 from mispair.cli.data import data_check, data_get, data_make, data_noise
 from mispair.cli.help_texts import completion_script, description
 from mispair.cli.model import TrainArguments, evaluate, search, train
-from mispair.cli.output import console, print_json, print_table, say
+from mispair.cli.output import console, print_json, print_table, say, with_flags
 from mispair.cli.review import export, review
+from mispair.config import KEYS
 from mispair.errors import ConfigError, MispairError
 from mispair.support.memory import is_out_of_memory, out_of_memory
 from mispair.support.renamed import current_flag
@@ -144,7 +146,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _dispatch(argv)
     except MispairError as error:
         if not error.silent:
-            say(f"mispair: {error}", file=sys.stderr)
+            say(f"mispair: {with_flags(str(error), _settings())}", file=sys.stderr)
         return error.code
     except KeyboardInterrupt:
         say("mispair: interrupted.", file=sys.stderr)
@@ -160,6 +162,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         say(f"mispair: {out_of_memory(error)}", file=sys.stderr)
         return 2
+
+
+def _settings() -> set[str]:
+    """Every setting that is a flag of some command."""
+    names = {name for command in COMMANDS.values() for name in inspect.signature(command).parameters}
+    return names | {field.name for field in dataclasses.fields(TrainArguments)} | set(KEYS)
 
 
 def _dispatch(argv: list[str]) -> int:

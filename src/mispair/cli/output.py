@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
+from collections.abc import Collection
 from typing import IO, TYPE_CHECKING, Any
 
 from mispair.support.formatting import clean
@@ -26,6 +28,22 @@ def console(file: IO[str] | None = None) -> Console:
 def say(text: object = "", *, file: IO[str] | None = None, flush: bool = False) -> None:
     """A line on stdout by default, without what a terminal would obey: captions, names and paths may hold it."""
     print(clean(str(text).replace("\r", "\ufffd")), file=file, flush=flush)
+
+
+def with_flags(text: str, settings: Collection[str]) -> str:
+    """Spell the settings that a message names as flags.
+
+    >>> with_flags("leave out `keep_best`, or give `noise_ratio=0.2` with `a_file`", {"keep_best", "noise_ratio"})
+    'leave out --keep-best, or give --noise-ratio 0.2 with `a_file`'
+    """
+
+    def flag(found: re.Match[str]) -> str:
+        name, value = found.groups()
+        if name not in settings:
+            return found.group()
+        return f"--{name.replace('_', '-')}" + ("" if value is None else f" {value}")
+
+    return re.sub(r"`([a-z][a-z0-9_]*)(?:=([^`]*))?`", flag, text)
 
 
 def print_json(content: Any) -> None:

@@ -136,7 +136,8 @@ class Audit(Findings):
         Raises:
             DataError: The pairs are not those that were audited.
         """
-        return attach_match_score(pairs, self.match_score[self._rows_of(pairs)])
+        rows = self._rows_of(pairs)
+        return pairs.with_audit(_known(self.match_score[rows]), self.is_mismatch[rows])
 
     def _rows_of(self, pairs: Pairs) -> IntArray:
         rows = np.arange(len(self))

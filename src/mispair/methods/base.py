@@ -22,7 +22,7 @@ from mispair.methods.report import BoolArray, Examples, MethodReport
 from mispair.models import Network
 from mispair.models.comparison import compare
 from mispair.pairs.batches import Batch, PairLoader, random_batches
-from mispair.pairs.pairs import MATCH_THRESHOLD, IntArray
+from mispair.pairs.pairs import IntArray
 
 BATCHES = 100  # stream of random numbers
 
@@ -139,7 +139,7 @@ class Method(ABC):
     def unflagged(self) -> IntArray:
         """The pairs that an audit did not flag; all, if there was none or it left fewer than two."""
         pairs = self.loader.pairs
-        kept = np.arange(0) if pairs.match_score is None else np.flatnonzero(pairs.match_score >= MATCH_THRESHOLD)
+        kept = np.arange(0) if pairs.flagged is None else np.flatnonzero(~pairs.flagged)
         return kept if len(kept) > 1 else np.arange(len(pairs))
 
     @property

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from mispair.errors import DataError
+from mispair.errors import DataError, ShapeError
 from mispair.pairs.origin import Origin
 from mispair.pairs.vocabulary import Vocabulary
 
@@ -80,8 +80,9 @@ class Pairs:
         link: Left row of each pair as used for training; some pairs may be mismatched.
         truth: True left row of each right item, where it is known. Used for reports; only the methods `oracle` and
             `mscn`, and `mend` with `trust="truth"`, train with it.
-        match_score: Probability that each pair is matched, estimated by an audit. Networks warm up on the pairs with
-            a high score; any other use is up to the method.
+        match_score: Probability that each pair is matched, estimated by an audit.
+        flagged: Which pairs the audit flags as mismatched; by default those with a match score below 0.5. Networks
+            warm up on the others; any other use is up to the method.
         groups: Group of each left item. Items of one group count as correct for each other in the evaluation (the
             same image stored twice). Every item is its own group by default.
         left_ids: Names of the left items for display, such as file names; empty where unknown.
@@ -99,6 +100,7 @@ class Pairs:
     right_ids: Sequence[str] = ()
     name: str = "pairs"
     match_score: FloatArray | None = None
+    flagged: npt.NDArray[np.bool_] | None = None
     origin: Origin | None = None
 
     def __post_init__(self) -> None:
@@ -127,6 +129,12 @@ class Pairs:
             raise DataError(f"{self.name}: {len(self.groups):,} groups for {len(self.left):,} left items.")
         if self.match_score is not None:
             _check_score(self.match_score, len(self.link), self.name)
+            if self.flagged is None:
+                object.__setattr__(self, "flagged", self.match_score < MATCH_THRESHOLD)
+        if self.flagged is not None and (self.flagged.shape != self.link.shape or self.flagged.dtype != np.bool_):
+            raise ShapeError(
+                f"flagged is {described(self.flagged)}", where=self.name, expected=f"{len(self.link):,} booleans"
+            )
         for label, ids, side in (("left", self.left_ids, self.left), ("right", self.right_ids, self.right)):
             if ids and len(ids) != len(side):
                 raise DataError(f"{self.name}: {len(ids):,} {label} ids for {len(side):,} {label} items.")
@@ -156,7 +164,11 @@ class Pairs:
 
     def with_link(self, link: IntArray) -> Pairs:
         """The same items with another link; the present link becomes the truth, unless one is known already."""
-        return replace(self, link=link, truth=self.link if self.truth is None else self.truth, match_score=None)
+        return replace(self, link=link, truth=self.link if self.truth is None else self.truth, match_score=None, flagged=None)
+
+    def with_audit(self, match_score: FloatArray, flagged: npt.NDArray[np.bool_] | None = None) -> Pairs:
+        """The same pairs with an audit's columns; without `flagged`, pairs with a match score below 0.5 are flagged."""
+        return replace(self, match_score=match_score, flagged=flagged)
 
 
 def _check_side(side: Any, what: str) -> None:
@@ -214,6 +226,8 @@ def fingerprint(pairs: Pairs, *, truth: bool = False, items: bool = True) -> str
         digest.update(b"truth" + np.ascontiguousarray(pairs.truth).tobytes())
     if pairs.match_score is not None:
         digest.update(b"match_score" + np.ascontiguousarray(pairs.match_score).tobytes())
+    if pairs.flagged is not None:
+        digest.update(b"flagged" + np.ascontiguousarray(pairs.flagged).tobytes())
     for side in (pairs.left, pairs.right):
         if isinstance(side, Tokens):
             digest.update(np.ascontiguousarray(side.ids).tobytes())
@@ -256,6 +270,7 @@ def subset(pairs: Pairs, rows: IntArray) -> Pairs:
         left_ids=[pairs.left_ids[row] for row in left] if pairs.left_ids else (),
         right_ids=[pairs.right_ids[row] for row in rows] if pairs.right_ids else (),
         match_score=None if pairs.match_score is None else pairs.match_score[rows],
+        flagged=None if pairs.flagged is None else pairs.flagged[rows],
     )
 
 
@@ -269,7 +284,7 @@ def with_first_items(pairs: Pairs, most: int) -> Pairs:
 
 def unflagged(pairs: Pairs) -> Pairs:
     """Without the pairs that an audit flagged; all of them where there was none, or it left fewer than two."""
-    if pairs.match_score is None:
+    if pairs.flagged is None:
         return pairs
-    rows = np.flatnonzero(pairs.match_score >= MATCH_THRESHOLD)
+    rows = np.flatnonzero(~pairs.flagged)
     return pairs if len(rows) in (0, 1, len(pairs)) else subset(pairs, rows)

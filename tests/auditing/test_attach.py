@@ -41,7 +41,8 @@ def test_pairs_in_their_order(audit: Audit, pairs: Pairs) -> None:
     scored = audit.attach_to(pairs)
     assert scored.match_score is not None
     np.testing.assert_array_equal(scored.match_score, audit.match_score)
-    assert replace(scored, match_score=None) == replace(pairs, match_score=None)
+    np.testing.assert_array_equal(scored.flagged, audit.is_mismatch)
+    assert replace(scored, match_score=None, flagged=None) == pairs
 
 
 def test_pairs_of_the_audited_folder(folder: Path, pairs: Pairs) -> None:

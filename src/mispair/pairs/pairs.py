@@ -164,7 +164,9 @@ class Pairs:
 
     def with_link(self, link: IntArray) -> Pairs:
         """The same items with another link; the present link becomes the truth, unless one is known already."""
-        return replace(self, link=link, truth=self.link if self.truth is None else self.truth, match_score=None, flagged=None)
+        return replace(
+            self, link=link, truth=self.link if self.truth is None else self.truth, match_score=None, flagged=None
+        )
 
     def with_audit(self, match_score: FloatArray, flagged: npt.NDArray[np.bool_] | None = None) -> Pairs:
         """The same pairs with an audit's columns; without `flagged`, pairs with a match score below 0.5 are flagged."""

@@ -31,7 +31,7 @@ def copy(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("module", "line", "contract"),
     [
-        ("data/pairs.py", "from mispair.models import base", "Packages are layers"),
+        ("pairs/pairs.py", "from mispair.models import base", "Packages are layers"),
         ("models/base.py", "from mispair.methods import plain", "Packages are layers"),
         ("auditing/audit.py", "def late():\n    from mispair.training import fit", "Packages are layers"),
         ("new_package.py", "", "Packages are layers"),

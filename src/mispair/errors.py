@@ -29,6 +29,8 @@ class MispairError(Exception):
         self.what, self.where, self.expected, self.advice = what, where, expected, advice
 
     def __str__(self) -> str:
+        if self.where is None and not self.expected and not self.advice:
+            return self.what
         place = f"`{self.where}`" if isinstance(self, ConfigError) and str(self.where).isidentifier() else self.where
         head = self.what if self.where is None else f"{place}: {self.what}"
         text = f"{head}; expected {self.expected}" if self.expected else head

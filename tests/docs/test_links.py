@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from pkgutil import resolve_name
 
 import pytest
 
@@ -28,15 +27,6 @@ def test_links_lead_somewhere(name: str) -> None:
         path, _, anchor = link.partition("#")
         assert (ROOT / path).exists(), f"{name}: {link}"
         assert not anchor or anchor in anchors(ROOT / path), f"{name}: {link}"
-
-
-def test_renamed_modules_exist() -> None:
-    page = (ROOT / "docs" / "lab-book" / "renames.md").read_text(encoding="utf-8")
-    rows = [line.split("|")[2] for line in page.partition("## Modules")[2].splitlines() if line.startswith("| `")]
-    names = [name for row in rows for name in re.findall(r"`([\w.]+)`", row)]
-    assert len(names) > 50
-    for name in names:
-        resolve_name(f"mispair.{name}")
 
 
 @pytest.mark.parametrize("path", [ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")], ids=lambda path: path.stem)

@@ -20,8 +20,8 @@ from mispair.auditing.audit import Settings
 from mispair.auditing.folder import audit_path
 from mispair.auditing.inputs import AuditInput
 from mispair.pairs.shapes.dataset import make
-from mispair.review.review import Review
-from mispair.review.server import make_app
+from mispair.reviewing.review import Review
+from mispair.reviewing.server import make_app
 
 OUT = Path(__file__).parent / "review.jpg"
 PORT = 8765

@@ -17,7 +17,7 @@ from mispair import demo
 from mispair.cli.main import main
 from mispair.config import read_recipe
 from mispair.pairs.shapes import dataset
-from mispair.review.review import Review
+from mispair.reviewing.review import Review
 
 
 @pytest.fixture(scope="module")

@@ -22,8 +22,8 @@ from mispair.auditing.folder import audit_path
 from mispair.auditing.inputs import AuditInput
 from mispair.auditing.output_files import TABLE
 from mispair.functional.logistic import FloatArray, probability
-from mispair.review.noise_estimate import LEAST, Draw, NoiseEstimate
-from mispair.review.review import PRECISION
+from mispair.reviewing.noise_estimate import LEAST, Draw, NoiseEstimate
+from mispair.reviewing.review import PRECISION
 
 NOISE_RATIOS = (0.05, 0.2, 0.4)
 SCORES: dict[str, Callable[[FloatArray], FloatArray]] = {

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from mispair.bench.measure.audit_scale import generate
-from mispair.review.pair_table import MAPPED
+from mispair.reviewing.pair_table import MAPPED
 
 MISPAIR = (sys.executable, "-m", "mispair")
 PORT, REQUESTS, CLIENTS, WIDTH, NOISE_RATIO = 8799, 300, 50, 64, 0.2

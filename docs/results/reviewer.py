@@ -34,11 +34,11 @@ from mispair.config import Config
 from mispair.pairs.layouts import clip_retrieval
 from mispair.pairs.noise import caption_noise
 from mispair.pairs.pairs import IntArray
-from mispair.review.decisions import Decision, Verdict, read_answers, read_partnered
-from mispair.review.export import export
-from mispair.review.pair_table import Filter
-from mispair.review.review import PairView, Review, State
-from mispair.review.transfer import read_decisions, write_decisions
+from mispair.reviewing.decisions import Decision, Verdict, read_answers, read_partnered
+from mispair.reviewing.export import export
+from mispair.reviewing.pair_table import Filter
+from mispair.reviewing.review import PairView, Review, State
+from mispair.reviewing.transfer import read_decisions, write_decisions
 from mispair.support.files import write_atomically
 from mispair.training.from_files import Files, train_from_files
 

@@ -49,7 +49,7 @@ from mispair.pairs.shapes.vectors import image_vectors, word_counts
 from mispair.retrieval.encoded_search import search_files
 from mispair.retrieval.matcher import Matcher
 from mispair.retrieval.search import best
-from mispair.review.export import export
+from mispair.reviewing.export import export
 from mispair.support.files import replacing, write_atomically
 from mispair.support.formatting import duration, slug
 from mispair.support.html import template

@@ -27,7 +27,7 @@ from mispair.cli.main import main
 from mispair.encoders import encode
 from mispair.errors import DataError
 from mispair.pairs.source import Source
-from mispair.review.decisions import FILE, Decision, Decisions, Verdict
+from mispair.reviewing.decisions import FILE, Decision, Decisions, Verdict
 
 arrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")

@@ -27,7 +27,7 @@ import mispair.auditing.folder
 import mispair.auditing.ray_engine
 import mispair.auditing.report.page
 import mispair.bench.suite.runner
-import mispair.review.export
+import mispair.reviewing.export
 import mispair.training.from_files
 from audit_cases import hurry, make_case, write_clip
 from mispair.auditing.scoring import scan
@@ -44,7 +44,7 @@ if HAS_SERVER:
     import starlette.testclient
     import uvicorn  # noqa: F401
 
-    import mispair.review.server
+    import mispair.reviewing.server
 HAS_RAY = importlib.util.find_spec("ray") is not None
 if HAS_RAY:
     import ray

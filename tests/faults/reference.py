@@ -18,7 +18,7 @@ import torch
 from tests.faults.commands import Command
 from tests.faults.inject import Ended, run
 
-from mispair.review.decisions import FILE
+from mispair.reviewing.decisions import FILE
 from mispair.training.checkpoint import find
 
 _TIMES = {  # names of what the clock decides, and of the hashes of files with such names in them

@@ -30,7 +30,7 @@ from tests.faults.inject import KINDS, Fault
 from tests.faults.reference import contents, differences, fresh, reference
 
 from audited import write_audit
-from mispair.review.decisions import FILE, Decisions
+from mispair.reviewing.decisions import FILE, Decisions
 
 WORKED = ("audit with a clean copy", "training, two networks")
 FAULTED = (*WORKED, "export", "encoding")

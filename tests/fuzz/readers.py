@@ -30,8 +30,8 @@ from mispair.pairs.npy import check_finite, open_array
 from mispair.pairs.vocabulary import Vocabulary
 from mispair.retrieval.matcher import Matcher
 from mispair.retrieval.vector_index import build_index, open_index
-from mispair.review.decisions import Decisions
-from mispair.review.transfer import read_decisions
+from mispair.reviewing.decisions import Decisions
+from mispair.reviewing.transfer import read_decisions
 from mispair.robust.pair_scores import read_scores
 from mispair.support.tensor_files import load_tensors, save_tensors
 from mispair.support.thumbnails import thumbnail

@@ -26,9 +26,9 @@ from mispair.pairs.layouts.precomp import read_captions
 from mispair.pairs.npy import open_array
 from mispair.pairs.source import Source
 from mispair.pairs.vocabulary import Vocabulary
-from mispair.review import export
-from mispair.review.decisions import FILE, Decisions
-from mispair.review.transfer import read_decisions
+from mispair.reviewing import export
+from mispair.reviewing.decisions import FILE, Decisions
+from mispair.reviewing.transfer import read_decisions
 from mispair.support.owned_folder import check_unchanged
 from mispair.support.tensor_files import load_tensors
 from mispair.training.checkpoint import load_newest

@@ -25,7 +25,7 @@ from mispair.pairs.layouts.loading import load
 from mispair.pairs.pairs import Tokens, Vectors
 from mispair.retrieval import encoded_search as search_module
 from mispair.retrieval.matcher import Matcher
-from mispair.review.decisions import FILE, Decision, Decisions, Verdict
+from mispair.reviewing.decisions import FILE, Decision, Decisions, Verdict
 from mispair.training import from_files as train_module
 
 IMAGES = 60

@@ -19,8 +19,8 @@ from mispair.config import Config
 from mispair.errors import ConfigError, DataError
 from mispair.pairs.layouts.scan_features import ScanFeatures
 from mispair.pairs.pairs import Pairs, Tokens
-from mispair.review.decisions import FILE, Decision, Decisions, Verdict
-from mispair.review.reviewed import read_review
+from mispair.reviewing.decisions import FILE, Decision, Decisions, Verdict
+from mispair.reviewing.reviewed import read_review
 from mispair.training import from_files as train_module
 from mispair.training.from_files import Files, train_from_files
 from mispair.training.run_folder import SCORES

@@ -113,7 +113,7 @@ def audit(
     from mispair.auditing.scoring.scan import Shard
     from mispair.encoders.encode import Encoders
     from mispair.pairs.remote import url_of
-    from mispair.review.decisions import read_partnered
+    from mispair.reviewing.decisions import read_partnered
 
     _check_sharing(source or left, shard, merge, engine, address, dry_run)
     _check_urls(merge or out, source, {"--images": images, "--clean": clean, "--mended": mended, "--checked": checked,
@@ -127,7 +127,7 @@ def audit(
         _check_overwritten(out, data)
     gone: Collection[str] = ()
     if decisions is not None and merge is None:
-        from mispair.review.compare import check_decided
+        from mispair.reviewing.compare import check_decided
 
         gone = check_decided(decisions, data, "audit without --decisions.")
     answers = _answers(checked, decisions, gone)
@@ -183,8 +183,8 @@ def _check_overwritten(out: Path, data: AuditInput) -> None:
     """
     from mispair.auditing.folder import read_input
     from mispair.auditing.output_files import AUDIT
-    from mispair.review.compare import check_decided
-    from mispair.review.decisions import FILE, read_current
+    from mispair.reviewing.compare import check_decided
+    from mispair.reviewing.decisions import FILE, read_current
     from mispair.support.owned_folder import read_mark
 
     mark = read_mark(out, AUDIT)
@@ -263,7 +263,7 @@ def _forecast(data: AuditInput, settings: Settings, json: bool) -> int:
 def _answers(checked: Path | None, decisions: Path | None, gone: Collection[str]) -> dict[str, bool] | None:
     """Whether pairs match, from a CSV and from a review without pairs that are gone; what a CSV says comes first."""
     from mispair.auditing.folder import read_checked
-    from mispair.review.decisions import read_answers
+    from mispair.reviewing.decisions import read_answers
 
     if checked is None and decisions is None:
         return None
@@ -274,7 +274,7 @@ def _answers(checked: Path | None, decisions: Path | None, gone: Collection[str]
 
 def _changes(before: Path, now: Path) -> str:
     """What the decisions have changed, in words."""
-    from mispair.review.compare import compare
+    from mispair.reviewing.compare import compare
 
     return compare(before, now).sentence()
 

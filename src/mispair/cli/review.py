@@ -45,10 +45,10 @@ def review(
         import_decisions: Add the decisions of this CSV, or of what Label Studio or Argilla has exported, and end.
         open: Open the page in a browser.
     """
-    from mispair.review.decisions import FILE
-    from mispair.review.pair_table import PairTable
-    from mispair.review.review import Review
-    from mispair.review.transfer import read_decisions, write_decisions
+    from mispair.reviewing.decisions import FILE
+    from mispair.reviewing.pair_table import PairTable
+    from mispair.reviewing.review import Review
+    from mispair.reviewing.transfer import read_decisions, write_decisions
     from mispair.support.memory import spare_memory
 
     name = reviewer or _user()
@@ -69,7 +69,7 @@ def review(
     try:
         import uvicorn
 
-        from mispair.review.server import make_app
+        from mispair.reviewing.server import make_app
     except ImportError as error:
         raise ConfigError(
             f"The page needs the package {error.name}; install it with: {install_command('review')}"
@@ -157,7 +157,7 @@ def export(
         device: auto, cpu, cuda, cuda:1, mps.
         json: Print the counts as JSON.
     """
-    from mispair.review.export import export as export_set
+    from mispair.reviewing.export import export as export_set
 
     done = export_set(
         out, to, policy=policy, mend=mend, overwrite=overwrite, images=images, device=device, console=console()

@@ -47,7 +47,7 @@ from mispair.pairs.pairs import MATCH_THRESHOLD, FloatArray, IntArray
 from mispair.pairs.raw import RawPairs
 from mispair.pairs.source import Source
 from mispair.pairs.tables import Roles
-from mispair.review.reviewed import ReviewedPairs, is_audit, read_review
+from mispair.reviewing.reviewed import ReviewedPairs, is_audit, read_review
 from mispair.support.files import Json, read_json, replacing, write_atomically
 from mispair.support.formatting import listed, plain
 from mispair.support.owned_folder import FolderKind, OwnedFolder, changes

@@ -18,8 +18,8 @@ from mispair.pairs.edits import Edits, Mask
 from mispair.pairs.pairs import MATCH_THRESHOLD, IntArray
 from mispair.pairs.raw import RawLayout
 from mispair.pairs.source import Source
-from mispair.review.decisions import Verdict
-from mispair.review.export import first_rows, open_audited, plan, read_reviewed
+from mispair.reviewing.decisions import Verdict
+from mispair.reviewing.export import first_rows, open_audited, plan, read_reviewed
 from mispair.support.files import Json
 from mispair.support.owned_folder import read_mark
 

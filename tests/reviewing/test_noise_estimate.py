@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import expit
 
-from mispair.review import noise_estimate
-from mispair.review.noise_estimate import EVEN, FOLDS, PRIOR, SURE, TEMPER, Draw, most_instructive
+from mispair.reviewing import noise_estimate
+from mispair.reviewing.noise_estimate import EVEN, FOLDS, PRIOR, SURE, TEMPER, Draw, most_instructive
 
 
 def fitted(log_odds: list[float], answers: list[float]) -> tuple[float, float]:

@@ -19,9 +19,9 @@ from audited import write_audit, write_audit_of
 from mispair.auditing.inputs import AuditInput
 from mispair.cli.main import main
 from mispair.cli.review import names_of
-from mispair.review.decisions import Decision, Mode, Verdict
-from mispair.review.review import Review
-from mispair.review.server import Address, make_app
+from mispair.reviewing.decisions import Decision, Mode, Verdict
+from mispair.reviewing.review import Review
+from mispair.reviewing.server import Address, make_app
 
 HOST = "127.0.0.1:8700"
 ORIGIN = {"Origin": f"http://{HOST}"}

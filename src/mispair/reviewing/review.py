@@ -16,11 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from mispair.errors import DataError
-from mispair.review.captions import takes_captions
-from mispair.review.decisions import FILE, Decision, Decisions, Mode, Verdict
-from mispair.review.images import AuditedImages
-from mispair.review.noise_estimate import DRAW, Draw, NoiseEstimate, most_instructive
-from mispair.review.pair_table import SEPARATOR, Filter, PairTable, Rows, Suggestion
+from mispair.reviewing.captions import takes_captions
+from mispair.reviewing.decisions import FILE, Decision, Decisions, Mode, Verdict
+from mispair.reviewing.images import AuditedImages
+from mispair.reviewing.noise_estimate import DRAW, Draw, NoiseEstimate, most_instructive
+from mispair.reviewing.pair_table import SEPARATOR, Filter, PairTable, Rows, Suggestion
 
 if TYPE_CHECKING:
     from mispair.pairs.raw import RawPairs

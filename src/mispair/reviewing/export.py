@@ -29,7 +29,7 @@ from mispair.pairs.layouts.copies import (
 from mispair.pairs.raw import RawLayout
 from mispair.pairs.result_tables import defused, write_table
 from mispair.pairs.source import Source
-from mispair.review.decisions import FILE, Decision, Verdict, read_current
+from mispair.reviewing.decisions import FILE, Decision, Verdict, read_current
 from mispair.support.files import Json, regular, sha256_of
 from mispair.support.formatting import plain
 from mispair.support.owned_folder import check_unchanged

@@ -12,7 +12,7 @@ from mispair.auditing.inputs import AuditInput
 from mispair.pairs.edits import Edits
 from mispair.pairs.pairs import IntArray
 from mispair.pairs.source import from_memory
-from mispair.review.reviewed import ReviewedPairs
+from mispair.reviewing.reviewed import ReviewedPairs
 
 COUNT = 8
 rows = st.lists(st.integers(0, COUNT - 1), min_size=COUNT, max_size=COUNT).map(np.array)

@@ -24,12 +24,12 @@ from mispair.cli.main import main
 from mispair.errors import DataError
 from mispair.pairs.layouts.copies import MANIFEST
 from mispair.pairs.pairs import Regions, Tokens
-from mispair.review.captions import takes_captions
-from mispair.review.compare import check_decided, compare
-from mispair.review.decisions import FILE, Decision, Decisions, Verdict, read_answers, read_current, read_partnered
-from mispair.review.export import export
-from mispair.review.review import Review
-from mispair.review.reviewed import read_review
+from mispair.reviewing.captions import takes_captions
+from mispair.reviewing.compare import check_decided, compare
+from mispair.reviewing.decisions import FILE, Decision, Decisions, Verdict, read_answers, read_current, read_partnered
+from mispair.reviewing.export import export
+from mispair.reviewing.review import Review
+from mispair.reviewing.reviewed import read_review
 
 COUNT = 12
 

@@ -16,9 +16,9 @@ import uvicorn
 from PIL import Image
 
 from audited import write_audit
-from mispair.review.decisions import FILE, Decision, Verdict, read_current
-from mispair.review.review import Review
-from mispair.review.server import make_app
+from mispair.reviewing.decisions import FILE, Decision, Verdict, read_current
+from mispair.reviewing.review import Review
+from mispair.reviewing.server import make_app
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = os.environ.get("MISPAIR_CHROMIUM") or shutil.which("chromium") or shutil.which("google-chrome")

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from mispair.errors import DataError
-from mispair.review.decisions import COLUMNS, FILE, Decision, Decisions, Mode, Verdict, read_current
-from mispair.review.pair_table import PairTable
+from mispair.reviewing.decisions import COLUMNS, FILE, Decision, Decisions, Mode, Verdict, read_current
+from mispair.reviewing.pair_table import PairTable
 from mispair.support.files import read_regular, write_atomically
 from mispair.support.formatting import listed
 

@@ -29,11 +29,11 @@ from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from mispair.errors import DataError
-from mispair.review.decisions import Decision, Mode, Verdict
-from mispair.review.noise_estimate import LEAST
-from mispair.review.pair_table import Filter, Sort
-from mispair.review.review import PRECISION, Review, State
-from mispair.review.transfer import decisions_csv
+from mispair.reviewing.decisions import Decision, Mode, Verdict
+from mispair.reviewing.noise_estimate import LEAST
+from mispair.reviewing.pair_table import Filter, Sort
+from mispair.reviewing.review import PRECISION, Review, State
+from mispair.reviewing.transfer import decisions_csv
 from mispair.support.html import template
 from mispair.support.memory import is_out_of_memory
 from mispair.support.thumbnails import thumbnail

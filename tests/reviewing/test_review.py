@@ -16,12 +16,12 @@ from hypothesis import strategies as st
 
 from audited import write_audit
 from mispair.errors import DataError
-from mispair.review import noise_estimate, pair_table
-from mispair.review import review as review_module
-from mispair.review.decisions import Decision, Decisions, Mode, Verdict
-from mispair.review.pair_table import Filter, PairTable
-from mispair.review.review import Review
-from mispair.review.transfer import _defused, _original, read_decisions, write_decisions
+from mispair.reviewing import noise_estimate, pair_table
+from mispair.reviewing import review as review_module
+from mispair.reviewing.decisions import Decision, Decisions, Mode, Verdict
+from mispair.reviewing.pair_table import Filter, PairTable
+from mispair.reviewing.review import Review
+from mispair.reviewing.transfer import _defused, _original, read_decisions, write_decisions
 
 KEEP = Decision("", Verdict.KEEP, session="s")
 

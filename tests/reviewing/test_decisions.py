@@ -17,8 +17,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from mispair.errors import DataError
-from mispair.review import decisions as module
-from mispair.review.decisions import FILE, Decision, Decisions, Mode, Verdict, _decision
+from mispair.reviewing import decisions as module
+from mispair.reviewing.decisions import FILE, Decision, Decisions, Mode, Verdict, _decision
 
 
 def keep(name: str, session: str = "s") -> Decision:
@@ -155,7 +155,7 @@ def test_two_processes_and_many_threads_lose_nothing(tmp_path: Path) -> None:
 WRITER = """
 import sys
 from pathlib import Path
-from mispair.review.decisions import Decision, Decisions, Verdict
+from mispair.reviewing.decisions import Decision, Decisions, Verdict
 decisions, number = Decisions(Path(sys.argv[1])), int(sys.argv[2])
 while True:
     decisions.add([Decision(f"{number}", Verdict.KEEP)])

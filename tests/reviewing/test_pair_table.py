@@ -16,8 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mispair.errors import DataError
-from mispair.review import pair_table
-from mispair.review.pair_table import Filter, PairTable, _flags, _texts, _truth_values, _values
+from mispair.reviewing import pair_table
+from mispair.reviewing.pair_table import Filter, PairTable, _flags, _texts, _truth_values, _values
 
 
 @given(st.lists(st.sampled_from([True, False, None]), max_size=40), st.integers(0, 30), st.integers(0, 60))

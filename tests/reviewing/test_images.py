@@ -14,9 +14,9 @@ import pytest
 
 from mispair.auditing import folder as audit_folder
 from mispair.auditing.inputs import AuditInput
-from mispair.review import images
-from mispair.review.images import AuditedImages
-from mispair.review.review import Review
+from mispair.reviewing import images
+from mispair.reviewing.images import AuditedImages
+from mispair.reviewing.review import Review
 
 
 @pytest.fixture

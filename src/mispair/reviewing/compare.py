@@ -11,9 +11,9 @@ import numpy as np
 from mispair.auditing.inputs import AuditInput
 from mispair.errors import DataError
 from mispair.pairs.row_ids import look_up
-from mispair.review.decisions import read_answers, read_partnered
-from mispair.review.export import known_columns
-from mispair.review.pair_table import PairTable
+from mispair.reviewing.decisions import read_answers, read_partnered
+from mispair.reviewing.export import known_columns
+from mispair.reviewing.pair_table import PairTable
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from mispair.auditing.moved import read_audit_mark
-from mispair.review.images import audited_source
+from mispair.reviewing.images import audited_source
 
 
 def takes_captions(audit: Path) -> bool:

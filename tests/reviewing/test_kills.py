@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from audited import write_audit
-from mispair.review.decisions import FILE, Decisions
+from mispair.reviewing.decisions import FILE, Decisions
 
 KILLS = 100
 

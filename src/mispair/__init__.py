@@ -1,4 +1,4 @@
-"""mispair finds, mends and survives mismatched pairs.
+"""Find and fix mismatched pairs, and train models that tolerate them.
 
 import mispair
 
@@ -11,48 +11,48 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from mispair import errors
+from mispair.errors import ConfigError, DataError, MispairError, TrainingError
+
 __version__ = "0.2.0.dev0"
 
+# One line a name here and one in _HOME: type checkers read the first, Python the second.
 if TYPE_CHECKING:
-    from mispair.auditing.audit import Audit, audit
-    from mispair.config import Config
-    from mispair.pairs.layouts.loading import load
-    from mispair.pairs.noise import add_noise
-    from mispair.pairs.pairs import Pairs, Regions, Tokens, Vectors
-    from mispair.retrieval.matcher import Matcher, evaluate_together
-    from mispair.robust.robust import Robust
-    from mispair.training.fit import fit
+    from mispair.auditing.audit import Audit as Audit
+    from mispair.auditing.audit import audit as audit
+    from mispair.config import Config as Config
+    from mispair.pairs.layouts.loading import load as load
+    from mispair.pairs.noise import add_noise as add_noise
+    from mispair.pairs.pairs import Pairs as Pairs
+    from mispair.pairs.pairs import Regions as Regions
+    from mispair.pairs.pairs import Tokens as Tokens
+    from mispair.pairs.pairs import Vectors as Vectors
+    from mispair.retrieval.matcher import Matcher as Matcher
+    from mispair.retrieval.matcher import evaluate_together as evaluate_together
+    from mispair.robust.robust import Robust as Robust
+    from mispair.training.fit import fit as fit
 
 _HOME = {
-    "audit": "auditing.audit",
     "Audit": "auditing.audit",
-    "fit": "training.fit",
     "Config": "config",
-    "load": "pairs.layouts.loading",
-    "add_noise": "pairs.noise",
+    "Matcher": "retrieval.matcher",
     "Pairs": "pairs.pairs",
     "Regions": "pairs.pairs",
+    "Robust": "robust.robust",
     "Tokens": "pairs.pairs",
     "Vectors": "pairs.pairs",
-    "Matcher": "retrieval.matcher",
+    "add_noise": "pairs.noise",
+    "audit": "auditing.audit",
     "evaluate_together": "retrieval.matcher",
-    "Robust": "robust.robust",
+    "fit": "training.fit",
+    "load": "pairs.layouts.loading",
 }
-__all__ = [
-    "Audit",
-    "Config",
-    "Matcher",
-    "Pairs",
-    "Regions",
-    "Robust",
-    "Tokens",
-    "Vectors",
-    "add_noise",
-    "audit",
-    "evaluate_together",
-    "fit",
-    "load",
-]
+__all__ = ["ConfigError", "DataError", "MispairError", "TrainingError", "errors", *_HOME]
+
+
+def __dir__() -> list[str]:
+    """The public names: what `mispair.<TAB>` completes."""
+    return [*__all__, *(name for name in globals() if name.startswith("__"))]
 
 
 def __getattr__(name: str) -> Any:

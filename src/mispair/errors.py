@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 
 class MispairError(Exception):
@@ -90,27 +91,31 @@ class MissingPackageError(ConfigError):
     """An optional package is not installed."""
 
 
-class CollapseError(MispairError):
+class TrainingError(MispairError):
+    """A training ended before its last step."""
+
+
+class CollapseError(TrainingError):
     """All similarities became equal: the network no longer tells any pair from any other."""
 
     code = 3
 
 
-class NonFiniteError(MispairError):
+class NonFiniteError(TrainingError):
     """A loss or a gradient is not a finite number; the update was not made."""
 
     code = 3
 
 
-class StoppedError(MispairError):
-    """Training was asked to stop by a signal and has saved its state."""
+class StoppedError(TrainingError):
+    """A signal stopped the work; what was done is saved."""
 
-    def __init__(self, what: str, code: int = 143) -> None:
-        super().__init__(what)
+    def __init__(self, what: str, code: int = 143, **fields: Any) -> None:
+        super().__init__(what, **fields)
         self.code = code
 
 
-class RankLostError(MispairError):
+class RankLostError(TrainingError):
     """Another process of the training has ended."""
 
     code = 1

@@ -134,11 +134,6 @@ def test_a_setting_of_a_group_is_not_one_of_the_whole() -> None:
         Config(**unknown)
 
 
-def test_a_former_name_works_with_a_note() -> None:
-    with pytest.warns(UserWarning, match='"split" is called "split_losses" now'):
-        assert override(Config(), {"split": "single"}).coteaching.split_losses == "single"
-
-
 @pytest.mark.parametrize(("key", "value"), [("data", "a\0b"), ("noise_file", "\udcff"), ("neighbours", 2**70)])
 def test_what_no_recipe_can_hold_is_refused(key: str, value: object) -> None:
     with pytest.raises(ConfigError, match=r"which no recipe can hold|must be at most 2,147,483,647"):

@@ -10,7 +10,6 @@ import dataclasses
 import difflib
 import functools
 import tomllib
-import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, cast, dataclass_transform, get_type_hints
@@ -306,7 +305,6 @@ GROUPS: dict[str, type[Any]] = {
 }
 GROUP_OF = {field.name: group for group, kind in GROUPS.items() for field in dataclasses.fields(kind)}
 KEYS = [field.name for field in dataclasses.fields(Config) if field.name not in GROUPS] + list(GROUP_OF)
-RENAMED = {"split": "split_losses"}  # since 0.2; the old names work until 0.3
 
 
 def flat(config: Config) -> dict[str, Any]:
@@ -330,8 +328,7 @@ def override(config: Config, settings: Mapping[str, Any], source: str = "setting
     mispair.errors.ConfigError: settings: unknown key "epoch"; did you mean "epochs"?
     """
     changes: dict[str, dict[str, Any]] = {}
-    for given, value in settings.items():
-        key = current_name(given)
+    for key, value in settings.items():
         if key not in KEYS:
             near = difflib.get_close_matches(key, KEYS, n=1, cutoff=0.4)
             hint = f'did you mean "{near[0]}"?' if near else f"the keys are {', '.join(KEYS)}."
@@ -344,14 +341,6 @@ def override(config: Config, settings: Mapping[str, Any], source: str = "setting
         return dataclasses.replace(config, **own, **groups)
     except ConfigError as error:
         raise ConfigError(f"{source}: {error}") from None
-
-
-def current_name(key: str) -> str:
-    """The name of a setting today; a name of the version before is noted and still works."""
-    if key not in RENAMED:
-        return key
-    warnings.warn(f'the setting "{key}" is called "{RENAMED[key]}" now; the old name goes in 0.3.', stacklevel=3)
-    return RENAMED[key]
 
 
 def read_recipe(path: str | Path) -> Config:

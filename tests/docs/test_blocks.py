@@ -137,7 +137,6 @@ def run(block: Block, names: dict[str, object], capsys: pytest.CaptureFixture[st
             code = main(words[1:])
             error = capsys.readouterr().err
             assert code == 0, f"{where}: {shlex.join(words)} exits with {code}: {error}"
-            assert "old name" not in error, f"{where}: {error}"
         elif words[:2] == ["pip", "install"] and "install" in block.notes:
             install(words[2:])
         else:

@@ -38,7 +38,6 @@ from mispair.cli.review import export, review
 from mispair.config import KEYS
 from mispair.errors import ConfigError, MispairError
 from mispair.support.memory import is_out_of_memory, out_of_memory
-from mispair.support.renamed import current_flag
 
 
 def demo(*, out: Path = Path("demo"), seed: int = 0, json: bool = False) -> int:
@@ -133,7 +132,6 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "bench scale": bench_scale,
 }
 GROUPS = ("data", "bench")
-RENAMED_FLAGS = {key: {"ratio": "noise_ratio"} for key in ("data noise", "bench audit", "bench scale")}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -188,7 +186,7 @@ def _dispatch(argv: list[str]) -> int:
         raise ConfigError(f'There is no command "{name}".{hint} `mispair --help` lists them.')
     if name == "train":
         return train(argv[words:])
-    arguments = [current_flag(word, RENAMED_FLAGS.get(name, {})) for word in argv[words:]]
+    arguments = argv[words:]
     command = COMMANDS[name]
     _refuse_repeated(command, arguments)
     return tyro.cli(

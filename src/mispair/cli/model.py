@@ -14,9 +14,8 @@ from tyro.conf import OmitArgPrefixes, Positional
 from mispair.cli.audit import IMAGE_MODEL, TEXT_MODEL, columns_of
 from mispair.cli.help_texts import description
 from mispair.cli.output import console, print_json, print_table, say
-from mispair.config import KEYS, RENAMED, Config, read_recipe
+from mispair.config import KEYS, Config, read_recipe
 from mispair.errors import ConfigError
-from mispair.support.renamed import current_flag
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -79,7 +78,6 @@ class TrainArguments:
 
 def train(argv: Sequence[str]) -> int:
     """Train a matching model."""
-    argv = [current_flag(word, RENAMED) for word in argv]
     defaults = read_recipe(_peek(argv, "--recipe")) if _peek(argv, "--recipe") else Config()
     arguments = tyro.cli(
         TrainArguments,

@@ -25,7 +25,6 @@ from mispair.errors import DataError
 from mispair.pairs.npy import check_finite, chunks, open_array
 from mispair.pairs.pairs import FloatArray, IntArray, Pairs, Tokens, Vectors
 from mispair.support.files import replacing
-from mispair.support.renamed import renamed_argument
 
 NEIGHBOURS = 10  # nearest left items that `near` exchanges with
 GROUP_ITEMS = 20  # left items per group in `group`, about
@@ -325,7 +324,6 @@ def noise_index(pairs: Pairs, *, noise_ratio: float, seed: int, kind: NoiseKind 
     return index
 
 
-@renamed_argument("ratio", "noise_ratio")
 def add_noise(
     pairs: Pairs,
     *,

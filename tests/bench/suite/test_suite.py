@@ -165,13 +165,6 @@ def test_keys_that_only_the_program_sets_are_unknown(tmp_path: Path) -> None:
         suite_of(tmp_path, HEAD + 'device = "cpu"\n' + PART + 'x = "shapes/plain"\n')
 
 
-def test_the_old_name_of_noise_ratio_works_with_a_warning(tmp_path: Path) -> None:
-    new = suite_of(tmp_path, HEAD + PART + 'x = "shapes/plain"\n')
-    with pytest.warns(UserWarning, match='"noise" is called "noise_ratio" now'):
-        old = suite_of(tmp_path, HEAD + PART.replace("noise_ratio", "noise") + 'x = "shapes/plain"\n')
-    assert old == new
-
-
 def test_names_of_cells_are_no_longer_than_a_folder_may_be_called(tmp_path: Path) -> None:
     settings = ", ".join(f"{name} = {value}" for name, value in MANY.items())
     suite = suite_of(tmp_path, HEAD + PART + f'x = {{ recipe = "shapes/repair", {settings} }}\n')
@@ -196,5 +189,3 @@ def test_an_unknown_suite_is_refused_with_those_that_there_are() -> None:
 def test_a_digest_holds_nothing_but_what_is_not_the_default() -> None:
     expected = hashlib.sha256(b'{"noise_file": false, "seed": 2, "tau": 0.2}').hexdigest()
     assert digest(override(Config(), {"tau": 0.2, "seed": 2})) == expected  # so a new setting changes no digest
-    former = hashlib.sha256(b'{"noise_file": false, "split": "single"}').hexdigest()
-    assert digest(override(Config(), {"split_losses": "single"})) == former

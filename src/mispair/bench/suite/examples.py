@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import AliasChoices, BeforeValidator, Field
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from mispair.methods.report import Examples
@@ -15,19 +15,15 @@ EACH = 3  # pairs of each kind
 ExampleKind = Literal["matched", "mismatched", "new text", "new image"]
 
 
-def _current_kind(kind: Any) -> Any:
-    return {"right": "matched", "wrong": "mismatched"}.get(kind, kind)  # before 0.2
-
-
 @dataclass(frozen=True)
 class PairExample:
     """A training pair, its label y* (mean of both networks) and, if one half was replaced, the new half."""
 
-    kind: Annotated[ExampleKind, BeforeValidator(_current_kind)]
+    kind: ExampleKind
     text: str
     image: str  # its name in the data set
     label: Annotated[float, Field(allow_inf_nan=False)]
-    mismatched: bool = Field(default=False, validation_alias=AliasChoices("mismatched", "wrong"))
+    mismatched: bool = False
     true_image: str | None = None  # that the text was written for
     new_text: str | None = None
     new_image: str | None = None

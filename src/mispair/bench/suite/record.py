@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, Self
 
 import numpy as np
 import torch
-from pydantic import AliasChoices, BeforeValidator, Field, TypeAdapter, ValidationError, model_validator
+from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 from rich.console import Console
 
@@ -53,19 +53,7 @@ class EpochRecord:
     rsum: Number
     seconds: Number
     networks_rsum: tuple[Number, ...] = ()
-    selection_seconds: Number = Field(
-        default=0.0, validation_alias=AliasChoices("selection_seconds", "choosing_seconds")  # before 0.2
-    )  # fmt: skip
-
-
-def _current_report(report: Any) -> Any:
-    """The report of a method as it is since 0.2."""
-    if not isinstance(report, dict):
-        return report
-    current = {name: value for name, value in report.items() if name not in ("event", "epoch", "step")}
-    if replaced := [current.pop(name) for name in ("replaced_A", "replaced_B") if name in current]:
-        current["replaced"] = replaced
-    return current
+    selection_seconds: Number = 0.0
 
 
 @dataclass(frozen=True)
@@ -108,9 +96,7 @@ class Record:
     data: DataRecord = field(default_factory=DataRecord)
     test: dict[str, dict[str, Number]] = field(default_factory=dict)
     validation: tuple[EpochRecord, ...] = ()
-    method: Annotated[MethodReport, BeforeValidator(_current_report)] = Field(
-        default_factory=MethodReport, validation_alias=AliasChoices("method", "found")  # before 0.2
-    )  # fmt: skip
+    method: MethodReport = field(default_factory=MethodReport)
     eta: tuple[EtaPoint, ...] = ()
     examples: tuple[PairExample, ...] = ()
     memory: int | None = None

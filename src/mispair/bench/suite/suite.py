@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from functools import cached_property
@@ -30,7 +29,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import (
-    AfterValidator,
     BeforeValidator,
     ConfigDict,
     Field,
@@ -43,7 +41,7 @@ from pydantic import (
 from pydantic.dataclasses import dataclass
 
 from mispair.bench import paper
-from mispair.config import RENAMED, Config, current_name, find_packaged, flat, override, read_recipe, read_toml
+from mispair.config import Config, find_packaged, flat, override, read_recipe, read_toml
 from mispair.errors import ConfigError
 from mispair.support.files import is_file
 from mispair.support.formatting import slug
@@ -60,7 +58,6 @@ OF_THE_SUITE = {  # settings that a row cannot have, and how they are given
     "device": "--device",
     "noise_file": "--noise-file",
 }
-FORMER = {new: old for old, new in RENAMED.items()}  # cells keep the names and hashes that they had first
 LONGEST_NAME = 200  # characters of a folder's name, before noise ratio, seed and hash
 FORBID = ConfigDict(extra="forbid")
 NoiseRatio = Annotated[float, Strict(), Field(ge=0, le=1, allow_inf_nan=False)]
@@ -112,14 +109,10 @@ def _rows(content: Any) -> Any:
         table = {"recipe": value} if isinstance(value, str) else value
         if not isinstance(table, dict) or not isinstance(table.get("recipe"), str):
             raise ValueError(f'row {label} is {value!r} but must be a recipe, or {{ recipe = "...", epochs = 3 }}')
-        settings = {current_name(name): setting for name, setting in table.items() if name != "recipe"}
+        settings = {name: setting for name, setting in table.items() if name != "recipe"}
         _refuse_of_the_suite(settings, f"row {label}: ")
         rows.append({"label": label, "recipe": table["recipe"], "settings": settings})
     return rows
-
-
-def _current_setting(name: str | None) -> str | None:
-    return None if name is None else current_name(name)
 
 
 def _refuse_of_the_suite(settings: Iterable[str], where: str = "") -> None:
@@ -137,7 +130,7 @@ class Part:
     kind: PartKind
     rows: Annotated[tuple[SuiteRow, ...], Field(min_length=1), BeforeValidator(_rows)]
     noise_ratio: Annotated[tuple[NoiseRatio, ...], Field(min_length=1)] = (0.0,)
-    setting: Annotated[str | None, AfterValidator(_current_setting)] = None  # that is swept
+    setting: str | None = None  # that is swept
     values: Annotated[tuple[Any, ...], Field(min_length=1)] = (None,)
     paper: str | None = None  # name of the table of the paper whose numbers stand beside ours
     folds: Annotated[bool, Strict()] = False  # the mean over five folds of 1,000 test images: MS-COCO 1K
@@ -188,7 +181,7 @@ class Suite:
         changed = {name for name in settings if after[name] != before[name]} - set(FREE)
         config = replace(config, data=self.data, device=self.device, noise_ratio=noise_ratio, seed=seed)
         config = replace(config, noise_file=self.noise_file_of(noise_ratio))
-        differences = sorted(f"{FORMER.get(name, name).replace('_', '-')}-{after[name]}" for name in changed)
+        differences = sorted(f"{name.replace('_', '-')}-{after[name]}" for name in changed)
         start = "-".join([Path(row.recipe).stem, *differences]).replace("/", "-").replace(" ", "")[:LONGEST_NAME]
         name = f"{start}-noise-{noise_ratio * 100:.0f}-seed-{seed}-{digest(config)[:8]}"
         return Cell(name, row.label, config)
@@ -239,11 +232,10 @@ def _joined(pieces: Sequence[str], known: Iterable[str]) -> set[str]:
 def digest(config: Config) -> str:
     """A hash of what is trained, wherever the data is.
 
-    Only settings that differ from the default count, by the names that they had first: neither a new setting nor a
-    new name changes a hash.
+    Only settings that differ from the default count: a new setting does not change a hash.
     """
     defaults = flat(Config())
-    changed = {FORMER.get(name, name): value for name, value in flat(config).items() if value != defaults[name]}
+    changed = {name: value for name, value in flat(config).items() if value != defaults[name]}
     settings = {name: value for name, value in changed.items() if name not in NOT_PART_OF_A_CELL}
     settings["noise_file"] = config.noise_file is not None
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()
@@ -277,9 +269,6 @@ def _read_part(content: Any, number: int, file: Path) -> Part:
         raise ConfigError(f"{where} is {content!r} but must be a table.")
     if str(content.get("name", "")).strip():
         where = f"{file}: part {content['name']}"
-    if "noise" in content:
-        warnings.warn(f'{where}: "noise" is called "noise_ratio" now; the old name goes in 0.3.', stacklevel=3)
-        content = {"noise_ratio": content["noise"], **{key: content[key] for key in content if key != "noise"}}
     part = _validated(Part, {"title": content.get("name"), **content}, where)
     return replace(part, rows=tuple(replace(row, file=_own_file(row.recipe, file.parent)) for row in part.rows))
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from mispair import errors
 from mispair.errors import ConfigError, DataError, MispairError, TrainingError
 
-__version__ = "0.2.0.dev0"
+__version__ = "0.3.0"
 
 # One line a name here and one in _HOME: type checkers read the first, Python the second.
 if TYPE_CHECKING:

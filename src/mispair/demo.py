@@ -31,7 +31,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mispair import __version__
-from mispair.auditing.audit import Settings, attach_match_score
+from mispair.auditing.audit import Settings
 from mispair.auditing.findings import AuditSummary
 from mispair.auditing.folder import audit_path
 from mispair.auditing.inputs import AuditInput
@@ -42,7 +42,7 @@ from mispair.encoders.encoders import SHAPES
 from mispair.pairs.layouts import loading
 from mispair.pairs.noise import add_noise
 from mispair.pairs.origin import Origin
-from mispair.pairs.pairs import MATCH_THRESHOLD, FloatArray, IntArray, Pairs, Regions, Tokens, Vectors, fingerprint
+from mispair.pairs.pairs import FloatArray, IntArray, Pairs, Regions, Tokens, Vectors, fingerprint
 from mispair.pairs.shapes import dataset
 from mispair.pairs.shapes.captions import CAPTIONS_PER_IMAGE
 from mispair.pairs.shapes.vectors import image_vectors, word_counts
@@ -325,7 +325,7 @@ def _close_loop(out: Path, seed: int, program: str) -> Loop:
 
 def _train_all(splits: Splits, audit: AuditTable, seed: int, out: Path) -> list[Training]:
     """Both trainings at once, one thread each: networks as small as these have no work for a second one."""
-    scored = replace(splits, train=attach_match_score(splits.train, audit.match_score))
+    scored = replace(splits, train=splits.train.with_audit(audit.match_score, audit.is_mismatch))
     with ProcessPoolExecutor(2, get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)) as pool:
         jobs = [pool.submit(_train, name, given, seed, out) for name, given in ((PLAIN, splits), (AUDITED, scored))]
         return [job.result() for job in jobs]
@@ -333,7 +333,7 @@ def _train_all(splits: Splits, audit: AuditTable, seed: int, out: Path) -> list[
 
 def _train(name: str, splits: Splits, seed: int, out: Path) -> Training:
     pairs = splits.train
-    used = len(pairs) if pairs.match_score is None else int((pairs.match_score >= MATCH_THRESHOLD).sum())
+    used = len(pairs) if pairs.flagged is None else int((~pairs.flagged).sum())
     stretched = {key: round(SETTINGS[key] * len(pairs) / max(1, used)) for key in STRETCHED}
     usual = Config(data=pairs.name, seed=seed, device="cpu", audit=pairs.match_score is not None)
     config = override(usual, {**SETTINGS, **stretched}, "demo")

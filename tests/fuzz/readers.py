@@ -24,6 +24,7 @@ from mispair.auditing.findings import AuditSummary
 from mispair.auditing.inputs import AuditInput
 from mispair.bench.suite.suite import read_suite
 from mispair.config import find_packaged, read_recipe
+from mispair.pairs.audited import AuditColumns
 from mispair.pairs.layouts.opening import open_raw
 from mispair.pairs.noise import load_noise
 from mispair.pairs.npy import check_finite, open_array
@@ -32,7 +33,6 @@ from mispair.retrieval.matcher import Matcher
 from mispair.retrieval.vector_index import build_index, open_index
 from mispair.reviewing.decisions import Decisions
 from mispair.reviewing.transfer import read_decisions
-from mispair.robust.pair_scores import read_scores
 from mispair.support.tensor_files import load_tensors, save_tensors
 from mispair.support.thumbnails import thumbnail
 from mispair.training.run_folder import read_result
@@ -216,7 +216,7 @@ READERS = {
             pyarrow.table({"id": ["a", "b"], "match_score": [0.1, 0.9], "is_mismatch": [True, False]}),
             folder / "pairs.parquet",
         ),
-        lambda folder: read_scores(folder / "pairs.parquet", None, partners=False),
+        lambda folder: AuditColumns.read(folder / "pairs.parquet"),
     ),
     "tensors": Reader(
         "x.safetensors",

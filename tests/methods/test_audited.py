@@ -19,6 +19,7 @@ from mispair.methods.coteaching import SURE, combine_odds
 from mispair.methods.decl import Decl
 from mispair.methods.plain import Plain
 from mispair.methods.repair import Repair
+from mispair.pairs.audited import AuditColumns
 from mispair.pairs.noise import add_noise
 from mispair.pairs.pairs import FloatArray, Pairs
 from tiny import tiny_pairs
@@ -138,7 +139,9 @@ def test_the_audit_is_made_once_and_kept(tmp_path: Path, monkeypatch: pytest.Mon
     for _ in range(2):
         mispair.fit(vector_pairs(), out=tmp_path / "run", audit=True, **settings)
     assert calls == [COUNT]
-    assert np.array_equal(np.load(tmp_path / "run" / "match_score.npy"), np.linspace(0, 1, COUNT))
+    kept = AuditColumns.read(tmp_path / "run" / "audited.parquet")
+    assert np.array_equal(kept.match_score, np.linspace(0, 1, COUNT, dtype=np.float32))
+    assert np.array_equal(kept.flagged, kept.match_score < 0.5)
     mispair.fit(scored(), out=tmp_path / "given", audit=True, **settings)
     assert calls == [COUNT]  # pairs that have scores are not audited again
 

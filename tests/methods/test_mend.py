@@ -26,6 +26,7 @@ from mispair.methods.mend import STUDENT, TEACHERS, Mend, MendInputs, MendOracle
 from mispair.methods.repair import Repair
 from mispair.models import Network, SideSpec, build
 from mispair.models.inference import similarities
+from mispair.pairs.audited import AuditColumns
 from mispair.pairs.batches import PairLoader
 from mispair.pairs.noise import add_noise
 from mispair.pairs.pairs import Pairs
@@ -362,7 +363,7 @@ def test_it_audits_first_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("mispair.auditing.audit.score_pairs", score_pairs)
     mispair.fit(pairs, out=tmp_path / "mend", method="mend", **SMALL)
     assert len(found) == 1
-    assert np.array_equal(np.load(tmp_path / "mend/match_score.npy"), SCORE)
+    assert np.array_equal(AuditColumns.read(tmp_path / "mend/audited.parquet").match_score, SCORE)
     mispair.fit(scored(pairs), method="mend", **SMALL)
     mispair.fit(pairs, method="plain", **SMALL)
     assert len(found) == 1

@@ -90,7 +90,7 @@ def test_of_equal_ids_the_first_is_meant(tmp_path: Path) -> None:
     decisions.close()
     export(audit, tmp_path / "mended", policy="decided")
     np.testing.assert_array_equal(np.load(tmp_path / "mended" / "right.npy"), np.eye(4)[[1, 2, 0]])
-    assert read_review(audit).match_score.tolist() == [0, pytest.approx(0.9), pytest.approx(0.9), 1]
+    assert read_review(audit).columns.match_score.tolist() == [0, pytest.approx(0.9), pytest.approx(0.9), 1]
 
 
 def test_a_folder_that_cannot_be_written_is_read(

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mispair.auditing.inputs import AuditInput
+from mispair.pairs.audited import AuditColumns
 from mispair.pairs.edits import Edits
 from mispair.pairs.pairs import IntArray
 from mispair.pairs.source import from_memory
@@ -22,7 +23,9 @@ masks = st.lists(st.booleans(), min_size=COUNT, max_size=COUNT).map(np.array)
 def reviewed(edits: Edits, groups: IntArray) -> ReviewedPairs:
     vectors = np.random.default_rng(0).standard_normal((COUNT, 2)).astype(np.float32)
     pairs = from_memory(vectors, vectors, groups=groups)
-    return ReviewedPairs(AuditInput(), pairs, edits, np.zeros(COUNT, dtype=np.float32), {}, Counter())
+    return ReviewedPairs(
+        AuditInput(), pairs, edits, AuditColumns.of_scores(np.zeros(COUNT, dtype=np.float32)), {}, Counter()
+    )
 
 
 @given(keep=masks, image_from=rows, caption_from=rows, groups=rows, rewritten=st.sets(st.integers(0, COUNT - 1)))

@@ -150,7 +150,7 @@ def test_flagged_pairs_come_with_a_pair_that_lends_a_partner() -> None:
     count, lent = 0, 0
     for batch in robust.sampler(40):
         lefts, rights, weights = robust._matched(np.array(batch))
-        flagged = ~robust.scores.trusted[batch]
+        flagged = ~robust._trusted[batch]
         assert np.array_equal(weights[~flagged], robust.weights[batch][~flagged])
         assert np.array_equal((lefts != rights), weights == np.float32(0.3))
         count, lent = count + flagged.sum(), lent + (weights[flagged] > 0).sum()
@@ -291,7 +291,7 @@ def test_what_is_not_finite_is_named() -> None:
     [
         ({"method": "osa"}, 'method is "osa"; it must be one of weights, mend, repair'),
         ({"loss": "clip"}, "it must be one of infonce, siglip, triplet"),
-        ({"flag_below": 2}, "flag_below is 2"),
+        ({"flag_below": 2}, "flag_below"),
         ({"flagged_weight": -1}, "flagged_weight is -1"),
         ({"temperature": 0}, "temperature is 0; it must be a number greater than 0"),
         ({"flag_below": 0.99}, "0 of 4 pairs are trusted, and two are needed"),

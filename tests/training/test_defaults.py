@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 import mispair
 from mispair.auditing.audit import score_pairs, score_splits
 from mispair.config import KEYS, Config, override
+from mispair.pairs.audited import AuditColumns
 from mispair.pairs.pairs import Pairs, Vectors, subset, unflagged
 from mispair.training.defaults import duration_sentence, fitted, note_unused
 
@@ -100,7 +101,7 @@ def test_flagged_validation_pairs_do_not_decide(tmp_path: Path) -> None:
     mispair.fit(
         train, dev=noisy, out=tmp_path / "run", model="two-tower", audit=True, embed_size=8, epochs=2, device="cpu"
     )
-    score = np.load(tmp_path / "run/match_score_dev.npy")
+    score = AuditColumns.read(tmp_path / "run/audited_dev.parquet").match_score
     assert score.shape == (80,)
     assert score[~wrong].mean() > score[wrong].mean() + 0.3
     together = score_splits([train, noisy], "cpu")

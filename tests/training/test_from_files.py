@@ -21,6 +21,7 @@ from mispair.auditing.findings import AuditSummary
 from mispair.cli.main import main
 from mispair.encoders import encode
 from mispair.errors import DataError
+from mispair.pairs.audited import AuditColumns
 from mispair.pairs.layouts.loading import load
 from mispair.pairs.pairs import Tokens, Vectors
 from mispair.retrieval import encoded_search as search_module
@@ -113,7 +114,7 @@ def test_one_command_to_a_model(
     assert f" by {made}, on cpu>" in repr(matcher)
     with pytest.raises(DataError, match=f"numbers by {made} .`mispair search` makes them"):
         matcher.encode(["photos/0.png"], "left")
-    scores = [np.load(photos / f"run/match_score{part}.npy") for part in ("", "_dev", "_test")]
+    scores = [AuditColumns.read(photos / f"run/audited{part}.parquet") for part in ("", "_dev", "_test")]
     assert sum(map(len, scores)) == 2 * (IMAGES - 1)  # all but the two of the image that is none
 
     rng = np.random.default_rng(1)
@@ -237,7 +238,7 @@ def test_without_an_audit_and_refusals(photos: Path, capsys: pytest.CaptureFixtu
     assert "mispair train photos.csv" in capsys.readouterr().err
     assert main([*command, *SMALL, "--method", "plain", "--embed-size", "8"]) == 0
     assert not (photos / "run/audit").exists()
-    assert not (photos / "run/match_score.npy").exists()
+    assert not (photos / "run/audited.parquet").exists()
     again = [*command, *SMALL, "--method", "plain", "--embed-size", "8"]
     assert main([*again, "--dev", "0.2"]) == 2  # also after its end: else its result would be taken for another one
     assert "holds a training on other files or with other encoders (--dev was 0.1, now 0.2)" in capsys.readouterr().err
@@ -303,7 +304,13 @@ def test_a_review_is_trained_on(photos: Path, capsys: pytest.CaptureFixture[str]
         pairs = load("run/features", split)
         texts = pairs.right.texts if isinstance(pairs.right, Tokens) else pairs.right_ids
         images = (Path(pairs.left_ids[row]).name for row in pairs.link)
-        found |= dict(zip(zip(images, texts, strict=True), np.load(f"run/match_score{name}.npy"), strict=True))
+        found |= dict(
+            zip(
+                zip(images, texts, strict=True),
+                AuditColumns.read(Path(f"run/audited{name}.parquet")).match_score,
+                strict=True,
+            )
+        )
     wanted = {(name.partition("#")[0], text) for name, text in zip(names, captions, strict=True)}
     wanted -= {("1.png", captions[3]), ("2.png", captions[5]), ("7.png", captions[14]), ("7.png", captions[15])}
     decided = {
@@ -314,12 +321,12 @@ def test_a_review_is_trained_on(photos: Path, capsys: pytest.CaptureFixture[str]
     }
     assert found.keys() == wanted | decided.keys()
     assert {pair: found[pair] for pair in decided} == decided
-    scores = np.load("run/match_score_test.npy")
-    scores[:2] = 0
-    np.save("run/match_score_test.npy", scores)
+    kept = AuditColumns.read(Path("run/audited_test.parquet"))
+    kept.flagged[:2] = True
+    kept.save(Path("run/audited_test.parquet"))
     assert main(["train", "--recipe", "run/config.toml", "--out", "run", "--json"]) == 0  # has ended already
     again = json.loads(capsys.readouterr().out)
-    assert again["flagged"] == (scores < 0.5).sum()
+    assert again["flagged"] == kept.flagged.sum()
     assert main(["eval", "run", "--json"]) == 0
     tested = json.loads(capsys.readouterr().out)
     assert {name: tested[name] for name in ("averaged", "flagged", "unflagged")} == {

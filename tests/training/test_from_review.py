@@ -17,13 +17,14 @@ from mispair.auditing.inputs import AuditInput
 from mispair.auditing.output_files import TABLE
 from mispair.config import Config
 from mispair.errors import ConfigError, DataError
+from mispair.pairs.audited import AuditColumns
 from mispair.pairs.layouts.scan_features import ScanFeatures
 from mispair.pairs.pairs import Pairs, Tokens
 from mispair.reviewing.decisions import FILE, Decision, Decisions, Verdict
 from mispair.reviewing.reviewed import read_review
 from mispair.training import from_files as train_module
 from mispair.training.from_files import Files, train_from_files
-from mispair.training.run_folder import SCORES
+from mispair.training.run_folder import AUDITED
 
 COUNT = 60
 FLAGGED = (0, 1, 2, 3)  # nobody decides on 0
@@ -126,7 +127,7 @@ def found_scores(pairs: Pairs, scores: Path) -> Scores:
     assert not isinstance(pairs.left, Tokens)
     lefts = pairs.left.features[pairs.link].reshape(len(pairs), -1)[:, 0].astype(int)
     texts = pairs.right.texts if isinstance(pairs.right, Tokens) else pairs.right_ids
-    values = np.load(scores) if scores.exists() else np.zeros(len(pairs), dtype=np.float32)
+    values = AuditColumns.read(scores).match_score if scores.exists() else np.zeros(len(pairs), dtype=np.float32)
     return dict(zip(zip(lefts.tolist(), texts, strict=True), values.tolist(), strict=True))
 
 
@@ -141,11 +142,13 @@ def test_mend_gets_dropped_pairs_as_flagged_ones(
     assert Path(data) == tmp_path / "run/features"
     assert model == ("vse" if layout is regions else "two-tower")
     found: Scores = {}
-    for split, name in zip(("train",) if layout in (splits, regions) else train_module.SPLITS, SCORES, strict=False):
+    for split, name in zip(("train",) if layout in (splits, regions) else train_module.SPLITS, AUDITED, strict=False):
         found |= found_scores(mispair.load(data, split), tmp_path / "run" / name)
     assert found == pytest.approx(expected())
     if layout is splits:
-        assert set(np.load(tmp_path / "run" / SCORES[1])) == {0.7}  # of dev, which was not audited before
+        assert set(AuditColumns.read(tmp_path / "run" / AUDITED[1]).match_score) == {
+            np.float32(0.7)
+        }  # of dev, which was not audited before
         assert len(mispair.load(data, "test")) == COUNT
 
 
@@ -153,7 +156,7 @@ def test_no_item_is_both_in_a_pair_and_unmatched(tmp_path: Path) -> None:
     audit, ids = audited(regions(tmp_path / "data"), tmp_path / "audit")
     decide(audit, *usual(ids), Decision(ids[40], Verdict.DROP), Decision(ids[30], Verdict.REPAIR, "right", ids[3]))
     data, _ = train(audit, tmp_path / "run")
-    found = found_scores(mispair.load(data), tmp_path / "run" / SCORES[0])
+    found = found_scores(mispair.load(data), tmp_path / "run" / AUDITED[0])
     wanted = expected()
     del wanted[40, "caption 40"], wanted[30, "caption 30"]
     # 10 has the caption of 40, and 3 is the same pair as 30 now.
@@ -172,7 +175,7 @@ def test_other_methods_train_without_dropped_pairs(layout: Callable[[Path], Audi
     for split in ("train",) if layout is regions else train_module.SPLITS:
         pairs |= found_scores(mispair.load(data, split), tmp_path / "none").keys()
     assert pairs == expected().keys() - {(1, "caption 1")}
-    assert not (tmp_path / "run" / SCORES[0]).exists()
+    assert not (tmp_path / "run" / AUDITED[0]).exists()
 
 
 def test_captions_of_an_image_stand_together_with_their_scores(tmp_path: Path) -> None:
@@ -181,7 +184,7 @@ def test_captions_of_an_image_stand_together_with_their_scores(tmp_path: Path) -
     audit, ids = audited(data, tmp_path / "audit")
     decide(audit, *usual(ids), Decision(ids[7], Verdict.REWRITE, caption="a new one"))
     folder, _ = train(audit, tmp_path / "run")
-    found = found_scores(mispair.load(folder), tmp_path / "run" / SCORES[0])
+    found = found_scores(mispair.load(folder), tmp_path / "run" / AUDITED[0])
     wanted = {(row // 2 * 2, text): score for (row, text), score in expected().items() if text != "caption 7"}
     assert found == pytest.approx(wanted | {(6, "a new one"): 1})
     source = data.open(None, "cpu")
@@ -251,6 +254,6 @@ def test_the_audits_own_threshold_decides_what_is_flagged(tmp_path: Path) -> Non
         table = table.set_column(table.column_names.index(name), name, column)
     pyarrow.parquet.write_table(table, audit / TABLE)
     (audit / "audit.json").write_text((audit / "audit.json").read_text().replace(f'"{TABLE}"', '"moved"'))
-    found = read_review(audit).match_score
-    assert ((found < 0.5) == (score < 0.2)).all()
-    assert (np.diff(found) >= 0).all()
+    found = read_review(audit).columns
+    np.testing.assert_array_equal(found.flagged, score < 0.2)
+    np.testing.assert_array_equal(found.match_score, score)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -59,7 +59,6 @@ COMMON_SPACE = (
     "The two sides are equally wide, and pairs have higher cosines than shuffled ones: their encoders seem to share a "
     "space, as those of CLIP do, so their cosine counts as well (as with --joint)."
 )
-UNKNOWN = np.float32(0.5)  # match score of a pair that cannot be read
 
 
 @dataclass(frozen=True)
@@ -137,7 +136,7 @@ class Audit(Findings):
             DataError: The pairs are not those that were audited.
         """
         rows = self._rows_of(pairs)
-        return pairs.with_audit(_known(self.match_score[rows]), self.is_mismatch[rows])
+        return self.columns.take(rows).attached_to(pairs)
 
     def _rows_of(self, pairs: Pairs) -> IntArray:
         rows = np.arange(len(self))
@@ -330,12 +329,12 @@ def _seen_captions(source: Source) -> Bits:
 
 
 def score_pairs(pairs: Pairs, device: str = "auto", console: Console | None = None) -> npt.NDArray[np.float32]:
-    """The match score of each pair (N,) by its own features, without suggestions; 0.5 where it cannot be read."""
+    """The match score of each pair (N,) by its own features, without suggestions; NaN where it cannot be read."""
     source, settings, where = from_pairs(pairs), Settings(device=device), pick_device(device)
     with progress(console, len(source)) as show:
         source = _ready(source, settings, where, show)
         items, judge, measured, similar = _measured(source, settings, where, None, show)
-    return _known(match_scores(judge, measured, items, {}, similar))
+    return match_scores(judge, measured, items, {}, similar)
 
 
 def score_splits(
@@ -375,21 +374,6 @@ def _joined(parts: Sequence[Pairs]) -> Pairs:
         right_ids=texts if len(texts) == len(right) else (),
         name=parts[0].name,
     )
-
-
-def attach_match_score(pairs: Pairs, score: npt.NDArray[np.floating]) -> Pairs:
-    """The pairs with these match scores (N,); NaN becomes 0.5.
-
-    Raises:
-        DataError: There are more or fewer scores than pairs.
-    """
-    if score.shape != (len(pairs),):
-        raise DataError(f"{pairs.name}: {len(pairs):,} pairs, but match scores of {len(score):,}; audit these pairs.")
-    return replace(pairs, match_score=_known(score))
-
-
-def _known(score: npt.NDArray[np.floating]) -> npt.NDArray[np.float32]:
-    return np.where(np.isnan(score), UNKNOWN, score)
 
 
 def _ready(source: Source, settings: Settings, device: torch.device, show: RowProgress) -> Source:

@@ -27,6 +27,7 @@ from mispair.auditing.scoring.shared_items import SharedItems
 from mispair.auditing.scoring.siblings import Siblings
 from mispair.errors import DataError
 from mispair.functional.logistic import FloatArray, logistic
+from mispair.pairs.audited import AuditColumns, Suggestions
 from mispair.pairs.pairs import MATCH_THRESHOLD, IntArray
 from mispair.pairs.source import Source
 from mispair.support.files import read_regular
@@ -242,6 +243,14 @@ class Findings:
     def is_mismatch(self) -> npt.NDArray[np.bool_]:
         """(N,) whether each pair is flagged; false where it could not be read."""
         return np.asarray(self.match_score < self.threshold)
+
+    @property
+    def columns(self) -> AuditColumns:
+        """What the audit says about each pair, as columns that travel with the pairs."""
+        rights, lefts = (
+            Suggestions(self.suggested, side.rows, side.scores) for side in (self.new_rights, self.new_lefts)
+        )
+        return AuditColumns(self.match_score, self.is_mismatch, self.items.left, self.items.right, lefts, rights)
 
     @property
     def kept(self) -> npt.NDArray[np.bool_]:

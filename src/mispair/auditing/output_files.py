@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from mispair.pairs.layouts import SUBSET as SUBSET
+from mispair.pairs.result_tables import TABLE as TABLE
 from mispair.support.owned_folder import FolderKind
 
-TABLE, CSV = "pairs.parquet", "pairs.csv"
+CSV = "pairs.csv"
 SUGGESTIONS, SUGGESTIONS_CSV = "suggestions.parquet", "suggestions.csv"
 REPORT, SUMMARY = "report.html", "summary.json"
 SHARDS = "shards"  # folder of a table for each shard of the input

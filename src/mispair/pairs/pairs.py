@@ -23,6 +23,7 @@ IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[Any]  # float32 or float16, often memory-mapped
 Kind = Literal["regions", "tokens", "vectors"]
 MATCH_THRESHOLD = 0.5  # a pair with a lower match score is flagged as mismatched
+UNKNOWN = 0.5  # match score of a pair that could not be read
 HELD_OUT = 5000  # left items that validate, at most; and that test, of data that does not say which
 SAMPLE = 16  # items that a fingerprint holds as a whole, and about as many numbers of all others
 
@@ -169,8 +170,14 @@ class Pairs:
         )
 
     def with_audit(self, match_score: FloatArray, flagged: npt.NDArray[np.bool_] | None = None) -> Pairs:
-        """The same pairs with an audit's columns; without `flagged`, pairs with a match score below 0.5 are flagged."""
-        return replace(self, match_score=match_score, flagged=flagged)
+        """The same pairs with an audit's columns.
+
+        Args:
+            match_score: (N,) probability that each pair matches; NaN, for a pair that could not be read, becomes 0.5.
+            flagged: (N,) whether each pair is flagged; by default those with a match score below 0.5.
+        """
+        known = np.where(np.isnan(match_score), match_score.dtype.type(UNKNOWN), match_score)
+        return replace(self, match_score=known, flagged=flagged)
 
 
 def _check_side(side: Any, what: str) -> None:

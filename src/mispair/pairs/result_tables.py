@@ -13,6 +13,7 @@ from mispair.support.files import replacing
 if TYPE_CHECKING:
     import pyarrow
 
+TABLE = "pairs.parquet"  # the table of an audit, in its folder
 # Spreadsheets compute what begins like this, unless it is a number.
 _FORMULA = r"^[=+\-@\t\r]"
 _NUMBER = r"^[+\-]?(\d+\.?\d*|\.\d+)([eE][+\-]?\d+)?$"

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
-import numpy.typing as npt
 
 from mispair.auditing.inputs import AuditInput
-from mispair.auditing.output_files import AUDIT
+from mispair.auditing.output_files import AUDIT, TABLE
 from mispair.errors import DataError
+from mispair.pairs.audited import AuditColumns
 from mispair.pairs.edits import Edits, Mask
-from mispair.pairs.pairs import MATCH_THRESHOLD, IntArray
+from mispair.pairs.pairs import IntArray
 from mispair.pairs.raw import RawLayout
 from mispair.pairs.source import Source
 from mispair.reviewing.decisions import Verdict
@@ -24,7 +24,6 @@ from mispair.support.files import Json
 from mispair.support.owned_folder import read_mark
 
 if TYPE_CHECKING:
-    import pyarrow
     from rich.console import Console
 
 
@@ -36,8 +35,8 @@ class ReviewedPairs:
         data: Where the pairs are.
         pairs: The pairs as they were audited.
         edits: What becomes of each: those that are dropped, or that repeat another, are left out; all others are there.
-        match_score: (N,) of each after its edits: 0 where it is left out, 1 where a person keeps, re-pairs or rewrites
-            it, and the audit's where nobody has decided.
+        columns: Match scores and flags after the edits: 0 and flagged where a pair is left out, 1 where a person keeps,
+            re-pairs or rewrites it, and the audit's where nobody has decided.
         request: Another one after other decisions or another audit.
         decided: How many pairs have each verdict.
     """
@@ -45,7 +44,7 @@ class ReviewedPairs:
     data: AuditInput
     pairs: Source | RawLayout
     edits: Edits
-    match_score: npt.NDArray[np.float32]
+    columns: AuditColumns
     request: Mapping[str, Json]
     decided: Counter[str]
 
@@ -128,19 +127,13 @@ def read_review(
     if isinstance(pairs, Source) and pairs.split not in (None, "train"):
         raise DataError(f"{audit}: this is an audit of the split {pairs.split}; training needs one of train.")
     edits, _ = plan(found.table, pairs, found.decisions, policy="decided", mend=False)
-    score = _audited_score(found.table)
+    audited = AuditColumns.of_table(found.table, str(audit / TABLE))
+    score, flagged = audited.match_score.copy(), audited.flagged.copy()
     rows = first_rows(found.table.column("id").to_pylist())
     decided = {rows[name]: one.verdict for name, one in found.decisions.items() if name in rows}
     for row, verdict in decided.items():
         if verdict is not Verdict.UNSURE:
-            score[row] = verdict is not Verdict.DROP
-    score[~edits.keep] = 0  # also what repeats another pair
-    return ReviewedPairs(data, pairs, edits, score, found.request, Counter(map(str, decided.values())))
-
-
-def _audited_score(table: pyarrow.Table) -> npt.NDArray[np.float32]:
-    """(N,) match scores of an audit, below the usual threshold for all pairs that it flags and no others."""
-    score = np.asarray(table.column("match_score").fill_null(MATCH_THRESHOLD), dtype=np.float32)
-    flagged = np.asarray(table.column("is_mismatch").fill_null(False), dtype=np.bool_)
-    below = np.nextafter(np.float32(MATCH_THRESHOLD), np.float32(0))
-    return np.where(flagged, np.minimum(score, below), np.maximum(score, np.float32(MATCH_THRESHOLD)))
+            score[row], flagged[row] = verdict is not Verdict.DROP, verdict is Verdict.DROP
+    score[~edits.keep], flagged[~edits.keep] = 0, True  # also what repeats another pair
+    columns = AuditColumns.of_scores(score, flagged)
+    return ReviewedPairs(data, pairs, edits, columns, found.request, Counter(map(str, decided.values())))

@@ -22,12 +22,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mispair.compute.devices import send
-from mispair.errors import ConfigError, DataError, NonFiniteError
+from mispair.errors import ConfigError, DataError, InvalidValueError, NonFiniteError
 from mispair.functional.contrastive import info_nce, sigmoid_losses
 from mispair.functional.losses import hard_losses, soft_margin
 from mispair.functional.rank_correlation import label_bounds, rank_correlation, soft_labels
 from mispair.pairs.pairs import IntArray, described
-from mispair.robust.pair_scores import read_scores
+from mispair.robust.audited import columns_of, other_partners
 from mispair.robust.sampler import RobustSampler, epoch_order
 
 MethodName = Literal["weights", "mend", "repair"]
@@ -52,7 +52,7 @@ class Robust:
     Robust(method="weights", loss="infonce"): 4 pairs, 3 trusted, 0 flagged items with other partners, epoch 1
 
     Attributes:
-        scores: What is known of each pair: match score, items that it shares, better partners.
+        match_score: (N,) probability that each pair matches; 0 where it could not be read.
         epoch: Number of epochs that have ended.
         trained: Pairs that come in every epoch, in ascending order.
         partners: Other partners of flagged items; None where none are known or used.
@@ -109,25 +109,29 @@ class Robust:
         self.flagged_weight, self.temperature, self.margin, self.negatives = (
             flagged_weight, temperature, margin, negatives,
         )  # fmt: skip
-        self.scores = read_scores(pairs, flag_below, partners=method != "weights" and flagged_weight > 0)
-        self.trained = np.flatnonzero(self.scores.trusted)
+        if flag_below is not None and not 0 <= flag_below <= 1:
+            raise InvalidValueError(str(flag_below), where="flag_below", expected="a number between 0 and 1")
+        columns = columns_of(pairs).flagged_below(flag_below)
+        self.match_score, self._trusted = np.nan_to_num(columns.match_score), columns.kept
+        self.trained = np.flatnonzero(self._trusted)
         if len(self.trained) < 2:
             raise DataError(
                 f"{len(self.trained)} of {len(self):,} pairs are trusted, and two are needed; audit the pairs again, "
                 "or lower flag_below."
             )
-        self.partners = self.scores.partners if flagged_share else None
+        borrows = method != "weights" and flagged_weight > 0 and flagged_share > 0
+        self.partners = other_partners(pairs, columns, self._trusted) if borrows else None
         most = round(len(self.trained) * flagged_share / (1 - flagged_share))
         self.sampled = len(self.trained) + (0 if self.partners is None else min(len(self.partners), most))
         self._left, self._right = (
             self._items(known, given, name)
             for known, given, name in (
-                (self.scores.left_items, left_items, "left_items"),
-                (self.scores.right_items, right_items, "right_items"),
+                (columns.left_items, left_items, "left_items"),
+                (columns.right_items, right_items, "right_items"),
             )
         )
         self._partner_rows = self._places()
-        self._weights = np.where(self.scores.trusted, self.scores.match_score, 0).astype(np.float32)
+        self._weights = np.where(self._trusted, self.match_score, 0).astype(np.float32)
         self._seen = np.full(len(self), UNSEEN, dtype=np.float32)  # what this epoch has measured of each pair
         self._device = torch.device("cpu")  # of the last similarities
         self.epoch = 0
@@ -136,7 +140,7 @@ class Robust:
         self._batch: int | None = None  # pairs a batch, of all processes together, where a sampler is used
 
     def __len__(self) -> int:
-        return len(self.scores)
+        return len(self.match_score)
 
     def __repr__(self) -> str:
         beside = 0 if self.partners is None else len(self.partners)
@@ -283,7 +287,7 @@ class Robust:
         self._position = self.step if skip else 0
 
     def _fingerprint(self) -> str:
-        digest = hashlib.sha256(self.scores.match_score.tobytes() + self.trained.tobytes())
+        digest = hashlib.sha256(self.match_score.tobytes() + self.trained.tobytes())
         if self.partners is not None:
             digest.update(self.partners.own.tobytes() + self.partners.lenders.tobytes())
         return digest.hexdigest()
@@ -317,7 +321,7 @@ class Robust:
         lefts, rights, weights = np.arange(len(numbers)), np.arange(len(numbers)), self._weights[numbers]
         if self.partners is None:
             return lefts, rights, weights
-        borrowers = np.flatnonzero(~self.scores.trusted[numbers])
+        borrowers = np.flatnonzero(~self._trusted[numbers])
         if not len(borrowers):
             return lefts, rights, weights
         order = numbers.argsort(kind="stable")
@@ -367,7 +371,7 @@ class Robust:
 
     def _measure(self, S: Tensor, numbers: IntArray) -> None:
         """Notes the rank correlation of each trusted pair of the batch."""
-        trusted = self.scores.trusted[numbers]
+        trusted = self._trusted[numbers]
         bank = send(torch.from_numpy(np.flatnonzero(trusted)), S.device)
         if len(bank) < 3:
             return

@@ -4,32 +4,31 @@ from __future__ import annotations
 
 import shlex
 import tempfile
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from rich.console import Console
 
 from mispair import methods
 from mispair.compute.devices import give_back_memory
 from mispair.compute.distributed import Ranks, connect
 from mispair.config import KEYS, Config, override
-from mispair.errors import ConfigError, DataError, StoppedError
-from mispair.pairs.npy import chunks, open_array
-from mispair.pairs.pairs import MATCH_THRESHOLD, Pairs, Side, Tokens, unflagged
+from mispair.errors import ChangedError, ConfigError, DataError, StoppedError
+from mispair.pairs.audited import AuditColumns
+from mispair.pairs.npy import chunks
+from mispair.pairs.pairs import Pairs, Side, Tokens, unflagged
 from mispair.retrieval.evaluation import Evaluation
 from mispair.retrieval.matcher import Matcher, check_content, check_is_pairs
-from mispair.support.files import replacing
 from mispair.training.defaults import check_method, duration_sentence, fitted, note_unused
-from mispair.training.run_folder import SCORES, OtherRank, Run, check_place, own_features, read_result
+from mispair.training.run_folder import AUDITED, OtherRank, Run, check_place, own_features, read_result
 from mispair.training.splits import Splits, check_tested, load_splits
 from mispair.training.trainer import Trainer, check_networks, check_pairs, check_ranks
 
-TRAIN, DEV, TEST = SCORES  # names of the files with match scores
+TRAIN, DEV, TEST = AUDITED
 SAMPLE = 16  # items of a side that are compared before all of them are
 READING = ("data", "vocab", "dev_protocol", "captions_per_image")  # settings of which data `mispair train` reads ...
 NOISE = ("noise_ratio", "noise_kind", "noise_file", "noise_seed")  # ... and which pairs it mismatches
@@ -134,12 +133,11 @@ def unflagged_by(run: Path, pairs: Pairs, split: str) -> Pairs | None:
         None where nothing was flagged, or these pairs were not audited.
     """
     path = run / {"dev": DEV, "test": TEST}.get(split, "")
-    if not path.is_file() or len(open_array(path, ndim=1)) != len(pairs):
+    if not path.is_file() or len(columns := AuditColumns.read(path)) != len(pairs):
         return None
-    scored = _kept(run, pairs, path.name)
-    assert scored is not None
-    trusted = unflagged(scored)
-    return None if trusted is scored else trusted
+    audited = columns.attached_to(pairs)
+    trusted = unflagged(audited)
+    return None if trusted is audited else trusted
 
 
 def train_splits(config: Config, splits: Splits, out: Path, console: Console | None, after_stop: str) -> Matcher:
@@ -180,9 +178,9 @@ def _train(
         with connect(config.device) as ranks, _open(out, config, ranks) as run:
             check_ranks(config, ranks)
             if audits:
-                audited = ranks.by_first(lambda: _match_scores(_audited(config, train, dev, tested, run, console)))
-                train = replace(train, match_score=audited[0])
-                dev = None if dev is None else replace(dev, match_score=audited[1])
+                found = ranks.by_first(lambda: _audited(config, train, dev, tested, run, console))
+                train = found[TRAIN].attached_to(train)
+                dev = found[DEV].attached_to(dev) if dev is not None and DEV in found else dev
             matcher = Trainer(config, train, dev, run, console, ranks).fit()
             if matcher.device.type == "cuda":  # its features and recorded steps would still lie there
                 give_back_memory()
@@ -198,36 +196,34 @@ def _open(out: Path, config: Config, ranks: Ranks) -> Run:
     return opened[0] if opened else OtherRank(out, config)
 
 
-def _match_scores(splits: Iterable[Pairs | None]) -> list[npt.NDArray[np.float32] | None]:
-    return [None if pairs is None else pairs.match_score for pairs in splits]
-
-
 def _audited(
     config: Config, train: Pairs, dev: Pairs | None, tested: Pairs | None, run: Run, console: Console | None
-) -> tuple[Pairs, Pairs | None]:
-    """Training and validation pairs with the match scores of an audit, made once and kept in the run folder.
+) -> dict[str, AuditColumns]:
+    """What an audit says of the pairs, made once and kept in the run folder, by the names of its files there.
 
     The test pairs are audited with them, so that their results can be given without flagged pairs, too.
     """
     from mispair.auditing.audit import score_splits
 
-    parts = {TRAIN: train, DEV: dev, TEST: tested}
-    missing = {name: pairs for name, pairs in parts.items() if pairs is not None and not (run.path / name).exists()}
+    parts = {name: pairs for name, pairs in ((TRAIN, train), (DEV, dev), (TEST, tested)) if pairs is not None}
+    missing = {name: pairs for name, pairs in parts.items() if not (run.path / name).exists()}
     if TRAIN in missing:
         with advising_no_audit(config):
             scores = score_splits(list(missing.values()), config.device, console)
         for name, score in reversed(list(zip(missing, scores, strict=True))):  # that of the training pairs last
             if score is not None:
-                save_score(run.path / name, score)
-    scored = _kept(run.path, train, TRAIN)
-    assert scored is not None
-    others = {name: _kept(run.path, pairs, name) for name, pairs in parts.items() if pairs is not None}
-    if console is not None:
-        for pairs in others.values():
-            if pairs is not None and pairs.match_score is not None:
-                kept = (pairs.match_score >= MATCH_THRESHOLD).mean()
-                console.print(f"{pairs.name}: {kept:.0%} of the pairs match by the audit")
-    return scored, others.get(DEV) or dev
+                AuditColumns.of_scores(score).save(run.path / name)
+    found = {name: AuditColumns.read(run.path / name) for name in parts if (run.path / name).exists()}
+    for name, columns in found.items():
+        if len(columns) != len(parts[name]):
+            raise ChangedError(
+                f"{len(columns):,} audited pairs, but {parts[name].name} has {len(parts[name]):,}",
+                where=run.path / name,
+                advice="Audit these pairs",
+            )
+        if console is not None:
+            console.print(f"{parts[name].name}: {(~columns.flagged).mean():.0%} of the pairs match by the audit")
+    return found
 
 
 @contextmanager
@@ -242,20 +238,6 @@ def advising_no_audit(config: Config) -> Iterator[None]:
             else f"{config.method} audits first, so take another --method"
         )
         raise DataError(f"{str(error).removesuffix('.')}; {else_}, or mend that.") from None
-
-
-def save_score(path: Path, score: npt.NDArray[np.floating]) -> None:
-    """Keeps match scores in a run folder."""
-    with replacing(path) as file:
-        np.save(file, score, allow_pickle=False)
-
-
-def _kept(run: Path, pairs: Pairs, name: str) -> Pairs | None:
-    """The pairs with the match scores that a run folder has for them; None where it has none."""
-    from mispair.auditing.audit import attach_match_score
-
-    path = run / name
-    return attach_match_score(pairs, np.asarray(open_array(path, ndim=1))) if path.exists() else None
 
 
 def _refuse_equal_items(pairs: Pairs) -> None:

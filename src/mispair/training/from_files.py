@@ -27,7 +27,7 @@ from mispair.auditing.audit import Settings, check_rows, score_splits
 from mispair.auditing.findings import NOTHING_IN_COMMON, AuditSummary
 from mispair.auditing.folder import audit_path
 from mispair.auditing.inputs import AuditInput
-from mispair.auditing.output_files import CSV, SUMMARY, TABLE
+from mispair.auditing.output_files import CSV, SUMMARY
 from mispair.compute.devices import pick_device
 from mispair.compute.distributed import Ranks, connect
 from mispair.config import Config, override
@@ -36,6 +36,7 @@ from mispair.encoders.encode import Encoders
 from mispair.encoders.encoders import GridEncoder, image_encoder
 from mispair.encoders.regions import SplitRule, encode_regions, first_rows, read_rows, save_rows
 from mispair.errors import ConfigError, DataError
+from mispair.pairs.audited import AuditColumns
 from mispair.pairs.edited import EditedPairs, edited_source
 from mispair.pairs.edits import Edits
 from mispair.pairs.layouts import clip_retrieval, loading
@@ -43,7 +44,7 @@ from mispair.pairs.layouts.copies import is_copied, layout_of, write_copy
 from mispair.pairs.layouts.embeddings import check_no_rewritten, write_rows
 from mispair.pairs.layouts.scan_features import ScanFeatures
 from mispair.pairs.origin import MARK, note_source, noted_request
-from mispair.pairs.pairs import MATCH_THRESHOLD, FloatArray, IntArray
+from mispair.pairs.pairs import IntArray
 from mispair.pairs.raw import RawPairs
 from mispair.pairs.source import Source
 from mispair.pairs.tables import Roles
@@ -52,8 +53,8 @@ from mispair.support.files import Json, read_json, replacing, write_atomically
 from mispair.support.formatting import listed, plain
 from mispair.support.owned_folder import FolderKind, OwnedFolder, changes
 from mispair.training.defaults import check_method
-from mispair.training.fit import TrainedRun, advising_no_audit, save_score, train_and_test
-from mispair.training.run_folder import MADE_FROM_FILES, SCORES, check_place, read_result
+from mispair.training.fit import TrainedRun, advising_no_audit, train_and_test
+from mispair.training.run_folder import AUDITED, MADE_FROM_FILES, check_place, read_result
 from mispair.training.splits import load_splits
 from mispair.training.trainer import check_ranks
 
@@ -282,7 +283,7 @@ def _prepare(
     assert isinstance(pairs, int)
     _note_left_out(out, pairs, out / AUDIT_FOLDER if audits else None, console)
     if audits:
-        _keep_audited_scores(out, console)
+        _keep_audited(out, console)
 
 
 def _note_left_out(out: Path, pairs: int, audit: Path | None, console: Console | None) -> None:
@@ -319,7 +320,7 @@ def _prepare_review(
             write_copy(pairs, edits, out / FEATURES, request=request)
         note_source(out / FEATURES, Path(pairs.name), _request(files))
         if audits:
-            _keep_scores(out, _data_set_scores(pairs, edits, review.match_score, config, console))
+            _keep_columns(out, _data_set_columns(pairs, edits, review.columns, config, console))
         return
     with _refusing_other_files(out):
         if isinstance(pairs, Source):
@@ -330,8 +331,7 @@ def _prepare_review(
     note_source(out / FEATURES, Path(pairs.name), _request(files))
     _note_left_out(out, len(edits.rows), files.source, console)
     if audits:
-        scores = review.match_score[edits.rows]
-        _keep_scores(out, {split: scores[rows] for split, rows in read_rows(out / FEATURES).items()})
+        _keep_columns_of_rows(out, review.columns.take(edits.rows))
 
 
 def _refuse_other_review(out: Path, request: Mapping[str, Json] | None) -> None:
@@ -341,21 +341,22 @@ def _refuse_other_review(out: Path, request: Mapping[str, Json] | None) -> None:
         raise DataError(f"{out} holds a training on other decisions or on another audit; give another --out.")
 
 
-def _data_set_scores(
-    audited: Source, edits: Edits, score: FloatArray, config: Config, console: Console | None
-) -> dict[str, FloatArray]:
-    """The match scores of each split of an edited data set; dev and test are audited where they were not yet."""
+def _data_set_columns(
+    audited: Source, edits: Edits, columns: AuditColumns, config: Config, console: Console | None
+) -> dict[str, AuditColumns]:
+    """The audit of each split of an edited data set; dev and test are audited where they were not yet."""
     layout = layout_of(audited)
-    score = score[layout.order(edits) if isinstance(layout, ScanFeatures) else edits.rows]
+    columns = columns.take(layout.order(edits) if isinstance(layout, ScanFeatures) else edits.rows)
     if audited.split is None:
-        first = clip_retrieval.first_rows(clip_retrieval.read_table(Path(config.data)).paths, len(score))
-        return {split: score[clip_retrieval.cut(first, split)] for split in SPLITS}
+        first = clip_retrieval.first_rows(clip_retrieval.read_table(Path(config.data)).paths, len(columns))
+        return {split: columns.take(clip_retrieval.cut(first, split)) for split in SPLITS}
     splits = load_splits(config)
     others = {} if splits.dev is None else {"dev": splits.dev}
     if splits.tested is not splits.train and splits.tested is not splits.dev:
         others["test"] = splits.tested
     found = score_splits([splits.train, *others.values()], config.device, console)[1:] if others else ()
-    return {"train": score} | {name: one for name, one in zip(others, found, strict=True) if one is not None}
+    scored = zip(others, found, strict=True)
+    return {"train": columns} | {name: AuditColumns.of_scores(one) for name, one in scored if one is not None}
 
 
 def _grid_encoder(files: Files, raw: RawPairs | None) -> GridEncoder | None:
@@ -402,18 +403,14 @@ def _refusing_other_files(out: Path) -> Iterator[None]:
         raise DataError(f"{found}; give another --out.") from None
 
 
-def _keep_audited_scores(out: Path, console: Console | None) -> None:
-    """The match scores of the audit that the run has made."""
-    import pyarrow.parquet
-
-    column = pyarrow.parquet.read_table(out / AUDIT_FOLDER / TABLE, columns=["match_score"])["match_score"]
-    scores = column.to_numpy(zero_copy_only=False).astype(np.float32)
-    _keep_scores(out, {split: scores[rows] for split, rows in read_rows(out / FEATURES).items()})
+def _keep_audited(out: Path, console: Console | None) -> None:
+    """The columns of the audit that the run has made."""
+    columns = AuditColumns.read(out / AUDIT_FOLDER)
+    _keep_columns_of_rows(out, columns)
     if console is not None:
-        flagged = int((scores < MATCH_THRESHOLD).sum())
         console.print(
-            f"The audit flags {flagged:,} of {len(scores):,} pairs: {out / AUDIT_FOLDER / 'report.html'}, or `mispair "
-            f"review {shlex.quote(str(out / AUDIT_FOLDER))}`",
+            f"The audit flags {columns.flagged.sum():,} of {len(columns):,} pairs: "
+            f"{out / AUDIT_FOLDER / 'report.html'}, or `mispair review {shlex.quote(str(out / AUDIT_FOLDER))}`",
             soft_wrap=True,
         )
         _note_nothing_in_common(out / AUDIT_FOLDER, console)
@@ -424,11 +421,15 @@ def _note_nothing_in_common(audit: Path, console: Console) -> None:
         console.print(f"Note: {NOTHING_IN_COMMON}.", soft_wrap=True)
 
 
-def _keep_scores(out: Path, scores: Mapping[str, FloatArray]) -> None:
-    """The match scores of each split, as the training looks for them."""
-    for split, name in reversed(list(zip(SPLITS, SCORES, strict=True))):  # that of the training pairs last
-        if split in scores and not (out / name).exists():
-            save_score(out / name, scores[split])
+def _keep_columns_of_rows(out: Path, columns: AuditColumns) -> None:
+    _keep_columns(out, {split: columns.take(rows) for split, rows in read_rows(out / FEATURES).items()})
+
+
+def _keep_columns(out: Path, columns: Mapping[str, AuditColumns]) -> None:
+    """The audit of each split, as the training looks for it."""
+    for split, name in reversed(list(zip(SPLITS, AUDITED, strict=True))):  # that of the training pairs last
+        if split in columns and not (out / name).exists():
+            columns[split].save(out / name)
 
 
 def _write_vectors(source: Source, files: Files, out: Path) -> None:

@@ -3,7 +3,8 @@
 config.toml        the settings, usable as a recipe
 environment.json   versions, device and command
 metrics.jsonl      one line an event, as it happens
-match_score.npy    with --audit: the match score of each pair; match_score_dev.npy and match_score_test.npy likewise
+audited.parquet    with --audit: the match score of each pair and whether it is flagged; audited_dev.parquet and
+                   audited_test.parquet likewise
 features/, audit/  of a training from images and captions: what was made of them
 review.json        of a training from a review: which audit and which decisions
 checkpoints/       state to resume from, the newest two
@@ -39,7 +40,7 @@ from mispair.support.files import LARGEST_TEXT, check_name, read_regular, regula
 from mispair.training.checkpoint import Best
 from mispair.training.events import Event, StepEvent, from_line, scalars, to_line
 
-SCORES = ("match_score.npy", "match_score_dev.npy", "match_score_test.npy")  # of training, validation and test pairs
+AUDITED = ("audited.parquet", "audited_dev.parquet", "audited_test.parquet")  # training, validation and test pairs
 MADE_FROM_FILES = ("features", "audit", "review.json")  # what a training from files or from a review makes first
 LOG, RESULT, ENVIRONMENT, PAIRS = "metrics.jsonl", "result.json", "environment.json", "pairs.parquet"
 EventT = TypeVar("EventT", bound=Event)
@@ -293,7 +294,7 @@ def _is_free(path: Path) -> bool:
     """Whether nothing of somebody else's is in this folder, in which nothing was trained yet."""
     if (path / "config.toml").is_file():
         return (path / ".lock").exists() or _is_ours(path / "config.toml")
-    ours = (*SCORES, *MADE_FROM_FILES)
+    ours = (*AUDITED, *MADE_FROM_FILES)
     return path.is_dir() and all(entry.name[0] == "." or entry.name in ours for entry in path.iterdir())
 
 

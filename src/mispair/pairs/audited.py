@@ -1,0 +1,246 @@
+"""The columns that an audit adds to pairs: match scores, flags, shared items and suggested partners.
+
+This is the only place that reads them from an audit's table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mispair.errors import DamagedError, DataError, NotFoundError, ShapeError
+from mispair.pairs.pairs import MATCH_THRESHOLD, FloatArray, IntArray, Pairs, described
+from mispair.pairs.result_tables import TABLE, write_table
+from mispair.support.files import regular
+
+if TYPE_CHECKING:
+    import pyarrow
+
+Mask = npt.NDArray[np.bool_]
+SCORE, FLAGGED = "match_score", "is_mismatch"
+SIDES = ("left", "right")
+EXPECTED = "an audit, its pairs.parquet, Pairs with match scores, or one number between 0 and 1 for each pair"
+_ITEMS = ("image", "caption")  # columns of the left and the right items
+_COLUMNS = (
+    SCORE,
+    FLAGGED,
+    "id",
+    "status",
+    *_ITEMS,
+    *(f"suggested_{side}{n}" for side in SIDES for n in ("", "_score")),
+)
+
+
+@dataclass(frozen=True)
+class Suggestions:
+    """Better partners for one item of each of R flagged pairs.
+
+    Attributes:
+        rows: (R,) the flagged pairs.
+        partners: (R, K) pairs whose item may replace the other one; -1 for none.
+        scores: (R, K) how likely each of them is right.
+    """
+
+    rows: IntArray
+    partners: IntArray
+    scores: FloatArray
+
+
+@dataclass(frozen=True)
+class AuditColumns:
+    """What an audit says about N pairs.
+
+    Attributes:
+        match_score: (N,) probability that each pair matches; NaN where it could not be read.
+        flagged: (N,) whether each pair is flagged; False where it could not be read.
+        left_items: (N,) number of its left item; pairs that share one are not negatives of each other.
+        right_items: (N,) the same for right items.
+        new_lefts: Suggested left items; None where none are known.
+        new_rights: Suggested right items.
+    """
+
+    match_score: FloatArray
+    flagged: Mask
+    left_items: IntArray
+    right_items: IntArray
+    new_lefts: Suggestions | None = None
+    new_rights: Suggestions | None = None
+
+    def __len__(self) -> int:
+        return len(self.match_score)
+
+    @classmethod
+    def of_scores(cls, match_score: FloatArray, flagged: Mask | None = None) -> AuditColumns:
+        """Columns of match scores alone; without `flagged`, pairs below 0.5 are flagged."""
+        own = np.arange(len(match_score))
+        return cls(match_score, match_score < MATCH_THRESHOLD if flagged is None else flagged, own, own)
+
+    @classmethod
+    def of_pairs(cls, pairs: Pairs) -> AuditColumns:
+        """The columns that pairs have.
+
+        Raises:
+            DataError: They have none.
+        """
+        if pairs.match_score is None or pairs.flagged is None:
+            raise DataError(
+                "these pairs have no match scores",
+                where=pairs.name,
+                advice="Attach those of an audit: `mispair.audit(...).attach_to(pairs)`",
+            )
+        score = _checked(pairs.match_score, pairs.name)
+        return cls(score, pairs.flagged, pairs.left_groups[pairs.link], np.arange(len(pairs)))
+
+    @classmethod
+    def of_numbers(cls, values: Any) -> AuditColumns:
+        """Columns of a flat list, array, tensor or series of match scores."""
+        values = values.detach().cpu().numpy() if hasattr(values, "detach") else values
+        try:
+            score = np.asarray(values)
+        except ValueError:  # lists of different lengths
+            score = np.empty(0, dtype=object)
+        if score.ndim != 1 or score.dtype.kind not in "fiub":
+            raise ShapeError(described(values), where="the match scores", expected=EXPECTED)
+        return cls.of_scores(_checked(score, "the match scores"))
+
+    @classmethod
+    def of_table(cls, table: pyarrow.Table, name: str = "the table") -> AuditColumns:
+        """Columns of a table as an audit writes it; `match_score` is the only one that must be there."""
+        import pyarrow.compute as compute
+
+        if SCORE not in table.column_names:
+            found = ", ".join(table.column_names) or "no columns"
+            raise NotFoundError(f'there is no column "{SCORE}", only {found}', where=name, expected=EXPECTED)
+        score = np.asarray(compute.cast(table[SCORE], "float32").to_numpy(zero_copy_only=False))
+        readable = ~np.isnan(score)
+        if "status" in table.column_names:
+            status = compute.cast(table["status"], "string")  # polars has another type of texts
+            readable &= np.asarray(compute.equal(status, "ok").to_numpy(zero_copy_only=False), dtype=bool)
+        score = np.where(readable, _checked(np.where(readable, score, 0), name), np.float32(np.nan))
+        flagged = None
+        if FLAGGED in table.column_names:
+            marked = compute.fill_null(table[FLAGGED], True).to_numpy(zero_copy_only=False)
+            flagged = readable & np.asarray(marked, dtype=bool)
+        left, right = (
+            _numbered(table[column]) if column in table.column_names else np.arange(len(score)) for column in _ITEMS
+        )
+        suggested = (_suggested(table, side) for side in SIDES)
+        return replace(cls.of_scores(score, flagged), left_items=left, right_items=right)._with_suggestions(*suggested)
+
+    @classmethod
+    def read(cls, path: Path) -> AuditColumns:
+        """The columns of the table of an audit, or of the one in its folder."""
+        import pyarrow
+
+        table = read_audit_table(path)
+        try:
+            return cls.of_table(table, str(path))
+        except (pyarrow.ArrowException, TypeError, ValueError) as error:  # columns of other types
+            raise DamagedError(f"the table cannot be read ({error})", where=path, expected=EXPECTED) from None
+
+    @property
+    def readable(self) -> Mask:
+        return ~np.isnan(self.match_score)
+
+    @property
+    def kept(self) -> Mask:
+        """(N,) whether each pair is readable and not flagged."""
+        return self.readable & ~self.flagged
+
+    def flagged_below(self, cut: float | None) -> AuditColumns:
+        """The same with another cut; None leaves it."""
+        return self if cut is None else replace(self, flagged=np.asarray(self.match_score < cut))
+
+    def take(self, rows: IntArray) -> AuditColumns:
+        """The match scores and flags of some pairs."""
+        return AuditColumns.of_scores(self.match_score[rows], self.flagged[rows])
+
+    def attached_to(self, pairs: Pairs) -> Pairs:
+        """The pairs with these match scores and flags."""
+        return pairs.with_audit(self.match_score, self.flagged)
+
+    def save(self, path: Path) -> None:
+        """Write the match scores and flags as a table that `read` reads."""
+        import pyarrow
+
+        columns = {SCORE: self.match_score.astype(np.float32), FLAGGED: self.flagged}
+        write_table(path, [pyarrow.table(columns)], overwrite=True)
+
+    def _with_suggestions(self, lefts: Suggestions | None, rights: Suggestions | None) -> AuditColumns:
+        return replace(self, new_lefts=lefts, new_rights=rights)
+
+
+def read_audit_table(path: Path, columns: tuple[str, ...] = _COLUMNS) -> pyarrow.Table:
+    """The named columns of an audit's table that are there; all of a table without match scores, and of a CSV file.
+
+    Raises:
+        NotFoundError: There is no such file.
+        DamagedError: It cannot be read.
+    """
+    import pyarrow
+    import pyarrow.csv
+    import pyarrow.parquet
+
+    file = path / TABLE if path.is_dir() else path
+    try:
+        if file.suffix.lower() == ".csv":
+            return pyarrow.csv.read_csv(regular(file))
+        known = pyarrow.parquet.read_schema(regular(file)).names
+        wanted = [name for name in columns if name in known] if SCORE in known else None
+        return pyarrow.parquet.read_table(file, columns=wanted)
+    except FileNotFoundError:
+        raise NotFoundError("no such file", where=file, expected=EXPECTED) from None
+    except (OSError, UnicodeError, pyarrow.ArrowException) as error:
+        reason = str(error).splitlines()[0]
+        advice = "Audit again with `overwrite`"
+        raise DamagedError(f"the table cannot be read ({reason})", where=file, advice=advice) from None
+
+
+def _checked(score: npt.NDArray[Any], name: str) -> npt.NDArray[np.float32]:
+    score = score.astype(np.float32)
+    wrong = np.flatnonzero(~((score >= 0) & (score <= 1)))
+    if len(wrong):
+        raise DataError(
+            f"the match score of pair {wrong[0]:,} is {score[wrong[0]]}, and {len(wrong):,} of {len(score):,} are out "
+            "of range",
+            where=name,
+            expected="numbers between 0 and 1",
+            advice="Give 0 to a pair that could not be scored, so that it is left out",
+        )
+    return score
+
+
+def _suggested(table: pyarrow.Table, side: str) -> Suggestions | None:
+    """The best partner of each pair that has one."""
+    import pyarrow.compute as compute
+
+    name = f"suggested_{side}"
+    if name not in table.column_names or "id" not in table.column_names:
+        return None
+    texts, ids = (compute.cast(table[column], "string").combine_chunks() for column in (name, "id"))
+    found = compute.fill_null(compute.index_in(texts, value_set=ids), -1)
+    partners = found.to_numpy(zero_copy_only=False).astype(np.int64)
+    scores = np.ones(len(partners), dtype=np.float32)
+    if f"{name}_score" in table.column_names:
+        scores = table[f"{name}_score"].to_numpy(zero_copy_only=False).astype(np.float32)
+    rows = np.flatnonzero(partners >= 0)
+    return Suggestions(rows, partners[rows, None], scores[rows, None])
+
+
+def _numbered(column: Any) -> IntArray:
+    """(N,) one number for each different value; a missing or empty one is a value of its own."""
+    import pyarrow
+    import pyarrow.compute as compute
+
+    if isinstance(column, pyarrow.ChunkedArray):
+        column = column.combine_chunks()
+    codes = compute.fill_null(compute.dictionary_encode(column).indices, -1)
+    items = np.array(codes.to_numpy(zero_copy_only=False), dtype=np.int64)
+    nothing = np.asarray(compute.fill_null(compute.equal(compute.cast(column, "string"), ""), True))
+    nothing = np.flatnonzero(nothing)
+    items[nothing] = len(items) + nothing
+    return items

@@ -149,20 +149,19 @@ def test_robust_takes_the_cut(audited: Audited, method: Any) -> None:
 # ---------------------------------------------------------------------- trainings
 
 
-@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("name", sorted(METHODS.keys() - {"oracle", "mscn"}))  # which know true pairs instead
 def test_every_method_warms_up_without_what_any_cut_flags(name: str, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     pairs = tiny_pairs(12)
     pairs = replace(pairs, truth=pairs.link).with_audit(rng.random(60), rng.random(60) < 0.4)
     assert pairs.flagged is not None
-    config = training(name, model="saf" if name == "mscn" else "vse", batch_size=12, epochs=2, device="cpu")
+    config = training(name, batch_size=12)
     seen = set()
     for number, (_, plan) in enumerate(trained(config, pairs, tmp_path / "run", None)):
         if number < 2:  # of the warm-up, or of the first epoch of a method without one
             seen.update(plan.pairs.tolist())
     assert seen
-    if name != "oracle":  # which trains on the true pairs
-        assert not pairs.flagged[list(seen)].any()
+    assert not pairs.flagged[list(seen)].any()
 
 
 def test_another_cut_is_another_run(tmp_path: Path) -> None:

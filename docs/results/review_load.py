@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from mispair.bench.measure.audit_scale import generate
-from mispair.reviewing.pair_table import MAPPED
+from mispair.reviewing.pair_table import COPY
 
 MISPAIR = (sys.executable, "-m", "mispair")
 PORT, REQUESTS, CLIENTS, WIDTH, NOISE_RATIO = 8799, 300, 50, 64, 0.2
@@ -141,6 +141,6 @@ def measure(out: Path, pairs: int, seconds: float) -> dict[str, object]:
 
 folder, pairs, seconds = [*sys.argv[1:], *("FOLDER", "1000000", "60")[len(sys.argv) - 1 :]]
 out = audited(Path(folder), int(pairs))
-(out / MAPPED).unlink(missing_ok=True)
+(out / COPY).unlink(missing_ok=True)
 for start in ("after the audit", "again"):
     print(json.dumps({"start": start, **measure(out, int(pairs), float(seconds))}, indent=1), flush=True)

@@ -16,9 +16,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mispair.errors import DataError
+from mispair.errors import DamagedError, DataError, InvalidValueError
 from mispair.reviewing import decisions as module
 from mispair.reviewing.decisions import FILE, Decision, Decisions, Mode, Verdict, _decision
+from refusals import refused
 
 
 def keep(name: str, session: str = "s") -> Decision:
@@ -183,18 +184,19 @@ def test_a_killed_writer_loses_no_acknowledged_decision(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong",
+    ("wrong", "where"),
     [
-        {"verdict": Verdict.REPAIR},
-        {"verdict": Verdict.REPAIR, "partner": "b"},
-        {"verdict": Verdict.REPAIR, "partner": "b", "replaced": "top"},
-        {"verdict": Verdict.KEEP, "partner": "b", "replaced": "left"},
-        {"verdict": Verdict.REWRITE},
-        {"verdict": Verdict.DROP, "caption": "a dog"},
+        ({"verdict": Verdict.REPAIR}, "partner"),
+        ({"verdict": Verdict.REPAIR, "partner": "b"}, "replaced"),
+        ({"verdict": Verdict.REPAIR, "partner": "b", "replaced": "top"}, "replaced"),
+        ({"verdict": Verdict.KEEP, "partner": "b", "replaced": "left"}, "partner"),
+        ({"verdict": Verdict.KEEP, "replaced": "left"}, "replaced"),
+        ({"verdict": Verdict.REWRITE}, "caption"),
+        ({"verdict": Verdict.DROP, "caption": "a dog"}, "caption"),
     ],
 )
-def test_what_is_no_decision_is_refused(wrong: dict[str, str]) -> None:
-    with pytest.raises(DataError, match="The decision on 'a'"):
+def test_what_is_no_decision_is_refused(wrong: dict[str, str], where: str) -> None:
+    with refused(InvalidValueError, where, "'a'"):
         Decision("a", **wrong)  # type: ignore[arg-type]
 
 
@@ -212,10 +214,10 @@ def test_a_failed_action_leaves_nothing(decisions: Decisions) -> None:
 @pytest.mark.parametrize("content", [b"no database", b"SQLite format 3\x00" + b"x" * 200])
 def test_another_file_is_refused_with_a_sentence(tmp_path: Path, content: bytes) -> None:
     (tmp_path / FILE).write_bytes(content)
-    with pytest.raises(DataError, match="the decisions cannot be read or written"):
+    with refused(DamagedError, tmp_path / FILE):
         Decisions(tmp_path / FILE)
     assert (tmp_path / FILE).read_bytes() == content
-    with pytest.raises(DataError, match="copy the audit to a folder that can be written"):
+    with refused(DataError, tmp_path / "none" / FILE):
         Decisions(tmp_path / "none" / FILE)
 
 
@@ -223,7 +225,7 @@ def test_a_later_version_is_refused(tmp_path: Path) -> None:
     Decisions(tmp_path / FILE).close()
     with sqlite3.connect(tmp_path / FILE) as file:
         file.execute("PRAGMA user_version = 7")
-    with pytest.raises(DataError, match="version 7"):
+    with refused(DamagedError, tmp_path / FILE, "7"):
         Decisions(tmp_path / FILE)
 
 

@@ -21,7 +21,7 @@ from mispair.auditing.folder import read_input
 from mispair.auditing.inputs import AuditInput
 from mispair.auditing.output_files import TABLE
 from mispair.cli.main import main
-from mispair.errors import DataError
+from mispair.errors import ChangedError, DataError, NotFoundError
 from mispair.pairs.layouts.copies import MANIFEST
 from mispair.pairs.pairs import Regions, Tokens
 from mispair.reviewing.captions import takes_captions
@@ -30,6 +30,7 @@ from mispair.reviewing.decisions import FILE, Decision, Decisions, Verdict, read
 from mispair.reviewing.export import export
 from mispair.reviewing.review import Review
 from mispair.reviewing.reviewed import read_review
+from refusals import refused
 
 COUNT = 12
 
@@ -219,7 +220,7 @@ def test_an_audit_that_was_moved_with_its_data(audited: Path, tmp_path: Path) ->
 
 
 def test_decisions_answer_whether_pairs_match(audited: Path) -> None:
-    with pytest.raises(DataError, match="review this audit first"):
+    with refused(NotFoundError, audited, FILE):
         read_answers(audited)
     decisions = Decisions(audited / FILE)
     decisions.add(
@@ -247,17 +248,19 @@ def test_decisions_on_other_pairs_are_refused_before_any_work(
     assert not check_decided(audited, data, "")
     command = ["audit", str(path), "--images", str(data.images)]
     ways = ["--decisions", str(audited), "--out", str(tmp_path / "again")], ["--out", str(audited), "--overwrite"]
-    for old, new, told in (
-        ("caption 8;", "another;", "the caption of '8.png#0' was 'caption 8; of a dog' when it was decided on, and is"),
-        ("\n10.png", '\n10.png;"first";shop\n10.png', "the caption of '10.png#0' was 'caption 10; of a dog' when"),
-        ("\n", "\nnew-", "hold other pairs; give the decisions on this data"),
+    for old, new, name in (
+        ("caption 8;", "another;", "'8.png#0' was 'caption 8; of a dog'"),
+        ("\n10.png", '\n10.png;"first";shop\n10.png', "'10.png#0' was 'caption 10; of a dog'"),
+        ("\n", "\nnew-", "photos.csv"),
     ):
         path.write_text(content.replace(old, new))
         for row in range(COUNT):
             Image.new("RGB", (8, 8)).save(tmp_path / f"data/photos/new-{row}.png")
+        with refused(ChangedError, audited, name):
+            check_decided(audited, data, "")
         for way in ways:
             assert main([*command, *way]) == 2
-            assert told in capsys.readouterr().err
+            assert name in capsys.readouterr().err
         assert not (tmp_path / "again").exists()
         assert (audited / TABLE).exists()
 

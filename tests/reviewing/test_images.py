@@ -65,7 +65,7 @@ def test_images_inside_parquet_files_need_no_names(tmp_path: Path, opened: list[
     assert [(found.has(row, ""), found.read(row, "")) for row in range(2)] == [(True, b"first"), (True, b"second")]
     assert opened == [source]
     audited = {"id": ["row#0", "row#1"], "caption": ["one", "two"], "image": ["", ""], "status": ["ok"] * 2}
-    table = pyarrow.table({**audited, "match_score": [0.1, 0.2]})
+    table = pyarrow.table({**audited, "match_score": [0.1, 0.2], "is_mismatch": [True, True]})
     pyarrow.parquet.write_table(table, tmp_path / "audit/pairs.parquet")
     assert Review(tmp_path / "audit").image(1) == b"second"
     assert Review(tmp_path / "audit").view(1).has_image

@@ -15,32 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mispair.errors import DataError
+from mispair.errors import DamagedError
 from mispair.reviewing import pair_table
-from mispair.reviewing.pair_table import Filter, PairTable, _flags, _texts, _truth_values, _values
-
-
-@given(st.lists(st.sampled_from([True, False, None]), max_size=40), st.integers(0, 30), st.integers(0, 60))
-def test_truth_values_of_a_cut_column(values: list[bool | None], start: int, length: int) -> None:
-    column = pyarrow.array(values, pyarrow.bool_()).slice(start, length)
-    expected = [value is True for value in column.to_pylist()]
-    assert _flags(column).tolist() == expected
-    assert _truth_values(np.array(expected, bool)).to_pylist() == expected
-
-
-@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=4), max_size=5))
-def test_texts_become_a_column(texts: list[str]) -> None:
-    assert _texts(texts).to_pylist() == texts
-
-
-@given(
-    chunks=st.lists(st.lists(st.integers(-9, 9), max_size=20), max_size=4),
-    start=st.integers(0, 30),
-    length=st.integers(0, 60),
-)
-def test_numbers_of_cut_and_joined_columns(chunks: list[list[int]], start: int, length: int) -> None:
-    column = pyarrow.chunked_array(chunks, pyarrow.int32()).slice(start, length)
-    assert _values(column, np.int32).tolist() == column.to_pylist()
+from mispair.reviewing.pair_table import Filter, PairTable
+from refusals import refused
 
 
 def write_audit(folder: Path, partner: str, when: int) -> None:
@@ -131,6 +109,35 @@ def test_a_filter_lets_through_what_it_says(
     assert selected == [by_hand(columns, one) for one in wanted] * 3
 
 
+@given(counts=st.lists(st.integers(0, 40), min_size=1, max_size=30), asked=st.sampled_from([1, 7, 900]))
+def test_texts_are_found_by_row_and_rows_by_id(
+    tmp_path_factory: pytest.TempPathFactory, counts: list[int], asked: int
+) -> None:
+    """Ids that are there several times mean their first row."""
+    folder, ids = tmp_path_factory.mktemp("audit"), [f"{count}\0'{count}" for count in counts]
+    found = {"id": ids, "status": ["ok"] * len(ids), "match_score": [0.5] * len(ids), "is_mismatch": [True] * len(ids)}
+    pyarrow.parquet.write_table(pyarrow.table({**found, "caption": [None, *ids[1:]]}), folder / "pairs.parquet")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pair_table, "ASKED", asked)
+        table = PairTable(folder)
+        rows = [*range(len(ids))][::-1]
+        assert [(pair.row, pair.id, pair.caption, pair.image) for pair in table.read(rows)] == [
+            (row, ids[row], ids[row] if row else "", "") for row in rows
+        ]
+        assert table.find([*dict.fromkeys(ids), "none"]) == {name: ids.index(name) for name in ids}
+        assert table.is_of({"id": pyarrow.array(ids), "image": pyarrow.array(ids)})
+        assert not table.is_of({"id": pyarrow.array([*ids[:-1], "none"])})
+        assert not table.is_of({"id": pyarrow.array([*ids, "none"])})
+
+
+def test_a_folder_that_cannot_be_written_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_audit(tmp_path, "a", 10**18)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    table = PairTable(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["pairs.parquet", "suggestions.parquet"]
+    assert table.find(["b"]) == {"b": 1}
+
+
 def test_suggestions_are_found_by_row(tmp_path: Path) -> None:
     write_audit(tmp_path, "a", 10**18)
     table = PairTable(tmp_path)
@@ -150,11 +157,17 @@ def test_suggestions_are_found_by_row(tmp_path: Path) -> None:
 @pytest.mark.parametrize("damaged", [b"dog 7", b"PAR1"])  # a text, and the head of the first page
 def test_a_damaged_table_is_named(tmp_path: Path, damaged: bytes) -> None:
     captions = [f"dog {row}" * 20 for row in range(50)]
-    columns = {"id": list("abcde") * 10, "caption": captions, "status": ["ok"] * 50, "match_score": [0.5] * 50}
+    columns = {
+        "id": list("abcde") * 10,
+        "caption": captions,
+        "status": ["ok"] * 50,
+        "match_score": [0.5] * 50,
+        "is_mismatch": [True] * 50,
+    }
     pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "pairs.parquet", compression="none")
     content = bytearray((tmp_path / "pairs.parquet").read_bytes())
     at = content.index(damaged) + 4
     content[at : at + 8] = b"\xff" * 8
     (tmp_path / "pairs.parquet").write_bytes(content)
-    with pytest.raises(DataError, match=r"pairs\.parquet: the table cannot be read"):
+    with refused(DamagedError, tmp_path / "pairs.parquet"):
         PairTable(tmp_path)

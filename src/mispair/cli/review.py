@@ -46,21 +46,19 @@ def review(
         open: Open the page in a browser.
     """
     from mispair.reviewing.decisions import FILE
-    from mispair.reviewing.pair_table import PairTable
     from mispair.reviewing.review import Review
     from mispair.reviewing.transfer import read_decisions, write_decisions
     from mispair.support.memory import spare_memory
 
     name = reviewer or _user()
     if import_decisions is not None:
-        opened = Review(out)
+        opened = Review(out, console=console())
         count = read_decisions(
             opened.decisions, import_decisions, name, opened.table, takes_captions=opened.takes_captions
         )
         opened.close()
         say(f"{count:,} decisions were added to {out / FILE}.")
     if export_decisions is not None:
-        PairTable(out)  # refuses other folders
         count = write_decisions(out, export_decisions)
         say(f"{count:,} decisions were written to {export_decisions}.")
     if export_decisions is not None or import_decisions is not None:
@@ -79,7 +77,7 @@ def review(
     check_free(host, port)
     local = host in LOOPBACK
     token = None if local else secrets.token_urlsafe(16)
-    opened = Review(out, images)
+    opened = Review(out, images, console())
     app = make_app(opened, names_of(host, port), token, name)
     address = f"http://{_in_url(host)}:{port}/" + ("" if token is None else f"?token={token}")
     say(f"Review of {out}: {address}\nDecisions are kept in {out / FILE}. Ctrl-C ends the server.", flush=True)

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from mispair.auditing.inputs import AuditInput
-from mispair.errors import DataError
+from mispair.errors import ChangedError
 from mispair.pairs.row_ids import look_up
 from mispair.reviewing.decisions import read_answers, read_partnered
-from mispair.reviewing.export import known_columns
-from mispair.reviewing.pair_table import PairTable
+from mispair.reviewing.export import first_rows, known_columns
+from mispair.reviewing.pair_table import audit_columns, audit_schema
 
 
 @dataclass(frozen=True)
@@ -43,16 +44,20 @@ class Changes:
 
 
 def compare(before: Path, now: Path) -> Changes:
-    """Compares two outputs of audits of the same data, to which pairs may have been added and from which removed."""
-    first, second = PairTable(before), PairTable(now)
-    known = first.find(second.cells("id", np.arange(len(second))))
-    there = second.find(list(known))
-    old, new = (np.array([rows[name] for name in there], dtype=np.int64) for rows in (known, there))
+    """Compare two outputs of audits of the same data, to which pairs may have been added and from which removed."""
+    first, second = (audit_columns(audit, "id", "match_score", "is_mismatch") for audit in (before, now))
+    known, there = first_rows(first["id"]), first_rows(second["id"])
+    both = [name for name in there if name in known]
     answers = read_answers(before)
     gone = answers.keys() - there.keys()
-    undecided = np.array([name not in answers for name in there], dtype=bool)
-    moved = np.abs(first.score[old] - second.score[new])[undecided]
-    flagged = second.flagged[new].astype(int) - first.flagged[old]
+
+    def change(column: str, kind: type[np.generic]) -> Any:
+        """(B,) the values now less those before."""
+        old, new = (np.array(audit[column], kind).astype(np.float32) for audit in (first, second))
+        return new[[there[name] for name in both]] - old[[known[name] for name in both]]
+
+    flagged, moved = change("is_mismatch", np.bool_), np.abs(change("match_score", np.float32))
+    moved = moved[np.array([name not in answers for name in both], bool)]
     return Changes(
         len(answers) - len(gone),
         len(gone),
@@ -63,7 +68,7 @@ def compare(before: Path, now: Path) -> Changes:
 
 
 def check_decided(before: Path, data: AuditInput, how: str) -> Collection[str]:
-    """Refuses decisions on other pairs than those of a data set, before these are encoded.
+    """Refuse decisions on other pairs than those of a data set, before these are encoded.
 
     Args:
         before: The audit that was reviewed.
@@ -74,27 +79,30 @@ def check_decided(before: Path, data: AuditInput, how: str) -> Collection[str]:
         Ids of pairs that were decided on, or that lent a partner, and are gone.
 
     Raises:
-        DataError: The pairs are others, or one that was decided on has changed since.
+        ChangedError: The pairs are others, or one that was decided on has changed since.
     """
     if data.is_run:  # its networks would have to be loaded
         return ()
     raw = data.open_raw()
     pairs = data.open(None, device="cpu") if raw is None else raw
-    columns, table = known_columns(pairs), PairTable(before)
-    ids = columns["id"].to_pylist()
-    compared = [what for what in ("image", "caption") if what in table and what in columns]
+    columns = known_columns(pairs)
+    ids, old_ids = columns["id"].to_pylist(), audit_columns(before, "id")["id"]
+    compared = [what for what in ("image", "caption") if what in audit_schema(before) and what in columns]
     decided = set(read_answers(before)).union(*read_partnered(before))
-    now = {name: row for row, name in reversed(list(enumerate(ids))) if name in decided}
-    other = not compared and table.cells("id", np.arange(len(table))) != ids  # then a number may mean another pair
+    now = {name: row for name, row in first_rows(ids).items() if name in decided}
+    other = not compared and old_ids != ids  # then a number may mean another pair
     if decided and (other or not now):
-        raise DataError(f"{before} and {pairs.name} hold other pairs; give the decisions on this data, or {how}")
-    old = {name: row for name, row in table.find(list(decided)).items() if name in now}
+        advice = f"Give the decisions on this data, or {how}"
+        raise ChangedError(f"{pairs.name} holds other pairs", where=before, advice=advice)
+    then = {name: row for name, row in first_rows(old_ids).items() if name in now}
     for what in compared:
-        new = look_up(columns[what], np.array([now[name] for name in old], dtype=np.int64))
-        for name, was, found in zip(old, table.cells(what, list(old.values())), new, strict=True):
-            if was != (found or ""):
-                raise DataError(
-                    f"{before}: the {what} of {name!r} was {was!r} when it was decided on, and is {found!r} now; "
-                    f"decide that you are unsure of it, or {how}"
+        old = audit_columns(before, what)[what]
+        new = look_up(columns[what], np.array([now[name] for name in then], dtype=np.int64))
+        for (name, row), found in zip(then.items(), new, strict=True):
+            if (old[row] or "") != (found or ""):
+                raise ChangedError(
+                    f"the {what} of {name!r} was {old[row]!r} when it was decided on, and is {found!r} now",
+                    where=before,
+                    advice=f"Decide that you are unsure of it, or {how}",
                 )
     return decided - now.keys()

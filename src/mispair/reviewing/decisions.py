@@ -19,7 +19,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from mispair.errors import DataError
+from mispair.errors import DamagedError, DataError, InvalidValueError, NotFoundError
 
 FILE = "decisions.sqlite"
 VERSION = 1  # of the tables
@@ -88,12 +88,17 @@ class Decision:
     batch: int = 0
 
     def __post_init__(self) -> None:
-        if (self.verdict is Verdict.REPAIR) != bool(self.partner) or bool(self.partner) != bool(self.replaced):
-            raise DataError(f"The decision on {self.id!r} must name a partner and a side exactly where it re-pairs.")
-        if self.replaced not in ("", "left", "right"):
-            raise DataError(f"The decision on {self.id!r} replaces {self.replaced!r}; expected left or right.")
+        repaired = self.verdict is Verdict.REPAIR
+        if bool(self.partner) != repaired:
+            self._refuse("partner", "an id exactly where the verdict is re-pair")
+        if self.replaced not in (("left", "right") if repaired else ("",)):
+            self._refuse("replaced", "left or right exactly where the verdict is re-pair")
         if (self.verdict is Verdict.REWRITE) != bool(self.caption):
-            raise DataError(f"The decision on {self.id!r} must have a caption exactly where it rewrites.")
+            self._refuse("caption", "a text exactly where the verdict is rewrite")
+
+    def _refuse(self, name: str, expected: str) -> None:
+        found = f"{getattr(self, name)!r} in the decision on {self.id!r}, {self.verdict}"
+        raise InvalidValueError(found, where=name, expected=expected)
 
 
 class Decisions:
@@ -131,12 +136,14 @@ class Decisions:
                 yield
             except sqlite3.Error as error:
                 code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest of it tells more than we say
-                how = (
-                    "copy the audit to a folder that can be written"
+                damaged = code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+                advice = (
+                    "Copy the audit to a folder that can be written"
                     if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
-                    else "check the disk and the rights, or move the file away to begin anew"
+                    else "Check the disk and the rights, or move the file away to begin anew"
                 )
-                raise DataError(f"{self.path}: the decisions cannot be read or written ({error}); {how}.") from None
+                what = f"the decisions cannot be read or written ({error})"
+                raise (DamagedError if damaged else DataError)(what, where=self.path, advice=advice) from None
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
@@ -154,7 +161,8 @@ class Decisions:
     def _create(self) -> None:
         (version,) = self._file.execute("PRAGMA user_version").fetchone()
         if version not in (0, VERSION):
-            raise DataError(f"{self.path}: these decisions are of version {version}, not {VERSION}; update mispair.")
+            what, expected = f"these decisions are of version {version}", f"version {VERSION}"
+            raise DamagedError(what, where=self.path, expected=expected, advice="Update mispair")
         columns = ", ".join(f"{name} {'REAL' if name == 'inclusion' else 'TEXT NOT NULL'}" for name in COLUMNS)
         with self._transaction():
             self._file.execute(
@@ -323,7 +331,9 @@ def _current(folder: Path) -> dict[str, Decision]:
     """The decisions that count, by the ids of the pairs."""
     path = folder / FILE
     if not path.is_file():
-        raise DataError(f"{folder}: no {FILE} in here; review this audit first: mispair review {folder}")
+        raise NotFoundError(
+            f"no {FILE} in here", where=folder, advice=f"Review this audit first: mispair review {folder}"
+        )
     return read_current(path)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mispair.auditing.moved import read_audit_mark
-from mispair.errors import DataError, MispairError
+from mispair.errors import DataError, MispairError, NotFoundError
 from mispair.pairs.image_files import find_image
 from mispair.support.files import Json, read_regular
 
@@ -28,14 +28,15 @@ class AuditedImages:
         is_audited: Whether pairs, whose images are inside their files, are those that were audited.
 
     Raises:
-        DataError: There is no such folder.
+        NotFoundError: There is no such folder.
     """
 
     def __init__(
         self, audit: Path, images: Path | None = None, is_audited: Callable[[RawPairs], bool] = lambda _: True
     ) -> None:
         if images is not None and not images.is_dir():
-            raise DataError(f"{images}: no such folder; --images must be the folder that the image paths start from.")
+            expected = "the folder that the image paths start from"
+            raise NotFoundError("no such folder", where=images, expected=expected)
         self._audit, self._images, self._is_audited = audit, images, is_audited
         self._lock = threading.Lock()
 

@@ -1,53 +1,61 @@
-"""The table of an audit for paging: columns mapped from a file, so that a million rows take little memory.
+"""The table of an audit for paging, so that a million rows take little memory.
 
-`pairs.parquet` is compressed in groups of rows, which makes single rows slow to read. The columns that a review shows
-are therefore written once to `review.arrow` beside it, and mapped from there. Pages that were read are given back to
-the system, which keeps them in its cache.
+`pairs.parquet` is compressed in groups of rows, which makes single rows slow to read. Its texts and the suggestions are
+imported once into `review.sqlite` beside it. That file can be deleted at any time, and is made anew when the audit has
+changed or its SHA-256 in `review.json` does not match. Match scores and flags stay in memory: numpy filters and sorts a
+million of them ten times as fast as SQLite.
 """
 
 from __future__ import annotations
 
-import hashlib
-import io
-import itertools
+import json
 import os
+import sqlite3
 import threading
 import unicodedata
-from collections import Counter, OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from functools import cached_property
-from mmap import ACCESS_READ, mmap
+from functools import cached_property, lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import IO, TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from mispair.auditing.output_files import AUDIT, SUGGESTIONS, TABLE
-from mispair.errors import DataError
-from mispair.pairs.pairs import MATCH_THRESHOLD, IntArray
-from mispair.support.files import replacing
-from mispair.support.memory import release_memory, release_pages
+from mispair.errors import DamagedError, DataError, NotFoundError, ShapeError
+from mispair.pairs.pairs import MATCH_THRESHOLD
+from mispair.support.files import read_json, replacing, sha256_of, write_atomically
 from mispair.support.owned_folder import check_unchanged
+from mispair.support.progress import progress
 
 if TYPE_CHECKING:
     import pyarrow
+    from rich.console import Console
 
-MAPPED = "review.arrow"
-COLUMNS = ("id", "caption", "image", "status", "match_score", "is_mismatch", "reason", "reasons", "source")
-HASH = 32  # bytes at the end of a mapped copy
-MADE_FROM = b"made from"
+COPY, STATE = "review.sqlite", "review.json"
+VERSION = 1  # of the tables in the copy
+TEXTS = ("id", "caption", "image", "status", "reason", "reasons", "source")
+NEEDED = {"id", "status", "match_score", "is_mismatch"}
 SEPARATOR = "; "  # of several reasons in a cell
-BATCH = 1 << 16  # rows that are converted at a time
+BATCH = 1 << 16  # rows that are imported at a time
+ASKED = 900  # values of one query; old versions of SQLite take 999
 REMEMBERED = 8  # selections
-SEARCHERS = 4  # threads of a search
 Sort = Literal["score", "doubt", "row", "-score"]
 Mask = npt.NDArray[np.bool_]
 Rows = npt.NDArray[np.int32]
+_TABLES = f"""
+    PRAGMA journal_mode = OFF;  -- a copy that is not finished is deleted
+    PRAGMA synchronous = OFF;
+    PRAGMA page_size = 16384;
+    CREATE TABLE pairs (row INTEGER PRIMARY KEY, {" TEXT, ".join(TEXTS)} TEXT, searched TEXT);
+    CREATE TABLE suggestions (id TEXT, replaced TEXT, suggested_id TEXT, score REAL);
+    CREATE TABLE counts (name TEXT, value TEXT, count INTEGER);
+"""
+_INDEXES = "CREATE INDEX ids ON pairs (id); CREATE INDEX suggested ON suggestions (id);"
 
 
 @dataclass(frozen=True)
@@ -60,7 +68,8 @@ class Filter:
         flagged: Only flagged pairs.
         reason: Only pairs with this reason.
         source: Only pairs of this source.
-        text: Only pairs whose caption or id has this in it; case does not matter.
+        text: Only pairs whose caption or id contains this; case does not matter, nor whether an accent is a character
+            of its own.
         sort: By match score, by closeness to 0.5, in the order of the data, or the highest match score first.
     """
 
@@ -71,6 +80,19 @@ class Filter:
     source: str = ""
     text: str = ""
     sort: Sort = "score"
+
+
+class Pair(NamedTuple):
+    """The texts of a pair; empty where the audit has no such column."""
+
+    row: int
+    id: str
+    caption: str
+    image: str
+    status: str
+    reason: str
+    reasons: str
+    source: str
 
 
 class Suggestion(NamedTuple):
@@ -86,371 +108,236 @@ class PairTable:
 
     Args:
         folder: The output of the audit.
+        console: Where the import shows its progress.
+
+    Attributes:
+        columns: Names of the columns of the audit's table.
+        score: (N,) match scores; NaN where a pair could not be read.
+        flagged: (N,) whether each pair is flagged.
 
     Raises:
         DataError: It is no output of an audit, or a damaged one.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._opened = _version(folder / TABLE)
-        self._table, self._pages = _mapped(folder / TABLE, folder / MAPPED)
-        self.score = self._numbers("match_score")
-        self._selected: OrderedDict[Filter, Rows] = OrderedDict()
-        self._lock, self._selecting = threading.Lock(), threading.Lock()
+    def __init__(self, folder: Path, console: Console | None = None) -> None:
+        self.folder, self._opened = folder, _version(folder)
+        self.columns = audit_schema(folder)
+        numbers = audit_columns(folder, "match_score", "is_mismatch")
+        self.score, self.flagged = np.array(numbers["match_score"], np.float32), np.array(numbers["is_mismatch"], bool)
+        self._copy, self._lock = _imported(folder, self._opened, console), threading.Lock()
+        self.select = lru_cache(REMEMBERED)(self._select)
 
     def __len__(self) -> int:
-        return int(self._table.num_rows)
+        return len(self.score)
 
-    def __contains__(self, column: str) -> bool:
-        return column in self._table.column_names
+    def close(self) -> None:
+        self._copy.close()
 
     @property
     def is_outdated(self) -> bool:
         """Whether another audit has taken the place of this one since, or begun to."""
-        return _version(self.folder / TABLE) != self._opened
-
-    def _numbers(self, column: str) -> npt.NDArray[np.float32]:
-        import pyarrow
-
-        values = self._table.column(column)
-        values = values if values.type == pyarrow.float32() else values.cast(pyarrow.float32())
-        return _values(values.fill_null(np.nan) if values.null_count else values, np.float32)
-
-    def cells(self, column: str, rows: Sequence[int] | IntArray | Rows) -> list[str]:
-        """The texts of a column; empty ones where there is no such column."""
-        if column not in self:
-            return [""] * len(rows)
-        chunks = self._table.column(column).chunks
-        found = [chunks[int(row) // BATCH][int(row) % BATCH].as_py() for row in rows]
-        release_pages(self._pages)
-        return ["" if cell is None else str(cell) for cell in found]
-
-    def cell(self, column: str, row: int) -> str:
-        return self.cells(column, [row])[0]
-
-    def find(self, ids: Sequence[str]) -> dict[str, int]:
-        """The rows of these ids, without those that are not there; of equal ids the first, as in an audit."""
-        import pyarrow.compute as compute
-
-        if not ids:
-            return {}
-        column = self._table.column("id")
-        rows = np.flatnonzero(self._truth(compute.is_in(column, _texts(ids).cast(column.type)).chunks))[::-1]
-        return dict(zip(self.cells("id", rows), rows.tolist(), strict=True))
-
-    def is_of(self, columns: Mapping[str, pyarrow.Array]) -> bool:
-        """Whether the table has these texts, as far as it has such columns."""
-        import pyarrow
-
-        text = pyarrow.large_string()
-        same = (
-            self._table.column(name).cast(text).equals(pyarrow.chunked_array([texts.cast(text)]))
-            for name, texts in columns.items()
-            if name in self
-        )
-        found = all(same)
-        release_pages(self._pages)
-        return found
+        return _version(self.folder) != self._opened
 
     @cached_property
     def readable(self) -> Rows:
         """Rows that have a match score."""
         return np.flatnonzero(~np.isnan(self.score)).astype(np.int32)
 
-    @cached_property
-    def flagged(self) -> Mask:
-        """(N,) whether each pair is flagged."""
-        if "is_mismatch" in self:
-            return self._truth(self._table.column("is_mismatch").chunks)
-        return np.asarray(self.score < MATCH_THRESHOLD)
-
-    def _truth(self, chunks: Iterable[pyarrow.BooleanArray]) -> Mask:
-        """The truth values of a column."""
-        found = np.concatenate([np.zeros(0, bool), *map(_flags, chunks)])
-        release_pages(self._pages)
-        return found
-
-    def counts(self, *columns: str, most: int = 50) -> dict[str, int]:
-        """The commonest values of columns, and how many pairs have each; a cell may hold several, separated by `; `."""
-        import pyarrow.compute as compute
-
-        found: Counter[str] = Counter()
-        for column in columns:
-            if column in self:
-                for entry in compute.value_counts(self._table.column(column)).to_pylist():
-                    found.update(dict.fromkeys((entry["values"] or "").split(SEPARATOR), entry["counts"]))
-        del found[""]
-        release_pages(self._pages)
-        return dict(found.most_common(most))
-
-    def select(self, wanted: Filter) -> Rows:
-        """The rows that a filter lets through, in its order."""
-        rows = self._remembered(wanted)
-        if rows is None:
-            with self._selecting:  # one at a time: each takes memory
-                rows = self._remembered(wanted)  # found by another thread meanwhile
-                if rows is None:
-                    rows = self._find(wanted)
-                    with self._lock:
-                        self._selected[wanted] = rows
-                        if len(self._selected) > REMEMBERED:
-                            self._selected.popitem(last=False)
-        return rows
-
-    def _remembered(self, wanted: Filter) -> Rows | None:
+    def _ask(self, query: str, values: Sequence[str | int] = ()) -> list[Any]:
         with self._lock:
-            if wanted in self._selected:
-                self._selected.move_to_end(wanted)
-            return self._selected.get(wanted)
+            return self._copy.execute(query, values).fetchall()
 
-    def _find(self, wanted: Filter) -> Rows:
-        rows = np.flatnonzero(self._mask(wanted)).astype(np.int32)
-        if wanted.sort != "row":
-            score = self.score[rows]
-            key = {"score": score, "-score": -score, "doubt": np.abs(score - MATCH_THRESHOLD)}[wanted.sort]
-            rows = rows[key.argsort(kind="stable")]
-        release_memory()
-        return rows
+    def _ask_of(self, query: str, given: Collection[str | int]) -> Iterator[Any]:
+        """Answers of a query with `IN (?)` for any number of values."""
+        values = list(given)
+        for start in range(0, len(values), ASKED):
+            part = values[start : start + ASKED]
+            yield from self._ask(query.replace("(?)", f"({', '.join('?' * len(part))})"), part)
 
-    def _mask(self, wanted: Filter) -> Mask:
-        mask = np.ones(len(self), dtype=bool)
-        if wanted.low > 0 or wanted.high < 1:
-            mask &= (self.score >= wanted.low) & (self.score <= wanted.high)
-        if wanted.flagged:
-            mask &= self.flagged
-        if wanted.source:
-            mask &= self._equal("source", wanted.source)
-        for columns, value in ((("reason", "reasons"), wanted.reason), (("caption", "id"), wanted.text)):
-            if value:
-                mask[mask] = self._has(columns, value, mask)
-        return mask
+    def read(self, rows: Sequence[int] | Rows) -> list[Pair]:
+        """The texts of these rows, in their order."""
+        wanted = [int(row) for row in rows]
+        query = f"SELECT row, {', '.join(TEXTS)} FROM pairs WHERE row IN (?)"
+        found = {pair[0]: Pair(*pair) for pair in self._ask_of(query, set(wanted))}
+        return [found[row] for row in wanted]
 
-    def _equal(self, column: str, text: str) -> Mask:
-        import pyarrow.compute as compute
-
-        if column not in self:
-            return np.zeros(len(self), dtype=bool)
-        return self._truth(compute.equal(self._table.column(column), text).chunks)
-
-    def _has(self, columns: Sequence[str], text: str, among: Mask) -> Mask:
-        """For each row of a mask whether a cell of one of these columns has the text in it; case does not matter, nor
-        whether letters and their accents are one character or two."""
-        columns = [column for column in columns if column in self]
-        forms = {unicodedata.normalize("NFC", text), unicodedata.normalize("NFD", text)}
-
-        def found(start: int) -> Mask:
-            """In one batch; a row of the mask that was found is not looked at again."""
-            here = among[start : start + BATCH]
-            missing = here.copy()
-            for column, form in itertools.product(columns, forms):
-                chunk = self._table.column(column).chunk(start // BATCH)
-                missing[missing] = ~_flags(_containing(chunk.filter(_truth_values(missing)), form))
-            release_pages(self._pages)
-            return ~missing[here]
-
-        with ThreadPoolExecutor(min(SEARCHERS, os.cpu_count() or 1)) as pool:
-            return np.concatenate([np.zeros(0, bool), *pool.map(found, range(0, len(self), BATCH))])
+    def find(self, ids: Collection[str]) -> dict[str, int]:
+        """The rows of these ids, without those that are not there; of equal ids the first, as in an audit."""
+        return dict(self._ask_of("SELECT id, min(row) FROM pairs WHERE id IN (?) GROUP BY id", ids))
 
     def suggestions(self, row: int) -> list[Suggestion]:
-        """Better partners of a row, the best first."""
-        rows, others, right, scores = self._suggestions
-        here = range(*np.searchsorted(rows, [row, row + 1]).tolist())
-        return [Suggestion("right" if right[at] else "left", int(others[at]), float(scores[at])) for at in here]
+        """Better partners of a row, the best first; none for a row that has the id of one before it."""
+        first = "(SELECT min(row) FROM pairs WHERE id = {})"
+        query = f"""
+            SELECT replaced, {first.format("suggested_id")} AS other, score FROM suggestions
+            WHERE id = (SELECT id FROM pairs WHERE row = ?1) AND ?1 = {first.format("suggestions.id")}
+                AND other IS NOT NULL ORDER BY score DESC, suggestions.rowid"""
+        return [Suggestion(*one) for one in self._ask(query, [row])]
 
-    @cached_property
-    def _suggestions(self) -> tuple[Rows, Rows, Mask, npt.NDArray[np.float32]]:
-        """Row, row of the partner, whether it replaces the right side, and score; by row, the best first."""
-        import pyarrow
-        import pyarrow.parquet
+    def counts(self, *names: str, most: int = 50) -> dict[str, int]:
+        """The commonest values of columns, and how many pairs have each; a cell may hold several, separated by `; `."""
+        found: Counter[str] = Counter()
+        for cell, count in self._ask_of("SELECT value, count FROM counts WHERE name IN (?)", names):
+            found.update(dict.fromkeys(cell.split(SEPARATOR), count))
+        return dict(found.most_common(most))
 
-        path = self.folder / SUGGESTIONS
-        if not path.is_file():
-            return np.zeros(0, np.int32), np.zeros(0, np.int32), np.zeros(0, bool), np.zeros(0, np.float32)
-        try:
-            table = pyarrow.parquet.ParquetFile(path).read()
-            columns = table.select(["id", "suggested_id", "replaced", "score"]).to_pydict()
-        except (OSError, UnicodeError, KeyError, pyarrow.ArrowException) as error:
-            raise DataError(f"{path}: the suggestions cannot be read ({error}); audit again.") from None
-        known = self.find(list({*columns["id"], *columns["suggested_id"]}))
-        rows, others = (
-            np.array([known.get(name, -1) for name in columns[side]], np.int32) for side in ("id", "suggested_id")
-        )
-        right = np.array([side == "right" for side in columns["replaced"]], bool)
-        scores = np.array(columns["score"], np.float32)
-        order = np.lexsort((-scores, rows))
-        order = order[(rows[order] >= 0) & (others[order] >= 0)]
-        release_memory()
-        return rows[order], others[order], right[order], scores[order]
+    def is_of(self, columns: Mapping[str, pyarrow.Array]) -> bool:
+        """Whether the table has these texts, as far as it has such columns."""
+        names, start = [name for name in columns if name in self.columns], 0
+        for batch in _batches(self.folder / TABLE, names):
+            size = len(batch[0])
+            if batch != [columns[name].slice(start, size).to_pylist() for name in names]:
+                return False
+            start += size
+        return start == len(columns[names[0]])
 
+    def _select(self, wanted: Filter) -> Rows:
+        """The rows that a filter lets through, in its order."""
+        mask = self.flagged.copy() if wanted.flagged else np.ones(len(self), dtype=bool)
+        if wanted.low > 0 or wanted.high < 1:
+            mask &= (self.score >= wanted.low) & (self.score <= wanted.high)
+        if wanted.reason or wanted.source or wanted.text:
+            mask &= self._has(wanted)
+        rows = np.flatnonzero(mask).astype(np.int32)
+        if wanted.sort == "row":
+            return rows
+        score = self.score[rows]
+        key = {"score": score, "-score": -score, "doubt": np.abs(score - MATCH_THRESHOLD)}[wanted.sort]
+        return np.asarray(rows[key.argsort(kind="stable")])
 
-# `pyarrow.array`, `to_numpy` and `read_table` would import pandas, where it is installed: .3 s and 30 MB.
-
-
-def _texts(texts: Sequence[str]) -> pyarrow.LargeStringArray:
-    import pyarrow
-
-    encoded = [text.encode() for text in texts]
-    ends = np.cumsum([0, *map(len, encoded)], dtype=np.int64)
-    buffers = [None, pyarrow.py_buffer(ends), pyarrow.py_buffer(b"".join(encoded))]
-    return pyarrow.Array.from_buffers(pyarrow.large_string(), len(texts), buffers)
-
-
-def _values(column: pyarrow.ChunkedArray, dtype: type[np.generic]) -> npt.NDArray[Any]:
-    """The numbers of a column without nulls."""
-    parts = [
-        np.frombuffer(chunk.buffers()[1], dtype)[chunk.offset : chunk.offset + len(chunk)]
-        for chunk in column.chunks
-        if len(chunk)
-    ]
-    return parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, dtype), *parts])
-
-
-def _flags(values: pyarrow.BooleanArray) -> Mask:
-    """Truth values as an array; null is false."""
-    if not len(values):
-        return np.zeros(0, dtype=bool)
-    values = values.fill_null(False) if values.null_count else values
-    bits = np.frombuffer(values.buffers()[1], np.uint8)
-    return np.unpackbits(bits, count=values.offset + len(values), bitorder="little")[values.offset :].astype(bool)
+    def _has(self, wanted: Filter) -> Mask:
+        """(N,) whether each row has the texts that a filter asks for."""
+        conditions = {
+            "(instr(reason, :reason) OR instr(reasons, :reason))": wanted.reason,
+            "source = :source": wanted.source,
+            "instr(searched, :text)": wanted.text,
+        }
+        given = " AND ".join(condition for condition, value in conditions.items() if value)
+        values = {"reason": wanted.reason, "source": wanted.source, "text": _searched(wanted.text)}
+        found = np.zeros(len(self), dtype=bool)
+        with self._lock:
+            rows = self._copy.execute(f"SELECT row FROM pairs WHERE {given}", values)
+            found[np.fromiter((row for (row,) in rows), np.int32)] = True
+        return found
 
 
-def _truth_values(flags: Mask) -> pyarrow.BooleanArray:
-    """The inverse of `_flags`."""
-    import pyarrow
+def audit_schema(folder: Path) -> frozenset[str]:
+    """Names of the columns of an audit's table.
 
-    bits = pyarrow.py_buffer(np.packbits(flags, bitorder="little"))
-    return pyarrow.Array.from_buffers(pyarrow.bool_(), len(flags), [None, bits])
+    Raises:
+        DataError: The folder has no such table, or a damaged one.
+    """
+    import pyarrow.parquet
 
-
-def _containing(texts: pyarrow.Array, text: str) -> pyarrow.BooleanArray:
-    import pyarrow.compute as compute
-
-    return compute.match_substring(texts, text, ignore_case=True)
-
-
-def _version(path: Path) -> bytes:
-    """Tells a file from others of its name; empty where there is none."""
-    try:
-        found = path.stat()
-    except OSError:
-        return b""
-    return f"{found.st_size} {found.st_mtime_ns}".encode()
+    if not (path := folder / TABLE).is_file():
+        raise NotFoundError(f"no {TABLE} in here", where=folder, advice="Give the folder that an audit has written")
+    with _reading(path):
+        names = frozenset(pyarrow.parquet.read_schema(path).names)
+    if missing := sorted(NEEDED - names):
+        raise ShapeError(f"no column {missing[0]}", where=path, expected="the table of an audit")
+    return names
 
 
-def _mapped(path: Path, copy: Path) -> tuple[pyarrow.Table, mmap]:
-    """The table of a parquet file, mapped from an uncompressed copy of it, and the mapping."""
-    import pyarrow
+def audit_columns(folder: Path, *names: str) -> dict[str, list[Any]]:
+    """The values of some columns of an audit's table.
 
-    if not path.is_file():
-        raise DataError(
-            f"{path.parent}: no {path.name} in here; give the folder that `mispair audit --out` has written."
-        )
-    version = _version(path)
-    try:
-        found = _open(copy, version)
-        if found is None:
-            check_unchanged(path.parent, AUDIT, (TABLE, SUGGESTIONS))
-            with _place(copy) as place:
-                _write(path, place, version)
-                release_memory()
-                found = _open(place, version)
-    except (OSError, UnicodeError, pyarrow.ArrowException) as error:
-        raise DataError(f"{path}: the table cannot be read ({error}); audit again with --overwrite.") from None
-    if found is None:  # texts that are not UTF-8, for one
-        raise DataError(f"{path}: the table cannot be read (it is damaged); audit again with --overwrite.")
-    missing = {"id", "status", "match_score"} - set(found[0].column_names)
-    if missing:
-        raise DataError(f"{path}: no column {sorted(missing)[0]}; this is not the table of an audit.")
+    Raises:
+        DataError: The folder has no such table, or a damaged one.
+    """
+    found: dict[str, list[Any]] = {name: [] for name in names if name in audit_schema(folder)}
+    for batch in _batches(folder / TABLE, list(found)):
+        for values, more in zip(found.values(), batch, strict=True):
+            values += more
     return found
 
 
+def _searched(text: str) -> str:
+    """A text without differences that a search ignores."""
+    return unicodedata.normalize("NFC", text).lower()
+
+
+def _version(folder: Path) -> str:
+    """Tells the files of an audit from others of their names."""
+    found = [VERSION]
+    for path in (folder / TABLE, folder / SUGGESTIONS):
+        state = path.stat() if path.is_file() else None
+        found += [0, 0] if state is None else [state.st_size, state.st_mtime_ns]
+    return " ".join(map(str, found))
+
+
 @contextmanager
-def _place(copy: Path) -> Iterator[Path]:
-    """Where to write the copy; where its folder cannot be written, it lasts for this process only."""
-    if os.access(copy.parent, os.W_OK):
-        yield copy
-    else:
-        with TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # Windows deletes no mapped file
-            yield Path(folder, copy.name)
-
-
-def _open(copy: Path, version: bytes) -> tuple[pyarrow.Table, mmap] | None:
-    """A copy that was made from this version, and its mapping; None where there is none."""
+def _reading(path: Path) -> Iterator[None]:
     import pyarrow
 
-    if not copy.is_file():
-        return None
     try:
-        with copy.open("rb") as file:
-            pages = mmap(file.fileno(), 0, access=ACCESS_READ)
-        whole = pyarrow.py_buffer(pages)
-        content, written = whole[:-HASH], whole[-HASH:]
-        if hashlib.sha256(content).digest() != written.to_pybytes():
-            return None
-        table = pyarrow.ipc.open_file(content).read_all()
-        table.validate(full=True)  # else texts might begin or end outside the file
-        release_pages(pages)
-    except (OSError, ValueError, pyarrow.ArrowException):  # damaged or empty
-        return None
-    return (table, pages) if (table.schema.metadata or {}).get(MADE_FROM) == version else None
+        yield
+    except (OSError, UnicodeError, KeyError, pyarrow.ArrowException) as error:
+        raise DamagedError(f"the table cannot be read ({error})", where=path, advice="Audit again") from None
 
 
-class _Hashing(io.RawIOBase):
-    """Hashes what is written to a file."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file, self.hash = file, hashlib.sha256()
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, content: Any) -> int:
-        self.hash.update(content)
-        return self._file.write(content)
-
-    def tell(self) -> int:
-        return self._file.tell()
-
-
-@contextmanager
-def _writing(copy: Path, schema: pyarrow.Schema) -> Iterator[pyarrow.ipc.RecordBatchFileWriter]:
-    """Writes a table to be mapped, with its SHA-256 at the end."""
-    import pyarrow
-
-    with replacing(copy, durable=False) as file:
-        hashing = _Hashing(file)
-        with pyarrow.ipc.new_file(hashing, schema) as writer:
-            yield writer
-        file.write(hashing.hash.digest())
-
-
-def _write(path: Path, copy: Path, version: bytes) -> None:
-    import pyarrow
+def _batches(path: Path, columns: Sequence[str]) -> Iterator[list[list[Any]]]:
+    """The values of some columns of a parquet file, some rows at a time."""
     import pyarrow.parquet
 
-    file = pyarrow.parquet.ParquetFile(path)
-    kept = [field for field in file.schema_arrow if field.name in COLUMNS]
-    schema = pyarrow.schema(kept, {MADE_FROM: version})
-    with _writing(copy, schema) as writer:
-        held: list[pyarrow.RecordBatch] = []
-        count = 0
-        for batch in _batches(file, schema.names):  # may be shorter at the end of a group of rows
-            held.append(batch)
-            count += len(batch)
-            while count >= BATCH:
-                table = pyarrow.Table.from_batches(held)
-                writer.write_table(table.slice(0, BATCH).combine_chunks(), BATCH)
-                rest = table.slice(BATCH)
-                held, count = rest.to_batches(), len(rest)
-        if count:
-            writer.write_table(pyarrow.Table.from_batches(held).combine_chunks(), BATCH)
+    with _reading(path), pyarrow.parquet.ParquetFile(path) as file:
+        for batch in file.iter_batches(BATCH, columns=list(columns)):
+            yield [batch.column(name).to_pylist() for name in columns]
 
 
-def _batches(file: pyarrow.parquet.ParquetFile, columns: list[str]) -> Iterator[pyarrow.RecordBatch]:
-    import pyarrow
+def _imported(folder: Path, version: str, console: Console | None) -> sqlite3.Connection:
+    """The copy of the texts, which is made where there is none; in a folder that cannot be written for this process."""
+    copy, state = folder / COPY, folder / STATE
+    if copy.is_file() and read_json(state) == _state(copy, version):
+        return _open(copy)
+    check_unchanged(folder, AUDIT, (TABLE, SUGGESTIONS))
+    if not os.access(folder, os.W_OK):
+        with TemporaryDirectory(ignore_cleanup_errors=True) as place:  # Windows deletes no open file
+            _import(folder, Path(place, COPY), console)
+            return _open(Path(place, COPY))
+    with replacing(copy, durable=False) as file:
+        _import(folder, Path(file.name), console)
+    write_atomically(state, f"{json.dumps(_state(copy, version))}\n".encode())
+    return _open(copy)
 
+
+def _state(copy: Path, version: str) -> dict[str, str]:
+    """What a copy was made from, and its content."""
+    return {"made_from": version, "sha256": sha256_of(copy)}
+
+
+def _open(copy: Path) -> sqlite3.Connection:
+    # No locks and no files beside it: another audit replaces the file, and this process goes on to read the old one.
+    return sqlite3.connect(f"{copy.resolve().as_uri()}?immutable=1", uri=True, check_same_thread=False)
+
+
+def _import(folder: Path, copy: Path, console: Console | None) -> None:
+    import pyarrow.parquet
+
+    with pyarrow.parquet.ParquetFile(folder / TABLE) as file:
+        names, rows = [name for name in TEXTS if name in file.schema_arrow.names], file.metadata.num_rows
+    counts = {name: Counter[str]() for name in ("reason", "reasons", "source")}
+    texts = ", ".join("ifnull(?, '')" for _ in TEXTS)
     try:
-        yield from file.iter_batches(BATCH, columns=columns)
-    except OSError as error:  # which would be taken for one of writing the copy
-        raise pyarrow.ArrowInvalid(str(error)) from None
+        with closing(sqlite3.connect(copy)) as db, progress(console, rows, "Import") as bar:
+            db.executescript(_TABLES)
+            start = 0
+            for batch in _batches(folder / TABLE, names):
+                size = len(batch[0])
+                cells = {name: [""] * size for name in TEXTS} | dict(zip(names, batch, strict=True))
+                searched = map("{}\n{}".format, (text or "" for text in cells["caption"]), cells["id"])
+                numbered = zip(range(start, start + size), *cells.values(), map(_searched, searched), strict=True)
+                db.executemany(f"INSERT INTO pairs VALUES (?, {texts}, ?)", numbered)
+                for name, found in counts.items():
+                    found.update(cell for cell in cells[name] if cell)
+                bar.step(size)
+                start += size
+            for name, found in counts.items():
+                values = ((name, value, count) for value, count in found.items())
+                db.executemany("INSERT INTO counts VALUES (?, ?, ?)", values)
+            if (path := folder / SUGGESTIONS).is_file():
+                for batch in _batches(path, ["id", "replaced", "suggested_id", "score"]):
+                    db.executemany("INSERT INTO suggestions VALUES (?, ?, ?, ?)", zip(*batch, strict=True))
+            db.executescript(_INDEXES)
+    except sqlite3.Error as error:
+        advice = "Check the disk and the rights"
+        raise DataError(f"the file cannot be written ({error})", where=copy, advice=advice) from None

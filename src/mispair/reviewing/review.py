@@ -6,7 +6,7 @@ import hashlib
 import threading
 import time
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -15,14 +15,16 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import numpy.typing as npt
 
-from mispair.errors import DataError
+from mispair.errors import ChangedError, ConflictError, DataError, NotFoundError
 from mispair.reviewing.captions import takes_captions
 from mispair.reviewing.decisions import FILE, Decision, Decisions, Mode, Verdict
 from mispair.reviewing.images import AuditedImages
 from mispair.reviewing.noise_estimate import DRAW, Draw, NoiseEstimate, most_instructive
-from mispair.reviewing.pair_table import SEPARATOR, Filter, PairTable, Rows, Suggestion
+from mispair.reviewing.pair_table import SEPARATOR, Filter, Pair, PairTable, Rows, Suggestion
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from mispair.pairs.raw import RawPairs
 
 State = Literal["any", "undecided", "decided", "keep", "drop", "re-pair", "rewrite", "unsure"]
@@ -44,9 +46,9 @@ class PairView:
         score: Its match score; None if it could not be read.
         reasons: Why it is flagged, and what else it shows.
         status: "ok", or why it could not be read.
+        source: Where it comes from.
         decision: The one that counts now.
         suggestions: Better partners.
-        source: Where it comes from.
     """
 
     row: int
@@ -56,9 +58,9 @@ class PairView:
     score: float | None
     reasons: tuple[str, ...]
     status: str
+    source: str
     decision: Decision | None
-    suggestions: tuple[SuggestionView, ...] = ()
-    source: str = ""
+    suggestions: Sequence[SuggestionView] = ()
 
 
 @dataclass(frozen=True)
@@ -66,8 +68,8 @@ class SuggestionView:
     """A better partner as the page shows it."""
 
     replaced: str
-    row: int
     id: str
+    row: int
     caption: str
     has_image: bool
     score: float
@@ -110,66 +112,62 @@ class Review:
     Args:
         folder: The output of an audit; decisions are written to `decisions.sqlite` in it.
         images: Folder of the images, if they have been moved since the audit.
+        console: Where the import of the table shows its progress.
 
     Raises:
         DataError: The folder is no output of an audit, or cannot be written.
     """
 
-    def __init__(self, folder: Path, images: Path | None = None) -> None:
+    def __init__(self, folder: Path, images: Path | None = None, console: Console | None = None) -> None:
         self.folder = folder
         self._images = AuditedImages(folder, images, self._is_audited)
-        self.table = PairTable(folder)
+        self.table = PairTable(folder, console)
         self.decisions = Decisions(folder / FILE)
         self._reserved: dict[int, tuple[str, float]] = {}  # drawn pairs: session and time
         self._lock = threading.Lock()
-        self._known: dict[str, int] = {}  # rows of pairs that were decided
         self._row_verdicts = np.full(len(self.table), UNDECIDED, dtype=np.int8)
         self._followed, self._following = 0, threading.Lock()  # the last decision that these know of
 
     def close(self) -> None:
         self.decisions.close()
+        self.table.close()
 
     # Showing
 
-    def view(self, row: int, *, suggestions: bool = True) -> PairView:
+    def view(self, row: int) -> PairView:
         """One pair with everything that the page shows of it."""
         if not 0 <= row < len(self.table):
-            raise DataError(f"There is no row {row}; the audit has {len(self.table):,} pairs.")
-        return self.views([row], suggestions=suggestions)[0]
+            raise NotFoundError(f"no row {row} among {len(self.table):,} pairs", where=self.folder)
+        return replace(self.views([row])[0], suggestions=self._suggestions(row))
 
-    def views(self, rows: Sequence[int] | Rows, *, suggestions: bool = False) -> list[PairView]:
-        table = self.table
-        ids, captions = table.cells("id", rows), table.cells("caption", rows)
-        columns = [table.cells(name, rows) for name in ("image", "status", "reason", "reasons", "source")]
-        views = []
-        for row, name, caption, image, status, reason, more, source in zip(rows, ids, captions, *columns, strict=True):
-            score = float(table.score[row])
-            views.append(
-                PairView(
-                    row=int(row),
-                    id=name,
-                    caption=caption,
-                    has_image=self._images.has(int(row), image),
-                    score=None if np.isnan(score) else score,
-                    reasons=_each_once(reason, more.split(SEPARATOR)),
-                    status=status,
-                    decision=self.decisions.get(name),
-                    suggestions=self._suggestions(int(row)) if suggestions else (),
-                    source=source,
-                )
-            )
-        return views
+    def views(self, rows: Sequence[int] | Rows) -> list[PairView]:
+        """Pairs without their suggestions."""
+        return [self._view(pair, float(self.table.score[pair.row])) for pair in self.table.read(rows)]
 
-    def _suggestions(self, row: int) -> tuple[SuggestionView, ...]:
-        found: list[Suggestion] = []
-        for side in ("right", "left"):
-            found += [one for one in self.table.suggestions(row) if one.replaced == side][: SHOWN // 2]
-        rows = [one.row for one in found]
-        cells = (self.table.cells(name, rows) for name in ("id", "caption", "image"))
-        return tuple(
-            SuggestionView(one.replaced, one.row, name, caption, self._images.has(one.row, image), one.score)
-            for one, name, caption, image in zip(found, *cells, strict=True)
+    def _view(self, pair: Pair, score: float) -> PairView:
+        return PairView(
+            row=pair.row,
+            id=pair.id,
+            caption=pair.caption,
+            has_image=self._images.has(pair.row, pair.image),
+            score=None if np.isnan(score) else score,
+            reasons=_each_once(pair.reason, pair.reasons.split(SEPARATOR)),
+            status=pair.status,
+            source=pair.source,
+            decision=self.decisions.get(pair.id),
         )
+
+    def _suggestions(self, row: int) -> list[SuggestionView]:
+        found = self.table.suggestions(row)
+        shown: list[Suggestion] = []
+        for side in ("right", "left"):
+            shown += [one for one in found if one.replaced == side][: SHOWN // 2]
+        return [
+            SuggestionView(
+                one.replaced, pair.id, pair.row, pair.caption, self._images.has(pair.row, pair.image), one.score
+            )
+            for one, pair in zip(shown, self.table.read([one.row for one in shown]), strict=True)
+        ]
 
     @property
     def images_gone(self) -> Path | None:
@@ -183,14 +181,7 @@ class Review:
 
     def image(self, row: int) -> bytes | None:
         """The image file of a row; None if there is none, or if it lies outside the folder of the images."""
-        return self._images.read(row, self.table.cell("image", row)) if 0 <= row < len(self.table) else None
-
-    def _rows_of(self, ids: Collection[str]) -> dict[str, int]:
-        """The rows of pairs that were decided; -1 for those that the audit does not have any more."""
-        with self._lock:
-            if missing := [name for name in ids if name not in self._known]:
-                self._known |= dict.fromkeys(missing, -1) | self.table.find(missing)
-            return {name: self._known[name] for name in ids}
+        return self._images.read(row, self.table.read([row])[0].image) if 0 <= row < len(self.table) else None
 
     # Browsing
 
@@ -218,10 +209,9 @@ class Review:
         """(N,) the verdict on each row, as a place in `VERDICTS`; only what has changed since the last time is read."""
         with self._following:
             last, changed = self.decisions.since(self._followed)
-            for name, row in self._rows_of(changed).items() if changed else ():
+            for name, row in self.table.find(changed).items():
                 decision = changed[name]
-                if row >= 0:
-                    self._row_verdicts[row] = UNDECIDED if decision is None else VERDICTS.index(decision.verdict)
+                self._row_verdicts[row] = UNDECIDED if decision is None else VERDICTS.index(decision.verdict)
             self._followed = last
             return self._row_verdicts
 
@@ -233,49 +223,43 @@ class Review:
         return takes_captions(self.folder)
 
     def decide(self, rows: Sequence[int], decision: Decision) -> list[Decision]:
-        """Writes the same decision on one or several rows; its id is filled in.
+        """Write the same decision on one or several rows; its id is filled in.
 
         Raises:
-            DataError: There is no such row, a row before it has its id, a new partner is given to several rows, a new
-                caption to a data set that can take none, or the audit was made anew or moved since.
+            ChangedError: The audit was made anew or moved since.
+            NotFoundError: There is no such row.
+            ConflictError: A new partner is given to several rows, or a new caption to a data set that can take none.
+            DataError: A row before one of these has its id.
         """
         if self.table.is_outdated:
-            raise DataError(
-                f"{self.folder}: the audit was made anew or moved since this page was started; end the server with "
-                "Ctrl-C, and start it again."
-            )
+            what = "the audit was made anew or moved since this page was started"
+            raise ChangedError(what, where=self.folder, advice="End the server with Ctrl-C, and start it again")
         if not rows or not all(0 <= row < len(self.table) for row in rows):
-            raise DataError("No such pair; reload the page.")
+            raise NotFoundError("No such pair", advice="Reload the page")
         if len(rows) > 1 and decision.verdict in (Verdict.REPAIR, Verdict.REWRITE):
-            raise DataError("A new partner or caption is for one pair; select one.")
+            raise ConflictError("A new partner or caption is for one pair", advice="Select one")
         if decision.verdict is Verdict.REWRITE and not self.takes_captions:
-            raise DataError(
-                "This data set has vectors instead of captions, so no new caption can be written to it; re-pair or "
-                "drop the pair."
+            raise ConflictError(
+                "This data set has vectors instead of captions, so no new caption can be written to it",
+                advice="Re-pair or drop the pair",
             )
-        rows = list(dict.fromkeys(rows))
-        names = self.table.cells("id", rows)
-        self._check_ids(rows, names)
-        with self._lock:
-            self._known |= dict(zip(names, rows, strict=True))
-        return self.decisions.add([replace(decision, id=name) for name in names])
+        names = {pair.row: pair.id for pair in self.table.read(list(dict.fromkeys(rows)))}
+        self._check_ids({row: name for row, name in names.items() if np.isnan(self.table.score[row])})
+        return self.decisions.add([replace(decision, id=name) for name in names.values()])
 
-    def _check_ids(self, rows: Sequence[int], names: Sequence[str]) -> None:
-        """Refuses rows that share their id with a row before them: an audit reads only that one."""
-        unreadable = {row: name for row, name in zip(rows, names, strict=True) if np.isnan(self.table.score[row])}
-        first = self.table.find(list(unreadable.values()))
+    def _check_ids(self, unreadable: Mapping[int, str]) -> None:
+        """Refuse rows that share their id with a row before them: an audit reads only that one."""
+        first = self.table.find(set(unreadable.values()))
         for row, name in unreadable.items():
             if first.get(name) != row:
-                raise DataError(
-                    f"Row {row} has the same id as a pair before it, {name!r}: a decision would be on that one; give "
-                    "each pair an id of its own, and audit again."
-                )
+                what = f"row {row} has the same id as a pair before it, {name!r}: a decision would be on that one"
+                raise DataError(what, where=self.folder, advice="Give each pair an id of its own, and audit again")
 
     def undo(self, session: str) -> list[int]:
-        """Undoes the session's last action; returns the rows concerned."""
-        undone = self.decisions.undo(session)
-        rows = self._rows_of([decision.id for decision in undone])
-        return [row for row in rows.values() if row >= 0]
+        """Undo the session's last action; returns the rows concerned."""
+        undone = [decision.id for decision in self.decisions.undo(session)]
+        rows = self.table.find(undone)
+        return [rows[name] for name in undone if name in rows]
 
     def progress(self) -> Counter[str]:
         """How many pairs have each verdict; decisions on pairs that the audit does not have any more do not count."""
@@ -309,7 +293,7 @@ class Review:
         """Decisions on drawn pairs of this draw, by row; the last one counts."""
         history = self.decisions.history(undone=False, mode=Mode.RATE)
         found = {one.id: one for one in history if one.draw == self.draw_key}
-        return {row: found[name] for name, row in self._rows_of(found).items()}
+        return {row: found[name] for name, row in self.table.find(found).items()}
 
     def next_drawn(self, session: str) -> int | None:
         """The next pair to decide for the noise rate, and reserves it; None when all are decided."""
@@ -333,11 +317,11 @@ class Review:
         """Probability with which a pair is among those drawn up to it.
 
         Raises:
-            DataError: It cannot be drawn: there is no such pair, or it could not be read.
+            NotFoundError: It cannot be drawn: there is no such pair, or it could not be read.
         """
         places = np.flatnonzero(self._drawn_rows == row)
         if not len(places):
-            raise DataError("This pair was not drawn for the noise rate; reload the page.")
+            raise NotFoundError("This pair was not drawn for the noise rate", advice="Reload the page")
         place = int(places[0])
         return float(self.draw.inclusion(place + 1, self.draw.order[place : place + 1])[0])
 
@@ -351,5 +335,6 @@ class Review:
             matched = decided[row].verdict.matched
             answers.append(np.nan if matched is None else float(not matched))
         found = np.array(answers)
-        waiting = sum(row >= 0 for row in decided) - len(found)
-        return RateProgress(len(found), self.draw.estimate(found), int(np.isnan(found).sum()), waiting)
+        return RateProgress(
+            len(found), self.draw.estimate(found), int(np.isnan(found).sum()), len(decided) - len(found)
+        )

@@ -28,7 +28,7 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
-from mispair.errors import DataError
+from mispair.errors import InvalidValueError, MispairError
 from mispair.reviewing.decisions import Decision, Mode, Verdict
 from mispair.reviewing.noise_estimate import LEAST
 from mispair.reviewing.pair_table import Filter, Sort
@@ -136,7 +136,7 @@ def make_app(review: Review, hosts: frozenset[str] | None, token: str | None = N
         review.close()  # after SIGTERM, too: SQLite then leaves nothing beside the file
 
     guard = Middleware(BaseHTTPMiddleware, dispatch=_Guard(hosts, token))
-    handlers: Any = {DataError: _refused, MemoryError: _out_of_memory, RuntimeError: _out_of_memory}
+    handlers: Any = {MispairError: _refused, MemoryError: _out_of_memory, RuntimeError: _out_of_memory}
     return Starlette(routes=routes, middleware=[guard], exception_handlers=handlers, lifespan=running)
 
 
@@ -200,7 +200,7 @@ class _Server:
         self._image = lru_cache(maxsize=256)(self._read_image)
         self._reasons = _without_repeats(review.table.counts("reason", "reasons"))
         self._sources = review.table.counts("source")
-        self._sides = SIDES if "image" in review.table or "caption" in review.table else {side: side for side in SIDES}
+        self._sides = {side: side for side in SIDES} if review.table.columns.isdisjoint(SIDES.values()) else SIDES
         self._page = template("review.html", named=self._named)
 
     def _named(self, text: str) -> str:
@@ -309,9 +309,9 @@ class _Server:
         rows = [int(value) for name, value in form if name == "row" and re.fullmatch(r"\d{1,18}", value)]
         verdict = given.get("verdict", "")
         if verdict not in list(Verdict):
-            raise DataError(f"{verdict!r} is no decision; expected one of {', '.join(Verdict)}.")
+            raise InvalidValueError(f"{verdict!r} is no decision", expected=", ".join(Verdict))
         if verdict == Verdict.REWRITE and not given.get("caption", "").strip():
-            raise DataError("The new caption is empty; write one, or drop the pair.")
+            raise InvalidValueError("The new caption is empty", advice="Write one, or drop the pair")
         address = Address.of(dict(parse_qsl(given.get("address", "").partition("?")[2])))
         decision = Decision(
             "",
@@ -336,7 +336,9 @@ class _Server:
     def _undo(self, form: dict[str, str], session: str) -> Response:
         address = Address.of(dict(parse_qsl(form.get("address", "").partition("?")[2])))
         if not session:  # as decisions that were imported
-            raise DataError("Undoing needs the cookie by which this page knows your browser; allow cookies for it.")
+            raise InvalidValueError(
+                "Undoing needs the cookie by which this page knows your browser", advice="Allow cookies for it"
+            )
         rows = self.review.undo(session)
         if rows and address.mode == "browse" and address.view == "one":
             address = replace(address, at=rows[0])

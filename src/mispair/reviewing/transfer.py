@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from mispair.errors import DataError
+from mispair.errors import ConflictError, DamagedError, InvalidValueError, NotFoundError, ShapeError
 from mispair.reviewing.decisions import COLUMNS, FILE, Decision, Decisions, Mode, Verdict, read_current
-from mispair.reviewing.pair_table import PairTable
+from mispair.reviewing.pair_table import PairTable, audit_schema
 from mispair.support.files import read_regular, write_atomically
 from mispair.support.formatting import listed
 
@@ -32,7 +32,12 @@ def decisions_csv(decisions: Iterable[Decision]) -> bytes:
 
 
 def write_decisions(audit: Path, path: Path) -> int:
-    """Writes the decisions on an audit that count as CSV; returns how many. The audit need not be writable."""
+    """Write the decisions on an audit that count as CSV; returns how many. The audit need not be writable.
+
+    Raises:
+        DataError: The folder holds no audit, or the decisions are damaged.
+    """
+    audit_schema(audit)
     file = audit / FILE
     current = read_current(file) if file.exists() else {}
     write_atomically(path, decisions_csv(current.values()))
@@ -60,30 +65,28 @@ def read_decisions(
         takes_captions: Whether the data set can take new captions.
 
     Raises:
-        DataError: The file cannot be read, an entry is no decision, or one of a pair that is not there, or a new
+        MispairError: The file cannot be read, an entry is no decision, or one of a pair that is not there, or a new
             caption for a data set that can take none. Then none is added.
     """
     try:
         text = read_regular(path).decode("utf-8-sig")
     except OSError as error:
-        raise DataError(f"{path}: the file cannot be read ({error.strerror or error}).") from None
+        raise DamagedError(f"the file cannot be read ({error.strerror or error})", where=path) from None
     except UnicodeDecodeError as error:
-        raise DataError(f"{path}: the text is not UTF-8 ({error.reason}); save the file again as UTF-8.") from None
+        what, advice = f"the text is not UTF-8 ({error.reason})", "Save the file again as UTF-8"
+        raise DamagedError(what, where=path, advice=advice) from None
     read = _from_json if path.suffix.lower() == ".json" else _from_csv
     given = list(read(path, text, reviewer))
     if table is not None:
         names = list(dict.fromkeys(name for one in given for name in (one.id, one.partner or one.id)))
         there = table.find(names)
         if unknown := [repr(name) for name in names if name not in there]:
-            raise DataError(
-                f"{path}: the audit has no pair {listed(unknown)}; give ids as its table shows them. Nothing was added."
-            )
+            advice = "Give ids as its table shows them. Nothing was added"
+            raise NotFoundError(f"the audit has no pair {listed(unknown)}", where=path, advice=advice)
     rewritten = [repr(one.id) for one in given if one.verdict is Verdict.REWRITE]
     if rewritten and not takes_captions:
-        raise DataError(
-            f"{path}: new captions for {listed(rewritten)}, but the data set has vectors instead of captions; re-pair "
-            "or drop these pairs. Nothing was added."
-        )
+        what = f"new captions for {listed(rewritten)}, but the data set has vectors instead of captions"
+        raise ConflictError(what, where=path, advice="Re-pair or drop these pairs. Nothing was added")
     return len(decisions.add(given))
 
 
@@ -94,38 +97,39 @@ def _from_csv(path: Path, text: str, reviewer: str) -> Iterator[Decision]:
         missing = {"id", "verdict"} - set(reader.fieldnames or ())
         if missing:
             found = ", ".join(reader.fieldnames or ()) or "none"
-            raise DataError(f"{path}: the columns are {found}; expected id and verdict ({', '.join(Verdict)}).")
+            expected = f"id and verdict ({', '.join(Verdict)})"
+            raise ShapeError(f"the columns are {found}", where=path, expected=expected)
         for number, row in enumerate(reader, start=2):
             verdict = (row["verdict"] or "").strip()
             if verdict not in list(Verdict):
-                raise DataError(f"{path}, line {number}: {verdict!r} is no decision; expected {', '.join(Verdict)}.")
+                raise InvalidValueError(f"{verdict!r} in line {number}", where=path, expected=", ".join(Verdict))
             name, replaced, partner, caption, who = (
                 _original(row.get(column) or "") for column in ("id", "replaced", "partner", "caption", "reviewer")
             )
             yield Decision(name, Verdict(verdict), replaced, partner, caption, who or reviewer, mode=Mode.IMPORT)
     except csv.Error as error:
-        raise DataError(f"{path}: this is not valid CSV ({error}); write it again.") from None
+        raise DamagedError(f"this is not valid CSV ({error})", where=path, advice="Write it again") from None
 
 
 def _from_json(path: Path, text: str, reviewer: str) -> Iterator[Decision]:
-    expected = "expected the JSON that Label Studio or Argilla exports: a list with an id and annotations or responses"
+    expected = "the JSON that Label Studio or Argilla exports: a list with an id and annotations or responses"
     try:
         entries = json.loads(text)
     except (ValueError, RecursionError):
-        raise DataError(f"{path}: this is not valid JSON; {expected}.") from None
+        raise DamagedError("this is not valid JSON", where=path, expected=expected) from None
     if not isinstance(entries, list):
-        raise DataError(f"{path}: found no list; {expected}.")
+        raise ShapeError("no list", where=path, expected=expected)
     for number, entry in enumerate(entries):
         try:
             given = _label_studio(entry) if "data" in entry else _argilla(entry)
             "".join(given or ()).encode()
         except (AttributeError, KeyError, TypeError, IndexError, UnicodeError):  # the last: half of a character
-            raise DataError(f"{path}: entry {number + 1} is not understood; {expected}.") from None
+            raise ShapeError(f"entry {number + 1} is not understood", where=path, expected=expected) from None
         if given is None:  # nobody has decided on it
             continue
         name, choice, who = given
         if choice not in _CHOICES:
-            raise DataError(f"{path}: {choice!r} for {name!r}; expected {' or '.join(_CHOICES)}.")
+            raise InvalidValueError(f"{choice!r} for {name!r}", where=path, expected=" or ".join(_CHOICES))
         yield Decision(name, _CHOICES[choice], reviewer=who or reviewer, mode=Mode.IMPORT)
 
 

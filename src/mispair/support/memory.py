@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import mmap
 import re
 import sys
 from pathlib import Path
@@ -61,16 +60,3 @@ def spare_memory() -> None:
     pyarrow.set_memory_pool(pyarrow.system_memory_pool())
     if sys.platform == "linux" and (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)):
         mallopt(_ARENA_MAX, _ARENAS)
-
-
-def release_memory() -> None:
-    """Gives back to the system what was freed."""
-    import pyarrow
-
-    pyarrow.default_memory_pool().release_unused()
-
-
-def release_pages(mapped: mmap.mmap) -> None:
-    """Gives back the memory of a file that is mapped to be read; what is read again comes from the system's cache."""
-    if hasattr(mapped, "madvise"):
-        mapped.madvise(mmap.MADV_DONTNEED)

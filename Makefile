@@ -7,7 +7,7 @@ PYTEST = $(BIN)/pytest -n 2 --dist worksteal
 QUICK = tests/compute tests/pairs tests/functional tests/models tests/retrieval tests/support tests/training \
 	tests/test_config.py tests/test_contracts.py tests/test_portable.py
 
-.PHONY: demo test quick slow faults soak fuzz coverage format docs wheel clean
+.PHONY: demo test quick slow faults soak fuzz coverage format docs wheel clean FORCE
 
 demo: .venv/.core
 	$(BIN)/mispair demo --out demo
@@ -50,8 +50,14 @@ format: .venv/.dev
 docs: .venv/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
+# Measurements, listed in benchmarks/README.md: `make bench-audit ARGS="my_embeddings --noise-ratio 0.4"`.
+bench-%: .venv/.dev FORCE
+	$(BIN)/python benchmarks/bench_$(subst -,_,$*).py $(ARGS)
+
 wheel: .venv/.dev
 	$(BIN)/python -m build --wheel
+
+FORCE:
 
 clean:
 	rm -rf .venv build dist demo site htmlcov src/*.egg-info .coverage* .*_cache .hypothesis

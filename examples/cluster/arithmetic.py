@@ -21,7 +21,7 @@ READ = 2  # times that all vectors are read: for near-duplicates, and to measure
 RESULT = 37  # bytes a pair in pairs.parquet, without captions: 300,000 pairs have 11.2 MB
 NEAR, LEARN, PARTNERS = "searching near-duplicates", "learning", "searching better partners"
 SIMILAR = "comparing with similar pairs"
-# Measured by `mispair bench scale --pairs 1000000`: docs/performance.md.
+# Measured by `make bench-scale ARGS="--pairs 1000000"`: docs/performance.md.
 MEASURED: dict[str, dict[str, float]] = {
     "two CPU cores": {NEAR: 13.3, LEARN: 13.3, MEASURING: 43.0, PARTNERS: 3.4, SIMILAR: 0.4},
     "one H200": {NEAR: 4.2, LEARN: 1.8, MEASURING: 2.4, PARTNERS: 0.8, SIMILAR: 0.3},

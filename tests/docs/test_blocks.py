@@ -15,12 +15,13 @@ What is skipped is still checked: its commands and flags must exist.
 
 from __future__ import annotations
 
+import importlib
 import re
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from functools import cache
@@ -30,6 +31,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import common
 from audit_cases import hurry, make_case, write_clip
 from forked import fork_server
 from mispair.bench.suite import runner
@@ -39,9 +41,10 @@ from mispair.pairs.shapes.dataset import make
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 LAB_BOOK = sorted((ROOT / "docs" / "lab-book").glob("*.md"))
+BENCHMARKS = sorted((ROOT / "benchmarks").glob("bench_*.py"))
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NOTE = re.compile(r"<!-- test: (.*?) -->\s*", re.DOTALL)
-INLINE = re.compile(r"`(mispair [^`]+)`", re.DOTALL)
+INLINE = re.compile(r"`((?:mispair |make bench-)[^`]+)`", re.DOTALL)
 VERBS = ("skip", "replace", "before", "after", "file", "install", "slow")
 
 
@@ -137,11 +140,21 @@ def run(block: Block, names: dict[str, object], capsys: pytest.CaptureFixture[st
             code = main(words[1:])
             error = capsys.readouterr().err
             assert code == 0, f"{where}: {shlex.join(words)} exits with {code}: {error}"
+        elif benchmark := benchmark_of(words):
+            assert common.run(*benchmark) == 0, f"{where}: {shlex.join(words)}"
         elif words[:2] == ["pip", "install"] and "install" in block.notes:
             install(words[2:])
         else:
             subprocess.run(words, check=True)
     exec(block.notes.get("after", ""), names)
+
+
+def benchmark_of(words: list[str]) -> tuple[Callable[..., None], list[str]] | None:
+    """The script of `make bench-NAME ARGS="..."` and its arguments."""
+    if words[0] != "make" or not words[1].startswith("bench-"):
+        return None
+    main = importlib.import_module(words[1].replace("-", "_")).main
+    return main, shlex.split(" ".join(words[2:]).removeprefix("ARGS="))
 
 
 def install(arguments: list[str]) -> None:
@@ -179,23 +192,34 @@ def test_a_page_runs_to_its_end(page: Path, capsys: pytest.CaptureFixture[str]) 
 @cache
 def flags(command: str) -> frozenset[str]:
     """The flags that a command has, by its help."""
+    benchmark = benchmark_of(command.split())
     with redirect_stdout(StringIO()) as shown, pytest.raises(SystemExit, match="0"):
-        main([*command.split(), "--help"])
+        common.run(benchmark[0], ["--help"]) if benchmark else main([*command.split(), "--help"])
     return frozenset(re.findall(r"--[a-z][a-z0-9-]*", shown.getvalue()))
 
 
-@pytest.mark.parametrize("page", [*PAGES, *LAB_BOOK], ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [*PAGES, *LAB_BOOK, ROOT / "benchmarks" / "README.md"], ids=lambda page: page.stem)
 def test_every_command_and_flag_exists(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     written = [words for block in blocks(page) if block.language == "bash" for words in commands(block.code)]
     written += [shlex.split(" ".join(code.split())) for code in INLINE.findall(FENCE.sub("", text))]
     for words in written:
-        if words[0] != "mispair" or words[1] in ("COMMAND", "--help", "--version"):
+        if benchmark := benchmark_of(words):
+            command, given = " ".join(words[:2]), benchmark[1]
+        elif words[0] != "mispair" or words[1] in ("COMMAND", "--help", "--version"):
             continue
-        command = " ".join(words[1:3] if words[1] in ("data", "bench") else words[1:2])
-        assert command in COMMANDS, f"{page.name}: {shlex.join(words)}"
-        unknown = {word.partition("=")[0] for word in words if word.startswith("--")} - flags(command) - {"--help"}
-        assert not unknown, f"{page.name}: mispair {command} has no {', '.join(sorted(unknown))}"
+        else:
+            command, given = " ".join(words[1:3] if words[1] in ("data", "bench") else words[1:2]), words
+            assert command in COMMANDS, f"{page.name}: {shlex.join(words)}"
+        unknown = {word.partition("=")[0] for word in given if word.startswith("--")} - flags(command) - {"--help"}
+        assert not unknown, f"{page.name}: {command} has no {', '.join(sorted(unknown))}"
+
+
+@pytest.mark.parametrize("script", BENCHMARKS, ids=lambda script: script.stem)
+def test_every_benchmark_is_listed(script: Path) -> None:
+    target = f"make {script.stem.replace('_', '-')}"
+    assert f"`{target}" in (ROOT / "benchmarks" / "README.md").read_text(encoding="utf-8")
+    assert "--help" in flags(target)
 
 
 def test_readme_is_short() -> None:

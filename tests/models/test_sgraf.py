@@ -8,10 +8,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from mispair.bench.measure.reference_loops import sgr_similarity
 from mispair.models import Encoded, SideSpec, build
 from mispair.models.sgraf import LONG, SGR
 from mispair.pairs.batches import Items
+from reference_loops import sgr_similarity
 from sgraf_loops import is_well_conditioned, linear, some_regions, text_self_attention, visual_self_attention
 from small_data import ZEROS, encoded_sets, gradients, plain_gru, plain_l2norm, shake, small_config, token_items, zeroed
 

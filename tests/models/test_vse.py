@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from mispair.bench.measure.reference_loops import gpo_pool, vse_similarity
 from mispair.models import SideSpec
 from mispair.models.base import Encoded
 from mispair.models.vse import GPO, VSE, position_codes
 from mispair.pairs.batches import Items
+from reference_loops import gpo_pool, vse_similarity
 from small_data import plain_gru, plain_l2norm, shake, small_config, token_items
 
 ragged = st.lists(st.one_of(st.sampled_from([1, 2]), st.integers(1, 40)), min_size=1, max_size=4)

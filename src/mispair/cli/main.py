@@ -22,13 +22,8 @@ from tyro.conf import Positional
 from mispair import __version__
 from mispair.cli.audit import audit, encode
 from mispair.cli.bench import (
-    bench_audit,
-    bench_coverage,
-    bench_epoch,
     bench_report,
     bench_run,
-    bench_scale,
-    bench_speed,
 )
 from mispair.cli.data import data_check, data_get, data_make, data_noise
 from mispair.cli.help_texts import completion_script, description
@@ -125,11 +120,6 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "data make": data_make,
     "bench run": bench_run,
     "bench report": bench_report,
-    "bench speed": bench_speed,
-    "bench epoch": bench_epoch,
-    "bench audit": bench_audit,
-    "bench coverage": bench_coverage,
-    "bench scale": bench_scale,
 }
 GROUPS = ("data", "bench")
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from mispair.errors import DataError
+from mispair.errors import DamagedError
 from mispair.pairs.pairs import IntArray, Pairs, Regions, Tokens, Vectors
 from mispair.pairs.vocabulary import END, SPECIAL_WORDS, START, Vocabulary
 from mispair.support.files import LARGEST_TEXT, read_regular
@@ -89,9 +89,9 @@ def _words(path: Path) -> tuple[list[list[str]], Vocabulary]:
         content = _unpacked(content) if path.suffix == ".gz" else content
         lines = [line.split() for line in content.decode("utf-8").splitlines() if line.strip()]
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
-        raise DataError(f"{path} cannot be read as captions, one a line: {error}.") from error
+        raise DamagedError(f"cannot be read: {error}", where=path, expected="captions, one a line") from error
     if not lines:
-        raise DataError(f"{path} holds no captions; one a line is expected.")
+        raise DamagedError("no captions", where=path, expected="one a line")
     return lines, Vocabulary.build(" ".join(line) for line in lines)
 
 

@@ -554,7 +554,7 @@ def test_data_that_no_training_takes_is_refused_before_any_work(
 
 
 def test_published_records_can_be_read() -> None:
-    folder = Path(__file__).parents[3] / "docs/results/f8k"
+    folder = Path(__file__).parents[3] / "benchmarks/results/f8k"
     results = read_results(folder)
     assert not results.ignored(folder)
     records = results.records(folder)

@@ -1,6 +1,6 @@
-"""Validation rSum over the steps of trainings, from docs/results/curves.csv.
+"""Validation rSum over the steps of trainings, from benchmarks/results/curves.csv.
 
-python docs/figures/curves.py docs/results/curves.csv OUT.svg
+python benchmarks/figure_curves.py benchmarks/results/curves.csv OUT.svg
 """
 
 from __future__ import annotations

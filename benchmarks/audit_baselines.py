@@ -1,4 +1,4 @@
-"""Other ways to find mismatched pairs, beside which `mispair bench audit` puts the match score.
+"""Other ways to find mismatched pairs, which `bench_audit.py` compares with the match score.
 
 | name | what it is |
 |---|---|

@@ -1,4 +1,4 @@
-"""The scripts that draw the figures of docs/results.md."""
+"""The script that draws the calibration of an audit."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from mispair.bench.measure.audit_quality import AuditQuality
-from mispair.bench.measure.audit_scale import ScaleResult
+from bench_audit import AuditQuality
+from bench_scale import ScaleResult
 
-SCRIPT = Path(__file__).parents[2] / "docs/figures/audit.py"
+SCRIPT = Path(__file__).parents[2] / "benchmarks/figure_audit.py"
 
 
 @pytest.mark.parametrize("arguments", [[], ["audit.json"], ["a", "b", "c", "d"]])
 def test_without_its_arguments_it_prints_its_usage(monkeypatch: pytest.MonkeyPatch, arguments: list[str]) -> None:
     monkeypatch.setattr(sys, "argv", [str(SCRIPT), *arguments])
-    with pytest.raises(SystemExit, match=r"Usage: python docs/figures/audit\.py AUDIT\.json SCALE\.json OUT\.svg"):
+    with pytest.raises(SystemExit, match=r"Usage: python benchmarks/figure_audit\.py AUDIT\.json SCALE\.json OUT\.svg"):
         runpy.run_path(str(SCRIPT), run_name="__main__")
 
 

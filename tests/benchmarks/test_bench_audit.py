@@ -1,4 +1,4 @@
-"""`mispair bench audit` and `bench scale`: metrics by independent references, and the commands."""
+"""`make bench-audit`, `bench-coverage` and `bench-scale`: metrics by independent references, and the commands."""
 
 from __future__ import annotations
 
@@ -10,14 +10,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import bench_audit
+import bench_coverage
+import bench_scale
+from bench_audit import AuditQuality
+from bench_coverage import SimulatedAudit, coverage_tables
+from common import run
 from made_pairs import made_pairs
-from mispair.bench.measure import audit_quality, audit_scale
-from mispair.bench.measure.audit_coverage import SimulatedAudit, coverage_tables
-from mispair.bench.measure.audit_quality import AuditQuality
-from mispair.cli.main import main
+from mispair.errors import ConflictError, InvalidValueError
 from mispair.functional.metrics import auroc
 from mispair.pairs.pairs import Vectors
 from mispair.pairs.source import from_memory
+from refusals import refused
 
 
 def test_calibration_error_by_hand() -> None:
@@ -25,26 +29,26 @@ def test_calibration_error_by_hand() -> None:
     matched = np.array([False, True, True, True, False])
     # two at .05, half of them matched; three at (.95 + .95 + 1) / 3, two thirds of them matched
     expected = (2 * abs(0.05 - 0.5) + 3 * abs(2.9 / 3 - 2 / 3)) / 5
-    assert audit_quality.calibration_error(probability, matched) == pytest.approx(expected)
-    assert [count for *_, count in audit_quality.reliability(probability, matched)] == [2, 3]
+    assert bench_audit.calibration_error(probability, matched) == pytest.approx(expected)
+    assert [count for *_, count in bench_audit.reliability(probability, matched)] == [2, 3]
 
 
 def test_pairs_that_share_an_item_are_grouped() -> None:
     rng = np.random.default_rng(0)
     left = np.repeat(rng.standard_normal((4, 3)), 2, axis=0)
     source = from_memory(left, rng.standard_normal((8, 5)), groups=[7, 7, 1, 1, 4, 4, 2, 2])
-    pairs = audit_quality.pairs_of(source)
+    pairs = bench_audit.pairs_of(source)
     assert len(pairs.left) == 4
     assert isinstance(pairs.left, Vectors)
     assert np.abs(pairs.left.features[pairs.link] - left).max() < 1e-6
-    some = audit_quality.pairs_of(source, count=5, seed=1)
+    some = bench_audit.pairs_of(source, count=5, seed=1)
     assert len(some) == 5
 
 
 def test_the_command_measures_the_quality_of_an_audit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert not audit_scale.generate(tmp_path, 300, 24, noise_ratio=0.0).any()
+    assert not bench_scale.generate(tmp_path, 300, 24, noise_ratio=0.0).any()
     files = ["--left", str(tmp_path / "left.npy"), "--right", str(tmp_path / "right.npy")]
-    assert main(["bench", "audit", *files, "--noise-ratio", "0.3", "--seeds", "1", "--device", "cpu", "--json"]) == 0
+    assert run(bench_audit.main, [*files, "--noise-ratio", "0.3", "--seeds", "1", "--device", "cpu", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["audits"]
     assert row["noise_ratio"] == pytest.approx(0.3, abs=0.01)
     assert row["auroc"] > 0.8
@@ -56,10 +60,10 @@ def test_the_command_measures_the_quality_of_an_audit(tmp_path: Path, capsys: py
 
 
 def test_the_table_says_what_is_assumed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    audit_scale.generate(tmp_path, 100, 12, noise_ratio=0.0)
+    bench_scale.generate(tmp_path, 100, 12, noise_ratio=0.0)
     files = ["--left", str(tmp_path / "left.npy"), "--right", str(tmp_path / "right.npy")]
-    command = ["bench", "audit", *files, "--noise-ratio", "0.3", "--seeds", "1", "--device", "cpu", "--natural-noise"]
-    assert main([*command, "0.05", "--no-baselines"]) == 0
+    command = [*files, "--noise-ratio", "0.3", "--seeds", "1", "--device", "cpu", "--natural-noise"]
+    assert run(bench_audit.main, [*command, "0.05", "--no-baselines"]) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "Assumed: your own pairs are matched" in said
     assert "You say that 5.0%" in said
@@ -67,21 +71,29 @@ def test_the_table_says_what_is_assumed(tmp_path: Path, capsys: pytest.CaptureFi
     assert "baseline" not in said
 
 
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["audit"], "Give a folder"),
-        (["audit", "--left", "x.npy"], "Give a folder"),
-        (["audit", "x", "--seeds", "0"], "--seeds"),
-        (["audit", "x", "--natural-noise", "1"], "--natural-noise"),
-        (["coverage", "x", "--audits", "0"], "--audits"),
-        (["coverage"], "one or more folders"),
-        (["audit", "folder", "--left", "a.npy"], "Give a folder, or both --left A.npy and --right B.npy."),
-    ],
-)
-def test_wrong_arguments_get_a_sentence(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", *arguments]) == 2
-    assert says in capsys.readouterr().err
+def test_one_data_set_is_needed() -> None:
+    with refused(ConflictError, "left"):
+        bench_audit.main()
+    with refused(ConflictError, "left"):
+        bench_audit.main(left=Path("a.npy"))
+    with refused(ConflictError, "left"):
+        bench_audit.main(Path("folder"), left=Path("a.npy"))
+
+
+def test_numbers_out_of_range_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    folder = Path("x")
+    with refused(InvalidValueError, "seeds", "0"):
+        bench_audit.main(folder, seeds=0)
+    with refused(InvalidValueError, "natural_noise", "1"):
+        bench_audit.main(folder, natural_noise=1.0)
+    with refused(InvalidValueError, "audits", "0"):
+        bench_coverage.main((folder,), audits=0)
+    with refused(InvalidValueError, "sources"):
+        bench_coverage.main(())
+    with refused(InvalidValueError, "noise_ratio", "3"):
+        bench_scale.main(noise_ratio=3.0)
+    assert run(bench_scale.main, ["--noise-ratio", "3"]) == 2
+    assert "--noise-ratio" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("natural", "noise"), [(0.3, 0.3), (0.1, 0.5)])
@@ -95,24 +107,24 @@ def test_the_correction_for_natural_noise(natural: float, noise: float) -> None:
     assert truth is not None
     assert measured is not None
     assert measured < truth - 0.03
-    assert audit_quality.corrected_auroc(measured, natural) == pytest.approx(truth, abs=0.01)
-    assert audit_quality.corrected_auroc(measured, 0) == measured
-    assert audit_quality.corrected_auroc(0.6, 1) == 0.6
+    assert bench_audit.corrected_auroc(measured, natural) == pytest.approx(truth, abs=0.01)
+    assert bench_audit.corrected_auroc(measured, 0) == measured
+    assert bench_audit.corrected_auroc(0.6, 1) == 0.6
 
 
 def test_natural_noise_is_found_and_corrected_for() -> None:
     pairs = made_pairs(300, 0.3)
     source = from_memory(pairs.left, pairs.right)
-    natural = audit_quality.find_natural_noise(source, device="cpu")
+    natural = bench_audit.find_natural_noise(source, device="cpu")
     assert natural.rate == pytest.approx(0.3, abs=0.06)
     assert f"{natural.rate:.1%}" in natural.sentence()
-    (found,) = audit_quality.measure(
+    (found,) = bench_audit.measure(
         source, ("caption",), (0.3,), 1, natural_noise=natural.rate, device="cpu", baselines=False
     )
     assert found.auroc < 0.87
     assert found.corrected_auroc > 0.93
     assert found.all_noise == pytest.approx(0.51, abs=0.06)
-    assert "You say that 10.0%" in audit_quality.NaturalNoise(0.1).sentence()
+    assert "You say that 10.0%" in bench_audit.NaturalNoise(0.1).sentence()
 
 
 def test_coverage_of_simulated_audits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,11 +134,11 @@ def test_coverage_of_simulated_audits(tmp_path: Path, capsys: pytest.CaptureFixt
             (tmp_path / folder / side).mkdir(parents=True)
             np.save(tmp_path / folder / side / f"{side}_0.npy", vectors)
     folders = [str(tmp_path / name) for name in "ab"]
-    command = ["bench", "coverage", *folders, "--audits", "1", "--device", "cpu", "--noise-ratio", "0.5"]
-    assert main([*command, "--pairs", "80", "2000", "--json"]) == 0
+    command = [*folders, "--audits", "1", "--device", "cpu", "--noise-ratio", "0.5"]
+    assert run(bench_coverage.main, [*command, "--pairs", "80", "2000", "--json"]) == 0
     audits = json.loads(capsys.readouterr().out)["audits"]
-    assert main([*command, "--pairs", "40", "2000"]) == 2
-    assert "no folder has so many" in capsys.readouterr().err
+    with refused(InvalidValueError, "pairs", "2000"):
+        bench_coverage.main(tuple(map(Path, folders)), audits=1, device="cpu", pairs=(40, 2000))
     assert [(one["data"][-1:], one["column"], one["pairs"]) for one in audits] == [("a", 0.5, 80), ("b", 0.5, 80)]
     for one in audits:
         assert one["covered"] == (one["noise_low"] <= one["noise_ratio"] <= one["noise_high"])
@@ -152,16 +164,16 @@ def test_tables_of_coverage() -> None:
 
 
 def test_generated_pairs_are_the_same_every_time(tmp_path: Path) -> None:
-    mismatched = audit_scale.generate(tmp_path, 500, 16, noise_ratio=0.4, seed=3)
+    mismatched = bench_scale.generate(tmp_path, 500, 16, noise_ratio=0.4, seed=3)
     assert 0.3 < mismatched.mean() < 0.5
     again = tmp_path / "again"
     again.mkdir()
-    assert np.array_equal(audit_scale.generate(again, 500, 16, noise_ratio=0.4, seed=3), mismatched)
+    assert np.array_equal(bench_scale.generate(again, 500, 16, noise_ratio=0.4, seed=3), mismatched)
     assert (again / "left.npy").read_bytes() == (tmp_path / "left.npy").read_bytes()
 
 
 def test_scale_of_each_size(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["bench", "scale", "--pairs", "150", "100", "--width", "12", "--device", "cpu", "--json"]) == 0
+    assert run(bench_scale.main, ["--pairs", "150", "100", "--width", "12", "--device", "cpu", "--json"]) == 0
     sizes = json.loads(capsys.readouterr().out)["audits"]
     assert [size["pairs"] for size in sizes] == [100, 150]
     for size in sizes:

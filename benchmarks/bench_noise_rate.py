@@ -1,22 +1,23 @@
 """How many decisions fix the noise rate: simulated reviewers, with right and with badly calibrated match scores.
 
-python docs/results/noise_rate.py --data f8k_pairs --out noise_rate makes the table in docs/review.md and prints it.
+`make bench-noise-rate ARGS="--data f8k_pairs --out noise_rate"` makes the table in docs/review.md and prints it.
 
-The training pairs of reviewer.py are audited, with several seeds of the noise. On each audit reviewers who know the
-truth decide on drawn pairs until half of the 95 % interval is 1.5 points or less. It is computed after every hundredth
-part of the decisions so far, and less often while it is far from that.
+The training pairs of bench_reviewer.py are audited, with several seeds of the noise. On each audit reviewers who know
+the truth decide on drawn pairs until half of the 95 % interval is 1.5 points or less. It is computed after every
+hundredth part of the decisions so far, and less often while it is far from that.
 """
 
 from __future__ import annotations
 
-import argparse
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet
-from reviewer import Trial
 
+from bench_reviewer import Trial
+from common import run
 from mispair.auditing.audit import Settings
 from mispair.auditing.folder import audit_path
 from mispair.auditing.inputs import AuditInput
@@ -58,23 +59,32 @@ def decide(mismatch: FloatArray, mismatched: FloatArray, seed: int) -> NoiseEsti
         count += max(1, count // 100, int(LEAP * missing))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="folder of embeddings, one pair an image")
-    parser.add_argument("--out", type=Path, required=True, help="folder of the audits")
-    parser.add_argument("--seeds", nargs="+", type=int, default=[30, 31, 32, 33, 34], help="of the noise")
-    parser.add_argument("--reviewers", type=int, default=100, help="of each audit")
-    parser.add_argument("--noise-ratios", nargs="+", type=float, default=list(NOISE_RATIOS))
-    given = parser.parse_args()
+def main(
+    *,
+    data: Path,
+    out: Path,
+    seeds: tuple[int, ...] = (30, 31, 32, 33, 34),
+    reviewers: int = 100,
+    noise_ratios: tuple[float, ...] = NOISE_RATIOS,
+) -> None:
+    """Print a row of the table for each noise ratio.
+
+    Args:
+        data: Folder of embeddings, one pair an image.
+        out: Folder of the audits.
+        seeds: Of the noise.
+        reviewers: Of each audit.
+        noise_ratios: Fractions of mismatched pairs.
+    """
     print(f"| noise | {' | '.join(SCORES)} |\n|{'---|' * (len(SCORES) + 1)}")
-    for noise_ratio in given.noise_ratios:
-        audits = [audited(given.data, given.out / f"{noise_ratio}_{seed}", noise_ratio, seed) for seed in given.seeds]
+    for noise_ratio in noise_ratios:
+        audits = [audited(data, out / f"{noise_ratio}_{seed}", noise_ratio, seed) for seed in seeds]
         cells = []
         for change in SCORES.values():
             found = [
                 (decide(probability(change(odds)), mismatched, number), mismatched.mean())
                 for odds, mismatched in audits
-                for number in range(given.reviewers)
+                for number in range(reviewers)
             ]
             covered = np.mean([one.low <= truth <= one.high for one, truth in found])
             cells.append(f"{np.mean([one.decided for one, _ in found]):.0f}, {covered:.1%}".replace("%", " %"))
@@ -82,4 +92,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run(main))

@@ -1,4 +1,4 @@
-"""`mispair bench audit`: how well an audit detects injected noise, on data of your own.
+"""Measure how well an audit detects injected noise, on your own data: `make bench-audit ARGS=FOLDER`.
 
 Some of the pairs are mismatched on purpose, and the scores of an audit are compared with the truth. Pairs that were
 mismatched before count as matched there, so the measured AUROC is too low: see `corrected_auroc`.
@@ -6,9 +6,11 @@ mismatched before count as matched there, so the measured AUROC is too low: see 
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -18,16 +20,21 @@ import torch
 from rich.table import Table
 from sklearn.metrics import average_precision_score
 from torch.nn.functional import normalize
+from tyro.conf import Positional
 
+from audit_baselines import baseline_scores
+from common import at_least, check_ratios, run
 from mispair.auditing.audit import Audit, Settings, audit_source
 from mispair.auditing.scoring.partners import Partners
-from mispair.bench.measure.audit_baselines import baseline_scores
+from mispair.cli.output import print_json, print_table, say
 from mispair.config import NoiseKind
+from mispair.errors import ConflictError, InvalidValueError
 from mispair.functional.metrics import auroc
 from mispair.pairs.from_pairs import from_pairs
+from mispair.pairs.layouts.opening import open_source
 from mispair.pairs.noise import noise_index
 from mispair.pairs.pairs import IntArray, Pairs, Vectors
-from mispair.pairs.source import Source
+from mispair.pairs.source import Source, open_arrays
 
 BINS = 10
 BoolArray = npt.NDArray[np.bool_]
@@ -119,7 +126,6 @@ def measure(
     count: int | None = None,
     device: str = "auto",
     baselines: bool = True,
-    on_result: Callable[[AuditQuality], None] = lambda _: None,
 ) -> Iterator[AuditQuality]:
     """Audits for every kind of noise, noise ratio and seed.
 
@@ -132,7 +138,6 @@ def measure(
         count: Pairs to draw; all by default.
         device: Where to audit.
         baselines: Whether to measure other methods as well.
-        on_result: Is called with each result.
     """
     for kind in kinds:
         for noise_ratio in noise_ratios:
@@ -141,9 +146,7 @@ def measure(
                 noisy = pairs.with_link(noise_index(pairs, noise_ratio=noise_ratio, seed=seed, kind=kind))
                 audit = audit_source(from_pairs(noisy), Settings(device=device))
                 others = baseline_scores(*_vectors(noisy), noisy.link) if baselines else {}
-                quality = judge(noisy, audit, kind, seed, natural_noise, others)
-                on_result(quality)
-                yield quality
+                yield judge(noisy, audit, kind, seed, natural_noise, others)
 
 
 def find_natural_noise(source: Source, *, count: int | None = None, device: str = "auto") -> NaturalNoise:
@@ -317,3 +320,63 @@ def quality_table(rows: Sequence[AuditQuality]) -> Table:
 def _named(attribute: str, name: str, row: AuditQuality) -> float:
     value: float = getattr(row, attribute)[name]
     return value
+
+
+def main(
+    source: Positional[Path | None] = None,
+    *,
+    left: Path | None = None,
+    right: Path | None = None,
+    kind: tuple[NoiseKind, ...] = ("caption",),
+    noise_ratio: tuple[float, ...] = (0.2, 0.4, 0.6),
+    seeds: int = 3,
+    pairs: int | None = None,
+    baselines: bool = True,
+    natural_noise: float | None = None,
+    device: str = "auto",
+    json: bool = False,
+) -> None:
+    """Measure how well an audit detects injected noise, on your own data, beside other methods.
+
+    Args:
+        source: Folder of embeddings or features; its pairs count as matched.
+        left: Vectors of one side as .npy, instead.
+        right: Vectors of the other side.
+        kind: Of the noise: caption (at random), near (among similar items), group (whole groups), image.
+        noise_ratio: Fractions of mismatched pairs.
+        seeds: Audits of each.
+        pairs: Use only so many pairs, drawn at random.
+        baselines: Measure other methods as well: cosine (in a common space), CCA cosine, neighbours, LEMoN.
+        natural_noise: Fraction of your own pairs that are mismatched; by default an audit of them estimates it.
+        device: auto, cpu, cuda, cuda:1, mps.
+        json: Print the numbers as JSON.
+    """
+    at_least(1, seeds=seeds, pairs=pairs)
+    check_ratios(noise_ratio)
+    if natural_noise is not None and not 0 <= natural_noise < 1:
+        raise InvalidValueError(str(natural_noise), where="natural_noise", expected="0 to below 1, such as 0.05")
+    if source is not None and left is None and right is None:
+        opened = open_source(source)
+    elif source is None and left is not None and right is not None:
+        opened = open_arrays(left, right)
+    else:
+        raise ConflictError("Give a folder, or both `left=A.npy` and `right=B.npy`", where="left")
+    if natural_noise is None:
+        natural = find_natural_noise(opened, count=pairs, device=device)
+    else:
+        natural = NaturalNoise(natural_noise)
+    rows = []
+    for row in measure(
+        opened, kind, noise_ratio, seeds, natural_noise=natural.rate, count=pairs, device=device, baselines=baselines
+    ):
+        rows.append(row)
+        say(f"{row.kind} {row.noise_ratio:.2f} seed {row.seed}: {row.auroc:.4f}", file=sys.stderr)
+    if json:
+        print_json({"input": opened.name, "assumes": natural.sentence(), "audits": [vars(row) for row in rows]})
+    else:
+        print_table(quality_table(rows))
+        say(natural.sentence())
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))

@@ -1,6 +1,6 @@
 """How well loss and rank correlation tell right pairs from wrong ones, epoch by epoch, from runs of method `repair`.
 
-python docs/figures/separation.py OUT.svg "TITLE=RUN_FOLDER" ...
+python benchmarks/figure_separation.py OUT.svg "TITLE=RUN_FOLDER" ...
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""Load on the page of a review: python review_load.py FOLDER [PAIRS] [SECONDS]
+"""Measure the load that the page of a review bears: `make bench-review-load ARGS=FOLDER`.
 
 Generates pairs with captions, audits them, and starts `mispair review` twice: after the audit, and again. Each time it
-takes the seconds to the first page, then 300 pages of all kinds one after the other, then 50 requests at a time for
-SECONDS. Memory is what the server's process has resident: its own, and pages of files that are mapped (Linux).
+measures the seconds to the first page, then 300 pages of all kinds one after the other, then 50 requests at a time for
+a minute. Memory is what the server's process has resident: its own, and pages of files that are mapped (Linux).
 """
+
+from __future__ import annotations
 
 import csv
 import http.client
@@ -16,8 +18,10 @@ import time
 from pathlib import Path
 
 import numpy as np
+from tyro.conf import Positional
 
-from mispair.bench.measure.audit_scale import generate
+from bench_scale import generate
+from common import run
 from mispair.reviewing.pair_table import COPY
 
 MISPAIR = (sys.executable, "-m", "mispair")
@@ -139,8 +143,19 @@ def measure(out: Path, pairs: int, seconds: float) -> dict[str, object]:
         server.wait()
 
 
-folder, pairs, seconds = [*sys.argv[1:], *("FOLDER", "1000000", "60")[len(sys.argv) - 1 :]]
-out = audited(Path(folder), int(pairs))
-(out / COPY).unlink(missing_ok=True)
-for start in ("after the audit", "again"):
-    print(json.dumps({"start": start, **measure(out, int(pairs), float(seconds))}, indent=1), flush=True)
+def main(folder: Positional[Path], pairs: Positional[int] = 1_000_000, seconds: Positional[float] = 60) -> None:
+    """Print two JSON objects: of the first start after the audit, and of the next one.
+
+    Args:
+        folder: Where the pairs and their audit are generated, and found the next time.
+        pairs: How many.
+        seconds: Of the 50 requests at a time.
+    """
+    out = audited(folder, pairs)
+    (out / COPY).unlink(missing_ok=True)
+    for start in ("after the audit", "again"):
+        print(json.dumps({"start": start, **measure(out, pairs, seconds)}, indent=1), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))

@@ -1,7 +1,7 @@
 """What the decisions of a review are worth: a simulated reviewer decides, and a model is trained on what comes out.
 
-python docs/results/reviewer.py --data f8k_pairs --out reviewer makes all rows of the table in docs/review.md with seeds
-0, 1 and 2, and prints it. Rows that are in the folder already are not made again; --rows and --seeds make some of them,
+`make bench-reviewer ARGS="--data f8k_pairs --out reviewer"` makes all rows of the table in docs/review.md with seeds 0,
+1 and 2, and prints it. Rows that are in the folder already are not made again; --rows and --seeds make some of them,
 so that several processes can share the work.
 
 The pairs of a folder of embeddings are cut into train, dev and test. A share of the training pairs exchange their
@@ -14,8 +14,8 @@ suggestions again.
 
 from __future__ import annotations
 
-import argparse
 import json
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -27,6 +27,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 
+from common import check_names, run
 from mispair.auditing.audit import Settings
 from mispair.auditing.folder import audit_path
 from mispair.auditing.inputs import AuditInput
@@ -212,26 +213,37 @@ def print_table(out: Path) -> None:
         print(f"| {title} | {figures} | {decisions.strip('; ')} |")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", type=Path, required=True, help="folder of embeddings, one pair an image")
-    parser.add_argument("--out", type=Path, required=True, help="folder of the results")
-    parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS))
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--noise-ratio", type=float, default=0.2)
-    parser.add_argument("--held-out", type=int, default=500, help="pairs that validate, and as many that test")
-    given = parser.parse_args()
-    for name in given.rows:
-        for seed in given.seeds:
-            folder = given.out / f"{name}_{seed}"
+def main(
+    *,
+    data: Path,
+    out: Path,
+    rows: tuple[str, ...] = tuple(ROWS),
+    seeds: tuple[int, ...] = (0, 1, 2),
+    noise_ratio: float = 0.2,
+    held_out: int = 500,
+) -> None:
+    """Make the rows that are not in the folder yet, and print the table.
+
+    Args:
+        data: Folder of embeddings, one pair an image.
+        out: Folder of the results.
+        rows: Names of rows, all by default.
+        seeds: Of noise and training.
+        noise_ratio: Fraction of the training pairs that exchange their images.
+        held_out: Pairs that validate, and as many that test.
+    """
+    check_names(rows, ROWS, "rows")
+    for name in rows:
+        for seed in seeds:
+            folder = out / f"{name}_{seed}"
             if (folder / RESULT).exists():
                 continue
-            trial = Trial(given.data, folder, seed, given.noise_ratio, given.held_out)
+            trial = Trial(data, folder, seed, noise_ratio, held_out)
             source, counts = ROWS[name][1](trial)
             result = {"rsum": trial.train(source), "decisions": counts}
             write_atomically(folder / RESULT, f"{json.dumps(result)}\n".encode())
-    print_table(given.out)
+    print_table(out)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run(main))

@@ -1,4 +1,4 @@
-"""Captions without words among others: python wordless.py PHOTOS.csv IMAGES OUT [--seeds ...]
+"""Captions without words among others: `make bench-wordless ARGS="PHOTOS.csv IMAGES OUT"`.
 
 PHOTOS.csv has a line for each caption: image_path,caption; the first caption of each image is taken. Of 15 % of the
 images the caption becomes a file name: one of a camera, which says nothing, or the caption itself with dashes and .jpg,
@@ -7,15 +7,17 @@ which says all. Of the others none or 20 % of all captions are exchanged.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet
+from tyro.conf import Positional
 
+from common import run
 from mispair.cli.main import main as mispair
 
 
@@ -42,24 +44,28 @@ def measure(rows: list[list[str]], images: Path, out: Path, exchanged: float, sa
     )
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("photos", type=Path)
-    parser.add_argument("images", type=Path)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    given = parser.parse_args()
-    given.out.mkdir(parents=True, exist_ok=True)
-    with given.photos.open(encoding="utf-8", newline="") as file:
+def main(
+    photos: Positional[Path], images: Positional[Path], out: Positional[Path], *, seeds: tuple[int, ...] = (0, 1, 2)
+) -> None:
+    """Print what the audits find.
+
+    Args:
+        photos: Table with a line for each caption: image_path,caption.
+        images: Folder of the images.
+        out: Folder of the audits.
+        seeds: Of the noise.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    with photos.open(encoding="utf-8", newline="") as file:
         first = {row[0]: row for row in reversed(list(csv.reader(file))[1:])}
     lines = [
-        measure(list(first.values()), given.images, given.out, exchanged, says_all, seed)
+        measure(list(first.values()), images, out, exchanged, says_all, seed)
         for says_all in (False, True)
         for exchanged in (0.0, 0.2)
-        for seed in given.seeds
+        for seed in seeds
     ]
     print("\n".join(lines))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run(main))

@@ -1,4 +1,4 @@
-"""From photos to a model, with captions exchanged: python photos.py PHOTOS.csv IMAGES OUT [--rows ...] [--seeds ...]
+"""From photos to a model, with captions exchanged: `make bench-photos ARGS="PHOTOS.csv IMAGES OUT"`.
 
 PHOTOS.csv has a line for each caption: image_path,caption. Of a share of all lines the captions are exchanged. Each row
 trains with one command on that, and is tested on the test images with their true captions. A row that is done is not
@@ -7,17 +7,19 @@ done again.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
 import resource
+import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet
 from sklearn.metrics import roc_auc_score
+from tyro.conf import Positional
 
+from common import check_names, run
 from mispair.cli.main import main as mispair
 from mispair.retrieval.matcher import Matcher
 from mispair.retrieval.model_data import load_for
@@ -78,24 +80,35 @@ def measure(name: str, seed: int, rows: list[list[str]], images: Path, out: Path
     return {"test_rsum": tested, "audit_auroc": float(roc_auc_score(wrong, -score)), **times, **memory}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("photos", type=Path)
-    parser.add_argument("images", type=Path)
-    parser.add_argument("out", type=Path)
-    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
-    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--share", type=float, default=0.3)
-    given = parser.parse_args()
-    given.out.mkdir(parents=True, exist_ok=True)
-    for name in given.rows:
-        for seed in given.seeds:
-            done = given.out / f"{name}_{seed}.json"
+def main(
+    photos: Positional[Path],
+    images: Positional[Path],
+    out: Positional[Path],
+    *,
+    rows: tuple[str, ...] = tuple(ROWS),
+    seeds: tuple[int, ...] = (0, 1, 2),
+    share: float = 0.3,
+) -> None:
+    """Print the test rSum, the audit's AUROC, times and memory of each training, as JSON.
+
+    Args:
+        photos: Table with a line for each caption: image_path,caption.
+        images: Folder of the images.
+        out: Folder of the results.
+        rows: mend, plain-audit, repair, plain.
+        seeds: Of noise and training.
+        share: Of the lines whose captions are exchanged.
+    """
+    check_names(rows, ROWS, "rows")
+    out.mkdir(parents=True, exist_ok=True)
+    for name in rows:
+        for seed in seeds:
+            done = out / f"{name}_{seed}.json"
             if not done.exists():
-                found = measure(name, seed, read(given.photos), given.images, given.out, given.share)
+                found = measure(name, seed, read(photos), images, out, share)
                 done.write_text(json.dumps(found), encoding="utf-8")
             print(name, seed, done.read_text(encoding="utf-8"), flush=True)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run(main))

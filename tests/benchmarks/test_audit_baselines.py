@@ -1,4 +1,4 @@
-"""Baselines of `mispair bench audit`, each against a plain loop."""
+"""Baselines of `make bench-audit`, each against a plain loop."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from audit_baselines import Neighbourhood, baseline_scores, best, cca, nearest
 from made_pairs import made_pairs, quality
 from mispair.auditing.scoring.folds import fold_numbers
-from mispair.bench.measure.audit_baselines import Neighbourhood, baseline_scores, best, cca, nearest
 from mispair.functional.logistic import FloatArray
 
 N, GROUPS = 24, np.arange(24) // 2

@@ -1,7 +1,7 @@
 """Draws the calibration of an audit's match scores, and its time by the number of pairs.
 
-python docs/figures/audit.py AUDIT.json SCALE.json OUT.svg, with what `mispair bench audit --json` and
-`mispair bench scale --json` printed. Needs matplotlib.
+python benchmarks/figure_audit.py AUDIT.json SCALE.json OUT.svg, with what `bench_audit.py --json` and
+`bench_scale.py --json` printed.
 """
 
 from __future__ import annotations
@@ -48,5 +48,5 @@ def main(audit: Path, scale: Path, out: Path) -> None:
 
 if __name__ == "__main__":
     if len(sys.argv) != 4:
-        sys.exit("Usage: python docs/figures/audit.py AUDIT.json SCALE.json OUT.svg")
+        sys.exit("Usage: python benchmarks/figure_audit.py AUDIT.json SCALE.json OUT.svg")
     main(*map(Path, sys.argv[1:]))

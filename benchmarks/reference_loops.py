@@ -1,4 +1,4 @@
-"""The same mathematics as the networks, in plain loops: what the tests compare with and `bench speed` measures against.
+"""The same mathematics as the networks, in plain loops: references of the tests and of `bench_speed.py`.
 
 Written from the papers' equations, one caption or one item at a time, as the public implementations compute them.
 """

@@ -1,8 +1,4 @@
-"""Vectors of a common space to try an audit of joint encoders on, where no CLIP is at hand.
-
-python docs/results/joint_space.py FOLDER LEARNED OUT learns linear maps with InfoNCE from the last LEARNED pairs of a
-folder of embeddings, and writes the vectors of the first 10,000 others as OUT/left.npy and OUT/right.npy.
-"""
+"""Make vectors of a common space, to audit joint encoders without CLIP: `make bench-joint-space ARGS=...`."""
 
 from __future__ import annotations
 
@@ -13,7 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, normalize
+from tyro.conf import Positional
 
+from common import run
 from mispair.pairs.layouts.opening import open_source
 
 WIDTH, STEPS, BATCH, RATE = 64, 800, 512, 2e-3
@@ -31,15 +29,20 @@ def learn(sides: list[Tensor]) -> list[Tensor]:
         x, y = (normalize(side[rows] @ own, dim=1) for side, own in zip(sides, maps, strict=True))
         logits, own = x @ y.T * scale.exp(), torch.arange(BATCH)
         optimizer.zero_grad()
-        (cross_entropy(logits, own) + cross_entropy(logits.T, own)).backward()
+        (cross_entropy(logits, own) + cross_entropy(logits.T, own)).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
     return [one.detach() for one in maps]
 
 
-def main() -> None:
-    if len(sys.argv) != 4:
-        sys.exit("Usage: python docs/results/joint_space.py FOLDER LEARNED OUT")
-    source, learned, out = open_source(Path(sys.argv[1])), int(sys.argv[2]), Path(sys.argv[3])
+def main(data: Positional[Path], learned: Positional[int], out: Positional[Path]) -> None:
+    """Learn linear maps with InfoNCE, and write OUT/left.npy and OUT/right.npy.
+
+    Args:
+        data: Folder of embeddings.
+        learned: Pairs to learn from, the last ones; the first 10,000 others are written.
+        out: Folder of the vectors.
+    """
+    source = open_source(data)
     sides = [torch.from_numpy(np.asarray(side)) for side in source.gather(np.arange(len(source)))]
     sides = [(side - side.mean(0)) / side.std() for side in sides]
     maps = learn([side[-learned:] for side in sides])
@@ -49,4 +52,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(run(main))

@@ -1,4 +1,4 @@
-"""`mispair bench scale`: how the time and the memory of an audit grow with the number of pairs.
+"""Measure how the time and the memory of an audit grow with the number of pairs: `make bench-scale`.
 
 Pairs are generated on disk: each is a point in one of a thousand clusters, which both sides map linearly and with much
 noise; some are mismatched.
@@ -6,6 +6,7 @@ noise; some are mismatched.
 
 from __future__ import annotations
 
+import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,7 +15,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from common import at_least, check_ratios, run
 from mispair.auditing.audit import Settings, audit_source
+from mispair.cli.output import print_json, say
 from mispair.functional.metrics import auroc
 from mispair.pairs.source import open_arrays
 from mispair.support.memory import peak_memory
@@ -71,3 +74,36 @@ def measure(sizes: Sequence[int], width: int, noise_ratio: float, device: str) -
             quality = auroc(audit.score, ~mismatched) or 0.5
             rate = audit.judge.combination.rate
             yield ScaleResult(pairs, audit.seconds, audit.stages, peak_memory(), quality, rate)
+
+
+def main(
+    *,
+    pairs: tuple[int, ...] = (10_000, 100_000, 1_000_000),
+    width: int = 512,
+    noise_ratio: float = 0.4,
+    device: str = "auto",
+    json: bool = False,
+) -> None:
+    """Measure how the time and the memory of an audit grow with the number of pairs, on generated pairs.
+
+    Args:
+        pairs: One or more numbers of pairs.
+        width: Numbers a vector.
+        noise_ratio: Fraction of mismatched pairs.
+        device: auto, cpu, cuda, cuda:1, mps.
+        json: Print the numbers as JSON.
+    """
+    at_least(1, pairs=pairs, width=width)
+    check_ratios((noise_ratio,))
+    sizes = []
+    for size in measure(pairs, width, noise_ratio, device):
+        sizes.append(size)
+        stages = ", ".join(f"{name} {seconds:.1f} s" for name, seconds in size.stages.items())
+        memory = "" if size.peak_bytes is None else f", {size.peak_bytes / 1e9:.2f} GB"
+        say(f"{size.pairs:,} pairs: {size.seconds:.1f} s ({stages}){memory}", file=sys.stderr if json else sys.stdout)
+    if json:
+        print_json({"width": width, "audits": [vars(size) for size in sizes]})
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))

@@ -1,1 +1,0 @@
-"""Speed and quality measurements."""

@@ -121,7 +121,7 @@ Decide = Callable[[PairView, IntArray, list[str]], Decision]
 
 
 def _decide_all(review: Review, decide: Decide, images: IntArray, wanted: Filter, state: State) -> Counter[str]:
-    ids = review.table.cells("id", range(len(review.table)))
+    ids = [pair.id for pair in review.table.read(range(len(review.table)))]
     review.decisions.add([decide(review.view(int(row)), images, ids) for row in review.rows(wanted, state)])
     return review.progress()
 

@@ -32,7 +32,8 @@ class MispairError(Exception):
     def __str__(self) -> str:
         if self.where is None and not self.expected and not self.advice:
             return self.what
-        place = f"`{self.where}`" if isinstance(self, ConfigError) and str(self.where).isidentifier() else self.where
+        is_setting = isinstance(self, ConfigError) and str(self.where).isidentifier()
+        place = f"`{self.where}`" if is_setting and not isinstance(self, MissingPackageError) else self.where
         head = self.what if self.where is None else f"{place}: {self.what}"
         text = f"{head}; expected {self.expected}" if self.expected else head
         sentences = [text, self.advice] if self.advice else [text]
@@ -52,7 +53,7 @@ class DamagedError(DataError):
 
 
 class ShapeError(DataError):
-    """An array or table has the wrong shape, type or number of rows."""
+    """An array or table has the wrong shape, type, or number or order of rows."""
 
 
 class TooFewError(DataError):
@@ -61,6 +62,10 @@ class TooFewError(DataError):
 
 class ExistsError(DataError):
     """The output would replace existing files; `overwrite` allows it."""
+
+
+class WriteError(DataError):
+    """A file or folder cannot be written."""
 
 
 class ChangedError(DataError):
@@ -88,7 +93,7 @@ class ConflictError(ConfigError):
 
 
 class MissingPackageError(ConfigError):
-    """An optional package is not installed."""
+    """An optional package is not installed; `where` is its name."""
 
 
 class TrainingError(MispairError):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from kills import killed_runs
-from mispair.errors import DataError
+from mispair.errors import ChangedError, DamagedError, DataError, ExistsError, InUseError, WriteError
 from mispair.support.files import Json, read_json
 from mispair.support.owned_folder import (
     FolderKind,
@@ -23,9 +23,10 @@ from mispair.support.owned_folder import (
     read_mark,
     replacing_folder,
 )
+from refusals import refused
 
 KIND = FolderKind("a result", "result.json", ("a.txt", "parts/*.txt"))
-REQUEST: dict[str, Json] = {"--size": 3, "the input": ["in", "61d0"]}
+REQUEST: dict[str, Json] = {"size": 3, "the input": ["in", "61d0"]}
 needs_fork = pytest.mark.skipif(not hasattr(os, "fork"), reason="kills a forked process")
 
 
@@ -86,12 +87,10 @@ def test_requests_are_compared_as_json(tmp_path: Path) -> None:
 def test_another_request_is_refused_with_the_difference(tmp_path: Path) -> None:
     out = tmp_path / "out"
     fill(out)
-    other = {"--size": 4, "the input": ["in", "f3b7"]}
-    words = (
-        r"out holds a result with other settings \(--size was 3, now 4; the input changed since\); give another --out"
-    )
-    with pytest.raises(DataError, match=words):
-        fill(out, other)
+    other = {"size": 4, "the input": ["in", "f3b7"]}
+    for names_both in ("`size` was 3, now 4", "the input changed"):
+        with refused(ChangedError, out, names_both):
+            fill(out, other)
     assert not fill(out)
     assert fill(out, other, overwrite=True)
     assert (out / "a.txt").read_text() == str(other)
@@ -100,31 +99,31 @@ def test_another_request_is_refused_with_the_difference(tmp_path: Path) -> None:
         assert names(out) == [".lock", "result.json"]
         assert folder.begun
         assert not folder.finished
-    with pytest.raises(DataError, match="out holds a part of a result with other settings"):
+    with refused(ChangedError, out, "a part of a result"):
         fill(out, other)
 
 
 def test_a_damaged_mark_is_refused(tmp_path: Path) -> None:
     fill(tmp_path)
     (tmp_path / "result.json").write_text("[" * 100_000)
-    with pytest.raises(DataError, match=r"result.json cannot be read, so a result cannot be continued; give another"):
+    with refused(DamagedError, tmp_path / "result.json", "a result"):
         fill(tmp_path)
     assert fill(tmp_path, overwrite=True)
 
 
 def test_folders_of_others_are_refused_and_unchanged(tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("important")
-    with pytest.raises(DataError, match=r"is not empty and holds no result.json; give another --out, or --overwrite"):
+    with refused(ExistsError, tmp_path, "result.json"):
         fill(tmp_path)
     assert names(tmp_path) == ["thesis.txt"]
     (tmp_path / "a.txt").write_text("not ours")
-    with pytest.raises(DataError, match=r"holds a.txt, but no result.json, so it is not known to be a result; delete"):
+    with refused(ExistsError, tmp_path, "a.txt"):
         fill(tmp_path, overwrite=True)
     assert names(tmp_path) == ["a.txt", "thesis.txt"]
     (tmp_path / "a.txt").unlink()
     assert fill(tmp_path, overwrite=True)
     assert (tmp_path / "thesis.txt").read_text() == "important"
-    with pytest.raises(DataError, match="this is a file; --out must be a folder"):
+    with refused(ExistsError, tmp_path / "thesis.txt"):
         fill(tmp_path / "thesis.txt")
 
 
@@ -137,7 +136,7 @@ def test_entering_leaves_nothing(tmp_path: Path) -> None:
 @pytest.mark.posix
 @pytest.mark.parametrize("name", ["caf\udce9", "a\0b"])
 def test_a_name_that_formats_cannot_hold_is_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(DataError, match=r"the name (is not UTF-8|holds a NUL); give another --out"):
+    with refused(WriteError, tmp_path / name):
         fill(tmp_path / name)
     assert os.listdir(tmp_path) == []
 
@@ -155,27 +154,25 @@ def _enter(out: Path, answers: multiprocessing.Queue[str]) -> None:
     try:
         fill(out)
         answers.put("filled")
-    except DataError as error:
-        answers.put(str(error))
+    except InUseError as error:
+        answers.put(f"{error.where} is in use")
 
 
 def test_a_second_process_is_refused_at_once(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     answers: multiprocessing.Queue[str] = context.Queue()
     with OwnedFolder(tmp_path, KIND, REQUEST):
-        with pytest.raises(DataError, match="Another process is working in"):
+        with refused(InUseError, tmp_path):
             fill(tmp_path)  # nor by the same process
         child = context.Process(target=_enter, args=(tmp_path, answers))
         child.start()
-        assert (
-            answers.get(timeout=60) == f"Another process is working in {tmp_path}; wait for it or give another --out."
-        )
+        assert answers.get(timeout=60) == f"{tmp_path} is in use"
         child.join()
     assert fill(tmp_path)
 
 
 @needs_fork
-@pytest.mark.parametrize("older", [None, {"--size": 2}])
+@pytest.mark.parametrize("older", [None, {"size": 2}])
 def test_killed_at_any_point_it_goes_on(tmp_path: Path, older: dict[str, Any] | None) -> None:
     out = tmp_path / "out"
     if older is not None:
@@ -228,7 +225,7 @@ def test_a_replaced_folder_is_the_old_or_the_new_one(tmp_path: Path) -> None:
         assert os.listdir(tmp_path) == ["copy"]
     assert kills > 5
     assert read() == {"a": "new", "b": "new"}
-    with replacing_folder(out), pytest.raises(DataError, match="Another process is writing"):
+    with replacing_folder(out), refused(InUseError, out):
         write("other")
 
 
@@ -264,10 +261,10 @@ def test_a_changed_file_is_named(tmp_path: Path) -> None:
     changed = bytearray((out / "parts/1.txt").read_bytes())
     changed[3] ^= 1
     (out / "parts/1.txt").write_bytes(changed)
-    with pytest.raises(DataError, match=r"1\.txt: the file is not as it was written; copy it again .* --overwrite"):
+    with refused(DamagedError, out / "parts/1.txt"):
         check_unchanged(out, KIND, names)
     check_unchanged(out, KIND, ["a.txt"])
     (out / "a.txt").unlink()
-    with pytest.raises(DataError, match=r"a\.txt: the file cannot be read \(No such file"):
+    with refused(DamagedError, out / "a.txt"):
         check_unchanged(out, KIND, ["a.txt"])
     check_unchanged(tmp_path, KIND, names)  # no mark, no hashes

@@ -52,7 +52,7 @@ from mispair.compute.devices import pick_device
 from mispair.config import read_recipe
 from mispair.encoders.cache import FETCHED, cache_folder
 from mispair.encoders.encode import Encoders
-from mispair.errors import ConfigError, DataError
+from mispair.errors import ConfigError, DataError, InUseError
 from mispair.pairs.layouts.copies import (
     check_copy,
     check_place,
@@ -69,7 +69,7 @@ from mispair.pairs.result_tables import defused, original, write_table
 from mispair.pairs.source import Source
 from mispair.pairs.tables import Roles, open_table
 from mispair.support.files import Json, replacing, write_atomically
-from mispair.support.owned_folder import WORK, FolderInUseError, Mark, OwnedFolder, check_unchanged, read_mark
+from mispair.support.owned_folder import WORK, Mark, OwnedFolder, check_unchanged, read_mark
 
 POLL_SECONDS = 1.0  # after which a shard looks again whether another one has learned what it needs
 _YES, _NO, _PLAIN = ("1", "true", "yes"), ("0", "false", "no"), ("right", "wrong")
@@ -177,7 +177,7 @@ def audit_shard(data: AuditInput, out: Path, settings: Settings, shard: Shard, c
                 if not folder.finished:
                     folder.begin()
                     prepare(source, settings, folder.work, console)
-        except FolderInUseError:
+        except InUseError:
             time.sleep(POLL_SECONDS)
         if folder.finished:
             return

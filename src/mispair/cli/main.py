@@ -148,7 +148,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        say(f"mispair: {out_of_memory(error)}", file=sys.stderr)
+        say(f"mispair: {with_flags(out_of_memory(error), _settings())}", file=sys.stderr)
         return 2
 
 

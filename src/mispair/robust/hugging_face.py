@@ -11,16 +11,16 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from mispair.errors import ConfigError, DataError
+from mispair.errors import DataError
 from mispair.robust.pytorch import RobustLoss
 from mispair.robust.robust import Robust
 from mispair.robust.trainer_callback import RobustCallback
-from mispair.support.extras import import_problem
+from mispair.support.extras import cannot_import
 
 try:
     from transformers import Trainer
 except ImportError as error:
-    raise ConfigError(import_problem(error, "transformers", "pip install transformers accelerate")) from None
+    raise cannot_import(error, "transformers", "pip install transformers accelerate") from None
 
 
 class RobustTrainer(Trainer):

@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from mispair.errors import ConfigError, DataError
+from mispair.errors import DataError
 from mispair.robust.robust import Robust
-from mispair.support.extras import import_problem
+from mispair.support.extras import cannot_import
 
 try:
     from transformers import TrainerCallback
 except ImportError as error:
-    raise ConfigError(import_problem(error, "transformers", "pip install transformers accelerate")) from None
+    raise cannot_import(error, "transformers", "pip install transformers accelerate") from None
 
 
 class RobustCallback(TrainerCallback):

@@ -1,10 +1,12 @@
-"""How packages are installed that only some of mispair needs."""
+"""Errors about optional packages, with the command that installs them."""
 
 from __future__ import annotations
 
+from mispair.errors import MissingPackageError
+
 
 def install_command(extra: str, *others: str) -> str:
-    """How to install an extra of mispair, as the README installs it, and other packages with it.
+    """Command that installs an extra of mispair, as in the README, and other packages with it.
 
     >>> install_command("remote", "s3fs")
     "pip install -c constraints.txt '.[remote]' s3fs (in the clone of mispair)"
@@ -12,15 +14,24 @@ def install_command(extra: str, *others: str) -> str:
     return " ".join(["pip install -c constraints.txt", f"'.[{extra}]'", *others, "(in the clone of mispair)"])
 
 
-def import_problem(error: ImportError, library: str, command: str) -> str:
-    """Why an adapter for a library cannot be used: something is not installed, or the library cannot be imported.
+def missing_package(package: str, extra: str) -> MissingPackageError:
+    """The error for a package that an extra of mispair installs.
 
-    >>> import_problem(ModuleNotFoundError(name="transformers"), "transformers", "pip install transformers")
-    'This adapter needs transformers; install it: pip install transformers'
+    >>> print(missing_package("usearch", "index"))
+    usearch: not installed. Install it: pip install -c constraints.txt '.[index]' (in the clone of mispair).
+    """
+    return MissingPackageError("not installed", where=package, advice=f"Install it: {install_command(extra)}")
+
+
+def cannot_import(error: ImportError, library: str, command: str) -> MissingPackageError:
+    """The error for the library of an adapter: it or a package of its own is missing, or it is broken.
+
+    >>> print(cannot_import(ModuleNotFoundError(name="transformers"), "transformers", "pip install transformers"))
+    transformers: not installed. Install it: pip install transformers.
     """
     if isinstance(error, ModuleNotFoundError) and error.name:
-        return f"This adapter needs {error.name}; install it: {command}"
+        return MissingPackageError("not installed", where=error.name, advice=f"Install it: {command}")
     cause: BaseException = error  # transformers raises an error without a name, from another and another
     while cause.__cause__ is not None:
         cause = cause.__cause__
-    return f"This adapter needs {library}, and {library} cannot be imported: {cause}"
+    return MissingPackageError(f"cannot be imported: {cause}", where=library)

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from mispair.errors import DataError
+from mispair.errors import WriteError
 
 _HOST = zlib.crc32(platform.node().encode())  # other machines may write to the same folder
 _LOOKED_AT: set[str] = set()
@@ -27,14 +27,14 @@ Json = None | bool | int | float | str | list["Json"] | dict[str, "Json"]
 
 @contextmanager
 def replacing(path: str | Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
-    """A binary file that takes the place of `path` when the block ends well, and vanishes when it does not.
+    """Open a binary file that replaces `path` if the block succeeds and vanishes if it fails.
 
     Args:
         path: The file.
-        durable: It is on the disk when the block has ended. Without it a power cut may leave a damaged file.
+        durable: Sync it to the disk. Without it a power cut may leave a damaged file.
 
     Raises:
-        DataError: It cannot be written; what was at `path` before is still there.
+        WriteError: It cannot be written; what was at `path` before is still there.
     """
     path = Path(path)
     temporary = path.with_name(f".{path.name}.{writer()}.tmp")
@@ -51,25 +51,25 @@ def replacing(path: str | Path, *, durable: bool = True) -> Iterator[IO[bytes]]:
         finally:
             temporary.unlink(missing_ok=True)
     except OSError as error:
-        raise DataError(f"{path}: the file cannot be written ({error.strerror}).") from None
+        raise WriteError(f"the file cannot be written ({error.strerror})", where=path) from None
     if durable:
         _sync_folder(path.parent)
 
 
 def writer() -> str:
-    """The name of this process in the names of files that are of no use when it is killed before it completes them."""
+    """Name of this process for its temporary files, so that `is_dead` recognises those of a killed one."""
     return f"{_HOST}{os.getpid():08d}"
 
 
 def is_dead(name: str) -> bool:
-    """Whether a process that `writer` named was one of this machine and has ended."""
+    """Whether `name` is the `writer` of an ended process of this machine."""
     process = name.removeprefix(str(_HOST))
     # Windows has no harmless signal.
     return os.name != "nt" and name != process and process.isdecimal() and not _is_alive(int(process))
 
 
 def _delete_leftovers(folder: Path) -> None:
-    """Deletes what killed processes of this machine were writing here; once a folder, which may be large."""
+    """Delete temporary files of killed processes of this machine; once a folder, which may be large."""
     if str(folder) in _LOOKED_AT:
         return
     _LOOKED_AT.add(str(folder))
@@ -89,7 +89,7 @@ def _is_alive(process: int) -> bool:
 
 
 def _is_zombie(process: int) -> bool:
-    """Whether it has ended, and only its parent has not asked how; in some containers nobody ever does."""
+    """Whether it has ended and its parent has not waited for it; in some containers nobody does."""
     try:
         state = Path(f"/proc/{process}/stat").read_bytes()
     except OSError:  # not on Linux, or gone in between
@@ -98,27 +98,27 @@ def _is_zombie(process: int) -> bool:
 
 
 def write_atomically(path: str | Path, content: bytes) -> None:
-    """Writes a file that is either the old one or the new one, whatever happens in between."""
+    """Write a file so that it is the old or the new one, whatever happens in between."""
     with replacing(path) as file:
         file.write(content)
 
 
-def check_name(path: Path, option: str = "--out") -> None:
-    """Refuses a place for results whose name is not UTF-8: safetensors, parquet and SQLite do not open such files.
+def check_name(path: Path) -> None:
+    """Refuse a place for results whose name is not UTF-8: safetensors, parquet and SQLite cannot open such files.
 
     Raises:
-        DataError: It is not, or has a NUL.
+        WriteError: The name is not UTF-8, or contains a NUL.
     """
     try:
-        os.fspath(path).encode()
+        problem = "contains a NUL" if b"\0" in os.fspath(path).encode() else ""
     except UnicodeEncodeError:
-        raise DataError(f"{path}: the name is not UTF-8; give another {option}.") from None
-    if "\0" in os.fspath(path):
-        raise DataError(f"{path}: the name holds a NUL; give another {option}.")
+        problem = "is not UTF-8"
+    if problem:
+        raise WriteError(f"the name {problem}", where=path, advice="Give another `out`")
 
 
 def is_file(path: Path) -> bool:
-    """Whether it is a file; false for names that no file can have, such as very long ones."""
+    """Whether it is a file; false for impossible names, such as very long ones."""
     try:
         return path.is_file()
     except OSError:
@@ -126,7 +126,7 @@ def is_file(path: Path) -> bool:
 
 
 def read_json(path: str | Path) -> Json:
-    """The content of a JSON file; None if it is not there, not JSON or above `LARGEST` bytes."""
+    """Content of a JSON file; None if it is missing, no JSON or above `LARGEST` bytes."""
     try:
         found: Json = json.loads(read_regular(Path(path)))
     except (OSError, ValueError, RecursionError):
@@ -135,17 +135,13 @@ def read_json(path: str | Path) -> Json:
 
 
 def sha256_of(path: str | Path) -> str:
-    """The SHA-256 of a file, in hexadecimal digits.
-
-    Raises:
-        OSError: It cannot be read.
-    """
+    """SHA-256 of a file, in hexadecimal digits."""
     with regular(Path(path)).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _sync_folder(folder: Path) -> None:
-    """Makes a rename last; some file systems cannot, and then the next sync of theirs does."""
+    """Make a rename durable, where the file system can."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -155,20 +151,20 @@ def _sync_folder(folder: Path) -> None:
 
 
 def regular(path: Path) -> Path:
-    """A path to a file; a pipe would be waited for, and a device may have no end.
+    """Return the path of a regular file: a pipe would block, and a device may have no end.
 
     Raises:
-        OSError: It is something else, or not there.
+        OSError: It is something else, or missing.
     """
     size_of(path)
     return path
 
 
 def size_of(path: Path) -> int:
-    """The bytes of a file that is no pipe and no device.
+    """Size of a regular file in bytes.
 
     Raises:
-        OSError: It is something else, or not there.
+        OSError: It is something else, or missing.
     """
     found = path.stat()
     if not stat.S_ISREG(found.st_mode):
@@ -177,19 +173,19 @@ def size_of(path: Path) -> int:
 
 
 def read_regular(path: Path, most: int = LARGEST) -> bytes:
-    """The content of a file that is no device or pipe, and of a sensible size.
+    """Content of a regular file of at most `most` bytes.
 
     Raises:
-        OSError: It is something else, has more than `most` bytes, or cannot be read.
+        OSError: It is something else, larger, or unreadable.
     """
     return at_most(path, most).read_bytes()
 
 
 def at_most(path: Path, most: int) -> Path:
-    """A path to a file of at most so many bytes.
+    """Return the path of a regular file of at most `most` bytes.
 
     Raises:
-        OSError: It has more, or is no file.
+        OSError: It is something else, or larger.
     """
     size = size_of(path)
     if size > most:

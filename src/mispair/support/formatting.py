@@ -16,12 +16,12 @@ _NAMED = 12
 
 
 def clean(value: Any) -> Any:
-    """Any text on its way into a page or a terminal; what a template has made is clean already."""
+    """Replace characters that a page or a terminal must not get; what a template made is clean already."""
     return FORBIDDEN.sub("\ufffd", value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def listed(names: Sequence[str]) -> str:
-    """Names for a message: a few of them.
+    """Join names for a message, at most twelve.
 
     >>> listed(["a", "b", "c"])
     'a, b, c'
@@ -31,7 +31,7 @@ def listed(names: Sequence[str]) -> str:
 
 
 def plain(text: str) -> str:
-    """Without halves of characters (lone surrogates), which neither tables nor encoders nor files take.
+    """Replace lone surrogates, which tables, encoders and files refuse.
 
     >>> plain("caf\\udce9")
     'caf?'
@@ -40,7 +40,7 @@ def plain(text: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time as people say it.
+    """A number of seconds as people say it.
 
     >>> duration(1.23), duration(75.4), duration(7500), duration(270000)
     ('1.2 s', '1 min 15 s', '2 h 5 min', '3 d 3 h')
@@ -67,7 +67,7 @@ def byte_size(n_bytes: int) -> str:
 
 
 def beginning(text: str, most: int) -> str:
-    """A text without the spaces around it, cut at a word where it is longer than `most`.
+    """Strip a text and cut it at a word if it is longer than `most`.
 
     >>> beginning(" A dog in the snow ", 9)
     'A dog in …'
@@ -81,7 +81,7 @@ def beginning(text: str, most: int) -> str:
 
 
 def slug(text: str) -> str:
-    """A text as a part of a file name.
+    """A text as part of a file name.
 
     >>> slug("VSE-inf, M = 4096")
     'vse-inf-m-4096'

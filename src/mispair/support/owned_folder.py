@@ -21,7 +21,7 @@ from typing import Self
 
 import filelock
 
-from mispair.errors import DataError
+from mispair.errors import ChangedError, DamagedError, DataError, ExistsError, InUseError, WriteError
 from mispair.support.files import Json, check_name, read_json, sha256_of, write_atomically
 from mispair.support.formatting import listed
 
@@ -30,28 +30,21 @@ WORK = "unfinished"
 _LEFTOVER = re.compile(r"\..+\.\d+\.tmp")  # see `files.replacing`
 
 
-class FolderInUseError(DataError):
-    """Another process is working in the folder."""
-
-
 @dataclass(frozen=True)
 class FolderKind:
     """What a kind of folder consists of.
 
     Attributes:
-        what: Its name in messages, such as "an audit".
+        what: Name in messages, such as "an audit".
         mark: File name of the mark.
-        files: Patterns of its files. A finished folder has at least one file of each; all are deleted when the folder
-            is used for another request.
-        option: The command-line option that names the folder.
+        files: Patterns of its files. A finished folder has at least one file of each. Another request deletes all.
         optional: Patterns of files that a finished folder may lack.
-        says_place: Whether the mark says where the folder is, as its request names other places.
+        says_place: Write the place of the folder into the mark, because the request names other places.
     """
 
     what: str
     mark: str
     files: Sequence[str]
-    option: str = "--out"
     optional: Sequence[str] = ()
     says_place: bool = False
 
@@ -61,11 +54,11 @@ class Mark:
     """The content of the mark.
 
     Attributes:
-        request: What the content of the folder depends on, by names that a user knows. A change of a text, a number or
-            a boolean is reported with both values; of anything else only that it changed.
-        finished: Whether all of it was written.
+        request: What the content depends on, by names that a user knows. Errors show both values of a text, a number
+            or a boolean that changed; of a list or a table they say only that it changed.
+        finished: Whether all files were written.
         files: SHA-256 of each file of a finished folder.
-        place: Where the folder was when the mark was written; empty where it does not say so.
+        place: Where the folder was when the mark was written; empty if the mark does not say it.
     """
 
     request: Mapping[str, Json]
@@ -75,7 +68,7 @@ class Mark:
 
 
 def read_mark(path: Path, kind: FolderKind) -> Mark | None:
-    """The mark of a folder; None if it has none, or a damaged one. Takes no lock."""
+    """Read the mark of a folder without a lock; None if it is missing or damaged."""
     found = read_json(path / kind.mark)
     if isinstance(found, dict) and isinstance(request := found.get("request"), dict):
         files = found.get("files")
@@ -85,27 +78,22 @@ def read_mark(path: Path, kind: FolderKind) -> Mark | None:
 
 
 def check_unchanged(path: Path, kind: FolderKind, names: Iterable[str]) -> None:
-    """Refuses files of a finished folder that are not as they were written.
-
-    Args:
-        path: The folder.
-        kind: What it consists of.
-        names: The files that will be read; those that its mark does not know are not checked.
+    """Compare files of a finished folder with the hashes in its mark; files that the mark does not know pass.
 
     Raises:
-        DataError: One is gone, cannot be read, or has changed.
+        DamagedError: A file is gone, unreadable or changed.
     """
     mark = read_mark(path, kind)
     written = {} if mark is None else mark.files
     for name in names:
-        expected = written.get(name)
         try:
-            if expected is None or sha256_of(path / name) == expected:
+            if name not in written or sha256_of(path / name) == written[name]:
                 continue
             found = "the file is not as it was written"
         except OSError as error:
             found = f"the file cannot be read ({error.strerror})"
-        raise DataError(f"{path / name}: {found}; copy it again if you can, or make {kind.what} anew with --overwrite.")
+        advice = f"Copy it again if you can, or make {kind.what} anew with `overwrite`"
+        raise DamagedError(found, where=path / name, advice=advice)
 
 
 class OwnedFolder:
@@ -117,16 +105,20 @@ class OwnedFolder:
                 ...  # write files to folder.path, and intermediate results to folder.work
                 folder.finish()
 
-    Entering changes nothing about the content, apart from deleting temporary files of killed processes.
+    Entering changes no content; it deletes only temporary files of killed processes.
 
     Args:
         path: The folder; it need not exist.
         kind: What it consists of.
         request: What its content depends on; see `Mark`.
-        overwrite: Whether `begin` may replace the answer to another request.
+        overwrite: `begin` may replace the answer to another request.
 
     Raises:
-        DataError: On entering: the folder holds something else, another process uses it, or it cannot be written.
+        ExistsError: On entering: the folder holds something else.
+        ChangedError: On entering: the folder holds the answer to another request.
+        DamagedError: On entering: the mark cannot be read.
+        InUseError: On entering: another process works in the folder.
+        WriteError: The folder cannot be written.
     """
 
     def __init__(self, path: Path, kind: FolderKind, request: Mapping[str, Json], *, overwrite: bool = False) -> None:
@@ -137,17 +129,12 @@ class OwnedFolder:
         self._is_new = False
 
     def __enter__(self) -> Self:
-        check_name(self.path, self.kind.option)
+        check_name(self.path)
         self._check()
         with _writing(self.path):
             self._is_new = not self.path.exists()
             self.path.mkdir(parents=True, exist_ok=True)
-            try:
-                self._lock.acquire(timeout=0)
-            except filelock.Timeout:
-                raise FolderInUseError(
-                    f"Another process is working in {self.path}; wait for it or give another {self.kind.option}."
-                ) from None
+            acquire(self._lock, self.path)
         try:
             self._check()  # again: another process may have changed it in between
             with _writing(self.path):
@@ -171,12 +158,12 @@ class OwnedFolder:
 
     @property
     def begun(self) -> bool:
-        """Whether the folder holds a part of the answer to this request, or all of it."""
+        """Whether the folder holds the answer to this request or a part of it."""
         mark = read_mark(self.path, self.kind)
         return mark is not None and mark.request == self.request
 
     def begin(self) -> None:
-        """Marks the folder as unfinished; keeps what there is of the same request and deletes the rest."""
+        """Mark the folder as unfinished; keep files of the same request and delete those of another."""
         with _writing(self.path):
             if not self.begun:
                 # Before the new mark, so that it never stands beside files of an older request.
@@ -184,14 +171,14 @@ class OwnedFolder:
             self._write_mark(finished=False)
 
     def finish(self) -> None:
-        """Marks the folder as finished, and deletes intermediate results."""
+        """Mark the folder as finished, and delete intermediate results."""
         with _writing(self.path):
             self._write_mark(finished=True)
             for _ in range(2):  # the second for what the first could not delete; the next start deletes the rest
                 shutil.rmtree(self.work, ignore_errors=True)
 
     def abandon(self) -> None:
-        """Deletes what was begun, so that the folder is free for any request."""
+        """Delete all files, so that the folder is free for any request."""
         with _writing(self.path):
             self._delete_files()
             (self.path / self.kind.mark).unlink(missing_ok=True)
@@ -199,36 +186,33 @@ class OwnedFolder:
     def _check(self) -> None:
         path, kind = self.path, self.kind
         if path.exists() and not path.is_dir():
-            raise DataError(f"{path}: this is a file; {kind.option} must be a folder.")
+            raise ExistsError("this is a file", where=path, expected="a folder")
         if not (path / kind.mark).exists():
             self._check_unmarked()
             return
         mark = read_mark(path, kind)
         if self.overwrite or (mark is not None and mark.request == self.request):
             return
-        how = f"give another {kind.option} to keep it, or --overwrite to replace it."
+        how = "Give another `out` to keep it, or `overwrite` to replace it"
         if mark is None:
-            raise DataError(f"{path / kind.mark} cannot be read, so {kind.what} cannot be continued; {how}")
+            what = f"the file cannot be read, so {kind.what} cannot be continued"
+            raise DamagedError(what, where=path / kind.mark, advice=how)
         state = "holds" if mark.finished else "holds a part of"
-        raise DataError(
-            f"{path} {state} {kind.what} with other settings ({changes(mark.request, self.request)}); {how}"
-        )
+        different = changes(mark.request, self.request)
+        raise ChangedError(f"{state} {kind.what} with other settings ({different})", where=path, advice=how)
 
     def _check_unmarked(self) -> None:
         path, kind = self.path, self.kind
-        there = [entry.name for entry in path.iterdir() if entry.name[0] != "."] if path.exists() else []
-        if there and not self.overwrite:
-            raise DataError(
-                f"{path} is not empty and holds no {kind.mark}; give another {kind.option}, or --overwrite to write "
-                "there nevertheless."
-            )
+        if not path.exists():
+            return
+        if not self.overwrite and any(entry.name[0] != "." for entry in path.iterdir()):
+            advice = "Give another `out`, or `overwrite` to write there nevertheless"
+            raise ExistsError(f"the folder is not empty and holds no {kind.mark}", where=path, advice=advice)
         # Without a mark these are not ours to delete.
         names = sorted(str(file.relative_to(path)) for pattern in kind.files for file in path.glob(pattern))
         if names:
-            raise DataError(
-                f"{path} holds {listed(names)}, but no {kind.mark}, so it is not known to be {kind.what}; delete it or "
-                f"give another {kind.option}."
-            )
+            what = f"holds {listed(names)}, but no {kind.mark}, so it is not known to be {kind.what}"
+            raise ExistsError(what, where=path, advice="Delete it, or give another `out`")
 
     def _write_mark(self, *, finished: bool) -> None:
         content: dict[str, Json] = {"request": dict(self.request), "finished": finished}
@@ -249,7 +233,7 @@ class OwnedFolder:
                 file.unlink()
 
     def _delete_leftovers(self) -> None:
-        """Deletes what killed processes left: no other process writes here while we have the lock."""
+        """Delete what killed processes left: no other process writes here while we have the lock."""
         mark = read_mark(self.path, self.kind)
         if mark is not None and mark.finished:
             shutil.rmtree(self.work, ignore_errors=True)
@@ -269,29 +253,44 @@ class OwnedFolder:
 
 
 def changes(old: Mapping[str, Json], new: Mapping[str, Json]) -> str:
-    """How two requests differ.
+    """How two requests differ; settings are in backticks.
 
-    >>> changes({"--joint": False, "the source": ["a", "61d0"]}, {"--joint": True, "the source": ["a", "f3b7"]})
-    '--joint was False, now True; the source changed since'
+    >>> changes({"joint": False, "the source": ["a", "61d0"]}, {"joint": True, "the source": ["a", "f3b7"]})
+    '`joint` was False, now True; the source changed since'
     """
     different = [name for name in {**old, **new} if old.get(name) != new.get(name)]
     return "; ".join(_change(name, old.get(name), new.get(name)) for name in different)
 
 
 def _change(name: str, old: Json, new: Json) -> str:
+    name = f"`{name}`" if name.isidentifier() else name
     if isinstance(old, list | dict) or isinstance(new, list | dict):
         return f"{name} changed since"
     return f"{name} was {old}, now {new}"
 
 
-@contextmanager
-def replacing_folder(path: Path) -> Iterator[Path]:
-    """A folder that takes the place of `path` when the block ends well, and is deleted when it does not.
-
-    What killed processes left beside `path` is deleted first.
+def acquire(lock: filelock.BaseFileLock, folder: Path) -> None:
+    """Take the lock of a folder.
 
     Raises:
-        DataError: Another process writes this folder, or it cannot be written.
+        InUseError: Another process has it.
+    """
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        advice = "Wait for it, or give another `out`"
+        raise InUseError("another process is working in this folder", where=folder, advice=advice) from None
+
+
+@contextmanager
+def replacing_folder(path: Path) -> Iterator[Path]:
+    """Fill a new folder that replaces `path` if the block succeeds and is deleted if it fails.
+
+    Deletes what killed processes left beside `path` first.
+
+    Raises:
+        InUseError: Another process writes this folder.
+        WriteError: It cannot be written.
     """
     with _writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -309,7 +308,7 @@ def replacing_folder(path: Path) -> Iterator[Path]:
 
 
 def delete_beside(path: Path) -> None:
-    """Deletes what `replacing_folder` left beside a whole folder when it was killed; not while another one writes."""
+    """Delete what a killed `replacing_folder` left beside a whole folder, unless another process writes it now."""
     if _leftovers(path) or _lock_beside(path).exists():
         with contextlib.suppress(DataError, OSError), _locked_beside(path):
             pass
@@ -317,12 +316,9 @@ def delete_beside(path: Path) -> None:
 
 @contextmanager
 def _locked_beside(path: Path) -> Iterator[None]:
-    """Keeps other processes from writing a folder; what killed ones left is deleted."""
+    """Keep other processes from writing a folder; delete what killed ones left."""
     lock = filelock.FileLock(_lock_beside(path))
-    try:
-        lock.acquire(timeout=0)
-    except filelock.Timeout:
-        raise DataError(f"Another process is writing {path}; wait for it or choose another folder.") from None
+    acquire(lock, path)
     try:
         for left in _leftovers(path):
             if not path.exists() and (left / "old").exists():  # killed between the two renames
@@ -350,4 +346,4 @@ def _writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise DataError(f"{path}: the folder cannot be written ({error.strerror or error}).") from None
+        raise WriteError(f"the folder cannot be written ({error.strerror or error})", where=path) from None

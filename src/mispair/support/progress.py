@@ -27,7 +27,7 @@ LINE_SECONDS = 10.0  # between lines where there is no terminal
 
 
 class Heartbeat:
-    """Calls `write` every few seconds from a thread of its own, inside a `with` block."""
+    """Call `write` every few seconds in a thread, inside a `with` block."""
 
     def __init__(self, write: Callable[[], None], seconds: float) -> None:
         self._write, self._seconds, self._stop = write, seconds, threading.Event()
@@ -49,12 +49,12 @@ class Heartbeat:
 
 
 def heartbeat(console: Console, write: Callable[[], None]) -> AbstractContextManager[object]:
-    """A `Heartbeat` where a console is shown to somebody, but is no terminal."""
+    """A `Heartbeat` for a console that is neither a terminal nor quiet."""
     return nullcontext() if console.is_terminal or console.quiet else Heartbeat(write, LINE_SECONDS)
 
 
 class Pace:
-    """Rate and time left of work that began to count at `start`."""
+    """Rate of work and time left."""
 
     def __init__(self) -> None:
         self._since, self._start = time.monotonic(), 0.0
@@ -64,7 +64,7 @@ class Pace:
         self._since, self._start = time.monotonic(), done
 
     def words(self, done: float, total: float) -> str:
-        """Such as `41 a second, 1 min 50 s left`; empty where nothing has been done."""
+        """Such as `41 a second, 1 min 50 s left`; empty before the first step."""
         rate = (done - self._start) / max(time.monotonic() - self._since, 1e-9)
         if rate <= 0:
             return ""

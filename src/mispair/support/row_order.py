@@ -1,4 +1,4 @@
-"""Rows of pandas: mispair takes them by position, and an index may say another order."""
+"""Rows of pandas, which mispair takes by position although an index may say another order."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from typing import Any
 
 import numpy as np
 
-from mispair.errors import DataError
+from mispair.errors import ShapeError
 
 
 def labels_of(values: Any) -> Sequence[Any] | None:
-    """The index of a Series or DataFrame of pandas; None for anything else."""
+    """Index of a pandas Series or DataFrame; None for anything else."""
     is_pandas = type(values).__module__.partition(".")[0] == "pandas" and hasattr(values, "index")
     return values.index if is_pandas else None
 
 
 def check_order(labels: Mapping[str, Sequence[Any] | None]) -> None:
-    """Refuses rows that have the labels of the first ones in another order: they may have been sorted since.
+    """Refuse rows whose labels are those of the first ones in another order: they may have been sorted since.
 
     Args:
-        labels: By what they are of; None where there are none.
+        labels: By name of the data; None where there is no index.
 
     Raises:
-        DataError: They have.
+        ShapeError: The order differs.
     """
     known = [(name, found) for name, found in labels.items() if found is not None]
     for name, own in known[1:]:
@@ -32,8 +32,9 @@ def check_order(labels: Mapping[str, Sequence[Any] | None]) -> None:
             continue
         both = enumerate(zip(own, others, strict=True))
         row, label, wanted = next((row, label, wanted) for row, (label, wanted) in both if label != wanted)
-        raise DataError(
-            f"{name} has the index of {first} in another order: row {row} is {label!r} instead of {wanted!r}. "
-            "Rows belong together by position: if they were sorted or shuffled by mistake, undo it by .sort_index(); "
-            "if they are right as they are, add .reset_index(drop=True)."
+        raise ShapeError(
+            f"has the index of {first} in another order: row {row} is {label!r} instead of {wanted!r}",
+            where=name,
+            advice="Rows belong together by position: if they were sorted or shuffled by mistake, undo it with "
+            ".sort_index(); if they are right, add .reset_index(drop=True)",
         )

@@ -1,4 +1,4 @@
-"""Files of tensors that know whether they are as they were written (safetensors with a SHA-256 of the content)."""
+"""Files of tensors that notice damage: safetensors with a SHA-256 of the content."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import safetensors
 import safetensors.torch
 import torch
 
-from mispair.errors import DataError
+from mispair.errors import DamagedError, NotFoundError
 from mispair.support.files import regular, write_atomically
 
 KEY = "mispair"  # the only one in the header: several would come in any order
@@ -20,42 +20,36 @@ _DIGEST = "sha256"
 
 
 def save_tensors(path: str | Path, tensors: Mapping[str, torch.Tensor], about: Mapping[str, Any] | None = None) -> None:
-    """Writes tensors and what is known about them to a file that is whole or absent. The same content, the same bytes.
-
-    Args:
-        path: The file.
-        tensors: By name; no two may share memory.
-        about: Anything that JSON can hold.
-    """
+    """Write tensors, of which no two share memory, and facts about them as JSON. Equal content gives equal bytes."""
     known = dict(about or {})
     known[_DIGEST] = _digest(tensors, known)
     write_atomically(path, safetensors.torch.save(dict(tensors), {KEY: json.dumps(known)}))
 
 
 def load_tensors(path: str | Path) -> tuple[dict[str, torch.Tensor], dict[str, Any] | None]:
-    """Reads what `save_tensors` has written.
-
-    Returns:
-        The tensors, and what is known about them: None for a safetensors file of somebody else.
+    """Read the tensors of a file and the facts about them: None for a safetensors file that mispair did not write.
 
     Raises:
-        DataError: The file cannot be read, is damaged or is something else.
+        NotFoundError: There is no such file.
+        DamagedError: The file cannot be read, is corrupted or is something else.
     """
     try:
         regular(Path(path)).open("rb").close()  # safetensors says of a file that it may not read that it is not there
         with safetensors.safe_open(path, framework="pt") as opened:
             about = json.loads((opened.metadata() or {}).get(KEY, "null"))
             tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118 - not a dict
+    except FileNotFoundError:
+        raise NotFoundError("no such file", where=path) from None
     except OSError as error:
-        raise DataError(f"{path}: the file cannot be read ({error.strerror or error}).") from None
+        raise DamagedError(f"the file cannot be read ({error.strerror or error})", where=path) from None
     except (safetensors.SafetensorError, ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise DataError(f"{path}: this is no file of tensors by mispair, or a damaged one ({reason}).") from None
+        raise DamagedError(f"not a mispair tensor file, or corrupted ({reason})", where=path) from None
     if not isinstance(about, dict):
         return tensors, None
-    written = about.pop(_DIGEST, None)  # earlier versions did not write it
-    if written is not None and written != _digest(tensors, about):
-        raise DataError(f"{path}: the file is damaged: it is not as it was written; copy it again, or make it again.")
+    if about.pop(_DIGEST, None) != _digest(tensors, about):
+        advice = "Copy it again, or make it again"
+        raise DamagedError("the file is damaged: it is not as it was written", where=path, advice=advice)
     return tensors, about
 
 

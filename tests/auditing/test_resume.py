@@ -14,9 +14,10 @@ from audit_cases import contents, make_case, write_clip
 from mispair.auditing import audit as audit_module
 from mispair.auditing.audit import Settings
 from mispair.auditing.folder import audit_to_folder
-from mispair.errors import DataError
+from mispair.errors import ChangedError, DataError
 from mispair.pairs.layouts.opening import open_source
 from mispair.support.tensor_files import load_tensors, save_tensors
+from refusals import refused
 
 pytest.importorskip("pyarrow")
 
@@ -107,7 +108,7 @@ def test_vectors_that_have_changed_are_noticed(folder: Path, tmp_path: Path) -> 
     written = path.stat().st_mtime_ns
     np.save(path, np.load(path))
     os.utime(path, ns=(written + 1, written + 1))
-    with pytest.raises(DataError, match=r"with other settings \(the input changed since\); give another --out"):
+    with refused(ChangedError, out, "(the input changed since)"):
         audit_to_folder(open_source(folder), out, CPU)
     with pytest.raises(DataError, match=r"\(the input changed since; --checked changed since\)"):
         audit_to_folder(open_source(folder), out, Settings(device="cpu", checked={"1": True}))

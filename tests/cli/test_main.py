@@ -523,9 +523,9 @@ def test_an_error_about_a_hostile_name_is_shown_harmless(capsys: pytest.CaptureF
 @pytest.mark.parametrize(
     ("error", "where"),
     [
-        (MemoryError(), "memory;"),
-        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"), "memory;"),
-        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), "memory on the GPU;"),
+        (MemoryError(), "memory."),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"), "memory."),
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."), "memory on the GPU."),
     ],
 )
 def test_too_little_memory_is_a_sentence(

@@ -22,10 +22,11 @@ from mispair.cli import audit as audit_module
 from mispair.encoders import encode
 from mispair.encoders.cache import cache_folder
 from mispair.encoders.encode import Outcome, encode_to_folder
-from mispair.errors import DataError
+from mispair.errors import ChangedError, DataError
 from mispair.pairs.edits import Edits
 from mispair.pairs.layouts import clip_retrieval
 from mispair.pairs.raw import ImageFiles
+from refusals import refused
 
 pytest.importorskip("pyarrow")
 
@@ -315,9 +316,9 @@ def test_a_folder_made_from_something_else_is_refused(images: Path) -> None:
     rows, fewer, out = make_rows(images, pairs), make_rows(images, pairs[:2]), images / "out"
     encode_rows(rows, out, FakeImages(), FakeTexts(), shard=1)
     before = contents(out)
-    with pytest.raises(DataError, match=r"image model was colour, now shade\); give another --out"):
+    with refused(ChangedError, out, "image model was colour, now shade"):
         encode_rows(rows, out, FakeImages("shade"), FakeTexts(), shard=1)
-    with pytest.raises(DataError, match=r"\(rows was 3, now 2; rows a shard was 1, now 4096; ids, "):
+    with pytest.raises(DataError, match=r"`rows` was 3, now 2; rows a shard was 1, now 4096; ids, "):
         encode_rows(fewer, out, FakeImages(), FakeTexts())
     with pytest.raises(DataError, match=r"\(ids, image paths or captions changed since\)"):
         encode_rows(make_rows(images, [*pairs[:2], ("2.png", "d")]), out, FakeImages(), FakeTexts(), shard=1)

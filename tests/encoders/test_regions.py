@@ -20,9 +20,10 @@ from mispair.cli.main import main
 from mispair.encoders import encoders
 from mispair.encoders.encoders import GridEncoder, image_encoder, load_image
 from mispair.encoders.regions import SplitRule, encode_regions
-from mispair.errors import ConfigError, DataError
+from mispair.errors import ChangedError, ConfigError, DataError
 from mispair.pairs.layouts.opening import open_raw
 from mispair.pairs.origin import Origin, Projection
+from refusals import refused
 
 pq = pytest.importorskip("pyarrow.parquet")
 IMAGES = 12
@@ -113,7 +114,7 @@ def test_stopped_and_continued(table: Path) -> None:
     encode(table, table.parent / "stopped", again)
     assert contents(table.parent / "stopped") == before
     assert again.seen <= IMAGES
-    with pytest.raises(DataError, match="grid was 2, now 3"):
+    with refused(ChangedError, table.parent / "stopped", "`grid` was 2, now 3"):
         encode(table, table.parent / "stopped", grid=3)
 
 

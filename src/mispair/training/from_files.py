@@ -35,7 +35,7 @@ from mispair.encoders.cache import writable_cache
 from mispair.encoders.encode import Encoders
 from mispair.encoders.encoders import GridEncoder, image_encoder
 from mispair.encoders.regions import SplitRule, encode_regions, first_rows, read_rows, save_rows
-from mispair.errors import ConfigError, DataError
+from mispair.errors import ChangedError, ConfigError, DamagedError, DataError, ExistsError
 from mispair.pairs.audited import AuditColumns
 from mispair.pairs.edited import EditedPairs, edited_source
 from mispair.pairs.edits import Edits
@@ -394,13 +394,10 @@ def _write_features(
 def _refusing_other_files(out: Path) -> Iterator[None]:
     try:
         yield
-    except DataError as error:
-        if "--overwrite" not in str(error):  # which `mispair train` has not got
+    except (ChangedError, DamagedError, ExistsError) as error:
+        if error.where is None or not Path(error.where).is_relative_to(out):
             raise
-        found = str(error).rpartition(";")[0]
-        changed = found.partition(" with other settings ")[2]
-        found = f"{out} holds a training on other files or with other encoders {changed}" if changed else found
-        raise DataError(f"{found}; give another --out.") from None
+        raise type(error)(error.what, where=error.where, advice="Give another `out`") from None  # there is no overwrite
 
 
 def _keep_audited(out: Path, console: Console | None) -> None:

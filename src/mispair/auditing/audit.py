@@ -49,6 +49,8 @@ from mispair.support.tensor_files import load_tensors, save_tensors
 if TYPE_CHECKING:
     import pandas
 
+    from mispair import ReviewPage
+
 SAMPLE = 1 << 15  # pairs that the judge learns from
 LEAST = 50  # pairs, below which there is nothing to learn from
 GPU_WORKERS, LOADED_WORKERS = 8, 2  # enough to read while others compute; and where nothing is left to read
@@ -121,6 +123,14 @@ class Audit(Findings):
     def export(self, tool: Tool, out: str | Path) -> list[Path]:
         """Writes files of all pairs that FiftyOne, Label Studio or Argilla import; see `mispair.auditing.exports`."""
         return export(self.pieces(), tool, Path(out), self.source.image_folder)
+
+    def review(
+        self, folder: str | Path = "review", *, port: int | None = None, reviewer: str = "", browser: bool = True
+    ) -> ReviewPage:
+        """Open a page to decide on the doubtful pairs; see `mispair.review`."""
+        import mispair
+
+        return mispair.review(self, folder, port=port, reviewer=reviewer, browser=browser)
 
     def to_pandas(self) -> pandas.DataFrame:
         """The table of all pairs as a DataFrame; needs pandas."""

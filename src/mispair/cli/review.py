@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import getpass
-import secrets
-import socket
 import sys
 import webbrowser
 from pathlib import Path
@@ -14,12 +11,6 @@ from typing import Literal
 from tyro.conf import Positional
 
 from mispair.cli.output import console, print_json, say
-from mispair.errors import ConfigError
-from mispair.support.extras import install_command
-
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
-EVERYWHERE = ("0.0.0.0", "::")  # all addresses of this machine
-HTTP = 80  # the port that browsers do not name
 
 
 def review(
@@ -33,7 +24,7 @@ def review(
     import_decisions: Path | None = None,
     open: bool = True,  # noqa: A002 (the name of the flag)
 ) -> int:
-    """Decide on the doubtful pairs of an audit, on a web page of this machine.
+    """Decide on the doubtful pairs of an audit, in your browser, on this machine.
 
     Args:
         out: Folder that an audit has written.
@@ -46,6 +37,7 @@ def review(
         open: Open the page in a browser.
     """
     from mispair.reviewing.decisions import FILE
+    from mispair.reviewing.page import EVERYWHERE, LOOPBACK, ReviewPage
     from mispair.reviewing.review import Review
     from mispair.reviewing.transfer import read_decisions, write_decisions
     from mispair.support.memory import spare_memory
@@ -64,72 +56,20 @@ def review(
     if export_decisions is not None or import_decisions is not None:
         return 0
     spare_memory()
-    try:
-        import uvicorn
-
-        from mispair.reviewing.server import make_app
-    except ImportError as error:
-        raise ConfigError(
-            f"The page needs the package {error.name}; install it with: {install_command('review')}"
-        ) from None
-    if not 1 <= port <= 65535:
-        raise ConfigError(f"--port is {port}; expected 1 to 65535.")
-    check_free(host, port)
-    local = host in LOOPBACK
-    token = None if local else secrets.token_urlsafe(16)
-    opened = Review(out, images, console())
-    app = make_app(opened, names_of(host, port), token, name)
-    address = f"http://{_in_url(host)}:{port}/" + ("" if token is None else f"?token={token}")
-    say(f"Review of {out}: {address}\nDecisions are kept in {out / FILE}. Ctrl-C ends the server.", flush=True)
+    page = ReviewPage(out, images=images, port=port, host=host, reviewer=name, console=console())
+    say(f"Review of {out}: {page.url}\nDecisions are kept in {out / FILE}. Ctrl-C ends the server.", flush=True)
     if host in EVERYWHERE:
-        say(f"On other machines write this machine's name or address in the place of {_in_url(host)}.", flush=True)
-    if (gone := opened.images_gone) is not None:
+        say(f"On other machines write this machine's name or address in the place of {host}.", flush=True)
+    if page.images_gone is not None:
         say(
-            f"Note: {gone} is not there any more, so images are missing; move it back, or give the folder of the "
-            "images with --images.",
+            f"Note: {page.images_gone} is not there any more, so images are missing; move it back, or give the folder "
+            "of the images with --images.",
             flush=True,
         )
-    if open and local and sys.stdout.isatty():
-        webbrowser.open(address)
-    uvicorn.run(app, host=host, port=port, log_level="warning", server_header=False)
+    if open and host in LOOPBACK and sys.stdout.isatty():
+        webbrowser.open(page.url)
+    page.run()
     return 0
-
-
-def check_free(host: str, port: int) -> None:
-    """Refuses an address that the page cannot have, before anybody is told of it: another review may be there.
-
-    Raises:
-        ConfigError: It is in use, not one of this machine, or not allowed.
-    """
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-        for family, _, _, _, place in found:
-            try:
-                socket.create_server(place[:2], family=family).close()
-            except OSError as error:
-                if len(found) == 1 or error.errno not in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):  # no IPv6 here
-                    raise
-    except (OSError, UnicodeError) as error:
-        reason = (error.strerror if isinstance(error, OSError) else None) or error
-        raise ConfigError(
-            f"The page cannot be at {host}, port {port} ({reason}); give another --port or --host, or end what uses it."
-        ) from None
-
-
-def names_of(host: str, port: int) -> frozenset[str] | None:
-    """Names under which browsers call a server at an address; None for any.
-
-    >>> sorted(names_of("localhost", 8700))
-    ['127.0.0.1:8700', '[::1]:8700', 'localhost:8700']
-    """
-    if host in EVERYWHERE:
-        return None
-    names = [_in_url(name).lower() for name in (LOOPBACK if host in LOOPBACK else (host,))]
-    return frozenset([*(f"{name}:{port}" for name in names), *(names if port == HTTP else ())])
-
-
-def _in_url(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
 
 
 def export(

@@ -9,12 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from mispair.errors import DataError
+from mispair.errors import ChangedError, DamagedError, DataError, NotFoundError, ShapeError
 from mispair.pairs import npy
 from mispair.pairs.noise import load_noise
-from mispair.pairs.npy import absolute_maximum, check_finite, open_array
+from mispair.pairs.npy import TruncatedError, absolute_maximum, check_finite, open_array
 from mispair.support.files import replacing
 from mispair.support.memory import peak_memory
+from refusals import refused
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
@@ -31,28 +32,28 @@ def test_vectors_may_be_quantised(tmp_path: Path) -> None:
         np.save(tmp_path / f"{np.dtype(dtype)}.npy", np.ones((3, 2), dtype))
     assert open_array(tmp_path / "int8.npy", kind="vector").dtype == np.int8
     assert open_array(tmp_path / "float16.npy", kind="vector").dtype == np.float16
-    with pytest.raises(DataError, match="int8; features must be float16"):
+    with refused(ShapeError, tmp_path / "int8.npy", names="int8"):
         open_array(tmp_path / "int8.npy")
-    with pytest.raises(DataError, match="uint8; features must be float16"):
+    with refused(ShapeError, tmp_path / "uint8.npy", names="int8"):
         open_array(tmp_path / "uint8.npy", kind="vector")
 
 
 @pytest.mark.parametrize(
-    ("content", "sentence"),
+    ("content", "names"),
     [
-        (b"", "empty"),
-        (b"hello world", "not an .npy file"),
-        (b"PK\x03\x04zip", "npz archive"),
-        (b"\x80\x04pickle", "Python pickle"),
-        (b"version https://git-lfs.github.com/spec/v1\n", "Git LFS pointer"),
-        (b"\x93NUMPY\x01\x00\x08\x00rubbish!", "header of the array is damaged"),
-        (b"\x93NUMPY\x09\x00\x08\x00rubbish!", "header of the array is damaged"),
-        (b"\x93NUMPY", "header of the array is damaged"),
+        (b"", ""),
+        (b"hello world", ".npy"),
+        (b"PK\x03\x04zip", ".npz"),
+        (b"\x80\x04pickle", "pickle"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "`git lfs pull`"),
+        (b"\x93NUMPY\x01\x00\x08\x00rubbish!", "header"),
+        (b"\x93NUMPY\x09\x00\x08\x00rubbish!", "header"),
+        (b"\x93NUMPY", "header"),
     ],
 )
-def test_files_that_are_no_arrays_are_refused(tmp_path: Path, content: bytes, sentence: str) -> None:
+def test_files_that_are_no_arrays_are_refused(tmp_path: Path, content: bytes, names: str) -> None:
     (tmp_path / "a.npy").write_bytes(content)
-    with pytest.raises(DataError, match=sentence):
+    with refused(DamagedError, tmp_path / "a.npy", names):
         open_array(tmp_path / "a.npy")
 
 
@@ -69,7 +70,7 @@ def test_headers_that_are_none_are_refused(tmp_path: Path, header: bytes) -> Non
     (tmp_path / "a.npy").write_bytes(
         b"\x93NUMPY\x01\x00" + (len(header) + 1).to_bytes(2, "little") + header + b"\n" + bytes(400)
     )
-    with pytest.raises(DataError, match="header of the array is damaged"):
+    with refused(DamagedError, tmp_path / "a.npy"):
         open_array(tmp_path / "a.npy")
 
 
@@ -81,25 +82,25 @@ def test_a_small_array_is_read_as_numpy_reads_it(tmp_path: Path, array: npt.NDAr
     assert (found.dtype, found.shape) == (array.dtype, array.shape)
     np.testing.assert_array_equal(found, array)
     (tmp_path / "a.npy").write_bytes((tmp_path / "a.npy").read_bytes() + b"1")
-    with (tmp_path / "a.npy").open("rb") as file, pytest.raises(DataError, match="a: the array is damaged"):
+    with (tmp_path / "a.npy").open("rb") as file, refused(DamagedError, "a"):
         npy.read_array(file, "a")
 
 
 @pytest.mark.parametrize(
-    ("array", "ndim", "sentence"),
+    ("array", "ndim", "names"),
     [
-        (np.ones((2, 2)), 3, r"shape \(2, 2\); expected 3 dimensions \(images, regions, width\)"),
-        (np.ones(2, np.int64), 1, "int64; features must be float16"),
-        (np.ones(2, ">f4"), 1, "'?>f4'?; features must be"),
+        (np.ones((2, 2)), 3, "(2, 2)"),
+        (np.ones(2, np.int64), 1, "int64"),
+        (np.ones(2, ">f4"), 1, ">f4"),
         (np.ones(2, np.complex64), None, "complex64"),
-        (np.ones((0, 3)), 2, "holds nothing"),
+        (np.ones((0, 3)), 2, "(0, 3)"),
     ],
 )
 def test_arrays_of_another_kind_are_refused(
-    tmp_path: Path, array: npt.NDArray[Any], ndim: int | None, sentence: str
+    tmp_path: Path, array: npt.NDArray[Any], ndim: int | None, names: str
 ) -> None:
     np.save(tmp_path / "a.npy", array)
-    with pytest.raises(DataError, match=sentence):
+    with refused(ShapeError, tmp_path / "a.npy", names):
         open_array(tmp_path / "a.npy", ndim)
 
 
@@ -108,7 +109,7 @@ def test_a_truncated_file_is_refused_with_both_sizes(tmp_path: Path, lost: int) 
     np.save(tmp_path / "a.npy", np.ones((5, 2)))
     whole = (tmp_path / "a.npy").read_bytes()
     (tmp_path / "a.npy").write_bytes(whole[:-lost])
-    with pytest.raises(DataError, match=f"truncated, {len(whole) - lost} bytes where its header promises {len(whole)}"):
+    with refused(TruncatedError, tmp_path / "a.npy", f"{len(whole)}"):
         open_array(tmp_path / "a.npy")
 
 
@@ -121,21 +122,21 @@ def test_a_file_that_is_cut_while_it_is_mapped_is_a_sentence(tmp_path: Path, rea
     copied, part = array[np.array([1, 2])], array[2:]
     os.truncate(path, 4096)
     for mapped in (array, part):
-        with pytest.raises(DataError, match=r"x\.npy: the file was cut to 4,096 bytes while"):
+        with refused(ChangedError, path, names="4,096"):
             read(mapped)
     assert copied[1][0] == 20_000
 
 
 def test_pickled_objects_never_run(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.array([print], dtype=object), allow_pickle=True)
-    with pytest.raises(DataError, match="pickled Python objects"):
+    with refused(DamagedError, tmp_path / "a.npy"):
         open_array(tmp_path / "a.npy")
 
 
 def test_a_missing_file_and_a_folder_are_sentences(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no such file"):
+    with refused(NotFoundError, tmp_path / "a.npy"):
         open_array(tmp_path / "a.npy")
-    with pytest.raises(DataError, match="cannot be read"):
+    with refused(DamagedError, tmp_path):
         open_array(tmp_path)
 
 
@@ -154,7 +155,7 @@ def test_the_scans_agree_with_numpy_whatever_the_chunk(array: npt.NDArray[Any], 
         patch.setattr(npy, "_CHUNK_BYTES", chunk_bytes)
         np.testing.assert_equal(absolute_maximum(array), float(np.abs(array).max()))
         if bad.any():
-            with pytest.raises(DataError, match=f"x: row {bad.argmax()} holds values that are not finite"):
+            with refused(DamagedError, "x", f"row {bad.argmax()}"):
                 check_finite(array, "x")
         else:
             check_finite(array, "x")
@@ -172,7 +173,7 @@ def test_what_is_too_large_for_float32_is_refused() -> None:
     array = np.ones((4, 8))
     check_finite(array, "x")
     array[2, 3] = 1e39
-    with pytest.raises(DataError, match=r"x: row 2 holds values .* too large for float32"):
+    with refused(DamagedError, "x", names="float32"):
         check_finite(array, "x")
 
 

@@ -19,12 +19,13 @@ from mispair.bench.suite.record import read_record
 from mispair.config import Config, to_toml
 from mispair.encoders.cache import EncodingCache
 from mispair.errors import DataError
-from mispair.pairs.layouts import clip_retrieval, datacomp
+from mispair.pairs.layouts import datacomp
 from mispair.pairs.layouts.copies import read_edits
 from mispair.pairs.layouts.opening import open_raw
 from mispair.pairs.layouts.precomp import read_captions
 from mispair.pairs.npy import open_array
 from mispair.pairs.source import Source
+from mispair.pairs.tables import open_table
 from mispair.pairs.vocabulary import Vocabulary
 from mispair.reviewing import export
 from mispair.reviewing.decisions import FILE, Decisions
@@ -42,7 +43,7 @@ def _embeddings(pipe: Path) -> None:
     folder = pipe.parent / "metadata"
     folder.mkdir()
     shutil.move(pipe, folder / "metadata_0.parquet")
-    clip_retrieval._read_parquet(folder / "metadata_0.parquet")
+    open_table(folder / "metadata_0.parquet")
 
 
 def _inside(name: str) -> Callable[[Path], object]:
@@ -93,7 +94,7 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
 @pytest.mark.parametrize(("name", "read"), READERS.values(), ids=READERS)
 def test_a_pipe_is_refused(name: str, read: Callable[[Path], object], tmp_path: Path) -> None:
     os.mkfifo(tmp_path / name)
-    with pytest.raises(DataError, match=r"not a regular file|neither a file nor a folder|cannot be read|damaged"):
+    with pytest.raises(DataError):  # at once
         read(tmp_path / name)
 
 

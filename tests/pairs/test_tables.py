@@ -7,9 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mispair.errors import DataError
+from mispair.errors import DamagedError, DataError, NotFoundError, ShapeError
 from mispair.pairs import tables
-from mispair.pairs.tables import Parquet, Part, Table, Text, open_table
+from mispair.pairs.tables import Part, Table, open_table
+from refusals import refused
 
 arrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -144,32 +145,32 @@ def test_small_parquet_files_of_other_types_or_that_are_too_many_are_read_from_d
     whole = ["a", "b", "c", "d", "1", "2", "e", "f", "", "g", "h", "i"]
     assert column(table, "text") == whole
     assert table.cells("text", np.arange(12)[::-1]) == whole[::-1]
-    assert len(table.blocks) == {0: 8, 20: 7, 1 << 20: 6}[room]
+    assert sum(part.in_memory for part in table.parts) == {0: 0, 20: 2, 1 << 20: 8}[room]
 
 
 def test_the_file_whose_texts_are_not_utf8_is_named(tmp_path: Path) -> None:
     bad = arrow.Array.from_buffers(arrow.string(), 1, arrow.array([b"\xff"]).buffers())
     paths = write_parts(tmp_path, [{"text": ["a"]}, {"text": ["b"]}, {"text": bad}])
-    with pytest.raises(DataError, match=r"2\.parquet: the column text .* not UTF-8"):
+    with refused(ShapeError, tmp_path / "2.parquet", names="UTF-8"):
         column(open_table(*paths), "text")
 
 
-@pytest.mark.parametrize("kind", [Text, Parquet])
-def test_neighbouring_cells_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[Part]) -> None:
+@pytest.mark.parametrize("kind", ["text", "parquet"])
+def test_neighbouring_cells_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     path = tmp_path / "a"
-    if kind is Text:
+    if kind == "text":
         write_csv(path, [["id", "caption"], *([str(row), f"text {row}"] for row in range(50))])
     else:
         parquet.write_table(arrow.table({"caption": [f"text {row}" for row in range(50)]}), path)
     table = open_table(path)
     reads: list[int] = []
-    chunk = kind._chunk
+    chunk = Part.chunk
 
     def counted(self: Part, number: int, column: str) -> Any:
         reads.append(number)
         return chunk(self, number, column)
 
-    monkeypatch.setattr(kind, "_chunk", counted)
+    monkeypatch.setattr(Part, "chunk", counted)
     for row in range(50):
         assert table.cells("caption", np.array([row])) == [f"text {row}"]
     assert len(reads) == 1
@@ -207,12 +208,12 @@ def test_arrow_reads_a_small_text_table_from_its_own_memory(tmp_path: Path, monk
 def test_lenient_rows(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("id,caption\n1\n , \n2,two,,\n")
-    with pytest.raises(DataError, match="row 1 has 1 cells"):
+    with refused(ShapeError, path, names="row 1"):
         open_table(path)
     table = open_table(path, lenient=True)
     assert (column(table, "id"), column(table, "caption")) == (["1", "2"], ["", "two"])
     path.write_text("id,caption\n1,two,three\n")
-    with pytest.raises(DataError, match="row 1 has 3 cells"):
+    with refused(ShapeError, path, names="row 1"):
         open_table(path, lenient=True)
 
 
@@ -220,7 +221,7 @@ def test_text_in_utf_16(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("id\tcaption\n1\tÄpfel\n", encoding="utf-16")
     assert column(open_table(tmp_path / "a.csv"), "caption") == ["Äpfel"]
     (tmp_path / "a.csv").write_bytes("id\tcaption\n1\tÄpfel\n".encode("utf-16")[:-1])
-    with pytest.raises(DataError, match="is not UTF-16"):
+    with refused(DamagedError, tmp_path / "a.csv", names="UTF-16"):
         open_table(tmp_path / "a.csv")
 
 
@@ -233,7 +234,7 @@ def test_a_dictionary_column_is_text(tmp_path: Path) -> None:
 def test_texts_of_parquet_that_are_not_utf8_are_refused(tmp_path: Path) -> None:
     wrong = arrow.Array.from_buffers(arrow.string(), 1, arrow.array([b"\xff"], arrow.binary()).buffers())
     parquet.write_table(arrow.table({"id": wrong}), tmp_path / "a.parquet")
-    with pytest.raises(DataError, match="the column id holds string or bytes that are not UTF-8"):
+    with refused(ShapeError, tmp_path / "a.parquet", names="UTF-8"):
         column(open_table(tmp_path / "a.parquet"), "id")
 
 
@@ -242,7 +243,7 @@ def test_a_table_whose_name_is_not_utf8_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "caf\udce9.parquet"
     with path.open("wb") as file:
         parquet.write_table(arrow.table({"id": ["a"]}), file)
-    with pytest.raises(DataError, match="the name is not UTF-8"):
+    with refused(DamagedError, path, names="UTF-8"):
         open_table(path)
 
 
@@ -254,46 +255,46 @@ def test_thirty_thousand_columns(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "sentence"),
+    ("content", "kind", "names"),
     [
-        (b"", "the file is empty"),
-        (b"PAR1 and then nothing", "cannot be read"),
-        (b"PK\x03\x04\x00\x00", "neither parquet nor text"),
-        ("id,caption\n1,caf\u00e9\n".encode() + b"2,caf\xe9\n", "line 3 is not UTF-8 as the other lines are"),
-        (b"id,caption\n1,two, three\n", r"row 1 has 3 cells and the header 2 \(id, caption\)"),
-        (b"id,caption\n1\n", "row 1 has 1 cells"),
-        (b'id,caption\n1,"two\n2,three\n', "look for a quotation mark"),
-        (b"id,caption\r1,two\r", "carriage return"),
-        (b"id,caption,id\n1,2,3\n", "2 columns are named 'id'"),
+        (b"", DamagedError, ""),
+        (b"PAR1 and then nothing", DamagedError, ""),
+        (b"PK\x03\x04\x00\x00", DamagedError, ""),
+        ("id,caption\n1,caf\u00e9\n".encode() + b"2,caf\xe9\n", DamagedError, "line 3"),
+        (b"id,caption\n1,two, three\n", ShapeError, "(id, caption)"),
+        (b"id,caption\n1\n", ShapeError, "row 1"),
+        (b'id,caption\n1,"two\n2,three\n', DamagedError, "line 3"),
+        (b"id,caption\r1,two\r", DamagedError, "line 1"),
+        (b"id,caption,id\n1,2,3\n", ShapeError, "'id'"),
     ],
 )
-def test_damaged_tables_are_refused(tmp_path: Path, content: bytes, sentence: str) -> None:
+def test_damaged_tables_are_refused(tmp_path: Path, content: bytes, kind: type[DataError], names: str) -> None:
     path = tmp_path / "a.csv"
     path.write_bytes(content)
-    with pytest.raises(DataError, match=sentence):
+    with refused(kind, path, names):
         open_table(path)
 
 
 def test_what_is_missing_is_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no such file"):
+    with refused(NotFoundError, tmp_path / "none.csv"):
         open_table(tmp_path / "none.csv")
-    with pytest.raises(DataError, match="cannot be read"):
+    with refused(DamagedError, tmp_path):
         open_table(tmp_path)
     (tmp_path / "a.csv").write_text("width,height\n1,2\n")
     (tmp_path / "b.csv").write_text("id\n1\n")
-    with pytest.raises(DataError, match=r"found the columns id, but a\.csv has width, height"):
+    with refused(ShapeError, tmp_path / "b.csv", names="a.csv"):
         open_table(tmp_path / "a.csv", tmp_path / "b.csv")
     assert open_table(tmp_path / "b.csv").find("id") == "id"
 
 
 def test_a_column_of_lists_is_refused(tmp_path: Path) -> None:
     parquet.write_table(arrow.table({"id": [[1], [2]]}), tmp_path / "a.parquet")
-    with pytest.raises(DataError, match="the column id holds list"):
+    with refused(ShapeError, tmp_path / "a.parquet"):
         column(open_table(tmp_path / "a.parquet"), "id")
 
 
 def test_blank_lines_are_no_rows(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("id\n\n1\n\n2\n\n")
     table = open_table(tmp_path / "a.csv")
-    assert isinstance(table.parts[0], Text)
+    assert table.parts[0].format is not None
     assert column(table, "id") == ["1", "2"]

@@ -18,7 +18,7 @@ from mispair.auditing.output_files import TABLE
 from mispair.config import Config
 from mispair.errors import ConfigError, DataError
 from mispair.pairs.audited import AuditColumns
-from mispair.pairs.layouts.scan_features import ScanFeatures
+from mispair.pairs.layouts.precomp import ScanFeatures
 from mispair.pairs.pairs import Pairs, Tokens
 from mispair.reviewing.decisions import FILE, Decision, Decisions, Verdict
 from mispair.reviewing.reviewed import read_review

@@ -53,6 +53,7 @@ from mispair.config import read_recipe
 from mispair.encoders.cache import FETCHED, cache_folder
 from mispair.encoders.encode import Encoders
 from mispair.errors import ConfigError, DataError, InUseError
+from mispair.pairs.layouts.arrays import is_array_file
 from mispair.pairs.layouts.copies import (
     check_copy,
     check_place,
@@ -61,7 +62,6 @@ from mispair.pairs.layouts.copies import (
     write_copy,
 )
 from mispair.pairs.layouts.datacomp import uid_subset
-from mispair.pairs.layouts.embeddings import is_array_file
 from mispair.pairs.origin import check_as_encoded
 from mispair.pairs.raw import RawLayout, RawPairs
 from mispair.pairs.remote import find_copy, url_of

@@ -15,14 +15,13 @@ from mispair.encoders.cache import FETCHED, cache_folder, writable_cache
 from mispair.encoders.encode import Encoders, encode
 from mispair.errors import ConfigError, DataError
 from mispair.pairs.layouts.datacomp import find_datacomp, open_datacomp
-from mispair.pairs.layouts.loading import layout
 from mispair.pairs.layouts.opening import is_raw_folder, open_raw, open_source
 from mispair.pairs.layouts.table import open_pairs
 from mispair.pairs.origin import check_as_encoded
 from mispair.pairs.raw import RawLayout, RawPairs
 from mispair.pairs.remote import copy_version, fetch, url_of
 from mispair.pairs.source import Source, from_memory, from_raw, open_arrays
-from mispair.pairs.tables import InMemory, Roles, Table
+from mispair.pairs.tables import Roles, Table
 from mispair.support.row_order import check_order, labels_of
 
 Check = Callable[[RawPairs], None]
@@ -117,7 +116,7 @@ class AuditInput:
         source = self.source
         if source is None or self.is_run or str(source) == "shapes":
             return False
-        return not source.is_dir() or _is_raw_folder(source)
+        return not source.is_dir() or is_raw_folder(source)
 
     def open_raw(self) -> RawLayout | None:
         """The images and captions, of which nothing is encoded yet; None where these are vectors.
@@ -227,8 +226,7 @@ def open_given(
         )
     if given is None:
         return from_memory(as_vectors(left), as_vectors(right), ids, groups, texts)
-    part = InMemory.of(given, "the given table")
-    pairs = open_pairs(Table((part,), data.columns), data.images or Path())
+    pairs = open_pairs(Table.of(given, "the given table", data.columns), data.images or Path())
     pairs.allow_outside = True  # the program that calls names them itself
     check(pairs)
     return encoded(pairs, data.encoders, data.cache)
@@ -303,17 +301,6 @@ def _are_texts(values: Any) -> bool:
         return len(values) > 0 and isinstance(next(iter(values)), str | Path)
     except TypeError:
         return False
-
-
-def _is_raw_folder(folder: Path) -> bool:
-    """Whether it holds images and texts rather than vectors."""
-    if find_datacomp(folder):
-        return False
-    try:
-        layout(folder)
-    except DataError:
-        return is_raw_folder(folder)
-    return False
 
 
 def _unused_images(source: Source, images: Path) -> str:

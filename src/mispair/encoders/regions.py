@@ -31,7 +31,7 @@ from mispair.encoders.encode import EMBEDDINGS, OK, THREADS, ImageSide, Outcome
 from mispair.encoders.encoders import GridEncoder, ImageEncoder
 from mispair.errors import ConfigError, DataError
 from mispair.pairs import row_ids
-from mispair.pairs.layouts.embeddings import write_rows
+from mispair.pairs.layouts.arrays import write_rows
 from mispair.pairs.npy import open_array
 from mispair.pairs.origin import BASIS, MARK, Floats, Projection
 from mispair.pairs.pairs import HELD_OUT, IntArray

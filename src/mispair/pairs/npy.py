@@ -14,24 +14,25 @@ from typing import IO, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from mispair.errors import DataError
-from mispair.support.files import LARGEST, size_of
+from mispair.errors import ChangedError, DamagedError, ShapeError
+from mispair.support.files import LARGEST, size_of, unreadable
 
 Kind = Literal["float", "integer", "vector"]
+LONGEST_HEADER = 1 << 14  # bytes: numpy refuses longer ones
 _CHUNK_BYTES = 1 << 24  # stays in the cache of the processor, and is long enough to hide the loop
 # What numpy's parser of headers raises for text that is no header.
 _DAMAGED = (ValueError, KeyError, TypeError, SyntaxError, RecursionError, MemoryError, tokenize.TokenError)
-LONGEST_HEADER = 1 << 14  # bytes: numpy refuses longer ones
 _AXES = {1: "a number each", 2: "rows, width", 3: "images, regions, width"}
+_AGAIN = "Copy or write the file again."
 
 
 def open_array(path: str | Path, ndim: int | None = None, *, kind: Kind = "float") -> npt.NDArray[Any]:
-    """Memory-map an .npy file after a check of its header and size.
+    """Memory-map an .npy file after checking its header and size.
 
     Args:
         path: The file.
-        ndim: How many dimensions it must have; any number by default.
-        kind: What it must hold; a "vector" may also be int8, as quantised embeddings are.
+        ndim: Number of dimensions; any by default.
+        kind: Type of the numbers; a "vector" may also be int8, as quantised embeddings are.
 
     Raises:
         DataError: The file is missing, damaged, truncated, pickled, or holds something else.
@@ -43,37 +44,46 @@ def open_array(path: str | Path, ndim: int | None = None, *, kind: Kind = "float
 
 
 def read_header(path: str | Path, ndim: int | None = None, *, kind: Kind = "float") -> Header:
-    """The header of an .npy file, checked as `open_array` does."""
-    header = _read_header(Path(path))
+    """Read the header of an .npy file and check it as `open_array` does."""
+    header = header_of(*read_start(Path(path), LONGEST_HEADER), Path(path))
     check_header(header, path, ndim, kind)
     return header
 
 
 def check_header(header: Header, path: str | Path, ndim: int | None, kind: Kind) -> None:
-    """Refuses arrays of other dimensions, or that hold something else.
+    """Raise if an array has other dimensions or numbers of another type.
 
     Raises:
-        DataError: It is such a one.
+        ShapeError: It has.
     """
     shape, dtype = header.shape, header.dtype
     if ndim is not None and len(shape) != ndim:
-        raise DataError(
-            f"{path}: found an array of shape {shape}; expected {ndim} dimension{'s' * (ndim > 1)} ({_AXES[ndim]})."
-        )
+        expected = f"{ndim} dimension{'s' * (ndim > 1)} ({_AXES[ndim]})"
+        raise ShapeError(f"found an array of shape {shape}", where=path, expected=expected)
     if 0 in shape:
-        raise DataError(f"{path}: the array of shape {shape} holds nothing; write the file again with its rows.")
+        raise ShapeError(f"the array of shape {shape} is empty", where=path, advice="Write the file with its rows.")
     real = dtype.kind == "f" and dtype.itemsize <= 8 and dtype.isnative
+    found = f"found numbers of type {dtype.str if not dtype.isnative else dtype}"
     if (kind == "float" and not real) or (kind == "vector" and not (real or dtype == np.int8)):
-        raise DataError(
-            f"{path}: found numbers of type {dtype.str if not dtype.isnative else dtype}; features must be float16, "
-            "float32 or float64. Convert them with array.astype(numpy.float32)."
+        raise ShapeError(
+            found,
+            where=path,
+            expected="features of type float16, float32 or float64",
+            advice="Convert them with array.astype(numpy.float32).",
         )
     if kind == "integer" and dtype.kind not in "iu":
-        raise DataError(f"{path}: found numbers of type {dtype}; expected whole numbers such as int64.")
+        raise ShapeError(found, where=path, expected="whole numbers such as int64")
+
+
+def check_width(width: int, path: Path, first: int, first_path: Path) -> None:
+    """Raise if the vectors of a shard are not as wide as those of the first one."""
+    if width != first:
+        expected = f"{first} as in {first_path.name}: all shards must come from one encoder"
+        raise ShapeError(f"vectors of width {width}", where=path, expected=expected)
 
 
 class MappedArray(np.memmap[Any, Any]):
-    """An array in a file that looks, each time it is read, whether the file is still whole.
+    """A memory-mapped array that checks, each time it is read, that its file is still whole.
 
     Reading a mapping behind the end of its file ends the process without a word (SIGBUS).
     """
@@ -81,16 +91,18 @@ class MappedArray(np.memmap[Any, Any]):
     def __getitem__(self, rows: Any) -> Any:
         mapping = self._mmap  # type: ignore[attr-defined]  # None for what was copied out of the file
         if mapping is not None and mapping.size() < len(mapping):
-            raise DataError(
-                f"{self.filename}: the file was cut to {mapping.size():,} bytes while it was in use, it had "
-                f"{len(mapping):,}; copy it again, then start the same command once more."
+            raise ChangedError(
+                f"the file was cut to {mapping.size():,} bytes while it was in use",
+                where=self.filename,
+                expected=f"{len(mapping):,} bytes",
+                advice="Copy it again, then run the same command again.",
             )
         return super().__getitem__(rows)
 
 
 @dataclass(frozen=True)
 class Header:
-    """What the header of an .npy file says."""
+    """The header of an .npy file."""
 
     shape: tuple[int, ...]
     by_column: bool
@@ -113,11 +125,6 @@ class Header:
         return flat.reshape(self.shape, order="F" if self.by_column else "C")
 
 
-def _read_header(path: Path) -> Header:
-    """The header of a file, which must be long enough for what it promises."""
-    return header_of(*read_start(path, LONGEST_HEADER), path)
-
-
 def read_start(path: Path, most: int) -> tuple[bytes, int]:
     """The first bytes of a file, at most so many, and its size.
 
@@ -128,91 +135,91 @@ def read_start(path: Path, most: int) -> tuple[bytes, int]:
         size = size_of(path)
         with path.open("rb") as file:
             return file.read(most), size
-    except FileNotFoundError:
-        raise DataError(f"{path}: no such file.") from None
     except OSError as error:
-        raise DataError(f"{path}: the file cannot be read ({error.strerror}).") from None
+        raise unreadable(path, error) from None
 
 
 def header_of(start: bytes, size: int, path: Path) -> Header:
-    """The header of a file of so many bytes that starts like this.
+    """The header of a file from its first bytes and its size.
 
     Raises:
-        DataError: It is none, or the file is too short for it.
+        DamagedError: It is not an .npy file, or too short for its header.
     """
     if not size:
-        raise DataError(f"{path}: the file is empty; copy or write it again.")
+        raise DamagedError("the file is empty", where=path, advice=_AGAIN)
     if start[:6] != b"\x93NUMPY":
-        raise DataError(f"{path}: {_what_it_is(start[:6])}; expected one array written by numpy.save.")
+        raise DamagedError(_what_it_is(start[:6]), where=path, expected="one array written by numpy.save")
     length = 2 if start[6:7] == b"\x01" else 4
     end = 8 + length + int.from_bytes(start[8 : 8 + length], "little")
     header = _parsed(start[:end])
     if header is None:
-        raise DataError(_damaged_header(path))
-    if header.dtype.hasobject:
-        raise DataError(
-            f"{path}: the file holds pickled Python objects, which could run code and are never loaded; "
-            "save a plain array of numbers."
-        )
+        raise _damaged_header(path)
+    _refuse_objects(header.dtype, path)
     expected = header.offset + header.nbytes
     if size < expected:
-        raise DataError(
-            f"{path}: the file is truncated, {size:,} bytes where its header promises {expected:,}; copy it again."
-        )
+        raise TruncatedError(f"truncated to {size:,} bytes", where=path, expected=f"{expected:,} bytes", advice=_AGAIN)
     return header
+
+
+class TruncatedError(DamagedError):
+    """A file is shorter than its own header says."""
 
 
 @lru_cache(64)
 def _parsed(start: bytes) -> Header | None:
-    """What a header says; those of thousands of shards are mostly the same. None if it is none."""
+    """Parse a header, None if it is damaged; those of thousands of shards are mostly the same."""
     file = io.BytesIO(start)
     try:
         shape, by_column, dtype = parse_header(file, "")
-    except DataError:
+    except DamagedError:
         return None
     return Header(shape, by_column, dtype, start[: file.tell()])
 
 
 def parse_header(file: IO[bytes], name: str | Path) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
-    """Reads the header of an array: its shape, whether it is stored by columns, and its dtype.
+    """Read the shape of an array, whether it is stored by columns, and its dtype.
 
     Args:
         file: The file, at its start; afterwards at its first number.
-        name: What to call it.
+        name: For messages.
 
     Raises:
-        DataError: It is no header.
+        DamagedError: The header is damaged.
     """
     readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-    damaged = _damaged_header(name)
     try:
         version = np.lib.format.read_magic(file)
         # Version 3 exists only for tables with non-ASCII column names, which no feature file is.
         shape, by_column, dtype = readers[version](file)
     except _DAMAGED:
-        raise DataError(damaged) from None
+        raise _damaged_header(name) from None
     if any(type(size) is not int or size < 0 for size in shape):
-        raise DataError(damaged)
+        raise _damaged_header(name)
     return tuple(shape), by_column, dtype
 
 
-def _damaged_header(name: str | Path) -> str:
-    return f"{name}: the header of the array is damaged; copy or write it again."
+def _damaged_header(name: str | Path) -> DamagedError:
+    return DamagedError("the header of the array is damaged", where=name, advice=_AGAIN)
+
+
+def _refuse_objects(dtype: np.dtype[Any], name: str | Path) -> None:
+    if dtype.hasobject:
+        what = "pickled Python objects, which could run code and are never loaded"
+        raise DamagedError(what, where=name, expected="a plain array of numbers")
 
 
 def read_array(file: IO[bytes], name: str | Path) -> npt.NDArray[Any]:
-    """Reads a small array of any type whose header does not promise more than there is.
+    """Read a small array of any type whose header does not promise more than there is.
 
     Args:
         file: The file, at its start; or a member of an .npz archive.
-        name: What to call it.
+        name: For messages.
 
     Raises:
-        DataError: It is damaged, or holds Python objects.
+        DamagedError: It is damaged, or holds Python objects.
     """
     shape, by_column, dtype = parse_header(file, name)
-    if dtype.hasobject:
-        raise DataError(f"{name}: the file holds pickled Python objects, which could run code and are never loaded.")
+    _refuse_objects(dtype, name)
     size = math.prod(shape) * dtype.itemsize
     content = file.read(min(size, LARGEST) + 1)
     try:
@@ -220,36 +227,36 @@ def read_array(file: IO[bytes], name: str | Path) -> npt.NDArray[Any]:
             raise ValueError
         return np.ndarray(shape, dtype, content, order="F" if by_column else "C")
     except ValueError:
-        raise DataError(f"{name}: the array is damaged, or above {LARGEST:,} bytes; copy or write it again.") from None
+        what = f"the array is damaged, or larger than {LARGEST:,} bytes"
+        raise DamagedError(what, where=name, advice=_AGAIN) from None
 
 
 def _what_it_is(start: bytes) -> str:
     if start.startswith(b"PK"):
-        return "this is an .npz archive"
+        return "an .npz archive"
     if start.startswith(b"\x80"):
-        return "this is a Python pickle, which could run code and is never loaded"
+        return "a Python pickle, which could run code and is never loaded"
     if start == b"versio":
-        return "this is a Git LFS pointer (fetch the file itself with `git lfs pull`)"
-    return "this is not an .npy file"
+        return "a Git LFS pointer (fetch the file itself with `git lfs pull`)"
+    return "not an .npy file"
 
 
 def chunks(array: npt.NDArray[Any]) -> Iterator[tuple[int, npt.NDArray[Any]]]:
     """Consecutive rows of about 16 MB, with the number of the first one."""
-    row_bytes = max(1, array[:1].nbytes)
-    step = max(1, _CHUNK_BYTES // row_bytes)
+    step = max(1, _CHUNK_BYTES // max(1, array[:1].nbytes))
     for first in range(0, len(array), step):
         yield first, np.asarray(array[first : first + step])
 
 
 def check_finite(array: npt.NDArray[Any], name: str) -> None:
-    """Refuse features that are not finite in float32, in which networks compute, naming the first bad row.
+    """Raise if features are not finite in float32, in which networks compute.
 
     Args:
         array: Features (N, ...), possibly memory-mapped.
-        name: What to call them.
+        name: For messages.
 
     Raises:
-        DataError: A value is NaN, infinite or too large for float32.
+        DamagedError: A value is NaN, infinite or too large for float32; the message names the first bad row.
     """
     for first, chunk in chunks(array):
         with np.errstate(over="ignore", invalid="ignore"):
@@ -260,10 +267,11 @@ def check_finite(array: npt.NDArray[Any], name: str) -> None:
             continue
         bad = ~np.isfinite(chunk).all(axis=tuple(range(1, chunk.ndim)))
         if bad.any():
-            row = first + int(bad.argmax())
-            raise DataError(
-                f"{name}: row {row:,} holds values that are not finite (NaN, infinite or too large for float32); "
-                "compute it again."
+            raise DamagedError(
+                f"row {first + int(bad.argmax()):,} has values that are not finite (NaN, infinite or too large for "
+                "float32)",
+                where=name,
+                advice="Compute it again.",
             )
 
 

@@ -16,7 +16,7 @@ from mispair.errors import DataError
 from mispair.pairs.layouts.table import open_pairs
 from mispair.pairs.origin import Origin
 from mispair.pairs.pairs import FloatArray, Pairs, Regions, Side, Vectors, select
-from mispair.pairs.tables import IMAGE_SUFFIXES, InMemory, Table
+from mispair.pairs.tables import IMAGE_SUFFIXES, Table
 from mispair.retrieval.matcher import Matcher
 from mispair.retrieval.search import Hit, TextEncoder, best, encoded_query, find_images, find_row, find_texts
 
@@ -48,7 +48,7 @@ def image_features(
     import pyarrow
 
     table = pyarrow.table({"image": [str(file) for file in files], "caption": [""] * len(files)})
-    pairs = open_pairs(Table((InMemory.of(table, "the images"),), {}), Path())
+    pairs = open_pairs(Table.of(table, "the images"), Path())
     pairs.allow_outside = True  # these files were named by who asks, not by a table
     place = writable_cache(cache)
     encoder = image_encoder(origin.image_model, device)

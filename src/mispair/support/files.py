@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import errno
 import hashlib
@@ -15,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO
 
-from mispair.errors import WriteError
+from mispair.errors import DamagedError, DataError, NotFoundError, WriteError
 
 _HOST = zlib.crc32(platform.node().encode())  # other machines may write to the same folder
 _LOOKED_AT: set[str] = set()
@@ -148,6 +149,25 @@ def _sync_folder(folder: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def unreadable(path: str | Path, error: Exception, *, expected: str = "", advice: str = "") -> DataError:
+    """The error to raise for a file that cannot be opened or understood.
+
+    >>> print(unreadable("a.npy", FileNotFoundError()))
+    a.npy: no such file.
+    """
+    if isinstance(error, FileNotFoundError):
+        return NotFoundError("no such file", where=path, expected=expected)
+    if isinstance(error, UnicodeEncodeError):
+        return DamagedError("the name is not UTF-8, and such files cannot be opened", where=path, advice="Rename it.")
+    if isinstance(error, UnicodeDecodeError):
+        encoding = "utf-16" if error.object[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE) else "latin1"
+        advice = f"Convert the file with `iconv -f {encoding} -t utf-8`."
+        return DamagedError(f"byte {error.start:,} is not UTF-8", where=path, expected=expected, advice=advice)
+    reason = getattr(error, "strerror", None) or str(error).strip() or type(error).__name__
+    reason = reason.splitlines()[0].removesuffix(".")
+    return DamagedError(f"the file cannot be read ({reason})", where=path, expected=expected, advice=advice)
 
 
 def regular(path: Path) -> Path:

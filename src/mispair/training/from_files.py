@@ -40,9 +40,9 @@ from mispair.pairs.audited import AuditColumns
 from mispair.pairs.edited import EditedPairs, edited_source
 from mispair.pairs.edits import Edits
 from mispair.pairs.layouts import clip_retrieval, loading
+from mispair.pairs.layouts.arrays import check_no_rewritten, write_rows
 from mispair.pairs.layouts.copies import is_copied, layout_of, write_copy
-from mispair.pairs.layouts.embeddings import check_no_rewritten, write_rows
-from mispair.pairs.layouts.scan_features import ScanFeatures
+from mispair.pairs.layouts.precomp import ScanFeatures
 from mispair.pairs.origin import MARK, note_source, noted_request
 from mispair.pairs.pairs import IntArray
 from mispair.pairs.raw import RawPairs

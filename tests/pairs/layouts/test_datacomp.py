@@ -16,10 +16,11 @@ from hypothesis import strategies as st
 
 from audit_cases import make_case
 from mispair.cli.main import main
-from mispair.errors import DataError
+from mispair.errors import DamagedError, NotFoundError, ShapeError
 from mispair.pairs.edits import Edits
 from mispair.pairs.layouts.copies import write_copy
 from mispair.pairs.layouts.datacomp import open_datacomp, uid_subset
+from refusals import refused
 
 ROWS, CUT = 60, 25
 
@@ -64,7 +65,7 @@ def test_vectors_and_ids(folder: Path) -> None:
     np.testing.assert_array_equal(source.left.gather(rows), arrays()["l14_img"][rows].astype(np.float32))
     np.testing.assert_array_equal(source.block(20, 30)[1], arrays()["l14_txt"][20:30].astype(np.float32))
     assert open_datacomp(folder / "metadata", "b32").widths == (8, 8)
-    with pytest.raises(DataError, match="found b32_img, b32_txt, l14_img, l14_txt; expected"):
+    with refused(NotFoundError, folder / "metadata/aa.npz", names="b32_img"):
         open_datacomp(folder, "h14")
 
 
@@ -130,13 +131,13 @@ def test_audit(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str])
 def test_files_that_do_not_belong_together(folder: Path) -> None:
     path = folder / "metadata/bb.npz"
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(DataError, match=r"bb\.npz: the arrays cannot be read"):
+    with refused(DamagedError, path):
         open_datacomp(folder)
     np.savez(path, **{key: values[:3] for key, values in arrays().items()})  # type: ignore[arg-type]
-    with pytest.raises(DataError, match=r"bb\.parquet: 35 rows, and 3 vectors beside it"):
+    with refused(ShapeError, folder / "metadata/bb.parquet", names="35"):
         open_datacomp(folder)
     np.savez(path, b32_img=arrays()["b32_img"])
-    with pytest.raises(DataError, match=r"bb\.npz: no l14_img as in aa\.npz"):
+    with refused(ShapeError, path, names="l14_img"):
         open_datacomp(folder)
 
 
@@ -146,5 +147,5 @@ def test_arrays_that_claim_more_than_they_hold_are_refused(folder: Path, claim: 
     header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {claim}, }}\n".encode()
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("b32_img.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(48))
-    with pytest.raises(DataError, match=r"its end is missing|header of the array is damaged"):
+    with refused(DamagedError):
         open_datacomp(folder)

@@ -11,9 +11,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mispair.errors import ConfigError, DataError
+from mispair.errors import (
+    ConflictError,
+    DamagedError,
+    DataError,
+    NotFoundError,
+    ShapeError,
+    TooFewError,
+)
 from mispair.pairs.layouts.opening import open_raw
 from mispair.pairs.raw import RawPairs
+from refusals import refused
 
 
 def write(path: Path, content: str | bytes | object) -> Path:
@@ -85,9 +93,9 @@ def test_named_columns(folder: Path) -> None:
     path = write(folder / "t.tsv", "image\tbild\twords\nx.jpg\tb.jpg\tA cat.\n")
     rows = open_raw(path, columns={"image_path": "bild", "caption": "words"})
     assert short(rows, folder) == [("b.jpg#0", "b.jpg", "A cat.")]
-    with pytest.raises(DataError, match=r'"image", "bild", "words".*--caption-column'):
+    with refused(NotFoundError, path, names="image"):
         open_raw(path)
-    with pytest.raises(DataError, match=r'no column "foto"; the columns are "image", "bild", "words".*--image-column'):
+    with refused(NotFoundError, path, names="image"):
         open_raw(path, columns={"image_path": "foto", "caption": "words"})
 
 
@@ -142,13 +150,13 @@ def test_parquet(folder: Path) -> None:
     parquet.write_table(pyarrow.table(columns), folder / "t.parquet")
     assert short(open_raw(folder / "t.parquet"), folder) == [("5", "a.jpg", ""), ("6", "", "A dog.")]
     parquet.write_table(pyarrow.table({"image": [{"width": 1}], "caption": ["y"]}), folder / "t.parquet")
-    with pytest.raises(DataError, match=r"the column image holds struct.*expected text"):
+    with refused(ShapeError, folder / "t.parquet"):
         open_raw(folder / "t.parquet")
     parquet.write_table(pyarrow.table({"image": ["a.jpg"], "words": ["y"]}), folder / "t.parquet")
-    with pytest.raises(DataError, match=r'"image", "words".*--caption-column'):
+    with refused(NotFoundError, folder / "t.parquet", names="image"):
         open_raw(folder / "t.parquet")
     write(folder / "t.parquet", b"PAR1 and nonsense")
-    with pytest.raises(DataError, match="the table cannot be read"):
+    with refused(DamagedError, folder / "t.parquet"):
         open_raw(folder / "t.parquet")
 
 
@@ -240,57 +248,59 @@ def test_other_texts_in_a_folder_of_images_are_no_captions(folder: Path) -> None
 
 
 BROKEN = {
-    "empty.csv": (b"", "the file is empty"),
-    "blank.csv": (b"\n \n", "blank lines only"),
-    "header.csv": (b"image,caption\n", "no pairs"),
-    "comma.csv": (b"image,caption\na.jpg,A dog, running\n", r"row 1 has 3 cells and the header 2.*quotation marks"),
-    "open.csv": (b'image,caption\na.jpg,"A dog\nb.jpg,A cat\n', r"line 3 cannot be read .*quotation mark"),
-    "after.csv": (b'image,caption\na.jpg,"A" dog\n', "line 2 cannot be read"),
-    "damaged.csv": ("image,caption\na.jpg,café\n".encode() + b"b.jpg,caf\xe9\n", "line 3 is not UTF-8 as the other"),
-    "none.csv": (b"one,two\n1,2\n", r'for images or captions; the columns are "one", "two"\. Name two of.*-column and'),
-    "web.csv": (b"image,caption\nhttps://a.b/c.jpg,A dog\n", "web address"),
-    "away.csv": (b"image,caption\nz.jpg,A dog\n", r"none of the 1 images is here \(looked for .*z.jpg\).*--images"),
-    "nameless.csv": (b"image,caption\n,A dog\n", "no row names one"),
-    "silent.csv": (b"image,caption\na.jpg,\nb.jpg,  \n", "all captions are blank"),
-    "packed.csv.gz": (gzip.compress(b"image,caption"), r"it is compressed; unpack it first: gunzip .*packed.csv.gz"),
-    "packed.tar": (gzip.compress(b"image,caption"), "it is compressed; unpack it first"),
-    "table.xlsx": (b"PK", "this kind of file is not known"),
-    "cut.json": (b'{"images": [', "not valid JSON"),
-    "deep.json": (b"[" * 100_000, "not valid JSON"),
-    "digits.json": (b'{"images": [{"id": %s}]}' % (b"9" * 5000), "not valid JSON"),
-    "list.json": (b"[1]", "found list; expected COCO"),
-    "other.json": (b'{"data": []}', "found the names data; expected COCO"),
-    "images.json": (b'{"images": [{"file_name": "a.jpg"}]}', 'no "sentences"'),
-    "boxes.json": (b'{"images": [], "annotations": [{"bbox": []}]}', 'have no "caption"'),
-    "entries.json": (b'{"images": {"a": 1}, "annotations": []}', '"images" must be a list'),
-    "sentence.json": (b'{"images": [{"sentences": "A dog"}]}', '"sentences" must be a list'),
-    "nothing.json": (b'{"images": [], "annotations": []}', "no pairs"),
+    "empty.csv": (b"", DamagedError, ""),
+    "blank.csv": (b"\n \n", DamagedError, ""),
+    "header.csv": (b"image,caption\n", DataError, ""),
+    "comma.csv": (b"image,caption\na.jpg,A dog, running\n", ShapeError, "row 1"),
+    "open.csv": (b'image,caption\na.jpg,"A dog\nb.jpg,A cat\n', DamagedError, "line 3"),
+    "after.csv": (b'image,caption\na.jpg,"A" dog\n', DamagedError, "line 2"),
+    "damaged.csv": ("image,caption\na.jpg,café\n".encode() + b"b.jpg,caf\xe9\n", DamagedError, "line 3"),
+    "none.csv": (b"one,two\n1,2\n", NotFoundError, "`image_column` and `caption_column`"),
+    "web.csv": (b"image,caption\nhttps://a.b/c.jpg,A dog\n", DataError, "https://a.b/c.jpg"),
+    "away.csv": (b"image,caption\nz.jpg,A dog\n", DataError, "z.jpg"),
+    "nameless.csv": (b"image,caption\n,A dog\n", DataError, ""),
+    "silent.csv": (b"image,caption\na.jpg,\nb.jpg,  \n", TooFewError, ""),
+    "packed.csv.gz": (gzip.compress(b"image,caption"), DamagedError, "gunzip"),
+    "packed.tar": (gzip.compress(b"image,caption"), DamagedError, "gunzip"),
+    "table.xlsx": (b"PK", DamagedError, ".csv"),
+    "cut.json": (b'{"images": [', DamagedError, "JSON"),
+    "deep.json": (b"[" * 100_000, DamagedError, "JSON"),
+    "digits.json": (b'{"images": [{"id": %s}]}' % (b"9" * 5000), DamagedError, "JSON"),
+    "list.json": (b"[1]", DamagedError, "list"),
+    "other.json": (b'{"data": []}', DamagedError, "data"),
+    "images.json": (b'{"images": [{"file_name": "a.jpg"}]}', DamagedError, '"sentences"'),
+    "boxes.json": (b'{"images": [], "annotations": [{"bbox": []}]}', DamagedError, '"caption"'),
+    "entries.json": (b'{"images": {"a": 1}, "annotations": []}', DamagedError, '"images"'),
+    "sentence.json": (b'{"images": [{"sentences": "A dog"}]}', DamagedError, '"sentences"'),
+    "nothing.json": (b'{"images": [], "annotations": []}', DataError, ""),
 }
 
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_broken_files_are_explained(folder: Path, name: str) -> None:
-    content, message = BROKEN[name]
-    with pytest.raises(DataError, match=message) as caught:
+    content, kind, names = BROKEN[name]
+    with pytest.raises(kind) as caught:
         open_raw(write(folder / name, content))
+    assert names in str(caught.value)
+    assert name in str(caught.value) or kind is DataError
     assert "\n" not in str(caught.value)
 
 
 def test_wrong_folders_are_explained(folder: Path) -> None:
     table = write(folder / "t.csv", "image,caption\na.jpg,A dog.\n")
-    with pytest.raises(DataError, match="no such file or folder"):
+    with refused(NotFoundError, folder / "nowhere.csv"):
         open_raw(folder / "nowhere.csv")
-    with pytest.raises(DataError, match="no such folder; --images"):
+    with refused(NotFoundError, folder / "nowhere"):
         open_raw(table, folder / "nowhere")
-    with pytest.raises(DataError, match=r"none of the 1 images is here.*--images"):
+    with pytest.raises(DataError):
         open_raw(table, folder / "sub")
     table.unlink()
-    with pytest.raises(DataError, match="no image has a text file"):
+    with refused(NotFoundError, folder):
         open_raw(folder)
     (folder / "empty").mkdir()
-    with pytest.raises(DataError, match="no images in here"):
+    with refused(NotFoundError, folder / "empty"):
         open_raw(folder / "empty")
-    with pytest.raises(ConfigError, match="are for tables"):
+    with refused(ConflictError, folder):
         open_raw(folder, columns={"image_path": "image"})
 
 
@@ -323,7 +333,7 @@ def test_flickr8k_token_file(folder: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"no tar", b"x" * 600, b""])
 def test_a_damaged_tar(folder: Path, content: bytes) -> None:
-    with pytest.raises(DataError, match=r"the tar cannot be read|the file is empty"):
+    with refused(DamagedError, folder / "a.tar"):
         open_raw(write(folder / "a.tar", content))
 
 
@@ -352,7 +362,7 @@ def test_any_encoding_in_text_files_and_tars(folder: Path, content: bytes, capti
 
 @pytest.mark.parametrize("names", [("1.jpg", "2.jpg", "1.txt", "2.txt"), ("1.jpg", "1.cls", "2.jpg", "2.cls")])
 def test_a_tar_without_whole_samples_is_refused(folder: Path, names: tuple[str, ...]) -> None:
-    with pytest.raises(DataError, match=r"no sample has an image and a caption; expected 0001\.jpg .* one after the"):
+    with refused(TooFewError, folder / "a.tar", names="0001.jpg"):
         open_raw(tar_of(folder, *names))
 
 
@@ -375,5 +385,5 @@ def test_a_tar_that_was_cut(folder: Path) -> None:
     pairs = open_raw(write(folder / "a.tar", buffer.getvalue()))
     assert pairs.image_names.to_pylist() == ["0", "long" * 60]
     assert pairs.read_image(1) == b"y" * 2000
-    with pytest.raises(DataError, match="its end is missing"):
+    with refused(DamagedError, folder / "a.tar"):
         open_raw(write(folder / "a.tar", buffer.getvalue()[:3000]))

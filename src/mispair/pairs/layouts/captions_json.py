@@ -9,16 +9,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mispair.errors import DataError
+from mispair.errors import DamagedError
 from mispair.pairs.edits import Edits
 from mispair.pairs.raw import ImageFiles, RawLayout
 from mispair.pairs.tables import text_encoding
-from mispair.support.files import LARGEST_JSON, read_regular, write_atomically
+from mispair.support.files import LARGEST_JSON, read_regular, unreadable, write_atomically
 
 Entry = dict[str, Any]
 _EXPECTED = (
-    'expected COCO captions, {"images": [...], "annotations": [{"image_id", "caption"}]}, '
-    'or Karpathy\'s {"images": [{"filename", "sentences"}]}.'
+    'COCO captions, {"images": [...], "annotations": [{"image_id", "caption"}]}, '
+    'or Karpathy\'s {"images": [{"filename", "sentences"}]}'
 )
 
 
@@ -29,15 +29,12 @@ def open_json(path: Path, images: Path) -> RawLayout:
         path: `{"images": [{"id", "file_name"}], "annotations": [{"id", "image_id", "caption"}]}`, or
             `{"images": [{"filename", "filepath", "sentences": [{"raw", "sentid"}]}]}`, of which all splits are read.
         images: Folder that the image paths start from.
-
-    Raises:
-        DataError: It is no such file.
     """
     content = _read(path)
     if "annotations" in content:
         return CocoCaptions(path, content, images)
     if not any("sentences" in image for image in _entries(path, content, "images")):
-        raise DataError(f'{path}: the images have no "sentences" and there are no "annotations"; {_EXPECTED}')
+        raise DamagedError('no "annotations", and no "sentences" of the images', where=path, expected=_EXPECTED)
     return KarpathyCaptions(path, content, images)
 
 
@@ -65,7 +62,7 @@ class CocoCaptions(_CaptionsFile):
     def __init__(self, path: Path, content: Entry, images: Path) -> None:
         self._images, self._annotations = (_entries(path, content, name) for name in ("images", "annotations"))
         if self._annotations and not any("caption" in annotation for annotation in self._annotations):
-            raise DataError(f'{path}: the annotations have no "caption"; {_EXPECTED}')
+            raise DamagedError('the annotations have no "caption"', where=path, expected=_EXPECTED)
         names = {str(image.get("id")): _text(image.get("file_name")) for image in self._images}
         records = [
             (_text(entry.get("id")), names.get(str(entry.get("image_id")), ""), _text(entry.get("caption")))
@@ -137,23 +134,20 @@ def _read(path: Path) -> Entry:
     try:
         text = read_regular(path, LARGEST_JSON)
         content = json.loads(text.decode(text_encoding(path)))
-    except OSError as error:
-        raise DataError(f"{path}: the file cannot be read ({error.strerror}).") from None
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: the text is not UTF-8 ({error.reason}); save the file again as UTF-8.") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise unreadable(path, error) from None
     except (ValueError, RecursionError) as error:
-        first = (str(error) or type(error).__name__).splitlines()[0]
-        raise DataError(f"{path}: this is not valid JSON ({first}); copy or write it again.") from None
+        raise unreadable(path, error, expected="JSON", advice="Copy or write it again.") from None
     if not isinstance(content, dict) or "images" not in content:
         found = f"the names {', '.join(list(content)[:8])}" if isinstance(content, dict) else type(content).__name__
-        raise DataError(f"{path}: found {found}; {_EXPECTED}")
+        raise DamagedError(f"found {found}", where=path, expected=_EXPECTED)
     return content
 
 
 def _entries(path: Path, content: Mapping[str, Any], name: str) -> list[Entry]:
     entries = content.get(name)
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
-        raise DataError(f'{path}: "{name}" must be a list of {{...}} entries; copy or write the file again.')
+        raise DamagedError(f'"{name}" is not a list of {{...}}', where=path, advice="Copy or write the file again.")
     return entries
 
 

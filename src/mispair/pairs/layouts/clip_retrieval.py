@@ -9,25 +9,38 @@ its first row goes.
 
 from __future__ import annotations
 
-import csv
 from dataclasses import dataclass
-from itertools import chain
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow
-import pyarrow.parquet
 
-from mispair.errors import DataError
-from mispair.pairs.npy import check_finite, open_array
-from mispair.pairs.origin import Origin, data_name
+from mispair.errors import NotFoundError, ShapeError, TooFewError
+from mispair.pairs.edits import Edits
+from mispair.pairs.layouts.arrays import (
+    check_no_rewritten,
+    copy_files,
+    copy_origin,
+    other_splits,
+    table_copies,
+    vectors_size,
+    write_vectors,
+)
+from mispair.pairs.npy import check_finite, check_width, open_array
+from mispair.pairs.origin import BASIS, MARK, Origin, data_name
 from mispair.pairs.pairs import HELD_OUT, IntArray, Pairs, Vectors
-from mispair.support.files import regular
+from mispair.pairs.result_tables import write_table
+from mispair.pairs.row_ids import RowIds
+from mispair.pairs.shards import File, open_files
+from mispair.pairs.source import Source, described_by
+from mispair.pairs.tables import Role, Table, open_table
+from mispair.support.formatting import listed
 
 SPLITS = ("train", "dev", "test")
-COLUMNS = ("image_path", "caption")
+SIDES = ("img_emb", "text_emb")
+PARTS = (*SIDES, "metadata")
 _CUTS = ((0.8, 2), (0.9, 1))  # share of the rows before each cut, and how many splits are behind it
 _COMPARED = 4096  # rows at a time
 Shards = list[npt.NDArray[Any]]
@@ -67,37 +80,64 @@ def read_table(folder: Path) -> EmbeddingTable:
         DataError: The shards of the two sides, or of the metadata, do not belong together.
     """
     images, texts = _open_shards(folder, "img_emb"), _open_shards(folder, "text_emb")
-    if [len(shard) for shard in images] != [len(shard) for shard in texts]:
-        raise DataError(
-            f"{folder}: img_emb has {_shard_rows(images)} and text_emb {_shard_rows(texts)}; "
-            "row i of both must be one pair, shard by shard."
+    sizes = [len(shard) for shard in images]
+    if sizes != [len(shard) for shard in texts]:
+        raise ShapeError(
+            f"img_emb has {_shard_rows(images)} and text_emb {_shard_rows(texts)}",
+            where=folder,
+            expected="the vectors of one pair in row i of both, shard by shard",
         )
-    _check_numbers(*(shard_paths(folder, stem) for stem in ("img_emb", "text_emb")))
-    tables = _metadata_paths(folder / "metadata")
-    if len(tables) == len(images):  # else they are cut in another way, and their numbers mean nothing
-        _check_numbers(shard_paths(folder, "img_emb"), tables)
-    table = EmbeddingTable(images, texts, *_read_metadata(tables))
-    for column, values in (("image_path", table.paths), ("caption", table.captions)):
-        if values and len(values) != len(table):
-            raise DataError(
-                f"{folder}: the metadata has {len(values):,} values of {column} for {len(table):,} pairs of vectors; "
-                "it needs one row a pair."
-            )
+    table = _open_metadata(folder, sizes, sizes)
+    columns = [[], []] if table is None else [_cells(table, role) for role in ("image_path", "caption")]
+    return EmbeddingTable(images, texts, *columns)
+
+
+def _open_metadata(folder: Path, sizes: list[int], text_sizes: list[int]) -> Table | None:
+    """The table of a folder, if it has one, with a row for each vector.
+
+    Args:
+        folder: The folder.
+        sizes: Rows of the shards of the images.
+        text_sizes: Rows of the shards of the texts.
+
+    Raises:
+        DataError: Shards or tables would be paired by their place, although their numbers differ.
+    """
+    paths = {stem: shard_paths(folder, stem) for stem in SIDES}
+    _check_numbers((paths["img_emb"], sizes), (paths["text_emb"], text_sizes))
+    tables = _table_paths(folder)
+    if not tables:
+        return None
+    table = open_table(*tables)
+    _check_numbers((paths["img_emb"], sizes), (tables, [len(part) for part in table.parts]))
+    if len(table) != sum(sizes):
+        what = f"the metadata has {len(table):,} rows for {sum(sizes):,} pairs of vectors"
+        raise ShapeError(what, where=folder, expected="one row a pair")
     return table
 
 
-def _check_numbers(ones: list[Path], others: list[Path]) -> None:
-    """Refuses files that would be joined by position although their numbers differ."""
-    for one, other in zip(ones, others, strict=True):
-        if _number(one) != _number(other):
-            raise DataError(
-                f"{one} and {other} would be joined, but their numbers differ, so each lacks its partner; copy the "
-                "missing files, or number them alike."
-            )
+def _check_numbers(one: tuple[list[Path], list[int]], other: tuple[list[Path], list[int]]) -> None:
+    """Raise if files would be paired by their place although their numbers say that each lacks another one.
+
+    Files of other sizes than their partners' are cut elsewhere, and then their numbers mean nothing.
+    """
+    (paths, sizes), (others, other_sizes) = one, other
+    numbers, other_numbers = ({int(path.stem.rpartition("_")[2]): path for path in side} for side in (paths, others))
+    if sizes != other_sizes or numbers.keys() == other_numbers.keys():
+        return
+    odd = [str(path) for number, path in numbers.items() if number not in other_numbers]
+    other_odd = [str(path) for number, path in other_numbers.items() if number not in numbers]
+    raise NotFoundError(
+        f"{listed(odd)} and {listed(other_odd)} have no partner with the same number",
+        where=paths[0].parent.parent,
+        expected="the same numbers on both sides, as rows are paired file by file",
+        advice="Bring the missing files back, or take these away.",
+    )
 
 
-def _number(path: Path) -> int:
-    return int(path.stem.rpartition("_")[2])
+def _cells(table: Table, role: Role) -> list[str]:
+    column = table.find(role)
+    return [] if column is None else [cell for batch in table.batches([column]) for cell in batch[0].to_pylist()]
 
 
 def _shard_rows(shards: Shards) -> str:
@@ -111,64 +151,26 @@ def numbered(folder: Path, stem: str, suffix: str) -> list[Path]:
 
 
 def shard_paths(folder: Path, stem: str) -> list[Path]:
-    """The shards of one side in their order.
-
-    Raises:
-        DataError: There is none.
-    """
+    """The shards of one side in their order."""
     paths = numbered(folder / stem, stem, ".npy")
     if not paths:
-        raise DataError(f"{folder / stem}: no {stem}_0.npy here; expected the output of `clip-retrieval inference`.")
+        expected = "the output of `clip-retrieval inference`"
+        raise NotFoundError(f"no {stem}_0.npy", where=folder / stem, expected=expected)
     return paths
+
+
+def _table_paths(folder: Path) -> list[Path]:
+    """The tables in their order; Parquet is preferred."""
+    place = folder / "metadata"
+    return numbered(place, "metadata", ".parquet") or numbered(place, "metadata", ".csv")
 
 
 def _open_shards(folder: Path, stem: str) -> Shards:
     paths = shard_paths(folder, stem)
     shards = [open_array(path, ndim=2) for path in paths]
     for path, shard in zip(paths, shards, strict=True):
-        if shard.shape[1] != shards[0].shape[1]:
-            raise DataError(
-                f"{path}: vectors of width {shard.shape[1]}, but {paths[0].name} has {shards[0].shape[1]}; "
-                "all shards must come from one encoder."
-            )
+        check_width(shard.shape[1], path, shards[0].shape[1], paths[0])
     return shards
-
-
-def _metadata_paths(folder: Path) -> list[Path]:
-    """The tables in their order; Parquet is preferred."""
-    return numbered(folder, "metadata", ".parquet") or numbered(folder, "metadata", ".csv")
-
-
-def _read_metadata(files: list[Path]) -> tuple[list[str], list[str]]:
-    """Image paths and captions of all rows; empty where there is no table or no such column."""
-    tables = [_read_parquet(path) if path.suffix == ".parquet" else _read_csv(path) for path in files]
-    paths, captions = (list(chain.from_iterable(table.get(name, ()) for table in tables)) for name in COLUMNS)
-    return paths, captions
-
-
-def _read_parquet(path: Path) -> dict[str, list[str]]:
-    try:
-        present = [name for name in COLUMNS if name in pyarrow.parquet.read_schema(regular(path)).names]
-        columns: dict[str, list[Any]] = pyarrow.parquet.read_table(path, columns=present).to_pydict()
-    except UnicodeEncodeError:
-        raise DataError(
-            f"{path}: the name is not UTF-8, and tables with such names cannot be opened; rename it."
-        ) from None
-    except (OSError, UnicodeError, pyarrow.ArrowException) as error:
-        reason = " ".join(str(error).split()).removesuffix(".")  # it may have several lines
-        raise DataError(f"{path}: the table cannot be read ({reason}); write it again.") from None
-    return {name: ["" if value is None else str(value) for value in values] for name, values in columns.items()}
-
-
-def _read_csv(path: Path) -> dict[str, list[str]]:
-    try:
-        with regular(path).open(encoding="utf-8-sig", newline="") as file:
-            reader = csv.DictReader(file, restval="")
-            rows = list(reader)
-            present = [name for name in COLUMNS if name in (reader.fieldnames or ())]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{path}: the table cannot be read ({error}); expected UTF-8 with a header line.") from None
-    return {name: [row[name] for row in rows] for name in present}
 
 
 def first_rows(paths: list[str], n: int) -> IntArray:
@@ -210,9 +212,10 @@ def load(folder: Path, split: str, *, finite: bool = True) -> Pairs:
     first = first_rows(table.paths, len(table))
     rows = cut(first, split) if whole else np.arange(len(table))
     if not len(rows):
-        raise DataError(
-            f"{folder}: no rows are left for {split} when {len(table):,} pairs are cut into 80, 10 and 10 per cent; "
-            "make train, dev and test subfolders."
+        raise TooFewError(
+            f"no rows are left for {split} when {len(table):,} pairs are cut into 80, 10 and 10 per cent",
+            where=folder,
+            advice="Make train, dev and test subfolders.",
         )
     left, right = take(table.images, rows), take(table.texts, rows)
     if finite:
@@ -243,3 +246,77 @@ def _repeated(vectors: npt.NDArray[Any], groups: IntArray) -> bool:
         bool((vectors[start : start + _COMPARED] == vectors[groups[start : start + _COMPARED]]).all())
         for start in range(0, len(vectors), _COMPARED)
     )
+
+
+def open_clip(folder: Path) -> Source:
+    """Open the vectors of a folder to be audited, still on disk."""
+    paths = [shard_paths(folder, stem) for stem in SIDES]
+    left, right = (open_files(shards) for shards in paths)
+    table = _open_metadata(folder, *([shard.shape[0] for shard in side.shards] for side in (left, right)))
+    files = (*paths[0], *paths[1], *_table_paths(folder))
+    source = Source(left, right, "clip", str(folder), RowIds(), files=files, table=table)
+    return source if table is None else described_by(source, table)
+
+
+@dataclass(frozen=True)
+class ClipRetrieval:
+    """Numbered shards of vectors and of a table. A shard of which nothing is left is left out.
+
+    Of a folder with several splits the others are copied as they are, so that the copy can be trained on.
+    """
+
+    source: Source
+
+    @property
+    def _within(self) -> str:
+        return f"{self.source.split}/" if self.source.split else ""
+
+    def owns(self, name: str) -> bool:
+        splits = [self._within, *(f"{split}/" for split in self._others)]
+        places = (f"{split}{part}/{part}_*" for split in splits for part in PARTS)
+        return name in (MARK, BASIS) or any(fnmatchcase(name, place) for place in places)
+
+    def size(self, edits: Edits) -> int:
+        return vectors_size(self.source, edits) + sum(path.stat().st_size for path in self._other_files())
+
+    @property
+    def _others(self) -> list[str]:
+        """The splits that were not audited."""
+        folder = self.source.folder
+        return [] if folder is None else other_splits(self.source, found_splits(folder))
+
+    def _other_files(self) -> list[Path]:
+        folder = self.source.folder
+        places = [] if folder is None else [folder / split / part for split in self._others for part in PARTS]
+        return [path for place in places if place.is_dir() for path in sorted(place.glob(f"{place.name}_*"))]
+
+    def write(self, edits: Edits, out: Path) -> None:
+        source = self.source
+        check_no_rewritten(source, edits)
+        target = out / self._within
+        for side, moved in ((source.left, edits.image_from), (source.right, edits.caption_from)):
+            for shard, start in zip(side.shards, side.starts, strict=False):
+                assert isinstance(shard, File)
+                rows = np.flatnonzero(edits.keep[start : start + shard.shape[0]]) + int(start)
+                if len(rows):
+                    write_vectors(target / shard.path.parent.name / shard.path.name, side, moved[rows])
+        assert source.folder is not None
+        copy_origin(source.folder, out)
+        copy_files(self._other_files(), source.folder, out)
+        copies = table_copies(source, source.folder / self._within)
+        if copies is not None:
+            copies.write(edits, target)
+        else:
+            self._write_own_tables(edits, target)
+
+    def _write_own_tables(self, edits: Edits, target: Path) -> None:
+        """One table of ids a shard, where there was none."""
+        import pyarrow
+
+        for shard, start in zip(self.source.left.shards, self.source.left.starts, strict=False):
+            assert isinstance(shard, File)
+            rows = np.flatnonzero(edits.keep[start : start + shard.shape[0]]) + start
+            if len(rows):
+                number = shard.path.stem.rpartition("_")[2]
+                table = pyarrow.table({"id": self.source.ids(rows)})
+                write_table(target / "metadata" / f"metadata_{number}.parquet", [table])

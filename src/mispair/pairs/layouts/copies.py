@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mispair.errors import DataError
+from mispair.errors import ConflictError, DamagedError, DataError, ExistsError, TooFewError
 from mispair.pairs.edits import Edits, Layout
+from mispair.pairs.layouts.arrays import Arrays
+from mispair.pairs.layouts.clip_retrieval import ClipRetrieval
 from mispair.pairs.layouts.datacomp import DataComp
-from mispair.pairs.layouts.embeddings import Arrays, ClipRetrieval
-from mispair.pairs.layouts.scan_features import ScanFeatures
+from mispair.pairs.layouts.precomp import ScanFeatures
 from mispair.pairs.raw import RawLayout
 from mispair.pairs.source import Source
 from mispair.support.files import Json, read_json, regular, write_atomically
@@ -89,7 +90,8 @@ def read_edits(path: Path, source: Source, *, mend: bool) -> Edits:
     try:
         table = pyarrow.parquet.read_table(regular(path), columns=list(_COLUMNS))
     except (OSError, UnicodeError, pyarrow.ArrowException):
-        raise DataError(f"{path}: the table cannot be read; audit again with --overwrite.") from None
+        advice = "Audit again with `overwrite`."
+        raise DamagedError("the table cannot be read", where=path, advice=advice) from None
     return mended_edits(table, source).each_once(source.groups) if mend else clean_edits(table)
 
 
@@ -118,7 +120,7 @@ def write_copy(
     if len(edits) != len(source):
         raise ValueError(f"edits of {len(edits)} rows for {len(source)}")
     if not edits.keep.any():
-        raise DataError(f"{source.name}: no pair is kept, so there is nothing to write; keep more of them.")
+        raise TooFewError("no pair is kept, so there is nothing to write", where=source.name, advice="Keep more.")
     out = Path(out).resolve()
     layout = layout_of(source)
     check_copy(source, out, overwrite)
@@ -126,7 +128,9 @@ def write_copy(
     with replacing_folder(out) as folder:
         free = shutil.disk_usage(folder).free
         if size > free:
-            raise DataError(f"{out}: the copy needs {size / 1e9:.1f} GB, but only {free / 1e9:.1f} GB are free there.")
+            raise DataError(
+                f"only {free / 1e9:.1f} GB are free", where=out, expected=f"{size / 1e9:.1f} GB for the copy"
+            )
         layout.write(edits, folder)
         if also is not None:
             also(folder)
@@ -144,10 +148,11 @@ def is_copied(out: Path, request: Mapping[str, Json]) -> bool:
 
 
 def check_copy(source: Source | RawLayout, out: Path, overwrite: bool) -> None:
-    """Refuses a place where no copy of this data may be written, which takes no time.
+    """Raise if no copy of this data may be written to a place; this takes no time.
 
     Raises:
-        DataError: It lies in the data or the other way round, is a file, or holds something that would be lost.
+        ConflictError: It lies in the data or the other way round.
+        ExistsError: It is a file, or holds something that would be lost.
     """
     folder = source.folder if isinstance(source, Source) else None
     check_place(layout_of(source).owns, folder, source.files, out, overwrite)
@@ -171,28 +176,24 @@ def _check_apart(folder: Path | None, files: Iterable[Path], out: Path) -> None:
     """The copy must not come to lie in the data, nor the data in what the copy replaces."""
     inside = folder is not None and out.is_relative_to(folder.resolve())
     if inside or any(path.resolve().is_relative_to(out) for path in files):
-        raise DataError(
-            f"{out}: this is where the audited data is, which is never changed; choose a folder outside it."
-        )
+        advice = "Choose a folder outside it."
+        raise ConflictError("the audited data is here, and is never changed", where=out, advice=advice)
 
 
 def _check_free(owns: Owns, out: Path, overwrite: bool) -> None:
     """Only a copy is ever replaced: a folder may have been named by mistake."""
     if out.exists() and not out.is_dir():
-        raise DataError(f"{out}: this is a file; choose a folder.")
+        raise ExistsError("a file", where=out, advice="Choose a folder.")
     there = (
         {path.relative_to(out).as_posix() for path in out.rglob("*") if not path.is_dir()} if out.exists() else set()
     )
+    another = "Choose another folder."
     if there and not overwrite:
-        raise DataError(
-            f"{out}: the folder is not empty; allow an earlier copy in it to be replaced (--overwrite) or choose "
-            "another."
-        )
+        advice = "Replace an earlier copy with `overwrite`, or choose another folder."
+        raise ExistsError("the folder is not empty", where=out, advice=advice)
     others = sorted(name for name in there if name not in (MARK, MANIFEST) and not owns(name))
     if others:
-        raise DataError(
-            f"{out}: the folder also holds {listed(others)}, which no copy of this data consists of and which would be "
-            "lost; choose another folder."
-        )
+        what = f"the folder also holds {listed(others)}, which is not part of a copy of this data and would be lost"
+        raise ExistsError(what, where=out, advice=another)
     if there and MARK not in there:
-        raise DataError(f"{out}: the folder has no {MARK}, so it is not known to be a copy; choose another folder.")
+        raise ExistsError(f"the folder has no {MARK}, so it is not known to be a copy", where=out, advice=another)

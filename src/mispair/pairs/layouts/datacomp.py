@@ -14,20 +14,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mispair.errors import DataError
+from mispair.errors import NotFoundError, ShapeError
 from mispair.pairs import row_ids
 from mispair.pairs.edits import Edits
 from mispair.pairs.layouts import SUBSET
-from mispair.pairs.layouts.embeddings import check_no_rewritten, vectors_size
+from mispair.pairs.layouts.arrays import check_no_rewritten, vectors_size
 from mispair.pairs.layouts.table import TableCopies
 from mispair.pairs.npy import parse_header
 from mispair.pairs.pairs import IntArray
 from mispair.pairs.shards import Side
 from mispair.pairs.source import Source
 from mispair.pairs.tables import open_table
-from mispair.support.files import regular, replacing
+from mispair.support.files import regular, replacing, unreadable
 
 MODELS = ("l14", "b32")  # the better one first
+_AGAIN = "Download the file again."
 _MOST_DEFLATED = 1032  # bytes that one compressed byte can stand for
 _UID = r"^[0-9a-fA-F]{1,32}$"
 
@@ -80,9 +81,11 @@ def open_datacomp(folder: Path, model: str | None = None) -> Source:
     members = [_members(path) for path in archives]
     there = [name for name in MODELS if {f"{name}_img", f"{name}_txt"} <= members[0].keys()]
     if (model is not None and model not in there) or not there:
-        raise DataError(
-            f"{archives[0]}: found {', '.join(members[0]) or 'nothing'}; expected l14_img and l14_txt, or b32_img and "
-            "b32_txt, of the model that is asked for."
+        wanted = [model] if model else MODELS
+        raise NotFoundError(
+            f"found {', '.join(members[0]) or 'nothing'}",
+            where=archives[0],
+            expected=" or ".join(f"{name}_img and {name}_txt" for name in wanted),
         )
     chosen = model or there[0]
     sides = []
@@ -90,13 +93,13 @@ def open_datacomp(folder: Path, model: str | None = None) -> Source:
         name = f"{chosen}_{side}"
         for path, arrays in zip(archives, members, strict=True):
             if name not in arrays or arrays[name].shape[1] != members[0][name].shape[1]:
-                raise DataError(f"{path}: no {name} as in {archives[0].name}; download the file again.")
+                raise ShapeError(f"no {name} as in {archives[0].name}", where=path, advice=_AGAIN)
         sides.append(Side.of([arrays[name] for arrays in members]))
     table = open_table(*tables)
     for part, arrays in zip(table.parts, members, strict=True):
         rows = arrays[f"{chosen}_img"].shape[0]
         if len(part) != rows:
-            raise DataError(f"{part.path}: {len(part):,} rows, and {rows:,} vectors beside it; download both again.")
+            raise ShapeError(f"{len(part):,} rows, and {rows:,} vectors beside it", where=part.path, advice=_AGAIN)
     caption = table.find("caption")
     return Source(
         sides[0],
@@ -178,11 +181,7 @@ def uid_subset(uids: Sequence[str]) -> npt.NDArray[np.void] | None:
 
 
 def _members(path: Path) -> dict[str, NpzRows]:
-    """The arrays of two dimensions in an .npz file, of which nothing but the headers is read.
-
-    Raises:
-        DataError: It is damaged.
-    """
+    """The arrays of two dimensions in an .npz file, of which nothing but the headers is read."""
     found = {}
     try:
         with regular(path).open("rb") as file, zipfile.ZipFile(file) as archive:
@@ -201,7 +200,7 @@ def _members(path: Path) -> dict[str, NpzRows]:
                 name = entry.filename.removesuffix(".npy")
                 found[name] = NpzRows(path.absolute(), name, (shape[0], shape[1]), dtype, offset)
     except (OSError, ValueError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(f"{path}: the arrays cannot be read ({error}); download the file again.") from None
+        raise unreadable(path, error, advice=_AGAIN) from None
     return found
 
 
@@ -220,4 +219,4 @@ def _load(path: Path, name: str) -> npt.NDArray[Any]:
         with np.load(path, allow_pickle=False) as arrays:
             return np.asarray(arrays[name])
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(f"{path}: the arrays cannot be read ({error}); download the file again.") from None
+        raise unreadable(path, error, advice=_AGAIN) from None

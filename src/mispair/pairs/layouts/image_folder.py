@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mispair.errors import DataError
+from mispair.errors import ConflictError, DamagedError, NotFoundError
 from mispair.pairs.edits import Edits
 from mispair.pairs.raw import ImageFiles, RawLayout
-from mispair.pairs.tables import FLAGS, IMAGE_SUFFIXES, Role, Roles, decoded, find_column, text_encoding
+from mispair.pairs.tables import IMAGE_SUFFIXES, Role, Roles, decoded, find_column, no_column, text_encoding
 from mispair.support.files import read_regular, replacing, write_atomically
-from mispair.support.formatting import listed, plain
+from mispair.support.formatting import plain
 
 METADATA = "metadata.jsonl"
 _TEXT = ".txt"
@@ -46,10 +46,8 @@ class CopiedImages(ImageFiles, RawLayout):
         for row in rows.tolist():
             name = os.path.normpath(self._paths[row])
             if os.path.isabs(name) or name.startswith(os.pardir):
-                raise DataError(
-                    f"{plain(name)} lies outside {self.folder}, so a copy cannot contain it; move the image into the "
-                    "folder of the data set."
-                )
+                what, advice = f"a copy cannot contain an image outside {self.folder}", "Move it into this folder."
+                raise ConflictError(what, where=plain(name), advice=advice)
             if os.path.isfile(self.folder / name):
                 yield name, self.folder / name
 
@@ -177,17 +175,18 @@ def _read_texts(folder: Path, images: Path) -> tuple[list[_Row], tuple[str, ...]
     """The captions of all images, and a note where there are texts that are not read."""
     found = [path for path in _visible(images) if path.suffix.lower() in IMAGE_SUFFIXES]
     if not found:
-        raise DataError(
-            f"{images}: no images in here; expected files such as dog.jpg, each with a dog.txt that holds its captions."
-        )
+        expected = "files such as dog.jpg, each with a dog.txt that holds its captions"
+        raise NotFoundError("no images", where=images, expected=expected)
     wanted = {path.with_suffix(_TEXT) for path in found}
     kept = sorted(path for path in _visible(folder) if path.suffix.lower() == _TEXT and (folder / path).is_file())
     texts = {path.with_suffix(_TEXT): path for path in kept}  # a.txt or a.TXT
     own = texts.keys() & wanted
     if not own:
-        raise DataError(
-            f"{folder}: no image has a text file of the same name; expected dog.txt, a caption a line, for dog.jpg. Or "
-            "give a table of image paths and captions instead, and the folder as --images."
+        raise NotFoundError(
+            "no image has a text file of the same name",
+            where=folder,
+            expected="dog.txt, a caption a line, for dog.jpg",
+            advice="Or give a table of image paths and captions instead, and the folder as `images`.",
         )
     others = {path for path in texts.keys() - wanted if path.stem.lower() not in _ABOUT}
     lost = others if len(own) > len(others) else set()
@@ -234,7 +233,7 @@ def _read_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             except (ValueError, RecursionError):
                 entry = None
             if not isinstance(entry, dict):
-                raise DataError(f"{path}: line {number:,} is not a JSON object such as {{...}}; write the file again.")
+                raise DamagedError(f"line {number:,} is not a JSON object", where=path, expected="{...} in each line")
             yield number, entry
 
 
@@ -248,10 +247,7 @@ def _find_keys(path: Path, entry: dict[str, Any], columns: Roles) -> dict[Role, 
         if key in names:
             keys[role] = key
         elif role != "id" or key is not None:
-            missing = f'"{key}"' if key else f"with a usual name for {what}"
-            raise DataError(
-                f"{path}: no key {missing}; the first line has {listed(names)}. Name one of them with {FLAGS[role]}."
-            )
+            raise no_column(f'no key "{key}"' if key else f"no key with a usual name for {what}", path, names, [role])
     return keys
 
 
@@ -259,4 +255,4 @@ def _cell(entry: dict[str, Any], key: str, path: Path, number: int) -> str:
     value = entry.get(key)
     if value is None or isinstance(value, str | int | float):
         return "" if value is None else str(value)
-    raise DataError(f'{path}: "{key}" in line {number:,} is a {type(value).__name__}; expected a text.')
+    raise DamagedError(f'"{key}" in line {number:,} is a {type(value).__name__}', where=path, expected="a text")

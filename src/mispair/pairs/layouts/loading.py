@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from mispair.config import Config
-from mispair.errors import DataError
+from mispair.errors import ConflictError, InvalidValueError, NotFoundError
 from mispair.pairs.layouts import clip_retrieval, precomp
 from mispair.pairs.layouts.precomp import DevProtocol
 from mispair.pairs.noise import add_noise
@@ -51,7 +51,7 @@ def load(
         DataError: The files are missing, damaged, or do not belong together.
     """
     if dev_protocol not in get_args(DevProtocol):
-        raise DataError(f"dev_protocol is {dev_protocol!r}; expected 'full' or 'ncr'.")
+        raise InvalidValueError(repr(dev_protocol), where="dev_protocol", expected="'full' or 'ncr'")
     folder = find_folder(data)
     kind = layout(folder)
     require_split(folder, split)
@@ -73,16 +73,17 @@ def load(
 def refuse_for_vectors(
     found: str, vocabulary: Vocabulary | str | Path | None, dev_protocol: DevProtocol, captions_per_image: int | None
 ) -> None:
-    """Refuses what says how to read region features and captions, because it would have no effect."""
+    """Raise if a setting says how to read region features and captions, because it would have no effect."""
     if captions_per_image is not None:
-        name, how = "captions_per_image", "; rows of one image are known by an equal image_path in metadata/"
+        name, how = "captions_per_image", "rows of one image are known by an equal image_path in metadata/"
     elif dev_protocol != "full":
-        name, how = "dev_protocol", ", and vectors validate on all of dev"
+        name, how = "dev_protocol", "vectors validate on all of dev"
     elif isinstance(vocabulary, str | Path):
-        name, how = "a vocabulary", ", and vectors have no words"
+        name, how = "vocabulary", "vectors have no words"
     else:
         return
-    raise DataError(f"{found}, but {name} is for region features and captions{how}; leave it out.")
+    what = f"for region features and captions, but {found}: {how}"
+    raise ConflictError(what, where=name, advice="Leave it out.")
 
 
 def splits(data: str | Path) -> list[str]:
@@ -115,32 +116,35 @@ def layout(data: str | Path) -> Layout:
     """The layout of a folder.
 
     Raises:
-        DataError: None is recognised; the message lists what the folder holds.
+        NotFoundError: None is recognised; the message lists what the folder holds.
     """
     folder = find_folder(data)
-    found = _recognise(folder)
+    found = recognised(folder)
     if found is not None:
         return found
     entries = sorted(path.name + "/" * path.is_dir() for path in folder.iterdir())
     listed = ", ".join(entries[:_LISTED]) + (f" and {len(entries) - _LISTED} more" if len(entries) > _LISTED else "")
-    inside = next((path for path in sorted(folder.iterdir()) if path.is_dir() and _recognise(path)), None)
-    hint = f"Did you mean {inside}?" if inside else _expected(folder, entries)
-    raise DataError(f"{folder}: no data set here, only {listed or 'an empty folder'}. {hint}")
+    inside = next((path for path in sorted(folder.iterdir()) if path.is_dir() and recognised(path)), None)
+    raise NotFoundError(
+        f"no data set, only {listed or 'an empty folder'}",
+        where=folder,
+        expected="train_ims.npy with train_caps.txt, or img_emb/ and text_emb/",
+        advice=f"Did you mean {inside}?" if inside else _advice(folder, entries),
+    )
 
 
-def _expected(folder: Path, entries: list[str]) -> str:
-    """What a folder should hold, and how images with captions are given."""
-    expected = "Expected train_ims.npy with train_caps.txt, or img_emb/ and text_emb/."
+def _advice(folder: Path, entries: list[str]) -> str:
+    """How to use what a folder holds instead."""
     if {"left.npy", "right.npy"} <= set(entries):  # as an export of two arrays
-        ids = f" --ids {folder / 'ids.csv'}" if "ids.csv" in entries else ""
-        arrays = f"--left {folder / 'left.npy'} --right {folder / 'right.npy'}{ids}"
-        return f"{expected} Two arrays are given to `mispair audit {arrays}`, and its output to `mispair train`."
+        ids = f" `ids={folder / 'ids.csv'}`" if "ids.csv" in entries else ""
+        arrays = f"`left={folder / 'left.npy'}` `right={folder / 'right.npy'}`{ids}"
+        return f"Audit two arrays (mispair audit {arrays}), and train on the output of the audit."
     table = next((name for name in entries if Path(name).suffix.lower() in _TABLES and name not in _NO_TABLES), None)
     if table is not None:
-        return f"{expected} A table of images and captions is given itself: {folder / table} --images FOLDER"
+        return f"Give a table of images and captions itself: {folder / table}, with `images=FOLDER`."
     if any(Path(name).suffix.lower() in _IMAGES for name in entries):
-        return f"{expected} Images with captions are given without --data, as in: mispair train {folder}"
-    return expected
+        return f"Give images with captions without `data`, as in: mispair train {folder}"
+    return ""
 
 
 def find_folder(data: str | Path) -> Path:
@@ -151,22 +155,23 @@ def find_folder(data: str | Path) -> Path:
         return cached()
     folder = Path(data)
     if not folder.is_dir():
-        what = "this is a file" if folder.exists() else "no such folder"
-        raise DataError(f"{folder}: {what}; expected a folder with a data set, or the word {SHAPES}.")
+        what = "a file" if folder.exists() else "no such folder"
+        raise NotFoundError(what, where=folder, expected=f"a folder with a data set, or the word {SHAPES}")
     return folder
 
 
-def _recognise(folder: Path) -> Layout | None:
+def recognised(folder: Path) -> Layout | None:
+    """The layout of a folder that can be trained on; None for other folders."""
     if precomp.found_splits(folder):
         return "precomp"
     return "vectors" if clip_retrieval.found_splits(folder) else None
 
 
 def require_split(folder: Path, split: str) -> None:
-    """Refuse a split that the folder does not have.
+    """Raise if the folder does not have a split.
 
     Raises:
-        DataError: It names those that are there, and the file that is missing.
+        NotFoundError: The message names the splits that are there, and the file that is missing.
     """
     names = splits(folder)
     if split in names:
@@ -178,10 +183,14 @@ def require_split(folder: Path, split: str) -> None:
             if "captions" in parts
             else ("features", precomp.captions_path(folder, split))
         )
-        raise DataError(f"{folder}: the {there} of {split} are there, but {path.name} is missing.")
+        raise NotFoundError(f"the {there} of {split} are there, but {path.name} is missing", where=folder)
     only_testall = split == "test" and "testall" in names
-    hint = " For COCO use testall, which holds the 1K folds and the 5K test." if only_testall else ""
-    raise DataError(f"{folder}: no split named {split}; it has {', '.join(names) or 'none that is complete'}.{hint}")
+    raise NotFoundError(
+        f"no split named {split}",
+        where=folder,
+        expected=", ".join(names) or "one that is complete",
+        advice="For COCO use testall, which holds the 1K folds and the 5K test." if only_testall else "",
+    )
 
 
 def load_split(config: Config, split: str, vocabulary: Vocabulary | None = None) -> Pairs:

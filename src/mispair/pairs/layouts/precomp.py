@@ -7,28 +7,36 @@ With `{split}_ids.txt`, one id a row, a `.tsv` may have any number of captions a
 
 from __future__ import annotations
 
-import codecs
 import csv
+import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from mispair.errors import DataError
-from mispair.pairs.npy import check_finite, open_array
-from mispair.pairs.origin import Origin, data_name
+from mispair.errors import ConflictError, DamagedError, InvalidValueError, NotFoundError, ShapeError
+from mispair.pairs import row_ids
+from mispair.pairs.edits import Edits
+from mispair.pairs.layouts.arrays import copy_files, copy_origin, other_splits, write_rows
+from mispair.pairs.npy import check_finite, chunks, open_array
+from mispair.pairs.origin import BASIS, MARK, Origin, data_name
 from mispair.pairs.pairs import IntArray, Pairs, Regions, Tokens
+from mispair.pairs.row_ids import RowIds
+from mispair.pairs.shards import ArrayRows, Side
+from mispair.pairs.source import Source
 from mispair.pairs.vocabulary import Vocabulary
-from mispair.support.files import LARGEST_TEXT, at_most, read_regular
+from mispair.support.files import LARGEST_TEXT, at_most, read_regular, unreadable, write_atomically
 
 DevProtocol = Literal["full", "ncr"]
 USUAL_CAPTIONS_PER_IMAGE = 5
 VOCABULARY_THRESHOLD = 4
 _DEV_SIZE = 1000
 _SAMPLED_BLOCKS = 64
+FILES = ("ims.npy", "caps.txt", "caps.tsv", "ids.txt")
 
 
 def found_splits(folder: Path) -> dict[str, set[str]]:
@@ -60,12 +68,13 @@ def read_captions(folder: Path, split: str) -> tuple[list[str], list[str]]:
         with at_most(path, LARGEST_TEXT).open(encoding="utf-8-sig", newline="") as file:
             rows = list(csv.reader(file, delimiter="\t"))
     except csv.Error as error:
-        raise DataError(f"{path}: the table cannot be read ({error}); look for an unmatched quotation mark.") from None
+        raise unreadable(path, error, advice="Look for an unmatched quotation mark.") from None
     except (OSError, UnicodeDecodeError) as error:
-        raise _unreadable(path, error) from None
+        raise unreadable(path, error) from None
     for number, row in enumerate(rows, 1):
         if len(row) < 2:
-            raise DataError(f"{path}: row {number:,} has {len(row)} columns; expected an id, a tab and a caption.")
+            what = f"row {number:,} has {len(row)} columns"
+            raise ShapeError(what, where=path, expected="an id, a tab and a caption")
     return [row[1].strip() for row in rows], [row[0].strip() for row in rows]
 
 
@@ -73,17 +82,9 @@ def _read_lines(path: Path) -> list[str]:
     try:
         text = read_regular(path, LARGEST_TEXT).decode("utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
-        raise _unreadable(path, error) from None
+        raise unreadable(path, error) from None
     # Only at \n: a caption may hold a carriage return or a Unicode line separator, and all later ones would shift.
     return [line.strip() for line in text.removesuffix("\n").split("\n")] if text else []
-
-
-def _unreadable(path: Path, error: OSError | UnicodeDecodeError) -> DataError:
-    if isinstance(error, UnicodeDecodeError):
-        marked = error.object[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # as Windows writes it
-        where, encoding = f"byte {error.start:,} is not UTF-8", "utf-16" if marked else "latin1"
-        return DataError(f"{path}: {where}; convert the file with `iconv -f {encoding} -t utf-8`.")
-    return DataError(f"{path}: the file cannot be read ({error.strerror}).")
 
 
 @dataclass(frozen=True)
@@ -131,9 +132,11 @@ def _joined(folder: Path, split: str, features: npt.NDArray[Any], ids: Sequence[
     counts = np.bincount(link, minlength=len(rows))
     if not counts.all():
         missing = np.flatnonzero(counts == 0)
-        raise DataError(
-            f"{path}: {len(missing):,} images have no caption in {captions_path(folder, split).name}, the first is "
-            f"{image_ids[missing[0]]}; add one, or take their rows away."
+        raise NotFoundError(
+            f"{len(missing):,} images have no caption in {captions_path(folder, split).name}, the first is "
+            f"{image_ids[missing[0]]}",
+            where=path,
+            advice="Add one, or take their rows away.",
         )
     return Arranged(features, link, image_ids, int(counts[0]) if (counts == counts[0]).all() else None)
 
@@ -141,28 +144,26 @@ def _joined(folder: Path, split: str, features: npt.NDArray[Any], ids: Sequence[
 def arrange(
     features: npt.NDArray[Any], n_captions: int, captions_per_image: int | None, name: str
 ) -> tuple[npt.NDArray[Any], int]:
-    """One row per image, and how many captions each has.
+    """One row per image (still memory-mapped), and how many captions each has.
 
     Args:
         features: All rows (rows, R, D).
         n_captions: Number of captions.
         captions_per_image: Given by the user; found from the data by default.
-        name: What to call the data.
-
-    Returns:
-        The features without repetitions (still memory-mapped), and the captions per image.
+        name: For messages.
     """
     rows = len(features)
     if captions_per_image is not None and not (isinstance(captions_per_image, int) and captions_per_image >= 1):
-        raise DataError(
-            f"{name}: captions_per_image is {captions_per_image!r}; expected a whole number from 1 on, usually 5."
-        )
+        expected = "a whole number from 1 on, usually 5"
+        raise InvalidValueError(repr(captions_per_image), where="captions_per_image", expected=expected)
     if not n_captions or n_captions % rows:
-        raise DataError(
-            f"{name}: {n_captions:,} captions for {rows:,} image rows; expected a whole number of captions an image "
-            f"({rows:,} or {USUAL_CAPTIONS_PER_IMAGE * rows:,}); look for an empty line at the end, for lost lines, or "
-            "in a .tsv for an unmatched quotation mark. If images have different numbers of captions, put image id and "
-            "caption into a _caps.tsv, and the id of each row into _ids.txt."
+        raise ShapeError(
+            f"{n_captions:,} captions for {rows:,} image rows",
+            where=name,
+            expected=f"a whole number of captions an image ({rows:,} or {USUAL_CAPTIONS_PER_IMAGE * rows:,})",
+            advice="Look for an empty line at the end, for lost lines, or in a .tsv for an unmatched quotation mark. "
+            "If images have different numbers of captions, put image id and caption into a _caps.tsv, and the id of "
+            "each row into _ids.txt.",
         )
     per_row = n_captions // rows
     if captions_per_image is None:
@@ -172,9 +173,11 @@ def arrange(
         return features, captions_per_image
     if per_row != 1 or not _blocks_repeat(features, captions_per_image):
         repeats = f", and the rows do not repeat in blocks of {captions_per_image}" if per_row == 1 else ""
-        raise DataError(
-            f"{name}: captions_per_image is {captions_per_image}, but {rows:,} image rows and {n_captions:,} captions "
-            f"make {per_row} a row{repeats}; leave it out, or correct the files."
+        raise ConflictError(
+            f"{captions_per_image}, but {rows:,} image rows and {n_captions:,} captions of {name} make {per_row} a "
+            f"row{repeats}",
+            where="captions_per_image",
+            advice="Leave it out, or correct the files.",
         )
     return features[::captions_per_image], captions_per_image
 
@@ -193,11 +196,7 @@ def _blocks_repeat(features: npt.NDArray[Any], times: int) -> bool:
 
 
 def find_vocabulary(folder: Path, vocabulary: Vocabulary | str | Path | None = None) -> tuple[Vocabulary, str]:
-    """The vocabulary to use and where it comes from: given, found beside the data, or built from train and dev.
-
-    Raises:
-        DataError: The file is no vocabulary, or there is neither a file nor a caption to build one from.
-    """
+    """The vocabulary to use and where it comes from: given, found beside the data, or built from train and dev."""
     if isinstance(vocabulary, Vocabulary):
         return vocabulary, "given"
     if vocabulary is not None:
@@ -214,9 +213,10 @@ def find_vocabulary(folder: Path, vocabulary: Vocabulary | str | Path | None = N
         for text in read_captions(folder, split)[0]
     ]
     if not texts:
-        raise DataError(
-            f"{folder}: there is no vocabulary ({file_name}) and no train or dev captions to build one from; "
-            "give the vocabulary that the training used."
+        raise NotFoundError(
+            f"no vocabulary ({file_name}), and no train or dev captions to build one from",
+            where=folder,
+            advice="Give the `vocabulary` that the training used.",
         )
     return Vocabulary.build(texts, VOCABULARY_THRESHOLD), "built from the train and dev captions"
 
@@ -228,15 +228,13 @@ def read_ids(folder: Path, split: str, n_images: int, per_image: int) -> Sequenc
         return ()
     ids = _read_lines(path)
     if len(ids) not in (n_images, n_images * per_image):
-        raise DataError(
-            f"{path}: {len(ids):,} ids; expected {n_images:,} (one an image) or {n_images * per_image:,} (one a "
-            "caption). Correct the file or take it away."
-        )
+        expected = f"{n_images:,} (one an image) or {n_images * per_image:,} (one a caption)"
+        raise ShapeError(f"{len(ids):,} ids", where=path, expected=expected, advice="Correct the file or take it away.")
     return ids if len(ids) == n_images else ids[::per_image]
 
 
 def check_ids(ids: Sequence[str], per_image: int, path: Path) -> None:
-    """Refuse captions whose image ids say that those of one image do not stand together.
+    """Raise if the image ids say that the captions of one image do not stand together.
 
     Args:
         ids: Image id of each caption; captions may also have ids of their own, all different.
@@ -248,9 +246,11 @@ def check_ids(ids: Sequence[str], per_image: int, path: Path) -> None:
     for first in range(0, len(ids), per_image):
         here = ids[first : first + per_image]
         if len(set(here)) > 1:
-            raise DataError(
-                f"{path}: rows {first + 1:,} to {first + len(here):,} should be the {per_image} captions of one image, "
-                f"but have the ids {', '.join(dict.fromkeys(here))}; sort the rows in the order of the images."
+            raise DamagedError(
+                f"rows {first + 1:,} to {first + len(here):,} have the ids {', '.join(dict.fromkeys(here))}",
+                where=path,
+                expected=f"the {per_image} captions of one image",
+                advice="Sort the rows in the order of the images.",
             )
 
 
@@ -278,3 +278,136 @@ def load(
     words = find_vocabulary(folder, vocabulary)[0]
     tokens = Tokens(*words.encode(texts), words, texts)
     return Pairs(Regions(left), tokens, link, left_ids=left_ids, name=name, origin=Origin.read(folder))
+
+
+def open_precomp(folder: Path, split: str, places: tuple[Path, ...]) -> Source:
+    """Open a split to be audited: the mean of the regions of each image, and vectors of the words of each caption."""
+    from mispair.pairs.tfidf import word_vectors  # torch
+
+    features, captions = features_path(folder, split), captions_path(folder, split)
+    texts, ids = read_captions(folder, split)
+    name = f"{folder.name} {split}"
+    parts = arranged(folder, split, open_array(features, ndim=3), (texts, ids))
+    images, link = parts.image_ids, parts.link
+    if images:
+        known = row_ids.from_images([images[row] for row in link])
+    else:
+        known = RowIds(groups=link if parts.per_image != 1 else None)
+    pooled = np.concatenate([part.mean(axis=1, dtype=np.float32) for _, part in chunks(parts.features)])
+    image_names = row_ids.as_texts(images)
+    return Source(
+        left=Side.of([ArrayRows(pooled, link)]),
+        right=Side.of([ArrayRows(word_vectors(texts))]),
+        layout="precomp",
+        name=name,
+        names=known,
+        captions=partial(row_ids.look_up, row_ids.as_texts(texts)),
+        image_names=(lambda rows: row_ids.look_up(image_names, link[rows])) if images else None,
+        images=places,
+        files=(features, captions),
+    )
+
+
+@dataclass(frozen=True)
+class ScanFeatures:
+    """The audited split of a data set; the others are copied as they are, so that the copy can be trained on.
+
+    Where all images keep equally many captions, there is one row of features an image; else one row a caption, with the
+    features of its image repeated, because the layout has no other way to say whose caption it is.
+    """
+
+    source: Source
+
+    @property
+    def _split(self) -> str:
+        assert self.source.split is not None
+        return self.source.split
+
+    def owns(self, name: str) -> bool:
+        splits = (self._split, *self._others)
+        return name in ("vocab.json", MARK, BASIS) or name in [f"{split}_{part}" for split in splits for part in FILES]
+
+    def size(self, edits: Edits) -> int:
+        parts = self._arranged()
+        images, counts, _ = _by_image(edits, parts.link)
+        rows = int(counts.sum()) if _uneven(counts) else len(images)
+        return rows * int(parts.features[0].nbytes) + sum(path.stat().st_size for path in self._other_files())
+
+    @property
+    def _others(self) -> list[str]:
+        """The splits that were not audited."""
+        folder = self.source.folder
+        return [] if folder is None else other_splits(self.source, found_splits(folder))
+
+    def _other_files(self) -> list[Path]:
+        folder = self.source.folder
+        places = [] if folder is None else [folder / f"{split}_{part}" for split in self._others for part in FILES]
+        return [path for path in places if path.is_file()]
+
+    def order(self, edits: Edits) -> IntArray:
+        """The rows in the order in which they are written: the captions of an image together."""
+        return _by_image(edits, self._arranged().link)[2]
+
+    def write(self, edits: Edits, out: Path) -> None:
+        source, split = self.source, self._split
+        assert source.folder is not None
+        copy_origin(source.folder, out)
+        copy_files(self._other_files(), source.folder, out)
+        parts = self._arranged()
+        regions = parts.features
+        images, counts, rows = _by_image(edits, parts.link)
+        uneven = _uneven(counts)
+        texts = source.texts(edits.caption_from[rows])
+        texts = [edits.rewritten.get(int(row), text) for row, text in zip(rows, texts, strict=True)]
+        owners = edits.image_from[rows]
+        write_rows(
+            out / f"{split}_ims.npy", lambda wanted: np.array(regions[wanted]), images, counts if uneven else None
+        )
+        captions = captions_path(source.folder, split)
+        if captions.suffix == ".tsv":
+            text = io.StringIO(newline="")
+            csv.writer(text, delimiter="\t").writerows(zip(self._image_names(owners, parts.link), texts, strict=True))
+            write_atomically(out / captions.name, text.getvalue().encode())
+        else:
+            _write_lines(out / captions.name, texts)
+            first = np.unique(parts.link, return_index=True)[1]  # a caption of each image
+            _write_lines(out / f"{split}_ids.txt", self._image_names(owners if uneven else first[images], parts.link))
+        if any(captions_path(source.folder, part).exists() for part in ("train", "dev")):
+            # Words of all captions, so that the copy is read with the same numbers as the data it came from.
+            find_vocabulary(source.folder)[0].save(out / "vocab.json")
+
+    def _arranged(self) -> Arranged:
+        """The features of each image (still mapped), and the image of each caption."""
+        folder, split = self.source.folder, self._split
+        assert folder is not None
+        features = open_array(features_path(folder, split), ndim=3)
+        return arranged(folder, split, features, read_captions(folder, split))
+
+    def _image_names(self, rows: IntArray, link: IntArray) -> list[str]:
+        names = self.source.image_names
+        return [str(image) for image in link[rows]] if names is None else names(rows)
+
+
+def _by_image(edits: Edits, link: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+    """Images that have a caption, how many each, and the rows in the order of the images."""
+    rows = edits.rows
+    owners = link[edits.image_from[rows]]
+    rows = rows[np.argsort(owners, kind="stable")]
+    images, counts = np.unique(owners, return_counts=True)
+    if _uneven(counts) and counts.sum() % USUAL_CAPTIONS_PER_IMAGE == 0:
+        # The reader takes one row a caption for five rows an image where the first rows repeat like that. An image with
+        # another number of captions at the start rules that out.
+        odd = int(np.argmax(counts % USUAL_CAPTIONS_PER_IMAGE > 0))
+        start = int(counts[:odd].sum())
+        first = np.arange(start, start + counts[odd])
+        rows = np.concatenate([rows[first], np.delete(rows, first)])
+        images, counts = (np.concatenate([part[[odd]], np.delete(part, odd)]) for part in (images, counts))
+    return images, counts, rows
+
+
+def _uneven(counts: IntArray) -> bool:
+    return bool((counts != counts[0]).any())
+
+
+def _write_lines(path: Path, lines: list[str]) -> None:
+    write_atomically(path, "".join(f"{' '.join(line.splitlines())}\n" for line in lines).encode())

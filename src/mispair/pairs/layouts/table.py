@@ -17,12 +17,12 @@ from typing import IO, Any
 
 import numpy as np
 
-from mispair.errors import DataError
+from mispair.errors import TooFewError
 from mispair.pairs import row_ids
 from mispair.pairs.edits import Edits, LookUp
 from mispair.pairs.pairs import IntArray
 from mispair.pairs.raw import ImageFiles, RawLayout, id_column
-from mispair.pairs.tables import InMemory, Part, Table, Text, TextFormat
+from mispair.pairs.tables import BATCH, Part, Table, TextFormat
 from mispair.support.files import read_regular, replacing
 
 IN_MEMORY = "pairs.parquet"  # the copy of a table that has no file
@@ -31,10 +31,10 @@ _CAPTION_NUMBER = re.compile(r"#\d+$")  # behind the names of images in Flickr8k
 
 
 def open_pairs(table: Table, images: Path, root: Path | None = None) -> RawLayout:
-    """The pairs of a table.
+    """The pairs of a table with columns of images and captions.
 
     Args:
-        table: With columns of images and captions.
+        table: The table.
         images: Folder that the image paths start from.
         root: The data set, of which the files of the table are parts; the one file by default.
 
@@ -75,7 +75,7 @@ class TableCopies:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        return tuple(part.path for part in self.table.parts if not isinstance(part, InMemory))
+        return tuple(part.path for part in self.table.parts if part.is_file)
 
     @property
     def embedded(self) -> bool:
@@ -84,7 +84,7 @@ class TableCopies:
 
         if not self.of_image:
             return False
-        kind = self.table.parts[0].schema().field(self.of_image[0]).type
+        kind = self.table.parts[0].schema.field(self.of_image[0]).type
         if pyarrow.types.is_struct(kind):
             return any(kind.field(place).name == "bytes" for place in range(kind.num_fields))
         return bool(pyarrow.types.is_binary(kind) or pyarrow.types.is_large_binary(kind))
@@ -102,16 +102,16 @@ class TableCopies:
             if edits.keep[start : start + len(part)].any():
                 with replacing(out / self.place(part)) as file:
                     batches = self._edited(part, start, edits)
-                    if isinstance(part, Text):
+                    if part.format is None:
+                        _write_parquet(part, batches, file)
+                    else:
                         new = [text for row, text in edits.rewritten.items() if start <= row < start + len(part)]
                         _write_text(_able_to_hold(part.format, new), batches, file)
-                    else:
-                        _write_parquet(part, batches, file)
             start += len(part)
 
     def place(self, part: Part) -> str:
         """The name of the copy of a part."""
-        if isinstance(part, InMemory):
+        if not part.is_file:
             return IN_MEMORY
         return part.path.name if self.root is None else part.path.relative_to(self.root).as_posix()
 
@@ -120,7 +120,7 @@ class TableCopies:
         import pyarrow
         import pyarrow.compute
 
-        for batch in part.records(size=_WITH_IMAGES if self.embedded else None):
+        for batch in part.records(size=_WITH_IMAGES if self.embedded else BATCH):
             rows, images, captions = edits.part(start, start + len(batch))
             kept = batch.take(pyarrow.array(rows - start))
             for column in self.of_image:
@@ -194,7 +194,7 @@ class _ImagePaths(ImageFiles, _TablePairs):
         named = table.find("id")
         columns = [image, caption, *([] if named is None else [named])]
         first = table.parts[0]
-        numbered = isinstance(first, Text) and not first.format.header
+        numbered = first.format is not None and not first.format.header
         records: list[tuple[str, str, str]] = []
         for batch in table.batches(columns):
             paths, captions, *ids = (cells.to_pylist() for cells in batch)
@@ -223,7 +223,7 @@ class _EmbeddedImages(_TablePairs):
             paths += self._paths(part)
         self.captions = pyarrow.compute.utf8_trim_whitespace(pyarrow.chunked_array(captions, text).combine_chunks())
         if not len(self.captions):
-            raise DataError(f"{self.name}: no pairs in here; expected at least one image with a caption.")
+            raise TooFewError("no pairs", where=self.name, expected="at least one image with a caption")
         self.image_names = pyarrow.chunked_array(paths, text).combine_chunks().fill_null("")
         named = pyarrow.chunked_array(ids, text).combine_chunks() if ids else pyarrow.nulls(len(self.captions), text)
         self.ids = id_column(named.fill_null(""), self.image_names)
@@ -252,10 +252,10 @@ class _EmbeddedImages(_TablePairs):
         """The paths beside the bytes; parquet reads them without the bytes."""
         import pyarrow
 
-        kind, text = part.schema().field(self._image).type, pyarrow.large_string()
+        kind, text = part.schema.field(self._image).type, pyarrow.large_string()
         if not pyarrow.types.is_struct(kind) or kind.get_field_index("path") < 0:
             return [pyarrow.nulls(len(part), text)]
-        column = self._image if isinstance(part, InMemory) else f"{self._image}.path"
+        column = self._image if part.in_memory else f"{self._image}.path"
         return [batch.column(0).field("path").cast(text) for batch in part.records([column])]
 
     def read_image(self, row: int) -> bytes:
@@ -286,7 +286,7 @@ def _write_parquet(part: Part, batches: Iterator[Any], file: IO[bytes]) -> None:
 
     first = next(batches)
     # The notes of the schema tell Hugging Face's datasets which columns are images.
-    schema = first.schema.with_metadata(part.schema().metadata)
+    schema = first.schema.with_metadata(part.schema.metadata)
     with pyarrow.parquet.ParquetWriter(file, schema) as writer:
         for batch in chain([first], batches):
             writer.write_batch(batch.replace_schema_metadata(schema.metadata))

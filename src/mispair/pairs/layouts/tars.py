@@ -17,13 +17,13 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
-from mispair.errors import DataError
+from mispair.errors import DamagedError, NotFoundError, TooFewError
 from mispair.pairs import row_ids
 from mispair.pairs.edits import Edits
 from mispair.pairs.pairs import IntArray
 from mispair.pairs.raw import RawLayout, id_column
 from mispair.pairs.tables import IMAGE_SUFFIXES, decoded, find_column
-from mispair.support.files import LARGEST, regular, replacing
+from mispair.support.files import LARGEST, regular, replacing, unreadable
 from mispair.support.formatting import plain
 
 Entry = dict[str, Any]
@@ -82,14 +82,16 @@ class Tars(RawLayout):
         self._places: IntArray = np.concatenate(places)  # (N, 4): image and its size, begin and end of the sample
         self._starts = np.cumsum([0, *map(len, places)])
         if not len(self._places):
-            raise DataError(f"{self.name}: no samples in here; expected members such as 0001.jpg and 0001.txt.")
+            expected = "members such as 0001.jpg and 0001.txt"
+            raise TooFewError("no samples", where=self.name, expected=expected)
         joined = {name: pyarrow.chunked_array(columns.pop(name), text).combine_chunks() for name in list(columns)}
         self.image_names, self.captions = joined["keys"], joined["captions"]
         captioned = pyarrow.compute.not_equal(self.captions, "").to_numpy(zero_copy_only=False)
         if not (captioned & (self._places[:, 0] >= 0)).any():
-            raise DataError(
-                f"{self.name}: no sample has an image and a caption; expected 0001.jpg with 0001.txt or 0001.json, one "
-                "after the other, as `tar --sort=name -cf` writes them."
+            raise TooFewError(
+                "no sample has an image and a caption",
+                where=self.name,
+                expected="0001.jpg with 0001.txt or 0001.json, next to each other (`tar --sort=name -cf`)",
             )
         self.notes = (_dotted(dotted),) if dotted else ()
         named = pyarrow.compute.not_equal(joined["ids"], "")
@@ -225,10 +227,11 @@ def _dotted(members: Sequence[str]) -> str:
 
 
 def check_unpacked(path: Path) -> None:
-    """Refuses a file that gzip has compressed."""
+    """Raise if a file is compressed by gzip."""
     with regular(path).open("rb") as file:
         if file.read(2) == b"\x1f\x8b":
-            raise DataError(f"{path}: it is compressed; unpack it first: gunzip {shlex.quote(str(path))}")
+            advice = f"Unpack it first: gunzip {shlex.quote(str(path))}"
+            raise DamagedError("compressed by gzip", where=path, advice=advice)
 
 
 class _Member(NamedTuple):
@@ -287,11 +290,7 @@ def _pax(content: bytes) -> dict[str, str]:
 
 
 def _index(path: Path) -> _Samples:
-    """Finds the samples of a tar.
-
-    Raises:
-        DataError: It is damaged, or is no tar.
-    """
+    """Find the samples of a tar."""
     found, members = _Samples(), dict[str, _Member]()
     key = ""
     length = regular(path).stat().st_size
@@ -311,7 +310,7 @@ def _index(path: Path) -> _Samples:
                 last = max(members.values(), key=lambda member: member.header)
                 _add(found, key, members, contents, last.content + _padded(last.size))
     except (tarfile.TarError, ValueError) as error:
-        raise DataError(f"{path}: the tar cannot be read ({error}); copy or write it again.") from None
+        raise unreadable(path, error, expected="a tar", advice="Copy or write it again.") from None
     return found
 
 
@@ -397,7 +396,8 @@ def _read_table(path: Path) -> Any:
     try:
         table = pyarrow.parquet.read_table(regular(path))
     except (OSError, UnicodeError, pyarrow.ArrowException) as error:
-        raise DataError(f"{path}: the table cannot be read ({str(error).splitlines()[0]}); write it again.") from None
+        raise unreadable(path, error, advice="Write the table again.") from None
     if "key" not in table.column_names:
-        raise DataError(f'{path}: no column "key", as img2dataset writes it; move the table elsewhere.')
+        advice = "Move the table elsewhere."
+        raise NotFoundError('no column "key", as img2dataset writes it', where=path, advice=advice)
     return table

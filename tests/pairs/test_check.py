@@ -4,11 +4,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mispair.errors import DataError
+from mispair.errors import DamagedError, NotFoundError
 from mispair.pairs.check import Check, check
 from mispair.pairs.layouts import loading
 from mispair.pairs.noise import caption_noise, image_noise, save_noise
 from mispair.pairs.vocabulary import Vocabulary
+from refusals import refused
 
 FORMATS = Path(__file__).parents[3] / "shared/data/formats"
 
@@ -97,13 +98,13 @@ def test_all_problems_are_collected(folder: Path, tmp_path: Path) -> None:
     found = check(folder, vocabulary=tmp_path / "no.json", noise_file=[tmp_path / "no.npy"])
     text_of(found)
     for sentence in (
-        "no.json: the vocabulary cannot be read",
-        "train_ims.npy: row 7 holds values that are not finite",
+        "no.json: no such file",
+        "train_ims.npy: row 7",
         "above the half-precision range of 65,504",
         "test: 1 caption without a word, the first on line 43",
         "1 ids; expected 20",
         "10 captions for 3 image rows",
-        "7 entries; expected 100 (one a pair) or 20 (one an image)",
+        "expected 100 (one a pair) or 20 (one an image)",
         "no.npy: no such file",
     ):
         assert any(sentence in problem for problem in found.problems), sentence
@@ -125,7 +126,7 @@ def test_no_train_split_is_a_problem(folder: Path) -> None:
     save_noise(folder / "x_0.4.npy", np.arange(100))
     found = check(folder)
     assert ["no train split" in problem for problem in found.problems] == [True, False]
-    assert "cannot be judged" in found.problems[1]
+    assert "noise" in found.problems[1]
 
 
 def test_an_empty_caption_file_is_a_problem(folder: Path) -> None:
@@ -138,7 +139,8 @@ def test_one_mistake_is_one_problem(folder: Path, tmp_path: Path) -> None:
     (folder / "train_caps.txt").write_bytes("a dog\n".encode("utf-16"))
     problems = check(folder).problems
     assert len(problems) == 1
-    assert "train_caps.txt: byte 0 is not UTF-8; convert the file with `iconv -f utf-16 -t utf-8`" in problems[0]
+    assert "train_caps.txt: byte 0" in problems[0]
+    assert "`iconv -f utf-16 -t utf-8`" in problems[0]
     (folder / "train_caps.txt").write_text("")
     assert check(folder).problems == ["train: the caption file is empty; copy or write it again."]
     for name, rows in (("img_emb", 20), ("text_emb", 19)):
@@ -150,14 +152,14 @@ def test_one_mistake_is_one_problem(folder: Path, tmp_path: Path) -> None:
 def test_captions_that_do_not_stand_together_are_a_problem(tmp_path: Path) -> None:
     np.save(tmp_path / "train_ims.npy", np.random.RandomState(0).rand(4, 3, 4).astype(np.float32))
     captions = [f"a dog {i}" for i in range(8)]
-    for ids, refused in (([0, 0, 1, 1, 2, 2, 3, 3], False), (range(8), False), ([0, 1, 2, 3] * 2, True)):
+    for ids, bad in (([0, 0, 1, 1, 2, 2, 3, 3], False), (range(8), False), ([0, 1, 2, 3] * 2, True)):
         rows = (f"{number}\t{text}\n" for number, text in zip(ids, captions, strict=True))
         (tmp_path / "train_caps.tsv").write_text("".join(rows))
         problems = check(tmp_path).problems
-        assert len(problems) == refused
-        if refused:
-            assert "rows 1 to 2 should be the 2 captions of one image, but have the ids 0, 1;" in problems[0]
-            with pytest.raises(DataError, match="sort the rows in the order of the images"):
+        assert len(problems) == bad
+        if bad:
+            assert "rows 1 to 2 have the ids 0, 1;" in problems[0]
+            with refused(DamagedError, tmp_path / "train_caps.tsv", "0, 1"):
                 loading.load(tmp_path)
 
 
@@ -225,11 +227,11 @@ def test_vectors_of_different_lengths_are_a_problem(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         np.save(tmp_path / name / f"{name}_0.npy", np.ones((rows, 3), np.float16))
     found = check(tmp_path)
-    assert "must be one pair" in found.problems[0]
+    assert "9 rows" in found.problems[0] or "19 rows" in found.problems[0]
 
 
 def test_no_data_set_at_all_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no data set here"):
+    with refused(NotFoundError, tmp_path):
         check(tmp_path)
 
 

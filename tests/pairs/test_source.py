@@ -12,12 +12,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mispair.errors import DataError
+from mispair.errors import DataError, NotFoundError
 from mispair.pairs import shards
 from mispair.pairs.layouts.opening import open_source
 from mispair.pairs.npy import open_array
 from mispair.pairs.source import Source, from_memory, open_arrays
 from mispair.pairs.tfidf import word_vectors
+from refusals import refused
 
 arrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -207,9 +208,9 @@ def test_splits_inside(tmp_path: Path) -> None:
     assert len(open_source(tmp_path / "all")) == 4
     test = open_source(tmp_path / "all", split="test")
     assert (len(test), test.split, test.folder) == (3, "test", tmp_path / "all")
-    with pytest.raises(DataError, match="no split named dev; it has train, test"):
+    with refused(NotFoundError, tmp_path / "all"):
         open_source(tmp_path / "all", split="dev")
-    with pytest.raises(DataError, match="no parts such as dev inside"):
+    with refused(NotFoundError, tmp_path / "all/train"):
         open_source(tmp_path / "all/train", split="dev")
 
 
@@ -317,8 +318,8 @@ def test_wrong_files_are_refused(tmp_path: Path) -> None:
     for name, array in arrays.items():
         np.save(tmp_path / f"{name}.npy", array, allow_pickle=True)
     for name, sentence in (
-        ("flat", "expected 2 dimensions"), ("long", "4 vectors on the left side and 3"), ("objects", "pickled Python"),
-        ("words", "numbers of type <U1"), ("empty", "holds nothing"), ("whole", "int64"), ("none", "no such file"),
+        ("flat", "2 dimensions"), ("long", "4 vectors on the left side and 3"), ("objects", "pickled Python"),
+        ("words", "numbers of type <U1"), ("empty", r"\(0, 2\)"), ("whole", "int64"), ("none", "no such file"),
     ):  # fmt: skip
         with pytest.raises(DataError, match=sentence):
             open_arrays(tmp_path / f"{name}.npy", tmp_path / "good.npy")
@@ -341,11 +342,11 @@ def test_wrong_folders_are_refused(tmp_path: Path) -> None:
     write_clip(tmp_path / "width", [a, numbers(3, 5)], [a, a])
     write_clip(tmp_path / "metadata", [a], [a], {"id": ["1", "2"]})
     for name, sentence in (
-        ("other", r"no data set here, only notes\.md"),
+        ("other", r"notes\.md"),
         ("none", "no such folder"),
-        ("rows", "3 vectors on the left side and 4 on the right side"),
-        ("width", r"vectors of width 5, but img_emb_0\.npy has 2"),
-        ("metadata", r"metadata_0\.parquet: 2 rows for 3 pairs"),
+        ("rows", "3 .*4 "),
+        ("width", r"width 5.*img_emb_0\.npy"),
+        ("metadata", "2 rows for 3 pairs"),
     ):
         with pytest.raises(DataError, match=sentence):
             open_source(tmp_path / name)

@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mispair.errors import DataError
+from mispair.errors import DamagedError, NotFoundError
 from mispair.pairs import vocabulary
 from mispair.pairs.vocabulary import END, MOST_WORDS, SPECIAL_WORDS, START, UNK, Vocabulary, tokenize, tokenizer_name
+from refusals import refused
 
 PUBLISHED = Path(__file__).parents[3] / "shared/data/formats/f30k_precomp_vocab.json"
 
@@ -129,29 +130,29 @@ def content(**changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("written", "sentence"),
+    ("written", "names"),
     [
-        ("{", "not JSON"),
-        ("[1]", "missing"),
-        (json.dumps({"word2idx": {}}), "idx2word and idx missing"),
-        (json.dumps(content(word2idx=[])), "must both be JSON objects"),
-        (json.dumps(content(idx2word={"0": "<pad>", "2": "dog"})), "not 0 to 1"),
-        (json.dumps(content(idx2word={str(i): i for i in range(5)})), "with a word each"),
-        (json.dumps(content(word2idx=content()["word2idx"] | {"dog": 3})), "differ at 'dog'"),
-        (json.dumps(content(word2idx=content()["word2idx"] | {"cat": 5})), "have 6 and 5 words"),
-        (json.dumps(content(idx=4)), "idx is 4 but there are 5 words"),
-        (json.dumps({"word2idx": {"dog": 0}, "idx2word": {"0": "dog"}, "idx": 1}), "numbers 0 to 3 must be <pad>"),
+        ("{", ""),
+        ("[1]", "word2idx and idx2word and idx"),
+        (json.dumps({"word2idx": {}}), "idx2word and idx"),
+        (json.dumps(content(word2idx=[])), "word2idx and idx2word"),
+        (json.dumps(content(idx2word={"0": "<pad>", "2": "dog"})), "0 to 1"),
+        (json.dumps(content(idx2word={str(i): i for i in range(5)})), "0 to 4"),
+        (json.dumps(content(word2idx=content()["word2idx"] | {"dog": 3})), "'dog'"),
+        (json.dumps(content(word2idx=content()["word2idx"] | {"cat": 5})), "6 and 5"),
+        (json.dumps(content(idx=4)), "idx is 4"),
+        (json.dumps({"word2idx": {"dog": 0}, "idx2word": {"0": "dog"}, "idx": 1}), "['dog']"),
     ],
 )
-def test_a_wrong_vocabulary_is_refused_in_a_sentence(tmp_path: Path, written: str, sentence: str) -> None:
+def test_a_wrong_vocabulary_is_refused_in_a_sentence(tmp_path: Path, written: str, names: str) -> None:
     path = tmp_path / "vocab.json"
     path.write_text(written)
-    with pytest.raises(DataError, match=sentence):
+    with refused(DamagedError, path, names):
         Vocabulary.load(path)
 
 
 def test_a_missing_vocabulary_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="cannot be read"):
+    with refused(NotFoundError, tmp_path / "vocab.json"):
         Vocabulary.load(tmp_path / "vocab.json")
 
 

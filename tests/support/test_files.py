@@ -60,9 +60,9 @@ def test_a_huge_file_is_refused_before_it_is_read(tmp_path: Path, name: str) -> 
     }
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tables, "LARGEST_JSON", 1 << 20)  # or a gigabyte would be read here
-        refused = r"80,000 MB, and at most [\d,]+ MB are read|line 1 has more than the 1 MB that are read"
-        with pytest.raises(MispairError, match=refused):
+        with pytest.raises(MispairError) as caught:
             readers[name](path)
+    assert "80,000 MB" in str(caught.value) or "at most 1 MB" in str(caught.value)
     assert files.read_json(path) is None
 
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import shlex
 import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from tyro.conf import Positional
 
-from mispair.cli.output import print_json, say
+from mispair.cli.output import print_json, say, with_flags
 from mispair.config import NoiseKind
-from mispair.errors import DataError
+from mispair.errors import ConflictError, ExistsError
 from mispair.support.formatting import byte_size
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from mispair.pairs.published.check import Finding
 
 
+SUITES = {"flickr30k": "f30k", "coco": "coco", "cc152k": "cc152k"}  # which comparison trains on a data set
 _WIDTH = 118
 _INDENT = " " * 6
 
@@ -49,7 +51,7 @@ def data_check(
             say(line)
         say()
         for problem in found.problems:
-            say(f"PROBLEM  {problem}")
+            say(f"PROBLEM  {with_flags(problem, ('vocab', 'captions_per_image'))}")
         say("This data set is ready." if not found.problems else f"{len(found.problems)} to fix before training.")
     return 1 if found.problems else 0
 
@@ -80,7 +82,7 @@ def data_noise(
     from mispair.pairs.noise import load_noise, mismatch, noise_index, save_noise
 
     if out.exists():
-        raise DataError(f"{out} exists already; give another --out or remove it first.")
+        raise ExistsError("the file exists", where=out, advice="Give another `out`, or remove it first.")
     pairs = load(data, "train", captions_per_image=captions_per_image, finite=False)
     save_noise(out, noise_index(pairs, noise_ratio=noise_ratio, seed=seed, kind=kind))
     found = mismatch(load_noise(out, pairs.link, len(pairs.left)), pairs.link, pairs.groups)
@@ -120,7 +122,7 @@ def data_get(name: Positional[str], folder: Positional[Path | None] = None, *, j
         json: Print JSON.
     """
     from mispair.pairs.published.catalogue import BUILT_IN, find_data_set
-    from mispair.pairs.published.check import check_folder, next_steps, ready
+    from mispair.pairs.published.check import check_folder, ready
 
     if name == BUILT_IN:
         return _print_built_in(folder, json)
@@ -132,7 +134,7 @@ def data_get(name: Positional[str], folder: Positional[Path | None] = None, *, j
             _print_list(data_set)
         return 0
     findings = check_folder(data_set, folder)
-    steps = next_steps(data_set, folder, findings)
+    steps = _next_steps(data_set, folder, findings)
     if json:
         files = [finding.to_json() for finding in findings]
         print_json({"name": name, "folder": str(folder), "ready": ready(findings), "files": files, "next": steps})
@@ -144,13 +146,29 @@ def data_get(name: Positional[str], folder: Positional[Path | None] = None, *, j
 def _print_built_in(folder: Path | None, as_json: bool) -> int:
     """Where the built-in data set comes from: it is drawn, so there is nothing to fetch or to compare with."""
     if folder is not None:
-        raise DataError(f"shapes is drawn, not published; `mispair data check {folder}` says what a folder holds.")
+        advice = f"See what a folder holds: mispair data check {folder}"
+        raise ConflictError("shapes is drawn, not published", where=folder, advice=advice)
     command = "mispair data make shapes FOLDER"
     if as_json:
         print_json({"name": "shapes", "files": [], "next": [command]})
     else:
         say(f"shapes is built in: there is nothing to fetch. `{command}` draws it; `--data shapes` trains on it.")
     return 0
+
+
+def _next_steps(data_set: DataSet, folder: Path, findings: list[Finding]) -> list[str]:
+    """What to do now, a sentence or a command each."""
+    from mispair.pairs.published.check import folder_inside, ready, to_fetch
+
+    quoted = shlex.quote(str(folder))
+    if ready(findings):
+        return [f"mispair data check {quoted}", f"mispair bench run {SUITES[data_set.name]} --data {quoted}"]
+    get = f"mispair data get {data_set.name}"
+    inside = folder_inside(data_set, folder)
+    deeper = [] if inside is None else [f"The files seem to be one folder deeper: {get} {shlex.quote(str(inside))}"]
+    missing = to_fetch(data_set, findings).items()
+    fetch = [f"Fetch {', '.join(names)} from {source.address}" for source, names in missing]
+    return [*deeper, *fetch, f"Then again: {get} {quoted}"]
 
 
 def _print_list(data_set: DataSet) -> None:

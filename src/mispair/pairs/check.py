@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from mispair.errors import DataError
+from mispair.errors import DataError, NotFoundError
 from mispair.pairs.layouts import clip_retrieval, loading, precomp
 from mispair.pairs.layouts.loading import Layout
 from mispair.pairs.noise import load_noise, mismatch
@@ -267,7 +267,7 @@ def _check_captions(split: str, texts: list[str], words: Vocabulary | None, foun
     if unknown is not None and unknown > MOSTLY_UNKNOWN:
         found.problems.append(
             f"{split}: {unknown:.0%} of the words are not in the vocabulary, so the captions carry almost no "
-            "information; give the vocabulary that belongs to them with --vocab."
+            "information; give the vocabulary that belongs to them as `vocab`."
         )
     if empty:
         found.problems.append(
@@ -374,7 +374,7 @@ def _train_link(found: Check) -> tuple[IntArray, int, str]:
         images = captions // usual if captions else train.rows
         captions = images * usual if images else None
     if not captions or not images:
-        raise DataError("The noise index cannot be judged: the train split could not be read.")
+        raise NotFoundError("the train split could not be read, so its noise index files cannot be judged")
     return np.arange(captions) // (captions // images), images, assumed
 
 

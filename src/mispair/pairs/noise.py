@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mispair.config import NoiseKind
-from mispair.errors import DataError
+from mispair.errors import ConflictError, InvalidValueError, NotFoundError, ShapeError
 from mispair.pairs.npy import check_finite, chunks, open_array
 from mispair.pairs.pairs import FloatArray, IntArray, Pairs, Tokens, Vectors
 from mispair.support.files import replacing
@@ -33,6 +33,7 @@ _COUPLES = 5  # least number of pairs of groups, so that a ratio is met to 20 % 
 _TOLERANCE = 0.02  # of the ratio: shuffling leaves a few pairs matched by chance
 _COMPARED = 1 << 15  # left items that are compared with each other, so that time does not grow with their square
 _BLOCK = 1 << 22  # similarities held at once
+_OWN_FILE = "Use the file made for exactly this training set."
 _ITERATIONS = 50  # of the power iteration: the order along the direction need not be exact
 
 
@@ -269,22 +270,22 @@ def load_noise(path: str | Path, link: IntArray, n_left: int, *, by_row: bool = 
         Left row of each pair with the noise of the file.
 
     Raises:
-        DataError: The file fits neither level, or points outside the left rows.
+        ShapeError: The file fits neither level, or points outside the left rows.
     """
     mapped = open_array(path, ndim=1, kind="integer")
     if len(mapped) not in (len(link), n_left):
-        raise DataError(
-            f"{path}: the noise index has {len(mapped):,} entries; expected {len(link):,} (one a pair) or {n_left:,} "
-            "(one an image). Use the file made for exactly this training set."
+        raise ShapeError(
+            f"the noise index has {len(mapped):,} entries",
+            where=path,
+            expected=f"{len(link):,} (one a pair) or {n_left:,} (one an image)",
+            advice=_OWN_FILE,
         )
     index = np.array(mapped, dtype=np.int64)
     if by_row and len(index) == len(link) and index.min() >= 0 and n_left <= index.max() < len(link):
         index = link[index]
     if index.min() < 0 or index.max() >= n_left:
-        raise DataError(
-            f"{path}: the noise index points to image rows {index.min():,} to {index.max():,}, "
-            f"but the training set has rows 0 to {n_left - 1:,}; use the file made for this training set."
-        )
+        what = f"the noise index points to image rows {index.min():,} to {index.max():,}"
+        raise ShapeError(what, where=path, expected=f"rows 0 to {n_left - 1:,}", advice=_OWN_FILE)
     return index if len(index) == len(link) else index[link]
 
 
@@ -295,7 +296,8 @@ def noise_index(pairs: Pairs, *, noise_ratio: float, seed: int, kind: NoiseKind 
         One left row a pair, or for the kind `image` one left row a left row.
 
     Raises:
-        DataError: The ratio, the seed or the kind is wrong, or the kind does not suit the left side.
+        InvalidValueError: The ratio, the seed or the kind is invalid.
+        ConflictError: The kind does not suit the left side.
     """
     _check_ratio(noise_ratio)
     _check_seed(seed)
@@ -305,10 +307,8 @@ def noise_index(pairs: Pairs, *, noise_ratio: float, seed: int, kind: NoiseKind 
     if kind == "image":
         return image_noise(len(pairs.left), noise_ratio, seed, groups=pairs.groups)
     if isinstance(pairs.left, Tokens):
-        raise DataError(
-            f"{pairs.name}: noise of kind {kind!r} goes by the features of the left side, which holds texts here; "
-            "use 'caption' or 'image'."
-        )
+        what = f"{kind!r} goes by the features of the left side, which holds texts in {pairs.name}"
+        raise ConflictError(what, where="kind", advice="Use 'caption' or 'image'.")
     features = pairs.left.features
     if kind == "near":
         index = near_noise(pairs.link, features, noise_ratio, seed, groups=pairs.groups)
@@ -343,10 +343,11 @@ def add_noise(
         file: A noise index: read where it exists (whatever `kind` and `seed` say), else made and written for next time.
 
     Raises:
-        DataError: The ratio, the seed, the kind or the file is wrong, or `pairs` are none.
+        InvalidValueError: The ratio, the seed or the kind is invalid.
+        DataError: The file cannot be read, or does not fit.
     """
     if not isinstance(pairs, Pairs):
-        raise DataError(f"add_noise: pairs must be Pairs, as mispair.load gives them, not {type(pairs).__name__}.")
+        raise InvalidValueError(type(pairs).__name__, where="pairs", expected="Pairs, as mispair.load gives them")
     _check_ratio(noise_ratio)
     _check_kind(kind)
     if file is not None and Path(file).exists():
@@ -360,7 +361,7 @@ def add_noise(
             )
         return pairs.with_link(link)
     if file is not None and not noise_ratio:
-        raise DataError(f"{file}: no such noise index, and with a noise ratio of 0 there is none to make.")
+        raise NotFoundError("no such noise index, and `noise_ratio` is 0, so there is none to make", where=file)
     index = noise_index(pairs, noise_ratio=noise_ratio, seed=seed, kind=kind)
     if file is not None:
         save_noise(file, index)
@@ -369,17 +370,18 @@ def add_noise(
 
 def _check_ratio(noise_ratio: float) -> None:
     if not (isinstance(noise_ratio, float | int | np.floating) and 0 <= noise_ratio <= 1):
-        raise DataError(f"The noise ratio is {noise_ratio!r}; expected a share from 0 to 1, such as 0.4 for 40 %.")
+        expected = "a share from 0 to 1, such as 0.4 for 40 %"
+        raise InvalidValueError(repr(noise_ratio), where="noise_ratio", expected=expected)
 
 
 def _check_kind(kind: str) -> None:
     if kind not in get_args(NoiseKind):
-        raise DataError(f"The kind of noise is {kind!r}; expected 'caption', 'image', 'near' or 'group'.")
+        raise InvalidValueError(repr(kind), where="kind", expected="'caption', 'image', 'near' or 'group'")
 
 
 def _check_seed(seed: int) -> None:
     if not (isinstance(seed, int | np.integer) and 0 <= seed < 2**32):
-        raise DataError(f"The noise seed is {seed!r}; expected a whole number from 0 to 4,294,967,295.")
+        raise InvalidValueError(repr(seed), where="seed", expected="a whole number from 0 to 4,294,967,295")
 
 
 def _generator(seed: int) -> np.random.RandomState:

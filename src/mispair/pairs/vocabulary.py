@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mispair.errors import DataError
-from mispair.support.files import read_regular, replacing
+from mispair.errors import DamagedError
+from mispair.support.files import read_regular, unreadable, write_atomically
 
 START, END, UNK = 1, 2, 3  # 0 pads
 MOST_WORDS = 250  # of a text; networks read no further, because their memory grows with the square of it
@@ -109,8 +109,7 @@ class Vocabulary:
             "idx2word": {str(number): word for number, word in enumerate(self.words)},
             "idx": len(self),
         }
-        with replacing(path) as file:
-            file.write(json.dumps(content).encode())
+        write_atomically(path, json.dumps(content).encode())
 
     @classmethod
     def load(cls, path: str | Path) -> Vocabulary:
@@ -119,42 +118,34 @@ class Vocabulary:
         Raises:
             DataError: The file is missing, is no such JSON, or contradicts itself.
         """
-        return cls(_checked_words(_read_json(Path(path)), str(path)))
+        expected = "a SCAN vocabulary with the keys word2idx, idx2word and idx"
+        try:
+            content = json.loads(read_regular(Path(path)))
+        except (OSError, ValueError, RecursionError) as error:  # JSON and UTF-8 errors alike
+            raise unreadable(path, error, expected=expected) from None
+        keys = ("word2idx", "idx2word", "idx")
+        missing = [key for key in keys if not isinstance(content, dict) or key not in content]
+        if missing:
+            raise DamagedError(f"{' and '.join(missing)} missing", where=path, expected=expected)
+        words, problem = _words(*(content[key] for key in keys))
+        if problem:
+            raise DamagedError(problem, where=path, advice="Build the vocabulary again.")
+        return cls(words)
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    expected = "expected a SCAN vocabulary with the keys word2idx, idx2word and idx"
-    try:
-        content = json.loads(read_regular(path))
-    except OSError as error:
-        raise DataError(f"{path}: the vocabulary cannot be read ({error.strerror}); {expected}.") from None
-    except (ValueError, RecursionError) as error:  # JSON and UTF-8 errors alike
-        raise DataError(f"{path}: this is not JSON ({error}); {expected}.") from None
-    missing = [key for key in ("word2idx", "idx2word", "idx") if not isinstance(content, dict) or key not in content]
-    if missing:
-        raise DataError(f"{path}: {' and '.join(missing)} missing; {expected}.")
-    return dict(content)
-
-
-def _checked_words(content: dict[str, Any], name: str) -> tuple[str, ...]:
-    """The words in the order of their numbers, after a check that both maps agree."""
-    numbers, words, size = content["word2idx"], content["idx2word"], content["idx"]
+def _words(numbers: Any, words: Any, size: Any) -> tuple[tuple[str, ...], str]:
+    """The words in the order of their numbers, and what is wrong with them."""
     if not isinstance(numbers, dict) or not isinstance(words, dict):
-        raise DataError(f"{name}: word2idx and idx2word must both be JSON objects; build the vocabulary again.")
+        return (), "word2idx and idx2word are not both JSON objects"
     ordered = tuple(word for number in range(len(words)) if isinstance(word := words.get(str(number)), str))
     if len(ordered) < len(words):
-        raise DataError(
-            f"{name}: the numbers in idx2word are not 0 to {len(words) - 1:,} with a word each; "
-            "number the words without gaps."
-        )
+        return (), f"the numbers in idx2word are not 0 to {len(words) - 1:,} with a word each"
     if numbers != {word: number for number, word in enumerate(ordered)}:
         different = next((word for number, word in enumerate(ordered) if numbers.get(word) != number), None)
         detail = f"have {len(numbers):,} and {len(words):,} words" if different is None else f"differ at {different!r}"
-        raise DataError(f"{name}: word2idx and idx2word {detail}; they must be each other's inverse.")
+        return (), f"word2idx and idx2word {detail}"
     if size != len(ordered):
-        raise DataError(f"{name}: idx is {size!r} but there are {len(ordered):,} words; idx must be the next number.")
+        return (), f"idx is {size!r}, but there are {len(ordered):,} words"
     if ordered[:4] != SPECIAL_WORDS:
-        raise DataError(
-            f"{name}: the first words are {list(ordered[:4])}; numbers 0 to 3 must be {', '.join(SPECIAL_WORDS)}."
-        )
-    return ordered
+        return (), f"the first words are {list(ordered[:4])}, not {', '.join(SPECIAL_WORDS)}"
+    return ordered, ""

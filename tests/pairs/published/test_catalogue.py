@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import math
 import re
+import tomllib
 from importlib.resources import files
 
 import numpy as np
 import pytest
 
-from mispair.errors import ConfigError
+from mispair.cli.data import SUITES
+from mispair.errors import UnknownNameError
 from mispair.pairs.published.catalogue import DATA_SETS, DataSet, File, find_data_set
+from refusals import refused
 
 ALL_FILES = [(data_set, file) for data_set in DATA_SETS.values() for file in data_set.files]
 
@@ -28,12 +31,12 @@ def named(one: object) -> str:
     ],
 )  # fmt: skip
 def test_an_unknown_name_gets_the_nearest_one(name: str, nearest: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(f'There is no data set "{name}". Did you mean "{nearest}"?')):
+    with refused(UnknownNameError, names=f'"{nearest}"'):
         find_data_set(name)
 
 
 def test_a_name_like_no_other() -> None:
-    with pytest.raises(ConfigError, match="Known are flickr30k, coco, cc152k and shapes"):
+    with refused(UnknownNameError, names="flickr30k, coco, cc152k or shapes"):
         find_data_set("imagenet")
 
 
@@ -46,7 +49,8 @@ def test_lists_are_consistent(data_set: DataSet) -> None:
     assert {file.source for file in data_set.files} == {source.name for source in data_set.sources}
     assert all(source.address.startswith("https://") and source.about for source in data_set.sources)
     assert find_data_set(data_set.name) is data_set
-    assert (files("mispair") / f"suites/{data_set.suite}.toml").is_file()
+    suite = tomllib.loads((files("mispair") / f"suites/{SUITES[data_set.name]}.toml").read_text(encoding="utf-8"))
+    assert suite["data"] == data_set.folder
     tested = {file.split.name for file in data_set.files if file.needed and file.split}
     assert tested in ({"train", "dev", "test"}, {"train", "dev", "testall"})
     assert data_set.needed_bytes == sum(file.n_bytes or 0 for file in data_set.files if file.needed)

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, computed_field, model_validator
 
-from mispair.errors import ConfigError
+from mispair.errors import UnknownNameError
 
 Kind = Literal["features", "captions", "ids", "vocabulary", "noise"]
 
@@ -95,7 +95,6 @@ class DataSet(_Entry):
         name: As the command line knows it.
         title: As people write it.
         folder: What the published codes call its folder.
-        suite: Name of the comparison that trains on it.
         about: One sentence.
         files: The needed ones first.
         sources: Where they come from.
@@ -104,7 +103,6 @@ class DataSet(_Entry):
     name: str
     title: str
     folder: str
-    suite: str = Field(exclude=True)
     about: str
     downloads: str = NO_DOWNLOADS
     files: tuple[File, ...]
@@ -144,11 +142,14 @@ def find_data_set(name: str) -> DataSet:
     """The data set of a name.
 
     Raises:
-        ConfigError: There is none; it names the nearest one.
+        UnknownNameError: There is none; the message names the nearest one.
     """
     if name in DATA_SETS:
         return DATA_SETS[name]
     known = {**{one: one for one in (*DATA_SETS, BUILT_IN)}, **_ALIASES}
     near = difflib.get_close_matches(name.lower(), known, n=1)
-    hint = f' Did you mean "{known[near[0]]}"?' if near else ""
-    raise ConfigError(f'There is no data set "{name}".{hint} Known are {", ".join(DATA_SETS)} and {BUILT_IN}.')
+    raise UnknownNameError(
+        f'there is no data set "{name}"',
+        expected=f"{', '.join(DATA_SETS)} or {BUILT_IN}",
+        advice=f'Did you mean "{known[near[0]]}"?' if near else "",
+    )

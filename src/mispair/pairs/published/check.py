@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shlex
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,11 +11,12 @@ from typing import Any, Literal
 
 import numpy.typing as npt
 
-from mispair.errors import DataError
+from mispair.errors import DataError, NotFoundError, ShapeError
 from mispair.pairs.layouts.precomp import arrange, captions_path, read_captions, read_ids
-from mispair.pairs.npy import open_array
-from mispair.pairs.published.catalogue import DATA_SETS, DataSet, File, Split
+from mispair.pairs.npy import TruncatedError, open_array
+from mispair.pairs.published.catalogue import DATA_SETS, DataSet, File, Source, Split
 from mispair.pairs.vocabulary import Vocabulary
+from mispair.support.files import unreadable
 
 Verdict = Literal[
     "right", "there", "missing", "another shape", "another length", "another size", "checksum wrong", "unreadable"
@@ -60,13 +60,10 @@ def check_folder(data_set: DataSet, folder: Path) -> list[Finding]:
     """Look for every file of a data set in a folder.
 
     Texts and small files are read whole; of features only the header and a sample of rows.
-
-    Raises:
-        DataError: There is no such folder.
     """
     if not folder.is_dir():
-        what = "this is a file" if folder.exists() else "no such folder"
-        raise DataError(f"{folder}: {what}; expected the folder that holds {data_set.files[0].name}.")
+        what = "a file" if folder.exists() else "no such folder"
+        raise NotFoundError(what, where=folder, expected=f"the folder that holds {data_set.files[0].name}")
     return [_check_file(file, folder) for file in data_set.files]
 
 
@@ -75,30 +72,20 @@ def ready(findings: list[Finding]) -> bool:
     return all(finding.fits for finding in findings if finding.file.needed)
 
 
-def next_steps(data_set: DataSet, folder: Path, findings: list[Finding]) -> list[str]:
-    """What to do now, a sentence or a command each."""
-    quoted = shlex.quote(str(folder))
-    if ready(findings):
-        return [f"mispair data check {quoted}", f"mispair bench run {data_set.suite} --data {quoted}"]
-    steps = []
-    if inside := _folder_inside(data_set, folder):
-        steps.append(f"The files seem to be one folder deeper: mispair data get {data_set.name} {inside}")
+def to_fetch(data_set: DataSet, findings: list[Finding]) -> dict[Source, list[str]]:
+    """The needed files that are missing or wrong, by where they come from."""
     wrong = [finding.file for finding in findings if finding.file.needed and not finding.fits]
-    for source in data_set.sources:
-        names = [file.name for file in wrong if file.source == source.name]
-        if names:
-            steps.append(f"Fetch {', '.join(names)} from {source.address}")
-    return [*steps, f"Then again: mispair data get {data_set.name} {quoted}"]
+    names = {source: [file.name for file in wrong if file.source == source.name] for source in data_set.sources}
+    return {source: found for source, found in names.items() if found}
 
 
-def _folder_inside(data_set: DataSet, folder: Path) -> str:
-    """A folder in this one that has the features, where this one has not; quoted for the shell."""
+def folder_inside(data_set: DataSet, folder: Path) -> Path | None:
+    """A folder in this one that has the features, where this one has not."""
     first = data_set.files[0].name
     if (folder / first).exists():
-        return ""
+        return None
     found = [path.parent for path in sorted(folder.glob(f"*/{first}"))]
-    called = [path for path in found if path.name == data_set.folder]
-    return shlex.quote(str((called or found)[0])) if found else ""
+    return next((path for path in found if path.name == data_set.folder), found[0] if found else None)
 
 
 def _check_file(file: File, folder: Path) -> Finding:
@@ -106,13 +93,15 @@ def _check_file(file: File, folder: Path) -> Finding:
     if path is None:
         sentence = "needed" if file.needed else f"optional; {file.without}"
         return Finding(file, "missing", sentence)
+    examine = {"features": _features, "captions": _captions, "ids": _ids, "vocabulary": _vocabulary, "noise": _noise}
     try:
-        return _examine(file, path, folder)
+        return examine[file.kind](file, path, folder)
+    except TruncatedError as error:
+        return Finding(file, "another size", str(error), path)
     except DataError as error:
-        cut = "truncated" in str(error)  # the size that the file's own header promises
-        return Finding(file, "another size" if cut else "unreadable", str(error), path)
+        return Finding(file, "unreadable", str(error), path)
     except OSError as error:
-        return Finding(file, "unreadable", f"{path}: the file cannot be read ({error.strerror}).", path)
+        return Finding(file, "unreadable", str(unreadable(path, error)), path)
 
 
 def _find(file: File, folder: Path) -> Path | None:
@@ -127,26 +116,12 @@ def _find(file: File, folder: Path) -> Path | None:
     return next((path for path in paths if path.is_file()), None)
 
 
-def _examine(file: File, path: Path, folder: Path) -> Finding:
-    match file.kind:
-        case "features":
-            return _check_features(file, path)
-        case "captions":
-            return _check_captions(file, path, folder)
-        case "ids":
-            return _check_ids(file, path, folder)
-        case "vocabulary":
-            return _check_vocabulary(file, path, folder)
-        case "noise":
-            return _check_noise(file, path)
-
-
 def _own_vocabulary(folder: Path) -> str:
     """The file name under which a data set in this folder finds its vocabulary."""
     return f"{folder.resolve().name}_vocab.json"
 
 
-def _check_features(file: File, path: Path) -> Finding:
+def _features(file: File, path: Path, _: Path) -> Finding:
     assert file.split is not None
     assert file.shape is not None
     array = open_array(path)
@@ -219,7 +194,7 @@ def _too_long(array: npt.NDArray[Any], path: Path) -> str:
     return f"{size:,} bytes where the header promises {promised:,}: something was appended; fetch the file again."
 
 
-def _check_captions(file: File, path: Path, folder: Path) -> Finding:
+def _captions(file: File, path: Path, folder: Path) -> Finding:
     assert file.split is not None
     lines = len(read_captions(folder, file.split.name)[0])
     if lines != file.lines:
@@ -229,27 +204,26 @@ def _check_captions(file: File, path: Path, folder: Path) -> Finding:
     return _with_checksum(file, path, f"{lines:,} captions{other}")
 
 
-def _check_ids(file: File, path: Path, folder: Path) -> Finding:
+def _ids(file: File, path: Path, folder: Path) -> Finding:
     assert file.split is not None
     try:
         read_ids(folder, file.split.name, file.split.images, file.split.captions // file.split.images)
-    except DataError as error:
-        counted = " ids; expected " in str(error)
-        return Finding(file, "another length" if counted else "unreadable", str(error), path)
+    except ShapeError as error:
+        return Finding(file, "another length", str(error), path)
     return _with_checksum(file, path, "as many ids as images or captions")
 
 
-def _check_vocabulary(file: File, path: Path, folder: Path) -> Finding:
+def _vocabulary(file: File, path: Path, folder: Path) -> Finding:
     words = len(Vocabulary.load(path))
     if file.words not in (None, words):
         return Finding(file, "another length", f"{words:,} words; published with {file.words:,}.", path)
     own = _own_vocabulary(folder)
     lost = path.name not in ("vocab.json", own)
-    remark = f"; mispair looks for {own} beside this folder: rename it, or give it with --vocab" if lost else ""
+    remark = f"; mispair looks for {own} beside this folder: rename it, or give it as `vocab`" if lost else ""
     return _with_checksum(file, path, f"{words:,} words{remark}")
 
 
-def _check_noise(file: File, path: Path) -> Finding:
+def _noise(file: File, path: Path, _: Path) -> Finding:
     assert file.shape is not None
     array = open_array(path, kind="integer")
     if array.shape != file.shape:

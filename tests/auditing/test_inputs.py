@@ -19,7 +19,7 @@ import mispair
 from audit_cases import make_case
 from mispair.auditing.inputs import AuditInput, as_vectors, open_given
 from mispair.encoders import encode
-from mispair.errors import ConfigError, DataError, ShapeError
+from mispair.errors import ConfigError, DataError, NotFoundError, ShapeError
 from refusals import refused
 
 pytestmark = pytest.mark.usefixtures("hurried")
@@ -113,7 +113,7 @@ def test_lists_of_unequal_lengths_and_other_mistakes(table: pyarrow.Table) -> No
         mispair.audit(images[:20], captions[:20], images="photos")
     with pytest.raises(ConfigError, match="audit got one list; expected a path, a table"):
         mispair.audit(images)
-    with pytest.raises(DataError, match=r"no column with a usual name for captions.*--caption-column"):
+    with refused(NotFoundError, "the given table", "`caption_column`"):
         mispair.audit(table.rename_columns(["image", "words", "note"]), images="photos")
     found = mispair.audit(table.rename_columns(["image", "words", "note"]), images="photos", caption_column="words")
     assert len(found) == ROWS

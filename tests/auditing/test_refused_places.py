@@ -61,12 +61,12 @@ def refused(capsys: Capture, place: Path, *arguments: str) -> str:
 @pytest.mark.parametrize(
     ("clean", "words"),
     [
-        ("in/clean", "where the audited data is"),
-        ("in", "where the audited data is"),
+        ("in/clean", "the audited data is"),
+        ("in", "the audited data is"),
         ("out", "--clean out and --out out lie in each other"),
         ("out/clean", "lie in each other"),
         (".", "lie in each other"),
-        ("file", "this is a file"),
+        ("file", "file: a file"),
         ("mine", "also holds thesis.txt"),
     ],
 )
@@ -82,8 +82,8 @@ def test_a_bad_place_for_the_copy(place: Path, capsys: Capture, kind: str, clean
 @pytest.mark.parametrize(
     ("clean", "words"),
     [
-        ("raw/clean", "where the audited data is"),
-        ("file", "this is a file"),
+        ("raw/clean", "the audited data is"),
+        ("file", "file: a file"),
         ("mine", "also holds thesis.txt"),
         ("out", "lie in each other"),
     ],
@@ -99,7 +99,7 @@ def test_a_bad_place_is_refused_before_anything_is_encoded(
 
 
 def test_a_bad_place_is_refused_before_a_run_is_read(place: Path, capsys: Capture) -> None:
-    for clean, words in (("run/clean", "where the audited data is"), ("mine", "also holds thesis.txt")):
+    for clean, words in (("run/clean", "the audited data is"), ("mine", "also holds thesis.txt")):
         assert words in refused(capsys, place, "run", "--out", "out", "--clean", clean, "--overwrite")
 
 

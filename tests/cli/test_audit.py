@@ -122,7 +122,7 @@ def test_two_files_and_a_table(arrays: Path, tmp_path: Path) -> None:
         (["--left", "a.npy", "--right", "same.npy"], "all right vectors are the same"),
         (["--left", "a.npy", "--right", "none.npy"], "no such file"),
         (["nowhere"], "nowhere: no such file or folder"),
-        (["something"], "something: no data set here, only thesis.doc"),
+        (["something"], "something: no data set, only thesis.doc"),
         (["a.npy"], "a.npy holds the vectors of one side; give those of both as --left A.npy --right B.npy"),
         (["photos"], "no image has a text file of the same name; expected dog.txt, a caption a line, for dog.jpg."),
         (["photos"], "Or give a table of image paths and captions instead, and the folder as --images."),

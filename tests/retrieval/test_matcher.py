@@ -13,13 +13,14 @@ import safetensors.torch
 import torch
 
 import mispair
-from mispair.errors import ConfigError, DataError
+from mispair.errors import ConfigError, DamagedError, DataError
 from mispair.models import SideSpec
 from mispair.models.inference import similarities
 from mispair.pairs.batches import SideLoader
 from mispair.pairs.pairs import Regions, Tokens
 from mispair.pairs.vocabulary import Vocabulary
 from mispair.retrieval.evaluation import evaluate
+from refusals import refused
 from tiny import REGIONS, WIDTH, tiny_pairs
 
 SMALL: dict[str, Any] = {
@@ -112,7 +113,7 @@ def test_sides_with_odd_values_are_refused(matcher: mispair.Matcher) -> None:
     assert isinstance(pairs.right, Tokens)
     features = np.array(pairs.left.features)  # type: ignore[union-attr]
     features[3] = np.nan
-    with pytest.raises(DataError, match="The left side: row 3 holds values that are not finite"):
+    with refused(DamagedError, "The left side", "row 3"):
         matcher.evaluate(replace(pairs, left=Regions(features)))
     offsets = pairs.right.offsets.copy()
     offsets[7] = offsets[6]

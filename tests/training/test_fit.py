@@ -17,7 +17,7 @@ from rich.console import Console
 
 import mispair
 from mispair.config import Config, override
-from mispair.errors import ConfigError, DataError
+from mispair.errors import ConfigError, DamagedError, DataError
 from mispair.pairs.noise import add_noise
 from mispair.pairs.pairs import Tokens, Vectors, fingerprint
 from mispair.pairs.vocabulary import SPECIAL_WORDS, Vocabulary
@@ -25,6 +25,7 @@ from mispair.training.fit import train_and_test
 from mispair.training.run_folder import read_result
 from mispair.training.splits import load_splits
 from mispair.training.trainer import Trainer
+from refusals import refused
 from tiny import REGIONS, WIDTH, WORDS, tiny_folder, tiny_pairs
 from training import with_other_truth
 from two_networks import vector_pairs
@@ -85,7 +86,7 @@ def test_values_that_are_not_finite_are_refused_before_training(name: str, side:
     features[5, 1] = np.inf
     bad: dict[str, Any] = {side: Vectors(features)}
     given: dict[str, Any] = {"pairs": good, "dev": good, name: replace(good, **bad)}
-    with pytest.raises(DataError, match=f"fit: the {side} side of {name}: row 5 holds values that are not finite"):
+    with refused(DamagedError, f"fit: the {side} side of {name}", "row 5"):
         mispair.fit(**given, out=tmp_path / "run", model="two-tower", **SMALL)
     assert not (tmp_path / "run").exists()
 
@@ -146,10 +147,10 @@ def test_another_truth_makes_other_pairs_for_methods_that_use_it(method: str, en
     pairs, reseeded = (add_noise(vector_pairs(24), noise_ratio=0.4, seed=seed) for seed in (0, 1))
     settings: dict[str, Any] = {"out": tmp_path / "run", "method": method, "model": "two-tower", **SMALL}
     mispair.fit(pairs, **settings)
-    for given, refused in ((pairs, False), (with_other_truth(pairs), method == "oracle"), (reseeded, True)):
+    for given, bad in ((pairs, False), (with_other_truth(pairs), method == "oracle"), (reseeded, True)):
         if not ended:
             (tmp_path / "run/result.json").unlink(missing_ok=True)
-        with pytest.raises(ConfigError, match="was trained on other pairs") if refused else nullcontext():
+        with pytest.raises(ConfigError, match="was trained on other pairs") if bad else nullcontext():
             mispair.fit(given, **settings)
 
 

@@ -321,7 +321,7 @@ def test_other_unfinished_work_is_refused(case: Case, folder: Path, tmp_path: Pa
             audit_to_folder(source, out, settings_)
     assert contents(out) == before
     (out / "audit.json").write_text("{")
-    with pytest.raises(DataError, match="audit.json: "):
+    with pytest.raises(DataError, match=r"audit\.json: "):
         audit_to_folder(open_source(folder), out, CPU)
     audit_to_folder(other, out, CPU, overwrite=True)
     assert sorted(contents(out)) == FILES

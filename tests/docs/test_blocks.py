@@ -40,7 +40,7 @@ from mispair.pairs.shapes.dataset import make
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-LAB_BOOK = sorted((ROOT / "docs" / "lab-book").glob("*.md"))
+RECORDS = sorted((ROOT / "benchmarks").rglob("*.md"))
 BENCHMARKS = sorted((ROOT / "benchmarks").glob("bench_*.py"))
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NOTE = re.compile(r"<!-- test: (.*?) -->\s*", re.DOTALL)
@@ -198,7 +198,7 @@ def flags(command: str) -> frozenset[str]:
     return frozenset(re.findall(r"--[a-z][a-z0-9-]*", shown.getvalue()))
 
 
-@pytest.mark.parametrize("page", [*PAGES, *LAB_BOOK, ROOT / "benchmarks" / "README.md"], ids=lambda page: page.stem)
+@pytest.mark.parametrize("page", [*PAGES, *RECORDS], ids=lambda page: page.stem)
 def test_every_command_and_flag_exists(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     written = [words for block in blocks(page) if block.language == "bash" for words in commands(block.code)]

@@ -3,7 +3,7 @@
 Two networks teach each other. Before every main epoch each computes the losses of all pairs: a mixture over them splits
 the pairs into clean and noisy ones, and rank correlation with its bank of clean pairs labels them. Split and labels of
 one network train the other. From half time on, noisy pairs that both networks are sure about come back with a new
-partner from the bank. docs/lab-book/repair-choices.md has our choices where the paper leaves one open.
+partner from the bank. benchmarks/lab-book/repair-choices.md has our choices where the paper leaves one open.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from tyro.conf import Positional
 import bench_audit
 from bench_audit import AuditQuality
 from common import at_least, check_ratios, run
-from mispair.auditing.audit import LEAST
+from mispair.auditing.auditor import LEAST
 from mispair.cli.output import print_json, print_table, say
 from mispair.errors import InvalidValueError
 from mispair.pairs.layouts.opening import open_source

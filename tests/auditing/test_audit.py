@@ -277,9 +277,9 @@ def interrupt(folder: Path, out: Path, blocks: int = 2, settings: Settings = CPU
 def test_a_stopped_audit_goes_on(folder: Path, unbroken: Path, tmp_path: Path, damage: str) -> None:
     work = interrupt(folder, tmp_path)
     assert sorted(path.name for path in work.iterdir()) == [
-        "items.npz", "judge.safetensors", "part-000000.npz", "part-000001.npz",
+        "items.npz", "auditor.safetensors", "part-000000.npz", "part-000001.npz",
     ]  # fmt: skip
-    judge, part = work / "judge.safetensors", work / "part-000001.npz"
+    judge, part = work / "auditor.safetensors", work / "part-000001.npz"
     if damage == "part":
         part.write_bytes(part.read_bytes()[:-100])
     elif damage == "judge":

@@ -76,25 +76,30 @@ def flip_a_bit(path: Path) -> None:
 
 def leave_out_an_array(path: Path) -> None:
     """As a version that does not know it would."""
-    state = load_tensors(path)[0]
+    state, about = load_tensors(path)
     del state["measured"]
-    save_tensors(path, state)
+    save_tensors(path, state, about)
 
 
-@pytest.mark.parametrize("change", [flip_a_bit, leave_out_an_array])
+def be_of_another_version(path: Path) -> None:
+    state, about = load_tensors(path)
+    save_tensors(path, state, {**(about or {}), "auditor": 0})
+
+
+@pytest.mark.parametrize("change", [flip_a_bit, leave_out_an_array, be_of_another_version])
 def test_what_was_learned_is_learned_again_where_it_cannot_be_used(
     change: Callable[[Path], None], folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
     interrupt(folder, out)
-    change(out / "unfinished/judge.safetensors")
-    learned, learn = [], audit_module._learn
+    change(out / "unfinished/auditor.safetensors")
+    learned, learn = [], Auditor.fit_source
 
     def count(*arguments: Any) -> Any:
         learned.append(1)
         return learn(*arguments)
 
-    monkeypatch.setattr(audit_module, "_learn", count)
+    monkeypatch.setattr(Auditor, "fit_source", count)
     audit_to_folder(open_source(folder), out, CPU)
     assert learned == [1]
 

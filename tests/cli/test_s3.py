@@ -204,7 +204,7 @@ def test_shards_need_no_shared_folder(
     store.proxy.every = 7
     assert machine("one", url, "--out", out, "--shard", "2/3") == 0
     learned = store.files("audits/mine/unfinished")
-    assert {"items.npz", "judge.safetensors"} < learned.keys()
+    assert {"items.npz", "auditor.safetensors"} < learned.keys()
     assert machine("two", "--merge", out) == 2
     assert f"{out}: " in (err := capsys.readouterr().err)
     assert "were not measured yet" in err
@@ -271,15 +271,16 @@ def test_what_was_learned_first_counts(
         if not store.files("audits/mine/unfinished"):
             other = tmp_path / "other"
             shutil.copytree(args[2], other)
-            state = load_tensors(other / "judge.safetensors")[0]
-            save_tensors(other / "judge.safetensors", {name: value.clone() for name, value in state.items()} | extra)
+            state, about = load_tensors(other / "auditor.safetensors")
+            state = {name: value.clone() for name, value in state.items()} | extra
+            save_tensors(other / "auditor.safetensors", state, about)
             store.upload(other, "audits/mine/unfinished")
 
     extra = {"extra": torch.zeros(1)}
     monkeypatch.setattr(folder, "prepare", late)
     assert audit(tmp_path, str(data), "--out", out, "--shard", "1/1") == 0
-    found = tmp_path / "judge.safetensors"
-    found.write_bytes(store.files("audits/mine/unfinished")["judge.safetensors"])
+    found = tmp_path / "auditor.safetensors"
+    found.write_bytes(store.files("audits/mine/unfinished")["auditor.safetensors"])
     assert "extra" in load_tensors(found)[0]
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +12,7 @@ import numpy.typing as npt
 import torch
 from rich.console import Console
 
+from mispair.auditing.auditor import Auditor, check_count, checked_answers, checked_rows, workers_of
 from mispair.auditing.cuts import check_cut, share_of, threshold, values_by
 from mispair.auditing.exports import Tool, export
 from mispair.auditing.findings import SIDES, Findings, SimilarPairs, match_scores
@@ -21,18 +20,16 @@ from mispair.auditing.inputs import AuditInput, open_given
 from mispair.auditing.report.page import make_page
 from mispair.auditing.report.render import render
 from mispair.auditing.scoring.exchanges import find_exchanges
-from mispair.auditing.scoring.folds import fold_numbers, sample
-from mispair.auditing.scoring.judge import ARRAYS, Judge, learn
+from mispair.auditing.scoring.judge import Judge
 from mispair.auditing.scoring.partners import find_partners
 from mispair.auditing.scoring.reasons import Bits, caption_reasons, image_reasons, wordless
-from mispair.auditing.scoring.scan import READABLE, Engine, Scan, Shard, faults, scan
+from mispair.auditing.scoring.scan import READABLE, Engine, Scan, Shard, scan
 from mispair.auditing.scoring.shared_items import SharedItems, find_shared_items
 from mispair.auditing.scoring.siblings import find_siblings
 from mispair.compute.devices import pick_device
 from mispair.encoders.encode import Encoders
 from mispair.encoders.encoders import IMAGE_MODEL, TEXT_MODEL
 from mispair.errors import DataError
-from mispair.functional.logistic import FloatArray
 from mispair.pairs.from_pairs import captions, from_pairs, pair_ids
 from mispair.pairs.item_vectors import item_vectors
 from mispair.pairs.layouts.copies import SURE, clean_edits, mended_edits, write_copy
@@ -44,19 +41,16 @@ from mispair.pairs.tables import Roles
 from mispair.support.files import write_atomically
 from mispair.support.formatting import plain
 from mispair.support.progress import RowProgress, progress
-from mispair.support.tensor_files import load_tensors, save_tensors
 
 if TYPE_CHECKING:
     import pandas
 
     from mispair import ReviewPage
 
-SAMPLE = 1 << 15  # pairs that the judge learns from
-LEAST = 50  # pairs, below which there is nothing to learn from
-GPU_WORKERS, LOADED_WORKERS = 8, 2  # enough to read while others compute; and where nothing is left to read
+LOADED_WORKERS = 2  # on a GPU, where nothing is left to read
 MAX_SUGGESTED = 10_000  # flagged pairs that get suggestions, the lowest match scores first
 FEW_PAIRS = 1000  # below, a note warns that the scores are uncertain
-ITEMS, JUDGE = "items.npz", "judge.safetensors"
+ITEMS, LEARNED = "items.npz", "auditor.safetensors"
 COMMON_SPACE = (
     "The two sides are equally wide, and pairs have higher cosines than shuffled ones: their encoders seem to share a "
     "space, as those of CLIP do, so their cosine counts as well (as with --joint)."
@@ -285,7 +279,7 @@ def audit_source(
     with progress(console, len(source)) as show:
         scaled = _ready(source, settings, device, show)
         items, judge, measured, similar = _measured(scaled, settings, device, work, show)
-        checked = checked_rows(source, settings)
+        checked = checked_rows(source, settings.checked)
         show.begin("looking at captions")
         seen = _seen_captions(source)
         match = match_scores(judge, measured, items, checked, similar, seen)
@@ -392,18 +386,18 @@ def _ready(source: Source, settings: Settings, device: torch.device, show: RowPr
     if device.type != "cuda" or settings.engine is not None:  # whose parts of the pairs go to other machines
         return source.scaled()
     show.begin("loading the vectors")
-    return source.scaled().loaded(device, workers_of(settings, device))
+    return source.scaled().loaded(device, workers_of(settings.workers, device))
 
 
 def _measured(
     source: Source, settings: Settings, device: torch.device, work: Path | None, show: RowProgress
 ) -> tuple[SharedItems, Judge, Scan, SimilarPairs]:
     """Finds items that pairs share, learns what matching pairs have in common, then measures all pairs."""
-    workers = workers_of(settings, device)
+    workers = workers_of(settings.workers, device)
     show.begin("searching near-duplicates")
     items = _shared_items(source, workers, device, work)
     show.begin("learning")
-    judge = _judge(source, settings, items, device, work)
+    judge = _auditor(source, settings, items, work).judge
     show.begin("measuring all pairs")
     if settings.engine is not None and work is not None:
         settings.engine.measure(
@@ -418,11 +412,6 @@ def _measured(
     siblings = find_siblings(source, items, judge.transforms, alone)
     similar = SimilarPairs(siblings, find_exchanges(source, items, judge, alone, device))
     return items, judge, measured, similar
-
-
-def workers_of(settings: Settings, device: torch.device) -> int:
-    """Blocks of pairs read and measured at the same time."""
-    return settings.workers or (GPU_WORKERS if device.type == "cuda" else os.cpu_count() or 1)
 
 
 def prepare(source: Source, settings: Settings, work: Path, console: Console | None = None) -> None:
@@ -454,14 +443,14 @@ def _shard(
     saved: Callable[[Path], None] | None = None,
 ) -> None:
     device = pick_device(settings.device)
-    workers = workers_of(settings, device)
+    workers = workers_of(settings.workers, device)
     start, stop = (0, 0) if shard is None else shard.rows(len(source))
     with progress(console, stop - start) as show:
         scaled = source.scaled()
         show.begin("searching near-duplicates")
         items = _shared_items(scaled, workers, device, work)
         show.begin("learning")
-        judge = _judge(scaled, settings, items, device, work)
+        judge = _auditor(scaled, settings, items, work).judge
         if shard is not None and start < stop:
             show.begin(f"measuring shard {shard.number} of {shard.count}")
             part, groups = scaled.part(start, stop), items.groups[start:stop]
@@ -503,11 +492,7 @@ def check_rows(pairs: Source | RawPairs, settings: Settings) -> None:
     Raises:
         DataError: There are too few pairs, or a setting does not fit them.
     """
-    if len(pairs) < LEAST:
-        raise DataError(
-            f"{pairs.name}: {len(pairs):,} pairs; an audit needs at least {LEAST} to learn from. Look through so few "
-            "by hand, or audit them as part of a larger set."
-        )
+    check_count(pairs)
     check_cut(settings.flag_below, settings.keep_best)
     if settings.workers is not None and settings.workers < 1:
         raise DataError(f"--workers is {settings.workers}; expected at least 1.")
@@ -517,101 +502,23 @@ def check_rows(pairs: Source | RawPairs, settings: Settings) -> None:
         values_by(pairs, settings.by)
 
 
-def _judge(source: Source, settings: Settings, items: SharedItems, device: torch.device, work: Path | None) -> Judge:
-    """Loads what was learned before an interruption, or learns it now."""
+def _auditor(source: Source, settings: Settings, items: SharedItems, work: Path | None) -> Auditor:
+    """Load what was learned before an interruption, or learn it now."""
+
+    def learned() -> Auditor:
+        auditor = Auditor(joint=settings.joint, device=settings.device, workers=settings.workers)
+        return auditor.fit_source(source, items, checked_rows(source, settings.checked))
+
     if work is None:
-        return _learn(source, settings, items, device)
-    path = work / JUDGE
-    state = _saved(path)
-    if state is None:
-        for part in work.glob("part-*.npz"):  # measured by a judge that is lost
-            part.unlink()
-        save_tensors(path, _learn(source, settings, items, device).state())
-        state = _saved(path)  # so that a resumed audit uses exactly the same values as an uninterrupted one
-    assert state is not None
-    return Judge.of(state, device)
-
-
-def _saved(path: Path) -> dict[str, torch.Tensor] | None:
-    """The state of a judge; None if it is not there, not as it was written, or of an earlier version."""
+        return learned()
+    path = work / LEARNED
     try:
-        state = load_tensors(path)[0]
+        return Auditor.load(path, settings.device)
     except DataError:
-        return None
-    return state if state.keys() >= set(ARRAYS) else None
-
-
-def _check_vary(source: Source, left: torch.Tensor, right: torch.Tensor) -> None:
-    for name, side in (("left", left), ("right", right)):
-        if not (side != side[0]).any():
-            raise DataError(f"{source.name}: all {name} vectors are the same, so nothing can be learned from them.")
-
-
-def _learn(source: Source, settings: Settings, items: SharedItems, device: torch.device) -> Judge:
-    usable = items.is_first & (items.partners == 0)
-    usable[list(source.known)] = False
-    rows = sample(np.flatnonzero(usable), SAMPLE)
-    answers = {int(items.first[row]): answer for row, answer in checked_rows(source, settings).items()}
-    rows = np.union1d(rows, np.fromiter(answers, dtype=np.int64, count=len(answers)))
-    left, right = source.tensors(rows, device)
-    good = np.flatnonzero(faults(left, right) == READABLE)
-    if len(good) < LEAST:
-        every = source.tensors(sample(np.arange(len(source)), SAMPLE), device)
-        if (readable := faults(*every) == READABLE).any():
-            _check_vary(source, every[0][readable], every[1][readable])
-        often = Counter(source.known.values()).most_common(1)
-        raise DataError(
-            f"{source.name}: only {len(good):,} of {min(len(source), SAMPLE):,} sampled pairs can be used: have no bad "
-            f"status or id, and vectors that are finite and not zero. At least {LEAST} are needed. "
-            + (f"Most often: {often[0][0]}." if often else "Check how the embeddings were made.")
-        )
-    if len(good) < len(rows):
-        rows, left, right = rows[good], left[good], right[good]
-    checked: FloatArray | None = None
-    if answers:
-        checked = np.array([answers.get(int(row), np.nan) for row in rows])
-    _check_vary(source, left, right)
-    own, score = items.groups[rows], source.network_score
-    shared = items.left[rows], items.right[rows]
-    network_score = None if score is None else lambda lefts, rights: score(rows[lefts], rows[rights])
-    return learn(
-        left,
-        right,
-        fold_numbers(own),
-        own,
-        items=shared,
-        joint=settings.joint or source.joint,
-        checked=checked,
-        network_score=network_score,
-        numbers=rows,
-    )
-
-
-def checked_rows(source: Source, settings: Settings) -> dict[int, float]:
-    """Rows that a person has checked: 1 matched, 0 mismatched."""
-    answers = checked_answers(settings.checked)
-    rows = source.find(list(answers)) if answers else np.arange(0)
-    known = source.known
-    return {row: float(right) for row, right in zip(rows.tolist(), answers.values(), strict=True) if row not in known}
-
-
-def checked_answers(checked: Mapping[str, bool] | None) -> dict[str, bool]:
-    """Whether checked pairs match, by id.
-
-    Raises:
-        DataError: An answer is neither right nor wrong, or both.
-    """
-    if checked is None:
-        return {}
-    if not isinstance(checked, Mapping):
-        raise DataError(f"checked is a {type(checked).__name__}; expected a dict of ids and True (right) or False.")
-    answers: dict[str, bool] = {}
-    for name, right in checked.items():
-        if not isinstance(right, bool | int | float | np.generic) or right not in (0, 1):
-            raise DataError(f"checked is {right!r} for the pair {name!r}; expected True (right) or False (wrong).")
-        if answers.setdefault(plain(str(name)), bool(right)) != bool(right):
-            raise DataError(f"checked is both True and False for the pair {str(name)!r}; give one answer a pair.")
-    return answers
+        for part in work.glob("part-*.npz"):  # measured by an auditor that is lost
+            part.unlink()
+    learned().save(path)
+    return Auditor.load(path, settings.device)  # so that a resumed audit has exactly the same values
 
 
 def _notes(judge: Judge, readable: int, flagged: int) -> list[str]:

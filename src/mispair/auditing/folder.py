@@ -19,16 +19,16 @@ from rich.console import Console
 
 from mispair import __version__
 from mispair.auditing.audit import (
-    JUDGE,
+    LEARNED,
     Audit,
     Settings,
     audit_source,
     check,
     check_rows,
-    checked_answers,
     measure_shard,
     prepare,
 )
+from mispair.auditing.auditor import checked_answers
 from mispair.auditing.exports import Tool, export
 from mispair.auditing.findings import AuditSummary
 from mispair.auditing.from_training import is_run
@@ -171,7 +171,7 @@ def audit_shard(data: AuditInput, out: Path, settings: Settings, shard: Shard, c
         _measure_for_store(OutputStore(url, data.cache, shard), source, settings, shard, request, console)
         return
     folder = OwnedFolder(out, AUDIT, request)
-    while not (folder.begun and (folder.work / JUDGE).exists()):
+    while not (folder.begun and (folder.work / LEARNED).exists()):
         try:
             with folder:
                 if not folder.finished:
@@ -302,7 +302,7 @@ def _audit(folder: OwnedFolder, source: Source, settings: Settings, console: Con
     try:
         audit = audit_source(source, settings, work=folder.work, console=console, command=command)
     except DataError:
-        if not (folder.work / JUDGE).exists():  # nothing to resume, and the corrected input must not be refused
+        if not (folder.work / LEARNED).exists():  # nothing to resume, and the corrected input must not be refused
             folder.abandon()
         raise
     audit.to_parquet(out / TABLE, overwrite=True)

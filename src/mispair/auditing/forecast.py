@@ -7,7 +7,8 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from mispair.auditing.audit import LEAST, SAMPLE, Settings, audit_source, check
+from mispair.auditing.audit import Settings, audit_source, check
+from mispair.auditing.auditor import LEAST, SAMPLE
 from mispair.auditing.scoring.scan import PART
 from mispair.pairs.source import Source
 from mispair.support.formatting import byte_size, duration

@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 
 import filelock
 
-from mispair.auditing.audit import ITEMS, JUDGE
+from mispair.auditing.audit import ITEMS, LEARNED
 from mispair.auditing.output_files import AUDIT
 from mispair.auditing.scoring.scan import Shard
 from mispair.encoders.cache import cache_folder
@@ -132,7 +132,7 @@ class OutputStore:
 
     def _fetch_work(self, parts: Container[str] | None) -> None:
         names = {name.removeprefix(f"{WORK}/") for name in self._store.files() if name.startswith(f"{WORK}/")}
-        for name in (ITEMS, JUDGE):
+        for name in (ITEMS, LEARNED):
             if name in names:
                 self._adopt(name)
         for name in sorted(names):
@@ -145,14 +145,14 @@ class OutputStore:
         Shards on other machines may learn at the same time. None waits for another one, and all go on with the same.
         """
         while True:
-            for name in (ITEMS, JUDGE):
+            for name in (ITEMS, LEARNED):
                 path = self.work / name
                 if not path.exists():
                     if f"{WORK}/{name}" in self._store.files():
                         self._adopt(name)
                 elif not self._store.create(path, f"{WORK}/{name}"):
                     self._adopt(name)
-            if (self.work / JUDGE).exists():
+            if (self.work / LEARNED).exists():
                 return
             prepare()
 
@@ -228,7 +228,7 @@ class OutputStore:
             if path.exists() and sha256_of(path) == sha256_of(found):
                 return
             if self.work.exists():
-                for made in (*self.work.glob("part-*.npz"), *([self.work / JUDGE] if name == ITEMS else [])):
+                for made in (*self.work.glob("part-*.npz"), *([self.work / LEARNED] if name == ITEMS else [])):
                     made.unlink(missing_ok=True)
             self.work.mkdir(parents=True, exist_ok=True)
             found.replace(path)

@@ -22,7 +22,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from mispair.auditing.audit import GPU_WORKERS
+from mispair.auditing.auditor import GPU_WORKERS
 from mispair.auditing.scoring.judge import Judge
 from mispair.auditing.scoring.scan import PART, missing_parts, part_name, scan
 from mispair.compute.devices import pick_device

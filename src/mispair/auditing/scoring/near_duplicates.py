@@ -282,11 +282,11 @@ def _sort_equal_codes(codes: Codes, rows: IntArray, gather: Gather) -> None:
     prints = np.empty(len(members), dtype=np.uint64)
     for start in range(0, len(members), _GATHERED):
         part = slice(start, start + _GATHERED)
-        prints[part] = _fingerprints(gather(members[part]))
+        prints[part] = fingerprints(gather(members[part]))
     rows[shared] = members[np.lexsort((prints, codes[members]))]
 
 
-def _fingerprints(vectors: FloatArray) -> Codes:
+def fingerprints(vectors: FloatArray) -> Codes:
     """A number that equal vectors share and others do not: a sum of the bits with random weights, modulo 2 ** 64."""
     bits = (np.ascontiguousarray(vectors, dtype=np.float32) + 0.0).view(np.uint32)  # makes -0 equal to 0
     weights = np.random.RandomState(_SEED).randint(2**64, size=bits.shape[1], dtype=np.uint64) | np.uint64(1)

@@ -1,0 +1,389 @@
+"""`mispair.Auditor`: learns from pairs what matching pairs have in common, and scores any pairs by it."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from mispair.auditing.inputs import as_vectors
+from mispair.auditing.scoring.folds import FOLDS, fold_numbers, sample
+from mispair.auditing.scoring.judge import Judge, learn
+from mispair.auditing.scoring.near_duplicates import fingerprints
+from mispair.auditing.scoring.scan import READABLE, faults
+from mispair.auditing.scoring.shared_items import SharedItems, find_shared_items
+from mispair.compute.devices import pick_device
+from mispair.compute.threads import parallel_map
+from mispair.errors import ConflictError, DamagedError, DataError, InvalidValueError, ShapeError, TooFewError
+from mispair.functional.logistic import FloatArray
+from mispair.pairs.from_pairs import from_pairs
+from mispair.pairs.pairs import IntArray, Pairs
+from mispair.pairs.raw import RawPairs
+from mispair.pairs.shards import ScaledRows, Side
+from mispair.pairs.source import Source, from_memory
+from mispair.support.formatting import plain
+from mispair.support.html import html_table
+from mispair.support.tensor_files import load_tensors, save_tensors
+
+SAMPLE = 1 << 15  # pairs that an audit learns from
+LEAST = 50  # pairs, below which there is nothing to learn from
+GPU_WORKERS = 8  # enough to read while others compute
+READ, SCORED = 8192, 256  # rows that are read at a time, and that are scored at a time: always exactly so many
+FORMAT = 1  # of saved auditors
+
+Scores = npt.NDArray[np.float32]
+
+
+class Auditor:
+    """Learn what matching pairs have in common, and score pairs by it.
+
+    >>> common = np.random.default_rng(0).standard_normal((200, 8))
+    >>> left, right = common @ np.ones((8, 12)) + common @ np.eye(8, 12), common @ np.eye(8, 10)
+    >>> auditor = Auditor(device="cpu").fit(left[:150], right[:150])
+    >>> bool(auditor.score(left[150:], right[150:]).mean() > auditor.score(left[150:], right[150:][::-1]).mean())
+    True
+
+    Args:
+        joint: Both sides come from encoders with a common space, such as CLIP. `fit` notices it where it shows.
+        device: auto, cpu, cuda, cuda:1, mps.
+        workers: Threads; as many as there are cores by default.
+
+    Attributes:
+        noise_rate_: Estimated fraction of mismatched pairs among those that it was fitted to.
+        noise_interval_: The 95 % interval of this fraction.
+        joint_: Whether the cosine of both sides is one of the measures.
+        measures_: Weight of each measure in the score; they sum to 1.
+    """
+
+    def __init__(self, *, joint: bool = False, device: str = "auto", workers: int | None = None) -> None:
+        self.joint, self.device, self.workers = joint, device, workers
+        self._judge: Judge | None = None
+        self._factors = (1.0, 1.0)  # that vectors of unusual lengths are multiplied by
+        self._seen = Seen.nothing()
+
+    def fit(
+        self, left: Any, right: Any = None, *, groups: Any = None, checked: Mapping[str, bool] | None = None
+    ) -> Self:
+        """Learn from pairs, some of which may be mismatched.
+
+        Args:
+            left: Vectors (N, D): a numpy array, a torch tensor, a list, or a table; or `Pairs`.
+            right: Vectors (N, E) of their partners; None for `Pairs`.
+            groups: One value a pair; pairs with the same value share their left item.
+            checked: Row numbers of pairs that a person has checked, and whether they match.
+
+        Raises:
+            DataError: The pairs cannot be used, or there are too few.
+        """
+        source = _opened(left, right, groups).scaled()
+        check_count(source)
+        device = pick_device(self.device)
+        items = find_shared_items(source, workers=workers_of(self.workers, device), device=device)
+        return self.fit_source(source, items, checked_rows(source, checked))
+
+    def fit_source(self, source: Source, items: SharedItems, checked: Mapping[int, float]) -> Self:
+        """Learn from a scaled source.
+
+        Args:
+            source: The pairs.
+            items: Which of them share items.
+            checked: Rows that a person has checked: 1 matched, 0 mismatched.
+        """
+        self._judge, self._seen = _learned(source, items, checked, self.joint, pick_device(self.device))
+        self._factors = _factor(source.left), _factor(source.right)
+        return self
+
+    def score(self, left: Any, right: Any = None) -> Scores:
+        """Return the match scores (n,) of pairs: the probability that each matches. NaN where a vector is unreadable.
+
+        The score of a pair depends on this pair alone. Pairs that the auditor was fitted to are scored by the folds
+        that have not seen them. Memory is bounded: arrays may be memory maps.
+
+        Args:
+            left: Vectors (n, D), or `Pairs`.
+            right: Vectors (n, E) of their partners.
+
+        Raises:
+            ShapeError: The vectors do not have the widths that the auditor was fitted to.
+        """
+        judge, source = self.judge, _opened(left, right, None)
+        if judge.networks:
+            raise ConflictError("the audit of a training run scores pairs by its networks", advice="Use Matcher.score.")
+        fitted = len(judge.transforms[0].mean), len(judge.transforms[1].mean)
+        if source.widths != fitted:
+            raise ShapeError(
+                "vectors of the widths {} and {}".format(*source.widths), where=source.name,
+                expected="{} and {}, as in `fit`".format(*fitted),
+            )  # fmt: skip
+        sides = [_scaled(side, factor) for side, factor in zip((source.left, source.right), self._factors, strict=True)]
+        device, every = judge.transforms[0].mean.device, np.arange(SCORED)
+        found = np.full(len(source), np.nan, dtype=np.float32)
+
+        def part(rows: tuple[Tensor, Tensor, int]) -> Scores:
+            return judge.combination.match(judge.measure_items(rows[0], rows[1], every, every, rows[2]))
+
+        for start in range(0, len(source), READ):
+            x, y = (side.tensor(slice(start, start + READ), device) for side in sides)
+            good = np.flatnonzero(faults(x, y) == READABLE)
+            fold = self._seen.folds(x[good], y[good])
+            parts = [
+                (number, here[begin : begin + SCORED])
+                for number in range(FOLDS)
+                for here in [good[fold == number]]
+                for begin in range(0, len(here), SCORED)
+            ]
+            # The shape of a matrix decides the order of summation: always the same one, so always the same scores.
+            filled = [(number, np.resize(rows, SCORED)) for number, rows in parts]
+            scores = parallel_map(part, ((x[rows], y[rows], number) for number, rows in filled), self.workers)
+            for (_, rows), one in zip(parts, scores, strict=True):
+                found[start + rows] = one[: len(rows)]
+        return found
+
+    @property
+    def judge(self) -> Judge:
+        """What was learned.
+
+        Raises:
+            ConflictError: `fit` was not called.
+        """
+        if self._judge is None:
+            raise ConflictError("this Auditor is not fitted yet", advice="Call `fit` first.")
+        return self._judge
+
+    @property
+    def noise_rate_(self) -> float:
+        """Estimated fraction of mismatched pairs among those that it was fitted to."""
+        return self.judge.combination.rate
+
+    @property
+    def noise_interval_(self) -> tuple[float, float]:
+        """The 95 % interval of `noise_rate_`."""
+        return self.judge.combination.low, self.judge.combination.high
+
+    @property
+    def joint_(self) -> bool:
+        """Whether the cosine of both sides is one of the measures."""
+        return self.judge.joint
+
+    @property
+    def measures_(self) -> dict[str, float]:
+        """Weight of each measure in the score."""
+        return dict(zip(self.judge.names, self.judge.combination.shares().tolist(), strict=True))
+
+    def save(self, path: str | Path) -> None:
+        """Write everything that was learned to one safetensors file."""
+        seen = {f"seen.{name}": torch.from_numpy(value) for name, value in vars(self._seen).items()}
+        about = {"auditor": FORMAT, "factors": list(self._factors), "joint": self.joint}
+        save_tensors(path, self.judge.state() | seen, about)
+
+    @classmethod
+    def load(cls, path: str | Path, device: str = "auto") -> Auditor:
+        """Read what `save` has written.
+
+        Raises:
+            DamagedError: The file is damaged, no auditor, or one of another version.
+        """
+        state, about = load_tensors(path)
+        if about is None or about.get("auditor") != FORMAT:
+            found = None if about is None else about.get("auditor")
+            what = "not an auditor" if found is None else f"an auditor of format {found!r}"
+            raise DamagedError(
+                what, where=path, expected=f"format {FORMAT}", advice="Fit it again with this version of mispair."
+            )
+        try:
+            auditor = cls(joint=about["joint"], device=device)
+            auditor._judge = Judge.of(state, pick_device(device))
+            auditor._factors = float(about["factors"][0]), float(about["factors"][1])
+            auditor._seen = Seen(*(state[f"seen.{name}"].numpy() for name in ("left", "right", "fold")))
+        except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
+            raise DamagedError(f"not a whole auditor ({error!r})", where=path, advice="Fit it again.") from None
+        return auditor
+
+    def __repr__(self) -> str:
+        if self._judge is None:
+            return f"<Auditor on {self.device}, not fitted>"
+        low, high = self.noise_interval_
+        return f"<Auditor fitted, noise rate {self.noise_rate_:.1%} ({low:.1%} to {high:.1%})>"
+
+    def _repr_html_(self) -> str:
+        if self._judge is None:
+            return html_table([], ["not fitted"], "Auditor")
+        low, high = self.noise_interval_
+        rows = [
+            [name, f"{weight:.0%}", float(separation)]
+            for (name, weight), separation in zip(self.measures_.items(), self._judge.separations, strict=True)
+        ]
+        title = f"Auditor: noise rate {self.noise_rate_:.1%} ({low:.1%} to {high:.1%})"
+        return html_table(rows, ["measure", "weight", "AUROC against shuffled pairs"], title)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Items that were learned from: pairs of these are scored by a fold that has not seen them.
+
+    Attributes:
+        left: (n,) fingerprints of left items, ascending, ...
+        right: (m,) of right items, ascending, ...
+        fold: (n + m,) and their folds.
+    """
+
+    left: IntArray
+    right: IntArray
+    fold: npt.NDArray[np.uint8]
+
+    @classmethod
+    def nothing(cls) -> Seen:
+        return cls(np.arange(0), np.arange(0), np.arange(0, dtype=np.uint8))
+
+    @classmethod
+    def of(cls, left: Tensor, right: Tensor, fold: npt.NDArray[np.uint8]) -> Seen:
+        """Of vectors (n, D) and (n, E), and the fold of each pair (n,)."""
+        (x, a), (y, b) = (np.unique(_prints(side), return_index=True) for side in (left, right))
+        return cls(x, y, np.concatenate([fold[a], fold[b]]))
+
+    def folds(self, left: Tensor, right: Tensor) -> npt.NDArray[np.uint8]:
+        """(n,) the fold by which each pair is scored: that of its left or its right item, or else any."""
+        x, y = _prints(left), _prints(right)
+        found = fold_numbers(x)
+        # The left item comes last, as it decides where the two differ.
+        for known, prints, fold in (
+            (self.right, y, self.fold[len(self.left) :]),
+            (self.left, x, self.fold[: len(self.left)]),
+        ):
+            if len(known):
+                place = np.minimum(np.searchsorted(known, prints), len(known) - 1)
+                found = np.where(known[place] == prints, fold[place], found)
+        return found
+
+
+def _prints(vectors: Tensor) -> IntArray:
+    """(n,) numbers that equal vectors share."""
+    return fingerprints(vectors.cpu().numpy()).view(np.int64)
+
+
+def _opened(left: Any, right: Any, groups: Any) -> Source:
+    if isinstance(left, Pairs):
+        if right is not None:
+            raise ConflictError("two sides", where="right", advice="Pairs have both sides; leave it out.")
+        return from_pairs(left)
+    if right is None:
+        raise ShapeError("one side", expected="vectors of both sides, or Pairs")
+    return from_memory(as_vectors(left), as_vectors(right), None, groups)
+
+
+def _factor(side: Side) -> float:
+    first = side.shards[0]
+    return first.factor if isinstance(first, ScaledRows) else 1.0
+
+
+def _scaled(side: Side, factor: float) -> Side:
+    return side if factor == 1 else Side.of([ScaledRows(shard, factor) for shard in side.shards])
+
+
+def workers_of(workers: int | None, device: torch.device) -> int:
+    """Blocks of pairs that are read and measured at the same time."""
+    return workers or (GPU_WORKERS if device.type == "cuda" else os.cpu_count() or 1)
+
+
+def check_count(pairs: Source | RawPairs) -> None:
+    """Raise if there are too few pairs to learn from.
+
+    Raises:
+        TooFewError: There are.
+    """
+    if len(pairs) < LEAST:
+        raise TooFewError(
+            f"{len(pairs):,} pairs",
+            where=pairs.name,
+            expected=f"at least {LEAST} to learn from",
+            advice="Look through so few by hand, or audit them as part of a larger set.",
+        )
+
+
+def checked_answers(checked: Mapping[str, bool] | None) -> dict[str, bool]:
+    """Whether checked pairs match, by id.
+
+    Raises:
+        InvalidValueError: An answer is neither right nor wrong, or both.
+    """
+    if checked is None:
+        return {}
+    expected = "a dict of ids and True (right) or False (wrong)"
+    if not isinstance(checked, Mapping):
+        raise InvalidValueError(f"a {type(checked).__name__}", where="checked", expected=expected)
+    answers: dict[str, bool] = {}
+    for name, right in checked.items():
+        if not isinstance(right, bool | int | float | np.generic) or right not in (0, 1):
+            raise InvalidValueError(f"{right!r} for the pair {name!r}", where="checked", expected=expected)
+        if answers.setdefault(plain(str(name)), bool(right)) != bool(right):
+            raise InvalidValueError(f"both True and False for the pair {str(name)!r}", where="checked")
+    return answers
+
+
+def checked_rows(source: Source, checked: Mapping[str, bool] | None) -> dict[int, float]:
+    """Rows that a person has checked: 1 matched, 0 mismatched."""
+    answers = checked_answers(checked)
+    rows = source.find(list(answers)) if answers else np.arange(0)
+    known = source.known
+    return {row: float(right) for row, right in zip(rows.tolist(), answers.values(), strict=True) if row not in known}
+
+
+def _learned(
+    source: Source, items: SharedItems, checked: Mapping[int, float], joint: bool, device: torch.device
+) -> tuple[Judge, Seen]:
+    usable = items.is_first & (items.partners == 0)
+    usable[list(source.known)] = False
+    rows = sample(np.flatnonzero(usable), SAMPLE)
+    answers = {int(items.first[row]): answer for row, answer in checked.items()}
+    rows = np.union1d(rows, np.fromiter(answers, dtype=np.int64, count=len(answers)))
+    left, right = source.tensors(rows, device)
+    good = np.flatnonzero(faults(left, right) == READABLE)
+    if len(good) < LEAST:
+        raise _too_few(source, len(good), device)
+    if len(good) < len(rows):
+        rows, left, right = rows[good], left[good], right[good]
+    known: FloatArray | None = None
+    if answers:
+        known = np.array([answers.get(int(row), np.nan) for row in rows])
+    _check_vary(source, left, right)
+    own, score = items.groups[rows], source.network_score
+    fold = fold_numbers(own)
+    judge = learn(
+        left,
+        right,
+        fold,
+        own,
+        items=(items.left[rows], items.right[rows]),
+        joint=joint or source.joint,
+        checked=known,
+        network_score=None if score is None else lambda lefts, rights: score(rows[lefts], rows[rights]),
+        numbers=rows,
+    )
+    return judge, Seen.of(left, right, fold)
+
+
+def _too_few(source: Source, good: int, device: torch.device) -> DataError:
+    left, right = source.tensors(sample(np.arange(len(source)), SAMPLE), device)
+    if (readable := faults(left, right) == READABLE).any():
+        _check_vary(source, left[readable], right[readable])
+    often = Counter(source.known.values()).most_common(1)
+    return TooFewError(
+        f"only {good:,} of {min(len(source), SAMPLE):,} sampled pairs can be used",
+        where=source.name,
+        expected=f"at least {LEAST} without a bad status or id, with vectors that are finite and not zero",
+        advice=f"Most often: {often[0][0]}." if often else "Check how the embeddings were made.",
+    )
+
+
+def _check_vary(source: Source, left: Tensor, right: Tensor) -> None:
+    for name, side in (("left", left), ("right", right)):
+        if not (side != side[0]).any():
+            raise DataError(f"all {name} vectors are the same", where=source.name, advice="Check how they were made.")

@@ -20,6 +20,7 @@ __version__ = "0.3.0"
 if TYPE_CHECKING:
     from mispair.auditing.audit import Audit as Audit
     from mispair.auditing.audit import audit as audit
+    from mispair.auditing.auditor import Auditor as Auditor
     from mispair.config import Config as Config
     from mispair.pairs.layouts.loading import load as load
     from mispair.pairs.noise import add_noise as add_noise
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "Audit": "auditing.audit",
+    "Auditor": "auditing.auditor",
     "Config": "config",
     "Matcher": "retrieval.matcher",
     "Pairs": "pairs.pairs",

@@ -56,7 +56,7 @@ def test_pairs_in_another_order_are_found_by_their_ids(pairs: Pairs) -> None:
     single = replace(pairs, right=select(pairs.right, np.sort(rows)), link=pairs.link[np.sort(rows)])
     turned = replace(pairs, right=select(pairs.right, rows), link=pairs.link[rows])
     with hurry(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr("mispair.auditing.audit.LEAST", 10)
+        patch.setattr("mispair.auditing.auditor.LEAST", 10)
         patch.setattr("mispair.auditing.scoring.judge.LEAST_GROUPS", 5)
         found = audit_source(from_pairs(single), CPU)
     np.testing.assert_array_equal(found.attach_to(turned).match_score, found.match_score[::-1])

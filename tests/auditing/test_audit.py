@@ -21,7 +21,7 @@ from mispair.auditing.audit import Audit, Settings, audit_source
 from mispair.auditing.findings import AuditSummary
 from mispair.auditing.folder import audit_to_folder
 from mispair.auditing.scoring import scan
-from mispair.errors import ConfigError, DataError, ExistsError
+from mispair.errors import ConfigError, ConflictError, DataError, ExistsError, InvalidValueError, TooFewError
 from mispair.functional.metrics import auroc
 from mispair.pairs.layouts.opening import open_source
 from mispair.pairs.source import Source, from_memory
@@ -150,23 +150,24 @@ def test_checked_pairs_are_believed(case: Case, plain: Audit) -> None:
 
 def test_mistakes_are_sentences(case: Case) -> None:
     left, right = case.left, case.right
-    with pytest.raises(DataError, match="49 pairs; an audit needs at least 50"):
+    with refused(TooFewError, names="49"):
         mispair.audit(left[:49], right[:49])
-    with pytest.raises(DataError, match="leave out --joint"):
+    with refused(ConflictError, where="joint", names="16"):
         mispair.audit(left, right, joint=True)
-    with pytest.raises(DataError, match="all right vectors are the same"):
+    with refused(DataError, names="right"):
         mispair.audit(left, np.ones_like(right))
-    with pytest.raises(DataError, match="only 0 of 120 sampled pairs can be used"):
+    with refused(TooFewError, names="0 of 120"):
         mispair.audit(left, np.zeros_like(right))
-    with pytest.raises(DataError, match=r"only 40 of 120 sampled pairs can be used: .* Most often: duplicate id"):
-        mispair.audit(left, right, ids=[str(min(row, 39)) for row in range(ROWS)])
+    for words in ("40 of 120", "duplicate id"):
+        with refused(TooFewError, names=words):
+            mispair.audit(left, right, ids=[str(min(row, 39)) for row in range(ROWS)])
     with pytest.raises(DataError, match="120 vectors on the left side and 119 on the right"):
         mispair.audit(left, right[1:])
     with pytest.raises(DataError, match="numpy array or a torch tensor"):
         mispair.audit({"left": 1}, right)
     with pytest.raises(ConfigError, match="is no device"):
         mispair.audit(left, right, device="gpu")
-    with pytest.raises(DataError, match="--workers is 0"):
+    with refused(InvalidValueError, where="workers", names="0"):
         audit_source(from_memory(left, right), Settings(workers=0))
 
 
@@ -277,7 +278,7 @@ def interrupt(folder: Path, out: Path, blocks: int = 2, settings: Settings = CPU
 def test_a_stopped_audit_goes_on(folder: Path, unbroken: Path, tmp_path: Path, damage: str) -> None:
     work = interrupt(folder, tmp_path)
     assert sorted(path.name for path in work.iterdir()) == [
-        "items.npz", "auditor.safetensors", "part-000000.npz", "part-000001.npz",
+        "auditor.safetensors", "items.npz", "part-000000.npz", "part-000001.npz",
     ]  # fmt: skip
     judge, part = work / "auditor.safetensors", work / "part-000001.npz"
     if damage == "part":

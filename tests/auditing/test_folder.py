@@ -18,6 +18,7 @@ from mispair.auditing import audit as audit_module
 from mispair.auditing import folder as folder_module
 from mispair.auditing import inputs
 from mispair.auditing.audit import Settings, audit_source
+from mispair.auditing.auditor import Auditor
 from mispair.auditing.findings import AuditSummary
 from mispair.auditing.folder import audit_path
 from mispair.auditing.inputs import AuditInput
@@ -144,7 +145,7 @@ def test_an_audit_that_is_replaced_has_not_ended_before_it_has(place: Path, monk
         assert is_finished(place / "audit")
         assert audit("in", "--checked", "checked.csv", "--overwrite") == 130
         assert not is_finished(place / "audit")
-    monkeypatch.setattr(audit_module, "_learn", never)
+    monkeypatch.setattr(Auditor, "fit_source", never)
     assert audit("in", "--checked", "checked.csv") == 0  # goes on
     assert audit("in", "--checked", "checked.csv") == 0
 

@@ -19,7 +19,7 @@ import mispair
 from audit_cases import make_case
 from mispair.auditing.inputs import AuditInput, as_vectors, open_given
 from mispair.encoders import encode
-from mispair.errors import ConfigError, DataError, NotFoundError, ShapeError
+from mispair.errors import ConfigError, DataError, NotFoundError, ShapeError, TooFewError
 from refusals import refused
 
 pytestmark = pytest.mark.usefixtures("hurried")
@@ -109,7 +109,7 @@ def test_lists_of_unequal_lengths_and_other_mistakes(table: pyarrow.Table) -> No
     images, captions = table["image"].to_pylist(), table["caption"].to_pylist()
     with pytest.raises(DataError, match="59 of image, 60 of caption"):
         mispair.audit(images[1:], captions, images="photos")
-    with pytest.raises(DataError, match="20 pairs; an audit needs at least 50"):
+    with pytest.raises(TooFewError, match="20 pairs"):
         mispair.audit(images[:20], captions[:20], images="photos")
     with pytest.raises(ConfigError, match="audit got one list; expected a path, a table"):
         mispair.audit(images)

@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 from audit_cases import contents, hurry, make_case, write_clip
-from mispair.auditing import audit as audit_module
 from mispair.auditing import inputs
+from mispair.auditing.auditor import Auditor
 from mispair.auditing.folder import read_checked
 from mispair.cli.main import main
 from mispair.encoders import encode
@@ -29,7 +29,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         raise AssertionError("it has started to work")
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(audit_module, "_learn", work)
+    monkeypatch.setattr(Auditor, "fit_source", work)
     monkeypatch.setattr(encode, "image_encoder", work)
     monkeypatch.setattr(inputs, "from_run", work)
     case = make_case(60, 0.3)

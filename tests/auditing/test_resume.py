@@ -13,6 +13,7 @@ import pytest
 from audit_cases import contents, make_case, write_clip
 from mispair.auditing import audit as audit_module
 from mispair.auditing.audit import Settings
+from mispair.auditing.auditor import Auditor
 from mispair.auditing.folder import audit_to_folder
 from mispair.errors import ChangedError, DataError
 from mispair.pairs.layouts.opening import open_source

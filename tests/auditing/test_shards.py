@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from audit_cases import make_case, write_clip
-from mispair.auditing import audit as audit_module
+from mispair.auditing import auditor
 from mispair.auditing import folder as folder_module
 from mispair.auditing.audit import Settings
 from mispair.auditing.folder import audit_path, audit_shard, merge_shards
@@ -65,7 +65,7 @@ def test_shards_make_the_tables_of_one_process(data: AuditInput, tmp_path: Path)
     audit_path(data, tmp_path / "whole", CPU)
     learned = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(audit_module, "learn", lambda *a, **k: learned.append(0) or learn(*a, **k))  # type: ignore[func-returns-value]
+        patch.setattr(auditor, "learn", lambda *a, **k: learned.append(0) or learn(*a, **k))  # type: ignore[func-returns-value]
         for number in (3, 1, 4):
             audit_shard(data, tmp_path / "out", CPU, Shard(number, 4))
         with pytest.raises(DataError, match="2 of 7 parts of the pairs were not measured yet"):
@@ -127,7 +127,7 @@ def test_shards_wait_for_the_one_that_learns(data: AuditInput, tmp_path: Path) -
         return learn(*arguments, **options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(audit_module, "learn", slow)
+        patch.setattr(auditor, "learn", slow)
         threads = [
             threading.Thread(target=audit_shard, args=(data, tmp_path / "out", CPU, Shard(number, 2)))
             for number in (1, 2)

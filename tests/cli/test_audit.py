@@ -113,12 +113,12 @@ def test_two_files_and_a_table(arrays: Path, tmp_path: Path) -> None:
         ([], "Give images and captions (photos.csv --images photos/), a folder to audit, or both"),
         ([".", "--left", "a.npy"], "not both"),
         ([".", "--ids", "ids.csv"], "not both"),
-        (["--left", "a.npy", "--right", "b.npy", "--joint"], "leave out --joint"),
+        (["--left", "a.npy", "--right", "b.npy", "--joint"], "--joint: "),
         (["--left", "a.npy", "--right", "b.npy", "--split", "dev"], "leave it out"),
-        (["--left", "a.npy", "--right", "b.npy", "--workers", "0"], "--workers is 0"),
+        (["--left", "a.npy", "--right", "b.npy", "--workers", "0"], "--workers: 0"),
         (["--left", "a.npy", "--right", "b.npy", "--device", "gpu"], '"gpu" is no device'),
         (["--left", "a.npy", "--right", "few.npy"], "100 vectors on the left side and 40"),
-        (["--left", "few.npy", "--right", "few.npy"], "40 pairs; an audit needs at least 50"),
+        (["--left", "few.npy", "--right", "few.npy"], "40 pairs; expected at least 50"),
         (["--left", "a.npy", "--right", "same.npy"], "all right vectors are the same"),
         (["--left", "a.npy", "--right", "none.npy"], "no such file"),
         (["nowhere"], "nowhere: no such file or folder"),
@@ -403,10 +403,7 @@ def test_refusals_come_before_encoding(photos: tuple[Path, Colours], capsys: Cap
     (place / "odd.csv").write_text("a,b\n1.png,0 0 0\n")
     for options, words in (
         ([place / "photos.csv", "--checked", place / "checked.csv"], "no pair has the id 'nobody'"),
-        (
-            [place / "few.csv", "--image-column", "link"],
-            "an audit needs at least 50 to learn from. Look through so few by hand, or",
-        ),
+        ([place / "few.csv", "--image-column", "link"], "1 pairs; expected at least 50"),
         ([place / "photos.csv", "--by", "shop"], "--by shop: "),
         ([place / "odd.csv"], 'the columns are "a", "b". Name two of them with --image-column and --caption-column.'),
     ):

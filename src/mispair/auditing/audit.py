@@ -29,7 +29,7 @@ from mispair.auditing.scoring.siblings import find_siblings
 from mispair.compute.devices import pick_device
 from mispair.encoders.encode import Encoders
 from mispair.encoders.encoders import IMAGE_MODEL, TEXT_MODEL
-from mispair.errors import DataError
+from mispair.errors import ConflictError, DataError, InvalidValueError
 from mispair.pairs.from_pairs import captions, from_pairs, pair_ids
 from mispair.pairs.item_vectors import item_vectors
 from mispair.pairs.layouts.copies import SURE, clean_edits, mended_edits, write_copy
@@ -53,7 +53,7 @@ FEW_PAIRS = 1000  # below, a note warns that the scores are uncertain
 ITEMS, LEARNED = "items.npz", "auditor.safetensors"
 COMMON_SPACE = (
     "The two sides are equally wide, and pairs have higher cosines than shuffled ones: their encoders seem to share a "
-    "space, as those of CLIP do, so their cosine counts as well (as with --joint)."
+    "space, as those of CLIP do, so their cosine counts as well (as with `joint`)."
 )
 
 
@@ -480,9 +480,10 @@ def check(source: Source, settings: Settings) -> None:
     """
     check_rows(source, settings)
     if settings.joint and source.widths[0] != source.widths[1]:
-        raise DataError(
-            f"{source.name}: the left vectors have {source.widths[0]} numbers and the right ones {source.widths[1]}; "
-            "encoders with a common space give equally many, so leave out --joint."
+        raise ConflictError(
+            "the left vectors of {} have {} numbers and the right ones {}".format(source.name, *source.widths),
+            where="joint",
+            expected="equal widths, as encoders with a common space give",
         )
 
 
@@ -495,7 +496,7 @@ def check_rows(pairs: Source | RawPairs, settings: Settings) -> None:
     check_count(pairs)
     check_cut(settings.flag_below, settings.keep_best)
     if settings.workers is not None and settings.workers < 1:
-        raise DataError(f"--workers is {settings.workers}; expected at least 1.")
+        raise InvalidValueError(str(settings.workers), where="workers", expected="at least 1")
     for ids in (list(checked_answers(settings.checked)), *map(list, settings.partnered)):
         pairs.find(ids)  # refuses unknown ids and invalid answers
     if settings.by is not None:

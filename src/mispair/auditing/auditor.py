@@ -200,6 +200,8 @@ class Auditor:
             )
         try:
             auditor = cls(joint=about["joint"], device=device)
+            # Tensors of a file are a map of it, which must not be overwritten while it is in use.
+            state = {name: tensor.clone() for name, tensor in state.items()}
             auditor._judge = Judge.of(state, pick_device(device))
             auditor._factors = float(about["factors"][0]), float(about["factors"][1])
             auditor._seen = Seen(*(state[f"seen.{name}"].numpy() for name in ("left", "right", "fold")))

@@ -7,24 +7,19 @@ from __future__ import annotations
 
 import os
 import shutil
-import threading
-import time
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
-import uvicorn
 from playwright.sync_api import sync_playwright
 
 from mispair.auditing.audit import Settings
 from mispair.auditing.folder import audit_path
 from mispair.auditing.inputs import AuditInput
 from mispair.pairs.shapes.dataset import make
-from mispair.reviewing.review import Review
-from mispair.reviewing.server import make_app
+from mispair.reviewing.page import ReviewPage
 
 OUT = Path(__file__).parent / "review.jpg"
-PORT = 8765
 
 
 def noisy_copy(data: Path, folder: Path) -> Path:
@@ -49,21 +44,13 @@ def main() -> None:
         data = noisy_copy(Path(place) / "shapes", Path(place) / "drawings")
         images = Path(place) / "shapes" / "images"
         audit_path(AuditInput(data, images=images), Path(place) / "audit", Settings())
-        review = Review(Path(place) / "audit", images)
-        app = make_app(review, frozenset({f"127.0.0.1:{PORT}"}))
-        server = uvicorn.Server(uvicorn.Config(app, port=PORT, log_level="error"))
-        threading.Thread(target=server.run, daemon=True).start()
-        while not server.started:
-            time.sleep(0.05)
-        with sync_playwright() as playwright:
+        with ReviewPage(Path(place) / "audit", images=images).start() as review, sync_playwright() as playwright:
             browser = playwright.chromium.launch(executable_path=browser_path, args=["--no-sandbox"])
             page = browser.new_page(viewport={"width": 1280, "height": 900})
-            page.goto(f"http://127.0.0.1:{PORT}/")
+            page.goto(review.url)
             page.wait_for_load_state("networkidle")
             page.screenshot(path=OUT, type="jpeg", quality=82)
             browser.close()
-        server.should_exit = True
-        review.close()
 
 
 if __name__ == "__main__":

@@ -42,6 +42,7 @@ _HOME = {
     "Matcher": "retrieval.matcher",
     "Pairs": "pairs.pairs",
     "Regions": "pairs.pairs",
+    "ReviewPage": "reviewing.page",
     "Robust": "robust.robust",
     "Tokens": "pairs.pairs",
     "Vectors": "pairs.pairs",

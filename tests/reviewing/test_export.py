@@ -24,7 +24,7 @@ from mispair.cli.main import main
 from mispair.errors import ChangedError, ConflictError, DataError, ExistsError, NotFoundError
 from mispair.pairs.layouts.copies import MANIFEST
 from mispair.pairs.pairs import Regions, Tokens
-from mispair.reviewing.captions import takes_captions
+from mispair.reviewing.audited_data import AuditedData
 from mispair.reviewing.compare import check_decided, compare
 from mispair.reviewing.decisions import FILE, Decision, Decisions, Verdict, read_answers, read_current, read_partnered
 from mispair.reviewing.export import export
@@ -213,7 +213,7 @@ def test_an_audit_that_was_moved_with_its_data(audited: Path, tmp_path: Path) ->
     assert len(rows(tmp_path / "out")) == 8
     review = Review(before / "audit")
     assert (review.images_gone, review.image(3)) == (None, (before / "data/photos/3.png").read_bytes())
-    assert review.takes_captions
+    assert review.data.takes_captions
     (before / "data").rename(tmp_path / "elsewhere")
     assert Review(before / "audit").images_gone == tmp_path / "data/photos"
     assert read_input(before / "audit").source == tmp_path / "data/photos.csv"
@@ -317,7 +317,7 @@ def test_every_layout_comes_out_as_decided(layout: str, tmp_path: Path) -> None:
     decisions.add([Decision(ids[3], Verdict.REWRITE, caption="a new one"), Decision(ids[5], Verdict.KEEP)])
     decisions.close()
     assert export(audit, tmp_path / "out").counts == {"dropped": 1, "re-paired": 2, "rewritten": 1, "kept": 2}
-    assert takes_captions(audit)
+    assert AuditedData(audit).takes_captions
     place = tmp_path / "out" if path.is_dir() else tmp_path / "out" / path.name
     again = AuditInput(place, images=data.images).open_raw()
     assert again is not None
@@ -367,7 +367,7 @@ def test_every_layout_of_vectors_comes_out_as_decided(
     decisions.close()
     with pytest.raises(ConflictError):
         export(audit, tmp_path / "other")
-    assert not takes_captions(audit)
+    assert not AuditedData(audit).takes_captions
     assert not (tmp_path / "other").exists()
     (tmp_path / "d.csv").write_text(f"id,verdict,caption\n{ids[4]},rewrite,a new one\n")
     assert main(["review", str(audit), "--import-decisions", str(tmp_path / "d.csv")]) == 2
@@ -388,7 +388,7 @@ def test_features_of_regions_come_out_as_decided(tmp_path: Path) -> None:
     decisions.add([Decision(ids[11], Verdict.REWRITE, caption="a new one")])
     decisions.close()
     export(audit, tmp_path / "out")
-    assert takes_captions(audit)
+    assert AuditedData(audit).takes_captions
     pairs = mispair.load(tmp_path / "out", "train")
     assert isinstance(pairs.left, Regions)
     assert isinstance(pairs.right, Tokens)

@@ -104,7 +104,7 @@ def test_reasons_are_counted_and_shown_each(review: Review) -> None:
     assert counts["image is tiny"] == 12
     assert counts["caption is empty"] == 6
     assert counts["other items fit either side better"] == 15
-    assert review.view(10).reasons == ("other items fit either side better", "caption is empty", "image is tiny")
+    assert review.view(10).reasons == ["other items fit either side better", "caption is empty", "image is tiny"]
 
 
 def test_the_copy_follows_the_table(tmp_path: Path) -> None:

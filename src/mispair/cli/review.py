@@ -46,7 +46,7 @@ def review(
     if import_decisions is not None:
         opened = Review(out, console=console())
         count = read_decisions(
-            opened.decisions, import_decisions, name, opened.table, takes_captions=opened.takes_captions
+            opened.decisions, import_decisions, name, opened.table, takes_captions=opened.data.takes_captions
         )
         opened.close()
         say(f"{count:,} decisions were added to {out / FILE}.")

@@ -102,13 +102,11 @@ class Decision:
 
 
 class Decisions:
-    """The decisions in one file. Safe for threads and for processes, which see each other's.
-
-    Args:
-        path: The SQLite file; made where it is not there.
+    """The decisions in one SQLite file, which is made if needed. Threads and processes see each other's decisions.
 
     Raises:
-        DataError: The file is something else, or cannot be written.
+        DamagedError: The file is something else.
+        DataError: It cannot be written.
     """
 
     def __init__(self, path: Path) -> None:
@@ -130,7 +128,7 @@ class Decisions:
 
     @contextmanager
     def _safely(self) -> Iterator[None]:
-        """One thread at a time; what SQLite complains of becomes a sentence."""
+        """Let one thread in at a time; errors of SQLite become ours."""
         with self._lock:
             try:
                 yield
@@ -147,7 +145,7 @@ class Decisions:
 
     @contextmanager
     def _transaction(self) -> Iterator[None]:
-        """All that is written inside is on the disk afterwards, or nothing of it."""
+        """Write all that is inside to the disk, or nothing."""
         with self._safely():
             self._file.execute("BEGIN IMMEDIATE")
             try:
@@ -177,7 +175,7 @@ class Decisions:
             self._file.close()
 
     def _read_new(self) -> None:
-        """Reads what counts now for the pairs on which rows were added: decisions, or that one was undone."""
+        """Read what counts now for the pairs on which rows were added: decisions and undone ones."""
         since = (self._newest,)
         new = self._file.execute("SELECT number, id FROM decisions WHERE number > ? ORDER BY number", since).fetchall()
         if not new:
@@ -187,14 +185,13 @@ class Decisions:
         self._newest = new[-1][0]
 
     def _replace(self, changed: Mapping[str, Decision | None]) -> None:
-        """Takes these decisions, or none, for what counts now for these pairs."""
         for name, decision in changed.items():
             self._current.pop(name, None)
             if decision is not None:
                 self._current[name] = decision
 
     def _follow(self) -> None:
-        """Reads what another process has added to the file, if it has."""
+        """Read what another process has added."""
         (version,) = self._file.execute("PRAGMA data_version").fetchone()
         if version != self._version:
             self._version = version
@@ -236,7 +233,7 @@ class Decisions:
         return [_decision(*row) for row in rows]
 
     def add(self, decisions: Iterable[Decision]) -> list[Decision]:
-        """Writes decisions of one action; all of them are on the disk when this returns, or none."""
+        """Write the decisions of one action. When this returns all are on the disk; when it raises, none."""
         with self._lock:
             added: list[Decision] = []
             with self._transaction():
@@ -264,7 +261,7 @@ class Decisions:
         return replace(decision, time=time, number=number, batch=batch or number)
 
     def undo(self, session: str) -> Sequence[Decision]:
-        """Undoes the last action of a session that was not undone; returns its decisions, if there is one."""
+        """Undo the last action of a session that was not undone; returns its decisions."""
         with self._lock:
             with self._transaction():
                 last = "SELECT max(number) FROM decisions WHERE undoes IS NULL AND session = ? AND " + NOT_UNDONE
@@ -278,7 +275,7 @@ class Decisions:
         return undone
 
     def setting(self, name: str, default: str) -> str:
-        """A value that is kept beside the decisions; `default` is written where there is none yet."""
+        """A value that is kept beside the decisions; the first `default` that is given."""
         with self._safely():
             self._file.execute("INSERT OR IGNORE INTO settings VALUES (?, ?)", (name, default))
             (value,) = self._file.execute("SELECT value FROM settings WHERE name = ?", (name,)).fetchone()
@@ -296,26 +293,20 @@ def _decision(number: int, batch: int, *values: Any) -> Decision:
 
 
 def read_answers(folder: Path) -> dict[str, bool]:
-    """Whether pairs match as they stand, by their ids, from the decisions of a review.
-
-    Args:
-        folder: The output of the audit that was reviewed.
+    """Whether pairs of a reviewed audit match as they stand, by their ids.
 
     Raises:
-        DataError: There are no decisions.
+        NotFoundError: There are no decisions.
     """
     verdicts = {name: one.verdict.matched for name, one in _current(folder).items()}
     return {name: matched for name, matched in verdicts.items() if matched is not None}
 
 
 def read_partnered(folder: Path) -> tuple[list[str], list[str]]:
-    """Ids of pairs whose left item, and of those whose right item, a decision has given another partner.
-
-    Args:
-        folder: The output of the audit that was reviewed.
+    """Ids of pairs of a reviewed audit whose left item, and of those whose right item, got another partner.
 
     Raises:
-        DataError: There are no decisions.
+        NotFoundError: There are no decisions.
     """
     lefts, rights = [], []
     for name, one in sorted(_current(folder).items()):
@@ -328,7 +319,6 @@ def read_partnered(folder: Path) -> tuple[list[str], list[str]]:
 
 
 def _current(folder: Path) -> dict[str, Decision]:
-    """The decisions that count, by the ids of the pairs."""
     path = folder / FILE
     if not path.is_file():
         raise NotFoundError(
@@ -338,11 +328,7 @@ def _current(folder: Path) -> dict[str, Decision]:
 
 
 def read_current(path: Path) -> dict[str, Decision]:
-    """The decisions of a file that count, by the ids of the pairs; its folder need not be writable.
-
-    Raises:
-        DataError: The file is something else.
-    """
+    """The decisions of a file that count, by the ids of the pairs; its folder need not be writable."""
     with ExitStack() as stack:
         if not all(os.access(place, os.W_OK) for place in (path, path.parent)):  # SQLite writes beside what it reads
             folder = stack.enter_context(tempfile.TemporaryDirectory())

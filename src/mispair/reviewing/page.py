@@ -10,7 +10,6 @@ import threading
 import time
 import webbrowser
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from mispair.auditing.output_files import AUDIT, SUGGESTIONS, TABLE
@@ -75,9 +74,9 @@ class ReviewPage:
         self.folder = folder
         token = None if host in LOOPBACK else secrets.token_urlsafe(16)
         self.url = f"http://{in_url(host)}:{port}/" + ("" if token is None else f"?token={token}")
-        review = Review(folder, images, console)
-        self.images_gone = review.images_gone
-        app = make_app(review, names_of(host, port), token, reviewer)
+        self._review = Review(folder, images, console)
+        self.images_gone = self._review.images_gone
+        app = make_app(self._review, names_of(host, port), token, reviewer)
         self._server = uvicorn.Server(
             uvicorn.Config(app, host=host, port=port, log_level="warning", server_header=False)
         )
@@ -99,13 +98,12 @@ class ReviewPage:
         self._server.should_exit = True
         if self._thread.is_alive():
             self._thread.join()
+        self._review.close()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property

@@ -44,7 +44,7 @@ SEPARATOR = "; "  # of several reasons in a cell
 BATCH = 1 << 16  # rows that are imported at a time
 ASKED = 900  # values of one query; old versions of SQLite take 999
 REMEMBERED = 8  # selections
-Sort = Literal["score", "doubt", "row", "-score"]
+Sort = Literal["score", "doubt", "row", "-score"]  # doubt: the closest to 0.5 first
 Mask = npt.NDArray[np.bool_]
 Rows = npt.NDArray[np.int32]
 _TABLES = f"""
@@ -60,25 +60,14 @@ _INDEXES = "CREATE INDEX ids ON pairs (id); CREATE INDEX suggested ON suggestion
 
 @dataclass(frozen=True)
 class Filter:
-    """Which pairs to show, and in which order.
+    """Which pairs to show, and in which order."""
 
-    Attributes:
-        low: Least match score.
-        high: Greatest match score.
-        flagged: Only flagged pairs.
-        reason: Only pairs with this reason.
-        source: Only pairs of this source.
-        text: Only pairs whose caption or id contains this; case does not matter, nor whether an accent is a character
-            of its own.
-        sort: By match score, by closeness to 0.5, in the order of the data, or the highest match score first.
-    """
-
-    low: float = 0.0
+    low: float = 0.0  # match score
     high: float = 1.0
-    flagged: bool = True
+    flagged: bool = True  # only flagged pairs
     reason: str = ""
     source: str = ""
-    text: str = ""
+    text: str = ""  # in the caption or the id; case does not matter, nor whether an accent is a character of its own
     sort: Sort = "score"
 
 
@@ -106,17 +95,13 @@ class Suggestion(NamedTuple):
 class PairTable:
     """The rows of an audit.
 
-    Args:
-        folder: The output of the audit.
-        console: Where the import shows its progress.
-
     Attributes:
         columns: Names of the columns of the audit's table.
         score: (N,) match scores; NaN where a pair could not be read.
         flagged: (N,) whether each pair is flagged.
 
     Raises:
-        DataError: It is no output of an audit, or a damaged one.
+        DataError: The folder holds no output of an audit, or a damaged one.
     """
 
     def __init__(self, folder: Path, console: Console | None = None) -> None:
@@ -222,11 +207,7 @@ class PairTable:
 
 
 def audit_schema(folder: Path) -> frozenset[str]:
-    """Names of the columns of an audit's table.
-
-    Raises:
-        DataError: The folder has no such table, or a damaged one.
-    """
+    """Names of the columns of an audit's table; raises DataError where there is none, or a damaged one."""
     import pyarrow.parquet
 
     if not (path := folder / TABLE).is_file():
@@ -239,11 +220,7 @@ def audit_schema(folder: Path) -> frozenset[str]:
 
 
 def audit_columns(folder: Path, *names: str) -> dict[str, list[Any]]:
-    """The values of some columns of an audit's table.
-
-    Raises:
-        DataError: The folder has no such table, or a damaged one.
-    """
+    """The values of those of these columns that an audit's table has."""
     found: dict[str, list[Any]] = {name: [] for name in names if name in audit_schema(folder)}
     for batch in _batches(folder / TABLE, list(found)):
         for values, more in zip(found.values(), batch, strict=True):
@@ -256,13 +233,10 @@ def _searched(text: str) -> str:
     return unicodedata.normalize("NFC", text).lower()
 
 
-def _version(folder: Path) -> str:
+def _version(folder: Path) -> list[int]:
     """Tells the files of an audit from others of their names."""
-    found = [VERSION]
-    for path in (folder / TABLE, folder / SUGGESTIONS):
-        state = path.stat() if path.is_file() else None
-        found += [0, 0] if state is None else [state.st_size, state.st_mtime_ns]
-    return " ".join(map(str, found))
+    states = [path.stat() for path in (folder / TABLE, folder / SUGGESTIONS) if path.is_file()]
+    return [VERSION, *(number for one in states for number in (one.st_size, one.st_mtime_ns))]
 
 
 @contextmanager
@@ -284,25 +258,19 @@ def _batches(path: Path, columns: Sequence[str]) -> Iterator[list[list[Any]]]:
             yield [batch.column(name).to_pylist() for name in columns]
 
 
-def _imported(folder: Path, version: str, console: Console | None) -> sqlite3.Connection:
+def _imported(folder: Path, version: list[int], console: Console | None) -> sqlite3.Connection:
     """The copy of the texts, which is made where there is none; in a folder that cannot be written for this process."""
     copy, state = folder / COPY, folder / STATE
-    if copy.is_file() and read_json(state) == _state(copy, version):
-        return _open(copy)
-    check_unchanged(folder, AUDIT, (TABLE, SUGGESTIONS))
-    if not os.access(folder, os.W_OK):
-        with TemporaryDirectory(ignore_cleanup_errors=True) as place:  # Windows deletes no open file
-            _import(folder, Path(place, COPY), console)
-            return _open(Path(place, COPY))
-    with replacing(copy, durable=False) as file:
-        _import(folder, Path(file.name), console)
-    write_atomically(state, f"{json.dumps(_state(copy, version))}\n".encode())
+    if not copy.is_file() or read_json(state) != {"made_from": version, "sha256": sha256_of(copy)}:
+        check_unchanged(folder, AUDIT, (TABLE, SUGGESTIONS))
+        if not os.access(folder, os.W_OK):
+            with TemporaryDirectory(ignore_cleanup_errors=True) as place:  # Windows deletes no open file
+                _import(folder, Path(place, COPY), console)
+                return _open(Path(place, COPY))
+        with replacing(copy, durable=False) as file:
+            _import(folder, Path(file.name), console)
+        write_atomically(state, json.dumps({"made_from": version, "sha256": sha256_of(copy)}).encode())
     return _open(copy)
-
-
-def _state(copy: Path, version: str) -> dict[str, str]:
-    """What a copy was made from, and its content."""
-    return {"made_from": version, "sha256": sha256_of(copy)}
 
 
 def _open(copy: Path) -> sqlite3.Connection:

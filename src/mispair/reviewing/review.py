@@ -16,9 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mispair.errors import ChangedError, ConflictError, DataError, NotFoundError
-from mispair.reviewing.captions import takes_captions
+from mispair.reviewing.audited_data import AuditedData
 from mispair.reviewing.decisions import FILE, Decision, Decisions, Mode, Verdict
-from mispair.reviewing.images import AuditedImages
 from mispair.reviewing.noise_estimate import DRAW, Draw, NoiseEstimate, most_instructive
 from mispair.reviewing.pair_table import SEPARATOR, Filter, Pair, PairTable, Rows, Suggestion
 
@@ -36,30 +35,17 @@ VERDICTS, UNDECIDED = list(Verdict), -1
 
 @dataclass(frozen=True)
 class PairView:
-    """A pair as the page shows it.
-
-    Attributes:
-        row: Its row.
-        id: Its id.
-        caption: Its caption; empty where there is none.
-        has_image: Whether its image can be shown.
-        score: Its match score; None if it could not be read.
-        reasons: Why it is flagged, and what else it shows.
-        status: "ok", or why it could not be read.
-        source: Where it comes from.
-        decision: The one that counts now.
-        suggestions: Better partners.
-    """
+    """A pair as the page shows it."""
 
     row: int
     id: str
     caption: str
     has_image: bool
-    score: float | None
-    reasons: tuple[str, ...]
+    score: float | None  # None if it could not be read
+    reasons: Sequence[str]
     status: str
     source: str
-    decision: Decision | None
+    decision: Decision | None  # the one that counts now
     suggestions: Sequence[SuggestionView] = ()
 
 
@@ -77,33 +63,26 @@ class SuggestionView:
 
 @dataclass(frozen=True)
 class RateProgress:
-    """How far the estimate of the noise rate has come.
+    """How far the estimate of the noise rate has come."""
 
-    Attributes:
-        decided: Decisions on drawn pairs that count.
-        estimate: None with too few of them.
-        unsure: Those that were left open.
-        waiting: Decisions that count as soon as a pair is decided that was drawn before theirs.
-        reached: Whether the interval is narrow enough.
-    """
-
-    decided: int
-    estimate: NoiseEstimate | None
-    unsure: int
-    waiting: int = 0
+    decided: int  # decisions on drawn pairs that count
+    estimate: NoiseEstimate | None  # None with too few of them
+    unsure: int  # how many of them were left open
+    waiting: int  # decisions that count as soon as a pair is decided that was drawn before theirs
 
     @property
     def reached(self) -> bool:
+        """Whether the interval is narrow enough."""
         return self.estimate is not None and self.estimate.half_width <= PRECISION
 
 
-def _each_once(reason: str, shown: Sequence[str]) -> tuple[str, ...]:
+def _each_once(reason: str, shown: Sequence[str]) -> list[str]:
     """What counts most against a pair, and what else it shows.
 
     >>> _each_once("its image is tiny", ["image is tiny", "caption is empty"])
-    ('its image is tiny', 'caption is empty')
+    ['its image is tiny', 'caption is empty']
     """
-    return tuple(part for part in (reason, *(one for one in shown if f"its {one}" != reason)) if part)
+    return [part for part in (reason, *(one for one in shown if f"its {one}" != reason)) if part]
 
 
 class Review:
@@ -120,7 +99,7 @@ class Review:
 
     def __init__(self, folder: Path, images: Path | None = None, console: Console | None = None) -> None:
         self.folder = folder
-        self._images = AuditedImages(folder, images, self._is_audited)
+        self.data = AuditedData(folder, images, self._is_audited)
         self.table = PairTable(folder, console)
         self.decisions = Decisions(folder / FILE)
         self._reserved: dict[int, tuple[str, float]] = {}  # drawn pairs: session and time
@@ -149,7 +128,7 @@ class Review:
             row=pair.row,
             id=pair.id,
             caption=pair.caption,
-            has_image=self._images.has(pair.row, pair.image),
+            has_image=self.data.has_image(pair.row, pair.image),
             score=None if np.isnan(score) else score,
             reasons=_each_once(pair.reason, pair.reasons.split(SEPARATOR)),
             status=pair.status,
@@ -164,7 +143,7 @@ class Review:
             shown += [one for one in found if one.replaced == side][: SHOWN // 2]
         return [
             SuggestionView(
-                one.replaced, pair.id, pair.row, pair.caption, self._images.has(pair.row, pair.image), one.score
+                one.replaced, pair.id, pair.row, pair.caption, self.data.has_image(pair.row, pair.image), one.score
             )
             for one, pair in zip(shown, self.table.read([one.row for one in shown]), strict=True)
         ]
@@ -172,7 +151,7 @@ class Review:
     @property
     def images_gone(self) -> Path | None:
         """The folder of the images, if it is not there any more."""
-        root = self._images.root
+        root = self.data.image_folder
         return None if root is None or root.exists() else root
 
     def _is_audited(self, pairs: RawPairs) -> bool:
@@ -181,7 +160,7 @@ class Review:
 
     def image(self, row: int) -> bytes | None:
         """The image file of a row; None if there is none, or if it lies outside the folder of the images."""
-        return self._images.read(row, self.table.read([row])[0].image) if 0 <= row < len(self.table) else None
+        return self.data.read_image(row, self.table.read([row])[0].image) if 0 <= row < len(self.table) else None
 
     # Browsing
 
@@ -217,11 +196,6 @@ class Review:
 
     # Deciding
 
-    @cached_property
-    def takes_captions(self) -> bool:
-        """Whether the data set can take new captions."""
-        return takes_captions(self.folder)
-
     def decide(self, rows: Sequence[int], decision: Decision) -> list[Decision]:
         """Write the same decision on one or several rows; its id is filled in.
 
@@ -238,7 +212,7 @@ class Review:
             raise NotFoundError("No such pair", advice="Reload the page")
         if len(rows) > 1 and decision.verdict in (Verdict.REPAIR, Verdict.REWRITE):
             raise ConflictError("A new partner or caption is for one pair", advice="Select one")
-        if decision.verdict is Verdict.REWRITE and not self.takes_captions:
+        if decision.verdict is Verdict.REWRITE and not self.data.takes_captions:
             raise ConflictError(
                 "This data set has vectors instead of captions, so no new caption can be written to it",
                 advice="Re-pair or drop the pair",

@@ -264,7 +264,7 @@ class _Server:
             "readable": len(review.table.readable),
             "least": min(LEAST, len(review.table.readable)),
             "usual": Filter(),
-            "takes_captions": review.takes_captions,
+            "takes_captions": review.data.takes_captions,
             "left": self._sides["left item"],
             "right": self._sides["right item"],
             "pair": None, "pairs": [], "before": None, "after": None, "count": 0, "place": 0, "pages": 1,

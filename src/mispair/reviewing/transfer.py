@@ -52,7 +52,7 @@ def read_decisions(
     *,
     takes_captions: bool = True,
 ) -> int:
-    """Adds the decisions of a file; returns how many.
+    """Add the decisions of a file; returns how many.
 
     They count as made now, and never for the estimate of the noise rate.
 
@@ -61,7 +61,7 @@ def read_decisions(
         path: A CSV with the columns id and verdict, and any others of `write_decisions`; or the JSON that Label Studio
             or Argilla exports, with the choice matched or mismatched.
         reviewer: Who decided, where the file does not say it.
-        table: The pairs that there are; None if that is not known.
+        table: The pairs that there are, if they are known.
         takes_captions: Whether the data set can take new captions.
 
     Raises:

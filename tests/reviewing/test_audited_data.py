@@ -14,8 +14,8 @@ import pytest
 
 from mispair.auditing import folder as audit_folder
 from mispair.auditing.inputs import AuditInput
-from mispair.reviewing import images
-from mispair.reviewing.images import AuditedImages
+from mispair.reviewing import audited_data
+from mispair.reviewing.audited_data import AuditedData
 from mispair.reviewing.review import Review
 
 
@@ -34,7 +34,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     def read_mark(audit: Path) -> SimpleNamespace:
         return SimpleNamespace(request={"the source": [str(source(audit))]})
 
-    monkeypatch.setattr(images, "read_audit_mark", read_mark)
+    monkeypatch.setattr(audited_data, "read_audit_mark", read_mark)
     monkeypatch.setattr(audit_folder, "read_input", read_input)
     return found
 
@@ -53,16 +53,19 @@ def test_images_inside_tars_are_read(tmp_path: Path, opened: list[Path]) -> None
             entry = tarfile.TarInfo(name)
             entry.size = len(content)
             tar.addfile(entry, io.BytesIO(content))
-    found = AuditedImages(audit_of(shards, tmp_path))
-    assert [found.read(row, name) for row, name in enumerate(("a.jpg", "b.jpg"))] == [b"first", b"second"]
+    found = AuditedData(audit_of(shards, tmp_path))
+    assert [found.read_image(row, name) for row, name in enumerate(("a.jpg", "b.jpg"))] == [b"first", b"second"]
     assert opened == [shards]  # once
 
 
 def test_images_inside_parquet_files_need_no_names(tmp_path: Path, opened: list[Path]) -> None:
     source = tmp_path / "set.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"image": [b"first", b"second"], "text": ["one", "two"]}), source)
-    found = AuditedImages(audit_of(source, tmp_path))
-    assert [(found.has(row, ""), found.read(row, "")) for row in range(2)] == [(True, b"first"), (True, b"second")]
+    found = AuditedData(audit_of(source, tmp_path))
+    assert [(found.has_image(row, ""), found.read_image(row, "")) for row in range(2)] == [
+        (True, b"first"),
+        (True, b"second"),
+    ]
     assert opened == [source]
     audited = {"id": ["row#0", "row#1"], "caption": ["one", "two"], "image": ["", ""], "status": ["ok"] * 2}
     table = pyarrow.table({**audited, "match_score": [0.1, 0.2], "is_mismatch": [True, True]})
@@ -88,9 +91,9 @@ def test_a_missing_image_does_not_open_what_holds_none(
         for name in ("img_emb_0.npy", "metadata/metadata_0.parquet"):
             (source / name).touch()
     monkeypatch.setitem(sys.modules, "mispair.auditing.folder", None)  # whose imports take a second
-    found = AuditedImages(audit_of(source, tmp_path))
-    assert found.read(0, "a.jpg") is None
-    assert not found.has(0, "")
-    assert found.has(0, "a.jpg")
-    assert found.read(1, "b.jpg") == (b"there" if kind == "table" else None)
+    found = AuditedData(audit_of(source, tmp_path))
+    assert found.read_image(0, "a.jpg") is None
+    assert not found.has_image(0, "")
+    assert found.has_image(0, "a.jpg")
+    assert found.read_image(1, "b.jpg") == (b"there" if kind == "table" else None)
     assert opened == []

@@ -1,4 +1,4 @@
-"""Images of an audited data set: from the folder of the images, or from inside the files of the data set."""
+"""What a review needs of the audited data set: its images, and whether it can take new captions."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 ARCHIVES, EMBEDDINGS = {".tar", ".parquet", ".pq"}, {".npy", ".npz"}
 
 
-class AuditedImages:
-    """Reads images by row.
+class AuditedData:
+    """The data set of an audit. It is opened only where images are inside its files: a page must not wait for that.
 
     Args:
         audit: The output of an audit, which knows where its input was.
         images: Folder of the images, if they have been moved since.
-        is_audited: Whether pairs, whose images are inside their files, are those that were audited.
+        is_audited: Whether pairs whose images are inside their files are those that were audited.
 
     Raises:
         NotFoundError: There is no such folder.
@@ -47,31 +47,39 @@ class AuditedImages:
 
     @cached_property
     def _source(self) -> Path | None:
-        return audited_source(self._request)
+        """What the audit has read; None where it is not known."""
+        source = self._request.get("the source")
+        if not isinstance(source, list) or not source:
+            return None
+        if "://" not in str(source[0]):
+            return Path(str(source[0]))
+        from mispair.auditing.folder import local_place
+
+        try:
+            return local_place(self._request)
+        except DataError:  # a copy of what was at a URL, which was deleted
+            return None
 
     @cached_property
-    def root(self) -> Path | None:
+    def image_folder(self) -> Path | None:
         """The folder that image names start from; None where it is not known."""
         place = self._source
         given = self._images or self._request.get("--images") or (place.parent if place and place.is_file() else place)
         return None if given is None else Path(str(given)).resolve()
 
-    def has(self, row: int, name: str) -> bool:
+    def has_image(self, row: int, name: str) -> bool:
         """Whether a row has an image, which need not be there; one inside the files of the data set needs no name."""
         return bool(name) or (self._archive is not None and self._archive.has_image(row))
 
-    def read(self, row: int, name: str) -> bytes | None:
-        """The content of the image of a row.
-
-        Args:
-            row: The row.
-            name: Its image, as the data set names it.
+    def read_image(self, row: int, name: str) -> bytes | None:
+        """The image of a row, which the data set gives this name.
 
         Returns:
             None where there is no image, or where it lies outside the folder of the images.
         """
         try:
-            path = None if self.root is None or not name else find_image([self.root], name)
+            folder = self.image_folder
+            path = None if folder is None or not name else find_image([folder], name)
             if path is not None:
                 return read_regular(path)
             return None if self._archive is None else self._archive.read_image(row)
@@ -85,7 +93,7 @@ class AuditedImages:
 
     @cached_property
     def _opened(self) -> RawPairs | None:
-        """The data set itself, where its images are inside its files. Only such are opened: a large one takes long."""
+        """The data set itself, where its images are inside its files."""
         try:
             if self._source is None or not _holds_archives(self._source):
                 return None
@@ -98,18 +106,18 @@ class AuditedImages:
             return None
         return pairs if self._is_audited(pairs) else None  # else the image of a row would be that of another pair
 
+    @cached_property
+    def takes_captions(self) -> bool:
+        """Whether an export can write new captions: not to vectors, which would have to be encoded again.
 
-def audited_source(request: Mapping[str, Json]) -> Path | None:
-    """What an audit with this request has read; None where it is not known."""
-    source = request.get("the source")
-    if not isinstance(source, list) or not source or "://" not in str(source[0]):
-        return Path(str(source[0])) if isinstance(source, list) and source else None
-    from mispair.auditing.folder import local_place
-
-    try:
-        return local_place(request)
-    except DataError:  # a copy of what was at a URL, which was deleted
-        return None
+        True also where it is not known, since the data set is not there any more.
+        """
+        if self._request.get("--left"):
+            return False
+        try:
+            return self._source is None or not self._source.is_dir() or not _holds_vectors(self._source.resolve())
+        except OSError:
+            return True
 
 
 def _holds_archives(place: Path) -> bool:
@@ -118,3 +126,15 @@ def _holds_archives(place: Path) -> bool:
         return place.suffix.lower() in ARCHIVES
     endings = {file.suffix.lower() for file in place.rglob("*")}
     return not endings.isdisjoint(ARCHIVES) and endings.isdisjoint(EMBEDDINGS)
+
+
+def _holds_vectors(folder: Path) -> bool:
+    """Whether these are pairs of vectors: of a training run, of DataComp, or of clip-retrieval."""
+    if (folder / "best.safetensors").is_file():  # `from_training.is_run` without importing torch
+        return True
+    from mispair.pairs.layouts import clip_retrieval, precomp
+    from mispair.pairs.layouts.datacomp import find_datacomp
+
+    if find_datacomp(folder):
+        return True
+    return not precomp.found_splits(folder) and bool(clip_retrieval.found_splits(folder))

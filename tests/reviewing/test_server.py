@@ -116,7 +116,7 @@ def test_how_many_are_left_is_told(page: TestClient) -> None:
 
 def test_decisions_on_pairs_that_are_gone_do_not_count(page: TestClient, review: Review) -> None:
     review.decisions.add([Decision("gone", Verdict.DROP, mode=Mode.IMPORT)])
-    assert "1 decided, 1 keep; " in decide(page, "/", row="0", verdict="keep")
+    assert "1 decided, 1 kept; " in decide(page, "/", row="0", verdict="keep")
 
 
 @pytest.mark.parametrize("anew", [True, False])

@@ -150,7 +150,7 @@ def test_blocks_of_rows_give_the_result_of_whole_matrices(names: list[str], monk
 
 def test_a_fold_without_captions_is_refused() -> None:
     pairs = Pairs(vectors(4), vectors(3), link=np.array([0, 1, 1]))
-    with pytest.raises(ConfigError, match="The images 3 to 4 have no captions, so they make no fold; give fewer folds"):
+    with pytest.raises(ConfigError, match="3 to 4"):
         evaluate([torch.zeros(4, 3)], pairs, 2)
 
 

@@ -1,4 +1,4 @@
-"""Searching with a model on image files and texts that it has never seen."""
+"""Search with a model on image files and texts that it has never seen."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.console import Console
 from mispair.encoders.cache import writable_cache
 from mispair.encoders.encoders import GridEncoder, image_encoder, text_encoder
 from mispair.encoders.regions import as_cells, encode_images
-from mispair.errors import DataError
+from mispair.errors import ConflictError, DamagedError, DataError, NotFoundError
 from mispair.pairs.layouts.table import open_pairs
 from mispair.pairs.origin import Origin
 from mispair.pairs.pairs import FloatArray, Pairs, Regions, Side, Vectors, select
@@ -28,22 +28,17 @@ def image_features(
     cache: Path | None = None,
     console: Console | None = None,
 ) -> tuple[FloatArray, dict[int, str]]:
-    """Features of image files, as those that a model was trained on were made.
+    """Features of image files, made by the encoders in `Matcher.origin`.
 
     Args:
-        origin: Of the model: `Matcher.origin`.
+        origin: Of the model.
         files: The images.
         device: Where the encoder runs.
-        cache: Folder of encodings; that of the user by default.
+        cache: Folder of encodings; by default that of the user.
         console: Where to show progress.
 
     Returns:
-        (n, D) vectors or (n, R, D) regions; and what is wrong with files that cannot be read, by their numbers. Their
-        features are zeros.
-
-    Raises:
-        DataError: None of the files is there.
-        ConfigError: The encoder is missing.
+        (n, D) vectors or (n, R, D) regions, zeros for unreadable files; and the problems of these, by number.
     """
     import pyarrow
 
@@ -63,14 +58,10 @@ def image_features(
 def search_files(
     matcher: Matcher, query: str, images: Path, top: int = 5, device: str = "auto", console: Console | None = None
 ) -> tuple[list[Hit], int]:
-    """The images of a folder that fit a text best, and how many of them could not be read.
-
-    Raises:
-        DataError: The folder has no images, or the model cannot read new ones.
-    """
+    """The `top` images of a folder that fit a text best, and the number of unreadable ones."""
     origin = known_origin(matcher)
     if not images.is_dir():
-        raise DataError(f"{images}: no such folder; --images must be a folder of image files.")
+        raise NotFoundError("no such folder", where=images, expected="`images`: a folder of image files")
     files = [
         path
         for path in sorted(images.rglob("*"))
@@ -78,12 +69,12 @@ def search_files(
         and not any(part.startswith(".") for part in path.relative_to(images).parts)
     ]
     if not files:
-        raise DataError(f"{images}: no images in here; expected files such as dog.jpg.")
+        raise NotFoundError("no images in this folder", where=images, expected="files such as dog.jpg")
     asked = encoded_query(matcher, query, _encode(origin, device))
     features, problems = image_features(origin, files, device, console=console)
     good = [number for number in range(len(files)) if number not in problems]
     if not good:
-        raise DataError(f"{images}: none of {len(files):,} images can be read; the first: {problems[0]}.")
+        raise DamagedError(f"none of {len(files):,} images can be read; the first: {problems[0]}", where=images)
     scores = matcher.score(features[good], asked)[:, 0]
     return [Hit(float(scores[row]), str(files[good[row]]), "") for row in best(scores, top)], len(problems)
 
@@ -91,21 +82,18 @@ def search_files(
 def search_splits(
     matcher: Matcher, splits: Sequence[Pairs], query: str | None, image: str | None, top: int, device: str
 ) -> list[Hit]:
-    """The best answers from some splits of one data set.
+    """The `top` best answers from some splits of one data set.
 
     Args:
         matcher: The model.
-        splits: What is searched.
+        splits: Pairs to search.
         query: A text: finds images.
         image: An image of the data set, or a file: finds texts.
         top: How many.
         device: Where an encoder runs.
-
-    Raises:
-        DataError: There is no such image, or the model cannot read what is asked.
     """
     if query is not None:
-        encode = _encode(matcher.origin or splits[0].origin, device)  # models of earlier versions do not have it
+        encode = _encode(matcher.origin or splits[0].origin, device)
         hits = [hit for pairs in splits for hit in find_images(matcher, pairs, query, top, encode=encode)]
     else:
         assert image is not None
@@ -127,26 +115,26 @@ def _image_side(matcher: Matcher, splits: Sequence[Pairs], image: str, device: s
         raise refused
     features, problems = image_features(known_origin(matcher), [Path(image)], device)
     if problems:
-        raise DataError(f"{image}: {problems[0]}; give another image.")
+        raise DamagedError(problems[0], where=image, advice="Give another image")
     return Vectors(features) if features.ndim == 2 else Regions(features)
 
 
 def known_origin(matcher: Matcher) -> Origin:
-    """How new images become features for a model.
+    """Encoders that make features of new images for a model.
 
     Raises:
-        DataError: It does not say.
+        ConflictError: The model does not know them.
     """
     if matcher.origin is None:
-        raise DataError(
-            "This model does not say which encoder made the features that it was trained on, so it cannot read new "
-            "images; train on what `mispair encode` wrote, or on the images themselves: mispair train photos.csv."
+        raise ConflictError(
+            "the model does not know which encoder made its training features, so it cannot read new images",
+            advice="Train on what `mispair encode` wrote, or on the images themselves: mispair train photos.csv",
         )
     return matcher.origin
 
 
 def _encode(origin: Origin | None, device: str) -> TextEncoder | None:
-    """Makes vectors of texts, for a model that takes vectors and knows the encoder."""
+    """Encoder of texts for a model that takes vectors; None if it is unknown."""
     if origin is None or origin.text_model is None:
         return None
     encoder = functools.cache(functools.partial(text_encoder, origin.text_model, device))  # once for all splits

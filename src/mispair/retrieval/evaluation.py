@@ -1,4 +1,4 @@
-"""What networks reach on a set: retrieval by each one's similarities and by their average."""
+"""Retrieval metrics of networks, each alone and averaged."""
 
 from __future__ import annotations
 
@@ -10,17 +10,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mispair.errors import ConfigError
+from mispair.errors import InvalidValueError
 from mispair.functional.metrics import Retrieval, block_ranks, fold_retrieval, of_ranks, retrieval, row_blocks
 from mispair.models import Network
 from mispair.models.inference import average, encode_side, score
 from mispair.pairs.batches import SideLoader
 from mispair.pairs.pairs import IntArray, Pairs, Side, select
+from mispair.support.html import html_table
+from mispair.support.terminal import COLUMNS
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What a set of networks reaches: each alone, and their averaged similarities."""
+    """Retrieval of each network alone, and by their averaged similarities."""
 
     networks: list[Retrieval]
     averaged: Retrieval
@@ -30,7 +32,7 @@ class Evaluation:
         """By name: `network`, or `network A`, `network B` and `averaged`; `folds` if there are any.
 
         Args:
-            names: What to call the networks instead.
+            names: Names of the networks instead.
         """
         letters = ascii_uppercase[: len(self.networks)]
         usual = ["network"] if len(letters) == 1 else [f"network {letter}" for letter in letters]
@@ -41,23 +43,29 @@ class Evaluation:
             rows["folds"] = self.folds
         return {name: result.metrics() for name, result in rows.items()}
 
+    def _repr_html_(self) -> str:
+        return self.to_html()
+
+    def to_html(self, title: str = "") -> str:
+        """The metrics as an HTML table."""
+        rows = [(name, *(f"{found[column]:.1f}" for column in COLUMNS)) for name, found in self.metrics().items()]
+        return html_table(rows, ["", *COLUMNS], title)
+
 
 def check_folds(pairs: Pairs, folds: int) -> None:
-    """Refuses a number of slices into which the left items cannot be cut."""
+    """Raise if the left items cannot be cut into this number of slices."""
     if folds != 1 and not (isinstance(folds, int) and 1 <= folds <= len(pairs.left)):
-        raise ConfigError(
-            f"{pairs.name}: {len(pairs.left):,} images cannot be cut into {folds!r} folds; give a number from 1 to "
-            f"{len(pairs.left):,}."
-        )
+        expected = f"a number from 1 to {len(pairs.left):,}, the images of {pairs.name}"
+        raise InvalidValueError(repr(folds), where="folds", expected=expected)
 
 
 def evaluate(matrices: Sequence[Tensor], pairs: Pairs, folds: int = 1, mean: Tensor | None = None) -> Evaluation:
-    """Ranks all left items against all right items of `pairs`, by each network's matrix and by `mean`.
+    """Rank all left items against all right items of `pairs`, by the matrix of each network and by `mean`.
 
     Args:
         matrices: (l, r) of each network.
         pairs: The items and which of them belong together.
-        folds: How many slices to average over as well.
+        folds: Average over this number of slices as well.
         mean: (l, r) of all networks together; by default the mean of the matrices.
     """
     S = torch.stack(list(matrices)).mean(dim=0) if mean is None else mean
@@ -71,7 +79,7 @@ def evaluate(matrices: Sequence[Tensor], pairs: Pairs, folds: int = 1, mean: Ten
 
 
 def evaluate_in_blocks(networks: Sequence[Network], pairs: Pairs, device: torch.device, folds: int = 1) -> Evaluation:
-    """As `evaluate`, for similarities that would take too much memory: some rows at a time, each computed twice."""
+    """The same for matrices that need too much memory: some rows at a time, each computed twice."""
     left, right = _groups(pairs, device)
 
     def part(rows: Tensor, columns: Tensor) -> Retrieval:
@@ -86,7 +94,7 @@ def evaluate_in_blocks(networks: Sequence[Network], pairs: Pairs, device: torch.
 def _in_blocks(
     networks: Sequence[Network], left: Side, rows: IntArray, right: Side, left_groups: Tensor, right_groups: Tensor
 ) -> list[Retrieval]:
-    """Of some left items and all right items, by each network; and last, where there are several, by their average."""
+    """Retrieval of some left items, by each network and last by the average of several."""
     device = left_groups.device
     loader = SideLoader(right, device)
     encoded = [encode_side(network, loader, left=False) for network in networks]

@@ -1,4 +1,4 @@
-"""`Matcher`: a trained model as users hold it. One or two networks, what they expect, and the vocabulary."""
+"""`Matcher`: a trained model, with one or several networks, the sides that they take and the vocabulary."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import torch
 
 from mispair.compute.devices import autocast, pick_device
 from mispair.config import Config, flat, override
-from mispair.errors import ConfigError, DataError
+from mispair.errors import ConflictError, DamagedError, InvalidValueError, NotFoundError, ShapeError, TooFewError
 from mispair.models import CosineNetwork, Network, SideSpec, build, weight_bytes
 from mispair.models.inference import alike, average, encode_side, similarities
 from mispair.pairs.batches import SideLoader
@@ -26,9 +26,11 @@ from mispair.pairs.vocabulary import Vocabulary
 from mispair.retrieval.evaluation import Evaluation, check_folds, evaluate, evaluate_in_blocks
 from mispair.retrieval.onnx_export import export_onnx
 from mispair.retrieval.vector_index import VectorIndex, build_index, open_index
+from mispair.support.html import html_table
 from mispair.support.tensor_files import load_tensors, save_tensors
 
 FORMAT = 1
+BEST = "best.safetensors"  # the saved model of a run folder
 MOST_NETWORKS = 100  # in a file
 HELD = 1 << 28  # similarities of a network that are held at a time: 1 GiB
 _MEAN, _BASIS = "origin.mean", "origin.basis"  # names of tensors
@@ -38,16 +40,19 @@ Items = Side | FloatArray | Sequence[str]
 
 
 class Matcher:
-    """Scores how well items of two sides match.
+    """Score how well items of two sides match.
+
+    >>> matcher = mispair.Matcher.load("runs/mine")  # doctest: +SKIP
+    >>> matcher.score(images, ["a red bicycle"])  # doctest: +SKIP
 
     Attributes:
-        config: The settings it was trained with.
+        config: Settings of the training.
         specs: Kind and size of the left and the right side.
         networks: The trained networks; their similarities are averaged.
         models: The model of each network.
-        vocabulary: Words of the text side, if there is one.
-        origin: Which encoders made the features that it was trained on, so that it can take new files; None where that
-            is not known.
+        vocabulary: Words of the text side; None if there is none.
+        origin: Encoders of the training features, which new files need; None if unknown.
+        evaluations: Results of `evaluate`, by the name of the pairs.
     """
 
     def __init__(
@@ -62,6 +67,7 @@ class Matcher:
     ) -> None:
         self.config, self.specs, self.vocabulary, self.device = config, specs, vocabulary, device
         self.origin = origin
+        self.evaluations: dict[str, Evaluation] = {}
         self.models = list(models) or [config.model] * len(networks)
         self.networks = [network.to(device).eval() for network in networks]
 
@@ -72,6 +78,21 @@ class Matcher:
         by = "" if self.origin is None else f" by {self.origin}"
         return f"<Matcher: {models}, {count}, method {self.config.method}, {sides}{by}, on {self.device}>"
 
+    def _repr_html_(self) -> str:
+        """The model and the results of its evaluations as tables."""
+        weights = sum(weight.numel() for network in self.networks for weight in network.parameters())
+        rows = [
+            ("model", ", ".join(self.models)),
+            ("method", self.config.method),
+            ("left side", self.specs[0]),
+            ("right side", self.specs[1]),
+            ("encoders", self.origin or "unknown"),
+            ("weights", f"{weights:,}"),
+            ("device", self.device),
+        ]
+        tables = [html_table(rows, ["Matcher", ""])]
+        return "\n".join([*tables, *(result.to_html(name) for name, result in self.evaluations.items())])
+
     def score(self, left: Items, right: Items) -> FloatArray:
         """Similarity of every left item with every right item, (l, r); higher is better.
 
@@ -81,9 +102,9 @@ class Matcher:
         return scores
 
     def encode(self, items: Items, side: SideName) -> FloatArray:
-        """One unit vector an item, (N, D). With two networks their vectors stand side by side."""
+        """One unit vector an item, (N, D); the vectors of several networks are joined."""
         if side not in ("left", "right"):
-            raise DataError(f'encode: side is {side!r}; it must be "left" or "right".')
+            raise InvalidValueError(repr(side), where="side", expected="left or right")
         loader = SideLoader(self._side(items, side), self.device)
         with autocast(self.device, self.config.precision):
             encoded = [encode_side(network, loader, left=side == "left").pooled() for network in self.networks]
@@ -97,48 +118,53 @@ class Matcher:
         *,
         out: str | Path | None = None,
         approximate: bool | None = None,
+        overwrite: bool = False,
     ) -> VectorIndex:
         """An index of many items, which answers `.search("a red bicycle")` in milliseconds.
 
         Only for models whose similarity is the cosine of two vectors: vse and two-tower.
 
         Args:
-            items: What is searched, by default images.
-            side: Which side they are of; queries are of the other one.
-            out: Folder to keep the index in, which `open_index` reads; a new one, or one that holds this index
-                already. By default it is in memory only.
-            approximate: Whether to use usearch (extra `index`); by default for more than 20,000 items.
+            items: Items to search, by default images.
+            side: Their side; queries are of the other one.
+            out: Folder for the index, which `open_index` reads; by default it is in memory only.
+            approximate: Use usearch (extra `index`); by default for more than 20,000 items.
+            overwrite: Replace another index in `out`.
         """
         self._check_vectors("index")
-        vectors = self.encode(items, side)
-        if out is None:
-            return build_index(vectors, self._query_encoder(side), None, approximate)
-        return build_index(vectors, self._query_encoder(side), Path(out), approximate, self._digest(side))
+        return build_index(
+            self.encode(items, side),
+            self._query_encoder(side),
+            None if out is None else Path(out),
+            approximate,
+            made_by="" if out is None else self._digest(side),
+            overwrite=overwrite,
+        )
 
     def open_index(self, folder: str | Path, side: SideName = "left", *, verify: bool = True) -> VectorIndex:
-        """An index that `index(..., out=folder)` of this model has written, mapped into memory.
+        """Open an index that `index(..., out=folder)` of this model has written, mapped into memory.
 
         Args:
             folder: Where it is.
-            side: Which side the items are of.
-            verify: Look whether a bit of it has changed, which reads it once (about a second a gigabyte). A damaged
-                graph is made again from the vectors, and damaged vectors from the graph, with a warning.
+            side: Side of the items.
+            verify: Read it once to notice damage (about a second a gigabyte). A damaged graph is made again from the
+                vectors, and damaged vectors from the graph, with a warning.
         """
         self._check_vectors("open_index")
         return open_index(folder, self._query_encoder(side), verify=verify, made_by=self._digest(side))
 
     def to_onnx(self, out: str | Path) -> list[Path]:
-        """Writes a model to a folder, as `left.onnx` and `right.onnx` (extra `onnx`). For vse and two-tower.
+        """Write `left.onnx` and `right.onnx` to a folder (extra `onnx`). For vse and two-tower.
 
-        The input `items` is what the model was trained with: vectors (N, D) or regions (N, n, D). Texts are numbers of
-        words (N, n), padded with 0, beside their `lengths` (N,): `words.json` has the words by number, and a text is
-        `<start>`, its first 250 lower-case words (`mispair.pairs.vocabulary.tokenize`) and `<end>`. The output
-        `vectors` is what `encode` gives, so the score of two items is the dot product.
+        The input `items` is what the model was trained with: vectors (N, D) or regions (N, n, D). Texts are word ids
+        (N, n), padded with 0, and their `lengths` (N,): `words.json` has the words by id, and a text is `<start>`, its
+        first 250 lower-case words (`mispair.pairs.vocabulary.tokenize`) and `<end>`. The output `vectors` equals that
+        of `encode`: the score of two items is the dot product.
         """
         return export_onnx(self.networks, self.specs, self.vocabulary, Path(out))
 
     def _digest(self, side: SideName) -> str:
-        """Of the side and of all weights: vectors of two models cannot be compared."""
+        """Digest of the side and all weights: vectors of two models cannot be compared."""
         digest = hashlib.sha256(side.encode())
         for network in self.networks:
             for name, tensor in network.state_dict().items():
@@ -152,9 +178,11 @@ class Matcher:
 
     def _check_vectors(self, what: str) -> None:
         if not all(isinstance(network, CosineNetwork) for network in self.networks):
-            raise ConfigError(
-                f"{what} is for models with one vector an item (vse, two-tower), and this one is "
-                f"{', '.join(dict.fromkeys(self.models))}, which compares regions with words; use score."
+            raise ConflictError(
+                f"the model {', '.join(dict.fromkeys(self.models))} compares regions with words",
+                where=what,
+                expected="a model with one vector an item (vse, two-tower)",
+                advice="Use score",
             )
 
     def evaluate(self, pairs: Pairs, folds: int = 1) -> Evaluation:
@@ -164,12 +192,15 @@ class Matcher:
         left, right = self._side(pairs.left, "left"), self._side(pairs.right, "right")
         if len(left) * len(right) > HELD:
             with autocast(self.device, self.config.precision):
-                return evaluate_in_blocks(self.networks, replace(pairs, left=left, right=right), self.device, folds)
-        matrices = self._matrices(left, right)
-        return evaluate(matrices, pairs, folds, average(self.networks, matrices))
+                found = evaluate_in_blocks(self.networks, replace(pairs, left=left, right=right), self.device, folds)
+        else:
+            matrices = self._matrices(left, right)
+            found = evaluate(matrices, pairs, folds, average(self.networks, matrices))
+        self.evaluations[pairs.name] = found
+        return found
 
     def save(self, path: str | Path) -> None:
-        """Writes one safetensors file that holds everything `load` needs."""
+        """Write one safetensors file with everything `load` needs."""
         tensors = {
             f"{number}.{name}": tensor.detach().cpu().contiguous()
             for number, network in enumerate(self.networks)
@@ -193,7 +224,7 @@ class Matcher:
 
     @classmethod
     def load(cls, path: str | Path, device: str = "auto") -> Matcher:
-        """Reads a saved matcher, or the best one of a run folder."""
+        """Read a saved matcher, or the best one of a run folder."""
         file = model_file(path)
         about, tensors = _read_model(file)
         where = pick_device(device)
@@ -216,10 +247,8 @@ class Matcher:
                 prefix = f"{number}."
                 network.load_state_dict({k.removeprefix(prefix): v for k, v in tensors.items() if k.startswith(prefix)})
         except (AttributeError, KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise DataError(
-                f"{file} does not hold what a model of mispair holds ({_shortened(error)}); copy it again, or train it "
-                "again."
-            ) from None
+            what = f"the file does not hold what a model of mispair holds ({_shortened(error)})"
+            raise DamagedError(what, where=file, advice="Copy it again, or train it again") from None
         return cls(config, (left, right), networks, vocabulary, where, models, origin)
 
     def _matrices(self, left: Side, right: Side) -> list[torch.Tensor]:
@@ -235,14 +264,14 @@ class Matcher:
         side = self._texts(items) if spec.kind == "tokens" else _features(items)
         if side is None:
             form = "a list of texts" if spec.kind == "tokens" else "a numpy array of numbers"
-            if self.origin is not None and spec.kind != "tokens":
-                form += f" by {self.origin} (`mispair search` makes them of files and texts)"
-            raise DataError(f"The {name} side of this model takes {spec}, but got {described(items)}; give {form}.")
+            by = f" by {self.origin}" if self.origin is not None and spec.kind != "tokens" else ""
+            advice = "`mispair search` makes them of files and texts" if by else ""
+            raise ShapeError(described(items), where=name, expected=f"{spec}{by}, as {form}", advice=advice)
         found = SideSpec.of(side)
         if not all(takes(model, spec, found) for model in self.models):
-            raise DataError(f"The {name} side of this model takes {spec}, but got {found}.")
+            raise ShapeError(str(found), where=name, expected=str(spec))
         if not len(side):
-            raise DataError(f"There are no {name} items to score.")
+            raise TooFewError("no items to score", where=name)
         check_content(side, f"The {name} side")
         return side
 
@@ -260,32 +289,33 @@ class Matcher:
 
 
 def model_file(path: str | Path) -> Path:
-    """The file of a saved model: the best one of a run, or the file itself.
+    """File of a saved model: the best one of a run folder, or the file itself.
 
     Raises:
-        DataError: There is none.
+        NotFoundError: There is none.
     """
     path = Path(path)
-    file = path / "best.safetensors" if path.is_dir() else path
+    file = path / BEST if path.is_dir() else path
     if file.is_file():
         return file
     if (path / "config.toml").is_file():
-        raise DataError(
-            f"{path} holds a run that has no model yet; give the same `mispair train` again and let it go on."
-        )
-    raise DataError(f"{file} does not exist; give a run folder of `mispair train` or a saved .safetensors file.")
+        advice = "Give the same `mispair train` again and let it go on"
+        raise NotFoundError("the run has no model yet", where=path, advice=advice)
+    advice = "Give a run folder of `mispair train` or a saved .safetensors file"
+    raise NotFoundError("no such file", where=file, advice=advice)
 
 
 def _read_model(file: Path) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """What a saved model says of itself, and its weights."""
+    """The description of a saved model and its weights."""
     tensors, about = load_tensors(file)
     if about is None:
-        raise DataError(f"{file} is not a model saved by mispair; give a run folder, or what Matcher.save has written.")
+        advice = "Give a run folder, or a file of Matcher.save"
+        raise DamagedError("not a model saved by mispair", where=file, advice=advice)
     if about.get("format") != FORMAT:
-        raise DataError(f"{file} has another format than this mispair reads ({FORMAT}); update mispair.")
+        raise DamagedError("another format", where=file, expected=f"format {FORMAT}", advice="Update mispair")
     for name, tensor in tensors.items():
         if not tensor.isfinite().all():
-            raise DataError(f"{file} is damaged: {name} has weights that are not finite; copy it again.")
+            raise DamagedError(f"{name} has weights that are not finite", where=file, advice="Copy the file again")
     return about, tensors
 
 
@@ -304,7 +334,7 @@ def _check_words(vocabulary: Vocabulary | None, specs: tuple[SideSpec, SideSpec]
 
 
 def _shortened(error: Exception) -> str:
-    """What other libraries say, in one line."""
+    """The message of another library in one line."""
     return textwrap.shorten(str(error), 160, placeholder=" ...")
 
 
@@ -314,23 +344,26 @@ def takes(model: str, trained: SideSpec, given: SideSpec) -> bool:
 
 
 def check_is_pairs(value: Any, what: str) -> None:
-    """Refuses what is no `Pairs`."""
+    """Raise a `ShapeError` if a value is not `Pairs`."""
     if not isinstance(value, Pairs):
-        raise DataError(f"{what} must be Pairs, as mispair.load gives them, not {type(value).__name__}.")
+        raise ShapeError(f"a value of type {type(value).__name__}", where=what, expected="Pairs, as of mispair.load")
 
 
 def check_content(side: Side, what: str) -> None:
-    """Refuses values that are not finite, texts without a word and words that are not in their vocabulary."""
+    """Refuse values that are not finite, texts without words, and words that are not in their vocabulary."""
     if not isinstance(side, Tokens):
         check_finite(side.features, what)
         return
     if len(side) and side.lengths.min() < 1:
-        raise DataError(f"{what}: text {side.lengths.argmin():,} has no words; take it out, or give it <unk>.")
+        what_found = f"text {side.lengths.argmin():,} has no words"
+        raise ShapeError(what_found, where=what, advice="Take it out, or give it <unk>")
     size = len(side.vocabulary)
     if len(side.ids) and not (side.ids.min() >= 0 and side.ids.max() < size):
-        raise DataError(
-            f"{what} has words {side.ids.min():,} to {side.ids.max():,}, but its vocabulary only 0 to {size - 1:,}; "
-            "encode the texts with it again."
+        raise ShapeError(
+            f"words {side.ids.min():,} to {side.ids.max():,}",
+            where=what,
+            expected=f"words 0 to {size - 1:,} of the vocabulary",
+            advice="Encode the texts with it again",
         )
 
 
@@ -341,7 +374,7 @@ def evaluate_together(matchers: Sequence[Matcher], pairs: Pairs, folds: int = 1)
         As `Matcher.evaluate`, where `networks` has one entry for each model.
     """
     if not matchers:
-        raise DataError("evaluate_together: there is no model to evaluate.")
+        raise TooFewError("there is no model to evaluate", where="evaluate_together")
     check_is_pairs(pairs, "evaluate_together: pairs")
     check_folds(pairs, folds)
     for other in matchers[1:]:
@@ -355,18 +388,14 @@ def evaluate_together(matchers: Sequence[Matcher], pairs: Pairs, folds: int = 1)
 
 
 def check_alike(one: Matcher, other: Matcher) -> None:
-    """Refuses two models that do not read the same data."""
+    """Raise a `ConflictError` if two models do not read the same data, so that they cannot be averaged."""
     for name, mine, theirs in zip(("left", "right"), one.specs, other.specs, strict=True):
         if mine.kind != theirs.kind or (mine.kind != "tokens" and mine.size != theirs.size):
-            raise DataError(
-                f"Only models of the same kind of data can be averaged, but on the {name} side one takes {mine} "
-                f"and another {theirs}."
-            )
+            what = f"one model takes {mine} and another {theirs}"
+            raise ConflictError(what, where=f"the {name} side", expected="models of the same kind of data")
     if one.vocabulary != other.vocabulary:
-        raise DataError(
-            "Only models with the same vocabulary can be averaged, but theirs differ; train both on the same captions, "
-            "or give both the same --vocab."
-        )
+        advice = "Train both on the same captions, or give both the same `vocab`"
+        raise ConflictError("the models have different vocabularies", advice=advice)
 
 
 def _features(items: Items) -> Side | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from mispair.errors import ConfigError, DataError
+from mispair.errors import ConflictError, NotFoundError
 from mispair.pairs.layouts.loading import SHAPES, load_split
 from mispair.pairs.pairs import Pairs
 from mispair.retrieval.matcher import Matcher
@@ -17,19 +17,20 @@ def load_for(
     data: str | None = None,
     captions_per_image: int | None = None,
     *,
-    advice: str = "give --data with the folder of the data set",
+    advice: str = "Give `data` with the folder of the data set",
 ) -> Pairs:
-    """Reads one split with the vocabulary of a model.
+    """Read one split with the vocabulary of a model.
 
     Args:
         matcher: The model.
         split: Such as train or test.
-        data: Data set; the one that the model was trained on by default.
+        data: Data set; by default the one that the model was trained on.
         captions_per_image: Of `data`, where its files leave it open.
-        advice: What to do where the data of the model is not known or not there, for the error.
+        advice: For the error if the data of the model is not known or gone.
 
     Raises:
-        DataError: The model was trained from Python, so its data has no place; or its data is gone.
+        NotFoundError: The model was trained from Python, so its data has no place; or its data is gone.
+        ConflictError: `captions_per_image` without `data`.
     """
     config = matcher.config
     if data:
@@ -37,9 +38,13 @@ def load_for(
             captions_per_image = config.captions_per_image
         config = replace(config, data=data, captions_per_image=captions_per_image)
     elif captions_per_image is not None:
-        raise ConfigError("--captions-per-image is of --data, which is not given; the model knows that of its own.")
+        what = "it belongs to `data`, which is not given; the model knows its own"
+        raise ConflictError(what, where="captions_per_image")
     elif config.data != SHAPES and not Path(config.data).is_absolute():  # `mispair train` keeps absolute paths
-        raise DataError(f'This model was trained from Python, on pairs named "{config.data}"; {advice}.')
+        raise NotFoundError(
+            "the model was trained from Python, on pairs of this name", where=config.data, advice=advice
+        )
     elif config.data != SHAPES and not Path(config.data).exists():
-        raise DataError(f"{config.data}, which the model was trained on, is not there any more; {advice}.")
+        what = "the model was trained on this, and it is not there any more"
+        raise NotFoundError(what, where=config.data, advice=advice)
     return load_split(config, split, matcher.vocabulary)

@@ -1,4 +1,4 @@
-"""Writing models with one vector an item as ONNX files, which run without torch and without mispair."""
+"""Export models with one vector an item as ONNX files, which run without torch and mispair."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from mispair.errors import ConfigError, DataError
+from mispair.errors import ConflictError, WriteError
 from mispair.models import Network, SideSpec
 from mispair.models.base import CosineNetwork, l2norm
 from mispair.models.encoders import WordRecurrence
 from mispair.models.vse import GPO, PooledRegions, PooledWords
 from mispair.pairs.batches import Items
 from mispair.pairs.vocabulary import MOST_WORDS, Vocabulary
-from mispair.support.extras import install_command
+from mispair.support.extras import missing_package
 from mispair.support.files import write_atomically
 
 FILES = ("left.onnx", "right.onnx")
 WORDS = "words.json"
-LONGEST = MOST_WORDS + 2  # with the words for the start and the end
+LONGEST = MOST_WORDS + 2  # with the start and end words
 
 
 class _Regions(nn.Module):
@@ -117,28 +117,24 @@ def _exportable(encoder: nn.Module, spec: SideSpec) -> nn.Module:
 def export_onnx(
     networks: Sequence[Network], specs: tuple[SideSpec, SideSpec], vocabulary: Vocabulary | None, out: Path
 ) -> list[Path]:
-    """Writes `left.onnx` and `right.onnx`, and `words.json` if a side is of texts.
-
-    The input `items` are vectors (N, D), regions (N, n, D), or numbers of words (N, n) with `lengths` (N,); the output
-    `vectors` are unit vectors (N, E).
+    """Write `left.onnx` and `right.onnx`, and `words.json` if a side is of texts; see `Matcher.to_onnx`.
 
     Raises:
-        ConfigError: The model compares regions with words, or onnx is missing.
-        DataError: The folder cannot be written.
+        ConflictError: The model compares regions with words.
+        MissingPackageError: onnx is missing.
+        WriteError: The folder cannot be written.
     """
     if not all(isinstance(network, CosineNetwork) for network in networks):
-        raise ConfigError(
-            "Only models with one vector an item (vse, two-tower) can be written as ONNX; this one compares regions "
-            "with words."
-        )
+        expected = "a model with one vector an item (vse, two-tower)"
+        raise ConflictError("this model compares regions with words", where="to_onnx", expected=expected)
     try:
         importlib.import_module("onnx")
     except ImportError:
-        raise ConfigError(f"Writing ONNX needs onnx; install it: {install_command('onnx')}.") from None
+        raise missing_package("onnx", "onnx") from None
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DataError(f"{out}: the folder cannot be made ({error.strerror}); give another one.") from None
+        raise WriteError(f"the folder cannot be made ({error.strerror})", where=out) from None
     sides = [network.left for network in networks], [network.right for network in networks]
     written = []
     for name, encoders, spec in zip(FILES, sides, specs, strict=True):

@@ -1,4 +1,4 @@
-"""Finding the images for a text and the texts for an image."""
+"""Find the images for a text and the texts for an image."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import PurePath
 
 import numpy as np
 
-from mispair.errors import DataError
+from mispair.errors import ConflictError, NotFoundError
 from mispair.pairs.pairs import FloatArray, Pairs, Side, Tokens, select
 from mispair.pairs.vocabulary import UNK
 from mispair.retrieval.matcher import Matcher
@@ -18,7 +18,7 @@ TextEncoder = Callable[[list[str]], FloatArray]  # texts to vectors (n, D)
 
 @dataclass(frozen=True)
 class Hit:
-    """One answer. For a text found by an image, `image` is the image that the text was written for."""
+    """One answer. `image` of a found text is the image that it was written for."""
 
     score: float
     image: str
@@ -28,17 +28,9 @@ class Hit:
 def find_images(
     matcher: Matcher, pairs: Pairs, query: str, top: int = 5, *, encode: TextEncoder | None = None
 ) -> list[Hit]:
-    """The images that fit a text best; `text` is that caption of each which fits it best: others may be mismatched.
+    """The `top` images that fit a text best, each with its best caption: others may be mismatched.
 
-    Args:
-        matcher: The model.
-        pairs: What is searched.
-        query: The text.
-        top: How many.
-        encode: Makes the vectors of texts, for a model that was trained on such vectors.
-
-    Raises:
-        DataError: The model cannot read a text, or knows no word of it.
+    `encode` makes the vectors of texts, for a model that was trained on such vectors.
     """
     scores = matcher.score(pairs.left, encoded_query(matcher, query, encode))[:, 0]
     return [Hit(float(scores[row]), image_name(pairs, row), _caption(matcher, pairs, row)) for row in best(scores, top)]
@@ -56,36 +48,34 @@ def _caption(matcher: Matcher, pairs: Pairs, row: int) -> str:
 
 
 def encoded_query(matcher: Matcher, query: str, encode: TextEncoder | None) -> list[str] | FloatArray:
-    """A text as a model takes it.
+    """A text in the form that a model takes.
 
     Raises:
-        DataError: The model cannot read a text, or knows no word of it.
+        ConflictError: The model cannot read texts.
+        NotFoundError: It knows no word of this one.
     """
-    if matcher.vocabulary is None:
-        if encode is None:
-            raise DataError(
-                "This model was trained on vectors, and its data does not say which encoder made them (as encode.json "
-                "of `mispair encode` does); search by --image instead."
-            )
-        vector = encode([query]) if query.strip() else None
-        if vector is None or not vector.any():
-            raise DataError(f'The encoder knows no word of "{query}"; use words like those of the captions.')
-        return vector
-    ids, _ = matcher.vocabulary.encode([query])
-    if (ids[1:-1] == UNK).all():
-        raise DataError(f'The model knows no word of "{query}"; use words like those of its training captions.')
-    return [query]
+    asked: list[str] | FloatArray = [query]
+    if matcher.vocabulary is not None:
+        ids, _ = matcher.vocabulary.encode([query])
+        known = bool((ids[1:-1] != UNK).any())
+    elif encode is None:
+        raise ConflictError(
+            "the model was trained on vectors, and its data does not say which encoder made them",
+            where="query",
+            expected="encode.json of `mispair encode` beside the data",
+            advice="Search by `image` instead",
+        )
+    elif known := bool(query.strip()):
+        asked = encode([query])
+        known = bool(asked.any())
+    if not known:
+        advice = "Use words like those of the training captions"
+        raise NotFoundError(f'the model knows no word of "{query}"', where="query", advice=advice)
+    return asked
 
 
 def find_texts(matcher: Matcher, pairs: Pairs, image: str | Side, top: int = 5) -> list[Hit]:
-    """The texts that fit an image best.
-
-    Args:
-        matcher: The model.
-        pairs: What is searched.
-        image: An image of the pairs, see `find_row`; or the features of any image, as a side of one item.
-        top: How many.
-    """
+    """The `top` texts that fit an image best: one of the pairs, see `find_row`, or a side of one item."""
     asked = select(pairs.left, np.array([find_row(pairs, image)])) if isinstance(image, str) else image
     scores = matcher.score(asked, pairs.right)[0]
     return [
@@ -100,7 +90,7 @@ def best(scores: FloatArray, top: int) -> list[int]:
 
 
 def find_row(pairs: Pairs, image: str) -> int:
-    """Row of an image given by its path, the end of its path, its name without ending, or its number."""
+    """Row of an image, given by its path, the end of its path, its name without suffix, or its number."""
     wanted = PurePath(image).parts
     for row, name in enumerate(pairs.left_ids):
         path = PurePath(name)
@@ -108,8 +98,9 @@ def find_row(pairs: Pairs, image: str) -> int:
             return row
     if image.isdecimal() and int(image) < len(pairs.left):
         return int(image)
-    names = f", or a name such as {pairs.left_ids[0]}" if pairs.left_ids else ""
-    raise DataError(f'{pairs.name} has no image "{image}"; give a number from 0 to {len(pairs.left) - 1:,}{names}.')
+    example = f", or a name such as {pairs.left_ids[0]}" if pairs.left_ids else ""
+    expected = f"a number from 0 to {len(pairs.left) - 1:,}{example}"
+    raise NotFoundError(f'there is no image "{image}"', where=pairs.name, expected=expected)
 
 
 def image_name(pairs: Pairs, row: int) -> str:

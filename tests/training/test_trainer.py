@@ -19,7 +19,7 @@ from rich.console import Console
 import mispair
 from mispair import methods
 from mispair.config import Config, override
-from mispair.errors import CollapseError, ConfigError, DataError, NonFiniteError, StoppedError
+from mispair.errors import CollapseError, ConfigError, DataError, NonFiniteError, ShapeError, StoppedError
 from mispair.functional.losses import hard_loss
 from mispair.methods.base import EpochPairs, Method, StepInputs, StepPlan, StepResult, similarity
 from mispair.methods.mend import Mend
@@ -29,6 +29,7 @@ from mispair.pairs.vocabulary import Vocabulary
 from mispair.training import checkpoint
 from mispair.training.run_folder import Run
 from mispair.training.trainer import Trainer
+from refusals import refused
 from small_data import chosen
 from tiny import tiny_pairs, weights
 from training import trained
@@ -454,7 +455,7 @@ def test_tiny_and_wrong_inputs() -> None:
         mispair.fit(tiny_pairs(16), **SMALL, method="plian")
     with pytest.raises(ConfigError, match="no device"):
         mispair.fit(tiny_pairs(16), **{**SMALL, "device": "gpu"})
-    with pytest.raises(DataError, match="must be Pairs"):
+    with refused(ShapeError, "fit: pairs", "str"):
         mispair.fit("folder", **SMALL)  # type: ignore[arg-type]
     two = mispair.fit(chosen(tiny_pairs(16), np.array([3, 9])), **SMALL)  # two pairs are the least that works
     assert two.score(tiny_pairs(3).left, ["a"]).shape == (3, 1)

@@ -28,7 +28,7 @@ from mispair.retrieval.model_data import load_for
 Array = npt.NDArray[np.floating]
 BATCH = 128  # pairs whose items are compared with each other
 RIVALS = 4  # best-scoring other items that count
-_WITHOUT_FILES = 'call mispair.audit with what matcher.encode(items, "left") and matcher.encode(items, "right") give'
+_WITHOUT_FILES = 'Call mispair.audit with what matcher.encode(items, "left") and matcher.encode(items, "right") give'
 
 
 def is_run(folder: Path) -> bool:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from tyro.conf import Positional
 
 from mispair.cli.output import console, print_json, say
-from mispair.errors import ConfigError, DataError
+from mispair.errors import ConfigError, ConflictError, DataError, InvalidValueError, NotFoundError
 
 if TYPE_CHECKING:
     from mispair.bench.suite.runner import CellState
@@ -23,21 +23,13 @@ if TYPE_CHECKING:
     from mispair.pairs.pairs import Pairs
 
 
-def _check(given: dict[str, int | tuple[int, ...] | None], least: int) -> None:
-    """Refuses numbers that are too small."""
-    for name, value in given.items():
-        for number in value if isinstance(value, tuple) else (value,):
-            if number is not None and number < least:
-                raise ConfigError(f"--{name} is {number}; expected at least {least}.")
-
-
 def bench_run(
     suite: Positional[str],
     *,
     out: Path | None = None,
     data: str | None = None,
     seeds: int = 1,
-    only: str = "",
+    only: tuple[str, ...] = (),
     noise_file: str | None = None,
     device: str = "auto",
     jobs: int = 1,
@@ -54,7 +46,7 @@ def bench_run(
         out: Results folder, which several processes or machines may share; results/SUITE by default.
         data: Folder of the data set, if it is not where the suite says.
         seeds: How many trainings of each kind.
-        only: Methods, recipes, rows or parts to train, with commas between them; all by default.
+        only: Methods, recipes, rows or parts to train; all by default.
         noise_file: Published noise index files, with {ratio} in the name, such as noise/f30k_precomp_{ratio}.npy.
         device: auto, cpu, cuda, cuda:1, mps.
         jobs: How many trainings at a time.
@@ -69,19 +61,20 @@ def bench_run(
     from mispair.bench.suite.suite import read_suite
     from mispair.compute.devices import pick_device
 
-    _check({"seeds": seeds, "jobs": jobs, "images": images}, 1)
+    for name, number in {"seeds": seeds, "jobs": jobs, "images": images}.items():
+        if number is not None and number < 1:
+            raise InvalidValueError(str(number), where=name, expected="at least 1")
     for name, value in {"captions": captions, "images": images}.items():
         if value is not None and not dry_run:
-            raise ConfigError(f"--{name} is for a dry run; give --dry-run as well, or leave it out.")
+            raise ConflictError("only for a dry run", where=name, advice="Give `dry_run` as well, or leave it out")
     pick_device(device)
     read = read_suite(suite)
     requested = replace(read, device=device, noise_file=noise_file or read.noise_file)
-    wanted = [name.strip() for name in only.split(",") if name.strip()]
     if dry_run:
         images = _dry_images(requested, data, images)
-        return _dry_run(requested, requested.cells(seeds, wanted), captions, images, json)
+        return _dry_run(requested, requested.cells(seeds, only), captions, images, json)
     results = out or Path("results") / requested.name
-    cells = _prepare(results, suite, requested, data, seeds, wanted)
+    cells = _prepare(results, suite, requested, data, seeds, only)
     earlier = set() if retry else {cell.name for cell in cells if state(results, cell).status == "failed"}
     states = run_cells(cells, results, jobs=jobs, retry=retry, console=console())
     if json:
@@ -95,19 +88,7 @@ def bench_run(
 def _prepare(
     results: Path, source: str, requested: Suite, data: str | None, seeds: int, wanted: Sequence[str]
 ) -> list[Cell]:
-    """Checks folder, noise files and data before anything is trained, and begins the folder.
-
-    Args:
-        results: The folder.
-        source: Name or file of the suite.
-        requested: The suite; the folder may already have its noise files.
-        data: Folder of the data set, if it is not where the suite says.
-        seeds: How many trainings of each kind.
-        wanted: Methods, recipes, rows or parts to train; all if empty.
-
-    Returns:
-        What is to be trained.
-    """
+    """Check folder, noise files and data before anything is trained, and begin the folder; what is to be trained."""
     from mispair.bench.suite.results_folder import check_folder, write_info
 
     suite = check_folder(results, requested)
@@ -184,21 +165,21 @@ def bench_report(
     from mispair.pairs.layouts.loading import find_folder
 
     content = read_results(results)
-    records = content.records(results)
     if images is not None and not images.is_dir():
-        raise DataError(f"{images}: no such folder; expected the one with the images.")
+        raise NotFoundError("no such folder", where=images, expected="the one with the images")
     if images is None:
         with suppress(DataError):  # the trainings may have been made elsewhere
             images = find_folder(content.suite.data) / "images"
     command = shlex.join(["mispair", *sys.argv[1:]])
     target = out or results / "report"
-    files = write_report(content.suite, content.seeds, records, target, images, command)
+    files = write_report(content, target, images, command)
     if json:
-        print_json({"trainings": len(records), "files": [str(path) for path in files]})
+        print_json({"trainings": len(content.records), "files": [str(path) for path in files]})
     else:
-        say(f"{len(records)} of {len(content.suite.cells(content.seeds))} trainings. Open {target / 'index.html'}")
-        if ignored := content.ignored(results):
-            say(f"Ignored, as damaged or of no row of suite.toml: {', '.join(ignored)}.", file=sys.stderr)
+        cells = content.suite.cells(content.seeds)
+        say(f"{len(content.records)} of {len(cells)} trainings. Open {target / 'index.html'}")
+        if content.ignored:
+            say(f"Ignored, as damaged or of no row of suite.toml: {', '.join(content.ignored)}.", file=sys.stderr)
     return 0
 
 
@@ -212,7 +193,7 @@ def _absolute(data: str) -> str:
 def _check_data(results: Path, cells: list[Cell], everything: list[Cell]) -> None:
     """Reads the data once with every noise file, so that errors come before anything is trained.
 
-    It must be the data of all records, whatever --only says, because they share a table.
+    It must be the data of all records, whatever `only` says, because they share a table.
     """
     from mispair.bench.suite.results_folder import check_data
     from mispair.bench.suite.runner import state
@@ -246,7 +227,11 @@ def _check_noise_files(suite: Suite, cells: list[Cell]) -> None:
     if suite.noise_file is None:
         return
     if "{ratio}" not in suite.noise_file:
-        raise ConfigError("--noise-file needs {ratio} in its name, as every noise ratio has its own file.")
+        raise InvalidValueError(
+            suite.noise_file, where="noise_file", expected="a name with {ratio}, as each has its file"
+        )
     files = sorted({cell.config.noise_file for cell in cells if cell.config.noise_file})
     if missing := [path for path in files if not Path(path).is_file()]:
-        raise DataError(f"There is no {missing[0]}; give the file of every noise ratio, or no --noise-file.")
+        raise NotFoundError(
+            "no such file", where=missing[0], advice="Give the file of every noise ratio, or leave out `noise_file`"
+        )

@@ -19,6 +19,7 @@ from matplotlib.patches import StepPatch
 
 from mispair.bench.report.figures import COLORS, LINE_STYLES, MARKERS, ReportFigure, part_figures
 from mispair.bench.suite.record import Record
+from mispair.bench.suite.results_folder import Results
 from mispair.bench.suite.suite import Cell, Part, PartKind, Suite, SuiteRow
 
 HOSTILE = "</text><script>alert(1)</script> $x$ \\alpha {{ 1 }} & \"'\x00\ud800"
@@ -52,7 +53,7 @@ def draw(
     suite, made = suite_of(kind, **part)
     cells = {(key.row, key.value, key.seed): cell for key, cell in made.cells(suite, seeds).items()}
     records = [record(cells[key], **values) for key, values in content.items()]
-    return part_figures(suite, made, seeds, {one.name: one for one in records})
+    return part_figures(Results(suite, seeds, {one.name: one for one in records}), made)
 
 
 def axes_of(figure: ReportFigure) -> Axes:
@@ -405,7 +406,7 @@ def test_texts_are_escaped() -> None:
     suite, part = suite_of("validation", (row,))
     part = replace(part, title=HOSTILE)
     (cell,) = part.cells(suite, 1).values()
-    (figure,) = part_figures(suite, part, 1, {cell.name: record(cell, validation=epochs(1, 2))})
+    (figure,) = part_figures(Results(suite, 1, {cell.name: record(cell, validation=epochs(1, 2))}), part)
     check(figure)
     title = ElementTree.fromstring(figure.svg).find("{http://www.w3.org/2000/svg}title")
     assert title is not None
@@ -447,7 +448,7 @@ def test_any_values_draw(values: tuple[Any, ...]) -> None:
             return cell
 
     swept = Part("part", "Some title", "sweep", (REPAIR,), (0.4,), "tau", values)
-    (figure,) = part_figures(Same("small", "Small", "shapes", (swept,)), swept, 1, {cell.name: record(cell)})
+    (figure,) = part_figures(Results(Same("small", "Small", "shapes", (swept,)), 1, {cell.name: record(cell)}), swept)
     check(figure)
 
 

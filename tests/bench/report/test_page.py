@@ -22,8 +22,9 @@ from mispair.bench.report.page import Ranking, write_report
 from mispair.bench.report.tables import part_tables
 from mispair.bench.suite.examples import PairExample
 from mispair.bench.suite.record import Record
+from mispair.bench.suite.results_folder import Results
 from mispair.bench.suite.suite import Cell, Part, Suite, SuiteRow, read_suite
-from mispair.errors import DataError
+from mispair.errors import MispairError
 from mispair.training.run_folder import Environment
 
 HOSTILE = "</td></p><script>alert(1)</script>\"'><img src=x onerror=alert(1)> {{ 7 * 7 }} &amp; \x00\ud800"
@@ -121,7 +122,7 @@ def report(tmp_path: Path) -> Callable[..., Checker]:
         images: Path | None = None,
         command: str = COMMAND,
     ) -> Checker:
-        files = write_report(suite, seeds, records, tmp_path / "out", images, command)
+        files = write_report(Results(suite, seeds, records), tmp_path / "out", images, command)
         assert files[0] == tmp_path / "out" / "index.html"
         return read(files[0].read_text(encoding="utf-8"))
 
@@ -144,7 +145,7 @@ def make_images(folder: Path) -> Path:
 def whole(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """The files of a report with every kind of part, all of it done."""
     folder = tmp_path_factory.mktemp("whole")
-    return write_report(SHAPES, 1, all_done(), folder / "out", make_images(folder / "images"), COMMAND)
+    return write_report(Results(SHAPES, 1, all_done()), folder / "out", make_images(folder / "images"), COMMAND)
 
 
 @pytest.fixture(scope="module")
@@ -190,13 +191,14 @@ def test_tables_for_papers(whole: list[Path]) -> None:
 
 def test_refuses_what_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "out").write_text("a file")
-    with pytest.raises(DataError, match="cannot be written"):
-        write_report(SHAPES, 1, {}, tmp_path / "out", None, COMMAND)
+    with pytest.raises(MispairError) as caught:
+        write_report(Results(SHAPES, 1, {}), tmp_path / "out", None, COMMAND)
+    assert str(tmp_path / "out") in str(caught.value)
 
 
 def test_twice_is_the_same(whole: list[Path], tmp_path: Path) -> None:
     images = whole[0].parents[1] / "images"
-    again = write_report(SHAPES, 1, all_done(), tmp_path / "out", images, COMMAND)[0]
+    again = write_report(Results(SHAPES, 1, all_done()), tmp_path / "out", images, COMMAND)[0]
     assert again.read_bytes() == whole[0].read_bytes()
 
 
@@ -421,9 +423,9 @@ def test_the_oracle_is_not_ranked() -> None:
     suite = replace(SHAPES, parts=(replace(SHAPES.parts[0], rows=rows),))
     plain, oracle = suite.cells(1)
     records = {cell.name: done(cell, rsum) for cell, rsum in ((plain, 200.0), (oracle, 300.0))}
-    ranking = Ranking.of(suite, 1, records)
+    ranking = Ranking.of(Results(suite, 1, records))
     assert ranking is not None
     assert [score.label for score in ranking.scores] == ["plain"]
     assert ranking.is_complete
-    (table, _) = part_tables(suite, suite.parts[0], 1, records)
+    (table, _) = part_tables(Results(suite, 1, records), suite.parts[0])
     assert {table.rows[row][0] for row, _ in table.bold} == {"plain"}

@@ -18,6 +18,7 @@ from mispair.bench.report.exports import CSV_HEADS, csv_rows, latex, markdown, r
 from mispair.bench.report.rows import paper_data
 from mispair.bench.report.tables import ReportTable, part_tables, provenance_table
 from mispair.bench.suite.record import Record
+from mispair.bench.suite.results_folder import Results
 from mispair.bench.suite.suite import Cell, Part, Suite, SuiteRow, digest, read_suite
 from mispair.support.terminal import COLUMNS
 from mispair.training.run_folder import Environment
@@ -115,7 +116,7 @@ SOME = {
 
 
 def tables_of(results: Mapping[str, Sequence[Any]], seeds: int = 2) -> list[ReportTable]:
-    return part_tables(SUITE, PART, seeds, made(results))
+    return part_tables(Results(SUITE, seeds, made(results)), PART)
 
 
 # ---------------------------------------------------------------------- retrieval
@@ -140,7 +141,7 @@ def test_a_row_is_the_mean_over_the_seeds() -> None:
 @given(st.lists(st.tuples(*[st.floats(1, 100)] * 6), min_size=1, max_size=5))
 def test_means_and_sd_are_numpys(recalls: list[tuple[float, ...]]) -> None:
     tests = [{"network": dict(zip(COLUMNS, (*row, sum(row)), strict=True))} for row in recalls]
-    table, *_ = part_tables(SUITE, PART, len(tests), made({"VSE-inf": tests}))
+    table, *_ = part_tables(Results(SUITE, len(tests), made({"VSE-inf": tests})), PART)
     found = np.array([[*row, sum(row)] for row in recalls])
     shown = [float(cell_text(table, "VSE-inf", head)) for head in RESULTS]
     np.testing.assert_allclose(shown, found.mean(axis=0), atol=0.0501)
@@ -180,7 +181,7 @@ def test_one_network_is_not_compared_with_averaged_ones() -> None:
 
 def test_tables_for_every_noise_ratio() -> None:
     part = replace(PART, noise_ratio=(0.2, 0.125))
-    tables = part_tables(SUITE, part, 1, {})
+    tables = part_tables(Results(SUITE, 1, {}), part)
     assert [table.name for table in tables] == [
         "noise-noise-20", "noise-noise-20-paired", "noise-noise-20-paper", "noise-noise-12.5", "noise-noise-12.5-paired"
     ]  # fmt: skip
@@ -203,7 +204,7 @@ def test_paired_differences_are_of_seeds_that_both_have(
         "NCR": [None if ncr is None else two(*ncr) for ncr, _ in pairs],
         "REPAIR": [None if repair is None else two(*repair) for _, repair in pairs],
     }
-    _, table, *_ = part_tables(SUITE, PART, len(pairs), made(results))
+    _, table, *_ = part_tables(Results(SUITE, len(pairs), made(results)), PART)
     both = [(ncr, repair) for ncr, repair in pairs if ncr is not None and repair is not None]
     for kind, first, last in (("averaged", 0, 1), ("single", 1, 3)):
         shown = [cell_text(table, "NCR", f"{kind}: {what}") for what in ("seeds", "difference", "sd", "positive")]
@@ -232,7 +233,7 @@ def test_without_repair_the_last_row_is_compared_with() -> None:
     rows = (SuiteRow("hard", "shapes/repair", {"labels": "hard"}), SuiteRow("RC + NPR", "shapes/repair"))
     part = replace(PART, kind="ablation", rows=rows, paper="table-4")
     records = made({"hard": [two(480, 1, 1)], "RC + NPR": [two(470, 1, 1)]}, part=part)
-    table, paired, *_ = part_tables(SUITE, part, 1, records)
+    table, paired, *_ = part_tables(Results(SUITE, 1, records), part)
     assert column(paired, "RC + NPR minus") == ["hard"]
     assert column(paired, "averaged: difference") == ["-10.0"]
     assert column(table, "paper") == ["482.3", "492.8"]
@@ -240,7 +241,7 @@ def test_without_repair_the_last_row_is_compared_with() -> None:
 
 def test_a_row_alone_is_compared_with_nothing() -> None:
     part = replace(PART, rows=(REPAIR,))
-    assert len(part_tables(SUITE, part, 2, {})) == 1
+    assert len(part_tables(Results(SUITE, 2, {}), part)) == 1
 
 
 # ---------------------------------------------------------------------- what is not there
@@ -250,7 +251,7 @@ def test_a_row_alone_is_compared_with_nothing() -> None:
 def test_no_records_at_all(name: str) -> None:
     suite = read_suite(name)
     for part in suite.parts:
-        tables = part_tables(suite, part, 2, {})
+        tables = part_tables(Results(suite, 2, {}), part)
         assert bool(tables) == (part.kind in ("retrieval", "ablation", "sweep", "cost"))
         for table in tables:
             assert all(len(row) == len(table.heads) for row in table.rows)
@@ -258,7 +259,7 @@ def test_no_records_at_all(name: str) -> None:
             assert not table.bold
             assert markdown(table)
             assert latex(table)
-    rows = list(csv.DictReader(io.StringIO(results_csv(suite, 2, {}))))
+    rows = list(csv.DictReader(io.StringIO(results_csv(Results(suite, 2, {})))))
     assert len(rows) == sum(len(part.cells(suite, 2)) for part in suite.parts)
     assert {row["status"] for row in rows} == {"missing"}
 
@@ -306,7 +307,7 @@ FOLDS = replace(PART, folds=True)
 
 def test_results_on_folds() -> None:
     tests = {"VSE-inf": [with_folds(one(300.0), 410.0)], "REPAIR": [with_folds(two(415.0, 400.0, 402.0), 515.5)]}
-    table, paired, *_ = part_tables(COCO, FOLDS, 1, made(tests, COCO, FOLDS))
+    table, paired, *_ = part_tables(Results(COCO, 1, made(tests, COCO, FOLDS)), FOLDS)
     assert column(table, "rSum") == ["410.0", "-", "515.5"]
     assert column(table, "single") == ["410.0", "-", "-"]
     assert column(table, "paper") == ["399.9", "513.6*", "515.0"]
@@ -317,14 +318,14 @@ def test_results_on_folds() -> None:
 def test_results_on_all_test_images_without_folds() -> None:
     whole = replace(PART, paper="table-3")
     tests = {"REPAIR": [with_folds(two(415.0, 400.0, 402.0), 515.5)]}
-    table, *_ = part_tables(COCO, whole, 1, made(tests, COCO, whole))
+    table, *_ = part_tables(Results(COCO, 1, made(tests, COCO, whole)), whole)
     assert cell_text(table, "REPAIR", "rSum") == "415.0"
     assert cell_text(table, "REPAIR", "single") == "401.0"
     assert cell_text(table, "REPAIR", "paper") == "415.4"
 
 
 def test_test_images_that_make_no_folds() -> None:
-    table, *_ = part_tables(COCO, FOLDS, 1, made({"REPAIR": [two(415.0, 1, 1)]}, COCO, FOLDS))
+    table, *_ = part_tables(Results(COCO, 1, made({"REPAIR": [two(415.0, 1, 1)]}, COCO, FOLDS)), FOLDS)
     assert cell_text(table, "REPAIR", "rSum") == "-"
     assert "several whole thousands" in notes(table)
 
@@ -346,7 +347,7 @@ def test_the_papers_name_of_the_data(title: str, beside: str | None, folds: bool
 
 def test_another_data_set_has_no_difference() -> None:
     suite = replace(SUITE, title="Flickr8k", paper_data="Flickr30K")
-    table, *_ = part_tables(suite, PART, 2, made(SOME, suite))
+    table, *_ = part_tables(Results(suite, 2, made(SOME, suite)), PART)
     assert table.heads[-2:] == ["single", "paper, Flickr30K"]
     assert column(table, "paper, Flickr30K") == ["293.3", "486.1*", "492.8"]
     assert "Another data set than the paper's; the paper's numbers are of Flickr30K." in table.notes
@@ -355,14 +356,14 @@ def test_another_data_set_has_no_difference() -> None:
 
 def test_a_data_set_that_the_paper_does_not_know() -> None:
     suite = replace(SUITE, title="Mine")
-    table, *_ = part_tables(suite, PART, 2, made(SOME, suite))
+    table, *_ = part_tables(Results(suite, 2, made(SOME, suite)), PART)
     assert table.heads[-1] == "single"
     assert "Another data set than the paper's." in table.notes
 
 
 def test_no_table_of_the_paper() -> None:
     part = replace(PART, paper=None)
-    table, *_ = part_tables(SUITE, part, 2, made(SOME, part=part))
+    table, *_ = part_tables(Results(SUITE, 2, made(SOME, part=part)), part)
     assert table.heads[-1] == "single"
     assert "paper" not in notes(table)
 
@@ -371,20 +372,20 @@ def test_other_networks_than_the_papers_are_noted() -> None:
     table, *_ = tables_of(SOME)
     assert "NCR, REPAIR: the paper's numbers are with SGR, ours with VSE-inf." in table.notes
     sgr = replace(PART, rows=(SuiteRow("NCR", "f30k/ncr-sgr"), SuiteRow("REPAIR", "f30k/repair-sgr")))
-    assert "ours with" not in notes(part_tables(SUITE, sgr, 1, {})[0])
+    assert "ours with" not in notes(part_tables(Results(SUITE, 1, {}), sgr)[0])
 
 
 def test_every_number_of_the_paper_stands_beside_ours() -> None:
     part = replace(PART, rows=(SuiteRow("NCR", "shapes/ncr"), SuiteRow("REPAIR", "f30k/repair-sgr")))
     found = made({"NCR": [two(480.0, 470.0, 474.0)], "REPAIR": [two(500.0, 1, 1), two(490.0, 1, 1)]}, part=part)
-    table = part_tables(SUITE, part, 2, found)[-1]
+    table = part_tables(Results(SUITE, 2, found), part)[-1]
     assert table.heads == ["method", *RESULTS]
     assert table.rows[0] == ["NCR", *["-"] * 7]  # with another network
     assert table.rows[1][:2] == ["REPAIR", "75.2 (-25.7)"]
     assert table.rows[1][-1] == "492.8 (+2.2)"
-    assert cell_text(part_tables(SUITE, part, 2, {})[-1], "REPAIR", "rSum") == "492.8 (-)"
+    assert cell_text(part_tables(Results(SUITE, 2, {}), part)[-1], "REPAIR", "rSum") == "492.8 (-)"
     for other in (replace(SUITE, title="Flickr8k", paper_data="Flickr30K"), replace(SUITE, title="Mine")):
-        assert not any(table.name.endswith("-paper") for table in part_tables(other, part, 1, {}))
+        assert not any(table.name.endswith("-paper") for table in part_tables(Results(other, 1, {}), part))
 
 
 # ---------------------------------------------------------------------- provenance
@@ -422,7 +423,7 @@ SWEEP = Part("bank", "Size", "sweep", (REPAIR,), noise_ratio=(0.4,), setting="ba
 def test_a_sweep_has_a_row_for_each_value() -> None:
     low, high = (at(SUITE, SWEEP, "REPAIR", value=value) for value in SWEEP.values)
     records = {low.name: record(low, two(470, 1, 1)), high.name: failed(high, "Too big.")}
-    (table,) = part_tables(SUITE, SWEEP, 1, records)
+    (table,) = part_tables(Results(SUITE, 1, records), SWEEP)
     assert table.heads[0] == "bank_size"
     assert column(table, "bank_size") == ["256", "1024"]
     assert column(table, "rSum") == ["470.0", "failed"]
@@ -432,7 +433,7 @@ def test_a_sweep_has_a_row_for_each_value() -> None:
 
 def test_a_sweep_of_several_rows_names_them() -> None:
     part = replace(SWEEP, rows=(NCR, REPAIR))
-    (table,) = part_tables(SUITE, part, 1, {})
+    (table,) = part_tables(Results(SUITE, 1, {}), part)
     assert [row[:2] for row in table.rows] == [[row, size] for row in ("NCR", "REPAIR") for size in ("256", "1024")]
 
 
@@ -450,20 +451,20 @@ def test_cost() -> None:
         ),
         plain.name: record(plain, one(1)),
     }
-    (table,) = part_tables(SUITE, COST, 1, records)
+    (table,) = part_tables(Results(SUITE, 1, records), COST)
     assert table.rows == [
         ["VSE-inf, M = 4096", "1", "2.1", "31.5", "41.0", "2.3", "7.5", "81.0"],
         ["VSE-inf", "1", "2.1", "31.5", "-", "-", "-", "-"],
     ]
     assert table.heads[-2:] == ["paper: hours", "paper: MB of banks"]
-    (other,) = part_tables(replace(SUITE, title="Flickr8k", paper_data="Flickr30K"), COST, 1, {})
+    (other,) = part_tables(Results(replace(SUITE, title="Flickr8k", paper_data="Flickr30K"), 1, {}), COST)
     assert other.heads[-2:] == ["paper, Flickr30K: hours", "paper, Flickr30K: MB of banks"]
     assert "Another data set" in notes(other)
 
 
 def test_cost_without_validation_is_unknown() -> None:
     cell = at(SUITE, COST, "VSE-inf")
-    (table,) = part_tables(SUITE, COST, 1, {cell.name: record(cell, one(1), validation=[])})
+    (table,) = part_tables(Results(SUITE, 1, {cell.name: record(cell, one(1), validation=[])}), COST)
     assert table.rows[1][1:4] == ["1", "-", "-"]
 
 
@@ -545,7 +546,7 @@ def test_latex_leaves_nothing_special(text: str) -> None:
 def test_csv_has_a_row_for_each_training() -> None:
     ncr_test = with_folds(two(484, 470, 474), 9)
     records = made({**SOME, "VSE-inf": [one(280.0), "It broke, badly."], "NCR": [None, ncr_test]})
-    rows = {(row["row"], row["seed"]): row for row in csv_rows(SUITE, PART, 2, records)}
+    rows = {(row["row"], row["seed"]): row for row in csv_rows(Results(SUITE, 2, records), PART)}
     assert len(rows) == 6
     assert all(tuple(row) == CSV_HEADS for row in rows.values())
     assert {key: row["status"] for key, row in rows.items()} == {
@@ -565,7 +566,7 @@ def test_csv_has_a_row_for_each_training() -> None:
 
 def test_results_csv_keeps_every_digit() -> None:
     records = made({"VSE-inf": [one(1000 / 3)], "NCR": ['It said "no, no".']})
-    rows = list(csv.DictReader(io.StringIO(results_csv(SUITE, 1, records))))
+    rows = list(csv.DictReader(io.StringIO(results_csv(Results(SUITE, 1, records)))))
     assert [row["row"] for row in rows] == ["VSE-inf", "NCR", "REPAIR"]
     assert float(rows[0]["averaged_rsum"]) == float(rows[0]["alone_rsum"]) == 1000 / 3
     assert rows[0]["folds_rsum"] == ""

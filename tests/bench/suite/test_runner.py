@@ -42,8 +42,9 @@ from mispair.bench.suite.runner import CellState, run_cells, seconds_left, state
 from mispair.bench.suite.suite import Cell, Suite, digest, read_suite
 from mispair.cli.main import main
 from mispair.config import Config, find_packaged, override, read_recipe, to_toml
-from mispair.errors import ConfigError, DataError
+from mispair.errors import ChangedError, DataError, ExistsError, NotFoundError
 from mispair.pairs.shapes import dataset
+from refusals import refused
 
 SMALL = "embed_size = 8, word_size = 8, epochs = 2, warmup_epochs = 1, batch_size = 16, bank_size = 32"
 
@@ -100,7 +101,7 @@ def test_alone_is_the_student_where_there_is_one(suite: Suite) -> None:
 def test_everything_is_trained_and_described(suite: Suite, done: Path) -> None:
     found = read_results(done)
     assert (found.suite.name, found.seeds, found.suite.data) == ("tiny", 1, suite.data)
-    records = found.records(done)
+    records = found.records
     plain, repair = (records[cell.name] for cell in suite.cells(1))
     assert (plain.status, repair.status) == ("done", "done")
     assert set(plain.test) == {"network"}
@@ -159,8 +160,8 @@ def test_killed_half_way_and_started_again_it_runs_what_is_missing(file: Path, d
     assert main(command) == 0
     for name, moment in ended.items():
         assert (out / CELLS / name / RECORD).stat().st_mtime_ns == moment
-    unbroken = read_results(done).records(done)
-    for name, record in read_results(out).records(out).items():
+    unbroken = read_results(done).records
+    for name, record in read_results(out).records.items():
         assert record.test == unbroken[name].test
 
 
@@ -344,11 +345,11 @@ def test_nothing_to_do_starts_nothing(suite: Suite, done: Path, monkeypatch: pyt
 
 def test_folders_of_something_else_are_refused(suite: Suite, done: Path, tmp_path: Path) -> None:
     (tmp_path / "photo.jpg").write_text("")
-    with pytest.raises(ConfigError, match="is not a results folder"):
+    with refused(ExistsError, tmp_path):
         check_folder(tmp_path, suite)
-    with pytest.raises(ConfigError, match="holds the results of the suite tiny"):
+    with refused(ChangedError, done, "tiny"):
         check_folder(done, read_suite("shapes"))
-    with pytest.raises(DataError, match="is not a results folder"):
+    with refused(NotFoundError, tmp_path):
         read_results(tmp_path)
 
 
@@ -365,7 +366,7 @@ def test_noise_files_are_kept_and_cannot_be_added_later(file: Path, suite: Suite
     named = replace(suite, noise_file="{ratio}.npy")
     write_info(tmp_path / "r", str(file), named, 1)
     assert check_folder(tmp_path / "r", suite) == named
-    with pytest.raises(ConfigError, match="was begun without --noise-file"):
+    with refused(ChangedError, done, "`noise_file`"):
         check_folder(done, named)
 
 
@@ -376,7 +377,7 @@ def test_other_noise_files_are_refused(suite: Suite, tmp_path: Path) -> None:
     write_record(cell_folder(tmp_path, first), record_of(first, data=data))
     check_data(tmp_path, [first, second], 80)
     np.save(tmp_path / "0.4.npy", np.arange(4))
-    with pytest.raises(ConfigError, match="another noise file than"):
+    with refused(ChangedError, tmp_path, str(tmp_path / "0.4.npy")):
         check_data(tmp_path, [first, second], 80)
     (tmp_path / "0.4.npy").unlink()  # another noise ratio is trained
     check_data(tmp_path, [first, second], 80)
@@ -390,7 +391,7 @@ def test_data_of_another_size_is_refused_for_other_rows_too(
     other = dataset.make(tmp_path / "other", train=12, dev=6, test=6)
     command = ["bench", "run", str(file), "--device", "cpu", "--out", str(out), "--data", str(other)]
     assert main([*command, "--only", "repair"]) == 2
-    assert "holds trainings on 80 pairs" in capsys.readouterr().err
+    assert "80 pairs" in capsys.readouterr().err
 
 
 def test_data_of_another_size_is_refused(suite: Suite, done: Path) -> None:
@@ -398,7 +399,7 @@ def test_data_of_another_size_is_refused(suite: Suite, done: Path) -> None:
     assert record is not None
     assert record.data.pairs is not None
     check_data(done, suite.cells(1), record.data.pairs)
-    with pytest.raises(ConfigError, match=r"holds trainings on .* pairs, but .* has 7; give the same --data"):
+    with refused(ChangedError, done, "has 7"):
         check_data(done, suite.cells(1), 7)
 
 
@@ -521,17 +522,17 @@ def test_more_seeds_are_remembered(file: Path, suite: Suite, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--seeds", "0"], "--seeds is 0"),
-        (["--jobs", "0"], "--jobs is 0"),
-        (["--dry-run", "--images", "0"], "--images is 0"),
-        (["--only", "nothing"], "nothing is called nothing"),
+        (["--seeds", "0"], "--seeds: 0"),
+        (["--jobs", "0"], "--jobs: 0"),
+        (["--dry-run", "--images", "0"], "--images: 0"),
+        (["--only", "nothing"], "--only: nothing"),
         (["--data", "nowhere"], "nowhere"),
-        (["--noise-file", "a.npy"], "needs {ratio}"),
-        (["--noise-file", "{ratio}.npy"], "There is no 0.4.npy"),
-        (["--noise-file", "{ratio}_{seed}_{.npy"], "There is no 0.4_{seed}_{.npy"),
-        (["--device", "abacus"], "is no device"),
-        (["--images", "20"], "--images is for a dry run"),
-        (["--captions", "nowhere.txt"], "--captions is for a dry run"),
+        (["--noise-file", "a.npy"], "{ratio}"),
+        (["--noise-file", "{ratio}.npy"], " 0.4.npy"),
+        (["--noise-file", "{ratio}_{seed}_{.npy"], " 0.4_{seed}_{.npy"),
+        (["--device", "abacus"], "abacus"),
+        (["--images", "20"], "--images: "),
+        (["--captions", "nowhere.txt"], "--captions: "),
     ],
 )
 def test_mistakes_become_sentences(
@@ -549,15 +550,15 @@ def test_data_that_no_training_takes_is_refused_before_any_work(
     towers, out = tmp_path / "towers.toml", tmp_path / "results"
     towers.write_text(file.read_text().replace("batch_size = 16", 'batch_size = 16, model = "two-tower"'))
     assert main(["bench", "run", str(towers), "--device", "cpu", "--out", str(out)]) == 2
-    assert "takes one vector an item, but the left side has" in capsys.readouterr().err
+    assert "two-tower" in capsys.readouterr().err
     assert not out.exists()
 
 
 def test_published_records_can_be_read() -> None:
     folder = Path(__file__).parents[3] / "benchmarks/results/f8k"
     results = read_results(folder)
-    assert not results.ignored(folder)
-    records = results.records(folder)
+    assert not results.ignored
+    records = results.records
     assert len(records) == len(list((folder / CELLS).iterdir())) == 45
     for cell in results.suite.cells(results.seeds):
         if cell.name in records:

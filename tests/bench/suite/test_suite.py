@@ -11,7 +11,8 @@ import pytest
 
 from mispair.bench.suite.suite import CellKey, Suite, SuiteRow, digest, read_suite
 from mispair.config import Config, find_packaged, override, read_recipe
-from mispair.errors import ConfigError
+from mispair.errors import ConfigError, InvalidValueError, MispairError, UnknownNameError
+from refusals import refused
 
 PACKAGED = ("shapes", "f8k", "coco-small", "vectors", "f30k", "coco", "cc152k")
 PART = '[[part]]\nname = "a"\nkind = "retrieval"\nnoise_ratio = [0.2, 0.4]\n[part.rows]\n'
@@ -81,15 +82,15 @@ def test_only_some(tmp_path: Path) -> None:
     assert {cell.config.method for cell in suite.cells(1, ["shapes/plain"])} == {"plain"}
     assert {cell.config.method for cell in suite.cells(1, ["REPAIR"])} == {"repair"}
     assert len(suite.cells(1, ["a"])) == 4
-    with pytest.raises(ConfigError, match="nothing is called ncr"):
+    with refused(UnknownNameError, "only", "ncr"):
         suite.cells(1, ["plain", "ncr"])
 
 
 def test_rows_with_commas_in_their_names_can_be_chosen() -> None:
     suite = read_suite("vectors")
-    chosen = suite.cells(1, ["plain", "audit first", "Mend", "matched pairs only"])
+    chosen = suite.cells(1, ["plain, audit first", "Mend, matched pairs only"])
     assert {cell.label for cell in chosen} == {"plain, audit first", "Mend, matched pairs only"}
-    with pytest.raises(ConfigError, match=r"nothing is called audit first; .*; plain, audit first; "):
+    with refused(UnknownNameError, "only", "plain, audit first"):
         suite.cells(1, ["audit first"])
 
 
@@ -109,60 +110,75 @@ def test_noise_files_are_named_by_their_ratio(tmp_path: Path) -> None:
     assert suite.cell(row, 0.0, {}, 0).config.noise_file is None
 
 
+ROW = 'x = "shapes/plain"\n'
+
+
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("text", "names"),
     [
-        (HEAD.replace('"T"', "3") + PART + 'x = "shapes/plain"\n', "title is 3 but must be a text"),
-        (HEAD, "there is no \\[\\[part\\]\\]"),
-        (HEAD + "colour = 1\n" + PART + 'x = "shapes/plain"\n', 'unknown key "colour"'),
-        (HEAD + "[[part]]\n", 'part 1: "name" is missing'),
-        (HEAD + '[[part]]\nname = "a"\nkind = "pie"\n', "part a: kind is 'pie' but must be one of retrieval"),
-        (HEAD + '[[part]]\nname = "a"\nkind = "eta"\n', 'part a: "rows" is missing'),
-        (HEAD + PART.replace("0.4", "4") + 'x = "shapes/plain"\n', r"noise_ratio\[2\] is 4 but must be at most 1"),
-        (HEAD + PART + "x = 3\n", "row x is 3 but must be a recipe"),
-        (HEAD + PART + 'x = "shapes/none"\n', "There is no recipe"),
-        (HEAD + PART + 'x = "f8k/mendsgr"\n', "or one of: f8k/mend-sgr"),
-        (HEAD + PART + f'x = "shapes/{"a" * 5000}"\n', "There is no recipe"),  # longer than any file's name
-        (HEAD + PART + 'x = { recipe = "shapes/plain", epoch = 3 }\n', 'did you mean "epochs"'),
-        (HEAD + PART.replace("retrieval", "sweep") + 'x = "shapes/plain"\n', 'needs "setting" and "values"'),
-        (
-            HEAD + PART.replace("noise_ratio", 'setting = "tau"\nnoise_ratio') + 'x = "shapes/plain"\n',
-            "and nothing else",
-        ),
-        (HEAD + 2 * (PART + 'x = "shapes/plain"\n'), "several parts are called a"),
-        (HEAD + PART + 'x = "shapes/plain"\n' + PART.replace('"a"', '"A!"') + 'x = "shapes/plain"\n', "several parts"),
-        (HEAD + PART + 'x = { recipe = "shapes/plain", seed = 3 }\n', '"seed" is not a setting of a row; .* --seeds'),
-        (HEAD + PART + 'x = { recipe = "shapes/plain", noise_ratio = 0.1 }\n', "it is given by noise_ratio"),
-        (HEAD + SWEEP.replace("tau", "noise_ratio"), '"noise_ratio" is not a setting of a row'),
-        (HEAD + SWEEP.replace('"tau"', "3"), "setting is 3 but must be a text"),
-        (HEAD + SWEEP.replace('"tau"', '["tau"]'), "but must be a text"),
-        (HEAD + "noise_file = 3\n" + PART + 'x = "shapes/plain"\n', "noise_file is 3 but must be a text"),
-        (HEAD + "images = true\n" + PART + 'x = "shapes/plain"\n', "images is True but must be a whole number"),
-        (HEAD + PART.replace("0.4", "true") + 'x = "shapes/plain"\n', r"noise_ratio\[2\] is True but must be a number"),
-        (
-            HEAD + PART.replace("noise_ratio", 'folds = "no"\nnoise_ratio') + 'x = "shapes/plain"\n',
-            "folds is 'no' but must be true or false",
-        ),
-        (
-            HEAD + PART.replace("noise_ratio", 'paper = "table-9"\nnoise_ratio') + 'x = "shapes/plain"\n',
-            "paper is 'table-9' but must be one of table-1",
-        ),
-        (HEAD + PART.replace('"a"', '" "') + 'x = "shapes/plain"\n', "part 1: name is ' ' but must be a text"),
-        (HEAD + PART.replace("0.2, 0.4", "nan") + 'x = "shapes/plain"\n', r"a: noise_ratio\[1\] is nan .* number\.$"),
-        (HEAD + PART.replace("0.4", "inf") + 'x = "shapes/plain"\n', r"noise_ratio\[2\] is inf but must be a finite"),
-        (HEAD + SWEEP.replace("[0.1]", "[]"), r"values is \[\] but must be a list of at least 1"),
-        (HEAD + PART + '"" = "shapes/plain"\n', "part a: the row of 'shapes/plain' has no name"),
-        ("title = \n", "is not a TOML file"),
+        (HEAD.replace('"T"', "3") + PART + ROW, "title is 3"),
+        (HEAD, "[[part]]"),
+        (HEAD + "[[part]]\n", '"name"'),
+        (HEAD + '[[part]]\nname = "a"\nkind = "pie"\n', "'pie'"),
+        (HEAD + '[[part]]\nname = "a"\nkind = "eta"\n', '"rows"'),
+        (HEAD + PART.replace("0.4", "4") + ROW, "noise_ratio[2] is 4"),
+        (HEAD + PART + "x = 3\n", "row x is 3"),
+        (HEAD + PART.replace("retrieval", "sweep") + ROW, '"setting"'),
+        (HEAD + PART.replace("noise_ratio", 'setting = "tau"\nnoise_ratio') + ROW, '"setting"'),
+        (HEAD + 2 * (PART + ROW), "called a"),
+        (HEAD + PART + ROW + PART.replace('"a"', '"A!"') + ROW, "called a"),
+        (HEAD + PART + 'x = { recipe = "shapes/plain", seed = 3 }\n', "`seeds`"),
+        (HEAD + PART + 'x = { recipe = "shapes/plain", noise_ratio = 0.1 }\n', "noise_ratio = [...]"),
+        (HEAD + SWEEP.replace("tau", "noise_ratio"), '"noise_ratio"'),
+        (HEAD + SWEEP.replace('"tau"', "3"), "setting is 3"),
+        (HEAD + SWEEP.replace('"tau"', '["tau"]'), "setting"),
+        (HEAD + "noise_file = 3\n" + PART + ROW, "noise_file is 3"),
+        (HEAD + "images = true\n" + PART + ROW, "images is True"),
+        (HEAD + PART.replace("0.4", "true") + ROW, "noise_ratio[2] is True"),
+        (HEAD + PART.replace("noise_ratio", 'folds = "no"\nnoise_ratio') + ROW, "folds is 'no'"),
+        (HEAD + PART.replace("noise_ratio", 'paper = "table-9"\nnoise_ratio') + ROW, "paper is 'table-9'"),
+        (HEAD + PART.replace('"a"', '" "') + ROW, "name is ' '"),
+        (HEAD + PART.replace("0.2, 0.4", "nan") + ROW, "noise_ratio[1] is nan"),
+        (HEAD + PART.replace("0.4", "inf") + ROW, "noise_ratio[2] is inf"),
+        (HEAD + SWEEP.replace("[0.1]", "[]"), "values is []"),
+        (HEAD + PART + '"" = "shapes/plain"\n', "'shapes/plain'"),
     ],
 )
-def test_mistakes_become_sentences(tmp_path: Path, text: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+def test_suites_with_mistakes_are_refused(tmp_path: Path, text: str, names: str) -> None:
+    with refused(InvalidValueError, tmp_path / "mine.toml", names):
         suite_of(tmp_path, text)
 
 
-def test_keys_that_only_the_program_sets_are_unknown(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match='unknown key "device"'):
-        suite_of(tmp_path, HEAD + 'device = "cpu"\n' + PART + 'x = "shapes/plain"\n')
+@pytest.mark.parametrize(
+    ("row", "names"),
+    [
+        ('x = "shapes/none"\n', "shapes/none"),
+        ('x = "f8k/mendsgr"\n', "f8k/mend-sgr"),
+        (f'x = "shapes/{"a" * 5000}"\n', "shapes/aaa"),  # longer than any file's name
+        ('x = { recipe = "shapes/plain", epoch = 3 }\n', '"epochs"'),
+    ],
+)
+def test_unknown_recipes_and_settings_are_refused(tmp_path: Path, row: str, names: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        suite_of(tmp_path, HEAD + PART + row)
+    assert names in str(caught.value)
+
+
+def test_a_file_that_is_not_toml_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(MispairError) as caught:
+        suite_of(tmp_path, "title = \n")
+    assert "mine.toml" in str(caught.value)
+
+
+@pytest.mark.parametrize("key", ["device", "name", "parts"])
+def test_keys_that_only_the_program_sets_are_unknown(tmp_path: Path, key: str) -> None:
+    with refused(UnknownNameError, tmp_path / "mine.toml", key):
+        suite_of(tmp_path, HEAD + f'{key} = "cpu"\n' + PART + ROW)
+
+
+def test_keys_that_nobody_knows_are_refused(tmp_path: Path) -> None:
+    with refused(InvalidValueError, tmp_path / "mine.toml", "colour"):
+        suite_of(tmp_path, HEAD + "colour = 1\n" + PART + ROW)
 
 
 def test_names_of_cells_are_no_longer_than_a_folder_may_be_called(tmp_path: Path) -> None:
@@ -182,8 +198,9 @@ def test_the_noise_file_of_a_recipe_is_not_used_for_every_noise_ratio(tmp_path: 
 
 
 def test_an_unknown_suite_is_refused_with_those_that_there_are() -> None:
-    with pytest.raises(ConfigError, match="cc152k, coco, coco-small, f30k, f8k, shapes"):
+    with pytest.raises(ConfigError) as caught:
         read_suite("flickr")
+    assert "cc152k, coco, coco-small, f30k, f8k, shapes" in str(caught.value)
 
 
 def test_a_digest_holds_nothing_but_what_is_not_the_default() -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from mispair.bench.report.tables import ReportTable
 from mispair.bench.suite.record import Record
-from mispair.bench.suite.suite import Part, Suite, digest
+from mispair.bench.suite.results_folder import Results
+from mispair.bench.suite.suite import Part, digest
 from mispair.support.terminal import COLUMNS
 
 CSV_HEADS = (
@@ -101,29 +102,29 @@ def _latex(text: str) -> str:
     return _LATEX_TEXT.sub(escaped, " ".join(text.split()))
 
 
-def csv_rows(suite: Suite, part: Part, seeds: int, records: Mapping[str, Record]) -> list[dict[str, Any]]:
+def csv_rows(results: Results, part: Part) -> list[dict[str, Any]]:
     """One row for each training of a part, with all raw numbers by the names in CSV_HEADS; None where there is none.
 
     `averaged` is of the only network where `networks` is 1.
     """
     rows = []
-    for key, cell in part.cells(suite, seeds).items():
+    for key, cell in part.cells(results.suite, results.seeds).items():
         row = dict[str, Any].fromkeys(CSV_HEADS)
         row |= {"part": part.name, "row": key.row, "noise": key.noise_ratio, "value": key.value, "seed": key.seed}
         row |= {"cell": cell.name, "config_digest": digest(cell.config), "status": "missing"}
-        if cell.name in records:
-            row |= _record_columns(records[cell.name])
+        if cell.name in results.records:
+            row |= _record_columns(results.records[cell.name])
         rows.append(row)
     return rows
 
 
-def results_csv(suite: Suite, seeds: int, records: Mapping[str, Record]) -> str:
+def results_csv(results: Results) -> str:
     """All trainings of all parts as a CSV file."""
     text = io.StringIO()
     writer = csv.DictWriter(text, CSV_HEADS, lineterminator="\n")
     writer.writeheader()
-    for part in suite.parts:
-        writer.writerows(csv_rows(suite, part, seeds, records))
+    for part in results.suite.parts:
+        writer.writerows(csv_rows(results, part))
     return text.getvalue()
 
 

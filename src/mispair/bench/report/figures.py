@@ -21,8 +21,8 @@ from matplotlib.style import context
 from matplotlib.ticker import MaxNLocator, NullLocator
 
 from mispair.bench.report.rows import NoiseLevel, ResultRow, noise_levels
-from mispair.bench.suite.record import Record
-from mispair.bench.suite.suite import Part, Suite
+from mispair.bench.suite.results_folder import Results
+from mispair.bench.suite.suite import Part
 from mispair.config import flat
 from mispair.support.formatting import clean, slug
 from mispair.training.phases import noisy_from
@@ -118,19 +118,12 @@ class Series:
         return cls(label, np.array(xs, dtype=float), np.array([np.mean(values[x]) for x in xs]), np.array(stds))
 
 
-def part_figures(suite: Suite, part: Part, seeds: int, records: Mapping[str, Record]) -> list[ReportFigure]:
-    """The figures of a part, for each noise ratio; none for parts that are tables.
-
-    Args:
-        suite: The comparison.
-        part: One of its parts.
-        seeds: How many trainings there should be of each row.
-        records: Those that have ended, by the name of the cell.
-    """
+def part_figures(results: Results, part: Part) -> list[ReportFigure]:
+    """The figures of a part, for each noise ratio; none for parts that are tables."""
     if part.kind not in PLOTS:
         return []
     figures = []
-    for level in noise_levels(suite, part, seeds, records):
+    for level in noise_levels(results, part):
         groups = [level.rows] if part.kind in ("validation", "sweep") else [[row] for row in level.rows]
         figures += [_figure(level, rows, one_of_several=len(groups) > 1) for rows in groups]
     return figures

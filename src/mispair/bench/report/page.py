@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePath
@@ -17,6 +17,7 @@ from mispair.bench.report.rows import NoiseLevel, ResultRow, noise_levels, perce
 from mispair.bench.report.tables import READING, ReportTable, part_tables, provenance_table
 from mispair.bench.suite.examples import PairExample
 from mispair.bench.suite.record import Record
+from mispair.bench.suite.results_folder import Results
 from mispair.bench.suite.suite import Part, Suite
 from mispair.support.files import write_atomically
 from mispair.support.formatting import clean, slug
@@ -42,9 +43,9 @@ class Progress:
     failed: list[Record]
 
     @classmethod
-    def of(cls, suite: Suite, seeds: int, records: Mapping[str, Record]) -> Progress:
-        names = [cell.name for cell in suite.cells(seeds)]
-        ended = [records[name] for name in names if name in records]
+    def of(cls, results: Results) -> Progress:
+        names = [cell.name for cell in results.suite.cells(results.seeds)]
+        ended = [results.records[name] for name in names if name in results.records]
         done, failed = ([record for record in ended if record.status == status] for status in ("done", "failed"))
         return cls(len(names), done, failed)
 
@@ -87,14 +88,14 @@ class Ranking:
     is_complete: bool  # whether no row and no seed is missing
 
     @classmethod
-    def of(cls, suite: Suite, seeds: int, records: Mapping[str, Record]) -> Ranking | None:
+    def of(cls, results: Results) -> Ranking | None:
         """Of the first table of results, at its largest noise ratio with any result."""
-        part = next((part for part in suite.parts if part.kind == "retrieval"), None)
-        levels = [] if part is None else noise_levels(suite, part, seeds, records)
+        part = next((part for part in results.suite.parts if part.kind == "retrieval"), None)
+        levels = [] if part is None else noise_levels(results, part)
         for level in sorted(levels, key=lambda level: -level.noise_ratio):
             scores = sorted((Score.of(row) for row in level.compared), key=lambda score: -score.mean)
             if scores:
-                return cls(level, scores, all(len(row.results) == seeds for row in level.ranked))
+                return cls(level, scores, all(len(row.results) == results.seeds for row in level.ranked))
         return None
 
     @property
@@ -166,35 +167,28 @@ class Section:
     notes: list[str]
 
 
-def write_report(
-    suite: Suite, seeds: int, records: Mapping[str, Record], out: Path, images: Path | None, command: str
-) -> list[Path]:
-    """Writes `index.html`, `tables.md`, `tables.tex`, `results.csv`, `figures/*.svg` and `figures/*.pdf`.
+def write_report(results: Results, out: Path, images: Path | None, command: str) -> list[Path]:
+    """Write `index.html`, `tables.md`, `tables.tex`, `results.csv`, `figures/*.svg` and `figures/*.pdf`.
 
     Args:
-        suite: The comparison.
-        seeds: How many trainings there should be of each row.
-        records: Those that have ended, by the name of the cell.
+        results: The comparison.
         out: Folder to write to.
         images: Folder with the images of the data set, for examples.
-        command: The command line.
+        command: The command line, for the page.
 
     Returns:
         The files, the page first.
-
-    Raises:
-        DataError: A file cannot be written.
     """
-    sections = [_section(suite, part, seeds, records, images) for part in suite.parts]
-    progress = Progress.of(suite, seeds, records)
+    suite, progress = results.suite, Progress.of(results)
+    sections = [_section(results, part, images) for part in suite.parts]
     provenance = provenance_table(progress.done)
     titled = [(section.title, section.tables) for section in sections if section.tables]
     titled += [(provenance.title, [provenance])] if progress.done else []
     texts = {
-        "index.html": _page(suite, seeds, records, sections, provenance, command),
+        "index.html": _page(results, progress, sections, provenance, command),
         "tables.md": _markdown(suite, progress, titled),
         "tables.tex": _latex(suite, progress, titled),
-        "results.csv": exports.results_csv(suite, seeds, records),
+        "results.csv": exports.results_csv(results),
     }
     files = {name: clean(text).encode() for name, text in texts.items()}
     for figure in (figure for section in sections for figure in section.figures if figure.plot is not None):
@@ -206,16 +200,10 @@ def write_report(
 
 
 def _page(
-    suite: Suite,
-    seeds: int,
-    records: Mapping[str, Record],
-    sections: Sequence[Section],
-    provenance: ReportTable,
-    command: str,
+    results: Results, progress: Progress, sections: Sequence[Section], provenance: ReportTable, command: str
 ) -> str:
     """The page as HTML. It fetches nothing and has no scripts."""
-    progress, ranking = Progress.of(suite, seeds, records), Ranking.of(suite, seeds, records)
-    done = progress.done
+    suite, done, ranking = results.suite, progress.done, Ranking.of(results)
     return _template().render(
         suite=suite,
         headline=headline(progress, ranking),
@@ -224,7 +212,7 @@ def _page(
         test_sets=_distinct(record.data.tested_on for record in done),
         progress=progress,
         ranking=ranking,
-        seeds=seeds,
+        seeds=results.seeds,
         pairs=sorted({record.data.pairs for record in done if record.data.pairs is not None}),
         seconds=sum(record.seconds for record in done),
         devices=_distinct(record.environment.device for record in done if record.environment),
@@ -268,24 +256,22 @@ def _latex(suite: Suite, progress: Progress, titled: Iterable[tuple[str, list[Re
 # ---------------------------------------------------------------------- sections
 
 
-def _section(suite: Suite, part: Part, seeds: int, records: Mapping[str, Record], images: Path | None) -> Section:
-    examples = _examples(suite, part, seeds, records, images) if part.kind == "examples" else []
+def _section(results: Results, part: Part, images: Path | None) -> Section:
+    examples = _examples(results, part, images) if part.kind == "examples" else []
     return Section(
         id=slug(part.name),
         title=part.title,
-        tables=part_tables(suite, part, seeds, records),
-        figures=part_figures(suite, part, seeds, records),
+        tables=part_tables(results, part),
+        figures=part_figures(results, part),
         examples=examples,
         notes=_example_notes(examples, images) if part.kind == "examples" else [],
     )
 
 
-def _examples(
-    suite: Suite, part: Part, seeds: int, records: Mapping[str, Record], images: Path | None
-) -> list[ExampleGroup]:
+def _examples(results: Results, part: Part, images: Path | None) -> list[ExampleGroup]:
     """The examples of the first seed that has any, for each row and noise ratio."""
     groups = []
-    for level in noise_levels(suite, part, seeds, records):
+    for level in noise_levels(results, part):
         for row in level.rows:
             seed, record = next(((seed, one) for seed, one in row.records.items() if one.examples), (0, None))
             if record is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from mispair.bench import paper
 from mispair.bench.paper import PaperResult
 from mispair.bench.suite.record import Record
+from mispair.bench.suite.results_folder import Results
 from mispair.bench.suite.suite import Cell, Part, Suite
 from mispair.config import Config
 
@@ -165,17 +165,17 @@ class NoiseLevel:
         return row.label if self.part.setting is None else f"{row.label}, {self.part.setting} = {row.value}"
 
 
-def noise_levels(suite: Suite, part: Part, seeds: int, records: Mapping[str, Record]) -> list[NoiseLevel]:
+def noise_levels(results: Results, part: Part) -> list[NoiseLevel]:
     grouped: dict[float, dict[tuple[str, Any], dict[int, Cell]]] = {}
-    for key, cell in part.cells(suite, seeds).items():
+    for key, cell in part.cells(results.suite, results.seeds).items():
         grouped.setdefault(key.noise_ratio, {}).setdefault((key.row, key.value), {})[key.seed] = cell
 
     def row(label: str, value: Any, cells: dict[int, Cell]) -> ResultRow:
-        ended = {seed: records[cell.name] for seed, cell in cells.items() if cell.name in records}
+        ended = {seed: results.records[cell.name] for seed, cell in cells.items() if cell.name in results.records}
         return ResultRow(label, value, part.folds, cells, ended)
 
     return [
-        NoiseLevel(suite, part, noise_ratio, [row(*key, cells) for key, cells in rows.items()])
+        NoiseLevel(results.suite, part, noise_ratio, [row(*key, cells) for key, cells in rows.items()])
         for noise_ratio, rows in grouped.items()
     ]
 

@@ -6,13 +6,14 @@ empty, and a note says so.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
 from mispair.bench.report.rows import FAILED, MISSING, NoiseLevel, ResultRow, noise_levels, paper_data, percent
 from mispair.bench.suite.record import Record
-from mispair.bench.suite.suite import Part, Suite
+from mispair.bench.suite.results_folder import Results
+from mispair.bench.suite.suite import Part
 from mispair.support.terminal import COLUMNS
 
 REFERENCE = "REPAIR"  # the row that the others are compared with, where there is one
@@ -55,17 +56,10 @@ class ReportTable:
     bold: frozenset[tuple[int, int]] = frozenset()
 
 
-def part_tables(suite: Suite, part: Part, seeds: int, records: Mapping[str, Record]) -> list[ReportTable]:
-    """The tables of a part, for each noise ratio; none for parts that are figures.
-
-    Args:
-        suite: The comparison.
-        part: One of its parts.
-        seeds: How many trainings there should be of each row.
-        records: Those that have ended, by the name of the cell.
-    """
+def part_tables(results: Results, part: Part) -> list[ReportTable]:
+    """The tables of a part, for each noise ratio; none for parts that are figures."""
     tables = []
-    for level in noise_levels(suite, part, seeds, records):
+    for level in noise_levels(results, part):
         if part.kind in ("retrieval", "ablation"):
             tables.append(_retrieval_table(level))
             if len(level.rows) > 1:

@@ -6,7 +6,8 @@ Several processes, also on several machines, may work in one folder: each cell i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,7 @@ from pydantic.dataclasses import dataclass
 from mispair.bench.suite.record import RECORD, Record, noise_hash, read_record
 from mispair.bench.suite.suite import Cell, Suite, kept_as, read_suite
 from mispair.config import find_packaged
-from mispair.errors import ConfigError, DataError
+from mispair.errors import ChangedError, ExistsError, NotFoundError
 from mispair.support.files import check_name, read_regular, write_atomically
 
 SUITE, INFO, CELLS, LOCK = "suite.toml", "suite.json", "cells", "claim.lock"
@@ -39,22 +40,14 @@ class ResultsInfo:
 _INFO = TypeAdapter(ResultsInfo)
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Results:
-    """The suite of a results folder, as it was called, and how many seeds of each training there should be."""
+    """A suite, as it was called, and its trainings that have ended."""
 
     suite: Suite
-    seeds: int
-
-    def records(self, folder: Path) -> dict[str, Record]:
-        """Of all trainings that have ended, by the name of the cell."""
-        found = {cell.name: read_record(folder / CELLS / cell.name) for cell in self.suite.cells(self.seeds)}
-        return {name: record for name, record in found.items() if record is not None}
-
-    def ignored(self, folder: Path) -> list[str]:
-        """Records in the folder that are damaged, or of no row of the suite."""
-        known = self.records(folder)
-        return sorted({path.parent.name for path in (folder / CELLS).glob(f"*/{RECORD}")} - known.keys())
+    seeds: int  # trainings that there should be of each row
+    records: Mapping[str, Record]  # done or failed, by the name of the cell
+    ignored: Sequence[str] = ()  # damaged records, and those of no row of the suite
 
 
 def cell_folder(results: Path, cell: Cell) -> Path:
@@ -96,24 +89,22 @@ def is_claimed(folder: Path) -> bool:
 
 
 def check_folder(folder: Path, suite: Suite) -> Suite:
-    """The suite as this folder has it: with the noise files that it was begun with. Changes nothing.
-
-    Raises:
-        ConfigError: The folder belongs to another suite, was begun without noise files, or holds something else.
-    """
+    """The suite as this folder has it, with the noise files that it was begun with; refuses any other. No change."""
     check_name(folder)
     info = _read_info(folder)
     if info is None:
         others = not folder.is_dir() or {path.name for path in folder.iterdir() if path.name[0] != "."} - OWN_FILES
         if folder.exists() and others:
-            raise ConfigError(f"{folder} exists and is not a results folder; give another --out, nothing was changed.")
+            raise ExistsError("not a results folder; nothing was changed", where=folder, advice="Give another `out`")
         return suite
     if info.name != suite.name:
-        raise ConfigError(f"{folder} holds the results of the suite {info.name}; give another --out.")
+        raise ChangedError(f"results of the suite {info.name}", where=folder, advice="Give another `out`")
     begun = any((folder / CELLS).glob(f"*/{RECORD}"))
     if begun and suite.noise_file is not None and info.noise_file is None:
-        raise ConfigError(
-            f"{folder} was begun without --noise-file, with noise drawn by seed; leave it out, or give another --out."
+        raise ChangedError(
+            "begun without `noise_file`, with noise drawn by seed",
+            where=folder,
+            advice="Leave out `noise_file`, or give another `out`",
         )
     return suite if suite.noise_file is not None else replace(suite, noise_file=info.noise_file)
 
@@ -130,11 +121,7 @@ def write_info(folder: Path, name: str, suite: Suite, seeds: int) -> None:
 
 
 def check_data(folder: Path, cells: Sequence[Cell], pairs: int) -> None:
-    """Refuses data of another size, or other noise files, than those of the records.
-
-    Raises:
-        ConfigError: They differ.
-    """
+    """Refuse data of another size, or other noise files, than those of the records."""
     files = {cell.config.noise_file for cell in cells}  # those of noise ratios that are not trained now may be missing
     hashes = {file: noise_hash(file) for file in files if file is None or Path(file).is_file()}
     for cell in cells:
@@ -143,14 +130,17 @@ def check_data(folder: Path, cells: Sequence[Cell], pairs: int) -> None:
             continue
         theirs = record.data.noise_file
         if hashes.get(cell.config.noise_file, theirs) != theirs:
-            raise ConfigError(
-                f"{folder} holds trainings with another noise file than {cell.config.noise_file}: one whose SHA-256 "
-                f"begins with {str(theirs)[:12]}; give the same --noise-file, or another --out."
+            raise ChangedError(
+                f"trained with another noise file than {cell.config.noise_file}: its SHA-256 begins with "
+                f"{str(theirs)[:12]}",
+                where=folder,
+                advice="Give the same `noise_file`, or another `out`",
             )
         if record.data.pairs not in (None, pairs):
-            raise ConfigError(
-                f"{folder} holds trainings on {record.data.pairs:,} pairs, but {cell.config.data} has {pairs:,}; "
-                "give the same --data, or another --out."
+            raise ChangedError(
+                f"trained on {record.data.pairs:,} pairs, but {cell.config.data} has {pairs:,}",
+                where=folder,
+                advice="Give the same `data`, or another `out`",
             )
 
 
@@ -163,13 +153,12 @@ def _read_info(folder: Path) -> ResultsInfo | None:
 
 
 def read_results(folder: Path) -> Results:
-    """The suite of a results folder.
-
-    Raises:
-        DataError: It is not a results folder.
-    """
+    """The suite and the records of a results folder."""
     info = _read_info(folder)
     if info is None or not (folder / SUITE).is_file():
-        raise DataError(f"{folder} is not a results folder of `mispair bench run`.")
+        raise NotFoundError("not a results folder", where=folder, expected="one of `mispair bench run`")
     suite = replace(read_suite(folder / SUITE), name=info.name, data=info.data, noise_file=info.noise_file)
-    return Results(suite, info.seeds)
+    found = {cell.name: read_record(cell_folder(folder, cell)) for cell in suite.cells(info.seeds)}
+    records = {name: record for name, record in found.items() if record is not None}
+    there = {path.parent.name for path in (folder / CELLS).glob(f"*/{RECORD}")}
+    return Results(suite, info.seeds, records, sorted(there - records.keys()))

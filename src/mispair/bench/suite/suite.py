@@ -42,7 +42,7 @@ from pydantic.dataclasses import dataclass
 
 from mispair.bench import paper
 from mispair.config import Config, find_packaged, flat, override, read_recipe, read_toml
-from mispair.errors import ConfigError
+from mispair.errors import InvalidValueError, UnknownNameError
 from mispair.support.files import is_file
 from mispair.support.formatting import slug
 from mispair.support.validation import sentences
@@ -53,10 +53,10 @@ LOCATIONS = ("data", "device", "vocab", "noise_file")  # settings that say where
 NOT_PART_OF_A_CELL = (*FREE, *LOCATIONS)
 OF_THE_SUITE = {  # settings that a row cannot have, and how they are given
     "noise_ratio": "noise_ratio = [...] of the part",
-    "seed": "--seeds",
-    "data": "--data",
-    "device": "--device",
-    "noise_file": "--noise-file",
+    "seed": "`seeds`",
+    "data": "`data`",
+    "device": "`device`",
+    "noise_file": "`noise_file`",
 }
 LONGEST_NAME = 200  # characters of a folder's name, before noise ratio, seed and hash
 FORBID = ConfigDict(extra="forbid")
@@ -189,12 +189,7 @@ class Suite:
     def cells(self, seeds: int, only: Sequence[str] = ()) -> list[Cell]:
         """All trainings, each once, seed by seed: a suite that is stopped has complete tables of the first seeds.
 
-        Args:
-            seeds: How many of each.
-            only: Methods, recipes, rows or parts; all if empty. Names with commas may be cut there.
-
-        Raises:
-            ConfigError: Nothing has such a name.
+        `only` are methods, recipes, rows or parts; all if empty.
         """
         named: list[tuple[set[str], Cell]] = []
         for part in self.parts:
@@ -203,30 +198,14 @@ class Suite:
                 recipe = recipes[key.row]
                 named.append(({part.name, key.row, cell.config.method, recipe, Path(recipe).stem}, cell))
         known = set().union(*(names for names, _ in named))
-        wanted = _joined(only, known)
+        wanted = set(only)
         if unknown := sorted(wanted - known):
-            raise ConfigError(f"--only: nothing is called {', '.join(unknown)}; there are {'; '.join(sorted(known))}.")
+            raise UnknownNameError("; ".join(unknown), where="only", expected=f"some of: {'; '.join(sorted(known))}")
         chosen = dict[str, Cell]()
         for names, cell in named:
             if not wanted or names & wanted:
                 chosen.setdefault(cell.name, cell)
         return sorted(chosen.values(), key=lambda cell: cell.config.seed)
-
-
-def _joined(pieces: Sequence[str], known: Iterable[str]) -> set[str]:
-    """Names of which those with commas were cut there; the longest that are known count.
-
-    >>> sorted(_joined(["plain", "audit first", "plain"], ["plain", "plain, audit first"]))
-    ['plain', 'plain, audit first']
-    """
-    uncut = {tuple(piece.strip() for piece in name.split(",")): name for name in known}
-    names, start = set[str](), 0
-    while start < len(pieces):
-        stops = range(len(pieces), start, -1)
-        stop = next((stop for stop in stops if tuple(pieces[start:stop]) in uncut), start + 1)
-        names.add(uncut.get(tuple(pieces[start:stop]), pieces[start]))
-        start = stop
-    return names
 
 
 def digest(config: Config) -> str:
@@ -242,34 +221,30 @@ def digest(config: Config) -> str:
 
 
 def read_suite(path: str | Path) -> Suite:
-    """Reads a suite, by file name or by the short name of one that comes with mispair, such as `f8k`.
-
-    Raises:
-        ConfigError: It does not exist, or is not a suite; the message names the key, its value and what is expected.
-    """
+    """Read a suite, by file name or by the short name of one that comes with mispair, such as `f8k`."""
     file = find_packaged("suite", path)
     content = read_toml(file)
     parts = content.pop("part", [])
     if not isinstance(parts, list) or not parts:
-        raise ConfigError(f"{file}: there is no [[part]]; each table or figure is one.")
+        raise InvalidValueError("no [[part]]", where=file, expected="one for each table or figure")
     if unknown := sorted(content.keys() & {"name", "parts", "device"}):  # fields that no file can set
-        raise ConfigError(f'{file}: unknown key "{unknown[0]}".')
+        raise UnknownNameError(f'unknown key "{unknown[0]}"', where=file)
     read = [_read_part(part, number, file) for number, part in enumerate(parts, start=1)]
-    suite = _validated(Suite, {**content, "name": file.stem, "parts": read}, str(file))
+    suite = _validated(Suite, {**content, "name": file.stem, "parts": read}, file)
     names = [slug(part.name) for part in suite.parts]
     if doubled := sorted({name for name in names if names.count(name) > 1}):
-        raise ConfigError(f"{file}: several parts are called {', '.join(doubled)}, apart from punctuation and case.")
+        raise InvalidValueError(
+            f"several parts are called {', '.join(doubled)}, apart from punctuation and case", where=file
+        )
     suite.cells(seeds=1)  # refuses recipes and settings that do not exist
     return suite
 
 
 def _read_part(content: Any, number: int, file: Path) -> Part:
-    where = f"{file}: part {number}"
     if not isinstance(content, dict):
-        raise ConfigError(f"{where} is {content!r} but must be a table.")
-    if str(content.get("name", "")).strip():
-        where = f"{file}: part {content['name']}"
-    part = _validated(Part, {"title": content.get("name"), **content}, where)
+        raise InvalidValueError(f"part {number} is {content!r}", where=file, expected="a table")
+    name = str(content.get("name", "")).strip() or number
+    part = _validated(Part, {"title": content.get("name"), **content}, file, f"part {name}: ")
     return replace(part, rows=tuple(replace(row, file=_own_file(row.recipe, file.parent)) for row in part.rows))
 
 
@@ -279,11 +254,11 @@ def _own_file(recipe: str, folder: Path) -> Path | None:
     return next((path for path in candidates if is_file(path)), None)
 
 
-def _validated(kind: type[T], content: dict[str, Any], where: str) -> T:
+def _validated(kind: type[T], content: dict[str, Any], file: Path, which: str = "") -> T:
     try:
         return TypeAdapter(kind).validate_python(content)
     except ValidationError as error:
-        raise ConfigError(f"{where}: {sentences(error)}.") from None
+        raise InvalidValueError(f"{which}{sentences(error)}", where=file) from None
 
 
 def kept_as(recipe: str) -> Path:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from mispair.auditing.audit import audit as audit
     from mispair.auditing.auditor import Auditor as Auditor
     from mispair.config import Config as Config
+    from mispair.encoders.encoders import list_encoders as list_encoders
     from mispair.pairs.layouts.loading import load as load
     from mispair.pairs.noise import add_noise as add_noise
     from mispair.pairs.pairs import Pairs as Pairs
@@ -50,6 +51,7 @@ _HOME = {
     "audit": "auditing.audit",
     "evaluate_together": "retrieval.matcher",
     "fit": "training.fit",
+    "list_encoders": "encoders.encoders",
     "load": "pairs.layouts.loading",
     "review": "reviewing.page",
 }

@@ -14,8 +14,9 @@ from mispair.cli.main import main
 from mispair.encoders.cache import EncodingCache, Halves, cache_folder, key_of, writable_cache
 from mispair.encoders.encode import Encoders
 from mispair.encoders.encoders import identity
-from mispair.errors import DataError
+from mispair.errors import DataError, WriteError
 from mispair.support import files
+from refusals import refused
 
 
 def vector(number: int) -> Halves:
@@ -96,9 +97,9 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_is_encoded(
     monkeypatch.setenv("MISPAIR_CACHE", str(tmp_path / "file/cache"))
     for command in ("audit", "encode"):
         assert main([command, str(tmp_path / "photos.csv"), "--out", str(tmp_path / command)]) == 2
-        assert "set MISPAIR_CACHE to one that can be" in capsys.readouterr().err
+        assert "MISPAIR_CACHE" in capsys.readouterr().err
         assert not (tmp_path / command).exists()
-    with pytest.raises(DataError, match="give another --cache"):
+    with refused(WriteError, tmp_path / "file/cache"):
         writable_cache(tmp_path / "file/cache")
     # A cache of somebody else may have all that is needed.
     EncodingCache(tmp_path / "full", "encoder", 2).add(items(1, 2))

@@ -22,7 +22,7 @@ from mispair.cli import audit as audit_module
 from mispair.encoders import encode
 from mispair.encoders.cache import cache_folder
 from mispair.encoders.encode import Outcome, encode_to_folder
-from mispair.errors import ChangedError, DamagedError, DataError
+from mispair.errors import ChangedError, DamagedError, DataError, ExistsError
 from mispair.pairs.edits import Edits
 from mispair.pairs.layouts import clip_retrieval
 from mispair.pairs.raw import ImageFiles
@@ -281,17 +281,6 @@ def test_a_flipped_bit_of_the_cache_is_encoded_again(images: Path, tmp_path: Pat
         assert contents(images / "out") == before
 
 
-def test_vectors_of_a_cache_without_hashes_are_used(images: Path, tmp_path: Path) -> None:
-    rows, cache = make_rows(images, [("0.png", "a")]), tmp_path / "cache"
-    encode_rows(rows, images / "out", FakeImages(), FakeTexts(), cache=cache)
-    for path in cache.rglob("*.npy"):
-        name, _, rest = path.name.split("-")
-        path.rename(path.with_name(f"{name}-{rest}"))
-    encoder = FakeImages()
-    assert encode_rows(rows, images / "out", encoder, FakeTexts(), cache=cache).kept == 1
-    assert encoder.seen == 0
-
-
 @pytest.mark.parametrize("name", ["img_emb/img_emb_1.npy", "text_emb/text_emb_0.npy", "metadata/metadata_1.parquet"])
 def test_a_flipped_bit_of_embeddings_is_named(images: Path, tmp_path: Path, name: str) -> None:
     out = tmp_path / "out"
@@ -299,13 +288,13 @@ def test_a_flipped_bit_of_embeddings_is_named(images: Path, tmp_path: Path, name
     encode_rows(rows, out, FakeImages(), FakeTexts(), shard=6)
     mispair.load(out)
     flip(out / name)
-    sentence = f"{name}: the file is not as it was written; copy it again, or encode again"
     for read in (mispair.load, mispair.audit, lambda place: audit_path(AuditInput(place), tmp_path / "a", Settings())):
-        with pytest.raises(DataError, match=sentence):
+        with pytest.raises(DataError) as caught:
             read(out)
+        assert name in str(caught.value)
     assert not (tmp_path / "a").exists()
     (out / name).unlink()
-    with pytest.raises(DataError, match=rf"{name} is missing|shard"):
+    with pytest.raises(DataError):
         mispair.audit(out)
     encode_rows(rows, out, FakeImages(), FakeTexts(), shard=6)
     mispair.load(out)
@@ -318,9 +307,9 @@ def test_a_folder_made_from_something_else_is_refused(images: Path) -> None:
     before = contents(out)
     with refused(ChangedError, out, "image model was colour, now shade"):
         encode_rows(rows, out, FakeImages("shade"), FakeTexts(), shard=1)
-    with pytest.raises(DataError, match=r"`rows` was 3, now 2; rows a shard was 1, now 4096; ids, "):
+    with refused(ChangedError, out, names="4096"):
         encode_rows(fewer, out, FakeImages(), FakeTexts())
-    with pytest.raises(DataError, match=r"\(ids, image paths or captions changed since\)"):
+    with refused(ChangedError, out):
         encode_rows(make_rows(images, [*pairs[:2], ("2.png", "d")]), out, FakeImages(), FakeTexts(), shard=1)
     assert contents(out) == before
     (out / "mine.txt").write_text("stays")
@@ -336,10 +325,10 @@ def test_embeddings_of_others_are_never_replaced(images: Path) -> None:
     rows, out = make_rows(images, [("0.png", "a")]), images / "out"
     (out / "img_emb").mkdir(parents=True)
     (out / "img_emb/img_emb_0.npy").write_text("not ours")
-    for overwrite, words in ((False, "is not empty"), (True, "img_emb/img_emb_0.npy, but no encode.json")):
-        with pytest.raises(DataError, match=words):
+    for overwrite, names in ((False, "encode.json"), (True, "img_emb/img_emb_0.npy")):
+        with refused(ExistsError, out, names):
             encode_rows(rows, out, FakeImages(), FakeTexts(), overwrite=overwrite)
-    with pytest.raises(DataError, match="this is a file"):
+    with refused(ExistsError, images / "0.png"):
         encode_rows(rows, images / "0.png", FakeImages(), FakeTexts())
 
 

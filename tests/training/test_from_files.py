@@ -210,7 +210,7 @@ def test_without_an_audit_and_refusals(photos: Path, capsys: pytest.CaptureFixtu
     for flags, words in (
         (["--data", "x"], "Give either the files to train on or --data"),
         (["--model", "vse"], "add --grid 6 for region features"),
-        (["--vocab", "words.json"], "Without --grid, images and captions are vectors, but a vocabulary is for"),
+        (["--vocab", "words.json"], "without --grid"),
         (["--grid", "9"], "has 2 x 2 cells"),
         (["--dev", "40", "--test", "30"], "none is left to train"),
         (["--images", "gone"], "gone: no such folder"),

@@ -24,11 +24,11 @@ import numpy as np
 import numpy.typing as npt
 import platformdirs
 
-from mispair.errors import DataError
+from mispair.errors import DataError, WriteError
 from mispair.pairs.npy import Header, chunks, open_array, read_array, read_header
 from mispair.pairs.pairs import IntArray
 from mispair.pairs.shards import File, Side
-from mispair.support.files import is_dead, regular, replacing, writer
+from mispair.support.files import is_dead, regular, replacing, unreadable, writer
 from mispair.support.formatting import slug
 
 Halves = npt.NDArray[np.float16]
@@ -45,10 +45,10 @@ def cache_folder(given: Path | None = None) -> Path:
 
 
 def writable_cache(given: Path | None = None) -> Path:
-    """The same folder, before anything is encoded.
+    """The same folder, checked before anything is encoded.
 
     Raises:
-        DataError: Nothing is in it, and nothing can be written to it.
+        WriteError: Nothing is in it, and nothing can be written to it.
     """
     folder = cache_folder(given)
     try:
@@ -56,8 +56,9 @@ def writable_cache(given: Path | None = None) -> Path:
             folder.mkdir(parents=True, exist_ok=True)
             tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
-        how = "give another --cache" if given else "set MISPAIR_CACHE to one that can be"
-        raise DataError(f"{folder}: the folder for encodings cannot be written ({error.strerror}); {how}.") from None
+        what = f"the folder for encodings cannot be written ({error.strerror})"
+        advice = "Give another `cache`." if given else "Set MISPAIR_CACHE to one that can be."
+        raise WriteError(what, where=folder, advice=advice) from None
     return folder
 
 
@@ -168,11 +169,8 @@ def _digest(vectors: npt.NDArray[Any]) -> str:
 
 
 def _is_as_written(path: Path) -> bool:
-    parts = path.stem.split("-")
-    if len(parts) < 3:  # of an earlier version, which wrote no hash
-        return True
     try:
-        return _digest(open_array(path, ndim=2, kind="vector")) == parts[1]
+        return path.stem.split("-")[1:2] == [_digest(open_array(path, ndim=2, kind="vector"))]
     except DataError:
         return False
 
@@ -197,8 +195,5 @@ class CachedRows:
             try:
                 found[there] = self.vectors.gather(numbers[there], np.float16)
             except OSError as error:
-                raise DataError(
-                    f"{error.filename}: the cache of encodings cannot be read ({error.strerror}); run the same command "
-                    "again."
-                ) from None
+                raise unreadable(error.filename, error, advice="Run the same command again.") from None
         return found

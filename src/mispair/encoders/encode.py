@@ -15,6 +15,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,7 +39,7 @@ from mispair.pairs.pairs import IntArray
 from mispair.pairs.raw import RawPairs
 from mispair.support.files import Json, replacing
 from mispair.support.owned_folder import FolderKind, OwnedFolder
-from mispair.support.progress import progress
+from mispair.support.progress import RowProgress, progress
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -50,7 +51,7 @@ _STORE_SECONDS = 20.0
 BAD_SHARE = 0.01  # bad rows above this share deserve a warning
 SHARD = 4096  # rows that are encoded before their vectors are stored
 _BATCH = 32
-THREADS = min(8, os.cpu_count() or 1)
+_THREADS = min(8, os.cpu_count() or 1)
 _PARTS = (("img_emb", ".npy"), ("text_emb", ".npy"), ("metadata", ".parquet"))
 EMBEDDINGS = FolderKind("embeddings", MARK, [f"{stem}/{stem}_*{suffix}" for stem, suffix in _PARTS])
 _LONGEST_REASON = 200  # characters
@@ -170,19 +171,14 @@ def encode(
         encoders: For the images and for the captions.
         cache: Folder of the cache.
         shard: Rows after which new vectors are stored.
-        console: Where to show progress; nowhere by default.
+        console: Where to show progress.
     """
     images, texts = encoders
     left, right = ImageSide(pairs, images, cache), _TextSide(pairs, texts, cache)
     numbers = np.full((2, len(pairs)), -1, dtype=np.int64)
     problems: dict[int, str] = {}
     kept = 0
-    with (
-        progress(console, len(pairs), "encoding") as bar,
-        ThreadPoolExecutor(THREADS) as pool,
-        warnings.catch_warnings(),
-    ):
-        warnings.filterwarnings("ignore", module="PIL")  # they name no file, and what cannot be read gets a status
+    with at_work(console, len(pairs), "encoding") as (bar, pool):
         for first in range(0, len(pairs), shard):
             rows = np.arange(first, min(first + shard, len(pairs)))
             before = len(left.cache), len(right.cache)
@@ -196,6 +192,14 @@ def encode(
             kept += int(((numbers[:, rows] >= 0) & (numbers[:, rows] < np.array(before)[:, None])).all(axis=0).sum())
             bar.reach(int(rows[-1]) + 1)
     return Encoded(left.cache.rows(numbers[0]), right.cache.rows(numbers[1]), problems, kept)
+
+
+@contextmanager
+def at_work(console: Console | None, total: int, what: str) -> Iterator[tuple[RowProgress, ThreadPoolExecutor]]:
+    """A progress bar and threads that read images, without the warnings of Pillow."""
+    with progress(console, total, what) as bar, ThreadPoolExecutor(_THREADS) as pool, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="PIL")  # they name no file, and what cannot be read gets a status
+        yield bar, pool
 
 
 def encode_to_folder(

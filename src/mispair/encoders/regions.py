@@ -16,9 +16,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
-import warnings
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,9 +25,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mispair.encoders.cache import CachedRows
-from mispair.encoders.encode import EMBEDDINGS, OK, THREADS, ImageSide, Outcome
+from mispair.encoders.encode import EMBEDDINGS, OK, ImageSide, Outcome, at_work
 from mispair.encoders.encoders import GridEncoder, ImageEncoder
-from mispair.errors import ConfigError, DataError
+from mispair.errors import ConflictError, DamagedError, InvalidValueError, TooFewError
 from mispair.pairs import row_ids
 from mispair.pairs.layouts.arrays import write_rows
 from mispair.pairs.npy import open_array
@@ -38,7 +36,6 @@ from mispair.pairs.pairs import HELD_OUT, IntArray
 from mispair.pairs.raw import RawPairs
 from mispair.support.files import Json, replacing, write_atomically
 from mispair.support.owned_folder import FolderKind, OwnedFolder
-from mispair.support.progress import progress
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -72,31 +69,29 @@ class SplitRule:
     only: str | None = None
 
     def __post_init__(self) -> None:
-        for name, value in (("--dev", self.dev), ("--test", self.test)):
+        for name, value in (("dev", self.dev), ("test", self.test)):
             if value is not None and (not value >= 0 or (value >= 1 and value != int(value))):
-                raise ConfigError(f"{name} is {value:g}; expected a share of the images below 1, or how many.")
+                raise InvalidValueError(f"{value:g}", where=name, expected="a share of the images below 1, or how many")
         if self.only is not None and (not self.only or self.only != Path(self.only).name):
-            raise ConfigError(f'--split is "{self.only}"; expected a name such as train or test.')
+            raise InvalidValueError(f'"{self.only}"', where="split", expected="a name such as train or test")
 
     def request(self) -> dict[str, Json]:
         dev, test = (_SHARE if value is None else value for value in (self.dev, self.test))
-        return {"--dev": dev, "--test": test, "--split": self.only}
+        return {"dev": dev, "test": test, "split": self.only}
 
     def of(self, pairs: RawPairs) -> list[str]:
-        """The split of each row: as the data set says; else random, by the names of the images alone.
-
-        Raises:
-            DataError: The data set names other splits, or none is left to train.
-        """
+        """The split of each row: as the data set says; else random, by the names of the images alone."""
         if self.only is not None:
             return [self.only] * len(pairs)
         named = pairs.splits
         if named is not None:
             unknown = next((name for name in named if name.strip().lower() not in _NAMES), None)
             if unknown is not None:
-                raise DataError(
-                    f'{pairs.name}: a row has the split "{unknown}"; expected train, dev (or val) and test. Correct '
-                    "it, or name the column differently."
+                raise DamagedError(
+                    f'a row has the split "{unknown}"',
+                    where=pairs.name,
+                    expected="train, dev (or val) or test",
+                    advice="Correct it, or name the column differently.",
                 )
             return [_NAMES[name.strip().lower()] for name in named]
         first = first_rows(pairs)
@@ -116,14 +111,15 @@ class SplitRule:
             what: The data set, for messages.
 
         Raises:
-            DataError: No image is left to train.
+            TooFewError: No image is left to train.
         """
         images = np.unique(first)
         counts = [_count(value, len(images)) for value in (self.test, self.dev)]
         if sum(counts) >= len(images):
-            raise DataError(
-                f"{what}: {len(images):,} images, of which {counts[1]:,} should validate and {counts[0]:,} test; none "
-                "is left to train. Give a smaller --dev and --test."
+            raise TooFewError(
+                f"{len(images):,} images: {counts[1]:,} validate, {counts[0]:,} test, and none is left to train",
+                where=what,
+                advice="Give a smaller `dev` and `test`.",
             )
         order = sorted(range(len(images)), key=lambda place: _random(names[place] or str(place)))
         of_image = dict.fromkeys(images[order[sum(counts) :]].tolist(), "train")
@@ -180,12 +176,7 @@ def encode_images(
     numbers, bad = np.full(len(rows), -1, dtype=np.int64), {}
     kept = 0
     shard = max(64, _STORED // (2 * encoder.width))
-    with (
-        progress(console, len(rows), "encoding images") as bar,
-        ThreadPoolExecutor(THREADS) as pool,
-        warnings.catch_warnings(),
-    ):
-        warnings.filterwarnings("ignore", module="PIL")
+    with at_work(console, len(rows), "encoding images") as (bar, pool):
         for first in range(0, len(rows), shard):
             part, before = rows[first : first + shard], len(side.cache)
             for place, (number, problem) in enumerate(side.encode(part, pool, bar.step), first):
@@ -244,16 +235,14 @@ def encode_regions(
 
 
 def _check_projection(pca: int | Projection | None, encoder: GridEncoder) -> None:
-    width = pca if isinstance(pca, int) else None if pca is None else len(pca.mean)
     if isinstance(pca, int) and not 0 < pca <= encoder.channels:
-        raise ConfigError(
-            f"--pca is {pca}, but a cell of {encoder.encoder.name} has {encoder.channels} numbers; give at most as "
-            "many."
-        )
-    if isinstance(pca, Projection) and width != encoder.channels:
-        raise ConfigError(
-            f"--pca: the projection is of cells with {width} numbers, but those of {encoder.encoder.name} have "
-            f"{encoder.channels}; give the encoder that it was made with as --image-model."
+        expected = f"at most {encoder.channels}, as many as a cell of {encoder.encoder.name} has"
+        raise InvalidValueError(f"{pca}", where="pca", expected=expected)
+    if isinstance(pca, Projection) and len(pca.mean) != encoder.channels:
+        raise ConflictError(
+            f"a projection of {len(pca.mean)} numbers, but cells of {encoder.encoder.name} have {encoder.channels}",
+            where="pca",
+            advice="Give the encoder that it was made with as `image_model`.",
         )
 
 
@@ -264,7 +253,7 @@ def _request(pairs: RawPairs, encoder: GridEncoder, pca: int | Projection | None
     return {
         "image model": encoder.encoder.name,
         "grid": encoder.grid,
-        "--pca": given,
+        "pca": given,
         **rule.request(),
         "rows": len(pairs),
         "ids, image paths or captions": [pairs.fingerprint()],
@@ -280,7 +269,7 @@ def _readable(pairs: RawPairs, found: EncodedImages) -> IntArray:
     good = np.array([row for row in range(len(pairs)) if row not in found.problems], dtype=np.int64)
     if not len(good):
         first = next(iter(found.problems.values()))
-        raise DataError(f"{pairs.name}: none of {len(pairs):,} pairs can be encoded; the first: {first}.")
+        raise TooFewError(f"none of {len(pairs):,} pairs can be encoded; the first: {first}", where=pairs.name)
     return good
 
 
@@ -294,7 +283,7 @@ def _fitted(
     some = images[np.unique(np.linspace(0, len(images) - 1, _SAMPLE).astype(np.int64))]
     cells = found.cells.read(some).reshape(-1, encoder.channels).astype(np.float32)
     if len(cells) < pca:
-        raise DataError(f"--pca {pca} needs at least as many cells, and there are {len(cells):,}; give a smaller one.")
+        raise TooFewError(f"{len(cells):,} cells", where=BASIS, expected=f"at least {pca} for `pca`")
     from sklearn.decomposition import PCA  # here, because only this needs it and it loads slowly
 
     fitted = PCA(pca, svd_solver="covariance_eigh").fit(cells)

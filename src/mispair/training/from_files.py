@@ -248,7 +248,7 @@ def _refuse_other_files(out: Path, request: Mapping[str, Json]) -> None:
 
 def _fitting_model(config: Config, given: Collection[str], grid: bool) -> str:
     if not grid:
-        found = "Without --grid, images and captions are vectors"
+        found = "images and captions are vectors without `grid`"
         loading.refuse_for_vectors(found, config.vocab, config.dev_protocol, config.captions_per_image)
     if "model" not in given:
         return "vse" if grid else "two-tower"

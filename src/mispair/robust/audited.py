@@ -1,11 +1,12 @@
-"""What is known of each pair before training, from whatever `Robust` is given."""
+"""Match scores, flags and other partners of pairs, from any argument of `Robust`."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from mispair.auditing.findings import Findings
@@ -15,12 +16,17 @@ from mispair.pairs.pairs import Pairs
 from mispair.support.row_order import check_order, labels_of
 
 
-def columns_of(source: Any) -> AuditColumns:
-    """The columns of an audit, of its folder, of a table, of `Pairs`, or of a list of match scores.
+class ArrowTable(Protocol):
+    """A table of pandas, polars or pyarrow."""
 
-    Raises:
-        DataError: It is none of these, or has scores that are not between 0 and 1.
-    """
+    def __arrow_c_stream__(self, requested_schema: Any = None) -> Any: ...
+
+
+Audited = Findings | Pairs | ArrowTable | str | Path | torch.Tensor | npt.ArrayLike
+
+
+def columns_of(source: Audited) -> AuditColumns:
+    """The columns of an audit, of its folder, of a table, of `Pairs`, or of a list of match scores."""
     if isinstance(source, str | Path):
         return AuditColumns.read(Path(source))
     if isinstance(source, Findings):
@@ -37,8 +43,8 @@ def columns_of(source: Any) -> AuditColumns:
     return AuditColumns.of_numbers(source)
 
 
-def other_partners(source: Any, columns: AuditColumns, trusted: BoolArray) -> SoftPartners | None:
-    """Other partners for items of flagged pairs: those that the audit suggests, else those found by likeness."""
+def other_partners(source: Audited, columns: AuditColumns, trusted: BoolArray) -> SoftPartners | None:
+    """Other partners for items of flagged pairs: suggestions of the audit, or partners of similar trusted items."""
     if isinstance(source, Pairs):
         some = trusted.any() and not trusted.all()
         return find_soft_partners(source, trusted, torch.device("cpu")) if some else None

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from mispair.errors import DataError
+from mispair.errors import NotFoundError
 from mispair.robust.pytorch import RobustLoss
 from mispair.robust.robust import Robust
 from mispair.robust.trainer_callback import RobustCallback
@@ -24,7 +24,7 @@ except ImportError as error:
 
 
 class RobustTrainer(Trainer):
-    """Trains with the batches and the loss of `robust`; evaluates with the model's own loss."""
+    """Train with the batches and the loss of `robust`; evaluate with the model's own loss."""
 
     def __init__(self, robust: Robust, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -50,10 +50,8 @@ class RobustTrainer(Trainer):
     def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, *_: Any, **__: Any) -> Any:
         rows = inputs.pop("rows", None)
         if rows is None and model.training:
-            raise DataError(
-                "The batch has no `rows`; items of the training data need the number of their pair, and "
-                "TrainingArguments remove_unused_columns=False."
-            )
+            advice = "Give each item the number of its pair, and TrainingArguments remove_unused_columns=False"
+            raise NotFoundError("no pair numbers", where="the batch", expected="a key `rows`", advice=advice)
         outputs, learned = model(**inputs, return_loss=not model.training), self.accelerator.unwrap_model(model)
         loss = outputs.loss
         if model.training:

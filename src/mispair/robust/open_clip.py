@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from mispair.errors import DataError
+from mispair.errors import NotFoundError
 from mispair.robust.pytorch import RobustLoss
 
 
@@ -29,14 +29,11 @@ class RobustClipLoss(RobustLoss):
         rows: Tensor | None = None,
         output_dict: bool = False,
     ) -> Tensor | dict[str, Tensor]:
-        """The loss of a batch; as `{"contrastive_loss": loss}` if `output_dict`.
-
-        Raises:
-            DataError: There are no numbers of the pairs.
-        """
+        """The loss of a batch; as `{"contrastive_loss": loss}` if `output_dict`."""
         rows = self.rows if rows is None else rows
         self.rows = None  # so that the next batch is not taken for this one
         if rows is None:
-            raise DataError("RobustClipLoss needs the numbers of the pairs: give rows=..., or set loss.rows before.")
+            advice = "Give rows=..., or set loss.rows before each step"
+            raise NotFoundError("no pair numbers", where="rows", advice=advice)
         loss = super().forward(image_features, text_features, rows, logit_scale, logit_bias)
         return {"contrastive_loss": loss} if output_dict else loss

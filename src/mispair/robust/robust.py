@@ -1,11 +1,11 @@
-"""`Robust`: a loss and a sampler that keep mismatched pairs from spoiling the training of any two encoders.
+"""`Robust`: a loss and a sampler that make the training of any two encoders tolerate mismatched pairs.
 
 Three methods, for one network:
 
-- weights: a pair counts by its match score, and not at all if it is flagged.
-- mend: also, flagged items train with other partners, those of trusted items like theirs (docs/how-it-works.md#mend).
-- repair: also, flagged items train with other partners, and pairs count by a rank correlation that is computed while
-  training: whether the items that the left item is close to have partners that the right item is close to (REPAIR).
+- weights: each pair is weighted by its match score; flagged pairs have weight 0.
+- mend: also, flagged items train with partners of similar trusted items (docs/how-it-works.md#mend).
+- repair: as mend, but trusted pairs are weighted by a rank correlation measured while training: do the neighbours of
+  the left item have partners near the right item (REPAIR)?
 """
 
 from __future__ import annotations
@@ -22,19 +22,28 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mispair.compute.devices import send
-from mispair.errors import ConfigError, DataError, InvalidValueError, NonFiniteError
+from mispair.errors import (
+    ChangedError,
+    ConflictError,
+    DamagedError,
+    InvalidValueError,
+    NonFiniteError,
+    NotFoundError,
+    ShapeError,
+    TooFewError,
+)
 from mispair.functional.contrastive import info_nce, sigmoid_losses
 from mispair.functional.losses import hard_losses, soft_margin
 from mispair.functional.rank_correlation import label_bounds, rank_correlation, soft_labels
 from mispair.pairs.pairs import IntArray, described
-from mispair.robust.audited import columns_of, other_partners
+from mispair.robust.audited import Audited, columns_of, other_partners
 from mispair.robust.sampler import RobustSampler, epoch_order
 
 MethodName = Literal["weights", "mend", "repair"]
 LossName = Literal["infonce", "siglip", "triplet"]
 Rows = Tensor | npt.NDArray[np.integer] | Sequence[int]
 
-GAMMA_SHARE = 0.1  # repair: share of the pairs whose mean correlation is gamma
+GAMMA_SHARE = 0.1  # repair: fraction of the pairs whose mean correlation is gamma
 SAMPLED = 120  # stream of random numbers
 UNSEEN = -2.0  # lower than anything that is measured
 SIGLIP_SCALE, SIGLIP_BIAS = 10.0, -10.0  # where SigLIP starts
@@ -52,17 +61,17 @@ class Robust:
     Robust(method="weights", loss="infonce"): 4 pairs, 3 trusted, 0 flagged items with other partners, epoch 1
 
     Attributes:
-        match_score: (N,) probability that each pair matches; 0 where it could not be read.
-        epoch: Number of epochs that have ended.
-        trained: Pairs that come in every epoch, in ascending order.
-        partners: Other partners of flagged items; None where none are known or used.
-        sampled: How many pairs an epoch has, those with other partners included.
+        match_score: (N,) probability that each pair matches; 0 for unreadable pairs.
+        epoch: Number of finished epochs.
+        trained: Pairs of every epoch, in ascending order.
+        partners: Other partners of flagged items; None if none are known or used.
+        sampled: Number of pairs an epoch, including those with other partners.
         seed: Of the order of the pairs.
     """
 
     def __init__(
         self,
-        pairs: Any,
+        pairs: Audited,
         method: MethodName = "weights",
         *,
         loss: LossName = "infonce",
@@ -76,60 +85,52 @@ class Robust:
         right_items: Rows | None = None,
         seed: int = 0,
     ) -> None:
-        """Reads the match scores.
+        """Read the match scores.
 
         Args:
             pairs: A result of `mispair.audit`; the path of its folder or its `pairs.parquet`; a table with a column
                 `match_score`; `Pairs` with match scores; or one number between 0 and 1 for each pair.
             method: weights, mend or repair.
             loss: infonce, siglip, or triplet with soft margins (Eq. 1 and 2 of the REPAIR paper).
-            flag_below: Match score below which a pair is not trusted; by default what the audit flags, else 0.5.
+            flag_below: Match score below which a pair is flagged; by default as the audit flags, else 0.5.
             flagged_weight: Weight of a flagged item with another partner.
-            flagged_share: Largest share of these in a batch.
-            temperature: Of InfoNCE, where `loss` gets no `logit_scale`.
-            margin: Of the triplet loss, for a pair that certainly matches.
-            negatives: Of the triplet loss: the mean over so many of the hardest negatives counts.
-            left_items: (N,) number of each pair's left item, where pairs share items that the scores do not name.
+            flagged_share: Largest fraction of these in a batch.
+            temperature: Of InfoNCE, if `loss` gets no `logit_scale`.
+            margin: Of the triplet loss, for a pair with match score 1.
+            negatives: Of the triplet loss: it averages over this number of hardest negatives.
+            left_items: (N,) number of each pair's left item, if pairs share items that the scores do not name.
             right_items: (N,) the same for right items.
             seed: Of the order of the pairs.
         """
         for name, value, known in (("method", method, MethodName), ("loss", loss, LossName)):
-            if value not in get_args(known):
-                raise ConfigError(f'{name} is "{value}"; it must be one of {", ".join(get_args(known))}.')
-        for name, number, high in (("flagged_weight", flagged_weight, 1.0), ("flagged_share", flagged_share, 0.9)):
-            if not 0 <= number <= high:
-                raise ConfigError(f"{name} is {number}; it must be between 0 and {high:g}.")
+            _check(name, value, value in get_args(known), f"one of {', '.join(get_args(known))}")
+        for name, number, high in (
+            ("flagged_weight", flagged_weight, 1.0),
+            ("flagged_share", flagged_share, 0.9),
+            ("flag_below", 0 if flag_below is None else flag_below, 1.0),
+        ):
+            _check(name, number, 0 <= number <= high, f"a number between 0 and {high:g}")
         for name, number in (("temperature", temperature), ("margin", margin)):
-            if not isinstance(number, int | float | np.number) or not number > 0:
-                raise ConfigError(f"{name} is {number!r}; it must be a number greater than 0.")
+            _check(name, number, isinstance(number, int | float | np.number) and number > 0, "a number greater than 0")
         for name, count, least in (("negatives", negatives, 1), ("seed", seed, 0)):
-            if not isinstance(count, int | np.integer) or count < least:
-                raise ConfigError(f"{name} is {count!r}; it must be a whole number from {least} on.")
+            is_count = isinstance(count, int | np.integer) and count >= least
+            _check(name, count, is_count, f"a whole number from {least} on")
         self.method, self.loss_name, self.seed = method, loss, int(seed)  # torch loads no number of numpy
         self.flagged_weight, self.temperature, self.margin, self.negatives = (
             flagged_weight, temperature, margin, negatives,
         )  # fmt: skip
-        if flag_below is not None and not 0 <= flag_below <= 1:
-            raise InvalidValueError(str(flag_below), where="flag_below", expected="a number between 0 and 1")
         columns = columns_of(pairs).flagged_below(flag_below)
         self.match_score, self._trusted = np.nan_to_num(columns.match_score), columns.kept
         self.trained = np.flatnonzero(self._trusted)
         if len(self.trained) < 2:
-            raise DataError(
-                f"{len(self.trained)} of {len(self):,} pairs are trusted, and two are needed; audit the pairs again, "
-                "or lower flag_below."
-            )
+            found = f"{len(self.trained)} of {len(self):,} pairs are trusted"
+            raise TooFewError(found, expected="two or more", advice="Audit the pairs again, or lower `flag_below`")
         borrows = method != "weights" and flagged_weight > 0 and flagged_share > 0
         self.partners = other_partners(pairs, columns, self._trusted) if borrows else None
         most = round(len(self.trained) * flagged_share / (1 - flagged_share))
         self.sampled = len(self.trained) + (0 if self.partners is None else min(len(self.partners), most))
-        self._left, self._right = (
-            self._items(known, given, name)
-            for known, given, name in (
-                (columns.left_items, left_items, "left_items"),
-                (columns.right_items, right_items, "right_items"),
-            )
-        )
+        self._left = self._items(columns.left_items, left_items, "left_items")
+        self._right = self._items(columns.right_items, right_items, "right_items")
         self._partner_rows = self._places()
         self._weights = np.where(self._trusted, self.match_score, 0).astype(np.float32)
         self._seen = np.full(len(self), UNSEEN, dtype=np.float32)  # what this epoch has measured of each pair
@@ -151,14 +152,14 @@ class Robust:
 
     @property
     def weights(self) -> npt.NDArray[np.float32]:
-        """(N,) how much each pair counts as a match at present, between 0 and 1."""
+        """(N,) present weight of each pair, between 0 and 1."""
         return self._weights.copy()
 
     # ------------------------------------------------------------------ training
 
     def sampler(self, batch_size: int, rank: int | None = None, world: int | None = None) -> RobustSampler:
-        """Batches of pair numbers for `DataLoader(batch_sampler=...)`: trusted pairs, and flagged ones that get
-        another partner from a pair of the same batch.
+        """Batches of pair numbers for `DataLoader(batch_sampler=...)`: trusted pairs, and flagged ones beside the pair
+        that lends them a partner.
 
         Args:
             batch_size: Pairs a batch, in each process.
@@ -183,13 +184,14 @@ class Robust:
         Args:
             similarity: (B, B) cosines of each left item with each right item of the batch.
             rows: (B,) numbers of the pairs, whose own cosines stand on the diagonal.
-            logit_scale: What the cosines are multiplied with, such as a learned scale; by default 1 / temperature, and
-                10 for siglip. The triplet loss takes the cosines as they are.
+            logit_scale: Factor of the cosines, such as a learned scale; by default 1 / temperature, and 10 for siglip.
+                The triplet loss takes the cosines as they are.
             logit_bias: Added then; by default 0, and -10 for siglip.
 
         Raises:
-            DataError: Other shapes, or numbers of pairs that do not exist.
-            NonFiniteError: A similarity or the loss is not a finite number; it names the pairs.
+            ShapeError: Other shapes.
+            NotFoundError: There is no pair of a number in `rows`.
+            NonFiniteError: A similarity or the loss is not finite; the error names the pairs.
         """
         numbers = self._numbers(similarity, rows)
         lefts, rights, weights = self._matched(numbers)
@@ -211,9 +213,9 @@ class Robust:
         return loss
 
     def end_epoch(self) -> None:
-        """Begins the next epoch, with another order of the pairs, and with what this one has shown of them.
+        """Begin the next epoch, with another order of the pairs and the weights that this one has measured.
 
-        With several processes all must call it: they exchange what they have seen.
+        With several processes all must call it: they exchange what they have measured.
         """
         if self.method == "repair":
             self._exchange()
@@ -222,11 +224,13 @@ class Robust:
         self.epoch, self.step, self._position = self.epoch + 1, 0, 0
 
     def _order(self, batch: int) -> tuple[int, IntArray]:
-        """The first batch that a sampler is to give, 0 except once after a checkpoint was loaded, and all pairs."""
+        """First batch of a sampler, 0 except once after loading a checkpoint, and the pairs of the epoch."""
         if self._position and self._batch not in (None, batch):
-            raise ConfigError(
-                f"The checkpoint is of the middle of an epoch with {self._batch:,} pairs a batch, not {batch:,}; "
-                "give the sampler the same size (that of a process, times processes), or call end_epoch first."
+            raise ConflictError(
+                f"{batch:,} pairs a batch of all processes",
+                where="batch_size",
+                expected=f"{self._batch:,} as in the checkpoint, which is of the middle of an epoch",
+                advice="Give the sampler the same size, or call end_epoch first",
             )
         if not self._position and self.step >= self.sampled // batch:
             warnings.warn(
@@ -242,7 +246,7 @@ class Robust:
     # ------------------------------------------------------------------ checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """What must survive a restart, as tensors and plain values. The rest comes from the pairs and arguments."""
+        """State for a checkpoint, as tensors and plain values. The rest comes from the pairs and arguments."""
         return {
             "method": self.method,
             "pairs": self._fingerprint(),
@@ -256,32 +260,30 @@ class Robust:
         }
 
     def load_state_dict(self, state: dict[str, Any], *, skip: bool = True) -> None:
-        """Goes on where `state_dict` was called.
+        """Continue where `state_dict` was called.
 
         Args:
-            state: What it gave.
-            skip: Let the next sampler leave out the batches of the epoch that are done. A trainer that skips them
-                itself needs False.
+            state: Its result.
+            skip: Let the next sampler leave out the finished batches of the epoch. Give False to a trainer that skips
+                them itself.
 
         Raises:
-            DataError: It is of another method, of other pairs, of another seed, or of the middle of a longer or
+            DamagedError: It is no state of `Robust`.
+            ChangedError: It is of another method, of other pairs, of another seed, or of the middle of a longer or
                 shorter epoch.
         """
-        if not isinstance(state, dict) or not {"method", "pairs", "epoch", "step", "weights", "seen"} <= set(state):
-            raise DataError("This is not what Robust.state_dict gives; load the entry of the checkpoint that holds it.")
-        if (state["method"], state["pairs"]) != (self.method, self._fingerprint()):
-            what = f'method "{state["method"]}"' if state["method"] != self.method else "other pairs or match scores"
-            raise DataError(f"This checkpoint is of {what}; make Robust with the arguments that it was made with.")
-        if state.get("seed", self.seed) != self.seed:
-            raise DataError(
-                f"This checkpoint is of seed {state['seed']}; make Robust with the arguments that it was made with."
-            )
-        if state["step"] and (sampled := state.get("sampled", self.sampled)) != self.sampled:
-            raise DataError(
-                f"This checkpoint is of the middle of an epoch of {sampled:,} pairs, not {self.sampled:,}; make Robust "
-                "with the flagged_share that it was made with."
-            )
-        self.epoch, self.step, self._batch = int(state["epoch"]), int(state["step"]), state.get("batch")
+        if not isinstance(state, dict) or not state.keys() >= self.state_dict().keys():
+            advice = "Load the entry of the checkpoint that holds it"
+            raise DamagedError("not a result of Robust.state_dict", where="state", advice=advice)
+        mine = {"method": self.method, "pairs": self._fingerprint(), "seed": self.seed}
+        if state["step"]:  # at the start of an epoch its length may change
+            mine["sampled"] = self.sampled
+        for name, own in mine.items():
+            if state[name] != own:
+                what = "other pairs or match scores" if name == "pairs" else f"{name} {state[name]}, not {own}"
+                advice = "Make Robust with the arguments that it was made with"
+                raise ChangedError(f"the checkpoint is of {what}", where=name, advice=advice)
+        self.epoch, self.step, self._batch = int(state["epoch"]), int(state["step"]), state["batch"]
         self._weights = np.array(state["weights"].cpu().numpy(), dtype=np.float32)
         self._seen = np.array(state["seen"].cpu().numpy(), dtype=np.float32)
         self._position = self.step if skip else 0
@@ -297,24 +299,21 @@ class Robust:
     def _numbers(self, similarity: Tensor, rows: Rows) -> IntArray:
         """The pair numbers on the host, checked."""
         if not isinstance(similarity, Tensor) or similarity.dim() != 2 or similarity.shape[0] != similarity.shape[1]:
-            shape = tuple(similarity.shape) if isinstance(similarity, Tensor) else described(similarity)
-            raise DataError(
-                f"loss: similarity is {shape}; it must be a square tensor (B, B), each left item of the batch against "
-                "each right item. With several processes, gather the items of all of them first."
-            )
+            found = str(tuple(similarity.shape)) if isinstance(similarity, Tensor) else described(similarity)
+            expected = "a square tensor (B, B), each left item of the batch against each right item"
+            advice = "With several processes, gather the items of all of them first"
+            raise ShapeError(found, where="similarity", expected=expected, advice=advice)
         numbers = np.asarray(rows.detach().cpu() if isinstance(rows, Tensor) else rows)
         if numbers.shape != (len(similarity),) or numbers.dtype.kind not in "iu":
-            raise DataError(
-                f"loss: rows is {described(numbers)}; it must be {len(similarity):,} whole numbers, the numbers of the "
-                "pairs on the diagonal."
-            )
+            expected = f"{len(similarity):,} whole numbers, the pairs on the diagonal"
+            raise ShapeError(described(numbers), where="rows", expected=expected)
         wrong = numbers[(numbers < 0) | (numbers >= len(self))]
         if len(wrong):
-            raise DataError(f"loss: there is no pair {wrong[0]:,}; the pairs are 0 to {len(self) - 1:,}.")
+            raise NotFoundError(f"no pair {wrong[0]:,}", where="rows", expected=f"pairs 0 to {len(self) - 1:,}")
         return numbers.astype(np.int64)
 
     def _matched(self, numbers: IntArray) -> tuple[IntArray, IntArray, npt.NDArray[np.float32]]:
-        """Which left item and which right item of the batch make each pair, and its weight.
+        """Left and right item of the batch of each pair, and its weight.
 
         A pair is made of its own items, except a flagged one of which an item gets another partner from the batch.
         """
@@ -370,7 +369,7 @@ class Robust:
     # ------------------------------------------------------------------ what an epoch shows
 
     def _measure(self, S: Tensor, numbers: IntArray) -> None:
-        """Notes the rank correlation of each trusted pair of the batch."""
+        """Note the rank correlation of each trusted pair of the batch."""
         trusted = self._trusted[numbers]
         bank = send(torch.from_numpy(np.flatnonzero(trusted)), S.device)
         if len(bank) < 3:
@@ -379,14 +378,14 @@ class Robust:
         self._seen[numbers[trusted]] = values.cpu().numpy()[trusted]
 
     def _exchange(self) -> None:
-        """Gives every process what the others have seen."""
+        """Share the measurements of all processes."""
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             seen = torch.from_numpy(self._seen).to(self._device)
             dist.all_reduce(seen, dist.ReduceOp.MAX)
             self._seen = seen.cpu().numpy()
 
     def _update(self) -> None:
-        """Weights of the trusted pairs, by what the epoch has measured."""
+        """Set the weights of the trusted pairs by the measurements of the epoch."""
         seen = self.trained[self._seen[self.trained] > UNSEEN]
         if not len(seen):
             return
@@ -400,12 +399,18 @@ class Robust:
             return known
         items = np.asarray(given.detach().cpu() if isinstance(given, Tensor) else given)
         if items.shape != (len(self),) or items.dtype.kind not in "iu":
-            raise DataError(f"{name} is {described(items)}; it must be {len(self):,} whole numbers, one for each pair.")
+            expected = f"{len(self):,} whole numbers, one for each pair"
+            raise ShapeError(described(items), where=name, expected=expected)
         return items.astype(np.int64)
 
     def _places(self) -> IntArray:
-        """(N, 2) where each pair stands in `partners`, with its kept right and with its kept left item; -1: nowhere."""
+        """(N, 2) row of each pair in `partners`, with its right and with its left item kept; -1: none."""
         places = np.full((len(self), 2), -1, dtype=np.int64)
         if self.partners is not None:
             places[self.partners.own, np.where(self.partners.keeps_right, 0, 1)] = np.arange(len(self.partners))
         return places
+
+
+def _check(name: str, value: object, is_valid: bool, expected: str) -> None:
+    if not is_valid:
+        raise InvalidValueError(repr(value), where=name, expected=expected)

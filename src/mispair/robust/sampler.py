@@ -1,4 +1,4 @@
-"""Which pairs train an epoch, in which batches."""
+"""Batches of an epoch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import torch.distributed as dist
 from torch.utils.data import Sampler
 
-from mispair.errors import ConfigError
+from mispair.errors import InvalidValueError, TooFewError
 from mispair.methods.soft_partners import SoftPartners
 from mispair.pairs.pairs import IntArray
 
@@ -16,8 +16,8 @@ from mispair.pairs.pairs import IntArray
 class RobustSampler(Sampler[list[int]]):
     """Batches of pair numbers, for `DataLoader(batch_sampler=...)`; made by `Robust.sampler`.
 
-    The order depends on the seed and on `Robust.epoch` alone. All batches have the same size; the pairs that are left
-    over are others in each epoch. With several processes each gets its part of every batch.
+    The order depends on the seed and on `Robust.epoch` alone. All batches have the same size; other pairs are left over
+    in each epoch. With several processes each gets its part of every batch.
     """
 
     drop_last = True  # what accelerate asks of a batch sampler, as it does of `batch_size`
@@ -40,22 +40,24 @@ class RobustSampler(Sampler[list[int]]):
             world: Number of processes.
         """
         if isinstance(batch_size, bool) or not isinstance(batch_size, int | np.integer) or batch_size < 2:
-            raise ConfigError(f"batch_size is {batch_size!r}; it must be a number from 2 on: a pair needs negatives.")
+            expected = "a whole number from 2 on: a pair needs negatives"
+            raise InvalidValueError(repr(batch_size), where="batch_size", expected=expected)
         several = dist.is_available() and dist.is_initialized()
         self.rank = (dist.get_rank() if several else 0) if rank is None else rank
         self.world = (dist.get_world_size() if several else 1) if world is None else world
         if not 0 <= self.rank < self.world:
-            raise ConfigError(f"rank is {self.rank}; with world = {self.world} it must be from 0 to {self.world - 1}.")
+            expected = f"0 to {self.world - 1}, because `world` is {self.world}"
+            raise InvalidValueError(str(self.rank), where="rank", expected=expected)
         self.order, self.count = order, count
         self.batch_size = min(int(batch_size), count // self.world)
         if self.batch_size < 2:
-            raise ConfigError(f"There are {count:,} pairs to train with, too few for {self.world} processes.")
+            raise TooFewError(f"{count:,} pairs", expected=f"two for each of {self.world} processes")
 
     def __len__(self) -> int:
         return self.count // (self.batch_size * self.world)
 
     def __iter__(self) -> Iterator[list[int]]:
-        """The batches of the present epoch; after `Robust.load_state_dict` those that are left of it."""
+        """Batches of the present epoch; after `Robust.load_state_dict` the remaining ones."""
         size = self.batch_size * self.world
         first, pairs = self.order(size)
         for number in range(first, len(self)):
@@ -64,16 +66,10 @@ class RobustSampler(Sampler[list[int]]):
 
 
 def epoch_order(trusted: IntArray, partners: SoftPartners | None, extra: int, rng: np.random.Generator) -> IntArray:
-    """The pairs of an epoch: each trusted one once, and `extra` more.
+    """The pairs of an epoch: each trusted pair once, and `extra` flagged ones.
 
-    These are flagged pairs that come right after a pair that lends them a partner, so that both are in one batch,
-    except where a batch ends between them. A lender that is flagged itself takes a place as well.
-
-    Args:
-        trusted: Numbers of the trusted pairs.
-        partners: Other partners of flagged items.
-        extra: At most the number of these items.
-        rng: Generator of the epoch.
+    A flagged pair follows the pair that lends it a partner, so that both are in one batch unless it ends between them.
+    A lender that is flagged itself takes a place as well.
     """
     order = rng.permutation(trusted)
     if partners is None or not extra:

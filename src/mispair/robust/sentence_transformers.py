@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from mispair.errors import DataError
+from mispair.errors import ShapeError
 from mispair.robust.pytorch import RobustLoss
 from mispair.robust.robust import Robust
 from mispair.robust.sampler import RobustSampler
@@ -36,7 +36,8 @@ class RobustRankingLoss(nn.Module):
 
     def compute_loss_from_embeddings(self, embeddings: list[Tensor], labels: Tensor | None) -> Tensor:
         if len(embeddings) != 2 or labels is None:
-            raise DataError("RobustRankingLoss needs two columns of items, and a column `label` with the pair numbers.")
+            expected = "two columns of items, and a column `label` with the pair numbers"
+            raise ShapeError(f"{len(embeddings)} columns", where="the batch", expected=expected)
         loss: Tensor = self.loss(*embeddings, labels)
         return loss
 
@@ -46,10 +47,9 @@ def batch_sampler(robust: Robust) -> Callable[..., RobustSampler]:
 
     def make(dataset: Any, batch_size: int, **_: Any) -> RobustSampler:
         if len(dataset) != len(robust):
-            raise DataError(
-                f"The data has {len(dataset):,} pairs, and Robust {len(robust):,} match scores; it must be the "
-                "training data. To evaluate, give an `evaluator` in the place of an `eval_dataset`."
-            )
+            expected = f"the training data of Robust, with {len(robust):,}"
+            advice = "To evaluate, give an `evaluator` in the place of an `eval_dataset`"
+            raise ShapeError(f"{len(dataset):,} pairs", where="dataset", expected=expected, advice=advice)
         return robust.sampler(batch_size, rank=0, world=1)  # accelerate shares the batches out
 
     return make

@@ -1,4 +1,4 @@
-"""What a Trainer of transformers or sentence-transformers calls at the end of epochs and with its checkpoints."""
+"""Callback for the Trainers of transformers and sentence-transformers: epochs and checkpoints."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from mispair.errors import DataError
+from mispair.errors import NotFoundError
 from mispair.robust.robust import Robust
 from mispair.support.extras import cannot_import
 
@@ -18,7 +18,7 @@ except ImportError as error:
 
 
 class RobustCallback(TrainerCallback):
-    """Ends the epochs of `robust`, and keeps its state in the checkpoints of a Trainer."""
+    """End the epochs of `robust`, and keep its state in the checkpoints of a Trainer."""
 
     def __init__(self, robust: Robust) -> None:
         self.robust = robust
@@ -33,7 +33,8 @@ class RobustCallback(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, *_: Any, **__: Any) -> None:
         if state.global_step:  # it goes on from a checkpoint, and skips the batches that are done by itself
             if not (file := _file(args, state)).is_file():
-                raise DataError(f"{file} is missing; resume from a checkpoint that was written with RobustCallback.")
+                advice = "Resume from a checkpoint that was written with RobustCallback"
+                raise NotFoundError("no such file", where=file, advice=advice)
             self.robust.load_state_dict(torch.load(file, weights_only=True), skip=False)
             if self.robust.epoch < int(state.epoch):  # saved after the last step of an epoch
                 self.robust.end_epoch()

@@ -28,14 +28,15 @@ from common import at_least, run
 from mispair import methods
 from mispair.cli import output
 from mispair.compute.devices import autocast, pick_device
-from mispair.config import Config, override, read_recipe
+from mispair.config import Config
 from mispair.errors import NotFoundError
-from mispair.methods.repair import Repair
+from mispair.methods.repair import Repair, RepairSettings
 from mispair.methods.report import MethodReport
 from mispair.pairs.layouts.loading import with_noise
 from mispair.pairs.synthetic import stand_in
 from mispair.training.phases import Phase, phases
 from mispair.training.run_folder import Run
+from mispair.training.settings import override, read_recipe
 from mispair.training.trainer import Trainer
 
 VALIDATION = 1000  # images
@@ -156,7 +157,7 @@ def measure(
     config: Config, captions: Path | None, images: int, banks: Sequence[int] = (), console: Console | None = None
 ) -> Schedule:
     """Trains a few epochs of each phase with the largest of these banks; then selects with each of them."""
-    config = override(config, {"bank_size": max(banks, default=config.repair.bank_size)})
+    config = override(config, {"bank_size": max(banks, default=config.of(RepairSettings).bank_size)})
     device = pick_device(config.device)
     train = stand_in(config.model, captions, images)
     dev = stand_in(config.model, captions, min(VALIDATION, images), seed=1)

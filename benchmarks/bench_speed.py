@@ -28,7 +28,7 @@ from mispair.cli.output import print_json, print_table, say
 from mispair.compute.cuda_graphs import CudaGraphStep
 from mispair.compute.devices import autocast, pick_device
 from mispair.compute.optimizer import make as make_optimizer
-from mispair.config import Config, VseSettings
+from mispair.config import Config
 from mispair.errors import ConflictError
 from mispair.functional.losses import hard_loss
 from mispair.functional.rank_correlation import bank_correlation, distances
@@ -282,7 +282,7 @@ def measure(
     pairs = synthetic_pairs(captions, images or (512 if gpu else 64))
     rows: list[SpeedRow] = []
     for model in models:
-        config = Config(model=model, batch_size=batch, embed_size=width, device=device, vse=VseSettings(augment=False))
+        config = Config(model=model, batch_size=batch, embed_size=width, device=device, own={"augment": False})
         comparison = SpeedComparison(config, pairs, place)
         jobs: list[Callable[[], SpeedRow]] = [comparison.training_step, comparison.forward, comparison.evaluation]
         jobs += [partial(job, size) for job in (comparison.labels, comparison.push) for size in banks]

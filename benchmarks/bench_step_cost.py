@@ -18,11 +18,11 @@ from tyro.conf import Positional
 
 from common import run
 from mispair import methods
-from mispair.config import override, read_recipe
 from mispair.pairs.layouts.loading import with_noise
 from mispair.pairs.synthetic import synthetic_pairs
 from mispair.training.phases import phases
 from mispair.training.run_folder import Run
+from mispair.training.settings import override, read_recipe
 from mispair.training.trainer import Trainer
 
 

@@ -15,9 +15,9 @@ from rich.console import Console
 import mispair
 from mispair import demo
 from mispair.cli.main import main
-from mispair.config import read_recipe
 from mispair.pairs.shapes import dataset
 from mispair.reviewing.review import Review
+from mispair.training.settings import read_recipe
 
 
 @pytest.fixture(scope="module")

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from mispair.auditing.auditor import Auditor as Auditor
     from mispair.config import Config as Config
     from mispair.encoders.encoders import list_encoders as list_encoders
+    from mispair.methods import list_methods as list_methods
+    from mispair.models import list_models as list_models
     from mispair.pairs.layouts.loading import load as load
     from mispair.pairs.noise import add_noise as add_noise
     from mispair.pairs.pairs import Pairs as Pairs
@@ -52,6 +54,8 @@ _HOME = {
     "evaluate_together": "retrieval.matcher",
     "fit": "training.fit",
     "list_encoders": "encoders.encoders",
+    "list_methods": "methods",
+    "list_models": "models",
     "load": "pairs.layouts.loading",
     "review": "reviewing.page",
 }

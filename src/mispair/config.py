@@ -1,7 +1,7 @@
-"""Every setting of a training run, read from TOML recipes and written back beside the results.
+"""Settings that every training run has, and the ones of its method and models by name.
 
-Settings of one method or one kind of model are groups of their own (`config.repair.tau`). Flags and recipes are flat:
-every setting has a name of its own (`--tau 0.2`, `tau = 0.2`).
+A method or a model has its settings in its own file, as a dataclass with `@validated`. Flags, recipes and arguments of
+`fit` are flat: every setting has a name of its own (`--tau 0.2`, `tau = 0.2`, `tau=0.2`).
 """
 
 from __future__ import annotations
@@ -10,20 +10,22 @@ import dataclasses
 import difflib
 import functools
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, cast, dataclass_transform, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, cast, dataclass_transform
 
 import pydantic
 import tomli_w
 from pydantic import AfterValidator, Field
 
-from mispair.errors import ConfigError
+from mispair.errors import ConfigError, ConflictError, UnknownNameError
 from mispair.support.files import is_file, read_regular
-from mispair.support.validation import sentences
+from mispair.support.validation import refusal
 
 NoiseKind = Literal["caption", "image", "near", "group"]
 C = TypeVar("C")
+S = TypeVar("S")
 
 _LARGEST = 2**31 - 1
 Natural = Annotated[int, Field(ge=0, le=_LARGEST)]
@@ -39,9 +41,7 @@ BelowOne = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 
 def _writable(text: str) -> str:
     if "\0" in text or any("\ud800" <= letter <= "\udfff" for letter in text):
-        raise ValueError(
-            f"the name {text!r} has a NUL or bytes that are not UTF-8, which no recipe can hold; rename it"
-        )
+        raise ValueError(f"{text!r} has a NUL or bytes that are not UTF-8, which no recipe can hold")
     return text
 
 
@@ -50,7 +50,7 @@ Name = Annotated[str, AfterValidator(_writable)]
 
 @dataclass_transform(frozen_default=True)
 def validated(cls: type[C]) -> type[C]:
-    """A frozen dataclass whose values are checked; a wrong one is a `ConfigError`."""
+    """A frozen dataclass whose values are checked. A wrong one is an `InvalidValueError`."""
     checked = pydantic.dataclasses.dataclass(frozen=True, config=pydantic.ConfigDict(strict=True, extra="forbid"))(cls)
     construct: Callable[..., None] = checked.__init__
 
@@ -59,151 +59,21 @@ def validated(cls: type[C]) -> type[C]:
         try:
             construct(self, *args, **kwargs)
         except pydantic.ValidationError as error:
-            raise ConfigError(f"{sentences(error, flat=True)}.") from None
+            raise refusal(error) from None
 
     checked.__init__ = checking  # type: ignore[method-assign, assignment]
     return cast(type[C], checked)
 
 
 @validated
-class SgrafSettings:
-    """SGR and SAF."""
-
-    sim_size: Width = 256
-    """Width of SGR's and SAF's similarity vectors."""
-    graph_steps: Annotated[int, Field(ge=1, le=100)] = 3
-    """Layers of SGR's graph reasoning."""
-    score_hidden: Annotated[int, Field(ge=0, le=WIDEST)] = 0
-    """Width of a hidden layer before SGR's and SAF's score; MSCN sets it to 64, 0 is none."""
-
-
-@validated
-class ScanSettings:
-    """SCAN."""
-
-    attend: Literal["t2i", "i2t"] = "t2i"
-    """t2i: words attend to regions; i2t: regions attend to words."""
-    attend_sharpness: Positive = 9.0
-    """lambda of the softmax of its attention; 9 for t2i, 4 for i2t."""
-    aggregate: Literal["lse", "mean", "max", "sum"] = "lse"
-    """How the similarities of the words (or regions) become one."""
-    lse_sharpness: Positive = 6.0
-    """lambda of its log-sum-exp; 6 for t2i, 5 (Flickr30K) or 20 (COCO) for i2t."""
-
-
-@validated
-class VseSettings:
-    """VSE-inf."""
-
-    augment: bool = True
-    """Drop regions and words at random while training (size augmentation)."""
-
-
-@validated
-class CoTeachingSettings:
-    """Methods whose two networks split the pairs for each other: NCR, BiCro, REPAIR."""
-
-    clean_threshold: BelowOne = 0.5
-    """p: pairs whose probability w of being clean is above it are the clean part."""
-    split_losses: Literal["smoothed", "joint", "single"] = "smoothed"
-    """Mixture over losses smoothed over the epochs, or over both networks too; or one epoch's losses (the paper)."""
-    split_memory: BelowOne = 0.5
-    """Weight of the epochs before in the smoothed losses."""
-    noisy_start: Fraction = 0.5
-    """Share of the main epochs before the noisy part takes part."""
-    margin_base: Annotated[float, Field(gt=1, allow_inf_nan=False)] = 10.0
-    """m: how steeply the margin grows with the label."""
-
-
-@validated
-class RepairSettings:
-    """REPAIR."""
-
-    labels: Literal["rank", "hard"] = "rank"
-    """Labels of the clean part: by rank correlation (RC), or 1 for all (hard)."""
-    label_when: Literal["epoch", "batch"] = "epoch"
-    """epoch: the other network labels all pairs before the epoch; batch: each network its own batches (Algorithm 1)."""
-    noisy: Literal["replace", "drop", "train"] = "replace"
-    """The noisy part is half-replaced (NPR), dropped, or trained on with its labels, 0 if hard."""
-    bank_size: Count = 4096
-    """M: pairs in the memory bank of each network."""
-    gamma_share: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """Share of the highest rank correlations whose mean is gamma, the bound above which a label is 1 (paper: 0.1)."""
-    eta: Fraction = 0.25
-    """Noisy pairs are half-replaced if both networks' w is below it."""
-    tau: NotNegative = 0.15
-    """Weight of the noisy part in the loss, half-replaced or not."""
-    neighbours: Count = 32
-    """K: nearest items of the bank whose partners are tried for a half-replaced pair."""
-    replace_by: Literal["peer", "own"] = "peer"
-    """Which network's bank and similarity choose the new partners that train a network."""
-    replace_side: Literal["both", "left", "right"] = "both"
-    """Which side of a noisy pair is replaced; both: each pair makes two new ones."""
-
-
-@validated
-class BicroSettings:
-    """BiCro."""
-
-    warmup_share: Annotated[float, Field(gt=0, le=1)] = 0.3
-    """Share of each warm-up batch, the pairs with the smallest losses, that is trained on."""
-    label_floor: Fraction = 0.5
-    """Labels not above it become 0."""
-
-
-@validated
-class DeclSettings:
-    """DECL."""
-
-    evidence_scale: Annotated[float, Field(ge=0.08, allow_inf_nan=False)] = 0.1
-    """Temperature of the evidence; below 0.08 rounding would win."""
-    hinge_weight: NotNegative = 0.8
-    """lambda 1, weight of the dynamic hinge loss."""
-    kl_weight: NotNegative = 0.1
-    """lambda 2, weight of the divergence from no evidence."""
-    hinge_decay: NotNegative = 0.025
-    """eta, by how much the number of hard negatives falls each step."""
-    hinge_least: Count = 5
-    """mu, the least number of hard negatives."""
-
-
-@validated
-class MscnSettings:
-    """MSCN."""
-
-    meta_lr: Positive = 1.7e-5
-    """Learning rate of the meta network."""
-    meta_share: Annotated[float, Field(gt=0, lt=1)] = 0.02
-    """Share of the training pairs, known to match, that make its meta set."""
-
-
-@validated
-class MendSettings:
-    """Mend."""
-
-    second_model: Literal["vse", "sgr", "saf", "scan", "two-tower"] | None = None
-    """Model of the second teacher; by default vse, and two-tower beside two-tower."""
-    student_share: Annotated[float, Field(gt=0, lt=1)] = 0.5
-    """Share of the epochs, after those of the teachers, that train the student."""
-    temperature: Positive = 0.05
-    """Temperature of the softmax over the scores of a batch."""
-    flagged_size: Natural = 32
-    """Flagged pairs that go with each batch of trusted ones."""
-    flagged_weight: NotNegative = 0.3
-    """Weight of a flagged item with its soft partner."""
-    trust: Literal["audit", "all", "truth"] = "audit"
-    """Which pairs are trusted: those that the audit does not flag; all; or those known to match, as an upper bound."""
-
-
-@validated
-class Config:
-    """A training run. Every setting is a flag of `mispair train` and a key of a recipe."""
+class RunSettings:
+    """Settings of every training run."""
 
     data: Name = "shapes"
     """Folder of the data set, or the word "shapes" for the built-in one."""
     method: Name = "plain"
     """How to train: `mispair methods` lists the methods."""
-    model: Literal["vse", "sgr", "saf", "scan", "two-tower"] = "vse"
+    model: Name = "vse"
     """vse: one vector a side (VSE-inf); sgr, saf: similarity graph or filter; scan: attention; two-tower: vectors."""
     seed: Seed = 0
     """Start of every random number: initial weights, order of the pairs, dropout, injected noise."""
@@ -268,85 +138,68 @@ class Config:
     tensorboard: bool = False
     """Write TensorBoard files too (needs pip install -c constraints.txt '.[tensorboard]')."""
 
-    sgraf: SgrafSettings = dataclasses.field(default_factory=SgrafSettings)
-    scan: ScanSettings = dataclasses.field(default_factory=ScanSettings)
-    vse: VseSettings = dataclasses.field(default_factory=VseSettings)
-    coteaching: CoTeachingSettings = dataclasses.field(default_factory=CoTeachingSettings)
-    repair: RepairSettings = dataclasses.field(default_factory=RepairSettings)
-    bicro: BicroSettings = dataclasses.field(default_factory=BicroSettings)
-    decl: DeclSettings = dataclasses.field(default_factory=DeclSettings)
-    mscn: MscnSettings = dataclasses.field(default_factory=MscnSettings)
-    mend: MendSettings = dataclasses.field(default_factory=MendSettings)
-
     def __post_init__(self) -> None:
         if self.total_epochs < 1:
-            raise ConfigError("epochs is 0 but must be at least 1, or come after a warm-up.")
+            raise ConflictError("0, without a warm-up", where="epochs", expected="at least 1")
         if self.negatives_end > self.negatives_start:
-            raise ConfigError(
-                f"negatives_end is {self.negatives_end} but must be at most negatives_start, {self.negatives_start}."
+            raise ConflictError(
+                str(self.negatives_end),
+                where="negatives_end",
+                expected=f"at most `negatives_start`, which is {self.negatives_start}",
             )
 
     @property
     def total_epochs(self) -> int:
         return self.warmup_epochs + self.epochs
 
-    @property
-    def noisy_from(self) -> int:
-        """The main epoch from which on noisy pairs take part, by its number from 0."""
-        return int(self.coteaching.noisy_start * self.epochs + 1e-9)
-
     def decay(self, main_epoch: int) -> float:
         """What the learning rate is multiplied by in a main epoch."""
         return float(0.1 ** (max(0, main_epoch) // self.lr_decay_epochs))
 
 
-GROUPS: dict[str, type[Any]] = {
-    name: kind for name, kind in get_type_hints(Config).items() if hasattr(kind, "__dataclass_fields__")
-}
-GROUP_OF = {field.name: group for group, kind in GROUPS.items() for field in dataclasses.fields(kind)}
-KEYS = [field.name for field in dataclasses.fields(Config) if field.name not in GROUPS] + list(GROUP_OF)
+@validated
+class Config(RunSettings):
+    """Settings of a training run, its method and its models. `mispair.training.settings` checks their names.
 
-
-def flat(config: Config) -> dict[str, Any]:
-    """All settings by their names, without the groups.
-
-    >>> flat(Config())["tau"]
-    0.15
+    Attributes:
+        own: Settings of the method and the models, by name.
     """
-    nested = dataclasses.asdict(config)
-    groups = [nested.pop(name) for name in GROUPS]
-    return {**nested, **{key: value for group in groups for key, value in group.items()}}
+
+    own: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def of(self, kind: type[S]) -> S:
+        """The settings of a method or a model, such as `config.of(RepairSettings).tau`."""
+        names = {field.name for field in dataclasses.fields(cast(Any, kind))}
+        return kind(**{name: value for name, value in self.own.items() if name in names})
+
+    def flat(self) -> dict[str, Any]:
+        """All settings by name.
+
+        >>> Config(own={"tau": 0.2}).flat()["tau"]
+        0.2
+        """
+        return {**{name: getattr(self, name) for name in RUN_SETTINGS}, **self.own}
+
+    def changed(self, settings: Mapping[str, Any], source: str = "") -> Config:
+        """A copy with these settings. Names that are no setting of a run go to `own`; `source` is for errors."""
+        plain = {name: value.item() if hasattr(value, "item") else value for name, value in settings.items()}
+        own = {name: plain.pop(name) for name in settings if name not in RUN_SETTINGS}
+        with naming_source(source):
+            return dataclasses.replace(self, **plain, own={**self.own, **own})
 
 
-def override(config: Config, settings: Mapping[str, Any], source: str = "settings") -> Config:
-    """A copy of `config` with `settings` put in by their flat names; an unknown key or a wrong type is refused.
+RUN_SETTINGS = tuple(field.name for field in dataclasses.fields(cast(Any, RunSettings)))
 
-    >>> override(Config(), {"epochs": 3, "tau": 0.2}).repair.tau
-    0.2
-    >>> override(Config(), {"epoch": 3})
-    Traceback (most recent call last):
-    mispair.errors.ConfigError: settings: unknown key "epoch"; did you mean "epochs"?
-    """
-    changes: dict[str, dict[str, Any]] = {}
-    for key, value in settings.items():
-        if key not in KEYS:
-            near = difflib.get_close_matches(key, KEYS, n=1, cutoff=0.4)
-            hint = f'did you mean "{near[0]}"?' if near else f"the keys are {', '.join(KEYS)}."
-            raise ConfigError(f'{source}: unknown key "{key}"; {hint}')
-        number = value.item() if hasattr(value, "item") else value  # numpy's numbers are numbers
-        changes.setdefault(GROUP_OF.get(key, ""), {})[key] = number
+
+@contextmanager
+def naming_source(source: str) -> Iterator[None]:
+    """Adds the source of a setting, such as a file, to the error about it."""
     try:
-        own = changes.pop("", {})
-        groups = {name: dataclasses.replace(getattr(config, name), **values) for name, values in changes.items()}
-        return dataclasses.replace(config, **own, **groups)
+        yield
     except ConfigError as error:
-        raise ConfigError(f"{source}: {error}") from None
-
-
-def read_recipe(path: str | Path) -> Config:
-    """Reads a recipe, by file name or by the short name of one that comes with mispair, such as `f8k/plain-sgr`."""
-    file = find_packaged("recipe", path)
-    return override(Config(), read_toml(file), str(file))
+        if source:
+            error.what = f"{error.what} ({source})"
+        raise
 
 
 def read_toml(file: Path) -> dict[str, Any]:
@@ -354,9 +207,9 @@ def read_toml(file: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(read_regular(file).decode())
     except OSError as error:
-        raise ConfigError(f"{file} cannot be read ({error.strerror}).") from None
+        raise ConfigError(f"cannot be read ({error.strerror})", where=file) from None
     except (ValueError, RecursionError) as error:  # among them numbers too large and bytes that are no text
-        raise ConfigError(f"{file} is not a TOML file: {error}.") from None
+        raise ConfigError(f"not a TOML file: {error}", where=file) from None
 
 
 def find_packaged(what: Literal["recipe", "suite"], path: str | Path) -> Path:
@@ -365,17 +218,22 @@ def find_packaged(what: Literal["recipe", "suite"], path: str | Path) -> Path:
     for candidate in (Path(path), built_in / path, built_in / f"{path}.toml"):
         if is_file(candidate):
             return candidate
-    names = sorted(str(file.relative_to(built_in).with_suffix("")) for file in built_in.rglob("*.toml"))
+    names = sorted(file.relative_to(built_in).with_suffix("").as_posix() for file in built_in.rglob("*.toml"))
     near = difflib.get_close_matches(str(path), names)
-    raise ConfigError(f'There is no {what} "{path}"; give a TOML file or one of: {", ".join(near or names)}.')
+    raise UnknownNameError(
+        f"there is no such {what}", where=path, advice=f"Give a TOML file or one of {', '.join(near or names)}."
+    )
 
 
 def to_toml(config: Config) -> str:
     """The settings as a recipe that gives the same run again. Settings that are None are left out."""
-    return tomli_w.dumps({key: value for key, value in flat(config).items() if value is not None})
+    return tomli_w.dumps({name: value for name, value in config.flat().items() if value is not None})
 
 
 def difference(old: Config, new: Config) -> list[str]:
     """What differs, a line each: `epochs: 20 -> 30`."""
-    before, after = flat(old), flat(new)
-    return [f"{key}: {before[key]!r} -> {after[key]!r}" for key in before if before[key] != after[key]]
+    before, after = old.flat(), new.flat()
+    names = dict.fromkeys([*before, *after])
+    return [
+        f"{name}: {before.get(name)!r} -> {after.get(name)!r}" for name in names if before.get(name) != after.get(name)
+    ]

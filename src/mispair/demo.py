@@ -37,7 +37,7 @@ from mispair.auditing.folder import audit_path
 from mispair.auditing.inputs import AuditInput
 from mispair.auditing.output_files import REPORT, TABLE
 from mispair.bench.suite.suite import digest
-from mispair.config import Config, override
+from mispair.config import Config
 from mispair.encoders.encoders import SHAPES
 from mispair.pairs.layouts import loading
 from mispair.pairs.noise import add_noise
@@ -57,6 +57,7 @@ from mispair.support.terminal import COLUMNS, retrieval_table
 from mispair.training.fit import train_splits
 from mispair.training.from_files import Files, train_from_files
 from mispair.training.run_folder import read_result
+from mispair.training.settings import override
 from mispair.training.splits import Splits
 
 NOISE = 0.4

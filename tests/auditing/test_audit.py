@@ -165,7 +165,7 @@ def test_mistakes_are_sentences(case: Case) -> None:
         mispair.audit(left, right[1:])
     with pytest.raises(DataError, match="numpy array or a torch tensor"):
         mispair.audit({"left": 1}, right)
-    with pytest.raises(ConfigError, match="is no device"):
+    with pytest.raises(ConfigError, match="gpu"):
         mispair.audit(left, right, device="gpu")
     with refused(InvalidValueError, where="workers", names="0"):
         audit_source(from_memory(left, right), Settings(workers=0))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import mispair
 from mispair.auditing.from_training import RIVALS, NetworkScore, contrast, from_run, is_run
 from mispair.cli.main import main
-from mispair.config import Config, override
+from mispair.config import Config
 from mispair.errors import NotFoundError
 from mispair.models import SideSpec, build
 from mispair.pairs.from_pairs import from_pairs
@@ -24,6 +24,7 @@ from mispair.pairs.pairs import Pairs, Regions, Tokens, Vectors
 from mispair.pairs.shapes import dataset
 from mispair.pairs.tfidf import word_vectors
 from mispair.retrieval.matcher import Matcher
+from mispair.training.settings import override
 from refusals import refused
 
 pytestmark = pytest.mark.usefixtures("hurried")

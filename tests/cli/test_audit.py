@@ -116,7 +116,7 @@ def test_two_files_and_a_table(arrays: Path, tmp_path: Path) -> None:
         (["--left", "a.npy", "--right", "b.npy", "--joint"], "--joint: "),
         (["--left", "a.npy", "--right", "b.npy", "--split", "dev"], "leave it out"),
         (["--left", "a.npy", "--right", "b.npy", "--workers", "0"], "--workers: 0"),
-        (["--left", "a.npy", "--right", "b.npy", "--device", "gpu"], '"gpu" is no device'),
+        (["--left", "a.npy", "--right", "b.npy", "--device", "gpu"], "--device: gpu"),
         (["--left", "a.npy", "--right", "few.npy"], "100 vectors on the left side and 40"),
         (["--left", "few.npy", "--right", "few.npy"], "40 pairs; expected at least 50"),
         (["--left", "a.npy", "--right", "same.npy"], "all right vectors are the same"),

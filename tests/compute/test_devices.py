@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from mispair.compute.devices import ALLOCATOR, give_back_memory, pick_device
-from mispair.errors import ConfigError
+from mispair.errors import InvalidValueError
+from refusals import refused
 
 
 @pytest.fixture
@@ -45,13 +46,13 @@ def test_a_cpu_needs_no_such_setting() -> None:
 
 @pytest.mark.usefixtures("one_gpu")
 def test_a_gpu_that_is_not_there_is_refused() -> None:
-    with pytest.raises(ConfigError, match="There is no cuda:1 here: torch sees 1 CUDA devices; use --device cpu"):
+    with refused(InvalidValueError, where="device", names="cuda:1"):
         pick_device("cuda:1")
 
 
 @pytest.mark.parametrize("name", ["gpu", "meta", "cuda:x"])
 def test_names_that_are_no_device(name: str) -> None:
-    with pytest.raises(ConfigError, match="is no device"):
+    with refused(InvalidValueError, where="device", names=name):
         pick_device(name)
 
 

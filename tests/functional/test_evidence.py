@@ -14,9 +14,10 @@ from hypothesis.extra import numpy as arrays
 from scipy import integrate, special, stats
 from torch import Tensor
 
-from mispair.config import DeclSettings
-from mispair.errors import ConfigError
+from mispair.errors import InvalidValueError
 from mispair.functional.evidence import corresponds, divergence, evidence, evidential_loss, raw_scores, uncertainty
+from mispair.methods.decl import DeclSettings
+from refusals import refused
 
 
 @st.composite
@@ -160,7 +161,7 @@ def test_correspondence_asks_both_sides() -> None:
 
 
 def test_float32_holds_the_loss_at_the_least_scale_that_the_settings_allow() -> None:
-    with pytest.raises(ConfigError, match="evidence_scale"):
+    with refused(InvalidValueError, where="evidence_scale", names="0.0799"):
         DeclSettings(evidence_scale=0.0799)
     scale, slopes = DeclSettings(evidence_scale=0.08).evidence_scale, []
     x = 3 * torch.randn(128, 128, generator=torch.Generator().manual_seed(0))

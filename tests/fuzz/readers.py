@@ -23,7 +23,7 @@ from audit_cases import hurry, make_case
 from mispair.auditing.findings import AuditSummary
 from mispair.auditing.inputs import AuditInput
 from mispair.bench.suite.suite import read_suite
-from mispair.config import find_packaged, read_recipe
+from mispair.config import find_packaged
 from mispair.pairs.audited import AuditColumns
 from mispair.pairs.layouts.opening import open_raw
 from mispair.pairs.noise import load_noise
@@ -36,6 +36,7 @@ from mispair.reviewing.transfer import read_decisions
 from mispair.support.tensor_files import load_tensors, save_tensors
 from mispair.support.thumbnails import thumbnail
 from mispair.training.run_folder import read_result
+from mispair.training.settings import read_recipe
 from tiny import tiny_folder, tiny_pairs
 
 HAS_USEARCH = importlib.util.find_spec("usearch") is not None

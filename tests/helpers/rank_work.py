@@ -206,7 +206,7 @@ def local_gradients(ranks: Ranks, settings: dict[str, Any]) -> list[float]:
         def take() -> None:
             found.extend(p.grad.clone() for p in together.nets[0].parameters() if p.grad is not None)
 
-        with patch.object(together.optimizers[0], "step", take):
+        with patch.object(together.learners[0].optimizer, "step", take):
             together._step(plan, together.method.inputs(0, together._own_part(plan), None))
         for rank in range(ranks.size):
             part = replace(plan, pairs=plan.pairs[Team(rank, ranks.size).part(len(plan.pairs))])

@@ -7,13 +7,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from mispair.config import Config, override
+from mispair.config import Config
 from mispair.methods.base import Method, StepPlan, StepResult
 from mispair.models.base import Encoded
 from mispair.models.bigru import BiGRU
 from mispair.pairs.batches import Items
 from mispair.pairs.pairs import IntArray, Pairs, Regions, Tokens, Vectors, select
 from mispair.pairs.vocabulary import SPECIAL_WORDS, Vocabulary
+from mispair.training.settings import override
 
 WORDS = 30
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import mispair
-from mispair.config import Config, override
+from mispair.config import Config
 from mispair.errors import MispairError
 from mispair.methods.base import Method, StepPlan, StepResult, similarity
 from mispair.methods.coteaching import CoTeaching
@@ -18,6 +18,7 @@ from mispair.models import Network, SideSpec, build
 from mispair.pairs.batches import PairLoader
 from mispair.pairs.noise import add_noise
 from mispair.pairs.pairs import IntArray, Pairs
+from mispair.training.settings import override
 from small_data import regions, shake, tokens, vectors
 
 ALPHA = 0.2

@@ -13,7 +13,7 @@ import torch
 
 from mispair.functional.beta_mixture import fit_betas
 from mispair.methods.base import EpochPairs, StepPlan
-from mispair.methods.bicro import BiCro, BiCroInputs, _ratio, clean_probability, published_probability
+from mispair.methods.bicro import BiCro, BiCroInputs, BicroSettings, _ratio, clean_probability, published_probability
 from mispair.methods.epoch_view import epoch_view
 from mispair.models import Encoded
 from mispair.pairs.batches import random_batches
@@ -103,7 +103,7 @@ def ranked(method: BiCro, net: int, pairs: IntArray) -> tuple[list[int], list[in
 
 
 def floored(method: BiCro, value: float) -> float:
-    return min(1.0, max(0.0, value)) if value > method.config.bicro.label_floor else 0.0
+    return min(1.0, max(0.0, value)) if value > method.config.of(BicroSettings).label_floor else 0.0
 
 
 def loop_clean_labels(method: BiCro, net: int, pairs: IntArray) -> list[float]:

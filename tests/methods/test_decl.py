@@ -14,10 +14,10 @@ from scipy import special, stats
 from torch import Tensor
 
 import mispair
-from mispair.config import Config, override
+from mispair.config import Config
 from mispair.methods import find
 from mispair.methods.base import StepPlan, StepResult, similarity
-from mispair.methods.decl import Decl, DeclInputs
+from mispair.methods.decl import Decl, DeclInputs, DeclSettings
 from mispair.models import SideSpec, build
 from mispair.pairs.batches import PairLoader, random_batches
 from mispair.pairs.noise import add_noise
@@ -27,6 +27,7 @@ from mispair.training.events import MethodEvent, StepEvent
 from mispair.training.monitor import StepMonitor
 from mispair.training.plan import plan_epoch
 from mispair.training.run_folder import read_events
+from mispair.training.settings import override
 from small_data import gradients, regions, shake, tokens, vectors
 from tiny import tiny_pairs
 from training import check_resume
@@ -105,12 +106,14 @@ def plain_evidence_loss(x: np.ndarray, clean: list[bool], same: np.ndarray, conf
     total = 0.0
     for scores in (x, x.T):
         for i, row in enumerate(scores):
-            e = [math.exp(math.tanh(value) / config.decl.evidence_scale) for value in row]
+            e = [math.exp(math.tanh(value) / config.of(DeclSettings).evidence_scale) for value in row]
             e = [0.0 if same[i, j] and j != i else value for j, value in enumerate(e)]
             y = [float(j == i and clean[i]) for j in range(len(e))]
             p = stats.dirichlet([value + 1 for value in e])
             total += sum((y[k] - p.mean()[k]) ** 2 + p.var()[k] for k in range(len(e)))
-            total += config.decl.kl_weight * plain_divergence([1 + (0.0 if y[k] else e[k]) for k in range(len(e))])
+            total += config.of(DeclSettings).kl_weight * plain_divergence(
+                [1 + (0.0 if y[k] else e[k]) for k in range(len(e))]
+            )
     return total / len(x)
 
 
@@ -129,7 +132,7 @@ def plain_loss(method: Decl, S: Tensor, net: int, chosen: IntArray, n: int) -> f
     same = (rows[:, None] == rows) if config.mask_false_negatives else np.zeros((len(rows),) * 2, dtype=bool)
     x, clean = raw(config.model, S), method.clean[net, torch.from_numpy(chosen)].tolist()
     hinge = plain_hinge(x, clean, same, n, config.margin)
-    return plain_evidence_loss(x, clean, same, config) + config.decl.hinge_weight * hinge
+    return plain_evidence_loss(x, clean, same, config) + config.of(DeclSettings).hinge_weight * hinge
 
 
 @pytest.mark.parametrize("mask", [True, False])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from mispair.config import Config, VseSettings
+from mispair.config import Config
 from mispair.methods import METHODS, find
 from mispair.methods.plain import Plain
 from mispair.models import SideSpec, build
@@ -20,7 +20,7 @@ from tiny import tiny_pairs
 def test_step_is_the_mean_of_the_hardest_negatives(mask: bool, main_step: int) -> None:
     config = Config(
         embed_size=8, word_size=8, batch_size=12, negatives_start=8, negatives_end=2, hardening_steps=6,
-        mask_false_negatives=mask, vse=VseSettings(augment=False),
+        mask_false_negatives=mask, own={"augment": False},
     )  # fmt: skip
     pairs = tiny_pairs(6)
     network = build(config, SideSpec.of(pairs.left), SideSpec.of(pairs.right), seed=0).eval()

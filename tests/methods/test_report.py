@@ -16,13 +16,14 @@ from hypothesis.extra import numpy as hnp
 from pydantic import ValidationError
 from sklearn.metrics import precision_score, recall_score, roc_auc_score
 
-from mispair.config import Config, override
+from mispair.config import Config
 from mispair.methods.repair import Repair
 from mispair.methods.report import MethodReport, ReplacedPairs, label_histograms, selection, separation
 from mispair.models import SideSpec, build
 from mispair.pairs.batches import PairLoader
 from mispair.pairs.noise import add_noise
 from mispair.pairs.pairs import Pairs
+from mispair.training.settings import override
 from small_data import vectors
 
 BOOLS = hnp.arrays(np.bool_, st.just(30))

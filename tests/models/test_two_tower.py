@@ -3,10 +3,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mispair.errors import ConfigError
+from mispair.errors import ConflictError
 from mispair.models import SideSpec, build
 from mispair.models.two_tower import TwoTower
 from mispair.pairs.batches import Items
+from refusals import refused
 from small_data import shake, small_config
 
 
@@ -59,5 +60,5 @@ def test_scale_and_offset_of_foreign_embeddings_do_not_matter() -> None:
 def test_other_sides_are_refused(other: SideSpec, name: str) -> None:
     vectors = SideSpec("vectors", 8)
     sides = (other, vectors) if name == "left" else (vectors, other)
-    with pytest.raises(ConfigError, match=f"the {name} side has {other}; use --model"):
+    with refused(ConflictError, where="model", names=f"{other}, as the {name} side"):
         build(small_config(model="two-tower"), *sides, seed=0)

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from mispair.config import read_recipe
 from mispair.errors import MispairError
 from mispair.pairs import tables
 from mispair.pairs.layouts import precomp
@@ -19,6 +18,7 @@ from mispair.pairs.layouts.captions_json import open_json
 from mispair.pairs.tables import text_encoding
 from mispair.pairs.vocabulary import Vocabulary
 from mispair.support import files
+from mispair.training.settings import read_recipe
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere the system does not say it")

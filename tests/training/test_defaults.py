@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 import mispair
 from mispair.auditing.audit import score_pairs, score_splits
-from mispair.config import KEYS, Config, override
+from mispair.config import Config
 from mispair.pairs.audited import AuditColumns
 from mispair.pairs.pairs import Pairs, Vectors, subset, unflagged
 from mispair.training.defaults import duration_sentence, fitted, note_unused
+from mispair.training.settings import all_names, override
 
 
 def pairs_of(count: int, seed: int = 0) -> Pairs:
@@ -55,7 +56,7 @@ def test_what_is_given_stays(count: int, model: str, method: str, given_names: s
         ("decl", "vse", {"negatives_end", "hinge_least", "margin"}, "negatives_end has"),
         ("mend", "sgr", {"margin", "lr_decay_epochs", "temperature", "augment"}, "lr_decay_epochs, margin have"),
         ("mscn", "sgr", {"clean_threshold", "margin_base", "as_published"}, "margin_base has"),
-        ("plain", "vse", set(KEYS), None),
+        ("plain", "vse", set(all_names()), None),
     ],
 )
 def test_settings_without_an_effect_are_noted(method: str, model: str, settings: set[str], unused: str | None) -> None:

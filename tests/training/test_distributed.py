@@ -14,12 +14,14 @@ import torch
 from torch import distributed
 
 from mispair.compute.distributed import Ranks, _message, connect
-from mispair.config import Config, override
-from mispair.errors import ConfigError, MispairError, RankLostError
+from mispair.config import Config
+from mispair.errors import ConflictError, MispairError, RankLostError
 from mispair.methods.plain import Plain
+from mispair.training.settings import override
 from mispair.training.trainer import check_ranks
 from on_ranks import KILLED, alone, on_ranks
 from rank_work import fail, first_losses, gradients, layers, local_gradients, newest, robust_gradients, traffic, train
+from refusals import refused
 
 pytestmark = pytest.mark.skipif(
     not (distributed.is_available() and distributed.is_gloo_available()), reason="this torch has no gloo"
@@ -167,15 +169,15 @@ def test_ranks_that_torchrun_has_not_started_are_refused(monkeypatch: pytest.Mon
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
-    with pytest.raises(ConfigError, match="not LOCAL_RANK and MASTER_PORT; start the ranks with torchrun"), connect():
+    with refused(ConflictError, where="WORLD_SIZE", names="LOCAL_RANK and MASTER_PORT"), connect():
         pass
 
 
 def test_what_several_ranks_cannot_train_is_refused() -> None:
     several: Any = SimpleNamespace(size=2)
-    with pytest.raises(ConfigError, match="leave out --local-negatives"):
+    with refused(ConflictError, where="local_negatives", names="mscn"):
         check_ranks(override(Config(), {"method": "mscn", "local_negatives": True}), several)
-    with patch.object(Plain, "teams", 0), pytest.raises(ConfigError, match="plain is a method for one process"):
+    with patch.object(Plain, "teams", 0), refused(ConflictError, where="method", names="plain"):
         check_ranks(Config(), several)
 
 

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from mispair.config import Config, override
+from mispair.config import Config
 from mispair.methods import METHODS
 from mispair.methods.plain import Plain
 from mispair.training.phases import noisy_from, phases
+from mispair.training.settings import override
 
 
 @pytest.mark.parametrize(

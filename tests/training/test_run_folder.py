@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from mispair.config import Config
-from mispair.errors import ConfigError, DataError, WriteError
+from mispair.errors import ChangedError, DamagedError, ExistsError, InUseError, WriteError
 from mispair.functional.metrics import retrieval
 from mispair.methods.report import Examples, MethodReport, ReplacedPairs
 from mispair.training.checkpoint import Best
@@ -47,7 +47,7 @@ METHOD = MethodEvent(
 
 
 def test_two_processes_cannot_share_a_folder(tmp_path: Path) -> None:
-    with Run(tmp_path / "run", Config()), pytest.raises(ConfigError, match="Another process"):
+    with Run(tmp_path / "run", Config()), refused(InUseError, where=tmp_path / "run"):
         Run(tmp_path / "run", Config())
     Run(tmp_path / "run", Config()).close()
 
@@ -66,7 +66,7 @@ def test_a_folder_that_cannot_be_written_is_not_kept_from_the_next_try(
 
     with monkeypatch.context() as meanwhile:
         meanwhile.setattr("mispair.training.run_folder.write_atomically", full)
-        with pytest.raises(DataError, match="cannot be written"):
+        with refused(WriteError, where=tmp_path / "run"):
             Run(tmp_path / "run", Config())
     Run(tmp_path / "run", Config()).close()
 
@@ -75,7 +75,7 @@ def test_settings_without_influence_may_change(tmp_path: Path) -> None:
     Run(tmp_path / "run", Config()).close()
     (tmp_path / "run/best.safetensors").touch()  # something was trained
     Run(tmp_path / "run", replace(Config(), checkpoint_seconds=1.0)).close()
-    with pytest.raises(ConfigError, match="epochs: 20 -> 21"):
+    with refused(ChangedError, where=tmp_path / "run", names="epochs: 20 -> 21"):
         Run(tmp_path / "run", replace(Config(), epochs=21))
 
 
@@ -135,7 +135,7 @@ def test_events_come_back_as_they_were(tmp_path: Path) -> None:
 @pytest.mark.parametrize("line", ["no JSON", "{}", '{"event": "other"}', '{"event": "steps", "step": 1}', "[1]"])
 def test_a_log_of_something_else_is_refused(tmp_path: Path, line: str) -> None:
     (tmp_path / "metrics.jsonl").write_text(line)
-    with pytest.raises(DataError, match=r"metrics.jsonl is missing, damaged or of another version"):
+    with refused(DamagedError, where=tmp_path / "metrics.jsonl"):
         read_events(tmp_path, StepEvent)
 
 
@@ -144,7 +144,7 @@ def test_a_folder_without_a_log_has_no_epochs(tmp_path: Path) -> None:
     assert read_result(tmp_path) is None
     assert read_examples(tmp_path) is None
     for read in (read_environment, lambda path: read_events(path, StepEvent)):
-        with pytest.raises(DataError, match="missing"):
+        with refused(DamagedError):
             read(tmp_path)
 
 
@@ -166,7 +166,7 @@ def test_examples_come_back(tmp_path: Path, whole: bool) -> None:
     pairs, w = np.arange(4), np.random.default_rng(0).random((2, 4)).astype(np.float32)
     others = {"labels": w[0], "new_left": np.array([3, -1, 0, -1]), "new_right": np.array([-1] * 4)} if whole else {}
     with Run(tmp_path / "run", Config()) as run:
-        run.finish(RunResult(best=Best(), steps=1), Examples(pairs, w, **others))
+        run.finish(RunResult(best=Best(), steps=1, fingerprint="abc"), Examples(pairs, w, **others))
     found = read_examples(tmp_path / "run")
     assert found is not None
     for name, value in {"pairs": pairs, "w": w, **others}.items():
@@ -174,7 +174,7 @@ def test_examples_come_back(tmp_path: Path, whole: bool) -> None:
         assert getattr(found, name).dtype == value.dtype, name
     assert whole or (found.labels is None and found.new_left is None and found.new_right is None)
     (tmp_path / "run/pairs.parquet").write_bytes(b"damaged")
-    with pytest.raises(DataError, match=r"pairs\.parquet is damaged"):
+    with refused(DamagedError, where=tmp_path / "run/pairs.parquet"):
         read_examples(tmp_path / "run")
 
 
@@ -198,7 +198,7 @@ def test_somebody_elses_config_is_not_touched(tmp_path: Path, content: str | byt
     files = {"config.toml": content if isinstance(content, bytes) else content.encode(), "metrics.jsonl": b"mine"}
     for name, value in files.items():
         (tmp_path / name).write_bytes(value)
-    with pytest.raises(ConfigError, match=r"exists and is not a run folder.* nothing was changed"):
+    with refused(ExistsError, where=tmp_path):
         Run(tmp_path, Config())
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == files
 

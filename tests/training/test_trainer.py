@@ -18,8 +18,21 @@ from rich.console import Console
 
 import mispair
 from mispair import methods
-from mispair.config import Config, override
-from mispair.errors import CollapseError, ConfigError, DataError, NonFiniteError, ShapeError, StoppedError
+from mispair.config import Config
+from mispair.errors import (
+    ChangedError,
+    CollapseError,
+    ConflictError,
+    DamagedError,
+    DataError,
+    InvalidValueError,
+    NonFiniteError,
+    NotFoundError,
+    ShapeError,
+    StoppedError,
+    TooFewError,
+    UnknownNameError,
+)
 from mispair.functional.losses import hard_loss
 from mispair.methods.base import EpochPairs, Method, StepInputs, StepPlan, StepResult, similarity
 from mispair.methods.mend import Mend
@@ -28,6 +41,7 @@ from mispair.pairs.pairs import Pairs, Regions, Tokens, Vectors
 from mispair.pairs.vocabulary import Vocabulary
 from mispair.training import checkpoint
 from mispair.training.run_folder import Run
+from mispair.training.settings import override
 from mispair.training.trainer import Trainer
 from refusals import refused
 from small_data import chosen
@@ -200,25 +214,21 @@ def test_an_ended_run_says_so_and_refuses_other_pairs(tmp_path: Path) -> None:
     console = Console(file=StringIO(), width=200)
     mispair.fit(tiny_pairs(16), out=tmp_path / "run", console=console, **SMALL)
     assert "This run has ended already; nothing was trained." in console.file.getvalue()  # type: ignore[attr-defined]
-    with pytest.raises(ConfigError, match="other pairs: the data set or its noise has changed since"):
+    with refused(ChangedError, where=tmp_path / "run"):
         mispair.fit(tiny_pairs(16, seed=5), out=tmp_path / "run", **SMALL)
-    result = json.loads((tmp_path / "run/result.json").read_text())
-    del result["fingerprint"]  # as earlier versions wrote it
-    (tmp_path / "run/result.json").write_text(json.dumps(result))
-    mispair.fit(tiny_pairs(16), out=tmp_path / "run", **SMALL)
 
 
 def test_other_pairs_are_refused_on_resume(tmp_path: Path) -> None:
     settings = config()
     run_until(settings, tiny_pairs(16), tmp_path / "run", 3)
-    with Run(tmp_path / "run", settings) as run, pytest.raises(ConfigError, match="other pairs"):
+    with Run(tmp_path / "run", settings) as run, refused(ChangedError, where=tmp_path / "run"):
         Trainer(settings, tiny_pairs(16, seed=5), None, run).fit()
 
 
 def test_many_dev_pairs_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mispair.training.trainer.HELD_OUT", 6)
+    monkeypatch.setattr("mispair.training.validation.HELD_OUT", 6)
     with Run(tmp_path / "run", config()) as run:
-        dev = Trainer(config(), tiny_pairs(16), tiny_pairs(8), run).dev
+        dev = Trainer(config(), tiny_pairs(16), tiny_pairs(8), run).validation.dev
     assert dev is not None
     assert len(dev.left) == 6
     assert dev.link.tolist() == [image for image in range(6) for _ in range(5)]
@@ -235,7 +245,7 @@ def test_other_dev_pairs_are_refused_as_they_choose_the_best_epoch(ended: bool, 
     fit(tiny_pairs(6, seed=1))
     if not ended:
         (tmp_path / "run/result.json").unlink()
-    with pytest.raises(ConfigError, match="was trained on other pairs"):
+    with refused(ChangedError, where=tmp_path / "run"):
         fit(tiny_pairs(6, seed=2))
 
 
@@ -248,11 +258,11 @@ def test_a_stop_signal_saves_and_names_the_way_back(tmp_path: Path, monkeypatch:
             yield plan
 
     monkeypatch.setattr(Trainer, "steps", signalled_steps)
-    with pytest.raises(StoppedError, match=r"step 1 and saved. Call fit again with out=") as stop:
+    with pytest.raises(StoppedError, match=r"step 1 .*out=") as stop:
         mispair.fit(tiny_pairs(16), out=tmp_path / "run", **SMALL)
     assert stop.value.code == 143
     assert len(checkpoint.find(tmp_path / "run/checkpoints")) == 1
-    with pytest.raises(StoppedError, match="Nothing is kept"):
+    with refused(StoppedError, names="`out`"):
         mispair.fit(tiny_pairs(16), **SMALL)
 
 
@@ -260,15 +270,15 @@ def test_validation_pairs_must_be_of_the_same_kind() -> None:
     train, dev = tiny_pairs(16), tiny_pairs(8)
     assert isinstance(dev.right, Tokens)
     other = Vocabulary((*dev.right.vocabulary.words[:4], *reversed(dev.right.vocabulary.words[4:])))
-    with pytest.raises(DataError, match="one vocabulary"):
+    with refused(DataError, where="tiny", names="right side"):
         mispair.fit(train, replace(dev, right=replace(dev.right, vocabulary=other)), **SMALL)
     wide = Regions(np.zeros((8, 5, 13), dtype=np.float32))
-    with pytest.raises(DataError, match="width 12 for training but 5 regions of width 13"):
+    with refused(ShapeError, where="tiny", names="5 regions of width 13"):
         mispair.fit(train, replace(dev, left=wide), **SMALL)
 
 
 def test_validation_needs_pairs() -> None:
-    with pytest.raises(DataError, match="tiny: there are no validation pairs; leave them out"):
+    with refused(TooFewError, where="tiny"):
         mispair.fit(tiny_pairs(16), chosen(tiny_pairs(16), np.empty(0, np.int64)), **SMALL)
 
 
@@ -277,7 +287,7 @@ def test_texts_of_two_vocabularies_are_refused() -> None:
     assert isinstance(texts, Tokens)
     other = Vocabulary((*texts.vocabulary.words[:4], *reversed(texts.vocabulary.words[4:])))
     foreign = Tokens(*other.encode(texts.texts), other, texts.texts)
-    with pytest.raises(DataError, match=r"mine: both sides are texts, but of different vocabularies \(30 and 30 words"):
+    with refused(DataError, where="mine", names="(30 and 30 words)"):
         mispair.fit(Pairs(texts, foreign, np.arange(20), name="mine"), **SMALL)
     mispair.fit(Pairs(texts, texts, np.arange(20)), **{**SMALL, "epochs": 1})
 
@@ -292,13 +302,12 @@ class Picky(Duo):
 
 def test_an_epoch_without_any_step_is_refused_or_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(methods.METHODS, "picky", Picky)
-    found = "the method picky chose fewer than 2 of 80 pairs to train on"
-    with pytest.raises(DataError, match=f"tiny: {found}; give more pairs"):
+    with refused(TooFewError, where="tiny", names="picky"):
         mispair.fit(tiny_pairs(16), out=tmp_path / "run", **{**SMALL, "warmup_epochs": 0}, method="picky")
     assert not (tmp_path / "run/result.json").exists()
     console = Console(file=StringIO(), width=200)
     mispair.fit(tiny_pairs(16), console=console, **SMALL, method="picky")
-    assert f"epoch 1/2  {found}, so nothing is learned" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert "epoch 1/2  the method picky" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
 def test_the_callers_random_numbers_are_left_alone() -> None:
@@ -371,14 +380,12 @@ def test_a_collapse_is_named_and_the_last_good_state_kept(tmp_path: Path, monkey
     settings = config(method="flat", model="sgr", epochs=20)
     with Run(tmp_path / "run", settings) as run:
         trainer = Trainer(settings, tiny_pairs(16), None, run)
-        with pytest.raises(
-            CollapseError, match=r"collapsed .* --negatives-end .* lower --lr .* last good state"
-        ) as stop:
+        with pytest.raises(CollapseError, match=r"`negatives_end`.* `lr`") as stop:
             trainer.fit()
         monkeypatch.setattr(Flat, "ignores", Mend.ignores)
-        with pytest.raises(CollapseError, match="lower --lr") as other:
+        with pytest.raises(CollapseError, match="`lr`") as other:
             trainer._refuse_collapse()
-    assert "--negatives-end" not in str(other.value)  # no advice that has no effect
+    assert "negatives_end" not in str(other.value)  # no advice that has no effect
     kept = checkpoint.find(tmp_path / "run/checkpoints")
     assert str(kept[0]) in str(stop.value)
     healthy = [event["spread"] for event in events(tmp_path / "run", "steps")]
@@ -396,7 +403,7 @@ def test_health_does_not_depend_on_how_often_checkpoints_are_written(tmp_path: P
         with Run(tmp_path / str(seconds), settings) as run:
             trainer = Trainer(settings, tiny_pairs(16), None, run)
             trainer.fit()
-        found.append([monitor.health for monitor in trainer.monitors])
+        found.append([learner.monitor.health for learner in trainer.learners])
     assert found[0] == found[1]
     assert found[0][0].peak > 0
 
@@ -413,10 +420,10 @@ def test_files_of_a_run_that_are_gone_or_damaged_are_named(tmp_path: Path) -> No
     damaged = bytearray(best)
     damaged[-5] ^= 1
     (out / "best.safetensors").write_bytes(damaged)
-    with pytest.raises(DataError, match=r"best\.safetensors: the file is damaged"):
+    with refused(DamagedError, where=out / "best.safetensors"):
         train()
     (out / "best.safetensors").unlink()
-    with pytest.raises(DataError, match=r"best\.safetensors is gone, and the checkpoints do not hold it"):
+    with refused(NotFoundError, where=out / "best.safetensors"):
         train()
     (out / "best.safetensors").write_bytes(best)
     train()
@@ -431,7 +438,7 @@ def test_files_of_a_run_that_are_gone_or_damaged_are_named(tmp_path: Path) -> No
     ]
     for change in changes:
         checkpoint.save(out / "checkpoints", replace(state, **change))
-        with pytest.raises(DataError, match="the newest checkpoint is not of this run"):
+        with refused(DamagedError, where=out / "checkpoints"):
             train()
     checkpoint.save(out / "checkpoints", state)
     faults = (
@@ -447,13 +454,13 @@ def test_files_of_a_run_that_are_gone_or_damaged_are_named(tmp_path: Path) -> No
 
 
 def test_tiny_and_wrong_inputs() -> None:
-    with pytest.raises(DataError, match="1 training pairs with 1 different"):
+    with refused(TooFewError, where="tiny", names="1 training pairs"):
         mispair.fit(chosen(tiny_pairs(16), np.array([3])), **SMALL)
-    with pytest.raises(ConfigError, match="two-tower model takes one vector"):
+    with refused(ConflictError, where="model", names="two-tower"):
         mispair.fit(tiny_pairs(16), **SMALL, model="two-tower")
-    with pytest.raises(ConfigError, match=r'no method "plian".*"plain"'):
+    with refused(UnknownNameError, where="method", names='"plain"'):
         mispair.fit(tiny_pairs(16), **SMALL, method="plian")
-    with pytest.raises(ConfigError, match="no device"):
+    with refused(InvalidValueError, where="device", names="gpu"):
         mispair.fit(tiny_pairs(16), **{**SMALL, "device": "gpu"})
     with refused(ShapeError, "fit: pairs", "str"):
         mispair.fit("folder", **SMALL)  # type: ignore[arg-type]

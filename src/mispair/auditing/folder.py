@@ -49,7 +49,7 @@ from mispair.auditing.output_files import (
 from mispair.auditing.output_store import OutputStore, working_folder
 from mispair.auditing.scoring.scan import PART, Shard, missing_parts, part_name
 from mispair.compute.devices import pick_device
-from mispair.config import read_recipe
+from mispair.config import read_toml
 from mispair.encoders.cache import FETCHED, cache_folder
 from mispair.encoders.encode import Encoders
 from mispair.errors import ConfigError, DataError, InUseError
@@ -468,8 +468,8 @@ def _trained_on(run: Path) -> list[Path]:
     settings = run / "config.toml"
     if not is_run(run) or not settings.is_file():
         return []
-    config = read_recipe(settings)
-    return [Path(config.data), *(Path(path) for path in (config.noise_file,) if path)]
+    config = read_toml(settings)
+    return [Path(config[name]) for name in ("data", "noise_file") if config.get(name)]
 
 
 def _files(root: Path, made: Sequence[Path]) -> Iterator[tuple[str, int, int]]:

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from io import TextIOWrapper
 from pathlib import Path
-from types import ModuleType, NoneType
+from types import NoneType
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import tyro
@@ -27,10 +27,10 @@ from mispair.cli.bench import (
 )
 from mispair.cli.data import data_check, data_get, data_make, data_noise
 from mispair.cli.help_texts import completion_script, description
-from mispair.cli.model import TrainArguments, evaluate, search, train
+from mispair.cli.model import TrainArguments, evaluate, search, train, train_arguments
 from mispair.cli.output import console, print_json, print_table, say, with_flags
 from mispair.cli.review import export, review
-from mispair.config import KEYS
+from mispair.config import RUN_SETTINGS
 from mispair.errors import ConfigError, MispairError
 from mispair.support.memory import is_out_of_memory, out_of_memory
 
@@ -69,21 +69,16 @@ def methods(*, json: bool = False) -> int:
     Args:
         json: Print the list as JSON.
     """
-    from mispair.methods import find_all
+    from mispair.methods import find_all, list_methods
 
-    kinds = find_all()
-    about = {name: _title(sys.modules[kind.__module__]) for name, kind in kinds.items()}
+    about = list_methods()
     if json:
+        kinds = find_all()
         print_json({name: {"networks": kinds[name].networks, "about": title} for name, title in about.items()})
         return 0
     for name, title in about.items():
         say(f"  {name:<8} {title}")
     return 0
-
-
-def _title(module: ModuleType) -> str:
-    """The first paragraph of what a module says of itself, in one line."""
-    return " ".join((module.__doc__ or "").partition("\n\n")[0].split())
 
 
 def completion(shell: Positional[Literal["bash", "zsh"]]) -> int:
@@ -99,7 +94,7 @@ def completion(shell: Positional[Literal["bash", "zsh"]]) -> int:
 def _options(name: str) -> list[str]:
     from tyro.extras import get_parser  # deprecated; other commands do without it
 
-    parser = get_parser(TrainArguments if name == "train" else _with_plain_help(COMMANDS[name]))
+    parser = get_parser(train_arguments() if name == "train" else _with_plain_help(COMMANDS[name]))
     return sorted({word for action in parser._actions for word in action.option_strings if word.startswith("--")})
 
 
@@ -134,7 +129,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _dispatch(argv)
     except MispairError as error:
         if not error.silent:
-            say(f"mispair: {with_flags(str(error), _settings())}", file=sys.stderr)
+            say(f"mispair: {with_flags(str(error), _settings(argv))}", file=sys.stderr)
         return error.code
     except KeyboardInterrupt:
         say("mispair: interrupted.", file=sys.stderr)
@@ -148,14 +143,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        say(f"mispair: {with_flags(out_of_memory(error), _settings())}", file=sys.stderr)
+        say(f"mispair: {with_flags(out_of_memory(error), _settings(argv))}", file=sys.stderr)
         return 2
 
 
-def _settings() -> set[str]:
-    """Every setting that is a flag of some command."""
+def _settings(argv: Sequence[str]) -> set[str]:
+    """Every setting that is a flag of some command; those of methods and models where they are flags."""
     names = {name for command in COMMANDS.values() for name in inspect.signature(command).parameters}
-    return names | {field.name for field in dataclasses.fields(TrainArguments)} | set(KEYS)
+    names |= {field.name for field in dataclasses.fields(TrainArguments)} | set(RUN_SETTINGS)
+    if argv[:1] != ["train"]:
+        return names
+    from mispair.training.settings import owners
+
+    return names | set(owners())
 
 
 def _dispatch(argv: list[str]) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, make_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +14,7 @@ from tyro.conf import OmitArgPrefixes, Positional
 from mispair.cli.audit import IMAGE_MODEL, TEXT_MODEL, columns_of
 from mispair.cli.help_texts import description
 from mispair.cli.output import console, print_json, print_table, say
-from mispair.config import KEYS, Config, read_recipe
+from mispair.config import RUN_SETTINGS, Config, RunSettings
 from mispair.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class TrainArguments:
     Settings that are not given follow the data and the device.
     """
 
-    config: OmitArgPrefixes[Config]
+    run: OmitArgPrefixes[RunSettings]
     files: OmitArgPrefixes[FileArguments]
     out: Path
     """Run folder: settings, log, checkpoints and the best model."""
@@ -78,19 +78,25 @@ class TrainArguments:
 
 def train(argv: Sequence[str]) -> int:
     """Train a matching model."""
+    from mispair.compute.distributed import connect
+    from mispair.training.settings import read_recipe
+
     defaults = read_recipe(_peek(argv, "--recipe")) if _peek(argv, "--recipe") else Config()
+    kind = train_arguments()
+    own = {name: defaults.of(group) for name, group in _groups().items()}
+    run = RunSettings(**{name: getattr(defaults, name) for name in RUN_SETTINGS})
     arguments = tyro.cli(
-        TrainArguments,
+        kind,
         args=argv,
         prog="mispair train",
         description=description("train", TrainArguments),
-        default=TrainArguments(defaults, FileArguments(), out=tyro.MISSING),
+        default=kind(run=run, files=FileArguments(), out=tyro.MISSING, **own),
     )
-    from mispair.compute.distributed import connect
-
+    chosen = {name: value for group in own for name, value in asdict(getattr(arguments, group)).items()}
+    config = Config(**asdict(arguments.run), own=chosen)
     given = None if arguments.recipe else _given(argv)
-    with connect(arguments.config.device) as ranks:
-        result = _trained(arguments, given, console() if ranks.is_first else None)
+    with connect(config.device) as ranks:
+        result = _trained(arguments, config, given, console() if ranks.is_first else None)
         if not ranks.is_first:
             return 0
     if arguments.json:
@@ -106,26 +112,48 @@ def train(argv: Sequence[str]) -> int:
     return 0
 
 
-def _trained(arguments: TrainArguments, given: set[str] | None, shown: Console | None) -> TrainedRun:
+def train_arguments() -> type[TrainArguments]:
+    """`TrainArguments` with the settings of all methods and models, a group of flags for each class of them."""
+    groups = [(name, Annotated[kind, OmitArgPrefixes], field(default=kind())) for name, kind in _groups().items()]
+    return make_dataclass(
+        "TrainArguments", groups, bases=(TrainArguments,), namespace={"__doc__": TrainArguments.__doc__}, frozen=True
+    )
+
+
+def _groups() -> dict[str, type[Any]]:
+    """The classes of settings of all methods and models by short names, such as repair."""
+    from mispair.training.settings import setting_classes
+
+    found: dict[str, type[Any]] = {}
+    for kind in setting_classes():
+        name = kind.__name__.removesuffix("Settings").lower()
+        found[name if name not in found else f"{name}_{len(found)}"] = kind
+    return found
+
+
+def _trained(arguments: TrainArguments, config: Config, given: set[str] | None, shown: Console | None) -> TrainedRun:
     from mispair.pairs.layouts.loading import with_absolute_paths
     from mispair.training.fit import train_and_test
 
     if arguments.source is not None:
-        return _train_files(arguments, given, shown)
+        return _train_files(arguments, config, given, shown)
     if arguments.files != FileArguments():
         raise ConfigError("Flags about images and captions need them, as in: mispair train photos.csv --images photos/")
-    return train_and_test(with_absolute_paths(arguments.config), arguments.out, shown, given)
+    return train_and_test(with_absolute_paths(config), arguments.out, shown, given)
 
 
-def _train_files(arguments: TrainArguments, given: set[str] | None, shown: Console | None) -> TrainedRun:
+def _train_files(
+    arguments: TrainArguments, config: Config, given: set[str] | None, shown: Console | None
+) -> TrainedRun:
     from mispair.encoders.encode import Encoders
     from mispair.encoders.regions import SplitRule
     from mispair.training.from_files import Files, train_from_files
+    from mispair.training.settings import all_names
 
     if given is not None and "data" in given:
         raise ConfigError("Give either the files to train on or --data, not both.")
     assert arguments.source is not None
-    files, device = arguments.files, arguments.config.device
+    files, device = arguments.files, config.device
     return train_from_files(
         Files(
             arguments.source,
@@ -138,10 +166,10 @@ def _train_files(arguments: TrainArguments, given: set[str] | None, shown: Conso
             SplitRule(files.dev, files.test),
             files.allow_outside,
         ),
-        arguments.config,
+        config,
         arguments.out,
         shown,
-        KEYS if given is None else given,
+        all_names() if given is None else given,
     )
 
 

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from mispair.compute.distributed import local_device
-from mispair.errors import ConfigError
+from mispair.errors import InvalidValueError
 
 # Settings of torch's GPU memory. Without expandable segments each recorded step of a new shape takes memory of its own,
 # and a training of SGR that needs 6 GB holds 61.
+KNOWN = "auto, cpu, cuda, cuda:1 or mps"
 ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"
 
 
@@ -23,17 +24,16 @@ def pick_device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ConfigError(f'"{name}" is no device; use auto, cpu, cuda, cuda:1 or mps.') from None
+        raise InvalidValueError(name, where="device", expected=KNOWN) from None
     if device.type not in ("cpu", "cuda", "mps"):
-        raise ConfigError(f'"{name}" is no device to train on; use auto, cpu, cuda, cuda:1 or mps.')
+        raise InvalidValueError(name, where="device", expected=KNOWN)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ConfigError(
-            f"There is no {name} here: torch sees {torch.cuda.device_count()} CUDA devices; use --device cpu."
-        )
+        found = f"{name}, but torch sees {torch.cuda.device_count()} CUDA devices"
+        raise InvalidValueError(found, where="device", advice="Give `device=cpu`.")
     if device.type == "cuda" and device.index is None and (own := local_device()) is not None:
         device = torch.device("cuda", own)
     if device.type == "mps" and not torch.backends.mps.is_available():
-        raise ConfigError("There is no mps device here; use --device cpu.")
+        raise InvalidValueError("mps, but torch sees no such device", where="device", advice="Give `device=cpu`.")
     if device.type == "cuda" and not set(ALLOCATOR) & set(os.environ):
         os.environ[ALLOCATOR[0]] = "expandable_segments:True"  # read when the first memory is taken
     return device

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from mispair.errors import ConfigError, MispairError, RankLostError
+from mispair.errors import ConflictError, MispairError, RankLostError
 
 FAILURE, TEXT = "failure", "text"  # keys of the store: the first rank that failed, and why
 START_SECONDS = 1800.0  # in which all ranks must have come
@@ -324,16 +324,16 @@ def connect(device: str = "auto") -> Iterator[Ranks]:
         return
     missing = [name for name in ("LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing:
-        raise ConfigError(
-            f"WORLD_SIZE is {size} and RANK is set, but not {' and '.join(missing)}; start the ranks with torchrun, "
-            "which sets all of them, or unset WORLD_SIZE to train in this process alone."
+        raise ConflictError(
+            f"{size}, with RANK, but without {' and '.join(missing)}",
+            where="WORLD_SIZE",
+            advice="Start the ranks with torchrun, or unset WORLD_SIZE to train in this process alone.",
         )
     backend = "gloo"
     if device != "cpu" and torch.cuda.is_available():
         if device not in ("auto", "cuda"):
-            raise ConfigError(
-                f"--device is {device}, but each of {size} ranks has a GPU of its own; use --device cuda."
-            )
+            found = f"{device}, but each of {size} ranks has a GPU of its own"
+            raise ConflictError(found, where="device", advice="Give `device=cuda`.")
         if int(os.environ.get("LOCAL_WORLD_SIZE", "1")) <= torch.cuda.device_count():  # NCCL wants a GPU for each
             backend = "cpu:gloo,cuda:nccl"
         torch.cuda.set_device(local_device())

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mispair.errors import ConfigError
+from mispair.errors import ConflictError
 
 KS = (1, 5, 10)
 CHUNK_ELEMENTS = 1 << 26  # elements of S compared at a time
@@ -79,15 +79,14 @@ def of_ranks(both: tuple[Tensor, Tensor]) -> Retrieval:
 def fold_retrieval(part: Part, left_groups: Tensor, right_groups: Tensor, folds: int = 5) -> Retrieval:
     """Mean over `folds` equal slices of the left items, each with its own right items (COCO 1K: 5 folds of testall)."""
     if not 1 <= folds <= len(left_groups):
-        raise ConfigError(f"{len(left_groups):,} images cannot be cut into {folds} folds.")
+        raise ConflictError(str(folds), where="folds", expected=f"1 to {len(left_groups):,}, the number of images")
     results = []
     for rows in torch.arange(len(left_groups), device=left_groups.device).tensor_split(folds):
         columns = torch.isin(right_groups, left_groups[rows]).nonzero().squeeze(1)
         if not len(columns):
             first, last = int(rows[0]) + 1, int(rows[-1]) + 1
-            raise ConfigError(
-                f"The images {first:,} to {last:,} have no captions, so they make no fold; give fewer folds."
-            )
+            found = f"{folds}, of which one has the images {first:,} to {last:,} without any captions"
+            raise ConflictError(found, where="folds", advice="Give fewer.")
         results.append(part(rows, columns))
     return Retrieval(
         _mean([result.left_to_right for result in results]), _mean([result.right_to_left for result in results])

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mispair.compute.devices import send
 from mispair.config import Config
-from mispair.errors import ConfigError
+from mispair.errors import ConflictError
 from mispair.functional.losses import negatives_at, warmup_loss
 from mispair.methods.report import BoolArray, Examples, MethodReport
 from mispair.models import Network
@@ -71,6 +71,25 @@ class StepResult:
     logged: Tensor | None = None  # the loss for the log, where it is no such sum; by default a pair's mean
 
 
+@dataclass(frozen=True)
+class Phase:
+    """Epochs of one kind."""
+
+    name: str
+    start: int  # number of the first one
+    epochs: int
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """What a method needs where the user chooses no schedule."""
+
+    batch_size: int | None = None  # by default what the data suggests
+    longer: float = 1.0  # how many times the usual steps
+    least_epochs: tuple[int, int] = (6, 6)  # for few pairs, for more
+    warmup: float = 0.2  # share of the epochs
+
+
 class Method(ABC):
     """Base of all methods. Adding one: see CONTRIBUTING.md.
 
@@ -80,8 +99,10 @@ class Method(ABC):
         repeatable: Whether a GPU may record a step and repeat it with other inputs: if `loss` does the same operations
             at every step, touches nothing but its inputs and the network, and reads nothing back from the device.
         uses_truth: Whether the method trains by the truth of the pairs. A run then refuses to go on with another one.
-        setting_groups: Names of the groups of settings that are its own, as in `Config`; None if it may read all.
+        settings: Classes of the settings that are its own, each made by `mispair.config.validated`.
         ignores: Names of other settings that have no effect on it.
+        schedule: Its usual schedule.
+        alike: Whether its networks are of one kind, so that tables average them; else the first one counts.
         teams: Into how many teams several processes may be divided: with 1 all ranks share each step of each network;
             with 2 a team may train the first network while another one trains the second, which in an epoch must not
             depend on each other; with 0 there must be one process only. From 1 on, `loss` may compute gradients by
@@ -93,8 +114,10 @@ class Method(ABC):
     audits: bool = False
     repeatable: bool = True
     uses_truth: bool = False
-    setting_groups: tuple[str, ...] | None = None
+    settings: tuple[type, ...] = ()
     ignores: tuple[str, ...] = ()
+    schedule = Schedule()
+    alike: bool = True
     teams: int = 0
 
     def __init__(self, config: Config, nets: list[Network], loader: PairLoader) -> None:
@@ -109,7 +132,8 @@ class Method(ABC):
         """The settings of each network; by default those of the run for all."""
         count = config.networks or cls.networks
         if cls.networks > 1 and count != cls.networks:
-            raise ConfigError(f"networks is {count}, but {config.method} trains {cls.networks} together.")
+            expected = f"{cls.networks}, which `method={config.method}` trains together"
+            raise ConflictError(str(count), where="networks", expected=expected)
         return [config] * count
 
     def trained_networks(self, epoch: int) -> Sequence[int]:  # noqa: ARG002 - a hook
@@ -186,9 +210,17 @@ class Method(ABC):
         return None
 
     @classmethod
-    def student_from(cls, config: Config) -> int | None:  # noqa: ARG003 - a hook
-        """The epoch (from 0, warm-up included) from which on a student trains instead; None without one."""
-        return None
+    def phases(cls, config: Config) -> list[Phase]:
+        """The epochs of each kind, in their order."""
+        warm, later = config.warmup_epochs, cls.noisy_from(config)
+        end = config.total_epochs if later is None else warm + later
+        found = [Phase("warm-up", 0, warm), Phase("main", warm, end - warm)]
+        return found if later is None else [*found, Phase("main, with noisy pairs", end, config.total_epochs - end)]
+
+    @classmethod
+    def seconds(cls, config: Config, steps: Sequence[float]) -> float:
+        """Seconds of a run that has one step an epoch, by the seconds of a step of each network."""
+        return config.total_epochs * sum(steps)
 
     @abstractmethod
     def loss(self, net: int, inputs: Any) -> StepResult:

@@ -9,19 +9,20 @@ pairs follows one on noisy pairs. The warm-up trains on the pairs with the small
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from mispair.compute.precision import full_precision
-from mispair.config import Config
+from mispair.config import Config, Fraction, validated
 from mispair.functional.beta_mixture import fit_betas
 from mispair.functional.gaussian_mixture import FloatArray, min_max
 from mispair.functional.losses import best_count, hard_loss, pair_quality, sample_losses, soft_margin
 from mispair.methods.base import EpochPairs, StepInputs, StepPlan, StepResult, similarity
-from mispair.methods.coteaching import CoTeaching
+from mispair.methods.coteaching import CoTeaching, CoTeachingSettings
 from mispair.methods.epoch_view import EpochView
 from mispair.methods.report import BoolArray
 from mispair.models import Encoded, Network
@@ -30,6 +31,16 @@ from mispair.pairs.batches import Batch, PairLoader
 from mispair.pairs.pairs import IntArray
 
 ANCHORS = 102  # stream of random numbers
+
+
+@validated
+class BicroSettings:
+    """BiCro."""
+
+    warmup_share: Annotated[float, Field(gt=0, le=1)] = 0.3
+    """Share of each warm-up batch, the pairs with the smallest losses, that is trained on."""
+    label_floor: Fraction = 0.5
+    """Labels not above it become 0."""
 
 
 @dataclass(frozen=True)
@@ -41,13 +52,13 @@ class BiCroInputs(StepInputs):
 
 
 class BiCro(CoTeaching):
-    """BiCro as its paper says.
+    """Labels by bidirectional cross-modal similarity consistency (Yang et al., CVPR 2023).
 
     Attributes:
         clean: The pairs that train each network in this epoch.
     """
 
-    setting_groups = ("coteaching", "bicro")
+    settings = (CoTeachingSettings, BicroSettings)
 
     def __init__(self, config: Config, nets: list[Network], loader: PairLoader) -> None:
         super().__init__(config, nets, loader)
@@ -63,11 +74,11 @@ class BiCro(CoTeaching):
         """Sum over the pairs with the smallest losses."""
         S = similarity(self.nets[net], inputs.batch)
         losses = sample_losses(S, self.config.margin, self.false_negatives(inputs.batch))
-        count = max(1, int(self.config.bicro.warmup_share * len(S) + 1e-9))
+        count = max(1, int(self.config.of(BicroSettings).warmup_share * len(S) + 1e-9))
         return StepResult(losses.topk(count, largest=False).values.sum(), S)
 
     def clean_probabilities(self, losses: FloatArray) -> FloatArray:
-        rows = losses if self.config.coteaching.split_losses == "single" else self.smoothed(losses)
+        rows = losses if self.coteaching.split_losses == "single" else self.smoothed(losses)
         return np.stack([self.clean_probability(row) for row in rows]).astype(np.float32)
 
     def clean_probability(self, losses: FloatArray) -> FloatArray:
@@ -109,7 +120,7 @@ class BiCro(CoTeaching):
         return StepResult(loss, S, {"label": labels.mean()})
 
     def margin(self, labels: Tensor) -> Tensor:
-        return soft_margin(labels, self.config.margin, self.config.coteaching.margin_base)
+        return soft_margin(labels, self.config.margin, self.coteaching.margin_base)
 
     def _labels(self, teacher: Network, inputs: BiCroInputs) -> Tensor:
         """(B,) y of each pair, by the network that is not being trained."""
@@ -130,7 +141,7 @@ class BiCro(CoTeaching):
         return values.index_fill(0, anchors, 1.0)
 
     def _floored(self, values: Tensor) -> Tensor:
-        return torch.where(values > self.config.bicro.label_floor, values, 0.0).clamp(0, 1)
+        return torch.where(values > self.config.of(BicroSettings).label_floor, values, 0.0).clamp(0, 1)
 
     # ------------------------------------------------------------------ state
 

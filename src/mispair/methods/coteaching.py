@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 
-from mispair.config import Config
+from mispair.config import BelowOne, Config, Fraction, validated
 from mispair.functional.gaussian_mixture import FloatArray, clean_probability, is_clean
 from mispair.methods.base import EpochPairs, Method
 from mispair.methods.epoch_view import EpochView, epoch_view
@@ -19,6 +20,22 @@ from mispair.pairs.pairs import IntArray
 SURE = 0.99  # the highest probability that losses or an audit can give
 
 
+@validated
+class CoTeachingSettings:
+    """Methods whose two networks split the pairs for each other: NCR, BiCro, REPAIR."""
+
+    clean_threshold: BelowOne = 0.5
+    """p: pairs whose probability w of being clean is above it are the clean part."""
+    split_losses: Literal["smoothed", "joint", "single"] = "smoothed"
+    """Mixture over losses smoothed over the epochs, or over both networks too; or one epoch's losses (the paper)."""
+    split_memory: BelowOne = 0.5
+    """Weight of the epochs before in the smoothed losses."""
+    noisy_start: Fraction = 0.5
+    """Share of the main epochs before the noisy part takes part."""
+    margin_base: Annotated[float, Field(gt=1, allow_inf_nan=False)] = 10.0
+    """m: how steeply the margin grows with the label."""
+
+
 class CoTeaching(Method):
     """Base of NCR, BiCro and REPAIR.
 
@@ -28,7 +45,7 @@ class CoTeaching(Method):
     """
 
     networks = 2
-    setting_groups: tuple[str, ...] | None = ("coteaching",)
+    settings: tuple[type, ...] = (CoTeachingSettings,)
     teams = 1
 
     def __init__(self, config: Config, nets: list[Network], loader: PairLoader) -> None:
@@ -39,7 +56,12 @@ class CoTeaching(Method):
 
     @classmethod
     def noisy_from(cls, config: Config) -> int | None:
-        return config.noisy_from if config.noisy_from < config.epochs else None
+        start = int(config.of(CoTeachingSettings).noisy_start * config.epochs + 1e-9)
+        return start if start < config.epochs else None
+
+    @property
+    def coteaching(self) -> CoTeachingSettings:
+        return self.config.of(CoTeachingSettings)
 
     def begin_epoch(self, epoch: int) -> list[EpochPairs]:
         config = self.config
@@ -50,14 +72,14 @@ class CoTeaching(Method):
         self.w = self.clean_probabilities(np.stack([view.losses.cpu().numpy() for view in views]))
         if (score := self.loader.pairs.match_score) is not None:
             self.w = combine_odds(self.w, score)
-        clean = np.stack([is_clean(w, config.coteaching.clean_threshold) for w in self.w])
+        clean = np.stack([is_clean(w, self.coteaching.clean_threshold) for w in self.w])
         parts = self.divide(epoch, views, clean)
         self._report = MethodReport.of_networks(self.metrics(views, clean), **self.shared_metrics(epoch, parts))
         return parts
 
     def clean_probabilities(self, losses: FloatArray) -> FloatArray:
         """w of each pair by each network, (2, N)."""
-        if self.config.coteaching.split_losses == "single":
+        if self.coteaching.split_losses == "single":
             return np.stack([clean_probability(row) for row in losses]).astype(np.float32)
         # The root brings the many small and the few large losses close enough to two Gaussians.
         roots = np.sqrt(self.smoothed(losses))
@@ -68,10 +90,10 @@ class CoTeaching(Method):
 
         With a joint split over both networks as well, whose mistakes differ most after the warm-up.
         """
-        known, memory = bool(self.mean_losses.size), np.float32(self.config.coteaching.split_memory)
+        known, memory = bool(self.mean_losses.size), np.float32(self.coteaching.split_memory)
         self.mean_losses = memory * self.mean_losses + (1 - memory) * losses if known else losses
         joint = np.broadcast_to(self.mean_losses.mean(axis=0), self.mean_losses.shape)
-        return joint if self.config.coteaching.split_losses == "joint" else self.mean_losses
+        return joint if self.coteaching.split_losses == "joint" else self.mean_losses
 
     def divide(self, epoch: int, views: list[EpochView], clean: BoolArray) -> list[EpochPairs]:  # noqa: ARG002 - a hook
         """The pairs that train each network; `clean` (2, N) is what each network takes for clean."""

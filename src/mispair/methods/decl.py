@@ -8,15 +8,16 @@ pairs train as matches; noisy ones as samples of no class, and as negatives of t
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from mispair.compute.cuda_graphs import CudaGraphStep
 from mispair.compute.devices import send, uncached
-from mispair.config import Config
+from mispair.config import Config, Count, NotNegative, validated
 from mispair.functional.evidence import corresponds, evidence, evidential_loss, raw_scores, uncertainty
 from mispair.functional.losses import hard_loss
 from mispair.methods.base import EpochPairs, Method, StepInputs, StepPlan, StepResult, similarity
@@ -27,6 +28,22 @@ from mispair.pairs.batches import Batch, PairLoader
 from mispair.pairs.pairs import IntArray
 
 
+@validated
+class DeclSettings:
+    """DECL."""
+
+    evidence_scale: Annotated[float, Field(ge=0.08, allow_inf_nan=False)] = 0.1
+    """Temperature of the evidence; below 0.08 rounding would win."""
+    hinge_weight: NotNegative = 0.8
+    """lambda 1, weight of the dynamic hinge loss."""
+    kl_weight: NotNegative = 0.1
+    """lambda 2, weight of the divergence from no evidence."""
+    hinge_decay: NotNegative = 0.025
+    """eta, by how much the number of hard negatives falls each step."""
+    hinge_least: Count = 5
+    """mu, the least number of hard negatives."""
+
+
 @dataclass(frozen=True)
 class DeclInputs(StepInputs):
     """A batch of pairs, and which of them are clean."""
@@ -35,14 +52,14 @@ class DeclInputs(StepInputs):
 
 
 class Decl(Method):
-    """Cross-modal evidential learning with the robust dynamic hinge loss (RDH).
+    """Cross-modal evidential learning with the robust dynamic hinge loss (Qin et al., ACM MM 2022).
 
     Attributes:
         clean: (networks, N) the pairs that each network takes for clean; all of them while warming up.
         warmups: Warm-up epochs begun.
     """
 
-    setting_groups = ("decl",)
+    settings = (DeclSettings,)
     ignores = ("negatives_start", "negatives_end", "hardening_steps", "as_published")
     teams = 1
 
@@ -51,6 +68,10 @@ class Decl(Method):
         self.device = loader.left.device
         self.clean = torch.ones(len(nets), len(loader.pairs), dtype=torch.bool, device=self.device)
         self.warmups = 0
+
+    @property
+    def own(self) -> DeclSettings:
+        return self.config.of(DeclSettings)
 
     # ------------------------------------------------------------------ before an epoch
 
@@ -96,7 +117,7 @@ class Decl(Method):
     def negatives(self, step: int) -> Tensor:
         """n of RDH: falls by eta a step, from all negatives of the batch to mu."""
         config = self.config
-        count = max(int(config.batch_size - config.decl.hinge_decay * step), config.decl.hinge_least)
+        count = max(int(config.batch_size - self.own.hinge_decay * step), self.own.hinge_least)
         return send(torch.tensor(count), self.device)
 
     def warmup_loss(self, net: int, inputs: DeclInputs) -> StepResult:  # type: ignore[override]
@@ -108,12 +129,12 @@ class Decl(Method):
         S = similarity(self.nets[net], batch)
         x = self._raw(self.nets[net], S)
         e, Y = self._evidence(x, batch), torch.diag(is_clean.float())
-        rows = [evidential_loss(side, Y, config.decl.kl_weight) for side in (e, e.T)]  # of images and captions
+        rows = [evidential_loss(side, Y, self.own.kl_weight) for side in (e, e.T)]  # of images and captions
         # A noisy pair is no anchor, but stays a negative of the others: with this margin it costs nothing.
         margin = x.new_full((len(x),), config.margin).masked_fill(~is_clean, -torch.inf)
         hinge = hard_loss(x.tanh(), margin, inputs.negatives, self.false_negatives(batch))
         unsure = (uncertainty(e) + uncertainty(e.T)).mean() / 2
-        loss = (rows[0] + rows[1]).mean() + config.decl.hinge_weight * hinge  # a mean and a sum
+        loss = (rows[0] + rows[1]).mean() + self.own.hinge_weight * hinge  # a mean and a sum
         return StepResult(loss, S, {"uncertainty": unsure}, logged=loss)
 
     @staticmethod
@@ -122,7 +143,7 @@ class Decl(Method):
 
     def _evidence(self, x: Tensor, batch: Batch) -> Tensor:
         """(B, B); that of a false negative does not count, neither for nor against anything."""
-        e, same = evidence(x, self.config.decl.evidence_scale), self.false_negatives(batch)
+        e, same = evidence(x, self.own.evidence_scale), self.false_negatives(batch)
         if same is None:
             return e
         return e.masked_fill(same & ~torch.eye(len(e), dtype=torch.bool, device=e.device), 0)

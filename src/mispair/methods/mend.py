@@ -14,21 +14,22 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from mispair.compute.devices import send, uncached
-from mispair.config import Config
-from mispair.errors import ConfigError
+from mispair.config import Config, Name, Natural, NotNegative, Positive, validated
+from mispair.errors import ConflictError
 from mispair.functional.contrastive import distillation, info_nce, match_probabilities
-from mispair.methods.base import EpochPairs, Method, StepInputs, StepPlan, StepResult, similarity
+from mispair.methods.base import EpochPairs, Method, Phase, Schedule, StepInputs, StepPlan, StepResult, similarity
 from mispair.methods.oracle import matched_pairs
 from mispair.methods.report import Examples, MethodReport, ReplacedPairs, selection
 from mispair.methods.soft_partners import SoftPartners, find_soft_partners
-from mispair.models import Network
+from mispair.models import FOR_SETS, FOR_VECTORS, Network, find
 from mispair.models.inference import inference
 from mispair.pairs.batches import Batch, PairLoader, corrupt
 from mispair.pairs.pairs import IntArray
@@ -38,6 +39,25 @@ TEACHERS, STUDENT = (0, 1), 2
 RISING = 0.05  # share of a network's epochs over which its learning rate rises
 CORRUPTED = 0.1  # share of the words and regions that are replaced in training
 BESIDE = 111  # stream of random numbers
+FORWARD = 0.35  # share of a step that its forward pass takes
+
+
+@validated
+class MendSettings:
+    """Mend."""
+
+    second_model: Name | None = None
+    """Model of the second teacher; by default vse, and two-tower beside two-tower."""
+    student_share: Annotated[float, Field(gt=0, lt=1)] = 0.5
+    """Share of the epochs, after those of the teachers, that train the student."""
+    temperature: Positive = 0.05
+    """Temperature of the softmax over the scores of a batch."""
+    flagged_size: Natural = 32
+    """Flagged pairs that go with each batch of trusted ones."""
+    flagged_weight: NotNegative = 0.3
+    """Weight of a flagged item with its soft partner."""
+    trust: Literal["audit", "all", "truth"] = "audit"
+    """Which pairs are trusted: those that the audit does not flag; all; or those known to match, as an upper bound."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +69,7 @@ class MendInputs(StepInputs):
 
 
 class Mend(Method):
-    """Two teachers, then a student.
+    """Two teachers train on the pairs that an audit trusts, then a student learns from both (recommended).
 
     Attributes:
         epoch: Number of the epoch that has begun, warm-up included.
@@ -59,7 +79,9 @@ class Mend(Method):
 
     networks = 3
     audits = True
-    setting_groups = ("mend",)
+    schedule = Schedule(batch_size=96, longer=1.6, least_epochs=(16, 8), warmup=0)
+    alike = False
+    settings = (MendSettings,)
     ignores = ("margin", "negatives_start", "negatives_end", "hardening_steps", "lr_decay_epochs", "as_published")
     teams = 1
 
@@ -76,24 +98,44 @@ class Mend(Method):
     @classmethod
     def check(cls, config: Config) -> None:
         if config.total_epochs < 2:
-            raise ConfigError("mend trains teachers and then a student, so it needs --epochs 2 or more.")
+            expected = "2 or more for `method=mend`, which trains teachers and then a student"
+            raise ConflictError(str(config.total_epochs), where="epochs", expected=expected)
 
     @classmethod
     def variant(cls, config: Config) -> type[Mend]:
         variants = {"audit": Mend, "all": MendUnaudited, "truth": MendOracle}
-        return variants[config.mend.trust] if cls is Mend else cls
+        return variants[config.of(MendSettings).trust] if cls is Mend else cls
 
     @classmethod
     def network_configs(cls, config: Config) -> list[Config]:
-        second = config.mend.second_model or ("two-tower" if config.model == "two-tower" else "vse")
+        usual = FOR_VECTORS if find(config.model).takes_vectors else FOR_SETS
+        second = config.of(MendSettings).second_model or usual
         return [config, replace(config, model=second), config]
+
+    @property
+    def own(self) -> MendSettings:
+        return self.config.of(MendSettings)
 
     # ------------------------------------------------------------------ before an epoch
 
     @classmethod
     def student_from(cls, config: Config) -> int:
+        """The epoch (from 0, warm-up included) from which on the student trains."""
         total = config.total_epochs
-        return min(max(1, round((1 - config.mend.student_share) * total)), total - 1)
+        return min(max(1, round((1 - config.of(MendSettings).student_share) * total)), total - 1)
+
+    @classmethod
+    def phases(cls, config: Config) -> list[Phase]:
+        end = cls.student_from(config)
+        warm = min(config.warmup_epochs, end)
+        later = Phase("student", end, config.total_epochs - end)
+        return [Phase("warm-up", 0, warm), Phase("main", warm, end - warm), later]
+
+    @classmethod
+    def seconds(cls, config: Config, steps: Sequence[float]) -> float:
+        """The student learns from what the teachers, which do not train any more, think of its batches."""
+        end, teachers = cls.student_from(config), sum(steps[:-1])
+        return end * teachers + (config.total_epochs - end) * (steps[-1] + FORWARD * teachers)
 
     @property
     def teacher_epochs(self) -> int:
@@ -108,12 +150,11 @@ class Mend(Method):
         return [STUDENT, *reversed(TEACHERS)][: self.config.networks]
 
     def learning_rate(self, net: int, epoch: float) -> float:
-        """Rises, then falls to 0 as a cosine, for the teachers and for the student."""
+        """Rises, then falls to 0 as a cosine, for the teachers and for the student. It never starts at zero."""
         teachers = self.teacher_epochs
         start, end = (teachers, self.config.total_epochs) if net == STUDENT else (0, teachers)
         done = (epoch - start) / (end - start)
         if done < RISING:
-            # The first step is not one of nothing.
             return self.config.lr * max(done / RISING, 0.01)
         return self.config.lr * 0.5 * (1 + math.cos(math.pi * (done - RISING) / (1 - RISING)))
 
@@ -141,14 +182,14 @@ class Mend(Method):
             plain = batch if augment is None else self.loader.crossed_batch(lefts, rights, None, shapes)
             return MendInputs(batch, self.negatives(0), uncorrupted=plain)
         weights = torch.ones(len(rights))
-        weights[len(plan.pairs) :] = self.config.mend.flagged_weight
+        weights[len(plan.pairs) :] = self.own.flagged_weight
         return MendInputs(batch, self.negatives(0), weights=send(weights, self.device))
 
     def _items(self, net: int, plan: StepPlan) -> tuple[IntArray, IntArray]:
         """Pairs of which a step takes the left items, and those of which it takes the right ones."""
         if self.partners is None:
             return plan.pairs, plan.pairs
-        rng, count = self.rng(BESIDE, self.epoch, net, plan.position), self.config.mend.flagged_size
+        rng, count = self.rng(BESIDE, self.epoch, net, plan.position), self.own.flagged_size
         if net == STUDENT:
             count = min(count, len(self._flagged))
             lefts, rights = (rng.choice(self._flagged, count, replace=False) for _ in range(2))
@@ -164,7 +205,7 @@ class Mend(Method):
 
     def loss(self, net: int, inputs: MendInputs) -> StepResult:
         network, batch = self.nets[net], inputs.batch
-        temperature = self.config.mend.temperature
+        temperature = self.own.temperature
         if not network.augments:  # else the batch is augmented as the model wants it
             left, right = (corrupt(side, CORRUPTED, UNK) for side in (batch.left, batch.right))
             batch = replace(batch, left=left, right=right)
@@ -248,4 +289,4 @@ class MendOracle(Mend):
 
     @cached_property
     def unflagged(self) -> IntArray:
-        return matched_pairs(self.loader.pairs, 'mend with trust = "truth"')
+        return matched_pairs(self.loader.pairs)

@@ -26,10 +26,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy
 
@@ -37,24 +38,35 @@ from mispair.compute.devices import send
 from mispair.compute.optimizer import make as make_optimizer
 from mispair.compute.optimizer import restore, set_lr
 from mispair.compute.precision import full_precision
-from mispair.config import Config, override
-from mispair.errors import ConfigError, DataError
+from mispair.config import Config, Positive, validated
+from mispair.errors import ConflictError, DataError, TooFewError
 from mispair.functional.beta_mixture import BetaMixture, by_moments, fit_betas, inner
 from mispair.functional.gaussian_mixture import above
 from mispair.functional.losses import hard_loss, meta_margin
 from mispair.methods.base import EpochPairs, Method, StepInputs, StepPlan, StepResult, similarity
+from mispair.methods.coteaching import CoTeachingSettings
 from mispair.methods.mscn_meta import frozen, length, meta_gradient, score_layer
 from mispair.methods.report import FloatArray, MethodReport, selection, separation
-from mispair.models import Network
+from mispair.models import MODELS, Network, find
 from mispair.models.inference import inference
+from mispair.models.sgraf import SgrafSettings, SimilarityVectors
 from mispair.pairs.batches import Items, PairLoader
 from mispair.pairs.pairs import IntArray, Pairs, Tokens
 
 META_SET, MISMATCHED, META_ORDER = 110, 111, 112  # streams of random numbers
-MODELS = ("sgr", "saf")  # with a layer that turns similarity vectors into scores
 HIDDEN = 64  # width of the published meta network
 CHUNK = 512  # pairs scored at a time
 WRONG, RIGHT = 0, 1  # components of the mixture and labels of known pairs
+
+
+@validated
+class MscnSettings:
+    """MSCN."""
+
+    meta_lr: Positive = 1.7e-5
+    """Learning rate of the meta network."""
+    meta_share: Annotated[float, Field(gt=0, lt=1)] = 0.02
+    """Share of the training pairs, known to match, that make its meta set."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +95,7 @@ class MscnInputs(StepInputs):
 
 
 class Mscn(Method):
-    """Meta similarity correction.
+    """Similarities corrected by a meta network that learns from pairs known to match (Han et al., CVPR 2023).
 
     Attributes:
         meta_set: Training pairs known to be right. No step trains on them.
@@ -96,18 +108,22 @@ class Mscn(Method):
     networks = 2
     repeatable = False
     uses_truth = True
-    setting_groups = ("coteaching", "mscn")
+    settings = (CoTeachingSettings, MscnSettings)
     ignores = ("split_losses", "split_memory", "noisy_start", "margin_base")
     teams = 1
 
     def __init__(self, config: Config, nets: list[Network], loader: PairLoader) -> None:
         super().__init__(config, nets, loader)
-        self.meta_set = meta_set(loader.pairs, config.mscn.meta_share, self.rng(META_SET))
+        self.meta_set = meta_set(loader.pairs, self.own.meta_share, self.rng(META_SET))
         self.rest = np.setdiff1d(np.arange(len(loader.pairs)), self.meta_set)
-        settings = replace(config, lr=config.mscn.meta_lr, weight_decay=0.0)
+        settings = replace(config, lr=self.own.meta_lr, weight_decay=0.0)
         self.meta_optimizers = [make_optimizer(settings, list(score_layer(net).parameters())) for net in nets]
         self._report: MethodReport | None = None
         self._start(0)
+
+    @property
+    def own(self) -> MscnSettings:
+        return self.config.of(MscnSettings)
 
     @property
     def virtual_clip(self) -> float:
@@ -120,12 +136,11 @@ class Mscn(Method):
 
     @classmethod
     def adapted(cls, config: Config) -> Config:
-        if config.model not in MODELS:
-            raise ConfigError(
-                f"mscn corrects scores made of similarity vectors, which {config.model} does not have; use --model "
-                f"{' or '.join(MODELS)}."
-            )
-        return config if config.sgraf.score_hidden else override(config, {"score_hidden": HIDDEN})
+        if not issubclass(find(config.model), SimilarityVectors):
+            fitting = [name for name, kind in MODELS.items() if issubclass(kind, SimilarityVectors)]
+            expected = f"a model with similarity vectors for `method=mscn`: {' or '.join(fitting)}"
+            raise ConflictError(config.model, where="model", expected=expected)
+        return config if config.of(SgrafSettings).score_hidden else config.changed({"score_hidden": HIDDEN})
 
     # ------------------------------------------------------------------ before an epoch
 
@@ -141,7 +156,7 @@ class Mscn(Method):
                 self.calibrate(net, known)
             of_known, of_rest = self._similarities(net, known)
             w = self.clean_posterior(of_known, known.labels, of_rest)
-            kept.append(above(w, self.config.coteaching.clean_threshold))
+            kept.append(above(w, self.config.of(CoTeachingSettings).clean_threshold))
             scores = separation({"similarity": of_rest, "w": w}, right)
             known_scores = separation({"known": of_known}, known.labels == RIGHT)
             rows.append({**selection("clean", kept[-1], right), **scores, **known_scores})
@@ -160,7 +175,7 @@ class Mscn(Method):
         self.epoch, decay = epoch, self.config.decay(epoch)
         self.lr = self.config.lr * decay
         for optimizer in self.meta_optimizers:
-            set_lr(optimizer, self.config.mscn.meta_lr * decay)
+            set_lr(optimizer, self.own.meta_lr * decay)
         pairs = self.loader.pairs
         self.known = [known_pairs(pairs, self.meta_set, self.rng(MISMATCHED, epoch, net)) for net in range(2)]
 
@@ -272,19 +287,24 @@ def meta_set(pairs: Pairs, share: float, rng: np.random.Generator) -> IntArray:
     mismatched = pairs.mismatched
     if mismatched is None:
         raise DataError(
-            f"{pairs.name}: mscn needs some pairs that are known to be right, but nothing is known about these; inject "
-            "noise with --noise-ratio, or give `Pairs` whose `truth` is known."
+            "it is not known which pairs match",
+            where=pairs.name,
+            expected="some known pairs for `method=mscn`",
+            advice="Inject noise with `noise_ratio`, or give Pairs whose truth is known.",
         )
     right, count = np.flatnonzero(~mismatched), round(share * len(pairs))
     if count < 2 or len(pairs) - count < 2:
-        raise DataError(
-            f"{pairs.name}: with --meta-share {share:g} the meta set has {count:,} of {len(pairs):,} pairs; there must "
-            "be at least 2 in it and 2 others."
+        raise TooFewError(
+            f"a meta set of {count:,} of {len(pairs):,} pairs by `meta_share={share:g}`",
+            where=pairs.name,
+            expected="at least 2 in it and 2 others",
         )
     if len(right) < count:
-        raise DataError(
-            f"{pairs.name}: {len(right):,} pairs are known to be right, but with --meta-share {share:g} the meta set "
-            f"has {count:,}; lower it."
+        raise TooFewError(
+            f"{len(right):,} pairs are known to match",
+            where=pairs.name,
+            expected=f"{count:,} for the meta set by `meta_share={share:g}`",
+            advice="Lower `meta_share`.",
         )
     return np.sort(rng.choice(right, size=count, replace=False))
 

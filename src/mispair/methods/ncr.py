@@ -34,7 +34,7 @@ class NCRInputs(StepInputs):
 
 
 class NCR(CoTeaching):
-    """NCR as its paper says."""
+    """Learning with noisy correspondence: two networks split and label the pairs for each other (NeurIPS 2021)."""
 
     @classmethod
     def variant(cls, config: Config) -> type[NCR]:
@@ -55,7 +55,7 @@ class NCR(CoTeaching):
     def loss(self, net: int, inputs: NCRInputs) -> StepResult:
         labels = self.labels(net, inputs)
         S = similarity(self.nets[net], inputs.batch)
-        margin = soft_margin(labels, self.config.margin, self.config.coteaching.margin_base)
+        margin = soft_margin(labels, self.config.margin, self.coteaching.margin_base)
         loss = hard_loss(S, margin, inputs.negatives, self.false_negatives(inputs.batch))
         return StepResult(loss, S, {"label": labels.mean()})
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mispair.config import Config
-from mispair.errors import ConfigError, DataError
+from mispair.errors import DataError, TooFewError
 from mispair.methods.base import EpochPairs
 from mispair.methods.plain import Plain
 from mispair.models import Network
@@ -13,27 +13,28 @@ from mispair.pairs.batches import PairLoader
 from mispair.pairs.pairs import IntArray, Pairs
 
 
-def matched_pairs(pairs: Pairs, method: str = "The oracle") -> IntArray:
-    """Numbers of the pairs that are known to match, enough of them to train on.
-
-    Raises:
-        ConfigError: The truth is not known.
-        DataError: They have fewer than two different left items.
-    """
+def matched_pairs(pairs: Pairs) -> IntArray:
+    """Numbers of the pairs that are known to match, enough of them to train on."""
     if pairs.mismatched is None:
-        raise ConfigError(f"{method} needs pairs whose truth is known; inject noise with --noise-ratio.")
+        raise DataError(
+            "it is not known which pairs match, and the training uses only these",
+            where=pairs.name,
+            advice="Inject noise with `noise_ratio`.",
+        )
     matched = np.flatnonzero(~pairs.mismatched)
     images = len(np.unique(pairs.left_groups[pairs.link[matched]]))
     if images < 2:
-        raise DataError(
-            f"{pairs.name}: {len(matched):,} of {len(pairs):,} pairs are matched, with {images} different left items; "
-            "it trains on these only and needs at least 2; lower --noise-ratio."
+        raise TooFewError(
+            f"{len(matched):,} of {len(pairs):,} pairs match, with {images} different left items",
+            where=pairs.name,
+            expected="at least 2, as the training uses only these",
+            advice="Lower `noise_ratio`.",
         )
     return matched
 
 
 class Oracle(Plain):
-    """`Plain` without the mismatched pairs."""
+    """Plain training on the pairs that are known to match: the upper bound."""
 
     uses_truth = True
 

@@ -7,9 +7,8 @@ from mispair.methods.base import Method, StepInputs, StepResult, similarity
 
 
 class Plain(Method):
-    """Triplet loss on the hardest negatives of the batch, hardened gradually."""
+    """Triplet loss on the hardest negatives of the batch; every pair is taken for a match."""
 
-    setting_groups = ()
     ignores = ("as_published",)
     teams = 1
 

@@ -9,19 +9,20 @@ partner from the bank. benchmarks/lab-book/repair-choices.md has our choices whe
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from mispair.compute.devices import send
-from mispair.config import Config, RepairSettings
+from mispair.config import Config, Count, Fraction, NotNegative, validated
 from mispair.errors import NonFiniteError
 from mispair.functional.losses import hard_loss, soft_margin
 from mispair.functional.rank_correlation import bank_correlation, label_bounds, soft_labels
 from mispair.methods.base import EpochPairs, StepInputs, StepPlan, StepResult, similarity
-from mispair.methods.coteaching import CoTeaching
+from mispair.methods.coteaching import CoTeaching, CoTeachingSettings
 from mispair.methods.epoch_view import EpochView, encode_left, encode_right
 from mispair.methods.half_replacing import find_partners
 from mispair.methods.memory_bank import Bank
@@ -35,6 +36,32 @@ FIRST_FILL = 101  # stream of random numbers
 CHUNK = 1024  # pairs encoded for a bank at a time
 KEEP_LEFT, KEEP_RIGHT = 0, 1  # which side of a half-replaced pair stays
 KEPT_SIDES = {"both": [KEEP_LEFT, KEEP_RIGHT], "left": [KEEP_RIGHT], "right": [KEEP_LEFT]}  # by the side to replace
+
+
+@validated
+class RepairSettings:
+    """REPAIR."""
+
+    labels: Literal["rank", "hard"] = "rank"
+    """Labels of the clean part: by rank correlation (RC), or 1 for all (hard)."""
+    label_when: Literal["epoch", "batch"] = "epoch"
+    """epoch: the other network labels all pairs before the epoch; batch: each network its own batches (Algorithm 1)."""
+    noisy: Literal["replace", "drop", "train"] = "replace"
+    """The noisy part is half-replaced (NPR), dropped, or trained on with its labels, 0 if hard."""
+    bank_size: Count = 4096
+    """M: pairs in the memory bank of each network."""
+    gamma_share: Annotated[float, Field(gt=0, le=1)] = 0.5
+    """Share of the highest rank correlations whose mean is gamma, the bound above which a label is 1 (paper: 0.1)."""
+    eta: Fraction = 0.25
+    """Noisy pairs are half-replaced if both networks' w is below it."""
+    tau: NotNegative = 0.15
+    """Weight of the noisy part in the loss, half-replaced or not."""
+    neighbours: Count = 32
+    """K: nearest items of the bank whose partners are tried for a half-replaced pair."""
+    replace_by: Literal["peer", "own"] = "peer"
+    """Which network's bank and similarity choose the new partners that train a network."""
+    replace_side: Literal["both", "left", "right"] = "both"
+    """Which side of a noisy pair is replaced; both: each pair makes two new ones."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +84,9 @@ class RepairInputs(StepInputs):
 
 
 class Repair(CoTeaching):
-    """REPAIR and, by `labels` and `noisy`, every row of its ablation table.
+    """Rank correlation labels the clean pairs, and noisy ones are half-replaced from a memory bank.
+
+    `labels` and `noisy` make every row of the ablation table.
 
     Attributes:
         queues: Numbers of the newest M pairs that have trained each network, oldest first, and the step of each.
@@ -69,7 +98,7 @@ class Repair(CoTeaching):
         partner_labels: (2, 2, N) y* of these new pairs.
     """
 
-    setting_groups = ("coteaching", "repair")
+    settings = (CoTeachingSettings, RepairSettings)
     ignores = ("as_published",)
     teams = 2
 
@@ -77,7 +106,7 @@ class Repair(CoTeaching):
         super().__init__(config, nets, loader)
         self.device = next(nets[0].parameters()).device
         count = len(loader.pairs)
-        self.bank_size = min(config.repair.bank_size, count)
+        self.bank_size = min(config.of(RepairSettings).bank_size, count)
         self.banks = [Bank(self.bank_size) for _ in nets]
         self.queues = [np.empty((2, 0), dtype=np.int64)] * 2
         self.steps = [0, 0]
@@ -89,19 +118,19 @@ class Repair(CoTeaching):
 
     @classmethod
     def variant(cls, config: Config) -> type[Repair]:
-        return RepairByBatch if cls is Repair and config.repair.label_when == "batch" else cls
+        return RepairByBatch if cls is Repair and config.of(RepairSettings).label_when == "batch" else cls
 
     @classmethod
     def noisy_from(cls, config: Config) -> int | None:
-        return None if config.repair.noisy == "drop" else super().noisy_from(config)
+        return None if config.of(RepairSettings).noisy == "drop" else super().noisy_from(config)
 
     @property
-    def settings(self) -> RepairSettings:
-        return self.config.repair
+    def own(self) -> RepairSettings:
+        return self.config.of(RepairSettings)
 
     @property
     def uses_bank(self) -> bool:
-        return self.settings.labels == "rank" or self.settings.noisy == "replace"
+        return self.own.labels == "rank" or self.own.noisy == "replace"
 
     # ------------------------------------------------------------------ before an epoch
 
@@ -109,7 +138,7 @@ class Repair(CoTeaching):
         if self.uses_bank:
             self._correlations = [self._label(net, view, clean[1 - net]) for net, view in enumerate(views)]
         parts = super().divide(epoch, views, clean)
-        if self.settings.noisy == "replace" and self.noisy_started(epoch):
+        if self.own.noisy == "replace" and self.noisy_started(epoch):
             return [replace(part, noisy=self._replace(net, views, part.noisy)) for net, part in enumerate(parts)]
         return parts
 
@@ -124,21 +153,19 @@ class Repair(CoTeaching):
         correlation = bank_correlation(view.left, view.right[part], *self._bank_vectors(net), link[part])
         if not team.alone:
             correlation = team.gather_alike(correlation, count)
-        self.bounds[net] = label_bounds(correlation, self.settings.gamma_share)
+        self.bounds[net] = label_bounds(correlation, self.own.gamma_share)
         self.labels[net] = soft_labels(correlation, *self.bounds[net])
         return correlation
 
     def _replace(self, net: int, views: list[EpochView], noisy: IntArray) -> IntArray:
         """Finds new partners for the noisy pairs of network `net`; gives the pairs that have found some."""
-        settings, sides = self.settings, KEPT_SIDES[self.settings.replace_side]
+        own, sides = self.own, KEPT_SIDES[self.own.replace_side]
         noisy = noisy[self._below_eta[noisy]]
-        teacher = 1 - net if settings.replace_by == "peer" else net
+        teacher = 1 - net if own.replace_by == "peer" else net
         where = send(torch.from_numpy(noisy), self.device)
         self.partners[net] = -1
         for side in sides:
-            new = find_partners(
-                views[teacher], self.banks[teacher], noisy, settings.neighbours, keep_left=side == KEEP_LEFT
-            )
+            new = find_partners(views[teacher], self.banks[teacher], noisy, own.neighbours, keep_left=side == KEEP_LEFT)
             self.partners[net, side, noisy] = new.ids
             self.partner_labels[net, side, where] = soft_labels(new.correlation, *self.bounds[teacher])
         return np.asarray(noisy[(self.partners[net][sides][:, noisy] >= 0).all(axis=0)])
@@ -146,7 +173,7 @@ class Repair(CoTeaching):
     @property
     def _below_eta(self) -> BoolArray:
         """(N,) the pairs that both networks are sure are noisy."""
-        return np.asarray((self.w < self.settings.eta).all(axis=0))
+        return np.asarray((self.w < self.own.eta).all(axis=0))
 
     # ------------------------------------------------------------------ a step
 
@@ -171,13 +198,13 @@ class Repair(CoTeaching):
 
     def _from_bank(self, net: int, noisy: IntArray) -> dict[int, IntArray]:
         """By kept side: the pairs whose other item is taken for these noisy ones. Empty if they are not replaced."""
-        sides = KEPT_SIDES[self.settings.replace_side] if self.settings.noisy == "replace" else []
+        sides = KEPT_SIDES[self.own.replace_side] if self.own.noisy == "replace" else []
         return {side: self.partners[net, side, noisy] for side in sides}
 
     def _labels(self, net: int, batch: Batch, *, hard: float) -> Tensor:
         """y* of the other network, or the hard label."""
         labels = self.labels[1 - net, batch.pairs]
-        return torch.full_like(labels, hard) if self.settings.labels == "hard" else labels
+        return torch.full_like(labels, hard) if self.own.labels == "hard" else labels
 
     def _unreplaced(self, net: int, batch: Batch) -> NoisyBatch:
         """Noisy pairs as they are."""
@@ -202,7 +229,7 @@ class Repair(CoTeaching):
         if not inputs.noisy:
             return StepResult(loss, S)
         noisy = torch.stack([self._noisy_loss(net, part, inputs.negatives) for part in inputs.noisy]).mean()
-        return StepResult(loss + self.settings.tau * noisy, S, {"noisy_loss": noisy / len(inputs.noisy[0].labels)})
+        return StepResult(loss + self.own.tau * noisy, S, {"noisy_loss": noisy / len(inputs.noisy[0].labels)})
 
     def batch_labels(self, net: int, inputs: RepairInputs) -> Tensor:  # noqa: ARG002 - a hook
         """(B,) y* of the clean pairs in a step of network `net`."""
@@ -213,7 +240,7 @@ class Repair(CoTeaching):
         return hard_loss(S, self._margin(pairs.labels), negatives, pairs.same)
 
     def _margin(self, labels: Tensor) -> Tensor:
-        return soft_margin(labels, self.config.margin, self.config.coteaching.margin_base)
+        return soft_margin(labels, self.config.margin, self.coteaching.margin_base)
 
     def after_step(self, net: int, plan: StepPlan) -> None:
         self.steps[net] += 1
@@ -231,8 +258,8 @@ class Repair(CoTeaching):
         left, right = self.banks[net].pooled()
         if not bool(left.isfinite().all() & right.isfinite().all()):
             raise NonFiniteError(
-                f"The memory bank of network {'AB'[net]} holds a number that is not finite. The same command goes on "
-                "from the last checkpoint; if it ends here again, lower --lr."
+                f"the memory bank of network {'AB'[net]} holds a number that is not finite",
+                advice="Run the command again to resume from the last checkpoint; if it stops here again, lower `lr`.",
             )
         return left, right
 
@@ -284,7 +311,7 @@ class Repair(CoTeaching):
 
     def shared_metrics(self, epoch: int, parts: list[EpochPairs]) -> dict[str, Any]:
         metrics: dict[str, Any] = {**selection("eta", self._below_eta, self.loader.pairs.mismatched)}
-        if self.settings.noisy == "replace" and self.noisy_started(epoch):
+        if self.own.noisy == "replace" and self.noisy_started(epoch):
             metrics["replaced"] = [self._replaced(net, part.noisy) for net, part in enumerate(parts)]
         return metrics
 
@@ -316,9 +343,9 @@ class RepairByBatch(Repair):
         left, right = (encode(self.nets[net], self.loader, pairs) for encode in (encode_left, encode_right))
         correlation = bank_correlation(left.pooled, right.pooled, *self._bank_vectors(net))
         self.banks[net].push(left, right, pairs)
-        if self.settings.labels == "hard":
+        if self.own.labels == "hard":
             return inputs.labels
-        return soft_labels(correlation, *label_bounds(correlation, self.settings.gamma_share))
+        return soft_labels(correlation, *label_bounds(correlation, self.own.gamma_share))
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "banks": [bank.state_dict() for bank in self.banks]}

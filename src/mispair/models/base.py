@@ -77,6 +77,12 @@ class Encoded:
 class Network(nn.Module, ABC):
     """A matching network: encodes items of either side and scores how well they match (higher is better)."""
 
+    settings: tuple[type, ...] = ()  # classes of the settings that are its own
+    ignores: tuple[str, ...] = ()  # settings of a run that have no effect on it
+    title = ""  # its name in tables, where it is not that of the class
+    takes_vectors = False  # whether it takes one vector an item, instead of regions and words
+    fixed_regions = False  # whether it has weights for each region, and takes no other number of regions
+
     left: nn.Module  # encoder of the left side: Items to Encoded
     right: nn.Module
     augments = False  # whether training batches go through the size augmentation

@@ -8,12 +8,14 @@ attention starts from, and its length, which follows from the products of the re
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import leaky_relu
 
 from mispair.compute.precision import EPSILON, full_precision
-from mispair.config import Config
+from mispair.config import Config, Positive, validated
 from mispair.models.base import Encoded, Network, SideSpec, l2norm
 from mispair.models.encoders import RegionEncoder, WordEncoder
 from mispair.models.kernels.attention import SLOPE
@@ -21,18 +23,36 @@ from mispair.models.ragged import inside, to
 from mispair.models.sgraf import mask_regions, pack_words, products, unit_over_words
 
 
-class SCAN(Network):
-    """Stacked cross attention. Left items are sets of regions, right items texts (or sets of their own).
+@validated
+class ScanSettings:
+    """SCAN."""
 
-    All in float32: the similarity is made of the products, and rounding those to half precision would add a far larger
-    error than rounding the encoders' vectors has.
+    attend: Literal["t2i", "i2t"] = "t2i"
+    """t2i: words attend to regions; i2t: regions attend to words."""
+    attend_sharpness: Positive = 9.0
+    """lambda of the softmax of its attention; 9 for t2i, 4 for i2t."""
+    aggregate: Literal["lse", "mean", "max", "sum"] = "lse"
+    """How the similarities of the words (or regions) become one."""
+    lse_sharpness: Positive = 6.0
+    """lambda of its log-sum-exp; 6 for t2i, 5 (Flickr30K) or 20 (COCO) for i2t."""
+
+
+class SCAN(Network):
+    """Stacked cross attention (Lee et al., ECCV 2018): words attend to regions, or regions to words.
+
+    Left items are sets of regions, right items texts (or sets of their own). All in float32: rounding the products to
+    half precision would add a far larger error than rounding the encoders' vectors has.
     """
+
+    settings = (ScanSettings,)
+    ignores = ("dropout",)
 
     def __init__(self, left: SideSpec, right: SideSpec, config: Config) -> None:
         super().__init__()
         self.left, self.right = self._encoder(left, config), self._encoder(right, config)
-        self.attend, self.sharpness = config.scan.attend, config.scan.attend_sharpness
-        self.aggregation, self.lse_sharpness = config.scan.aggregate, config.scan.lse_sharpness
+        own = config.of(ScanSettings)
+        self.attend, self.sharpness = own.attend, own.attend_sharpness
+        self.aggregation, self.lse_sharpness = own.aggregate, own.lse_sharpness
 
     @staticmethod
     def _encoder(spec: SideSpec, config: Config) -> nn.Module:

@@ -1,22 +1,23 @@
-"""SGR (Diao et al., AAAI 2021): a graph over the similarity vectors of words and whole sentence, reasoned over.
+"""SGR and SAF (Diao et al., AAAI 2021): scores made of the similarity vectors of the words and of the whole sentence.
 
-`SimilarityVectors` is what SGR and SAF (saf.py) share; SGRAF is the mean of one trained model of either kind, see
-`mispair.evaluate_together`. The published code loops over captions in Python. Here all captions of a batch are computed
-at once: the real words of all captions stand one after the other (T of them, no padding). The result is the same number
-for number.
+SGRAF is the mean of one trained model of either kind, see `mispair.evaluate_together`. The published code loops over
+captions in Python. Here all captions of a batch are computed at once, with the same result: their real words stand one
+after the other (T of them, no padding).
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import Annotated
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import leaky_relu, linear
 
 from mispair.compute.distributed import ALONE, Team
 from mispair.compute.precision import EPSILON, full_precision, working, working_dtype
-from mispair.config import Config
+from mispair.config import WIDEST, Config, Width, validated
 from mispair.models.base import Encoded, Network, SideSpec, l2norm, safe_norm, xavier_linear
 from mispair.models.encoders import RegionEncoder, WordEncoder
 from mispair.models.kernels import attention, context, graph
@@ -25,6 +26,18 @@ from mispair.models.layers import BatchNorm, Dropout
 from mispair.models.ragged import Packing, inside, masked_mean, packing
 
 LONG = 64  # words; hardly any caption of a photo has more
+
+
+@validated
+class SgrafSettings:
+    """SGR and SAF."""
+
+    sim_size: Width = 256
+    """Width of SGR's and SAF's similarity vectors."""
+    graph_steps: Annotated[int, Field(ge=1, le=100)] = 3
+    """Layers of SGR's graph reasoning."""
+    score_hidden: Annotated[int, Field(ge=0, le=WIDEST)] = 0
+    """Width of a hidden layer before SGR's and SAF's score; MSCN sets it to 64, 0 is none."""
 
 
 class SelfAttention(nn.Module):
@@ -118,12 +131,14 @@ class SimilarityVectors(Network):
     Left items are sets of regions, right items texts (or sets of their own).
     """
 
+    settings = (SgrafSettings,)
+    fixed_regions = True
     squashed = True
     score: nn.Module  # from the one vector to the score before the sigmoid
 
     def __init__(self, left: SideSpec, right: SideSpec, config: Config) -> None:
         super().__init__()
-        d, s = config.embed_size, config.sgraf.sim_size
+        d, s = config.embed_size, config.of(SgrafSettings).sim_size
         self.left, self.right = self._encoder(left, config), self._encoder(right, config)
         self.left_pool = SelfAttention(d, config.dropout, regions=max(left.count, 1) if left.kind != "tokens" else 0)
         self.right_pool = SelfAttention(d, config.dropout)
@@ -181,11 +196,12 @@ class SimilarityVectors(Network):
 
 
 class SGR(SimilarityVectors):
-    """Similarity graph reasoning: what the sentence's node has become in the end."""
+    """Similarity graph reasoning (Diao et al., AAAI 2021): a graph over the words and the whole sentence."""
 
     def __init__(self, left: SideSpec, right: SideSpec, config: Config) -> None:
         super().__init__(left, right, config)
-        self.graph = nn.ModuleList(GraphReasoning(config.sgraf.sim_size) for _ in range(config.sgraf.graph_steps))
+        own = config.of(SgrafSettings)
+        self.graph = nn.ModuleList(GraphReasoning(own.sim_size) for _ in range(own.graph_steps))
         self.score = score_layer(config)
 
     def join(self, nodes: Tensor, words: Packing) -> Tensor:
@@ -196,7 +212,8 @@ class SGR(SimilarityVectors):
 
 def score_layer(config: Config) -> nn.Module:
     """From a similarity vector to its score: a linear map, or MSCN's meta network."""
-    s, hidden = config.sgraf.sim_size, config.sgraf.score_hidden
+    own = config.of(SgrafSettings)
+    s, hidden = own.sim_size, own.score_hidden
     if not hidden:
         return xavier_linear(s, 1)
     return nn.Sequential(nn.Linear(s, hidden), nn.ReLU(), nn.Linear(hidden, 1))
@@ -310,11 +327,11 @@ class AttentionFilter(nn.Module):
 
 
 class SAF(SimilarityVectors):
-    """Similarity attention filtration."""
+    """Similarity attention filtration (Diao et al., AAAI 2021): a weighted sum over the words and the sentence."""
 
     def __init__(self, left: SideSpec, right: SideSpec, config: Config) -> None:
         super().__init__(left, right, config)
-        self.filter = AttentionFilter(config.sgraf.sim_size)
+        self.filter = AttentionFilter(config.of(SgrafSettings).sim_size)
         self.score = score_layer(config)
 
     def join(self, nodes: Tensor, words: Packing) -> Tensor:

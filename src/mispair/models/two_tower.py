@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from mispair.config import Config
-from mispair.errors import ConfigError
+from mispair.errors import ConflictError
 from mispair.models.base import CosineNetwork, Encoded, SideSpec, l2norm, xavier_linear
 from mispair.models.layers import BatchNorm, Dropout
 from mispair.pairs.batches import Items
@@ -29,15 +29,21 @@ class Tower(nn.Module):
 
 
 class TwoTower(CosineNetwork):
-    """A tower a side; the similarity is the cosine."""
+    """A linear map and a small residual MLP over the vectors of each side; the similarity is the cosine."""
+
+    ignores = ("word_size",)
+    title = "two towers"
+    takes_vectors = True
 
     def __init__(self, left: SideSpec, right: SideSpec, config: Config) -> None:
         super().__init__()
         for name, spec in (("left", left), ("right", right)):
             if spec.kind != "vectors":
-                raise ConfigError(
-                    f"The two-tower model takes one vector an item, but the {name} side has {spec}; "
-                    "use --model vse or --model sgr for this data set."
+                raise ConflictError(
+                    "two-tower",
+                    where="model",
+                    expected=f"a model for {spec}, as the {name} side has",
+                    advice="Give `model=vse` or `model=sgr`.",
                 )
         self.left = Tower(left, config.embed_size, config.dropout)
         self.right = Tower(right, config.embed_size, config.dropout)

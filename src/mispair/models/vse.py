@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from mispair.compute.precision import full_precision
-from mispair.config import Config
+from mispair.config import Config, validated
 from mispair.models.base import CosineNetwork, Encoded, SideSpec, l2norm, xavier_linear
 from mispair.models.bigru import BiGRU
 from mispair.models.encoders import WordRecurrence, as_set
@@ -14,6 +14,14 @@ from mispair.models.kernels import gpo
 from mispair.models.layers import BatchNorm
 from mispair.models.ragged import inside, to
 from mispair.pairs.batches import Items
+
+
+@validated
+class VseSettings:
+    """VSE-inf."""
+
+    augment: bool = True
+    """Drop regions and words at random while training (size augmentation)."""
 
 
 class GPO(nn.Module):
@@ -103,11 +111,15 @@ class PooledWords(nn.Module):
 
 
 class VSE(CosineNetwork):
-    """VSE-inf for any two sides."""
+    """VSE-inf (Chen et al., CVPR 2021): one vector a side, pooled by weights that are learned."""
+
+    settings = (VseSettings,)
+    ignores = ("dropout",)
+    title = "VSE-inf"
 
     def __init__(self, left: SideSpec, right: SideSpec, config: Config) -> None:
         super().__init__()
-        self.augments = config.vse.augment
+        self.augments = config.of(VseSettings).augment
         self.left = self._encoder(left, config)
         self.right = self._encoder(right, config)
 

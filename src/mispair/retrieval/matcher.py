@@ -14,9 +14,16 @@ import numpy as np
 import torch
 
 from mispair.compute.devices import autocast, pick_device
-from mispair.config import Config, flat, override
-from mispair.errors import ConflictError, DamagedError, InvalidValueError, NotFoundError, ShapeError, TooFewError
-from mispair.models import CosineNetwork, Network, SideSpec, build, weight_bytes
+from mispair.config import Config
+from mispair.errors import (
+    ConflictError,
+    DamagedError,
+    InvalidValueError,
+    NotFoundError,
+    ShapeError,
+    TooFewError,
+)
+from mispair.models import CosineNetwork, Network, SideSpec, build, find, weight_bytes
 from mispair.models.inference import alike, average, encode_side, similarities
 from mispair.pairs.batches import SideLoader
 from mispair.pairs.npy import check_finite
@@ -34,7 +41,6 @@ BEST = "best.safetensors"  # the saved model of a run folder
 MOST_NETWORKS = 100  # in a file
 HELD = 1 << 28  # similarities of a network that are held at a time: 1 GiB
 _MEAN, _BASIS = "origin.mean", "origin.basis"  # names of tensors
-FIXED_REGION_MODELS = ("sgr", "saf")  # models with weights for each region, which take no other number of regions
 SideName = Literal["left", "right"]
 Items = Side | FloatArray | Sequence[str]
 
@@ -208,7 +214,7 @@ class Matcher:
         }
         about: dict[str, Any] = {
             "format": FORMAT,
-            "config": flat(self.config),
+            "config": self.config.flat(),
             "specs": [asdict(spec) for spec in self.specs],
             "networks": len(self.networks),
             "vocabulary": list(self.vocabulary.words) if self.vocabulary else None,
@@ -229,7 +235,7 @@ class Matcher:
         about, tensors = _read_model(file)
         where = pick_device(device)
         try:
-            config = override(Config(), about["config"], str(file))
+            config = Config().changed(about["config"], str(file))
             left, right = (SideSpec(**spec) for spec in about["specs"])
             vocabulary = Vocabulary(tuple(about["vocabulary"])) if about["vocabulary"] else None
             _check_words(vocabulary, (left, right))
@@ -340,7 +346,7 @@ def _shortened(error: Exception) -> str:
 
 def takes(model: str, trained: SideSpec, given: SideSpec) -> bool:
     """Whether a model that was trained on the one kind of side can score the other."""
-    return given == trained or (model not in FIXED_REGION_MODELS and replace(given, count=trained.count) == trained)
+    return given == trained or (not find(model).fixed_regions and replace(given, count=trained.count) == trained)
 
 
 def check_is_pairs(value: Any, what: str) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from mispair.errors import ConfigError, InvalidValueError, UnknownNameError
 
 if TYPE_CHECKING:
     from pydantic import ValidationError
@@ -32,44 +35,65 @@ _RULES = {
 }
 
 
-def sentences(error: ValidationError, *, flat: bool = False) -> str:
-    """What is wrong, a clause for each value: `epochs is -1 but must be at least 0; ...`.
+def sentences(error: ValidationError) -> str:
+    """What is wrong, a clause for each value: `epochs is -1 but must be at least 0; ...`."""
+    return "; ".join(problem.clause() for problem in _problems(error, flat=False))
 
-    Args:
-        error: The error.
-        flat: Name a value by its own key only, without the tables that it is in.
-    """
-    clauses: dict[str, list[str]] = {}  # of a union, each type that was tried has its own error
+
+def refusal(error: ValidationError) -> ConfigError:
+    """The error about the first wrong setting; its advice names the others."""
+    first, *others = _problems(error, flat=True)
+    advice = " ".join(f"`{other.name}`: {other.clause()}." for other in others)
+    if first.unknown:
+        return UnknownNameError("unknown setting", where=first.name, advice=advice)
+    return InvalidValueError(first.found, where=first.name, expected=" or ".join(first.rules), advice=advice)
+
+
+@dataclass
+class _Problem:
+    """A wrong value: what was found, and the rule of each type that was tried."""
+
+    name: str
+    found: str
+    rules: list[str]
+    unknown: bool = False
+
+    def clause(self) -> str:
+        if not self.rules:
+            return self.found
+        return f"{self.name} is {self.found} but must be {' or '.join(self.rules)}"
+
+
+def _problems(error: ValidationError, *, flat: bool) -> list[_Problem]:
+    """One for each value; `flat` names it by its own key only, without the tables that it is in."""
+    found: dict[str, _Problem] = {}  # of a union, each type that was tried has its own error
     for details in error.errors(include_url=False, include_context=True):
         if details["type"] == "too_short" and len(details["input"]) >= details["ctx"]["min_length"]:
-            continue  # only wrong items were left out, which have their own clauses
-        name, clause = _clause(details, flat)
-        clauses.setdefault(name, []).append(clause)
-    return "; ".join(" or ".join(dict.fromkeys(found)) for found in map(_joined, clauses.values()))
+            continue  # only wrong items were left out, which have their own problems
+        new = _problem(details, flat)
+        old = found.setdefault(new.name, new)
+        if old is not new:
+            old.rules = list(dict.fromkeys([*old.rules, *(new.rules or [new.found])]))
+    return list(found.values())
 
 
-def _joined(clauses: Sequence[str]) -> list[str]:
-    """Clauses about one value: the first whole, of the others only the rule."""
-    return [clauses[0], *(clause.partition(" but must be ")[2] or clause for clause in clauses[1:])]
-
-
-def _clause(details: ErrorDetails, flat: bool) -> tuple[str, str]:
+def _problem(details: ErrorDetails, flat: bool) -> _Problem:
     location, kind, value = details["loc"], details["type"], details.get("input")
     name = _name(location, flat)
     context: dict[str, Any] = details.get("ctx", {})
     if kind == "missing":
-        return name, f'"{name}" is missing'
+        return _Problem(name, f'"{name}" is missing', [])
     if kind in ("extra_forbidden", "unexpected_keyword_argument"):
-        return name, f'unknown key "{name}"'
+        return _Problem(name, f'unknown key "{name}"', [], unknown=True)
     if kind == "value_error":  # raised by a validator of ours, which wrote the sentence
-        return name, str(context["error"])
+        return _Problem(name, str(context["error"]), [])
     if kind == "literal_error":
         rule = f"one of {str(context['expected']).replace(' or ', ', ').replace(chr(39), '')}"
     else:
         numbers = {key: f"{value:,.10g}" for key, value in context.items() if isinstance(value, int | float)}
         rule = _RULES[kind].format(**numbers) if kind in _RULES else details["msg"][:1].lower() + details["msg"][1:]
     huge = isinstance(value, int) and value.bit_length() > 1000  # Python does not print all of them
-    return name, f"{name} is {'a huge number' if huge else repr(value)} but must be {rule}"
+    return _Problem(name, "a huge number" if huge else repr(value), [rule])
 
 
 def _name(location: Sequence[int | str], flat: bool) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mispair.errors import DataError
+from mispair.errors import DamagedError
 from mispair.methods.base import EpochPairs
 from mispair.methods.report import MethodReport
 from mispair.support.files import write_atomically
@@ -27,7 +27,6 @@ from mispair.training.monitor import Health
 
 FORMAT = 5
 KEPT = 2
-_NOT_OURS = "{} is no checkpoint of this run, whatever its name says; delete it, or give another --out."
 NAME = re.compile(r"step-(\d{9})-([0-9a-f]{16})\.pt")
 
 
@@ -139,21 +138,13 @@ def find(folder: Path) -> list[Path]:
 
 
 def load_newest(folder: Path) -> Checkpoint | None:
-    """The newest checkpoint that is whole; None where there is none.
-
-    Raises:
-        DataError: It was written by another version.
-    """
+    """The newest checkpoint that is whole; None where there is none."""
     found = _newest(folder)
     return None if found is None else found[1]
 
 
 def resume(folder: Path) -> Checkpoint | None:
-    """The same; deletes what a killed `save` had no more time to delete.
-
-    Raises:
-        DataError: It was written by another version.
-    """
+    """The same; deletes what a killed `save` had no more time to delete."""
     found = _newest(folder)
     if found is None:
         return None
@@ -182,18 +173,19 @@ def _load(path: Path, content: bytes) -> Checkpoint:
     except (pickle.UnpicklingError, RuntimeError, EOFError) as error:
         if is_out_of_memory(error):
             raise
-        raise DataError(
-            f"{path} holds more than tensors and plain values, or is no checkpoint; it was not loaded."
+        raise DamagedError(
+            "not a checkpoint, or more than tensors and plain values; it was not loaded", where=path
         ) from None
     if not isinstance(state, dict) or state.get("format") != FORMAT:
-        raise DataError(
-            f"{path} was written by another version of mispair, and this one cannot go on from it; train anew with "
-            "another --out, or go on with that version."
+        raise DamagedError(
+            "written by another version of mispair", where=path, advice="Give another `out`, or use that version."
         )
     try:
         return Checkpoint._unpacked(state)
     except (KeyError, TypeError, ValueError, AttributeError):
-        raise DataError(_NOT_OURS.format(path)) from None
+        raise DamagedError(
+            "not a checkpoint of this run", where=path, advice="Delete it, or give another `out`."
+        ) from None
 
 
 def _digest(content: bytes) -> str:

@@ -11,36 +11,25 @@ from typing import Any
 import numpy as np
 import torch
 
-from mispair import methods
+from mispair import methods, models
 from mispair.compute.devices import autocast, pick_device
 from mispair.compute.optimizer import make as make_optimizer
-from mispair.config import GROUP_OF, GROUPS, KEYS, Config, override
+from mispair.config import RUN_SETTINGS, Config
 from mispair.functional.losses import warmup_loss
-from mispair.methods.base import similarity
+from mispair.methods.base import Schedule, similarity
 from mispair.models import SideSpec, build
 from mispair.pairs.batches import PairLoader
 from mispair.pairs.pairs import Pairs, subset
 from mispair.support.formatting import duration
 from mispair.training.memory_check import check_memory
+from mispair.training.settings import override, owners
 
 FEW = 10_000  # pairs, below which networks are small
 STEPS = 600, 2000, 3500  # of one network: for few pairs, for more on a processor, for more on a GPU
-LEAST, MOST = 6, 40  # epochs
-LEAST_MEND = 16, 8  # for few pairs, for more
-UNAUDITED_SHORTER = 0.35  # on vectors, which networks soon know by heart, the mismatched pairs too
-MEND_LONGER = 1.6  # mend trains teachers and then a student
-WARMUP = 0.2  # share of the epochs
+MOST = 40  # epochs
+UNAUDITED_SHORTER = 0.35  # on vectors, where networks soon memorise the mismatched pairs too
 LR_AT_1024 = 5e-4
 TIMED = 3  # steps
-WITH_WORDS = {"vse", "sgr", "saf", "scan"}
-OF_MODELS = {  # groups of settings, and settings, that only these models read
-    "sgraf": {"sgr", "saf"},
-    "scan": {"scan"},
-    "vse": {"vse"},
-    "word_size": WITH_WORDS,
-    "dropout": {"sgr", "saf", "two-tower"},
-}
-FORWARD = 0.35  # share of a step that its forward pass takes
 
 
 def fitted(config: Config, given: Collection[str], pairs: Pairs) -> Config:
@@ -70,38 +59,34 @@ def check_method(config: Config, given: Collection[str]) -> None:
 
 def note_unused(config: Config, given: Collection[str]) -> None:
     """Notes the settings that were given and have no effect on this method with these models."""
-    method = methods.select(config)
-    if method.setting_groups is None or set(KEYS) <= set(given):  # a recipe serves several methods
+    method, own = methods.select(config), owners()
+    if {*RUN_SETTINGS, *own} <= set(given):  # a recipe serves several methods
         return
-    models = {own.model for own in method.network_configs(method.adapted(config))}
-    others = {name for name, readers in OF_MODELS.items() if not readers & models}
-    others |= {name for name in GROUPS if name not in OF_MODELS and name not in method.setting_groups}
-    others |= set(method.ignores)
-    unused = [key for key in KEYS if key in given and others & {key, GROUP_OF.get(key)}]
+    names = dict.fromkeys(one.model for one in method.network_configs(method.adapted(config)))
+    networks = [models.find(name) for name in names]
+    used = {*method.settings, *(kind for network in networks for kind in network.settings)}
+    ignored = set(method.ignores).union(set.intersection(*(set(network.ignores) for network in networks)))
+    ignored |= {name for name, kind in own.items() if kind not in used}
+    unused = [name for name in (*RUN_SETTINGS, *own) if name in given and name in ignored]
     if unused:
         has = "has" if len(unused) == 1 else "have"
         warnings.warn(
-            f"{', '.join(unused)} {has} no effect on the method {config.method} with {' and '.join(sorted(models))}.",
+            f"{', '.join(unused)} {has} no effect on the method {config.method} with {' and '.join(sorted(names))}.",
             stacklevel=3,
         )
 
 
 def _choice(config: Config, pairs: int, device: torch.device) -> dict[str, Any]:
     """Model size, steps and schedule. Measured: see docs/train.md."""
-    few, gpu, vectors, mend = pairs < FEW, device.type == "cuda", config.model == "two-tower", config.method == "mend"
-    audited = config.audit or methods.select(config).audits
-    if vectors:
-        width, power = (512 if audited else 256) if few else 1024 if gpu else 512, 0.5
-    else:
-        width, power = 64 if few else 1024 if gpu else 128, 0.83
-    batch = 96 if mend else 64 if few and not vectors else 128
+    few, gpu, vectors = pairs < FEW, device.type == "cuda", models.find(config.model).takes_vectors
+    method = methods.select(config)
+    audited = config.audit or method.audits
+    width = _width(few, gpu, vectors, audited)
+    batch = method.schedule.batch_size or (64 if few and not vectors else 128)
     steps = STEPS[0] if few else STEPS[2 if gpu else 1]
     if vectors and not audited:
         steps = round(steps * UNAUDITED_SHORTER)
-    total = steps * (MEND_LONGER if mend else 1) * batch / max(1, pairs)
-    least = LEAST_MEND[0 if few else 1] if mend else LEAST
-    epochs = max(least, min(MOST, round(total)))
-    warmup = 0 if mend else max(1, round(WARMUP * epochs))
+    epochs, warmup = _epochs(method.schedule, steps, batch, pairs)
     main = epochs - warmup
     return {
         "embed_size": width,
@@ -110,7 +95,7 @@ def _choice(config: Config, pairs: int, device: torch.device) -> dict[str, Any]:
         "batch_size": batch,
         "warmup_epochs": warmup,
         "epochs": main,
-        "lr": round(LR_AT_1024 * (1024 / width) ** power, 5),  # narrower networks take larger steps
+        "lr": round(LR_AT_1024 * (1024 / width) ** (0.5 if vectors else 0.83), 5),  # narrow ones take larger steps
         "lr_decay_epochs": max(1, round(0.7 * main)),
         "weight_decay": 0.1 if vectors else 0.0 if few else 0.01,
         "dropout": 0.5 if vectors else config.dropout,
@@ -120,25 +105,32 @@ def _choice(config: Config, pairs: int, device: torch.device) -> dict[str, Any]:
     }
 
 
+def _width(few: bool, gpu: bool, vectors: bool, audited: bool) -> int:
+    if few:
+        return (512 if audited else 256) if vectors else 64
+    return 1024 if gpu else 512 if vectors else 128
+
+
+def _epochs(schedule: Schedule, steps: int, batch: int, pairs: int) -> tuple[int, int]:
+    """All epochs, and how many of them warm up."""
+    total = round(steps * schedule.longer * batch / max(1, pairs))
+    epochs = max(schedule.least_epochs[0 if pairs < FEW else 1], min(MOST, total))
+    return epochs, max(1, round(schedule.warmup * epochs)) if schedule.warmup else 0
+
+
 def duration_sentence(config: Config, pairs: Pairs) -> str:
     """What will be trained, and about how long it will take by a few timed steps."""
     device = pick_device(config.device)
     method = methods.select(config)
     configs = method.network_configs(method.adapted(config))
     check_memory(configs, (SideSpec.of(pairs.left), SideSpec.of(pairs.right)), device)
-    seconds = {own.model: _step_seconds(own, pairs, device) for own in {c.model: c for c in configs}.values()}
-    teachers = method.student_from(config)
-    if teachers is None:
-        epoch = sum(seconds[own.model] for own in configs)
-        total = config.total_epochs * epoch
-    else:  # then the student learns from what the teachers, which do not train any more, think of its batches
-        epoch = sum(seconds[own.model] for own in configs[:-1])
-        total = teachers * epoch + (config.total_epochs - teachers) * (seconds[configs[-1].model] + epoch * FORWARD)
+    of_models = {own.model: _step_seconds(own, pairs, device) for own in {c.model: c for c in configs}.values()}
+    seconds = method.seconds(config, [of_models[own.model] for own in configs])
     steps = math.ceil(len(pairs) / config.batch_size)
     where = f"{torch.get_num_threads()} processor threads" if device.type == "cpu" else device.type
     return (
         f"Training {config.method} with {config.model}, {config.embed_size} wide: {config.total_epochs} epochs of up "
-        f"to {steps:,} steps on {where}, about {duration(steps * total)}."
+        f"to {steps:,} steps on {where}, about {duration(steps * seconds)}."
     )
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import shlex
 import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 from rich.console import Console
@@ -16,8 +16,8 @@ from rich.console import Console
 from mispair import methods
 from mispair.compute.devices import give_back_memory
 from mispair.compute.distributed import Ranks, connect
-from mispair.config import KEYS, Config, override
-from mispair.errors import ChangedError, ConfigError, DataError, StoppedError
+from mispair.config import Config
+from mispair.errors import ChangedError, ConflictError, DataError, StoppedError
 from mispair.pairs.audited import AuditColumns
 from mispair.pairs.npy import chunks
 from mispair.pairs.pairs import Pairs, Side, Tokens, unflagged
@@ -25,6 +25,7 @@ from mispair.retrieval.evaluation import Evaluation
 from mispair.retrieval.matcher import Matcher, check_content, check_is_pairs
 from mispair.training.defaults import check_method, duration_sentence, fitted, note_unused
 from mispair.training.run_folder import AUDITED, OtherRank, Run, check_place, own_features, read_result
+from mispair.training.settings import Settings, all_names, complete, override
 from mispair.training.splits import Splits, check_tested, load_splits
 from mispair.training.trainer import Trainer, check_networks, check_pairs, check_ranks
 
@@ -40,7 +41,7 @@ def fit(
     *,
     out: str | Path | None = None,
     console: Console | None = None,
-    **settings: Any,
+    **settings: Unpack[Settings],
 ) -> Matcher:
     """Trains a matching model.
 
@@ -49,8 +50,8 @@ def fit(
         dev: Pairs to choose the best epoch by; without them the last one is kept.
         out: Run folder; an interrupted run in it is continued. Without it nothing is kept on disk.
         console: Where to show progress; nowhere by default.
-        **settings: Fields of `mispair.Config`, such as `method="plain"`, `model="sgr"`, `epochs=10`; but none about the
-            data, which are `pairs` and `dev`.
+        **settings: Such as `method="repair"`, `model="sgr"`, `epochs=10`, `tau=0.2`. Those not given follow the data
+            and the device.
     """
     given = {"pairs": pairs} if dev is None else {"pairs": pairs, "dev": dev}
     for name, value in given.items():
@@ -98,7 +99,7 @@ def train_and_test(
     """
     with connect(config.device) as ranks:
         check_ranks(config, ranks)
-        check_method(config, KEYS if given is None else given)
+        check_method(config, all_names() if given is None else given)
         ranks.by_first(lambda: check_place(out))
         if given is not None and ranks.is_first:
             note_unused(config, given)
@@ -147,16 +148,16 @@ def train_splits(config: Config, splits: Splits, out: Path, console: Console | N
     return _train(config, splits.train, splits.dev, out, console, after_stop, tested)
 
 
-def _refuse_data_settings(settings: dict[str, Any]) -> None:
+def _refuse_data_settings(settings: Mapping[str, Any]) -> None:
     """Refuses settings that would have no effect, because the pairs are made already."""
     for name in settings:
         if name in READING:
-            how = "say what to read with mispair.load"
+            how = "choose what to read with mispair.load"
         elif name in NOISE:
             how = "mismatch pairs with mispair.add_noise(pairs, noise_ratio=0.4, seed=0)"
         else:
             continue
-        raise ConfigError(f"fit: {name} is about the data, but fit takes pairs as they are; {how} before.")
+        raise ConflictError("fit takes pairs as they are", where=name, advice=f"Before fit, {how}.")
 
 
 def _train(
@@ -169,6 +170,7 @@ def _train(
     tested: Pairs | None = None,
 ) -> Matcher:
     methods.select(config).check(config)
+    config = complete(config)
     check_pairs(train, dev)
     audits = (config.audit or methods.select(config).audits) and train.match_score is None
     if audits:
@@ -186,7 +188,7 @@ def _train(
                 give_back_memory()
             return matcher
     except StoppedError as stop:
-        raise StoppedError(f"{stop} {after_stop}", stop.code) from None
+        raise StoppedError(f"{stop.what}. {after_stop}", stop.code) from None
 
 
 def _open(out: Path, config: Config, ranks: Ranks) -> Run:
@@ -232,12 +234,9 @@ def advising_no_audit(config: Config) -> Iterator[None]:
     try:
         yield
     except DataError as error:
-        else_ = (
-            "leave out --audit (audit=True)"
-            if config.audit
-            else f"{config.method} audits first, so take another --method"
-        )
-        raise DataError(f"{str(error).removesuffix('.')}; {else_}, or mend that.") from None
+        other = "leave out `audit`" if config.audit else f"give another `method`, because {config.method} audits first"
+        error.advice = f"{error.advice} Or {other}.".strip()
+        raise
 
 
 def _refuse_equal_items(pairs: Pairs) -> None:
@@ -245,8 +244,9 @@ def _refuse_equal_items(pairs: Pairs) -> None:
     for name, side in (("left", pairs.left), ("right", pairs.right)):
         if _all_equal(side):
             raise DataError(
-                f"{pairs.name}: all {len(side):,} items of the {name} side are the same, so there is nothing to tell "
-                "apart; see with `mispair data check` what was read, and make them again."
+                f"all {len(side):,} items of the {name} side are the same",
+                where=pairs.name,
+                advice="Look with mispair data check what was read, and make them again.",
             )
 
 

@@ -30,7 +30,7 @@ from mispair.auditing.inputs import AuditInput
 from mispair.auditing.output_files import CSV, SUMMARY
 from mispair.compute.devices import pick_device
 from mispair.compute.distributed import Ranks, connect
-from mispair.config import Config, override
+from mispair.config import Config
 from mispair.encoders.cache import writable_cache
 from mispair.encoders.encode import Encoders
 from mispair.encoders.encoders import GridEncoder, image_encoder
@@ -55,6 +55,7 @@ from mispair.support.owned_folder import FolderKind, OwnedFolder, changes
 from mispair.training.defaults import check_method
 from mispair.training.fit import TrainedRun, advising_no_audit, train_and_test
 from mispair.training.run_folder import AUDITED, MADE_FROM_FILES, check_place, read_result
+from mispair.training.settings import override
 from mispair.training.splits import load_splits
 from mispair.training.trainer import check_ranks
 

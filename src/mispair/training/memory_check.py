@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 
 import torch
 
 from mispair.config import Config
-from mispair.errors import ConfigError
-from mispair.models import SideSpec, weight_bytes
+from mispair.errors import ConflictError
+from mispair.models import SideSpec, find, weight_bytes
 from mispair.support import memory
 
 TRAINED = 4  # weights, gradients and the two moments of Adam
@@ -23,14 +24,18 @@ def check_memory(configs: Sequence[Config], specs: tuple[SideSpec, SideSpec], de
         device: Where they train. On a GPU only their weights pass through the memory of the machine.
 
     Raises:
-        ConfigError: They do not fit.
+        ConflictError: They do not fit.
     """
     free = memory.available_memory()
     needed = sum(weight_bytes(config, *specs) for config in configs) * (1 if device.type == "cuda" else TRAINED)
     if free is not None and needed > free:
         config = max(configs, key=lambda one: weight_bytes(one, *specs))
-        raise ConfigError(
-            f"The {'networks take' if len(configs) > 1 else 'network takes'} {needed / 1e9:,.0f} GB, and "
-            f"{free / 1e9:,.0f} GB of memory are free; lower embed_size ({config.embed_size:,}), word_size "
-            f"({config.word_size:,}) or sim_size ({config.sgraf.sim_size:,})."
+        own = {name: value for kind in find(config.model).settings for name, value in asdict(config.of(kind)).items()}
+        sizes = {"embed_size": config.embed_size, "word_size": config.word_size, **own}
+        lower = [f"`{name}` ({value:,})" for name, value in sizes.items() if name.endswith("_size")]
+        raise ConflictError(
+            f"{'networks' if len(configs) > 1 else 'a network'} of {needed / 1e9:,.0f} GB",
+            where="embed_size",
+            expected=f"at most the free memory, {free / 1e9:,.0f} GB",
+            advice=f"Lower {', '.join(lower[:-1])} or {lower[-1]}.",
         )

@@ -2,48 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from mispair import methods
 from mispair.config import Config
 from mispair.errors import ConfigError
-
-
-@dataclass(frozen=True)
-class Phase:
-    """Epochs of one kind."""
-
-    name: str
-    start: int  # number of the first one
-    epochs: int
+from mispair.methods.base import Method
+from mispair.methods.base import Phase as Phase
 
 
 def phases(config: Config) -> list[Phase]:
-    """In their order; the last one only where noisy pairs take part, or a student trains."""
-    warm, noisy, student = config.warmup_epochs, noisy_from(config), student_from(config)
-    later = noisy if student is None else student
-    end = config.total_epochs if later is None else later
-    found = [Phase("warm-up", 0, min(warm, end)), Phase("main", min(warm, end), end - min(warm, end))]
-    if later is None:
-        return found
-    return [
-        *found,
-        Phase("main, with noisy pairs" if student is None else "student", later, config.total_epochs - later),
-    ]
+    """In their order; most methods have two."""
+    return _method(config).phases(config)
 
 
 def noisy_from(config: Config) -> int | None:
     """After how many epochs the noisy pairs take part; None if they never do."""
-    try:
-        start = methods.select(config).noisy_from(config)
-    except ConfigError:  # stored results may be of a method that is not installed here
-        return None
+    start = _method(config).noisy_from(config)
     return None if start is None else config.warmup_epochs + start
 
 
-def student_from(config: Config) -> int | None:
-    """After how many epochs a student takes the place of its teachers; None if there is none."""
+def _method(config: Config) -> type[Method]:
     try:
-        return methods.select(config).student_from(config)
-    except ConfigError:
-        return None
+        return methods.select(config)
+    except ConfigError:  # stored results may be of a method that is not installed here
+        return Method

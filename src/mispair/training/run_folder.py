@@ -32,17 +32,28 @@ from filelock import FileLock, Timeout
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from mispair import __version__
-from mispair.config import Config, difference, override, read_recipe, to_toml
-from mispair.errors import ConfigError, DataError
+from mispair.config import Config, difference, to_toml
+from mispair.errors import (
+    ChangedError,
+    ConfigError,
+    DamagedError,
+    DataError,
+    ExistsError,
+    InUseError,
+    MissingPackageError,
+    WriteError,
+)
 from mispair.methods.report import Examples, MethodReport
 from mispair.support.extras import install_command
 from mispair.support.files import LARGEST_TEXT, check_name, read_regular, regular, replacing, write_atomically
 from mispair.training.checkpoint import Best
 from mispair.training.events import Event, StepEvent, from_line, scalars, to_line
+from mispair.training.settings import read_recipe
 
 AUDITED = ("audited.parquet", "audited_dev.parquet", "audited_test.parquet")  # training, validation and test pairs
 MADE_FROM_FILES = ("features", "audit", "review.json")  # what a training from files or from a review makes first
 LOG, RESULT, ENVIRONMENT, PAIRS = "metrics.jsonl", "result.json", "environment.json", "pairs.parquet"
+_UNREADABLE = "missing, damaged or of another version of mispair"
 EventT = TypeVar("EventT", bound=Event)
 FREE = ("checkpoint_seconds", "tensorboard")  # settings that change nothing about the result
 
@@ -54,7 +65,7 @@ class RunResult(BaseModel):
 
     best: Best
     steps: int
-    fingerprint: str | None = None  # of the training pairs; earlier versions did not write it
+    fingerprint: str  # of the training and validation pairs
     report: MethodReport | None = None  # the method's, on the last epoch
 
 
@@ -100,8 +111,8 @@ class Run:
                 self._metrics = (path / LOG).open("ab")
                 failing.pop_all()
         except OSError as error:
-            raise DataError(
-                f"{path}: the run folder cannot be written ({error.strerror}); give another --out."
+            raise WriteError(
+                f"the run folder cannot be written ({error.strerror})", where=path, advice="Give another `out`."
             ) from None
 
     def __enter__(self) -> Self:
@@ -123,7 +134,7 @@ class Run:
             self._metrics.write(to_line(event))
             self._metrics.flush()
         except OSError as error:
-            raise DataError(f"{self.path}: the log cannot be written ({error.strerror}).") from None
+            raise WriteError(f"the log cannot be written ({error.strerror})", where=self.path) from None
         if self._tensorboard is not None:
             if self._board is None:  # made here, because steps that are made again must be taken out first
                 self._board = self._tensorboard.SummaryWriter(self.path / "tensorboard", purge_step=event.step)
@@ -210,7 +221,7 @@ def read_events(folder: Path, kind: type[EventT]) -> list[EventT]:
     try:
         events = [from_line(line) for line in read_regular(folder / LOG, LARGEST_TEXT).splitlines()]
     except (OSError, ValidationError):
-        raise DataError(f"{folder / LOG} is missing, damaged or of another version of mispair.") from None
+        raise DamagedError(_UNREADABLE, where=folder / LOG) from None
     return [event for event in events if isinstance(event, kind)]
 
 
@@ -234,7 +245,7 @@ def read_environment(folder: Path) -> Environment:
     try:
         return Environment.model_validate_json(read_regular(folder / ENVIRONMENT))
     except (OSError, ValidationError):
-        raise DataError(f"{folder / ENVIRONMENT} is missing, damaged or of another version of mispair.") from None
+        raise DamagedError(_UNREADABLE, where=folder / ENVIRONMENT) from None
 
 
 def read_examples(folder: Path) -> Examples | None:
@@ -252,7 +263,7 @@ def read_examples(folder: Path) -> Examples | None:
         others = (columns.get(name) for name in ("label", "new_left", "new_right"))
         return Examples(columns["pair"], np.stack(w) if w else None, *others)
     except (OSError, UnicodeError, pa.ArrowException, KeyError):
-        raise DataError(f"{path} is damaged or of another version of mispair.") from None
+        raise DamagedError(_UNREADABLE, where=path) from None
 
 
 def _write_examples(path: Path, examples: Examples) -> None:
@@ -270,19 +281,16 @@ def _write_examples(path: Path, examples: Examples) -> None:
 
 
 def check_place(path: Path) -> None:
-    """Refuses a folder that holds something else than a run; nothing is written.
-
-    Raises:
-        ConfigError: It does.
-        DataError: It cannot be read.
-    """
+    """Refuses a folder that holds something else than a run; nothing is written."""
     check_name(path)
     is_run = (path / "config.toml").is_file() and _started(path)
     try:
         if path.exists() and not is_run and not _is_free(path):
-            raise ConfigError(f"{path} exists and is not a run folder; give another --out, nothing was changed.")
+            raise ExistsError("exists and is not a run folder", where=path, advice="Give another `out`.")
     except OSError as error:
-        raise DataError(f"{path}: the run folder cannot be read ({error.strerror}); give another --out.") from None
+        raise DataError(
+            f"the run folder cannot be read ({error.strerror})", where=path, advice="Give another `out`."
+        ) from None
 
 
 def _started(path: Path) -> bool:
@@ -321,16 +329,19 @@ def _refuse_other_config(path: Path, old: Config, new: Config) -> None:
     if new.data == own_features(path, old.data):
         old = replace(old, data=new.data)
     same = {name: getattr(old, name) for name in FREE}
-    changes = difference(old, override(new, same))
+    changes = difference(old, replace(new, **same))
     if changes:
-        raise ConfigError(f"{path} holds a run with other settings ({'; '.join(changes)}); give another --out.")
+        found = f"a run with other settings ({'; '.join(changes)})"
+        raise ChangedError(found, where=path, advice="Give another `out`.")
 
 
 def _import_tensorboard() -> Any:
     try:
         return importlib.import_module("torch.utils.tensorboard")
     except ImportError:
-        raise ConfigError(f"--tensorboard needs the extra: {install_command('tensorboard')}.") from None
+        raise MissingPackageError(
+            "not installed", where="tensorboard", advice=f"Install it: {install_command('tensorboard')}."
+        ) from None
 
 
 def _lock(path: Path) -> FileLock:
@@ -338,7 +349,9 @@ def _lock(path: Path) -> FileLock:
     try:
         lock.acquire()
     except Timeout:
-        raise ConfigError(f"Another process is working in {path}; wait for it or give another --out.") from None
+        raise InUseError(
+            "another process is training here", where=path, advice="Wait for it, or give another `out`."
+        ) from None
     return lock
 
 

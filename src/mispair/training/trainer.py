@@ -12,7 +12,7 @@ import math
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import islice
 from pathlib import Path
@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from rich.console import Console
-from torch import Tensor
 
 from mispair import methods
 from mispair.compute.cuda_graphs import CudaGraphStep
@@ -30,39 +29,58 @@ from mispair.compute.distributed import ALONE, Ranks, Team
 from mispair.compute.optimizer import make as make_optimizer
 from mispair.compute.optimizer import restore, set_lr
 from mispair.config import Config
-from mispair.errors import CollapseError, ConfigError, DataError, MispairError, NonFiniteError, StoppedError
+from mispair.errors import (
+    ChangedError,
+    CollapseError,
+    ConflictError,
+    DamagedError,
+    DataError,
+    MispairError,
+    NonFiniteError,
+    NotFoundError,
+    ShapeError,
+    StoppedError,
+    TooFewError,
+)
 from mispair.methods.base import EpochPairs, StepInputs, StepPlan, StepResult
 from mispair.methods.report import MethodReport
-from mispair.models import SideSpec, build
-from mispair.models.inference import average, similarities
-from mispair.pairs.batches import PairLoader, SideLoader, prefetch
-from mispair.pairs.pairs import HELD_OUT, Pairs, Tokens, fingerprint, unflagged, with_first_items
-from mispair.retrieval.evaluation import evaluate
+from mispair.models import Network, SideSpec, build
+from mispair.pairs.batches import PairLoader, prefetch
+from mispair.pairs.pairs import Pairs, Tokens, fingerprint
 from mispair.retrieval.matcher import Matcher
 from mispair.support.memory import is_out_of_memory
 from mispair.support.progress import TrainingProgress
 from mispair.support.signals import stop_signals
 from mispair.training import checkpoint
-from mispair.training.checkpoint import Best, Checkpoint, Cursor
+from mispair.training.checkpoint import Checkpoint, Cursor
 from mispair.training.events import MethodEvent, StepEvent, ValidationEvent
 from mispair.training.memory_check import check_memory
 from mispair.training.monitor import READ_EVERY, Health, StepMetrics, StepMonitor
+from mispair.training.pace import Pace
 from mispair.training.plan import plan_epoch
 from mispair.training.run_folder import Run, RunResult
+from mispair.training.validation import Validation
 
 INITIAL_WEIGHTS, ORDER, NOISY_ORDER, AUGMENTATION, DROPOUT = range(5)  # independent streams of random numbers
-ROUND_SECONDS, ROUND_STEPS = 1.0, 100  # about how long ranks train before they agree on stopping and saving; at most
 
 
-class Pause(NamedTuple):
-    """What a rank tells the others between two steps."""
+@dataclass
+class Learner:
+    """A network that trains.
 
-    signal: int | None  # that asks it to stop
-    save: bool  # whether it is time for a checkpoint
-    steps: int  # made since the last time
-    seconds: float
-    done: bool  # whether its team has no more steps in this epoch
-    events: list[StepEvent]  # for the log
+    Attributes:
+        config: Its settings.
+        net: The network.
+        optimizer: Of its weights.
+        monitor: Reads its metrics.
+        updates: Its step while warming up, and in the main epochs; on a GPU each is recorded once.
+    """
+
+    config: Config
+    net: Network
+    optimizer: torch.optim.Optimizer
+    monitor: StepMonitor
+    updates: tuple[CudaGraphStep[StepMetrics], CudaGraphStep[StepMetrics]]
 
 
 class Progress(NamedTuple):
@@ -95,49 +113,43 @@ class Trainer:
         self.teams = self.ranks.teams(2 if method.teams == 2 and self.ranks.size % 2 == 0 else 1)
         self.team = self.teams[self.ranks.rank * len(self.teams) // self.ranks.size]
         self._local = config.local_negatives and not self.team.alone
-        config = method.adapted(config)
-        self.config, self.train_pairs, self.run = config, train, run
-        # Mismatched pairs shall not decide the best epoch, and choosing it shall not take longer than training.
-        self.dev = None if dev is None else with_first_items(unflagged(dev), HELD_OUT)
-        self.device = pick_device(config.device)
-        self.specs = SideSpec.of(train.left), SideSpec.of(train.right)
-        self.vocabulary = next((s.vocabulary for s in (train.right, train.left) if isinstance(s, Tokens)), None)
-        self.configs = method.network_configs(config)
-        check_memory(self.configs, self.specs, self.device)
-        self.nets = [
-            build(own, *self.specs, self._seed(INITIAL_WEIGHTS, number)).to(self.device).train()
-            for number, own in enumerate(self.configs)
-        ]
-        self.optimizers = [
-            make_optimizer(own, list(net.parameters())) for own, net in zip(self.configs, self.nets, strict=True)
-        ]
+        self._on_part = False  # with local negatives: whether the step is on this rank's part of the batch
+        self.config = config = method.adapted(config)
+        self.train_pairs, self.run, self.device = train, run, pick_device(config.device)
         self.loader = PairLoader(train, self.device)
-        self._dev_loaders: tuple[SideLoader, SideLoader] | None = None
-        self._dev_scores: dict[int, Tensor] = {}  # by network, for those that do not train any more
+        self.nets = self._build(method.network_configs(config))
         self.method = method(config, self.nets, self.loader)
+        self.learners = self._learners(method.network_configs(config))
+        self.validation = Validation(dev, self.device)
         self.cursor = Cursor.start(len(self.nets))
         self.epoch_pairs: list[EpochPairs] = []
         self.report: MethodReport | None = None  # of this epoch
-        self.best = Best()
-        self.monitors = [StepMonitor(self.device) for _ in self.nets]
+        self.selection_seconds = 0.0  # seconds that the method took to choose the pairs of this epoch
+        self._first_step = 0  # of this epoch
+        self._pace = Pace(self.ranks, config.checkpoint_seconds)
+        steps = self._total_steps() // len(self.teams)
+        self.progress = TrainingProgress(steps, console, f"{config.method} {config.model}")
+
+    def _build(self, configs: Sequence[Config]) -> list[Network]:
+        specs = SideSpec.of(self.train_pairs.left), SideSpec.of(self.train_pairs.right)
+        check_memory(configs, specs, self.device)
+        return [
+            build(own, *specs, self._seed(INITIAL_WEIGHTS, number)).to(self.device).train()
+            for number, own in enumerate(configs)
+        ]
+
+    def _learners(self, configs: Sequence[Config]) -> list[Learner]:
         records = self.device.type == "cuda" and self.method.repeatable and self.ranks.size == 1
         pool = torch.cuda.graph_pool_handle() if records else None
-        self._updates = {
-            (number, main): CudaGraphStep(partial(self._update, number, main), on=records, pool=pool)
-            for number in range(len(self.nets))
-            for main in (False, True)
-        }
-        for optimizer, monitor in zip(self.optimizers, self.monitors, strict=True):
+        learners = []
+        for number, (own, net) in enumerate(zip(configs, self.nets, strict=True)):
+            optimizer, monitor = make_optimizer(own, list(net.parameters())), StepMonitor(self.device)
             optimizer.found_inf = monitor.non_finite  # type: ignore[attr-defined]
-        self.progress = TrainingProgress(
-            self._total_steps() // len(self.teams), console, f"{config.method} {config.model}"
-        )
-        self.selection_seconds = 0.0  # seconds that the method took to choose the pairs of this epoch
-        self._saved_at = self._paused_at = time.monotonic()
-        self._signal: int | None = None
-        self._first_step = 0  # of this epoch
-        self._round, self._round_steps = 1, 0  # steps until the next pause, and made since the last one
-        self._on_part = False  # with local negatives: whether the step is on this rank's part of the batch
+            warmup, main = (
+                CudaGraphStep(partial(self._update, number, main), on=records, pool=pool) for main in (False, True)
+            )
+            learners.append(Learner(own, net, optimizer, monitor, (warmup, main)))
+        return learners
 
     # ------------------------------------------------------------------ the loop
 
@@ -154,9 +166,10 @@ class Trainer:
             self.run.write_environment(self.device)
             while self.cursor.epoch < self.config.total_epochs:
                 self.epoch()
-        if self.dev is None and self.ranks.is_first:
+        if self.validation.dev is None and self.ranks.is_first:
             self._matcher().save(self.run.best)
-        result = RunResult(best=self.best, steps=self.cursor.step, fingerprint=self._trained_on, report=self.report)
+        best, steps = self.validation.best, self.cursor.step
+        result = RunResult(best=best, steps=steps, fingerprint=self._trained_on, report=self.report)
         examples = self.method.examples(np.arange(len(self.train_pairs)))
         self.ranks.by_first(lambda: self.run.finish(result, examples))
         return self._load_best()
@@ -230,7 +243,7 @@ class Trainer:
         plans = self.plans(number)
         for plan, inputs in islice(self._inputs(plans[cursor.position :]), most):
             place = cursor.epoch + plan.position / len(plans)
-            set_lr(self.optimizers[number], self.method.learning_rate(number, place))
+            set_lr(self.learners[number].optimizer, self.method.learning_rate(number, place))
             self._step(plan, inputs)
             yield plan
         self._flush_metrics()
@@ -241,8 +254,8 @@ class Trainer:
             place = self.team.rank if self._local else 0
             torch.manual_seed(self._seed(DROPOUT, cursor.epoch, cursor.network, plan.position, place))
         self._on_part = self._own_part(plan) is not plan
-        metrics = self._updates[cursor.network, main](inputs)
-        monitor = self.monitors[cursor.network]
+        metrics = self.learners[cursor.network].updates[main](inputs)
+        monitor = self.learners[cursor.network].monitor
         monitor.add(cursor.step, metrics, len(plan.pairs))
         cursor.step += 1
         cursor.positions[cursor.network] = plan.position + 1
@@ -259,7 +272,7 @@ class Trainer:
 
     def _update(self, number: int, main: bool, inputs: StepInputs) -> StepMetrics:
         """One step of network `number`: loss, gradients, new weights."""
-        net, optimizer = self.nets[number], self.optimizers[number]
+        net, optimizer = self.nets[number], self.learners[number].optimizer
         loss = self.method.loss if main else self.method.warmup_loss
         optimizer.zero_grad(set_to_none=True)
         with autocast(self.device, self.config.precision):
@@ -269,7 +282,7 @@ class Trainer:
         norm = torch.nn.utils.clip_grad_norm_(net.parameters(), self.config.grad_clip)
         if self._local:
             norm = norm + 0 * self.team.total(result.loss.detach())  # all ranks must see what is not finite
-        metrics = self.monitors[number].measure(result, norm)
+        metrics = self.learners[number].monitor.measure(result, norm)
         if self._local:
             metrics = StepMetrics(metrics.names, self.team.total(metrics.values) / self.team.size)
         optimizer.step()
@@ -294,25 +307,16 @@ class Trainer:
         Args:
             seconds: What the epoch took, for the log.
         """
-        if self.dev is None:
+        if self.validation.dev is None:
             return
-        if self._dev_loaders is None:
-            self._dev_loaders = SideLoader(self.dev.left, self.device), SideLoader(self.dev.right, self.device)
         epoch = self.cursor.epoch
         kept = tuple(self.method.kept_networks(epoch))
-        nets = [self.nets[number] for number in kept]
         trained = self.method.trained_networks(epoch)
         with autocast(self.device, self.config.precision):
-            for number in kept:
-                if number in trained or number not in self._dev_scores:
-                    (self._dev_scores[number],) = similarities([self.nets[number]], *self._dev_loaders)
-        matrices = [self._dev_scores[number] for number in kept]
-        result = evaluate(matrices, self.dev, mean=average(nets, matrices))
-        rsum = result.averaged.rsum
-        if rsum > self.best.rsum or kept != self.best.networks:
-            self.best = Best(rsum, epoch, kept)
-            if self.ranks.is_first:
-                self._matcher().save(self.run.best)
+            result = self.validation.evaluate(self.nets, kept, trained)
+        is_best = self.validation.is_best(result, epoch, kept)
+        if is_best and self.ranks.is_first:
+            self._matcher().save(self.run.best)
         event = {
             "epoch": epoch,
             "step": self.cursor.step,
@@ -322,10 +326,9 @@ class Trainer:
             "selection_seconds": round(self.selection_seconds, 2),
         }
         self.run.log(ValidationEvent.model_validate(event))
-        student = self.method.student_from(self.config)
-        words = " (best)" if student is None or epoch < student else " (best with the student)"
-        best = words if self.best.epoch == epoch else ""
-        self.progress.line(f"{self._phase}  validation rSum {rsum:.1f}{best}  {seconds:.1f} s")
+        words = " (best)" if list(kept) == self.method.kept_networks(0) else " (best of the new model)"
+        best = words if is_best else ""
+        self.progress.line(f"{self._phase}  validation rSum {result.averaged.rsum:.1f}{best}  {seconds:.1f} s")
 
     # ------------------------------------------------------------------ batches
 
@@ -356,9 +359,9 @@ class Trainer:
     def _flush_metrics(self) -> None:
         """Reads and logs the metrics of the steps since the last time; stops a run that has gone wrong."""
         cursor = self.cursor
-        if cursor.network == len(self.nets) or not self.monitors[cursor.network].unread:
+        if cursor.network == len(self.nets) or not self.learners[cursor.network].monitor.unread:
             return  # each network's are read at the end of its steps
-        monitor = self.monitors[cursor.network]
+        monitor = self.learners[cursor.network].monitor
         metrics, bad_step = monitor.read()
         if bad_step is not None:
             self._refuse_non_finite(bad_step)
@@ -384,17 +387,16 @@ class Trainer:
             return
         found = f"the method {self.config.method} chose fewer than 2 of {len(self.train_pairs):,} pairs to train on"
         if not self.cursor.step:
-            raise DataError(f"{self.train_pairs.name}: {found}; give more pairs that are right, or another --method.")
+            advice = "Give more pairs that match, or another `method`."
+            raise TooFewError(found, where=self.train_pairs.name, advice=advice)
         self.progress.line(f"{self._phase}  {found}, so nothing is learned in this epoch")
 
     def _refuse_other_pairs(self, trained_on: str | None) -> None:
-        """Runs of earlier versions have no fingerprint with their result, or one of less."""
-        learned = fingerprint(self.train_pairs, items=False), self._learned(items=False)
-        earlier = None, *learned, self._with_dev(learned[1], items=False)
-        if trained_on not in (self._trained_on, *earlier):
-            raise ConfigError(
-                f"{self.run.path} was trained on other pairs: the data set or its noise has changed since; "
-                "put the old files back or give another --out."
+        if trained_on != self._trained_on:
+            raise ChangedError(
+                "trained on other pairs: the data set or its noise has changed",
+                where=self.run.path,
+                advice="Put the old files back, or give another `out`.",
             )
 
     def _refuse_non_finite(self, step: int) -> None:
@@ -403,65 +405,52 @@ class Trainer:
         plan = self.plans(self.cursor.network)[position]
         pairs = ", ".join(map(str, np.unique(self.method.pairs_used(self.cursor.network, plan))))
         raise NonFiniteError(
-            f"The loss or its gradient is not a finite number at step {step}; the update was not made. Pairs of that "
-            f"batch: {pairs}. Look for extreme features with `mispair data check`, or lower --lr."
+            f"the loss or its gradient is not a finite number at step {step}; the update was not made",
+            advice=f"Pairs of that batch: {pairs}. Look for extreme features with mispair data check, or lower `lr`.",
         )
 
     def _refuse_collapse(self) -> None:
         kept = checkpoint.find(self.run.checkpoints)
-        config, health = self.config, self.monitors[self.cursor.network].health
+        config, health = self.config, self.learners[self.cursor.network].monitor.health
         state = f"The last good state is {kept[0]}." if kept else "There was no good state to keep yet."
         hardening = (
-            f"The negatives harden too fast for this data set: try --negatives-end {max(4, 2 * config.negatives_end)} "
-            f"(now {config.negatives_end}), more --hardening-steps (now {config.hardening_steps}) or"
+            "The negatives harden too fast for this data set: try a larger `negatives_end` "
+            f"(now {config.negatives_end}), more `hardening_steps` (now {config.hardening_steps}) or"
         )
         advice = "Try" if "negatives_end" in self.method.ignores else hardening
         raise CollapseError(
-            f"The network has collapsed at step {self.cursor.step}: all similarities are equal (spread "
-            f"{health.spread:.1e}, it was {health.peak:.2g}). {advice} a lower --lr (now {config.lr:g}), with another "
-            f"--out. {state}"
+            f"the network has collapsed at step {self.cursor.step}: all similarities are equal (spread "
+            f"{health.spread:.1e}, it was {health.peak:.2g})",
+            advice=f"{advice} a lower `lr` (now {config.lr:g}), with another `out`. {state}",
         )
 
     # ------------------------------------------------------------------ state
 
     def stop(self, number: int) -> None:
         """Ends the run after the step in hand, as the signal of this number does."""
-        self._signal = number
+        self._pace.signal = number
 
     def _pause(self, done: bool = False) -> bool:
-        """Between two steps: stops after a signal to any rank, saves if it is time. Gives whether all teams are done.
-
-        Several ranks agree on that about once a second.
-        """
-        self._round_steps += not done
-        if not done and self._round_steps < self._round:
+        """Stops after a signal to any rank, saves if it is time. Returns whether all teams are done."""
+        if not self._pace.due(done):
             return False
-        now = time.monotonic()
-        save = now - self._saved_at >= self.config.checkpoint_seconds
         steps = self.run.unsent()
-        sent = [] if self.team.rank else steps  # a team's first rank speaks for it
-        own = Pause(self._signal, save, self._round_steps, now - self._paused_at, done, sent)
-        pauses = self.ranks.exchange(own)
-        first = pauses[0]
-        if self.ranks.size > 1:
-            self._round = min(max(1, int(first.steps * ROUND_SECONDS / max(first.seconds, 1e-3))), ROUND_STEPS)
-        self._paused_at, self._round_steps = time.monotonic(), 0
-        for event in (event for pause in pauses for event in pause.events if self.ranks.is_first):
+        agreed = self._pace.meet(done, [] if self.team.rank else steps)  # a team's first rank speaks for it
+        for event in agreed.events if self.ranks.is_first else ():
             self.run.log(event)
-        signal = next((pause.signal for pause in pauses if pause.signal is not None), None)
-        if signal is not None:
+        if agreed.signal is not None:
             self._flush_metrics()
             self._meet()
             self._save()
-            raise StoppedError(f"Stopped at step {self._done} and saved.", 128 + signal)
-        if first.save:
+            raise StoppedError(f"Stopped at step {self._done} and saved", 128 + agreed.signal)
+        if agreed.save:
             self._checkpoint()
-        return all(pause.done for pause in pauses)
+        return agreed.done
 
     def _checkpoint(self) -> None:
         self._flush_metrics()
         self._meet()
-        if all(monitor.health.healthy for monitor in self.monitors):
+        if all(learner.monitor.health.healthy for learner in self.learners):
             self._save()
 
     @property
@@ -470,13 +459,13 @@ class Trainer:
         return self._first_step + sum(self.cursor.positions)
 
     def _save(self) -> None:
-        optimizers = [optimizer.state_dict() for optimizer in self.optimizers]
+        optimizers = [learner.optimizer.state_dict() for learner in self.learners]
         if len(self.teams) > 1:
             own = self.teams.index(self.team)
             collected = self.ranks.collected(_packed(optimizers[own]) if self.team.rank == 0 else b"")
             if collected is not None:
                 optimizers = [_unpacked(collected[team.first]) for team in self.teams]
-        self._saved_at = time.monotonic()
+        self._pace.saved()
         if not self.ranks.is_first:
             return
         network = 0 if len(self.teams) > 1 else self.cursor.network
@@ -487,8 +476,8 @@ class Trainer:
             method=self.method.state_dict(),
             epoch_pairs=self.epoch_pairs,
             report=self.report,
-            best=self.best,
-            health=[monitor.health for monitor in self.monitors],
+            best=self.validation.best,
+            health=[learner.monitor.health for learner in self.learners],
             random_state=torch.get_rng_state(),
             cuda_random_state=torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None,
             logged_bytes=self.run.logged_bytes,
@@ -520,17 +509,17 @@ class Trainer:
             sum(float(p.detach().double().sum()) for p in self.nets[number].parameters()) for number in numbers
         ]
         position = self.cursor.positions[numbers[0]]
-        told = self.ranks.exchange(Progress(position, self.monitors[numbers[0]].health, checksums))
+        told = self.ranks.exchange(Progress(position, self.learners[numbers[0]].monitor.health, checksums))
         if any(progress.checksum != told[team.first].checksum for team in self.teams for progress in _of(team, told)):
             raise MispairError(
-                "The ranks have come to different weights, which must not happen: check that all machines have the "
-                "same data set and the same versions of torch and mispair."
+                "the ranks have come to different weights",
+                advice="Check that all machines have the same data set and the same versions of torch and mispair.",
             )
         if len(self.teams) == 1:
             return
         for number, team in enumerate(self.teams):
             if team is not self.team:
-                position, self.monitors[number].health, _ = told[team.first]
+                position, self.learners[number].monitor.health, _ = told[team.first]
                 for plan in self.plans(number)[self.cursor.positions[number] : position]:
                     self._count(number, plan)
                 self.cursor.positions[number] = position
@@ -556,9 +545,10 @@ class Trainer:
         except (RuntimeError, KeyError, TypeError, ValueError, AttributeError) as error:
             if is_out_of_memory(error) or "CUDA error" in str(error):
                 raise
-            raise DataError(
-                f"{self.run.checkpoints}: the newest checkpoint is not of this run, whatever its name says; delete it, "
-                "or give another --out."
+            raise DamagedError(
+                "the newest checkpoint is not of this run",
+                where=self.run.checkpoints,
+                advice="Delete it, or give another `out`.",
             ) from None
         self.run.forget_after(state.logged_bytes)
         self.progress.resume(self.cursor.step // len(self.teams))
@@ -569,21 +559,22 @@ class Trainer:
             return None
         self._refuse_other_pairs(state.fingerprint)
         if state.best.networks and not self.run.best.is_file():
-            raise DataError(
-                f"{self.run.best} is gone, and the checkpoints do not hold it; put it back, or give another --out."
+            raise NotFoundError(
+                "missing, and the checkpoints do not hold it",
+                where=self.run.best,
+                advice="Put it back, or give another `out`.",
             )
         return state
 
     def _restore(self, state: Checkpoint) -> None:
-        self.cursor, self.best = state.cursor, state.best
+        self.cursor, self.validation.best = state.cursor, state.best
         self.epoch_pairs, self.report = state.epoch_pairs, state.report
-        for net, weights in zip(self.nets, state.networks, strict=True):
-            net.load_state_dict(weights)
-        for optimizer, saved in zip(self.optimizers, state.optimizers, strict=True):
-            restore(optimizer, saved)
+        saved = zip(self.learners, state.networks, state.optimizers, state.health, strict=True)
+        for learner, weights, optimizer, health in saved:
+            learner.net.load_state_dict(weights)
+            restore(learner.optimizer, optimizer)
+            learner.monitor.health = health
         self.method.load_state_dict(state.method)
-        for monitor, health in zip(self.monitors, state.health, strict=True):
-            monitor.health = health
         torch.set_rng_state(state.random_state)
         if state.cuda_random_state is not None and self.device.type == "cuda":
             torch.cuda.set_rng_state(state.cuda_random_state, self.device)
@@ -591,25 +582,21 @@ class Trainer:
     def _matcher(self) -> Matcher:
         """The networks that make the model, as copies that training does not change any more."""
         kept = self.method.kept_networks(min(self.cursor.epoch, self.config.total_epochs - 1))
-        copies = []
-        for number in kept:
-            copy = build(self.configs[number], *self.specs, seed=0).to(self.device)
-            copy.load_state_dict(self.nets[number].state_dict())
+        train, copies = self.train_pairs, []
+        specs = SideSpec.of(train.left), SideSpec.of(train.right)
+        for learner in (self.learners[number] for number in kept):
+            copy = build(learner.config, *specs, seed=0).to(self.device)
+            copy.load_state_dict(learner.net.state_dict())
             copies.append(copy)
-        models = [self.configs[number].model for number in kept]
-        origin = self.train_pairs.origin
-        return Matcher(self.config, self.specs, copies, self.vocabulary, self.device, models, origin)
+        models = [self.learners[number].config.model for number in kept]
+        words = next((side.vocabulary for side in (train.right, train.left) if isinstance(side, Tokens)), None)
+        return Matcher(self.config, specs, copies, words, self.device, models, train.origin)
 
     @cached_property
     def _trained_on(self) -> str:
         """Fingerprint of the pairs that are learned, and of those that choose the best epoch."""
-        return self._with_dev(self._learned(items=True), items=True)
-
-    def _learned(self, *, items: bool) -> str:
-        return fingerprint(self.train_pairs, truth=self.method.uses_truth, items=items)
-
-    def _with_dev(self, learned: str, *, items: bool) -> str:
-        return learned if self.dev is None else f"{learned}+{fingerprint(self.dev, items=items)}"
+        learned, dev = fingerprint(self.train_pairs, truth=self.method.uses_truth), self.validation.dev
+        return learned if dev is None else f"{learned}+{fingerprint(dev)}"
 
     @property
     def _main_epoch(self) -> int | None:
@@ -635,12 +622,16 @@ def check_ranks(config: Config, ranks: Ranks) -> None:
     """Refuses settings that several ranks cannot train with."""
     method = methods.select(config)
     if ranks.size > 1 and not method.teams:
-        raise ConfigError(
-            f"{config.method} is a method for one process, but there are {ranks.size}; leave out torchrun."
+        raise ConflictError(
+            f"{config.method} is a method for one process, but there are {ranks.size}",
+            where="method",
+            advice="Leave out torchrun.",
         )
     if ranks.size > 1 and config.local_negatives and not method.repeatable:
-        raise ConfigError(
-            f"{config.method} needs the whole batch on all ranks with these settings; leave out --local-negatives."
+        raise ConflictError(
+            f"{config.method} needs the whole batch on all ranks with these settings",
+            where="local_negatives",
+            advice="Leave it out.",
         )
 
 
@@ -671,26 +662,30 @@ def check_pairs(train: Pairs, dev: Pairs | None) -> None:
     """Refuses pairs that cannot be trained on, and validation pairs that are not of the same kind."""
     images = len(np.unique(train.left_groups[train.link]))
     if len(train) < 2 or images < 2:
-        raise DataError(
-            f"{train.name}: {len(train):,} training pairs with {images} different left items; at least 2 of each are "
-            "needed, because the other pairs are the negatives."
+        raise TooFewError(
+            f"{len(train):,} training pairs with {images} different left items",
+            where=train.name,
+            expected="at least 2 of each, because the other pairs are the negatives",
         )
     words = [side.vocabulary for side in (train.left, train.right) if isinstance(side, Tokens)]
     if len(words) == 2 and words[0] != words[1]:
         raise DataError(
-            f"{train.name}: both sides are texts, but of different vocabularies ({len(words[0]):,} and "
-            f"{len(words[1]):,} words), and a model keeps one; encode both sides with one vocabulary."
+            f"both sides are texts, of different vocabularies ({len(words[0]):,} and {len(words[1]):,} words)",
+            where=train.name,
+            advice="A model keeps one: encode both sides with one vocabulary.",
         )
-    if dev is not None and not len(dev):
-        raise DataError(f"{dev.name}: there are no validation pairs; leave them out and the last epoch is kept.")
-    for name in ("left", "right") if dev is not None else ():
+    if dev is None:
+        return
+    if not len(dev):
+        raise TooFewError("no validation pairs", where=dev.name, advice="Leave them out; the last epoch is then kept.")
+    for name in ("left", "right"):
         ours, theirs = getattr(train, name), getattr(dev, name)
         if SideSpec.of(ours) != SideSpec.of(theirs):
-            raise DataError(
-                f"The {name} side has {SideSpec.of(ours)} for training but {SideSpec.of(theirs)} for validation."
-            )
+            expected = f"{SideSpec.of(ours)}, as for training"
+            raise ShapeError(f"the {name} side has {SideSpec.of(theirs)}", where=dev.name, expected=expected)
         if isinstance(ours, Tokens) and ours.vocabulary != theirs.vocabulary:
             raise DataError(
-                f"The {name} side has other words for training than for validation: load both with one vocabulary, "
-                'as in load(data, "dev", vocabulary=train.right.vocabulary).'
+                f"the {name} side has other words than for training",
+                where=dev.name,
+                advice='Load both with one vocabulary: load(data, "dev", vocabulary=train.right.vocabulary).',
             )

@@ -14,15 +14,16 @@ from mispair.bench.suite import dry_run
 from mispair.bench.suite.dry_run import PhaseTime, TrainingCost, group, measure, typical
 from mispair.bench.suite.suite import Cell
 from mispair.cli.main import main
-from mispair.config import Config, RepairSettings, override
+from mispair.config import Config
 from mispair.methods.base import StepPlan
 from mispair.pairs.shapes import dataset
 from mispair.training.run_folder import Run
+from mispair.training.settings import override
 from mispair.training.trainer import Trainer
 
 SMALL = Config(
     model="vse", device="cpu", embed_size=8, word_size=8, batch_size=16, warmup_epochs=1, epochs=4,
-    noise_ratio=0.4, repair=RepairSettings(bank_size=32, neighbours=4),
+    noise_ratio=0.4, own={"bank_size": 32, "neighbours": 4},
 )  # fmt: skip
 
 

@@ -41,9 +41,10 @@ from mispair.bench.suite.results_folder import (
 from mispair.bench.suite.runner import CellState, run_cells, seconds_left, state
 from mispair.bench.suite.suite import Cell, Suite, digest, read_suite
 from mispair.cli.main import main
-from mispair.config import Config, find_packaged, override, read_recipe, to_toml
+from mispair.config import Config, find_packaged, to_toml
 from mispair.errors import ChangedError, DataError, ExistsError, NotFoundError
 from mispair.pairs.shapes import dataset
+from mispair.training.settings import override, read_recipe
 from refusals import refused
 
 SMALL = "embed_size = 8, word_size = 8, epochs = 2, warmup_epochs = 1, batch_size = 16, bank_size = 32"

@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from mispair.bench.suite.suite import CellKey, Suite, SuiteRow, digest, read_suite
-from mispair.config import Config, find_packaged, override, read_recipe
+from mispair.config import Config, find_packaged
 from mispair.errors import ConfigError, InvalidValueError, MispairError, UnknownNameError
+from mispair.training.settings import override, read_recipe
 from refusals import refused
 
 PACKAGED = ("shapes", "f8k", "coco-small", "vectors", "f30k", "coco", "cc152k")

@@ -23,9 +23,10 @@ from matplotlib.ticker import MaxNLocator, NullLocator
 from mispair.bench.report.rows import NoiseLevel, ResultRow, noise_levels
 from mispair.bench.suite.results_folder import Results
 from mispair.bench.suite.suite import Part
-from mispair.config import flat
+from mispair.methods.repair import RepairSettings
 from mispair.support.formatting import clean, slug
 from mispair.training.phases import noisy_from
+from mispair.training.settings import every_setting
 
 WIDTH, HEIGHT = 3.5, 2.4  # inches: a column of a paper; the height of the plot without its legend
 LEGEND_ROW = 0.165  # inches
@@ -289,7 +290,7 @@ def _plot_eta(axes: Axes, level: NoiseLevel, rows: Sequence[ResultRow]) -> bool:
             _plot_series(axes, number, Series.of(name, values))
     if not axes.lines:
         return False
-    eta = row.config.repair.eta
+    eta = row.config.of(RepairSettings).eta
     _mark(axes, eta, f"recipe: eta = {eta:g}")
     axes.set(xlabel="eta (mismatched if w of both networks is below)", ylabel="per cent", xlim=(0, None))
     _widen(axes, LEAST_PERCENT)
@@ -316,7 +317,7 @@ def _plot_sweep(axes: Axes, level: NoiseLevel, rows: Sequence[ResultRow]) -> boo
         _plot_series(axes, number, Series.of(label, values), band=False)
     if not curves:
         return False
-    own = {row.label: places.get(row.settings.get(setting, flat(row.config)[setting])) for row in part.rows}
+    own = {row.label: places.get(row.settings.get(setting, every_setting(row.config)[setting])) for row in part.rows}
     for x, who in _grouped(own).items():
         _mark(axes, x, f"value of the recipe{who}")
     axes.set_ylabel("test rSum")

@@ -12,6 +12,7 @@ from mispair.bench.suite.record import Record
 from mispair.bench.suite.results_folder import Results
 from mispair.bench.suite.suite import Cell, Part, Suite
 from mispair.config import Config
+from mispair.methods.mend import MendSettings
 
 MISSING, FAILED = "-", "failed"
 
@@ -89,7 +90,7 @@ class ResultRow:
     def is_oracle(self) -> bool:
         """Whether it is trained by the truth: an upper bound that is not ranked among the methods."""
         config = self.config
-        return config.method == "oracle" or (config.method == "mend" and config.mend.trust == "truth")
+        return config.method == "oracle" or (config.method == "mend" and config.of(MendSettings).trust == "truth")
 
     @property
     def config(self) -> Config:

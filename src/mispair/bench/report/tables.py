@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean, stdev
 
+from mispair import models
 from mispair.bench.report.rows import FAILED, MISSING, NoiseLevel, ResultRow, noise_levels, paper_data, percent
 from mispair.bench.suite.record import Record
 from mispair.bench.suite.results_folder import Results
@@ -21,7 +22,6 @@ RESULT_HEADS = [
     "networks", "seeds", "i2t R@1", "i2t R@5", "i2t R@10", "t2i R@1", "t2i R@5", "t2i R@10", "rSum", "sd", "single"
 ]  # fmt: skip
 COST_HEADS = ["seeds", "minutes", "seconds an epoch", "MB of banks", "GB of GPU memory"]
-MODELS = {"vse": "VSE-inf", "sgr": "SGR", "saf": "SAF", "scan": "SCAN", "two-tower": "two towers"}
 READING = [
     "i2t: image to text, t2i: text to image. R@K in per cent and rSum are means over the seeds, of the averaged"
     " similarities where networks is 2 or 3; on folds of 1,000 test images where the part has folds.",
@@ -172,7 +172,7 @@ def _paper_notes(level: NoiseLevel) -> list[str]:
         if result is not None and result.model != row.config.model:
             models.setdefault((result.model, row.config.model), []).append(row.label)
     for (theirs, ours), labels in models.items():
-        notes.append(f"{', '.join(labels)}: the paper's numbers are with {MODELS[theirs]}, ours with {MODELS[ours]}.")
+        notes.append(f"{', '.join(labels)}: the paper's numbers are with {_title(theirs)}, ours with {_title(ours)}.")
     if any(result is not None and result.star for _, result in published):
         notes.append("*: trained by the paper's authors with the public code of the method.")
     return notes
@@ -311,3 +311,8 @@ def _signed(value: float) -> str:
 
 def _scaled(value: float | None, unit: float) -> float | None:
     return None if value is None else value / unit
+
+
+def _title(model: str) -> str:
+    kind = models.find(model)
+    return kind.title or kind.__name__

@@ -17,13 +17,14 @@ import torch
 
 from mispair.bench.suite.suite import Cell, digest
 from mispair.compute.devices import give_back_memory
-from mispair.config import Config, flat, override
+from mispair.config import Config
 from mispair.errors import MispairError
 from mispair.pairs.layouts.loading import with_noise
 from mispair.pairs.pairs import Pairs
 from mispair.pairs.synthetic import stand_in
 from mispair.training.phases import Phase, phases
 from mispair.training.run_folder import Run
+from mispair.training.settings import every_setting, override
 from mispair.training.trainer import Trainer
 
 STEPS = 10  # of an epoch
@@ -71,7 +72,7 @@ class TrainingCost:
 
 def group(cells: Sequence[Cell]) -> list[list[Cell]]:
     """Cells of the same kind together."""
-    defaults = flat(Config())
+    defaults = every_setting(Config())
     kinds: dict[str, list[Cell]] = {}
     for cell in cells:
         kinds.setdefault(digest(override(cell.config, {name: defaults[name] for name in IGNORED})), []).append(cell)

@@ -14,17 +14,18 @@ from pydantic import Field, TypeAdapter, ValidationError, model_validator
 from pydantic.dataclasses import dataclass
 from rich.console import Console
 
+from mispair import methods
 from mispair.bench.suite.examples import PairExample, sample_examples
 from mispair.bench.suite.suite import LOCATIONS, Cell, digest
 from mispair.compute.devices import give_back_memory, pick_device
-from mispair.config import Config, flat, override, read_recipe, to_toml
+from mispair.config import Config, to_toml
 from mispair.errors import ConfigError, MispairError, StoppedError
 from mispair.methods.report import BoolArray, FloatArray, MethodReport
 from mispair.support.files import read_regular, write_atomically
 from mispair.training.events import ValidationEvent
 from mispair.training.fit import train_splits
-from mispair.training.phases import student_from
 from mispair.training.run_folder import Environment, read_environment, read_events, read_examples, read_result
+from mispair.training.settings import every_setting, read_recipe
 from mispair.training.splits import Splits, load_splits
 
 RECORD, RUN = "cell.json", "run"
@@ -111,7 +112,7 @@ class Record:
 
     @classmethod
     def of(cls, cell: Cell, status: Literal["done", "failed"], **content: Any) -> Record:
-        return cls(cell.name, cell.label, digest(cell.config), flat(cell.config), status, **content)
+        return cls(cell.name, cell.label, digest(cell.config), every_setting(cell.config), status, **content)
 
     @property
     def seconds(self) -> float:
@@ -142,8 +143,8 @@ class Record:
     @property
     def _has_student(self) -> bool:
         try:
-            return student_from(override(Config(), self.config)) is not None
-        except ConfigError:  # settings of another version, or of a method that is not installed here
+            return not methods.find(self.config["method"]).alike
+        except (ConfigError, KeyError):  # settings of another version, or of a method that is not installed here
             return False
 
     def label_counts(self) -> tuple[list[int], list[int]]:

@@ -41,12 +41,13 @@ from pydantic import (
 from pydantic.dataclasses import dataclass
 
 from mispair.bench import paper
-from mispair.config import Config, find_packaged, flat, override, read_recipe, read_toml
+from mispair.config import Config, find_packaged, read_toml
 from mispair.errors import InvalidValueError, UnknownNameError
 from mispair.support.files import is_file
 from mispair.support.formatting import slug
 from mispair.support.validation import sentences
 from mispair.training.run_folder import FREE
+from mispair.training.settings import every_setting, override, read_recipe
 
 PartKind = Literal["retrieval", "ablation", "sweep", "cost", "validation", "labels", "eta", "examples"]
 LOCATIONS = ("data", "device", "vocab", "noise_file")  # settings that say where things are, not what is trained
@@ -177,7 +178,7 @@ class Suite:
         settings = {**row.settings, **{name: value for name, value in swept.items() if name is not None}}
         recipe = row.config
         config = override(recipe, settings, f"{self.name}: {row.label}")
-        before, after = flat(recipe), flat(config)
+        before, after = every_setting(recipe), every_setting(config)
         changed = {name for name in settings if after[name] != before[name]} - set(FREE)
         config = replace(config, data=self.data, device=self.device, noise_ratio=noise_ratio, seed=seed)
         config = replace(config, noise_file=self.noise_file_of(noise_ratio))
@@ -211,10 +212,10 @@ class Suite:
 def digest(config: Config) -> str:
     """A hash of what is trained, wherever the data is.
 
-    Only settings that differ from the default count: a new setting does not change a hash.
+    Only settings that differ from the default count, so a new setting changes no hash.
     """
-    defaults = flat(Config())
-    changed = {name: value for name, value in flat(config).items() if value != defaults[name]}
+    defaults = every_setting(Config())
+    changed = {name: value for name, value in every_setting(config).items() if value != defaults[name]}
     settings = {name: value for name, value in changed.items() if name not in NOT_PART_OF_A_CELL}
     settings["noise_file"] = config.noise_file is not None
     return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()

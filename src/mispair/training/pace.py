@@ -1,0 +1,71 @@
+"""When several ranks agree on stopping and on saving: about once a second."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from mispair.compute.distributed import Ranks
+from mispair.training.events import StepEvent
+
+ROUND_SECONDS, ROUND_STEPS = 1.0, 100  # about how long ranks train before they agree; at most
+
+
+class Pause(NamedTuple):
+    """What a rank tells the others between two steps."""
+
+    signal: int | None  # that asks it to stop
+    save: bool  # whether it is time for a checkpoint
+    steps: int  # made since the last time
+    seconds: float
+    done: bool  # whether its team has no more steps in this epoch
+    events: list[StepEvent]  # for the log
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """What all ranks do now."""
+
+    signal: int | None
+    save: bool
+    done: bool  # whether no team has more steps in this epoch
+    events: list[StepEvent]
+
+
+class Pace:
+    """Counts steps and seconds between two meetings of the ranks, and between two checkpoints.
+
+    Attributes:
+        signal: The signal that this rank has got.
+    """
+
+    def __init__(self, ranks: Ranks, checkpoint_seconds: float) -> None:
+        self.ranks, self.checkpoint_seconds = ranks, checkpoint_seconds
+        self.signal: int | None = None
+        self._saved_at = self._met_at = time.monotonic()
+        self._round, self._steps = 1, 0  # steps until the next meeting, and made since the last one
+
+    def due(self, done: bool) -> bool:
+        """Counts a step, unless the rank has no more; whether the ranks meet now."""
+        self._steps += not done
+        return done or self._steps >= self._round
+
+    def meet(self, done: bool, events: list[StepEvent]) -> Agreement:
+        now = time.monotonic()
+        save = now - self._saved_at >= self.checkpoint_seconds
+        pauses = self.ranks.exchange(Pause(self.signal, save, self._steps, now - self._met_at, done, events))
+        first = pauses[0]
+        if self.ranks.size > 1:
+            self._round = min(max(1, int(first.steps * ROUND_SECONDS / max(first.seconds, 1e-3))), ROUND_STEPS)
+        self._met_at, self._steps = time.monotonic(), 0
+        return Agreement(
+            signal=next((pause.signal for pause in pauses if pause.signal is not None), None),
+            save=first.save,
+            done=all(pause.done for pause in pauses),
+            events=[event for pause in pauses for event in pause.events],
+        )
+
+    def saved(self) -> None:
+        """Notes that a checkpoint has just been written."""
+        self._saved_at = time.monotonic()

@@ -1,0 +1,176 @@
+"""All settings of a training: of the run, of every method and of every model, ours and those of installed packages."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import itertools
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, TypedDict
+
+from mispair import methods, models
+from mispair.config import RUN_SETTINGS, Config, find_packaged, naming_source, read_toml
+from mispair.errors import ConflictError, UnknownNameError
+
+
+class Settings(TypedDict, total=False):
+    """The keyword arguments of `mispair.fit`. Their meaning: `mispair train --help`."""
+
+    method: str
+    model: str
+    seed: int
+    device: str
+    precision: Literal["auto", "float32", "bf16"]
+    embed_size: int
+    word_size: int
+    dropout: float
+    batch_size: int
+    warmup_epochs: int
+    epochs: int
+    lr: float
+    weight_decay: float
+    lr_decay_epochs: int
+    grad_clip: float
+    margin: float
+    negatives_start: int
+    negatives_end: int
+    hardening_steps: int
+    mask_false_negatives: bool
+    local_negatives: bool
+    networks: Literal[1, 2, 3] | None
+    audit: bool
+    as_published: bool
+    checkpoint_seconds: float
+    tensorboard: bool
+    # models
+    augment: bool
+    sim_size: int
+    graph_steps: int
+    score_hidden: int
+    attend: Literal["t2i", "i2t"]
+    attend_sharpness: float
+    aggregate: Literal["lse", "mean", "max", "sum"]
+    lse_sharpness: float
+    # methods
+    second_model: str | None
+    student_share: float
+    temperature: float
+    flagged_size: int
+    flagged_weight: float
+    trust: Literal["audit", "all", "truth"]
+    clean_threshold: float
+    split_losses: Literal["smoothed", "joint", "single"]
+    split_memory: float
+    noisy_start: float
+    margin_base: float
+    labels: Literal["rank", "hard"]
+    label_when: Literal["epoch", "batch"]
+    noisy: Literal["replace", "drop", "train"]
+    bank_size: int
+    gamma_share: float
+    eta: float
+    tau: float
+    neighbours: int
+    replace_by: Literal["peer", "own"]
+    replace_side: Literal["both", "left", "right"]
+    evidence_scale: float
+    hinge_weight: float
+    kl_weight: float
+    hinge_decay: float
+    hinge_least: int
+    warmup_share: float
+    label_floor: float
+    meta_lr: float
+    meta_share: float
+
+
+def owners() -> dict[str, type[Any]]:
+    """The class of each setting of a method or a model, by its name.
+
+    Raises:
+        ConflictError: Two classes have a setting of one name.
+    """
+    found: dict[str, type[Any]] = {}
+    classes = [owner.settings for owner in models.find_all().values()]
+    classes += [owner.settings for owner in methods.find_all().values()]
+    for kind in itertools.chain.from_iterable(classes):
+        for field in dataclasses.fields(kind):
+            other = found.setdefault(field.name, kind)
+            if other is not kind or field.name in RUN_SETTINGS:
+                rival = "every run" if field.name in RUN_SETTINGS else other.__name__
+                advice = f"Rename that of {kind.__module__}.{kind.__name__}."
+                raise ConflictError(f"a setting of {rival} has this name", where=field.name, advice=advice)
+    return found
+
+
+def setting_classes() -> list[type[Any]]:
+    """The classes of settings of all models and methods."""
+    return list(dict.fromkeys(owners().values()))
+
+
+def all_names() -> list[str]:
+    """The names of all settings."""
+    return [*RUN_SETTINGS, *owners()]
+
+
+def override(config: Config, settings: Mapping[str, Any], source: str = "") -> Config:
+    """A copy of `config` with other settings. An unknown name or a wrong value is refused.
+
+    Args:
+        config: The settings.
+        settings: Those to change, by name.
+        source: Where they come from, for errors.
+
+    >>> override(Config(), {"epochs": 3, "tau": 0.2}).flat()["tau"]
+    0.2
+    >>> override(Config(), {"epoch": 3})
+    Traceback (most recent call last):
+    mispair.errors.UnknownNameError: `epoch`: unknown setting. Did you mean `epochs`?
+    """
+    known = owners()
+    with naming_source(source):
+        for name in settings:
+            if name not in RUN_SETTINGS and name not in known:
+                names = [*RUN_SETTINGS, *known]
+                near = difflib.get_close_matches(name, names, n=1, cutoff=0.4)
+                advice = f"Did you mean `{near[0]}`?" if near else f"The settings are {', '.join(names)}."
+                raise UnknownNameError("unknown setting", where=name, advice=advice)
+    changed = config.changed(settings, source)
+    with naming_source(source):
+        if "model" in settings:
+            models.find(changed.model)
+        for kind in {known[name] for name in settings if name in known}:
+            changed.of(kind)
+    return changed
+
+
+def read_recipe(path: str | Path) -> Config:
+    """Reads a recipe, by file name or by the short name of one that comes with mispair, such as `f8k/plain-sgr`."""
+    file = find_packaged("recipe", path)
+    return override(Config(), read_toml(file), str(file))
+
+
+def every_setting(config: Config) -> dict[str, Any]:
+    """All settings by name, those of all methods and models included."""
+    return _filled(config, setting_classes())
+
+
+def complete(config: Config) -> Config:
+    """The settings that have an effect: of the run, and all of its method and its models.
+
+    >>> complete(Config(model="two-tower", own={"tau": 0.2})).own
+    {}
+    """
+    method = methods.select(config)
+    used = dict.fromkeys(own.model for own in method.network_configs(method.adapted(config)))
+    kinds = dict.fromkeys([*(kind for model in used for kind in models.find(model).settings), *method.settings])
+    filled = _filled(config, list(kinds))
+    return dataclasses.replace(config, own={name: filled[name] for name in filled if name not in RUN_SETTINGS})
+
+
+def _filled(config: Config, kinds: list[type[Any]]) -> dict[str, Any]:
+    settings = {name: getattr(config, name) for name in RUN_SETTINGS}
+    for kind in kinds:
+        settings |= dataclasses.asdict(config.of(kind))
+    return settings

@@ -156,7 +156,7 @@ def test_suites_with_mistakes_are_refused(tmp_path: Path, text: str, names: str)
         ('x = "shapes/none"\n', "shapes/none"),
         ('x = "f8k/mendsgr"\n', "f8k/mend-sgr"),
         (f'x = "shapes/{"a" * 5000}"\n', "shapes/aaa"),  # longer than any file's name
-        ('x = { recipe = "shapes/plain", epoch = 3 }\n', '"epochs"'),
+        ('x = { recipe = "shapes/plain", epoch = 3 }\n', "`epochs`"),
     ],
 )
 def test_unknown_recipes_and_settings_are_refused(tmp_path: Path, row: str, names: str) -> None:

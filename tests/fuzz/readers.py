@@ -98,7 +98,7 @@ def _tar(folder: Path) -> None:
 
 def _open_captions(path: Path, images: Path) -> None:
     raw = open_raw(path, images)
-    raw.captions.to_pylist()
+    raw.texts()
     raw.fingerprint()
 
 

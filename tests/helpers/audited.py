@@ -69,7 +69,7 @@ def write_audit_of(
         scores = [0.95 if row in partners else None for row in range(len(ids))]
         table[f"suggested_{side}_score"] = pyarrow.array(scores, pyarrow.float32())
     if (pairs := data.open_raw()) is not None:
-        table |= {"image": pairs.image_names, "caption": pairs.captions}
+        table |= pairs.item_columns(0, len(pairs))
     places = {"the source": data.source, "--left": data.left, "--right": data.right, "--ids": data.ids}
     request: dict[str, Json] = {
         **{name: [str(path), "0"] for name, path in places.items() if path is not None},

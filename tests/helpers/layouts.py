@@ -14,7 +14,7 @@ import pyarrow.parquet
 import pytest
 from PIL import Image
 
-from mispair.pairs.raw import RawPairs
+from mispair.pairs.source import Source
 
 Triple = tuple[bytes, str]  # content of the image, caption
 COLOURS = range(6)
@@ -27,8 +27,8 @@ def image(colour: int) -> bytes:
     return buffer.getvalue()
 
 
-def triples(pairs: RawPairs) -> list[Triple]:
-    return [(pairs.read_image(row), text) for row, text in enumerate(pairs.captions.to_pylist())]
+def triples(pairs: Source) -> list[Triple]:
+    return [(pairs.read_image(row), text) for row, text in enumerate(pairs.texts())]
 
 
 def photos(folder: Path) -> Path:

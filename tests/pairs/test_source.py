@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mispair.errors import DataError, NotFoundError
+from mispair.errors import DataError, NotFoundError, ShapeError
 from mispair.pairs import shards
 from mispair.pairs.layouts.opening import open_source
 from mispair.pairs.npy import open_array
@@ -161,7 +161,7 @@ def test_clip_metadata(tmp_path: Path) -> None:
     assert source.image_files([1, 0, 3]) == [tmp_path / "photos/b.jpg", None, None]
     assert (source.has_texts, source.has_images) == (True, True)
     assert source.find(["9", "7", "9"]).tolist() == [4, 0, 4]
-    with pytest.raises(DataError, match="no pair has the id '', '1', '2', '3', '4' and 2 more"):
+    with refused(NotFoundError, names="'', '1', '2', '3', '4'"):
         source.find(["", "9", "1", "2", "3", "4", "5", "6"])
 
 
@@ -198,7 +198,7 @@ def test_without_metadata_the_number_is_the_id(tmp_path: Path) -> None:
     assert source.image_files([3]) == [None]
     assert (source.groups, source.known, source.has_texts, source.has_images) == (None, {}, False, False)
     assert source.find(["11", "3"]).tolist() == [11, 3]
-    with pytest.raises(DataError, match="no pair has the id '12', '01', '-1', 'x'"):
+    with refused(NotFoundError, names="'12', '01', '-1', 'x'"):
         source.find(["12", "01", "-1", "x"])
 
 
@@ -289,24 +289,24 @@ def test_memory(make: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("left", "more", "sentence"),
+    ("left", "more", "where", "names"),
     [
-        ([[1.0]], {}, "is a list; expected a numpy array or a torch tensor"),
-        (np.zeros(3), {}, r"the shape \(3,\); expected \(N, D\)"),
-        (np.zeros((0, 3)), {}, r"shape \(0, 3\)"),
-        (np.zeros((3, 0)), {}, r"shape \(3, 0\)"),
-        (np.zeros((3, 2), np.int64), {}, "holds int64; expected float16"),
-        (np.zeros((3, 2), object), {}, "holds object"),
-        (np.zeros((3, 2), ">f4"), {}, "holds >f4"),
-        (torch.zeros(3, 2, dtype=torch.long), {}, r"holds torch\.int64"),
-        (np.zeros((4, 2)), {}, "4 vectors on the left side and 3 on the right side"),
-        (np.zeros((3, 2)), {"ids": ["a"]}, r"The ids have the shape \(1,\) for 3 pairs"),
-        (np.zeros((3, 2)), {"groups": np.zeros((3, 1))}, r"The groups have the shape \(3, 1\)"),
-        (np.zeros((3, 2)), {"texts": "abc"}, "The texts have the shape"),
+        ([[1.0]], {}, "the left side", "list"),
+        (np.zeros(3), {}, "the left side", "(3,)"),
+        (np.zeros((0, 3)), {}, "the left side", "(0, 3)"),
+        (np.zeros((3, 0)), {}, "the left side", "(3, 0)"),
+        (np.zeros((3, 2), np.int64), {}, "the left side", "int64"),
+        (np.zeros((3, 2), object), {}, "the left side", "object"),
+        (np.zeros((3, 2), ">f4"), {}, "the left side", ">f4"),
+        (torch.zeros(3, 2, dtype=torch.long), {}, "the left side", "torch.int64"),
+        (np.zeros((4, 2)), {}, "the given arrays", "4 vectors"),
+        (np.zeros((3, 2)), {"ids": ["a"]}, "ids", "(1,)"),
+        (np.zeros((3, 2)), {"groups": np.zeros((3, 1))}, "groups", "(3, 1)"),
+        (np.zeros((3, 2)), {"texts": "abc"}, "texts", ""),
     ],
 )
-def test_wrong_memory_is_refused(left: Any, more: dict[str, Any], sentence: str) -> None:
-    with pytest.raises(DataError, match=sentence):
+def test_wrong_memory_is_refused(left: Any, more: dict[str, Any], where: str, names: str) -> None:
+    with refused(ShapeError, where, names):
         from_memory(left, np.zeros((3, 2)), **more)
 
 
@@ -325,12 +325,12 @@ def test_wrong_files_are_refused(tmp_path: Path) -> None:
             open_arrays(tmp_path / f"{name}.npy", tmp_path / "good.npy")
     good = tmp_path / "good.npy"
     write_csv(tmp_path / "two.csv", [["id"], ["1"], ["2"]])
-    with pytest.raises(DataError, match=r"two\.csv: 2 rows for 3 pairs of vectors"):
+    with refused(ShapeError, tmp_path / "two.csv", "2 rows"):
         open_arrays(good, good, tmp_path / "two.csv")
     write_csv(tmp_path / "other.csv", [["width", "height"], *[["1", "2"]] * 3])
-    with pytest.raises(DataError, match="found the columns width, height; expected a header line with id"):
+    with refused(NotFoundError, names="width, height"):
         open_arrays(good, good, tmp_path / "other.csv")
-    with pytest.raises(DataError, match="no such folder; expected the folder that the image paths"):
+    with refused(NotFoundError):
         open_arrays(good, good, images=tmp_path / "nowhere")
 
 
@@ -393,4 +393,4 @@ def test_images_of_many_rows_are_looked_up_at_once(tmp_path: Path) -> None:
     read = source.image_reader(np.array([2, 1, 0]))
     assert [read(row) for row in (0, 1, 2)] == [b"a", None, b"c"]
     assert asked == [3]
-    assert [source.read_image(row) for row in (0, 1, 2)] == [b"a", None, b"c"]
+    assert [source.image(row) for row in (0, 1, 2)] == [b"a", None, b"c"]

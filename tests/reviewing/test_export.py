@@ -142,7 +142,7 @@ def test_people_come_before_the_audit(audited: Path, tmp_path: Path) -> None:
     assert told[ids[8]] == ("dropped", "a person")
     again = AuditInput(tmp_path / "mended" / "photos.csv", images=read_input(audited).images).open_raw()
     assert again is not None
-    assert again.captions.to_pylist()[:2] == ["caption 0; of a dog", "caption 9; of a dog"]
+    assert again.texts()[:2] == ["caption 0; of a dog", "caption 9; of a dog"]
 
 
 def test_it_replaces_only_its_own_copies(audited: Path, tmp_path: Path) -> None:
@@ -278,7 +278,7 @@ def test_decisions_on_pairs_that_are_gone_do_not_count(
     assert check_decided(audited, data, "") == {"8.png#0", "10.png#0"}
     found = data.open_raw()
     assert found is not None
-    again = write_audit_of(tmp_path / "again", data, found.ids.to_pylist(), [2])
+    again = write_audit_of(tmp_path / "again", data, found.ids(), [2])
     changes = compare(audited, again)
     assert (changes.answers, changes.gone, changes.flagged, changes.cleared) == (1, 1, 0, 3)
     assert "1 decisions (1 more are on pairs that are gone)" in changes.sentence()
@@ -310,7 +310,7 @@ def test_every_layout_comes_out_as_decided(layout: str, tmp_path: Path) -> None:
     data = AuditInput(path, images=photos if path.is_file() and photos.is_dir() else None)
     pairs = data.open_raw()
     assert pairs is not None
-    before, ids = triples(pairs), pairs.ids.to_pylist()
+    before, ids = triples(pairs), pairs.ids()
     audit = write_audit_of(tmp_path / "audit", data, ids, [0, 5])
     decisions = Decisions(audit / FILE)
     decisions.add([Decision(ids[1], Verdict.REPAIR, "right", ids[4]), Decision(ids[2], Verdict.REPAIR, "left", ids[5])])

@@ -34,7 +34,6 @@ from mispair.pairs.from_pairs import captions, from_pairs, pair_ids
 from mispair.pairs.item_vectors import item_vectors
 from mispair.pairs.layouts.copies import SURE, clean_edits, mended_edits, write_copy
 from mispair.pairs.pairs import IntArray, Pairs, Vectors
-from mispair.pairs.raw import RawPairs
 from mispair.pairs.result_tables import defused, write_table
 from mispair.pairs.source import Source
 from mispair.pairs.tables import Roles
@@ -303,8 +302,7 @@ def audit_source(
     notes = (*_notes(judge, int(readable.sum()), len(flagged)), *_shared_notes(items, readable))
     if judge.joint and not (settings.joint or source.joint):
         notes = (COMMON_SPACE, *notes)
-    if source.raw is not None:
-        notes = (*source.raw.notes, *notes)
+    notes = (*source.notes, *notes)
     stages = show.stages
     return Audit(
         source,
@@ -487,7 +485,7 @@ def check(source: Source, settings: Settings) -> None:
         )
 
 
-def check_rows(pairs: Source | RawPairs, settings: Settings) -> None:
+def check_rows(pairs: Source, settings: Settings) -> None:
     """The part of `check` that needs no vectors.
 
     Raises:

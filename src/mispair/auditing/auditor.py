@@ -26,7 +26,6 @@ from mispair.errors import ConflictError, DamagedError, DataError, InvalidValueE
 from mispair.functional.logistic import FloatArray
 from mispair.pairs.from_pairs import from_pairs
 from mispair.pairs.pairs import IntArray, Pairs
-from mispair.pairs.raw import RawPairs
 from mispair.pairs.shards import ScaledRows, Side
 from mispair.pairs.source import Source, from_memory
 from mispair.support.formatting import plain
@@ -295,7 +294,7 @@ def workers_of(workers: int | None, device: torch.device) -> int:
     return workers or (GPU_WORKERS if device.type == "cuda" else os.cpu_count() or 1)
 
 
-def check_count(pairs: Source | RawPairs) -> None:
+def check_count(pairs: Source) -> None:
     """Raise if there are too few pairs to learn from.
 
     Raises:

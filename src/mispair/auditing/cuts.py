@@ -14,7 +14,6 @@ from mispair.auditing.scoring.calibration import noise_interval, noise_rate
 from mispair.errors import ConfigError, DataError
 from mispair.functional.logistic import FloatArray
 from mispair.pairs.pairs import MATCH_THRESHOLD
-from mispair.pairs.raw import RawPairs
 from mispair.pairs.source import Source
 from mispair.support.formatting import listed
 
@@ -167,7 +166,7 @@ def _shifted(probability: FloatArray, factor: float) -> float:
     return float((factor * probability / (factor * probability + 1 - probability)).mean())
 
 
-def values_by(source: Source | RawPairs, by: str) -> list[str]:
+def values_by(source: Source, by: str) -> list[str]:
     """The value of each row by which noise rates are given: of a column, or the name of its file.
 
     Raises:
@@ -175,8 +174,7 @@ def values_by(source: Source | RawPairs, by: str) -> list[str]:
     """
     if by == SHARD and source.shards:
         return [name for name, size in source.shards for _ in range(size)]
-    raw = source if isinstance(source, RawPairs) else source.raw
-    table = source.table if raw is None else raw.table
+    table = source.table
     if table is None or by not in table.columns:
         known = [*(() if table is None else table.columns), *([SHARD] if source.shards else [])]
         there = f"there are {listed(known)}" if known else "this input has none"

@@ -63,7 +63,7 @@ from mispair.pairs.layouts.copies import (
 )
 from mispair.pairs.layouts.datacomp import uid_subset
 from mispair.pairs.origin import check_as_encoded
-from mispair.pairs.raw import RawLayout, RawPairs
+from mispair.pairs.raw import RawLayout
 from mispair.pairs.remote import find_copy, url_of
 from mispair.pairs.result_tables import defused, original, write_table
 from mispair.pairs.source import Source
@@ -336,7 +336,7 @@ def _write_shards(audit: Audit, out: Path) -> None:
             np.save(file, subset, allow_pickle=False)
 
 
-def _request(data: AuditInput, raw: RawPairs | None, settings: Settings, made: Sequence[Path]) -> dict[str, Json]:
+def _request(data: AuditInput, raw: RawLayout | None, settings: Settings, made: Sequence[Path]) -> dict[str, Json]:
     """What an audit of this input depends on, by the names on the command line.
 
     Args:

@@ -18,13 +18,13 @@ from mispair.pairs.layouts.datacomp import find_datacomp, open_datacomp
 from mispair.pairs.layouts.opening import is_raw_folder, open_raw, open_source
 from mispair.pairs.layouts.table import open_pairs
 from mispair.pairs.origin import check_as_encoded
-from mispair.pairs.raw import RawLayout, RawPairs
+from mispair.pairs.raw import RawLayout
 from mispair.pairs.remote import copy_version, fetch, url_of
-from mispair.pairs.source import Source, from_memory, from_raw, open_arrays
+from mispair.pairs.source import Source, from_memory, open_arrays
 from mispair.pairs.tables import Roles, Table
 from mispair.support.row_order import check_order, labels_of
 
-Check = Callable[[RawPairs], None]
+Check = Callable[[Source], None]
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class AuditInput:
         assert self.source is not None
         return open_raw(self.source, self.images, self.columns, allow_outside=self.allow_outside)
 
-    def open(self, raw: RawPairs | None, device: str, console: Console | None = None) -> Source:
+    def open(self, raw: Source | None, device: str, console: Console | None = None) -> Source:
         """Opens the pairs; images and captions are encoded.
 
         Args:
@@ -142,8 +142,7 @@ class AuditInput:
             DataError: The data cannot be read.
         """
         if raw is not None:
-            folder = self.source if self.source is not None and self.source.is_dir() else None
-            return encoded(raw, self.encoders, self.cache, folder, console)
+            return encoded(raw, self.encoders, self.cache, console)
         source = self._open(device)
         if self.images is not None and not source.has_images:
             raise ConfigError(_unused_images(source, self.images))
@@ -161,13 +160,7 @@ class AuditInput:
         return open_source(self.source, self.images, self.split)
 
 
-def encoded(
-    pairs: RawPairs,
-    encoders: Encoders,
-    cache: Path | None = None,
-    folder: Path | None = None,
-    console: Console | None = None,
-) -> Source:
+def encoded(pairs: Source, encoders: Encoders, cache: Path | None = None, console: Console | None = None) -> Source:
     """Images and captions by the vectors of encoders."""
     place = writable_cache(cache)
     loaded = encoders.load()
@@ -175,7 +168,7 @@ def encoded(
         for line in (f"Encoding {pairs.name}: {len(pairs):,} pairs", *(f"Note: {note}" for note in pairs.notes)):
             console.print(line, soft_wrap=True, highlight=False, markup=False)
     found = encode(pairs, loaded, place, console=console)
-    return from_raw(pairs, found.left, found.right, found.problems, folder)
+    return pairs.with_vectors(found.left, found.right, found.problems)
 
 
 def open_given(

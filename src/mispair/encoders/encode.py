@@ -33,10 +33,9 @@ from mispair.encoders.encoders import (
     load_image,
     text_encoder,
 )
-from mispair.pairs import row_ids
 from mispair.pairs.origin import MARK
 from mispair.pairs.pairs import IntArray
-from mispair.pairs.raw import RawPairs
+from mispair.pairs.source import Source
 from mispair.support.files import Json, replacing
 from mispair.support.owned_folder import FolderKind, OwnedFolder
 from mispair.support.progress import RowProgress, progress
@@ -97,7 +96,7 @@ class Encoded:
     problems: dict[int, str] = field(default_factory=dict)
     kept: int = 0
 
-    def outcome(self, ids: Any) -> Outcome:
+    def outcome(self, ids: Callable[[Sequence[int]], list[str]]) -> Outcome:
         """How many could be encoded."""
         return Outcome.of(self.problems, len(self.left.numbers), self.kept, ids)
 
@@ -123,7 +122,7 @@ class Outcome:
     example: str = ""
 
     @classmethod
-    def of(cls, problems: dict[int, str], rows: int, kept: int, ids: Any) -> Outcome:
+    def of(cls, problems: dict[int, str], rows: int, kept: int, ids: Callable[[Sequence[int]], list[str]]) -> Outcome:
         """From what is wrong with some of the rows."""
         first = min(problems, default=None)
         return cls(
@@ -132,7 +131,7 @@ class Outcome:
             bad_images=sum(problem.startswith("image ") for problem in problems.values()),
             bad_captions=sum("; caption " in f"; {problem}" for problem in problems.values()),
             kept=kept,
-            example="" if first is None else f"{ids[first].as_py()}: {problems[first]}",
+            example="" if first is None else f"{ids([first])[0]}: {problems[first]}",
         )
 
     @property
@@ -157,7 +156,7 @@ class Outcome:
 
 
 def encode(
-    pairs: RawPairs,
+    pairs: Source,
     encoders: tuple[ImageEncoder, TextEncoder],
     cache: Path,
     *,
@@ -203,7 +202,7 @@ def at_work(console: Console | None, total: int, what: str) -> Iterator[tuple[Ro
 
 
 def encode_to_folder(
-    pairs: RawPairs,
+    pairs: Source,
     out: Path,
     encoders: tuple[ImageEncoder, TextEncoder],
     cache: Path,
@@ -239,7 +238,7 @@ def encode_to_folder(
     return encoded.outcome(pairs.ids)
 
 
-def _request(pairs: RawPairs, encoders: tuple[ImageEncoder, TextEncoder], shard: int) -> dict[str, Json]:
+def _request(pairs: Source, encoders: tuple[ImageEncoder, TextEncoder], shard: int) -> dict[str, Json]:
     """What the vectors depend on."""
     images, texts = encoders
     return {
@@ -309,7 +308,7 @@ def _encode_items(
 class ImageSide:
     """Encodes images; one that several rows share is read once a shard."""
 
-    def __init__(self, pairs: RawPairs, encoder: ImageEncoder, cache: Path) -> None:
+    def __init__(self, pairs: Source, encoder: ImageEncoder, cache: Path) -> None:
         self.pairs, self.encoder = pairs, encoder
         self.cache = EncodingCache(cache, identity(encoder.name), encoder.width)
 
@@ -352,12 +351,12 @@ class ImageSide:
 class _TextSide:
     """Encodes captions; those of about one length together, which need little padding."""
 
-    def __init__(self, pairs: RawPairs, encoder: TextEncoder, cache: Path) -> None:
+    def __init__(self, pairs: Source, encoder: TextEncoder, cache: Path) -> None:
         self.pairs, self.encoder = pairs, encoder
         self.cache = EncodingCache(cache, identity(encoder.name), encoder.width)
 
     def encode(self, rows: IntArray) -> list[Found]:
-        texts = row_ids.look_up(self.pairs.captions, rows)
+        texts = self.pairs.texts(rows)
         ordered = sorted(set(texts), key=lambda text: (len(text), text))
         loaded = [self._load(text) for text in ordered]
         batches = (loaded[first : first + _BATCH] for first in range(0, len(loaded), _BATCH))
@@ -380,18 +379,18 @@ def _reason(error: Exception) -> str:
     return str(words).splitlines()[0][:_LONGEST_REASON]
 
 
-def _write_table(path: Path, pairs: RawPairs, rows: IntArray, problems: dict[int, str]) -> None:
+def _write_table(path: Path, pairs: Source, rows: IntArray, problems: dict[int, str]) -> None:
     import pyarrow
     import pyarrow.parquet
 
-    names = row_ids.look_up(pairs.image_names, rows)
+    names = pairs.image_texts(rows)
     files = [pairs.image_file(row) for row in rows.tolist()]
     paths = [name if file is None else os.path.abspath(file) for name, file in zip(names, files, strict=True)]
     columns = {
-        "id": row_ids.look_up(pairs.ids, rows),
+        "id": pairs.ids(rows),
         # File names may hold bytes that are no text.
         "image_path": [path.encode("utf-8", "replace").decode("utf-8") for path in paths],
-        "caption": row_ids.look_up(pairs.captions, rows),
+        "caption": pairs.texts(rows),
         "status": [problems.get(row, OK) for row in rows.tolist()],
     }
     table = pyarrow.table({name: pyarrow.array(values, pyarrow.string()) for name, values in columns.items()})

@@ -28,12 +28,11 @@ from mispair.encoders.cache import CachedRows
 from mispair.encoders.encode import EMBEDDINGS, OK, ImageSide, Outcome, at_work
 from mispair.encoders.encoders import GridEncoder, ImageEncoder
 from mispair.errors import ConflictError, DamagedError, InvalidValueError, TooFewError
-from mispair.pairs import row_ids
 from mispair.pairs.layouts.arrays import write_rows
 from mispair.pairs.npy import open_array
 from mispair.pairs.origin import BASIS, MARK, Floats, Projection
 from mispair.pairs.pairs import HELD_OUT, IntArray
-from mispair.pairs.raw import RawPairs
+from mispair.pairs.source import Source
 from mispair.support.files import Json, replacing, write_atomically
 from mispair.support.owned_folder import FolderKind, OwnedFolder
 
@@ -79,7 +78,7 @@ class SplitRule:
         dev, test = (_SHARE if value is None else value for value in (self.dev, self.test))
         return {"dev": dev, "test": test, "split": self.only}
 
-    def of(self, pairs: RawPairs) -> list[str]:
+    def of(self, pairs: Source) -> list[str]:
         """The split of each row: as the data set says; else random, by the names of the images alone."""
         if self.only is not None:
             return [self.only] * len(pairs)
@@ -96,9 +95,9 @@ class SplitRule:
             return [_NAMES[name.strip().lower()] for name in named]
         first = first_rows(pairs)
         images = np.unique(first)
-        names = row_ids.look_up(pairs.image_names, images)
+        names = pairs.image_texts(images)
         if len(set(names)) < len(names):  # images in other files, whose names need not differ
-            names = row_ids.look_up(pairs.ids, images)
+            names = pairs.ids(images)
         return self.random(first, names, pairs.name)
 
     def random(self, first: IntArray, names: Sequence[str], what: str) -> list[str]:
@@ -139,7 +138,7 @@ def _random(name: str) -> bytes:
     return hashlib.blake2b(name.encode("utf-8", "replace"), digest_size=16).digest()
 
 
-def first_rows(pairs: RawPairs) -> IntArray:
+def first_rows(pairs: Source) -> IntArray:
     """The first row that has the image of each row."""
     if pairs.groups is None:
         return np.arange(len(pairs))
@@ -167,7 +166,7 @@ class EncodedImages:
 
 
 def encode_images(
-    pairs: RawPairs, encoder: ImageEncoder, cache: Path, *, console: Console | None = None
+    pairs: Source, encoder: ImageEncoder, cache: Path, *, console: Console | None = None
 ) -> EncodedImages:
     """Encodes each image once; those in the cache are not encoded again."""
     side = ImageSide(pairs, encoder, cache)
@@ -189,7 +188,7 @@ def encode_images(
 
 
 def encode_regions(
-    pairs: RawPairs,
+    pairs: Source,
     out: Path,
     encoder: GridEncoder,
     cache: Path,
@@ -246,7 +245,7 @@ def _check_projection(pca: int | Projection | None, encoder: GridEncoder) -> Non
         )
 
 
-def _request(pairs: RawPairs, encoder: GridEncoder, pca: int | Projection | None, rule: SplitRule) -> dict[str, Json]:
+def _request(pairs: Source, encoder: GridEncoder, pca: int | Projection | None, rule: SplitRule) -> dict[str, Json]:
     given: Json = (
         pca if isinstance(pca, int | None) else [hashlib.sha256(pca.mean.tobytes() + pca.basis.tobytes()).hexdigest()]
     )
@@ -260,9 +259,9 @@ def _request(pairs: RawPairs, encoder: GridEncoder, pca: int | Projection | None
     }
 
 
-def _readable(pairs: RawPairs, found: EncodedImages) -> IntArray:
+def _readable(pairs: Source, found: EncodedImages) -> IntArray:
     """The pairs with an image and a caption; the others get a status."""
-    for row, text in enumerate(pairs.captions.to_pylist()):
+    for row, text in enumerate(pairs.texts()):
         if not text.strip():
             before = found.problems.get(row)
             found.problems[row] = "caption is blank" if before is None else f"{before}; caption is blank"
@@ -299,7 +298,7 @@ def as_cells(values: npt.NDArray[np.floating], channels: int, projection: Projec
 def _write_split(
     out: Path,
     split: str,
-    pairs: RawPairs,
+    pairs: Source,
     rows: IntArray,
     found: EncodedImages,
     encoder: GridEncoder,
@@ -313,10 +312,10 @@ def _write_split(
         lambda wanted: as_cells(found.cells.read(wanted), encoder.channels, projection),
         images,
     )
-    own = row_ids.look_up(pairs.image_names, found.rows[images])
-    spare = row_ids.look_up(pairs.ids, found.rows[images])
+    own = pairs.image_texts(found.rows[images])
+    spare = pairs.ids(found.rows[images])
     ids = [" ".join((name or other).split()) for name, other in zip(own, spare, strict=True)]
-    texts = [" ".join(text.split()) for text in row_ids.look_up(pairs.captions, rows)]
+    texts = [" ".join(text.split()) for text in pairs.texts(rows)]
     counts = np.bincount(owner)
     write_atomically(out / f"{split}_ids.txt", _lines(ids))
     save_rows(out, split, rows)
@@ -346,14 +345,15 @@ def _lines(lines: list[str]) -> bytes:
     return "".join(f"{line}\n" for line in lines).encode("utf-8", "replace")
 
 
-def _write_rows(path: Path, pairs: RawPairs, names: list[str], problems: dict[int, str]) -> None:
+def _write_rows(path: Path, pairs: Source, names: list[str], problems: dict[int, str]) -> None:
     import pyarrow
     import pyarrow.parquet
 
+    items = pairs.item_columns(0, len(pairs))
     columns = {
-        "id": pairs.ids,
-        "image_path": pairs.image_names,
-        "caption": pairs.captions,
+        "id": pairs.id_column(0, len(pairs)),
+        "image_path": items["image"],
+        "caption": items["caption"],
         "status": pyarrow.array([problems.get(row, OK) for row in range(len(pairs))], pyarrow.string()),
         "split": pyarrow.array(
             [names[row] if row not in problems else None for row in range(len(pairs))], pyarrow.string()

@@ -1,13 +1,12 @@
-"""Images and captions before anything is encoded."""
+"""Images and captions as data sets store them."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,126 +15,59 @@ import numpy as np
 
 from mispair.errors import DataError
 from mispair.pairs import row_ids
-from mispair.pairs.edits import Edits, Layout
+from mispair.pairs.edits import Layout
 from mispair.pairs.image_files import is_inside
 from mispair.pairs.pairs import IntArray
-from mispair.pairs.tables import Table
+from mispair.pairs.row_ids import RowIds, Texts
+from mispair.pairs.source import Rows, Source
 from mispair.support.files import Json, read_regular
 from mispair.support.formatting import plain
 
-SPLIT = "split"  # column of a table
 _PROBED = 1000  # image files that must not all be missing, before hours are spent on the wrong folder
 
 
-class RawPairs(ABC):
-    """Pairs of an image and a caption, in the order of the data set, to be read.
-
-    A row is never left out: one without an image or a caption has an empty text in that place.
+class RawLayout(Source, Layout, ABC):
+    """Images and captions as a data set stores them, of which copies can be written in the same layout.
 
     Attributes:
-        name: Where they come from, for messages and the report.
-        files: The files that were read.
-        ids: A unique text a row (`pyarrow.LargeStringArray`), as are the next two.
-        image_names: The image of each row, as the data set names it.
-        captions: Without spaces around them.
-        groups: Number of the image of each row (N,), by first appearance; None where all differ.
-        image_folder: Folder that the image names start from; None where the images are in other files.
-        allow_outside: Whether images outside that folder are read, which a table may name to learn what is in them.
-        notes: What the reader should know, such as files that are not read.
+        outside: Folder of the images that a copy refers to, but does not contain; None where it contains them.
+        allow_outside: Whether images outside their folder are read, which a table may name to learn what is in them.
     """
 
-    name: str
-    files: tuple[Path, ...]
-    ids: Any
-    image_names: Any
-    captions: Any
-    groups: IntArray | None = None
-    image_folder: Path | None = None
+    outside: Path | None = None
     allow_outside: bool = False
-    notes: tuple[str, ...] = ()
-
-    @property
-    def shards(self) -> tuple[tuple[str, int], ...]:
-        """The names and sizes of the files that the rows are in, one after the other; none where it is a single one."""
-        return ()
-
-    @property
-    def table(self) -> Table | None:
-        """The table that the rows are in; None where they are in none."""
-        return None
-
-    @property
-    def splits(self) -> Sequence[str] | None:
-        """The split of each row, such as train or val; None where the data set has none."""
-        table = self.table
-        column = None if table is None else next((name for name in table.columns if name.lower() == SPLIT), None)
-        if table is None or column is None:
-            return None
-        return [value for batch in table.batches([column]) for value in batch[0].to_pylist()]
-
-    def __len__(self) -> int:
-        return len(self.captions)
-
-    @abstractmethod
-    def read_image(self, row: int) -> bytes:
-        """The image file of a row; several threads may call it at once.
-
-        Raises:
-            OSError: It cannot be read.
-        """
 
     def image_file(self, row: int) -> Path | None:  # noqa: ARG002
-        """The path of the image of a row; None where it is not a file of its own."""
+        """The path of the image of a row, which may be missing; None where it is not a file of its own."""
         return None
 
+    def image_files(self, rows: Rows = None) -> list[Path | None]:
+        files = [self.image_file(row) for row in self._numbers(rows).tolist()]
+        return [path if path is not None and path.is_file() else None for path in files]
+
+    def image_reader(self, rows: IntArray) -> Callable[[int], bytes | None]:  # noqa: ARG002
+        return self.image
+
+    def image_key(self, row: int) -> Hashable:
+        return self.image_number(row)
+
+    def image_is_there(self, row: int) -> bool:
+        path = self.image_file(row)
+        return self.has_image(row) and (path is None or path.is_file())
+
+    @abstractmethod
+    def read_image(self, row: int) -> bytes: ...
+
     def has_image(self, row: int) -> bool:  # noqa: ARG002
-        """Whether the data set names an image for a row; it may be missing."""
         return True
 
     def state(self) -> list[Json]:
         """Changes when a file of the data set does."""
         return [digest(self.files)]
 
-    def fingerprint(self) -> str:
-        """A hash of all ids, image names and captions."""
-        known = hashlib.sha256()
-        for start in range(0, len(self), _PROBED):
-            part = [
-                column[start : start + _PROBED].to_pylist() for column in (self.ids, self.image_names, self.captions)
-            ]
-            known.update(json.dumps(part).encode())  # escapes what could make two lists equal
-        return known.hexdigest()
 
-    def find(self, ids: Sequence[str]) -> IntArray:
-        """The rows with these ids.
-
-        Raises:
-            DataError: Some are not there; the message names up to five of them.
-        """
-        return row_ids.find(self.ids, ids, len(self), self.name)
-
-    def image_number(self, row: int) -> int:
-        """Equal for rows that share their image."""
-        return row if self.groups is None else int(self.groups[row])
-
-    def final_captions(self, edits: Edits, rows: IntArray) -> list[str]:
-        """The captions of rows after the edits."""
-        texts = row_ids.look_up(self.captions, edits.caption_from[rows])
-        return [edits.rewritten.get(int(row), text) for row, text in zip(rows, texts, strict=True)]
-
-
-class RawLayout(RawPairs, Layout, ABC):
-    """Pairs as a data set stores them, of which copies can be written in the same layout.
-
-    Attributes:
-        outside: Folder of the images that a copy refers to, but does not contain; None where it contains them.
-    """
-
-    outside: Path | None = None
-
-
-class ImageFiles(RawPairs):
-    """Pairs whose images are files of their own.
+class ImageFiles(RawLayout):
+    """Images that are files of their own, and captions.
 
     Args:
         name: Where they come from.
@@ -151,18 +83,17 @@ class ImageFiles(RawPairs):
     def __init__(self, name: str, files: Iterable[Path], records: Sequence[tuple[str, str, str]], folder: Path) -> None:
         if not records:
             raise DataError(f"{name}: no pairs in here; expected at least one image with a caption.")
-        self.name, self.files, self.folder = name, tuple(files), folder
-        self.image_folder = folder
+        self.name, self.files, self.image_root, self.images = name, tuple(files), folder, (folder,)
         ids, images, captions = zip(*records, strict=True)
         self._paths = [image.strip() for image in images]  # as the file system has them: perhaps no text
-        self.image_names = row_ids.as_texts(self._paths)
-        self.captions = row_ids.as_texts(text.strip() for text in captions)
-        self.ids = row_ids.as_texts(unique_ids([plain(text).strip() for text in ids], self._paths))
-        self.groups = row_ids.from_images(self._paths).groups
+        self.image_names = Texts(row_ids.as_texts(self._paths))
+        self.captions = Texts(row_ids.as_texts(text.strip() for text in captions))
+        unique = row_ids.as_texts(unique_ids([plain(text).strip() for text in ids], self._paths))
+        self.names = RowIds(unique, row_ids.from_images(self._paths).groups)
         self._check_images()
 
     def image_file(self, row: int) -> Path | None:
-        return self.folder / self._paths[row] if self._paths[row] else None
+        return self.image_root / self._paths[row] if self._paths[row] else None
 
     def has_image(self, row: int) -> bool:
         return bool(self._paths[row])
@@ -171,7 +102,7 @@ class ImageFiles(RawPairs):
         path = self.image_file(row)
         if path is None:
             raise FileNotFoundError("no image is named")
-        if not self.allow_outside and os.path.exists(path) and not is_inside(self.folder, path):
+        if not self.allow_outside and os.path.exists(path) and not is_inside(self.image_root, path):
             raise OSError("it lies outside the folder of the images; --allow-outside reads it")
         return read_regular(path)
 
@@ -189,11 +120,11 @@ class ImageFiles(RawPairs):
                     "their paths."
                 )
         named = list(islice(filter(None, self._paths), _PROBED))
-        if not any(os.path.exists(self.folder / image) for image in named):
-            searched = f"looked for {plain(str(self.folder / named[0]))}" if named else "no row names one"
+        if not any(os.path.exists(self.image_root / image) for image in named):
+            searched = f"looked for {plain(str(self.image_root / named[0]))}" if named else "no row names one"
             count = min(len(self._paths), _PROBED)
             raise DataError(
-                f"{self.folder}: none of the {'first ' * (len(self._paths) > _PROBED)}{count:,} images is here "
+                f"{self.image_root}: none of the {'first ' * (len(self._paths) > _PROBED)}{count:,} images is here "
                 f"({searched}); give the folder that the image paths start from with --images."
             )
 

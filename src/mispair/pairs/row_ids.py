@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mispair.errors import DataError
+from mispair.errors import NotFoundError, ShapeError
 from mispair.pairs.pairs import IntArray
 from mispair.pairs.tables import BATCH, Role, Table
 from mispair.support.formatting import plain
@@ -36,6 +36,16 @@ class RowIds:
     ids: Any = None
     groups: IntArray | None = None
     known: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Looks up texts that are in memory, as a `pyarrow.LargeStringArray`."""
+
+    array: Any
+
+    def __call__(self, rows: IntArray) -> list[str]:
+        return look_up(self.array, rows)
 
 
 def from_table(table: Table) -> RowIds:
@@ -76,7 +86,7 @@ def from_lists(ids: Any, groups: Any, n: int) -> RowIds:
     """Names given as flat lists, arrays or tensors, one value a row.
 
     Raises:
-        DataError: They are something else, or more or fewer than the rows.
+        ShapeError: They are something else, or more or fewer than the rows.
     """
     array = None if ids is None else as_texts(flat(ids, "ids", n))
     numbers = None if groups is None else number(first_equal(_hash_texts(map(_text, flat(groups, "groups", n)), n)))
@@ -87,11 +97,11 @@ def flat(values: Any, what: str, n: int) -> list[Any]:
     """The values as a list of `n`.
 
     Raises:
-        DataError: They are something else.
+        ShapeError: They are something else.
     """
     shape = tuple(getattr(values, "shape", (len(values),) if isinstance(values, Sequence) else ()))
     if shape != (n,) or isinstance(values, str):
-        raise DataError(f"The {what} have the shape {shape} for {n:,} pairs; expected one for each.")
+        raise ShapeError(f"the shape {shape} for {n:,} pairs", where=what, expected="one for each pair")
     return list(values.tolist() if hasattr(values, "tolist") else values)
 
 
@@ -120,7 +130,7 @@ def find(ids: Any, wanted: Sequence[str], n: int, name: str) -> IntArray:
     """The first row with each of the wanted ids.
 
     Raises:
-        DataError: Some are not there; the message names up to five of them.
+        NotFoundError: Some are not there; the message names up to five of them.
     """
     wanted = [plain(text) for text in wanted]  # as the ids themselves are
     place = {text: position for position, text in reversed(list(enumerate(wanted)))}
@@ -143,10 +153,8 @@ def find(ids: Any, wanted: Sequence[str], n: int, name: str) -> IntArray:
     unknown = [text for text, row in zip(wanted, rows, strict=True) if row < 0]
     if unknown:
         more = f" and {len(unknown) - _SHOWN:,} more" if len(unknown) > _SHOWN else ""
-        raise DataError(
-            f"{name}: no pair has the id {', '.join(map(repr, unknown[:_SHOWN]))}{more}; use ids as the audit's table "
-            "shows them."
-        )
+        what = f"no pair has the id {', '.join(map(repr, unknown[:_SHOWN]))}{more}"
+        raise NotFoundError(what, where=name, advice="Use ids as the audit's table shows them")
     return rows
 
 

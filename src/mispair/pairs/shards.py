@@ -293,6 +293,24 @@ class Side:
             yield slice(low, high), self.shards[number].read(ascending[low:high] - self.starts[number])
 
 
+NO_ROWS = Side((), np.zeros(1, dtype=np.int64))
+
+
+@dataclass(frozen=True)
+class MovedRows:
+    """Some rows of a side, in any order."""
+
+    side: Side
+    rows: IntArray
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.rows), self.side.width
+
+    def read(self, rows: slice | IntArray) -> npt.NDArray[Any]:
+        return self.side.gather(self.rows[rows], self.side.dtype)
+
+
 def _cut(shard: Shard, start: int, stop: int) -> Shard:
     """Some rows of a shard; of one in memory without the others."""
     if isinstance(shard, ScaledRows):

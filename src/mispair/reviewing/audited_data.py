@@ -14,7 +14,7 @@ from mispair.pairs.image_files import find_image
 from mispair.support.files import Json, read_regular
 
 if TYPE_CHECKING:
-    from mispair.pairs.raw import RawPairs
+    from mispair.pairs.source import Source
 
 ARCHIVES, EMBEDDINGS = {".tar", ".parquet", ".pq"}, {".npy", ".npz"}
 
@@ -32,7 +32,7 @@ class AuditedData:
     """
 
     def __init__(
-        self, audit: Path, images: Path | None = None, is_audited: Callable[[RawPairs], bool] = lambda _: True
+        self, audit: Path, images: Path | None = None, is_audited: Callable[[Source], bool] = lambda _: True
     ) -> None:
         if images is not None and not images.is_dir():
             expected = "the folder that the image paths start from"
@@ -87,12 +87,12 @@ class AuditedData:
             return None
 
     @property
-    def _archive(self) -> RawPairs | None:
+    def _archive(self) -> Source | None:
         with self._lock:
             return self._opened
 
     @cached_property
-    def _opened(self) -> RawPairs | None:
+    def _opened(self) -> Source | None:
         """The data set itself, where its images are inside its files."""
         try:
             if self._source is None or not _holds_archives(self._source):

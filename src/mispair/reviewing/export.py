@@ -143,7 +143,7 @@ def read_reviewed(audit: Path, images: Path | None = None) -> Reviewed:
     return Reviewed(data, _read_table(audit / TABLE), decisions, request)
 
 
-def open_audited(data: AuditInput, table: pyarrow.Table, device: str, console: Console | None) -> Source | RawLayout:
+def open_audited(data: AuditInput, table: pyarrow.Table, device: str, console: Console | None) -> Source:
     """The audited pairs; images and captions are not encoded.
 
     Raises:
@@ -172,10 +172,8 @@ def _check_images(pairs: RawLayout, table: pyarrow.Table) -> None:
         )
 
 
-def known_columns(source: Source | RawLayout) -> dict[str, Any]:
+def known_columns(source: Source) -> dict[str, Any]:
     """Columns of an audit's table by which its pairs are recognised."""
-    if isinstance(source, RawLayout):
-        return {"id": source.ids, "image": source.image_names, "caption": source.captions}
     return {"id": source.id_column(0, len(source)), **source.item_columns(0, len(source))}
 
 
@@ -214,7 +212,7 @@ _ACTIONS = {Verdict.KEEP: "kept", Verdict.DROP: "dropped", Verdict.REPAIR: "re-p
 
 
 def plan(
-    table: pyarrow.Table, source: Source | RawLayout, decisions: Mapping[str, Decision], *, policy: Policy, mend: bool
+    table: pyarrow.Table, source: Source, decisions: Mapping[str, Decision], *, policy: Policy, mend: bool
 ) -> tuple[Edits, list[ManifestRow]]:
     """What becomes of each row of the table of an audit; people's decisions come before the audit's.
 

@@ -24,7 +24,7 @@ from mispair.reviewing.pair_table import SEPARATOR, Filter, Pair, PairTable, Row
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from mispair.pairs.raw import RawPairs
+    from mispair.pairs.source import Source
 
 State = Literal["any", "undecided", "decided", "keep", "drop", "re-pair", "rewrite", "unsure"]
 PRECISION = 0.015  # half of the interval at which the noise rate is known well enough
@@ -154,9 +154,10 @@ class Review:
         root = self.data.image_folder
         return None if root is None or root.exists() else root
 
-    def _is_audited(self, pairs: RawPairs) -> bool:
+    def _is_audited(self, pairs: Source) -> bool:
         """Whether these are the pairs of the audit: the data may have changed since."""
-        return self.table.is_of({"id": pairs.ids, "caption": pairs.captions})
+        count = len(pairs)
+        return self.table.is_of({"id": pairs.id_column(0, count), "caption": pairs.item_columns(0, count)["caption"]})
 
     def image(self, row: int) -> bytes | None:
         """The image file of a row; None if there is none, or if it lies outside the folder of the images."""

@@ -16,7 +16,6 @@ from mispair.errors import DataError
 from mispair.pairs.audited import AuditColumns
 from mispair.pairs.edits import Edits, Mask
 from mispair.pairs.pairs import IntArray
-from mispair.pairs.raw import RawLayout
 from mispair.pairs.source import Source
 from mispair.reviewing.decisions import Verdict
 from mispair.reviewing.export import first_rows, open_audited, plan, read_reviewed
@@ -42,7 +41,7 @@ class ReviewedPairs:
     """
 
     data: AuditInput
-    pairs: Source | RawLayout
+    pairs: Source
     edits: Edits
     columns: AuditColumns
     request: Mapping[str, Json]
@@ -59,7 +58,7 @@ class ReviewedPairs:
     def data_set(self) -> Path | None:
         """The folder, if it is one that a training reads as it is."""
         folder = self.data.source
-        return folder if isinstance(self.pairs, Source) and self.pairs.layout in ("clip", "precomp") else None
+        return folder if self.pairs.layout in ("clip", "precomp") else None
 
     @property
     def edits_with_unmatched(self) -> Edits:
@@ -124,7 +123,7 @@ def read_review(
             f"{audit}: this is an audit of the training pairs of {data.source}, by its networks; audit the data itself "
             "to train on it."
         )
-    if isinstance(pairs, Source) and pairs.split not in (None, "train"):
+    if pairs.is_encoded and pairs.split not in (None, "train"):
         raise DataError(f"{audit}: this is an audit of the split {pairs.split}; training needs one of train.")
     edits, _ = plan(found.table, pairs, found.decisions, policy="decided", mend=False)
     audited = AuditColumns.of_table(found.table, str(audit / TABLE))

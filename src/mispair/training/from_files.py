@@ -37,7 +37,6 @@ from mispair.encoders.encoders import GridEncoder, image_encoder
 from mispair.encoders.regions import SplitRule, encode_regions, first_rows, read_rows, save_rows
 from mispair.errors import ChangedError, ConfigError, DamagedError, DataError, ExistsError
 from mispair.pairs.audited import AuditColumns
-from mispair.pairs.edited import EditedPairs, edited_source
 from mispair.pairs.edits import Edits
 from mispair.pairs.layouts import clip_retrieval, loading
 from mispair.pairs.layouts.arrays import check_no_rewritten, write_rows
@@ -45,7 +44,6 @@ from mispair.pairs.layouts.copies import is_copied, layout_of, write_copy
 from mispair.pairs.layouts.precomp import ScanFeatures
 from mispair.pairs.origin import MARK, note_source, noted_request
 from mispair.pairs.pairs import IntArray
-from mispair.pairs.raw import RawPairs
 from mispair.pairs.source import Source
 from mispair.pairs.tables import Roles
 from mispair.reviewing.reviewed import ReviewedPairs, is_audit, read_review
@@ -166,7 +164,7 @@ def _train_from_review(
     uses_unmatched = methods.select(config).audits
     edits = review.edits_with_unmatched if uses_unmatched else review.edits
     request = {**review.request, "unmatched": uses_unmatched}
-    if isinstance(review.pairs, Source):
+    if review.pairs.is_encoded:
         _refuse_encoding(files)
         if review.data_set is not None:
             _refuse_splits(files)
@@ -217,7 +215,7 @@ def _refuse_splits(files: Files) -> None:
         )
 
 
-def _request(files: Files, pairs: RawPairs | Source | None = None) -> dict[str, Json]:
+def _request(files: Files, pairs: Source | None = None) -> dict[str, Json]:
     """What the features of a training depend on, as far as it is known before anything is encoded.
 
     Args:
@@ -262,7 +260,7 @@ def _fitting_model(config: Config, given: Collection[str], grid: bool) -> str:
 def _prepare(
     files: Files,
     data: AuditInput,
-    raw: RawPairs | None,
+    raw: Source | None,
     request: Mapping[str, Json],
     config: Config,
     out: Path,
@@ -308,7 +306,8 @@ def _prepare_review(
 ) -> None:
     """Writes the features of each split after the edits, and keeps the match scores for the training."""
     pairs = review.pairs
-    raw = EditedPairs(pairs, edits) if isinstance(pairs, RawPairs) else None
+    edited = pairs.edited(edits)
+    raw = None if edited.is_encoded else edited
     encoder = _grid_encoder(files, raw)
     write_atomically(out / REVIEW, json.dumps(dict(request)).encode())
     if console is not None:
@@ -316,7 +315,7 @@ def _prepare_review(
         if not review.decided:
             _note_nothing_in_common(files.source, console)
     audits = config.audit or methods.select(config).audits
-    if isinstance(pairs, Source) and review.data_set is not None:
+    if review.data_set is not None:
         if not is_copied(out / FEATURES, request):
             write_copy(pairs, edits, out / FEATURES, request=request)
         note_source(out / FEATURES, Path(pairs.name), _request(files))
@@ -324,8 +323,8 @@ def _prepare_review(
             _keep_columns(out, _data_set_columns(pairs, edits, review.columns, config, console))
         return
     with _refusing_other_files(out):
-        if isinstance(pairs, Source):
-            _write_vectors(edited_source(pairs, edits), files, out / FEATURES)
+        if raw is None:
+            _write_vectors(edited, files, out / FEATURES)
         else:
             data = replace(review.data, encoders=files.encoders, cache=files.cache)
             _write_features(files, data, raw, encoder, config, out, console)
@@ -360,7 +359,7 @@ def _data_set_columns(
     return {"train": columns} | {name: AuditColumns.of_scores(one) for name, one in scored if one is not None}
 
 
-def _grid_encoder(files: Files, raw: RawPairs | None) -> GridEncoder | None:
+def _grid_encoder(files: Files, raw: Source | None) -> GridEncoder | None:
     """What makes region features, if they are asked for; wrong splits are refused before anything is encoded."""
     if raw is None:
         return None
@@ -377,7 +376,7 @@ def _grid_encoder(files: Files, raw: RawPairs | None) -> GridEncoder | None:
 def _write_features(
     files: Files,
     data: AuditInput,
-    raw: RawPairs | None,
+    raw: Source | None,
     encoder: GridEncoder | None,
     config: Config,
     out: Path,
@@ -432,7 +431,7 @@ def _keep_columns(out: Path, columns: Mapping[str, AuditColumns]) -> None:
 
 def _write_vectors(source: Source, files: Files, out: Path) -> None:
     """The vectors of each split in the clip-retrieval layout, without rows that could not be read."""
-    raw = source.raw
+    raw = source if source.layout == "raw" else None
     request: dict[str, Json] = {
         "image model": None if raw is None else files.encoders.image_model,
         "text model": None if raw is None else files.encoders.text_model,
@@ -480,9 +479,9 @@ def _image_names(source: Source, rows: IntArray) -> list[str]:
     """A name for each image: its own, or the first id that has it where those inside other files are not different."""
     assert source.image_names is not None
     names = source.image_names(rows)
-    if source.raw is None:
+    if source.layout != "raw":
         return names
-    first = first_rows(source.raw)[rows]
+    first = first_rows(source)[rows]
     images = set(zip(names, first.tolist(), strict=True))
     return names if len(images) == len(set(names)) == len(np.unique(first)) else source.ids(first)
 
@@ -494,7 +493,7 @@ def _write_metadata(path: Path, source: Source, rows: IntArray) -> None:
     columns = {"id": source.ids(rows)}
     if source.image_names is not None:
         columns["image_path"] = [
-            str(file.resolve()) if source.raw is not None and (file := source.raw.image_file(row)) is not None else name
+            str(file.resolve()) if source.layout == "raw" and (file := source.image_file(row)) is not None else name
             for row, name in zip(rows.tolist(), _image_names(source, rows), strict=True)
         ]
     if source.has_texts:

@@ -32,7 +32,6 @@ from mispair.pairs.layouts.datacomp import open_datacomp
 from mispair.pairs.layouts.opening import open_raw
 from mispair.pairs.layouts.tars import tar_member
 from mispair.pairs.pairs import IntArray
-from mispair.pairs.source import from_raw
 
 PAIRS = int(os.environ.get("MISPAIR_PAIRS", 1_000_000))
 SHARD = 10_000
@@ -107,7 +106,7 @@ def test_webdataset(tmp_path: Path) -> None:
     assert not found.problems
     again = timed("encoded again", lambda: encode(pairs, (Colours(), Lengths()), tmp_path / "cache"))
     assert again.kept == PAIRS
-    source = from_raw(pairs, found.left, found.right, {}, tmp_path / "in")
+    source = pairs.with_vectors(found.left, found.right, {})
     timed("vectors read", lambda: sum(len(source.block(start, start + SHARD)[0]) for start in range(0, PAIRS, SHARD)))
     edited = edits()
     timed("written", lambda: write_copy(source, edited, tmp_path / "out"))
@@ -116,7 +115,7 @@ def test_webdataset(tmp_path: Path) -> None:
     assert len(copy) == len(rows)
     places = np.arange(0, len(rows), 997)
     for place in places.tolist():
-        assert copy.captions[place].as_py() == f"caption number {edited.caption_from[rows[place]]}"
+        assert copy.texts([place])[0] == f"caption number {edited.caption_from[rows[place]]}"
         assert copy.read_image(place) == images[edited.image_from[rows[place]] % 1000]
 
 
@@ -224,7 +223,7 @@ def test_audit_of_webdataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
                 file.write(bytes(1024))
 
     def rows_of(place: Path) -> IntArray:
-        return np.array([int(name.rpartition("/")[2].partition(".")[0]) for name in open_raw(place).ids.to_pylist()])
+        return np.array([int(name.rpartition("/")[2].partition(".")[0]) for name in open_raw(place).ids()])
 
     timed("made", make)
     monkeypatch.setattr(Encoders, "load", lambda _: (Pixels(), Digits()))

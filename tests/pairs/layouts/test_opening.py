@@ -20,7 +20,7 @@ from mispair.errors import (
     TooFewError,
 )
 from mispair.pairs.layouts.opening import open_raw
-from mispair.pairs.raw import RawPairs
+from mispair.pairs.source import Source
 from refusals import refused
 
 
@@ -40,10 +40,10 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def short(pairs: RawPairs, folder: Path) -> list[tuple[str, str, str]]:
+def short(pairs: Source, folder: Path) -> list[tuple[str, str, str]]:
     files = [pairs.image_file(row) for row in range(len(pairs))]
     images = ["" if file is None else os.path.relpath(file, folder) for file in files]
-    return list(zip(pairs.ids.to_pylist(), images, pairs.captions.to_pylist(), strict=True))
+    return list(zip(pairs.ids(), images, pairs.texts(), strict=True))
 
 
 @pytest.mark.parametrize("mark", [",", ";", "\t", "|"])
@@ -101,7 +101,7 @@ def test_named_columns(folder: Path) -> None:
 
 def test_quotes_that_a_tab_separated_file_does_not_mean(folder: Path) -> None:
     path = write(folder / "t.tsv", 'image\tcaption\na.jpg\t"Stop" says the sign\nb.jpg\t"never closed\n')
-    assert open_raw(path).captions.to_pylist() == ['"Stop" says the sign', '"never closed']
+    assert open_raw(path).texts() == ['"Stop" says the sign', '"never closed']
 
 
 def test_short_and_blank_rows_stay(folder: Path) -> None:
@@ -115,7 +115,7 @@ def test_short_and_blank_rows_stay(folder: Path) -> None:
 
 def test_ids_are_unique(folder: Path) -> None:
     path = write(folder / "t.csv", "id,image,caption\n1,a.jpg,x\n1,a.jpg,y\n1#1,b.jpg,z\n,b.jpg,w\n,b.jpg,v\n")
-    assert open_raw(path).ids.to_pylist() == ["1", "1#1", "1#1#1", "b.jpg#1", "b.jpg#2"]
+    assert open_raw(path).ids() == ["1", "1#1", "1#1#1", "b.jpg#1", "b.jpg#2"]
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
@@ -140,7 +140,7 @@ def test_every_row_of_a_table_comes_back(folder: Path, table: list[tuple[str, st
     assert [(name, caption) for _, name, caption in short(rows, folder)] == [
         (image, caption.strip()) for _, image, caption in kept
     ]
-    assert len(set(rows.ids.to_pylist())) == len(rows)
+    assert len(set(rows.ids())) == len(rows)
 
 
 def test_parquet(folder: Path) -> None:
@@ -317,7 +317,7 @@ def test_any_encoding_with_and_without_a_header(folder: Path, encoding: str, hea
 
 def test_without_a_header_columns_have_numbers(folder: Path) -> None:
     path = write(folder / "t.csv", "7,short,a.jpg,a long sentence about a dog\n8,brief,b.jpg,another one on cats\n")
-    assert open_raw(path).captions.to_pylist() == ["a long sentence about a dog", "another one on cats"]
+    assert open_raw(path).texts() == ["a long sentence about a dog", "another one on cats"]
     pairs = open_raw(path, columns={"caption": "2", "id": "1"})
     assert short(pairs, folder) == [("7", "a.jpg", "short"), ("8", "b.jpg", "brief")]
 
@@ -356,8 +356,8 @@ def tar_of(folder: Path, *names: str, content: bytes = b"abc") -> Path:
 )
 def test_any_encoding_in_text_files_and_tars(folder: Path, content: bytes, caption: str) -> None:
     write(folder / "a.txt", content)
-    assert open_raw(folder).captions[0].as_py() == caption
-    assert open_raw(tar_of(folder, "1.jpg", "1.txt", content=content)).captions.to_pylist() == [caption]
+    assert open_raw(folder).texts()[0] == caption
+    assert open_raw(tar_of(folder, "1.jpg", "1.txt", content=content)).texts() == [caption]
 
 
 @pytest.mark.parametrize("names", [("1.jpg", "2.jpg", "1.txt", "2.txt"), ("1.jpg", "1.cls", "2.jpg", "2.cls")])
@@ -368,7 +368,7 @@ def test_a_tar_without_whole_samples_is_refused(folder: Path, names: tuple[str, 
 
 def test_names_with_more_dots_in_a_tar_are_told(folder: Path) -> None:
     pairs = open_raw(tar_of(folder, "1.jpg", "1.txt", "1.seg.png", "Mr. A.jpg", "Mr. A.txt", "Mr. B.jpg", "Mr. B.txt"))
-    assert pairs.ids.to_pylist() == ["1", "Mr"]
+    assert pairs.ids() == ["1", "Mr"]
     (note,) = pairs.notes
     assert note.startswith(
         "A sample has no image, but members such as Mr. A.jpg: the name of a sample ends at its first"
@@ -383,7 +383,7 @@ def test_a_tar_that_was_cut(folder: Path) -> None:
             info.size = 2000
             tar.addfile(info, io.BytesIO(b"y" * 2000))
     pairs = open_raw(write(folder / "a.tar", buffer.getvalue()))
-    assert pairs.image_names.to_pylist() == ["0", "long" * 60]
+    assert pairs.image_texts() == ["0", "long" * 60]
     assert pairs.read_image(1) == b"y" * 2000
     with refused(DamagedError, folder / "a.tar"):
         open_raw(write(folder / "a.tar", buffer.getvalue()[:3000]))

@@ -19,12 +19,12 @@ from mispair.pairs.layouts.copies import layout_of, write_copy
 from mispair.pairs.layouts.opening import open_raw
 from mispair.pairs.raw import RawLayout
 from mispair.pairs.shards import ArrayRows
-from mispair.pairs.source import Source, from_raw
+from mispair.pairs.source import Source
 
 
-def source_of(pairs: RawLayout, folder: Path | None) -> Source:
+def encoded(pairs: RawLayout) -> Source:
     vectors = ArrayRows(np.ones((len(pairs), 2), np.float32))
-    return from_raw(pairs, vectors, vectors, {}, folder)
+    return pairs.with_vectors(vectors, vectors, {})
 
 
 # Row 0 goes; 1 gets the caption of 4, 2 the image of 5; 3, 4 and 5 stay.
@@ -46,7 +46,7 @@ def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 def opened(path: Path) -> tuple[RawLayout, Source]:
     photos = path.parent / "photos"
     pairs = open_raw(path, photos if path.is_file() and photos.is_dir() else None)
-    return pairs, source_of(pairs, path if path.is_dir() else None)
+    return pairs, encoded(pairs)
 
 
 def test_read(path: Path) -> None:
@@ -84,9 +84,9 @@ def test_rewritten_captions(path: Path, tmp_path: Path) -> None:
     own = np.arange(6)
     edits = Edits(np.ones(6, dtype=bool), own, own, {2: "a new, “better” caption"})
     write_copy(source, edits, tmp_path / "new")
-    expected = pairs.captions.to_pylist()
+    expected = pairs.texts()
     expected[2] = "a new, “better” caption"
-    assert open_again(path, tmp_path / "new", pairs).captions.to_pylist() == expected
+    assert open_again(path, tmp_path / "new", pairs).texts() == expected
 
 
 def test_only_what_is_known_is_replaced(path: Path, tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_a_copy_keeps_a_caption_without_image_where_it_was(tmp_path: Path) -> No
     (path / "lost.txt").write_text("a lost pig\n")
     pairs, source = opened(path)
     assert len(pairs) == 7
-    lost = pairs.ids.to_pylist().index("lost.txt#0")
+    lost = pairs.ids().index("lost.txt#0")
     every = write_copy(source, Edits.keeping(np.ones(7, dtype=bool)), tmp_path / "every")
     assert (every / "lost.txt").read_text() == "a lost pig\n"
     assert layout_of(source).owns("lost.txt")
@@ -121,7 +121,7 @@ def test_text_files_stay_as_they_are_unless_a_caption_changes(tmp_path: Path) ->
     for name in ("p.png", "q.png", "r.png", "r.webp", "s.png"):  # r.txt is of two images, and s has no text
         (path / name).write_bytes(image(1))
     pairs, source = opened(path)
-    ids = pairs.ids.to_pylist()
+    ids = pairs.ids()
     every = write_copy(source, Edits.keeping(np.ones(len(ids), dtype=bool)), tmp_path / "every")
     assert {name: (every / name).read_bytes() for name in texts} == texts
     assert not (every / "s.txt").exists()
@@ -143,8 +143,8 @@ def test_a_new_caption_that_the_encoding_of_a_table_lacks(tmp_path: Path) -> Non
     own = np.arange(len(pairs))
     for number, caption in enumerate(("“naïve”", "一只狗")):
         out = write_copy(source, Edits(own >= 0, own, own, {0: caption}), tmp_path / f"new{number}")
-        expected = [caption, *pairs.captions.to_pylist()[1:]]
-        assert open_again(path, out, pairs).captions.to_pylist() == expected
+        expected = [caption, *pairs.texts()[1:]]
+        assert open_again(path, out, pairs).texts() == expected
         assert (b"says \x93no\x94" in (out / path.name).read_bytes()) == (not number)
 
 
@@ -173,7 +173,7 @@ def test_samples_that_stay_are_copied_byte_for_byte(tmp_path: Path) -> None:
 def test_what_is_known_about_an_image_comes_with_it(tmp_path: Path) -> None:
     path = LAYOUTS["img2dataset"](tmp_path)
     pairs, source = opened(path)
-    assert pairs.ids.to_pylist() == [f"{n:032x}" for n in COLOURS]
+    assert pairs.ids() == [f"{n:032x}" for n in COLOURS]
     assert source.shards == (("00000", 4), ("00001", 2))
     write_copy(source, EDITS, tmp_path / "out")
     table = pyarrow.parquet.read_table(tmp_path / "out/00000.parquet").to_pylist()

@@ -159,7 +159,7 @@ class RowLookup:
     def _thumbnail(self, row: int) -> str:
         key = self.source.image_key(row)
         if key not in self._thumbnails:
-            content = self.source.read_image(row) if self._left > 0 else None
+            content = self.source.image(row) if self._left > 0 else None
             if content is None:
                 return ""
             self._left -= 1
@@ -182,7 +182,7 @@ class RowLookup:
         """The image; without one, its name."""
         if self.source.image_names is None:
             return Item(name=self.source.ids([row])[0])
-        if not self.source.has_image(row):
+        if not self.source.image_is_there(row):
             self.not_found.update(filter(None, self.source.image_names(np.array([row]))))
         return Item(image=self._thumbnail(row), name=self.source.ids([row])[0])
 

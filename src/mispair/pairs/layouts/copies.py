@@ -33,12 +33,10 @@ SURE = 0.9  # probability from which a suggested partner takes the place of a wr
 _COLUMNS = ("is_mismatch", "suggested_right", "suggested_right_score", "suggested_left", "suggested_left_score")
 
 
-def layout_of(source: Source | RawLayout) -> Layout:
+def layout_of(source: Source) -> Layout:
     """The layout that a source was read from."""
     if isinstance(source, RawLayout):
         return source
-    if isinstance(source.raw, RawLayout):
-        return source.raw
     match source.layout:
         case "clip":
             return ClipRetrieval(source)
@@ -54,7 +52,7 @@ def clean_edits(table: pyarrow.Table) -> Edits:
     return Edits.keeping(~np.asarray(table.column("is_mismatch").fill_null(True), dtype=np.bool_))
 
 
-def mended_edits(table: pyarrow.Table, source: Source | RawLayout, least: float = SURE) -> Edits:
+def mended_edits(table: pyarrow.Table, source: Source, least: float = SURE) -> Edits:
     """Gives flagged pairs their surest suggested partner, on the right or on the left side, and leaves out the others.
 
     Args:
@@ -96,7 +94,7 @@ def read_edits(path: Path, source: Source, *, mend: bool) -> Edits:
 
 
 def write_copy(
-    source: Source | RawLayout,
+    source: Source,
     edits: Edits,
     out: str | Path,
     overwrite: bool = False,
@@ -147,15 +145,14 @@ def is_copied(out: Path, request: Mapping[str, Json]) -> bool:
     return True
 
 
-def check_copy(source: Source | RawLayout, out: Path, overwrite: bool) -> None:
+def check_copy(source: Source, out: Path, overwrite: bool) -> None:
     """Raise if no copy of this data may be written to a place; this takes no time.
 
     Raises:
         ConflictError: It lies in the data or the other way round.
         ExistsError: It is a file, or holds something that would be lost.
     """
-    folder = source.folder if isinstance(source, Source) else None
-    check_place(layout_of(source).owns, folder, source.files, out, overwrite)
+    check_place(layout_of(source).owns, source.folder, source.files, out, overwrite)
 
 
 def check_place(owns: Owns, folder: Path | None, files: Iterable[Path], out: Path, overwrite: bool) -> None:

@@ -46,10 +46,10 @@ class CopiedImages(ImageFiles, RawLayout):
         for row in rows.tolist():
             name = os.path.normpath(self._paths[row])
             if os.path.isabs(name) or name.startswith(os.pardir):
-                what, advice = f"a copy cannot contain an image outside {self.folder}", "Move it into this folder."
+                what, advice = f"a copy cannot contain an image outside {self.image_root}", "Move it into this folder."
                 raise ConflictError(what, where=plain(name), advice=advice)
-            if os.path.isfile(self.folder / name):
-                yield name, self.folder / name
+            if os.path.isfile(self.image_root / name):
+                yield name, self.image_root / name
 
     def _copy_images(self, edits: Edits, out: Path) -> None:
         for name, path in self._images(edits):

@@ -60,9 +60,9 @@ def open_raw(
         pairs = _open_folder(path, images, columns or {}) if path.is_dir() else _open_file(path, images, columns or {})
     except OSError as error:
         raise unreadable(error.filename or path, error) from None
-    if not any(caption.as_py() for caption in pairs.captions):
+    if not any(pairs.texts()):
         raise TooFewError("all captions are blank", where=pairs.name, expected="texts to compare the images with")
-    pairs.allow_outside = allow_outside
+    pairs.allow_outside, pairs.folder = allow_outside, path if path.is_dir() else None
     return pairs
 
 

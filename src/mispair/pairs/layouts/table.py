@@ -22,6 +22,7 @@ from mispair.pairs import row_ids
 from mispair.pairs.edits import Edits, LookUp
 from mispair.pairs.pairs import IntArray
 from mispair.pairs.raw import ImageFiles, RawLayout, id_column
+from mispair.pairs.row_ids import RowIds, Texts
 from mispair.pairs.tables import BATCH, Part, Table, TextFormat
 from mispair.support.files import read_regular, replacing
 
@@ -166,14 +167,10 @@ class _TablePairs(RawLayout):
 
     copies: TableCopies
 
-    @property
-    def shards(self) -> tuple[tuple[str, int], ...]:
-        parts = self.copies.table.parts
-        return tuple((part.path.stem, len(part)) for part in parts) if len(parts) > 1 else ()
-
-    @property
-    def table(self) -> Table:
-        return self.copies.table
+    def _of(self, copies: TableCopies) -> None:
+        parts = copies.table.parts
+        self.copies, self.table = copies, copies.table
+        self.shards = tuple((part.path.stem, len(part)) for part in parts) if len(parts) > 1 else ()
 
     def owns(self, name: str) -> bool:
         return self.copies.owns(name)
@@ -189,8 +186,8 @@ class _ImagePaths(ImageFiles, _TablePairs):
     """Pairs of a table that has the paths of the images."""
 
     def __init__(self, copies: TableCopies, image: str, caption: str, images: Path) -> None:
-        self.copies, self.outside = copies, images
-        table = copies.table
+        self._of(copies)
+        self.outside, table = images, copies.table
         named = table.find("id")
         columns = [image, caption, *([] if named is None else [named])]
         first = table.parts[0]
@@ -212,7 +209,8 @@ class _EmbeddedImages(_TablePairs):
         import pyarrow
         import pyarrow.compute
 
-        self.copies, self.name, self.files = copies, copies.name, copies.files
+        self._of(copies)
+        self.name, self.files = copies.name, copies.files
         self._image, self._folder = image, images
         table = copies.table
         column, text = table.find("id"), pyarrow.large_string()
@@ -221,20 +219,21 @@ class _EmbeddedImages(_TablePairs):
             captions += [cells for (cells,) in part.batches([caption])]
             ids += [cells for (cells,) in part.batches([column])] if column else []
             paths += self._paths(part)
-        self.captions = pyarrow.compute.utf8_trim_whitespace(pyarrow.chunked_array(captions, text).combine_chunks())
-        if not len(self.captions):
+        trimmed = pyarrow.compute.utf8_trim_whitespace(pyarrow.chunked_array(captions, text).combine_chunks())
+        if not len(trimmed):
             raise TooFewError("no pairs", where=self.name, expected="at least one image with a caption")
-        self.image_names = pyarrow.chunked_array(paths, text).combine_chunks().fill_null("")
-        named = pyarrow.chunked_array(ids, text).combine_chunks() if ids else pyarrow.nulls(len(self.captions), text)
-        self.ids = id_column(named.fill_null(""), self.image_names)
+        self._image_paths = pyarrow.chunked_array(paths, text).combine_chunks().fill_null("")
+        self.captions, self.image_names = Texts(trimmed), Texts(self._image_paths)
+        named = pyarrow.chunked_array(ids, text).combine_chunks() if ids else pyarrow.nulls(len(trimmed), text)
+        self.names = RowIds(id_column(named.fill_null(""), self._image_paths))
 
     @cached_property
-    def groups(self) -> IntArray | None:  # type: ignore[override]
+    def groups(self) -> IntArray | None:
         """By the content of images without a name of their own: a name may be missing, or that of other images, too."""
         import pyarrow.compute
 
-        codes = np.asarray(self.image_names.dictionary_encode().indices)
-        unnamed = np.asarray(pyarrow.compute.equal(self.image_names, ""))
+        codes = np.asarray(self._image_paths.dictionary_encode().indices)
+        unnamed = np.asarray(pyarrow.compute.equal(self._image_paths, ""))
         alone = (np.bincount(codes)[codes] == 1) & ~unnamed
         if alone.all():
             return None

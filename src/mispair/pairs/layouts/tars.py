@@ -18,10 +18,10 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from mispair.errors import DamagedError, NotFoundError, TooFewError
-from mispair.pairs import row_ids
 from mispair.pairs.edits import Edits
 from mispair.pairs.pairs import IntArray
 from mispair.pairs.raw import RawLayout, id_column
+from mispair.pairs.row_ids import RowIds, Texts
 from mispair.pairs.tables import IMAGE_SUFFIXES, decoded, find_column
 from mispair.support.files import LARGEST, regular, replacing, unreadable
 from mispair.support.formatting import plain
@@ -85,8 +85,8 @@ class Tars(RawLayout):
             expected = "members such as 0001.jpg and 0001.txt"
             raise TooFewError("no samples", where=self.name, expected=expected)
         joined = {name: pyarrow.chunked_array(columns.pop(name), text).combine_chunks() for name in list(columns)}
-        self.image_names, self.captions = joined["keys"], joined["captions"]
-        captioned = pyarrow.compute.not_equal(self.captions, "").to_numpy(zero_copy_only=False)
+        self.image_names, self.captions = Texts(joined["keys"]), Texts(joined["captions"])
+        captioned = pyarrow.compute.not_equal(joined["captions"], "").to_numpy(zero_copy_only=False)
         if not (captioned & (self._places[:, 0] >= 0)).any():
             raise TooFewError(
                 "no sample has an image and a caption",
@@ -95,11 +95,9 @@ class Tars(RawLayout):
             )
         self.notes = (_dotted(dotted),) if dotted else ()
         named = pyarrow.compute.not_equal(joined["ids"], "")
-        self.ids = id_column(pyarrow.compute.if_else(named, joined["ids"], joined["keys"]), joined["keys"])
-
-    @property
-    def shards(self) -> tuple[tuple[str, int], ...]:
-        return tuple((path.stem, int(size)) for path, size in zip(self._tars, np.diff(self._starts), strict=True))
+        self.names = RowIds(id_column(pyarrow.compute.if_else(named, joined["ids"], joined["keys"]), joined["keys"]))
+        sizes = np.diff(self._starts).tolist()
+        self.shards = tuple((path.stem, size) for path, size in zip(paths, sizes, strict=True))
 
     def has_image(self, row: int) -> bool:
         return bool(self._places[row, 0] >= 0)
@@ -148,7 +146,7 @@ class Tars(RawLayout):
 
     def _edited(self, row: int, edits: Edits) -> Iterator[bytes]:
         """The members of a sample with another image or caption."""
-        key = self.image_names[row].as_py()
+        key = self.image_texts([row])[0]
         members, source = self._contents(row), int(edits.image_from[row])
         caption = self.final_captions(edits, np.array([row]))[0]
         known = _parsed(members.get(_JSON))
@@ -183,7 +181,7 @@ class Tars(RawLayout):
         import pyarrow.parquet
 
         table = _read_table(path)
-        keys = row_ids.look_up(self.image_names, rows)
+        keys = self.image_texts(rows)
         row_of = dict(zip(keys, rows.tolist(), strict=True))
         kept = _of_keys(table, keys)
         changed = set(edits.repaired.tolist()) & set(rows.tolist())
@@ -204,7 +202,7 @@ class Tars(RawLayout):
         rows_of: dict[Path, dict[str, int]] = {}
         for row in rows:
             if (table := self._tables.get(self._tar(row).stem)) is not None:
-                rows_of.setdefault(table, {})[self.image_names[row].as_py()] = row
+                rows_of.setdefault(table, {})[self.image_texts([row])[0]] = row
         return {
             row_of[str(entry["key"])]: entry
             for table, row_of in rows_of.items()

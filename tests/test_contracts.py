@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -53,6 +55,36 @@ def test_a_forbidden_import_breaks_its_contract(copy: Path, module: str, line: s
     assert result.returncode == 1, result.stdout + result.stderr
     (broken,) = [one for one in result.stdout.splitlines() if contract in one and ("BROKEN" in one or "KEPT" in one)]
     assert "BROKEN" in broken
+
+
+def layers() -> list[list[str]]:
+    """The packages from the highest to the lowest; those of one layer may not import each other."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["importlinter"][
+        "contracts"
+    ]
+    return [layer.split(" | ") for layer in contracts[0]["layers"]]
+
+
+def test_no_package_may_import_one_above_it_or_beside_it(copy: Path) -> None:
+    """One import from each package of every other that it may not import; each must be named."""
+    forbidden = []
+    for place, layer in enumerate(layers()):
+        for package in layer:
+            others = [name for above in layers()[:place] for name in above] + [
+                name for name in layer if name != package
+            ]
+            folder = copy / "mispair" / package
+            lines = "".join(f"import mispair.{name}\n" for name in others)
+            if folder.is_dir():
+                (folder / "forbidden.py").write_text(lines, encoding="utf-8")
+            else:
+                with folder.with_suffix(".py").open("a", encoding="utf-8") as file:
+                    file.write(f"\n{lines}")
+            forbidden += [(package, name) for name in others]
+    printed = lint(copy).stdout
+    named = set(re.findall(r"mispair\.(\w+) is not allowed to import mispair\.(\w+):", printed))
+    assert len(forbidden) > 100
+    assert named == set(forbidden)
 
 
 def test_the_contracts_hold(copy: Path) -> None:

@@ -89,7 +89,7 @@ class Training:
 
 @dataclass(frozen=True)
 class Audited:
-    """What the audit found, compared with the truth, which it does not see."""
+    """The audit compared with the truth."""
 
     pairs: int
     mismatched: int
@@ -105,7 +105,7 @@ class Audited:
 
 @dataclass(frozen=True)
 class Loop:
-    """What the steps of a user gave: export, train, search."""
+    """Results of export, train and search."""
 
     exported: Mapping[str, int]  # pairs that were kept, dropped and re-paired
     test: dict[str, float]  # of the model that was trained on the mended set
@@ -135,7 +135,7 @@ class DemoResult:
 
 @dataclass(frozen=True)
 class ShownImage:
-    """A image on the page."""
+    """An image on the page."""
 
     source: str
     name: str
@@ -152,13 +152,9 @@ class Shown:
 
 
 def run_demo(out: Path, seed: int, console: Console, program: str = "mispair") -> DemoResult:
-    """Audits pairs of which 40 % are mismatched, trains with and without those it flags, writes `out/index.html`.
+    """Audit pairs of which 40 % are mismatched, train with and without those it flags, write `out/index.html`.
 
-    Args:
-        out: Folder of all of it.
-        seed: Of the noise and the trainings.
-        console: Where to say what is being done.
-        program: How mispair is called in the commands that the demo shows.
+    `program` is how mispair is called in the commands that the page shows.
     """
     console.print("Drawing the images, if they are not there yet ...")
     folder = dataset.cached(train=IMAGES)
@@ -188,7 +184,7 @@ def run_demo(out: Path, seed: int, console: Console, program: str = "mispair") -
         examples=_examples(pairs, folder),
         mended=_mended(audit, pairs, folder, seed),
         queries=_queries(trainings, test, folder, seed),
-        answers=[_shown_file(Path(answer)) for answer in loop.answers],
+        answers=[_image(Path(answer)) for answer in loop.answers],
         tested=len(test),
         sentences=SENTENCES,
         found=FOUND,
@@ -301,26 +297,20 @@ def _close_loop(out: Path, seed: int, program: str) -> Loop:
     run = train_from_files(Files(mended), Config(seed=seed, device="cpu"), model, given=("seed", "device"))
     matcher = Matcher.load(model, "cpu")
     hits, _ = search_files(matcher, QUERY, out / "images", top=FOUND, device="cpu")
-    audit_place, mended_place, mine, asked, images = (
-        shlex.quote(str(path)) for path in (audit, mended, out / "my_model", model, out / "images")
-    )
-    commands = [
-        ("Decide on the doubtful pairs, in a browser", f"{program} review {audit_place}"),
-        (
-            "Write the set after your decisions",
-            f"{program} export {audit_place} --to {mended_place} --mend --overwrite",
-        ),
-        ("Train on it", f"{program} train {mended_place} --out {mine}"),
-        ("Ask the model of this demo", f'{program} search {asked} --query "{QUERY}" --images {images}'),
+    commands: list[tuple[str, list[str | Path]]] = [
+        ("Decide on the doubtful pairs, in a browser", ["review", audit]),
+        ("Write the set after your decisions", ["export", audit, "--to", mended, "--mend", "--overwrite"]),
+        ("Train on it", ["train", mended, "--out", out / "my_model"]),
+        ("Ask the model of this demo", ["search", model, "--query", QUERY, "--images", out / "images"]),
     ]
     return Loop(
-        dict(exported.counts),
-        run.evaluation.averaged.metrics(),
-        time.perf_counter() - started,
-        QUERY,
-        sum(1 for _ in (out / "images").glob("*.png")),
-        [hit.image for hit in hits],
-        commands,
+        exported=dict(exported.counts),
+        test=run.evaluation.averaged.metrics(),
+        seconds=time.perf_counter() - started,
+        query=QUERY,
+        searched=len(list((out / "images").glob("*.png"))),
+        answers=[hit.image for hit in hits],
+        commands=[(what, f"{program} {shlex.join(map(str, words))}") for what, words in commands],
     )
 
 
@@ -346,51 +336,45 @@ def _train(name: str, splits: Splits, seed: int, out: Path) -> Training:
 
 
 def _examples(pairs: Pairs, folder: Path) -> list[Shown]:
-    """Pairs as the trainings see them: matched and mismatched in turn."""
+    """Matched and mismatched pairs in turn."""
     mismatched = _mismatched(pairs)
-    firsts = (np.flatnonzero(part)[: EXAMPLES // 2] for part in (~mismatched, mismatched))
-    return [_shown(pairs, folder, int(pair)) for both in zip(*firsts, strict=False) for pair in both]
+    firsts = (np.flatnonzero(part)[: EXAMPLES // 2].tolist() for part in (~mismatched, mismatched))
+    return [_shown(pairs, folder, pair) for both in zip(*firsts, strict=False) for pair in both]
 
 
 def _mended(audit: AuditTable, pairs: Pairs, folder: Path, seed: int) -> list[Shown]:
-    """Random flagged pairs with a suggested image, not chosen by how well that went."""
+    """Random flagged pairs with a suggested image."""
     rows, images = _suggested(audit, pairs)
     chosen = np.random.default_rng(seed).choice(len(rows), min(MENDED, len(rows)), replace=False)
     return [_shown(pairs, folder, int(rows[place]), int(images[place]), int(rows[place])) for place in chosen]
 
 
 def _queries(trainings: list[Training], test: Pairs, folder: Path, seed: int) -> list[Shown]:
-    """Random texts of the test set, not chosen by how well anything does on them."""
+    """Random texts of the test set."""
     assert isinstance(test.right, Vectors)
     chosen = np.random.default_rng(seed).choice(len(test), min(QUERIES, len(test)), replace=False)
     asked = test.right.features[chosen]
     scores = {training.name: Matcher.load(training.folder, "cpu").score(test.left, asked) for training in trainings}
     queries = []
     for column, row in enumerate(chosen.tolist()):
-        found = [
-            (
-                name,
-                _shown(test, folder, row, *best(S[:, column], FOUND)).images[1:],
-                int((S[:, column] >= S[row, column]).sum()),
-            )
-            for name, S in scores.items()
-        ]
+        found = []
+        for name, S in scores.items():
+            images = _shown(test, folder, row, *best(S[:, column], FOUND)).images[1:]
+            found.append((name, images, int((S[:, column] >= S[row, column]).sum())))
         queries.append(replace(_shown(test, folder, row), found=found))
     return queries
 
 
 def _shown(pairs: Pairs, folder: Path, pair: int, *others: int) -> Shown:
     """A pair with its image and with other ones."""
-    images = []
-    for row in (int(pairs.link[pair]), *others):
-        image = _shown_file(folder / "images" / f"{pairs.left_ids[row]}.png")
-        images.append(replace(image, right=row == pair))
+    rows = int(pairs.link[pair]), *others
+    images = [_image(folder / "images" / f"{pairs.left_ids[row]}.png", right=row == pair) for row in rows]
     return Shown(pairs.right_ids[pair], images, [])
 
 
-def _shown_file(path: Path) -> ShownImage:
+def _image(path: Path, *, right: bool = False) -> ShownImage:
     encoded = base64.b64encode(path.read_bytes()).decode()
-    return ShownImage(f"data:image/png;base64,{encoded}", path.stem, right=False)
+    return ShownImage(f"data:image/png;base64,{encoded}", path.stem, right)
 
 
 def _mismatched(pairs: Pairs) -> npt.NDArray[np.bool_]:

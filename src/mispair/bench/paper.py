@@ -14,29 +14,17 @@ RECALLS = tuple(name for name in COLUMNS if name != "rsum")
 
 @dataclass(frozen=True)
 class PaperResult:
-    """A row of one of the paper's tables.
+    """A row of one of the paper's tables; None where it has no number."""
 
-    Attributes:
-        table: As the key `paper` of a suite's part has it.
-        data: The paper's name of the data set.
-        noise_ratio: Of the injected noise; None where the paper does not say.
-        method: As the rows of a suite are called.
-        recalls: By name, as our own metrics; empty where only rSum is given.
-        rsum: None where the paper has no number.
-        hours: Of training.
-        extra_bytes: Of the memory bank.
-        star: Marked with *: the authors of REPAIR trained it themselves, with the public code.
-    """
-
-    table: str
-    data: str
+    table: str  # as the key `paper` of a suite's part has it
+    data: str  # the paper's name of the data set
     noise_ratio: float | None
-    method: str
-    recalls: dict[str, float]
+    method: str  # as the rows of a suite are called
+    recalls: dict[str, float]  # named as our own metrics; empty where only rSum is given
     rsum: float | None
-    hours: float | None
-    extra_bytes: int | None
-    star: bool
+    hours: float | None  # of training
+    extra_bytes: int | None  # of the memory bank
+    star: bool  # marked with *: the authors of REPAIR trained it themselves, with the public code
 
     @property
     def model(self) -> str:
@@ -78,18 +66,17 @@ def has_data(table: str, data: str) -> bool:
 
 
 def _result(row: dict[str, str]) -> PaperResult:
+    numbers = {
+        name: float(row[name]) for name in (*RECALLS, "noise_ratio", "rsum", "hours", "extra_bytes") if row[name]
+    }
     return PaperResult(
         table=row["table"],
         data=row["data"],
-        noise_ratio=_number(row["noise_ratio"]),
+        noise_ratio=numbers.get("noise_ratio"),
         method=row["method"],
-        recalls={name: float(row[name]) for name in RECALLS if row[name]},
-        rsum=_number(row["rsum"]),
-        hours=_number(row["hours"]),
-        extra_bytes=int(row["extra_bytes"]) if row["extra_bytes"] else None,
+        recalls={name: numbers[name] for name in RECALLS if name in numbers},
+        rsum=numbers.get("rsum"),
+        hours=numbers.get("hours"),
+        extra_bytes=int(numbers["extra_bytes"]) if "extra_bytes" in numbers else None,
         star=row["star"] == "1",
     )
-
-
-def _number(text: str) -> float | None:
-    return float(text) if text else None

@@ -62,19 +62,12 @@ FloatArray = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class ReportFigure:
-    """A figure of the report.
+    """A figure of the report."""
 
-    Attributes:
-        name: Of its files, without the ending.
-        title: What it shows.
-        caption: The seeds behind it and what is missing; why there is no plot, if so.
-        plot: None without data.
-    """
-
-    name: str
+    name: str  # of its files, without the ending
     title: str
-    caption: str
-    plot: Figure | None = None
+    caption: str  # the seeds behind it and what is missing; why there is no plot, if so
+    plot: Figure | None = None  # None without data
 
     @cached_property
     def svg(self) -> str:

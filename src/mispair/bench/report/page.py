@@ -179,32 +179,12 @@ def write_report(results: Results, out: Path, images: Path | None, command: str)
     Returns:
         The files, the page first.
     """
-    suite, progress = results.suite, Progress.of(results)
-    sections = [_section(results, part, images) for part in suite.parts]
-    provenance = provenance_table(progress.done)
+    suite, progress, ranking = results.suite, Progress.of(results), Ranking.of(results)
+    sections, done = [_section(results, part, images) for part in suite.parts], progress.done
+    provenance = provenance_table(done)
     titled = [(section.title, section.tables) for section in sections if section.tables]
-    titled += [(provenance.title, [provenance])] if progress.done else []
-    texts = {
-        "index.html": _page(results, progress, sections, provenance, command),
-        "tables.md": _markdown(suite, progress, titled),
-        "tables.tex": _latex(suite, progress, titled),
-        "results.csv": exports.results_csv(results),
-    }
-    files = {name: clean(text).encode() for name, text in texts.items()}
-    for figure in (figure for section in sections for figure in section.figures if figure.plot is not None):
-        files[f"figures/{figure.name}.svg"] = figure.svg.encode()
-        files[f"figures/{figure.name}.pdf"] = figure.pdf
-    for name, content in files.items():
-        write_atomically(out / name, content)
-    return [out / name for name in files]
-
-
-def _page(
-    results: Results, progress: Progress, sections: Sequence[Section], provenance: ReportTable, command: str
-) -> str:
-    """The page as HTML. It fetches nothing and has no scripts."""
-    suite, done, ranking = results.suite, progress.done, Ranking.of(results)
-    return _template().render(
+    titled += [(provenance.title, [provenance])] if done else []
+    page = _template().render(  # it fetches nothing and has no scripts
         suite=suite,
         headline=headline(progress, ranking),
         noise_ratios=sorted({noise_ratio for part in suite.parts for noise_ratio in part.noise_ratio}),
@@ -224,6 +204,19 @@ def _page(
         commands=_distinct(record.environment.command for record in done if record.environment)[:MOST_COMMANDS],
         version=__version__,
     )
+    texts = {
+        "index.html": page,
+        "tables.md": _markdown(suite, progress, titled),
+        "tables.tex": _latex(suite, progress, titled),
+        "results.csv": exports.results_csv(results),
+    }
+    files = {name: clean(text).encode() for name, text in texts.items()}
+    for figure in (figure for section in sections for figure in section.figures if figure.plot is not None):
+        files[f"figures/{figure.name}.svg"] = figure.svg.encode()
+        files[f"figures/{figure.name}.pdf"] = figure.pdf
+    for name, content in files.items():
+        write_atomically(out / name, content)
+    return [out / name for name in files]
 
 
 @cache
@@ -233,9 +226,6 @@ def _template() -> Template:
 
 def _distinct(values: Iterable[str | None]) -> list[str]:
     return list(dict.fromkeys(value for value in values if value is not None))
-
-
-# ---------------------------------------------------------------------- files
 
 
 def _markdown(suite: Suite, progress: Progress, titled: Iterable[tuple[str, list[ReportTable]]]) -> str:
@@ -251,9 +241,6 @@ def _latex(suite: Suite, progress: Progress, titled: Iterable[tuple[str, list[Re
     comments = [rf"% {start} \usepackage{{booktabs,graphicx}}", *(f"% {line}" for line in READING)]
     tables = [exports.latex(table).strip() for _, group in titled for table in group]
     return "\n\n".join(["\n".join(comments), *tables]) + "\n"
-
-
-# ---------------------------------------------------------------------- sections
 
 
 def _section(results: Results, part: Part, images: Path | None) -> Section:

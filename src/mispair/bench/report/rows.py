@@ -28,19 +28,12 @@ def percent(ratio: float) -> str:
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """Retrieval on the test pairs after one training.
-
-    Attributes:
-        networks: How many were trained.
-        metrics: The six recalls and rSum, of averaged networks where there are two.
-        averaged: rSum of two networks averaged; None with one network.
-        single: Mean rSum of the networks by themselves; None where it was not measured.
-    """
+    """Retrieval on the test pairs after one training."""
 
     networks: int
-    metrics: dict[str, float]
-    averaged: float | None
-    single: float | None
+    metrics: dict[str, float]  # the six recalls and rSum, of averaged networks where there are several
+    averaged: float | None  # rSum of several networks averaged; None with one network
+    single: float | None  # mean rSum of the networks by themselves; None where it was not measured
 
 
 def _result(record: Record, *, folds: bool) -> TrainingResult | None:

@@ -37,23 +37,14 @@ READING = [
 
 @dataclass(frozen=True)
 class ReportTable:
-    """A table as texts.
+    """A table as texts."""
 
-    Attributes:
-        name: Of a file.
-        title: What it shows.
-        heads: Of the columns.
-        rows: A text for every column.
-        notes: What is missing, and what differs from the paper.
-        bold: Row and column of the best results.
-    """
-
-    name: str
+    name: str  # of a file
     title: str
     heads: list[str]
     rows: list[list[str]]
-    notes: list[str]
-    bold: frozenset[tuple[int, int]] = frozenset()
+    notes: list[str]  # what is missing, and what differs from the paper
+    bold: frozenset[tuple[int, int]] = frozenset()  # row and column of the best results
 
 
 def part_tables(results: Results, part: Part) -> list[ReportTable]:
@@ -112,9 +103,6 @@ def _result_texts(row: ResultRow) -> list[str]:
     means = [_mean([result.metrics[column] for result in results]) for column in COLUMNS]
     networks = "/".join(str(number) for number in sorted({result.networks for result in results}))
     return [networks, row.count(len(results)), *means, _sd(row.rsums), _mean([result.single for result in results])]
-
-
-# ---------------------------------------------------------------------- the paper
 
 
 def _paper_heads(level: NoiseLevel) -> list[str]:
@@ -178,9 +166,6 @@ def _paper_notes(level: NoiseLevel) -> list[str]:
     return notes
 
 
-# ---------------------------------------------------------------------- pairs of rows
-
-
 def _paired_table(level: NoiseLevel) -> ReportTable:
     """How much better one row is than each other one, by the seeds that both have."""
     reference = next((row for row in level.rows if row.label == REFERENCE), level.rows[-1])
@@ -206,9 +191,6 @@ def _paired_texts(reference: ResultRow, row: ResultRow, kind: str) -> list[str]:
         return [FAILED if any(one.failed for one in without_results) else MISSING] * 4
     positive = sum(difference > 0 for difference in differences)
     return [row.count(len(differences)), _signed(fmean(differences)), _sd(differences), str(positive)]
-
-
-# ---------------------------------------------------------------------- cost
 
 
 def _cost_table(level: NoiseLevel) -> ReportTable:
@@ -241,9 +223,6 @@ def _paper_cost(level: NoiseLevel, row: ResultRow) -> list[str]:
         return []
     published = level.published(row)
     return [_mean([published.hours]), _mean([_scaled(published.extra_bytes, 1e6)])] if published else [MISSING] * 2
-
-
-# ---------------------------------------------------------------------- notes and provenance
 
 
 def _missing_notes(level: NoiseLevel) -> list[str]:
@@ -284,9 +263,6 @@ def _range(ratios: Sequence[float]) -> str:
     """The lowest and the highest ratio, in per cent."""
     ends = dict.fromkeys(f"{100 * ratio:.2f}" for ratio in (min(ratios), max(ratios))) if ratios else {}
     return f"{'–'.join(ends)}\xa0%" if ends else MISSING
-
-
-# ---------------------------------------------------------------------- numbers
 
 
 def _mean(values: Sequence[float | None]) -> str:

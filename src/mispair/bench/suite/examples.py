@@ -34,13 +34,7 @@ class PairExample:
 
 
 def sample_examples(method: Examples | None, pairs: Pairs, seed: int) -> tuple[PairExample, ...]:
-    """Random pairs of each kind.
-
-    Args:
-        method: Labels and new partners of all pairs; there are no examples of methods without them.
-        pairs: The training pairs, with their noise.
-        seed: Of the choice.
-    """
+    """Random pairs of each kind; none of methods without labels and new partners."""
     mismatched = pairs.mismatched
     if method is None or mismatched is None or not isinstance(pairs.right, Tokens) or not pairs.right.texts:
         return ()

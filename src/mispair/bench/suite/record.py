@@ -69,38 +69,21 @@ class EtaPoint:
 
 @dataclass(frozen=True)
 class Record:
-    """A training that has ended.
+    """A training that has ended."""
 
-    Attributes:
-        name: Of the cell.
-        label: Of its row.
-        digest: Hash of the settings that decide the result.
-        config: All settings.
-        status: Whether it has succeeded.
-        error: Why it failed, in a sentence.
-        data: What it was trained and tested on.
-        test: Retrieval metrics of `network`, or of `network A`, `network B` and `averaged`; of `folds`.
-        validation: After each epoch.
-        method: Report of the method on its last epoch.
-        eta: Detection of the mismatched pairs, by the threshold eta.
-        examples: Some training pairs, with their labels and replacements.
-        memory: Peak bytes on the GPU.
-        environment: Versions, device, command.
-    """
-
-    name: str
-    label: str
-    digest: str
+    name: str  # of the cell
+    label: str  # of its row
+    digest: str  # hash of the settings that decide the result
     config: dict[str, Any]
     status: Literal["done", "failed"]
     error: str | None = None
     data: DataRecord = field(default_factory=DataRecord)
-    test: dict[str, dict[str, Number]] = field(default_factory=dict)
+    test: dict[str, dict[str, Number]] = field(default_factory=dict)  # `network`, or each and `averaged`; `folds`
     validation: tuple[EpochRecord, ...] = ()
-    method: MethodReport = field(default_factory=MethodReport)
+    method: MethodReport = field(default_factory=MethodReport)  # on its last epoch
     eta: tuple[EtaPoint, ...] = ()
     examples: tuple[PairExample, ...] = ()
-    memory: int | None = None
+    memory: int | None = None  # peak bytes on the GPU
     environment: Environment | None = None
 
     @model_validator(mode="after")
@@ -157,11 +140,7 @@ class Record:
 
 
 def run_cell(cell: Cell, folder: Path, console: Console | None = None) -> Record:
-    """Trains and tests a cell in its folder, from where an earlier process stopped, and writes its record.
-
-    Raises:
-        StoppedError: It was stopped and has saved its state.
-    """
+    """Train and test a cell in its folder, from where an earlier process stopped, and write its record."""
     try:
         if (device := pick_device(cell.config.device)).type == "cuda":
             give_back_memory()

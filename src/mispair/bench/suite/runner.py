@@ -71,18 +71,7 @@ def state(results: Path, cell: Cell) -> CellState:
 def run_cells(
     cells: Sequence[Cell], results: Path, *, jobs: int = 1, retry: bool = False, console: Console
 ) -> list[CellState]:
-    """Trains what has not ended yet, in `jobs` processes.
-
-    Args:
-        cells: What to train, in this order.
-        results: The results folder.
-        jobs: How many at a time.
-        retry: Repeat failed trainings.
-        console: Where to show the progress.
-
-    Raises:
-        StoppedError: It was stopped; what was begun is saved.
-    """
+    """Train what has not ended yet, in this order and in `jobs` processes; `retry` repeats failed trainings."""
     if retry:
         for cell in cells:
             if state(results, cell).status == "failed":

@@ -24,10 +24,11 @@ from mispair.auditing.folder import audit_path
 from mispair.auditing.inputs import AuditInput
 from mispair.auditing.output_files import AUDIT
 from mispair.cli.main import main
-from mispair.errors import DataError
+from mispair.errors import DamagedError
 from mispair.pairs.layouts.opening import open_source
 from mispair.pairs.shapes import dataset
 from mispair.support.owned_folder import OwnedFolder, read_mark
+from refusals import refused
 
 pytest.importorskip("pyarrow")
 
@@ -100,7 +101,7 @@ def test_nothing_is_done_again(place: Path, monkeypatch: pytest.MonkeyPatch, cap
         (["in", "--images", "in"], "(--images was None, now "),
         (
             ["--left", "in/img_emb/img_emb_0.npy", "--right", "in/text_emb/text_emb_0.npy"],
-            "(the source changed since; --left changed since; --right changed since)",
+            "(`source` changed since; --left changed since; --right changed since)",
         ),
     ],
 )
@@ -125,7 +126,7 @@ def test_an_input_that_was_written_again_is_another(place: Path, capsys: Capture
     later = path.stat().st_mtime_ns + 1
     os.utime(path, ns=(later, later))
     assert audit("in") == 2
-    assert "(the source changed since)" in capsys.readouterr().err
+    assert "(`source` changed since)" in capsys.readouterr().err
     assert audit("in", "--overwrite") == 0
     assert audit("in") == 0
     assert ENDED in capsys.readouterr().err
@@ -162,7 +163,7 @@ def test_a_clean_copy_is_made_later(place: Path, monkeypatch: pytest.MonkeyPatch
     Path("mine").mkdir()
     Path("mine/thesis.txt").write_text("important")
     assert audit("in", "--clean", "mine") == 2
-    assert "mine is not empty; give another --clean" in capsys.readouterr().err
+    assert "Give another --clean" in capsys.readouterr().err
 
 
 def test_results_beside_the_data_do_not_change_it(
@@ -185,7 +186,7 @@ def test_the_data_of_a_run_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert ENDED in capsys.readouterr().err
     np.save(data / "train_ims.npy", np.load(data / "train_ims.npy") + 1)
     assert audit("run") == 2
-    assert "(the source changed since)" in capsys.readouterr().err
+    assert "(`source` changed since)" in capsys.readouterr().err
 
 
 def test_a_second_audit_is_refused_before_it_works(
@@ -247,8 +248,8 @@ def test_a_damaged_file_is_named(place: Path, capsys: Capture, name: str) -> Non
 @pytest.mark.parametrize(
     "change",
     [
-        {"the columns": ["no role"]}, {"the columns": [1, None]}, {"--flag-below": "low"}, {"--keep-best": [1]},
-        {"--images": "a\0b"}, {"the source": ["a\0b"]}, {"the source": [{}]}, {"--by": 5}, {"--split": 5},
+        {"columns": ["no role"]}, {"columns": [1, None]}, {"flag_below": "low"}, {"keep_best": [1]},
+        {"images": "a\0b"}, {"source": ["a\0b"]}, {"source": [{}]}, {"by": 5}, {"split": 5}, {"mine": 1},
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("finished", [True, False])
@@ -266,7 +267,7 @@ def test_a_mark_with_other_values_than_ours_is_no_traceback(
 @pytest.mark.parametrize("content", ["{", "[1, 2]", '{"pairs": "many"}', "[" * 100_000])
 def test_a_damaged_summary_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "summary.json").write_text(content)
-    with pytest.raises(DataError, match="the summary cannot be read"):
+    with refused(DamagedError, where=tmp_path / "summary.json"):
         AuditSummary.read(tmp_path / "summary.json")
 
 

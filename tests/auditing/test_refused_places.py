@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+import refusals
 from audit_cases import contents, hurry, make_case, write_clip
 from mispair.auditing import inputs
 from mispair.auditing.auditor import Auditor
@@ -63,9 +64,9 @@ def refused(capsys: Capture, place: Path, *arguments: str) -> str:
     [
         ("in/clean", "the audited data is"),
         ("in", "the audited data is"),
-        ("out", "--clean out and --out out lie in each other"),
-        ("out/clean", "lie in each other"),
-        (".", "lie in each other"),
+        ("out", "--out (out) and --clean (out)"),
+        ("out/clean", "--clean (out/clean)"),
+        (".", "--clean (.)"),
         ("file", "file: a file"),
         ("mine", "also holds thesis.txt"),
     ],
@@ -85,7 +86,7 @@ def test_a_bad_place_for_the_copy(place: Path, capsys: Capture, kind: str, clean
         ("raw/clean", "the audited data is"),
         ("file", "file: a file"),
         ("mine", "also holds thesis.txt"),
-        ("out", "lie in each other"),
+        ("out", "--clean (out)"),
     ],
 )
 @pytest.mark.parametrize("source", ["raw", "raw.csv"])
@@ -134,9 +135,9 @@ def test_answers_that_contradict_each_other(place: Path, capsys: Capture) -> Non
     path.write_text("id,right\n1,yes\n2,no\n1,yes\n2,wrong\n")
     assert read_checked(path) == {"1": True, "2": False}
     path.write_text("id,right\n1,yes\n2,no\n1,no\n")
-    with pytest.raises(DataError, match="the pair '1' is right in one row and wrong in another; keep one of them"):
+    with refusals.refused(DataError, where=path, names="'1'"):
         read_checked(path)
-    assert "'1' is right in one row" in refused(capsys, place, "in", "--out", "out", "--checked", "t.csv")
+    assert "t.csv: the pair '1'" in refused(capsys, place, "in", "--out", "out", "--checked", "t.csv")
 
 
 def test_good_places_are_taken(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,8 @@ from mispair.auditing.inputs import AuditInput
 from mispair.auditing.scoring import exchanges, scan
 from mispair.auditing.scoring.judge import learn
 from mispair.auditing.scoring.scan import Shard
-from mispair.errors import ConfigError, DataError
+from mispair.errors import ConflictError, InvalidValueError, NotFoundError
+from refusals import refused
 
 parquet = pytest.importorskip("pyarrow.parquet")
 pytestmark = pytest.mark.usefixtures("hurried")
@@ -57,7 +58,7 @@ def test_each_part_is_in_one_shard(count: int) -> None:
 
 @pytest.mark.parametrize("text", ["3", "0/4", "5/4", "a/4", "3/", "-1/4", "1/2/3", ""])
 def test_what_is_no_shard_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="is no shard"):
+    with refused(InvalidValueError, where="shard", names=text):
         Shard.of(text)
 
 
@@ -68,7 +69,7 @@ def test_shards_make_the_tables_of_one_process(data: AuditInput, tmp_path: Path)
         patch.setattr(auditor, "learn", lambda *a, **k: learned.append(0) or learn(*a, **k))  # type: ignore[func-returns-value]
         for number in (3, 1, 4):
             audit_shard(data, tmp_path / "out", CPU, Shard(number, 4))
-        with pytest.raises(DataError, match="2 of 7 parts of the pairs were not measured yet"):
+        with refused(NotFoundError, where=tmp_path / "out", names="2 of 7"):
             merge_shards(tmp_path / "out", "cpu")
         audit_shard(data, tmp_path / "out", CPU, Shard(2, 4))
         summary = merge_shards(tmp_path / "out", "cpu")
@@ -145,8 +146,8 @@ def test_shards_wait_for_the_one_that_learns(data: AuditInput, tmp_path: Path) -
 
 
 def test_what_cannot_be_merged_is_refused(data: AuditInput, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="nothing was audited here"):
+    with refused(NotFoundError, where=tmp_path / "out"):
         merge_shards(tmp_path / "out")
     audit_shard(data, tmp_path / "out", Settings(checked={"0": True}, device="cpu"), Shard(1, 1))
-    with pytest.raises(DataError, match="without --shard instead of --merge"):
+    with refused(ConflictError, where="merge", names=str(tmp_path / "out")):
         merge_shards(tmp_path / "out")

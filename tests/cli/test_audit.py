@@ -87,7 +87,7 @@ def test_from_a_folder_to_a_folder_and_a_clean_copy(folder: Path, tmp_path: Path
     assert (np.load(clean / "img_emb/img_emb_0.npy") == np.load(folder / "img_emb/img_emb_0.npy")[kept]).all()
     assert "text " in (out / "report.html").read_text()
     assert audit(folder, "--out", tmp_path / "new", "--clean", clean) == 2
-    assert "is not empty; give another --clean" in capsys.readouterr().err
+    assert "Give another --clean" in capsys.readouterr().err
     assert not (tmp_path / "new").exists()  # refused before the work
     assert audit(folder, "--out", out, "--clean", clean, "--overwrite", "--json") == 0
     figures = json.loads(capsys.readouterr().out)
@@ -404,7 +404,7 @@ def test_refusals_come_before_encoding(photos: tuple[Path, Colours], capsys: Cap
     for options, words in (
         ([place / "photos.csv", "--checked", place / "checked.csv"], "no pair has the id 'nobody'"),
         ([place / "few.csv", "--image-column", "link"], "1 pairs; expected at least 50"),
-        ([place / "photos.csv", "--by", "shop"], "--by shop: "),
+        ([place / "photos.csv", "--by", "shop"], "--by: "),
         ([place / "odd.csv"], 'the columns are "a", "b". Name two of them with --image-column and --caption-column.'),
     ):
         assert audit(*options, "--images", place / "photos", "--out", place / "out") == 2
@@ -418,7 +418,7 @@ def test_an_image_that_was_replaced_makes_another_audit(photos: tuple[Path, Colo
     assert audit(*command) == 3
     Image.new("RGB", (4, 3)).save(place / "photos/7.png")
     assert audit(*command) == 2
-    assert "(the source changed since)" in capsys.readouterr().err
+    assert "(`source` changed since)" in capsys.readouterr().err
     assert audit(*command, "--overwrite") == 3
     assert colours.seen == 60
 

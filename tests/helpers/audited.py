@@ -12,7 +12,7 @@ import pyarrow.parquet
 
 from mispair.auditing.inputs import AuditInput
 from mispair.auditing.output_files import AUDIT, TABLE
-from mispair.support.files import Json
+from mispair.auditing.request import PLACES, Request
 from mispair.support.owned_folder import OwnedFolder
 
 REASONS = ("other items fit either side better", "the two have too little in common")
@@ -70,14 +70,10 @@ def write_audit_of(
         table[f"suggested_{side}_score"] = pyarrow.array(scores, pyarrow.float32())
     if (pairs := data.open_raw()) is not None:
         table |= pairs.item_columns(0, len(pairs))
-    places = {"the source": data.source, "--left": data.left, "--right": data.right, "--ids": data.ids}
-    request: dict[str, Json] = {
-        **{name: [str(path), "0"] for name, path in places.items() if path is not None},
-        "--images": str(data.images) if data.images else None,
-        "--split": data.split,
-        "the columns": [],
-    }
-    with OwnedFolder(out, AUDIT, request) as folder:
+    places = {name: [str(path), "0"] for name in PLACES if (path := getattr(data, name)) is not None}
+    images = str(data.images) if data.images else None
+    request = Request.model_validate({**places, "images": images, "split": data.split})
+    with OwnedFolder(out, AUDIT, request.written()) as folder:
         folder.begin()
         pyarrow.parquet.write_table(pyarrow.table(table), out / TABLE)
         folder.finish()

@@ -32,7 +32,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
         return Path((audit / "source").read_text(encoding="utf-8"))
 
     def read_mark(audit: Path) -> SimpleNamespace:
-        return SimpleNamespace(request={"the source": [str(source(audit))]})
+        return SimpleNamespace(request={"source": [str(source(audit))]})
 
     monkeypatch.setattr(audited_data, "read_audit_mark", read_mark)
     monkeypatch.setattr(audit_folder, "read_input", read_input)

@@ -11,14 +11,14 @@ from pydantic import BaseModel, ConfigDict
 from scipy.special import betaincinv
 
 from mispair.auditing.scoring.calibration import noise_interval, noise_rate
-from mispair.errors import ConfigError, DataError
+from mispair.errors import ConflictError, InvalidValueError
 from mispair.functional.logistic import FloatArray
 from mispair.pairs.pairs import MATCH_THRESHOLD
 from mispair.pairs.source import Source
 from mispair.support.formatting import listed
 
 USUAL_CUTS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
-SHARD = "shard"  # the value of --by that means the files of the input
+SHARD = "shard"  # the value of `by` that means the files of the input
 MOST_PARTS = 100  # parts of a data set in the summary, the largest first
 
 
@@ -71,14 +71,14 @@ def share_of(text: str | float) -> float:
     (0.8, 0.8, 0.8)
 
     Raises:
-        ConfigError: It is none.
+        InvalidValueError: It is not in (0, 1].
     """
     try:
         value = float(text[:-1]) / 100 if isinstance(text, str) and text.strip().endswith("%") else float(text)
     except ValueError:
         value = math.nan
     if not 0 < value <= 1:
-        raise ConfigError(f"keep_best is {text!r}; expected a share of the pairs such as 80% or 0.8.")
+        raise InvalidValueError(repr(text), where="keep_best", expected="a fraction of the pairs such as 80% or 0.8")
     return value
 
 
@@ -100,15 +100,15 @@ def threshold(match: npt.NDArray[np.floating], flag_below: float | None, keep_be
 
 
 def check_cut(flag_below: float | None, keep_best: float | None) -> None:
-    """Refuses a cut that is none.
+    """Raise if the cut is invalid.
 
     Raises:
-        ConfigError: It is no match score or no share, or there are two.
+        ConfigError: It is no match score or fraction, or there are two.
     """
     if flag_below is not None and keep_best is not None:
-        raise ConfigError("--flag-below and --keep-best are both given; give one of them.")
+        raise ConflictError("`flag_below` and `keep_best` are both given", advice="Give one of them.")
     if flag_below is not None and not 0 <= flag_below <= 1:
-        raise ConfigError(f"--flag-below is {flag_below}; expected a match score from 0 to 1.")
+        raise InvalidValueError(str(flag_below), where="flag_below", expected="a match score from 0 to 1")
     if keep_best is not None:
         share_of(keep_best)
 
@@ -170,15 +170,15 @@ def values_by(source: Source, by: str) -> list[str]:
     """The value of each row by which noise rates are given: of a column, or the name of its file.
 
     Raises:
-        DataError: There is no such column.
+        InvalidValueError: There is no such column.
     """
     if by == SHARD and source.shards:
         return [name for name, size in source.shards for _ in range(size)]
     table = source.table
     if table is None or by not in table.columns:
         known = [*(() if table is None else table.columns), *([SHARD] if source.shards else [])]
-        there = f"there are {listed(known)}" if known else "this input has none"
-        raise DataError(f"--by {by}: {source.name} has no such column; {there}.")
+        there = f"one of {listed(known)}" if known else "an input with columns"
+        raise InvalidValueError(f"{source.name} has no column {by!r}", where="by", expected=there)
     return [value for batch in table.batches([by]) for value in batch[0].to_pylist()]
 
 

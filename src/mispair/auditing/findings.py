@@ -25,7 +25,7 @@ from mispair.auditing.scoring.reasons import KINDS, Bits, in_words, wordless
 from mispair.auditing.scoring.scan import BAD_IN_TABLE, FAULTS, READABLE, Scan
 from mispair.auditing.scoring.shared_items import SharedItems
 from mispair.auditing.scoring.siblings import Siblings
-from mispair.errors import DataError
+from mispair.errors import DamagedError
 from mispair.functional.logistic import FloatArray, logistic
 from mispair.pairs.audited import AuditColumns, Suggestions
 from mispair.pairs.pairs import MATCH_THRESHOLD, IntArray
@@ -144,13 +144,14 @@ class AuditSummary(_Frozen):
         """Reads `summary.json`.
 
         Raises:
-            DataError: It cannot be read, or is none.
+            DamagedError: It cannot be read.
         """
         try:
             return cls.model_validate_json(read_regular(path))
         except (OSError, ValidationError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is damaged or of another version"
-            raise DataError(f"{path}: the summary cannot be read ({reason}); audit again with --overwrite.") from None
+            what = f"the summary cannot be read ({reason})"
+            raise DamagedError(what, where=path, advice="Audit again with `overwrite`.") from None
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,6 @@ from typing import Any, cast
 import numpy as np
 from rich.console import Console
 
-from mispair import __version__
 from mispair.auditing.audit import (
     LEARNED,
     Audit,
@@ -47,12 +46,13 @@ from mispair.auditing.output_files import (
     TABLE,
 )
 from mispair.auditing.output_store import OutputStore, working_folder
+from mispair.auditing.request import PLACES, Request, hashed
 from mispair.auditing.scoring.scan import PART, Shard, missing_parts, part_name
 from mispair.compute.devices import pick_device
 from mispair.config import read_toml
 from mispair.encoders.cache import FETCHED, cache_folder
 from mispair.encoders.encode import Encoders
-from mispair.errors import ConfigError, DataError, InUseError
+from mispair.errors import ConflictError, DataError, ExistsError, InUseError, NotFoundError, ShapeError
 from mispair.pairs.layouts.arrays import is_array_file
 from mispair.pairs.layouts.copies import (
     check_copy,
@@ -69,8 +69,9 @@ from mispair.pairs.result_tables import defused, original, write_table
 from mispair.pairs.source import Source
 from mispair.pairs.tables import Roles, open_table
 from mispair.support.files import Json, replacing, write_atomically
-from mispair.support.owned_folder import WORK, Mark, OwnedFolder, check_unchanged, read_mark
+from mispair.support.owned_folder import WORK, OwnedFolder, check_unchanged, read_mark
 
+ENCODE = "Make them with `mispair encode`, and audit what it has written."
 POLL_SECONDS = 1.0  # after which a shard looks again whether another one has learned what it needs
 _YES, _NO, _PLAIN = ("1", "true", "yes"), ("0", "false", "no"), ("right", "wrong")
 
@@ -110,10 +111,8 @@ def audit_path(
     data.check()
     raw = data.open_raw()
     if raw is not None and settings.engine is not None:
-        raise ConfigError(
-            "--engine ray is for vectors; make them with `mispair encode`, and audit what it has written."
-        )
-    copies = {"--clean": clean, "--mended": mended}
+        raise ConflictError("images and captions", where="engine", expected="vectors", advice=ENCODE)
+    copies = {"clean": clean, "mended": mended}
     made = [place for place in copies.values() if place is not None]
     request = _request(data, raw, settings, [out, *made])
     with (
@@ -126,9 +125,9 @@ def audit_path(
             check_unchanged(out, AUDIT, READ_BACK)
             summary = AuditSummary.read(out / SUMMARY)
             missing = {
-                flag: place
-                for flag, place in copies.items()
-                if place is not None and not is_copied(place, {**request, "copy": flag})
+                kind: place
+                for kind, place in copies.items()
+                if place is not None and not is_copied(place, {**request, "copy": kind})
             }
             _check_copies(data, raw, missing, out, overwrite=False)
             if missing or tools:
@@ -162,7 +161,7 @@ def audit_shard(data: AuditInput, out: Path, settings: Settings, shard: Shard, c
     """
     data.check()
     if data.open_raw() is not None:
-        raise ConfigError("--shard is for vectors; make them with `mispair encode`, and audit what it has written.")
+        raise ConflictError("images and captions", where="shard", expected="vectors", advice=ENCODE)
     request = _request(data, None, settings, [out])
     source = data.open(None, settings.device, console)
     check(source, settings)
@@ -226,32 +225,29 @@ def merge_shards(out: Path, device: str = "auto", *, cache: Path | None = None, 
         with store.owned():
             mark = store.mark()
     if mark is None:
-        raise DataError(f"{url or out}: nothing was audited here; run `mispair audit --shard` first.")
-    data, request = replace(_input_of(mark, out), cache=cache).fetched(), mark.request
-    answers = _settings_request(Settings())["--checked"]
-    if request.get("--checked") != answers:
-        raise DataError(
-            f"{url or out}: the shards were audited with --checked or --decisions; give the same command without "
-            "--shard instead of --merge."
+        raise NotFoundError("nothing was audited here", where=url or out, advice="Measure the shards first.")
+    request = Request.of(mark, url or out)
+    data = replace(_input_of(request, out), cache=cache).fetched()
+    if request.checked != hashed({}):
+        raise ConflictError(
+            f"the shards of {url or out} were audited with checked pairs or decisions",
+            where="merge",
+            advice="Give the same command without `shard` instead.",
         )
-    by = request.get("--by")
     settings = Settings(
-        joint=request.get("--joint") is True,
-        device=device,
-        flag_below=_number(mark, "--flag-below", out),
-        keep_best=_number(mark, "--keep-best", out),
-        by=None if by is None else str(by),
+        joint=request.joint, device=device, flag_below=request.flag_below, keep_best=request.keep_best, by=request.by
     )
     if not mark.finished:
         rows = len(data.open(None, device, None))
         if store is not None:
             with store.owned():
-                store.fetch(request)
+                store.fetch(mark.request)
         missing = list(missing_parts(out / WORK if store is None else store.work, rows))
         if missing:
-            raise DataError(
-                f"{url or out}: {len(missing):,} of {-(-rows // PART):,} parts of the pairs were not measured yet; run "
-                "the shards that have not ended again. What they have done is kept."
+            raise NotFoundError(
+                f"{len(missing):,} of {-(-rows // PART):,} parts of the pairs were not measured yet",
+                where=url or out,
+                advice="Run the shards that have not ended again. What they have done is kept.",
             )
     return audit_path(data, out, settings, **others)
 
@@ -259,10 +255,10 @@ def merge_shards(out: Path, device: str = "auto", *, cache: Path | None = None, 
 def _write_copies(
     source: Source, out: Path, copies: Mapping[str, Path | None], request: Mapping[str, Json], overwrite: bool = False
 ) -> None:
-    for flag, place in copies.items():
+    for kind, place in copies.items():
         if place is not None:
-            edits = read_edits(out / TABLE, source, mend=flag == "--mended")
-            write_copy(source, edits, place, overwrite, request={**request, "copy": flag})
+            edits = read_edits(out / TABLE, source, mend=kind == "mended")
+            write_copy(source, edits, place, overwrite, request={**request, "copy": kind})
 
 
 def _export(source: Source, out: Path, tools: Sequence[Tool]) -> None:
@@ -285,7 +281,7 @@ def audit_to_folder(
     command: str = "",
 ) -> Audit:
     """Audits a source and writes the same files as `audit_path`."""
-    request: dict[str, Json] = {"the input": [source.fingerprint()], **_settings_request(settings)}
+    request = Request.model_validate({"fingerprint": [source.fingerprint()], **_of_settings(settings)}).written()
     with OwnedFolder(out, AUDIT, request, overwrite=overwrite) as folder:
         if folder.finished and not overwrite:
             raise DataError(f"{out} holds this audit already; read its files, or allow it to be replaced.")
@@ -297,7 +293,7 @@ def _audit(folder: OwnedFolder, source: Source, settings: Settings, console: Con
     check(source, settings)
     pick_device(settings.device)
     if _lies_in(source.files, out):
-        raise DataError(f"{out}: this is where the audited data is, which is never changed; choose another --out.")
+        raise ExistsError("the audited data is here, which is never changed", where=out, advice="Give another `out`.")
     folder.begin()
     try:
         audit = audit_source(source, settings, work=folder.work, console=console, command=command)
@@ -337,7 +333,7 @@ def _write_shards(audit: Audit, out: Path) -> None:
 
 
 def _request(data: AuditInput, raw: RawLayout | None, settings: Settings, made: Sequence[Path]) -> dict[str, Json]:
-    """What an audit of this input depends on, by the names on the command line.
+    """What an audit of this input depends on.
 
     Args:
         data: The input.
@@ -345,44 +341,41 @@ def _request(data: AuditInput, raw: RawLayout | None, settings: Settings, made: 
         settings: Settings of the audit.
         made: Folders that the audit itself writes, which may lie in those that are read.
     """
-    places = {"the source": data.source, "--left": data.left, "--right": data.right, "--ids": data.ids}
-    encoding: dict[str, Json] = {}
-    if raw is not None and data.source is not None:
-        encoding = {
-            "the source": _origin(data.source, data) or [str(data.source.resolve()), *raw.state()],
-            "--image-model": data.encoders.image_model,
-            "--text-model": data.encoders.text_model,
-            **({"--allow-outside": True} if data.allow_outside else {}),
-        }
-    return {
-        **{
-            name: (place is not None and _origin(place, data)) or _state(place, made)
-            for name, place in places.items()
-            if name not in encoding
-        },
-        "--images": None if data.images is None else str(data.images.resolve()),
-        "--split": data.split,
-        "--vectors": data.vectors,
-        "the columns": [f"{role}={column}" for role, column in sorted(data.columns.items())],
-        **encoding,
-        **_settings_request(settings),
+    found: dict[str, list[str]] = {}
+    for name in PLACES:
+        place = getattr(data, name)
+        if place is not None and place in data.urls:
+            found[name] = [*data.urls[place]]  # the URL and the version of what was fetched: the same on all machines
+        elif name == "source" and raw is not None:
+            found[name] = [str(place.resolve()), *map(str, raw.state())]
+        else:
+            found[name] = _state(place, made)
+    values = {
+        **found,
+        "images": None if data.images is None else str(data.images.resolve()),
+        "split": data.split,
+        "vectors": data.vectors,
+        "columns": {str(role): str(column) for role, column in sorted(data.columns.items())},
+        "image_model": "" if raw is None else data.encoders.image_model,
+        "text_model": "" if raw is None else data.encoders.text_model,
+        "allow_outside": raw is not None and data.allow_outside,
+        **_of_settings(settings),
     }
+    return Request.model_validate(values).written()
 
 
-def _origin(place: Path, data: AuditInput) -> list[Json]:
-    """The URL and the version of what was fetched; the same on all machines. Nothing for other places."""
-    return [*data.urls.get(place, ())]
-
-
-def local_place(request: Mapping[str, Json], name: str = "the source") -> Path | None:
-    """What an audit has read, as one of "the source", "--left", "--right" and "--ids"; where it was a URL, its copy.
+def local_place(request: Mapping[str, Json], name: str = "source") -> Path | None:
+    """What an audit has read, as one of `PLACES`; where it was a URL, its copy.
 
     Raises:
         DataError: The copy is not there any more.
     """
-    place, found = _place(request, name), request.get(name)
-    url = None if place is None else url_of(place)
-    if url is None or not isinstance(found, list) or len(found) < 2:
+    found = request.get(name)
+    if not isinstance(found, list) or not found:
+        return None
+    place = Path(str(found[0]))
+    url = url_of(place)
+    if url is None or len(found) < 2:
         return place
     return find_copy(url, str(found[1]), cache_folder() / FETCHED)
 
@@ -395,64 +388,42 @@ def read_input(out: Path) -> AuditInput:
     """
     mark = read_audit_mark(out)
     if mark is None or not mark.finished:
-        raise DataError(f"{out}: no finished audit in here; give the folder that `mispair audit --out` has written.")
-    data = _input_of(mark, out)
-    names = {"source": "the source", "left": "--left", "right": "--right", "ids": "--ids"}
-    places: dict[str, Any] = {field: local_place(mark.request, name) for field, name in names.items()}
+        raise NotFoundError("no finished audit in here", where=out, expected="the folder of an audit")
+    data = _input_of(Request.of(mark, out), out)
+    places: dict[str, Any] = {name: local_place(mark.request, name) for name in PLACES}
     return replace(data, **places)
 
 
-def _input_of(mark: Mark, out: Path) -> AuditInput:
-    if "\\u0000" in json.dumps(dict(mark.request)):
-        raise DataError(f"{out / AUDIT.mark} names files that cannot exist; audit again with --overwrite.")
-    source, left, right, ids = (_place(mark.request, name) for name in ("the source", "--left", "--right", "--ids"))
-    if source is None and left is None:
-        raise DataError(f"{out}: this is an audit of data in memory, which is not there any more.")
-    images, split, columns, vectors = (
-        mark.request.get(name) for name in ("--images", "--split", "the columns", "--vectors")
-    )
-    named = dict(str(column).partition("=")[::2] for column in columns) if isinstance(columns, list) else {}
-    models = (str(mark.request.get(name) or "") for name in ("--image-model", "--text-model"))
+def _input_of(request: Request, out: Path) -> AuditInput:
+    if not request.source and not request.left:
+        raise NotFoundError("this is an audit of data in memory, which is not there any more", where=out)
     return AuditInput(
-        source,
-        left,
-        right,
-        ids,
-        images=None if images is None else Path(str(images)),
-        split=None if split is None else str(split),
-        columns=cast("Roles", named),
-        encoders=Encoders(*models),
-        vectors=None if vectors is None else str(vectors),
-        allow_outside=mark.request.get("--allow-outside") is True,
+        request.place("source"),
+        request.place("left"),
+        request.place("right"),
+        request.place("ids"),
+        images=None if request.images is None else Path(request.images),
+        split=request.split,
+        columns=cast("Roles", request.columns),
+        encoders=Encoders(request.image_model, request.text_model),
+        vectors=request.vectors,
+        allow_outside=request.allow_outside,
     )
 
 
-def _place(request: Mapping[str, Json], name: str) -> Path | None:
-    found = request.get(name)
-    return Path(str(found[0])) if isinstance(found, list) and found else None
-
-
-def _number(mark: Mark, name: str, out: Path) -> float | None:
-    found = mark.request.get(name)
-    if found is None or isinstance(found, int | float):
-        return found
-    raise DataError(f"{out / AUDIT.mark}: {name} is {found!r}; expected a number. Audit again with --overwrite.")
-
-
-def _settings_request(settings: Settings) -> dict[str, Json]:
-    answers = json.dumps(sorted(checked_answers(settings.checked).items()))
+def _of_settings(settings: Settings) -> dict[str, Any]:
+    """The settings that the results depend on, as `Request` has them."""
     return {
-        "--joint": settings.joint,
-        "--flag-below": settings.flag_below,
-        "--keep-best": settings.keep_best,
-        "--by": settings.by,
-        "--checked": [hashlib.sha256(answers.encode()).hexdigest()],
-        **({"--decisions": [list(ids) for ids in settings.partnered]} if any(settings.partnered) else {}),
-        "the version of mispair": __version__,
+        "joint": settings.joint,
+        "flag_below": settings.flag_below,
+        "keep_best": settings.keep_best,
+        "by": settings.by,
+        "checked": hashed(checked_answers(settings.checked)),
+        "partnered": [list(ids) for ids in settings.partnered] if any(settings.partnered) else [],
     }
 
 
-def _state(place: Path | None, made: Sequence[Path]) -> list[Json]:
+def _state(place: Path | None, made: Sequence[Path]) -> list[str]:
     """The place, and a hash of the names, sizes and times of all files there; of a run also of its data."""
     if place is None:
         return []
@@ -491,18 +462,16 @@ def _check_copies(
     data: AuditInput, raw: RawLayout | None, copies: Mapping[str, Path | None], out: Path, *, overwrite: bool
 ) -> None:
     """Refuses places for copies as far as it can be known before anything is encoded."""
-    places = {"--out": out, **{flag: place for flag, place in copies.items() if place is not None}}
+    places = {"out": out, **{kind: place for kind, place in copies.items() if place is not None}}
     for (one, first), (other, second) in combinations(places.items(), 2):
         if first.resolve().is_relative_to(second.resolve()) or second.resolve().is_relative_to(first.resolve()):
-            raise ConfigError(
-                f"{other} {second} and {one} {first} lie in each other; give two folders of which neither is in the "
-                "other."
-            )
-    for flag, place in copies.items():
+            raise ConflictError(f"`{one}` ({first}) and `{other}` ({second}) must not contain each other")
+    for kind, place in copies.items():
         if place is None:
             continue
         if place.is_dir() and any(place.iterdir()) and not overwrite:
-            raise DataError(f"{place} is not empty; give another {flag}, or --overwrite to replace the copy in it.")
+            advice = f"Give another `{kind}`, or `overwrite` to replace the copy in it."
+            raise ExistsError("the folder is not empty", where=place, advice=advice)
         if raw is not None and data.source is not None:
             check_place(raw.owns, data.source, raw.files, place, overwrite)
         elif data.source is not None and data.is_run:
@@ -519,17 +488,19 @@ def read_checked(path: Path) -> dict[str, bool]:
     names = {name.lower(): name for name in table.columns}
     key = "right" if "right" in names else "is_mismatch"
     if "id" not in names or key not in names:
-        raise DataError(f"{path}: {table.found()}; expected the columns id and right (yes or no).")
+        raise ShapeError(table.found(), where=path, expected="the columns id and right (yes or no)")
     answers: dict[str, bool] = {}
     for ids, cells in table.batches([names["id"], names[key]]):
         for name, cell in zip(ids.to_pylist(), cells.to_pylist(), strict=True):
             word = str(cell).strip().lower()
             if word not in _YES + _NO + _PLAIN:
-                raise DataError(f"{path}: {cell!r} for {name!r} in the column {names[key]}; expected yes or no.")
+                raise DataError(f"{cell!r} for {name!r} in the column {names[key]}", where=path, expected="yes or no")
             # "wrong" means mismatched, whether the column is named right or is_mismatch.
             right = word == "right" if word in _PLAIN else (word in _YES) == (key == "right")
             if answers.setdefault(original(str(name)), right) != right:  # the id may come from pairs.csv
                 raise DataError(
-                    f"{path}: the pair {name!r} is right in one row and wrong in another; keep one of them."
+                    f"the pair {name!r} is right in one row and wrong in another",
+                    where=path,
+                    advice="Keep one of them.",
                 )
     return answers

@@ -1,4 +1,4 @@
-"""What an audit will take: `mispair audit --dry-run`. Two small samples are audited; nothing is written."""
+"""What an audit will take. Two small samples are audited; nothing is written."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from mispair.auditing.output_files import AUDIT
 from mispair.support.files import Json
 from mispair.support.owned_folder import Mark, read_mark
 
-PLACES = ("the source", "--left", "--right", "--ids", "--images")
+MOVED = ("source", "left", "right", "ids", "images")
 
 
 def read_audit_mark(out: Path) -> Mark | None:
@@ -26,7 +26,7 @@ def read_audit_mark(out: Path) -> Mark | None:
     mark = read_mark(out, AUDIT)
     if mark is None or not mark.place:
         return mark
-    moved = {name: _moved(mark.request[name], mark.place, out) for name in PLACES if name in mark.request}
+    moved = {name: _moved(mark.request[name], mark.place, out) for name in MOVED if name in mark.request}
     return replace(mark, request={**mark.request, **moved})
 
 

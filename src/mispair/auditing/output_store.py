@@ -20,7 +20,7 @@ from mispair.auditing.audit import ITEMS, LEARNED
 from mispair.auditing.output_files import AUDIT
 from mispair.auditing.scoring.scan import Shard
 from mispair.encoders.cache import cache_folder
-from mispair.errors import DataError
+from mispair.errors import ChangedError, DamagedError, DataError, ExistsError, InUseError
 from mispair.pairs.remote import StoredFolder, name_of, short_hash, url_of
 from mispair.support.files import Json, sha256_of, write_atomically
 from mispair.support.owned_folder import WORK, Mark, read_mark
@@ -69,15 +69,18 @@ class OutputStore:
 
     @contextmanager
     def owned(self) -> Iterator[None]:
-        """Keeps other processes of this machine out; errors in the working folder are told of the URL."""
+        """Keep other processes of this machine out; errors name the URL, not the working folder."""
         self.folder.parent.mkdir(parents=True, exist_ok=True)
         try:
             with filelock.FileLock(self.folder.parent / ".lock", timeout=0):
                 yield
         except filelock.Timeout:
-            raise DataError(f"Another process is working on {self.url}; wait for it or give another --out.") from None
+            advice = "Wait for it, or give another `out`."
+            raise InUseError("another process is working on it", where=self.url, advice=advice) from None
         except DataError as error:
-            raise type(error)(str(error).replace(str(self.folder), self.url)) from None
+            error.what = error.what.replace(str(self.folder), self.url)
+            error.where = None if error.where is None else str(error.where).replace(str(self.folder), self.url)
+            raise
 
     def mark(self) -> Mark | None:
         """The mark in the store; None if there is none.
@@ -88,12 +91,13 @@ class OutputStore:
         names = self._store.files()
         if AUDIT.mark not in names:
             if names:
-                raise DataError(f"{self.url} is not empty and holds no {AUDIT.mark}; give another --out.")
+                what = f"the folder is not empty and holds no {AUDIT.mark}"
+                raise ExistsError(what, where=self.url, advice="Give another `out`.")
             return None
         with self._fetched(AUDIT.mark) as path:
             found = read_mark(path.parent, AUDIT)
         if found is None:
-            raise DataError(f"{self.url}/{AUDIT.mark} is no mark of an audit; give another --out.")
+            raise DamagedError("not a mark of an audit", where=f"{self.url}/{AUDIT.mark}", advice="Give another `out`.")
         return found
 
     def fetch(
@@ -182,7 +186,9 @@ class OutputStore:
             for path in sorted(self.folder.glob(pattern))
         }
         if there is not None and there.request != here.request and not overwrite:
-            raise DataError(f"{self.url}: another audit was written there meanwhile; give another --out.")
+            raise ChangedError(
+                "another audit was written there meanwhile", where=self.url, advice="Give another `out`."
+            )
         names = self._store.files()
         if there == here:
             files = {name: path for name, path in files.items() if name not in here.files or name not in names}

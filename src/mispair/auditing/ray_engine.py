@@ -1,9 +1,8 @@
 """Measures the parts of an audit on a Ray cluster. Ray is imported only when it is asked for.
 
 The driver learns, and keeps what was learned in Ray's object store. Each worker measures one part of the rows at a
-time, by the function that `mispair audit` and `--shard` call, and keeps it in the folder of the audit, or in the object
-store that the audit is written to. A part there is whole or absent: whatever was killed, the same command measures what
-is absent.
+time, by the function that audits of one process call, and keeps it in the folder of the audit, or in the object store
+that the audit is written to. A part there is whole or absent: whatever was killed, the same command measures the rest.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ from mispair.auditing.auditor import GPU_WORKERS
 from mispair.auditing.scoring.judge import Judge
 from mispair.auditing.scoring.scan import PART, missing_parts, part_name, scan
 from mispair.compute.devices import pick_device
-from mispair.errors import ConfigError, DataError
+from mispair.errors import ConflictError, DataError, InvalidValueError
 from mispair.pairs.pairs import IntArray
 from mispair.pairs.remote import StoredFolder
 from mispair.pairs.source import Source
-from mispair.support.extras import install_command
+from mispair.support.extras import missing_package
 from mispair.support.owned_folder import WORK
 
 MOST_ATTEMPTS = 3  # for a part whose workers were killed
@@ -219,9 +218,11 @@ class RayEngine:
             DataError: Workers die again and again, or pairs cannot be read.
         """
         if source.network_score is not None:
-            raise ConfigError(
-                "--engine ray is for vectors, and the networks of this training run score pairs of items; leave "
-                "--engine out, or give --shard."
+            raise ConflictError(
+                "the networks of a training run score pairs of items",
+                where="engine",
+                expected="vectors",
+                advice="Leave `engine` out, or give `shard`.",
             )
         kind = "GPU" if device.type == "cuda" else "CPU"
         count = workers or max(1, int(self.ray.cluster_resources().get(kind, 0)))
@@ -258,7 +259,7 @@ def connect(address: str | None = None, store: str | None = None) -> Iterator[Ra
     try:
         ray = importlib.import_module("ray")
     except ImportError:
-        raise ConfigError(f"--engine ray needs the extra: {install_command('ray')}.") from None
+        raise missing_package("ray", "ray") from None
     if ray.is_initialized():
         yield RayEngine(ray, store)
         return
@@ -268,7 +269,7 @@ def connect(address: str | None = None, store: str | None = None) -> Iterator[Ra
     try:
         ray.init(address=where, logging_level="ERROR", log_to_driver=False, configure_logging=False, **options)
     except (ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
-        raise ConfigError(f"Ray at {where} cannot be used ({_first_line(error)}); look at --address.") from None
+        raise InvalidValueError(f"Ray at {where} cannot be used ({_first_line(error)})", where="address") from None
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, handler)  # Ray's own prints the stack of its C++
     try:

@@ -149,8 +149,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _settings(argv: Sequence[str]) -> set[str]:
     """Every setting that is a flag of some command; those of methods and models where they are flags."""
-    names = {name for command in COMMANDS.values() for name in inspect.signature(command).parameters}
-    names |= {field.name for field in dataclasses.fields(TrainArguments)} | set(RUN_SETTINGS)
+    parameters = [one for command in COMMANDS.values() for one in inspect.signature(command).parameters.values()]
+    names = {one.name for one in parameters if one.kind is inspect.Parameter.KEYWORD_ONLY}
+    names |= {field.name for field in dataclasses.fields(TrainArguments) if "Positional" not in str(field.type)}
+    names |= set(RUN_SETTINGS)
     if argv[:1] != ["train"]:
         return names
     from mispair.training.settings import owners

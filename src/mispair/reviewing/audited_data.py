@@ -48,7 +48,7 @@ class AuditedData:
     @cached_property
     def _source(self) -> Path | None:
         """What the audit has read; None where it is not known."""
-        source = self._request.get("the source")
+        source = self._request.get("source")
         if not isinstance(source, list) or not source:
             return None
         if "://" not in str(source[0]):
@@ -64,7 +64,7 @@ class AuditedData:
     def image_folder(self) -> Path | None:
         """The folder that image names start from; None where it is not known."""
         place = self._source
-        given = self._images or self._request.get("--images") or (place.parent if place and place.is_file() else place)
+        given = self._images or self._request.get("images") or (place.parent if place and place.is_file() else place)
         return None if given is None else Path(str(given)).resolve()
 
     def has_image(self, row: int, name: str) -> bool:
@@ -112,7 +112,7 @@ class AuditedData:
 
         True also where it is not known, since the data set is not there any more.
         """
-        if self._request.get("--left"):
+        if self._request.get("left"):
             return False
         try:
             return self._source is None or not self._source.is_dir() or not _holds_vectors(self._source.resolve())

@@ -175,7 +175,7 @@ class RowLookup:
             notes.append(f"{_count_images(self.unreadable)} could not be shown: their files cannot be read.")
         if self.not_found:
             places = listed([plain(str(place.resolve())) for place in self.source.images])
-            notes.append(f"{_count_images(len(self.not_found))} were not found in {places}; give --images FOLDER.")
+            notes.append(f"{_count_images(len(self.not_found))} were not found in {places}; give their folder.")
         return notes
 
     def left(self, row: int) -> Item:

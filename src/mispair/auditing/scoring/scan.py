@@ -19,7 +19,7 @@ from torch import Tensor
 from mispair.auditing.scoring.folds import fold_numbers
 from mispair.auditing.scoring.judge import Judge
 from mispair.compute.threads import parallel_map
-from mispair.errors import ConfigError
+from mispair.errors import InvalidValueError
 from mispair.pairs.pairs import IntArray
 from mispair.pairs.source import Source
 from mispair.support.files import replacing
@@ -54,7 +54,7 @@ class Shard:
         """
         number, _, count = text.partition("/")
         if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
-            raise ConfigError(f'"{text}" is no shard; give its number and how many there are, from 1/64 to 64/64.')
+            raise InvalidValueError(repr(text), where="shard", expected="its number and how many there are, as 3/64")
         return cls(int(number), int(count))
 
     def rows(self, total: int) -> tuple[int, int]:

@@ -6,14 +6,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import mispair
 from audit_cases import Case, hurry, make_case
 from mispair.auditing.audit import Audit
 from mispair.auditing.findings import REASONS
 from mispair.auditing.scoring.partners import Partners
-from mispair.auditing.scoring.scan import BAD_IN_TABLE
+from mispair.auditing.scoring.scan import BAD_IN_TABLE, READABLE
 from mispair.errors import DataError
+from mispair.functional.metrics import auroc
 from mispair.pairs.source import open_arrays
 
 arrow = pytest.importorskip("pyarrow")
@@ -128,6 +130,42 @@ def test_tables_without_a_row_or_a_suggestion_keep_their_types(audit: Audit, tmp
 def test_it_is_one_line_at_the_prompt(audit: Audit) -> None:
     flagged, rate = int(audit.is_mismatch.sum()), audit.judge.combination.rate
     assert repr(audit) == f"<Audit: {flagged} of {audit.summary.scored} pairs flagged, noise rate {rate:.1%}>"
+
+
+def test_what_a_notebook_shows(audit: Audit) -> None:
+    page = audit._repr_html_()
+    row = int(audit.suggested[0])
+    assert audit.source.ids([row])[0] in page
+    assert audit.reasons(np.array([row]))[0] in page
+    assert f"{audit.match_score[row]:.3f}" in page
+    assert page.count("<tr>") == 11
+
+
+def test_a_notebook_shows_thumbnails_and_no_markup_of_the_data(case: Case, tmp_path: Path) -> None:
+    Image.new("RGB", (40, 30), "red").save(tmp_path / "a<b>.png")
+    np.save(tmp_path / "a.npy", case.left)
+    np.save(tmp_path / "b.npy", case.right)
+    lines = [f"p{row},a<b>.png,{row},<script>alert({row})</script>" for row in range(200)]
+    (tmp_path / "ids.csv").write_text("\n".join(["id,image,group,caption", *lines]))
+    found = mispair.audit(tmp_path / "a.npy", tmp_path / "b.npy", tmp_path / "ids.csv", images=tmp_path, device="cpu")
+    page = found._repr_html_()
+    assert "<script>" not in page
+    assert "&lt;script&gt;" in page
+    assert "data:image/" in page
+
+
+def test_the_table_is_easy_for_other_libraries(audit: Audit) -> None:
+    assert arrow.table(audit).equals(audit.table)
+    polars, pandas = pytest.importorskip("polars"), pytest.importorskip("pandas")
+    assert audit.to_polars()["match_score"].to_list() == audit.table["match_score"].to_pylist()
+    assert polars.DataFrame(audit).shape == audit.table.shape
+    assert isinstance(audit.to_pandas(), pandas.DataFrame)
+
+
+def test_the_auditor_of_an_audit_scores_other_pairs(audit: Audit, case: Case) -> None:
+    rows = np.flatnonzero(audit.scan.status == READABLE)
+    scores = audit.auditor.score(case.left[rows], case.right[rows])
+    assert (auroc(scores.astype(float), ~case.mismatched[rows]) or 0) > 0.9
 
 
 def test_files(audit: Audit, tmp_path: Path) -> None:

@@ -15,8 +15,9 @@ from rich.console import Console
 from mispair.auditing.auditor import Auditor, check_count, checked_answers, checked_rows, workers_of
 from mispair.auditing.cuts import check_cut, share_of, threshold, values_by
 from mispair.auditing.exports import Tool, export
-from mispair.auditing.findings import SIDES, Findings, SimilarPairs, match_scores
+from mispair.auditing.findings import SIDES, Findings
 from mispair.auditing.inputs import AuditInput, open_given
+from mispair.auditing.match_scores import MatchScores, SimilarPairs
 from mispair.auditing.report.page import make_page
 from mispair.auditing.report.render import render
 from mispair.auditing.scoring.exchanges import find_exchanges
@@ -39,14 +40,17 @@ from mispair.pairs.source import Source
 from mispair.pairs.tables import Roles
 from mispair.support.files import write_atomically
 from mispair.support.formatting import plain
+from mispair.support.html import html_table, image_cell
 from mispair.support.progress import RowProgress, progress
 
 if TYPE_CHECKING:
     import pandas
+    import polars
 
     from mispair import ReviewPage
 
 LOADED_WORKERS = 2  # on a GPU, where nothing is left to read
+WORST = 10  # pairs that a notebook shows
 MAX_SUGGESTED = 10_000  # flagged pairs that get suggestions, the lowest match scores first
 FEW_PAIRS = 1000  # below, a note warns that the scores are uncertain
 ITEMS, LEARNED = "items.npz", "auditor.safetensors"
@@ -126,8 +130,34 @@ class Audit(Findings):
         return mispair.review(self, folder, port=port, reviewer=reviewer, browser=browser)
 
     def to_pandas(self) -> pandas.DataFrame:
-        """The table of all pairs as a DataFrame; needs pandas."""
+        """The table of all pairs as a DataFrame of pandas."""
         return self.table.to_pandas()
+
+    def to_polars(self) -> polars.DataFrame:
+        """The table of all pairs as a DataFrame of polars."""
+        import polars
+
+        frame = polars.from_arrow(self.table)
+        assert isinstance(frame, polars.DataFrame)
+        return frame
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """The table of all pairs for any library that reads Arrow, as in `pyarrow.table(audit)`."""
+        return self.table.__arrow_c_stream__(requested_schema)
+
+    def _repr_html_(self) -> str:
+        """The worst pairs, for a notebook."""
+        source, rows = self.source, self.suggested[:WORST]
+        read = source.image_reader(rows)
+        images = {row: image_cell(read(row)) for row in rows.tolist()} if source.has_images else {}
+        columns: dict[str, list[Any]] = {
+            "id": source.ids(rows),
+            **({"image": list(images.values())} if images else {}),
+            **({"caption": source.texts(rows)} if source.has_texts else {}),
+            "match_score": self.match_score[rows].tolist(),
+            "reason": self.reasons(rows),
+        }
+        return html_table(zip(*columns.values(), strict=True), list(columns), repr(self)[1:-1])
 
     def attach_to(self, pairs: Pairs) -> Pairs:
         """The pairs with the match scores of this audit, so that `mispair.fit` warms up on those that match.
@@ -277,11 +307,12 @@ def audit_source(
     device = pick_device(settings.device)
     with progress(console, len(source)) as show:
         scaled = _ready(source, settings, device, show)
-        items, judge, measured, similar = _measured(scaled, settings, device, work, show)
-        checked = checked_rows(source, settings.checked)
+        items, auditor, measured, scores, similar = _measured(scaled, settings, device, work, show)
+        judge = auditor.judge
         show.begin("looking at captions")
         seen = _seen_captions(source)
-        match = match_scores(judge, measured, items, checked, similar, seen)
+        scores = scores.informed(judge, measured, items, checked_rows(source, settings.checked), seen)
+        match = scores.beside(similar)
         below = threshold(match, settings.flag_below, settings.keep_best)
         flagged = np.flatnonzero(match < below)
         suggested = flagged[match[flagged].argsort(kind="stable")][:MAX_SUGGESTED]
@@ -303,23 +334,23 @@ def audit_source(
     if judge.joint and not (settings.joint or source.joint):
         notes = (COMMON_SPACE, *notes)
     notes = (*source.notes, *notes)
-    stages = show.stages
     return Audit(
-        source,
-        judge,
-        measured,
-        suggested,
-        new_rights,
-        new_lefts,
-        items,
-        notes,
-        command,
-        stages,
-        checked,
-        similar,
-        seen,
-        below,
-        settings.by,
+        source=source,
+        auditor=auditor,
+        scan=measured,
+        scores=scores,
+        match_score=match,
+        suggested=suggested,
+        new_rights=new_rights,
+        new_lefts=new_lefts,
+        items=items,
+        similar=similar,
+        seen=seen,
+        threshold=below,
+        by=settings.by,
+        notes=notes,
+        command=command,
+        stages=show.stages,
     )
 
 
@@ -335,8 +366,8 @@ def score_pairs(pairs: Pairs, device: str = "auto", console: Console | None = No
     source, settings, where = from_pairs(pairs), Settings(device=device), pick_device(device)
     with progress(console, len(source)) as show:
         source = _ready(source, settings, where, show)
-        items, judge, measured, similar = _measured(source, settings, where, None, show)
-    return match_scores(judge, measured, items, {}, similar)
+        *_, scores, similar = _measured(source, settings, where, None, show)
+    return scores.beside(similar)
 
 
 def score_splits(
@@ -389,13 +420,14 @@ def _ready(source: Source, settings: Settings, device: torch.device, show: RowPr
 
 def _measured(
     source: Source, settings: Settings, device: torch.device, work: Path | None, show: RowProgress
-) -> tuple[SharedItems, Judge, Scan, SimilarPairs]:
+) -> tuple[SharedItems, Auditor, Scan, MatchScores, SimilarPairs]:
     """Finds items that pairs share, learns what matching pairs have in common, then measures all pairs."""
     workers = workers_of(settings.workers, device)
     show.begin("searching near-duplicates")
     items = _shared_items(source, workers, device, work)
     show.begin("learning")
-    judge = _auditor(source, settings, items, work).judge
+    auditor = _auditor(source, settings, items, work)
+    judge = auditor.judge
     show.begin("measuring all pairs")
     if settings.engine is not None and work is not None:
         settings.engine.measure(
@@ -406,10 +438,11 @@ def _measured(
         workers = min(workers, LOADED_WORKERS)
     measured = scan(source, judge, items.groups, workers=workers, device=device, folder=work, step=show.step)
     show.begin("comparing with similar pairs")
-    alone = match_scores(judge, measured, items, {})
+    scores = MatchScores.of(judge, measured, items)
+    alone = scores.alone()
     siblings = find_siblings(source, items, judge.transforms, alone)
     similar = SimilarPairs(siblings, find_exchanges(source, items, judge, alone, device))
-    return items, judge, measured, similar
+    return items, auditor, measured, scores, similar
 
 
 def prepare(source: Source, settings: Settings, work: Path, console: Console | None = None) -> None:

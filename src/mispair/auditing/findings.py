@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -14,9 +13,10 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from mispair.auditing.auditor import Auditor
 from mispair.auditing.cuts import SHARD, USUAL_CUTS, Cut, Part, cuts, parts, values_by
+from mispair.auditing.match_scores import MatchScores, Scores, SimilarPairs
 from mispair.auditing.scoring.calibration import PIECE, standardised
-from mispair.auditing.scoring.exchanges import Exchanges
 from mispair.auditing.scoring.folds import sample
 from mispair.auditing.scoring.judge import Judge
 from mispair.auditing.scoring.near_duplicates import Groups
@@ -24,9 +24,7 @@ from mispair.auditing.scoring.partners import Partners
 from mispair.auditing.scoring.reasons import KINDS, Bits, in_words, wordless
 from mispair.auditing.scoring.scan import BAD_IN_TABLE, FAULTS, READABLE, Scan
 from mispair.auditing.scoring.shared_items import SharedItems
-from mispair.auditing.scoring.siblings import Siblings
 from mispair.errors import DamagedError
-from mispair.functional.logistic import FloatArray, logistic
 from mispair.pairs.audited import AuditColumns, Suggestions
 from mispair.pairs.pairs import MATCH_THRESHOLD, IntArray
 from mispair.pairs.source import Source
@@ -53,7 +51,6 @@ SIBLINGS = "the other partners of its left item say something else"
 EXCHANGED = "its partner and that of a similar pair fit better if they are exchanged"
 SIDES = ("left", "right")
 SHARED = "item is shared by pairs that have nothing else in common"
-WORDLESS = 6  # of so many pairs whose caption has no word about an image, one is expected to match
 FOUND_WRONG = "somebody has looked at it and found it wrong"
 
 
@@ -135,10 +132,6 @@ class AuditSummary(_Frozen):
         """Whether more than 1 % of the pairs could not be read."""
         return self.pairs - self.scored > BAD_SHARE * self.pairs
 
-    def __getitem__(self, name: str) -> Any:
-        warnings.warn(f'summary["{name}"] is now summary.{name}', DeprecationWarning, stacklevel=2)
-        return getattr(self, name)
-
     @classmethod
     def read(cls, path: Path) -> AuditSummary:
         """Reads `summary.json`.
@@ -154,35 +147,17 @@ class AuditSummary(_Frozen):
             raise DamagedError(what, where=path, advice="Audit again with `overwrite`.") from None
 
 
-@dataclass(frozen=True)
-class SimilarPairs:
-    """What other pairs say about a pair that looks right by itself.
-
-    Attributes:
-        siblings: How the right items of one left item agree; None where hardly any has several.
-        exchanges: Exchanges among pairs with similar left items; None where there are no more than by accident.
-    """
-
-    siblings: Siblings | None = None
-    exchanges: Exchanges | None = None
-
-    def lowered(self, score: FloatArray) -> FloatArray:
-        """(N,) log odds that each pair matches, from those by itself."""
-        score = score if self.siblings is None else score + self.siblings.penalty
-        return score if self.exchanges is None else self.exchanges.lowered(score)
-
-
-NO_OTHERS = SimilarPairs()
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Findings:
     """What an audit found. Rows are in the order of the input; none is ever left out.
 
     Attributes:
         source: The pairs.
-        judge: What was learned from them.
+        auditor: What was learned from them.
         scan: What was measured.
+        scores: What decides the match scores.
+        match_score: (N,) probability that each pair matches: 0 or 1 where a person has checked, NaN where it cannot be
+            read.
         suggested: Flagged rows for which better partners were searched, the lowest match score first.
         new_rights: Better right items for them.
         new_lefts: Better left items.
@@ -190,7 +165,6 @@ class Findings:
         notes: What the reader should know.
         command: How to do it again.
         stages: Seconds of each part of the work.
-        checked: Rows that a person has checked: 1 matched, 0 mismatched. These overrule the measures.
         similar: What pairs with the same left item, or with a similar one, say about each pair.
         seen: (N,) what captions and images themselves show, as bits of `scoring.reasons.KINDS`.
         threshold: Match score below which pairs are flagged.
@@ -198,8 +172,10 @@ class Findings:
     """
 
     source: Source
-    judge: Judge
+    auditor: Auditor
     scan: Scan
+    scores: MatchScores
+    match_score: Scores
     suggested: IntArray
     new_rights: Partners
     new_lefts: Partners
@@ -207,9 +183,8 @@ class Findings:
     notes: tuple[str, ...] = ()
     command: str = ""
     stages: dict[str, float] = field(default_factory=dict)
-    checked: dict[int, float] = field(default_factory=dict)
-    similar: SimilarPairs = NO_OTHERS
-    seen: Bits | None = None
+    similar: SimilarPairs
+    seen: Bits
     threshold: float = MATCH_THRESHOLD
     by: str | None = None
 
@@ -219,6 +194,16 @@ class Findings:
     def __repr__(self) -> str:
         found = self.summary
         return f"<Audit: {found.flagged:,} of {found.scored:,} pairs flagged, noise rate {found.noise_rate:.1%}>"
+
+    @property
+    def judge(self) -> Judge:
+        """What the auditor has learned."""
+        return self.auditor.judge
+
+    @property
+    def checked(self) -> Mapping[int, float]:
+        """Rows that a person has checked: 1 matched, 0 mismatched. These overrule the measures."""
+        return self.scores.checked
 
     @property
     def near_duplicates(self) -> tuple[Groups, Groups]:
@@ -233,12 +218,7 @@ class Findings:
     @cached_property
     def score(self) -> npt.NDArray[np.float64]:
         """(N,) log odds that each pair matches, by itself and beside others; NaN where it could not be read."""
-        return self.similar.lowered(self.judge.combination.score(self.scan.measures))
-
-    @cached_property
-    def match_score(self) -> npt.NDArray[np.float32]:
-        """(N,) probability that each pair matches: 0 or 1 where a person has checked, NaN where it cannot be read."""
-        return match_scores(self.judge, self.scan, self.items, self.checked, self.similar, self._seen)
+        return self.similar.lowered(self.scores.log_odds)
 
     @property
     def is_mismatch(self) -> npt.NDArray[np.bool_]:
@@ -272,41 +252,24 @@ class Findings:
 
     def reasons(self, rows: IntArray) -> list[str]:
         """What counts most against each of these rows, in words; empty for rows that are not flagged."""
-        return [self._reasons[place] for place in self._against(rows)]
-
-    @cached_property
-    def _reasons(self) -> list[str]:
-        shared = [
-            f"its {SIDES[side]} item is shared by {count:,} pairs that have nothing else in common"
-            for side, counts in enumerate(self._shared_counts)
-            for count in counts.tolist()
-        ]
-        return [
-            *(REASONS[name] for name in self.judge.names),
-            "",
-            FOUND_WRONG,
-            SIBLINGS,
-            EXCHANGED,
-            *shared,
-            *(f"its {kind}" for kind in KINDS),
-        ]
-
-    @cached_property
-    def _shared_counts(self) -> list[npt.NDArray[np.int32]]:
-        """Numbers of unlike partners that items of either side have, in ascending order."""
-        return [np.unique(counts[counts > 0]) for counts in self.items.unlike]
-
-    @cached_property
-    def _seen(self) -> Bits:
-        return np.zeros(len(self), dtype=np.uint16) if self.seen is None else self.seen
+        places, words = self._against(rows)
+        return [words[place] for place in places]
 
     def all_reasons(self, start: int, stop: int) -> pyarrow.Array:
         """What consecutive pairs themselves show, flagged or not: shared items, captions and images; mostly empty."""
         here = slice(start, stop)
         kinds, places = np.unique(
-            np.column_stack([self._seen[here], *self.items.unlike[:, here]]), axis=0, return_inverse=True
+            np.column_stack([self.seen[here], *self.items.unlike[:, here]]), axis=0, return_inverse=True
         )
-        words = ["; ".join([*_shared(lefts, rights), *in_words(int(bits))]) for bits, lefts, rights in kinds.tolist()]
+        words = [
+            "; ".join(
+                [
+                    *(_shared(side, count) for side, count in zip(SIDES, counts, strict=True) if count),
+                    *in_words(bits),
+                ]
+            )
+            for bits, *counts in kinds.tolist()
+        ]
         return _text_column(places.reshape(-1), words)
 
     @cached_property
@@ -317,32 +280,33 @@ class Findings:
             f"{side} {SHARED}": int((counts[readable] > 0).sum())
             for side, counts in zip(SIDES, self.items.unlike, strict=True)
         }
-        seen = {kind: int((self._seen >> bit & 1).sum()) for bit, kind in enumerate(KINDS)}
+        seen = {kind: int((self.seen >> bit & 1).sum()) for bit, kind in enumerate(KINDS)}
         return {kind: count for kind, count in (shared | seen).items() if count}
 
-    def _against(self, rows: IntArray) -> npt.NDArray[np.int64]:
-        """Index into `_reasons` for each of these rows."""
-        combination = self.judge.combination
+    def _against(self, rows: IntArray) -> tuple[npt.NDArray[np.int64], list[str]]:
+        """What counts most against each of these rows: its place in a list of texts, and the list. What comes later
+        overrules what comes before."""
+        combination, similar = self.judge.combination, self.similar
+        texts = _Texts()
         here = standardised(self.scan.measures[rows], combination.centre, combination.spread)
         against = (self._typical - here) * np.maximum(combination.weights, 0)
-        worst = np.where(np.isfinite(against), against, 0).argmax(axis=1)
-        if self.similar.siblings is not None:
-            lost = np.where(np.isfinite(against), against, 0).max(axis=1)
-            worst[-self.similar.siblings.penalty[rows] > lost] = len(self.judge.names) + 2
-        if self.similar.exchanges is not None:
-            worst[self.similar.exchanges.chance[rows] > self.match_score[rows]] = len(self.judge.names) + 3
-        start = len(self.judge.names) + 4
-        seen = self._seen[rows]
-        several = np.flatnonzero(seen)
-        kinds = len(self._reasons) - len(KINDS)
-        worst[several] = kinds + np.log2(seen[several] & -seen[several].astype(np.int64)).astype(np.int64)
-        for counts, known in zip(self.items.unlike, self._shared_counts, strict=True):
+        against = np.where(np.isfinite(against), against, 0)
+        found = texts.places(REASONS[name] for name in self.judge.names)[against.argmax(axis=1)]
+        if similar.siblings is not None:
+            found[-similar.siblings.penalty[rows] > against.max(axis=1)] = texts.place(SIBLINGS)
+        if similar.exchanges is not None:
+            found[similar.exchanges.chance[rows] > self.match_score[rows]] = texts.place(EXCHANGED)
+        seen = self.seen[rows]
+        for kind in reversed(KINDS):  # of several the first counts
+            found[seen >> KINDS.index(kind) & 1 == 1] = texts.place(f"its {kind}")
+        for side, counts in zip(SIDES, self.items.unlike, strict=True):
             own = counts[rows]
-            several = (own > 0) & (own == self.items.partners[rows])
-            worst[several] = start + np.searchsorted(known, own[several])
-            start += len(known)
-        worst[np.isin(rows, list(self.checked))] = len(self.judge.names) + 1
-        return np.where(self.match_score[rows] < self.threshold, worst, len(self.judge.names))
+            shared = (own > 0) & (own == self.items.partners[rows])
+            numbers, which = np.unique(own[shared], return_inverse=True)
+            found[shared] = texts.places(f"its {text}" for text in (_shared(side, count) for count in numbers))[which]
+        found[np.isin(rows, list(self.checked))] = texts.place(FOUND_WRONG)
+        found[~(self.match_score[rows] < self.threshold)] = texts.place("")
+        return found, texts.known
 
     @cached_property
     def _typical(self) -> npt.NDArray[np.float64]:
@@ -376,7 +340,7 @@ class Findings:
             "status": self._status_column(start, stop),
             "match_score": pyarrow.array(match, mask=bad),
             "is_mismatch": pyarrow.array(match < self.threshold, mask=bad),
-            "reason": _text_column(self._against(np.arange(start, stop)), self._reasons),
+            "reason": _text_column(*self._against(np.arange(start, stop))),
             "reasons": self.all_reasons(start, stop),
         }
         for name, partners in (("right", self.new_rights), ("left", self.new_lefts)):
@@ -448,7 +412,7 @@ class Findings:
         """Share of the pairs that match by themselves and not beside others, with its 95 % interval."""
         if self.similar.siblings is None and self.similar.exchanges is None:
             return {}
-        alone = match_scores(self.judge, self.scan, self.items, self.checked, seen=self._seen)
+        alone = self.scores.alone()
         counted = np.flatnonzero(~np.isnan(alone) & self.items.is_first)
         lost = np.maximum(alone[counted].astype(np.float64) - self.match_score[counted], 0)
         rate = float(lost.mean())
@@ -507,7 +471,7 @@ class Findings:
         different = self.items.is_first & (self.scan.status == READABLE)
         partners, match = self.items.partners[different], self.match_score[different]
         shared = partners > 0
-        empty = wordless(self._seen)[different] & ~shared
+        empty = wordless(self.seen)[different] & ~shared
         others = len(partners) - int((shared | empty).sum())
         if others == len(partners):
             return rate
@@ -515,63 +479,25 @@ class Findings:
         return (rate * others + mismatched) / len(partners)
 
 
-def match_scores(
-    judge: Judge,
-    scan: Scan,
-    items: SharedItems,
-    checked: Mapping[int, float],
-    similar: SimilarPairs = NO_OTHERS,
-    seen: Bits | None = None,
-) -> npt.NDArray[np.float32]:
-    """(N,) match scores by the measures, by shared items, by captions and by what a person has checked.
-
-    NaN for unreadable rows.
-    """
-    siblings, exchanges = similar.siblings, similar.exchanges
-    match = judge.combination.match(scan.measures, None if siblings is None else siblings.penalty)
-    if exchanges is not None:
-        match *= 1 - exchanges.chance
-    many = _expected_once(items, seen)
-    rows = np.flatnonzero(many)
-    if len(rows):
-        match[rows] = np.minimum(match[rows], _one_in_many(judge, scan.measures[rows], many[rows]))
-    for row, matched in checked.items():
-        if not np.isnan(match[row]):
-            match[row] = matched
-    return match
+def _shared(side: str, count: int) -> str:
+    """What to say about an item of a pair that has so many unlike partners."""
+    return f"{side} item is shared by {count:,} pairs that have nothing else in common"
 
 
-def _expected_once(items: SharedItems, seen: Bits | None) -> npt.NDArray[np.integer]:
-    """(N,) of how many such pairs one is expected to match: of the unlike partners of an item, and of captions that say
-    nothing about an image; 0 for all other pairs."""
-    return items.partners if seen is None else np.maximum(items.partners, WORDLESS * wordless(seen))
+class _Texts:
+    """A list of texts, each once."""
 
+    def __init__(self) -> None:
+        self.known: list[str] = []
 
-def _one_in_many(
-    judge: Judge, measures: npt.NDArray[np.floating], partners: npt.NDArray[np.integer]
-) -> npt.NDArray[np.float32]:
-    """(n,) probability that pairs match of which one in so many is expected to.
+    def place(self, text: str) -> int:
+        """Where the text is in the list; it is added if it is new."""
+        if text not in self.known:
+            self.known.append(text)
+        return self.known.index(text)
 
-    The evidence is how much more frequent such measures are among matched than among shuffled pairs. It is a straight
-    line, as scores below those of all other pairs must count as well.
-    """
-    sums = np.concatenate([judge.observed, judge.null])
-    observed = np.arange(len(sums)) < len(judge.observed)
-    worth = np.where(observed, 1 / len(judge.observed), 1 / len(judge.null)) * len(sums) / 2
-    slope, offset = logistic(sums[:, None], observed.astype(np.float64), worth, 1e-3)
-    rate = judge.combination.rate
-    ratio = np.exp(np.clip(judge.combination.sums(measures) * slope[0] + offset, -60, 60))
-    odds = np.maximum(ratio - rate, 1e-12) / max(1 - rate, 1e-3) / (partners - 1)
-    return np.asarray(odds / (1 + odds), dtype=np.float32)
-
-
-def _shared(lefts: int, rights: int) -> list[str]:
-    """What to say about the items of a pair that have so many unlike partners."""
-    return [
-        f"{side} item is shared by {count:,} pairs that have nothing else in common"
-        for side, count in zip(SIDES, (lefts, rights), strict=True)
-        if count
-    ]
+    def places(self, texts: Iterable[str]) -> IntArray:
+        return np.array([self.place(text) for text in texts], dtype=np.int64)
 
 
 def _text_column(places: npt.NDArray[np.integer], words: list[str]) -> pyarrow.Array:

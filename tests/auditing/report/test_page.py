@@ -167,11 +167,10 @@ def test_two_hundred_images_stay_below_five_megabytes(
 
 
 def test_nothing_flagged(plain: Audit) -> None:
-    sure = replace(plain.judge.combination, offset=100.0, chances=np.ones_like(plain.judge.combination.chances))
     nobody = Partners.none(0)
     quiet = replace(
         plain,
-        judge=replace(plain.judge, combination=sure),
+        match_score=np.ones_like(plain.match_score),
         suggested=np.arange(0),
         new_rights=nobody,
         new_lefts=nobody,
@@ -197,6 +196,6 @@ def test_images_that_are_not_there_are_counted(illustrated: Audit, tmp_path: Pat
     shown = {item.name for group in page.near_duplicates if group.side == "left" for item in group.items}
     shown |= {pair.left.name for pair in page.worst} | {one.id for pair in page.worst for one in pair.new_lefts}
     places = f"{tmp_path.resolve()}, {tmp_path.resolve()}/caf?"
-    assert f"{len(shown)} images were not found in {places}; give --images FOLDER." in page.image_notes
+    assert f"{len(shown)} images were not found in {places}; give their folder." in page.image_notes
     lost.to_html(tmp_path / "report.html")
     assert "images were not found in" in (tmp_path / "report.html").read_text()

@@ -1,0 +1,108 @@
+"""The match score of each pair, from log odds that are computed once."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+import numpy as np
+import numpy.typing as npt
+
+from mispair.auditing.scoring.calibration import PIECE
+from mispair.auditing.scoring.exchanges import Exchanges
+from mispair.auditing.scoring.judge import Judge
+from mispair.auditing.scoring.reasons import Bits, wordless
+from mispair.auditing.scoring.scan import Scan
+from mispair.auditing.scoring.shared_items import SharedItems
+from mispair.auditing.scoring.siblings import Siblings
+from mispair.functional.logistic import FloatArray, logistic, probability
+from mispair.pairs.pairs import IntArray
+
+WORDLESS = 6  # of so many pairs whose caption has no word about an image, one is expected to match
+Scores = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class SimilarPairs:
+    """What other pairs say about a pair that looks right by itself.
+
+    Attributes:
+        siblings: How the right items of one left item agree; None where hardly any has several.
+        exchanges: Exchanges among pairs with similar left items; None where there are no more than by accident.
+    """
+
+    siblings: Siblings | None = None
+    exchanges: Exchanges | None = None
+
+    def lowered(self, score: FloatArray) -> FloatArray:
+        """(N,) log odds that each pair matches, from those by itself."""
+        score = score if self.siblings is None else score + self.siblings.penalty
+        return score if self.exchanges is None else self.exchanges.lowered(score)
+
+
+@dataclass(frozen=True)
+class MatchScores:
+    """What decides the match scores.
+
+    Attributes:
+        log_odds: (N,) log odds that each pair matches by its own measures; NaN where it could not be read.
+        limited: (k,) pairs of which only one in many is expected to match.
+        limits: (k,) their highest match score.
+        checked: Rows that a person has checked: 1 matched, 0 mismatched.
+    """
+
+    log_odds: FloatArray
+    limited: IntArray
+    limits: Scores
+    checked: Mapping[int, float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, judge: Judge, scan: Scan, items: SharedItems) -> Self:
+        """By the measures and by shared items."""
+        return cls(judge.combination.score(scan.measures), *_limits(judge, scan, items.partners))
+
+    def informed(self, judge: Judge, scan: Scan, items: SharedItems, checked: Mapping[int, float], seen: Bits) -> Self:
+        """The same by what a person has checked and by what captions show, too."""
+        many = np.maximum(items.partners, WORDLESS * wordless(seen))
+        limited, limits = _limits(judge, scan, many)
+        return replace(self, limited=limited, limits=limits, checked=checked)
+
+    def alone(self) -> Scores:
+        """(N,) match scores without what other pairs say; NaN for unreadable rows."""
+        return self.beside(SimilarPairs())
+
+    def beside(self, similar: SimilarPairs) -> Scores:
+        """(N,) match scores; NaN for unreadable rows."""
+        match = np.empty(len(self.log_odds), dtype=np.float32)
+        penalty = None if similar.siblings is None else similar.siblings.penalty
+        for start in range(0, len(match), PIECE):  # there may be millions
+            here = slice(start, start + PIECE)
+            score = self.log_odds[here]
+            match[here] = probability(score if penalty is None else score + penalty[here])
+        if similar.exchanges is not None:
+            match *= 1 - similar.exchanges.chance
+        match[self.limited] = np.minimum(match[self.limited], self.limits)
+        for row, matched in self.checked.items():
+            if not np.isnan(match[row]):
+                match[row] = matched
+        return match
+
+
+def _limits(judge: Judge, scan: Scan, many: npt.NDArray[np.integer]) -> tuple[IntArray, Scores]:
+    """Pairs of which one in so many (N,) is expected to match, and the probability that each of them does.
+
+    The evidence is how much more frequent such measures are among matched than among shuffled pairs. It is a straight
+    line, as scores below those of all other pairs must count as well.
+    """
+    rows = np.flatnonzero(many)
+    if not len(rows):
+        return rows, np.empty(0, dtype=np.float32)
+    sums = np.concatenate([judge.observed, judge.null])
+    observed = np.arange(len(sums)) < len(judge.observed)
+    worth = np.where(observed, 1 / len(judge.observed), 1 / len(judge.null)) * len(sums) / 2
+    slope, offset = logistic(sums[:, None], observed.astype(np.float64), worth, 1e-3)
+    rate = judge.combination.rate
+    ratio = np.exp(np.clip(judge.combination.sums(scan.measures[rows]) * slope[0] + offset, -60, 60))
+    odds = np.maximum(ratio - rate, 1e-12) / max(1 - rate, 1e-3) / (many[rows] - 1)
+    return rows, np.asarray(odds / (1 + odds), dtype=np.float32)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import socket
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow
@@ -21,7 +22,7 @@ from mispair.cli.main import main
 from mispair.reviewing.decisions import Decision, Mode, Verdict
 from mispair.reviewing.page import names_of
 from mispair.reviewing.review import Review
-from mispair.reviewing.server import Address, make_app
+from mispair.reviewing.server import ERROR, Address, make_app
 
 HOST = "127.0.0.1:8700"
 ORIGIN = {"Origin": f"http://{HOST}"}
@@ -74,7 +75,7 @@ def test_after_the_server_has_ended_all_decisions_are_in_the_one_file(page: Test
 def test_a_browser_without_cookies_undoes_nothing(review: Review, page: TestClient) -> None:
     review.decide([0], Decision("", Verdict.KEEP, mode=Mode.IMPORT))
     refused = page.post("/undo", data={}, headers=ORIGIN)
-    assert (refused.status_code, "cookie" in refused.text) == (422, True)
+    assert (refused.status_code, refused.headers[ERROR]) == (422, "InvalidValueError")
     assert "p0" in review.decisions.current
 
 
@@ -125,7 +126,7 @@ def test_nothing_is_decided_on_an_audit_that_was_replaced(page: TestClient, revi
     if anew:
         write_audit(review.folder, 70)
     refused = page.post("/decide", data={"row": "0", "verdict": "keep", "address": "/"}, headers=ORIGIN)
-    assert (refused.status_code, "made anew or moved" in refused.text) == (422, True)
+    assert (refused.status_code, refused.headers[ERROR]) == (422, "ChangedError")
     assert not review.decisions.current
 
 
@@ -177,7 +178,7 @@ def test_no_caption_is_asked_for_where_none_can_be_written(tmp_path: Path, page:
     page = TestClient(make_app(review, frozenset({HOST})), base_url=f"http://{HOST}")
     assert "better caption" not in page.get("/").text
     refused = page.post("/decide", data={"row": "0", "verdict": "rewrite", "caption": "new"}, headers=ORIGIN)
-    assert refused.status_code == 422
+    assert (refused.status_code, refused.headers[ERROR]) == (422, "ConflictError")
     assert not review.decisions.history()
 
 
@@ -188,26 +189,23 @@ def test_a_reload_shows_the_same(page: TestClient) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "code"),
+    ("fields", "error"),
     [
-        ({"row": "0", "verdict": "destroy"}, 422),
-        ({"row": "99", "verdict": "keep"}, 422),
-        ({"verdict": "keep"}, 422),
-        ({"row": "0", "verdict": "re-pair"}, 422),
-        ({"row": "0", "verdict": "rewrite", "caption": "   "}, 422),
-        ({"row": "99", "verdict": "keep", "address": "/?mode=rate"}, 422),
-        ({"row": "9" * 5000, "verdict": "keep"}, 422),
-        ({"row": "0", "verdict": "destroy", "address": "http://["}, 422),
+        ({"row": "0", "verdict": "destroy"}, "InvalidValueError"),
+        ({"row": "99", "verdict": "keep"}, "NotFoundError"),
+        ({"verdict": "keep"}, "NotFoundError"),
+        ({"row": "0", "verdict": "re-pair"}, "InvalidValueError"),
+        ({"row": "0", "verdict": "rewrite", "caption": "   "}, "InvalidValueError"),
+        ({"row": ["0", "1"], "verdict": "rewrite", "caption": "new"}, "ConflictError"),
+        ({"row": "99", "verdict": "keep", "address": "/?mode=rate"}, "NotFoundError"),
+        ({"row": "9" * 5000, "verdict": "keep"}, "NotFoundError"),
+        ({"row": "0", "verdict": "destroy", "address": "http://["}, "InvalidValueError"),
     ],
 )
-def test_what_is_no_decision_is_refused(page: TestClient, review: Review, fields: dict[str, str], code: int) -> None:
-    assert page.post("/decide", data=fields, headers=ORIGIN).status_code == code
+def test_what_is_no_decision_is_refused(page: TestClient, review: Review, fields: dict[str, Any], error: str) -> None:
+    answer = page.post("/decide", data=fields, headers=ORIGIN)
+    assert (answer.status_code, answer.headers[ERROR]) == (422, error)
     assert not review.decisions.history()
-
-
-def test_an_empty_caption_is_named(page: TestClient) -> None:
-    answer = page.post("/decide", data={"row": "0", "verdict": "rewrite", "caption": "  "}, headers=ORIGIN)
-    assert (answer.status_code, "caption" in answer.text) == (422, True)
 
 
 @pytest.mark.parametrize(
@@ -396,8 +394,8 @@ def test_a_full_disk_is_a_sentence_and_the_server_lives_on(page: TestClient, rev
     file.execute(f"PRAGMA max_page_count = {pages}")  # what a disk without room does
     long = {"row": "0", "verdict": "rewrite", "caption": "long " * 1800}
     refused = page.post("/decide", data=long, headers=ORIGIN)
-    assert refused.status_code == 422
-    assert "the decisions cannot be read or written (database or disk is full)" in refused.text
+    assert (refused.status_code, refused.headers[ERROR]) == (422, "DataError")
+    assert review.decisions.path.name in refused.text
     file.execute("PRAGMA max_page_count = 100000")
     decide(page, "/", row="59", verdict="drop")
     assert review.decisions.current["p59"].verdict is Verdict.DROP

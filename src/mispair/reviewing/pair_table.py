@@ -51,7 +51,8 @@ _TABLES = f"""
     PRAGMA journal_mode = OFF;  -- a copy that is not finished is deleted
     PRAGMA synchronous = OFF;
     PRAGMA page_size = 16384;
-    CREATE TABLE pairs (row INTEGER PRIMARY KEY, {" TEXT, ".join(TEXTS)} TEXT, searched TEXT);
+    CREATE TABLE pairs (row INTEGER PRIMARY KEY, {" TEXT, ".join(TEXTS)} TEXT);
+    CREATE TABLE searched (row INTEGER PRIMARY KEY, text TEXT);  -- apart, as a search reads all of it
     CREATE TABLE suggestions (id TEXT, replaced TEXT, suggested_id TEXT, score REAL);
     CREATE TABLE counts (name TEXT, value TEXT, count INTEGER);
 """
@@ -193,17 +194,17 @@ class PairTable:
     def _has(self, wanted: Filter) -> Mask:
         """(N,) whether each row has the texts that a filter asks for."""
         conditions = {
-            "(instr(reason, :reason) OR instr(reasons, :reason))": wanted.reason,
-            "source = :source": wanted.source,
-            "instr(searched, :text)": wanted.text,
+            "pairs WHERE instr(reason, ?1) OR instr(reasons, ?1)": wanted.reason,
+            "pairs WHERE source = ?1": wanted.source,
+            "searched WHERE instr(text, ?1)": _searched(wanted.text),
         }
-        given = " AND ".join(condition for condition, value in conditions.items() if value)
-        values = {"reason": wanted.reason, "source": wanted.source, "text": _searched(wanted.text)}
-        found = np.zeros(len(self), dtype=bool)
-        with self._lock:
-            rows = self._copy.execute(f"SELECT row FROM pairs WHERE {given}", values)
-            found[np.fromiter((row for (row,) in rows), np.int32)] = True
-        return found
+        counts = np.zeros(len(self), dtype=np.int8)
+        given = {condition: value for condition, value in conditions.items() if value}
+        for condition, value in given.items():
+            with self._lock:
+                rows = self._copy.execute(f"SELECT row FROM {condition}", [value])
+                counts[np.fromiter((row for (row,) in rows), np.int32)] += 1
+        return np.asarray(counts == len(given))
 
 
 def audit_schema(folder: Path) -> frozenset[str]:
@@ -282,26 +283,28 @@ def _import(folder: Path, copy: Path, console: Console | None) -> None:
     import pyarrow.parquet
 
     with pyarrow.parquet.ParquetFile(folder / TABLE) as file:
-        names, rows = [name for name in TEXTS if name in file.schema_arrow.names], file.metadata.num_rows
+        names, count = [name for name in TEXTS if name in file.schema_arrow.names], file.metadata.num_rows
     counts = {name: Counter[str]() for name in ("reason", "reasons", "source")}
     texts = ", ".join("ifnull(?, '')" for _ in TEXTS)
     try:
-        with closing(sqlite3.connect(copy)) as db, progress(console, rows, "Import") as bar:
+        with closing(sqlite3.connect(copy)) as db, progress(console, count, "Import") as bar:
             db.executescript(_TABLES)
             start = 0
             for batch in _batches(folder / TABLE, names):
                 size = len(batch[0])
                 cells = {name: [""] * size for name in TEXTS} | dict(zip(names, batch, strict=True))
-                searched = map("{}\n{}".format, (text or "" for text in cells["caption"]), cells["id"])
-                numbered = zip(range(start, start + size), *cells.values(), map(_searched, searched), strict=True)
-                db.executemany(f"INSERT INTO pairs VALUES (?, {texts}, ?)", numbered)
+                rows = range(start, start + size)
+                db.executemany(f"INSERT INTO pairs VALUES (?, {texts})", zip(rows, *cells.values(), strict=True))
+                searched = (
+                    f"{caption or ''}\n{name}" for caption, name in zip(cells["caption"], cells["id"], strict=True)
+                )
+                db.executemany("INSERT INTO searched VALUES (?, ?)", zip(rows, map(_searched, searched), strict=True))
                 for name, found in counts.items():
                     found.update(cell for cell in cells[name] if cell)
                 bar.step(size)
                 start += size
             for name, found in counts.items():
-                values = ((name, value, count) for value, count in found.items())
-                db.executemany("INSERT INTO counts VALUES (?, ?, ?)", values)
+                db.executemany("INSERT INTO counts VALUES (?, ?, ?)", ((name, *one) for one in found.items()))
             if (path := folder / SUGGESTIONS).is_file():
                 for batch in _batches(path, ["id", "replaced", "suggested_id", "score"]):
                     db.executemany("INSERT INTO suggestions VALUES (?, ?, ?, ?)", zip(*batch, strict=True))

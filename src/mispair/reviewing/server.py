@@ -45,7 +45,7 @@ SIZES = (200, 640)  # pixels of the images in the grid and alone
 MOST_BYTES = 1 << 20  # of a request
 MOST_IMAGE_BYTES = 200_000
 LONGEST = 10_000  # characters of a new caption
-COOKIE, TOKEN = "mispair-session", "mispair-token"
+COOKIE, TOKEN, ERROR = "mispair-session", "mispair-token", "mispair-error"
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
     "connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
@@ -141,7 +141,7 @@ def make_app(review: Review, hosts: frozenset[str] | None, token: str | None = N
 
 
 async def _refused(_: Request, error: Exception) -> Response:
-    return PlainTextResponse(str(error), status_code=422)
+    return PlainTextResponse(str(error), status_code=422, headers={ERROR: type(error).__name__})
 
 
 async def _out_of_memory(_: Request, error: Exception) -> Response:

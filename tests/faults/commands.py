@@ -113,8 +113,9 @@ class Command:
             ):
                 patches.enter_context(patch.object(module, name, value))
             if HAS_SERVER:
-                patches.enter_context(patch("uvicorn.run", _decide))
-                patches.enter_context(patch("mispair.cli.review.check_free"))  # several such processes may run at once
+                patches.enter_context(patch("uvicorn.Server.run", _decide))
+                # several such processes may run at once
+                patches.enter_context(patch("mispair.reviewing.page.check_free", lambda _, port: port))
             patches.enter_context(patch.dict(os.environ, {"MISPAIR_CACHE": "cache"}))
             if self.ray:
                 _small_ray(patches)
@@ -182,9 +183,9 @@ def _features(folder: Path) -> None:
     tiny_folder(folder / "data", 24)
 
 
-def _decide(app: Any, **_options: Any) -> None:
+def _decide(server: Any) -> None:
     """In place of the server: requests of a reviewer, in this process."""
-    address = "http://127.0.0.1:8700"
+    app, address = server.config.app, "http://127.0.0.1:8700"
     page = starlette.testclient.TestClient(app, address, raise_server_exceptions=False, headers={"Origin": address})
     for row in range(5):
         answer = page.post("/decide", data={"row": str(row), "verdict": "drop" if row % 2 else "keep"})

@@ -15,7 +15,7 @@ import threading
 import unicodedata
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
@@ -236,8 +236,11 @@ def _searched(text: str) -> str:
 
 def _version(folder: Path) -> list[int]:
     """Tells the files of an audit from others of their names."""
-    states = [path.stat() for path in (folder / TABLE, folder / SUGGESTIONS) if path.is_file()]
-    return [VERSION, *(number for one in states for number in (one.st_size, one.st_mtime_ns))]
+    found = [VERSION]
+    for path in (folder / TABLE, folder / SUGGESTIONS):
+        with suppress(OSError):
+            found += [path.stat().st_size, path.stat().st_mtime_ns]
+    return found
 
 
 @contextmanager
@@ -262,53 +265,60 @@ def _batches(path: Path, columns: Sequence[str]) -> Iterator[list[list[Any]]]:
 def _imported(folder: Path, version: list[int], console: Console | None) -> sqlite3.Connection:
     """The copy of the texts, which is made where there is none; in a folder that cannot be written for this process."""
     copy, state = folder / COPY, folder / STATE
-    if not copy.is_file() or read_json(state) != {"made_from": version, "sha256": sha256_of(copy)}:
-        check_unchanged(folder, AUDIT, (TABLE, SUGGESTIONS))
-        if not os.access(folder, os.W_OK):
-            with TemporaryDirectory(ignore_cleanup_errors=True) as place:  # Windows deletes no open file
-                _import(folder, Path(place, COPY), console)
-                return _open(Path(place, COPY))
-        with replacing(copy, durable=False) as file:
-            _import(folder, Path(file.name), console)
+    with suppress(OSError):
+        if read_json(state) == {"made_from": version, "sha256": sha256_of(copy)}:
+            return _open(copy)
+    check_unchanged(folder, AUDIT, (TABLE, SUGGESTIONS))
+    if not os.access(folder, os.W_OK):
+        with TemporaryDirectory(ignore_cleanup_errors=True) as place:  # Windows deletes no open file
+            _import(folder, Path(place, COPY), console)
+            return _open(Path(place, COPY))
+    with replacing(copy, durable=False) as file:
+        _import(folder, Path(file.name), console)
+    with _reading(copy):
         write_atomically(state, json.dumps({"made_from": version, "sha256": sha256_of(copy)}).encode())
     return _open(copy)
 
 
 def _open(copy: Path) -> sqlite3.Connection:
     # No locks and no files beside it: another audit replaces the file, and this process goes on to read the old one.
-    return sqlite3.connect(f"{copy.resolve().as_uri()}?immutable=1", uri=True, check_same_thread=False)
+    with _using(copy):
+        return sqlite3.connect(f"{copy.resolve().as_uri()}?immutable=1", uri=True, check_same_thread=False)
+
+
+@contextmanager
+def _using(copy: Path) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        what, advice = f"the file cannot be read or written ({error})", "Check the disk and the rights"
+        raise DataError(what, where=copy, advice=advice) from None
 
 
 def _import(folder: Path, copy: Path, console: Console | None) -> None:
     import pyarrow.parquet
 
-    with pyarrow.parquet.ParquetFile(folder / TABLE) as file:
+    with _reading(folder / TABLE), pyarrow.parquet.ParquetFile(folder / TABLE) as file:
         names, count = [name for name in TEXTS if name in file.schema_arrow.names], file.metadata.num_rows
     counts = {name: Counter[str]() for name in ("reason", "reasons", "source")}
     texts = ", ".join("ifnull(?, '')" for _ in TEXTS)
-    try:
-        with closing(sqlite3.connect(copy)) as db, progress(console, count, "Import") as bar:
-            db.executescript(_TABLES)
-            start = 0
-            for batch in _batches(folder / TABLE, names):
-                size = len(batch[0])
-                cells = {name: [""] * size for name in TEXTS} | dict(zip(names, batch, strict=True))
-                rows = range(start, start + size)
-                db.executemany(f"INSERT INTO pairs VALUES (?, {texts})", zip(rows, *cells.values(), strict=True))
-                searched = (
-                    f"{caption or ''}\n{name}" for caption, name in zip(cells["caption"], cells["id"], strict=True)
-                )
-                db.executemany("INSERT INTO searched VALUES (?, ?)", zip(rows, map(_searched, searched), strict=True))
-                for name, found in counts.items():
-                    found.update(cell for cell in cells[name] if cell)
-                bar.step(size)
-                start += size
+    with _using(copy), closing(sqlite3.connect(copy)) as db, progress(console, count, "Import") as bar:
+        db.executescript(_TABLES)
+        start = 0
+        for batch in _batches(folder / TABLE, names):
+            size = len(batch[0])
+            cells = {name: [""] * size for name in TEXTS} | dict(zip(names, batch, strict=True))
+            rows = range(start, start + size)
+            db.executemany(f"INSERT INTO pairs VALUES (?, {texts})", zip(rows, *cells.values(), strict=True))
+            searched = (f"{caption or ''}\n{name}" for caption, name in zip(cells["caption"], cells["id"], strict=True))
+            db.executemany("INSERT INTO searched VALUES (?, ?)", zip(rows, map(_searched, searched), strict=True))
             for name, found in counts.items():
-                db.executemany("INSERT INTO counts VALUES (?, ?, ?)", ((name, *one) for one in found.items()))
-            if (path := folder / SUGGESTIONS).is_file():
-                for batch in _batches(path, ["id", "replaced", "suggested_id", "score"]):
-                    db.executemany("INSERT INTO suggestions VALUES (?, ?, ?, ?)", zip(*batch, strict=True))
-            db.executescript(_INDEXES)
-    except sqlite3.Error as error:
-        advice = "Check the disk and the rights"
-        raise DataError(f"the file cannot be written ({error})", where=copy, advice=advice) from None
+                found.update(cell for cell in cells[name] if cell)
+            bar.step(size)
+            start += size
+        for name, found in counts.items():
+            db.executemany("INSERT INTO counts VALUES (?, ?, ?)", ((name, *one) for one in found.items()))
+        if (path := folder / SUGGESTIONS).is_file():
+            for batch in _batches(path, ["id", "replaced", "suggested_id", "score"]):
+                db.executemany("INSERT INTO suggestions VALUES (?, ?, ?, ?)", zip(*batch, strict=True))
+        db.executescript(_INDEXES)

@@ -130,7 +130,7 @@ class PairTable:
         return np.flatnonzero(~np.isnan(self.score)).astype(np.int32)
 
     def _ask(self, query: str, values: Sequence[str | int] = ()) -> list[Any]:
-        with self._lock:
+        with self._lock, _using(self.folder / COPY):
             return self._copy.execute(query, values).fetchall()
 
     def _ask_of(self, query: str, given: Collection[str | int]) -> Iterator[Any]:
@@ -201,7 +201,7 @@ class PairTable:
         counts = np.zeros(len(self), dtype=np.int8)
         given = {condition: value for condition, value in conditions.items() if value}
         for condition, value in given.items():
-            with self._lock:
+            with self._lock, _using(self.folder / COPY):
                 rows = self._copy.execute(f"SELECT row FROM {condition}", [value])
                 counts[np.fromiter((row for (row,) in rows), np.int32)] += 1
         return np.asarray(counts == len(given))

@@ -14,7 +14,7 @@ from audit_cases import make_case
 from faulty_server import FAULTS, serve
 from mispair.auditing.folder import read_input
 from mispair.cli.main import main
-from mispair.errors import DataError
+from mispair.errors import NotFoundError
 from mispair.pairs import remote
 from mispair.pairs.remote import fetch
 
@@ -70,5 +70,5 @@ def test_input_and_output_in_a_store(
     store.get("/stored/audit", str(tmp_path / "copied"), recursive=True)
     assert read_input(tmp_path / "copied").source == fetch("memory://stored/data", tmp_path / "cache" / "fetched")
     shutil.rmtree(tmp_path / "cache")
-    with pytest.raises(DataError, match="its copy is not in"):
+    with pytest.raises(NotFoundError):
         read_input(tmp_path / "copied")

@@ -27,24 +27,20 @@ from urllib.parse import urlsplit
 import filelock
 
 from mispair.compute.threads import parallel_each
-from mispair.errors import ConfigError, DataError
+from mispair.errors import ChangedError, DataError, InvalidValueError, MissingPackageError, NotFoundError, WriteError
 from mispair.support.extras import install_command
 from mispair.support.files import replacing
 
 RANGE = 1 << 23  # bytes fetched at a time
 TIMEOUT = 60.0  # seconds without an answer
 ATTEMPTS = 6
-FILES = 4  # of a folder, fetched at a time
+_AT_A_TIME = 4  # files of a folder
 PAUSE = 0.5  # seconds before the second attempt, doubled before each further one
 _URL = re.compile(r"(https?|s3|gs|memory):/+(.+)", re.DOTALL)
 _BUSY = (408, 425, 429, 500, 502, 503, 504)  # a later attempt may succeed
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)")
 
 Result = TypeVar("Result")
-
-
-class NotThereError(DataError):
-    """There is nothing at a URL."""
 
 
 class TemporaryError(Exception):
@@ -56,9 +52,6 @@ State = tuple[int, str]  # size of a file, and a text that changes when its cont
 
 class RemoteFile(Protocol):
     """A file at a URL."""
-
-    def state(self) -> State:
-        """What it is now."""
 
     def read(self, start: int, stop: int) -> bytes:
         """Some bytes of it, possibly too few. Raises TemporaryError."""
@@ -82,14 +75,31 @@ def fetch(url: str, folder: Path) -> Path:
         ConfigError: A package is missing.
     """
     name = name_of(url)
-    if url.startswith("http"):
-        file = HttpFile(url)
-        return _fetch_file(file, url, _persistent(file.state, url), folder, name)
-    place = StoredFile(url)
+    place: HttpFile | StoredFile = HttpFile(url) if url.startswith("http") else StoredFile(url)
     found = _persistent(place.find, url)
     if isinstance(found, dict):
-        return _fetch_folder(place, found, folder, name)
-    return _fetch_file(place, url, found, folder, name)
+        copy = _Copy(folder / short_hash(json.dumps([url, sorted(found.items())])), url)
+        states = {f"{name}/{file}": state for file, state in found.items()}
+    else:
+        # Without the query: it may be a signature that is another one each time.
+        copy = _Copy(folder / short_hash(f"{url.partition('?')[0]} {found[0]} {found[1]}"), url)
+        states = {name: found}
+
+    def fetch_file(path: str) -> None:
+        if path == name:
+            copy.fetch(place, url, states[path][0], path)
+        else:
+            assert isinstance(place, StoredFile)
+            inside = path.removeprefix(f"{name}/")
+            copy.fetch(place.inside(inside), f"{url}/{inside}", states[path][0], path)
+
+    with copy.writing():
+        missing = [path for path in states if not (copy.folder / path).exists()]
+        parallel_each(fetch_file, missing, _AT_A_TIME)
+        now = _persistent(place.find, url) if missing else found
+        after = {f"{name}/{file}": state for file, state in now.items()} if isinstance(now, dict) else {name: now}
+        copy.complete(missing, changed=[path for path in missing if after.get(path) != states[path]])
+    return copy.folder / name
 
 
 def name_of(url: str) -> str:
@@ -114,37 +124,12 @@ def find_copy(url: str, version: str, folder: Path) -> Path:
     """
     path = folder / version / name_of(url)
     if not re.fullmatch("[0-9a-f]{16}", version) or not path.exists():
-        raise DataError(
-            f"{url}: its copy is not in {folder} any more; set MISPAIR_CACHE to the cache that it is in, or repeat the "
-            "command that has fetched it."
+        raise NotFoundError(
+            f"its copy is no longer in {folder}",
+            where=url,
+            advice="Set MISPAIR_CACHE to the cache that has it, or repeat the command that fetched it.",
         )
     return path
-
-
-def _fetch_file(file: RemoteFile, url: str, state: State, folder: Path, name: str) -> Path:
-    # Without the query: it may be a signature that is another one each time.
-    copy = _Copy(folder / short_hash(f"{url.partition('?')[0]} {state[0]} {state[1]}"), url)
-    with copy.writing():
-        if not (copy.folder / name).exists():
-            copy.fetch(file, url, state[0], name)
-            copy.complete([name], changed=[] if _persistent(file.state, url) == state else [name])
-    return copy.folder / name
-
-
-def _fetch_folder(place: StoredFile, files: Mapping[str, State], folder: Path, name: str) -> Path:
-    url = place.url
-    copy = _Copy(folder / short_hash(json.dumps([url, sorted(files.items())])), url)
-    with copy.writing():
-        missing = [file for file in files if not (copy.folder / name / file).exists()]
-        parallel_each(
-            lambda file: copy.fetch(place.inside(file), f"{url}/{file}", files[file][0], f"{name}/{file}"),
-            missing,
-            FILES,
-        )
-        now = _persistent(place.find, url) if missing else {}
-        changed = [file for file in missing if not isinstance(now, dict) or now.get(file) != files[file]]
-        copy.complete([f"{name}/{file}" for file in missing], changed=[f"{name}/{file}" for file in changed])
-    return copy.folder / name
 
 
 @dataclass(frozen=True)
@@ -162,9 +147,8 @@ class _Copy:
             with filelock.FileLock(self.folder / ".lock"):
                 yield
         except OSError as error:
-            raise DataError(
-                f"{self.folder}: the copy of {self.url} cannot be written ({error.strerror or error})."
-            ) from None
+            what = f"the copy of {self.url} cannot be written ({error.strerror or error})"
+            raise WriteError(what, where=self.folder) from None
 
     def fetch(self, remote: RemoteFile, url: str, size: int, name: str) -> None:
         """Fetches what is missing of a file."""
@@ -184,7 +168,7 @@ class _Copy:
         for name in changed:
             self._part(name).unlink()
         if changed:
-            raise DataError(f"{self.url}: the data has changed while it was fetched; start the same command again.")
+            raise _changed(self.url)
         for name in names:
             # The same times on all machines: an audit is recognised by the times of its files.
             os.utime(self._part(name), (0, 0))
@@ -193,6 +177,10 @@ class _Copy:
 
     def _part(self, name: str) -> Path:
         return self.folder / ".parts" / f"{name}.part"
+
+
+def _changed(url: str) -> ChangedError:
+    return ChangedError("the data changed while it was fetched", where=url, advice="Run the same command again.")
 
 
 def short_hash(text: str) -> str:
@@ -215,8 +203,9 @@ def _persistent(action: Callable[[], Result], url: str) -> Result:
         except (TemporaryError, TimeoutError, ConnectionError) as error:
             if attempt == ATTEMPTS:
                 raise DataError(
-                    f"{url}: the store or server has failed {ATTEMPTS} times ({str(error) or type(error).__name__}); "
-                    "the same command goes on where it was."
+                    f"the store or server has failed {ATTEMPTS} times ({str(error) or type(error).__name__})",
+                    where=url,
+                    advice="Run the same command again to resume.",
                 ) from None
             time.sleep(PAUSE * 2 ** (attempt - 1))
     raise AssertionError
@@ -228,7 +217,7 @@ class HttpFile:
     def __init__(self, url: str) -> None:
         self.url = url
 
-    def state(self) -> State:
+    def find(self) -> State:
         _, size, version = self._get(0, 1)
         return size, version
 
@@ -243,15 +232,14 @@ class HttpFile:
             with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
                 served = _CONTENT_RANGE.fullmatch(answer.headers.get("Content-Range", ""))
                 if answer.status != 206 or served is None or int(served[1]) != start:
-                    raise DataError(
-                        f"{self.url}: the server sends whole files only; fetch the file, and give its path."
-                    )
+                    advice = "Fetch the file, and give its path."
+                    raise DataError("the server sends whole files only", where=self.url, advice=advice)
                 version = answer.headers.get("ETag") or answer.headers.get("Last-Modified") or ""
                 return answer.read(), int(served[3]), version
         except urllib.error.HTTPError as error:
             if error.code in _BUSY:
                 raise TemporaryError(f"the server answered {error.code}") from None
-            raise DataError(f"{self.url}: the file cannot be fetched (the server answered {error.code}).") from None
+            raise NotFoundError(f"the server answered {error.code}", where=self.url) from None
         except http.client.IncompleteRead as error:
             raise TemporaryError(f"only {len(error.partial):,} bytes of a range came") from None
         except (urllib.error.URLError, http.client.HTTPException) as error:
@@ -280,15 +268,16 @@ class StoredFile:
         files = {name: state for name, state in files.items() if name and not name.endswith("/")}
         for name in files:
             if {"", ".", ".."} & set(name.split("/")) or "\\" in name:
-                raise DataError(f"{self.url}: {name!r} cannot be the name of a file here; rename it.")
+                what = f"{name!r} cannot be the name of a file here"
+                raise InvalidValueError(what, where=self.url, advice="Rename it.")
         if not files:
-            raise NotThereError(f"{self.url}: no such file or folder.")
+            raise NotFoundError("no such file or folder", where=self.url)
         return files
 
     def state(self) -> State:
         found = self._info()
         if found["type"] != "file":
-            raise DataError(f"{self.url}: this is a folder; give the URL of a file.")
+            raise DataError("a folder", where=self.url, expected="the URL of a file")
         return _state(found)
 
     def read(self, start: int, stop: int) -> bytes:
@@ -301,8 +290,8 @@ class StoredFile:
             options["timeout"] = TIMEOUT * (1 + size // RANGE)
         try:
             self._try(lambda: self._store.put_file(str(path), self._path, **options))
-        except NotThereError:
-            raise DataError(f"{self.url}: it cannot be written, as there is no such bucket; make it first.") from None
+        except NotFoundError:
+            raise WriteError("there is no such bucket", where=self.url, advice="Make it first.") from None
         if self.state()[0] != size:
             raise TemporaryError("the file is shorter than what was written")
 
@@ -310,14 +299,14 @@ class StoredFile:
         """As `write`, unless there is a file; whether there was none."""
         try:
             self.state()
-        except NotThereError:
+        except NotFoundError:
             self.write(path, mode="create")
             return True
         return False
 
     def delete(self) -> None:
         """Deletes the file; it need not be there."""
-        with contextlib.suppress(NotThereError):
+        with contextlib.suppress(NotFoundError):
             self._try(lambda: self._store.rm_file(self._path))
 
     def _info(self) -> dict[str, Any]:
@@ -329,14 +318,14 @@ class StoredFile:
         try:
             return action()
         except FileNotFoundError:
-            raise NotThereError(f"{self.url}: no such file or folder.") from None
+            raise NotFoundError("no such file or folder", where=self.url) from None
         except PermissionError as error:
-            raise DataError(f"{self.url}: the store refuses access ({error}); look at your credentials.") from None
+            what = f"the store refuses access ({error})"
+            raise DataError(what, where=self.url, advice="Check your credentials.") from None
         except Exception as error:  # the packages of the stores have errors of their own for broken connections
             if "Credentials" in type(error).__name__:
-                raise DataError(
-                    f"{self.url}: {error}; give those of the store, as by AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY."
-                ) from None
+                advice = "Give the credentials of the store, as by AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY."
+                raise DataError(str(error), where=self.url, advice=advice) from None
             raise TemporaryError(str(error) or type(error).__name__) from None
 
 
@@ -352,10 +341,10 @@ class StoredFolder:
         def find() -> dict[str, State]:
             try:
                 found = self._place.find()
-            except NotThereError:
+            except NotFoundError:
                 return {}
             if not isinstance(found, dict):
-                raise DataError(f"{self.url}: this is a file; give the URL of a folder.")
+                raise DataError("a file", where=self.url, expected="the URL of a folder")
             return found
 
         return _persistent(find, self.url)
@@ -369,7 +358,7 @@ class StoredFolder:
                 stop = min(start + RANGE, state[0])
                 written.write(_persistent(lambda start=start, stop=stop: _range(file, start, stop), url))  # type: ignore[misc]
             if _persistent(file.state, url) != state:
-                raise DataError(f"{url}: the file has changed while it was fetched; start the same command again.")
+                raise _changed(url)
 
     def put(self, path: Path, name: str) -> None:
         """Writes a file, which is there when it is whole."""
@@ -399,7 +388,8 @@ def _open_store(url: str) -> tuple[Any, str]:
         store, path = url_to_fs(url, **options)
     except ImportError as error:
         packages = {"s3": ["s3fs"], "gs": ["gcsfs"]}.get(url.partition(":")[0], [])
-        raise ConfigError(f"{url} needs a package ({error}): {install_command('remote', *packages)}.") from None
+        advice = f"Install it: {install_command('remote', *packages)}"
+        raise MissingPackageError(f"a package is missing ({error})", where=url, advice=advice) from None
     if options:
         store.retries = 1
     return store, path

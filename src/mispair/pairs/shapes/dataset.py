@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from mispair.errors import DataError
+from mispair.errors import ExistsError, InvalidValueError, WriteError
 from mispair.pairs.shapes.captions import describe
 from mispair.pairs.shapes.drawing import Pixels, draw_scene
 from mispair.pairs.shapes.features import FEATURE_SIZE, grid_features
@@ -76,16 +76,18 @@ def make(out: Path, *, seed: int = 0, train: int = TRAIN, dev: int = DEV, test: 
         `out`.
 
     Raises:
-        DataError: `out` holds something already or cannot be written, or a size or the seed is out of range.
+        ExistsError: `out` holds something already.
+        WriteError: It cannot be written.
+        InvalidValueError: A size or the seed is out of range.
     """
     sizes = dict(zip(_SPLITS, (train, dev, test), strict=True))
     for split, size in sizes.items():
         if size < 1:
-            raise DataError(f"The shapes data set needs at least one image a split, but {split} = {size}.")
+            raise InvalidValueError(f"{size}", where=split, expected="at least one image")
     if seed < 0:
-        raise DataError(f"The seed of the shapes data set must be 0 or greater, not {seed}.")
+        raise InvalidValueError(f"{seed}", where="seed", expected="0 or greater")
     if out.exists() and not (out.is_dir() and not any(out.iterdir())):
-        raise DataError(f"{out} exists and is not an empty folder: choose another place or remove it first.")
+        raise ExistsError("not an empty folder", where=out, advice="Choose another place, or remove it first.")
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{out.name}.", dir=out.parent, ignore_cleanup_errors=True) as scratch:
@@ -95,7 +97,11 @@ def make(out: Path, *, seed: int = 0, train: int = TRAIN, dev: int = DEV, test: 
                 out.rmdir()
             os.replace(unfinished, out)
     except OSError as error:
-        raise DataError(f"The shapes data set could not be written to {out}: {error.strerror or error}.") from error
+        raise WriteError(
+            f"the data set cannot be written ({error.strerror or error})",
+            where=out,
+            advice="To keep shapes elsewhere, set MISPAIR_CACHE to a folder that can be written.",
+        ) from None
     return out
 
 
@@ -110,13 +116,9 @@ def cached(*, seed: int = 0, train: int = TRAIN, dev: int = DEV, test: int = TES
         return folder
     try:
         return make(folder, seed=seed, train=train, dev=dev, test=test)
-    except DataError as error:
+    except (ExistsError, WriteError):
         if _is_made(folder):  # another process was faster
             return folder
-        if isinstance(error.__cause__, OSError):
-            raise DataError(
-                f"{error} To keep it elsewhere, set MISPAIR_CACHE to a folder that can be written."
-            ) from None
         raise
 
 

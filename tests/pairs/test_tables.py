@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mispair.errors import DamagedError, DataError, NotFoundError, ShapeError
 from mispair.pairs import tables
-from mispair.pairs.tables import Part, Table, open_table
+from mispair.pairs.tables import Table, TablePart, open_table
 from refusals import refused
 
 arrow = pytest.importorskip("pyarrow")
@@ -164,13 +164,13 @@ def test_neighbouring_cells_are_read_once(tmp_path: Path, monkeypatch: pytest.Mo
         parquet.write_table(arrow.table({"caption": [f"text {row}" for row in range(50)]}), path)
     table = open_table(path)
     reads: list[int] = []
-    chunk = Part.chunk
+    chunk = TablePart.chunk
 
-    def counted(self: Part, number: int, column: str) -> Any:
+    def counted(self: TablePart, number: int, column: str) -> Any:
         reads.append(number)
         return chunk(self, number, column)
 
-    monkeypatch.setattr(Part, "chunk", counted)
+    monkeypatch.setattr(TablePart, "chunk", counted)
     for row in range(50):
         assert table.cells("caption", np.array([row])) == [f"text {row}"]
     assert len(reads) == 1

@@ -15,7 +15,7 @@ from mispair.errors import ConflictError, ExistsError
 from mispair.support.formatting import byte_size
 
 if TYPE_CHECKING:
-    from mispair.pairs.published.catalogue import DataSet, File
+    from mispair.pairs.published.catalogue import DataSet, PublishedFile
     from mispair.pairs.published.check import Finding
 
 
@@ -189,7 +189,7 @@ def _print_list(data_set: DataSet) -> None:
     say(f"\nWhen they are there: mispair data get {data_set.name} FOLDER")
 
 
-def _print_file(file: File) -> None:
+def _print_file(file: PublishedFile) -> None:
     say(f"  {file.name}: {', '.join(_measures(file))}; from {file.source}")
     elsewhere = f"; may lie at {' or '.join(file.other_places)}, too" if file.other_places else ""
     _print_wrapped(f"{file.holds}{elsewhere}{'' if file.sha256 else '; SHA-256 unknown'}")
@@ -198,7 +198,7 @@ def _print_file(file: File) -> None:
         say(f"{_INDENT}SHA-256 {file.sha256}{copy}")
 
 
-def _measures(file: File) -> list[str]:
+def _measures(file: PublishedFile) -> list[str]:
     """Shape, lines, words and size, as far as they are known."""
     found = []
     if file.shape:

@@ -68,13 +68,7 @@ def key_of(content: bytes) -> Key:
 
 
 class EncodingCache:
-    """The vectors that one encoder has made.
-
-    Args:
-        folder: Folder of the cache.
-        encoder: What identifies the encoder; another text means other vectors.
-        width: Numbers a vector.
-    """
+    """The vectors that one encoder has made; another text that identifies the encoder means other vectors."""
 
     def __init__(self, folder: Path, encoder: str, width: int) -> None:
         self._folder = (

@@ -59,13 +59,7 @@ Prepare = Callable[["Image"], Any]
 
 @dataclass(frozen=True)
 class Encoders:
-    """Names of encoders, which are loaded only when something is to be encoded.
-
-    Attributes:
-        image_model: See `encoders.image_encoder`.
-        text_model: See `encoders.text_encoder`.
-        device: Where they run.
-    """
+    """Names of encoders, which are loaded only when something is to be encoded."""
 
     image_model: str = IMAGE_MODEL
     text_model: str = TEXT_MODEL
@@ -81,14 +75,12 @@ class Encoders:
 
 
 @dataclass(frozen=True)
-class Encoded:
-    """The vectors of pairs.
+class EncodedPairs:
+    """The vectors of images (N, D) and captions (N, E).
 
     Attributes:
-        left: Of the images (N, D).
-        right: Of the captions (N, E).
         problems: What is wrong with rows that have a zero vector on one side.
-        kept: Rows that were in the cache already.
+        kept: Number of rows that were in the cache.
     """
 
     left: CachedRows
@@ -110,7 +102,7 @@ class Outcome:
         bad: Those whose status is not "ok".
         bad_images: Those without a vector of the image.
         bad_captions: Those without a vector of the caption.
-        kept: Rows whose vectors were in the cache already.
+        kept: Those whose vectors were in the cache.
         example: Id and status of the first bad row; empty where there is none.
     """
 
@@ -162,16 +154,8 @@ def encode(
     *,
     shard: int = SHARD,
     console: Console | None = None,
-) -> Encoded:
-    """The vectors of all pairs; those in the cache are not computed again.
-
-    Args:
-        pairs: Images and captions.
-        encoders: For the images and for the captions.
-        cache: Folder of the cache.
-        shard: Rows after which new vectors are stored.
-        console: Where to show progress.
-    """
+) -> EncodedPairs:
+    """The vectors of all pairs; those in the cache are not computed again, new ones are stored every `shard` rows."""
     images, texts = encoders
     left, right = ImageSide(pairs, images, cache), _TextSide(pairs, texts, cache)
     numbers = np.full((2, len(pairs)), -1, dtype=np.int64)
@@ -190,7 +174,7 @@ def encode(
                 numbers[:, row] = [number for number, _ in pair]
             kept += int(((numbers[:, rows] >= 0) & (numbers[:, rows] < np.array(before)[:, None])).all(axis=0).sum())
             bar.reach(int(rows[-1]) + 1)
-    return Encoded(left.cache.rows(numbers[0]), right.cache.rows(numbers[1]), problems, kept)
+    return EncodedPairs(left.cache.rows(numbers[0]), right.cache.rows(numbers[1]), problems, kept)
 
 
 @contextmanager
@@ -211,19 +195,10 @@ def encode_to_folder(
     overwrite: bool = False,
     console: Console | None = None,
 ) -> Outcome:
-    """Writes the vectors of all pairs in the clip-retrieval layout.
-
-    Args:
-        pairs: Images and captions.
-        out: Folder to write.
-        encoders: For the images and for the captions.
-        cache: Folder of the cache.
-        shard: Rows a file.
-        overwrite: Start over in a folder that was made from something else.
-        console: Where to show progress; nowhere by default.
+    """Write the vectors of all pairs in the clip-retrieval layout, `shard` rows a file.
 
     Raises:
-        DataError: The folder holds something else, or cannot be written.
+        DataError: The folder holds something else (`overwrite` starts over), or cannot be written.
     """
     with OwnedFolder(out, EMBEDDINGS, _request(pairs, encoders, shard), overwrite=overwrite) as folder:
         folder.begin()

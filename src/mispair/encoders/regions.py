@@ -39,7 +39,6 @@ from mispair.support.owned_folder import FolderKind, OwnedFolder
 if TYPE_CHECKING:
     from rich.console import Console
 
-SPLITS = ("train", "dev", "test")
 _NAMES = {"train": "train", "restval": "train", "dev": "dev", "val": "dev", "validation": "dev", "test": "test"}
 ROWS = "rows.parquet"
 REGIONS = FolderKind(
@@ -105,12 +104,9 @@ class SplitRule:
 
         Args:
             first: (N,) the first row that has the image of each row.
-            names: Of the images, in the order of their first rows: an image is in the same split whatever else there
-                is, as far as the shares allow.
+            names: Of the images, in the order of their first rows; they alone choose the split, as far as the shares
+                allow.
             what: The data set, for messages.
-
-        Raises:
-            TooFewError: No image is left to train.
         """
         images = np.unique(first)
         counts = [_count(value, len(images)) for value in (self.test, self.dev)]
@@ -155,7 +151,7 @@ class EncodedImages:
         cells: Its encodings, in the same order.
         image: Number of the image of each pair.
         problems: What is wrong with rows without one.
-        kept: Pairs whose image was in the cache already.
+        kept: Number of pairs whose image was in the cache.
     """
 
     rows: IntArray
@@ -198,17 +194,17 @@ def encode_regions(
     overwrite: bool = False,
     console: Console | None = None,
 ) -> Outcome:
-    """Writes region features and captions of all pairs in the SCAN layout.
+    """Write region features and captions of all pairs in the SCAN layout.
 
     Args:
         pairs: Images and captions.
         out: Folder to write.
         encoder: Makes the cells.
         cache: Folder of the cache.
-        pca: Numbers a cell, by the principal components of the training images; or a projection that is known.
+        pca: Numbers a cell, by the principal components of the training images; or a known projection.
         splits: Which images train, validate and test.
         overwrite: Start over in a folder that was made from something else.
-        console: Where to show progress; nowhere by default.
+        console: Where to show progress.
 
     Raises:
         ConfigError: The projection does not fit the encoder.

@@ -83,8 +83,6 @@ class Check:
     """Contents and problems of a data set.
 
     Attributes:
-        data: The folder.
-        layout: Its layout.
         lines: The contents in plain words, in the order of the splits.
         problems: What has to be fixed, one sentence each; empty where the data can be trained on.
     """
@@ -120,16 +118,10 @@ def check(
     noise_file: str | Path | Sequence[str | Path] | None = None,
     captions_per_image: int | None = None,
 ) -> Check:
-    """Examine every split of a data set, its vocabulary and its noise index files.
-
-    Args:
-        data: A folder, or "shapes".
-        vocabulary: As for `loading.load`.
-        noise_file: Noise index files; those in the folder that look like one are examined as well.
-        captions_per_image: As for `loading.load`.
+    """Examine every split of a data set, its vocabulary, and given and found noise index files; see `loading.load`.
 
     Raises:
-        DataError: There is no data set at all.
+        NotFoundError: There is no data set at all.
     """
     folder = loading.find_folder(data)
     found = Check(str(folder), loading.layout(folder))

@@ -38,14 +38,9 @@ _ITERATIONS = 50  # of the power iteration: the order along the direction need n
 
 
 def caption_noise(link: IntArray, noise_ratio: float, seed: int) -> IntArray:
-    """Shuffle the left rows of a share of the pairs among themselves, as NCR does.
+    """Shuffle the left rows of a share of the pairs among themselves, as NCR does; a few keep theirs by chance.
 
     The calls to the legacy generator and their order are NCR's: the result equals its own after `numpy.random.seed`.
-
-    Args:
-        link: Left row of each pair.
-        noise_ratio: Share of the pairs to select; a few of them keep their partner by chance.
-        seed: Seed of numpy's legacy generator.
 
     >>> caption_noise(np.arange(10) // 5, 0.4, seed=0)
     array([0, 0, 1, 0, 0, 1, 1, 1, 1, 0])
@@ -91,15 +86,8 @@ def near_noise(
     """Exchange the left rows of pairs whose left items are among each other's nearest neighbours.
 
     Near is a high cosine of the centred features, mean-pooled where they are regions. A pair is exchanged at most once.
-    Copies of one item (of one group, or with equal features) count as one, as exchanging them makes no mismatch.
-
-    Args:
-        link: Left row of each pair.
-        features: Features of the left items, (N, D) or (N, R, D).
-        noise_ratio: Share of the pairs to exchange, met to within one exchange. Less is reached where too few pairs
-            have a partner left whose item has theirs among its nearest, too: the highest ratios.
-        seed: Seed of numpy's legacy generator.
-        groups: Group of each left item; every item is its own by default.
+    Copies of one item (of one group, or with equal features) count as one, as exchanging them makes no mismatch. The
+    ratio is met to within one exchange; the highest ratios are not reached, where too few pairs have a partner left.
 
     >>> near_noise(np.arange(4), np.array([[9.0, 1], [9, 2], [-9, 1], [-9, 2]]), 0.5, seed=0)
     array([2, 1, 0, 3])
@@ -137,13 +125,8 @@ def near_noise(
 def group_noise(link: IntArray, groups: IntArray, noise_ratio: float, seed: int) -> IntArray:
     """Exchange the right items of whole groups of left items, one by one.
 
-    Groups with about the same number of pairs are coupled; what the larger one has more stays.
-
-    Args:
-        link: Left row of each pair.
-        groups: Group of each left item, such as from `neighbour_groups`.
-        noise_ratio: Share of the pairs to move, met to within one exchange of two groups.
-        seed: Seed of numpy's legacy generator.
+    Groups with about the same number of pairs are coupled; what the larger one has more stays. The ratio is met to
+    within one exchange of two groups.
 
     >>> group_noise(np.arange(8) // 2, np.array([0, 0, 1, 1]), 1.0, seed=0)
     array([2, 2, 3, 3, 0, 0, 1, 1])
@@ -171,15 +154,10 @@ def group_noise(link: IntArray, groups: IntArray, noise_ratio: float, seed: int)
 
 
 def neighbour_groups(features: FloatArray, *, groups: IntArray | None = None) -> IntArray:
-    """Groups of similar left items: about 20 neighbours along the first principal direction.
+    """Groups of similar left items (N,): about 20 neighbours along the first principal direction.
 
-    Args:
-        features: Features of the left items, (N, D) or (N, R, D).
-        groups: Copies of one item, which stay together; those with equal features do so anyway.
-
-    Returns:
-        Group of each item (N,). Their number is even, so that each has a partner; groups of small sets are smaller,
-        so that a ratio can be met.
+    Their number is even, so that each has a partner; groups of small sets are smaller, so that a ratio can be met.
+    Copies of one item stay together, by `groups` or equal features.
 
     >>> neighbour_groups(np.arange(200.0)[:, None])[[0, 19, 20, 39, 40, 199]]
     array([9, 9, 8, 8, 7, 0])
@@ -196,13 +174,10 @@ def neighbour_groups(features: FloatArray, *, groups: IntArray | None = None) ->
 
 
 def nearest(vectors: FloatArray, k: int) -> IntArray:
-    """The k other rows of highest cosine to each row after centring, in no order.
+    """The k other rows of highest cosine to each row after centring, in no order: at most (N, N - 1) row numbers.
 
     More than 32,768 rows are halved across their first principal direction, and so on; each is compared with those of
     its part.
-
-    Returns:
-        Row numbers (N, k), at most (N, N - 1).
 
     >>> nearest(np.array([[1.0, 0], [2, 1], [-1, 0], [-2, 1]], np.float32), 1)[:, 0]
     array([1, 0, 3, 2])
@@ -257,7 +232,7 @@ def save_noise(path: str | Path, index: IntArray) -> None:
 
 
 def load_noise(path: str | Path, link: IntArray, n_left: int, *, by_row: bool = False) -> IntArray:
-    """Read a noise index of either level.
+    """Read a noise index of either level: the left row of each pair with the noise of the file.
 
     Args:
         path: An .npy of whole numbers: one left row a pair (caption level), or one left row a left row (image level).
@@ -265,9 +240,6 @@ def load_noise(path: str | Path, link: IntArray, n_left: int, *, by_row: bool = 
         n_left: Number of left rows.
         by_row: The file may number pairs instead, whose left rows are meant, as files for vectors do where several rows
             have the vector of one image.
-
-    Returns:
-        Left row of each pair with the noise of the file.
 
     Raises:
         ShapeError: The file fits neither level, or points outside the left rows.
@@ -290,10 +262,7 @@ def load_noise(path: str | Path, link: IntArray, n_left: int, *, by_row: bool = 
 
 
 def noise_index(pairs: Pairs, *, noise_ratio: float, seed: int, kind: NoiseKind = "caption") -> IntArray:
-    """Make the noise index of a data set, for `save_noise` and `load_noise`.
-
-    Returns:
-        One left row a pair, or for the kind `image` one left row a left row.
+    """Make the noise index of a data set for `save_noise`: a left row a pair, or for `image` a left row a left row.
 
     Raises:
         InvalidValueError: The ratio, the seed or the kind is invalid.

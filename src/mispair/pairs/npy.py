@@ -179,10 +179,6 @@ def _parsed(start: bytes) -> Header | None:
 def parse_header(file: IO[bytes], name: str | Path) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
     """Read the shape of an array, whether it is stored by columns, and its dtype.
 
-    Args:
-        file: The file, at its start; afterwards at its first number.
-        name: For messages.
-
     Raises:
         DamagedError: The header is damaged.
     """
@@ -209,14 +205,10 @@ def _refuse_objects(dtype: np.dtype[Any], name: str | Path) -> None:
 
 
 def read_array(file: IO[bytes], name: str | Path) -> npt.NDArray[Any]:
-    """Read a small array of any type whose header does not promise more than there is.
-
-    Args:
-        file: The file, at its start; or a member of an .npz archive.
-        name: For messages.
+    """Read a small array of any type from a file or a member of an .npz archive, at its start.
 
     Raises:
-        DamagedError: It is damaged, or holds Python objects.
+        DamagedError: It is damaged, promises more than there is, or holds Python objects.
     """
     shape, by_column, dtype = parse_header(file, name)
     _refuse_objects(dtype, name)
@@ -249,11 +241,7 @@ def chunks(array: npt.NDArray[Any]) -> Iterator[tuple[int, npt.NDArray[Any]]]:
 
 
 def check_finite(array: npt.NDArray[Any], name: str) -> None:
-    """Raise if features are not finite in float32, in which networks compute.
-
-    Args:
-        array: Features (N, ...), possibly memory-mapped.
-        name: For messages.
+    """Raise if features (N, ...) are not finite in float32, in which networks compute.
 
     Raises:
         DamagedError: A value is NaN, infinite or too large for float32; the message names the first bad row.

@@ -76,7 +76,7 @@ class TextFormat:
 
 
 @dataclass(frozen=True)
-class Part:
+class TablePart:
     """One file of a table, or a table in memory.
 
     Attributes:
@@ -158,7 +158,7 @@ class Table:
         roles: Columns that are known by other means than their names.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[TablePart, ...]
     roles: Roles = field(default_factory=dict)
     # The chunk that was read last, because neighbouring rows are looked up one after the other.
     _recent: dict[tuple[int, str], Any] = field(default_factory=dict, init=False, repr=False, compare=False)
@@ -169,13 +169,13 @@ class Table:
         """A `pyarrow.Table` in memory; the name is for messages."""
         _check_distinct(content.column_names, Path(name))
         starts = np.array([0, content.num_rows])
-        return cls((Part(Path(name), content.schema, starts, content, is_file=False),), roles or {})
+        return cls((TablePart(Path(name), content.schema, starts, content, is_file=False),), roles or {})
 
     def __len__(self) -> int:
         return int(self._starts[-1])
 
     @cached_property
-    def _chunks(self) -> list[tuple[Part, int]]:
+    def _chunks(self) -> list[tuple[TablePart, int]]:
         return [(part, number) for part in self.parts for number in range(len(part.starts) - 1)]
 
     @cached_property
@@ -233,7 +233,7 @@ class Table:
         found = [text for part, piece in pieces for text in _as_text(piece, column, part.path).to_pylist()]
         return [found[place] for place in order]
 
-    def _pieces(self, column: str, rows: IntArray) -> tuple[list[tuple[Part, Any]], IntArray]:
+    def _pieces(self, column: str, rows: IntArray) -> tuple[list[tuple[TablePart, Any]], IntArray]:
         """The column at ascending rows as pyarrow arrays with their parts, and where in them each of the rows is."""
         import pyarrow
 
@@ -268,7 +268,7 @@ def open_table(*paths: Path, columns: Roles | None = None, lenient: bool = False
             or the files differ in their columns.
     """
     columns = columns or {}
-    parts, roles = list[Part](), dict[Role, str]()
+    parts, roles = list[TablePart](), dict[Role, str]()
     room = _MOST_KEPT if len(paths) > 1 else 0
     for path in paths:
         start, whole = _start(path)
@@ -344,7 +344,7 @@ def _start(path: Path) -> tuple[bytes, bool]:
     return start, not more
 
 
-def _open_parquet(path: Path, content: bytes | None) -> Part:
+def _open_parquet(path: Path, content: bytes | None) -> TablePart:
     """A parquet file, which is kept in memory if its content is given."""
     import pyarrow
     import pyarrow.parquet
@@ -358,7 +358,7 @@ def _open_parquet(path: Path, content: bytes | None) -> Part:
             kept = None if content is None else file.read(use_threads=False)
     except (OSError, UnicodeError, pyarrow.ArrowException) as error:
         raise unreadable(path, error, advice="Write the table again.") from None
-    return Part(path, schema, np.cumsum([0, *sizes]) if kept is None else np.array([0, len(kept)]), kept)
+    return TablePart(path, schema, np.cumsum([0, *sizes]) if kept is None else np.array([0, len(kept)]), kept)
 
 
 def text_encoding(path: Path) -> str:
@@ -422,7 +422,7 @@ def _utf_16(start: bytes) -> str | None:
     return None
 
 
-def _open_text(path: Path, named: Roles, *, lenient: bool) -> tuple[Part, dict[Role, str]]:
+def _open_text(path: Path, named: Roles, *, lenient: bool) -> tuple[TablePart, dict[Role, str]]:
     """A text file, converted, and the columns that are known by their content."""
     try:
         encoding = text_encoding(path)
@@ -472,7 +472,7 @@ def _all_quoted(path: Path, style: TextFormat) -> bool:
         return file.read(len(quoted.getvalue())) == quoted.getvalue()
 
 
-def _converted(path: Path, columns: tuple[str, ...], style: TextFormat, *, lenient: bool) -> Part:
+def _converted(path: Path, columns: tuple[str, ...], style: TextFormat, *, lenient: bool) -> TablePart:
     """Copy all rows to an Arrow file that nobody else sees and that is deleted when it is closed."""
     import pyarrow
 
@@ -489,7 +489,7 @@ def _converted(path: Path, columns: tuple[str, ...], style: TextFormat, *, lenie
             writer.write_batch(pyarrow.record_batch(arrays, schema))
             sizes.append(len(batch))
     reader = pyarrow.ipc.open_file(copy.getvalue() if small else copy)
-    return Part(path, schema, np.cumsum([0, *sizes]), reader, style)
+    return TablePart(path, schema, np.cumsum([0, *sizes]), reader, style)
 
 
 def _checked(

@@ -47,13 +47,7 @@ def word_vectors(texts: Sequence[str] | Tokens, width: int = WIDTH) -> npt.NDArr
 
 
 def tfidf(rows: IntArray, words: IntArray, n: int) -> csr_array:
-    """The TF-IDF matrix (n, V) of words that occur in several texts.
-
-    Args:
-        rows: Text of every word.
-        words: Number of every word.
-        n: Number of texts.
-    """
+    """The TF-IDF matrix (n, V) of words that occur in several of n texts, from the text and the number of each word."""
     from scipy.sparse import csr_array
     from sklearn.feature_extraction.text import TfidfTransformer
 

@@ -13,14 +13,14 @@ import pytest
 
 from mispair.cli.data import SUITES
 from mispair.errors import UnknownNameError
-from mispair.pairs.published.catalogue import DATA_SETS, DataSet, File, find_data_set
+from mispair.pairs.published.catalogue import DATA_SETS, DataSet, PublishedFile, find_data_set
 from refusals import refused
 
 ALL_FILES = [(data_set, file) for data_set in DATA_SETS.values() for file in data_set.files]
 
 
 def named(one: object) -> str:
-    return one.name if isinstance(one, DataSet | File) else str(one)
+    return one.name if isinstance(one, DataSet | PublishedFile) else str(one)
 
 
 @pytest.mark.parametrize(
@@ -58,7 +58,7 @@ def test_lists_are_consistent(data_set: DataSet) -> None:
 
 
 @pytest.mark.parametrize(("data_set", "file"), ALL_FILES, ids=named)
-def test_files_are_consistent(data_set: DataSet, file: File) -> None:
+def test_files_are_consistent(data_set: DataSet, file: PublishedFile) -> None:
     assert file.needed or file.without
     assert file.sha256 is None or re.fullmatch("[0-9a-f]{64}", file.sha256)
     assert (file.sha256 is None) == (file.file_bytes is None)

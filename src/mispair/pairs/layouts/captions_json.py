@@ -23,12 +23,10 @@ _EXPECTED = (
 
 
 def open_json(path: Path, images: Path) -> RawLayout:
-    """The pairs of a JSON file.
+    """The pairs of a JSON file, of which all splits are read.
 
-    Args:
-        path: `{"images": [{"id", "file_name"}], "annotations": [{"id", "image_id", "caption"}]}`, or
-            `{"images": [{"filename", "filepath", "sentences": [{"raw", "sentid"}]}]}`, of which all splits are read.
-        images: Folder that the image paths start from.
+    Either `{"images": [{"id", "file_name"}], "annotations": [{"id", "image_id", "caption"}]}`, or
+    `{"images": [{"filename", "filepath", "sentences": [{"raw", "sentid"}]}]}`.
     """
     content = _read(path)
     if "annotations" in content:

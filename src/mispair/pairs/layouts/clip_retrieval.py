@@ -93,15 +93,10 @@ def read_table(folder: Path) -> EmbeddingTable:
 
 
 def _open_metadata(folder: Path, sizes: list[int], text_sizes: list[int]) -> Table | None:
-    """The table of a folder, if it has one, with a row for each vector.
-
-    Args:
-        folder: The folder.
-        sizes: Rows of the shards of the images.
-        text_sizes: Rows of the shards of the texts.
+    """The table of a folder, if it has one, with a row for each vector; `sizes` are the rows of the shards.
 
     Raises:
-        DataError: Shards or tables would be paired by their place, although their numbers differ.
+        NotFoundError: Files would be paired by their place, although their numbers differ.
     """
     paths = {stem: shard_paths(folder, stem) for stem in SIDES}
     _check_numbers((paths["img_emb"], sizes), (paths["text_emb"], text_sizes))

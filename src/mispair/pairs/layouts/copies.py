@@ -53,11 +53,11 @@ def clean_edits(table: pyarrow.Table) -> Edits:
 
 
 def mended_edits(table: pyarrow.Table, source: Source, least: float = SURE) -> Edits:
-    """Gives flagged pairs their surest suggested partner, on the right or on the left side, and leaves out the others.
+    """Give flagged pairs their surest suggested partner, on either side, and leave out the others.
 
     Args:
         table: The table of an audit.
-        source: What was audited.
+        source: The audited pairs.
         least: Probability that a suggested partner needs.
     """
     import pyarrow.compute
@@ -105,15 +105,15 @@ def write_copy(
     """Write an edited copy of the data in the layout it came in. The data itself is only read.
 
     Args:
-        source: What was audited.
+        source: The audited pairs.
         edits: What becomes of each row.
         out: A new or empty folder, outside the data.
-        overwrite: Whether an earlier copy there may be replaced.
+        overwrite: Replace an earlier copy.
         request: What `is_copied` recognises the copy by.
-        also: Writes what belongs beside the copy to its folder.
+        also: Writes other files of the copy to its folder.
 
     Raises:
-        DataError: Nothing would be left, the folder holds something else or lies inside the data, or the disk is full.
+        DataError: Nothing is left, the folder holds something else or lies in the data, or the disk is full.
     """
     if len(edits) != len(source):
         raise ValueError(f"edits of {len(edits)} rows for {len(source)}")
@@ -156,15 +156,7 @@ def check_copy(source: Source, out: Path, overwrite: bool) -> None:
 
 
 def check_place(owns: Owns, folder: Path | None, files: Iterable[Path], out: Path, overwrite: bool) -> None:
-    """The same for a data set that is not opened or not encoded yet.
-
-    Args:
-        owns: Which files its copies consist of.
-        folder: Where it is.
-        files: Its files.
-        out: Where the copy shall be.
-        overwrite: Whether an earlier copy there may be replaced.
-    """
+    """The same for a data set that is not opened or not encoded yet; `owns` says which files its copies have."""
     _check_apart(folder, files, out.resolve())
     _check_free(owns, out.resolve(), overwrite)
 

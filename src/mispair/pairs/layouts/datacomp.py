@@ -35,15 +35,7 @@ _UID = r"^[0-9a-fA-F]{1,32}$"
 
 @dataclass(frozen=True)
 class NpzRows:
-    """One array (n, D) of an .npz file, mapped into memory only while a block of it is read.
-
-    Attributes:
-        path: The file.
-        name: The array.
-        shape: Its shape.
-        dtype: Its type.
-        offset: Where its values begin in the file; None where they are compressed and are read as a whole.
-    """
+    """One array (n, D) of an .npz file, mapped into memory only while a block of it is read."""
 
     path: Path
     name: str
@@ -67,15 +59,7 @@ def find_datacomp(folder: Path) -> list[Path]:
 
 
 def open_datacomp(folder: Path, model: str | None = None) -> Source:
-    """Open a folder of metadata.
-
-    Args:
-        folder: See `find_datacomp`.
-        model: "l14" or "b32"; by default the first that is there.
-
-    Raises:
-        DataError: The files do not belong together, or have no vectors of this model.
-    """
+    """Open a folder of metadata with the vectors of a model: "l14" or "b32", by default the first that is there."""
     tables = find_datacomp(folder)
     archives = [path.with_suffix(".npz") for path in tables]
     members = [_members(path) for path in archives]

@@ -144,14 +144,7 @@ def _joined(folder: Path, split: str, features: npt.NDArray[Any], ids: Sequence[
 def arrange(
     features: npt.NDArray[Any], n_captions: int, captions_per_image: int | None, name: str
 ) -> tuple[npt.NDArray[Any], int]:
-    """One row per image (still memory-mapped), and how many captions each has.
-
-    Args:
-        features: All rows (rows, R, D).
-        n_captions: Number of captions.
-        captions_per_image: Given by the user; found from the data by default.
-        name: For messages.
-    """
+    """One row per image (still memory-mapped), and how many captions each has."""
     rows = len(features)
     if captions_per_image is not None and not (isinstance(captions_per_image, int) and captions_per_image >= 1):
         expected = "a whole number from 1 on, usually 5"

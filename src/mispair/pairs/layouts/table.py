@@ -23,7 +23,7 @@ from mispair.pairs.edits import Edits, LookUp
 from mispair.pairs.pairs import IntArray
 from mispair.pairs.raw import ImageFiles, RawLayout, id_column
 from mispair.pairs.row_ids import RowIds, Texts
-from mispair.pairs.tables import BATCH, Part, Table, TextFormat
+from mispair.pairs.tables import BATCH, Table, TablePart, TextFormat
 from mispair.support.files import read_regular, replacing
 
 IN_MEMORY = "pairs.parquet"  # the copy of a table that has no file
@@ -37,10 +37,7 @@ def open_pairs(table: Table, images: Path, root: Path | None = None) -> RawLayou
     Args:
         table: The table.
         images: Folder that the image paths start from.
-        root: The data set, of which the files of the table are parts; the one file by default.
-
-    Raises:
-        DataError: A column is missing, there are no pairs, or the images are not where they should be.
+        root: Folder that the files of the table are in; the one file by default.
     """
     image, caption = table.require({"image_path": "images", "caption": "captions"})
     # A group says which rows share their image, so it comes with the image.
@@ -110,13 +107,13 @@ class TableCopies:
                         _write_text(_able_to_hold(part.format, new), batches, file)
             start += len(part)
 
-    def place(self, part: Part) -> str:
+    def place(self, part: TablePart) -> str:
         """The name of the copy of a part."""
         if not part.is_file:
             return IN_MEMORY
         return part.path.name if self.root is None else part.path.relative_to(self.root).as_posix()
 
-    def _edited(self, part: Part, start: int, edits: Edits) -> Iterator[Any]:
+    def _edited(self, part: TablePart, start: int, edits: Edits) -> Iterator[Any]:
         """The written rows of a part as record batches."""
         import pyarrow
         import pyarrow.compute
@@ -247,7 +244,7 @@ class _EmbeddedImages(_TablePairs):
                 start += len(batch)
         return row_ids.number(row_ids.first_equal(hashes))
 
-    def _paths(self, part: Part) -> list[Any]:
+    def _paths(self, part: TablePart) -> list[Any]:
         """The paths beside the bytes; parquet reads them without the bytes."""
         import pyarrow
 
@@ -280,7 +277,7 @@ def _with_column(batch: Any, column: str, values: Any) -> Any:
     return pyarrow.RecordBatch.from_arrays(arrays, schema=batch.schema)
 
 
-def _write_parquet(part: Part, batches: Iterator[Any], file: IO[bytes]) -> None:
+def _write_parquet(part: TablePart, batches: Iterator[Any], file: IO[bytes]) -> None:
     import pyarrow.parquet
 
     first = next(batches)

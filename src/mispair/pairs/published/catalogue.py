@@ -27,7 +27,7 @@ class _Entry(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
-class Source(_Entry):
+class Publisher(_Entry):
     """Where people get files today."""
 
     name: str
@@ -44,13 +44,13 @@ class Split(_Entry):
     rows: int
 
 
-class File(_Entry):
+class PublishedFile(_Entry):
     """One published file; None is unknown or does not apply.
 
     Attributes:
         name: Inside the folder of the data set.
         kind: What mispair reads it as.
-        source: Name of the `Source`.
+        source: Name of the `Publisher`.
         needed: Whether a comparison needs it.
         holds: Its content in words.
         shape: Of an array.
@@ -89,24 +89,15 @@ class File(_Entry):
 
 
 class DataSet(_Entry):
-    """A published data set.
-
-    Attributes:
-        name: As the command line knows it.
-        title: As people write it.
-        folder: What the published codes call its folder.
-        about: One sentence.
-        files: The needed ones first.
-        sources: Where they come from.
-    """
+    """A published data set; `folder` is what the published codes call its folder, and the needed files come first."""
 
     name: str
     title: str
     folder: str
     about: str
     downloads: str = NO_DOWNLOADS
-    files: tuple[File, ...]
-    sources: tuple[Source, ...]
+    files: tuple[PublishedFile, ...]
+    sources: tuple[Publisher, ...]
 
     @model_validator(mode="before")
     @classmethod

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from mispair.errors import DataError, NotFoundError, ShapeError
 from mispair.pairs.layouts.precomp import arrange, captions_path, read_captions, read_ids
 from mispair.pairs.npy import TruncatedError, open_array
-from mispair.pairs.published.catalogue import DATA_SETS, DataSet, File, Source, Split
+from mispair.pairs.published.catalogue import DATA_SETS, DataSet, PublishedFile, Publisher, Split
 from mispair.pairs.vocabulary import Vocabulary
 from mispair.support.files import unreadable
 
@@ -25,16 +25,9 @@ Verdict = Literal[
 
 @dataclass(frozen=True)
 class Finding:
-    """Result of the check of one file.
+    """A file of the catalogue, the verdict on it in a word and in a sentence, and where it lies."""
 
-    Attributes:
-        file: The file of the catalogue.
-        verdict: The result in a word.
-        sentence: The same with numbers, and what to do about it.
-        path: Where it lies.
-    """
-
-    file: File
+    file: PublishedFile
     verdict: Verdict
     sentence: str
     path: Path | None = None
@@ -72,7 +65,7 @@ def ready(findings: list[Finding]) -> bool:
     return all(finding.fits for finding in findings if finding.file.needed)
 
 
-def to_fetch(data_set: DataSet, findings: list[Finding]) -> dict[Source, list[str]]:
+def to_fetch(data_set: DataSet, findings: list[Finding]) -> dict[Publisher, list[str]]:
     """The needed files that are missing or wrong, by where they come from."""
     wrong = [finding.file for finding in findings if finding.file.needed and not finding.fits]
     names = {source: [file.name for file in wrong if file.source == source.name] for source in data_set.sources}
@@ -88,7 +81,7 @@ def folder_inside(data_set: DataSet, folder: Path) -> Path | None:
     return next((path for path in found if path.name == data_set.folder), found[0] if found else None)
 
 
-def _check_file(file: File, folder: Path) -> Finding:
+def _check_file(file: PublishedFile, folder: Path) -> Finding:
     path = _find(file, folder)
     if path is None:
         sentence = "needed" if file.needed else f"optional; {file.without}"
@@ -104,7 +97,7 @@ def _check_file(file: File, folder: Path) -> Finding:
         return Finding(file, "unreadable", str(unreadable(path, error)), path)
 
 
-def _find(file: File, folder: Path) -> Path | None:
+def _find(file: PublishedFile, folder: Path) -> Path | None:
     """Where a file lies: first where mispair itself would take it from, then at its other places."""
     places = [file.name, *file.other_places]
     if file.kind == "captions" and file.split:
@@ -121,7 +114,7 @@ def _own_vocabulary(folder: Path) -> str:
     return f"{folder.resolve().name}_vocab.json"
 
 
-def _features(file: File, path: Path, _: Path) -> Finding:
+def _features(file: PublishedFile, path: Path, _: Path) -> Finding:
     assert file.split is not None
     assert file.shape is not None
     array = open_array(path)
@@ -194,7 +187,7 @@ def _too_long(array: npt.NDArray[Any], path: Path) -> str:
     return f"{size:,} bytes where the header promises {promised:,}: something was appended; fetch the file again."
 
 
-def _captions(file: File, path: Path, folder: Path) -> Finding:
+def _captions(file: PublishedFile, path: Path, folder: Path) -> Finding:
     assert file.split is not None
     lines = len(read_captions(folder, file.split.name)[0])
     if lines != file.lines:
@@ -204,7 +197,7 @@ def _captions(file: File, path: Path, folder: Path) -> Finding:
     return _with_checksum(file, path, f"{lines:,} captions{other}")
 
 
-def _ids(file: File, path: Path, folder: Path) -> Finding:
+def _ids(file: PublishedFile, path: Path, folder: Path) -> Finding:
     assert file.split is not None
     try:
         read_ids(folder, file.split.name, file.split.images, file.split.captions // file.split.images)
@@ -213,7 +206,7 @@ def _ids(file: File, path: Path, folder: Path) -> Finding:
     return _with_checksum(file, path, "as many ids as images or captions")
 
 
-def _vocabulary(file: File, path: Path, folder: Path) -> Finding:
+def _vocabulary(file: PublishedFile, path: Path, folder: Path) -> Finding:
     words = len(Vocabulary.load(path))
     if file.words not in (None, words):
         return Finding(file, "another length", f"{words:,} words; published with {file.words:,}.", path)
@@ -223,7 +216,7 @@ def _vocabulary(file: File, path: Path, folder: Path) -> Finding:
     return _with_checksum(file, path, f"{words:,} words{remark}")
 
 
-def _noise(file: File, path: Path, _: Path) -> Finding:
+def _noise(file: PublishedFile, path: Path, _: Path) -> Finding:
     assert file.shape is not None
     array = open_array(path, kind="integer")
     if array.shape != file.shape:
@@ -232,7 +225,7 @@ def _noise(file: File, path: Path, _: Path) -> Finding:
     return _with_checksum(file, path, f"{len(array):,} entries")
 
 
-def _with_checksum(file: File, path: Path, found: str) -> Finding:
+def _with_checksum(file: PublishedFile, path: Path, found: str) -> Finding:
     """The verdict on a file that is right otherwise."""
     if file.sha256 is None:
         return Finding(file, "there", f"{found}; checksum unknown", path)

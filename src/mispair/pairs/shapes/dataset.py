@@ -63,7 +63,7 @@ def example(seed: int, split: str, index: int) -> Example:
 
 
 def make(out: Path, *, seed: int = 0, train: int = TRAIN, dev: int = DEV, test: int = TEST) -> Path:
-    """Write the data set to a new folder. The folder appears whole or not at all.
+    """Write the data set to a new folder, which appears whole or not at all.
 
     Args:
         out: Folder to write; it must be absent or empty.
@@ -71,9 +71,6 @@ def make(out: Path, *, seed: int = 0, train: int = TRAIN, dev: int = DEV, test: 
         train: Images to train with.
         dev: Images to validate with.
         test: Images to test with.
-
-    Returns:
-        `out`.
 
     Raises:
         ExistsError: `out` holds something already.

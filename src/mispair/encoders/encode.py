@@ -41,7 +41,6 @@ from mispair.support.owned_folder import FolderKind, OwnedFolder
 from mispair.support.progress import RowProgress, progress
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
     from rich.console import Console
 
 
@@ -54,7 +53,6 @@ _THREADS = min(8, os.cpu_count() or 1)
 _PARTS = (("img_emb", ".npy"), ("text_emb", ".npy"), ("metadata", ".parquet"))
 EMBEDDINGS = FolderKind("embeddings", MARK, [f"{stem}/{stem}_*{suffix}" for stem, suffix in _PARTS])
 _LONGEST_REASON = 200  # characters
-Prepare = Callable[["Image"], Any]
 
 
 @dataclass(frozen=True)

@@ -101,7 +101,7 @@ def test_only_sgr_and_saf_are_bound_to_their_number_of_regions(matcher: mispair.
 
 
 def test_odd_values_are_refused(matcher: mispair.Matcher) -> None:
-    with pytest.raises(DataError, match="not finite"):
+    with refused(DamagedError, "The left side"):
         matcher.score(np.full((2, REGIONS, WIDTH), np.nan, np.float32), ["a"])
     with refused(InvalidValueError, "side", "text"):
         matcher.encode(["a"], "text")  # type: ignore[arg-type]

@@ -19,7 +19,6 @@ from mispair.errors import (
     ChangedError,
     ConflictError,
     DamagedError,
-    DataError,
     ExistsError,
     InvalidValueError,
     MissingPackageError,
@@ -45,27 +44,33 @@ def units(count: int) -> Any:
     return np.asarray(x / np.linalg.norm(x, axis=1, keepdims=True))
 
 
-def test_an_index_finds_what_the_scores_say(matcher: mispair.Matcher, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kept", [False, True])
+def test_an_index_finds_what_the_scores_say(matcher: mispair.Matcher, tmp_path: Path, kept: bool) -> None:
     pairs = tiny_pairs(30, seed=3)
     score = matcher.score(pairs.left, ["a b"])[:, 0]
-    for index in (matcher.index(pairs.left), matcher.index(pairs.left, out=tmp_path / "index")):
-        rows, scores = index.search("a b", top=5)
-        assert np.allclose(scores, np.sort(score)[::-1][:5], atol=2e-3)  # vectors are kept in half precision
-        assert np.allclose(score[rows], scores, atol=2e-3)
-        assert not index.approximate
-    opened = matcher.open_index(tmp_path / "index")
-    assert isinstance(opened.vectors, np.memmap)
-    assert np.array_equal(opened.search("a b", 5)[0], rows)
+    index = matcher.index(pairs.left, out=tmp_path / "index" if kept else None)
+    rows, scores = index.search("a b", top=5)
+    assert np.allclose(scores, np.sort(score)[::-1][:5], atol=2e-3)  # vectors are kept in half precision
+    assert np.allclose(score[rows], scores, atol=2e-3)
+    assert not index.approximate
+    assert "exact" in repr(index)
+
+
+def test_texts_are_found_by_an_item(matcher: mispair.Matcher) -> None:
+    pairs = tiny_pairs(30, seed=3)
     rows, _ = matcher.index(pairs.right, "right").search(pairs.left.features[2], 3)  # type: ignore[union-attr]
     assert rows[0] == matcher.score(pairs.left, pairs.right)[2].argmax()
+
+
+def test_an_index_is_opened_again_by_its_model_and_side(matcher: mispair.Matcher, tmp_path: Path) -> None:
+    index = matcher.index(tiny_pairs(30, seed=3).left, out=tmp_path / "index")
+    opened = matcher.open_index(tmp_path / "index")
+    assert isinstance(opened.vectors, np.memmap)
+    assert np.array_equal(opened.search("a b", 5)[0], index.search("a b", 5)[0])
     other = mispair.fit(tiny_pairs(16), model="vse", seed=1, **SMALL)
     for open_other in (other.open_index, partial(matcher.open_index, side="right")):
         with refused(ChangedError, tmp_path / "index"):
             open_other(tmp_path / "index")
-    with refused(ShapeError, "query", "list"):
-        opened.search(["a b", "c"])  # type: ignore[arg-type]
-    assert "exact" in repr(opened)
-    assert repr(matcher).startswith("<Matcher: vse, 1 network, method plain, ")
 
 
 def test_the_approximate_index_agrees_with_the_exact_search(tmp_path: Path) -> None:
@@ -164,42 +169,67 @@ def test_killed_at_any_change_the_same_call_makes_the_index(tmp_path: Path) -> N
         shutil.rmtree(out)
 
 
-def test_what_cannot_be_indexed_is_refused(
-    matcher: mispair.Matcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pairs = tiny_pairs(16)
+def test_a_model_that_compares_regions_has_no_index(matcher: mispair.Matcher) -> None:
     config = replace(matcher.config, model="sgr")
     sgr = mispair.Matcher(config, matcher.specs, [build(config, *matcher.specs, seed=0)], None, matcher.device)
     with refused(ConflictError, "index", "sgr"):
-        sgr.index(pairs.left)
+        sgr.index(tiny_pairs(16).left)
+
+
+MARK: dict[str, Any] = {"request": {}, "finished": True, "files": {"vectors.npy": ""}}
+
+
+@pytest.mark.parametrize(
+    "mark",
+    ["", "[]", "{}", '{"request": 3}', json.dumps({**MARK, "files": {}}), json.dumps({**MARK, "finished": False})],
+)
+def test_a_folder_without_a_whole_mark_is_no_index(mark: str, tmp_path: Path) -> None:
+    np.save(tmp_path / "vectors.npy", np.ones((3, 16), np.float16))
     with refused(NotFoundError, tmp_path):
-        matcher.open_index(tmp_path)
-    (tmp_path / "other").mkdir()
-    np.save(tmp_path / "other/vectors.npy", np.ones((3, 16), np.float16))
-    begun = b'{"request": {}, "finished": false, "files": {"vectors.npy": ""}}'
-    for content in (b"", b"[]", b"{}", b'{"request": 3}', b'{"request": {}, "finished": true, "files": {}}', begun):
-        (tmp_path / "other/index.json").write_bytes(content)
-        with refused(NotFoundError, tmp_path / "other"):
-            matcher.open_index(tmp_path / "other")
-    mark = {"request": {"model": matcher._digest("left")}, "finished": True, "files": {"vectors.npy": ""}}
-    (tmp_path / "other/index.json").write_text(json.dumps(mark))
-    header = b"(" + b" " * 117 + b"\n"
-    for content in (b"", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header, b"\x80\x04pickle"):
-        (tmp_path / "other/vectors.npy").write_bytes(content)
-        for verify in (True, False):
-            with pytest.raises(DataError, match=r"vectors\.npy: "):
-                matcher.open_index(tmp_path / "other", verify=verify)
-    np.save(tmp_path / "other/vectors.npy", np.ones(3, np.float16))
-    with pytest.raises(DataError, match="expected 2 dimensions"):
-        matcher.open_index(tmp_path / "other", verify=False)
-    index = matcher.index(pairs.left)
+        open_index(tmp_path, lambda items: items)
+    (tmp_path / "index.json").write_text(mark)
+    with refused(NotFoundError, tmp_path):
+        open_index(tmp_path, lambda items: items)
+
+
+HEADER = b"(" + b" " * 117 + b"\n"
+
+
+@pytest.mark.parametrize("verify", [True, False])
+@pytest.mark.parametrize(
+    "content", [b"", b"\x93NUMPY\x01\x00" + len(HEADER).to_bytes(2, "little") + HEADER, b"\x80\x04pickle"]
+)
+def test_damaged_vectors_are_refused(content: bytes, verify: bool, tmp_path: Path) -> None:
+    (tmp_path / "index.json").write_text(json.dumps(MARK))
+    (tmp_path / "vectors.npy").write_bytes(content)
+    with refused(DamagedError, tmp_path / "vectors.npy"):
+        open_index(tmp_path, lambda items: items, verify=verify)
+
+
+def test_vectors_of_another_shape_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "index.json").write_text(json.dumps(MARK))
+    np.save(tmp_path / "vectors.npy", np.ones(3, np.float16))
+    with refused(ShapeError, tmp_path / "vectors.npy"):
+        open_index(tmp_path, lambda items: items, verify=False)
+
+
+def test_wrong_queries_are_refused(matcher: mispair.Matcher) -> None:
+    index = matcher.index(tiny_pairs(16).left)
     with refused(InvalidValueError, "top", "0"):
         index.search("a", 0)
+    with refused(ShapeError, "query", "list"):
+        index.search(["a b", "c"])  # type: ignore[arg-type]
     with refused(ShapeError, "query", "16"):
         index.nearest(np.ones(3), 2)
+
+
+def test_a_folder_of_others_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with refused(ExistsError, tmp_path):
-        matcher.index(pairs.left, out=tmp_path)
+        build_index(units(30), lambda items: items, tmp_path, approximate=False)
+
+
+def test_without_usearch_there_is_no_approximate_index(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(vector_index, "_usearch", lambda: None)
     with refused(MissingPackageError, "usearch", "'.[index]'"):
-        matcher.index(pairs.left, approximate=True)
+        build_index(units(30), lambda items: items, None, approximate=True)

@@ -78,7 +78,7 @@ def test_lists_and_tables_of_scores_alone(tmp_path: Path) -> None:
         assert robust.partners is None
     frame = table.to_pandas().sort_values("match_score")
     for form in (frame, frame["match_score"]):
-        with pytest.raises(DataError, match=r"reset_index\(drop=True\)"):
+        with refused(ShapeError, "Robust: the table"):
             Robust(form)
         assert Robust(form.reset_index(drop=True)).trained.tolist() == [1, 2, 3]
         assert Robust(form[1:]).trained.tolist() == [0, 1, 2]  # some of the pairs
@@ -111,7 +111,7 @@ def test_a_column_whose_name_is_no_text_is_refused(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(b"match_score", b"match\xff\xfecore"))
     with refused(DamagedError, path):
         AuditColumns.read(path)
-    with pytest.raises(DataError, match=r"pairs\.parquet"):
+    with refused(DamagedError, path):
         open_raw(path)
 
 

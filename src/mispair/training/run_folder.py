@@ -28,7 +28,7 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
-from filelock import FileLock, Timeout
+from filelock import FileLock
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from mispair import __version__
@@ -39,13 +39,13 @@ from mispair.errors import (
     DamagedError,
     DataError,
     ExistsError,
-    InUseError,
     MissingPackageError,
     WriteError,
 )
 from mispair.methods.report import Examples, MethodReport
 from mispair.support.extras import install_command
 from mispair.support.files import LARGEST_TEXT, check_name, read_regular, regular, replacing, write_atomically
+from mispair.support.owned_folder import LOCK, acquire
 from mispair.training.checkpoint import Best
 from mispair.training.events import Event, StepEvent, from_line, scalars, to_line
 from mispair.training.settings import read_recipe
@@ -99,7 +99,8 @@ class Run:
             if settings.is_file() and _started(path):
                 _refuse_other_config(path, read_recipe(settings), config)
             path.mkdir(parents=True, exist_ok=True)
-            self._lock = _lock(path)
+            self._lock = FileLock(path / LOCK)
+            acquire(self._lock, path)
             with contextlib.ExitStack() as failing:
                 failing.callback(self._lock.release)
                 for left_behind in path.glob(".*.tmp"):  # by a process that was killed while it wrote
@@ -342,17 +343,6 @@ def _import_tensorboard() -> Any:
         raise MissingPackageError(
             "not installed", where="tensorboard", advice=f"Install it: {install_command('tensorboard')}."
         ) from None
-
-
-def _lock(path: Path) -> FileLock:
-    lock = FileLock(path / ".lock", timeout=0)
-    try:
-        lock.acquire()
-    except Timeout:
-        raise InUseError(
-            "another process is training here", where=path, advice="Wait for it, or give another `out`."
-        ) from None
-    return lock
 
 
 def _command() -> str:

@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from common import at_least, run
-from mispair import methods
+from mispair import methods, models
 from mispair.cli import output
 from mispair.compute.devices import autocast, pick_device
 from mispair.config import Config
@@ -159,8 +159,9 @@ def measure(
     """Trains a few epochs of each phase with the largest of these banks; then selects with each of them."""
     config = override(config, {"bank_size": max(banks, default=config.of(RepairSettings).bank_size)})
     device = pick_device(config.device)
-    train = stand_in(config.model, captions, images)
-    dev = stand_in(config.model, captions, min(VALIDATION, images), seed=1)
+    vectors = models.find(config.model).takes_vectors
+    train = stand_in(vectors, captions, images)
+    dev = stand_in(vectors, captions, min(VALIDATION, images), seed=1)
     halves = {"noisy_start": 0.5, "student_share": 0.5}
     schedule = {"warmup_epochs": min(1, config.warmup_epochs), "epochs": 2 * MOST, "checkpoint_seconds": 1e9, **halves}
     short = override(config, {"data": "stand-in", **schedule})

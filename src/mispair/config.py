@@ -23,6 +23,7 @@ from mispair.errors import ConfigError, ConflictError, UnknownNameError
 from mispair.support.files import is_file, read_regular
 from mispair.support.validation import refusal
 
+BEST = "best.safetensors"  # the model of a run folder
 NoiseKind = Literal["caption", "image", "near", "group"]
 C = TypeVar("C")
 S = TypeVar("S")

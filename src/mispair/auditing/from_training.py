@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from mispair.compute.devices import autocast
+from mispair.config import BEST
 from mispair.models import CosineNetwork
 from mispair.models.inference import inference
 from mispair.pairs.batches import SideLoader, random_batches
@@ -33,7 +34,7 @@ _WITHOUT_FILES = 'Call mispair.audit with what matcher.encode(items, "left") and
 
 def is_run(folder: Path) -> bool:
     """Whether this is the folder of a training run."""
-    return (folder / "best.safetensors").is_file()
+    return (folder / BEST).is_file()
 
 
 def from_run(run: Path, device: str = "auto", images: Path | None = None) -> Source:

@@ -53,9 +53,9 @@ def synthetic_vectors(count: int, *, seed: int = 0) -> Pairs:
     return Pairs(side(), side(), link=np.arange(count), name="stand-in")
 
 
-def stand_in(model: str, captions: Path | None, images: int, *, seed: int = 0) -> Pairs:
-    """Pairs that a model takes: vectors for two towers, one pair an image; else regions with five captions each."""
-    if model == "two-tower":
+def stand_in(vectors: bool, captions: Path | None, images: int, *, seed: int = 0) -> Pairs:
+    """Vectors with one pair an image, or regions with five captions each."""
+    if vectors:
         return synthetic_vectors(images, seed=seed)
     return synthetic_pairs(captions, images, seed=seed)
 

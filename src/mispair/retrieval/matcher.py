@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from mispair.compute.devices import autocast, pick_device
-from mispair.config import Config
+from mispair.config import BEST, Config
 from mispair.errors import (
     ConflictError,
     DamagedError,
@@ -37,7 +37,6 @@ from mispair.support.html import html_table
 from mispair.support.tensor_files import load_tensors, save_tensors
 
 FORMAT = 1
-BEST = "best.safetensors"  # the saved model of a run folder
 MOST_NETWORKS = 100  # in a file
 HELD = 1 << 28  # similarities of a network that are held at a time: 1 GiB
 _MEAN, _BASIS = "origin.mean", "origin.basis"  # names of tensors

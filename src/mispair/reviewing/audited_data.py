@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mispair.auditing.moved import read_audit_mark
+from mispair.config import BEST
 from mispair.errors import DataError, MispairError, NotFoundError
 from mispair.pairs.image_files import find_image
 from mispair.support.files import Json, read_regular
@@ -130,7 +131,7 @@ def _holds_archives(place: Path) -> bool:
 
 def _holds_vectors(folder: Path) -> bool:
     """Whether these are pairs of vectors: of a training run, of DataComp, or of clip-retrieval."""
-    if (folder / "best.safetensors").is_file():  # `from_training.is_run` without importing torch
+    if (folder / BEST).is_file():  # `from_training.is_run` without importing torch
         return True
     from mispair.pairs.layouts import clip_retrieval, precomp
     from mispair.pairs.layouts.datacomp import find_datacomp

@@ -36,6 +36,7 @@ from mispair.encoders.encode import Encoders
 from mispair.encoders.encoders import GridEncoder, image_encoder
 from mispair.encoders.regions import SplitRule, encode_regions, first_rows, read_rows, save_rows
 from mispair.errors import ChangedError, ConfigError, DamagedError, DataError, ExistsError
+from mispair.models import FOR_SETS, FOR_VECTORS, find
 from mispair.pairs.audited import AuditColumns
 from mispair.pairs.edits import Edits
 from mispair.pairs.layouts import clip_retrieval, loading
@@ -200,7 +201,7 @@ def _is_data_set(source: Path) -> bool:
 
 
 def _model(given: Collection[str], folder: Path) -> dict[str, str]:
-    return {} if "model" in given or loading.layout(folder) != "vectors" else {"model": "two-tower"}
+    return {} if "model" in given or loading.layout(folder) != "vectors" else {"model": FOR_VECTORS}
 
 
 def _refuse_encoding(files: Files) -> None:
@@ -250,8 +251,8 @@ def _fitting_model(config: Config, given: Collection[str], grid: bool) -> str:
         found = "images and captions are vectors without `grid`"
         loading.refuse_for_vectors(found, config.vocab, config.dev_protocol, config.captions_per_image)
     if "model" not in given:
-        return "vse" if grid else "two-tower"
-    if (config.model == "two-tower") == grid:
+        return FOR_SETS if grid else FOR_VECTORS
+    if find(config.model).takes_vectors == grid:
         how = "leave out --grid" if grid else "add --grid 6 for region features"
         raise ConfigError(f"--model {config.model} does not fit; {how}, or give another --model.")
     return config.model

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from mispair.compute.distributed import Ranks
@@ -13,24 +12,14 @@ ROUND_SECONDS, ROUND_STEPS = 1.0, 100  # about how long ranks train before they 
 
 
 class Pause(NamedTuple):
-    """What a rank tells the others between two steps."""
+    """What a rank tells the others between two steps, or what all of them agree on."""
 
-    signal: int | None  # that asks it to stop
+    signal: int | None  # that asks to stop
     save: bool  # whether it is time for a checkpoint
-    steps: int  # made since the last time
-    seconds: float
-    done: bool  # whether its team has no more steps in this epoch
+    done: bool  # whether there are no more steps in this epoch
     events: list[StepEvent]  # for the log
-
-
-@dataclass(frozen=True)
-class Agreement:
-    """What all ranks do now."""
-
-    signal: int | None
-    save: bool
-    done: bool  # whether no team has more steps in this epoch
-    events: list[StepEvent]
+    steps: int  # since the last time
+    seconds: float
 
 
 class Pace:
@@ -51,17 +40,17 @@ class Pace:
         self._steps += not done
         return done or self._steps >= self._round
 
-    def meet(self, done: bool, events: list[StepEvent]) -> Agreement:
+    def meet(self, done: bool, events: list[StepEvent]) -> Pause:
+        """What all ranks agree on."""
         now = time.monotonic()
         save = now - self._saved_at >= self.checkpoint_seconds
-        pauses = self.ranks.exchange(Pause(self.signal, save, self._steps, now - self._met_at, done, events))
+        pauses = self.ranks.exchange(Pause(self.signal, save, done, events, self._steps, now - self._met_at))
         first = pauses[0]
         if self.ranks.size > 1:
             self._round = min(max(1, int(first.steps * ROUND_SECONDS / max(first.seconds, 1e-3))), ROUND_STEPS)
         self._met_at, self._steps = time.monotonic(), 0
-        return Agreement(
+        return first._replace(
             signal=next((pause.signal for pause in pauses if pause.signal is not None), None),
-            save=first.save,
             done=all(pause.done for pause in pauses),
             events=[event for pause in pauses for event in pause.events],
         )

@@ -32,7 +32,7 @@ from filelock import FileLock
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from mispair import __version__
-from mispair.config import Config, difference, to_toml
+from mispair.config import BEST, Config, difference, to_toml
 from mispair.errors import (
     ChangedError,
     ConfigError,
@@ -90,7 +90,7 @@ class Run:
 
     def __init__(self, path: Path, config: Config) -> None:
         self.path, self.config = path, config
-        self.checkpoints, self.best = path / "checkpoints", path / "best.safetensors"
+        self.checkpoints, self.best = path / "checkpoints", path / BEST
         settings = path / "config.toml"
         self._tensorboard = _import_tensorboard() if config.tensorboard else None
         self._board: Any = None
@@ -185,7 +185,7 @@ class OtherRank(Run):
 
     def __init__(self, path: Path, config: Config) -> None:
         self.path, self.config = path, config
-        self.checkpoints, self.best = path / "checkpoints", path / "best.safetensors"
+        self.checkpoints, self.best = path / "checkpoints", path / BEST
         self._unsent: list[StepEvent] = []
 
     def close(self) -> None:
@@ -296,7 +296,7 @@ def check_place(path: Path) -> None:
 
 def _started(path: Path) -> bool:
     """Whether anything was trained here; before that, another config does no harm."""
-    return (path / "best.safetensors").exists() or any((path / "checkpoints").glob("step-*.pt"))
+    return (path / BEST).exists() or any((path / "checkpoints").glob("step-*.pt"))
 
 
 def _is_free(path: Path) -> bool:

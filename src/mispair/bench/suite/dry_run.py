@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from mispair import models
 from mispair.bench.suite.suite import Cell, digest
 from mispair.compute.devices import give_back_memory
 from mispair.config import Config
@@ -101,11 +102,10 @@ def measure(
         cell = typical(alike)
         on_start(cell.name)
         give_back_memory()
-        model = cell.config.model
-        vectors = model == "two-tower"
+        vectors = models.find(cell.config.model).takes_vectors
         if vectors not in made:
-            dev = stand_in(model, captions, min(1000, images), seed=1)
-            made[vectors] = stand_in(model, captions, images), dev
+            dev = stand_in(vectors, captions, min(1000, images), seed=1)
+            made[vectors] = stand_in(vectors, captions, images), dev
         try:
             yield replace(_first_steps(cell, *made[vectors]), trainings=len(alike))
         except (MispairError, torch.OutOfMemoryError) as error:

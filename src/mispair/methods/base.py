@@ -130,6 +130,7 @@ class Method(ABC):
     @classmethod
     def network_configs(cls, config: Config) -> list[Config]:
         """The settings of each network; by default those of the run for all."""
+        config = cls.adapted(config)
         count = config.networks or cls.networks
         if cls.networks > 1 and count != cls.networks:
             expected = f"{cls.networks}, which `method={config.method}` trains together"

@@ -62,7 +62,7 @@ def note_unused(config: Config, given: Collection[str]) -> None:
     method, own = methods.select(config), owners()
     if {*RUN_SETTINGS, *own} <= set(given):  # a recipe serves several methods
         return
-    names = dict.fromkeys(one.model for one in method.network_configs(method.adapted(config)))
+    names = dict.fromkeys(one.model for one in method.network_configs(config))
     networks = [models.find(name) for name in names]
     used = {*method.settings, *(kind for network in networks for kind in network.settings)}
     ignored = set(method.ignores).union(set.intersection(*(set(network.ignores) for network in networks)))
@@ -122,7 +122,7 @@ def duration_sentence(config: Config, pairs: Pairs) -> str:
     """What will be trained, and about how long it will take by a few timed steps."""
     device = pick_device(config.device)
     method = methods.select(config)
-    configs = method.network_configs(method.adapted(config))
+    configs = method.network_configs(config)
     check_memory(configs, (SideSpec.of(pairs.left), SideSpec.of(pairs.right)), device)
     of_models = {own.model: _step_seconds(own, pairs, device) for own in {c.model: c for c in configs}.values()}
     seconds = method.seconds(config, [of_models[own.model] for own in configs])

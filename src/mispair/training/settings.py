@@ -163,7 +163,7 @@ def complete(config: Config) -> Config:
     {}
     """
     method = methods.select(config)
-    used = dict.fromkeys(own.model for own in method.network_configs(method.adapted(config)))
+    used = dict.fromkeys(own.model for own in method.network_configs(config))
     kinds = dict.fromkeys([*(kind for model in used for kind in models.find(model).settings), *method.settings])
     filled = _filled(config, list(kinds))
     return dataclasses.replace(config, own={name: filled[name] for name in filled if name not in RUN_SETTINGS})

@@ -654,7 +654,7 @@ def _unpacked(content: bytes) -> dict[str, Any]:
 def check_networks(config: Config, train: Pairs) -> None:
     """Refuses pairs that the networks do not take, and networks that do not fit into memory."""
     method = methods.select(config)
-    configs = method.network_configs(method.adapted(config))
+    configs = method.network_configs(config)
     check_memory(configs, (SideSpec.of(train.left), SideSpec.of(train.right)), pick_device(config.device))
 
 

@@ -313,7 +313,7 @@ REFUSALS = {
     "unknown recipe": ("nowhere/plain", "shapes/plain"),
     "wrong device": ("cuda:77",),
     "wrong method": ("plian", '"plain"'),
-    "ratio": ("noise_ratio", "must be at most 1"),
+    "ratio": ("--noise-ratio", "1.5"),
 }
 
 

@@ -32,6 +32,12 @@ def test_a_public_name_says_what_it_is(name: str) -> None:
         assert value.__name__ == name
 
 
+def test_the_reference_has_every_name() -> None:
+    page = (Path(__file__).parent.parent / "docs/reference.md").read_text(encoding="utf-8").splitlines()
+    families = "ConfigError", "DataError", "MispairError", "TrainingError"  # they are in mispair.errors
+    assert [name for name in mispair.__all__ if f"::: mispair.{name}" not in page and name not in families] == []
+
+
 def test_type_checkers_see_the_names_that_python_has() -> None:
     tree = ast.parse(Path(mispair.__file__).read_text(encoding="utf-8"))
     (block,) = (node for node in tree.body if isinstance(node, ast.If))

@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from mispair.auditing.inputs import as_vectors
+from mispair.auditing.inputs import open_pairs_given
 from mispair.auditing.scoring.folds import FOLDS, fold_numbers, sample
 from mispair.auditing.scoring.judge import Judge, learn
 from mispair.auditing.scoring.near_duplicates import fingerprints
@@ -24,7 +24,7 @@ from mispair.compute.devices import pick_device
 from mispair.compute.threads import parallel_map
 from mispair.errors import ConflictError, DamagedError, DataError, InvalidValueError, ShapeError, TooFewError
 from mispair.functional.logistic import FloatArray
-from mispair.pairs.from_pairs import from_pairs
+from mispair.pairs.other_libraries import as_vectors
 from mispair.pairs.pairs import IntArray, Pairs
 from mispair.pairs.shards import ScaledRows, Side
 from mispair.pairs.source import Source, from_memory
@@ -274,7 +274,7 @@ def _opened(left: Any, right: Any, groups: Any) -> Source:
     if isinstance(left, Pairs):
         if right is not None:
             raise ConflictError("two sides", where="right", advice="Pairs have both sides; leave it out.")
-        return from_pairs(left)
+        return open_pairs_given(left)
     if right is None:
         raise ShapeError("one side", expected="vectors of both sides, or Pairs")
     return from_memory(as_vectors(left), as_vectors(right), None, groups)

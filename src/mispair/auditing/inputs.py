@@ -13,11 +13,14 @@ from rich.console import Console
 from mispair.auditing.from_training import from_run, is_run
 from mispair.encoders.cache import FETCHED, cache_folder, writable_cache
 from mispair.encoders.encode import Encoders, encode
-from mispair.errors import ConfigError, DataError
+from mispair.errors import ConfigError, ConflictError, DataError
+from mispair.pairs.from_pairs import from_pairs
 from mispair.pairs.layouts.datacomp import find_datacomp, open_datacomp
 from mispair.pairs.layouts.opening import is_raw_folder, open_raw, open_source
 from mispair.pairs.layouts.table import open_pairs
-from mispair.pairs.origin import check_as_encoded
+from mispair.pairs.origin import Origin, check_as_encoded
+from mispair.pairs.other_libraries import as_pairs, as_table, as_vectors
+from mispair.pairs.pairs import Pairs, Vectors, subset
 from mispair.pairs.raw import RawLayout
 from mispair.pairs.remote import copy_version, fetch, url_of
 from mispair.pairs.source import Source, from_memory, open_arrays
@@ -209,9 +212,13 @@ def open_given(
         elif data.source is not None:
             check_as_encoded(data.source)
         return data.open(raw, device)
+    if isinstance(left, Pairs):
+        if any(part is not None for part in (right, ids, groups, texts)):
+            raise ConflictError("more than Pairs", expected="Pairs alone, which have both sides")
+        return open_pairs_given(left, data.encoders, data.cache, check)
     rows = {"left": left, "right": right, "ids": ids, "groups": groups, "texts": texts}
     check_order({name: labels_of(part) for name, part in rows.items()})
-    given = _as_table(left) if right is None else _as_pairs(left, right, ids)
+    given = as_table(left) if right is None else as_pairs(left, right, ids)
     if given is None and right is None:
         raise ConfigError(
             f"audit got one {type(left).__name__}; expected a path, a table with images and captions (pandas, polars, "
@@ -225,75 +232,41 @@ def open_given(
     return encoded(pairs, data.encoders, data.cache)
 
 
-def as_vectors(values: Any) -> Any:
-    """Lists and the tables of other libraries as numpy arrays; arrays and tensors as they are."""
-    library = type(values).__module__.partition(".")[0]
-    if library == "pyarrow":
-        return _arrow_vectors(values)
-    if library in ("pandas", "polars"):
-        values = values.to_numpy()
-        if values.dtype == object:  # a column of lists
-            values = list(values)
-    if isinstance(values, list | tuple):
-        try:
-            return np.array(values, dtype=np.float32)
-        except (TypeError, ValueError):
-            raise DataError("The vectors differ in their lengths, or are no numbers; expected (N, D).") from None
-    return values
+def open_pairs_given(
+    pairs: Pairs, encoders: Encoders | None = None, cache: Path | None = None, check: Check = lambda _: None
+) -> Source:
+    """Pairs in memory as what an audit reads; those of image files are encoded."""
+    if pairs.source is None:
+        return from_pairs(pairs)
+    if pairs.source.is_encoded:
+        return pairs.source
+    check(pairs.source)
+    return encoded(pairs.source, encoders or Encoders(), cache)
 
 
-def _arrow_vectors(values: Any) -> Any:
-    import pyarrow
+def encoded_pairs(pairs: Pairs, device: str = "auto", console: Console | None = None) -> Pairs:
+    """Pairs of image files and captions by the vectors of the usual encoders, without those that cannot be read.
 
-    if isinstance(values, pyarrow.Table | pyarrow.RecordBatch):
-        return np.stack([column.to_numpy() for column in values.columns], axis=1)
-    if isinstance(values, pyarrow.ChunkedArray):
-        values = values.combine_chunks()
-    if pyarrow.types.is_fixed_size_list(values.type):
-        return values.flatten().to_numpy(zero_copy_only=False).reshape(len(values), -1)
-    return as_vectors(values.to_pylist())
-
-
-def _as_table(values: Any) -> Any:
-    """A table of another library as a `pyarrow.Table`; None where it is none."""
-    import pyarrow
-
-    library, kind = type(values).__module__.partition(".")[0], type(values).__name__
-    if library == "pandas" and kind == "DataFrame":
-        return pyarrow.Table.from_pandas(values, preserve_index=False)
-    if library == "polars" and kind == "DataFrame":
-        return values.to_arrow()
-    if library == "datasets" and kind == "Dataset":
-        return values.with_format("arrow")[:]
-    if library == "datasets":
-        raise ConfigError(f'audit got a {kind} of datasets; give one split that is not streamed, as in data["train"].')
-    if isinstance(values, pyarrow.RecordBatch):
-        return pyarrow.Table.from_batches([values])
-    return values if isinstance(values, pyarrow.Table) else None
-
-
-def _as_pairs(left: Any, right: Any, ids: Any) -> Any:
-    """Image paths and captions in two lists as a `pyarrow.Table`; None where they are no texts."""
-    import pyarrow
-
-    sides = [values.to_pylist() if hasattr(values, "to_pylist") else values for values in (left, right)]
-    if not all(_are_texts(values) for values in sides):
-        return None
-    columns = {"image": list(map(str, sides[0])), "caption": list(map(str, sides[1]))}
-    if ids is not None:
-        columns["id"] = list(map(str, ids))
-    lengths = {name: len(values) for name, values in columns.items()}
-    if len(set(lengths.values())) > 1:
-        found = ", ".join(f"{count:,} of {name}" for name, count in lengths.items())
-        raise DataError(f"The lists differ in their lengths: {found}; expected one of each for each pair.")
-    return pyarrow.table(columns)
-
-
-def _are_texts(values: Any) -> bool:
-    try:
-        return len(values) > 0 and isinstance(next(iter(values)), str | Path)
-    except TypeError:
-        return False
+    Other pairs stay as they are.
+    """
+    if pairs.source is None or pairs.source.is_encoded:
+        return pairs
+    encoders = Encoders(device=device)
+    source = encoded(pairs.source, encoders, None, console)
+    images = np.arange(len(source)) if source.groups is None else source.groups
+    _, first, link = np.unique(images, return_index=True, return_inverse=True)
+    found = replace(
+        pairs,
+        left=Vectors(source.left.gather(first)),
+        right=Vectors(source.right.block(0, len(source))),
+        link=link,
+        left_ids=source.image_texts(first),
+        right_ids=source.texts(),
+        origin=Origin(encoders.image_model, encoders.text_model),
+        source=source,
+    )
+    bad = source.known_rows
+    return found if not len(bad) else subset(found, np.delete(np.arange(len(found)), bad))
 
 
 def _unused_images(source: Source, images: Path) -> str:

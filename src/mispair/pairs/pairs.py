@@ -10,7 +10,8 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -19,11 +20,16 @@ from mispair.errors import DataError, ShapeError
 from mispair.pairs.origin import Origin
 from mispair.pairs.vocabulary import Vocabulary
 
+if TYPE_CHECKING:
+    from mispair.pairs.source import Source
+    from mispair.pairs.tables import Roles
+
 IntArray = npt.NDArray[np.int64]
 FloatArray = npt.NDArray[Any]  # float32 or float16, often memory-mapped
 Kind = Literal["regions", "tokens", "vectors"]
 MATCH_THRESHOLD = 0.5  # a pair with a lower match score is flagged as mismatched
 UNKNOWN = 0.5  # match score of a pair that could not be read
+SHOWN = 5  # rows in a notebook
 HELD_OUT = 5000  # left items that validate, at most; and that test, of data that does not say which
 SAMPLE = 16  # items that a fingerprint holds as a whole, and about as many numbers of all others
 
@@ -71,7 +77,7 @@ class Vectors:
 Side = Regions | Tokens | Vectors
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Pairs:
     """Two sides and the link between them.
 
@@ -90,6 +96,8 @@ class Pairs:
         right_ids: The same for the right items, where they are not texts themselves.
         name: Where the pairs come from, for messages.
         origin: How the features were made from files; None where it is not known.
+        source: What the pairs were read from, row by row: ids, captions, image files. An audit reads it; images and
+            captions are encoded only then, or by `mispair.fit`, and until then both sides have vectors of width 0.
     """
 
     left: Side
@@ -103,6 +111,100 @@ class Pairs:
     match_score: FloatArray | None = None
     flagged: npt.NDArray[np.bool_] | None = None
     origin: Origin | None = None
+    source: Source | None = field(default=None, compare=False)
+
+    @classmethod
+    def from_arrays(
+        cls,
+        left: Any,
+        right: Any,
+        *,
+        ids: Any = None,
+        captions: Sequence[str] | None = None,
+        groups: Any = None,
+        name: str = "the given arrays",
+    ) -> Pairs:
+        """Pairs of two sets of vectors; row i of both is one pair.
+
+        Args:
+            left: Vectors (N, D) of numpy, torch, pandas, polars or pyarrow, or a list.
+            right: Vectors (N, E).
+            ids: One name a pair; by default its number.
+            captions: One text a pair, for people.
+            groups: One value a pair; pairs with the same one share their left item.
+            name: Where they come from, for messages.
+
+        >>> Pairs.from_arrays(np.eye(3), np.eye(3), ids=["a", "b", "c"])
+        <Pairs "the given arrays": 3 pairs of vectors and vectors>
+        """
+        from mispair.pairs import opened
+
+        return opened.from_arrays(left, right, ids, captions, groups, name)
+
+    @classmethod
+    def from_table(
+        cls,
+        table: Any,
+        images: str | Path | None = None,
+        *,
+        image_column: str = "",
+        caption_column: str = "",
+        id_column: str = "",
+    ) -> Pairs:
+        """Pairs of images and captions in a table of pandas, polars, pyarrow or datasets, or in a file.
+
+        Args:
+            table: With a row for each pair: an image or its path, a caption, and perhaps an id.
+            images: Folder that the image paths start from.
+            image_column: Column of images, if its name is unusual.
+            caption_column: Column of captions, likewise.
+            id_column: Column of ids, likewise.
+        """
+        from mispair.pairs import opened
+
+        return opened.from_table(table, images, _roles(image_column, caption_column, id_column))
+
+    @classmethod
+    def from_files(cls, path: str | Path, images: str | Path | None = None, *, split: str | None = None) -> Pairs:
+        """Pairs of a file or folder in any layout: images and captions, vectors, or features.
+
+        Args:
+            path: A table, a JSON file, tars, or a folder.
+            images: Folder that the image paths start from.
+            split: Split of a folder that has several; train by default.
+        """
+        from mispair.pairs import opened
+
+        return opened.from_files(Path(path), images, {}, split)
+
+    def __repr__(self) -> str:
+        kinds = "images and captions" if self._unencoded else f"{self.left.kind} and {self.right.kind}"
+        flagged = "" if self.flagged is None else f", {self.flagged.sum():,} flagged"
+        return f'<Pairs "{self.name}": {len(self):,} pairs of {kinds}{flagged}>'
+
+    def _repr_html_(self) -> str:
+        """The first rows, with thumbnails where there are image files."""
+        from mispair.support.html import html_table, image_cell
+
+        rows, source = range(min(len(self), SHOWN)), self.source
+        columns: dict[str, list[Any]] = {"row": list(rows)}
+        if source is not None:
+            columns["id"] = source.ids(rows)
+            if source.has_images:
+                columns["image"] = [image_cell(source.image(row)) for row in rows]
+            columns["caption"] = source.texts(rows)
+        else:
+            texts = self.right.texts if isinstance(self.right, Tokens) else self.right_ids
+            columns["left"] = [self.left_ids[self.link[row]] if self.left_ids else int(self.link[row]) for row in rows]
+            columns["right"] = [texts[row] if texts else row for row in rows]
+        if self.match_score is not None and self.flagged is not None:
+            columns["match score"] = [float(self.match_score[row]) for row in rows]
+            columns["flagged"] = ["yes" if self.flagged[row] else "" for row in rows]
+        return html_table(zip(*columns.values(), strict=True), list(columns), repr(self)[1:-1])
+
+    @property
+    def _unencoded(self) -> bool:
+        return self.source is not None and not self.source.is_encoded
 
     def __post_init__(self) -> None:
         for label, side in (("left", self.left), ("right", self.right)):
@@ -166,7 +268,12 @@ class Pairs:
     def with_link(self, link: IntArray) -> Pairs:
         """The same items with another link; the present link becomes the truth, unless one is known already."""
         return replace(
-            self, link=link, truth=self.link if self.truth is None else self.truth, match_score=None, flagged=None
+            self,
+            link=link,
+            truth=self.link if self.truth is None else self.truth,
+            match_score=None,
+            flagged=None,
+            source=None,
         )
 
     def with_audit(self, match_score: FloatArray, flagged: npt.NDArray[np.bool_] | None = None) -> Pairs:
@@ -178,6 +285,11 @@ class Pairs:
         """
         known = np.where(np.isnan(match_score), match_score.dtype.type(UNKNOWN), match_score)
         return replace(self, match_score=known, flagged=flagged)
+
+
+def _roles(image: str, caption: str, name: str) -> Roles:
+    columns: Roles = {"image_path": image, "caption": caption, "id": name}
+    return {role: column for role, column in columns.items() if column}
 
 
 def _check_side(side: Any, what: str) -> None:
@@ -280,6 +392,7 @@ def subset(pairs: Pairs, rows: IntArray) -> Pairs:
         right_ids=[pairs.right_ids[row] for row in rows] if pairs.right_ids else (),
         match_score=None if pairs.match_score is None else pairs.match_score[rows],
         flagged=None if pairs.flagged is None else pairs.flagged[rows],
+        source=None,
     )
 
 

@@ -57,6 +57,11 @@ def fit(
     for name, value in given.items():
         check_is_pairs(value, f"fit: {name}")
     _refuse_data_settings(settings)
+    from mispair.auditing.inputs import encoded_pairs
+
+    device = settings.get("device", "auto")
+    given = {name: encoded_pairs(value, device, console) for name, value in given.items()}
+    pairs, dev = given["pairs"], given.get("dev")
     config = fitted(override(Config(data=pairs.name), settings, "fit"), settings, pairs)
     note_unused(config, settings)
     for name, value in given.items():

@@ -5,7 +5,7 @@
     {split}_ids.txt     name of each image
     {split}_rows.npy    which row of the data set each caption is
     rows.parquet        all pairs: id, image_path, caption, status, split
-    basis.npz           with --pca: what each cell was multiplied by
+    basis.npz           with `pca`: what each cell was multiplied by
     encode.json         what the folder was made from
 
 Pairs whose image cannot be read are in no split; `status` in rows.parquet is the reason ("ok" otherwise).

@@ -15,6 +15,7 @@ from mispair.errors import (
     DataError,
     ExistsError,
     TooFewError,
+    WriteError,
 )
 from mispair.pairs.edits import Edits, Mask
 from mispair.pairs.layouts.clip_retrieval import ClipRetrieval
@@ -371,7 +372,7 @@ def test_a_failed_copy_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monkey
         with refused(DataError):
             write_filtered(source, kept(0, 3, n=4), tmp_path / "out")
     monkeypatch.setattr(ClipRetrieval, "size", lambda *_: 1 << 60)
-    with refused(DataError, tmp_path / "out", "1152921504.6 GB"):
+    with refused(WriteError, tmp_path / "out", "1152921504.6 GB"):
         write_filtered(source, kept(0, n=4), tmp_path / "out")
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 

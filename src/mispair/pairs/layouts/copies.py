@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mispair.errors import ConflictError, DamagedError, DataError, ExistsError, TooFewError
+from mispair.errors import ConflictError, DamagedError, ExistsError, TooFewError, WriteError
 from mispair.pairs.edits import Edits, Layout
 from mispair.pairs.layouts.arrays import Arrays
 from mispair.pairs.layouts.clip_retrieval import ClipRetrieval
@@ -126,7 +126,7 @@ def write_copy(
     with replacing_folder(out) as folder:
         free = shutil.disk_usage(folder).free
         if size > free:
-            raise DataError(
+            raise WriteError(
                 f"only {free / 1e9:.1f} GB are free", where=out, expected=f"{size / 1e9:.1f} GB for the copy"
             )
         layout.write(edits, folder)

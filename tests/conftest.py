@@ -3,7 +3,6 @@
 import os
 import sys
 import uuid
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from hypothesis import register_random, settings
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when kernels are imported: they run on the CPU, step by step
 
-from audit_cases import hurry
 
 # One thread for each process, also for those that tests start: the cores are for pytest's workers.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -60,10 +58,3 @@ def seed() -> None:
 def own_cache(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Each test has its own cache of encodings, which is made only when it is used."""
     monkeypatch.setenv("MISPAIR_CACHE", str(tmp_path_factory.getbasetemp() / f"cache-{uuid.uuid4().hex}"))
-
-
-@pytest.fixture(scope="module")
-def hurried() -> Iterator[None]:
-    """For modules whose audits need not be careful."""
-    with hurry():
-        yield

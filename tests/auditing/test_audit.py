@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mispair
-from audit_cases import Case, contents, hurry, make_case, write_clip
+from audit_cases import Case, contents, make_case, write_clip
 from kernel_marks import needs_gpu
 from mispair.auditing import audit as audit_module
 from mispair.auditing.audit import Audit, Settings, audit_source
@@ -39,7 +39,7 @@ FILES = [
 
 @pytest.fixture(autouse=True, scope="module")
 def quickly() -> Iterator[None]:
-    with hurry(), pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scan, "BLOCK", 40)
         patch.setattr(scan, "PART", 40)
         yield
@@ -348,7 +348,7 @@ def test_a_finished_folder_is_kept_without_overwrite(case: Case, folder: Path, u
 def test_the_input_is_never_replaced(folder: Path, tmp_path: Path) -> None:
     before = contents(folder)
     for out in (folder, folder.parent):
-        with pytest.raises(DataError, match="where the audited data is, which is never changed"):
+        with refused(ExistsError, where=out):
             audit_to_folder(open_source(folder), out, CPU, overwrite=True)
     audit_to_folder(open_source(folder), tmp_path / "out", CPU)
     assert contents(folder) == before

@@ -29,9 +29,6 @@ ROWS = 200
 RIGHT, WRONG = 1.0, 0.0
 
 
-pytestmark = pytest.mark.usefixtures("hurried")
-
-
 @pytest.fixture(scope="module")
 def case() -> Case:
     made = make_case(ROWS, 0.3)

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import numpy.typing as npt
 import pytest
 
 import mispair
-from audit_cases import Case, hurry, make_case
+from audit_cases import Case, make_case
 from mispair.functional.metrics import auroc
 
 pytest.importorskip("pyarrow")
@@ -17,12 +15,6 @@ pytest.importorskip("pyarrow")
 ROWS = 300
 WIDTHS = (40, 32)
 Vectors = npt.NDArray[np.float32]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def quickly() -> Iterator[None]:
-    with hurry():
-        yield
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,7 +8,7 @@ import pytest
 from PIL import Image
 
 import mispair
-from audit_cases import Case, hurry, make_case
+from audit_cases import Case, make_case
 from mispair.auditing.audit import Audit
 from mispair.auditing.findings import REASONS
 from mispair.auditing.scoring.partners import Partners
@@ -34,11 +33,10 @@ def case() -> Case:
 
 
 @pytest.fixture(scope="module")
-def audit(case: Case) -> Iterator[Audit]:
+def audit(case: Case) -> Audit:
     ids = [f"pair {row}" for row in range(200)]
     ids[8], ids[9] = ids[7], ""
-    with hurry():
-        yield mispair.audit(case.left, case.right, ids, device="cpu")
+    return mispair.audit(case.left, case.right, ids, device="cpu")
 
 
 def test_one_row_a_pair_in_the_order_of_the_input(audit: Audit, case: Case) -> None:

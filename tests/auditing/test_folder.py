@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from audit_cases import contents, hurry, make_case, write_clip
+from audit_cases import contents, make_case, write_clip
 from kills import killed_runs
 from mispair.auditing import audit as audit_module
 from mispair.auditing import folder as folder_module
@@ -35,8 +35,6 @@ pytest.importorskip("pyarrow")
 Capture = pytest.CaptureFixture[str]
 ENDED = "This audit has ended already; nothing was computed again."
 
-pytestmark = pytest.mark.usefixtures("hurried")
-
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -45,7 +43,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     case = make_case(100, 0.3)
     write_clip(place / "in", case.left, case.right, {"id": [f"p{row}" for row in range(100)]})
     (place / "checked.csv").write_text("id,right\np1,no\n")
-    with chdir(place), redirect_stdout(StringIO()) as printed, hurry():
+    with chdir(place), redirect_stdout(StringIO()) as printed:
         assert audit("in") == 0
     assert "Report: audit/report.html" in printed.getvalue()
     assert "Decide on the doubtful pairs: mispair review audit\n" in printed.getvalue()

@@ -45,7 +45,6 @@ def test_expected_seconds_grow_with_the_pairs() -> None:
     assert sums == sorted(sums)
 
 
-@pytest.mark.usefixtures("hurried")
 def test_a_dry_run_writes_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -27,8 +27,6 @@ from mispair.retrieval.matcher import Matcher
 from mispair.training.settings import override
 from refusals import refused
 
-pytestmark = pytest.mark.usefixtures("hurried")
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -23,8 +23,6 @@ from mispair.errors import ConfigError, NotFoundError, ShapeError, TooFewError
 from mispair.pairs.other_libraries import as_vectors
 from refusals import refused
 
-pytestmark = pytest.mark.usefixtures("hurried")
-
 ROWS = 60
 
 

@@ -27,7 +27,7 @@ from mispair.auditing.ray_engine import RayEngine
 from mispair.auditing.scoring import scan
 
 ray = pytest.importorskip("ray")
-pytestmark = [pytest.mark.slow, pytest.mark.posix, pytest.mark.usefixtures("hurried")]
+pytestmark = [pytest.mark.slow, pytest.mark.posix]
 
 TABLES = ("pairs.parquet", "pairs.csv", "suggestions.csv", "suggestions.parquet")
 CPU = Settings(device="cpu", workers=2)

@@ -216,7 +216,7 @@ def same_tables(one: Path, other: Path) -> bool:
     return all((one / name).read_bytes() == (other / name).read_bytes() for name in TABLES)
 
 
-@pytest.mark.usefixtures("hurried", "_small_parts")
+@pytest.mark.usefixtures("_small_parts")
 def test_the_tables_are_those_of_one_process(data: AuditInput, tmp_path: Path) -> None:
     whole, out = tmp_path / "whole", tmp_path / "out"
     audit_path(data, whole, CPU)
@@ -226,7 +226,7 @@ def test_the_tables_are_those_of_one_process(data: AuditInput, tmp_path: Path) -
     assert same_tables(whole, out)
 
 
-@pytest.mark.usefixtures("hurried", "_small_parts")
+@pytest.mark.usefixtures("_small_parts")
 def test_what_a_killed_driver_has_is_not_measured_again(data: AuditInput, tmp_path: Path) -> None:
     whole, out = tmp_path / "whole", tmp_path / "out"
     audit_path(data, whole, CPU)
@@ -252,7 +252,7 @@ def test_what_a_killed_driver_has_is_not_measured_again(data: AuditInput, tmp_pa
     assert same_tables(whole, out)
 
 
-@pytest.mark.usefixtures("hurried", "_small_parts")
+@pytest.mark.usefixtures("_small_parts")
 def test_workers_leave_their_parts_in_the_store(
     data: AuditInput, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -281,7 +281,7 @@ def test_workers_leave_their_parts_in_the_store(
         store.rm("ray", recursive=True)
 
 
-@pytest.mark.usefixtures("hurried", "_small_parts")
+@pytest.mark.usefixtures("_small_parts")
 def test_what_a_worker_cannot_read_is_said(data: AuditInput, tmp_path: Path) -> None:
     ray = StandIn()
 

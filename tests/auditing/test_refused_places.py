@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 import refusals
-from audit_cases import contents, hurry, make_case, write_clip
+from audit_cases import contents, make_case, write_clip
 from mispair.auditing import inputs
 from mispair.auditing.auditor import Auditor
 from mispair.auditing.folder import read_checked
@@ -143,6 +143,5 @@ def test_answers_that_contradict_each_other(place: Path, capsys: Capture) -> Non
 def test_good_places_are_taken(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     monkeypatch.chdir(place)
-    with hurry():
-        assert main(["audit", "in", "--out", "results/out", "--clean", "results/clean", "--device", "cpu"]) == 0
+    assert main(["audit", "in", "--out", "results/out", "--clean", "results/clean", "--device", "cpu"]) == 0
     assert (place / "results/clean/img_emb/img_emb_0.npy").exists()

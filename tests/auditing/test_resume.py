@@ -28,9 +28,6 @@ FILES = [
 ]  # fmt: skip
 
 
-pytestmark = pytest.mark.usefixtures("hurried")
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     case = make_case(100, 0.3)

@@ -22,7 +22,6 @@ from mispair.errors import ConflictError, InvalidValueError, NotFoundError
 from refusals import refused
 
 parquet = pytest.importorskip("pyarrow.parquet")
-pytestmark = pytest.mark.usefixtures("hurried")
 
 TABLES = ("pairs.parquet", "pairs.csv", "suggestions.csv", "suggestions.parquet")
 CPU = Settings(device="cpu", workers=1)

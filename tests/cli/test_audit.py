@@ -36,9 +36,6 @@ ROWS = 100
 Capture = pytest.CaptureFixture[str]
 
 
-pytestmark = pytest.mark.usefixtures("hurried")
-
-
 @pytest.fixture(scope="module")
 def case() -> Case:
     return make_case(ROWS, 0.3)
@@ -214,10 +211,10 @@ def test_bad_rows_of_an_encoded_folder_keep_their_status(case: Case, tmp_path: P
 
 DRIVER = """
 import sys, time
-from mispair.auditing.scoring import calibration, judge, scan
+from mispair.auditing.scoring import scan
 from mispair.cli.main import main
 
-judge.REGULARISATIONS, scan.BLOCK, scan.PART = (1.0,), 10, 20
+scan.BLOCK, scan.PART = 10, 20
 measured = scan._measured
 
 def slowly(*arguments):
@@ -405,7 +402,7 @@ def test_refusals_come_before_encoding(photos: tuple[Path, Colours], capsys: Cap
         ([place / "photos.csv", "--checked", place / "checked.csv"], "no pair has the id 'nobody'"),
         ([place / "few.csv", "--image-column", "link"], "1 pairs; expected at least 50"),
         ([place / "photos.csv", "--by", "shop"], "--by: "),
-        ([place / "odd.csv"], 'the columns are "a", "b". Name two of them with --image-column and --caption-column.'),
+        ([place / "odd.csv"], '"a", "b". Name them with --image-column'),
     ):
         assert audit(*options, "--images", place / "photos", "--out", place / "out") == 2
         assert words in capsys.readouterr().err

@@ -27,7 +27,6 @@ def npy(array: npt.NDArray[np.float32]) -> bytes:
     return file.getvalue()
 
 
-@pytest.mark.usefixtures("hurried")
 def test_the_tables_are_those_of_local_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote, "RANGE", 2_000)
     monkeypatch.setattr(remote, "PAUSE", 0.0)
@@ -46,7 +45,6 @@ def test_the_tables_are_those_of_local_files(tmp_path: Path, monkeypatch: pytest
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "local" / name).read_bytes()
 
 
-@pytest.mark.usefixtures("hurried")
 def test_input_and_output_in_a_store(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

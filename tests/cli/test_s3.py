@@ -30,7 +30,7 @@ from mispair.support.tensor_files import load_tensors, save_tensors
 from refusals import refused
 from s3_store import BUCKET, S3Store, s3_store
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("hurried")]
+pytestmark = pytest.mark.slow
 TABLES = ("pairs.parquet", "pairs.csv", "suggestions.csv", "suggestions.parquet")
 
 

@@ -21,7 +21,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from functools import cache
@@ -32,7 +32,7 @@ import numpy as np
 import pytest
 
 import common
-from audit_cases import hurry, make_case, write_clip
+from audit_cases import make_case, write_clip
 from forked import fork_server
 from mispair.bench.suite import runner
 from mispair.cli.main import COMMANDS, main
@@ -113,15 +113,14 @@ def reader_files(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def workplace(reader_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def workplace(reader_files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with the reader's files, in which the commands run."""
     folder = shutil.copytree(reader_files, tmp_path / "work")
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", list(sys.path))
     if sys.platform != "win32":
         monkeypatch.setattr(runner, "CONTEXT", fork_server())
-    with hurry():
-        yield folder
+    return folder
 
 
 def run(block: Block, names: dict[str, object], capsys: pytest.CaptureFixture[str]) -> None:

@@ -29,7 +29,7 @@ import mispair.auditing.report.page
 import mispair.bench.suite.runner
 import mispair.reviewing.export
 import mispair.training.from_files
-from audit_cases import hurry, make_case, write_clip
+from audit_cases import make_case, write_clip
 from mispair.auditing.scoring import scan
 from mispair.cli.main import main
 from mispair.encoders import encode
@@ -103,7 +103,6 @@ class Command:
 
     def __call__(self) -> int:
         with ExitStack() as patches:
-            patches.enter_context(hurry())
             for module, name, value in (
                 (encode, "image_encoder", lambda *_: _Colours()),
                 (encode, "text_encoder", lambda *_: _Letters()),
@@ -174,8 +173,7 @@ def _embeddings(folder: Path) -> None:
 
 def _audited(folder: Path) -> None:
     _embeddings(folder)
-    with hurry():
-        assert main(["audit", str(folder / "in"), "--out", str(folder / "audit"), "--device", "cpu"]) == 0
+    assert main(["audit", str(folder / "in"), "--out", str(folder / "audit"), "--device", "cpu"]) == 0
     (folder / "decisions.csv").write_text("id,verdict\np1,drop\np2,keep\np3,drop\n")
 
 

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pytest
 
-from mispair.auditing.scoring import judge
-from mispair.compute.threads import one_thread_each
 from mispair.pairs.pairs import IntArray
 
-# A run in another process has as many threads as this one inside `hurry`.
+# A run in another process has as many threads as this one; see conftest.
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
@@ -56,15 +52,6 @@ def make_case(
     holder = np.arange(n)
     holder[chosen] = chosen.reshape(-1, 2)[:, ::-1].reshape(-1)
     return Case(sides[0].astype(np.float32), sides[1][holder].astype(np.float32), holder)
-
-
-@contextmanager
-def hurry() -> Iterator[None]:
-    """Audits learn less carefully inside, which takes a third of the time, and always with one thread."""
-    with pytest.MonkeyPatch.context() as patch, one_thread_each():
-        patch.setattr(judge, "REGULARISATIONS", (1.0,))
-
-        yield
 
 
 def write_clip(

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import mispair
-from audit_cases import hurry, make_case
+from audit_cases import make_case
 from mispair.errors import DamagedError, DataError, NotFoundError, ShapeError
 from mispair.methods.soft_partners import SoftPartners
 from mispair.pairs.audited import AuditColumns
@@ -29,8 +29,7 @@ def audit() -> mispair.Audit:
     case = make_case(120, 0.3)
     left = case.left.copy()
     left[7], left[3] = left[8], np.nan
-    with hurry():
-        return mispair.audit(left, case.right, texts=[f"caption {row // 2}" for row in range(120)], keep_best=0.7)
+    return mispair.audit(left, case.right, texts=[f"caption {row // 2}" for row in range(120)], keep_best=0.7)
 
 
 def _best(partners: SoftPartners) -> dict[tuple[int, bool], int]:

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import pytest
 from PIL import Image
 
 import mispair
-from audit_cases import Case, hurry, make_case
+from audit_cases import Case, make_case
 from mispair.auditing.audit import Audit, Settings, audit_source
 from mispair.auditing.report import page
 from mispair.auditing.report.page import make_page
@@ -35,9 +34,8 @@ def case() -> Case:
 
 
 @pytest.fixture(scope="module")
-def plain(case: Case) -> Iterator[Audit]:
-    with hurry():
-        yield mispair.audit(case.left, case.right, device="cpu")
+def plain(case: Case) -> Audit:
+    return mispair.audit(case.left, case.right, device="cpu")
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +52,7 @@ def illustrated(case: Case, tmp_path_factory: pytest.TempPathFactory) -> Audit:
     np.save(folder / "a.npy", case.left)
     np.save(folder / "b.npy", case.right)
     source = open_arrays(folder / "a.npy", folder / "b.npy", folder / "t.tsv")
-    with hurry():
-        return audit_source(source, Settings(device="cpu"), command=f"mispair audit {HOSTILE}")
+    return audit_source(source, Settings(device="cpu"), command=f"mispair audit {HOSTILE}")
 
 
 def test_counts(plain: Audit) -> None:

@@ -45,9 +45,6 @@ class World:
         return find_partners(self.source, self.judge, rows, match, self.groups, keep_left=keep_left, device=CPU)
 
 
-pytestmark = pytest.mark.usefixtures("hurried")
-
-
 @pytest.fixture(scope="module")
 def world() -> World:
     return World(make_case(300, 0.3))

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from audit_cases import Case, hurry, make_case, write_clip
+from audit_cases import Case, make_case, write_clip
 from mispair.auditing.scoring import scan as module
 from mispair.auditing.scoring.folds import fold_numbers
 from mispair.auditing.scoring.judge import Judge, learn
@@ -29,7 +29,7 @@ ROWS = 130
 
 @pytest.fixture(autouse=True, scope="module")
 def small_blocks() -> Iterator[None]:
-    with hurry(), pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "BLOCK", 16)
         patch.setattr(module, "PART", 32)
         yield

@@ -111,7 +111,6 @@ def test_other_ids_are_no_subset() -> None:
     assert uid_subset([]) is None
 
 
-@pytest.mark.usefixtures("hurried")
 def test_audit(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     assert main(["audit", str(folder), "--out", str(out), "--clean", str(tmp_path / "clean"), "--device", "cpu"]) == 0

@@ -225,7 +225,8 @@ def _help(group: str = "") -> str:
     chosen = {name: call for name, call in COMMANDS.items() if name.startswith(group)}
     width = max(map(len, chosen)) + 1
     lines = [f"  {name:<{width}} {(call.__doc__ or '').splitlines()[0]}" for name, call in chosen.items()]
-    head = f"mispair {__version__}: finds, mends and survives mismatched pairs.\n\nUsage: mispair COMMAND [OPTIONS]\n\n"
+    what = "find and fix mismatched pairs, and train models that tolerate them"
+    head = f"mispair {__version__}: {what}.\n\nUsage: mispair COMMAND [OPTIONS]\n\n"
     return head + "\n".join(lines) + "\n\n`mispair COMMAND --help` explains a command."
 
 

@@ -367,7 +367,7 @@ def test_names_replace_images_that_do_not_exist(page: Checker) -> None:
 @pytest.mark.parametrize("there", [True, False])
 def test_without_a_folder_of_images(report: Callable[..., Checker], tmp_path: Path, there: bool) -> None:
     page = report(all_done(EXAMPLES_ALONE), EXAMPLES_ALONE, images=tmp_path / "nowhere" if there else None)
-    assert "There is no folder with the images (--images), so only their names are shown." in page.words
+    assert "There is no folder with the images, so only their names are shown." in page.words
     assert sizes(page) == []
 
 

@@ -303,5 +303,5 @@ def _example_notes(examples: Sequence[ExampleGroup], images: Path | None) -> lis
     if all(has_file):
         return []
     if images is None or not images.is_dir():
-        return ["There is no folder with the images (--images), so only their names are shown."]
+        return ["There is no folder with the images, so only their names are shown."]
     return [f"{has_file.count(False)} of {len(has_file)} images are not in {images}, or cannot be read."]

@@ -154,7 +154,7 @@ def run_cell(cell: Cell, folder: Path, console: Console | None = None) -> Record
             raise
         record = Record.of(cell, "failed", error=_shortened(str(error).splitlines()[0]))
     except torch.OutOfMemoryError as error:
-        sentence = f"{str(error).partition('.')[0]}. Try fewer --jobs, or a smaller batch_size in the recipe."
+        sentence = f"{str(error).partition('.')[0]}. Try fewer jobs, or a smaller batch_size in the recipe."
         record = Record.of(cell, "failed", error=sentence)
     write_record(folder, record)
     return record
@@ -166,7 +166,7 @@ def _shortened(sentence: str) -> str:
 
 
 def _move(settings: Path, config: Config) -> None:
-    """Updates the paths in a run folder that was begun on another machine, so that it can be resumed."""
+    """Update the paths in a run folder that was begun on another machine, so that it can be resumed."""
     if settings.is_file():
         before = read_recipe(settings)
         here = replace(before, **{name: getattr(config, name) for name in LOCATIONS})

@@ -56,10 +56,9 @@ def cell_folder(results: Path, cell: Cell) -> Path:
 
 @contextmanager
 def claimed(folder: Path) -> Iterator[bool]:
-    """Locks a cell: True if it is ours inside the block, False if another process has it.
+    """Lock a cell: True if it is ours inside the block, False if another process has it.
 
-    It is a lock of the operating system, not a marker file, because the system releases it when its process ends in
-    any way, and because a marker that a killed process left on NFS cannot be taken over safely.
+    A lock of the operating system, not a marker file: the system releases it however its process ends.
     """
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / LOCK)
@@ -110,7 +109,7 @@ def check_folder(folder: Path, suite: Suite) -> Suite:
 
 
 def write_info(folder: Path, name: str, suite: Suite, seeds: int) -> None:
-    """Writes the suite and all that a report needs into a folder. A suite may grow: existing records stay valid."""
+    """Write the suite and all that a report needs. A suite may grow: existing records stay valid."""
     before = _read_info(folder)
     info = ResultsInfo(suite.name, suite.data, max(seeds, before.seeds if before else 0), suite.noise_file)
     for row in (row for part in suite.parts for row in part.rows):

@@ -96,7 +96,7 @@ def run_cells(
     if killed := [worker.exitcode for worker in workers if worker.exitcode]:
         console.print(
             f"{len(killed)} of {jobs} processes ended before their work was done (exit code {killed[0]}); if nothing "
-            "else says why, memory may have run out. The same command goes on, with fewer --jobs if need be.",
+            "else says why, memory may have run out. The same command goes on, with fewer jobs if need be.",
             soft_wrap=True,
         )
     return [state(results, cell) for cell in cells]
@@ -120,10 +120,7 @@ def _termination() -> Iterator[None]:
 
 
 def _work(cells: list[Cell], results: Path, threads: int, errors: SimpleQueue[str]) -> None:
-    """Trains one cell after the other, as long as there is one that has not ended and that is not locked.
-
-    Errors that are no result of a training go to `errors`.
-    """
+    """Train every cell that has not ended and is not locked; errors that are no result go to `errors`."""
     torch.set_num_threads(threads)
     parent, trained, broken = multiprocessing.parent_process(), True, set[str]()
     try:
@@ -153,7 +150,7 @@ def _work(cells: list[Cell], results: Path, threads: int, errors: SimpleQueue[st
 
 
 def _stop(workers: Iterable[BaseProcess]) -> None:
-    """Lets all workers save their state, and waits for them."""
+    """Let all workers save their state, and wait for them."""
     for worker in workers:
         worker.terminate()
     for worker in workers:
@@ -163,7 +160,7 @@ def _stop(workers: Iterable[BaseProcess]) -> None:
 def _show_progress(
     workers: Sequence[BaseProcess], cells: Sequence[Cell], results: Path, errors: SimpleQueue[str], console: Console
 ) -> None:
-    """Shows the progress and the errors of the workers until all have ended."""
+    """Show the progress and the errors of the workers until all have ended."""
     printed = {cell.name for cell in cells if read_record(cell_folder(results, cell))}
     live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
     with live or nullcontext():

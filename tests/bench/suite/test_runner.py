@@ -44,7 +44,7 @@ from mispair.cli.main import main
 from mispair.config import Config, find_packaged, to_toml
 from mispair.errors import ChangedError, DataError, ExistsError, NotFoundError
 from mispair.pairs.shapes import dataset
-from mispair.training.settings import override, read_recipe
+from mispair.training.settings import complete, override, read_recipe
 from refusals import refused
 
 SMALL = "embed_size = 8, word_size = 8, epochs = 2, warmup_epochs = 1, batch_size = 16, bank_size = 32"
@@ -495,12 +495,12 @@ def test_a_training_resumes_where_its_data_is_now(suite: Suite, tmp_path: Path) 
     cell = suite.cells(1)[0]
     settings = tmp_path / RUN / "config.toml"
     settings.parent.mkdir()
-    settings.write_text(to_toml(replace(cell.config, data="/mnt/other/shapes", device="auto")))
+    settings.write_text(to_toml(complete(replace(cell.config, data="/mnt/other/shapes", device="auto"))))
     (settings.parent / "checkpoints").mkdir()
     (settings.parent / "checkpoints/step-000000001-0.pt").touch()  # damaged, but something was trained
     record = run_cell(cell, tmp_path)
     assert record.status == "done", record.error
-    assert read_recipe(settings) == cell.config
+    assert read_recipe(settings) == complete(cell.config)
 
 
 def test_a_cell_that_cannot_begin_does_not_stop_the_others(suite: Suite, tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ from mispair.support.files import LARGEST_TEXT, check_name, read_regular, regula
 from mispair.support.owned_folder import LOCK, acquire
 from mispair.training.checkpoint import Best
 from mispair.training.events import Event, StepEvent, from_line, scalars, to_line
-from mispair.training.settings import read_recipe
+from mispair.training.settings import complete, read_recipe
 
 AUDITED = ("audited.parquet", "audited_dev.parquet", "audited_test.parquet")  # training, validation and test pairs
 MADE_FROM_FILES = ("features", "audit", "review.json")  # what a training from files or from a review makes first
@@ -97,7 +97,7 @@ class Run:
         try:
             check_place(path)
             if settings.is_file() and _started(path):
-                _refuse_other_config(path, read_recipe(settings), config)
+                _refuse_other_config(path, complete(read_recipe(settings)), complete(config))
             path.mkdir(parents=True, exist_ok=True)
             self._lock = FileLock(path / LOCK)
             acquire(self._lock, path)

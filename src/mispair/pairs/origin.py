@@ -115,7 +115,7 @@ def note_source(folder: Path, source: Path, request: Mapping[str, Json]) -> None
 
 
 def noted_request(folder: Path) -> Mapping[str, Json] | None:
-    """What the features in a folder depend on, as `note_source` wrote it; earlier versions did not."""
+    """What the features in a folder depend on, as `note_source` wrote it; None for other features."""
     found = read_json(folder / MADE_FROM)
     request = found.get("request") if isinstance(found, dict) else None
     return request if isinstance(request, dict) else None

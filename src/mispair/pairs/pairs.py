@@ -332,13 +332,12 @@ def described(value: Any) -> str:
     return f"a value of type {type(value).__name__}"
 
 
-def fingerprint(pairs: Pairs, *, truth: bool = False, items: bool = True) -> str:
+def fingerprint(pairs: Pairs, *, truth: bool = False) -> str:
     """Hash of link, groups, scores, texts and some of the features, and optionally of the truth.
 
     Args:
         pairs: The pairs.
         truth: Whether another truth makes other pairs.
-        items: Whether some numbers of every item are part of it; earlier versions took those of sixteen items alone.
     """
     digest = hashlib.sha256(np.ascontiguousarray(pairs.link).tobytes())
     if pairs.groups is not None:
@@ -355,7 +354,7 @@ def fingerprint(pairs: Pairs, *, truth: bool = False, items: bool = True) -> str
         else:
             sample = np.linspace(0, len(side) - 1, SAMPLE, dtype=np.int64)
             digest.update(np.ascontiguousarray(side.features[sample]).tobytes())
-            if items and len(side) > SAMPLE:
+            if len(side) > SAMPLE:
                 digest.update(np.ascontiguousarray(_some_numbers(side.features)).tobytes())
     return digest.hexdigest()
 

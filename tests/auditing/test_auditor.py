@@ -51,6 +51,14 @@ def test_unseen_pairs_are_told_apart_as_well_as_audited_ones(case: Case, scores:
     assert ((scores >= 0) & (scores <= 1)).all()
 
 
+def test_mismatched_pairs_are_found_after_a_fit_to_matched_ones() -> None:
+    clean = make_case(ROWS, 0.0, noise=0.3, hidden=8)
+    auditor = Auditor(device="cpu").fit(clean.left[:FITTED], clean.right[:FITTED])
+    left, right = clean.left[FITTED:], clean.right[FITTED:]
+    assert auditor.score(left, right).min() > 0.5
+    assert np.median(auditor.score(left, np.roll(right, 1, axis=0))) < 0.1
+
+
 def test_what_was_learned(auditor: Auditor, case: Case) -> None:
     low, high = auditor.noise_interval_
     assert low <= case.mismatched[:FITTED].mean() <= high

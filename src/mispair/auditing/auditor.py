@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from mispair.auditing.inputs import open_pairs_given
+from mispair.auditing.match_scores import new_match_scores
 from mispair.auditing.scoring.folds import FOLDS, fold_numbers, sample
 from mispair.auditing.scoring.judge import Judge, learn
 from mispair.auditing.scoring.near_duplicates import fingerprints
@@ -47,7 +48,8 @@ class Auditor:
     >>> common = np.random.default_rng(0).standard_normal((200, 8))
     >>> left, right = common @ np.ones((8, 12)) + common @ np.eye(8, 12), common @ np.eye(8, 10)
     >>> auditor = Auditor(device="cpu").fit(left[:150], right[:150])
-    >>> bool(auditor.score(left[150:], right[150:]).mean() > auditor.score(left[150:], right[150:][::-1]).mean())
+    >>> matched, mismatched = auditor.score(left[150:], right[150:]), auditor.score(left[150:], right[100:150])
+    >>> bool(matched.mean() > mismatched.mean())
     True
 
     Args:
@@ -103,7 +105,7 @@ class Auditor:
     def score(self, left: Any, right: Any = None) -> Scores:
         """Return the match scores (n,) of pairs: the probability that each matches. NaN where a vector is unreadable.
 
-        The score of a pair depends on this pair alone. Pairs that the auditor was fitted to are scored by the folds
+        The score of a pair depends on this pair alone, and mismatched pairs are found after a fit to matched ones, too. Pairs that the auditor was fitted to are scored by the folds
         that have not seen them. Memory is bounded: arrays may be memory maps.
 
         Args:
@@ -127,7 +129,7 @@ class Auditor:
         found = np.full(len(source), np.nan, dtype=np.float32)
 
         def part(rows: tuple[Tensor, Tensor, int]) -> Scores:
-            return judge.combination.match(judge.measure_items(rows[0], rows[1], every, every, rows[2]))
+            return new_match_scores(judge, judge.measure_items(rows[0], rows[1], every, every, rows[2]))
 
         for start in range(0, len(source), READ):
             x, y = (side.tensor(slice(start, start + READ), device) for side in sides)

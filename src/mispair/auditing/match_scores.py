@@ -92,17 +92,38 @@ class MatchScores:
 def _limits(judge: Judge, scan: Scan, many: npt.NDArray[np.integer]) -> tuple[IntArray, Scores]:
     """Pairs of which one in so many (N,) is expected to match, and the probability that each of them does.
 
-    The evidence is how much more frequent such measures are among matched than among shuffled pairs. It is a straight
-    line, as scores below those of all other pairs must count as well.
+    The evidence is how much more frequent such measures are among matched than among shuffled pairs.
     """
     rows = np.flatnonzero(many)
     if not len(rows):
         return rows, np.empty(0, dtype=np.float32)
-    sums = np.concatenate([judge.observed, judge.null])
-    observed = np.arange(len(sums)) < len(judge.observed)
-    worth = np.where(observed, 1 / len(judge.observed), 1 / len(judge.null)) * len(sums) / 2
-    slope, offset = logistic(sums[:, None], observed.astype(np.float64), worth, 1e-3)
-    rate = judge.combination.rate
-    ratio = np.exp(np.clip(judge.combination.sums(scan.measures[rows]) * slope[0] + offset, -60, 60))
+    rate, ratio = judge.combination.rate, density_ratio(judge, judge.combination.sums(scan.measures[rows]))
     odds = np.maximum(ratio - rate, 1e-12) / max(1 - rate, 1e-3) / (many[rows] - 1)
     return rows, np.asarray(odds / (1 + odds), dtype=np.float32)
+
+
+def density_ratio(judge: Judge, sums: FloatArray) -> FloatArray:
+    """(n,) density of weighted sums of measures among the observed pairs, relative to that among shuffled pairs.
+
+    Its logarithm is a straight line, so that sums below those of all observed pairs count as well.
+    """
+    known = np.concatenate([judge.observed, judge.null])
+    observed = np.arange(len(known)) < len(judge.observed)
+    worth = np.where(observed, 1 / len(judge.observed), 1 / len(judge.null)) * len(known) / 2
+    slope, offset = logistic(known[:, None], observed.astype(np.float64), worth, 1e-3)
+    return np.asarray(np.exp(np.clip(sums * slope[0] + offset, -60, 60)))
+
+
+def new_match_scores(judge: Judge, measures: npt.NDArray[np.floating]) -> Scores:
+    """(n,) match scores of pairs by their own measures; the pairs may be others than the judge has learned from.
+
+    Below the lowest sum that the judge has observed, the mixture says nothing: after learning from matched pairs alone,
+    it would call every pair matched. There the density ratio decides, at a noise rate of at least half a pair.
+    """
+    combination = judge.combination
+    match, sums = combination.match(measures), combination.sums(measures)
+    new = np.flatnonzero(sums < judge.observed.min())
+    if len(new):
+        rate = max(combination.rate, 0.5 / len(judge.observed))
+        match[new] = np.minimum(match[new], np.maximum(1 - rate / density_ratio(judge, sums[new]), 0))
+    return match

@@ -105,8 +105,8 @@ class Auditor:
     def score(self, left: Any, right: Any = None) -> Scores:
         """Return the match scores (n,) of pairs: the probability that each matches. NaN where a vector is unreadable.
 
-        The score of a pair depends on this pair alone, and mismatched pairs are found after a fit to matched ones, too. Pairs that the auditor was fitted to are scored by the folds
-        that have not seen them. Memory is bounded: arrays may be memory maps.
+        The score of a pair depends on this pair alone. Pairs that the auditor was fitted to are scored by the folds
+        that have not seen them. It may be fitted to matched pairs only. Memory is bounded: arrays may be memory maps.
 
         Args:
             left: Vectors (n, D), or `Pairs`.

@@ -174,7 +174,7 @@ def test_mistakes_are_sentences(case: Case) -> None:
 def test_a_common_space_is_used_where_there_is_one() -> None:
     case = make_case(120, 0.3, widths=(12, 12))
     found = mispair.audit(case.left, case.right, joint=True, device="cpu")
-    assert found.table.column_names[-2:] == ["joint", "joint_contrast"]
+    assert found.table.column_names[-4:] == ["joint", "joint_contrast", "cosine", "expected"]
     assert found.table.num_rows == 120
 
 

@@ -82,7 +82,7 @@ def test_shards_make_the_tables_of_one_process(data: AuditInput, tmp_path: Path)
 def test_exchanges_are_those_of_one_process(data: AuditInput, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchanges, "LEAST", 50)
     monkeypatch.setattr(exchanges, "LEAST_RATE", 0.0)
-    monkeypatch.setattr(exchanges, "noise_rate", lambda *_: 0.2)
+    monkeypatch.setattr(exchanges, "CHANCE", float("-inf"))
     audit_path(data, tmp_path / "whole", CPU)
     for number in (1, 2):
         audit_shard(data, tmp_path / "out", CPU, Shard(number, 2))

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from mispair.auditing.auditor import Auditor
 from mispair.auditing.cuts import SHARD, USUAL_CUTS, Cut, Part, cuts, parts, values_by
+from mispair.auditing.detection import Detection, detections
 from mispair.auditing.match_scores import MatchScores, Scores, SimilarPairs
 from mispair.auditing.scoring.calibration import PIECE, standardised
 from mispair.auditing.scoring.folds import sample
@@ -45,6 +46,8 @@ REASONS = {
     "rank": "seen from trusted pairs the two are in different places",
     "joint": "their encoders see no likeness",
     "joint_contrast": "their encoders see more likeness to other items",
+    "cosine": "their encoders see no likeness",
+    "expected": "other pairs let expect other partners",
     "networks": "the run's networks prefer other partners for either side",
 }
 SIBLINGS = "the other partners of its left item say something else"
@@ -77,13 +80,14 @@ class AuditSummary(_Frozen):
         pairs: All pairs.
         scored: Those that could be read.
         flagged: Those with a match score below `flag_below`.
-        noise_rate: Estimated share of mismatched pairs.
+        noise_rate: Estimated share of pairs whose sides have nothing to do with each other.
         noise_rate_low: Lower end of its 95 % interval.
         noise_rate_high: Upper end.
         close_rate: Estimated share of pairs that are close, but contradicted by the other partners of their left item
             or exchanged with a similar pair; not part of the noise rate. None where neither can be told.
         close_rate_low: Lower end of its 95 % interval.
         close_rate_high: Upper end.
+        detections: Which share of mismatches that are made on purpose would be found, by kind.
         nothing_in_common: Whether the pairs cannot be told from shuffled ones: nearly all are mismatched, or the two
             sides have nothing to do with each other.
         flag_below: The cut: match score below which pairs are flagged.
@@ -111,6 +115,7 @@ class AuditSummary(_Frozen):
     close_rate: float | None = None
     close_rate_low: float | None = None
     close_rate_high: float | None = None
+    detections: list[Detection] = []
     nothing_in_common: bool = False
     flag_below: float = MATCH_THRESHOLD
     cuts: list[Cut] = []
@@ -289,7 +294,7 @@ class Findings:
         combination, similar = self.judge.combination, self.similar
         texts = _Texts()
         here = standardised(self.scan.measures[rows], combination.centre, combination.spread)
-        against = (self._typical - here) * np.maximum(combination.weights, 0)
+        against = (self._typical - here) * np.maximum(combination.weights + combination.natural, 0)
         against = np.where(np.isfinite(against), against, 0)
         found = texts.places(REASONS[name] for name in self.judge.names)[against.argmax(axis=1)]
         if similar.siblings is not None:
@@ -434,6 +439,7 @@ class Findings:
             noise_rate_low=self._of_all(combination.low),
             noise_rate_high=self._of_all(combination.high),
             **self._close_rate(),
+            detections=detections(judge, self.threshold),
             nothing_in_common=combination.high == 1 and combination.rate > NEARLY_ALL,
             flag_below=self.threshold,
             cuts=cuts(

@@ -294,6 +294,16 @@ def _close(summary: AuditSummary) -> list[str]:
     ]
 
 
+def _seen(summary: AuditSummary) -> list[str]:
+    """What the audit can see, in words."""
+    named = {"random": "any", "similar": "similar", "most_similar": "the most similar"}
+    return [
+        f"Exchanged with {named[one.kind]} items on purpose, {one.found:.0%} would be flagged "
+        f"({one.found_at_1_percent:.0%} at 1 % false alarms); up to {one.at_most:.1%} of the pairs can be such."
+        for one in summary.detections
+    ]
+
+
 def _lines(summary: AuditSummary, out: Path, clean: Path | None, mended: Path | None) -> list[str]:
     """The result in words."""
     from mispair.auditing.findings import NOTHING_IN_COMMON
@@ -305,6 +315,7 @@ def _lines(summary: AuditSummary, out: Path, clean: Path | None, mended: Path | 
         f"{summary.flagged:,} of {summary.scored:,} pairs are flagged as mismatched. Estimated noise rate "
         f"{summary.noise_rate:.1%} ({summary.noise_rate_low:.1%} to {summary.noise_rate_high:.1%}).",
         *_close(summary),
+        *_seen(summary),
         *(
             f"{part.value}: {part.flagged:,} of {part.pairs:,} flagged, noise rate {part.noise_rate:.1%} "
             f"({part.noise_rate_low:.1%} to {part.noise_rate_high:.1%})."

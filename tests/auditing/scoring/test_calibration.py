@@ -251,7 +251,9 @@ def test_shares_show_which_measure_counts() -> None:
     assert shares.sum() == pytest.approx(1)
     assert shares[0] > shares[1] > shares[2] >= 0
     nothing = np.zeros(3)
-    none = Combination(nothing, nothing + 1, nothing, nothing, nothing, 1.0, 0.0, 0.0, 0.0, 0.0)
+    none = Combination(
+        nothing, nothing + 1, nothing, nothing, np.array([1.0, 0.0]), nothing, nothing, 1.0, 0.0, 0.0, 0.0, 0.0
+    )
     assert none.shares().tolist() == [0, 0, 0]
 
 

@@ -7,13 +7,24 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from sklearn.linear_model import LogisticRegression
 from torch.nn.functional import normalize
 
 import mispair
 from made_pairs import MadePairs, made_pairs, quality
 from mispair.auditing.findings import EXCHANGED
 from mispair.auditing.scoring import exchanges
-from mispair.auditing.scoring.exchanges import Exchanges, exchange_probability, losses, nearest
+from mispair.auditing.scoring.common_space import CommonSpace
+from mispair.auditing.scoring.exchanges import (
+    Couples,
+    Exchanges,
+    exchange_probability,
+    lost_by_exchange,
+    nearest,
+    similar_pairs,
+    symmetric_slope,
+)
+from mispair.auditing.scoring.folds import FOLDS
 from mispair.functional.logistic import probability
 
 
@@ -21,10 +32,10 @@ def unit(rows: int, width: int, seed: int) -> torch.Tensor:
     return normalize(torch.from_numpy(np.random.default_rng(seed).standard_normal((rows, width)).astype("f4")), dim=1)
 
 
-def swapped(pairs: MadePairs, share: float) -> MadePairs:
-    """Pairs that exchange right items with one of the ten most similar left items."""
+def swapped(pairs: MadePairs, share: float, side: str = "left") -> MadePairs:
+    """Pairs that exchange right items with one of the ten most similar ones by their left, or by their right items."""
     rng = np.random.default_rng(0)
-    x = normalize(torch.from_numpy(pairs.left), dim=1)
+    x = normalize(torch.from_numpy(getattr(pairs, side)), dim=1)
     near = (x @ x.T).fill_diagonal_(-2).topk(10, dim=1).indices.numpy()
     right, moved = pairs.right.copy(), np.zeros(len(pairs), dtype=bool)
     for row in rng.permutation(len(pairs)).tolist():
@@ -36,23 +47,53 @@ def swapped(pairs: MadePairs, share: float) -> MadePairs:
     return MadePairs(pairs.left, right, moved, pairs.groups)
 
 
-@given(st.integers(0, 10_000), st.integers(1, 4))
-def test_losses_are_those_of_a_loop(seed: int, count: int) -> None:
-    a, b = unit(8, 5, seed), unit(8, 5, seed + 1)
-    s = (a @ b.T).double().numpy()
+def space(seed: int) -> CommonSpace:
     rng = np.random.default_rng(seed)
-    own = rng.permutation(8)[:3]
-    near = np.stack([rng.permutation([j for j in range(8) if j != i])[:count] for i in own])
-    picks = rng.integers(count, size=3)
-    found = losses(a, b, own, near, picks)
-    for place, i in enumerate(own):
-        expected = min(s[i, i] + s[j, j] - s[i, j] - s[j, i] for j in near[place])
-        assert found[0, place] == pytest.approx(expected, abs=1e-5)
-        link = np.arange(8)
-        other = near[place, picks[place]]
-        link[[i, other]] = other, i  # the right item of each pair after the exchange
-        after = min(s[i, link[i]] + s[j, link[j]] - s[i, link[j]] - s[j, link[i]] for j in near[place])
-        assert found[1, place] == pytest.approx(after, abs=1e-5)
+    left, right = (torch.from_numpy(rng.standard_normal((6, 4)).astype("f4")) for _ in range(2))
+    return CommonSpace(left, right, torch.ones(4))
+
+
+def test_what_couples_lose_is_that_of_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(exchanges, "COUPLES", 3)
+    x, y, spaces = unit(30, 6, 0), unit(30, 6, 1), [space(seed) for seed in range(FOLDS)]
+    fold = (np.arange(30) % FOLDS).astype(np.uint8)
+    rng = np.random.default_rng(2)
+    first, second = rng.integers(0, 15, 40), rng.integers(15, 30, 40)
+    found = lost_by_exchange(spaces, x, y, fold, Couples(first, second, np.zeros(40, dtype=np.int64)))
+    for place, (i, j) in enumerate(zip(first, second, strict=True)):
+        expected = []
+        for own in (spaces[fold[i]], spaces[fold[j]]):
+            s = (own.compared_left(x) @ own.compared_right(y).T).double().numpy()
+            expected.append(s[i, i] + s[j, j] - s[i, j] - s[j, i])
+        assert found[place] == pytest.approx(np.mean(expected), abs=1e-5)
+
+
+@given(st.integers(0, 10_000))
+def test_similar_pairs_are_those_of_a_loop(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    owners = rng.integers(0, 25, 60)
+    owners[:25] = np.arange(25)
+    vectors, groups = unit(25, 8, seed)[owners], owners // 2
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exchanges, "CLOSE_BY", 4)
+        patch.setattr(exchanges, "CLASSES", (1, 3))
+        patch.setattr(exchanges, "MOST_ROWS", 4)
+        found = similar_pairs(vectors, owners, groups)
+    assert found is not None
+    alike = (vectors @ vectors.T).double().numpy()
+    places = [int(np.flatnonzero(owners == item)[0]) for item in range(25)]
+    near = [
+        sorted((b for b in range(25) if b // 2 != a // 2), key=lambda b: -alike[places[a], places[b]])[:4]
+        for a in range(25)
+    ]
+    expected = set()
+    for i in range(60):
+        for j in range(60):
+            a, b = int(owners[i]), int(owners[j])
+            if a < b and b in near[a] and a in near[b] and max((owners == a).sum(), (owners == b).sum()) <= 4:
+                rank = max(near[a].index(b), near[b].index(a))
+                expected.add((i, j, 0 if rank < 1 else 1 if rank < 3 else 2))
+    assert set(zip(*(part.tolist() for part in vars(found).values()), strict=True)) == expected
 
 
 def test_the_nearest_are_of_other_groups_and_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,12 +108,35 @@ def test_the_nearest_are_of_other_groups_and_in_order(monkeypatch: pytest.Monkey
     assert nearest(x, np.zeros(30, dtype=np.int64)) is None
 
 
-def test_the_probability_is_that_of_the_mixture() -> None:
-    rng = np.random.default_rng(0)
-    moved = np.arange(8000) < 2000
-    observed, exchanged = rng.standard_normal(8000) + 2 - 4 * moved, rng.standard_normal(8000) - 2
-    found = exchange_probability(observed, exchanged, 0.25)
-    assert found == pytest.approx(probability(-4 * observed + np.log(1 / 3)), abs=0.05)
+@pytest.mark.parametrize("share", [0.0, 0.05, 0.2])
+def test_about_as_many_exchanges_are_believed_as_were_made(share: float) -> None:
+    rng, n = np.random.default_rng(0), 6000
+    order = rng.permutation(n)
+    couples = Couples(
+        np.tile(order, 3), np.concatenate([np.roll(order, k) for k in (1, 2, 3)]), np.repeat([0, 0, 1], n)
+    )
+    made, free = np.zeros(3 * n, dtype=bool), np.ones(n, dtype=bool)
+    for edge in rng.permutation(n):  # of the nearest class
+        both = [couples.first[edge], couples.second[edge]]
+        if free[both].all() and 1 - free.mean() < share:
+            made[edge], free[both] = True, False
+    t = 0.25 + 0.13 * rng.standard_normal(3 * n)
+    kept = free[couples.first] & free[couples.second]
+    t = np.where(made, -t, np.where(kept, t, 0.13 * rng.standard_normal(3 * n)))
+    chance, gain = exchange_probability(t, couples, n)
+    assert 0.65 * share <= chance.mean() <= share + 0.02
+    assert (gain > exchanges.CHANCE + exchanges.LEAST_GAINS[0] * n) == (share > 0)
+    if share:
+        assert chance[~free].mean() > chance[free].mean() + 0.3
+
+
+@given(st.integers(0, 10_000))
+def test_the_slope_is_that_of_a_regression_on_both_signs(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    t, kept, exchanged = rng.standard_normal(50) + 0.5, rng.random(50), 0.3 * rng.random(50)
+    model = LogisticRegression(C=1 / exchanges.RIDGE, fit_intercept=False, tol=1e-10)
+    model.fit(np.concatenate([t, t])[:, None], np.repeat([1, 0], 50), np.concatenate([kept, exchanged]))
+    assert symmetric_slope(t, kept, exchanged) == pytest.approx(max(float(model.coef_[0, 0]), 0), abs=1e-3)
 
 
 @given(st.floats(-20, 20), st.floats(0, 1))
@@ -81,8 +145,9 @@ def test_the_score_is_that_of_the_product(score: float, chance: float) -> None:
     assert found == pytest.approx(probability(np.array([score])) * (1 - np.float32(chance)), abs=1e-6)
 
 
-def test_exchanged_pairs_are_found_that_look_right_alone() -> None:
-    pairs = swapped(made_pairs(1200, 0.0, noise=0.7, hidden=24, widths=(48, 40)), 0.3)
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_exchanged_pairs_are_found_that_look_right_alone(side: str) -> None:
+    pairs = swapped(made_pairs(1200, 0.0, noise=0.7, hidden=24, widths=(48, 40)), 0.3, side)
     found = mispair.audit(pairs.left, pairs.right)
     alone = found.judge.combination.score(found.scan.measures)
     assert found.similar.exchanges is not None

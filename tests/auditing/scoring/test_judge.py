@@ -19,6 +19,7 @@ from mispair.auditing.scoring.calibration import noise_rate
 from mispair.auditing.scoring.common_space import CommonSpace
 from mispair.auditing.scoring.folds import FOLDS, fold_numbers, shuffled
 from mispair.auditing.scoring.judge import (
+    CLOSE_BY,
     Judge,
     SideTransform,
     by_fold,
@@ -282,7 +283,8 @@ def test_copies_are_not_flagged_for_being_copies(grouped: bool) -> None:
 def test_groups_may_be_larger_than_a_neighbourhood() -> None:
     pairs = made_pairs(300, 0.3, per_left=12)
     assert (
-        neighbours_partners(pairs.tensors[0], pairs.fold, np.ones(len(pairs.fold), dtype=bool), pairs.groups) == -1
+        neighbours_partners(pairs.tensors[0], pairs.fold, np.ones(len(pairs.fold), dtype=bool), CLOSE_BY, pairs.groups)
+        == -1
     ).all()
     assert quality(match(pairs), pairs.mismatched) > 0.85
 
@@ -297,7 +299,7 @@ def test_too_few_groups_are_a_mistake_in_words(groups: np.ndarray) -> None:
 def test_a_swapped_partner_is_of_a_neighbour_in_the_fold_and_never_of_the_group() -> None:
     pairs = made_pairs(300, per_left=3)
     x = torch.nn.functional.normalize(pairs.tensors[0], dim=1)
-    partner = neighbours_partners(x, pairs.fold, np.ones(len(x), dtype=bool), pairs.groups)
+    partner = neighbours_partners(x, pairs.fold, np.ones(len(x), dtype=bool), CLOSE_BY, pairs.groups)
     lent = np.flatnonzero(partner >= 0)
     assert len(lent) > 100
     assert (pairs.fold[partner[lent]] == pairs.fold[lent]).all()
@@ -311,7 +313,11 @@ def test_a_swapped_partner_is_of_a_neighbour_in_the_fold_and_never_of_the_group(
 
 def test_a_row_alone_in_its_fold_borrows_from_nobody() -> None:
     fold = np.array([0, 1, 1], dtype=np.uint8)
-    assert neighbours_partners(torch.eye(3), fold, np.ones(3, dtype=bool), np.arange(3)).tolist() == [-1, 2, 1]
+    assert neighbours_partners(torch.eye(3), fold, np.ones(3, dtype=bool), CLOSE_BY, np.arange(3)).tolist() == [
+        -1,
+        2,
+        1,
+    ]
 
 
 def test_each_pair_is_measured_by_its_own_fold(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -366,7 +372,7 @@ def test_network_scores_are_a_measure_and_never_computed_for_no_pairs() -> None:
 def test_look_alikes_are_as_right_as_their_partner_is_like_the_own_one() -> None:
     pairs = made_pairs(300, per_left=3)
     x, y = (torch.nn.functional.normalize(side, dim=1) for side in pairs.tensors)
-    lefts, rights, alike = look_alikes(judging.Sample.of(x, y, pairs.fold, pairs.groups), pairs.groups)
+    lefts, rights, alike = look_alikes(judging.Sample.of(x, y, pairs.fold, pairs.groups), CLOSE_BY, pairs.groups)
     assert len(lefts) > 100
     assert (pairs.fold[lefts] == pairs.fold[rights]).all()
     assert (pairs.groups[lefts] != pairs.groups[rights]).all()

@@ -15,7 +15,16 @@ from made_pairs import made_pairs, quality
 from mispair.auditing.scoring import measures
 from mispair.auditing.scoring.common_space import CommonSpace, CommonSpaceFitter
 from mispair.auditing.scoring.folds import FOLDS
-from mispair.auditing.scoring.measures import Bank, learned, make_bank, measure, names, nearest_and_ranks, rivals
+from mispair.auditing.scoring.measures import (
+    NATURAL,
+    Bank,
+    learned,
+    make_bank,
+    measure,
+    names,
+    nearest_and_ranks,
+    rivals,
+)
 from mispair.functional.logistic import FloatArray
 from mispair.functional.rank_correlation import standard_ranks
 
@@ -120,7 +129,7 @@ def test_ranks_of_a_bank_are_standard_ranks_of_the_distances() -> None:
 
 def test_a_joint_model_adds_its_cosine() -> None:
     *_, left, right, found = measured(40, joint=True)
-    assert found.shape == (20, len(names(joint=True)))
+    assert found.shape == (20, len(names(joint=True)) - len(NATURAL))
     expected = [cosine(a, b) for a, b in zip(left, right, strict=True)]
     assert found[:, COLUMN["joint"]] == pytest.approx(expected, abs=1e-5)
 
@@ -140,7 +149,7 @@ def test_the_contrast_of_a_joint_model() -> None:
 
 def test_names_go_with_the_columns() -> None:
     assert names(joint=False) == ["contrast", "evidence", "similarity", "neighbours", "rank"]
-    assert names(joint=True) == [*names(joint=False), "joint", "joint_contrast"]
+    assert names(joint=True) == [*names(joint=False), "joint", "joint_contrast", *NATURAL]
     assert names(joint=True, networks=True) == [*names(joint=True), "networks"] == list(measures.MEANINGS)
     assert measured(40)[-1].shape[1] == len(names(joint=False))
 

@@ -17,6 +17,7 @@ from scipy.special import betaincinv
 
 from mispair.functional.logistic import FloatArray, logistic, probability
 from mispair.functional.metrics import auroc
+from mispair.pairs.pairs import IntArray
 
 QUANTILES = np.linspace(0.2, 0.9, 15)  # of the shuffled pairs' scores
 SURE = 0.501  # up to this one matched pairs are assumed to be rare
@@ -28,6 +29,7 @@ PIECE = 1 << 18  # rows scored at a time
 CURVE = 0.05  # share of the logistic curve in the probability
 MAX_CHECKED_WEIGHT = 10.0  # weight of a pair that a person has checked, who may be mistaken
 GROUP, MOST_GROUPS = 20, 50  # pairs with about the same score that share a probability; at most so many groups
+NATURAL = 0.15  # log odds for a standard deviation of the measures that shuffled pairs do not weigh
 RIDGE, WEAK_RIDGE = 10.0, 300.0  # L2 penalty on the weights, and on those of measures that are weaker as a rule
 FAR = (-8.0, 12.0)  # standard deviations at which measures are clipped
 
@@ -130,6 +132,8 @@ class Combination:
     centre: FloatArray  # (m,) mean of each measure over shuffled pairs
     spread: FloatArray  # (m,) its standard deviation
     weights: FloatArray  # (m,)
+    natural: FloatArray  # (m,) weights of the measures that are added to the log odds ...
+    bend: FloatArray  # (2,) ... of a pair against a shuffled one: slope and offset
     knots: FloatArray  # (k,) weighted sums of the measures
     chances: FloatArray  # (k,) probability that a pair with such a sum matches; linear in between
     slope: float  # of a logistic curve that is mixed in, so that different sums get different odds
@@ -159,7 +163,7 @@ class Combination:
         sums = np.empty(len(measures))
         for start in range(0, len(measures), PIECE):
             part = standardised(measures[start : start + PIECE], self.centre, self.spread)
-            sums[start : start + PIECE] = part @ self.weights
+            sums[start : start + PIECE] = _sums(part, self.weights, self.natural, self.bend)
         return sums
 
     def log_odds(self, sums: FloatArray) -> FloatArray:
@@ -172,7 +176,7 @@ class Combination:
 
     def shares(self) -> FloatArray:
         """(m,) share of each measure in the score."""
-        sizes = np.abs(self.weights)
+        sizes = np.abs(self.weights) * (self.bend[0] if self.natural.any() else 1) + self.natural
         return sizes / max(float(sizes.sum()), 1e-12)
 
 
@@ -189,6 +193,7 @@ def combine(
     checked: FloatArray | None = None,
     unbiased: tuple[FloatArray, FloatArray] | None = None,
     weak: npt.NDArray[np.bool_] | None = None,
+    natural: npt.NDArray[np.bool_] | None = None,
 ) -> Combination:
     """Fits the weights of the measures.
 
@@ -202,7 +207,9 @@ def combine(
         checked: (n,) 1 for pairs that a person has found matched, 0 for mismatched, NaN for all others.
         unbiased: Weak scores of the observed and the shuffled pairs, by which mismatched pairs are like shuffled ones.
         weak: (m,) measures that are weaker than others as a rule: their weights need more pairs to prove it otherwise.
+        natural: (m,) measures that order the pairs which shuffled ones are not like.
     """
+    natural = np.zeros(observed.shape[1], dtype=np.bool_) if natural is None else natural
     ridge = np.full(observed.shape[1], RIDGE) if weak is None else np.where(weak, WEAK_RIDGE, RIDGE)
     centre, spread = shuffled.mean(0, dtype=np.float64), shuffled.std(0, dtype=np.float64) + 1e-9
     a, b, c = (standardised(part, centre, spread) for part in (observed, shuffled, close))
@@ -217,6 +224,7 @@ def combine(
             np.concatenate([trust, np.zeros(len(b)), alike]),
             np.concatenate([worth, np.full(len(b), SHUFFLED), np.full(len(c), CLOSE * len(a) / max(len(c), 1))]),
             ridge,
+            np.flatnonzero(~natural),
         )
         score, null = a @ weights, b @ weights
         rate = noise_rate(score, null)
@@ -227,17 +235,37 @@ def combine(
     target = trust if checked is None else np.where(known, np.nan_to_num(checked), trust)
     # A checked pair counts once here: checked pairs are no random sample of the pairs with such a score.
     slope, offset = logistic(score[:, None], target, np.ones(len(a)), 1e-3)
+    bend, added = np.array([max(float(slope[0]), 1e-6), offset]), np.zeros(len(natural))
+    if natural.any():
+        added[natural] = 1 / (a[:, natural].std(0) + 1e-9)
+        added *= NATURAL / ((a @ added).std() + 1e-9)
+        score = _sums(a, weights, added, bend)
+        slope, offset = logistic(score[:, None], target, np.ones(len(a)), 1e-3)
     steepness = max(float(slope[0]), 1e-6)
-    return Combination(centre, spread, weights, *_curve(score, target), steepness, offset, rate, low, high)
+    curve = _curve(score, target)
+    return Combination(centre, spread, weights, added, bend, *curve, steepness, offset, rate, low, high)
 
 
-def positive_weights(x: FloatArray, target: FloatArray, worth: FloatArray, ridge: FloatArray) -> FloatArray:
+def _sums(measures: FloatArray, weights: FloatArray, natural: FloatArray, bend: FloatArray) -> FloatArray:
+    """(n,) weighted sums of standardised measures.
+
+    Shuffled pairs show what pairs are like that have nothing to do with each other. Whether a pair is like them counts
+    fully; how far it is above them says little about how well it matches. So the log of the probability stops growing
+    there, and the natural measures order the pairs.
+    """
+    sums = measures @ weights
+    return sums if not natural.any() else measures @ natural - np.logaddexp(0, -(bend[0] * sums + bend[1]))
+
+
+def positive_weights(
+    x: FloatArray, target: FloatArray, worth: FloatArray, ridge: FloatArray, used: IntArray | None = None
+) -> FloatArray:
     """Weights (m,) of measures of which higher is always better: one with a negative weight is left out.
 
     Measures have much in common, so that without labels a negative weight is an accident of the fit: it makes the sum
     worse than its best ingredient.
     """
-    weights, used = np.zeros(x.shape[1]), np.arange(x.shape[1])
+    weights, used = np.zeros(x.shape[1]), np.arange(x.shape[1]) if used is None else used
     while len(used):
         found, _ = logistic(x[:, used], target, worth, ridge[used])
         if (found >= 0).all():

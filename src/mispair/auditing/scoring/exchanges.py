@@ -1,15 +1,23 @@
-"""Pairs of similar left items whose partners seem to be exchanged.
+"""Find pairs whose partners were exchanged between similar items.
 
 Photos of one event, or products of one kind, are easily given each other's captions. Such a pair looks right by itself:
 it is far above a random one. But if pairs i and j were exchanged, both become more similar by exchanging them again, so
 with s the cosine in the learned space
 
-    t = min over j of s(i, i) + s(j, j) - s(i, j) - s(j, i)
+    t = s(i, i) + s(j, j) - s(i, j) - s(j, i)
 
-is low, where j are the pairs whose left items are the nearest to that of i. Encoders confuse look-alikes as well, so a
-low t alone proves nothing. How low it is after an exchange is known from exchanges on purpose. As the noise rate is the
-share of pairs that are like shuffled ones, the exchange rate is the share of pairs that are like exchanged ones, and it
-gives the probability of an exchange for each pair.
+is negative. Encoders confuse look-alikes, so one negative t proves little. Three facts tell how much it proves:
+
+- An exchange turns t into -t, so any odd function of t is a log likelihood ratio of no exchange against one. The audit
+  takes slope * tanh(t / SCALE), which no single t can make certain, and learns the slope by a logistic regression
+  without an intercept.
+- A pair is exchanged with at most one other. The exchanges are a matching in the graph of similar pairs, and belief
+  propagation gives the probability of each edge.
+- Near neighbours are exchanged more often than far ones, and lose less by it. Each class of nearness has its own odds
+  and slope.
+
+Slopes, odds and probabilities are estimated in turns (expectation maximisation). Pairs may be similar by their left
+items, their right items or both: the audit takes the graph that explains the t best.
 """
 
 from __future__ import annotations
@@ -22,26 +30,35 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from mispair.auditing.scoring.calibration import noise_interval, noise_rate
-from mispair.auditing.scoring.common_space import moments
-from mispair.auditing.scoring.folds import FOLDS, NEAR, fold_numbers, random_keys
+from mispair.auditing.scoring.common_space import CommonSpace, moments
+from mispair.auditing.scoring.folds import FOLDS, fold_numbers
 from mispair.auditing.scoring.judge import Judge
+from mispair.auditing.scoring.matchings import Matchings
 from mispair.auditing.scoring.shared_items import SharedItems
 from mispair.compute.threads import cores, parallel_each, parallel_map
 from mispair.functional.eigenvectors import eigh
-from mispair.functional.logistic import FloatArray, logistic
+from mispair.functional.logistic import FloatArray, newton, probability
 from mispair.pairs.pairs import MATCH_THRESHOLD, IntArray
 from mispair.pairs.source import Source
 
-LEAST, MOST = 500, 1 << 15  # pairs among which exchanges are searched: at least, and at most
-CLOSE_BY = 20  # nearest left items with which partners may be exchanged, ...
-NEAREST = 5  # ... and with which they are on purpose: a careful choice, as farther ones are easier to notice
-DIRECTIONS = 64  # main directions of the left items in which the nearest ones are searched
-AT_ONCE = 512  # pairs at a time
+LEAST, MOST = 500, 1 << 16  # pairs among which exchanges are searched: at least, and at most
+CLOSE_BY = 40  # two items are similar if each is among so many nearest ones of the other
+CLASSES = 3, 6, 10, 15, 20, 30  # ranks of nearness at which the next class begins
+SCALE = 0.2  # of t; larger ones count hardly more
+MOST_ROWS = 8  # pairs with the same item; more may be a placeholder
+DIRECTIONS = 256  # main directions of the items in which the nearest ones are searched
+AT_ONCE = 512  # items at a time
+COUPLES = 1 << 14  # couples measured at a time
 WORKERS = 4  # at most: each holds all pairs in the space of a fold
-LEAST_RATE = 0.05  # share of exchanged pairs; below, it may be encoders that confuse look-alikes
-ROUNDS = 20  # of fitting the curve and estimating again which pairs are exchanged
-FAR = 30.0  # largest log odds
+LEAST_RATE = 0.02  # share of exchanged pairs; below, it may be encoders that confuse look-alikes
+# The log likelihood ratio must be larger than by chance: half the 99 % quantile of chi squared with 14 degrees of
+# freedom, for the slopes and odds of all classes. And larger by this for each pair, as a logistic has lighter tails
+# than t: of COCO without noise it is -.002 among pairs of similar left or right items, .017 where both are similar.
+CHANCE, LEAST_GAINS = 15.0, np.array([0.004, 0.004, 0.03])
+ROUNDS, PASSES = 10, 8  # of expectation maximisation, and of belief propagation in each
+RIDGE = 1e-3  # L2 penalty on the slope
+FIRST_ODDS = 0.03  # of an exchange, before any is estimated
+FAR = 25.0  # largest log odds of a couple
 
 
 @dataclass(frozen=True)
@@ -64,10 +81,25 @@ class Exchanges:
             return np.asarray(score + np.log1p(-q) - np.logaddexp(0, np.log(q) + score))
 
 
+@dataclass(frozen=True)
+class Couples:
+    """Pairs that may have exchanged their partners: the edges of a graph of n pairs.
+
+    Attributes:
+        first: (c,) places of pairs.
+        second: (c,) places of pairs that are similar to them.
+        nearness: (c,) class of nearness, 0 for the nearest.
+    """
+
+    first: IntArray
+    second: IntArray
+    nearness: IntArray
+
+
 def find_exchanges(
     source: Source, items: SharedItems, judge: Judge, match: npt.NDArray[np.floating], device: torch.device
 ) -> Exchanges | None:
-    """Searches exchanges among pairs that match by themselves.
+    """Search exchanges among pairs that match by themselves.
 
     Args:
         source: The pairs.
@@ -77,34 +109,58 @@ def find_exchanges(
         device: Where to compute.
 
     Returns:
-        None if there are too few or too many pairs, or not clearly more that look exchanged than encoders confuse.
+        None if there are too few or too many pairs, or not clearly more exchanges than encoders confuse.
     """
     rows = np.flatnonzero((np.nan_to_num(match) >= MATCH_THRESHOLD) & items.is_first & (items.partners == 0))
+    # A copy of a caption at another photo was not exchanged: that photo has one as well.
+    shared = [np.bincount(own[rows], minlength=len(match))[own[rows]] > 1 for own in (items.left, items.right)]
+    rows = rows[~(shared[0] & shared[1])]
     if not LEAST <= len(rows) <= MOST:
         return None
     x, y = (transform(side) for transform, side in zip(judge.transforms, source.tensors(rows, device), strict=True))
-    near = nearest(x, items.groups[rows])
+    groups, fold = items.groups[rows], fold_numbers(items.groups[rows])
+    chances, gains = [], []
+    for vectors, owners in ((x, items.left[rows]), (y, items.right[rows]), (torch.cat([x, y], dim=1), rows)):
+        couples = similar_pairs(vectors, owners, groups)
+        if couples is None:
+            return None
+        chance, gain = exchange_probability(lost_by_exchange(judge.spaces, x, y, fold, couples), couples, len(rows))
+        chances.append(chance)
+        gains.append(gain if chance.mean() >= LEAST_RATE else -np.inf)
+    above = np.array(gains) - CHANCE - LEAST_GAINS * len(rows)
+    best = int(above.argmax())
+    if above[best] <= 0:
+        return None
+    found = np.zeros(len(match), dtype=np.float32)
+    # Some may be exchanged between similar left items and others between similar right ones.
+    found[rows] = chances[2] if best == 2 else 1 - np.prod(1 - np.array(chances)[:2][above[:2] > 0], axis=0)
+    return Exchanges(np.where(items.partners == 0, found[items.first], 0))
+
+
+def similar_pairs(vectors: Tensor, owners: IntArray, groups: IntArray) -> Couples | None:
+    """Couples of pairs of which each has one of the nearest items of the other; None if there are too few items.
+
+    Args:
+        vectors: (n, D) the item of each pair.
+        owners: (n,) pairs with the same number have the same item.
+        groups: (n,) pairs of one group are never a couple.
+    """
+    _, first, item = np.unique(owners, return_index=True, return_inverse=True)
+    near = nearest(vectors[torch.from_numpy(first).to(vectors.device)], groups[first])
     if near is None:
         return None
-    fold = fold_numbers(items.groups[rows])
-    found = np.zeros((2, len(rows)))
-
-    def compare(number: int) -> None:
-        space, own = judge.spaces[number], np.flatnonzero(fold == number)
-        a, b = space.compared_left(x), space.compared_right(y)
-        for start in range(0, len(own), AT_ONCE):
-            here = own[start : start + AT_ONCE]
-            found[:, here] = losses(a, b, here, near[here], _picks(rows[here]))
-
-    parallel_each(compare, range(FOLDS), cores(WORKERS))
-    observed, exchanged = found
-    low, _ = noise_interval(observed, exchanged)
-    if low < LEAST_RATE:
-        return None
-    rate = noise_rate(observed, exchanged)
-    chance = np.zeros(len(match), dtype=np.float32)
-    chance[rows] = exchange_probability(observed, exchanged, rate)
-    return Exchanges(np.where(items.partners == 0, chance[items.first], 0))
+    one, other, rank = mutual(near)
+    sizes = np.bincount(item)
+    few = (sizes[one] <= MOST_ROWS) & (sizes[other] <= MOST_ROWS)
+    one, other, rank = one[few], other[few], rank[few]
+    # All pairs with one item and all with the other.
+    starts, by_item = np.cumsum(sizes) - sizes, np.argsort(item, kind="stable")
+    each = sizes[one] * sizes[other]
+    edge = np.repeat(np.arange(len(one)), each)
+    place = np.arange(len(edge)) - np.repeat(np.cumsum(each) - each, each)
+    a = by_item[starts[one[edge]] + place // sizes[other[edge]]]
+    b = by_item[starts[other[edge]] + place % sizes[other[edge]]]
+    return Couples(a, b, np.searchsorted(CLASSES, rank[edge], side="right"))
 
 
 def nearest(x: Tensor, groups: IntArray) -> IntArray | None:
@@ -122,49 +178,100 @@ def nearest(x: Tensor, groups: IntArray) -> IntArray | None:
     return np.concatenate(list(parallel_map(search, range(0, len(x), AT_ONCE), cores(WORKERS))))
 
 
-def _picks(rows: IntArray) -> IntArray:
-    return (random_keys(rows, NEAR) % np.uint64(NEAREST)).astype(np.int64)
-
-
-def losses(a: Tensor, b: Tensor, own: IntArray, near: IntArray, picks: IntArray) -> FloatArray:
-    """(2, n) t of some pairs as they are, and after an exchange with one of their neighbours.
+def mutual(near: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+    """Items that are among each other's nearest ones, once each: both places, and the higher of both ranks.
 
     Args:
-        a: (m, k) left items of all pairs, of unit length.
-        b: (m, k) right items.
-        own: (n,) places of the pairs.
-        near: (n, c) places of their neighbours.
-        picks: (n,) which neighbour each exchanges its partner with.
+        near: (n, c) places of the nearest items of each, the nearest first.
     """
-    every, places, others = (torch.from_numpy(part).to(a.device) for part in (np.arange(len(own)), own, near))
-    pick = torch.from_numpy(picks).to(a.device)
-    lefts, rights = a[others], b[others]
-    fits, paired = (lefts * rights).sum(2), (a[places] * b[places]).sum(1, keepdim=True)
-    to_left = (lefts @ b[places][:, :, None])[:, :, 0]  # s(j, i)
-    to_right = (rights @ a[places][:, :, None])[:, :, 0]  # s(i, j)
-    observed = paired + fits - to_left - to_right
-    partner = rights[every, pick]  # the right item that each pair gets
-    exchanged = to_right[every, pick][:, None] + fits - (lefts @ partner[:, :, None])[:, :, 0] - to_right
-    exchanged[every, pick] = -observed[every, pick]  # exchanged again
-    return torch.stack([observed.amin(1), exchanged.amin(1)]).double().cpu().numpy()
+    n, count = near.shape
+    own, other, rank = np.repeat(np.arange(n), count), near.reshape(-1), np.tile(np.arange(count), n)
+    couple, number, times = np.unique(
+        np.minimum(own, other) * n + np.maximum(own, other), return_inverse=True, return_counts=True
+    )
+    highest = np.zeros(len(couple), dtype=np.int64)
+    np.maximum.at(highest, number, rank)
+    both = times == 2
+    return couple[both] // n, couple[both] % n, highest[both]
 
 
-def exchange_probability(observed: FloatArray, exchanged: FloatArray, rate: float) -> FloatArray:
-    """(n,) probability that each of the observed pairs is exchanged.
-
-    The ratio of both densities is a logistic curve, fitted to pairs that are likely not exchanged.
+def lost_by_exchange(
+    spaces: list[CommonSpace], x: Tensor, y: Tensor, fold: npt.NDArray[np.uint8], couples: Couples
+) -> FloatArray:
+    """(c,) t of each couple: the mean by the two spaces that were fitted without either pair.
 
     Args:
-        observed: (n,) t of the pairs as they are.
-        exchanged: (n,) the same after exchanges on purpose.
-        rate: Share of the observed pairs that are exchanged.
+        spaces: The space of each fold.
+        x: (n, D) left items.
+        y: (n, E) right items.
+        fold: (n,) fold of each pair.
+        couples: The couples.
     """
-    chance = np.full(len(observed), rate)
-    label = np.repeat([0.0, 1.0], [len(observed), len(exchanged)])
-    prior = np.log(rate / max(1 - rate, 1e-9))
+    found = np.zeros((2, len(couples.first)))
+
+    def measure(number: int) -> None:
+        a, b = spaces[number].compared_left(x), spaces[number].compared_right(y)
+        own = (a * b).sum(1)
+        for end, side in enumerate((couples.first, couples.second)):
+            here = np.flatnonzero(fold[side] == number)
+            for start in range(0, len(here), COUPLES):
+                part = here[start : start + COUPLES]
+                i, j = (torch.from_numpy(places[part]).to(x.device) for places in (couples.first, couples.second))
+                t = own[i] + own[j] - (a[i] * b[j]).sum(1) - (a[j] * b[i]).sum(1)
+                found[end, part] = t.double().cpu().numpy()
+
+    parallel_each(measure, range(FOLDS), cores(WORKERS))
+    return np.asarray(found.mean(0))
+
+
+def exchange_probability(t: FloatArray, couples: Couples, pairs: int) -> tuple[FloatArray, float]:
+    """(n,) probability that each pair is exchanged, and the log likelihood ratio of these exchanges against none.
+
+    Args:
+        t: (c,) what each couple loses by an exchange.
+        couples: The couples.
+        pairs: n.
+    """
+    t = np.tanh(t / SCALE)
+    classes, kind = len(CLASSES) + 1, couples.nearness
+    own = [kind == number for number in range(classes)]
+
+    def ratio(kept: FloatArray, exchanged: FloatArray) -> FloatArray:
+        """How much more likely each t is after an exchange than without: nearer pairs have smaller t."""
+        slopes = np.array([symmetric_slope(t[here], kept[here], exchanged[here]) for here in own])
+        return np.exp(np.clip(-slopes[kind] * t, -FAR, FAR))
+
+    odds, likely = np.full(classes, FIRST_ODDS), ratio(np.ones_like(t), np.zeros_like(t))
+    exchanges = Matchings(couples.first, couples.second, pairs)
     for _ in range(ROUNDS):
-        worth = np.concatenate([1 - chance, np.full(len(exchanged), (1 - chance).sum() / len(exchanged))])
-        slope, offset = logistic(np.concatenate([observed, exchanged])[:, None], label, worth, 1e-3)
-        log_odds = np.clip(slope[0] * observed + offset + prior, -FAR, FAR)
-        chance = 1 / (1 + np.exp(-log_odds))
-    return np.asarray(chance)
+        exchanges.update(odds[kind] * likely, PASSES)
+        neither = exchanges.single[couples.first] * exchanges.single[couples.second]
+        chosen, free = (np.bincount(kind, part, minlength=classes) for part in (exchanges.chosen, neither))
+        odds = np.clip((chosen + 0.01) / (free + 1), 1e-5, 1)
+        likely = ratio(neither, exchanges.chosen)
+    exchanges.update(odds[kind] * likely, PASSES)
+    expected = Matchings(couples.first, couples.second, pairs)
+    expected.update(odds[kind], ROUNDS * PASSES)
+    return 1 - exchanges.single, exchanges.log_partition - expected.log_partition
+
+
+def symmetric_slope(t: FloatArray, kept: FloatArray, exchanged: FloatArray) -> float:
+    """Slope of the log odds that a couple is not exchanged, without an intercept.
+
+    Args:
+        t: (c,) what each couple loses by an exchange.
+        kept: (c,) probability that neither pair is exchanged.
+        exchanged: (c,) probability that both are, with each other; these have -t, before the exchange.
+    """
+    worth = kept + exchanged
+
+    def loss(slope: FloatArray) -> float:
+        z = slope * t
+        return float(worth @ np.logaddexp(0, z) - kept @ z + 0.5 * slope @ slope * RIDGE)
+
+    def derivatives(slope: FloatArray) -> tuple[FloatArray, FloatArray]:
+        p = probability(slope * t)
+        gradient = (worth * p - kept) @ t + RIDGE * slope[0]
+        return np.array([gradient]), np.array([[(worth * p * (1 - p)) @ np.square(t) + RIDGE]])
+
+    return max(float(newton(np.zeros(1), loss, derivatives)[0]), 0.0)

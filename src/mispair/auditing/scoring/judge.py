@@ -17,6 +17,7 @@ from torch.nn.functional import normalize
 from mispair.auditing.scoring import calibration, measures
 from mispair.auditing.scoring.calibration import Combination
 from mispair.auditing.scoring.common_space import CommonSpace, CommonSpaceFitter, moments
+from mispair.auditing.scoring.expectation import Expectation
 from mispair.auditing.scoring.folds import FOLDS, NEAR, random_keys, shuffled, strangers
 from mispair.auditing.scoring.joint import normalised_cosines, share_a_space
 from mispair.auditing.scoring.measures import BANK, Bank, learned, make_bank, measure, measure_items
@@ -44,7 +45,7 @@ LEAST_GROUPS = 20  # below, hardly any shuffled pair has two of them in the same
 CLOSE_BY = 10  # nearest neighbours whose partner is tried
 PAIRS = 3 * AT_ONCE // 2  # of known items measured at a time, and GPU_TIMES more on a GPU
 LOOK_ALIKES = 1 << 13  # pairs with the partner of a near neighbour, at most
-ARRAYS = "separations", "observed", "null", "rows", "measured"  # of a judge
+ARRAYS = "separations", "observed", "null", "similar", "most_similar", "rows", "measured"  # of a judge
 
 
 @dataclass(frozen=True)
@@ -117,13 +118,20 @@ class Judge:
     spaces: list[CommonSpace]
     banks: list[Bank]
     combination: Combination
-    joint: bool
+    expectation: Expectation | None  # in the space that both sides share; None where they do not
     networks: bool  # whether the scores of a run's networks are one of the measures
     separations: FloatArray  # (m,) AUROC of observed against shuffled pairs by each measure
     observed: FloatArray  # weighted sums of the measures of the sample
     null: FloatArray  # the same of shuffled pairs
+    similar: FloatArray  # the same of trusted pairs with the partner of one of the nearest of a tenth of the pairs
+    most_similar: FloatArray  # the same with the partner of the nearest one
     rows: IntArray  # (n,) rows of the sample, ascending; none where they are not known
     measured: npt.NDArray[np.float32]  # (n, m) their measures
+
+    @property
+    def joint(self) -> bool:
+        """Whether both sides share a space."""
+        return self.expectation is not None
 
     @property
     def names(self) -> list[str]:
@@ -135,7 +143,8 @@ class Judge:
         """(n, m) measures of pairs of raw vectors; `networks` (n,) are the scores of a run's networks."""
         x, y = self.transforms[0](left), self.transforms[1](right)
         found = by_fold(self.spaces, self.banks, x, y, fold, partial(measure, joint=self.joint))
-        return _with_networks(found, networks)
+        rows = torch.arange(len(left), device=left.device)
+        return _complete(found, self.expectation, left, right, rows, rows, fold, networks)
 
     def known(self, rows: IntArray) -> tuple[IntArray, npt.NDArray[np.float32]]:
         """Places of those of some rows that were measured while learning, (k,), and their measures (k, m)."""
@@ -165,15 +174,17 @@ class Judge:
         """
         x, y = self.transforms[0](left), self.transforms[1](right)
         a, b = (torch.from_numpy(items).to(x.device) for items in (lefts, rights))
-        found = measure_items(self.spaces[number], self.banks[number], x, y, a, b, joint=self.joint)
-        return _with_networks(found.cpu().numpy(), networks)
+        found = measure_items(self.spaces[number], self.banks[number], x, y, a, b, joint=self.joint).cpu().numpy()
+        fold = np.full(len(lefts), number, dtype=np.uint8)
+        return _complete(found, self.expectation, left, right, a, b, fold, networks)
 
     def state(self) -> dict[str, Tensor]:
         """Everything, as named tensors."""
         named: dict[str, Tensor] = {
-            "joint": torch.tensor(self.joint),
             "networks": torch.tensor(self.networks),
         }
+        if self.expectation is not None:
+            named |= {f"expectation.{name}": value for name, value in vars(self.expectation).items()}
         for side, frame in enumerate(self.transforms):
             named[f"mean.{side}"] = frame.mean
             if frame.directions is not None:
@@ -201,8 +212,9 @@ class Judge:
         spaces = [CommonSpace(**parts(f"space.{number}.")) for number in range(FOLDS)]
         banks = [Bank(**parts(f"bank.{number}.")) for number in range(FOLDS)]
         arrays = (state[name].numpy() for name in ARRAYS)
-        joint, networks = bool(state["joint"]), bool(state["networks"])
-        return cls((transforms[0], transforms[1]), spaces, banks, combination, joint, networks, *arrays)
+        expected, networks = parts("expectation."), bool(state["networks"])
+        expectation = Expectation(**expected) if expected else None
+        return cls((transforms[0], transforms[1]), spaces, banks, combination, expectation, networks, *arrays)
 
 
 def learn(
@@ -244,19 +256,30 @@ def learn(
     weak, weak_null = np.split(fitter.regression(*both, FIRST), [len(rows)])
     last = _fit_rounds(sample, fitter, checked)
     spaces, banks = _refined_round(sample, last)
-    lefts, rights, alike = look_alikes(sample, groups, *items)
-    pairs = np.concatenate([rows, sample.shuffled, lefts]), np.concatenate([rows, sample.partner, rights])
-    found = _measures(sample, spaces, banks, *pairs, joint=joint, network_score=network_score)
-    observed, null, swapped = np.split(found, [len(rows), len(rows) + len(sample.shuffled)])
+    swaps, closest = (look_alikes(sample, count, groups, *items) for count in (CLOSE_BY, 1))
+    sides = (rows, rows), (sample.shuffled, sample.partner), swaps[:2], closest[:2]
+    pairs = np.concatenate([left for left, _ in sides]), np.concatenate([right for _, right in sides])
+    expectation = Expectation.of(left, right, fold, last.trust()) if joint else None
+    measured = _measures(sample, spaces, banks, *pairs, joint=joint)
+    lefts, rights = (torch.from_numpy(side).to(left.device) for side in pairs)
+    scores = None if network_score is None else network_score(*pairs)
+    found = _complete(measured, expectation, left, right, lefts, rights, fold[pairs[0]], scores)
+    observed, null, swapped, nearest = np.split(found, np.cumsum([len(left) for left, _ in sides[:-1]]))
     names = measures.names(joint=joint, networks=network_score is not None)
     combination = calibration.combine(
-        observed, null, swapped, alike, last.trust(), checked, (weak, weak_null), np.isin(names, measures.WEAK)
-    )
+        observed, null, swapped, swaps[2], last.trust(), checked, (weak, weak_null),
+        np.isin(names, measures.WEAK), np.isin(names, measures.NATURAL),
+    )  # fmt: skip
     separations = np.array([separation(a, b) for a, b in zip(observed.T, null.T, strict=True)])
-    sums = combination.sums(observed), combination.sums(null)
+    trusted = last.trust() >= MATCH_THRESHOLD
+    near = (part[trusted[a] & trusted[b]] for part, (a, b) in ((swapped, swaps[:2]), (nearest, closest[:2])))
+    sums = [combination.sums(part) for part in (observed, null, *near)]
     networks, own = network_score is not None, rows[:0] if numbers is None else numbers
     known = observed[: len(own)].copy()
-    return Judge(transforms, spaces, banks, combination, joint, networks, separations, *sums, own, known)
+    return Judge(
+        transforms, spaces, banks, combination, expectation, networks, separations,
+        sums[0], sums[1], sums[2], sums[3], own, known,
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -394,7 +417,6 @@ def _measures(
     rights: IntArray,
     *,
     joint: bool,
-    network_score: NetworkScore | None,
 ) -> npt.NDArray[np.float32]:
     """(k, m) measures of pairs of the left items of some rows and the right items of others of their fold."""
     fold = sample.fold[lefts]
@@ -410,15 +432,26 @@ def _measures(
         which = (torch.from_numpy(places).to(sample.x.device) for places in (a, b))
         return np.asarray(measure_items(spaces[number], banks[number], *items, *which, joint=joint).cpu().numpy())
 
-    found = np.concatenate(list(parallel_map(measured, parts)))[np.concatenate(parts).argsort()]
-    return _with_networks(found, None if network_score is None else network_score(lefts, rights))
+    return np.asarray(np.concatenate(list(parallel_map(measured, parts)))[np.concatenate(parts).argsort()])
 
 
-def _with_networks(
-    measures: npt.NDArray[np.float32], networks: npt.NDArray[np.floating] | None
+def _complete(
+    measured: npt.NDArray[np.float32],
+    expectation: Expectation | None,
+    left: Tensor,
+    right: Tensor,
+    lefts: Tensor,
+    rights: Tensor,
+    fold: npt.NDArray[np.uint8],
+    networks: npt.NDArray[np.floating] | None,
 ) -> npt.NDArray[np.float32]:
-    """Measures with the scores of the networks as one more column, if there are some."""
-    return measures if networks is None else np.column_stack([measures, networks.astype(np.float32)])
+    """Measures of pairs (n, m), with those by expected partners and the scores (n,) of networks if there are some."""
+    columns = [measured]
+    if expectation is not None:
+        columns.append(expectation.measure(left, right, lefts, rights, fold))
+    if networks is not None:
+        columns.append(networks.astype(np.float32)[:, None])
+    return np.concatenate(columns, axis=1)
 
 
 @dataclass(frozen=True)
@@ -466,8 +499,10 @@ def _first_guess(observed: npt.NDArray[np.float32], null: npt.NDArray[np.float32
     return (observed[:, :2] / spread).sum(1).astype(np.float64), (null[:, :2] / spread).sum(1).astype(np.float64)
 
 
-def look_alikes(sample: Sample, *groups: IntArray) -> tuple[IntArray, IntArray, FloatArray]:
+def look_alikes(sample: Sample, close_by: int, *groups: IntArray) -> tuple[IntArray, IntArray, FloatArray]:
     """Pairs with the partner of a near neighbour, (k,) rows of their left and right items, and how right they are.
+
+    The neighbour is one of the `close_by` nearest in the fold.
 
     Every second row keeps its left item and gets the partner of another one whose left item is like its own; it is as
     right as that partner is like its own one: their cosine, or 0 if that is negative. The others keep their right item.
@@ -476,7 +511,7 @@ def look_alikes(sample: Sample, *groups: IntArray) -> tuple[IntArray, IntArray, 
     rows, step = np.arange(len(sample.x)), math.ceil(len(sample.x) / LOOK_ALIKES)
     found = []
     for side, (kept, other) in enumerate(((sample.x, sample.y), (sample.y, sample.x))):
-        near = neighbours_partners(kept, sample.fold, rows % (2 * step) == side * step, *groups)
+        near = neighbours_partners(kept, sample.fold, rows % (2 * step) == side * step, close_by, *groups)
         own = np.flatnonzero(near >= 0)
         alike = (other[own] * other[near[own]]).sum(1).clamp(min=0).double().cpu().numpy()
         found.append((own, near[own], alike) if side == 0 else (near[own], own, alike))
@@ -485,9 +520,9 @@ def look_alikes(sample: Sample, *groups: IntArray) -> tuple[IntArray, IntArray, 
 
 
 def neighbours_partners(
-    x: Tensor, fold: npt.NDArray[np.uint8], wanted: npt.NDArray[np.bool_], *groups: IntArray
+    x: Tensor, fold: npt.NDArray[np.uint8], wanted: npt.NDArray[np.bool_], close_by: int, *groups: IntArray
 ) -> IntArray:
-    """For each wanted pair another one of its fold whose item (n, D) is among the nearest to its own.
+    """For each wanted pair another one of its fold whose item (n, D) is among the `close_by` nearest to its own.
 
     -1 for pairs that are not wanted, and where that one is of one of the pair's groups.
     """
@@ -502,7 +537,7 @@ def neighbours_partners(
             rows = places[part]
             near = x[rows] @ others
             near[torch.arange(len(rows)), torch.from_numpy(part)] = -torch.inf
-            nearest = near.topk(min(CLOSE_BY, len(places) - 1), dim=1).indices.cpu().numpy()
+            nearest = near.topk(min(close_by, len(places) - 1), dim=1).indices.cpu().numpy()
             pick = (random_keys(rows, NEAR) % np.uint64(nearest.shape[1])).astype(np.int64)
             partner[rows] = places[nearest[np.arange(len(rows)), pick]]
 

@@ -30,8 +30,11 @@ MEANINGS = {
     "rank": "Rank correlation of their distances to trusted pairs, in the spaces they came in.",
     "joint": "The cosine of the two in the space that their encoders share.",
     "joint_contrast": "How much that cosine is above those of either item with others.",
+    "cosine": "Their plain cosine in that space.",
+    "expected": "The cosine of either with the partner that other pairs let expect.",
     "networks": "How much better the networks of the run score the two than the best rivals of either.",
 }
+NATURAL = ("cosine", "expected")  # what random pairs do not show; see `expectation`
 WEAK = ("similarity", "neighbours", "rank")  # on all data sets that were tried; a few pairs say otherwise by accident
 
 
@@ -137,7 +140,7 @@ def rivals(items: Tensor, others: Tensor) -> Tensor:
 
 def names(*, joint: bool, networks: bool = False) -> list[str]:
     """Names of the measures, in their order."""
-    given = {"joint": joint, "joint_contrast": joint, "networks": networks}
+    given = dict.fromkeys(("joint", "joint_contrast", *NATURAL), joint) | {"networks": networks}
     return [name for name in MEANINGS if given.get(name, True)]
 
 

@@ -1,0 +1,44 @@
+"""What an audit says that it can see, against mismatches that were really made."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import mispair
+from made_pairs import made_pairs
+from mispair.auditing import detection
+from mispair.auditing.detection import detections
+
+
+def test_of_random_mismatches_about_as_many_are_found_as_it_says() -> None:
+    pairs = made_pairs(1500, 0.3, seed=2)
+    found = mispair.audit(pairs.left, pairs.right)
+    claimed = {one.kind: one for one in found.summary.detections}
+    assert list(claimed) == ["random", "similar", "most_similar"]
+    assert claimed["random"].found == pytest.approx(found.is_mismatch[pairs.mismatched].mean(), abs=0.05)
+    assert claimed["random"].at_most == found.judge.combination.high
+    shares = [one.found for one in claimed.values()]
+    assert shares == sorted(shares, reverse=True)
+
+
+def test_the_bound_holds_where_look_alikes_are_exchanged() -> None:
+    pairs = made_pairs(1500, 0.0, noise=0.7, hidden=24, widths=(48, 40))
+    near = pairs.left / np.linalg.norm(pairs.left, axis=1, keepdims=True)
+    alike = near @ near.T
+    np.fill_diagonal(alike, -1)
+    right, free, rng = pairs.right.copy(), np.ones(1500, dtype=bool), np.random.default_rng(0)
+    for row in range(300):
+        other = rng.choice(np.argsort(-alike[row])[5:15])
+        if free[row] and free[other]:
+            right[[row, other]], free[[row, other]] = right[[other, row]], False
+    found = mispair.audit(pairs.left, right).summary
+    assert found.noise_rate_high < (~free).mean()  # each pair by itself looks right
+    assert max(one.at_most for one in found.detections) >= (~free).mean()
+
+
+def test_nothing_is_said_of_what_is_too_rare(monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = made_pairs(300, 0.2)
+    judge = mispair.audit(pairs.left, pairs.right).judge
+    monkeypatch.setattr(detection, "FEW", len(judge.similar) + 1)
+    assert [one.kind for one in detections(judge, 0.5)] == ["random"]

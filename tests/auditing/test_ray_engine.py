@@ -27,12 +27,13 @@ from mispair.auditing.inputs import AuditInput
 from mispair.auditing.ray_engine import MOST_ATTEMPTS, MOST_FAILED_STARTS, RayEngine, connect, run_all
 from mispair.auditing.scoring import scan
 from mispair.cli.main import main
-from mispair.errors import ConfigError, DataError
+from mispair.errors import ConfigError, ConflictError, DataError, MissingPackageError
 from mispair.pairs.layouts.opening import open_source
 from mispair.pairs.npy import Header
 from mispair.pairs.row_ids import RowIds
 from mispair.pairs.shards import File, Side
 from mispair.pairs.source import Source
+from refusals import refused
 
 pytest.importorskip("pyarrow")
 
@@ -333,7 +334,7 @@ def test_a_part_of_what_is_in_memory_is_small() -> None:
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ConfigError, match=r"--engine ray needs the extra: pip install .*\[ray\]"), connect():
+    with refused(MissingPackageError, names="[ray]"), connect():
         pass
 
 
@@ -398,7 +399,7 @@ def test_images_and_captions_are_encoded_first(tmp_path: Path) -> None:
     table = tmp_path / "pairs.csv"
     table.write_text("image_path,caption\na.jpg,a\n")
     (tmp_path / "a.jpg").write_bytes(b"")
-    with pytest.raises(ConfigError, match="make them with `mispair encode`"):
+    with refused(ConflictError, "engine"):
         audit_path(AuditInput(table), tmp_path / "out", replace(CPU, engine=RayEngine(StandIn())))
 
 
@@ -406,7 +407,7 @@ def test_networks_are_asked_on_one_machine(data: AuditInput, tmp_path: Path) -> 
     assert data.source is not None
     source = replace(open_source(data.source), network_score=lambda lefts, rights: 0.0 * lefts * rights)
     nothing: Any = None
-    with pytest.raises(ConfigError, match="leave --engine out, or give --shard"):
+    with refused(ConflictError, "engine"):
         RayEngine(StandIn()).measure(
             source, nothing, np.arange(130), workers=1, device=nothing, folder=tmp_path, step=print
         )

@@ -27,8 +27,7 @@ from mispair.pairs.noise import add_noise
 from mispair.pairs.pairs import Pairs
 from mispair.robust.pytorch import RobustLoss
 from mispair.robust.robust import Robust
-from mispair.training import checkpoint
-from mispair.training import trainer as trainer_module
+from mispair.training import checkpoint, pace
 from mispair.training.events import StepEvent
 from mispair.training.fit import fit
 from mispair.training.run_folder import OtherRank
@@ -169,7 +168,7 @@ def train(ranks: Ranks, folder: Path, settings: dict[str, Any], stop: int | None
             trainer.stop(signal.SIGTERM)
 
     # Ranks look for signals after every step.
-    with float64(), patch.object(Trainer, "_step", counted), patch.object(trainer_module, "ROUND_SECONDS", 0.0):
+    with float64(), patch.object(Trainer, "_step", counted), patch.object(pace, "ROUND_SECONDS", 0.0):
         try:
             matcher = fit(pairs, dev, out=folder, **config)
         except StoppedError as error:

@@ -294,7 +294,7 @@ def test_losses_that_do_not_differ(find: Any) -> None:
 
 @pytest.mark.parametrize("published", [False, True])
 def test_the_split_of_one_epoch_and_of_many(published: bool) -> None:
-    one, many = (bicro(split=split, as_published=published) for split in ("single", "smoothed"))
+    one, many = (bicro(split_losses=split, as_published=published) for split in ("single", "smoothed"))
     find = published_probability if published else clean_probability
     memory: Any = None
     for epoch in range(2):

@@ -351,7 +351,7 @@ def test_one_network_is_the_student_alone(tmp_path: Path) -> None:
     # The student alone replaces its teachers, whose model may have been better.
     assert re.findall(r"(epoch \d/2).*(\(best.*\))", shown.getvalue()) == [
         ("epoch 1/2", "(best)"),
-        ("epoch 2/2", "(best with the student)"),
+        ("epoch 2/2", "(best of the new model)"),
     ]
 
 

@@ -22,6 +22,12 @@ def test_of_random_mismatches_about_as_many_are_found_as_it_says() -> None:
     assert shares == sorted(shares, reverse=True)
 
 
+def test_mismatches_would_be_found_in_a_set_without_any() -> None:
+    pairs = made_pairs(1500, 0.0, seed=2)
+    random = mispair.audit(pairs.left, pairs.right).summary.detections[0]
+    assert random.found > 0.5
+
+
 def test_the_bound_holds_where_look_alikes_are_exchanged() -> None:
     pairs = made_pairs(1500, 0.0, noise=0.7, hidden=24, widths=(48, 40))
     near = pairs.left / np.linalg.norm(pairs.left, axis=1, keepdims=True)

@@ -129,7 +129,8 @@ class Auditor:
         found = np.full(len(source), np.nan, dtype=np.float32)
 
         def part(rows: tuple[Tensor, Tensor, int]) -> Scores:
-            return new_match_scores(judge, judge.measure_items(rows[0], rows[1], every, every, rows[2]))
+            measures = judge.measure_items(rows[0], rows[1], every, every, rows[2])
+            return new_match_scores(judge, judge.combination.sums(measures))
 
         for start in range(0, len(source), READ):
             x, y = (side.tensor(slice(start, start + READ), device) for side in sides)

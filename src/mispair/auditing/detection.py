@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from pydantic import BaseModel, ConfigDict
 
+from mispair.auditing.match_scores import new_match_scores
 from mispair.auditing.scoring.calibration import noise_interval
 from mispair.auditing.scoring.judge import Judge
 from mispair.functional.logistic import probability
@@ -45,7 +46,7 @@ def detections(judge: Judge, threshold: float) -> list[Detection]:
     for kind, sums in (("random", judge.null), ("similar", judge.similar), ("most_similar", judge.most_similar)):
         if len(sums) < FEW:
             continue
-        below = probability(judge.combination.log_odds(sums)) < threshold
+        below = new_match_scores(judge, sums) < threshold
         high = judge.combination.high if kind == "random" else noise_interval(observed, sums)[1]
         found.append(
             Detection(

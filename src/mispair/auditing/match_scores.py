@@ -114,14 +114,14 @@ def density_ratio(judge: Judge, sums: FloatArray) -> FloatArray:
     return np.asarray(np.exp(np.clip(sums * slope[0] + offset, -60, 60)))
 
 
-def new_match_scores(judge: Judge, measures: npt.NDArray[np.floating]) -> Scores:
-    """(n,) match scores of pairs by their own measures; the pairs may be others than the judge has learned from.
+def new_match_scores(judge: Judge, sums: FloatArray) -> Scores:
+    """(n,) match scores of pairs that the judge may not have learned from, by the weighted sums of their measures.
 
     Below the lowest sum that the judge has observed, the mixture says nothing: after learning from matched pairs alone,
     it would call every pair matched. There the density ratio decides, at a noise rate of at least half a pair.
     """
     combination = judge.combination
-    match, sums = combination.match(measures), combination.sums(measures)
+    match = np.asarray(probability(combination.log_odds(sums)), dtype=np.float32)
     new = np.flatnonzero(sums < judge.observed.min())
     if len(new):
         rate = max(combination.rate, 0.5 / len(judge.observed))

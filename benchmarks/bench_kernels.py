@@ -91,7 +91,7 @@ def step_ms(model: str) -> float:
     return statistics.median(times)
 
 
-def bench_kernels() -> None:
+def main() -> None:
     """Print the time of a training step for each way to compute it."""
     if not torch.cuda.is_available():
         raise ConflictError("no CUDA device", where="device", expected="a GPU, as kernels run nowhere else")
@@ -111,4 +111,4 @@ def bench_kernels() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(run(bench_kernels))
+    sys.exit(run(main))

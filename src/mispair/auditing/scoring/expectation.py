@@ -86,7 +86,7 @@ class Expectation:
 
 def _solved(spread: Tensor, ties: Tensor) -> Tensor:
     """(FOLDS, k, k) regressions from second moments (FOLDS, k, k) and products with the other side."""
-    size = spread.shape[-1]
     floor = REGULARISATION * torch.diagonal(spread, dim1=1, dim2=2).mean(1).clamp(min=1e-12)
-    maps: Tensor = torch.linalg.solve(spread + floor[:, None, None] * torch.eye(size, dtype=spread.dtype), ties)
-    return maps
+    ridge = floor[:, None, None] * torch.eye(spread.shape[-1], dtype=spread.dtype)
+    # One at a time: LU of a batch fails in MKL with several threads.
+    return torch.stack([torch.linalg.solve(a, b) for a, b in zip(spread + ridge, ties, strict=True)])

@@ -30,10 +30,11 @@ from mispair.cli import output
 from mispair.compute.devices import autocast, pick_device
 from mispair.config import Config
 from mispair.errors import NotFoundError
-from mispair.methods.repair import Repair, RepairSettings
+from mispair.methods.repair import Repair
 from mispair.methods.report import MethodReport
 from mispair.pairs.layouts.loading import with_noise
 from mispair.pairs.synthetic import stand_in
+from mispair.settings import RepairSettings
 from mispair.training.phases import Phase, phases
 from mispair.training.run_folder import Run
 from mispair.training.settings import override, read_recipe

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from mispair.errors import InvalidValueError
 from mispair.functional.evidence import corresponds, divergence, evidence, evidential_loss, raw_scores, uncertainty
-from mispair.methods.decl import DeclSettings
+from mispair.settings import DeclSettings
 from refusals import refused
 
 

@@ -13,11 +13,12 @@ import torch
 
 from mispair.functional.beta_mixture import fit_betas
 from mispair.methods.base import EpochPairs, StepPlan
-from mispair.methods.bicro import BiCro, BiCroInputs, BicroSettings, _ratio, clean_probability, published_probability
+from mispair.methods.bicro import BiCro, BiCroInputs, _ratio, clean_probability, published_probability
 from mispair.methods.epoch_view import epoch_view
 from mispair.models import Encoded
 from mispair.pairs.batches import random_batches
 from mispair.pairs.pairs import IntArray, Pairs
+from mispair.settings import BicroSettings
 from small_data import lengths_of
 from tiny import tiny_pairs
 from training import trained

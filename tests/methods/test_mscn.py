@@ -38,10 +38,10 @@ from mispair.methods.mscn import (
 )
 from mispair.methods.mscn_meta import MetaGradient, body, meta_gradient, score_layer, steady, with_weights
 from mispair.models import Encoded, Network, SideSpec, bigru, build
-from mispair.models.sgraf import SgrafSettings
 from mispair.pairs.batches import Items, PairLoader
 from mispair.pairs.noise import add_noise
 from mispair.pairs.pairs import Pairs
+from mispair.settings import SgrafSettings
 from mispair.training.events import MethodEvent, StepEvent
 from mispair.training.run_folder import Run, read_events
 from mispair.training.settings import override

@@ -11,7 +11,7 @@ import pytest
 import mispair
 from mispair import models
 from mispair.cli.main import main
-from mispair.errors import ConfigError, InvalidValueError, UnknownNameError
+from mispair.errors import ConfigError, ConflictError, InvalidValueError, UnknownNameError
 from mispair.methods import METHODS, find, find_all
 from mispair.methods.plain import Plain
 from mispair.models import MODELS
@@ -127,6 +127,15 @@ def test_a_setting_of_an_installed_method_is_checked(installed: str, capsys: pyt
     with pytest.raises(SystemExit):
         main(["train", "--help"])
     assert "Temperature of the softmax." in capsys.readouterr().out
+
+
+def test_two_settings_of_one_name_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = f"softmax_of_{tmp_path.name}"
+    install(tmp_path, f"softmax = {module}:Softmax")
+    (tmp_path / f"{module}.py").write_text(SOFTMAX.replace("heat", "tau"))
+    monkeypatch.syspath_prepend(tmp_path)
+    with refused(ConflictError, where="tau", names="SoftmaxSettings"):
+        owners()
 
 
 def test_a_setting_without_effect_is_noted(installed: str) -> None:  # noqa: ARG001

@@ -13,12 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mispair
-from mispair.config import RUN_SETTINGS, Config, RunSettings, to_toml, validated
-from mispair.errors import ConflictError, InvalidValueError, UnknownNameError
+from mispair.config import RUN_SETTINGS, Config, RunSettings, to_toml
+from mispair.errors import InvalidValueError, UnknownNameError
 from mispair.methods import METHODS
-from mispair.methods.mend import MendSettings
-from mispair.methods.plain import Plain
 from mispair.models import MODELS
+from mispair.settings import MendSettings
 from mispair.training.fit import NOISE, READING
 from mispair.training.settings import (
     Settings,
@@ -26,7 +25,6 @@ from mispair.training.settings import (
     complete,
     every_setting,
     override,
-    owners,
     read_recipe,
     setting_classes,
 )
@@ -157,19 +155,6 @@ def test_a_run_keeps_the_settings_that_have_an_effect() -> None:
     assert {"augment", "attend", "trust"} <= set(teachers)
 
 
-def test_two_settings_of_one_name_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    @validated
-    class Twice:
-        tau: float = 1.0
-
-    class Rival(Plain):
-        settings = (Twice,)
-
-    monkeypatch.setitem(METHODS, "rival", Rival)
-    with refused(ConflictError, where="tau", names="Twice"):
-        owners()
-
-
 # ---------------------------------------------------------------------- types
 
 
@@ -195,6 +180,7 @@ def test_wrong_arguments_of_fit_are_refused() -> None:
         mispair.fit(pairs, noisy="keep")  # type: ignore[arg-type]
 
 
-def test_importing_mispair_does_not_import_torch() -> None:
-    code = "import sys, mispair, mispair.cli.main; assert 'torch' not in sys.modules"
+def test_help_imports_nothing_heavy() -> None:
+    code = "import sys, mispair, mispair.cli.main as m; assert not {'torch', 'pydantic'} & sys.modules.keys(); "
+    code += "m.train_arguments(); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)

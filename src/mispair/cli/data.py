@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Literal
 from tyro.conf import Positional
 
 from mispair.cli.output import print_json, say, with_flags
-from mispair.config import NoiseKind
 from mispair.errors import ConflictError, ExistsError
 from mispair.support.formatting import byte_size
 
@@ -62,7 +61,7 @@ def data_noise(
     noise_ratio: float,
     out: Path,
     seed: int = 0,
-    kind: NoiseKind = "caption",
+    kind: Literal["caption", "image", "near", "group"] = "caption",
     captions_per_image: int | None = None,
     json: bool = False,
 ) -> int:

@@ -30,7 +30,6 @@ from mispair.cli.help_texts import completion_script, description
 from mispair.cli.model import TrainArguments, evaluate, search, train, train_arguments
 from mispair.cli.output import console, print_json, print_table, say, with_flags
 from mispair.cli.review import export, review
-from mispair.config import RUN_SETTINGS
 from mispair.errors import ConfigError, MispairError
 from mispair.support.memory import is_out_of_memory, out_of_memory
 
@@ -152,6 +151,8 @@ def _settings(argv: Sequence[str]) -> set[str]:
     parameters = [one for command in COMMANDS.values() for one in inspect.signature(command).parameters.values()]
     names = {one.name for one in parameters if one.kind is inspect.Parameter.KEYWORD_ONLY}
     names |= {field.name for field in dataclasses.fields(TrainArguments) if "Positional" not in str(field.type)}
+    from mispair.config import RUN_SETTINGS
+
     names |= set(RUN_SETTINGS)
     if argv[:1] != ["train"]:
         return names

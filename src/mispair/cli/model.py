@@ -14,12 +14,12 @@ from tyro.conf import OmitArgPrefixes, Positional
 from mispair.cli.audit import IMAGE_MODEL, TEXT_MODEL, columns_of
 from mispair.cli.help_texts import description
 from mispair.cli.output import console, print_json, print_table, say
-from mispair.config import RUN_SETTINGS, Config, RunSettings
 from mispair.errors import ConfigError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from mispair.config import Config
     from mispair.pairs.pairs import Pairs
     from mispair.retrieval.matcher import Matcher
     from mispair.training.fit import TrainedRun
@@ -63,7 +63,6 @@ class TrainArguments:
     Settings that are not given follow the data and the device.
     """
 
-    run: OmitArgPrefixes[RunSettings]
     files: OmitArgPrefixes[FileArguments]
     out: Path
     """Run folder: settings, log, checkpoints and the best model."""
@@ -78,23 +77,25 @@ class TrainArguments:
 
 def train(argv: Sequence[str]) -> int:
     """Train a matching model."""
-    from mispair.compute.distributed import connect
+    from mispair.config import RUN_SETTINGS, Config, RunSettings
     from mispair.training.settings import read_recipe
 
     defaults = read_recipe(_peek(argv, "--recipe")) if _peek(argv, "--recipe") else Config()
     kind = train_arguments()
-    own = {name: defaults.of(group) for name, group in _groups().items()}
-    run = RunSettings(**{name: getattr(defaults, name) for name in RUN_SETTINGS})
+    own: dict[str, Any] = {name: defaults.of(group) for name, group in _groups().items()}
+    run = {"run": RunSettings(**{name: getattr(defaults, name) for name in RUN_SETTINGS})}
     arguments = tyro.cli(
         kind,
         args=argv,
         prog="mispair train",
         description=description("train", TrainArguments),
-        default=kind(run=run, files=FileArguments(), out=tyro.MISSING, **own),
+        default=kind(files=FileArguments(), out=tyro.MISSING, **run, **own),
     )
-    chosen = {name: value for group in own for name, value in asdict(getattr(arguments, group)).items()}
-    config = Config(**asdict(arguments.run), own=chosen)
+    values = asdict(arguments)
+    config = Config(**values["run"], own={name: value for group in own for name, value in values[group].items()})
     given = None if arguments.recipe else _given(argv)
+    from mispair.compute.distributed import connect
+
     with connect(config.device) as ranks:
         result = _trained(arguments, config, given, console() if ranks.is_first else None)
         if not ranks.is_first:
@@ -113,8 +114,11 @@ def train(argv: Sequence[str]) -> int:
 
 
 def train_arguments() -> type[TrainArguments]:
-    """`TrainArguments` with the settings of all methods and models, a group of flags for each class of them."""
-    groups = [(name, Annotated[kind, OmitArgPrefixes], field(default=kind())) for name, kind in _groups().items()]
+    """`TrainArguments` with all settings, a group of flags for each class of them."""
+    from mispair.config import RunSettings
+
+    kinds: dict[str, type[Any]] = {"run": RunSettings, **_groups()}
+    groups = [(name, Annotated[kind, OmitArgPrefixes], field(default=kind())) for name, kind in kinds.items()]
     return make_dataclass(
         "TrainArguments", groups, bases=(TrainArguments,), namespace={"__doc__": TrainArguments.__doc__}, frozen=True
     )

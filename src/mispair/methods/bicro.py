@@ -9,38 +9,28 @@ pairs follows one on noisy pairs. The warm-up trains on the pairs with the small
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from mispair.compute.precision import full_precision
-from mispair.config import Config, Fraction, validated
+from mispair.config import Config
 from mispair.functional.beta_mixture import fit_betas
 from mispair.functional.gaussian_mixture import FloatArray, min_max
 from mispair.functional.losses import best_count, hard_loss, pair_quality, sample_losses, soft_margin
 from mispair.methods.base import EpochPairs, StepInputs, StepPlan, StepResult, similarity
-from mispair.methods.coteaching import CoTeaching, CoTeachingSettings
+from mispair.methods.coteaching import CoTeaching
 from mispair.methods.epoch_view import EpochView
 from mispair.methods.report import BoolArray
 from mispair.models import Encoded, Network
 from mispair.models.inference import inference
 from mispair.pairs.batches import Batch, PairLoader
 from mispair.pairs.pairs import IntArray
+from mispair.settings import BicroSettings, CoTeachingSettings
 
 ANCHORS = 102  # stream of random numbers
-
-
-@validated
-class BicroSettings:
-    """BiCro."""
-
-    warmup_share: Annotated[float, Field(gt=0, le=1)] = 0.3
-    """Share of each warm-up batch, the pairs with the smallest losses, that is trained on."""
-    label_floor: Fraction = 0.5
-    """Labels not above it become 0."""
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
-from pydantic import Field
 
-from mispair.config import BelowOne, Config, Fraction, validated
+from mispair.config import Config
 from mispair.functional.gaussian_mixture import FloatArray, clean_probability, is_clean
 from mispair.methods.base import EpochPairs, Method
 from mispair.methods.epoch_view import EpochView, epoch_view
@@ -16,24 +15,9 @@ from mispair.methods.report import BoolArray, Examples, MethodReport, selection,
 from mispair.models import Network
 from mispair.pairs.batches import PairLoader
 from mispair.pairs.pairs import IntArray
+from mispair.settings import CoTeachingSettings
 
 SURE = 0.99  # the highest probability that losses or an audit can give
-
-
-@validated
-class CoTeachingSettings:
-    """Methods whose two networks split the pairs for each other: NCR, BiCro, REPAIR."""
-
-    clean_threshold: BelowOne = 0.5
-    """p: pairs whose probability w of being clean is above it are the clean part."""
-    split_losses: Literal["smoothed", "joint", "single"] = "smoothed"
-    """Mixture over losses smoothed over the epochs, or over both networks too; or one epoch's losses (the paper)."""
-    split_memory: BelowOne = 0.5
-    """Weight of the epochs before in the smoothed losses."""
-    noisy_start: Fraction = 0.5
-    """Share of the main epochs before the noisy part takes part."""
-    margin_base: Annotated[float, Field(gt=1, allow_inf_nan=False)] = 10.0
-    """m: how steeply the margin grows with the label."""
 
 
 class CoTeaching(Method):

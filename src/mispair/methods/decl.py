@@ -8,16 +8,15 @@ pairs train as matches; noisy ones as samples of no class, and as negatives of t
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from mispair.compute.cuda_graphs import CudaGraphStep
 from mispair.compute.devices import send, uncached
-from mispair.config import Config, Count, NotNegative, validated
+from mispair.config import Config
 from mispair.functional.evidence import corresponds, evidence, evidential_loss, raw_scores, uncertainty
 from mispair.functional.losses import hard_loss
 from mispair.methods.base import EpochPairs, Method, StepInputs, StepPlan, StepResult, similarity
@@ -26,22 +25,7 @@ from mispair.models import Network
 from mispair.models.inference import inference
 from mispair.pairs.batches import Batch, PairLoader
 from mispair.pairs.pairs import IntArray
-
-
-@validated
-class DeclSettings:
-    """DECL."""
-
-    evidence_scale: Annotated[float, Field(ge=0.08, allow_inf_nan=False)] = 0.1
-    """Temperature of the evidence; below 0.08 rounding would win."""
-    hinge_weight: NotNegative = 0.8
-    """lambda 1, weight of the dynamic hinge loss."""
-    kl_weight: NotNegative = 0.1
-    """lambda 2, weight of the divergence from no evidence."""
-    hinge_decay: NotNegative = 0.025
-    """eta, by how much the number of hard negatives falls each step."""
-    hinge_least: Count = 5
-    """mu, the least number of hard negatives."""
+from mispair.settings import DeclSettings
 
 
 @dataclass(frozen=True)

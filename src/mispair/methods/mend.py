@@ -14,15 +14,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from mispair.compute.devices import send, uncached
-from mispair.config import Config, Name, Natural, NotNegative, Positive, validated
+from mispair.config import Config
 from mispair.errors import ConflictError
 from mispair.functional.contrastive import distillation, info_nce, match_probabilities
 from mispair.methods.base import EpochPairs, Method, Phase, Schedule, StepInputs, StepPlan, StepResult, similarity
@@ -34,30 +33,13 @@ from mispair.models.inference import inference
 from mispair.pairs.batches import Batch, PairLoader, corrupt
 from mispair.pairs.pairs import IntArray
 from mispair.pairs.vocabulary import UNK
+from mispair.settings import MendSettings
 
 TEACHERS, STUDENT = (0, 1), 2
 RISING = 0.05  # share of a network's epochs over which its learning rate rises
 CORRUPTED = 0.1  # share of the words and regions that are replaced in training
 BESIDE = 111  # stream of random numbers
 FORWARD = 0.35  # share of a step that its forward pass takes
-
-
-@validated
-class MendSettings:
-    """Mend."""
-
-    second_model: Name | None = None
-    """Model of the second teacher; by default vse, and two-tower beside two-tower."""
-    student_share: Annotated[float, Field(gt=0, lt=1)] = 0.5
-    """Share of the epochs, after those of the teachers, that train the student."""
-    temperature: Positive = 0.05
-    """Temperature of the softmax over the scores of a batch."""
-    flagged_size: Natural = 32
-    """Flagged pairs that go with each batch of trusted ones."""
-    flagged_weight: NotNegative = 0.3
-    """Weight of a flagged item with its soft partner."""
-    trust: Literal["audit", "all", "truth"] = "audit"
-    """Which pairs are trusted: those that the audit does not flag; all; or those known to match, as an upper bound."""
 
 
 @dataclass(frozen=True)

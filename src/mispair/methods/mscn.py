@@ -26,11 +26,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy
 
@@ -38,35 +37,25 @@ from mispair.compute.devices import send
 from mispair.compute.optimizer import make as make_optimizer
 from mispair.compute.optimizer import restore, set_lr
 from mispair.compute.precision import full_precision
-from mispair.config import Config, Positive, validated
+from mispair.config import Config
 from mispair.errors import ConflictError, DataError, TooFewError
 from mispair.functional.beta_mixture import BetaMixture, by_moments, fit_betas, inner
 from mispair.functional.gaussian_mixture import above
 from mispair.functional.losses import hard_loss, meta_margin
 from mispair.methods.base import EpochPairs, Method, StepInputs, StepPlan, StepResult, similarity
-from mispair.methods.coteaching import CoTeachingSettings
 from mispair.methods.mscn_meta import frozen, length, meta_gradient, score_layer
 from mispair.methods.report import FloatArray, MethodReport, selection, separation
 from mispair.models import MODELS, Network, find
 from mispair.models.inference import inference
-from mispair.models.sgraf import SgrafSettings, SimilarityVectors
+from mispair.models.sgraf import SimilarityVectors
 from mispair.pairs.batches import Items, PairLoader
 from mispair.pairs.pairs import IntArray, Pairs, Tokens
+from mispair.settings import CoTeachingSettings, MscnSettings, SgrafSettings
 
 META_SET, MISMATCHED, META_ORDER = 110, 111, 112  # streams of random numbers
 HIDDEN = 64  # width of the published meta network
 CHUNK = 512  # pairs scored at a time
 WRONG, RIGHT = 0, 1  # components of the mixture and labels of known pairs
-
-
-@validated
-class MscnSettings:
-    """MSCN."""
-
-    meta_lr: Positive = 1.7e-5
-    """Learning rate of the meta network."""
-    meta_share: Annotated[float, Field(gt=0, lt=1)] = 0.02
-    """Share of the training pairs, known to match, that make its meta set."""
 
 
 @dataclass(frozen=True)

@@ -9,20 +9,19 @@ partner from the bank. benchmarks/lab-book/repair-choices.md has our choices whe
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from pydantic import Field
 from torch import Tensor
 
 from mispair.compute.devices import send
-from mispair.config import Config, Count, Fraction, NotNegative, validated
+from mispair.config import Config
 from mispair.errors import NonFiniteError
 from mispair.functional.losses import hard_loss, soft_margin
 from mispair.functional.rank_correlation import bank_correlation, label_bounds, soft_labels
 from mispair.methods.base import EpochPairs, StepInputs, StepPlan, StepResult, similarity
-from mispair.methods.coteaching import CoTeaching, CoTeachingSettings
+from mispair.methods.coteaching import CoTeaching
 from mispair.methods.epoch_view import EpochView, encode_left, encode_right
 from mispair.methods.half_replacing import find_partners
 from mispair.methods.memory_bank import Bank
@@ -31,37 +30,12 @@ from mispair.models import Network
 from mispair.models.comparison import compare
 from mispair.pairs.batches import Batch, Items, PadShapes, PairLoader
 from mispair.pairs.pairs import IntArray
+from mispair.settings import CoTeachingSettings, RepairSettings
 
 FIRST_FILL = 101  # stream of random numbers
 CHUNK = 1024  # pairs encoded for a bank at a time
 KEEP_LEFT, KEEP_RIGHT = 0, 1  # which side of a half-replaced pair stays
 KEPT_SIDES = {"both": [KEEP_LEFT, KEEP_RIGHT], "left": [KEEP_RIGHT], "right": [KEEP_LEFT]}  # by the side to replace
-
-
-@validated
-class RepairSettings:
-    """REPAIR."""
-
-    labels: Literal["rank", "hard"] = "rank"
-    """Labels of the clean part: by rank correlation (RC), or 1 for all (hard)."""
-    label_when: Literal["epoch", "batch"] = "epoch"
-    """epoch: the other network labels all pairs before the epoch; batch: each network its own batches (Algorithm 1)."""
-    noisy: Literal["replace", "drop", "train"] = "replace"
-    """The noisy part is half-replaced (NPR), dropped, or trained on with its labels, 0 if hard."""
-    bank_size: Count = 4096
-    """M: pairs in the memory bank of each network."""
-    gamma_share: Annotated[float, Field(gt=0, le=1)] = 0.5
-    """Share of the highest rank correlations whose mean is gamma, the bound above which a label is 1 (paper: 0.1)."""
-    eta: Fraction = 0.25
-    """Noisy pairs are half-replaced if both networks' w is below it."""
-    tau: NotNegative = 0.15
-    """Weight of the noisy part in the loss, half-replaced or not."""
-    neighbours: Count = 32
-    """K: nearest items of the bank whose partners are tried for a half-replaced pair."""
-    replace_by: Literal["peer", "own"] = "peer"
-    """Which network's bank and similarity choose the new partners that train a network."""
-    replace_side: Literal["both", "left", "right"] = "both"
-    """Which side of a noisy pair is replaced; both: each pair makes two new ones."""
 
 
 @dataclass(frozen=True)

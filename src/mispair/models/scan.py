@@ -8,33 +8,18 @@ attention starts from, and its length, which follows from the products of the re
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import leaky_relu
 
 from mispair.compute.precision import EPSILON, full_precision
-from mispair.config import Config, Positive, validated
+from mispair.config import Config
 from mispair.models.base import Encoded, Network, SideSpec, l2norm
 from mispair.models.encoders import RegionEncoder, WordEncoder
 from mispair.models.kernels.attention import SLOPE
 from mispair.models.ragged import inside, to
 from mispair.models.sgraf import mask_regions, pack_words, products, unit_over_words
-
-
-@validated
-class ScanSettings:
-    """SCAN."""
-
-    attend: Literal["t2i", "i2t"] = "t2i"
-    """t2i: words attend to regions; i2t: regions attend to words."""
-    attend_sharpness: Positive = 9.0
-    """lambda of the softmax of its attention; 9 for t2i, 4 for i2t."""
-    aggregate: Literal["lse", "mean", "max", "sum"] = "lse"
-    """How the similarities of the words (or regions) become one."""
-    lse_sharpness: Positive = 6.0
-    """lambda of its log-sum-exp; 6 for t2i, 5 (Flickr30K) or 20 (COCO) for i2t."""
+from mispair.settings import ScanSettings
 
 
 class SCAN(Network):

@@ -8,36 +8,23 @@ after the other (T of them, no padding).
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Annotated
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 from torch.nn.functional import leaky_relu, linear
 
 from mispair.compute.distributed import ALONE, Team
 from mispair.compute.precision import EPSILON, full_precision, working, working_dtype
-from mispair.config import WIDEST, Config, Width, validated
+from mispair.config import Config
 from mispair.models.base import Encoded, Network, SideSpec, l2norm, safe_norm, xavier_linear
 from mispair.models.encoders import RegionEncoder, WordEncoder
 from mispair.models.kernels import attention, context, graph
 from mispair.models.kernels.attention import SLOPE, SMOOTH
 from mispair.models.layers import BatchNorm, Dropout
 from mispair.models.ragged import Packing, inside, masked_mean, packing
+from mispair.settings import SgrafSettings
 
 LONG = 64  # words; hardly any caption of a photo has more
-
-
-@validated
-class SgrafSettings:
-    """SGR and SAF."""
-
-    sim_size: Width = 256
-    """Width of SGR's and SAF's similarity vectors."""
-    graph_steps: Annotated[int, Field(ge=1, le=100)] = 3
-    """Layers of SGR's graph reasoning."""
-    score_hidden: Annotated[int, Field(ge=0, le=WIDEST)] = 0
-    """Width of a hidden layer before SGR's and SAF's score; MSCN sets it to 64, 0 is none."""
 
 
 class SelfAttention(nn.Module):

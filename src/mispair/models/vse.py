@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from mispair.compute.precision import full_precision
-from mispair.config import Config, validated
+from mispair.config import Config
 from mispair.models.base import CosineNetwork, Encoded, SideSpec, l2norm, xavier_linear
 from mispair.models.bigru import BiGRU
 from mispair.models.encoders import WordRecurrence, as_set
@@ -14,14 +14,7 @@ from mispair.models.kernels import gpo
 from mispair.models.layers import BatchNorm
 from mispair.models.ragged import inside, to
 from mispair.pairs.batches import Items
-
-
-@validated
-class VseSettings:
-    """VSE-inf."""
-
-    augment: bool = True
-    """Drop regions and words at random while training (size augmentation)."""
+from mispair.settings import VseSettings
 
 
 class GPO(nn.Module):

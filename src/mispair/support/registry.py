@@ -34,7 +34,7 @@ class Registry(Generic[T]):
         """The class of this name."""
         if name in self.built_in:
             return self.built_in[name]
-        installed = self._installed()
+        installed = entries(self.what)
         if name in installed:
             return self._load(installed[name])
         known = [*self.built_in, *installed]
@@ -43,21 +43,22 @@ class Registry(Generic[T]):
         raise UnknownNameError(f'there is no {self.what} "{name}"', where=self.what, advice=advice)
 
     def all(self) -> dict[str, type[T]]:
-        """All classes. One of a package that cannot be imported is left out, with a warning."""
-        found = dict(self.built_in)
-        for name, entry in self._installed().items():
-            try:
-                found[name] = found.get(name) or self._load(entry)
-            except ConfigError as error:
-                warnings.warn(str(error), stacklevel=2)
+        return self.built_in | self.installed()
+
+    def installed(self) -> dict[str, type[T]]:
+        """Classes of installed packages. One that cannot be imported is left out, with a warning."""
+        found = {}
+        for name, entry in entries(self.what).items():
+            if name not in self.built_in:
+                try:
+                    found[name] = self._load(entry)
+                except ConfigError as error:
+                    warnings.warn(str(error), stacklevel=2)
         return found
 
     def titles(self) -> dict[str, str]:
         """What each class says of itself, in one line."""
         return {name: _title(kind) for name, kind in self.all().items()}
-
-    def _installed(self) -> dict[str, EntryPoint]:
-        return _entries(f"mispair.{self.what}s", tuple(sys.path))
 
     def _load(self, entry: EntryPoint) -> type[T]:
         origin = f'the {self.what} "{entry.name}" ({entry.value})'
@@ -73,9 +74,14 @@ class Registry(Generic[T]):
         return found
 
 
+def entries(what: str) -> dict[str, EntryPoint]:
+    """The entry points of installed packages for methods or models."""
+    return _entries(f"mispair.{what}s", tuple(sys.path))
+
+
 @lru_cache
 def _entries(group: str, _path: tuple[str, ...]) -> dict[str, EntryPoint]:
-    """The entry points of a group; they are searched again when the import path changes."""
+    """They are searched again when the import path changes."""
     return {entry.name: entry for entry in entry_points(group=group)}
 
 

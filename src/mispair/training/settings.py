@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
-from mispair import methods, models
 from mispair.config import RUN_SETTINGS, Config, find_packaged, naming_source, read_toml
 from mispair.errors import ConflictError, UnknownNameError
+from mispair.settings import BUILT_IN
+from mispair.support.registry import entries
 
 
 class Settings(TypedDict, total=False):
@@ -92,9 +92,7 @@ def owners() -> dict[str, type[Any]]:
         ConflictError: Two classes have a setting of one name.
     """
     found: dict[str, type[Any]] = {}
-    classes = [owner.settings for owner in models.find_all().values()]
-    classes += [owner.settings for owner in methods.find_all().values()]
-    for kind in itertools.chain.from_iterable(classes):
+    for kind in (*BUILT_IN, *_installed()):
         for field in dataclasses.fields(kind):
             other = found.setdefault(field.name, kind)
             if other is not kind or field.name in RUN_SETTINGS:
@@ -102,6 +100,17 @@ def owners() -> dict[str, type[Any]]:
                 advice = f"Rename that of {kind.__module__}.{kind.__name__}."
                 raise ConflictError(f"a setting of {rival} has this name", where=field.name, advice=advice)
     return found
+
+
+def _installed() -> list[type[Any]]:
+    """The classes of settings of installed packages."""
+    if not (entries("model") or entries("method")):  # otherwise help waits for torch
+        return []
+    from mispair import methods, models
+
+    owned = [owner.settings for owner in models.REGISTRY.installed().values()]
+    owned += [owner.settings for owner in methods.REGISTRY.installed().values()]
+    return [kind for settings in owned for kind in settings]
 
 
 def setting_classes() -> list[type[Any]]:
@@ -139,6 +148,8 @@ def override(config: Config, settings: Mapping[str, Any], source: str = "") -> C
     changed = config.changed(settings, source)
     with naming_source(source):
         if "model" in settings:
+            from mispair import models
+
             models.find(changed.model)
         for kind in {known[name] for name in settings if name in known}:
             changed.of(kind)
@@ -162,6 +173,8 @@ def complete(config: Config) -> Config:
     >>> complete(Config(model="two-tower", own={"tau": 0.2})).own
     {}
     """
+    from mispair import methods, models
+
     method = methods.select(config)
     used = dict.fromkeys(own.model for own in method.network_configs(config))
     kinds = dict.fromkeys([*(kind for model in used for kind in models.find(model).settings), *method.settings])

@@ -23,7 +23,7 @@ from matplotlib.ticker import MaxNLocator, NullLocator
 from mispair.bench.report.rows import NoiseLevel, ResultRow, noise_levels
 from mispair.bench.suite.results_folder import Results
 from mispair.bench.suite.suite import Part
-from mispair.methods.repair import RepairSettings
+from mispair.settings import RepairSettings
 from mispair.support.formatting import clean, slug
 from mispair.training.phases import noisy_from
 from mispair.training.settings import every_setting

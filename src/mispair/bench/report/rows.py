@@ -12,7 +12,7 @@ from mispair.bench.suite.record import Record
 from mispair.bench.suite.results_folder import Results
 from mispair.bench.suite.suite import Cell, Part, Suite
 from mispair.config import Config
-from mispair.methods.mend import MendSettings
+from mispair.settings import MendSettings
 
 MISSING, FAILED = "-", "failed"
 

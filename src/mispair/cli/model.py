@@ -82,14 +82,15 @@ def train(argv: Sequence[str]) -> int:
 
     defaults = read_recipe(_peek(argv, "--recipe")) if _peek(argv, "--recipe") else Config()
     kind = train_arguments()
-    own: dict[str, Any] = {name: defaults.of(group) for name, group in _groups().items()}
-    run = {"run": RunSettings(**{name: getattr(defaults, name) for name in RUN_SETTINGS})}
+    own = {name: defaults.of(group) for name, group in _groups().items()}
+    run = RunSettings(**{name: getattr(defaults, name) for name in RUN_SETTINGS})
+    groups: dict[str, Any] = {"run": run, **own}
     arguments = tyro.cli(
         kind,
         args=argv,
         prog="mispair train",
         description=description("train", TrainArguments),
-        default=kind(files=FileArguments(), out=tyro.MISSING, **run, **own),
+        default=kind(files=FileArguments(), out=tyro.MISSING, **groups),
     )
     values = asdict(arguments)
     config = Config(**values["run"], own={name: value for group in own for name, value in values[group].items()})

@@ -312,6 +312,7 @@ def audit_source(
         show.begin("looking at captions")
         seen = _seen_captions(source)
         scores = scores.informed(judge, measured, items, checked_rows(source, settings.checked), seen)
+        scores = scores.recalibrated(scaled, judge, similar, device)
         match = scores.beside(similar)
         below = threshold(match, settings.flag_below, settings.keep_best)
         flagged = np.flatnonzero(match < below)

@@ -223,7 +223,7 @@ class Findings:
     @cached_property
     def score(self) -> npt.NDArray[np.float64]:
         """(N,) log odds that each pair matches, by itself and beside others; NaN where it could not be read."""
-        return self.similar.lowered(self.scores.log_odds)
+        return self.scores.final(self.similar)
 
     @property
     def is_mismatch(self) -> npt.NDArray[np.bool_]:

@@ -8,17 +8,21 @@ from typing import Self
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from mispair.auditing.scoring.calibration import PIECE
 from mispair.auditing.scoring.exchanges import Exchanges
 from mispair.auditing.scoring.judge import Judge
 from mispair.auditing.scoring.reasons import Bits, wordless
+from mispair.auditing.scoring.recalibration import LEAST, Recalibration, clipped
 from mispair.auditing.scoring.scan import Scan
 from mispair.auditing.scoring.shared_items import SharedItems
 from mispair.auditing.scoring.siblings import Siblings
 from mispair.functional.logistic import FloatArray, logistic, probability
 from mispair.pairs.pairs import IntArray
+from mispair.pairs.source import Source
 
+AT_ONCE = 1 << 14  # rows whose vectors are read at a time
 WORDLESS = 6  # of so many pairs whose caption has no word about an image, one is expected to match
 Scores = npt.NDArray[np.float32]
 
@@ -50,12 +54,16 @@ class MatchScores:
         limited: (k,) pairs of which only one in many is expected to match.
         limits: (k,) their highest match score.
         checked: Rows that a person has checked: 1 matched, 0 mismatched.
+        recalibration: What these decisions say about all pairs; None where they are too few.
+        by_vectors: (N,) log odds that it adds by the vectors of each pair.
     """
 
     log_odds: FloatArray
     limited: IntArray
     limits: Scores
     checked: Mapping[int, float] = field(default_factory=dict)
+    recalibration: Recalibration | None = None
+    by_vectors: Scores = field(default_factory=lambda: np.empty(0, dtype=np.float32))
 
     @classmethod
     def of(cls, judge: Judge, scan: Scan, items: SharedItems) -> Self:
@@ -67,6 +75,27 @@ class MatchScores:
         many = np.maximum(items.partners, WORDLESS * wordless(seen))
         limited, limits = _limits(judge, scan, many)
         return replace(self, limited=limited, limits=limits, checked=checked)
+
+    def recalibrated(self, source: Source, judge: Judge, similar: SimilarPairs, device: torch.device) -> Self:
+        """The same by what the decisions of people say about all pairs, where there are enough of them."""
+        rows = np.array([row for row in self.checked if not np.isnan(self.log_odds[row])], dtype=np.int64)
+        if len(rows) < LEAST:
+            return self
+        score = similar.lowered(self.log_odds)
+        matched = np.array([self.checked[row] for row in rows.tolist()])
+        left, right = unit_vectors(source, judge, rows, device)
+        found = Recalibration.fit(score[rows], left, right, matched, float(np.nanstd(clipped(score))))
+        assert found is not None
+        by_vectors = np.empty(len(source), dtype=np.float32)
+        for start in range(0, len(source), AT_ONCE):
+            here = slice(start, min(start + AT_ONCE, len(source)))
+            by_vectors[here] = found.by_vectors(*unit_vectors(source, judge, here, device))
+        return replace(self, recalibration=found, by_vectors=by_vectors)
+
+    def final(self, similar: SimilarPairs) -> FloatArray:
+        """(N,) log odds that each pair matches; NaN for unreadable rows."""
+        score = similar.lowered(self.log_odds)
+        return score if self.recalibration is None else self.recalibration.log_odds(score, self.by_vectors)
 
     def alone(self) -> Scores:
         """(N,) match scores without what other pairs say; NaN for unreadable rows."""
@@ -82,11 +111,21 @@ class MatchScores:
             match[here] = probability(score if penalty is None else score + penalty[here])
         if similar.exchanges is not None:
             match *= 1 - similar.exchanges.chance
+        if self.recalibration is not None:
+            match = np.asarray(probability(self.final(similar)), dtype=np.float32)
         match[self.limited] = np.minimum(match[self.limited], self.limits)
         for row, matched in self.checked.items():
             if not np.isnan(match[row]):
                 match[row] = matched
         return match
+
+
+def unit_vectors(
+    source: Source, judge: Judge, rows: slice | IntArray, device: torch.device
+) -> list[npt.NDArray[np.float32]]:
+    """The centred unit vectors of both sides of some rows, (n, D) and (n, E)."""
+    sides = zip(judge.transforms, source.tensors(rows, device), strict=True)
+    return [np.asarray(transform(side).cpu().numpy()) for transform, side in sides]
 
 
 def _limits(judge: Judge, scan: Scan, many: npt.NDArray[np.integer]) -> tuple[IntArray, Scores]:

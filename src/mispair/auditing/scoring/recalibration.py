@@ -1,0 +1,120 @@
+"""Learn from people's decisions what a match is to them, and score all pairs by it.
+
+Shuffled pairs show which pairs have nothing to do with each other. People may ask for more: that code answers the
+question, that a title names the product. A Bayesian logistic regression on their decisions learns the difference,
+
+    z = slope * l + offset + left . u + right . v,
+
+where l are the log odds of the audit and `left` and `right` are the centred unit vectors of a pair. The priors are
+Gaussian. Those of slope and offset expect log odds that are somewhat too sure (as Platt scaling does); the audit may
+also have hardly any spread, and then the slope is free to stretch it. The two models with and without the vectors are
+averaged by their evidence (Laplace's approximation), because vectors only add noise if the audit is already right.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from mispair.functional.logistic import FloatArray, newton, probability
+
+LEAST, MOST = 30, 2000  # decisions that are learned from: at least, and at most
+SLOPE, SLOPE_VARIANCE = 0.8, 0.2  # prior of the slope; STRETCH is added in units of the spread of the log odds
+STRETCH = 0.3
+OFFSET_VARIANCE = 4.0
+VECTOR_VARIANCES = 0.0, 1.0  # prior of the weight of each direction of a unit vector, by model
+LEAST_SLOPE = 0.05
+SUREST = 8.0  # log odds beyond this count as this
+
+
+@dataclass(frozen=True)
+class Recalibration:
+    """What decisions say about pairs.
+
+    Attributes:
+        slope: Factor of the log odds of the audit.
+        offset: What is added to them.
+        left: (D,) weights of the left vectors, centred and of unit length.
+        right: (E,) weights of the right vectors.
+    """
+
+    slope: float
+    offset: float
+    left: FloatArray
+    right: FloatArray
+
+    @classmethod
+    def fit(
+        cls,
+        log_odds: FloatArray,
+        left: npt.NDArray[np.floating],
+        right: npt.NDArray[np.floating],
+        matched: FloatArray,
+        spread: float,
+    ) -> Recalibration | None:
+        """Learn from decided pairs; None if they are fewer than `LEAST`.
+
+        Args:
+            log_odds: (n,) that each pair matches, by the audit.
+            left: (n, D) centred unit vectors.
+            right: (n, E) the same.
+            matched: (n,) decisions: 1 matched, 0 mismatched.
+            spread: Standard deviation of the log odds of all pairs.
+        """
+        if len(matched) < LEAST:
+            return None
+        chosen = np.random.default_rng(0).permutation(len(matched))[:MOST]
+        log_odds, left, right, matched = clipped(log_odds[chosen]), left[chosen], right[chosen], matched[chosen]
+        stretch = SLOPE_VARIANCE + STRETCH / max(spread, 1e-3) ** 2
+        ends = np.column_stack([math.sqrt(stretch) * log_odds, np.full(len(matched), math.sqrt(OFFSET_VARIANCE))])
+        alike = left @ left.T + right @ right.T
+        models = [_fit(SLOPE * log_odds, ends @ ends.T + variance * alike, matched) for variance in VECTOR_VARIANCES]
+        evidence = np.array([found for _, found in models])
+        weight = np.exp(evidence - evidence.max())
+        weight /= weight.sum()
+        residuals = np.array([residual for residual, _ in models])
+        vectors = (weight * VECTOR_VARIANCES) @ residuals  # (n,) what each pair adds to the weights of the vectors
+        both = weight @ residuals
+        slope = SLOPE + stretch * float(both @ log_odds)
+        return cls(slope, OFFSET_VARIANCE * float(both.sum()), left.T @ vectors, right.T @ vectors)
+
+    def by_vectors(self, left: npt.NDArray[np.floating], right: npt.NDArray[np.floating]) -> FloatArray:
+        """(n,) log odds that the vectors of pairs add; centred unit vectors, as in `fit`."""
+        return np.asarray(left @ self.left + right @ self.right)
+
+    def log_odds(self, log_odds: FloatArray, by_vectors: npt.NDArray[np.floating]) -> FloatArray:
+        """(n,) log odds that pairs match to these people, from those of the audit and what the vectors add."""
+        # The order of the audit is never turned: decisions on a part of the pairs say too little for that.
+        return np.asarray(max(self.slope, LEAST_SLOPE) * clipped(log_odds) + self.offset + by_vectors)
+
+
+def clipped(log_odds: FloatArray) -> FloatArray:
+    return np.clip(np.asarray(log_odds, dtype=np.float64), -SUREST, SUREST)
+
+
+def _fit(expected: FloatArray, covariance: FloatArray, matched: FloatArray) -> tuple[FloatArray, float]:
+    """A Gaussian process classifier: the residuals (n,) at the mode, and the log evidence (Laplace's approximation).
+
+    The mode is expected + covariance @ residuals, with residuals = matched - probability(mode).
+
+    Args:
+        expected: (n,) prior mean of the log odds.
+        covariance: (n, n) of the prior.
+        matched: (n,) answers, 0 or 1.
+    """
+    root = np.linalg.cholesky(covariance + 1e-8 * np.trace(covariance) / len(matched) * np.eye(len(matched)))
+
+    def loss(beta: FloatArray) -> float:
+        z = expected + root @ beta
+        return float((np.logaddexp(0, z) - matched * z).sum() + beta @ beta / 2)
+
+    def derivatives(beta: FloatArray) -> tuple[FloatArray, FloatArray]:
+        p = probability(expected + root @ beta)
+        return root.T @ (p - matched) + beta, (root.T * (p * (1 - p))) @ root + np.eye(len(beta))
+
+    mode = newton(np.zeros(len(matched)), loss, derivatives)
+    evidence = -loss(mode) - np.linalg.slogdet(derivatives(mode)[1])[1] / 2
+    return matched - probability(expected + root @ mode), float(evidence)

@@ -4,6 +4,7 @@ import importlib
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -270,7 +271,7 @@ def interrupt(folder: Path, out: Path, blocks: int = 2, settings: Settings = CPU
     with pytest.MonkeyPatch.context() as patch:
         stop_after(blocks, patch)
         with pytest.raises(Stopped):
-            audit_to_folder(open_source(folder), out, Settings(settings.joint, settings.checked, "cpu", 1))
+            audit_to_folder(open_source(folder), out, replace(settings, device="cpu", workers=1))
     return out / "unfinished"
 
 

@@ -114,7 +114,7 @@ def test_another_audit_is_refused(place: Path, capsys: Capture, options: list[st
 
 def test_a_mistake_is_named_before_what_is_there(place: Path, capsys: Capture) -> None:
     assert (place / "audit").exists()
-    for options, words in (([], "Give images and captions"), (["none"], "none: no such file or folder")):
+    for options, words in (([], "expected images and captions"), (["none"], "none: no such file or folder")):
         assert audit(*options) == 2
         assert words in capsys.readouterr().err
 
@@ -246,7 +246,7 @@ def test_a_damaged_file_is_named(place: Path, capsys: Capture, name: str) -> Non
 @pytest.mark.parametrize(
     "change",
     [
-        {"columns": ["no role"]}, {"columns": [1, None]}, {"flag_below": "low"}, {"keep_best": [1]},
+        {"id_column": ["no name"]}, {"caption_column": 1}, {"flag_below": "low"}, {"keep_best": [1]},
         {"images": "a\0b"}, {"source": ["a\0b"]}, {"source": [{}]}, {"by": 5}, {"split": 5}, {"mine": 1},
     ],
 )  # fmt: skip

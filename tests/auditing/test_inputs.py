@@ -19,7 +19,7 @@ import mispair
 from audit_cases import make_case
 from mispair.auditing.inputs import AuditInput, open_given
 from mispair.encoders import encode
-from mispair.errors import ConfigError, NotFoundError, ShapeError, TooFewError
+from mispair.errors import ConflictError, NotFoundError, ShapeError, TooFewError
 from mispair.pairs.other_libraries import as_vectors
 from refusals import refused
 
@@ -110,7 +110,7 @@ def test_lists_of_unequal_lengths_and_other_mistakes(table: pyarrow.Table) -> No
         mispair.audit(images[1:], captions, images="photos")
     with pytest.raises(TooFewError, match="20 pairs"):
         mispair.audit(images[:20], captions[:20], images="photos")
-    with pytest.raises(ConfigError, match="audit got one list; expected a path, a table"):
+    with refused(ConflictError, names="one list"):
         mispair.audit(images)
     with refused(NotFoundError, "the given table", "`caption_column`"):
         mispair.audit(table.rename_columns(["image", "words", "note"]), images="photos")

@@ -356,7 +356,7 @@ def test_outputs_that_cannot_be(store: S3Store, tmp_path: Path, data: Path, caps
         (["--out", f"{url}/audit"], "lies in the audited data"),
         (["--out", "https://host/audit"], "cannot be written"),
         (["--out", f"s3://{BUCKET}/new", "--review"], "need a folder of this machine"),
-        (["--clean", f"s3://{BUCKET}/new"], "is a URL; give a path of this machine"),
+        (["--clean", f"s3://{BUCKET}/new"], "is a URL; expected a path of this machine"),
         (["--out", f"s3://{BUCKET}/new", "--by", "nothing"], "nothing"),
     ):
         assert audit(tmp_path, url, *args) == 2

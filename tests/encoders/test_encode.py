@@ -18,7 +18,7 @@ from audit_cases import contents
 from mispair.auditing.audit import Settings
 from mispair.auditing.folder import audit_path
 from mispair.auditing.inputs import AuditInput
-from mispair.cli import audit as audit_module
+from mispair.cli.main import main
 from mispair.encoders import encode
 from mispair.encoders.cache import cache_folder
 from mispair.encoders.encode import Outcome, encode_to_folder
@@ -371,10 +371,10 @@ def test_command(
     lines = ["image,caption", "0.png,A dog.", "1.png,A cat.", *["gone.png,A bird."] * bad]
     (images / "t.csv").write_text("\n".join(lines))
     out = images / "out"
-    assert audit_module.encode(images / "t.csv", out=out) == code
+    assert main(["encode", str(images / "t.csv"), "--out", str(out)]) == code
     printed = capsys.readouterr().out
     assert f"{2 + bad} pairs." in printed
     assert ("gone.png#0: image is missing" in printed) == bool(bad)
-    assert audit_module.encode(images / "t.csv", out=out, json=True) == code
+    assert main(["encode", str(images / "t.csv"), "--out", str(out), "--json"]) == code
     figures = json.loads(capsys.readouterr().out)
     assert (figures["rows"], figures["bad"], figures["kept"]) == (2 + bad, bad, 2)

@@ -339,7 +339,7 @@ def write_vectors(layout: str, folder: Path, vectors: Sequence[npt.NDArray[np.fl
     for place, values in zip(places, vectors, strict=True):
         place.parent.mkdir(exist_ok=True)
         np.save(place, values)
-    return AuditInput(folder) if layout == "embeddings" else AuditInput(None, places[0], places[1])
+    return AuditInput(folder) if layout == "embeddings" else AuditInput(left=places[0], right=places[1])
 
 
 @pytest.mark.parametrize("layout", ["arrays", "embeddings", "DataComp"])
@@ -356,7 +356,7 @@ def test_every_layout_of_vectors_comes_out_as_decided(
     decisions.close()
     assert export(audit, tmp_path / "out").counts == {"dropped": 2, "re-paired": 2, "kept": COUNT - 4}
     if layout == "arrays":
-        again = AuditInput(None, tmp_path / "out/left.npy", tmp_path / "out/right.npy").open(None, "cpu")
+        again = AuditInput(left=tmp_path / "out/left.npy", right=tmp_path / "out/right.npy").open(None, "cpu")
     else:
         again = AuditInput(tmp_path / "out").open(None, "cpu")
     left, right = [1, 5, 3, 4, *range(6, COUNT)], [4, 2, 3, 4, *range(6, COUNT)]

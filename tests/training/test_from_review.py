@@ -77,7 +77,7 @@ def arrays(folder: Path) -> AuditInput:
     np.save(folder / "left.npy", left)
     np.save(folder / "right.npy", right)
     (folder / "ids.csv").write_text("caption\n" + "".join(f"{caption}\n" for caption in captions))
-    return AuditInput(None, folder / "left.npy", folder / "right.npy", folder / "ids.csv")
+    return AuditInput(left=folder / "left.npy", right=folder / "right.npy", ids=folder / "ids.csv")
 
 
 def regions(folder: Path) -> AuditInput:

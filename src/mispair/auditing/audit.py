@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -13,11 +13,12 @@ import torch
 from rich.console import Console
 
 from mispair.auditing.auditor import Auditor, check_count, checked_answers, checked_rows, workers_of
-from mispair.auditing.cuts import check_cut, share_of, threshold, values_by
+from mispair.auditing.cuts import check_cut, threshold, values_by
 from mispair.auditing.exports import Tool, export
 from mispair.auditing.findings import SIDES, Findings
 from mispair.auditing.inputs import AuditInput, open_given
 from mispair.auditing.match_scores import MatchScores, SimilarPairs
+from mispair.auditing.options import AuditOptions, InputOptions, Options
 from mispair.auditing.report.page import make_page
 from mispair.auditing.report.render import render
 from mispair.auditing.scoring.exchanges import find_exchanges
@@ -28,8 +29,6 @@ from mispair.auditing.scoring.scan import READABLE, Engine, Scan, Shard, scan
 from mispair.auditing.scoring.shared_items import SharedItems, find_shared_items
 from mispair.auditing.scoring.siblings import find_siblings
 from mispair.compute.devices import pick_device
-from mispair.encoders.encode import Encoders
-from mispair.encoders.encoders import IMAGE_MODEL, TEXT_MODEL
 from mispair.errors import ConflictError, DataError, InvalidValueError
 from mispair.pairs.from_pairs import captions, from_pairs, pair_ids
 from mispair.pairs.item_vectors import item_vectors
@@ -37,7 +36,6 @@ from mispair.pairs.layouts.copies import SURE, clean_edits, mended_edits, write_
 from mispair.pairs.pairs import IntArray, Pairs, Vectors
 from mispair.pairs.result_tables import defused, write_table
 from mispair.pairs.source import Source
-from mispair.pairs.tables import Roles
 from mispair.support.files import write_atomically
 from mispair.support.formatting import plain
 from mispair.support.html import html_table, image_cell
@@ -60,30 +58,18 @@ COMMON_SPACE = (
 )
 
 
-@dataclass(frozen=True)
-class Settings:
+@dataclass(frozen=True, kw_only=True)
+class Settings(AuditOptions):
     """Settings of an audit.
 
     Attributes:
-        joint: Both sides come from encoders with a common space, such as CLIP.
         checked: Ids of pairs that a person has checked, and whether they match.
-        device: auto, cpu, cuda, cuda:1, mps.
-        workers: Blocks of pairs measured at the same time; by default as many as there are cores, or 8 on a GPU.
-        flag_below: Match score below which pairs are flagged; 0.5 by default.
-        keep_best: Instead, the share of the pairs that shall not be flagged.
-        by: Column of the input, or "shard" for its files: the summary has a noise rate for each of its values.
         engine: Measures the pairs on other machines; by default this process does.
         partnered: Ids of pairs whose left item, and of those whose right item, a person has given another partner:
             others hardly need these items.
     """
 
-    joint: bool = False
     checked: Mapping[str, bool] | None = None
-    device: str = "auto"
-    workers: int | None = None
-    flag_below: float | None = None
-    keep_best: float | None = None
-    by: str | None = None
     engine: Engine | None = None
     partnered: tuple[Sequence[str], Sequence[str]] = ((), ())
 
@@ -211,23 +197,8 @@ def audit(
     groups: Any = None,
     *,
     texts: Sequence[str] | None = None,
-    images: str | Path | None = None,
-    allow_outside: bool = False,
-    split: str | None = None,
-    image_column: str | None = None,
-    caption_column: str | None = None,
-    id_column: str | None = None,
-    encoder: str | None = None,
-    image_model: str = IMAGE_MODEL,
-    text_model: str = TEXT_MODEL,
-    cache: str | Path | None = None,
-    vectors: str | None = None,
-    joint: bool = False,
     checked: Mapping[str, bool] | None = None,
-    flag_below: float | None = None,
-    keep_best: float | str | None = None,
-    by: str | None = None,
-    device: str = "auto",
+    **options: Unpack[Options],
 ) -> Audit:
     """Finds the mismatched pairs of a data set.
 
@@ -246,43 +217,21 @@ def audit(
         groups: One value a pair, likewise; pairs with the same one share their left item, as five captions of one
             image do. Only for vectors: images are known by their paths.
         texts: Captions of vectors, for the report.
-        images: Folder that the image paths start from.
-        allow_outside: Read images outside that folder too, which a file may name; those of a list or a table are read.
-        split: Part of a folder that has parts; train by default.
-        image_column: Column of images, if its name is not a usual one.
-        caption_column: Column of captions, likewise.
-        id_column: Column of ids, likewise.
-        encoder: One encoder with a common space for both sides: open_clip:MODEL/WEIGHTS, or transformers:FOLDER of a
-            CLIP or SigLIP.
-        image_model: Encoder of the images.
-        text_model: Encoder of the captions.
-        cache: Folder of encodings; by default MISPAIR_CACHE, or that of the user.
-        vectors: Which vectors of a DataComp folder: l14 (the default) or b32.
-        joint: Whether the vectors come from encoders with a common space, such as CLIP; it is noticed where it shows.
         checked: Pairs that a person has checked: id, and whether it matches.
-        flag_below: Match score below which pairs are flagged; 0.5 by default.
-        keep_best: Instead, the share of the pairs that shall not be flagged: 0.8 or "80%".
-        by: Column of the input, or "shard" for its files: the summary has a noise rate for each of its values.
-        device: auto, cpu, cuda, cuda:1, mps.
+        **options: Flags of `mispair audit`, such as `images`, `encoder`, `joint`, `keep_best` and `device`.
+            `InputOptions` and `AuditOptions` of `mispair.auditing.options` explain them.
 
     Raises:
         ConfigError: The arguments do not go together, or an encoder is missing.
         DataError: The data cannot be read, the two sides do not belong together, or there are too few pairs.
     """
-    best = None if keep_best is None else share_of(keep_best)
-    settings = Settings(joint or encoder is not None, checked, device, None, flag_below, best, by)
-    named: Roles = {"image_path": image_column or "", "caption": caption_column or "", "id": id_column or ""}
-    data = AuditInput(
-        images=None if images is None else Path(images),
-        split=split,
-        columns={role: column for role, column in named.items() if column},
-        encoders=Encoders(encoder or image_model, encoder or text_model, device),
-        cache=None if cache is None else Path(cache),
-        vectors=vectors,
-        allow_outside=allow_outside,
-    )
+    given: dict[str, Any] = {**options}
+    given |= {name: Path(given[name]) for name in ("images", "cache") if given.get(name) is not None}
+    data = AuditInput(**{field.name: given.pop(field.name) for field in fields(InputOptions) if field.name in given})
+    settings = Settings(checked=checked, **given)
+    settings = replace(settings, joint=settings.joint or data.encoder is not None)
     source = open_given(
-        left, right, ids, groups, texts, data, lambda pairs: check_rows(pairs, settings), device
+        left, right, ids, groups, texts, data, lambda pairs: check_rows(pairs, settings), settings.device
     )  # fmt: skip
     return audit_source(source, settings)
 

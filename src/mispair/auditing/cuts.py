@@ -82,7 +82,7 @@ def share_of(text: str | float) -> float:
     return value
 
 
-def threshold(match: npt.NDArray[np.floating], flag_below: float | None, keep_best: float | None) -> float:
+def threshold(match: npt.NDArray[np.floating], flag_below: float | None, keep_best: str | float | None) -> float:
     """The match score below which pairs are flagged.
 
     Args:
@@ -95,11 +95,11 @@ def threshold(match: npt.NDArray[np.floating], flag_below: float | None, keep_be
     known = np.sort(match[~np.isnan(match)])
     if keep_best is None or not len(known):
         return MATCH_THRESHOLD
-    dropped = min(len(known) - 1, math.floor(len(known) * (1 - keep_best) + 1e-9))
+    dropped = min(len(known) - 1, math.floor(len(known) * (1 - share_of(keep_best)) + 1e-9))
     return float(known[dropped])
 
 
-def check_cut(flag_below: float | None, keep_best: float | None) -> None:
+def check_cut(flag_below: float | None, keep_best: str | float | None) -> None:
     """Raise if the cut is invalid.
 
     Raises:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -28,6 +28,7 @@ from mispair.auditing.audit import (
     prepare,
 )
 from mispair.auditing.auditor import checked_answers
+from mispair.auditing.cuts import share_of
 from mispair.auditing.exports import Tool, export
 from mispair.auditing.findings import AuditSummary
 from mispair.auditing.from_training import is_run
@@ -51,7 +52,6 @@ from mispair.auditing.scoring.scan import PART, Shard, missing_parts, part_name
 from mispair.compute.devices import pick_device
 from mispair.config import read_toml
 from mispair.encoders.cache import FETCHED, cache_folder
-from mispair.encoders.encode import Encoders
 from mispair.errors import ConflictError, DataError, ExistsError, InUseError, NotFoundError, ShapeError
 from mispair.pairs.layouts.arrays import is_array_file
 from mispair.pairs.layouts.copies import (
@@ -67,12 +67,13 @@ from mispair.pairs.raw import RawLayout
 from mispair.pairs.remote import find_copy, url_of
 from mispair.pairs.result_tables import defused, original, write_table
 from mispair.pairs.source import Source
-from mispair.pairs.tables import Roles, open_table
+from mispair.pairs.tables import open_table
 from mispair.support.files import Json, replacing, write_atomically
 from mispair.support.owned_folder import WORK, OwnedFolder, check_unchanged, read_mark
 
 ENCODE = "Make them with `mispair encode`, and audit what it has written."
 POLL_SECONDS = 1.0  # after which a shard looks again whether another one has learned what it needs
+_OF_INPUT = "split", "vectors", "image_column", "caption_column", "id_column"
 _YES, _NO, _PLAIN = ("1", "true", "yes"), ("0", "false", "no"), ("right", "wrong")
 
 
@@ -353,9 +354,7 @@ def _request(data: AuditInput, raw: RawLayout | None, settings: Settings, made: 
     values = {
         **found,
         "images": None if data.images is None else str(data.images.resolve()),
-        "split": data.split,
-        "vectors": data.vectors,
-        "columns": {str(role): str(column) for role, column in sorted(data.columns.items())},
+        **{name: getattr(data, name) for name in _OF_INPUT},
         "image_model": "" if raw is None else data.encoders.image_model,
         "text_model": "" if raw is None else data.encoders.text_model,
         "allow_outside": raw is not None and data.allow_outside,
@@ -397,17 +396,14 @@ def read_input(out: Path) -> AuditInput:
 def _input_of(request: Request, out: Path) -> AuditInput:
     if not request.source and not request.left:
         raise NotFoundError("this is an audit of data in memory, which is not there any more", where=out)
+    places: dict[str, Any] = {name: request.place(name) for name in PLACES}
     return AuditInput(
-        request.place("source"),
-        request.place("left"),
-        request.place("right"),
-        request.place("ids"),
         images=None if request.images is None else Path(request.images),
-        split=request.split,
-        columns=cast("Roles", request.columns),
-        encoders=Encoders(request.image_model, request.text_model),
-        vectors=request.vectors,
+        image_model=request.image_model,
+        text_model=request.text_model,
         allow_outside=request.allow_outside,
+        **places,
+        **{name: getattr(request, name) for name in _OF_INPUT},
     )
 
 
@@ -416,7 +412,7 @@ def _of_settings(settings: Settings) -> dict[str, Any]:
     return {
         "joint": settings.joint,
         "flag_below": settings.flag_below,
-        "keep_best": settings.keep_best,
+        "keep_best": None if settings.keep_best is None else share_of(settings.keep_best),
         "by": settings.by,
         "checked": hashed(checked_answers(settings.checked)),
         "partnered": [list(ids) for ids in settings.partnered] if any(settings.partnered) else [],

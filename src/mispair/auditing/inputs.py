@@ -11,9 +11,10 @@ import numpy as np
 from rich.console import Console
 
 from mispair.auditing.from_training import from_run, is_run
+from mispair.auditing.options import InputOptions
 from mispair.encoders.cache import FETCHED, cache_folder, writable_cache
 from mispair.encoders.encode import Encoders, encode
-from mispair.errors import ConfigError, ConflictError, DataError
+from mispair.errors import ConflictError, NotFoundError
 from mispair.pairs.from_pairs import from_pairs
 from mispair.pairs.layouts.datacomp import find_datacomp, open_datacomp
 from mispair.pairs.layouts.opening import is_raw_folder, open_raw, open_source
@@ -24,43 +25,28 @@ from mispair.pairs.pairs import Pairs, Vectors, subset
 from mispair.pairs.raw import RawLayout
 from mispair.pairs.remote import copy_version, fetch, url_of
 from mispair.pairs.source import Source, from_memory, open_arrays
-from mispair.pairs.tables import Roles, Table
+from mispair.pairs.tables import Table
 from mispair.support.row_order import check_order, labels_of
 
 Check = Callable[[Source], None]
 
 
 @dataclass(frozen=True)
-class AuditInput:
+class AuditInput(InputOptions):
     """Where the pairs are.
 
     Attributes:
         source: Folder of embeddings, of features or of a training run; or images and captions.
-        left: Vectors of one side as .npy, instead of a source.
-        right: Vectors of the other side.
-        ids: Table with a row for each vector.
-        images: Folder of the images.
-        split: Part of the data set.
-        columns: Columns of a table that have no usual names.
-        encoders: For images and captions.
-        cache: Folder of encodings; that of the user by default.
-        vectors: Which vectors of a DataComp folder: l14 or b32.
-        allow_outside: Read images outside the folder of the images too.
         urls: Where copies in the cache come from, and their versions; see `fetched`.
     """
 
     source: Path | None = None
-    left: Path | None = None
-    right: Path | None = None
-    ids: Path | None = None
-    images: Path | None = None
-    split: str | None = None
-    columns: Roles = field(default_factory=dict)
-    encoders: Encoders = field(default_factory=Encoders)
-    cache: Path | None = None
-    vectors: str | None = None
-    allow_outside: bool = False
     urls: Mapping[Path, tuple[str, str]] = field(default_factory=dict)
+
+    @property
+    def encoders(self) -> Encoders:
+        """For images and captions."""
+        return Encoders(self.encoder or self.image_model, self.encoder or self.text_model)
 
     def fetched(self) -> AuditInput:
         """The same with copies in the cache of what is at URLs.
@@ -88,25 +74,21 @@ class AuditInput:
         """
         if self.source is None:
             if self.left is None or self.right is None:
-                raise ConfigError(
-                    "Give images and captions (photos.csv --images photos/), a folder to audit, or both --left A.npy "
-                    "and --right B.npy."
-                )
+                raise ConflictError("no pairs", expected="images and captions, a folder, or both `left` and `right`")
         elif self.left is not None or self.right is not None or self.ids is not None:
-            raise ConfigError("Give either a folder or --left and --right (with --ids), not both.")
+            raise ConflictError("a folder and `left`, `right` or `ids`", expected="one of them")
         elif str(self.source) != "shapes" and not self.source.exists():
-            raise DataError(f"{self.source}: no such file or folder.")
+            raise NotFoundError("no such file or folder", where=self.source)
         elif self.source.suffix == ".npy" and self.source.is_file():
-            raise ConfigError(
-                f"{self.source} holds the vectors of one side; give those of both as --left A.npy --right B.npy."
-            )
+            advice = "Give those of both as `left` and `right`."
+            raise ConflictError("the vectors of one side", where=self.source, advice=advice)
         if self.split is not None and (self.source is None or self.is_run or self.is_raw):
-            raise ConfigError("--split is for folders of embeddings or features that have parts; leave it out.")
-        if self.columns and not (self.is_raw or self.ids is not None):
-            raise ConfigError(
-                "--image-column, --caption-column and --id-column are for tables of images and captions and for --ids; "
-                "leave them out."
+            raise ConflictError(
+                repr(self.split), where="split", expected="a folder of embeddings or features that has parts"
             )
+        if self.columns and not (self.is_raw or self.ids is not None):
+            what = "`image_column`, `caption_column` and `id_column` are for tables of images and captions and `ids`"
+            raise ConflictError(what, advice="Leave them out.")
 
     @property
     def is_run(self) -> bool:
@@ -141,14 +123,14 @@ class AuditInput:
             console: Where to show progress.
 
         Raises:
-            ConfigError: --images is given, but nothing says which image belongs to which pair.
+            ConfigError: Images are given, but nothing says which image belongs to which pair.
             DataError: The data cannot be read.
         """
         if raw is not None:
-            return encoded(raw, self.encoders, self.cache, console)
+            return encoded(raw, replace(self.encoders, device=device), self.cache, console)
         source = self._open(device)
         if self.images is not None and not source.has_images:
-            raise ConfigError(_unused_images(source, self.images))
+            raise _unused_images(source)
         return source
 
     def _open(self, device: str) -> Source:
@@ -212,24 +194,23 @@ def open_given(
         elif data.source is not None:
             check_as_encoded(data.source)
         return data.open(raw, device)
+    encoders = replace(data.encoders, device=device)
     if isinstance(left, Pairs):
         if any(part is not None for part in (right, ids, groups, texts)):
             raise ConflictError("more than Pairs", expected="Pairs alone, which have both sides")
-        return open_pairs_given(left, data.encoders, data.cache, check)
+        return open_pairs_given(left, encoders, data.cache, check)
     rows = {"left": left, "right": right, "ids": ids, "groups": groups, "texts": texts}
     check_order({name: labels_of(part) for name, part in rows.items()})
     given = as_table(left) if right is None else as_pairs(left, right, ids)
     if given is None and right is None:
-        raise ConfigError(
-            f"audit got one {type(left).__name__}; expected a path, a table with images and captions (pandas, polars, "
-            "pyarrow, datasets), or two sides: vectors, or image paths and captions."
-        )
+        kinds = "a path, a table of images and captions (pandas, polars, pyarrow, datasets), or two sides"
+        raise ConflictError(f"one {type(left).__name__}", expected=f"{kinds}: vectors, or image paths and captions")
     if given is None:
         return from_memory(as_vectors(left), as_vectors(right), ids, groups, texts)
     pairs = open_pairs(Table.of(given, "the given table", data.columns), data.images or Path())
     pairs.allow_outside = True  # the program that calls names them itself
     check(pairs)
-    return encoded(pairs, data.encoders, data.cache)
+    return encoded(pairs, encoders, data.cache)
 
 
 def open_pairs_given(
@@ -269,18 +250,14 @@ def encoded_pairs(pairs: Pairs, device: str = "auto", console: Console | None = 
     return found if not len(bad) else subset(found, np.delete(np.arange(len(found)), bad))
 
 
-def _unused_images(source: Source, images: Path) -> str:
+def _unused_images(source: Source) -> ConflictError:
     if source.table is not None:
-        return (
-            f"--images {images} is given, but {source.table.parts[0].path} does not say which image belongs to which "
-            f"row: {source.table.found()}; expected one named image_path, image or path. Add it, or leave --images out."
-        )
+        found = f"{source.table.parts[0].path}: {source.table.found()}"
+        return ConflictError(found, where="images", expected="a column image_path, image or path")
     where = {
-        "arrays": "give a table with a column image_path as --ids",
-        "clip": f"add metadata/metadata_0.csv with a column image_path to {source.name}",
-        "precomp": f"add {source.split}_ids.txt with the name of an image on each line",
-    }.get(source.layout, "its data has no names of images")
-    return (
-        f"--images {images} is given, but nothing says which image belongs to which pair of {source.name}; {where}, or "
-        "leave --images out."
-    )
+        "arrays": "Give a table with a column image_path as `ids`",
+        "clip": f"Add metadata/metadata_0.csv with a column image_path to {source.name}",
+        "precomp": f"Add {source.split}_ids.txt with the name of an image on each line",
+    }.get(source.layout, "Its data has no names of images")
+    what = f"nothing says which image belongs to which pair of {source.name}"
+    return ConflictError(what, where="images", advice=f"{where}, or leave `images` out.")

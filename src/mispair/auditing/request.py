@@ -30,7 +30,9 @@ class Request(BaseModel):
         images: Folder of the images.
         split: Part of the data set.
         vectors: Which vectors of a DataComp folder.
-        columns: Columns of a table that have no usual names, by role.
+        image_column: Column of images, if its name is not a usual one.
+        caption_column: Column of captions, likewise.
+        id_column: Column of ids, likewise.
         image_model: Encoder of images that are audited.
         text_model: Encoder of captions that are audited.
         allow_outside: Whether images outside the folder are read.
@@ -53,7 +55,9 @@ class Request(BaseModel):
     images: str | None = None
     split: str | None = None
     vectors: str | None = None
-    columns: dict[str, str] = {}
+    image_column: str | None = None
+    caption_column: str | None = None
+    id_column: str | None = None
     image_model: str = ""
     text_model: str = ""
     allow_outside: bool = False

@@ -15,6 +15,7 @@ from tyro.conf import Positional
 
 from mispair.cli.output import console, print_json, say
 from mispair.errors import ConfigError, ConflictError, DataError, InvalidValueError, NotFoundError
+from mispair.support.flags import OrNone
 
 if TYPE_CHECKING:
     from mispair.bench.suite.runner import CellState
@@ -26,17 +27,17 @@ if TYPE_CHECKING:
 def bench_run(
     suite: Positional[str],
     *,
-    out: Path | None = None,
-    data: str | None = None,
+    out: OrNone[Path] = None,
+    data: OrNone[str] = None,
     seeds: int = 1,
     only: tuple[str, ...] = (),
-    noise_file: str | None = None,
+    noise_file: OrNone[str] = None,
     device: str = "auto",
     jobs: int = 1,
     retry: bool = False,
     dry_run: bool = False,
-    captions: Path | None = None,
-    images: int | None = None,
+    captions: OrNone[Path] = None,
+    images: OrNone[int] = None,
     json: bool = False,
 ) -> int:
     """Train everything that a comparison needs. The same command continues what is missing; several may run at once.
@@ -148,8 +149,8 @@ def _dry_run(suite: Suite, cells: list[Cell], captions: Path | None, images: int
 def bench_report(
     results: Positional[Path],
     *,
-    out: Path | None = None,
-    images: Path | None = None,
+    out: OrNone[Path] = None,
+    images: OrNone[Path] = None,
     json: bool = False,
 ) -> int:
     """Write the tables and figures of a comparison, as far as its trainings have ended.

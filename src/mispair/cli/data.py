@@ -11,6 +11,7 @@ from tyro.conf import Positional
 
 from mispair.cli.output import print_json, say, with_flags
 from mispair.errors import ConflictError, ExistsError
+from mispair.support.flags import OrNone
 from mispair.support.formatting import byte_size
 
 if TYPE_CHECKING:
@@ -26,9 +27,9 @@ _INDENT = " " * 6
 def data_check(
     data: Positional[str],
     *,
-    vocab: Path | None = None,
+    vocab: OrNone[Path] = None,
     noise_file: tuple[Path, ...] = (),
-    captions_per_image: int | None = None,
+    captions_per_image: OrNone[int] = None,
     json: bool = False,
 ) -> int:
     """Explain what a data set holds and what is wrong with it.
@@ -62,7 +63,7 @@ def data_noise(
     out: Path,
     seed: int = 0,
     kind: Literal["caption", "image", "near", "group"] = "caption",
-    captions_per_image: int | None = None,
+    captions_per_image: OrNone[int] = None,
     json: bool = False,
 ) -> int:
     """Make a noise index: which image each training caption gets.
@@ -112,7 +113,7 @@ def data_make(
     return 0
 
 
-def data_get(name: Positional[str], folder: Positional[Path | None] = None, *, json: bool = False) -> int:
+def data_get(name: Positional[str], folder: Positional[OrNone[Path]] = None, *, json: bool = False) -> int:
     """List the files of a published data set and where people get them, or check a folder against that list.
 
     Args:

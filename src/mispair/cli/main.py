@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import functools
-import inspect
 import shlex
 import shutil
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from io import TextIOWrapper
 from pathlib import Path
-from types import NoneType
-from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+from typing import Any, Literal, get_origin, get_type_hints
 
 import tyro
 from tyro.conf import Positional
 
 from mispair import __version__
 from mispair.cli.audit import audit, encode
-from mispair.cli.bench import (
-    bench_report,
-    bench_run,
-)
+from mispair.cli.bench import bench_report, bench_run
 from mispair.cli.data import data_check, data_get, data_make, data_noise
 from mispair.cli.help_texts import completion_script, description
 from mispair.cli.model import TrainArguments, evaluate, search, train, train_arguments
@@ -93,8 +88,14 @@ def completion(shell: Positional[Literal["bash", "zsh"]]) -> int:
 def _options(name: str) -> list[str]:
     from tyro.extras import get_parser  # deprecated; other commands do without it
 
-    parser = get_parser(train_arguments() if name == "train" else _with_plain_help(COMMANDS[name]))
+    parser = get_parser(train_arguments() if name == "train" else _arguments(COMMANDS[name]))
     return sorted({word for action in parser._actions for word in action.option_strings if word.startswith("--")})
+
+
+def _arguments(command: Callable[..., int]) -> Callable[..., Any]:
+    """What tyro reads: the dataclass that a command takes, or the command itself."""
+    kind: Callable[..., Any] = get_type_hints(command).get("arguments", command)
+    return kind
 
 
 COMMANDS: dict[str, Callable[..., int]] = {
@@ -148,17 +149,26 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _settings(argv: Sequence[str]) -> set[str]:
     """Every setting that is a flag of some command; those of methods and models where they are flags."""
-    parameters = [one for command in COMMANDS.values() for one in inspect.signature(command).parameters.values()]
-    names = {one.name for one in parameters if one.kind is inspect.Parameter.KEYWORD_ONLY}
-    names |= {field.name for field in dataclasses.fields(TrainArguments) if "Positional" not in str(field.type)}
     from mispair.config import RUN_SETTINGS
 
-    names |= set(RUN_SETTINGS)
+    kinds = [TrainArguments if name == "train" else _arguments(command) for name, command in COMMANDS.items()]
+    names = {*RUN_SETTINGS, *(name for kind in kinds for name, _ in _flags(kind))}
     if argv[:1] != ["train"]:
         return names
     from mispair.training.settings import owners
 
     return names | set(owners())
+
+
+def _flags(kind: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
+    """The name and the type of each flag, of nested dataclasses, too."""
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        extras = getattr(hint, "__metadata__", ())
+        plain = hint.__origin__ if extras else hint
+        if isinstance(plain, type) and dataclasses.is_dataclass(plain):
+            yield from _flags(plain)
+        elif tyro.conf.Positional not in extras and name != "return":
+            yield next((extra.name for extra in extras if getattr(extra, "name", None)), name), plain
 
 
 def _dispatch(argv: list[str]) -> int:
@@ -181,45 +191,19 @@ def _dispatch(argv: list[str]) -> int:
         return train(argv[words:])
     arguments = argv[words:]
     command = COMMANDS[name]
-    _refuse_repeated(command, arguments)
-    return tyro.cli(
-        _with_plain_help(command), args=arguments, prog=f"mispair {name}", description=description(name, command)
-    )
+    kind = _arguments(command)
+    _refuse_repeated(kind, arguments)
+    read = tyro.cli(kind, args=arguments, prog=f"mispair {name}", description=description(name, command))
+    return read if kind is command else command(read)
 
 
-def _refuse_repeated(command: Callable[..., int], arguments: Sequence[str]) -> None:
+def _refuse_repeated(kind: Callable[..., Any], arguments: Sequence[str]) -> None:
     """Refuses an option for several values that is given several times: only the last one would count."""
-    given = [word.partition("=")[0] for word in arguments]
-    for name, hint in get_type_hints(command, include_extras=True).items():
-        extras = getattr(hint, "__metadata__", ())
-        if get_origin(hint.__origin__ if extras else hint) is tuple:
-            flag = "--" + next((extra.name for extra in extras if getattr(extra, "name", None)), name).replace("_", "-")
-            if given.count(flag) > 1:
-                raise ConfigError(
-                    f"{flag} is given {given.count(flag)} times; give all its values after one: {flag} A B."
-                )
-
-
-def _with_plain_help(command: Callable[..., int]) -> Callable[..., int]:
-    """The command with `--images PATH` instead of `--images {None}|PATH (default: None)` in its help."""
-    hints, parameters = get_type_hints(command, include_extras=True), inspect.signature(command).parameters
-    for name, hint in hints.items():
-        plain = hint.__origin__ if get_origin(hint) is Annotated else hint
-        kinds = [kind for kind in get_args(plain) if kind is not NoneType]
-        if NoneType in get_args(plain) and len(kinds) == 1 and isinstance(kinds[0], type):
-            metavar = kinds[0].__name__.upper()
-            if parameters[name].kind is not inspect.Parameter.KEYWORD_ONLY:
-                metavar = f"[{metavar}]"
-            hints[name] = Annotated[hint, tyro.conf.arg(metavar=metavar, help_behavior_hint=lambda _: "")]
-
-    @functools.wraps(command)
-    def call(*arguments: Any, **options: Any) -> int:
-        return command(*arguments, **options)
-
-    call.__annotations__ = hints
-    vars(call)["__signature__"] = inspect.signature(command)
-    del vars(call)["__wrapped__"]  # where tyro would look for the hints
-    return call
+    given = Counter(word.partition("=")[0] for word in arguments)
+    for name, hint in _flags(kind):
+        flag = f"--{name.replace('_', '-')}"
+        if get_origin(hint) is tuple and given[flag] > 1:
+            raise ConfigError(f"{flag} is given {given[flag]} times; give all its values after one: {flag} A B.")
 
 
 def _help(group: str = "") -> str:

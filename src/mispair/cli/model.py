@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import tyro
 from tyro.conf import OmitArgPrefixes, Positional
 
-from mispair.cli.audit import IMAGE_MODEL, TEXT_MODEL, columns_of
 from mispair.cli.help_texts import description
 from mispair.cli.output import console, print_json, print_table, say
+from mispair.encoders.options import FileOptions
 from mispair.errors import ConfigError
+from mispair.support.flags import OrNone
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -25,35 +26,19 @@ if TYPE_CHECKING:
     from mispair.training.fit import TrainedRun
 
 
-@dataclass(frozen=True)
-class FileArguments:
+@dataclass(frozen=True, kw_only=True)
+class FileArguments(FileOptions):
     """Only for a training on images and captions."""
 
-    images: Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")] = None
-    """Folder that the image paths start from; the one of the source by default."""
-    allow_outside: bool = False
-    """Read images outside that folder too, which the source may name."""
-    grid: Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")] = None
+    grid: OrNone[int] = None
     """Region features of so many cells a side and words, instead of vectors."""
-    pca: Annotated[int | None, tyro.conf.arg(metavar="INT", help_behavior_hint="")] = None
+    pca: OrNone[int] = None
     """With --grid, numbers a cell."""
-    dev: Annotated[float | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hint="")] = None
+    dev: OrNone[float] = None
     """Share of the images that validate, or how many: a tenth, at most 5,000; a column split of the source comes
     first."""
-    test: Annotated[float | None, tyro.conf.arg(metavar="FLOAT", help_behavior_hint="")] = None
+    test: OrNone[float] = None
     """Share of the images that test, or how many, likewise."""
-    image_column: Annotated[str | None, tyro.conf.arg(metavar="STR", help_behavior_hint="")] = None
-    """Column of images, if its name is not a usual one."""
-    caption_column: Annotated[str | None, tyro.conf.arg(metavar="STR", help_behavior_hint="")] = None
-    """Column of captions, likewise."""
-    id_column: Annotated[str | None, tyro.conf.arg(metavar="STR", help_behavior_hint="")] = None
-    """Column of ids, likewise."""
-    image_model: str = IMAGE_MODEL
-    """Encoder of the images: efficientnet-lite0, open_clip:MODEL/WEIGHTS, timm:NAME, or transformers:NAME_OR_FOLDER."""
-    text_model: str = TEXT_MODEL
-    """Encoder of the captions: all-minilm-l6-v2, transformers:NAME_OR_FOLDER, or open_clip:MODEL/WEIGHTS."""
-    cache: Annotated[Path | None, tyro.conf.arg(metavar="PATH", help_behavior_hint="")] = None
-    """Folder of encodings; by default MISPAIR_CACHE, or that of the user."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +51,7 @@ class TrainArguments:
     files: OmitArgPrefixes[FileArguments]
     out: Path
     """Run folder: settings, log, checkpoints and the best model."""
-    source: Annotated[Positional[Path | None], tyro.conf.arg(metavar="[PATH]", help_behavior_hint="")] = None
+    source: Positional[OrNone[Path]] = None
     """Images and captions, or whatever else `mispair audit` reads: encoded, audited, and trained with mend.
     Or what it has written: the pairs as the decisions of a review leave them."""
     recipe: str | None = None
@@ -163,7 +148,7 @@ def _train_files(
         Files(
             arguments.source,
             files.images,
-            columns_of(files.image_column, files.caption_column, files.id_column),
+            files.columns,
             Encoders(files.image_model, files.text_model, device),
             files.cache,
             files.grid,
@@ -181,10 +166,10 @@ def _train_files(
 def evaluate(
     run: Positional[Path],
     *,
-    other: Annotated[Path | None, tyro.conf.arg(name="with")] = None,
-    data: str | None = None,
+    other: Annotated[OrNone[Path], tyro.conf.arg(name="with")] = None,
+    data: OrNone[str] = None,
     split: str = "test",
-    captions_per_image: int | None = None,
+    captions_per_image: OrNone[int] = None,
     folds: int = 1,
     device: str = "auto",
     json: bool = False,
@@ -244,13 +229,13 @@ def _row_names(run: Path, other: Path, whole: bool) -> Sequence[str]:
 def search(
     run: Positional[Path],
     *,
-    query: str | None = None,
-    image: str | None = None,
-    images: Path | None = None,
+    query: OrNone[str] = None,
+    image: OrNone[str] = None,
+    images: OrNone[Path] = None,
     top: int = 5,
-    data: str | None = None,
-    split: str | None = None,
-    captions_per_image: int | None = None,
+    data: OrNone[str] = None,
+    split: OrNone[str] = None,
+    captions_per_image: OrNone[int] = None,
     device: str = "auto",
     json: bool = False,
 ) -> int:

@@ -11,17 +11,18 @@ from typing import Literal
 from tyro.conf import Positional
 
 from mispair.cli.output import console, print_json, say
+from mispair.support.flags import OrNone
 
 
 def review(
     out: Positional[Path],
     *,
     port: int = 8700,
-    images: Path | None = None,
+    images: OrNone[Path] = None,
     host: str = "127.0.0.1",
-    reviewer: str | None = None,
-    export_decisions: Path | None = None,
-    import_decisions: Path | None = None,
+    reviewer: OrNone[str] = None,
+    export_decisions: OrNone[Path] = None,
+    import_decisions: OrNone[Path] = None,
     open: bool = True,  # noqa: A002 (the name of the flag)
 ) -> int:
     """Decide on the doubtful pairs of an audit, in your browser, on this machine.
@@ -79,7 +80,7 @@ def export(
     policy: Literal["flagged", "decided"] = "flagged",
     mend: bool = False,
     overwrite: bool = False,
-    images: Path | None = None,
+    images: OrNone[Path] = None,
     device: str = "auto",
     json: bool = False,
 ) -> int:

@@ -24,8 +24,6 @@ import numpy as np
 
 from mispair.encoders.cache import CachedRows, EncodingCache, Halves, Key, key_of
 from mispair.encoders.encoders import (
-    IMAGE_MODEL,
-    TEXT_MODEL,
     ImageEncoder,
     TextEncoder,
     identity,
@@ -33,6 +31,7 @@ from mispair.encoders.encoders import (
     load_image,
     text_encoder,
 )
+from mispair.encoders.options import IMAGE_MODEL, TEXT_MODEL
 from mispair.pairs.origin import MARK
 from mispair.pairs.pairs import IntArray
 from mispair.pairs.source import Source

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from mispair.encoders.options import IMAGE_MODEL, TEXT_MODEL
 from mispair.errors import InvalidValueError, MissingPackageError, UnknownNameError
 from mispair.pairs.raw import digest
 from mispair.pairs.shapes.features import FEATURE_SIZE, GRID, grid_features
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-IMAGE_MODEL = "efficientnet-lite0"
-TEXT_MODEL = "all-minilm-l6-v2"
 SHAPES = "shapes"
 _LONGEST = 256  # tokens: what all-MiniLM-L6-v2 was trained on, and longer than captions are
 _SIDE = 224  # pixels

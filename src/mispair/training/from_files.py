@@ -128,8 +128,11 @@ def _train_from_files(
     data = AuditInput(
         files.source,
         images=files.images,
-        columns=files.columns,
-        encoders=files.encoders,
+        image_column=files.columns.get("image_path"),
+        caption_column=files.columns.get("caption"),
+        id_column=files.columns.get("id"),
+        image_model=files.encoders.image_model,
+        text_model=files.encoders.text_model,
         cache=files.cache,
         allow_outside=files.allow_outside,
     )
@@ -327,7 +330,8 @@ def _prepare_review(
         if raw is None:
             _write_vectors(edited, files, out / FEATURES)
         else:
-            data = replace(review.data, encoders=files.encoders, cache=files.cache)
+            image_model, text_model = files.encoders.image_model, files.encoders.text_model
+            data = replace(review.data, image_model=image_model, text_model=text_model, cache=files.cache)
             _write_features(files, data, raw, encoder, config, out, console)
     note_source(out / FEATURES, Path(pairs.name), _request(files))
     _note_left_out(out, len(edits.rows), files.source, console)

@@ -1,0 +1,71 @@
+"""The input and the settings of an audit: the same fields in Python and on the command line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, TypedDict
+
+import tyro
+
+from mispair.encoders.options import FileOptions
+from mispair.support.flags import OrNone
+
+
+@dataclass(frozen=True, kw_only=True)
+class InputOptions(FileOptions):
+    """The pairs, beside a source of them."""
+
+    left: OrNone[Path] = None
+    """Vectors of one side as .npy, instead of a source."""
+    right: OrNone[Path] = None
+    """Vectors of the other side."""
+    ids: OrNone[Path] = None
+    """Table (CSV, TSV, parquet) with a row for each vector: id, caption, image_path, group."""
+    split: OrNone[str] = None
+    """Part of the data set; train by default, where it has parts."""
+    encoder: OrNone[str] = None
+    """One encoder with a common space for both sides: open_clip:MODEL/WEIGHTS, or transformers:FOLDER of a CLIP or
+    SigLIP."""
+    vectors: OrNone[str] = None
+    """Which vectors of a DataComp folder: l14 (the default) or b32."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditOptions:
+    """How the pairs are judged."""
+
+    joint: bool = False
+    """The vectors come from encoders that share a space, as CLIP's do."""
+    flag_below: OrNone[float] = None
+    """Flag pairs with a match score below this; 0.5 by default."""
+    keep_best: Annotated[OrNone[str | float], tyro.conf.arg(metavar="STR", help_behavior_hint="")] = None
+    """Flag all but the best of the pairs instead: 80% or 0.8."""
+    by: OrNone[str] = None
+    """Column of the input, or shard for its files: a noise rate for each of its values."""
+    device: str = "auto"
+    """auto, cpu, cuda, cuda:1, mps."""
+    workers: OrNone[int] = None
+    """Threads, or processes of Ray; as many as there are cores (for Ray on GPUs: GPUs) by default."""
+
+
+class Options(TypedDict, total=False):
+    """The keyword arguments of `mispair.audit` that are flags of the command, too; see the classes above."""
+
+    images: str | Path | None
+    allow_outside: bool
+    image_column: str | None
+    caption_column: str | None
+    id_column: str | None
+    image_model: str
+    text_model: str
+    cache: str | Path | None
+    split: str | None
+    encoder: str | None
+    vectors: str | None
+    joint: bool
+    flag_below: float | None
+    keep_best: str | float | None
+    by: str | None
+    device: str
+    workers: int | None

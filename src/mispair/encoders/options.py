@@ -1,0 +1,46 @@
+"""How images and captions are read and encoded: the same fields in Python and on the command line."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mispair.support.flags import OrNone
+
+if TYPE_CHECKING:
+    from mispair.pairs.tables import Roles
+
+IMAGE_MODEL, TEXT_MODEL = "efficientnet-lite0", "all-minilm-l6-v2"
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileOptions:
+    """How images and captions are read and encoded."""
+
+    images: OrNone[Path] = None
+    """Folder that the image paths start from; the one of the source by default."""
+    allow_outside: bool = False
+    """Read images outside that folder too, which the source may name; they can get into the report."""
+    image_column: OrNone[str] = None
+    """Column of images, if its name is not a usual one; its number in a table without a header."""
+    caption_column: OrNone[str] = None
+    """Column of captions, likewise."""
+    id_column: OrNone[str] = None
+    """Column of ids, likewise."""
+    image_model: str = IMAGE_MODEL
+    """Encoder of the images: efficientnet-lite0, open_clip:MODEL/WEIGHTS, timm:NAME, or transformers:NAME_OR_FOLDER."""
+    text_model: str = TEXT_MODEL
+    """Encoder of the captions: all-minilm-l6-v2, transformers:NAME_OR_FOLDER, or open_clip:MODEL/WEIGHTS."""
+    cache: OrNone[Path] = None
+    """Folder of encodings; by default MISPAIR_CACHE, or that of the user."""
+
+    @property
+    def columns(self) -> Roles:
+        """The named columns by their roles."""
+        named: Roles = {
+            "image_path": self.image_column or "",
+            "caption": self.caption_column or "",
+            "id": self.id_column or "",
+        }
+        return {role: column for role, column in named.items() if column}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -250,32 +250,21 @@ class Findings:
 
     def status(self, rows: IntArray) -> list[str]:
         """ "ok", or what is wrong with each of these rows."""
-        known, codes = self.source.known, self.scan.status[rows]
+        known, codes = self.source.known, self.scan.status[rows].tolist()
         return [
             known[int(row)] if code == BAD_IN_TABLE else FAULTS[code] for row, code in zip(rows, codes, strict=True)
         ]
 
-    def reasons(self, rows: IntArray) -> list[str]:
-        """What counts most against each of these rows, in words; empty for rows that are not flagged."""
-        places, words = self._against(rows)
-        return [words[place] for place in places]
-
-    def all_reasons(self, start: int, stop: int) -> pyarrow.Array:
+    def all_reasons(self, start: int, stop: int) -> list[str]:
         """What consecutive pairs themselves show, flagged or not: shared items, captions and images; mostly empty."""
         here = slice(start, stop)
-        kinds, places = np.unique(
-            np.column_stack([self.seen[here], *self.items.unlike[:, here]]), axis=0, return_inverse=True
-        )
-        words = [
-            "; ".join(
-                [
-                    *(_shared(side, count) for side, count in zip(SIDES, counts, strict=True) if count),
-                    *in_words(bits),
-                ]
-            )
-            for bits, *counts in kinds.tolist()
-        ]
-        return _text_column(places.reshape(-1), words)
+        shown = np.column_stack([self.seen[here], *self.items.unlike[:, here]])
+        kinds, places = np.unique(shown, axis=0, return_inverse=True)
+        words = []
+        for bits, *counts in kinds.tolist():
+            shared = [_shared(side, count) for side, count in zip(SIDES, counts, strict=True) if count]
+            words.append("; ".join([*shared, *in_words(bits)]))
+        return [words[place] for place in places.reshape(-1)]
 
     @cached_property
     def _reason_counts(self) -> dict[str, int]:
@@ -288,30 +277,30 @@ class Findings:
         seen = {kind: int((self.seen >> bit & 1).sum()) for bit, kind in enumerate(KINDS)}
         return {kind: count for kind, count in (shared | seen).items() if count}
 
-    def _against(self, rows: IntArray) -> tuple[npt.NDArray[np.int64], list[str]]:
-        """What counts most against each of these rows: its place in a list of texts, and the list. What comes later
-        overrules what comes before."""
-        combination, similar = self.judge.combination, self.similar
-        texts = _Texts()
+    def reasons(self, rows: IntArray) -> list[str]:
+        """What counts most against each of these rows, in words; empty for rows that are not flagged.
+
+        What comes later overrules what comes before.
+        """
+        combination, similar, match = self.judge.combination, self.similar, self.match_score[rows]
         here = standardised(self.scan.measures[rows], combination.centre, combination.spread)
         against = (self._typical - here) * np.maximum(combination.weights + combination.natural, 0)
         against = np.where(np.isfinite(against), against, 0)
-        found = texts.places(REASONS[name] for name in self.judge.names)[against.argmax(axis=1)]
+        found = np.array([REASONS[name] for name in self.judge.names], dtype=object)[against.argmax(axis=1)]
         if similar.siblings is not None:
-            found[-similar.siblings.penalty[rows] > against.max(axis=1)] = texts.place(SIBLINGS)
+            found[-similar.siblings.penalty[rows] > against.max(axis=1)] = SIBLINGS
         if similar.exchanges is not None:
-            found[similar.exchanges.chance[rows] > self.match_score[rows]] = texts.place(EXCHANGED)
+            found[similar.exchanges.chance[rows] > match] = EXCHANGED
         seen = self.seen[rows]
-        for kind in reversed(KINDS):  # of several the first counts
-            found[seen >> KINDS.index(kind) & 1 == 1] = texts.place(f"its {kind}")
-        for side, counts in zip(SIDES, self.items.unlike, strict=True):
-            own = counts[rows]
-            shared = (own > 0) & (own == self.items.partners[rows])
-            numbers, which = np.unique(own[shared], return_inverse=True)
-            found[shared] = texts.places(f"its {text}" for text in (_shared(side, count) for count in numbers))[which]
-        found[np.isin(rows, list(self.checked))] = texts.place(FOUND_WRONG)
-        found[~(self.match_score[rows] < self.threshold)] = texts.place("")
-        return found, texts.known
+        for bit, kind in reversed(list(enumerate(KINDS))):  # of several the first counts
+            found[seen >> bit & 1 == 1] = f"its {kind}"
+        for side, counts in zip(SIDES, self.items.unlike[:, rows], strict=True):
+            shared = (counts > 0) & (counts == self.items.partners[rows])
+            found[shared] = [f"its {_shared(side, count)}" for count in counts[shared]]
+        found[np.isin(rows, list(self.checked))] = FOUND_WRONG
+        found[~(match < self.threshold)] = ""
+        reasons: list[str] = found.tolist()
+        return reasons
 
     @cached_property
     def _typical(self) -> npt.NDArray[np.float64]:
@@ -336,17 +325,17 @@ class Findings:
     def _piece(self, start: int, stop: int) -> pyarrow.Table:
         import pyarrow
 
-        here = slice(start, stop)
+        here, rows = slice(start, stop), np.arange(start, stop)
         bad, match = self.scan.status[here] != READABLE, self.match_score[here]
         columns: dict[str, Any] = {
             "id": self.source.id_column(start, stop),
             **self.source.item_columns(start, stop),
-            **self._source_column(start, stop),
-            "status": self._status_column(start, stop),
+            **({} if self._origins is None else {"source": self._origins[start:stop].dictionary_decode()}),
+            "status": pyarrow.array(self.status(rows), pyarrow.string()),
             "match_score": pyarrow.array(match, mask=bad),
             "is_mismatch": pyarrow.array(match < self.threshold, mask=bad),
-            "reason": _text_column(*self._against(np.arange(start, stop))),
-            "reasons": self.all_reasons(start, stop),
+            "reason": pyarrow.array(self.reasons(rows), pyarrow.string()),
+            "reasons": pyarrow.array(self.all_reasons(start, stop), pyarrow.string()),
         }
         for name, partners in (("right", self.new_rights), ("left", self.new_lefts)):
             columns[f"suggested_{name}"], columns[f"suggested_{name}_score"] = self._best_partner(partners, start, stop)
@@ -359,43 +348,26 @@ class Findings:
             columns["exchanged"] = pyarrow.array(self.similar.exchanges.chance[here], mask=bad)
         return pyarrow.table(columns)
 
-    def _source_column(self, start: int, stop: int) -> dict[str, pyarrow.Array]:
-        """Where consecutive pairs come from; none if all come from one file and nothing else is asked for."""
-        if self._origins is None:
-            return {}
-        names, origin = self._origins
-        return {"source": _text_column(origin[start:stop], names)}
-
     @cached_property
-    def _origins(self) -> tuple[list[str], npt.NDArray[np.int32]] | None:
-        """The values of the column `by`, or the names of the files, and the number of that of each pair (N,)."""
-        files = self.source.shards
-        if self.by is None or (self.by == SHARD and files):
-            numbers = np.repeat(np.arange(len(files), dtype=np.int32), [size for _, size in files])
-            return ([name for name, _ in files], numbers) if len(files) > 1 else None
-        values = ["" if value is None else str(value) for value in values_by(self.source, self.by)]
-        names, places = np.unique(values, return_inverse=True)
-        return names.tolist(), places.astype(np.int32)
+    def _origins(self) -> pyarrow.DictionaryArray | None:
+        """The value of the column `by`, or the name of the file, of each pair; None if all come from one file."""
+        import pyarrow
 
-    def _status_column(self, start: int, stop: int) -> pyarrow.Array:
-        words, places = list(FAULTS.values()), self.scan.status[start:stop].astype(np.int32)
-        for place in np.flatnonzero(places == BAD_IN_TABLE):
-            places[place] = len(words)
-            words.append(self.source.known[start + int(place)])
-        return _text_column(places, words)
+        files = self.source.shards
+        if len(files) < 2 and (self.by is None or (self.by == SHARD and files)):
+            return None
+        values = values_by(self.source, self.by or SHARD)
+        return pyarrow.array(["" if value is None else str(value) for value in values]).dictionary_encode()
 
     def _best_partner(self, partners: Partners, start: int, stop: int) -> tuple[pyarrow.Array, pyarrow.Array]:
         """For consecutive rows the id of the pair that has the best partner, and the match score of the new pair."""
         import pyarrow
 
         given = np.flatnonzero((partners.rows[:, 0] >= 0) & (self.suggested >= start) & (self.suggested < stop))
-        scores = np.full(stop - start, np.nan, dtype=np.float32)
-        scores[self.suggested[given] - start] = partners.scores[given, 0]
-        place = np.zeros(stop - start, dtype=np.int32)
-        place[self.suggested[given] - start] = np.arange(len(given))
-        ids = pyarrow.array([*self.source.ids(partners.rows[given, 0]), ""], pyarrow.string())
-        none = np.isnan(scores)
-        return ids.take(pyarrow.array(place, mask=none)), pyarrow.array(scores, mask=none)
+        places = self.suggested[given] - start
+        ids, scores = np.full(stop - start, None), np.full(stop - start, np.nan, dtype=np.float32)
+        ids[places], scores[places] = self.source.ids(partners.rows[given, 0]), partners.scores[given, 0]
+        return pyarrow.array(ids, pyarrow.string()), pyarrow.array(scores, mask=np.isnan(scores))
 
     @cached_property
     def suggestions(self) -> pyarrow.Table:
@@ -488,26 +460,3 @@ class Findings:
 def _shared(side: str, count: int) -> str:
     """What to say about an item of a pair that has so many unlike partners."""
     return f"{side} item is shared by {count:,} pairs that have nothing else in common"
-
-
-class _Texts:
-    """A list of texts, each once."""
-
-    def __init__(self) -> None:
-        self.known: list[str] = []
-
-    def place(self, text: str) -> int:
-        """Where the text is in the list; it is added if it is new."""
-        if text not in self.known:
-            self.known.append(text)
-        return self.known.index(text)
-
-    def places(self, texts: Iterable[str]) -> IntArray:
-        return np.array([self.place(text) for text in texts], dtype=np.int64)
-
-
-def _text_column(places: npt.NDArray[np.integer], words: list[str]) -> pyarrow.Array:
-    """A column of texts of which only a few differ."""
-    import pyarrow
-
-    return pyarrow.array(words, pyarrow.string()).take(pyarrow.array(places))

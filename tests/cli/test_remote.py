@@ -28,6 +28,7 @@ def npy(array: npt.NDArray[np.float32]) -> bytes:
 
 
 def test_the_tables_are_those_of_local_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("aiohttp")
     monkeypatch.setattr(remote, "RANGE", 2_000)
     monkeypatch.setattr(remote, "PAUSE", 0.0)
     monkeypatch.setattr(remote, "TIMEOUT", 0.3)

@@ -56,12 +56,15 @@ class Server(FaultyServer):
         return f"http://127.0.0.1:{self.server_port}/a/left.npy"
 
     def answer(self, request: Handler) -> Answer:
+        about = {"ETag": self.version}
+        if request.command == "HEAD":
+            return 200, {"Content-Length": str(len(self.content)), **about}, b""
         if not self.ranges:
-            return 200, {}, self.content
+            return 200, about, self.content
         start, last = map(int, request.headers["Range"].removeprefix("bytes=").split("-"))
         self.served.append((start, last + 1))
         place = f"bytes {start}-{last}/{len(self.content)}"
-        return 206, {"Content-Range": place, "ETag": self.version}, self.content[start : last + 1]
+        return 206, {"Content-Range": place, **about}, self.content[start : last + 1]
 
 
 class Proxy(FaultyServer):

@@ -22,6 +22,7 @@ CONTENT = np.random.default_rng(0).bytes(1_000)
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    pytest.importorskip("aiohttp")
     monkeypatch.setattr(remote, "RANGE", 300)
     monkeypatch.setattr(remote, "PAUSE", 0.0)
     monkeypatch.setattr(remote, "TIMEOUT", 0.3)
@@ -47,7 +48,7 @@ def test_a_file_is_fetched_once(server: Server, tmp_path: Path) -> None:
     path = fetch(server.url, tmp_path)
     server.served.clear()
     assert fetch(f"{server.url}?signature=2", tmp_path) == path
-    assert server.served == [(0, 1)]
+    assert server.served == []
     server.content, server.version = CONTENT[::-1], '"2"'
     other = fetch(server.url, tmp_path)
     assert other != path
@@ -56,19 +57,24 @@ def test_a_file_is_fetched_once(server: Server, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("fault", FAULTS[:-1])
 def test_what_never_comes_is_given_up_and_goes_on_later(server: Server, tmp_path: Path, fault: str) -> None:
-    server.faults = ["", "", "", *[fault] * remote.ATTEMPTS]
+    server.faults = ["", "", "", *[fault] * 99]  # the state and two ranges come
     with refused(DataError, server.url, f"{remote.ATTEMPTS} times"):
         fetch(server.url, tmp_path)
     assert not list(tmp_path.rglob("*.npy"))
+    server.faults = []
     server.served.clear()
     assert fetch(server.url, tmp_path).read_bytes() == CONTENT
-    assert server.served == [(0, 1), (600, 900), (900, 1000), (0, 1)]
+    assert server.served == [(600, 900), (900, 1000)]
 
 
 def test_what_cannot_be_fetched_is_said_at_once(server: Server, tmp_path: Path) -> None:
-    server.faults = ["404"]
-    with refused(NotFoundError, server.url, "404"):
-        fetch(server.url, tmp_path)
+    for answer, error in (("404", NotFoundError), ("403", DataError)):
+        server.faults = [answer] * 2
+        with refused(error, server.url):
+            fetch(server.url, tmp_path)
+        assert not server.faults
+        assert server.requests == 2
+        server.requests = 0
     server.ranges = False
     with refused(DataError, server.url):
         fetch(server.url, tmp_path)
@@ -77,13 +83,13 @@ def test_what_cannot_be_fetched_is_said_at_once(server: Server, tmp_path: Path) 
 def test_a_file_that_changes_meanwhile_is_refused(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = remote.HttpFile.read
+    read = remote.Store._range
 
-    def changing(self: remote.HttpFile, start: int, stop: int) -> bytes:
+    def changing(self: remote.Store, name: str, start: int, stop: int, size: int) -> bytes:
         server.version = f'"{start}"'
-        return read(self, start, stop)
+        return read(self, name, start, stop, size)
 
-    monkeypatch.setattr(remote.HttpFile, "read", changing)
+    monkeypatch.setattr(remote.Store, "_range", changing)
     with refused(ChangedError, server.url):
         fetch(server.url, tmp_path)
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and path.name != ".lock"]

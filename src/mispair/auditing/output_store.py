@@ -20,8 +20,8 @@ from mispair.auditing.audit import ITEMS, LEARNED
 from mispair.auditing.output_files import AUDIT
 from mispair.auditing.scoring.scan import Shard
 from mispair.encoders.cache import cache_folder
-from mispair.errors import ChangedError, DamagedError, DataError, ExistsError, InUseError
-from mispair.pairs.remote import StoredFolder, name_of, short_hash, url_of
+from mispair.errors import ChangedError, DamagedError, DataError, ExistsError, InUseError, MispairError
+from mispair.pairs.remote import Store, name_of, short_hash, url_of
 from mispair.support.files import Json, sha256_of, write_atomically
 from mispair.support.owned_folder import WORK, Mark, read_mark
 
@@ -46,7 +46,7 @@ def working_folder(
         store.fetch(request, overwrite=overwrite)
         try:
             yield store.folder
-        except DataError:
+        except MispairError:
             store.abandon()
             raise
         store.write(overwrite=overwrite)
@@ -62,7 +62,7 @@ class OutputStore:
     """
 
     def __init__(self, url: str, cache: Path | None = None, shard: Shard | None = None) -> None:
-        self.url, self._store, self._begun = url, StoredFolder(url), False
+        self.url, self._store, self._begun = url, Store(url), False
         part = "all" if shard is None else f"{shard.number}-of-{shard.count}"
         self.folder = cache_folder(cache).absolute() / OUTPUTS / short_hash(url) / part / name_of(url)
         self.work = self.folder / WORK
@@ -77,7 +77,7 @@ class OutputStore:
         except filelock.Timeout:
             advice = "Wait for it, or give another `out`."
             raise InUseError("another process is working on it", where=self.url, advice=advice) from None
-        except DataError as error:
+        except MispairError as error:
             error.what = error.what.replace(str(self.folder), self.url)
             error.where = None if error.where is None else str(error.where).replace(str(self.folder), self.url)
             raise

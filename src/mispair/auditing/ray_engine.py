@@ -27,7 +27,7 @@ from mispair.auditing.scoring.scan import PART, missing_parts, part_name, scan
 from mispair.compute.devices import pick_device
 from mispair.errors import ConflictError, DataError, InvalidValueError
 from mispair.pairs.pairs import IntArray
-from mispair.pairs.remote import StoredFolder
+from mispair.pairs.remote import Store
 from mispair.pairs.source import Source
 from mispair.support.extras import missing_package
 from mispair.support.owned_folder import WORK
@@ -135,7 +135,7 @@ class PartWorker:
 
     def __init__(self, state: dict[str, torch.Tensor], device: str, folder: Path, store: str | None) -> None:
         self.device, self.folder = pick_device(device), folder
-        self.store = None if store is None else StoredFolder(store)
+        self.store = None if store is None else Store(store)
         self.judge = Judge.of(state, self.device)
 
     def ready(self) -> None:
@@ -235,7 +235,7 @@ class RayEngine:
         # The number of a GPU is not the same on other machines; Ray shows each worker its own as the first.
         state = {name: value.cpu() for name, value in judge.state().items()}
         pool = RayPool(self.ray, state, device.type, folder.absolute(), self.store, gpu=kind == "GPU")
-        store = None if self.store is None else StoredFolder(self.store)
+        store = None if self.store is None else Store(self.store)
 
         def done(part: Part) -> None:
             if store is not None:

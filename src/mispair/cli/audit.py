@@ -34,7 +34,8 @@ class AuditArguments:
     settings: OmitArgPrefixes[AuditOptions]
     source: Positional[OrNone[Path]] = None
     """Images and captions, as for encode; or a folder of embeddings (clip-retrieval), of features (SCAN) or of
-    a training run. It may be at a URL, as --left, --right and --ids may: https:// (files), s3:// or gs://."""
+    a training run. It may be at a URL, as --left, --right and --ids may: https:// (files), s3://, gs://
+    or hf://."""
     out: Path = Path("audit")
     """Folder for the table of all pairs, the suggestions and the report; it may be at s3:// or gs://."""
     checked: OrNone[Path] = None

@@ -67,11 +67,11 @@ class Trial:
 
     def make_set(self, noise_ratio: float) -> tuple[Path, IntArray]:
         """Writes the pairs as train, dev and test, and gives the true pair of each training image."""
-        table = clip_retrieval.read_table(self.data)
+        table = clip_retrieval.open_clip(self.data)
         cuts = len(table) - 2 * self.held_out, len(table) - self.held_out
         images = np.arange(len(table))
         images[: cuts[0]] = caption_noise(images[: cuts[0]], noise_ratio, self.seed)
-        left, right = (clip_retrieval.take(side, np.arange(len(table))) for side in (table.images, table.texts))
+        left, right = (side.block(0, len(table), side.dtype) for side in (table.left, table.right))
         out = self.folder / "set"
         for split, rows in zip(clip_retrieval.SPLITS, np.split(np.arange(len(table)), cuts), strict=True):
             for stem in ("img_emb", "text_emb", "metadata"):
@@ -79,8 +79,8 @@ class Trial:
             np.save(out / split / "img_emb/img_emb_0.npy", left[images[rows]])
             np.save(out / split / "text_emb/text_emb_0.npy", right[rows])
             names = {
-                "image_path": [table.paths[image] for image in images[rows]],
-                "caption": [table.captions[row] for row in rows],
+                "image_path": table.image_texts(images[rows]),
+                "caption": table.texts(rows),
             }
             pyarrow.parquet.write_table(pyarrow.table(names), out / split / "metadata/metadata_0.parquet")
         return out, images[: cuts[0]]

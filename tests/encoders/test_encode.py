@@ -103,14 +103,13 @@ def encode_rows(
 def read(out: Path) -> tuple[npt.NDArray[Any], npt.NDArray[Any], dict[str, list[Any]]]:
     import pyarrow.parquet
 
-    table = clip_retrieval.read_table(out)
+    sides = [clip_retrieval.mapped(out, stem) for stem in clip_retrieval.SIDES]
     metadata = [
-        pyarrow.parquet.read_table(out / "metadata" / f"metadata_{n}.parquet").to_pylist()
-        for n in range(len(table.images))
+        pyarrow.parquet.read_table(out / "metadata" / f"metadata_{n}.parquet").to_pylist() for n in range(len(sides[0]))
     ]
     rows = [row for part in metadata for row in part]
     columns = {name: [row[name] for row in rows] for name in ("id", "image_path", "caption", "status")}
-    return np.concatenate(table.images), np.concatenate(table.texts), columns
+    return np.concatenate(sides[0]), np.concatenate(sides[1]), columns
 
 
 def test_vectors_and_metadata_in_shards(images: Path) -> None:

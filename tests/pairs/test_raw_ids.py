@@ -6,7 +6,7 @@ import pyarrow
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mispair.pairs.raw import id_column, unique_ids
+from mispair.pairs.row_ids import id_column, unique_ids
 
 NAMES = st.sampled_from(["", "a", "b", "a#1", "c.jpg#0", "d", "e"])
 

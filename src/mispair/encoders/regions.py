@@ -92,7 +92,7 @@ class SplitRule:
                     advice="Correct it, or name the column differently.",
                 )
             return [_NAMES[name.strip().lower()] for name in named]
-        first = first_rows(pairs)
+        first = pairs.first_rows
         images = np.unique(first)
         names = pairs.image_texts(images)
         if len(set(names)) < len(names):  # images in other files, whose names need not differ
@@ -134,14 +134,6 @@ def _random(name: str) -> bytes:
     return hashlib.blake2b(name.encode("utf-8", "replace"), digest_size=16).digest()
 
 
-def first_rows(pairs: Source) -> IntArray:
-    """The first row that has the image of each row."""
-    if pairs.groups is None:
-        return np.arange(len(pairs))
-    _, first, inverse = np.unique(pairs.groups, return_index=True, return_inverse=True)
-    return np.asarray(first[inverse], dtype=np.int64)
-
-
 @dataclass(frozen=True)
 class EncodedImages:
     """One encoding an image.
@@ -166,7 +158,7 @@ def encode_images(
 ) -> EncodedImages:
     """Encodes each image once; those in the cache are not encoded again."""
     side = ImageSide(pairs, encoder, cache)
-    rows, image = np.unique(first_rows(pairs), return_inverse=True)
+    rows, image = np.unique(pairs.first_rows, return_inverse=True)
     counts = np.bincount(image)
     numbers, bad = np.full(len(rows), -1, dtype=np.int64), {}
     kept = 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import numpy.typing as npt
 from mispair.pairs import row_ids
 from mispair.pairs.item_vectors import item_vectors
 from mispair.pairs.pairs import Pairs, Tokens
+from mispair.pairs.row_ids import Texts
 from mispair.pairs.shards import ArrayRows, Side
 from mispair.pairs.source import Source
 
@@ -33,13 +33,13 @@ def from_vectors(pairs: Pairs, left: Array, right: Array, images: Path | None) -
     known = row_ids.from_lists(None, groups if shared else None, len(pairs))
     source = Source(Side.of([ArrayRows(left, pairs.link)]), Side.of([ArrayRows(right)]), "memory", pairs.name, known)
     if texts:
-        source = replace(source, captions=partial(row_ids.look_up, row_ids.as_texts(texts)))
+        source = replace(source, captions=Texts.of(texts))
     if not pairs.left_ids:
         return source
-    image_names = row_ids.as_texts(pairs.left_ids)
+    image_names = Texts.of(pairs.left_ids)
     return replace(
         source,
-        image_names=lambda rows: row_ids.look_up(image_names, pairs.link[rows]),
+        image_names=lambda rows: image_names(pairs.link[rows]),
         images=() if images is None else (images,),
         names=replace(source.names, ids=pair_ids(pairs)),
     )

@@ -5,11 +5,9 @@ from __future__ import annotations
 import hashlib
 import os
 from abc import ABC, abstractmethod
-from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -86,9 +84,9 @@ class ImageFiles(RawLayout):
         self.name, self.files, self.image_root, self.images = name, tuple(files), folder, (folder,)
         ids, images, captions = zip(*records, strict=True)
         self._paths = [image.strip() for image in images]  # as the file system has them: perhaps no text
-        self.image_names = Texts(row_ids.as_texts(self._paths))
-        self.captions = Texts(row_ids.as_texts(text.strip() for text in captions))
-        unique = row_ids.as_texts(unique_ids([plain(text).strip() for text in ids], self._paths))
+        self.image_names = Texts.of(self._paths)
+        self.captions = Texts.of(text.strip() for text in captions)
+        unique = row_ids.as_texts(row_ids.unique_ids([plain(text).strip() for text in ids], self._paths))
         self.names = RowIds(unique, row_ids.from_images(self._paths).groups)
         self._check_images()
 
@@ -127,39 +125,6 @@ class ImageFiles(RawLayout):
                 f"{self.image_root}: none of the {'first ' * (len(self._paths) > _PROBED)}{count:,} images is here "
                 f"({searched}); give the folder that the image paths start from with --images."
             )
-
-
-def id_column(names: Any, images: Any) -> Any:
-    """One id a row that no other row has, from pyarrow arrays of texts: the names, where all are there and differ.
-
-    Millions of names are not taken apart for that; see `unique_ids` for the others.
-    """
-    import pyarrow.compute
-
-    there = not pyarrow.compute.any(pyarrow.compute.equal(names, "")).as_py()
-    if there and pyarrow.compute.count_distinct(names).as_py() == len(names):
-        return names
-    return row_ids.as_texts(unique_ids(names.to_pylist(), images.to_pylist()))
-
-
-def unique_ids(ids: Iterable[str], images: Sequence[str]) -> Iterator[str]:
-    """One id a row that no other row has.
-
-    >>> list(unique_ids(["7", "", "7", ""], ["a.jpg", "b.jpg", "a.jpg", "b.jpg"]))
-    ['7', 'b.jpg#0', '7#1', 'b.jpg#1']
-    """
-    captions: Counter[str] = Counter()
-    repeats: Counter[str] = Counter()
-    taken: set[str] = set()
-    for name, image in zip(ids, images, strict=True):
-        wanted = name or f"{plain(Path(image).as_posix()) if image else 'row'}#{captions[image]}"
-        captions[image] += 1
-        unique = wanted
-        while unique in taken:
-            repeats[wanted] += 1
-            unique = f"{wanted}#{repeats[wanted]}"
-        taken.add(unique)
-        yield unique
 
 
 def digest(paths: Iterable[Path]) -> str:

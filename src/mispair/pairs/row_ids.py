@@ -1,21 +1,21 @@
 """The id and the group of each pair, and whether its table calls it bad.
 
-Ten million rows need no Python object for each: ids are one pyarrow array, and rows are compared by 64-bit
-hashes of their texts.
+Ids are one pyarrow array: ten million rows need no Python object for each.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from mispair.errors import NotFoundError, ShapeError
 from mispair.pairs.pairs import IntArray
-from mispair.pairs.tables import BATCH, Role, Table
+from mispair.pairs.tables import Role, Table
 from mispair.support.formatting import plain
 
 MISSING, DUPLICATE = "missing id", "duplicate id"
@@ -44,42 +44,34 @@ class Texts:
 
     array: Any
 
+    @classmethod
+    def of(cls, values: Iterable[object]) -> Texts:
+        return cls(as_texts(values))
+
     def __call__(self, rows: IntArray) -> list[str]:
-        return look_up(self.array, rows)
+        import pyarrow
+
+        found: list[str] = self.array.take(pyarrow.array(rows)).to_pylist()
+        return found
 
 
 def from_table(table: Table) -> RowIds:
-    """Names by the columns of a table, read once.
+    """Names by the columns of a table.
 
     Without a column of ids the image paths serve: as they are where they differ, else with the number of the caption
     (`a.jpg#0`, `a.jpg#1`) as Flickr8k writes them.
     """
     roles: tuple[Role, ...] = ("id", "image_path", "group", "status")
-    columns = {role: name for role in roles if (name := table.find(role)) is not None}
-    by = "group" if "group" in columns else "image_path"
-    named = columns.get("id") or columns.get("image_path")
-    texts: list[Any] = []
-    hashes = np.zeros(len(table) if by in columns else 0, dtype=np.int64)
-    known: dict[int, str] = {}
-    row = 0
-    used = list(dict.fromkeys(columns.values()))
-    for batch in table.batches(used) if used else ():
-        cells = dict(zip(used, batch, strict=True))
-        if named:
-            texts.append(cells[named])
-        if by in columns:
-            hashes[row : row + len(batch[0])] = _hashes(cells[columns[by]])
-        if "status" in columns:
-            known |= _faults(cells[columns["status"]], row)
-        row += len(batch[0])
-    ids = _joined(texts) if texts else None
-    groups = number(first_equal(hashes)) if by in columns else None
-    del hashes
-    if ids is None:
-        return RowIds(None, groups, known)
-    if "id" in columns:
+    named, image, group, status = (table.find(role) for role in roles)
+    known, by = {}, group or image
+    if status is not None:
+        words = enumerate(table.texts(status).to_pylist())
+        known = {row: text for row, text in words if text.strip().lower() not in _FINE}
+    groups = None if by is None else numbers(table.texts(by))
+    if named is not None:
+        ids = table.texts(named)
         return RowIds(ids, groups, _bad_ids(ids) | known)
-    return RowIds(_numbered(ids), groups, known)
+    return RowIds(None if image is None else _of_images(table.texts(image)), groups, known)
 
 
 def from_lists(ids: Any, groups: Any, n: int) -> RowIds:
@@ -89,8 +81,8 @@ def from_lists(ids: Any, groups: Any, n: int) -> RowIds:
         ShapeError: They are something else, or more or fewer than the rows.
     """
     array = None if ids is None else as_texts(flat(ids, "ids", n))
-    numbers = None if groups is None else number(first_equal(_hash_texts(map(_text, flat(groups, "groups", n)), n)))
-    return RowIds(array, numbers, {} if array is None else _bad_ids(array))
+    grouped = None if groups is None else numbers(as_texts(flat(groups, "groups", n)))
+    return RowIds(array, grouped, {} if array is None else _bad_ids(array))
 
 
 def flat(values: Any, what: str, n: int) -> list[Any]:
@@ -108,22 +100,15 @@ def flat(values: Any, what: str, n: int) -> list[Any]:
 def from_images(images: Sequence[str]) -> RowIds:
     """Names by the image of each row, which several rows may share."""
     texts = as_texts(images)
-    return RowIds(_numbered(texts), number(first_equal(_hashes(texts))))
+    return RowIds(_of_images(texts), numbers(texts))
 
 
 def as_texts(values: Iterable[object]) -> Any:
-    """One pyarrow array of texts; None and NaN are empty ones."""
+    """One pyarrow array of texts; None and NaN, which is how pandas writes a gap, are empty ones."""
     import pyarrow
 
-    return pyarrow.array([plain(_text(value)) for value in values], pyarrow.large_string())
-
-
-def look_up(texts: Any, rows: IntArray) -> list[str]:
-    """The texts at some rows."""
-    import pyarrow
-
-    found: list[str] = texts.take(pyarrow.array(rows)).to_pylist()
-    return found
+    texts = ("" if value is None or value != value else plain(str(value)) for value in values)
+    return pyarrow.array(texts, pyarrow.large_string())
 
 
 def find(ids: Any, wanted: Sequence[str], n: int, name: str) -> IntArray:
@@ -132,121 +117,103 @@ def find(ids: Any, wanted: Sequence[str], n: int, name: str) -> IntArray:
     Raises:
         NotFoundError: Some are not there; the message names up to five of them.
     """
-    wanted = [plain(text) for text in wanted]  # as the ids themselves are
-    place = {text: position for position, text in reversed(list(enumerate(wanted)))}
-    rows = np.full(len(wanted), -1, dtype=np.int64)
-    if ids is None:
-        for text in place:
-            if text.isascii() and text.isdecimal() and len(text) <= len(str(n)) and str(row := int(text)) == text:
-                rows[place[text]] = row if row < n else -1
-    else:
-        import pyarrow
-        import pyarrow.compute
+    import pyarrow
+    import pyarrow.compute
 
-        # The few wanted ones are made into a hash table, not the many that are there.
-        values = [text for text in place if text]
-        positions = pyarrow.compute.index_in(ids, value_set=pyarrow.array(values, ids.type))
-        hits = np.flatnonzero(positions.is_valid().to_numpy(zero_copy_only=False))
-        for row, position in zip(hits[::-1], positions.take(pyarrow.array(hits[::-1])).to_pylist(), strict=True):
-            rows[place[values[position]]] = row
-    rows = rows[[place[text] for text in wanted]]
-    unknown = [text for text, row in zip(wanted, rows, strict=True) if row < 0]
+    wanted = [plain(text) for text in wanted]  # as the ids themselves are
+    if ids is None:
+        ids = pyarrow.array(np.arange(n)).cast(pyarrow.large_string())
+    # The few wanted ones are made into a hash table, not the many that are there.
+    values = pyarrow.array(dict.fromkeys(filter(None, wanted)), ids.type)
+    places = pyarrow.compute.index_in(ids, value_set=values)
+    hits = np.flatnonzero(places.is_valid())
+    place, first = np.unique(places.take(pyarrow.array(hits)), return_index=True)
+    rows = dict(zip(values.take(pyarrow.array(place)).to_pylist(), hits[first].tolist(), strict=True))
+    unknown = [text for text in wanted if text not in rows]
     if unknown:
         more = f" and {len(unknown) - _SHOWN:,} more" if len(unknown) > _SHOWN else ""
         what = f"no pair has the id {', '.join(map(repr, unknown[:_SHOWN]))}{more}"
         raise NotFoundError(what, where=name, advice="Use ids as the audit's table shows them")
-    return rows
+    return np.array([rows[text] for text in wanted], dtype=np.int64)
 
 
-def first_equal(hashes: npt.NDArray[np.int64]) -> IntArray:
-    """The first row with the same hash as each row; a row without a text (hash 0) is alone.
+def numbers(values: Any) -> IntArray | None:
+    """Number of each value of a pyarrow array, 0, 1, ... by first appearance; None where all differ.
 
-    >>> first_equal(np.array([7, 0, 7, 0]))
-    array([0, 1, 0, 3])
-    """
-    # What np.unique does, with half of its memory.
-    order = np.argsort(hashes, kind="stable")
-    ascending = hashes[order]
-    new = np.empty(len(hashes), dtype=bool)
-    new[:1] = True
-    np.not_equal(ascending[1:], ascending[:-1], out=new[1:])
-    new |= ascending == 0
-    del ascending
-    run = np.cumsum(new)
-    run -= 1
-    first = np.empty_like(order)
-    first[order] = order[new][run]
-    return first
+    An empty text is equal to no other.
 
-
-def number(first: IntArray) -> IntArray | None:
-    """Group numbers 0, 1, ... by first appearance; None where every row is its own first.
-
-    >>> number(np.array([0, 1, 0, 3]))
+    >>> import pyarrow
+    >>> numbers(pyarrow.array(["a", "", "a", ""]))
     array([0, 1, 0, 2])
     """
-    own = first == np.arange(len(first))
-    return None if own.all() else (np.cumsum(own) - 1)[first]
-
-
-def _text(value: object) -> str:
-    missing = value is None or (isinstance(value, float) and value != value)  # NaN is how pandas writes a gap
-    return "" if missing else str(value)
-
-
-def _hash_texts(texts: Iterable[str], n: int) -> npt.NDArray[np.int64]:
-    return np.fromiter((hash(text) or 1 if text else 0 for text in texts), dtype=np.int64, count=n)
-
-
-def _hashes(texts: Any) -> npt.NDArray[np.int64]:
-    """64-bit hash of each text, 0 for an empty one. Two of ten million agree by accident once in 400,000 data sets."""
-    hashes = np.empty(len(texts), dtype=np.int64)
-    for start in range(0, len(texts), BATCH):  # a Python string for some rows at a time
-        part = texts[start : start + BATCH].to_numpy(zero_copy_only=False)
-        hashes[start : start + BATCH] = _hash_texts(part, len(part))
-    return hashes
-
-
-def _joined(texts: list[Any]) -> Any:
-    """One array of many, which are freed."""
     import pyarrow
+    import pyarrow.compute
 
-    joined = pyarrow.concat_arrays(texts)
-    texts.clear()
-    pyarrow.default_memory_pool().release_unused()
-    return joined
+    codes = _codes(values)
+    empty = () if pyarrow.types.is_integer(values.type) else np.flatnonzero(pyarrow.compute.equal(values, ""))
+    if len(empty) > 1:
+        codes[empty] = len(codes) + np.arange(len(empty))
+        codes = _codes(pyarrow.array(codes))
+    return None if codes.max(initial=-1) + 1 == len(codes) else codes
 
 
-def _faults(statuses: Any, start: int) -> dict[int, str]:
-    values = statuses.to_numpy(zero_copy_only=False)
-    return {start + row: text for row, text in enumerate(values) if text.strip().lower() not in _FINE}
+def _codes(values: Any) -> IntArray:
+    return np.array(values.dictionary_encode().indices, dtype=np.int64)
 
 
 def _bad_ids(ids: Any) -> dict[int, str]:
-    hashes = _hashes(ids)
-    first = first_equal(hashes)
-    later = np.flatnonzero(first != np.arange(len(first)))
-    same = np.array([one == two for one, two in zip(look_up(ids, later), look_up(ids, first[later]), strict=True)])
-    bad = dict.fromkeys(np.flatnonzero(hashes == 0).tolist(), MISSING)
-    return bad | dict.fromkeys(later[same.astype(bool)].tolist(), DUPLICATE)
+    import pyarrow.compute
+
+    groups = numbers(ids)
+    later = () if groups is None else np.delete(np.arange(len(ids)), np.unique(groups, return_index=True)[1])
+    missing = np.flatnonzero(pyarrow.compute.equal(ids, ""))
+    return dict.fromkeys(missing.tolist(), MISSING) | dict.fromkeys(map(int, later), DUPLICATE)
 
 
-def _numbered(images: Any) -> Any:
+def _of_images(images: Any) -> Any:
     """Ids from the image of each row: itself where all differ, else with the number of the row of its image."""
     import pyarrow
     import pyarrow.compute
 
-    hashes = _hashes(images)
-    first = first_equal(hashes)
-    ids = images
-    if number(first) is not None:
-        order = np.argsort(first, kind="stable")
-        starts = np.flatnonzero(np.diff(first[order], prepend=-1))
-        place = np.empty(len(first), dtype=np.int64)
-        place[order] = np.arange(len(first)) - np.repeat(starts, np.diff(starts, append=len(first)))
+    ids, groups = images, numbers(images)
+    if groups is not None:
+        order, sizes = np.argsort(groups, kind="stable"), np.bincount(groups)
+        place = np.empty(len(groups), dtype=np.int64)
+        place[order] = np.arange(len(groups)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
         sign = pyarrow.scalar("#", images.type)
         ids = pyarrow.compute.binary_join_element_wise(images, pyarrow.array(place).cast(images.type), sign)
-    if hashes.all():
-        return ids
-    rows = pyarrow.array(np.arange(len(first))).cast(images.type)
-    return pyarrow.compute.if_else(pyarrow.array(hashes == 0), rows, ids)
+    rows = pyarrow.array(np.arange(len(images))).cast(images.type)
+    return pyarrow.compute.if_else(pyarrow.compute.equal(images, ""), rows, ids)
+
+
+def id_column(names: Any, images: Any) -> Any:
+    """One id a row that no other row has, from pyarrow arrays of texts: the names, where all are there and differ.
+
+    Millions of names are not taken apart for that; see `unique_ids` for the others.
+    """
+    import pyarrow.compute
+
+    there = not pyarrow.compute.any(pyarrow.compute.equal(names, "")).as_py()
+    if there and pyarrow.compute.count_distinct(names).as_py() == len(names):
+        return names
+    return as_texts(unique_ids(names.to_pylist(), images.to_pylist()))
+
+
+def unique_ids(ids: Iterable[str], images: Sequence[str]) -> Iterator[str]:
+    """One id a row that no other row has.
+
+    >>> list(unique_ids(["7", "", "7", ""], ["a.jpg", "b.jpg", "a.jpg", "b.jpg"]))
+    ['7', 'b.jpg#0', '7#1', 'b.jpg#1']
+    """
+    captions: Counter[str] = Counter()
+    repeats: Counter[str] = Counter()
+    taken: set[str] = set()
+    for name, image in zip(ids, images, strict=True):
+        wanted = name or f"{plain(Path(image).as_posix()) if image else 'row'}#{captions[image]}"
+        captions[image] += 1
+        unique = wanted
+        while unique in taken:
+            repeats[wanted] += 1
+            unique = f"{wanted}#{repeats[wanted]}"
+        taken.add(unique)
+        yield unique

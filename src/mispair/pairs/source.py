@@ -84,7 +84,7 @@ class Source:
 
     def __post_init__(self) -> None:
         if len(self.left) != len(self.right):
-            found = f"{len(self.left):,} vectors on the left side and {len(self.right):,} on the right side"
+            found = f"{len(self.left):,} vectors on the left side and {len(self.right):,} vectors on the right side"
             raise ShapeError(found, where=self.name, expected="one pair in row i of both")
         if self.table is not None and len(self.table) != len(self.left):
             raise ShapeError(
@@ -132,6 +132,14 @@ class Source:
     def groups(self) -> IntArray | None:
         """Number of the group of each row (N,); rows with the same image share it. None where all differ."""
         return self.names.groups
+
+    @property
+    def first_rows(self) -> IntArray:
+        """(N,) the first row with the image of each row."""
+        if self.groups is None:
+            return np.arange(len(self))
+        _, first, group = np.unique(self.groups, return_index=True, return_inverse=True)
+        return np.asarray(first[group], dtype=np.int64)
 
     @property
     def known(self) -> dict[int, str]:
@@ -212,7 +220,7 @@ class Source:
     def ids(self, rows: Rows = None) -> list[str]:
         """The ids of some rows, by default of all; a missing one is empty."""
         wanted = self._numbers(rows)
-        return [str(row) for row in wanted] if self.names.ids is None else row_ids.look_up(self.names.ids, wanted)
+        return [str(row) for row in wanted] if self.names.ids is None else Texts(self.names.ids)(wanted)
 
     def id_column(self, start: int, stop: int) -> Any:
         """The ids of consecutive rows as a pyarrow array."""
@@ -331,6 +339,8 @@ class _Edited(Source):
     """The rows of another source that are kept, with the items that each gets."""
 
     def __init__(self, source: Source, edits: Edits) -> None:
+        import pyarrow
+
         rows, images, captions = edits.part(0, len(edits))
         self._of, self._rows, self._images = source, rows, images
         for name in ("layout", "name", "files", "folder", "split", "joint", "images"):
@@ -339,7 +349,7 @@ class _Edited(Source):
             self.left = Side.of([MovedRows(source.left, images)])
             self.right = Side.of([MovedRows(source.right, captions)])
         same = images if source.groups is None else source.groups[images]
-        groups = row_ids.number(row_ids.first_equal(same + 1))  # 0 would be no image
+        groups = row_ids.numbers(pyarrow.array(same))
         places = np.full(len(edits), -1)
         places[rows] = np.arange(len(rows))
         changed = set(edits.repaired.tolist())
@@ -348,7 +358,7 @@ class _Edited(Source):
         self.image_names = _moved(source.image_names, images)
         self.captions = _moved(source.captions, captions)
         if edits.rewritten:
-            self.captions = Texts(row_ids.as_texts(source.final_captions(edits, rows)))
+            self.captions = Texts.of(source.final_captions(edits, rows))
 
     @property
     def splits(self) -> Sequence[str] | None:
@@ -448,7 +458,7 @@ def from_memory(
     source = Source(sides[0], sides[1], "memory", "the given arrays", RowIds())
     captions = None
     if texts is not None:
-        captions = Texts(row_ids.as_texts(row_ids.flat(texts, "texts", len(source))))
+        captions = Texts.of(row_ids.flat(texts, "texts", len(source)))
     return replace(source, names=row_ids.from_lists(ids, groups, len(source)), captions=captions)
 
 

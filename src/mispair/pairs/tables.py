@@ -218,6 +218,13 @@ class Table:
         for part in self.parts:
             yield from part.batches(columns)
 
+    def texts(self, column: str) -> Any:
+        """All texts of a column as one `pyarrow.LargeStringArray`; a missing cell is an empty text."""
+        import pyarrow
+
+        chunks = [cells for (cells,) in self.batches([column])]
+        return pyarrow.chunked_array(chunks, pyarrow.large_string()).combine_chunks()
+
     def take(self, column: str, rows: IntArray) -> Any:
         """One column at any rows, in their order, as it is stored: a `pyarrow.ChunkedArray` that is read now."""
         import pyarrow

@@ -11,7 +11,7 @@ import numpy as np
 
 from mispair.auditing.inputs import AuditInput
 from mispair.errors import ChangedError
-from mispair.pairs.row_ids import look_up
+from mispair.pairs.row_ids import Texts
 from mispair.reviewing.decisions import read_answers, read_partnered
 from mispair.reviewing.export import first_rows, known_columns
 from mispair.reviewing.pair_table import audit_columns, audit_schema
@@ -97,7 +97,7 @@ def check_decided(before: Path, data: AuditInput, how: str) -> Collection[str]:
     then = {name: row for name, row in first_rows(old_ids).items() if name in now}
     for what in compared:
         old = audit_columns(before, what)[what]
-        new = look_up(columns[what], np.array([now[name] for name in then], dtype=np.int64))
+        new = Texts(columns[what])(np.array([now[name] for name in then], dtype=np.int64))
         for (name, row), found in zip(then.items(), new, strict=True):
             if (old[row] or "") != (found or ""):
                 raise ChangedError(

@@ -34,7 +34,7 @@ from mispair.config import Config
 from mispair.encoders.cache import writable_cache
 from mispair.encoders.encode import Encoders
 from mispair.encoders.encoders import GridEncoder, image_encoder
-from mispair.encoders.regions import SplitRule, encode_regions, first_rows, read_rows, save_rows
+from mispair.encoders.regions import SplitRule, encode_regions, read_rows, save_rows
 from mispair.errors import ChangedError, ConfigError, DamagedError, DataError, ExistsError
 from mispair.models import FOR_SETS, FOR_VECTORS, find
 from mispair.pairs.audited import AuditColumns
@@ -353,7 +353,7 @@ def _data_set_columns(
     layout = layout_of(audited)
     columns = columns.take(layout.order(edits) if isinstance(layout, ScanFeatures) else edits.rows)
     if audited.split is None:
-        first = clip_retrieval.first_rows(clip_retrieval.read_table(Path(config.data)).paths, len(columns))
+        first = clip_retrieval.open_clip(Path(config.data)).first_rows
         return {split: columns.take(clip_retrieval.cut(first, split)) for split in SPLITS}
     splits = load_splits(config)
     others = {} if splits.dev is None else {"dev": splits.dev}
@@ -486,7 +486,7 @@ def _image_names(source: Source, rows: IntArray) -> list[str]:
     names = source.image_names(rows)
     if source.layout != "raw":
         return names
-    first = first_rows(source)[rows]
+    first = source.first_rows[rows]
     images = set(zip(names, first.tolist(), strict=True))
     return names if len(images) == len(set(names)) == len(np.unique(first)) else source.ids(first)
 

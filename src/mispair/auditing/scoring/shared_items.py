@@ -25,7 +25,6 @@ from mispair.auditing.scoring.near_duplicates import Codes, DisjointSets, Groups
 from mispair.auditing.scoring.scan import READABLE, block_size, faults
 from mispair.compute.threads import parallel_map
 from mispair.pairs.pairs import FloatArray, IntArray
-from mispair.pairs.row_ids import first_equal, number
 from mispair.pairs.source import Source
 from mispair.support.files import replacing
 
@@ -79,7 +78,7 @@ class SharedItems:
     @cached_property
     def owners(self) -> IntArray | None:
         """(N,) number of the left item of each row; None where all differ."""
-        return number(self.left)
+        return _numbers(self.left)
 
     def save(self, path: Path) -> None:
         """Writes everything to an .npz file."""
@@ -231,7 +230,7 @@ def _combined(
     links = [np.where(unlike[side] > 0, np.arange(rows), own) for side, own in enumerate((left, right))]
     apart = np.arange(rows) if groups is None else np.where(unlike[0] > 0, rows + np.arange(rows), groups)
     joined, split = _joined(links, distinct, _lowest(apart))
-    numbers = number(joined[first])
+    numbers = _numbers(joined[first])
     fold_groups = np.arange(rows) if numbers is None else numbers
     return SharedItems(left, right, first, fold_groups, unlike, near_duplicates, split)
 
@@ -243,9 +242,16 @@ def _items(found: Groups, rows: int) -> IntArray:
     return items
 
 
+def _numbers(first: IntArray) -> IntArray | None:
+    """Numbers 0, 1, ... of groups that are named by their first rows; None where every row is its own first."""
+    own = first == np.arange(len(first))
+    return None if own.all() else (np.cumsum(own) - 1)[first]
+
+
 def _lowest(labels: IntArray) -> IntArray:
     """(N,) the first row with the same label as each row."""
-    return first_equal(labels + 1)
+    _, first, label = np.unique(labels, return_index=True, return_inverse=True)
+    return np.asarray(first[label])
 
 
 def _first_pairs(left: IntArray, right: IntArray) -> IntArray:
@@ -253,7 +259,7 @@ def _first_pairs(left: IntArray, right: IntArray) -> IntArray:
     rows = np.arange(len(left))
     several = np.flatnonzero(_is_shared(left) & _is_shared(right))
     first = rows.copy()
-    first[several] = several[first_equal(left[several] * len(left) + right[several] + 1)]
+    first[several] = several[_lowest(left[several] * len(left) + right[several])]
     return first
 
 

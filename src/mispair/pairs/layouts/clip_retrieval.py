@@ -9,6 +9,7 @@ its first row goes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -35,7 +36,7 @@ from mispair.pairs.result_tables import write_table
 from mispair.pairs.row_ids import RowIds
 from mispair.pairs.shards import File, open_files
 from mispair.pairs.source import Source, described_by
-from mispair.pairs.tables import Role, Table, open_table
+from mispair.pairs.tables import Table, open_table
 from mispair.support.formatting import listed
 
 SPLITS = ("train", "dev", "test")
@@ -58,38 +59,6 @@ def found_splits(folder: Path) -> list[str]:
     inside = [path.name for path in sorted(folder.iterdir()) if path.is_dir() and is_embedding_folder(path)]
     # Subfolders that are not named like splits are data sets of their own.
     return inside if set(inside) & set(SPLITS) else []
-
-
-@dataclass(frozen=True)
-class EmbeddingTable:
-    """All rows of one folder, still on disk, with the image path and the caption of each where known."""
-
-    images: Shards
-    texts: Shards
-    paths: list[str]
-    captions: list[str]
-
-    def __len__(self) -> int:
-        return sum(map(len, self.images))
-
-
-def read_table(folder: Path) -> EmbeddingTable:
-    """Open all shards of a folder and read its metadata.
-
-    Raises:
-        DataError: The shards of the two sides, or of the metadata, do not belong together.
-    """
-    images, texts = _open_shards(folder, "img_emb"), _open_shards(folder, "text_emb")
-    sizes = [len(shard) for shard in images]
-    if sizes != [len(shard) for shard in texts]:
-        raise ShapeError(
-            f"img_emb has {_shard_rows(images)} and text_emb {_shard_rows(texts)}",
-            where=folder,
-            expected="the vectors of one pair in row i of both, shard by shard",
-        )
-    table = _open_metadata(folder, sizes, sizes)
-    columns = [[], []] if table is None else [_cells(table, role) for role in ("image_path", "caption")]
-    return EmbeddingTable(images, texts, *columns)
 
 
 def _open_metadata(folder: Path, sizes: list[int], text_sizes: list[int]) -> Table | None:
@@ -130,15 +99,6 @@ def _check_numbers(one: tuple[list[Path], list[int]], other: tuple[list[Path], l
     )
 
 
-def _cells(table: Table, role: Role) -> list[str]:
-    column = table.find(role)
-    return [] if column is None else [cell for batch in table.batches([column]) for cell in batch[0].to_pylist()]
-
-
-def _shard_rows(shards: Shards) -> str:
-    return f"{sum(map(len, shards)):,} rows in {len(shards)} file{'s' * (len(shards) > 1)}"
-
-
 def numbered(folder: Path, stem: str, suffix: str) -> list[Path]:
     """Files such as img_emb_0.npy in the order of their numbers: 10 comes after 9."""
     numbers = [(path.stem.removeprefix(f"{stem}_"), path) for path in folder.glob(f"{stem}_*{suffix}")]
@@ -160,25 +120,13 @@ def _table_paths(folder: Path) -> list[Path]:
     return numbered(place, "metadata", ".parquet") or numbered(place, "metadata", ".csv")
 
 
-def _open_shards(folder: Path, stem: str) -> Shards:
+def mapped(folder: Path, stem: str) -> Shards:
+    """The vectors of one side, mapped into memory shard by shard."""
     paths = shard_paths(folder, stem)
     shards = [open_array(path, ndim=2) for path in paths]
     for path, shard in zip(paths, shards, strict=True):
         check_width(shard.shape[1], path, shards[0].shape[1], paths[0])
     return shards
-
-
-def first_rows(paths: list[str], n: int) -> IntArray:
-    """First row of the image of each row; a row without a known path is an image of its own.
-
-    >>> first_rows(["a", "b", "a", ""], 4)
-    array([0, 1, 0, 3])
-    """
-    if not paths:
-        return np.arange(n)
-    first: dict[str, int] = {}
-    rows = (first.setdefault(path, row) if path else row for row, path in enumerate(paths))
-    return np.fromiter(rows, dtype=np.int64, count=n)
 
 
 def cut(first: IntArray, split: str) -> IntArray:
@@ -203,23 +151,25 @@ def load(folder: Path, split: str, *, finite: bool = True) -> Pairs:
     """Read one split; see `mispair.pairs.layouts.loading.load`."""
     name = f"{data_name(folder)} {split}"
     whole = is_embedding_folder(folder)
-    table = read_table(folder if whole else folder / split)
-    first = first_rows(table.paths, len(table))
-    rows = cut(first, split) if whole else np.arange(len(table))
+    place = folder if whole else folder / split
+    sides = [mapped(place, stem) for stem in SIDES]
+    source = open_clip(place)
+    first = source.first_rows
+    rows = cut(first, split) if whole else np.arange(len(first))
     if not len(rows):
         raise TooFewError(
-            f"no rows are left for {split} when {len(table):,} pairs are cut into 80, 10 and 10 per cent",
+            f"no rows are left for {split} when {len(first):,} pairs are cut into 80, 10 and 10 per cent",
             where=folder,
             advice="Make train, dev and test subfolders.",
         )
-    left, right = take(table.images, rows), take(table.texts, rows)
+    left, right = (take(shards, rows) for shards in sides)
     if finite:
         check_finite(left, f"{name} images")
         check_finite(right, f"{name} texts")
     groups = np.searchsorted(rows, first[rows])  # the first row of an image is in the same split
     images = np.unique(groups)
     link = np.arange(len(rows))
-    names = [table.paths[row] for row in rows] if table.paths else ()
+    names: Sequence[str] = source.image_texts(rows) if source.has_images else ()
     if len(images) < len(rows) and _repeated(left, groups):  # one left item an image, as in the SCAN layout
         left, link = left[images], np.searchsorted(images, groups)
         groups, names = np.arange(len(images)), [names[row] for row in images]
@@ -229,7 +179,7 @@ def load(folder: Path, split: str, *, finite: bool = True) -> Pairs:
         link,
         groups=groups if len(np.unique(groups)) < len(groups) else None,
         left_ids=names,
-        right_ids=[table.captions[row] for row in rows] if table.captions else (),
+        right_ids=source.texts(rows) if source.has_texts else (),
         name=name,
         origin=Origin.read(folder),
     )

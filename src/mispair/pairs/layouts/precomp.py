@@ -11,7 +11,6 @@ import csv
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,7 +24,7 @@ from mispair.pairs.layouts.arrays import copy_files, copy_origin, other_splits, 
 from mispair.pairs.npy import check_finite, chunks, open_array
 from mispair.pairs.origin import BASIS, MARK, Origin, data_name
 from mispair.pairs.pairs import IntArray, Pairs, Regions, Tokens
-from mispair.pairs.row_ids import RowIds
+from mispair.pairs.row_ids import RowIds, Texts
 from mispair.pairs.shards import ArrayRows, Side
 from mispair.pairs.source import Source
 from mispair.pairs.vocabulary import Vocabulary
@@ -287,15 +286,15 @@ def open_precomp(folder: Path, split: str, places: tuple[Path, ...]) -> Source:
     else:
         known = RowIds(groups=link if parts.per_image != 1 else None)
     pooled = np.concatenate([part.mean(axis=1, dtype=np.float32) for _, part in chunks(parts.features)])
-    image_names = row_ids.as_texts(images)
+    image_names = Texts.of(images)
     return Source(
         left=Side.of([ArrayRows(pooled, link)]),
         right=Side.of([ArrayRows(word_vectors(texts))]),
         layout="precomp",
         name=name,
         names=known,
-        captions=partial(row_ids.look_up, row_ids.as_texts(texts)),
-        image_names=(lambda rows: row_ids.look_up(image_names, link[rows])) if images else None,
+        captions=Texts.of(texts),
+        image_names=(lambda rows: image_names(link[rows])) if images else None,
         images=places,
         files=(features, captions),
     )

@@ -18,11 +18,10 @@ from typing import IO, Any
 import numpy as np
 
 from mispair.errors import TooFewError
-from mispair.pairs import row_ids
 from mispair.pairs.edits import Edits, LookUp
 from mispair.pairs.pairs import IntArray
-from mispair.pairs.raw import ImageFiles, RawLayout, id_column
-from mispair.pairs.row_ids import RowIds, Texts
+from mispair.pairs.raw import ImageFiles, RawLayout
+from mispair.pairs.row_ids import RowIds, Texts, id_column, numbers
 from mispair.pairs.tables import BATCH, Table, TablePart, TextFormat
 from mispair.support.files import read_regular, replacing
 
@@ -227,6 +226,7 @@ class _EmbeddedImages(_TablePairs):
     @cached_property
     def groups(self) -> IntArray | None:
         """By the content of images without a name of their own: a name may be missing, or that of other images, too."""
+        import pyarrow
         import pyarrow.compute
 
         codes = np.asarray(self._image_paths.dictionary_encode().indices)
@@ -234,15 +234,15 @@ class _EmbeddedImages(_TablePairs):
         alone = (np.bincount(codes)[codes] == 1) & ~unnamed
         if alone.all():
             return None
-        hashes = np.zeros(len(alone), dtype=np.int64)
+        hashes = np.arange(len(alone))
         start = 0
         for part in self.copies.table.parts:
             for batch in part.records([self._image], _WITH_IMAGES):
                 for row in np.flatnonzero(~alone[start : start + len(batch)]).tolist():
                     content, path = _content(batch.column(0)[row].as_py())
-                    hashes[start + row] = hash(content or path)
+                    hashes[start + row] = hash(content or path) or start + row
                 start += len(batch)
-        return row_ids.number(row_ids.first_equal(hashes))
+        return numbers(pyarrow.array(hashes))
 
     def _paths(self, part: TablePart) -> list[Any]:
         """The paths beside the bytes; parquet reads them without the bytes."""

@@ -20,8 +20,8 @@ import numpy as np
 from mispair.errors import DamagedError, NotFoundError, TooFewError
 from mispair.pairs.edits import Edits
 from mispair.pairs.pairs import IntArray
-from mispair.pairs.raw import RawLayout, id_column
-from mispair.pairs.row_ids import RowIds, Texts
+from mispair.pairs.raw import RawLayout
+from mispair.pairs.row_ids import RowIds, Texts, id_column
 from mispair.pairs.tables import IMAGE_SUFFIXES, decoded, find_column
 from mispair.support.files import LARGEST, regular, replacing, unreadable
 from mispair.support.formatting import plain

@@ -12,31 +12,40 @@ import scipy.optimize
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import expit
+from scipy.stats import binomtest
 
+from mispair.functional.logistic import FloatArray
 from mispair.reviewing import noise_estimate
 from mispair.reviewing.noise_estimate import EVEN, FOLDS, PRIOR, SURE, TEMPER, Draw, most_instructive
 
+SLOPE = noise_estimate.SLOPE, noise_estimate.SLOPE_SPREAD
+OFFSET = 0.0, noise_estimate.OFFSET_SPREAD
+WITH_ANSWERS = SLOPE, (noise_estimate.WEIGHT, noise_estimate.WEIGHT_SPREAD), (0.0, noise_estimate.LEAN_SPREAD)
 
-def fitted(log_odds: list[float], answers: list[float]) -> tuple[float, float]:
-    """Slope and offset with the greatest posterior density, by a general minimiser."""
-    priors = (noise_estimate.SLOPE, noise_estimate.SLOPE_SPREAD), (0.0, noise_estimate.OFFSET_SPREAD)
+
+def fitted(
+    rows: list[tuple[float, ...]], decisions: list[float], priors: tuple[tuple[float, float], ...]
+) -> list[float]:
+    """Weights with the greatest posterior density, the last one for 1, by a general minimiser."""
 
     def loss(beta: list[float]) -> float:
         value = sum(((b - middle) / spread) ** 2 / 2 for b, (middle, spread) in zip(beta, priors, strict=True))
-        for x, y in zip(log_odds, answers, strict=True):
-            value += np.logaddexp(0, (beta[0] * x + beta[1]) * (1 - 2 * y))
+        for row, y in zip(rows, decisions, strict=True):
+            value += np.logaddexp(0, sum(b * x for b, x in zip(beta, (*row, 1.0), strict=True)) * (1 - 2 * y))
         return float(value)
 
-    slope, offset = scipy.optimize.minimize(loss, [1.0, 0.0], method="BFGS", options={"gtol": 1e-7}).x
-    return slope, offset
+    start = [middle for middle, _ in priors]
+    return list(map(float, scipy.optimize.minimize(loss, start, method="BFGS", options={"gtol": 1e-7}).x))
 
 
 def sigmoid(x: float) -> float:
     return 1 / (1 + math.exp(-x))
 
 
-def by_hand(q: list[float], seed: int, answers: list[float]) -> tuple[float, Callable[[float], float], float, float]:
-    """The rate; how far off it is, in standard deviations, if the shift of the log odds is given; slope; total."""
+def by_hand(
+    q: list[float], seed: int, decisions: list[float], answers: list[float]
+) -> tuple[float, Callable[[float], float], float, float]:
+    """The rate; how far off it is, in standard deviations, if the shift of the log odds is given; slope; factor."""
     x = [round(math.log(p / (1 - p)), 2) for p in (min(max(v, SURE), 1 - SURE) for v in q)]
     q = [sigmoid(value / TEMPER) for value in x]
     total = sum(math.sqrt(value * (1 - value)) for value in q)
@@ -45,28 +54,51 @@ def by_hand(q: list[float], seed: int, answers: list[float]) -> tuple[float, Cal
     fold = np.random.default_rng([seed, 1]).integers(0, FOLDS, len(q), dtype=np.int32).tolist()
     sizes = [draw / rate for draw, rate in zip(uniform, rates, strict=True)]
     order = sorted(range(len(q)), key=lambda pair: sizes[pair])
-    count = len(answers)
-    size = sizes[order[count]] if count < len(q) else math.inf
-    inclusion = [min(1.0, size * rate) for rate in rates]
-    told = [(pair, y) for pair, y in zip(order, answers, strict=False) if not math.isnan(y)]
-    fits = []
-    for own in range(FOLDS):
-        other = [(x[pair], y) for pair, y in told if fold[pair] != own]
-        fits.append(fitted([one for one, _ in other], [y for _, y in other]))
-    expected = [sigmoid(fits[fold[pair]][0] * x[pair] + fits[fold[pair]][1]) for pair in range(len(q))]
-    rate, observed = sum(expected), 0.0
-    for pair, y in told:
-        rate += (y - expected[pair]) / inclusion[pair]
-        observed += (1 - inclusion[pair]) * ((y - expected[pair]) / inclusion[pair]) ** 2
-    slope, offset = fitted([x[pair] for pair, _ in told], [y for _, y in told])
+
+    def inclusion(count: int) -> list[float]:
+        size = sizes[order[count]] if count < len(q) else math.inf
+        return [min(1.0, size * rate) for rate in rates]
+
+    count = len(decisions)
+    drawn = order[: max(count, len(answers))]
+    decided, asked = inclusion(count), inclusion(len(drawn))
+    says = {pair: 2 * a - 1 for pair, a in zip(order, answers, strict=False) if not math.isnan(a)}
+    told = {pair: y for pair, y in zip(order, decisions, strict=False) if not math.isnan(y)}
+
+    def fits(pairs: list[int]) -> tuple[list[float], list[float]]:
+        both = [pair for pair in pairs if pair in says]
+        by_score = fitted([(x[pair],) for pair in pairs], [told[pair] for pair in pairs], (SLOPE, OFFSET))
+        rows: list[tuple[float, ...]] = [(x[pair], says[pair]) for pair in both]
+        return by_score, fitted(rows, [told[pair] for pair in both], WITH_ANSWERS)
+
+    of_fold = [fits([pair for pair in told if fold[pair] != own]) for own in range(FOLDS)]
+    by_score = [sigmoid(of_fold[fold[i]][0][0] * x[i] + of_fold[fold[i]][0][1]) for i in range(len(q))]
+    by_both = dict(enumerate(by_score))
+    for pair, sign in says.items():
+        slope, weight, offset = of_fold[fold[pair]][1]
+        by_both[pair] = sigmoid(slope * x[pair] + weight * sign + offset)
+    rate = sum(by_score) + sum((by_both[pair] - by_score[pair]) / asked[pair] for pair in drawn)
+    rate += sum((y - by_both[pair]) / decided[pair] for pair, y in told.items())
+    (slope, offset), (slope_both, weight, offset_both) = fits(list(told))
 
     def variance(shift: float) -> float:
         value = 0.0
         for pair in range(len(q)):
             p = sigmoid(slope * x[pair] + shift)
-            value += (1 - inclusion[pair]) / inclusion[pair] * (p * (1 - p) + (p - expected[pair]) ** 2)
+            value += (1 - asked[pair]) / asked[pair] * (p * (1 - p) + (p - by_score[pair]) ** 2)
+        for pair in drawn:
+            p = sigmoid(slope * x[pair] + shift)
+            if pair in says:
+                p = sigmoid(slope_both * x[pair] + weight * says[pair] + offset_both + shift - offset)
+            missed = (1 / decided[pair] - 1 / asked[pair]) / asked[pair]
+            value += missed * (p * (1 - p) + (p - by_both[pair]) ** 2)
         return value
 
+    observed = sum(
+        ((1 / asked[i] - 1) * (y - by_score[i]) ** 2 + (1 / decided[i] - 1 / asked[i]) * (y - by_both[i]) ** 2)
+        / decided[i]
+        for i, y in told.items()
+    )
     modelled = variance(offset)
     factor = max(1.0, (count * observed / modelled + PRIOR) / (count + PRIOR)) if modelled else 0.0
 
@@ -78,15 +110,19 @@ def by_hand(q: list[float], seed: int, answers: list[float]) -> tuple[float, Cal
 
 
 @settings(max_examples=8)
-@given(seed=st.integers(0, 2**32 - 1), size=st.integers(61, 90), data=st.data())
-def test_the_estimate_is_that_of_plain_loops(seed: int, size: int, data: st.DataObject) -> None:
+@given(seed=st.integers(0, 2**32 - 1), size=st.integers(61, 90), annotated=st.booleans(), data=st.data())
+def test_the_estimate_is_that_of_plain_loops(seed: int, size: int, annotated: bool, data: st.DataObject) -> None:
     rng = np.random.default_rng(seed)
     q = rng.random(size)
     count = data.draw(st.integers(60, size))
-    answers = np.where(rng.random(count) < q[Draw(q, seed).order[:count]], 1.0, 0.0)
-    answers[rng.random(count) < 0.2] = np.nan
-    rate, surprise, slope, factor = by_hand(q.tolist(), seed, answers.tolist())
-    found = Draw(q, seed).estimate(answers)
+    y = np.where(rng.random(size) < q, 1.0, 0.0)[Draw(q, seed).order]
+    asked = data.draw(st.integers(0, size)) if annotated else 0
+    answers = np.where(rng.random(asked) < 0.2, 1 - y[:asked], y[:asked])
+    answers[rng.random(asked) < 0.1] = np.nan
+    decisions = y[:count].copy()
+    decisions[rng.random(count) < 0.2] = np.nan
+    rate, surprise, slope, factor = by_hand(q.tolist(), seed, decisions.tolist(), answers.tolist())
+    found = Draw(q, seed).estimate(decisions, answers)
     assert found is not None
     assert found.decided == count
     assert found.rate == pytest.approx(min(max(rate, 0), 1), abs=1e-4)
@@ -104,7 +140,8 @@ def test_the_correction_is_the_most_probable_one(seed: int, size: int, factor: f
     rng = np.random.default_rng(seed)
     odds = rng.normal(0, 2, size)
     answers = (rng.random(size) < expit(factor * odds + shift)).astype(float)
-    assert noise_estimate.recalibrate(odds, answers) == pytest.approx(fitted(odds.tolist(), answers.tolist()), abs=3e-3)
+    expected = fitted([(x,) for x in odds.tolist()], answers.tolist(), (SLOPE, OFFSET))
+    assert noise_estimate.recalibrate(odds, answers) == pytest.approx(expected, abs=3e-3)
 
 
 @pytest.mark.parametrize("scores", ["right", "useless", "opposite", "sure"])
@@ -121,6 +158,107 @@ def test_it_is_unbiased_however_bad_the_scores_are(scores: str) -> None:
         rates.append(found.rate)
     error = np.mean(rates) - y.mean()
     assert abs(error) < 4 * np.std(rates) / math.sqrt(len(rates))
+
+
+ERRORS = {
+    "5 %": (0.05, 0.05), "15 %": (0.15, 0.15), "30 %": (0.3, 0.3), "misses": (0.02, 0.3), "false alarms": (0.3, 0.02),
+    "guesses": (0.5, 0.5), "says the opposite": (0.9, 0.9),
+}  # shares of the matched and of the mismatched pairs on which an annotator errs  # fmt: skip
+
+
+def annotated(y: FloatArray, errors: tuple[float, float], rng: np.random.Generator) -> FloatArray:
+    """Answers of an annotator who errs so often."""
+    return np.where(rng.random(len(y)) < np.where(y == 1, errors[1], errors[0]), 1 - y, y)
+
+
+@pytest.mark.parametrize("kind", ERRORS)
+@pytest.mark.parametrize("scores", ["right", "useless"])
+def test_it_is_unbiased_however_often_an_annotator_errs(kind: str, scores: str) -> None:
+    rng = np.random.default_rng(3)
+    truth = rng.random(400)
+    y = (rng.random(400) < truth).astype(float)
+    q = truth if scores == "right" else rng.random(400)
+    rates = []
+    for seed in range(60):
+        draw = Draw(q, seed)
+        found = draw.estimate(y[draw.order[:80]], annotated(y, ERRORS[kind], rng)[draw.order[:200]])
+        assert found is not None
+        rates.append(found.rate)
+    error = np.mean(rates) - y.mean()
+    assert abs(error) < 4 * np.std(rates) / math.sqrt(len(rates))
+
+
+@pytest.mark.parametrize("kind", ["5 %", "15 %", "30 %", "misses", "false alarms"])
+def test_the_interval_with_an_annotator_covers_the_truth(kind: str) -> None:
+    """In an independent simulation: another data set, annotator and draw each time."""
+    covered, widths = 0, []
+    for seed in range(400):
+        rng = np.random.default_rng([4, seed])
+        truth = rng.beta(0.15, 0.6, 2000)
+        y = (rng.random(2000) < truth).astype(float)
+        draw = Draw(truth, seed)
+        decisions = y[draw.order[:100]]
+        found = draw.estimate(decisions, annotated(y, ERRORS[kind], rng)[draw.order[:800]])
+        alone = draw.estimate(decisions)
+        assert found is not None
+        assert alone is not None
+        covered += found.low <= y.mean() <= found.high
+        widths.append(found.half_width / alone.half_width)
+    assert covered >= 372  # 93 %
+    assert np.mean(widths) < {"5 %": 0.75, "30 %": 0.98}.get(kind, 0.9)
+
+
+def test_an_annotator_without_an_answer_changes_nothing() -> None:
+    rng = np.random.default_rng(5)
+    truth = rng.random(300)
+    draw = Draw(truth, 0)
+    decisions = (rng.random(100) < truth[draw.order[:100]]).astype(float)
+    assert draw.estimate(decisions, np.full(100, np.nan)) == draw.estimate(decisions)
+
+
+def test_a_plan_is_as_wide_as_it_says() -> None:
+    rng = np.random.default_rng(6)
+    truth = rng.beta(0.15, 0.6, 6000)
+    y = (rng.random(6000) < truth).astype(float)
+    draw = Draw(truth, 0)
+    answers = annotated(y, (0.1, 0.1), rng)
+    plan = draw.plan(0.015, y[draw.order[:60]], answers[draw.order[:60]])
+    assert plan.decisions < 0.6 * plan.alone
+    assert plan.decisions <= plan.calls
+    found = draw.estimate(y[draw.order[: plan.decisions]], answers[draw.order[: plan.calls]])
+    alone = draw.estimate(y[draw.order[: plan.alone]])
+    assert found is not None
+    assert alone is not None
+    assert found.half_width == pytest.approx(0.015, rel=0.2)
+    assert alone.half_width == pytest.approx(0.015, rel=0.2)
+    few = draw.plan(0.015, y[draw.order[:60]], answers[draw.order[:60]], most_calls=500)
+    assert few.calls <= 500
+    assert plan.decisions < few.decisions <= few.alone == plan.alone
+
+
+def test_no_calls_are_planned_that_would_not_help() -> None:
+    rng = np.random.default_rng(7)
+    truth = rng.random(2000)
+    draw = Draw(truth, 0)
+    y = (rng.random(2000) < truth).astype(float)[draw.order[:400]]
+    assert draw.plan(0.05, y, annotated(y, (0.5, 0.5), rng)).calls == 0
+    assert draw.plan(1.0).decisions == noise_estimate.LEAST
+    assert draw.plan(0.0).alone == 2000
+    assert Draw(np.full(5, 0.5), 0).plan(0.1) == noise_estimate.Plan(0, 5, 5)
+    assert Draw(np.empty(0), 0).plan(0.1) == noise_estimate.Plan(0, 0, 0)
+
+
+@given(st.lists(st.sampled_from([(0.0, 0.0), (0.0, 1.0), (1.0, 0.0), (1.0, 1.0), (math.nan, 1.0), (0.0, math.nan)])))
+def test_errors_of_an_annotator(both: list[tuple[float, float]]) -> None:
+    people, answers = np.array(both).reshape(-1, 2).T
+    found = noise_estimate.annotator_errors(people, np.append(answers, 1.0))
+    assert found.false_alarms == both.count((0.0, 1.0))
+    assert found.misses == both.count((1.0, 0.0))
+    assert found.both == sum(not math.isnan(y + a) for y, a in both)
+    if found.both:
+        wilson = binomtest(found.false_alarms + found.misses, found.both).proportion_ci(method="wilson")
+        assert found.interval == pytest.approx((wilson.low, wilson.high), abs=1e-4)
+        assert found.rate == (found.false_alarms + found.misses) / found.both
 
 
 def test_with_all_pairs_decided_it_is_exact() -> None:

@@ -13,6 +13,10 @@ the scores are; good scores make its interval short, and the decisions say how g
   (cross-fitting), so that no decision corrects itself and the estimate stays unbiased.
 - The interval holds the rates at which the estimate would be no surprise: as Wilson's interval of a proportion (1927),
   it takes the variance at each such rate and not at the estimated one, which is too small whenever the estimate is.
+- An annotator, such as a model, may answer on more of the drawn pairs than people decide on (two-phase sampling:
+  Neyman, 1938). A logistic regression on score and answer, fitted to the decisions, predicts what people would decide,
+  and the decisions correct it as they correct the scores. The estimate is unbiased however often the annotator errs; an
+  annotator that seldom errs makes the interval short.
 """
 
 from __future__ import annotations
@@ -34,10 +38,16 @@ FOLDS = 10  # of the cross-fitting
 CELLS = 100  # a unit of the log odds: pairs of the same cell are treated alike, which makes a million pairs quick
 SLOPE, SLOPE_SPREAD = 0.8, 0.45  # prior of the factor that corrects the log odds of the scores, often too sure
 OFFSET_SPREAD = 0.7  # of the shift of the log odds
+WEIGHT, WEIGHT_SPREAD = 1.0, 1.0  # prior of what an annotator's answer adds to the log odds; at 1 it errs on 27 %
+LEAN_SPREAD = 1.4  # of the shift of the log odds with an annotator, whose errors may be mostly of one kind
+ASSUMED_ERROR, ASSUMED = 0.1, 10  # error of an annotator in a plan, and the decisions that the assumption counts as
+CALLS_A_DECISION = 10  # a plan takes a decision of a person to cost as much as so many calls
+PLANS = 60  # numbers of calls that are tried for a plan
 Z = 1.96  # 95 %
 LEAST = 60  # decisions before an interval is given
 PRIOR = 200  # decisions that the variance expected by the scores counts as
 WIDEST, HALVINGS = 30.0, 24  # of the search for the ends of the interval, in log odds
+NO_ANSWERS: FloatArray = np.empty(0)
 
 
 @dataclass(frozen=True)
@@ -59,6 +69,84 @@ class NoiseEstimate:
     @property
     def half_width(self) -> float:
         return (self.high - self.low) / 2
+
+
+@dataclass(frozen=True)
+class AnnotatorErrors:
+    """How often an annotator contradicts people, on drawn pairs that both have decided.
+
+    Attributes:
+        matched: Pairs that match, by people.
+        false_alarms: Of these, how many the annotator calls mismatched.
+        mismatched: Pairs that do not match, by people.
+        misses: Of these, how many the annotator calls matched.
+    """
+
+    matched: int
+    false_alarms: int
+    mismatched: int
+    misses: int
+
+    @property
+    def both(self) -> int:
+        return self.matched + self.mismatched
+
+    @property
+    def rate(self) -> float:
+        """Share of the answers that are wrong; NaN without any."""
+        return (self.false_alarms + self.misses) / self.both if self.both else float("nan")
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """The 95 % interval of `rate` (Wilson, 1927)."""
+        if not self.both:
+            return 0.0, 1.0
+        pull = Z**2 / self.both
+        middle = (self.rate + pull / 2) / (1 + pull)
+        half = np.sqrt(self.rate * (1 - self.rate) * pull + pull**2 / 4) / (1 + pull)
+        return max(0.0, float(middle - half)), min(1.0, float(middle + half))
+
+    def left_open(self, mismatch: FloatArray) -> FloatArray:
+        """(N,) expected variance of a decision after the answer, given the probability of a mismatch before it."""
+        alarm, miss = (
+            (errors + ASSUMED_ERROR * ASSUMED) / (pairs + ASSUMED)
+            for errors, pairs in ((self.false_alarms, self.matched), (self.misses, self.mismatched))
+        )
+        variance = np.zeros_like(mismatch)
+        for if_mismatched, if_matched in ((1 - miss, alarm), (miss, 1 - alarm)):  # says mismatched; says matched
+            is_mismatch, is_match = mismatch * if_mismatched, (1 - mismatch) * if_matched
+            variance += is_mismatch * is_match / np.maximum(is_mismatch + is_match, 1e-300)
+        return variance
+
+
+def annotator_errors(mismatched: npt.NDArray[np.floating], answers: npt.NDArray[np.floating]) -> AnnotatorErrors:
+    """Count where answers contradict decisions.
+
+    Args:
+        mismatched: (k,) decisions on the first drawn pairs, as for `Draw.estimate`.
+        answers: (n,) of the annotator on the first drawn pairs.
+    """
+    both = min(len(mismatched), len(answers))
+    people, annotator = mismatched[:both], answers[:both]
+    answered = ~np.isnan(annotator)
+    matched, mismatch = answered & (people == 0), answered & (people == 1)
+    counts = matched, matched & (annotator == 1), mismatch, mismatch & (annotator == 0)
+    return AnnotatorErrors(*(int(np.count_nonzero(one)) for one in counts))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What an interval is expected to take.
+
+    Attributes:
+        calls: Drawn pairs that the annotator answers on, those so far included; 0 if answers would not help.
+        decisions: Drawn pairs that people decide on, those so far included.
+        alone: Drawn pairs that people would decide on without the annotator.
+    """
+
+    calls: int
+    decisions: int
+    alone: int
 
 
 @dataclass(frozen=True)
@@ -122,12 +210,20 @@ class Draw:
             return np.ones(len(self._cell_rates))
         return np.asarray(np.minimum(1, self.priorities[self.order[count]] * self._cell_rates))
 
-    def estimate(self, mismatched: npt.NDArray[np.floating]) -> NoiseEstimate | None:
+    def estimate(
+        self, mismatched: npt.NDArray[np.floating], answers: npt.NDArray[np.floating] = NO_ANSWERS
+    ) -> NoiseEstimate | None:
         """The noise rate from the decisions on the first drawn pairs.
+
+        With f what the score predicts, g what score and answer predict, a and d the probabilities to be answered and
+        to be decided, the estimate is the mean over all pairs of f + (g - f) / a [answered] + (y - g) / d [decided].
+        Decided pairs are among the answered ones, so each pair adds (1/a - 1) (y - f)^2 + (1/d - 1/a) (y - g)^2 to its
+        variance. Without answers g is f and a is d.
 
         Args:
             mismatched: (k,) for the first k pairs of `order`: 1 mismatched, 0 matched, NaN left open. A pair that was
-                left open counts with the probability by its recalibrated score.
+                left open counts with the predicted probability.
+            answers: (n,) what an annotator says of the first n pairs of `order`, likewise; NaN without an answer.
 
         Returns:
             None below `LEAST` decisions, unless all pairs were decided; None without pairs.
@@ -136,26 +232,42 @@ class Draw:
         if count < min(LEAST, total) or not total:
             return None
         odds, cells, counts = self._cells
-        drawn = self.order[:count]
-        cell, fold, told = cells[drawn], self._fold[drawn], ~np.isnan(mismatched)
-        others = [told & (fold != own) for own in range(FOLDS)]
-        fits = [recalibrate(odds[cell[other]], mismatched[other]) for other in others]
-        expected = np.stack([probability(slope * odds + offset) for slope, offset in fits])  # (F, C)
-        inclusion = self._cell_inclusion(count)
-        error = np.where(told, mismatched - expected[fold, cell], 0.0) / inclusion[cell]
-        rate = ((counts * expected).sum() + error.sum()) / total
+        drawn = self.order[: max(count, len(answers))]
+        cell, fold = cells[drawn], self._fold[drawn]
+        asked, inclusion = self._cell_inclusion(len(drawn)), self._cell_inclusion(count)  # (C,)
+        y, says = _padded(mismatched, len(drawn)), _padded(answers, len(drawn))
+        told, answered, x = ~np.isnan(y), ~np.isnan(says), odds[cell]
 
-        slope, offset = recalibrate(odds[cell[told]], mismatched[told])
-        missed, size, scaled = counts * (1 - inclusion) / inclusion, counts.sum(axis=0), slope * odds
-        # The variance is the sum of missed (p (1 - p) + (p - expected)^2), which is linear in p.
+        others = [told & (fold != own) for own in range(FOLDS)]
+        fits = [recalibrate(x[other], y[other]) for other in others]
+        expected = np.stack([probability(slope * odds + offset) for slope, offset in fits])  # (F, C)
+        by_score = expected[fold, cell]
+        by_both = by_score.copy()
+        for own in range(FOLDS) if answered.any() else ():
+            fit, here = others[own] & answered, answered & (fold == own)
+            by_both[here] = probability(_log_odds(recalibrate_both(x[fit], says[fit], y[fit]), x[here], says[here]))
+        corrections = (by_both - by_score) / asked[cell] + np.where(told, y - by_both, 0.0) / inclusion[cell]
+        rate = ((counts * expected).sum() + corrections.sum()) / total
+
+        slope, offset = recalibrate(x[told], y[told])
+        missed, size, scaled = counts * (1 - asked) / asked, counts.sum(axis=0), slope * odds
+        # A sum of squares is expected to be that of p (1 - p) + (p - expected)^2, which is linear in p.
         linear, constant = (missed * (1 - 2 * expected)).sum(axis=0), float((missed * expected**2).sum())
+        undecided, scaled_both = (1 / inclusion - 1 / asked)[cell], slope * x
+        if answered.any():
+            fit = told & answered
+            all_fit = recalibrate_both(x[fit], says[fit], y[fit])
+            scaled_both[answered] = _log_odds(all_fit, x[answered], says[answered]) - offset
+        missed_both = undecided / asked[cell]  # the answered pairs stand for all
+        linear_both, constant_both = missed_both * (1 - 2 * by_both), float((missed_both * by_both**2).sum())
 
         def at(shift: float) -> tuple[float, float]:
             """A rate that is possible, and the variance of the estimate if it is the true one."""
-            p = probability(scaled + shift)
-            return float(size @ p) / total, float(linear @ p) + constant
+            p, both = probability(scaled + shift), probability(scaled_both + shift)
+            return float(size @ p) / total, float(linear @ p + linear_both @ both) + constant + constant_both
 
-        observed, modelled = ((1 - inclusion[cell]) * error**2).sum(), at(offset)[1]
+        squares = (1 / asked - 1)[cell] * (y - by_score) ** 2 + undecided * (y - by_both) ** 2
+        observed, modelled = (squares / inclusion[cell])[told].sum(), at(offset)[1]
         # Few decisions say little about the variance: at first it is mostly the one by the recalibrated scores. Errors
         # that happen to be smaller do not count: whoever looks after each decision would stop at just that moment.
         factor = max(1.0, (count * observed / modelled + PRIOR) / (count + PRIOR)) if modelled else 0.0
@@ -170,6 +282,56 @@ class Draw:
         low, middle, high = np.clip([end(1), rate, end(-1)], 0, 1).tolist()
         return NoiseEstimate(count, middle, min(low, middle), max(middle, high))
 
+    def plan(
+        self,
+        half_width: float,
+        mismatched: npt.NDArray[np.floating] = NO_ANSWERS,
+        answers: npt.NDArray[np.floating] = NO_ANSWERS,
+        most_calls: int | None = None,
+    ) -> Plan:
+        """The cheapest calls and decisions that are expected to suffice, by the variance of `estimate`.
+
+        Args:
+            half_width: Half of the wanted interval.
+            mismatched: Decisions so far, as for `estimate`.
+            answers: Answers so far.
+            most_calls: Pairs that the annotator may answer on, those so far included; None for any number.
+        """
+        odds, cells, counts = self._cells
+        size, total, decided = counts.sum(axis=0), len(self.mismatch), len(mismatched)
+        told = ~np.isnan(mismatched)
+        slope, offset = recalibrate(odds[cells[self.order[:decided][told]]], mismatched[told])
+        p = probability(slope * odds + offset)
+        left_open = annotator_errors(mismatched, answers).left_open(p)
+
+        def suffices(calls: int, decisions: int) -> bool:
+            asked, inclusion = self._cell_inclusion(max(calls, decisions)), self._cell_inclusion(decisions)
+            variance = (1 / asked - 1) * p * (1 - p) + (1 / inclusion - 1 / asked) * left_open
+            return bool(Z * np.sqrt(size @ variance) <= half_width * total)
+
+        def fewest(calls: int, low: int, high: int) -> int:
+            """The fewest decisions that suffice with so many calls, at most `high`, which do."""
+            while low < high:
+                middle = (low + high) // 2
+                low, high = (low, middle) if suffices(calls, middle) else (middle + 1, high)
+            return low
+
+        least = min(total, max(LEAST, decided))
+        alone = fewest(0, least, total)
+        best, most = Plan(0, alone, alone), min(total, total if most_calls is None else most_calls)
+        for calls in np.unique(np.geomspace(max(LEAST, len(answers)), max(most, 1), PLANS).astype(int)).tolist():
+            if calls > most or not suffices(calls, alone):
+                continue
+            one = Plan(calls, fewest(calls, least, alone), alone)
+            if CALLS_A_DECISION * one.decisions + one.calls < CALLS_A_DECISION * best.decisions + best.calls:
+                best = one
+        return best
+
+
+def _padded(values: npt.NDArray[np.floating], size: int) -> FloatArray:
+    """The values, and NaN behind them."""
+    return np.concatenate([values, np.full(size - len(values), np.nan)])
+
 
 def _first(holds: Callable[[float], bool]) -> float:
     """The least shift at which something holds, if it holds from there on."""
@@ -181,26 +343,60 @@ def _first(holds: Callable[[float], bool]) -> float:
 
 
 def recalibrate(log_odds: FloatArray, mismatched: npt.NDArray[np.floating]) -> tuple[float, float]:
-    """Slope and offset of the log odds that fit the answers best (Platt, 1999), with Gaussian priors.
+    """Slope and offset of the log odds that fit the decisions best (Platt, 1999), with Gaussian priors.
 
     Args:
         log_odds: (k,) by the scores.
-        mismatched: (k,) the answers, 0 or 1.
+        mismatched: (k,) the decisions, 0 or 1.
     """
-    middle, precision = np.array([SLOPE, 0.0]), np.array([SLOPE_SPREAD, OFFSET_SPREAD]) ** -2.0
     design = np.stack([log_odds, np.ones_like(log_odds)])
+    slope, offset = _most_probable(design, mismatched, (SLOPE, 0.0), (SLOPE_SPREAD, OFFSET_SPREAD)).tolist()
+    return slope, offset
+
+
+def recalibrate_both(
+    log_odds: FloatArray, answers: npt.NDArray[np.floating], mismatched: npt.NDArray[np.floating]
+) -> FloatArray:
+    """Slope of the log odds, weight of the answers and offset that fit the decisions best.
+
+    Args:
+        log_odds: (k,) by the scores.
+        answers: (k,) of an annotator, 0 or 1.
+        mismatched: (k,) the decisions, 0 or 1.
+    """
+    design = np.stack([log_odds, 2 * answers - 1, np.ones_like(log_odds)])
+    return _most_probable(design, mismatched, (SLOPE, WEIGHT, 0.0), (SLOPE_SPREAD, WEIGHT_SPREAD, LEAN_SPREAD))
+
+
+def _log_odds(fit: FloatArray, log_odds: FloatArray, answers: npt.NDArray[np.floating]) -> FloatArray:
+    """Log odds of a mismatch by the score and an answer, with what `recalibrate_both` has found."""
+    slope, weight, offset = fit
+    return np.asarray(slope * log_odds + weight * (2 * answers - 1) + offset)
+
+
+def _most_probable(
+    design: FloatArray, target: npt.NDArray[np.floating], means: tuple[float, ...], spreads: tuple[float, ...]
+) -> FloatArray:
+    """(m,) weights of a logistic regression with the greatest posterior density.
+
+    Args:
+        design: (m, k).
+        target: (k,) 0 or 1.
+        means: Of the Gaussian priors.
+        spreads: Their standard deviations.
+    """
+    middle, precision = np.array(means), np.array(spreads) ** -2.0
 
     def loss(beta: FloatArray) -> float:
         z = beta @ design
-        return float((np.logaddexp(0, z) - mismatched * z).sum() + precision @ (beta - middle) ** 2 / 2)
+        return float((np.logaddexp(0, z) - target * z).sum() + precision @ (beta - middle) ** 2 / 2)
 
     def derivatives(beta: FloatArray) -> tuple[FloatArray, FloatArray]:
         p = probability(beta @ design)
-        gradient = design @ (p - mismatched) + precision * (beta - middle)
+        gradient = design @ (p - target) + precision * (beta - middle)
         return gradient, (design * (p * (1 - p))) @ design.T + np.diag(precision)
 
-    slope, offset = newton(middle, loss, derivatives)
-    return float(slope), float(offset)
+    return newton(middle, loss, derivatives)
 
 
 def most_instructive(mismatch: FloatArray, seed: int) -> npt.NDArray[np.int32]:

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,11 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from PIL import Image
+from starlette.testclient import TestClient
 
 from audit_cases import ENVIRONMENT, Case, contents, make_case, write_clip
 from mispair.auditing import audit as audit_module
+from mispair.auditing.findings import AuditSummary
 from mispair.auditing.folder import read_checked
 from mispair.auditing.scoring import scan
 from mispair.auditing.scoring.judge import Judge
@@ -27,7 +30,9 @@ from mispair.cli.main import main
 from mispair.encoders import encode
 from mispair.errors import DataError
 from mispair.pairs.source import Source
-from mispair.reviewing.decisions import FILE, Decision, Decisions, Verdict
+from mispair.reviewing.decisions import FILE, Decision, Decisions, Mode, Verdict
+from mispair.reviewing.review import Review, decided_rate
+from mispair.reviewing.server import make_app
 
 arrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -71,7 +76,7 @@ def test_from_a_folder_to_a_folder_and_a_clean_copy(folder: Path, tmp_path: Path
     out, clean = tmp_path / "out", tmp_path / "clean"
     assert audit(folder, "--out", out, "--clean", clean) == 0
     printed = capsys.readouterr()
-    assert "of 100 pairs are flagged as mismatched. Estimated noise rate" in printed.out
+    assert "of 100 pairs are flagged as mismatched." in printed.out
     assert str(out / "report.html") in printed.out
     assert str(clean) in printed.out
     found = table(out)
@@ -435,3 +440,31 @@ def test_decisions_on_other_data_are_not_taken_over(
     assert "--export-decisions" in message
     assert table(out) == before
     assert audit(folder, "--out", out, "--overwrite") == 0  # the same pairs
+
+
+def test_decisions_on_drawn_pairs_correct_the_rate_at_once(folder: Path, tmp_path: Path, capsys: Capture) -> None:
+    out, again = tmp_path / "out", tmp_path / "again"
+    assert audit(folder, "--out", out) == 0
+    with closing(Review(out)) as review:
+        review.decisions.setting("seed", "0")
+        assert not review.decided
+        for _ in range(80):  # to these people nine of ten pairs are mismatched
+            row = review.next_drawn("s")
+            assert row is not None
+            verdict = Verdict.KEEP if row % 10 == 0 else Verdict.DROP
+            drawn = Decision("", verdict, session="s", mode=Mode.RATE, draw=review.draw_key)
+            review.decide([row], replace(drawn, inclusion=review.inclusion(row)))
+        estimate = review.decided
+        assert estimate is not None
+        assert estimate.low < 0.9 < estimate.high
+        page = TestClient(make_app(review, frozenset({"testserver"})))
+        assert "more than the audit sees by itself" in page.get("/").text  # on the page at once
+    assert audit(folder, "--out", again, "--decisions", out) == 0
+    assert "By 80 decisions on drawn pairs" in capsys.readouterr().out
+    summary = AuditSummary.read(again / "summary.json")
+    assert summary.decided == estimate
+    assert "By 80 decisions on drawn pairs" in (again / "report.html").read_text().replace("\xa0", " ")
+    assert np.mean(np.array(table(again)["match_score"]) < 0.5) > 0.7  # the scores follow the decisions
+    # An audit anew in the same folder changes the draw, and keeps what was decided.
+    assert audit(folder, "--out", out, "--decisions", out, "--overwrite") == 0
+    assert decided_rate(out) == estimate

@@ -15,7 +15,7 @@ from rich.console import Console
 from mispair.auditing.auditor import Auditor, check_count, checked_answers, checked_rows, workers_of
 from mispair.auditing.cuts import check_cut, threshold, values_by
 from mispair.auditing.exports import Tool, export
-from mispair.auditing.findings import SIDES, Findings
+from mispair.auditing.findings import SIDES, DecidedRate, Findings
 from mispair.auditing.inputs import AuditInput, open_given
 from mispair.auditing.match_scores import MatchScores, SimilarPairs
 from mispair.auditing.options import AuditOptions, InputOptions, Options
@@ -65,12 +65,14 @@ class Settings(AuditOptions):
     Attributes:
         checked: Ids of pairs that a person has checked, and whether they match.
         engine: Measures the pairs on other machines; by default this process does.
+        decided: The noise rate by the decisions of people on drawn pairs.
         partnered: Ids of pairs whose left item, and of those whose right item, a person has given another partner:
             others hardly need these items.
     """
 
     checked: Mapping[str, bool] | None = None
     engine: Engine | None = None
+    decided: DecidedRate | None = None
     partnered: tuple[Sequence[str], Sequence[str]] = ((), ())
 
 
@@ -298,6 +300,7 @@ def audit_source(
         seen=seen,
         threshold=below,
         by=settings.by,
+        decided=settings.decided,
         notes=notes,
         command=command,
         stages=show.stages,
@@ -517,10 +520,6 @@ def _notes(judge: Judge, readable: int, flagged: int) -> list[str]:
         notes.append(
             f"Only the {MAX_SUGGESTED:,} lowest match scores of {flagged:,} flagged pairs have suggested partners."
         )
-    notes.append(
-        "The noise rate is estimated against random pairs. Partners that were exchanged among look-alikes are harder "
-        "to notice and are counted only in part."
-    )
     return notes
 
 

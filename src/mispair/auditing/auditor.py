@@ -29,7 +29,7 @@ from mispair.pairs.other_libraries import as_vectors
 from mispair.pairs.pairs import IntArray, Pairs
 from mispair.pairs.shards import ScaledRows, Side
 from mispair.pairs.source import Source, from_memory
-from mispair.support.formatting import plain
+from mispair.support.formatting import percent, plain
 from mispair.support.html import html_table
 from mispair.support.tensor_files import load_tensors, save_tensors
 
@@ -215,7 +215,7 @@ class Auditor:
         if self._judge is None:
             return f"<Auditor on {self.device}, not fitted>"
         low, high = self.noise_interval_
-        return f"<Auditor fitted, noise rate {self.noise_rate_:.1%} ({low:.1%} to {high:.1%})>"
+        return f"<Auditor fitted, noise rate {percent(self.noise_rate_)} ({percent(low)} to {percent(high)})>"
 
     def _repr_html_(self) -> str:
         if self._judge is None:
@@ -225,7 +225,7 @@ class Auditor:
             [name, f"{weight:.0%}", float(separation)]
             for (name, weight), separation in zip(self.measures_.items(), self._judge.separations, strict=True)
         ]
-        title = f"Auditor: noise rate {self.noise_rate_:.1%} ({low:.1%} to {high:.1%})"
+        title = f"Auditor: noise rate {percent(self.noise_rate_)} ({percent(low)} to {percent(high)})"
         return html_table(rows, ["measure", "weight", "AUROC against shuffled pairs"], title)
 
 

@@ -30,6 +30,7 @@ from mispair.pairs.audited import AuditColumns, Suggestions
 from mispair.pairs.pairs import MATCH_THRESHOLD, IntArray
 from mispair.pairs.source import Source
 from mispair.support.files import read_regular
+from mispair.support.formatting import percent
 
 if TYPE_CHECKING:
     import pyarrow
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 NOTHING_IN_COMMON = "These two sides have nothing to do with each other, or nearly all pairs are mismatched"
 NEARLY_ALL = 0.8  # noise rate from which on pairs that cannot be told from shuffled ones have nothing in common
+SMALLEST = 0.0001  # share that is written as more than 0
+BLIND = 0.1  # share of pairs that may be mismatched beyond the noise rate's interval before people are asked
 BAD_SHARE = 0.01  # unreadable pairs above this share deserve a warning
 REASONS = {
     "contrast": "other items fit either side better",
@@ -73,6 +76,28 @@ class MeasureSummary(_Frozen):
     separation: float
 
 
+class DecidedRate(_Frozen):
+    """The noise rate by decisions of people on pairs that were drawn for it.
+
+    Attributes:
+        decisions: How many.
+        rate: Estimated share of mismatched pairs, as these people see it.
+        low: Lower end of its 95 % interval.
+        high: Upper end.
+    """
+
+    decisions: int
+    rate: float
+    low: float
+    high: float
+
+    @property
+    def sentence(self) -> str:
+        """The rate in words."""
+        rate, low, high = (percent(share, self.high) for share in (self.rate, self.low, self.high))
+        return f"By {self.decisions:,} decisions on drawn pairs, {rate} are mismatched ({low} to {high})."
+
+
 class AuditSummary(_Frozen):
     """The metrics of an audit, as in `summary.json`.
 
@@ -88,6 +113,7 @@ class AuditSummary(_Frozen):
         close_rate_low: Lower end of its 95 % interval.
         close_rate_high: Upper end.
         detections: Which share of mismatches that are made on purpose would be found, by kind.
+        decided: The noise rate by decisions of people; None without them.
         nothing_in_common: Whether the pairs cannot be told from shuffled ones: nearly all are mismatched, or the two
             sides have nothing to do with each other.
         flag_below: The cut: match score below which pairs are flagged.
@@ -116,6 +142,7 @@ class AuditSummary(_Frozen):
     close_rate_low: float | None = None
     close_rate_high: float | None = None
     detections: list[Detection] = []
+    decided: DecidedRate | None = None
     nothing_in_common: bool = False
     flag_below: float = MATCH_THRESHOLD
     cuts: list[Cut] = []
@@ -131,6 +158,57 @@ class AuditSummary(_Frozen):
     notes: list[str]
     seconds: float
     stages: dict[str, float]
+
+    @property
+    def rates(self) -> tuple[str, str, str]:
+        """The noise rate and the two ends of its interval, in per cent with the same decimals."""
+        rate, low, high = self.noise_rate, self.noise_rate_low, self.noise_rate_high
+        return percent(rate, high), percent(low, high), percent(high, high)
+
+    @property
+    def at_most(self) -> float:
+        """The largest share of mismatched pairs that the audit cannot rule out, between similar items included."""
+        return max([self.noise_rate_high, *(one.at_most for one in self.detections)])
+
+    @property
+    def may_be_blind(self) -> bool:
+        """Whether many more pairs may be mismatched than the audit sees, and nobody has decided on drawn pairs."""
+        return self.decided is None and self.at_most - self.noise_rate_high > BLIND
+
+    @property
+    def is_contradicted(self) -> bool:
+        """Whether people have decided that another share of the pairs is mismatched."""
+        decided = self.decided
+        return decided is not None and (decided.low > self.noise_rate_high or decided.high < self.noise_rate_low)
+
+    @property
+    def rate_sentence(self) -> str:
+        """The noise rate in words."""
+        rate, low, high = self.rates
+        if self.noise_rate < SMALLEST:
+            high = percent(max(self.noise_rate_high, SMALLEST))
+            return f"At most {high} of the pairs have nothing to do with each other."
+        return f"About {rate} of the pairs have nothing to do with each other ({low} to {high})."
+
+    @property
+    def rate_sentences(self) -> list[str]:
+        """The noise rate, what may hide from it, and what people have decided."""
+        found = [self.rate_sentence]
+        if self.at_most > self.noise_rate_high:
+            found.append(
+                "Mismatches between similar items look like matches: "
+                f"this audit cannot rule out that {percent(self.at_most)} of the pairs are mismatched."
+            )
+        if self.decided is not None:
+            found.append(self.decided.sentence)
+            if self.is_contradicted:
+                more = "more" if self.decided.rate > self.noise_rate else "less"
+                found.append(
+                    f"That is {more} than the audit sees by itself. Audit again with these decisions to use them."
+                )
+        elif self.may_be_blind:
+            found.append("Decide about 100 drawn pairs to know the rate: mispair review, Estimate the noise rate.")
+        return found
 
     @property
     def too_many_unreadable(self) -> bool:
@@ -174,6 +252,7 @@ class Findings:
         seen: (N,) what captions and images themselves show, as bits of `scoring.reasons.KINDS`.
         threshold: Match score below which pairs are flagged.
         by: Column, or "shard", for whose values the summary has noise rates.
+        decided: The noise rate by decisions of people.
     """
 
     source: Source
@@ -192,13 +271,14 @@ class Findings:
     seen: Bits
     threshold: float = MATCH_THRESHOLD
     by: str | None = None
+    decided: DecidedRate | None = None
 
     def __len__(self) -> int:
         return len(self.source)
 
     def __repr__(self) -> str:
         found = self.summary
-        return f"<Audit: {found.flagged:,} of {found.scored:,} pairs flagged, noise rate {found.noise_rate:.1%}>"
+        return f"<Audit: {found.flagged:,} of {found.scored:,} pairs flagged, noise rate {found.rates[0]}>"
 
     @property
     def judge(self) -> Judge:
@@ -412,6 +492,7 @@ class Findings:
             noise_rate_high=self._of_all(combination.high),
             **self._close_rate(),
             detections=detections(judge, self.threshold),
+            decided=self.decided,
             nothing_in_common=combination.high == 1 and combination.rate > NEARLY_ALL,
             flag_below=self.threshold,
             cuts=cuts(

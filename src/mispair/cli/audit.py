@@ -16,6 +16,7 @@ from mispair.cli.output import console, print_json, say
 from mispair.encoders.options import FileOptions
 from mispair.errors import ConflictError, DataError, InvalidValueError, StoppedError
 from mispair.support.flags import OrNone
+from mispair.support.formatting import percent
 
 if TYPE_CHECKING:
     from mispair.auditing.audit import Settings
@@ -110,7 +111,7 @@ def audit(arguments: AuditArguments) -> int:
     if arguments.json:
         print_json({"out": shown(out), **summary.model_dump()})
     else:
-        say("\n".join(_lines(summary, out, clean, mended)))
+        say("\n".join(_lines(summary, out, clean, mended)).replace("\xa0", " "))
         if decisions is not None:
             say(_changes(decisions, out))
     if summary.too_many_unreadable:
@@ -157,6 +158,7 @@ def _known(arguments: AuditArguments, data: AuditInput) -> dict[str, Any]:
     from mispair.auditing.folder import read_checked
     from mispair.reviewing.compare import check_decided
     from mispair.reviewing.decisions import read_answers, read_partnered
+    from mispair.reviewing.review import decided_rate
 
     checked, decisions = arguments.checked, arguments.decisions
     answers = {} if checked is None else read_checked(checked)
@@ -165,7 +167,8 @@ def _known(arguments: AuditArguments, data: AuditInput) -> dict[str, Any]:
     gone = () if arguments.merge is not None else check_decided(decisions, data, "audit without --decisions.")
     reviewed = {name: matched for name, matched in read_answers(decisions).items() if name not in gone}
     partnered = tuple(tuple(name for name in side if name not in gone) for side in read_partnered(decisions))
-    return {"checked": reviewed | answers, "partnered": partnered}  # what a CSV says comes first
+    # What a CSV says comes first.
+    return {"checked": reviewed | answers, "partnered": partnered, "decided": decided_rate(decisions)}
 
 
 def _check_arguments(arguments: AuditArguments) -> None:
@@ -238,8 +241,9 @@ def _close(summary: AuditSummary) -> list[str]:
     if summary.close_rate is None:
         return []
     return [
-        f"Another {summary.close_rate:.1%} ({summary.close_rate_low:.1%} to {summary.close_rate_high:.1%}) are close, "
-        "but other partners of their left item say something else, or they seem exchanged with a similar pair."
+        f"Another {percent(summary.close_rate)} ({percent(summary.close_rate_low or 0)} to "
+        f"{percent(summary.close_rate_high or 0)}) are close, but other partners of their left item say something "
+        "else, or they seem exchanged with a similar pair."
     ]
 
 
@@ -248,7 +252,7 @@ def _seen(summary: AuditSummary) -> list[str]:
     named = {"random": "any", "similar": "similar", "most_similar": "the most similar"}
     return [
         f"Exchanged with {named[one.kind]} items on purpose, {one.found:.0%} would be flagged "
-        f"({one.found_at_1_percent:.0%} at 1 % false alarms); up to {one.at_most:.1%} of the pairs can be such."
+        f"({one.found_at_1_percent:.0%} at 1 % false alarms); up to {percent(one.at_most)} of the pairs can be such."
         for one in summary.detections
     ]
 
@@ -261,13 +265,13 @@ def _lines(summary: AuditSummary, out: Path, clean: Path | None, mended: Path | 
     doubtful = summary.flagged > 0 and url_of(out) is None
     return [
         *([f"{NOTHING_IN_COMMON}."] if summary.nothing_in_common else []),
-        f"{summary.flagged:,} of {summary.scored:,} pairs are flagged as mismatched. Estimated noise rate "
-        f"{summary.noise_rate:.1%} ({summary.noise_rate_low:.1%} to {summary.noise_rate_high:.1%}).",
+        f"{summary.flagged:,} of {summary.scored:,} pairs are flagged as mismatched.",
+        *summary.rate_sentences,
         *_close(summary),
         *_seen(summary),
         *(
-            f"{part.value}: {part.flagged:,} of {part.pairs:,} flagged, noise rate {part.noise_rate:.1%} "
-            f"({part.noise_rate_low:.1%} to {part.noise_rate_high:.1%})."
+            f"{part.value}: {part.flagged:,} of {part.pairs:,} flagged, noise rate {percent(part.noise_rate)} "
+            f"({percent(part.noise_rate_low)} to {percent(part.noise_rate_high)})."
             for part in summary.parts
         ),
         *(f"{count:,} could not be read: {status}." for status, count in summary.unreadable.items()),

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import numpy.typing as npt
 
+from mispair.auditing.findings import AuditSummary, DecidedRate
+from mispair.auditing.output_files import SUMMARY
 from mispair.errors import ChangedError, ConflictError, DataError, NotFoundError
 from mispair.reviewing.audited_data import AuditedData
 from mispair.reviewing.decisions import FILE, Decision, Decisions, Mode, Verdict
@@ -85,6 +87,15 @@ def _each_once(reason: str, shown: Sequence[str]) -> list[str]:
     return [part for part in (reason, *(one for one in shown if f"its {one}" != reason)) if part]
 
 
+def decided_rate(folder: Path) -> DecidedRate | None:
+    """The noise rate by the decisions on the drawn pairs of a reviewed audit, or by those that this audit rests on."""
+    review = Review(folder)
+    try:
+        return review.decided or (None if review.summary is None else review.summary.decided)
+    finally:
+        review.close()
+
+
 class Review:
     """The state of a review, safe for threads.
 
@@ -101,6 +112,7 @@ class Review:
         self.folder = folder
         self.data = AuditedData(folder, images, self._is_audited)
         self.table = PairTable(folder, console)
+        self.summary = AuditSummary.read(folder / SUMMARY) if (folder / SUMMARY).exists() else None
         self.decisions = Decisions(folder / FILE)
         self._reserved: dict[int, tuple[str, float]] = {}  # drawn pairs: session and time
         self._lock = threading.Lock()
@@ -299,6 +311,23 @@ class Review:
             raise NotFoundError("This pair was not drawn for the noise rate", advice="Reload the page")
         place = int(places[0])
         return float(self.draw.inclusion(place + 1, self.draw.order[place : place + 1])[0])
+
+    @property
+    def decided(self) -> DecidedRate | None:
+        """The noise rate by the decisions on drawn pairs; None with too few of them."""
+        found = self.rate().estimate
+        return (
+            None
+            if found is None
+            else DecidedRate(decisions=found.decided, rate=found.rate, low=found.low, high=found.high)
+        )
+
+    def advice(self) -> list[str]:
+        """What the reviewer should know first: that the noise rate of the audit may be wrong, or is."""
+        if self.summary is None:
+            return []
+        summary = self.summary.model_copy(update={"decided": self.decided or self.summary.decided})
+        return summary.rate_sentences if summary.may_be_blind or summary.is_contradicted else []
 
     def rate(self) -> RateProgress:
         """The noise rate from the decisions on drawn pairs, up to the first that is not decided."""

@@ -260,6 +260,7 @@ class _Server:
             "reasons": self._reasons,
             "sources": self._sources,
             "rate": review.rate() if address.mode == "rate" else None,
+            "advice": review.advice(),
             "precision": PRECISION,
             "readable": len(review.table.readable),
             "least": min(LEAST, len(review.table.readable)),

@@ -54,6 +54,19 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
 
 
+def percent(share: float, largest: float | None = None) -> str:
+    """A share in per cent, with as many decimals as the `largest` of the shares beside it needs.
+
+    >>> [percent(share).replace("\\xa0", " ") for share in (0.388, 0.0388, 0.00038, 0.00001, 0)]
+    ['39 %', '3.9 %', '0.04 %', '<0.01 %', '0 %']
+    """
+    largest = share if largest is None else largest
+    if 0 < share == largest < 0.00005:
+        return "<0.01\xa0%"
+    decimals = 0 if largest >= 0.0995 or not share else 1 if largest >= 0.001 else 2
+    return f"{100 * share:.{decimals}f}\xa0%"
+
+
 def byte_size(n_bytes: int) -> str:
     """A size in the largest unit that fits.
 

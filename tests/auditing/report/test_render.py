@@ -16,7 +16,7 @@ from PIL import Image
 
 from html_reader import Reader
 from mispair.auditing.cuts import Part
-from mispair.auditing.findings import AuditSummary, MeasureSummary
+from mispair.auditing.findings import AuditSummary, DecidedRate, MeasureSummary
 from mispair.auditing.report import charts
 from mispair.auditing.report.page import Flagged, Item, NearDuplicates, Page, Partner
 from mispair.auditing.report.render import render
@@ -142,10 +142,10 @@ def test_all_of_it_is_there() -> None:
     words = read(PAGE).words
     for expected in (
         "Audit of pets",
-        "About 39 % of the 6,988 scored pairs are mismatched (37 % to 41 %).",
+        "About 39 % of the pairs have nothing to do with each other (37 % to 41 %).",
         "Pairs 7,000",
         "Flagged as mismatched 2,598 37 % have",
-        "Estimated noise rate 39 % 37 % to 41 % with 95 % confidence",
+        "Nothing to do with each other 39 % 37 % to 41 % with 95 % confidence",
         "Could not be read 12 12 without a score",
         "The 1 worst of 2,598 flagged pairs",
         "Pair pair-1 match score 0.03",
@@ -209,7 +209,7 @@ def headline(page: Page) -> str:
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({"scored": 7000}, "About 39 % of the 7,000 pairs are mismatched (37 % to 41 %)."),
+        ({"scored": 7000}, "About 39 % of the pairs have nothing to do with each other (37 % to 41 %)."),
         (
             {
                 "scored": 10_000_000,
@@ -218,15 +218,23 @@ def headline(page: Page) -> str:
                 "noise_rate_low": 0.03,
                 "noise_rate_high": 0.033,
             },
-            "About 3.1 % of the 10,000,000 pairs are mismatched (3.0 % to 3.3 %).",
+            "About 3.1 % of the pairs have nothing to do with each other (3.0 % to 3.3 %).",
         ),
         (
             {"scored": 7000, "noise_rate": 0.0004, "noise_rate_low": 0.0, "noise_rate_high": 0.0008},
-            "About 0.04 % of the 7,000 pairs are mismatched (0 % to 0.08 %).",
+            "About 0.04 % of the pairs have nothing to do with each other (0 % to 0.08 %).",
         ),
         (
             {"scored": 7000, "flagged": 0, "noise_rate": 0.0, "noise_rate_low": 0.0, "noise_rate_high": 0.004},
-            "None of the 7,000 pairs is flagged (at most 0.4 % are mismatched).",
+            "At most 0.4 % of the pairs have nothing to do with each other.",
+        ),
+        (
+            {"scored": 7000, "noise_rate": 0.0, "noise_rate_low": 0.0, "noise_rate_high": 0.0},
+            "At most 0.01 % of the pairs have nothing to do with each other.",
+        ),
+        (
+            {"decided": DecidedRate(decisions=100, rate=0.56, low=0.46, high=0.66)},
+            "By 100 decisions on drawn pairs, 56 % are mismatched (46 % to 66 %).",
         ),
         ({"pairs": 1, "scored": 1, "flagged": 1}, "The only pair is flagged."),
         ({"pairs": 4, "scored": 1, "flagged": 0}, "The only pair that could be scored is not flagged."),

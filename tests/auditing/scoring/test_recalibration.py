@@ -92,3 +92,12 @@ def test_any_decisions_give_finite_scores_in_the_order_of_the_audit(
     score = found.log_odds(np.sort(log_odds), np.zeros(40))
     assert np.isfinite(score).all()
     assert (np.diff(score) >= 0).all()
+
+
+def test_vectors_of_single_precision_that_are_alike() -> None:
+    rng = np.random.default_rng(0)
+    left, right = (unit(4, 300, seed)[rng.integers(0, 4, 400)].astype(np.float32) for seed in (0, 1))
+    matched = (rng.random(400) < 0.1).astype(np.float64)
+    found = Recalibration.fit(rng.standard_normal(400), left, right, matched, 1.0)
+    assert found is not None
+    assert np.isfinite(found.by_vectors(left, right)).all()

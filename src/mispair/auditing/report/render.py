@@ -10,6 +10,7 @@ from mispair.auditing.findings import NOTHING_IN_COMMON, AuditSummary
 from mispair.auditing.report import charts
 from mispair.auditing.report.page import Item, Page
 from mispair.auditing.scoring.measures import MEANINGS
+from mispair.support.formatting import percent
 from mispair.support.html import template
 
 _LONGEST_TEXT = 3000  # characters of a caption, so that the page stays small
@@ -27,9 +28,9 @@ def render(page: Page) -> str:
         summary=summary,
         meanings=MEANINGS,
         headline=_headline(summary),
-        rate=_percents(summary)[0] if summary.scored else "–",
-        interval=_interval(summary),
-        share_flagged=_percent(summary.flagged / summary.scored) if summary.scored else "",
+        rate=summary.rates[0] if summary.scored else "–",
+        interval="{1} to {2}".format(*summary.rates) if summary.scored else "",
+        share_flagged=percent(summary.flagged / summary.scored) if summary.scored else "",
         unread=max(sum(summary.unreadable.values()), summary.pairs - summary.scored),
         left=left,
         right=right,
@@ -38,7 +39,7 @@ def render(page: Page) -> str:
         width=charts.WIDTH,
         height=charts.HEIGHT,
         ceiling=_ceiling(summary),
-        percent=_percent,
+        percent=percent,
         verdict=lambda separation: _verdict(separation, summary),
     )
 
@@ -66,29 +67,6 @@ def _pairs(number: int) -> str:
     return f"{number:,} pair{'s' * (number != 1)}"
 
 
-def _percent(share: float, largest: float | None = None) -> str:
-    """A share in per cent, with as many decimals as the `largest` of the shares beside it needs.
-
-    >>> [_percent(share).replace("\\xa0", " ") for share in (0.388, 0.0388, 0.00038, 0)]
-    ['39 %', '3.9 %', '0.04 %', '0 %']
-    """
-    largest = share if largest is None else largest
-    decimals = 0 if largest >= 0.0995 or not share else 1 if largest >= 0.001 else 2
-    return f"{100 * share:.{decimals}f}\xa0%"
-
-
-def _percents(summary: AuditSummary) -> list[str]:
-    """The noise rate and the two ends of its interval, with the same decimals."""
-    return [
-        _percent(share, summary.noise_rate_high)
-        for share in (summary.noise_rate, summary.noise_rate_low, summary.noise_rate_high)
-    ]
-
-
-def _interval(summary: AuditSummary) -> str:
-    return "{1} to {2}".format(*_percents(summary)) if summary.scored else ""
-
-
 def _score(score: float) -> str:
     """A match score; a probability is never written as 0 or as 1.
 
@@ -112,13 +90,10 @@ def _headline(summary: AuditSummary) -> str:
     if summary.scored == 1:
         which = "pair that could be scored" if summary.pairs > 1 else "pair"
         return f"The only {which} is {'' if summary.flagged else 'not '}flagged."
-    rate, low, high = _percents(summary)
-    pairs = f"{summary.scored:,} {'scored ' * (summary.scored < summary.pairs)}pairs"
+    _, low, high = summary.rates
     if summary.nothing_in_common:
-        return f"{NOTHING_IN_COMMON} ({low} to {high} of {pairs})."
-    if not summary.flagged and summary.noise_rate < 0.00005:
-        return f"None of the {pairs} is flagged (at most {high} are mismatched)."
-    return f"About {rate} of the {pairs} are mismatched ({low} to {high})."
+        return f"{NOTHING_IN_COMMON} ({low} to {high} of the pairs)."
+    return summary.decided.sentence if summary.decided else summary.rate_sentence
 
 
 def _nouns(page: Page) -> tuple[str, str]:

@@ -67,7 +67,8 @@ class Recalibration:
         if len(matched) < LEAST:
             return None
         chosen = np.random.default_rng(0).permutation(len(matched))[:MOST]
-        log_odds, left, right, matched = clipped(log_odds[chosen]), left[chosen], right[chosen], matched[chosen]
+        log_odds, matched = clipped(log_odds[chosen]), matched[chosen]
+        left, right = left[chosen].astype(np.float64), right[chosen].astype(np.float64)
         stretch = SLOPE_VARIANCE + STRETCH / max(spread, 1e-3) ** 2
         ends = np.column_stack([math.sqrt(stretch) * log_odds, np.full(len(matched), math.sqrt(OFFSET_VARIANCE))])
         alike = left @ left.T + right @ right.T

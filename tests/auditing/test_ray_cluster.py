@@ -39,9 +39,8 @@ from pathlib import Path
 from mispair.auditing import folder, ray_engine
 from mispair.auditing.audit import Settings
 from mispair.auditing.inputs import AuditInput
-from mispair.auditing.scoring import judge, scan
+from mispair.auditing.scoring import scan
 
-judge.REGULARISATIONS = (1.0,)
 scan.BLOCK, scan.PART, folder.PART, ray_engine.PART = 10, 20, 20, 20
 source, out, notes, seconds = sys.argv[1:]
 ray.init(address="local", num_cpus=2, include_dashboard=False,

@@ -13,11 +13,10 @@ import os
 import signal
 import tempfile
 import threading
-from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -35,38 +34,20 @@ from mispair.support.owned_folder import WORK
 MOST_ATTEMPTS = 3  # for a part whose workers were killed
 MOST_FAILED_STARTS = 8  # of workers in a row, with no part measured in between
 
-Job = TypeVar("Job", bound=Hashable)
 Item = TypeVar("Item")
-Given = TypeVar("Given", contravariant=True)
 
 
-class Pool(Protocol[Job, Given]):
-    """Workers that do one job at a time."""
-
-    def start(self) -> tuple[Any, Job]:
-        """A new worker, and a job that ends when it is ready."""
-
-    def submit(self, worker: Any, item: Given) -> Job:
-        """Gives an item to a worker."""
-
-    def stop(self, worker: Any) -> None:
-        """Ends a worker that is not needed any more."""
-
-    def wait(self, jobs: list[Job]) -> Job:
-        """The first of these jobs to end."""
-
-    def death(self, job: Job) -> str | None:
-        """Why the worker of an ended job is dead; None if the job ended well. Raises what the job has raised."""
-
-
-def run_all(pool: Pool[Job, Item], items: Iterable[Item], workers: int, done: Callable[[Item], object]) -> None:
-    """Gives all items to a pool of workers, never more than one to a worker, and replaces workers that die.
+def run_all(
+    ray: Any, start: Callable[[], Any], items: Iterable[Item], workers: int, done: Callable[[Item], object]
+) -> None:
+    """Give items to workers, one at a time to each, and replace workers that die.
 
     Neither finished items nor those that come later are kept. A worker gets its first item when it has started, so
     that no item waits for a machine that never comes.
 
     Args:
-        pool: The workers.
+        ray: The module.
+        start: Starts a worker, an actor like `PartWorker`.
         items: What is to be done; taken one by one.
         workers: How many of them at most.
         done: Called with each item that was done.
@@ -75,50 +56,55 @@ def run_all(pool: Pool[Job, Item], items: Iterable[Item], workers: int, done: Ca
         DataError: The workers of one item, or workers that were starting, died too often.
     """
     queue = ((item, 1) for item in items)
-    again: deque[tuple[Item, int]] = deque()  # with the number of the attempt
-    starting: dict[Job, Any] = {}
-    running: dict[Job, tuple[Any, Item, int]] = {}
-    following: tuple[Item, int] | None = None
+    again: list[tuple[Item, int]] = []  # with the number of the attempt
+    jobs: dict[Any, tuple[Any, tuple[Item, int] | None]] = {}  # the worker of each, and its item unless it is starting
+    following = next(queue, None)
     failed_starts = 0
     try:
-        while True:
-            following = following or (again.popleft() if again else next(queue, None))
-            if following is None and not running:
-                return
-            while following is not None and len(starting) + len(running) < workers:
-                worker, job = pool.start()
-                starting[job] = worker
-            job = pool.wait([*starting, *running])
-            death = pool.death(job)
-            if job in starting:
-                worker = starting.pop(job)
-                failed_starts = 0 if death is None else failed_starts + 1
-                if failed_starts == MOST_FAILED_STARTS:
-                    raise DataError(
-                        f"{failed_starts} workers died when they started ({death}); look whether mispair is installed "
-                        "on all machines of the cluster, in the same version."
-                    )
-            else:
-                worker, item, attempt = running.pop(job)
-                if death is None:
-                    done(item)
-                elif attempt < MOST_ATTEMPTS:
-                    again.append((item, attempt + 1))
-                else:
-                    raise DataError(
-                        f"{attempt} workers died while they measured the same pairs ({death}); give workers more "
-                        "memory, then start the same command again: what was measured is kept."
-                    )
+        while following is not None or any(task is not None for _, task in jobs.values()):
+            while following is not None and len(jobs) < workers:
+                worker = start()
+                jobs[worker.ready.remote()] = worker, None
+            job = ray.wait(list(jobs), num_returns=1)[0][0]
+            worker, task = jobs.pop(job)
+            death = _death(ray, job)
             if death is None:
-                following = following or (again.popleft() if again else next(queue, None))
-                if following is None:
-                    pool.stop(worker)
-                else:
-                    running[pool.submit(worker, following[0])] = (worker, *following)
-                    following = None
+                failed_starts = 0
+                if task is not None:
+                    done(task[0])
+            elif task is None:
+                failed_starts += 1
+                if failed_starts == MOST_FAILED_STARTS:
+                    what = f"{failed_starts} workers died when they started ({death})"
+                    advice = "Look whether mispair is installed on all machines of the cluster, in the same version."
+                    raise DataError(what, advice=advice)
+            else:
+                item, attempt = task
+                if attempt == MOST_ATTEMPTS:
+                    what = f"{attempt} workers died while they measured the same pairs ({death})"
+                    advice = "Give workers more memory, and run the same command again: what was measured is kept."
+                    raise DataError(what, advice=advice)
+                again.append((item, attempt + 1))
+            following = following or (again.pop() if again else next(queue, None))
+            if death is None and following is not None:
+                jobs[worker.measure.remote(following[0])] = worker, following
+                following = again.pop() if again else next(queue, None)
+            elif death is None:
+                ray.kill(worker)
     finally:
-        for worker in (*starting.values(), *(task[0] for task in running.values())):
-            pool.stop(worker)
+        for worker, _ in jobs.values():
+            ray.kill(worker)
+
+
+def _death(ray: Any, job: Any) -> str | None:
+    """Why the worker of an ended job is dead; None if the job ended well. Raises what the job has raised."""
+    try:
+        ray.get(job)
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause from None
+    except ray.exceptions.RayError as error:
+        return _first_line(error)
+    return None
 
 
 @dataclass(frozen=True)
@@ -155,36 +141,6 @@ class PartWorker:
         scan(
             part.source, self.judge, part.groups, workers=workers, device=self.device, folder=folder, first=part.start
         )  # fmt: skip
-
-
-class RayPool:
-    """Workers that Ray starts, each on a core, or on a GPU, of its own."""
-
-    def __init__(self, ray: Any, *state: Any, gpu: bool) -> None:
-        self._ray, self._state = ray, [ray.put(value) for value in state]
-        self._actor = ray.remote(num_cpus=1, num_gpus=int(gpu), max_restarts=0)(PartWorker)
-
-    def start(self) -> tuple[Any, Any]:
-        worker = self._actor.remote(*self._state)
-        return worker, worker.ready.remote()
-
-    def submit(self, worker: Any, item: Part) -> Any:
-        return worker.measure.remote(item)
-
-    def stop(self, worker: Any) -> None:
-        self._ray.kill(worker)
-
-    def wait(self, jobs: list[Any]) -> Any:
-        return self._ray.wait(jobs, num_returns=1)[0][0]
-
-    def death(self, job: Any) -> str | None:
-        try:
-            self._ray.get(job)
-        except self._ray.exceptions.RayTaskError as error:
-            raise error.cause from None
-        except self._ray.exceptions.RayError as error:
-            return _first_line(error)
-        return None
 
 
 @dataclass(frozen=True)
@@ -234,7 +190,8 @@ class RayEngine:
         )
         # The number of a GPU is not the same on other machines; Ray shows each worker its own as the first.
         state = {name: value.cpu() for name, value in judge.state().items()}
-        pool = RayPool(self.ray, state, device.type, folder.absolute(), self.store, gpu=kind == "GPU")
+        shared = [self.ray.put(value) for value in (state, device.type, folder.absolute(), self.store)]
+        actor = self.ray.remote(num_cpus=1, num_gpus=int(kind == "GPU"), max_restarts=0)(PartWorker)
         store = None if self.store is None else Store(self.store)
 
         def done(part: Part) -> None:
@@ -242,7 +199,7 @@ class RayEngine:
                 store.get(f"{WORK}/{part_name(part.start)}", folder / part_name(part.start))
             step(len(part.source))
 
-        run_all(pool, parts, min(count, -(-missing // PART)), done)
+        run_all(self.ray, lambda: actor.remote(*shared), parts, min(count, -(-missing // PART)), done)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mispair.bench.report.exports import CSV_HEADS, csv_rows, latex, markdown, results_csv
+from mispair.bench.report.exports import CSV_HEADS, LATEX, MARKDOWN, csv_rows, results_csv
 from mispair.bench.report.rows import paper_data
 from mispair.bench.report.tables import ReportTable, part_tables, provenance_table
 from mispair.bench.suite.record import Record
@@ -102,6 +102,14 @@ def bold(table: ReportTable) -> set[str]:
     """The rows with a best result."""
     assert {table.heads[where] for _, where in table.bold} <= {"rSum", "single"}
     return {table.rows[number][0] for number, where in table.bold if table.heads[where] == "rSum"}
+
+
+def markdown(table: ReportTable) -> str:
+    return MARKDOWN.get_template("table.md").render(table=table)
+
+
+def latex(table: ReportTable) -> str:
+    return LATEX.get_template("table.tex").render(table=table)
 
 
 def notes(table: ReportTable) -> str:
@@ -479,7 +487,7 @@ def test_markdown() -> None:
     assert markdown(small("M|N, bank_size")) == (
         "**M\\|N, bank_size**\n\n"
         "| method | M\\|N, bank_size |\n| --- | ---: |\n| M\\|N, bank_size | **1.0** |\n| -2.5 | ± 0.1 |\n\n"
-        "- M\\|N, bank_size\n"
+        "- M\\|N, bank_size"
     )
 
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import re
-from collections.abc import Iterable
+from collections.abc import Callable
 from typing import Any
 
-from mispair.bench.report.tables import ReportTable
+import jinja2
+
 from mispair.bench.suite.record import Record
 from mispair.bench.suite.results_folder import Results
 from mispair.bench.suite.suite import Part, digest
@@ -22,19 +23,6 @@ CSV_HEADS = (
 )  # fmt: skip
 
 
-def markdown(table: ReportTable) -> str:
-    """As GitHub shows it: the title, the table, its notes."""
-    texts = [[plain_markdown(text) for text in row] for row in table.rows]
-    for row, column in table.bold:
-        texts[row][column] = f"**{texts[row][column]}**"
-    rule = ["---", *["---:"] * (len(table.heads) - 1)]
-    rows = [[plain_markdown(head) for head in table.heads], rule, *texts]
-    lines = [f"**{plain_markdown(table.title)}**", "", *(f"| {' | '.join(row)} |" for row in rows)]
-    if table.notes:
-        lines += ["", *(f"- {plain_markdown(note)}" for note in table.notes)]
-    return "\n".join(lines) + "\n"
-
-
 _MARKDOWN = re.compile(r"[\\`*|<\[\]]|(?<![A-Za-z0-9])_|_(?![A-Za-z0-9])")  # bank_size is no emphasis
 
 
@@ -44,37 +32,6 @@ def plain_markdown(text: str) -> str:
     a\\|b \\*c\\* bank_size \\_d\\_
     """
     return _MARKDOWN.sub(r"\\\g<0>", " ".join(text.split()))
-
-
-def latex(table: ReportTable) -> str:
-    """A table with booktabs and graphicx, its notes below."""
-    texts = [[_latex(text) for text in row] for row in table.rows]
-    for row, column in table.bold:
-        texts[row][column] = rf"\textbf{{{texts[row][column]}}}"
-    return "\n".join(
-        [
-            r"\begin{table}[ht]",
-            r"\centering\footnotesize\setlength{\tabcolsep}{3pt}",
-            rf"\caption{{{_latex(table.title)}}}",
-            rf"\label{{tab:{re.sub(r'[^A-Za-z0-9.-]', '-', table.name)}}}",
-            r"\resizebox{\ifdim\width>\linewidth\linewidth\else\width\fi}{!}{%",  # a wide table is scaled down
-            rf"\begin{{tabular}}{{l{'r' * (len(table.heads) - 1)}}}",
-            r"\toprule",
-            _latex_row([_latex(head) for head in table.heads]),
-            r"\midrule",
-            *(_latex_row(row) for row in texts),
-            r"\bottomrule",
-            r"\end{tabular}}",
-            r"\par\smallskip\raggedright",
-            *(rf"{_latex(note)}\par" for note in table.notes),
-            r"\end{table}",
-            "",
-        ]
-    )
-
-
-def _latex_row(texts: Iterable[str]) -> str:
-    return rf"{' & '.join(texts)} \\"
 
 
 _LATEX = {
@@ -100,6 +57,24 @@ def _latex(text: str) -> str:
         return "$-$" if match["minus"] else _LATEX[match["special"]]
 
     return _LATEX_TEXT.sub(escaped, " ".join(text.split()))
+
+
+def _environment(escape: Callable[[str], str], **settings: str) -> jinja2.Environment:
+    """Templates of tables in which `escape` is applied to every text; to `tables` and their titles, or to one."""
+    return jinja2.Environment(
+        loader=jinja2.PackageLoader("mispair"),
+        undefined=jinja2.StrictUndefined,
+        keep_trailing_newline=True,
+        finalize=lambda value: escape(value) if isinstance(value, str) else value,
+        **settings,  # type: ignore[arg-type]
+    )
+
+
+MARKDOWN = _environment(plain_markdown)
+LATEX = _environment(
+    _latex, block_start_string="<%", block_end_string="%>", variable_start_string="<<", variable_end_string=">>",
+    comment_start_string="<#", comment_end_string="#>",
+)  # fmt: skip
 
 
 def csv_rows(results: Results, part: Part) -> list[dict[str, Any]]:

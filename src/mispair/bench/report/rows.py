@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import fmean, stdev
 from typing import Any
 
 from mispair.bench import paper
@@ -65,6 +66,22 @@ class ResultRow:
     @property
     def rsums(self) -> list[float]:
         return [result.metrics["rsum"] for result in self.results.values()]
+
+    @property
+    def mean(self) -> float:
+        """Of rSum over the seeds."""
+        return fmean(self.rsums)
+
+    @property
+    def sd(self) -> float | None:
+        """Sample standard deviation of rSum over the seeds; one seed has none."""
+        return stdev(self.rsums) if len(self.rsums) > 1 else None
+
+    @property
+    def score(self) -> str:
+        if self.sd is None:
+            return f"{self.mean:.1f}, one seed"
+        return f"{self.mean:.1f}\xa0±\xa0{self.sd:.1f}, {len(self.rsums)} seeds"
 
     @property
     def is_averaged(self) -> bool:

@@ -32,6 +32,16 @@ class PairExample:
     def is_mismatched(self) -> bool:
         return self.mismatched or self.kind == "mismatched"
 
+    @property
+    def images(self) -> dict[str, str]:
+        """The names of the images to show, by what they are."""
+        shown = {"in the data": self.image}
+        if self.new_image is not None:
+            shown["replacement"] = self.new_image
+            if self.is_mismatched and self.true_image is not None:
+                shown["true, not in training"] = self.true_image
+        return shown
+
 
 def sample_examples(method: Examples | None, pairs: Pairs, seed: int) -> tuple[PairExample, ...]:
     """Random pairs of each kind; none of methods without labels and new partners."""

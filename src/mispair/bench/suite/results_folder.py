@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -48,6 +49,32 @@ class Results:
     seeds: int  # trainings that there should be of each row
     records: Mapping[str, Record]  # done or failed, by the name of the cell
     ignored: Sequence[str] = ()  # damaged records, and those of no row of the suite
+
+    @cached_property
+    def cells(self) -> list[Cell]:
+        """All trainings of the suite."""
+        return self.suite.cells(self.seeds)
+
+    @property
+    def done(self) -> list[Record]:
+        return self._ended("done")
+
+    @property
+    def failed(self) -> list[Record]:
+        return self._ended("failed")
+
+    @property
+    def missing(self) -> int:
+        return len(self.cells) - len(self.done) - len(self.failed)
+
+    def _ended(self, status: str) -> list[Record]:
+        ended = (self.records[cell.name] for cell in self.cells if cell.name in self.records)
+        return [record for record in ended if record.status == status]
+
+    def __str__(self) -> str:
+        failed = f", {len(self.failed)} failed ({', '.join(one.name for one in self.failed)})" if self.failed else ""
+        missing = f", {self.missing} missing" if self.missing else ""
+        return f"{len(self.done)} of {len(self.cells)} trainings done{failed}{missing}."
 
 
 def cell_folder(results: Path, cell: Cell) -> Path:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from mispair.auditing.audit import Audit as Audit
     from mispair.auditing.audit import audit as audit
     from mispair.auditing.auditor import Auditor as Auditor
+    from mispair.calibrating.calibrate import Calibration as Calibration
+    from mispair.calibrating.calibrate import calibrate as calibrate
     from mispair.config import Config as Config
     from mispair.encoders.encoders import list_encoders as list_encoders
     from mispair.methods import list_methods as list_methods
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 _HOME = {
     "Audit": "auditing.audit",
     "Auditor": "auditing.auditor",
+    "Calibration": "calibrating.calibrate",
     "Config": "config",
     "Matcher": "retrieval.matcher",
     "Pairs": "pairs.pairs",
@@ -51,6 +54,7 @@ _HOME = {
     "Vectors": "pairs.pairs",
     "add_noise": "pairs.noise",
     "audit": "auditing.audit",
+    "calibrate": "calibrating.calibrate",
     "evaluate_together": "retrieval.matcher",
     "fit": "training.fit",
     "list_encoders": "encoders.encoders",

@@ -127,33 +127,37 @@ def cuts(
         rate: Noise rate, and both ends of its interval.
         values: The cuts.
     """
-    odds = [_odds(value, len(match)) for value in rate]
     found = []
     for value in sorted(set(values)):
         wrong = 1 - match[match < value].astype(np.float64)
-        if not len(wrong):
-            found.append(Cut(flag_below=value, flagged=0, mismatched=0, mismatched_low=0, mismatched_high=0))
-            continue
-        middle = float(wrong.mean())
-        ends = [_shifted(wrong, other / odds[0]) for other in odds[1:]]
-        limits = _limits(middle, len(wrong))
-        low, high = (math.hypot(middle - end, middle - limit) for end, limit in zip(ends, limits, strict=True))
+        middle, low, high = share_interval(wrong, rate, len(match)) if len(wrong) else (0.0, 0.0, 0.0)
         found.append(
-            Cut(
-                flag_below=value,
-                flagged=len(wrong),
-                mismatched=middle,
-                mismatched_low=max(0.0, middle - low),
-                mismatched_high=min(1.0, middle + high),
-            )
+            Cut(flag_below=value, flagged=len(wrong), mismatched=middle, mismatched_low=low, mismatched_high=high)
         )
     return found
+
+
+def share_interval(wrong: FloatArray, rate: tuple[float, float, float], pairs: int) -> tuple[float, float, float]:
+    """Share of mismatched pairs among some of all pairs, and its 95 % interval.
+
+    Args:
+        wrong: (k,) probability that each of them is mismatched.
+        rate: Noise rate of all pairs, and both ends of its interval.
+        pairs: How many pairs there are.
+    """
+    odds = [_odds(value, pairs) for value in rate]
+    middle = float(wrong.mean())
+    ends = [_shifted(wrong, other / odds[0]) for other in odds[1:]]
+    limits = _limits(middle, len(wrong))
+    low, high = (math.hypot(middle - end, middle - limit) for end, limit in zip(ends, limits, strict=True))
+    return middle, max(0.0, middle - low), min(1.0, middle + high)
 
 
 def _limits(share: float, count: int) -> tuple[float, float]:
     """Clopper and Pearson's 95 % limits of a share of so many."""
     found = share * count
-    return float(betaincinv(found, count - found + 1, 0.025)), float(betaincinv(found + 1, count - found, 0.975))
+    low = betaincinv(found, count - found + 1, 0.025) if found > 0 else 0.0
+    return float(low), float(betaincinv(found + 1, count - found, 0.975)) if found < count else 1.0
 
 
 def _odds(rate: float, count: int) -> float:

@@ -488,11 +488,7 @@ def read_checked(path: Path) -> dict[str, bool]:
     answers: dict[str, bool] = {}
     for ids, cells in table.batches([names["id"], names[key]]):
         for name, cell in zip(ids.to_pylist(), cells.to_pylist(), strict=True):
-            word = str(cell).strip().lower()
-            if word not in _YES + _NO + _PLAIN:
-                raise DataError(f"{cell!r} for {name!r} in the column {names[key]}", where=path, expected="yes or no")
-            # "wrong" means mismatched, whether the column is named right or is_mismatch.
-            right = word == "right" if word in _PLAIN else (word in _YES) == (key == "right")
+            right = read_answer(cell, names[key], path, name)
             if answers.setdefault(original(str(name)), right) != right:  # the id may come from pairs.csv
                 raise DataError(
                     f"the pair {name!r} is right in one row and wrong in another",
@@ -500,3 +496,17 @@ def read_checked(path: Path) -> dict[str, bool]:
                     advice="Keep one of them.",
                 )
     return answers
+
+
+def read_answer(cell: str, column: str, where: Path, name: str = "") -> bool:
+    """Whether a pair matches, by the cell of a column named right (yes means that it does) or is_mismatch.
+
+    Raises:
+        DataError: It is no answer.
+    """
+    word = str(cell).strip().lower()
+    if word not in _YES + _NO + _PLAIN:
+        about = f" for {name!r}" if name else ""
+        raise DataError(f"{cell!r}{about} in the column {column}", where=where, expected="yes or no")
+    # "wrong" means mismatched, whatever the name of the column.
+    return word == "right" if word in _PLAIN else (word in _YES) == (column.lower() != "is_mismatch")

@@ -272,15 +272,7 @@ class Draw:
         # that happen to be smaller do not count: whoever looks after each decision would stop at just that moment.
         factor = max(1.0, (count * observed / modelled + PRIOR) / (count + PRIOR)) if modelled else 0.0
 
-        def end(sign: int) -> float:
-            def beyond(shift: float) -> bool:
-                possible, variance = at(shift)
-                return bool(possible + sign * Z * np.sqrt(factor * variance) / total > rate)
-
-            return at(_first(beyond))[0] if factor else float(rate)
-
-        low, middle, high = np.clip([end(1), rate, end(-1)], 0, 1).tolist()
-        return NoiseEstimate(count, middle, min(low, middle), max(middle, high))
+        return no_surprise(count, float(rate), at, factor, total)
 
     def plan(
         self,
@@ -331,6 +323,30 @@ class Draw:
 def _padded(values: npt.NDArray[np.floating], size: int) -> FloatArray:
     """The values, and NaN behind them."""
     return np.concatenate([values, np.full(size - len(values), np.nan)])
+
+
+def no_surprise(
+    count: int, rate: float, at: Callable[[float], tuple[float, float]], factor: float, total: int
+) -> NoiseEstimate:
+    """An estimate with the interval of the rates at which it would be no surprise.
+
+    Args:
+        count: Decisions that it rests on.
+        rate: The estimate.
+        at: Of a shift of the log odds, the rate and `total`^2 times the variance of the estimate if it is the true one.
+        factor: Of the variance.
+        total: Number of pairs.
+    """
+
+    def end(sign: int) -> float:
+        def beyond(shift: float) -> bool:
+            possible, variance = at(shift)
+            return bool(possible + sign * Z * np.sqrt(factor * variance) / total > rate)
+
+        return at(_first(beyond))[0] if factor else rate
+
+    low, middle, high = np.clip([end(1), rate, end(-1)], 0, 1).tolist()
+    return NoiseEstimate(count, middle, min(low, middle), max(middle, high))
 
 
 def _first(holds: Callable[[float], bool]) -> float:

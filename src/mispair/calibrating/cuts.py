@@ -1,0 +1,160 @@
+"""What each cut of ordered pairs keeps and loses."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from mispair.auditing.cuts import share_interval
+from mispair.errors import ConflictError, InvalidValueError
+from mispair.functional.logistic import FloatArray
+from mispair.pairs.pairs import IntArray
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The pairs from a score up.
+
+    Attributes:
+        least: The lowest score that is kept.
+        match_score: Probability that a pair with this score matches.
+        kept: How many pairs are kept.
+        purity: Estimated share of matched pairs among them.
+        purity_low: Lower end of its 95 % interval.
+        purity_high: Upper end.
+        lost: Estimated share of all matched pairs that the cut loses.
+    """
+
+    least: float
+    match_score: float
+    kept: int
+    purity: float
+    purity_low: float
+    purity_high: float
+    lost: float
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """Pairs in an order, with the probability that each matches. Pairs of the same order are kept together or not.
+
+    Args:
+        order: (n,) higher is better.
+        match: (n,) probabilities.
+        rate: Noise rate, and both ends of its interval.
+    """
+
+    order: FloatArray
+    match: FloatArray
+    rate: tuple[float, float, float]
+
+    @cached_property
+    def _best_first(self) -> IntArray:
+        return np.argsort(-self.order, kind="stable")
+
+    @cached_property
+    def _ends(self) -> IntArray:
+        """How many pairs each possible cut keeps, ascending."""
+        ordered = self.order[self._best_first]
+        return np.append(np.flatnonzero(np.diff(ordered)) + 1, len(ordered))
+
+    @cached_property
+    def _matched(self) -> FloatArray:
+        """(n,) expected number of matched pairs among the first ones."""
+        return np.cumsum(self.match[self._best_first])
+
+    @property
+    def purities(self) -> tuple[IntArray, FloatArray]:
+        """How many pairs each possible cut keeps, and which share of them matches."""
+        return self._ends, self._matched[self._ends - 1] / self._ends
+
+    def purest(self, purity: float) -> Cut:
+        """The cut that keeps the most pairs of which a share matches.
+
+        Raises:
+            InvalidValueError: It is no share.
+            ConflictError: No cut is as pure.
+        """
+        if not 0 < purity <= 1:
+            raise InvalidValueError(str(purity), where="purity", expected="a share of matched pairs such as 0.95")
+        kept, purities = self.purities
+        enough = np.flatnonzero(purities >= purity - 1e-12)
+        if not len(enough):
+            best = f"the purest cut, {kept[purities.argmax()]:,} pairs, has {purities.max():.1%}"
+            raise ConflictError(f"no cut is as pure as {purity}: {best}", where="purity", advice="Ask for less.")
+        return self._at(int(kept[enough[-1]]))
+
+    def best(self, keep: int) -> Cut:
+        """The cut that keeps the best pairs, at most so many.
+
+        Raises:
+            InvalidValueError: There are none, or the best pairs have equal scores and are more.
+        """
+        if keep < 1:
+            raise InvalidValueError(str(keep), where="keep", expected="a number of pairs such as 1000000")
+        if keep < self._ends[0]:
+            equal = f"{self._ends[0]:,} pairs have the highest score"
+            raise InvalidValueError(f"{keep:,}, but {equal}", where="keep", expected=f"at least {self._ends[0]:,}")
+        return self._at(int(self._ends[np.searchsorted(self._ends, keep, side="right") - 1]))
+
+    def above(self, least: float) -> Cut:
+        """The cut that keeps the pairs from a score up.
+
+        Raises:
+            ConflictError: There are none.
+        """
+        return self._first(lambda: self.order >= least, f"no pair has a score of {least:g} or more")
+
+    def likely(self, probability: float) -> Cut:
+        """The cut that keeps the pairs that match with this probability or more.
+
+        Raises:
+            ConflictError: There are none.
+        """
+        return self._first(
+            lambda: self.match >= probability, f"no pair matches with a probability of {probability:g} or more"
+        )
+
+    def _first(self, chosen: Callable[[], np.ndarray], otherwise: str) -> Cut:
+        count = int(np.count_nonzero(chosen()))
+        if not count:
+            raise ConflictError(otherwise, advice="Lower the cut.")
+        return self._at(count)
+
+    def _at(self, kept: int) -> Cut:
+        rows = self._best_first[:kept]
+        wrong, low, high = share_interval(1 - self.match[rows], self.rate, len(self.match))
+        last, all_matched = rows[-1], max(float(self._matched[-1]), 1e-12)
+        return Cut(
+            least=float(self.order[last]),
+            match_score=float(self.match[last]),
+            kept=kept,
+            purity=1 - wrong,
+            purity_low=1 - high,
+            purity_high=1 - low,
+            lost=float(max(0.0, 1 - self._matched[kept - 1] / all_matched)),
+        )
+
+
+def at_rate(match: FloatArray, rate: float, rounds: int = 200) -> FloatArray:
+    """Probabilities for pairs of another noise rate, such as those of one source, as expectation maximisation finds it.
+
+    The odds of each pair are multiplied by the same factor until their mean agrees with it (Saerens et al., 2002).
+
+    Args:
+        match: (n,) probabilities that hold at the noise rate of all pairs.
+        rate: That rate.
+        rounds: At most so many.
+    """
+    base = min(max(1 - rate, 1e-6), 1 - 1e-6)
+    share, found = base, match
+    for _ in range(rounds):
+        up, down = match * share / base, (1 - match) * (1 - share) / (1 - base)
+        found = up / np.maximum(up + down, 1e-300)
+        before, share = share, min(max(float(found.mean()), 1e-6), 1 - 1e-6)
+        if abs(share - before) < 1e-9:
+            break
+    return found

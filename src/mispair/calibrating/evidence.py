@@ -1,0 +1,348 @@
+"""What says which scores are wrong pairs: scores of shuffled pairs, an audit, or pairs that a person has checked.
+
+Scores are compared by their ranks, so that nothing depends on their scale: a cosine, a sigmoid of it and its logarithm
+give the same probabilities.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import isotonic_regression
+from scipy.special import ndtri
+from scipy.stats import rankdata, spearmanr
+
+from mispair.auditing.detection import FALSE_ALARMS, Detection
+from mispair.auditing.scoring.calibration import combine, noise_interval, positive_weights, separated, trust
+from mispair.errors import ConflictError, TooFewError
+from mispair.functional.logistic import FloatArray, logistic, probability
+from mispair.pairs.pairs import MATCH_THRESHOLD, IntArray
+from mispair.reviewing.noise_estimate import FOLDS, LEAST, PRIOR, NoiseEstimate, no_surprise, recalibrate
+
+LEAST_PAIRS, LEAST_SHUFFLED = 50, 100
+MOST_SHUFFLED = 100_000  # pairs that are made of the vectors
+POOL, CLOSE_BY, SAME = 5_000, 10, 0.98  # rows among which look-alikes are searched; nearest ones; cosine of duplicates
+SAME_ORDER = 0.99  # rank correlation of a score and the cosine that it was made of, perhaps rounded
+RIDGE = 1e-3
+NOTHING_TO_DO = "pairs that have nothing to do with each other"
+
+
+@dataclass(frozen=True)
+class View:
+    """What one kind of evidence says about n pairs.
+
+    Attributes:
+        evidence: "shuffled", "vectors", "audit" or "checked".
+        wrong: What counts as a wrong pair by it.
+        rate: Noise rate.
+        low: Lower end of its 95 % interval.
+        high: Upper end.
+        order: (n,) what orders the pairs, higher is better.
+        match: (n,) probability that each pair matches; it never falls with the order.
+        detections: Which mismatches made on purpose would be found.
+        count: Shuffled, audited or checked pairs that it rests on.
+    """
+
+    evidence: str
+    wrong: str
+    rate: float
+    low: float
+    high: float
+    order: FloatArray
+    match: FloatArray
+    detections: tuple[Detection, ...] = ()
+    count: int = 0
+
+
+def normal_scores(*parts: FloatArray) -> list[FloatArray]:
+    """The ranks of each column among all parts (n, m), as quantiles of a normal distribution; ties share the mean rank.
+
+    >>> [part.round(2).tolist() for part in normal_scores(np.array([[1.0], [9.0]]), np.array([[2.0]]))]
+    [[[-0.97], [0.97]], [[0.0]]]
+    """
+    both = np.concatenate(parts)
+    ranks = ndtri((rankdata(both, axis=0) - 0.5) / len(both))
+    return np.split(ranks, np.cumsum([len(part) for part in parts])[:-1])
+
+
+def by_shuffled(
+    scores: FloatArray, shuffled: FloatArray, columns: Sequence[str], close: FloatArray | None = None
+) -> View:
+    """The scores as a mixture of those of shuffled pairs and of others.
+
+    Args:
+        scores: (n, m) the columns of all pairs.
+        shuffled: (s, m) of shuffled pairs.
+        columns: Names of the columns.
+        close: (c, m) of pairs with the partner of a look-alike.
+
+    Raises:
+        TooFewError: There are too few pairs.
+        ConflictError: The shuffled pairs score as high as the others.
+    """
+    _enough(len(scores), LEAST_PAIRS, "pairs with a score")
+    _enough(len(shuffled), LEAST_SHUFFLED, "shuffled pairs")
+    close = np.empty((0, len(columns))) if close is None else close
+    observed, null, near = normal_scores(scores, shuffled, close)
+    for column, one, other in zip(columns, observed.T, null.T, strict=True):
+        if separated(other, one):
+            raise _reversed(column, "shuffled pairs score higher than yours")
+        if len(columns) == 1 and not separated(one, other):
+            advice = "Either (nearly) all pairs are wrong, or this score does not see it: check 100 random pairs."
+            raise ConflictError(f"shuffled pairs score as high as yours in {column!r}", where="score", advice=advice)
+    first = trust(observed.mean(1), null.mean(1))
+    found = combine(observed, null, near, np.zeros(len(near)), first)
+    sums = [found.sums(part) for part in (observed, null, near)]
+    match, *others = (probability(found.log_odds(part)) for part in sums)
+    return View(
+        evidence="shuffled" if not len(near) else "vectors",
+        wrong=NOTHING_TO_DO,
+        rate=found.rate,
+        low=found.low,
+        high=found.high,
+        order=scores[:, 0] if len(columns) == 1 else sums[0],
+        match=match,
+        detections=_detections(match, sums, others, found.high),
+        count=len(shuffled),
+    )
+
+
+def _detections(
+    match: FloatArray, sums: Sequence[FloatArray], others: Sequence[FloatArray], high: float
+) -> tuple[Detection, ...]:
+    """Which share of the shuffled pairs, and of those with a look-alike's partner, is found."""
+    observed, lowest = sums[0], np.quantile(sums[0][match >= MATCH_THRESHOLD], FALSE_ALARMS) if match.max() > 0.5 else 0
+    return tuple(
+        Detection(
+            kind=kind,
+            found=float((chances < MATCH_THRESHOLD).mean()),
+            found_at_1_percent=float((part < lowest).mean()),
+            at_most=high if kind == "random" else max(high, noise_interval(observed, part)[1]),
+        )
+        for kind, part, chances in zip(("random", "similar"), sums[1:], others, strict=True)
+        if len(part)
+    )
+
+
+def by_vectors(
+    score: FloatArray, left: npt.NDArray[np.floating], right: npt.NDArray[np.floating], column: str, seed: int = 0
+) -> View:
+    """The same, where the score is the cosine of two vectors or rises with it: mispair makes the shuffled pairs.
+
+    Args:
+        score: (n,)
+        left: (n, D) vectors of one side.
+        right: (n, D) of the other.
+        column: Name of the score.
+        seed: Of the shuffled pairs.
+
+    Raises:
+        TooFewError: There are too few pairs.
+        ConflictError: The score is not the cosine of these vectors.
+    """
+    _enough(len(score), LEAST_PAIRS, "pairs with a score")
+    alike = 0.0
+    if left.shape[1] == right.shape[1]:
+        cosine = _cosines(left, right, np.arange(len(left)), np.arange(len(left)))
+        alike = float(spearmanr(score, cosine).statistic)
+    if not alike >= SAME_ORDER:
+        raise ConflictError(
+            f"{column!r} is not the cosine of these vectors (rank correlation {alike:.2f})",
+            where="left",
+            expected="the vectors that the score was made of",
+            advice="Score a few hundred shuffled pairs in the same way (`shuffled`), or audit the vectors (`audit`).",
+        )
+    rng = np.random.default_rng(seed)
+    groups = [_equal_rows(side) for side in (left, right)]
+    rows = np.resize(rng.permutation(len(score)), min(MOST_SHUFFLED, 20 * len(score)))
+    partners = (rows + rng.integers(1, len(score), len(rows))) % len(score)
+    null = _cosines(left, right, *_mismatched(rows, partners, groups))
+    near = _cosines(left, right, *_mismatched(*_look_alikes(left, right, rng), groups))
+    found = by_shuffled(cosine[:, None], null[:, None], [column], near[:, None])
+    return replace(found, order=score, count=len(null))
+
+
+def _cosines(
+    left: npt.NDArray[np.floating], right: npt.NDArray[np.floating], rows: IntArray, partners: IntArray
+) -> FloatArray:
+    """Cosines of pairs of rows, some at a time: there may be millions."""
+    found = np.empty(len(rows))
+    for start in range(0, len(rows), POOL):
+        a, b = (np.asarray(side[part[start : start + POOL]], dtype=np.float64)
+                for side, part in ((left, rows), (right, partners)))  # fmt: skip
+        norms = np.linalg.norm(a, axis=1) * np.linalg.norm(b, axis=1)
+        found[start : start + POOL] = (a * b).sum(1) / np.maximum(norms, 1e-12)
+    return found
+
+
+def _equal_rows(vectors: npt.NDArray[np.floating]) -> IntArray:
+    """(n,) equal for rows with the same vector: captions of one photo, or one caption of several photos."""
+    hashes = np.array([hash(row.tobytes()) for row in vectors], dtype=np.int64)
+    return np.asarray(np.unique(hashes, return_inverse=True)[1], dtype=np.int64)
+
+
+def _mismatched(rows: IntArray, partners: IntArray, groups: Sequence[IntArray]) -> tuple[IntArray, IntArray]:
+    """Those pairs of rows that do not share an item: a photo with another caption of its own is not wrong."""
+    different = np.all([group[rows] != group[partners] for group in groups], axis=0)
+    return rows[different], partners[different]
+
+
+def _look_alikes(
+    left: npt.NDArray[np.floating], right: npt.NDArray[np.floating], rng: np.random.Generator
+) -> tuple[IntArray, IntArray]:
+    """Rows, and one of the nearest rows of each by the left side, then by the right side."""
+    pool = rng.permutation(len(left))[:POOL]
+    near = []
+    for side in (left, right):
+        x = np.asarray(side[pool], dtype=np.float32)
+        x /= np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-12)
+        alike = x @ x.T
+        alike[alike > SAME] = -1  # itself, and duplicates
+        count = min(CLOSE_BY, len(pool) - 1)
+        nearest = np.argpartition(-alike, count - 1, axis=1)[:, :count]
+        near.append(pool[nearest[np.arange(len(pool)), rng.integers(0, count, len(pool))]])
+    return np.tile(pool, 2), np.concatenate(near)
+
+
+def by_audit(scores: FloatArray, match: FloatArray, rate: tuple[float, float, float], columns: Sequence[str]) -> View:
+    """The probabilities of an audit of the same rows, by score.
+
+    Args:
+        scores: (n, m) the columns.
+        match: (n,) match scores of the audit.
+        rate: Its noise rate, and both ends of its interval.
+        columns: Names of the columns.
+
+    Raises:
+        ConflictError: The scores have nothing to do with the audit.
+    """
+    _enough(len(scores), LEAST_PAIRS, "pairs with a score")
+    order, _ = _fitted(scores, scores, match, columns, "the audit")
+    return View("audit", NOTHING_TO_DO, *rate, order, _rising(order, match), count=len(scores))
+
+
+def _rising(order: FloatArray, target: FloatArray) -> FloatArray:
+    """(n,) isotonic regression; equal scores get the same."""
+    _, place, counts = np.unique(order, return_inverse=True, return_counts=True)
+    means = np.bincount(place, target) / counts
+    return np.asarray(np.clip(isotonic_regression(means, weights=counts).x, 0, 1)[place])
+
+
+def _fitted(
+    known: FloatArray, scores: FloatArray, target: FloatArray, columns: Sequence[str], by: str
+) -> tuple[FloatArray, FloatArray]:
+    """What orders the pairs, and the log odds that they match, by a logistic regression on the normal scores.
+
+    Args:
+        known: (k, m) columns of the pairs that the target is known of.
+        scores: (n, m) of all pairs.
+        target: (k,) probability that these match.
+        columns: Names of the columns.
+        by: Where the target comes from, for messages.
+    """
+    everything, x = normal_scores(scores, known)
+    worth = np.ones(len(x))
+    weights = positive_weights(x, target, worth, np.full(x.shape[1], RIDGE))
+    if not weights.any():
+        raise _reversed(columns[0], f"{by} says that pairs with a higher score match less often, or as often")
+    sums = x @ weights
+    slope, offset = logistic(sums[:, None], target, worth, RIDGE)
+    all_sums = everything @ weights
+    return scores[:, 0] if len(columns) == 1 else all_sums, float(slope[0]) * all_sums + offset
+
+
+def by_checked(
+    scores: FloatArray,
+    rows: IntArray,
+    matched: npt.NDArray[np.bool_],
+    columns: Sequence[str],
+    stands_for: FloatArray | None = None,
+    base: View | None = None,
+) -> View:
+    """Probabilities and the noise rate from checked pairs.
+
+    Args:
+        scores: (n, m) the columns of all pairs.
+        rows: (k,) checked pairs, a random sample.
+        matched: (k,) whether each of them matches.
+        columns: Names of the columns.
+        stands_for: (k,) how many pairs each stands for, up to a factor; equally many by default.
+        base: Probabilities to begin with, of another kind of evidence; by default the checked pairs give them.
+
+    Raises:
+        TooFewError: There are too few of them.
+        ConflictError: The scores do not tell right from wrong pairs.
+    """
+    _enough(len(rows), min(LEAST, len(scores)), "checked pairs")
+    wrong = 1.0 - matched.astype(np.float64)
+    if base is None:
+        order, log_odds = _fitted(scores[rows], scores, matched.astype(np.float64), columns, "the checked pairs")
+    else:
+        share = np.clip(base.match, 1e-5, 1 - 1e-5)
+        order, log_odds = base.order, np.log(share / (1 - share))
+    found = rate_of_checked(-log_odds, rows, wrong, stands_for)
+    slope, offset = recalibrate(-log_odds[rows], wrong)
+    if slope <= 0:
+        raise _reversed(columns[0], "the checked pairs with higher scores match less often")
+    match = probability(slope * log_odds - offset)
+    ends = found.rate, found.low, found.high
+    return View("checked", "pairs that people call wrong", *ends, order, match, count=len(rows))
+
+
+def rate_of_checked(
+    log_odds: FloatArray, rows: IntArray, wrong: FloatArray, stands_for: FloatArray | None = None
+) -> NoiseEstimate:
+    """The noise rate by a random sample of checked pairs, sharpened by log odds (n,) that each pair is mismatched.
+
+    The mean over all pairs of a prediction p is corrected by that of (wrong - p) / i over the checked ones, i the
+    probability that a pair was drawn (the difference estimator). p is recalibrated for each tenth of the pairs by the
+    answers on the others, so that no answer corrects itself.
+    """
+    n, k = len(log_odds), len(rows)
+    inclusion = np.asarray(
+        np.full(k, k / n) if stands_for is None else np.minimum(1, stands_for.sum() / n / stands_for)
+    )
+    fold, x = np.random.default_rng(0).integers(0, FOLDS, n), log_odds[rows]
+    expected = np.empty(n)
+    for own in range(FOLDS):
+        slope, offset = recalibrate(x[fold[rows] != own], wrong[fold[rows] != own])
+        expected[fold == own] = probability(slope * log_odds[fold == own] + offset)
+    error = (wrong - expected[rows]) / inclusion
+    rate = float(expected.sum() + error.sum()) / n
+    slope, offset = recalibrate(x, wrong)
+    # Each checked pair stands for 1 / i pairs, of which each adds (1 / i - 1) (wrong - p)^2 to the variance.
+    missed = (1 / inclusion - 1) / inclusion
+
+    def at(shift: float) -> tuple[float, float]:
+        """A rate that is possible, and the variance of the sum if it is the true one."""
+        p = probability(slope * x + shift)
+        squares = p * (1 - p) + (p - expected[rows]) ** 2
+        return float(probability(slope * log_odds + shift).mean()), float(missed @ squares)
+
+    observed, modelled = float(((1 - inclusion) * error**2).sum()), at(offset)[1]
+    # As in a review: at first the variance is mostly the expected one, and errors that happen to be small do not count.
+    factor = max(1.0, (k * observed / modelled + PRIOR) / (k + PRIOR)) if modelled else 0.0
+    return no_surprise(k, rate, at, factor, n)
+
+
+def disagreement(views: Sequence[View]) -> str:
+    """A sentence where the intervals of two kinds of evidence exclude each other."""
+    for number, one in enumerate(views):
+        for other in views[number + 1 :]:
+            if one.low > other.high or other.low > one.high:
+                rates = " and ".join(f"{view.rate:.1%} by {view.evidence}" for view in (one, other))
+                return f"The noise rates disagree: {rates}. Checked pairs know what you call wrong; trust these."
+    return ""
+
+
+def _enough(count: int, least: int, what: str) -> None:
+    if count < least:
+        raise TooFewError(f"{count:,} {what}", expected=f"at least {least:,}")
+
+
+def _reversed(column: str, what: str) -> ConflictError:
+    advice = "Negate the column if lower is better, as for a distance."
+    return ConflictError(f"{column!r}: {what}", where="score", advice=advice)

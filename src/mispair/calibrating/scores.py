@@ -1,0 +1,241 @@
+"""Columns of scores from tables, folders and arrays, and the evidence about their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mispair.auditing.findings import AuditSummary
+from mispair.auditing.folder import read_answer
+from mispair.auditing.output_files import SUMMARY
+from mispair.errors import ConflictError, NotFoundError, ShapeError
+from mispair.functional.logistic import FloatArray
+from mispair.pairs import row_ids
+from mispair.pairs.audited import AuditColumns, read_audit_table
+from mispair.pairs.layouts.datacomp import find_datacomp
+from mispair.pairs.npy import open_array
+from mispair.pairs.other_libraries import as_table, as_vectors
+from mispair.pairs.pairs import IntArray
+from mispair.pairs.result_tables import original
+from mispair.pairs.row_ids import RowIds
+from mispair.pairs.tables import Table, open_table
+from mispair.support.formatting import listed
+
+if TYPE_CHECKING:
+    from mispair.auditing.audit import Audit
+
+SCORE = "score"  # name of the column of an array
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Scores of N pairs.
+
+    Attributes:
+        columns: Their names.
+        values: (N, columns); NaN where there is none.
+        table: The table that they are from; None for an array.
+        names: Ids of the rows.
+        path: File or folder of the table.
+    """
+
+    columns: tuple[str, ...]
+    values: FloatArray
+    table: Table | None = None
+    names: RowIds = field(default_factory=RowIds)
+    path: Path | None = None
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @property
+    def name(self) -> str:
+        return "the given scores" if self.path is None else str(self.path)
+
+    @property
+    def ids(self) -> Any:
+        """The id of each row (pyarrow): by its table, or its number."""
+        import pyarrow
+
+        return pyarrow.array(np.arange(len(self))).cast(pyarrow.string()) if self.names.ids is None else self.names.ids
+
+    def find(self, ids: Sequence[str]) -> IntArray:
+        """The first rows with these ids.
+
+        Raises:
+            NotFoundError: Some are not there.
+        """
+        return row_ids.find(self.names.ids, ids, len(self), self.name)
+
+
+def open_scores(given: Any, columns: Sequence[str]) -> Scores:
+    """Columns of a table, of a path or of an array.
+
+    Raises:
+        DataError: It cannot be read, a column is missing, or a cell is no number.
+    """
+    path = Path(given) if isinstance(given, str | Path) else None
+    if path is not None:
+        table = open_score_table(path)
+    elif (content := as_table(given)) is not None:
+        table = Table.of(content, "the given table")
+    else:
+        values = np.asarray(as_vectors(given.tolist() if type(given).__name__ == "Series" else given))
+        values = values[:, None] if values.ndim == 1 else values
+        if values.ndim != 2 or values.dtype.kind not in "fiu":
+            expected = "numbers (N,) or (N, columns), a table or a path"
+            raise ShapeError(f"an array of {values.dtype} and shape {values.shape}", where="scores", expected=expected)
+        unnamed = [SCORE] if values.shape[1] == 1 else [f"{SCORE}_{place + 1}" for place in range(values.shape[1])]
+        names = tuple(columns) if len(columns) == values.shape[1] else tuple(unnamed)
+        return Scores(names, _finite(values.astype(np.float64)))
+    if not columns:
+        raise ConflictError("no column of scores is named", where="score", expected=f"one of {listed(table.columns)}")
+    found = np.column_stack([numbers(table, name) for name in columns])
+    return Scores(tuple(columns), found, table, row_ids.from_table(table), path)
+
+
+def open_score_table(path: Path) -> Table:
+    """The table of a file, or of the parquet files in a folder."""
+    if not path.is_dir():
+        return open_table(path, lenient=True)
+    files = find_datacomp(path) or sorted(path.rglob("*.parquet"))
+    if not files:
+        expected = "a table (parquet, CSV), or a folder of parquet files as of Hugging Face or DataComp"
+        raise NotFoundError("no parquet files in here", where=path, expected=expected)
+    return open_table(*files)
+
+
+def numbers(table: Table, column: str) -> FloatArray:
+    """(N,) a column as numbers; NaN where a cell is empty or no finite number.
+
+    Raises:
+        NotFoundError: There is no such column.
+        ShapeError: A cell is no number.
+    """
+    import pyarrow
+    import pyarrow.compute as compute
+
+    where = table.parts[0].path
+    if column not in table.columns:
+        raise NotFoundError(f'no column "{column}"', where=where, expected=f"one of {listed(table.columns)}")
+    found = [np.empty(0)]
+    for part in table.parts:
+        for batch in part.records([column]):
+            cells = batch.column(0)
+            try:
+                if pyarrow.types.is_string(cells.type) or pyarrow.types.is_large_string(cells.type):
+                    cells = compute.utf8_trim_whitespace(cells)
+                    cells = compute.if_else(compute.equal(cells, ""), pyarrow.scalar(None, cells.type), cells)
+                found.append(cells.cast(pyarrow.float64()).to_numpy(zero_copy_only=False))
+            except pyarrow.ArrowException as error:
+                what = f'the column "{column}" is not of numbers ({str(error).splitlines()[0]})'
+                raise ShapeError(what, where=where, expected="a number a row, or an empty cell") from None
+    return _finite(np.concatenate(found))
+
+
+def _finite(values: FloatArray) -> FloatArray:
+    return np.where(np.isfinite(values), values, np.nan)
+
+
+def open_vectors(given: Any, name: str, rows: int) -> npt.NDArray[Any]:
+    """Vectors (N, D) of an .npy file or in memory.
+
+    Raises:
+        ShapeError: They are no vectors, or not one a row.
+    """
+    path = isinstance(given, str | Path)
+    vectors = open_array(given, 2, kind="vector") if path else np.asarray(as_vectors(given))
+    if vectors.ndim != 2 or len(vectors) != rows:
+        where = given if path else name
+        raise ShapeError(
+            f"an array of shape {vectors.shape}", where=where, expected=f"a vector for each of {rows:,} rows"
+        )
+    return vectors
+
+
+def of_audit(audit: Audit | str | Path, source: Scores) -> tuple[FloatArray, tuple[float, float, float]]:
+    """(N,) match scores of an audit by row, and its noise rate with both ends of its interval.
+
+    Raises:
+        DataError: There is no such audit, or it is of other rows.
+    """
+    if isinstance(audit, str | Path):
+        folder = Path(audit)
+        summary, match = AuditSummary.read(folder / SUMMARY), AuditColumns.read(folder).match_score
+        table = read_audit_table(folder, ("id", "match_score"))
+        ids = None if source.names.ids is None else table["id"].to_pylist()
+    else:
+        summary, match, folder = audit.summary, audit.match_score, Path(audit.source.name)
+        ids = None if source.names.ids is None or audit.source.names.ids is None else audit.source.ids()
+    found = np.full(len(source), np.nan)
+    if ids is not None:
+        found[source.find(ids)] = match
+    elif len(match) == len(source):
+        found[:] = match
+    else:
+        expected = f"an audit of the {len(source):,} rows of the scores"
+        raise ShapeError(f"an audit of {len(match):,} pairs", where=folder, expected=expected)
+    return found, (summary.noise_rate, summary.noise_rate_low, summary.noise_rate_high)
+
+
+def checked_rows(
+    source: Scores,
+    checked: Mapping[str, bool] | npt.ArrayLike | str | Path,
+    weight: str | npt.ArrayLike | None,
+    readable: npt.NDArray[np.bool_],
+) -> tuple[IntArray, npt.NDArray[np.bool_], FloatArray | None]:
+    """The places of checked pairs among the readable ones, whether they match, and how many pairs each stands for.
+
+    Raises:
+        DataError: They cannot be read, or are not among the pairs.
+    """
+    stands_for: FloatArray | None = None
+    if isinstance(checked, str | Path):
+        there = source.table is not None and str(checked) in source.table.columns
+        table = source.table if there else open_table(Path(checked), lenient=True)
+        assert table is not None
+        rows, answers = _answers(table, str(checked) if there else "right", None if there else source)
+        if isinstance(weight, str):
+            stands_for = numbers(table, weight)[~np.isnan(answers)]
+        answers = answers[~np.isnan(answers)]
+    elif isinstance(checked, Mapping):
+        rows, answers = source.find(list(checked)), np.array(list(checked.values()), dtype=np.float64)
+    else:
+        values = _one_each(checked, "checked", len(source))
+        rows = np.flatnonzero(~np.isnan(values))
+        answers = values[rows]
+    if weight is not None and not isinstance(weight, str):
+        stands_for = _one_each(weight, "weight", len(source))[rows]
+    if stands_for is not None and not (stands_for > 0).all():
+        raise ShapeError("a weight that is missing or not above 0", where="weight", expected="one for each checked row")
+    kept = readable[rows]
+    places = np.cumsum(readable) - 1
+    return places[rows[kept]], answers[kept] > 0, None if stands_for is None else stands_for[kept]
+
+
+def _answers(table: Table, column: str, source: Scores | None) -> tuple[IntArray, FloatArray]:
+    """The rows that have an answer, and the answer of every row: 1 right, 0 wrong, NaN none."""
+    name = next((name for name in table.columns if name.lower() == column.lower()), None)
+    key = name or next((name for name in table.columns if name.lower() == "is_mismatch"), None)
+    where = table.parts[0].path
+    if key is None or (source is not None and table.find("id") is None):
+        raise ShapeError(table.found(), where=where, expected="the columns id and right (yes or no)")
+    cells = [cell for (batch,) in table.batches([key]) for cell in batch.to_pylist()]
+    answers = np.array([read_answer(cell, key, where) if cell.strip() else np.nan for cell in cells], dtype=np.float64)
+    given = np.flatnonzero(~np.isnan(answers))
+    if source is None:
+        return given, answers
+    ids = table.cells(str(table.find("id")), given)
+    return source.find([original(text) for text in ids]), answers
+
+
+def _one_each(values: npt.ArrayLike, name: str, rows: int) -> FloatArray:
+    found = np.asarray(values, dtype=np.float64)
+    if found.shape != (rows,):
+        raise ShapeError(f"an array of shape {found.shape}", where=name, expected=f"one for each of {rows:,} rows")
+    return found

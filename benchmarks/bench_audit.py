@@ -30,11 +30,11 @@ from mispair.cli.output import print_json, print_table, say
 from mispair.config import NoiseKind
 from mispair.errors import ConflictError, InvalidValueError
 from mispair.functional.metrics import auroc
-from mispair.pairs.from_pairs import from_pairs
+from mispair.pairs.layouts.arrays import from_pairs, open_arrays
 from mispair.pairs.layouts.opening import open_source
 from mispair.pairs.noise import noise_index
 from mispair.pairs.pairs import IntArray, Pairs, Vectors
-from mispair.pairs.source import Source, open_arrays
+from mispair.pairs.source import Source
 
 BINS = 10
 BoolArray = npt.NDArray[np.bool_]

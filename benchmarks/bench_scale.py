@@ -19,7 +19,7 @@ from common import at_least, check_ratios, run
 from mispair.auditing.audit import Settings, audit_source
 from mispair.cli.output import print_json, say
 from mispair.functional.metrics import auroc
-from mispair.pairs.source import open_arrays
+from mispair.pairs.layouts.arrays import open_arrays
 from mispair.support.memory import peak_memory
 
 HIDDEN, CLUSTERS, APART, NOISE = 64, 1000, 0.8, 6.0

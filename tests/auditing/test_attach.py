@@ -11,7 +11,7 @@ import pytest
 import mispair
 from mispair.auditing.audit import Audit, Settings, audit_source
 from mispair.errors import DataError
-from mispair.pairs.from_pairs import from_pairs
+from mispair.pairs.layouts.arrays import from_pairs
 from mispair.pairs.layouts.opening import open_source
 from mispair.pairs.noise import add_noise
 from mispair.pairs.pairs import Pairs, Vectors, select

@@ -24,8 +24,9 @@ from mispair.auditing.folder import audit_to_folder
 from mispair.auditing.scoring import scan
 from mispair.errors import ConfigError, ConflictError, DataError, ExistsError, InvalidValueError, TooFewError
 from mispair.functional.metrics import auroc
+from mispair.pairs.layouts.arrays import from_memory
 from mispair.pairs.layouts.opening import open_source
-from mispair.pairs.source import Source, from_memory
+from mispair.pairs.source import Source
 from refusals import refused
 
 arrow = pytest.importorskip("pyarrow")

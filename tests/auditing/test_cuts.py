@@ -109,7 +109,7 @@ def test_a_summary_by_a_column(tmp_path: Path) -> None:
     lines = "".join(f"p{row},{'ab'[row % 3 == 0]}\n" for row in range(300))
     (tmp_path / "ids.csv").write_text("id,origin\n" + lines)
     from mispair.auditing.audit import Settings, audit_source
-    from mispair.pairs.source import open_arrays
+    from mispair.pairs.layouts.arrays import open_arrays
 
     source = open_arrays(tmp_path / "left.npy", tmp_path / "right.npy", tmp_path / "ids.csv")
     found = audit_source(source, Settings(by="origin"))

@@ -15,7 +15,7 @@ from mispair.auditing.scoring.partners import Partners
 from mispair.auditing.scoring.scan import BAD_IN_TABLE, READABLE
 from mispair.errors import DataError
 from mispair.functional.metrics import auroc
-from mispair.pairs.source import open_arrays
+from mispair.pairs.layouts.arrays import open_arrays
 
 arrow = pytest.importorskip("pyarrow")
 csv = pytest.importorskip("pyarrow.csv")

@@ -16,8 +16,8 @@ from mispair.cli.main import main
 from mispair.config import Config
 from mispair.errors import NotFoundError
 from mispair.models import SideSpec, build
-from mispair.pairs.from_pairs import from_pairs
 from mispair.pairs.layouts import loading
+from mispair.pairs.layouts.arrays import from_pairs
 from mispair.pairs.layouts.opening import open_source
 from mispair.pairs.noise import add_noise
 from mispair.pairs.pairs import Pairs, Regions, Tokens, Vectors
@@ -45,7 +45,7 @@ def test_pairs_keep_their_captions_images_and_groups(folder: Path) -> None:
     assert source.texts(rows) == [pairs.right.texts[row] for row in rows]
     names = [pairs.left_ids[pairs.link[row]] for row in rows]
     assert source.ids(rows) == [f"{name}#{row}" for name, row in zip(names, rows, strict=True)]
-    assert [path and path.stem for path in source.image_files(rows)] == names
+    assert [path and path.stem for path in map(source.image_file, rows)] == names
     groups = source.groups
     assert groups is not None
     assert all((groups == groups[row]).tolist() == (pairs.link == pairs.link[row]).tolist() for row in rows)
@@ -112,7 +112,7 @@ def test_a_run_is_audited_by_its_networks_with_its_noise(
     left, right = source.block(0, len(source))
     np.testing.assert_allclose(left, matcher.encode(noisy.left, "left")[noisy.link], atol=1e-5)
     np.testing.assert_allclose(right, matcher.encode(noisy.right, "right"), atol=1e-5)
-    assert source.image_files([0])[0] is not None
+    assert source.image_file(0) is not None
     capsys.readouterr()
     assert main(["audit", str(run), "--device", "cpu", "--out", str(tmp_path / "audit"), "--json"]) == 0
     assert '"joint"' in capsys.readouterr().out  # both sides share the networks' space

@@ -340,7 +340,7 @@ def test_memory_of_a_worker_does_not_grow(files: int) -> None:
 
 
 def test_a_part_of_what_is_in_memory_is_small() -> None:
-    from mispair.pairs.source import from_memory
+    from mispair.pairs.layouts.arrays import from_memory
 
     case = make_case(10_000)
     part = from_memory(case.left * 1e30, case.right).scaled().part(100, 110)

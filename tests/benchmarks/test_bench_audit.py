@@ -19,8 +19,8 @@ from common import run
 from made_pairs import made_pairs
 from mispair.errors import ConflictError, InvalidValueError
 from mispair.functional.metrics import auroc
+from mispair.pairs.layouts.arrays import from_memory
 from mispair.pairs.pairs import Vectors
-from mispair.pairs.source import from_memory
 from refusals import refused
 
 

@@ -25,7 +25,7 @@ from mispair.encoders.encode import Outcome, encode_to_folder
 from mispair.errors import ChangedError, DamagedError, DataError, ExistsError
 from mispair.pairs.edits import Edits
 from mispair.pairs.layouts import clip_retrieval
-from mispair.pairs.raw import ImageFiles
+from mispair.pairs.source import ImageFiles
 from refusals import refused
 
 pytest.importorskip("pyarrow")

@@ -147,7 +147,7 @@ def test_the_audit_is_made_once_and_kept(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_an_audit_finds_the_wrong_pairs_of_a_training() -> None:
     from mispair.auditing.audit import Settings, audit_source, score_pairs
-    from mispair.pairs.from_pairs import from_pairs
+    from mispair.pairs.layouts.arrays import from_pairs
 
     pairs = add_noise(tiny_pairs(120), noise_ratio=0.4, seed=0)
     wrong, score = pairs.mismatched, score_pairs(pairs, "cpu")

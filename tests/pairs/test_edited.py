@@ -10,7 +10,7 @@ import pytest
 from layouts import LAYOUTS, triples
 from mispair.auditing.inputs import AuditInput
 from mispair.pairs.edits import Edits
-from mispair.pairs.source import from_memory
+from mispair.pairs.layouts.arrays import from_memory
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

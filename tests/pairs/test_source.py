@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 
 from mispair.errors import DataError, NotFoundError, ShapeError
 from mispair.pairs import shards
+from mispair.pairs.layouts.arrays import from_memory, open_arrays
 from mispair.pairs.layouts.opening import open_source
 from mispair.pairs.npy import open_array
-from mispair.pairs.source import Source, from_memory, open_arrays
+from mispair.pairs.source import Source
 from mispair.pairs.tfidf import word_vectors
 from refusals import refused
 
@@ -158,7 +159,7 @@ def test_clip_metadata(tmp_path: Path) -> None:
     assert source.groups is not None
     assert source.groups.tolist() == [0, 1, 0, 2, 3]
     assert source.known == {2: "duplicate id", 3: "no image"}
-    assert source.image_files([1, 0, 3]) == [tmp_path / "photos/b.jpg", None, None]
+    assert [source.image_file(row) for row in [1, 0, 3]] == [tmp_path / "photos/b.jpg", None, None]
     assert (source.has_texts, source.has_images) == (True, True)
     assert source.find(["9", "7", "9"]).tolist() == [4, 0, 4]
     with refused(NotFoundError, names="'', '1', '2', '3', '4'"):
@@ -195,7 +196,7 @@ def test_without_metadata_the_number_is_the_id(tmp_path: Path) -> None:
     source = open_source(write_clip(tmp_path, [numbers(12, 2)], [numbers(12, 3)]))
     assert source.ids([11, 0]) == ["11", "0"]
     assert source.texts([3]) == [""]
-    assert source.image_files([3]) == [None]
+    assert [source.image_file(row) for row in [3]] == [None]
     assert (source.groups, source.known, source.has_texts, source.has_images) == (None, {}, False, False)
     assert source.find(["11", "3"]).tolist() == [11, 3]
     with refused(NotFoundError, names="'12', '01', '-1', 'x'"):
@@ -232,7 +233,7 @@ def test_precomp(tmp_path: Path, ids: bool) -> None:
     (tmp_path / "x/images").mkdir()
     (tmp_path / "x/images/photo1.png").touch()
     found = tmp_path / "x/images/photo1.png" if ids else None
-    assert source.image_files([6, 0]) == [found, None]
+    assert [source.image_file(row) for row in [6, 0]] == [found, None]
     dev = open_source(tmp_path / "x", split="dev")
     assert (len(dev), dev.groups) == (8, None)
     assert dev.ids([7]) == (["photo7"] if ids else ["7"])
@@ -264,7 +265,7 @@ def test_arrays_with_groups_and_images(tmp_path: Path) -> None:
     source = open_arrays(tmp_path / "a.npy", tmp_path / "a.npy", table)
     assert source.groups is not None
     assert source.groups.tolist() == [0, 1, 0]
-    assert source.image_files([0, 1]) == [tmp_path / "1.jpg", None]
+    assert [source.image_file(row) for row in [0, 1]] == [tmp_path / "1.jpg", None]
     assert source.ids([2]) == ["3.jpg"]
 
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from mispair.auditing.inputs import AuditInput
 from mispair.pairs.audited import AuditColumns
 from mispair.pairs.edits import Edits
+from mispair.pairs.layouts.arrays import from_memory
 from mispair.pairs.pairs import IntArray
-from mispair.pairs.source import from_memory
 from mispair.reviewing.reviewed import ReviewedPairs
 
 COUNT = 8

@@ -18,7 +18,6 @@ from mispair.auditing.output_files import TABLE
 from mispair.config import Config
 from mispair.errors import ConfigError, ConflictError, DataError
 from mispair.pairs.audited import AuditColumns
-from mispair.pairs.layouts.precomp import ScanFeatures
 from mispair.pairs.pairs import Pairs, Tokens
 from mispair.reviewing.decisions import FILE, Decision, Decisions, Verdict
 from mispair.reviewing.reviewed import read_review
@@ -188,9 +187,7 @@ def test_captions_of_an_image_stand_together_with_their_scores(tmp_path: Path) -
     wanted = {(row // 2 * 2, text): score for (row, text), score in expected().items() if text != "caption 7"}
     assert found == pytest.approx(wanted | {(6, "a new one"): 1})
     source = data.open(None, "cpu")
-    assert (
-        np.diff(ScanFeatures(source).order(read_review(audit).edits_with_unmatched)) < 0
-    ).any()  # it was no accident
+    assert (np.diff(source.order(read_review(audit).edits_with_unmatched)) < 0).any()  # it was no accident
 
 
 def test_a_run_goes_on_with_the_decisions_it_began_with(tmp_path: Path) -> None:

@@ -30,8 +30,7 @@ from mispair.auditing.scoring.shared_items import SharedItems, find_shared_items
 from mispair.auditing.scoring.siblings import find_siblings
 from mispair.compute.devices import pick_device
 from mispair.errors import ConflictError, DataError, InvalidValueError
-from mispair.pairs.from_pairs import captions, from_pairs, pair_ids
-from mispair.pairs.item_vectors import item_vectors
+from mispair.pairs.layouts.arrays import captions, from_pairs, item_vectors, pair_ids
 from mispair.pairs.layouts.copies import SURE, clean_edits, mended_edits, write_copy
 from mispair.pairs.pairs import IntArray, Pairs, Vectors
 from mispair.pairs.result_tables import defused, write_table

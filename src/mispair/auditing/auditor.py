@@ -25,10 +25,11 @@ from mispair.compute.devices import pick_device
 from mispair.compute.threads import parallel_map
 from mispair.errors import ConflictError, DamagedError, DataError, InvalidValueError, ShapeError, TooFewError
 from mispair.functional.logistic import FloatArray
+from mispair.pairs.layouts.arrays import from_memory
 from mispair.pairs.other_libraries import as_vectors
 from mispair.pairs.pairs import IntArray, Pairs
 from mispair.pairs.shards import ScaledRows, Side
-from mispair.pairs.source import Source, from_memory
+from mispair.pairs.source import Source
 from mispair.support.formatting import percent, plain
 from mispair.support.html import html_table
 from mispair.support.tensor_files import load_tensors, save_tensors

@@ -63,7 +63,6 @@ from mispair.pairs.layouts.copies import (
 )
 from mispair.pairs.layouts.datacomp import uid_subset
 from mispair.pairs.origin import check_as_encoded
-from mispair.pairs.raw import RawLayout
 from mispair.pairs.remote import find_copy, url_of
 from mispair.pairs.result_tables import defused, original, write_table
 from mispair.pairs.source import Source
@@ -333,7 +332,7 @@ def _write_shards(audit: Audit, out: Path) -> None:
             np.save(file, subset, allow_pickle=False)
 
 
-def _request(data: AuditInput, raw: RawLayout | None, settings: Settings, made: Sequence[Path]) -> dict[str, Json]:
+def _request(data: AuditInput, raw: Source | None, settings: Settings, made: Sequence[Path]) -> dict[str, Json]:
     """What an audit of this input depends on.
 
     Args:
@@ -455,7 +454,7 @@ def _files(root: Path, made: Sequence[Path]) -> Iterator[tuple[str, int, int]]:
 
 
 def _check_copies(
-    data: AuditInput, raw: RawLayout | None, copies: Mapping[str, Path | None], out: Path, *, overwrite: bool
+    data: AuditInput, raw: Source | None, copies: Mapping[str, Path | None], out: Path, *, overwrite: bool
 ) -> None:
     """Refuses places for copies as far as it can be known before anything is encoded."""
     places = {"out": out, **{kind: place for kind, place in copies.items() if place is not None}}

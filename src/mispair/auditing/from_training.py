@@ -18,8 +18,8 @@ from mispair.config import BEST
 from mispair.models import CosineNetwork
 from mispair.models.inference import inference
 from mispair.pairs.batches import SideLoader, random_batches
-from mispair.pairs.from_pairs import from_vectors
 from mispair.pairs.layouts import loading
+from mispair.pairs.layouts.arrays import from_vectors
 from mispair.pairs.layouts.loading import with_noise
 from mispair.pairs.pairs import IntArray, Pairs
 from mispair.pairs.source import Source

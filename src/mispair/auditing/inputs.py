@@ -15,16 +15,15 @@ from mispair.auditing.options import InputOptions
 from mispair.encoders.cache import FETCHED, cache_folder, writable_cache
 from mispair.encoders.encode import Encoders, encode
 from mispair.errors import ConflictError, NotFoundError
-from mispair.pairs.from_pairs import from_pairs
+from mispair.pairs.layouts.arrays import from_memory, from_pairs, open_arrays
 from mispair.pairs.layouts.datacomp import find_datacomp, open_datacomp
 from mispair.pairs.layouts.opening import is_raw_folder, open_raw, open_source
 from mispair.pairs.layouts.table import open_pairs
 from mispair.pairs.origin import Origin, check_as_encoded
 from mispair.pairs.other_libraries import as_pairs, as_table, as_vectors
 from mispair.pairs.pairs import Pairs, Vectors, subset
-from mispair.pairs.raw import RawLayout
 from mispair.pairs.remote import copy_version, fetch, url_of
-from mispair.pairs.source import Source, from_memory, open_arrays
+from mispair.pairs.source import Source
 from mispair.pairs.tables import Table
 from mispair.support.row_order import check_order, labels_of
 
@@ -103,7 +102,7 @@ class AuditInput(InputOptions):
             return False
         return not source.is_dir() or is_raw_folder(source)
 
-    def open_raw(self) -> RawLayout | None:
+    def open_raw(self) -> Source | None:
         """The images and captions, of which nothing is encoded yet; None where these are vectors.
 
         Raises:

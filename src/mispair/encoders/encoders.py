@@ -21,10 +21,10 @@ import numpy.typing as npt
 
 from mispair.encoders.options import IMAGE_MODEL, TEXT_MODEL
 from mispair.errors import InvalidValueError, MissingPackageError, UnknownNameError
-from mispair.pairs.raw import digest
 from mispair.pairs.shapes.features import FEATURE_SIZE, GRID, grid_features
 from mispair.pairs.shapes.scene import IMAGE_SIZE
 from mispair.pairs.shapes.vectors import image_vectors, word_counts
+from mispair.pairs.source import digest
 from mispair.support.extras import install_command
 from mispair.support.thumbnails import on_white, open_image, upright
 

@@ -28,7 +28,7 @@ from mispair.encoders.cache import CachedRows
 from mispair.encoders.encode import EMBEDDINGS, OK, ImageSide, Outcome, at_work
 from mispair.encoders.encoders import GridEncoder, ImageEncoder
 from mispair.errors import ConflictError, DamagedError, InvalidValueError, TooFewError
-from mispair.pairs.layouts.arrays import write_rows
+from mispair.pairs.copying import write_rows
 from mispair.pairs.npy import open_array
 from mispair.pairs.origin import BASIS, MARK, Floats, Projection
 from mispair.pairs.pairs import HELD_OUT, IntArray

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from mispair.functional.canonical_correlation import canonical_directions
-from mispair.pairs.item_vectors import item_vectors
+from mispair.pairs.layouts.arrays import item_vectors
 from mispair.pairs.pairs import IntArray, Pairs
 
 NEIGHBOURS = 5  # trusted pairs that lend their item

@@ -1,11 +1,9 @@
-"""What becomes of each row of a data set, and how a layout writes it."""
+"""What becomes of each row of a data set, in a copy."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -81,16 +79,3 @@ class Edits:
         """The written rows from start to stop, and where their images and captions come from."""
         rows = np.flatnonzero(self.keep[start:stop]) + start
         return rows, self.image_from[rows], self.caption_from[rows]
-
-
-class Layout(Protocol):
-    """A way in which data sets are stored, and can be written again."""
-
-    def owns(self, name: str) -> bool:
-        """Whether a copy may contain a file of this name, relative to its folder."""
-
-    def size(self, edits: Edits) -> int:
-        """About how many bytes a copy takes."""
-
-    def write(self, edits: Edits, out: Path) -> None:
-        """Writes the edited rows, in their order, to an empty folder."""

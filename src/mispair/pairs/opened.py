@@ -10,11 +10,12 @@ import numpy as np
 
 from mispair.errors import ShapeError
 from mispair.pairs.layouts import loading
+from mispair.pairs.layouts.arrays import from_memory
 from mispair.pairs.layouts.opening import open_raw
 from mispair.pairs.layouts.table import open_pairs
 from mispair.pairs.other_libraries import as_table, as_vectors
 from mispair.pairs.pairs import Pairs, Vectors
-from mispair.pairs.source import Source, from_memory
+from mispair.pairs.source import Source
 from mispair.pairs.tables import Roles, Table
 
 

@@ -188,6 +188,10 @@ class Table:
     def columns(self) -> tuple[str, ...]:
         return self.parts[0].columns
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        return tuple(part.path for part in self.parts if part.is_file)
+
     def find(self, role: Role) -> str | None:
         """The column for this role: the one that was named, or one with a usual name; None where there is none."""
         return self.roles.get(role) or find_column(self.columns, role)

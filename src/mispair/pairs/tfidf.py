@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from mispair.pairs.pairs import IntArray, Tokens
 from mispair.pairs.vocabulary import SPECIAL_WORDS, tokenize
@@ -90,6 +89,8 @@ def _main_directions(weights: csr_array, width: int) -> FloatArray:
     Only V x (width + oversamples) numbers and one block of rows are held, however many texts there are; scikit-learn's
     TruncatedSVD holds the projections of all texts and takes three times as long.
     """
+    import torch
+
     count = weights.shape[1]
     size = min(width + _OVERSAMPLES, count)
     if size == count:

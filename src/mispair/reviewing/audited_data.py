@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from mispair.auditing.moved import read_audit_mark
 from mispair.config import BEST
 from mispair.errors import DataError, MispairError, NotFoundError
-from mispair.pairs.image_files import find_image
+from mispair.pairs.source import find_image
 from mispair.support.files import Json, read_regular
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class AuditedData:
             pairs = read_input(self._audit).open_raw()
         except (MispairError, OSError):  # the data is not there any more
             return None
-        if pairs is None or pairs.image_file(0) is not None:
+        if pairs is None or not pairs.inside:
             return None
         return pairs if self._is_audited(pairs) else None  # else the image of a row would be that of another pair
 

@@ -26,7 +26,6 @@ from mispair.pairs.layouts.copies import (
     mended_edits,
     write_copy,
 )
-from mispair.pairs.raw import RawLayout
 from mispair.pairs.result_tables import defused, write_table
 from mispair.pairs.source import Source
 from mispair.reviewing.decisions import FILE, Decision, Verdict, read_current
@@ -88,7 +87,7 @@ def export(
     if not overwrite and is_copied(to, request):  # by a run that was killed before it could say so, or long ago
         return Exported(to, _counts(to / MANIFEST))
     source = open_audited(found.data, found.table, device, console)
-    if isinstance(source, RawLayout):
+    if not source.is_encoded:
         check_place(source.owns, found.data.source, source.files, to, overwrite)
     edits, manifest = plan(found.table, source, found.decisions, policy=policy, mend=mend)
     write_copy(
@@ -154,12 +153,12 @@ def open_audited(data: AuditInput, table: pyarrow.Table, device: str, console: C
     known = {name: column for name, column in known_columns(source).items() if name in table.schema.names}
     if not all(_equal(table.column(name), column) for name, column in known.items()):
         raise DataError(f"{source.name}: the data is not the one that was audited; audit it again.")
-    if isinstance(source, RawLayout):
+    if not source.is_encoded:
         _check_images(source, table)
     return source
 
 
-def _check_images(pairs: RawLayout, table: pyarrow.Table) -> None:
+def _check_images(pairs: Source, table: pyarrow.Table) -> None:
     """Refuses to go on without images that the audit could read, of which nobody would notice that they are missing."""
     rows = np.flatnonzero(np.asarray(table.column("match_score").is_valid()))
     rows = rows if pairs.groups is None else rows[np.unique(pairs.groups[rows], return_index=True)[1]]

@@ -38,11 +38,10 @@ from mispair.encoders.regions import SplitRule, encode_regions, read_rows, save_
 from mispair.errors import ChangedError, ConfigError, DamagedError, DataError, ExistsError
 from mispair.models import FOR_SETS, FOR_VECTORS, find
 from mispair.pairs.audited import AuditColumns
+from mispair.pairs.copying import write_rows
 from mispair.pairs.edits import Edits
 from mispair.pairs.layouts import clip_retrieval, loading
-from mispair.pairs.layouts.arrays import check_no_rewritten, write_rows
-from mispair.pairs.layouts.copies import is_copied, layout_of, write_copy
-from mispair.pairs.layouts.precomp import ScanFeatures
+from mispair.pairs.layouts.copies import is_copied, write_copy
 from mispair.pairs.origin import MARK, note_source, noted_request
 from mispair.pairs.pairs import IntArray
 from mispair.pairs.source import Source
@@ -173,7 +172,7 @@ def _train_from_review(
         if review.data_set is not None:
             _refuse_splits(files)
         if review.pairs.layout != "precomp":
-            check_no_rewritten(review.pairs, edits)
+            review.pairs.check_no_rewritten(edits)
     model = (
         _model(given, review.data_set)
         if review.data_set is not None
@@ -350,8 +349,7 @@ def _data_set_columns(
     audited: Source, edits: Edits, columns: AuditColumns, config: Config, console: Console | None
 ) -> dict[str, AuditColumns]:
     """The audit of each split of an edited data set; dev and test are audited where they were not yet."""
-    layout = layout_of(audited)
-    columns = columns.take(layout.order(edits) if isinstance(layout, ScanFeatures) else edits.rows)
+    columns = columns.take(audited.order(edits))
     if audited.split is None:
         first = clip_retrieval.open_clip(Path(config.data)).first_rows
         return {split: columns.take(clip_retrieval.cut(first, split)) for split in SPLITS}

@@ -16,7 +16,7 @@ from mispair.auditing.report.page import make_page
 from mispair.auditing.report.render import render
 from mispair.auditing.scoring.near_duplicates import Groups
 from mispair.auditing.scoring.partners import Partners
-from mispair.pairs.source import open_arrays
+from mispair.pairs.layouts.arrays import open_arrays
 from mispair.support.thumbnails import thumbnail
 
 pytest.importorskip("pyarrow")
@@ -117,7 +117,9 @@ def test_images_and_texts(illustrated: Audit) -> None:
 @pytest.mark.posix
 def test_images_outside_their_folder_are_not_embedded(illustrated: Audit, tmp_path: Path) -> None:
     (tmp_path / "images").mkdir()
-    (folder,) = {path.parent for path in illustrated.source.image_files(range(len(illustrated.table))) if path}
+    (folder,) = {
+        path.parent for path in [illustrated.source.image_file(row) for row in range(len(illustrated.table))] if path
+    }
     for image in folder.iterdir():
         (tmp_path / "images" / image.name).symlink_to(image)
     for images in (tmp_path / "images", tmp_path):  # links that lead out, and names that do

@@ -16,8 +16,9 @@ from mispair.auditing.scoring.folds import fold_numbers
 from mispair.auditing.scoring.judge import Judge, learn
 from mispair.auditing.scoring.partners import KEPT, Candidates, Lesson, Partners, find_partners
 from mispair.functional.logistic import probability
+from mispair.pairs.layouts.arrays import from_memory
 from mispair.pairs.pairs import IntArray
-from mispair.pairs.source import Source, from_memory
+from mispair.pairs.source import Source
 
 pytest.importorskip("pyarrow")
 

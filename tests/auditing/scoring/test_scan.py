@@ -18,8 +18,9 @@ from mispair.auditing.scoring import scan as module
 from mispair.auditing.scoring.folds import fold_numbers
 from mispair.auditing.scoring.judge import Judge, learn
 from mispair.auditing.scoring.scan import BAD_IN_TABLE, FAULTS, READABLE, Scan, faults, scan
+from mispair.pairs.layouts.arrays import from_memory
 from mispair.pairs.layouts.opening import open_source
-from mispair.pairs.source import Source, from_memory
+from mispair.pairs.source import Source
 
 pytest.importorskip("pyarrow")
 

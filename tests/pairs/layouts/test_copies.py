@@ -17,15 +17,16 @@ from mispair.errors import (
     TooFewError,
     WriteError,
 )
+from mispair.pairs.copying import TableCopies
 from mispair.pairs.edits import Edits, Mask
+from mispair.pairs.layouts.arrays import from_memory, open_arrays
 from mispair.pairs.layouts.clip_retrieval import ClipRetrieval
 from mispair.pairs.layouts.copies import write_copy
 from mispair.pairs.layouts.opening import open_source
-from mispair.pairs.layouts.table import TableCopies
 from mispair.pairs.origin import Origin, Projection
 from mispair.pairs.pairs import Regions, Tokens
 from mispair.pairs.result_tables import write_table
-from mispair.pairs.source import Source, from_memory, open_arrays
+from mispair.pairs.source import Source
 from mispair.pairs.tables import open_table
 from refusals import refused
 
@@ -368,7 +369,7 @@ def test_a_failed_copy_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monkey
 
     with monkeypatch.context() as patch:
         patch.setattr(TableCopies, "write", damaged)  # when the vectors have been written
-        patch.setattr(ClipRetrieval, "_write_own_tables", damaged)
+        patch.setattr("mispair.pairs.layouts.clip_retrieval.write_table", damaged)
         with refused(DataError):
             write_filtered(source, kept(0, 3, n=4), tmp_path / "out")
     monkeypatch.setattr(ClipRetrieval, "size", lambda *_: 1 << 60)

@@ -15,14 +15,13 @@ import pytest
 from layouts import CAPTIONS, COLOURS, LAYOUTS, csv_file, image, triples
 from mispair.pairs.edits import Edits
 from mispair.pairs.layouts import tars
-from mispair.pairs.layouts.copies import layout_of, write_copy
+from mispair.pairs.layouts.copies import write_copy
 from mispair.pairs.layouts.opening import open_raw
-from mispair.pairs.raw import RawLayout
 from mispair.pairs.shards import ArrayRows
 from mispair.pairs.source import Source
 
 
-def encoded(pairs: RawLayout) -> Source:
+def encoded(pairs: Source) -> Source:
     vectors = ArrayRows(np.ones((len(pairs), 2), np.float32))
     return pairs.with_vectors(vectors, vectors, {})
 
@@ -33,7 +32,7 @@ EDITS = Edits(
 )
 
 
-def open_again(path: Path, out: Path, pairs: RawLayout) -> RawLayout:
+def open_again(path: Path, out: Path, pairs: Source) -> Source:
     place = out if path.is_dir() else out / path.name
     return open_raw(place, pairs.outside)
 
@@ -43,7 +42,7 @@ def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return LAYOUTS[request.param](tmp_path)
 
 
-def opened(path: Path) -> tuple[RawLayout, Source]:
+def opened(path: Path) -> tuple[Source, Source]:
     photos = path.parent / "photos"
     pairs = open_raw(path, photos if path.is_file() and photos.is_dir() else None)
     return pairs, encoded(pairs)
@@ -91,7 +90,7 @@ def test_rewritten_captions(path: Path, tmp_path: Path) -> None:
 
 def test_only_what_is_known_is_replaced(path: Path, tmp_path: Path) -> None:
     _, source = opened(path)
-    layout = layout_of(source)
+    layout = source
     out = write_copy(source, Edits.keeping(EDITS.keep), tmp_path / "out")
     names = [str(file.relative_to(out).as_posix()) for file in out.rglob("*") if file.is_file()]
     assert all(layout.owns(name) for name in names if name != ".copy.json")
@@ -107,7 +106,7 @@ def test_a_copy_keeps_a_caption_without_image_where_it_was(tmp_path: Path) -> No
     lost = pairs.ids().index("lost.txt#0")
     every = write_copy(source, Edits.keeping(np.ones(7, dtype=bool)), tmp_path / "every")
     assert (every / "lost.txt").read_text() == "a lost pig\n"
-    assert layout_of(source).owns("lost.txt")
+    assert source.owns("lost.txt")
     without = write_copy(source, Edits.keeping(np.arange(7) != lost), tmp_path / "without")
     assert len(open_raw(without)) == 6
     assert sorted(file.name for file in tmp_path.iterdir()) == ["every", "photos", "without"]

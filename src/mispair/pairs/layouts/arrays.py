@@ -1,100 +1,27 @@
-"""Two arrays of vectors with a table; and what the copies of all layouts of vectors have in common."""
+"""Vectors of both sides: two .npy files with a table, or arrays and `Pairs` in memory."""
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from mispair.errors import ConflictError
-from mispair.pairs.edits import Edits
-from mispair.pairs.layouts.table import TableCopies
-from mispair.pairs.origin import Origin
-from mispair.pairs.pairs import IntArray
-from mispair.pairs.result_tables import write_table
-from mispair.pairs.shards import Side
-from mispair.pairs.source import Source
-from mispair.support.files import replacing
+from mispair.errors import NotFoundError, ShapeError
+from mispair.pairs import row_ids
+from mispair.pairs.npy import chunks
+from mispair.pairs.pairs import Pairs, Regions, Tokens
+from mispair.pairs.pairs import Side as Items
+from mispair.pairs.row_ids import RowIds, Texts
+from mispair.pairs.shards import ArrayRows, Shard, Side, TensorRows, open_files
+from mispair.pairs.source import OWN_TABLE, Source
+from mispair.pairs.tables import USUAL_NAMES, Roles, open_table
+from mispair.pairs.tfidf import WIDTH, word_vectors
 
-_CHUNK_BYTES = 1 << 24
-OWN_TABLE = "ids.csv"  # where the data has none
-
-
-def check_no_rewritten(source: Source, edits: Edits) -> None:
-    """Raise if captions were rewritten, because these have no vectors."""
-    if edits.rewritten:
-        raise ConflictError(
-            f"{len(edits.rewritten):,} captions were rewritten, and this data set has vectors instead of captions",
-            where=source.name,
-            advice="Write a copy of the images and captions, and encode that.",
-        )
-
-
-def table_copies(source: Source, root: Path | None = None) -> TableCopies | None:
-    """The table of a source, which gets ids where it has none, since positions change."""
-    table = source.table
-    if table is None:
-        return None
-    ids = None if table.find("id") is not None else source.ids
-    of_image = tuple(filter(None, (table.find("image_path"), table.find("group"))))
-    return TableCopies(table, of_image, table.find("caption"), root, ids)
-
-
-@dataclass(frozen=True)
-class Arrays:
-    """`left.npy`, `right.npy` and a table, for arrays in files and in memory."""
-
-    source: Source
-
-    def owns(self, name: str) -> bool:
-        copies = table_copies(self.source)
-        return name in ("left.npy", "right.npy") or (name == OWN_TABLE if copies is None else copies.owns(name))
-
-    def size(self, edits: Edits) -> int:
-        return vectors_size(self.source, edits)
-
-    def write(self, edits: Edits, out: Path) -> None:
-        import pyarrow
-
-        source, rows = self.source, edits.rows
-        check_no_rewritten(source, edits)
-        write_vectors(out / "left.npy", source.left, edits.image_from[rows])
-        write_vectors(out / "right.npy", source.right, edits.caption_from[rows])
-        copies = table_copies(source)
-        if copies is not None:
-            copies.write(edits, out)
-            return
-        columns: dict[str, Any] = {"id": source.ids(rows)}
-        if source.has_texts:
-            columns["caption"] = source.texts(edits.caption_from[rows])
-        if source.groups is not None:
-            columns["group"] = source.groups[edits.image_from[rows]]
-        write_table(out / OWN_TABLE, [pyarrow.table(columns)])
-
-
-def other_splits(source: Source, found: Iterable[str]) -> list[str]:
-    """The splits of a data set, without the one that was audited; none where it has no splits."""
-    return [] if source.split is None else [split for split in found if split != source.split]
-
-
-def copy_files(files: Iterable[Path], folder: Path, out: Path) -> None:
-    """Files of a folder to the same places in another one."""
-    for path in files:
-        place = out / path.relative_to(folder)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, place)
-
-
-def copy_origin(folder: Path, out: Path) -> None:
-    """Says of a copy which encoders its features are of, where the data says it."""
-    origin = Origin.read(folder)
-    if origin is not None:
-        origin.write(out)
+Array = npt.NDArray[np.floating]
 
 
 def is_array_file(name: str) -> bool:
@@ -102,29 +29,157 @@ def is_array_file(name: str) -> bool:
     return name in ("left.npy", "right.npy", OWN_TABLE)
 
 
-def vectors_size(source: Source, edits: Edits) -> int:
-    """Bytes of the copied vectors."""
-    return len(edits.rows) * sum(side.width * side.dtype.itemsize for side in (source.left, source.right))
+def image_places(images: str | Path | None) -> tuple[Path, ...]:
+    """The folder of the images, if it is given.
+
+    Raises:
+        NotFoundError: There is no such folder.
+    """
+    if images is not None and not Path(images).is_dir():
+        raise NotFoundError("no such folder", where=images, expected="the folder that the image paths start from")
+    return () if images is None else (Path(images),)
 
 
-def write_vectors(path: Path, side: Side, rows: IntArray) -> None:
-    """The vectors at some rows of a side as one .npy file, in the type in which they are stored."""
-    dtype = side.dtype
-    write_rows(path, lambda wanted: side.gather(wanted, dtype), rows)
+def open_arrays(
+    left: str | Path,
+    right: str | Path,
+    ids: str | Path | None = None,
+    images: str | Path | None = None,
+    columns: Roles | None = None,
+) -> Source:
+    """Open two .npy files.
+
+    Args:
+        left: Vectors of one side (N, D).
+        right: Vectors of the other side (N, E); row i of both is one pair.
+        ids: A table (CSV, TSV or parquet) with one row a pair: id, caption or text, image_path, image or path, group.
+            Without it the number of a row is its id.
+        images: Folder that the image paths are relative to; by default that of the table.
+        columns: Columns of the table that have no usual names.
+
+    Raises:
+        DataError: A file is no such array or table, or they do not belong together.
+    """
+    sides = [open_files([Path(path)]) for path in (left, right)]
+    name = f"{left} and {right}"
+    files = (Path(left), Path(right))
+    places = image_places(images)
+    if ids is None:
+        return Source(sides[0], sides[1], "arrays", name, RowIds(), files=files)
+    path = Path(ids)
+    table = open_table(path, columns=columns)
+    roles = [role for role in USUAL_NAMES if table.find(role)]
+    if not roles:
+        raise NotFoundError(
+            table.found(),
+            where=path,
+            expected="a header line with id, caption or text, image_path, image or path, or group",
+        )
+    places = places or (path.parent / "images", path.parent, Path())
+    source = Source(sides[0], sides[1], "arrays", name, RowIds(), images=places, files=(*files, path), table=table)
+    return source.described_by(table)
 
 
-def write_rows(
-    path: Path, read: Callable[[IntArray], npt.NDArray[Any]], rows: IntArray, times: IntArray | None = None
-) -> None:
-    """Some rows of an array as one .npy file, a few megabytes at a time; row i `times[i]` times."""
-    first = read(rows[:1])
-    total = len(rows) if times is None else int(times.sum())
-    header = {"descr": first.dtype.str, "fortran_order": False, "shape": (total, *first.shape[1:])}
-    step = max(1, _CHUNK_BYTES // max(1, first.nbytes))
-    with replacing(path) as file:
-        np.lib.format.write_array_header_1_0(file, header)
-        for start in range(0, len(rows), step):
-            values = read(rows[start : start + step])
-            if times is not None:
-                values = np.repeat(values, times[start : start + step], axis=0)
-            file.write(np.ascontiguousarray(values).tobytes())
+def from_memory(
+    left: Any,
+    right: Any,
+    ids: Any = None,
+    groups: Any = None,
+    texts: Sequence[str] | None = None,
+) -> Source:
+    """Use arrays as they are.
+
+    Args:
+        left: Vectors of one side (N, D): a numpy array, or a torch tensor on any device.
+        right: Vectors of the other side (N, E).
+        ids: One a pair (a list, an array or a series); the number of its row by default.
+        groups: One a pair, likewise: pairs that share it are not wrong for each other (captions of one image).
+        texts: One a pair, for people.
+
+    Raises:
+        DataError: They are no vectors, or their numbers differ.
+    """
+    sides = [Side.of([_in_memory(values, what)]) for values, what in ((left, "left"), (right, "right"))]
+    source = Source(sides[0], sides[1], "memory", "the given arrays", RowIds())
+    captions = None
+    if texts is not None:
+        captions = Texts.of(row_ids.flat(texts, "texts", len(source)))
+    return replace(source, names=row_ids.from_lists(ids, groups, len(source)), captions=captions)
+
+
+def from_pairs(pairs: Pairs, images: Path | None = None) -> Source:
+    """Pairs by their own features: the mean of an item's regions, its vector, or the TF-IDF vector of its words."""
+    return from_vectors(pairs, item_vectors(pairs.left), item_vectors(pairs.right), images)
+
+
+def from_vectors(pairs: Pairs, left: Array, right: Array, images: Path | None) -> Source:
+    """Pairs by one vector for each left and each right item, with the ids, captions and image names that are known."""
+    groups = pairs.left_groups[pairs.link]
+    shared = len(np.unique(groups)) < len(pairs)
+    texts = captions(pairs)
+    known = row_ids.from_lists(None, groups if shared else None, len(pairs))
+    source = Source(Side.of([ArrayRows(left, pairs.link)]), Side.of([ArrayRows(right)]), "memory", pairs.name, known)
+    if texts:
+        source = replace(source, captions=Texts.of(texts))
+    if not pairs.left_ids:
+        return source
+    image_names = Texts.of(pairs.left_ids)
+    return replace(
+        source,
+        image_names=lambda rows: image_names(pairs.link[rows]),
+        images=() if images is None else (images,),
+        names=replace(source.names, ids=pair_ids(pairs)),
+    )
+
+
+def captions(pairs: Pairs) -> Sequence[str]:
+    """The texts of the right items; empty where there are none."""
+    return pairs.right.texts if isinstance(pairs.right, Tokens) else pairs.right_ids
+
+
+def pair_ids(pairs: Pairs) -> Any:
+    """As an audit of the folder gives them: `photo.jpg`, or `photo.jpg#0`, `photo.jpg#1` where it has several pairs.
+
+    Pairs with injected noise are not those of the folder: the number of the pair follows the name of the image that it
+    has now, such as `photo.jpg#17`. None where the left items have no names.
+    """
+    if not pairs.left_ids:
+        return None
+    images = [pairs.left_ids[row] for row in pairs.link]
+    if pairs.mismatched is None or not pairs.mismatched.any():
+        return row_ids.from_images(images).ids
+    return row_ids.as_texts(f"{image}#{number}" for number, image in enumerate(images))
+
+
+def item_vectors(side: Items, width: int = WIDTH) -> npt.NDArray[np.floating]:
+    """(N, D): the mean of an item's regions, its vector, or the TF-IDF vector of its words.
+
+    Args:
+        side: The items.
+        width: Largest width of the vectors of texts.
+    """
+    if isinstance(side, Tokens):
+        return word_vectors(side.texts or side, width)
+    if isinstance(side, Regions):
+        return np.concatenate([part.mean(axis=1, dtype=np.float32) for _, part in chunks(side.features)])
+    return np.asarray(side.features)
+
+
+def _in_memory(values: Any, what: str) -> Shard:
+    import torch
+
+    where = f"the {what} side"
+    if not isinstance(values, np.ndarray | torch.Tensor):
+        raise ShapeError(f"a {type(values).__name__}", where=where, expected="a numpy array or a torch tensor")
+    if values.ndim != 2 or 0 in values.shape:
+        found = f"an array with shape {tuple(values.shape)}"
+        raise ShapeError(found, where=where, expected="(N, D), one vector a row, at least one")
+    if isinstance(values, torch.Tensor):
+        if not (values.is_floating_point() or values.dtype == torch.int8) or values.layout != torch.strided:
+            raise ShapeError(f"{values.dtype} ({values.layout})", where=where, expected="dense floats or int8")
+        return TensorRows(values)
+    real = values.dtype.kind == "f" and values.dtype.itemsize <= 8 and values.dtype.isnative
+    if not real and values.dtype != np.int8:
+        advice = "Convert it with array.astype(numpy.float32)"
+        raise ShapeError(str(values.dtype), where=where, expected="float16, float32, float64 or int8", advice=advice)
+    return ArrayRows(values)

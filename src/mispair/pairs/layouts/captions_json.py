@@ -11,7 +11,7 @@ from typing import Any
 
 from mispair.errors import DamagedError
 from mispair.pairs.edits import Edits
-from mispair.pairs.raw import ImageFiles, RawLayout
+from mispair.pairs.source import ImageFiles
 from mispair.pairs.tables import text_encoding
 from mispair.support.files import LARGEST_JSON, read_regular, unreadable, write_atomically
 
@@ -22,7 +22,7 @@ _EXPECTED = (
 )
 
 
-def open_json(path: Path, images: Path) -> RawLayout:
+def open_json(path: Path, images: Path) -> ImageFiles:
     """The pairs of a JSON file, of which all splits are read.
 
     Either `{"images": [{"id", "file_name"}], "annotations": [{"id", "image_id", "caption"}]}`, or
@@ -36,7 +36,7 @@ def open_json(path: Path, images: Path) -> RawLayout:
     return KarpathyCaptions(path, content, images)
 
 
-class _CaptionsFile(ImageFiles, RawLayout):
+class _CaptionsFile(ImageFiles):
     """One JSON file, of which all content is held."""
 
     def __init__(self, path: Path, content: Entry, records: list[tuple[str, str, str]], images: Path) -> None:

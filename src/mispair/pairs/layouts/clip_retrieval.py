@@ -10,8 +10,6 @@ its first row goes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -19,23 +17,15 @@ import numpy as np
 import numpy.typing as npt
 
 from mispair.errors import NotFoundError, ShapeError, TooFewError
+from mispair.pairs.copying import write_vectors
 from mispair.pairs.edits import Edits
-from mispair.pairs.layouts.arrays import (
-    check_no_rewritten,
-    copy_files,
-    copy_origin,
-    other_splits,
-    table_copies,
-    vectors_size,
-    write_vectors,
-)
 from mispair.pairs.npy import check_finite, check_width, open_array
-from mispair.pairs.origin import BASIS, MARK, Origin, data_name
+from mispair.pairs.origin import Origin, data_name
 from mispair.pairs.pairs import HELD_OUT, IntArray, Pairs, Vectors
 from mispair.pairs.result_tables import write_table
 from mispair.pairs.row_ids import RowIds
 from mispair.pairs.shards import File, open_files
-from mispair.pairs.source import Source, described_by
+from mispair.pairs.source import DataSetFolder
 from mispair.pairs.tables import Table, open_table
 from mispair.support.formatting import listed
 
@@ -193,75 +183,42 @@ def _repeated(vectors: npt.NDArray[Any], groups: IntArray) -> bool:
     )
 
 
-def open_clip(folder: Path) -> Source:
+def open_clip(folder: Path) -> ClipRetrieval:
     """Open the vectors of a folder to be audited, still on disk."""
     paths = [shard_paths(folder, stem) for stem in SIDES]
     left, right = (open_files(shards) for shards in paths)
     table = _open_metadata(folder, *([shard.shape[0] for shard in side.shards] for side in (left, right)))
     files = (*paths[0], *paths[1], *_table_paths(folder))
-    source = Source(left, right, "clip", str(folder), RowIds(), files=files, table=table)
-    return source if table is None else described_by(source, table)
+    source = ClipRetrieval(left, right, "clip", str(folder), RowIds(), files=files, table=table)
+    return source if table is None else source.described_by(table)
 
 
-@dataclass(frozen=True)
-class ClipRetrieval:
-    """Numbered shards of vectors and of a table. A shard of which nothing is left is left out.
+class ClipRetrieval(DataSetFolder):
+    """Numbered shards of vectors and of a table. A shard of which nothing is left is left out."""
 
-    Of a folder with several splits the others are copied as they are, so that the copy can be trained on.
-    """
+    def _found(self) -> list[str]:
+        return found_splits(self.root)
 
-    source: Source
-
-    @property
-    def _within(self) -> str:
-        return f"{self.source.split}/" if self.source.split else ""
-
-    def owns(self, name: str) -> bool:
-        splits = [self._within, *(f"{split}/" for split in self._others)]
-        places = (f"{split}{part}/{part}_*" for split in splits for part in PARTS)
-        return name in (MARK, BASIS) or any(fnmatchcase(name, place) for place in places)
-
-    def size(self, edits: Edits) -> int:
-        return vectors_size(self.source, edits) + sum(path.stat().st_size for path in self._other_files())
-
-    @property
-    def _others(self) -> list[str]:
-        """The splits that were not audited."""
-        folder = self.source.folder
-        return [] if folder is None else other_splits(self.source, found_splits(folder))
-
-    def _other_files(self) -> list[Path]:
-        folder = self.source.folder
-        places = [] if folder is None else [folder / split / part for split in self._others for part in PARTS]
-        return [path for place in places if place.is_dir() for path in sorted(place.glob(f"{place.name}_*"))]
+    def _patterns(self, split: str | None) -> list[str]:
+        return [f"{split}/{part}/{part}_*" if split else f"{part}/{part}_*" for part in PARTS]
 
     def write(self, edits: Edits, out: Path) -> None:
-        source = self.source
-        check_no_rewritten(source, edits)
-        target = out / self._within
-        for side, moved in ((source.left, edits.image_from), (source.right, edits.caption_from)):
+        import pyarrow
+
+        self.check_no_rewritten(edits)
+        target = out / (self.split or "")
+        self._write_others(out)
+        copies = self._table_copies(self.root / (self.split or ""))
+        if copies is not None:
+            copies.write(edits, target)
+        for side, moved in ((self.left, edits.image_from), (self.right, edits.caption_from)):
             for shard, start in zip(side.shards, side.starts, strict=False):
                 assert isinstance(shard, File)
                 rows = np.flatnonzero(edits.keep[start : start + shard.shape[0]]) + int(start)
-                if len(rows):
-                    write_vectors(target / shard.path.parent.name / shard.path.name, side, moved[rows])
-        assert source.folder is not None
-        copy_origin(source.folder, out)
-        copy_files(self._other_files(), source.folder, out)
-        copies = table_copies(source, source.folder / self._within)
-        if copies is not None:
-            copies.write(edits, target)
-        else:
-            self._write_own_tables(edits, target)
-
-    def _write_own_tables(self, edits: Edits, target: Path) -> None:
-        """One table of ids a shard, where there was none."""
-        import pyarrow
-
-        for shard, start in zip(self.source.left.shards, self.source.left.starts, strict=False):
-            assert isinstance(shard, File)
-            rows = np.flatnonzero(edits.keep[start : start + shard.shape[0]]) + start
-            if len(rows):
-                number = shard.path.stem.rpartition("_")[2]
-                table = pyarrow.table({"id": self.source.ids(rows)})
-                write_table(target / "metadata" / f"metadata_{number}.parquet", [table])
+                if not len(rows):
+                    continue
+                write_vectors(target / shard.path.parent.name / shard.path.name, side, moved[rows])
+                if copies is None and side is self.left:  # a table of ids, where there was none
+                    table = pyarrow.table({"id": self.ids(rows)})
+                    name = shard.path.stem.replace(SIDES[0], "metadata")
+                    write_table(target / "metadata" / f"{name}.parquet", [table])

@@ -11,12 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mispair.errors import ConflictError, DamagedError, ExistsError, TooFewError, WriteError
-from mispair.pairs.edits import Edits, Layout
-from mispair.pairs.layouts.arrays import Arrays
-from mispair.pairs.layouts.clip_retrieval import ClipRetrieval
-from mispair.pairs.layouts.datacomp import DataComp
-from mispair.pairs.layouts.precomp import ScanFeatures
-from mispair.pairs.raw import RawLayout
+from mispair.pairs.edits import Edits
 from mispair.pairs.source import Source
 from mispair.support.files import Json, read_json, regular, write_atomically
 from mispair.support.formatting import listed
@@ -31,20 +26,6 @@ MARK = ".copy.json"  # the audit that a copy belongs to
 MANIFEST = "manifest.csv"  # what became of each pair, beside a copy
 SURE = 0.9  # probability from which a suggested partner takes the place of a wrong one
 _COLUMNS = ("is_mismatch", "suggested_right", "suggested_right_score", "suggested_left", "suggested_left_score")
-
-
-def layout_of(source: Source) -> Layout:
-    """The layout that a source was read from."""
-    if isinstance(source, RawLayout):
-        return source
-    match source.layout:
-        case "clip":
-            return ClipRetrieval(source)
-        case "precomp":
-            return ScanFeatures(source)
-        case "datacomp":
-            return DataComp(source)
-    return Arrays(source)
 
 
 def clean_edits(table: pyarrow.Table) -> Edits:
@@ -120,16 +101,15 @@ def write_copy(
     if not edits.keep.any():
         raise TooFewError("no pair is kept, so there is nothing to write", where=source.name, advice="Keep more.")
     out = Path(out).resolve()
-    layout = layout_of(source)
     check_copy(source, out, overwrite)
-    size = layout.size(edits)
+    size = source.size(edits)
     with replacing_folder(out) as folder:
         free = shutil.disk_usage(folder).free
         if size > free:
             raise WriteError(
                 f"only {free / 1e9:.1f} GB are free", where=out, expected=f"{size / 1e9:.1f} GB for the copy"
             )
-        layout.write(edits, folder)
+        source.write(edits, folder)
         if also is not None:
             also(folder)
         write_atomically(folder / MARK, json.dumps(request).encode())
@@ -152,7 +132,7 @@ def check_copy(source: Source, out: Path, overwrite: bool) -> None:
         ConflictError: It lies in the data or the other way round.
         ExistsError: It is a file, or holds something that would be lost.
     """
-    check_place(layout_of(source).owns, source.folder, source.files, out, overwrite)
+    check_place(source.owns, source.folder, source.files, out, overwrite)
 
 
 def check_place(owns: Owns, folder: Path | None, files: Iterable[Path], out: Path, overwrite: bool) -> None:

@@ -16,10 +16,9 @@ import numpy.typing as npt
 
 from mispair.errors import NotFoundError, ShapeError
 from mispair.pairs import row_ids
+from mispair.pairs.copying import TableCopies
 from mispair.pairs.edits import Edits
 from mispair.pairs.layouts import SUBSET
-from mispair.pairs.layouts.arrays import check_no_rewritten, vectors_size
-from mispair.pairs.layouts.table import TableCopies
 from mispair.pairs.npy import parse_header
 from mispair.pairs.pairs import IntArray
 from mispair.pairs.shards import Side
@@ -85,7 +84,7 @@ def open_datacomp(folder: Path, model: str | None = None) -> Source:
         if len(part) != rows:
             raise ShapeError(f"{len(part):,} rows, and {rows:,} vectors beside it", where=part.path, advice=_AGAIN)
     caption = table.find("caption")
-    return Source(
+    return DataComp(
         sides[0],
         sides[1],
         "datacomp",
@@ -100,29 +99,26 @@ def open_datacomp(folder: Path, model: str | None = None) -> Source:
     )
 
 
-@dataclass(frozen=True)
-class DataComp:
+class DataComp(Source):
     """Writes tables and arrays of the same names, with all arrays, and `subset.npy`."""
 
-    source: Source
-
     def owns(self, name: str) -> bool:
-        return name == SUBSET or name in [self._place(path) for path in self.source.files]
+        return name == SUBSET or name in [self._place(path) for path in self.files]
 
     def _place(self, path: Path) -> str:
-        assert self.source.folder is not None
-        return path.relative_to(self.source.folder).as_posix()
+        assert self.folder is not None
+        return path.relative_to(self.folder).as_posix()
 
     def size(self, edits: Edits) -> int:
-        return 2 * vectors_size(self.source, edits)
+        return 2 * super().size(edits)
 
     def write(self, edits: Edits, out: Path) -> None:
-        check_no_rewritten(self.source, edits)
+        self.check_no_rewritten(edits)
         self._copies().write(edits, out)
-        archives = [path for path in self.source.files if path.suffix == ".npz"]
+        archives = [path for path in self.files if path.suffix == ".npz"]
         members = [_members(path) for path in archives]
         sides = {name: Side.of([arrays[name] for arrays in members]) for name in members[0]}
-        for path, start, stop in zip(archives, self.source.left.starts, self.source.left.starts[1:], strict=False):
+        for path, start, stop in zip(archives, self.left.starts, self.left.starts[1:], strict=False):
             rows, images, captions = edits.part(int(start), int(stop))
             if len(rows):
                 places = {"img": images, "txt": captions}
@@ -132,19 +128,19 @@ class DataComp:
                 }
                 with replacing(out / self._place(path)) as file:
                     np.savez(file, **arrays)  # type: ignore[arg-type]
-        subset = uid_subset(self.source.ids(edits.rows))
+        subset = uid_subset(self.ids(edits.rows))
         if subset is not None:
             with replacing(out / SUBSET) as file:
                 np.save(file, subset, allow_pickle=False)
 
     def _copies(self) -> TableCopies:
-        table = self.source.table
+        table = self.table
         assert table is not None
         caption, uid = table.find("caption"), table.find("id")
         scores = tuple(name for name in table.columns if name.endswith("_similarity_score"))
         of_image = tuple(name for name in table.columns if name not in (caption, uid, *scores))
-        ids = None if uid is not None else self.source.ids
-        return TableCopies(table, of_image, caption, self.source.folder, ids, scores)
+        ids = None if uid is not None else self.ids
+        return TableCopies(table, of_image, caption, self.folder, ids, scores)
 
 
 def uid_subset(uids: Sequence[str]) -> npt.NDArray[np.void] | None:

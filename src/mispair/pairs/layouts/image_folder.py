@@ -14,7 +14,7 @@ import numpy as np
 
 from mispair.errors import ConflictError, DamagedError, NotFoundError
 from mispair.pairs.edits import Edits
-from mispair.pairs.raw import ImageFiles, RawLayout
+from mispair.pairs.source import ImageFiles
 from mispair.pairs.tables import IMAGE_SUFFIXES, Role, Roles, decoded, find_column, no_column, text_encoding
 from mispair.support.files import read_regular, replacing, write_atomically
 from mispair.support.formatting import plain
@@ -25,7 +25,7 @@ _TEXT = ".txt"
 _ABOUT = ("readme", "license", "licence", "copying", "notice", "citation", "authors", "changelog")
 
 
-class CopiedImages(ImageFiles, RawLayout):
+class CopiedImages(ImageFiles):
     """Pairs whose images a copy contains."""
 
     def owns(self, name: str) -> bool:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 from mispair.errors import ConflictError, DamagedError, NotFoundError, TooFewError
 from mispair.pairs.layouts import loading
+from mispair.pairs.layouts.arrays import image_places
 from mispair.pairs.layouts.captions_json import open_json
 from mispair.pairs.layouts.clip_retrieval import is_embedding_folder, open_clip
 from mispair.pairs.layouts.copies import MANIFEST
@@ -26,8 +27,7 @@ from mispair.pairs.layouts.image_folder import METADATA, JsonLines, TextFiles
 from mispair.pairs.layouts.precomp import open_precomp
 from mispair.pairs.layouts.table import open_pairs
 from mispair.pairs.layouts.tars import Tars, check_unpacked
-from mispair.pairs.raw import RawLayout
-from mispair.pairs.source import Source, image_places
+from mispair.pairs.source import Source
 from mispair.pairs.tables import IMAGE_SUFFIXES, SETTINGS, Roles, open_table
 from mispair.support.files import unreadable
 
@@ -38,7 +38,7 @@ _ALONE = (".csv", ".tsv", ".psv", ".json", *_LINES)  # may be the one table of a
 
 def open_raw(
     path: Path, images: Path | None = None, columns: Roles | None = None, *, allow_outside: bool = False
-) -> RawLayout:
+) -> Source:
     """Open images and captions of a file or folder, in its order.
 
     Args:
@@ -74,7 +74,7 @@ def is_raw_folder(folder: Path) -> bool:
     return any(path.suffix.lower() in known for path in folder.rglob("*")) or _only_table(folder) is not None
 
 
-def _open_file(path: Path, images: Path | None, columns: Roles) -> RawLayout:
+def _open_file(path: Path, images: Path | None, columns: Roles) -> Source:
     if not path.is_file():
         raise DamagedError("neither a file nor a folder", where=path)
     if not path.stat().st_size:
@@ -100,7 +100,7 @@ def _open_file(path: Path, images: Path | None, columns: Roles) -> RawLayout:
     )
 
 
-def _open_folder(path: Path, images: Path | None, columns: Roles) -> RawLayout:
+def _open_folder(path: Path, images: Path | None, columns: Roles) -> Source:
     lines = sorted(path.rglob(METADATA))
     if lines:
         return JsonLines(lines, path, images, columns)

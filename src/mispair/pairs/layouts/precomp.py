@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -19,14 +19,14 @@ import numpy.typing as npt
 
 from mispair.errors import ConflictError, DamagedError, InvalidValueError, NotFoundError, ShapeError
 from mispair.pairs import row_ids
+from mispair.pairs.copying import write_rows
 from mispair.pairs.edits import Edits
-from mispair.pairs.layouts.arrays import copy_files, copy_origin, other_splits, write_rows
 from mispair.pairs.npy import check_finite, chunks, open_array
-from mispair.pairs.origin import BASIS, MARK, Origin, data_name
+from mispair.pairs.origin import Origin, data_name
 from mispair.pairs.pairs import IntArray, Pairs, Regions, Tokens
 from mispair.pairs.row_ids import RowIds, Texts
 from mispair.pairs.shards import ArrayRows, Side
-from mispair.pairs.source import Source
+from mispair.pairs.source import DataSetFolder
 from mispair.pairs.vocabulary import Vocabulary
 from mispair.support.files import LARGEST_TEXT, at_most, read_regular, unreadable, write_atomically
 
@@ -272,7 +272,7 @@ def load(
     return Pairs(Regions(left), tokens, link, left_ids=left_ids, name=name, origin=Origin.read(folder))
 
 
-def open_precomp(folder: Path, split: str, places: tuple[Path, ...]) -> Source:
+def open_precomp(folder: Path, split: str, places: tuple[Path, ...]) -> ScanFeatures:
     """Open a split to be audited: the mean of the regions of each image, and vectors of the words of each caption."""
     from mispair.pairs.tfidf import word_vectors  # torch
 
@@ -287,7 +287,7 @@ def open_precomp(folder: Path, split: str, places: tuple[Path, ...]) -> Source:
         known = RowIds(groups=link if parts.per_image != 1 else None)
     pooled = np.concatenate([part.mean(axis=1, dtype=np.float32) for _, part in chunks(parts.features)])
     image_names = Texts.of(images)
-    return Source(
+    return ScanFeatures(
         left=Side.of([ArrayRows(pooled, link)]),
         right=Side.of([ArrayRows(word_vectors(texts))]),
         layout="precomp",
@@ -300,24 +300,21 @@ def open_precomp(folder: Path, split: str, places: tuple[Path, ...]) -> Source:
     )
 
 
-@dataclass(frozen=True)
-class ScanFeatures:
-    """The audited split of a data set; the others are copied as they are, so that the copy can be trained on.
+class ScanFeatures(DataSetFolder):
+    """The audited split of a data set.
 
     Where all images keep equally many captions, there is one row of features an image; else one row a caption, with the
     features of its image repeated, because the layout has no other way to say whose caption it is.
     """
 
-    source: Source
+    def _found(self) -> Iterable[str]:
+        return found_splits(self.root)
 
-    @property
-    def _split(self) -> str:
-        assert self.source.split is not None
-        return self.source.split
+    def _patterns(self, split: str | None) -> list[str]:
+        return [f"{split}_{part}" for part in FILES]
 
     def owns(self, name: str) -> bool:
-        splits = (self._split, *self._others)
-        return name in ("vocab.json", MARK, BASIS) or name in [f"{split}_{part}" for split in splits for part in FILES]
+        return name == "vocab.json" or super().owns(name)
 
     def size(self, edits: Edits) -> int:
         parts = self._arranged()
@@ -325,37 +322,20 @@ class ScanFeatures:
         rows = int(counts.sum()) if _uneven(counts) else len(images)
         return rows * int(parts.features[0].nbytes) + sum(path.stat().st_size for path in self._other_files())
 
-    @property
-    def _others(self) -> list[str]:
-        """The splits that were not audited."""
-        folder = self.source.folder
-        return [] if folder is None else other_splits(self.source, found_splits(folder))
-
-    def _other_files(self) -> list[Path]:
-        folder = self.source.folder
-        places = [] if folder is None else [folder / f"{split}_{part}" for split in self._others for part in FILES]
-        return [path for path in places if path.is_file()]
-
     def order(self, edits: Edits) -> IntArray:
-        """The rows in the order in which they are written: the captions of an image together."""
         return _by_image(edits, self._arranged().link)[2]
 
     def write(self, edits: Edits, out: Path) -> None:
-        source, split = self.source, self._split
-        assert source.folder is not None
-        copy_origin(source.folder, out)
-        copy_files(self._other_files(), source.folder, out)
+        self._write_others(out)
         parts = self._arranged()
         regions = parts.features
         images, counts, rows = _by_image(edits, parts.link)
         uneven = _uneven(counts)
-        texts = source.texts(edits.caption_from[rows])
-        texts = [edits.rewritten.get(int(row), text) for row, text in zip(rows, texts, strict=True)]
+        texts = self.final_captions(edits, rows)
         owners = edits.image_from[rows]
-        write_rows(
-            out / f"{split}_ims.npy", lambda wanted: np.array(regions[wanted]), images, counts if uneven else None
-        )
-        captions = captions_path(source.folder, split)
+        times = counts if uneven else None
+        write_rows(out / f"{self.split}_ims.npy", lambda wanted: np.array(regions[wanted]), images, times)
+        captions = captions_path(self.root, str(self.split))
         if captions.suffix == ".tsv":
             text = io.StringIO(newline="")
             csv.writer(text, delimiter="\t").writerows(zip(self._image_names(owners, parts.link), texts, strict=True))
@@ -363,20 +343,20 @@ class ScanFeatures:
         else:
             _write_lines(out / captions.name, texts)
             first = np.unique(parts.link, return_index=True)[1]  # a caption of each image
-            _write_lines(out / f"{split}_ids.txt", self._image_names(owners if uneven else first[images], parts.link))
-        if any(captions_path(source.folder, part).exists() for part in ("train", "dev")):
+            _write_lines(
+                out / f"{self.split}_ids.txt", self._image_names(owners if uneven else first[images], parts.link)
+            )
+        if any(captions_path(self.root, part).exists() for part in ("train", "dev")):
             # Words of all captions, so that the copy is read with the same numbers as the data it came from.
-            find_vocabulary(source.folder)[0].save(out / "vocab.json")
+            find_vocabulary(self.root)[0].save(out / "vocab.json")
 
     def _arranged(self) -> Arranged:
         """The features of each image (still mapped), and the image of each caption."""
-        folder, split = self.source.folder, self._split
-        assert folder is not None
-        features = open_array(features_path(folder, split), ndim=3)
-        return arranged(folder, split, features, read_captions(folder, split))
+        folder, split = self.root, str(self.split)
+        return arranged(folder, split, open_array(features_path(folder, split), ndim=3), read_captions(folder, split))
 
     def _image_names(self, rows: IntArray, link: IntArray) -> list[str]:
-        names = self.source.image_names
+        names = self.image_names
         return [str(image) for image in link[rows]] if names is None else names(rows)
 
 

@@ -20,8 +20,8 @@ import numpy as np
 from mispair.errors import DamagedError, NotFoundError, TooFewError
 from mispair.pairs.edits import Edits
 from mispair.pairs.pairs import IntArray
-from mispair.pairs.raw import RawLayout
 from mispair.pairs.row_ids import RowIds, Texts, id_column
+from mispair.pairs.source import Source
 from mispair.pairs.tables import IMAGE_SUFFIXES, decoded, find_column
 from mispair.support.files import LARGEST, regular, replacing, unreadable
 from mispair.support.formatting import plain
@@ -53,7 +53,7 @@ class _Samples:
     dotted: list[str] = field(default_factory=list)
 
 
-class Tars(RawLayout):
+class Tars(Source):
     """The samples of tars, in their order.
 
     Args:
@@ -65,7 +65,7 @@ class Tars(RawLayout):
         import pyarrow
         import pyarrow.compute
 
-        self._tars, self.name = list(paths), str(root or paths[0])
+        self._tars, self.name, self.inside = list(paths), str(root or paths[0]), True
         beside = [path.with_suffix(".parquet") for path in paths]
         self._tables = {path.stem: path for path in beside if path.is_file()}
         self.files = (*paths, *self._tables.values())

@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
 import filelock
@@ -25,6 +26,7 @@ from mispair.pairs.remote import Store, name_of, short_hash, url_of
 from mispair.support.files import Json, sha256_of, write_atomically
 from mispair.support.owned_folder import WORK, Mark, read_mark
 
+SHARED = (ITEMS, LEARNED)  # what all shards of an audit need, in the order in which it is made
 OUTPUTS = "outputs"  # folder in that of encodings, for audits whose output is a URL
 
 
@@ -122,26 +124,22 @@ class OutputStore:
             if not overwrite:  # the working folder is refused by its mark
                 self._take(AUDIT.mark)
         elif there.finished:
-            names = self._store.files()  # safe to be names of files here, which those in a mark may not be
-            for name, expected in there.files.items():
-                if name not in names:
-                    continue
-                if not (self.folder / name).exists() or sha256_of(self.folder / name) != expected:
+            for name in self._store.files():  # safe to be names of files here, which those in a mark may not be
+                path, written = self.folder / name, there.files.get(name)
+                if written is not None and not (path.exists() and sha256_of(path) == written):
                     self._take(name)
             self._take(AUDIT.mark)
         else:
             if here is None:
                 self._take(AUDIT.mark)
-            self._fetch_work(parts)
-
-    def _fetch_work(self, parts: Container[str] | None) -> None:
-        names = {name.removeprefix(f"{WORK}/") for name in self._store.files() if name.startswith(f"{WORK}/")}
-        for name in (ITEMS, LEARNED):
-            if name in names:
-                self._adopt(name)
-        for name in sorted(names):
-            if (parts is None or name in parts) and not (self.work / name).exists():
-                self._take(f"{WORK}/{name}")
+            names = self._store.files()
+            for name in SHARED:
+                if f"{WORK}/{name}" in names:
+                    self._adopt(name)
+            for name in names:
+                folder, _, part = name.rpartition("/")
+                if folder == WORK and (parts is None or part in parts) and not (self.work / part).exists():
+                    self._take(name)
 
     def learn(self, prepare: Callable[[], None]) -> None:
         """Learns by `prepare` what all shards need, unless the store has it; what came to the store first counts.
@@ -149,7 +147,7 @@ class OutputStore:
         Shards on other machines may learn at the same time. None waits for another one, and all go on with the same.
         """
         while True:
-            for name in (ITEMS, LEARNED):
+            for name in SHARED:
                 path = self.work / name
                 if not path.exists():
                     if f"{WORK}/{name}" in self._store.files():
@@ -180,31 +178,22 @@ class OutputStore:
         here, there = read_mark(self.folder, AUDIT), self.mark()
         assert here is not None
         assert here.finished
-        files = {
-            path.relative_to(self.folder).as_posix(): path
-            for pattern in (*AUDIT.files, *AUDIT.optional)
-            for path in sorted(self.folder.glob(pattern))
-        }
-        if there is not None and there.request != here.request and not overwrite:
-            raise ChangedError(
-                "another audit was written there meanwhile", where=self.url, advice="Give another `out`."
-            )
+        is_other = there is not None and there.request != here.request
+        if is_other and not overwrite:
+            what = "another audit was written there meanwhile"
+            raise ChangedError(what, where=self.url, advice="Give another `out`.")
         names = self._store.files()
+        files = [path.relative_to(self.folder).as_posix() for path in AUDIT.files_in(self.folder)]
         if there == here:
-            files = {name: path for name, path in files.items() if name not in here.files or name not in names}
-        elif there is None or there.finished or there.request != here.request:
-            if there is not None and there.request != here.request:
-                # Before the new mark, so that it never stands beside intermediate results of another request.
-                for name in names:
-                    if name.startswith(f"{WORK}/"):
-                        self._store.delete(name)
+            files = [name for name in files if name not in here.files or name not in names]
+        else:
+            if is_other:  # before the new mark, so that it never stands beside intermediate results of another request
+                self._delete(name for name in names if name.startswith(f"{WORK}/"))
             self._write_mark(here.request)
-        for name, path in files.items():
-            self._store.put(path, name)
+        for name in files:
+            self._store.put(self.folder / name, name)
         if there != here:
-            for name in self._store.files():
-                if name not in files and _is_ours(name):
-                    self._store.delete(name)
+            self._delete(name for name in self._store.files() if name not in files and _is_ours(name))
             self._store.put(self.folder / AUDIT.mark, AUDIT.mark)
         self.delete()
 
@@ -226,6 +215,10 @@ class OutputStore:
 
     def _take(self, name: str) -> None:
         self._store.get(name, self.folder / name)
+
+    def _delete(self, names: Iterable[str]) -> None:
+        for name in names:
+            self._store.delete(name)
 
     def _adopt(self, name: str) -> None:
         """Takes the store's file in the place of ours; what was made with another one is deleted."""
@@ -251,8 +244,6 @@ class OutputStore:
 
 
 def _is_ours(name: str) -> bool:
-    path = PurePosixPath(name)
-    patterns = map(PurePosixPath, (*AUDIT.files, *AUDIT.optional))
-    return path.parts[0] == WORK or any(
-        path.match(str(pattern)) and len(path.parts) == len(pattern.parts) for pattern in patterns
-    )
+    folder, _, file = name.rpartition("/")
+    patterns = (pattern.rpartition("/") for pattern in (*AUDIT.files, *AUDIT.optional))
+    return folder == WORK or any(folder == place and fnmatchcase(file, pattern) for place, _, pattern in patterns)

@@ -48,6 +48,10 @@ class FolderKind:
     optional: Sequence[str] = ()
     says_place: bool = False
 
+    def files_in(self, path: Path) -> list[Path]:
+        """Its files in a folder."""
+        return [file for pattern in (*self.files, *self.optional) for file in sorted(path.glob(pattern))]
+
 
 @dataclass(frozen=True)
 class Mark:
@@ -219,18 +223,14 @@ class OwnedFolder:
         if self.kind.says_place:
             content["place"] = str(self.path.resolve())
         if finished:
-            content["files"] = {
-                file.relative_to(self.path).as_posix(): sha256_of(file)
-                for pattern in (*self.kind.files, *self.kind.optional)
-                for file in sorted(self.path.glob(pattern))
-            }
+            files = self.kind.files_in(self.path)
+            content["files"] = {file.relative_to(self.path).as_posix(): sha256_of(file) for file in files}
         write_atomically(self.path / self.kind.mark, f"{json.dumps(content, indent=2)}\n".encode())
 
     def _delete_files(self) -> None:
         shutil.rmtree(self.work, ignore_errors=True)
-        for pattern in (*self.kind.files, *self.kind.optional):
-            for file in list(self.path.glob(pattern)):
-                file.unlink()
+        for file in self.kind.files_in(self.path):
+            file.unlink()
 
     def _delete_leftovers(self) -> None:
         """Delete what killed processes left: no other process writes here while we have the lock."""

@@ -8,7 +8,7 @@ import json
 import os
 import stat
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
@@ -33,7 +33,6 @@ from mispair.auditing.exports import Tool, export
 from mispair.auditing.findings import AuditSummary
 from mispair.auditing.from_training import is_run
 from mispair.auditing.inputs import AuditInput
-from mispair.auditing.moved import read_audit_mark
 from mispair.auditing.output_files import (
     AUDIT,
     CSV,
@@ -47,11 +46,10 @@ from mispair.auditing.output_files import (
     TABLE,
 )
 from mispair.auditing.output_store import OutputStore, working_folder
-from mispair.auditing.request import PLACES, Request, hashed
+from mispair.auditing.request import PLACES, Request, hashed, local_place, read_audit_mark
 from mispair.auditing.scoring.scan import PART, Shard, missing_parts, part_name
 from mispair.compute.devices import pick_device
 from mispair.config import read_toml
-from mispair.encoders.cache import FETCHED, cache_folder
 from mispair.errors import ConflictError, DataError, ExistsError, InUseError, NotFoundError, ShapeError
 from mispair.pairs.layouts.arrays import is_array_file
 from mispair.pairs.layouts.copies import (
@@ -63,7 +61,7 @@ from mispair.pairs.layouts.copies import (
 )
 from mispair.pairs.layouts.datacomp import uid_subset
 from mispair.pairs.origin import check_as_encoded
-from mispair.pairs.remote import find_copy, url_of
+from mispair.pairs.remote import url_of
 from mispair.pairs.result_tables import defused, original, write_table
 from mispair.pairs.source import Source
 from mispair.pairs.tables import open_table
@@ -227,7 +225,7 @@ def merge_shards(out: Path, device: str = "auto", *, cache: Path | None = None, 
     if mark is None:
         raise NotFoundError("nothing was audited here", where=url or out, advice="Measure the shards first.")
     request = Request.of(mark, url or out)
-    data = replace(_input_of(request, out), cache=cache).fetched()
+    data = replace(_input_of(request, out, lambda found: Path(found[0]) if found else None), cache=cache).fetched()
     if request.checked != hashed({}):
         raise ConflictError(
             f"the shards of {url or out} were audited with checked pairs or decisions",
@@ -362,22 +360,6 @@ def _request(data: AuditInput, raw: Source | None, settings: Settings, made: Seq
     return Request.model_validate(values).written()
 
 
-def local_place(request: Mapping[str, Json], name: str = "source") -> Path | None:
-    """What an audit has read, as one of `PLACES`; where it was a URL, its copy.
-
-    Raises:
-        DataError: The copy is not there any more.
-    """
-    found = request.get(name)
-    if not isinstance(found, list) or not found:
-        return None
-    place = Path(str(found[0]))
-    url = url_of(place)
-    if url is None or len(found) < 2:
-        return place
-    return find_copy(url, str(found[1]), cache_folder() / FETCHED)
-
-
 def read_input(out: Path) -> AuditInput:
     """The input of an audit that was written to a folder.
 
@@ -387,15 +369,13 @@ def read_input(out: Path) -> AuditInput:
     mark = read_audit_mark(out)
     if mark is None or not mark.finished:
         raise NotFoundError("no finished audit in here", where=out, expected="the folder of an audit")
-    data = _input_of(Request.of(mark, out), out)
-    places: dict[str, Any] = {name: local_place(mark.request, name) for name in PLACES}
-    return replace(data, **places)
+    return _input_of(Request.of(mark, out), out, local_place)
 
 
-def _input_of(request: Request, out: Path) -> AuditInput:
+def _input_of(request: Request, out: Path, place: Callable[[Any], Path | None]) -> AuditInput:
     if not request.source and not request.left:
         raise NotFoundError("this is an audit of data in memory, which is not there any more", where=out)
-    places: dict[str, Any] = {name: request.place(name) for name in PLACES}
+    places: dict[str, Any] = {name: place(getattr(request, name)) for name in PLACES}
     return AuditInput(
         images=None if request.images is None else Path(request.images),
         image_model=request.image_model,

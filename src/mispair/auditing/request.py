@@ -1,9 +1,12 @@
-"""What an audit depends on, as `audit.json` has it: its input and its settings."""
+"""What an audit depends on, as `audit.json` has it: its input and its settings. Imports nothing heavy."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
+from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -13,36 +16,20 @@ from mispair import __version__
 from mispair.auditing.output_files import AUDIT
 from mispair.errors import DamagedError
 from mispair.support.files import Json
-from mispair.support.owned_folder import Mark
+from mispair.support.owned_folder import Mark, read_mark
 
 PLACES = ("source", "left", "right", "ids")  # that an audit reads; see `Request`
 
 
 class Request(BaseModel):
-    """The input and the settings of an audit.
+    """The input and the settings of an audit; most are fields of `AuditInput` and `Settings`.
 
     Attributes:
-        source: Path or URL of the data, and a hash or a version of what is there; empty without one.
-        left: The same for the vectors of one side.
-        right: The same for the other side.
-        ids: The same for the table of ids.
+        source: Path or URL of the data, and a hash or a version of what is there; empty without one. `left`, `right`
+            and `ids` are alike.
         fingerprint: Hash of data in memory.
-        images: Folder of the images.
-        split: Part of the data set.
-        vectors: Which vectors of a DataComp folder.
-        image_column: Column of images, if its name is not a usual one.
-        caption_column: Column of captions, likewise.
-        id_column: Column of ids, likewise.
-        image_model: Encoder of images that are audited.
-        text_model: Encoder of captions that are audited.
-        allow_outside: Whether images outside the folder are read.
-        joint: Whether both sides come from encoders with a common space.
-        flag_below: Match score below which pairs are flagged.
-        keep_best: Fraction of the pairs that are not flagged.
-        by: Column by which the summary has noise rates.
         checked: Hash of the answers of a person.
         partnered: Ids of pairs whose left item, and whose right item, a person has given another partner.
-        version: Version of mispair.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -87,11 +74,6 @@ class Request(BaseModel):
             raise DamagedError("names files that cannot exist", where=f"{folder}/{AUDIT.mark}", advice=advice)
         return found
 
-    def place(self, name: str) -> Path | None:
-        """What was read, as one of `PLACES`."""
-        found = getattr(self, name)
-        return Path(found[0]) if found else None
-
     def written(self) -> dict[str, Json]:
         """As JSON."""
         values: dict[str, Any] = self.model_dump()
@@ -101,3 +83,45 @@ class Request(BaseModel):
 def hashed(answers: dict[str, bool]) -> list[str]:
     """A hash of the answers of a person."""
     return [hashlib.sha256(json.dumps(sorted(answers.items())).encode()).hexdigest()]
+
+
+def read_audit_mark(out: Path) -> Mark | None:
+    """The mark of an audit; None if there is none.
+
+    Data that is not where it was when it was audited is looked for where it would be if the audit had been moved with
+    it, as in a project folder that was renamed.
+    """
+    mark = read_mark(out, AUDIT)
+    if mark is None or not mark.place:
+        return mark
+    moved = {name: _moved(mark.request[name], mark.place, out) for name in (*PLACES, "images") if name in mark.request}
+    return replace(mark, request={**mark.request, **moved})
+
+
+def _moved(found: Json, was: str, out: Path) -> Json:
+    """A path, or a list that begins with one."""
+    place, *others = found if isinstance(found, list) and found else [found]
+    if not isinstance(place, str) or "://" in place:
+        return found
+    with suppress(OSError, ValueError):  # no path, or on another drive than the audit
+        there = os.path.normpath(out.resolve() / os.path.relpath(place, was))
+        if not os.path.lexists(place) and os.path.exists(there):
+            return [there, *others] if isinstance(found, list) else there
+    return found
+
+
+def local_place(found: Json) -> Path | None:
+    """What an audit has read, by its path or URL and its version; where it was a URL, its copy.
+
+    Raises:
+        DataError: The copy is not there any more.
+    """
+    if not isinstance(found, list) or not found:
+        return None
+    place = str(found[0])
+    if "://" not in place or len(found) < 2:
+        return Path(place)
+    from mispair.encoders.cache import FETCHED, cache_folder
+    from mispair.pairs.remote import find_copy
+
+    return find_copy(place, str(found[1]), cache_folder() / FETCHED)

@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mispair.auditing.moved import read_audit_mark
+from mispair.auditing.request import local_place, read_audit_mark
 from mispair.config import BEST
 from mispair.errors import DataError, MispairError, NotFoundError
 from mispair.pairs.source import find_image
@@ -49,15 +49,8 @@ class AuditedData:
     @cached_property
     def _source(self) -> Path | None:
         """What the audit has read; None where it is not known."""
-        source = self._request.get("source")
-        if not isinstance(source, list) or not source:
-            return None
-        if "://" not in str(source[0]):
-            return Path(str(source[0]))
-        from mispair.auditing.folder import local_place
-
         try:
-            return local_place(self._request)
+            return local_place(self._request.get("source"))
         except DataError:  # a copy of what was at a URL, which was deleted
             return None
 

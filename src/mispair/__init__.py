@@ -35,12 +35,15 @@ if TYPE_CHECKING:
     from mispair.pairs.pairs import Vectors as Vectors
     from mispair.retrieval.matcher import Matcher as Matcher
     from mispair.retrieval.matcher import evaluate_together as evaluate_together
+    from mispair.reviewing.annotate import AnnotationResult as AnnotationResult
+    from mispair.reviewing.annotate import annotate as annotate
     from mispair.reviewing.page import ReviewPage as ReviewPage
     from mispair.reviewing.page import review as review
     from mispair.robust.robust import Robust as Robust
     from mispair.training.fit import fit as fit
 
 _HOME = {
+    "AnnotationResult": "reviewing.annotate",
     "Audit": "auditing.audit",
     "Auditor": "auditing.auditor",
     "Calibration": "calibrating.calibrate",
@@ -53,6 +56,7 @@ _HOME = {
     "Tokens": "pairs.pairs",
     "Vectors": "pairs.pairs",
     "add_noise": "pairs.noise",
+    "annotate": "reviewing.annotate",
     "audit": "auditing.audit",
     "calibrate": "calibrating.calibrate",
     "evaluate_together": "retrieval.matcher",

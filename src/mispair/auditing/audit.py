@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     import pandas
     import polars
 
-    from mispair import ReviewPage
+    from mispair import AnnotationResult, ReviewPage
 
 LOADED_WORKERS = 2  # on a GPU, where nothing is left to read
 WORST = 10  # pairs that a notebook shows
@@ -115,6 +115,14 @@ class Audit(Findings):
         import mispair
 
         return mispair.review(self, folder, port=port, reviewer=reviewer, browser=browser)
+
+    def annotate(
+        self, annotator: Callable[[bytes, str], object], folder: str | Path = "review", **options: Any
+    ) -> AnnotationResult | None:
+        """Ask a model beside people for the noise rate; see `mispair.annotate`."""
+        import mispair
+
+        return mispair.annotate(self, annotator, folder, **options)
 
     def to_pandas(self) -> pandas.DataFrame:
         """The table of all pairs as a DataFrame of pandas."""

@@ -24,7 +24,7 @@ from mispair.cli.data import data_check, data_get, data_make, data_noise
 from mispair.cli.help_texts import completion_script, description
 from mispair.cli.model import TrainArguments, evaluate, search, train, train_arguments
 from mispair.cli.output import console, print_json, print_table, say, with_flags
-from mispair.cli.review import export, review
+from mispair.cli.review import annotate, export, review
 from mispair.errors import ConfigError, MispairError
 from mispair.support.memory import is_out_of_memory, out_of_memory
 
@@ -104,6 +104,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "search": search,
     "audit": audit,
     "review": review,
+    "annotate": annotate,
     "export": export,
     "encode": encode,
     "demo": demo,

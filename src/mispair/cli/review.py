@@ -1,17 +1,25 @@
-"""The commands `mispair review` and `mispair export`. Heavy imports wait until they run."""
+"""The commands `mispair review`, `mispair annotate` and `mispair export`. Heavy imports wait until they run."""
 
 from __future__ import annotations
 
 import getpass
+import os
 import sys
 import webbrowser
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from tyro.conf import Positional
 
 from mispair.cli.output import console, print_json, say
+from mispair.errors import ConfigError, ConflictError, InvalidValueError, NotFoundError
 from mispair.support.flags import OrNone
+
+if TYPE_CHECKING:
+    from mispair.reviewing.annotate import Forecast
+    from mispair.reviewing.annotators import Command, Endpoint
+
+KEY_VARIABLE = "MISPAIR_API_KEY"
 
 
 def review(
@@ -71,6 +79,109 @@ def review(
         webbrowser.open(page.url)
     page.run()
     return 0
+
+
+def annotate(
+    out: Positional[Path],
+    *,
+    annotator: OrNone[str] = None,
+    model: OrNone[str] = None,
+    annotator_command: OrNone[str] = None,
+    prompt: OrNone[str] = None,
+    key_variable: OrNone[str] = None,
+    half_width: float = 0.015,
+    price_per_call: float = 0.0,
+    limit: OrNone[float] = None,
+    calls: OrNone[int] = None,
+    rate: OrNone[float] = None,
+    workers: int = 4,
+    timeout: float = 60.0,
+    images: OrNone[Path] = None,
+    yes: bool = False,
+    json: bool = False,
+) -> int:
+    """Ask a model about drawn pairs of an audit, so that the noise rate takes fewer decisions of people.
+
+    Prints what will be sent where, the number of calls and the price, and asks before it begins. The same command again
+    goes on where it was stopped.
+
+    Args:
+        out: Folder that an audit has written.
+        annotator: Base URL of an API like OpenAI's that takes images, as http://127.0.0.1:8000/v1.
+        model: Name of its model.
+        annotator_command: Instead: a program that answers each JSON line (image, caption, prompt) with yes or no.
+        prompt: The question; by default whether the caption describes the image, yes or no.
+        key_variable: Environment variable with the key of the API; MISPAIR_API_KEY by default, if there is one.
+        half_width: Stop when the 95 % interval of the noise rate is this wide to either side; 0.015 are 1.5 points.
+        price_per_call: In any currency; retries are counted, too.
+        limit: Most money for this review, with that of earlier runs.
+        calls: Make so many calls, with those of earlier runs of this model; by default as many as pay off.
+        rate: Most calls a minute.
+        workers: Calls at a time.
+        timeout: Seconds without an answer.
+        images: Folder of the images, if they have been moved since the audit.
+        yes: Begin without asking.
+        json: Print the result as JSON.
+    """
+    from mispair.reviewing.annotate import annotate as annotate_audit
+
+    if (annotator is None) == (annotator_command is None):
+        what = "both are given" if annotator else "neither a URL nor a command is given"
+        raise ConflictError(
+            what, where="annotator", advice="Give either `annotator` and `model`, or `annotator_command`"
+        )
+    who = _annotator(annotator, model, annotator_command, prompt, key_variable, timeout)
+
+    def agree(forecast: Forecast) -> bool:
+        say(forecast, file=sys.stderr if json else sys.stdout, flush=True)
+        if yes or not forecast.calls:
+            return True
+        if not sys.stdin.isatty():
+            raise ConfigError("Nothing was sent.", advice="Give `yes` to begin")
+        return input("Begin? [y/N] ").strip().lower() in ("y", "yes")
+
+    done = annotate_audit(
+        out,
+        who,
+        images=images,
+        half_width=half_width,
+        price=price_per_call,
+        limit=limit,
+        calls=calls,
+        rate=rate,
+        workers=workers,
+        agree=agree,
+        console=console(),
+    )
+    if done is None:
+        say("Nothing was sent.")
+    elif json:
+        print_json(done.metrics())
+    else:
+        say(done)
+        if done.decisions_left:
+            say(f"About {done.decisions_left:,} more decisions are needed: mispair review {out}")
+    return 0
+
+
+def _annotator(
+    url: str | None,
+    model: str | None,
+    command: str | None,
+    prompt: str | None,
+    key_variable: str | None,
+    timeout: float,
+) -> Endpoint | Command:
+    from mispair.reviewing.annotators import PROMPT, Command, Endpoint
+
+    if not timeout > 0:
+        raise InvalidValueError(str(timeout), where="timeout", expected="greater than 0")
+    if command is not None:
+        return Command(command, prompt or PROMPT, timeout)
+    if key_variable and key_variable not in os.environ:
+        raise NotFoundError("no such environment variable", where=key_variable, advice="Set it to the key of the API")
+    key = os.environ.get(key_variable or KEY_VARIABLE, "")
+    return Endpoint(url or "", model or "", key, prompt or PROMPT, timeout)
 
 
 def export(

@@ -8,25 +8,25 @@ from __future__ import annotations
 
 import os
 import shutil
-import sqlite3
 import tempfile
-import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from mispair.errors import DamagedError, DataError, InvalidValueError, NotFoundError
+from mispair.errors import InvalidValueError, NotFoundError
+from mispair.reviewing.review_file import ReviewFile
 
 FILE = "decisions.sqlite"
-VERSION = 1  # of the tables
 NOT_UNDONE = "number NOT IN (SELECT undoes FROM decisions WHERE undoes IS NOT NULL)"
 COLUMNS = (
-    "id", "verdict", "replaced", "partner", "caption", "reviewer", "session", "mode", "inclusion", "draw", "time",
+    "id", "verdict", "replaced", "partner", "caption", "reviewer", "accepted", "session", "mode", "inclusion", "draw",
+    "time",
 )  # fmt: skip
+_TYPED = ", ".join(f"{name} {'REAL' if name == 'inclusion' else 'TEXT NOT NULL'}" for name in COLUMNS)
 
 
 class Verdict(StrEnum):
@@ -64,6 +64,7 @@ class Decision:
         partner: The pair that the new partner is taken from; empty unless re-paired.
         caption: The new caption; empty unless rewritten.
         reviewer: Who decided.
+        accepted: The annotator whose suggestion the reviewer has accepted; empty for a decision of one's own.
         session: In which browser; undoing concerns one's own.
         mode: How the pair was chosen.
         inclusion: Probability with which it was drawn; None unless the mode is `rate`.
@@ -79,6 +80,7 @@ class Decision:
     partner: str = ""
     caption: str = ""
     reviewer: str = ""
+    accepted: str = ""
     session: str = ""
     mode: Mode = Mode.BROWSE
     inclusion: float | None = None
@@ -101,78 +103,20 @@ class Decision:
         raise InvalidValueError(found, where=name, expected=expected)
 
 
-class Decisions:
-    """The decisions in one SQLite file, which is made if needed. Threads and processes see each other's decisions.
+class Decisions(ReviewFile):
+    """The decisions on the pairs of an audit."""
 
-    Raises:
-        DamagedError: The file is something else.
-        DataError: It cannot be written.
-    """
+    tables = (
+        "CREATE TABLE IF NOT EXISTS decisions (number INTEGER PRIMARY KEY AUTOINCREMENT, batch INTEGER NOT NULL, "
+        f"undoes INTEGER, {_TYPED})",
+        "CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value TEXT NOT NULL)",
+    )
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self._lock = threading.RLock()
         self._current: dict[str, Decision] = {}
         self._newest = 0  # number of the last row that was read; rows are only ever added
         self._version = -1  # of the file, as SQLite counts what others write
-        with self._safely():
-            self._file = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
-            try:
-                self._file.execute("PRAGMA journal_mode = WAL")
-                self._file.execute("PRAGMA synchronous = FULL")  # on the disk before a transaction ends
-                self._create()
-                self._follow()
-            except BaseException:
-                self._file.close()
-                raise
-
-    @contextmanager
-    def _safely(self) -> Iterator[None]:
-        """Let one thread in at a time; errors of SQLite become ours."""
-        with self._lock:
-            try:
-                yield
-            except sqlite3.Error as error:
-                code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest of it tells more than we say
-                damaged = code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-                advice = (
-                    "Copy the audit to a folder that can be written"
-                    if code in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
-                    else "Check the disk and the rights, or move the file away to begin anew"
-                )
-                what = f"the decisions cannot be read or written ({error})"
-                raise (DamagedError if damaged else DataError)(what, where=self.path, advice=advice) from None
-
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        """Write all that is inside to the disk, or nothing."""
-        with self._safely():
-            self._file.execute("BEGIN IMMEDIATE")
-            try:
-                yield
-                self._file.execute("COMMIT")
-            except BaseException:
-                with suppress(sqlite3.Error):  # SQLite may have done it by itself
-                    self._file.execute("ROLLBACK")
-                raise
-
-    def _create(self) -> None:
-        (version,) = self._file.execute("PRAGMA user_version").fetchone()
-        if version not in (0, VERSION):
-            what, expected = f"these decisions are of version {version}", f"version {VERSION}"
-            raise DamagedError(what, where=self.path, expected=expected, advice="Update mispair")
-        columns = ", ".join(f"{name} {'REAL' if name == 'inclusion' else 'TEXT NOT NULL'}" for name in COLUMNS)
-        with self._transaction():
-            self._file.execute(
-                "CREATE TABLE IF NOT EXISTS decisions (number INTEGER PRIMARY KEY AUTOINCREMENT, batch INTEGER NOT "
-                f"NULL, undoes INTEGER, {columns})"
-            )
-            self._file.execute("CREATE TABLE IF NOT EXISTS settings (name TEXT PRIMARY KEY, value TEXT NOT NULL)")
-            self._file.execute(f"PRAGMA user_version = {VERSION}")
-
-    def close(self) -> None:
-        with self._lock:
-            self._file.close()
+        super().__init__(path)
 
     def _read_new(self) -> None:
         """Read what counts now for the pairs on which rows were added: decisions and undone ones."""

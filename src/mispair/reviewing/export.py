@@ -191,7 +191,8 @@ class ManifestRow:
         id: The pair.
         action: kept, dropped, re-paired, rewritten, or repeated: it has become the same as a pair before it, which is
             there once.
-        by: Who decided: a reviewer, "audit" by the match score, or "nobody".
+        by: Who decided: a reviewer, and the annotator whose suggestion was accepted; "audit" by the match score; or
+            "nobody".
         match_score: Of the pair as it was; None if it could not be read.
         replaced: The side that was replaced.
         partner: The pair that the new item was taken from.
@@ -257,7 +258,7 @@ def plan(
         rows[row] = ManifestRow(
             name,
             _ACTIONS[decision.verdict],
-            decision.reviewer or "a person",
+            (decision.reviewer or "a person") + (f", as {decision.accepted} suggests" if decision.accepted else ""),
             scores[row],
             decision.replaced,
             decision.partner,

@@ -280,6 +280,7 @@ class Draw:
         mismatched: npt.NDArray[np.floating] = NO_ANSWERS,
         answers: npt.NDArray[np.floating] = NO_ANSWERS,
         most_calls: int | None = None,
+        calls: int | None = None,
     ) -> Plan:
         """The cheapest calls and decisions that are expected to suffice, by the variance of `estimate`.
 
@@ -288,6 +289,7 @@ class Draw:
             mismatched: Decisions so far, as for `estimate`.
             answers: Answers so far.
             most_calls: Pairs that the annotator may answer on, those so far included; None for any number.
+            calls: Pairs that it will answer on, whether or not that is cheapest.
         """
         odds, cells, counts = self._cells
         size, total, decided = counts.sum(axis=0), len(self.mismatch), len(mismatched)
@@ -310,12 +312,14 @@ class Draw:
 
         least = min(total, max(LEAST, decided))
         alone = fewest(0, least, total)
+        if calls is not None:
+            calls = min(calls, total)
+            return Plan(calls, fewest(calls, least, alone), alone)
         best, most = Plan(0, alone, alone), min(total, total if most_calls is None else most_calls)
-        for calls in np.unique(np.geomspace(max(LEAST, len(answers)), max(most, 1), PLANS).astype(int)).tolist():
-            if calls > most or not suffices(calls, alone):
-                continue
-            one = Plan(calls, fewest(calls, least, alone), alone)
-            if CALLS_A_DECISION * one.decisions + one.calls < CALLS_A_DECISION * best.decisions + best.calls:
+        for tried in np.unique(np.geomspace(max(LEAST, len(answers)), max(most, 1), PLANS).astype(int)).tolist():
+            one = Plan(tried, fewest(tried, least, alone), alone)
+            is_cheaper = CALLS_A_DECISION * one.decisions + one.calls < CALLS_A_DECISION * best.decisions + best.calls
+            if is_cheaper and one.calls <= most:
                 best = one
         return best
 

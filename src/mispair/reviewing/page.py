@@ -144,15 +144,21 @@ def review(
         DataError: The folder is no output of an audit, holds another one, or cannot be written.
         ConfigError: The page cannot be at this port, or a package is not installed.
     """
-    if isinstance(audit, str | Path):
-        place = Path(audit)
-    else:
-        place = _written(audit, Path(folder or "review"))
-        images = images or audit.source.image_folder
-    page = ReviewPage(place, images=Path(images) if images else None, port=port, reviewer=reviewer).start()
+    place, images = audit_folder(audit, folder, images)
+    page = ReviewPage(place, images=images, port=port, reviewer=reviewer).start()
     if browser:
         webbrowser.open(page.url)
     return page
+
+
+def audit_folder(
+    audit: Audit | str | Path, folder: str | Path | None, images: str | Path | None
+) -> tuple[Path, Path | None]:
+    """The folder of an audit, where one in memory is written to, and that of its images, if it is not known there."""
+    if isinstance(audit, str | Path):
+        return Path(audit), Path(images) if images else None
+    place, images = _written(audit, Path(folder or "review")), images or audit.source.image_folder
+    return place, Path(images) if images else None
 
 
 def _written(audit: Audit, folder: Path) -> Path:

@@ -18,9 +18,19 @@ import numpy.typing as npt
 from mispair.auditing.findings import AuditSummary, DecidedRate
 from mispair.auditing.output_files import SUMMARY
 from mispair.errors import ChangedError, ConflictError, DataError, NotFoundError
+from mispair.functional.logistic import FloatArray
+from mispair.reviewing.answers import Answer, Answers
 from mispair.reviewing.audited_data import AuditedData
 from mispair.reviewing.decisions import FILE, Decision, Decisions, Mode, Verdict
-from mispair.reviewing.noise_estimate import DRAW, Draw, NoiseEstimate, most_instructive
+from mispair.reviewing.noise_estimate import (
+    DRAW,
+    AnnotatorErrors,
+    Draw,
+    NoiseEstimate,
+    Plan,
+    annotator_errors,
+    most_instructive,
+)
 from mispair.reviewing.pair_table import SEPARATOR, Filter, Pair, PairTable, Rows, Suggestion
 
 if TYPE_CHECKING:
@@ -71,6 +81,9 @@ class RateProgress:
     estimate: NoiseEstimate | None  # None with too few of them
     unsure: int  # how many of them were left open
     waiting: int  # decisions that count as soon as a pair is decided that was drawn before theirs
+    answered: int  # drawn pairs on which an annotator has answered
+    annotator: str  # its name; empty without answers
+    errors: AnnotatorErrors
 
     @property
     def reached(self) -> bool:
@@ -114,6 +127,7 @@ class Review:
         self.table = PairTable(folder, console)
         self.summary = AuditSummary.read(folder / SUMMARY) if (folder / SUMMARY).exists() else None
         self.decisions = Decisions(folder / FILE)
+        self.answers = Answers(folder / FILE)
         self._reserved: dict[int, tuple[str, float]] = {}  # drawn pairs: session and time
         self._lock = threading.Lock()
         self._row_verdicts = np.full(len(self.table), UNDECIDED, dtype=np.int8)
@@ -121,6 +135,7 @@ class Review:
 
     def close(self) -> None:
         self.decisions.close()
+        self.answers.close()
         self.table.close()
 
     # Showing
@@ -268,7 +283,8 @@ class Review:
         return hashlib.sha256(f"{DRAW} {seed} ".encode() + self.table.score.tobytes()).hexdigest()
 
     @cached_property
-    def _drawn_rows(self) -> Rows:
+    def drawn_rows(self) -> Rows:
+        """The readable rows in the order in which they are drawn."""
         return np.asarray(self.table.readable[self.draw.order])
 
     @cached_property
@@ -288,7 +304,7 @@ class Review:
         now = time.monotonic()
         with self._lock:
             self._reserved = {row: one for row, one in self._reserved.items() if now - one[1] < RESERVED}
-            for row in self._drawn_rows[: len(decided) + len(self._reserved) + 1].tolist():
+            for row in self.drawn_rows[: len(decided) + len(self._reserved) + 1].tolist():
                 owner = self._reserved.get(row, (session, now))[0]
                 if row not in decided and owner == session:
                     self._reserved[row] = (session, now)
@@ -306,7 +322,7 @@ class Review:
         Raises:
             NotFoundError: It cannot be drawn: there is no such pair, or it could not be read.
         """
-        places = np.flatnonzero(self._drawn_rows == row)
+        places = np.flatnonzero(self.drawn_rows == row)
         if not len(places):
             raise NotFoundError("This pair was not drawn for the noise rate", advice="Reload the page")
         place = int(places[0])
@@ -329,16 +345,49 @@ class Review:
         summary = self.summary.model_copy(update={"decided": self.decided or self.summary.decided})
         return summary.rate_sentences if summary.may_be_blind or summary.is_contradicted else []
 
-    def rate(self) -> RateProgress:
-        """The noise rate from the decisions on drawn pairs, up to the first that is not decided."""
+    def rate(self, annotator: str | None = None) -> RateProgress:
+        """The noise rate from the decisions on drawn pairs, up to the first that is not decided, and from answers.
+
+        Args:
+            annotator: Whose answers count; by default those of the annotator that was asked last.
+        """
+        found, decided = self._decisions_in_order()
+        answers, name = self._answers_in_order(annotator)
+        return RateProgress(
+            decided=len(found),
+            estimate=self.draw.estimate(found, answers),
+            unsure=int(np.isnan(found).sum()),
+            waiting=decided - len(found),
+            answered=int(np.count_nonzero(~np.isnan(answers))),
+            annotator=name,
+            errors=annotator_errors(found, answers),
+        )
+
+    def plan(self, half_width: float, annotator: str, most_calls: int | None = None, calls: int | None = None) -> Plan:
+        """What an interval is expected to take, by the decisions and the answers of an annotator so far."""
+        return self.draw.plan(
+            half_width, self._decisions_in_order()[0], self._answers_in_order(annotator)[0], most_calls, calls
+        )
+
+    def _decisions_in_order(self) -> tuple[FloatArray, int]:
+        """Decisions on the first drawn pairs, up to the first without one, and how many there are in all."""
         decided = self._drawn_decisions()
-        answers: list[float] = []
-        for row in self._drawn_rows[: len(decided)].tolist():
+        found: list[float] = []
+        for row in self.drawn_rows[: len(decided)].tolist():
             if row not in decided:
                 break
             matched = decided[row].verdict.matched
-            answers.append(np.nan if matched is None else float(not matched))
-        found = np.array(answers)
-        return RateProgress(
-            len(found), self.draw.estimate(found), int(np.isnan(found).sum()), len(decided) - len(found)
-        )
+            found.append(np.nan if matched is None else float(not matched))
+        return np.array(found), len(decided)
+
+    def _answers_in_order(self, annotator: str | None) -> tuple[FloatArray, str]:
+        """Answers on the first drawn pairs, up to the first without one, and the annotator's name."""
+        found = self.answers.of(annotator or self.answers.last_annotator)
+        answers = {row: found[name] for name, row in self.table.find(found).items()}
+        asked: list[Answer] = []
+        for pair in self.table.read(self.drawn_rows[: len(answers)]):
+            answer = answers.get(pair.row)
+            if answer is None or answer.caption != pair.caption:  # not asked about as it is now
+                break
+            asked.append(answer)
+        return np.array([answer.kind.mismatched for answer in asked]), asked[0].name if asked else ""

@@ -103,10 +103,10 @@ def _from_csv(path: Path, text: str, reviewer: str) -> Iterator[Decision]:
             verdict = (row["verdict"] or "").strip()
             if verdict not in list(Verdict):
                 raise InvalidValueError(f"{verdict!r} in line {number}", where=path, expected=", ".join(Verdict))
-            name, replaced, partner, caption, who = (
-                _original(row.get(column) or "") for column in ("id", "replaced", "partner", "caption", "reviewer")
-            )
-            yield Decision(name, Verdict(verdict), replaced, partner, caption, who or reviewer, mode=Mode.IMPORT)
+            texts = ("id", "replaced", "partner", "caption", "reviewer", "accepted")
+            name, replaced, partner, caption, who, accepted = (_original(row.get(column) or "") for column in texts)
+            who = who or reviewer
+            yield Decision(name, Verdict(verdict), replaced, partner, caption, who, accepted, mode=Mode.IMPORT)
     except csv.Error as error:
         raise DamagedError(f"this is not valid CSV ({error})", where=path, advice="Write it again") from None
 

@@ -1,0 +1,420 @@
+"""Ask an annotator about the drawn pairs of an audit, within a price: `mispair.annotate` and `mispair annotate`."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mispair.errors import ConflictError, DataError, InvalidValueError, NotFoundError
+from mispair.reviewing.annotators import (
+    SHOWN,
+    Annotator,
+    BusyError,
+    Command,
+    Endpoint,
+    Function,
+    NoAnswerError,
+    read_answer,
+)
+from mispair.reviewing.answers import Answer, AnswerKind
+from mispair.reviewing.noise_estimate import ASSUMED_ERROR, AnnotatorErrors, Plan
+from mispair.reviewing.page import audit_folder
+from mispair.reviewing.review import PRECISION, RateProgress, Review
+from mispair.support.formatting import beginning, clean, plain
+from mispair.support.progress import RowProgress, progress
+from mispair.support.thumbnails import thumbnail
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from mispair.auditing.audit import Audit
+
+SIZE, MOST_IMAGE_BYTES = 512, 200_000  # pixels and bytes of what is sent
+ATTEMPTS = 4  # of a pair
+BUSY_ATTEMPTS = 20
+PAUSE = 1.0  # seconds before the second attempt, doubled before each further one
+LONGEST_PAUSE = 600.0  # that an annotator may ask for
+IN_A_ROW = 10  # pairs without a clear answer after which the annotator is taken to be out of order
+EVERY = 50  # answers after which the estimate is made anew
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What answers may cost: the arguments of `annotate`, checked."""
+
+    half_width: float
+    price: float
+    limit: float | None
+    calls: int | None
+    rate: float | None
+    workers: int
+
+    def __post_init__(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            least_is_allowed = field.name in ("price", "limit", "calls")
+            if value is not None and not (0 < value < math.inf or (value == 0 and least_is_allowed)):
+                expected = "at least 0" if least_is_allowed else "greater than 0"
+                raise InvalidValueError(str(value), where=field.name, expected=expected)
+        if self.limit is not None and not self.price:
+            raise ConflictError(str(self.limit), where="limit", advice="Give the `price` of a call, too")
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What will be asked, before anything is.
+
+    Attributes:
+        plan: Calls and decisions in all.
+        receiver: Where pairs go.
+        images: Folder that the images come from; None if they are inside the files of the data set.
+        progress: Decisions and answers that there are.
+        half_width: The wanted half of the interval.
+        calls: Calls to make now.
+        price: What they cost.
+        spent: What was spent before.
+        limit: The most that may be spent in all.
+    """
+
+    plan: Plan
+    receiver: str
+    images: Path | None
+    progress: RateProgress
+    half_width: float
+    calls: int
+    price: float
+    spent: float
+    limit: float | None
+
+    def __str__(self) -> str:
+        plan, errors = self.plan, self.progress.errors
+        width = f"±{100 * self.half_width:.2g} points"
+        if not plan.calls:
+            return f"{width}: answers of this annotator would not help; {plan.alone:,} decisions of people do."
+        assumed = f"it has erred on {_errors(errors)}" if errors.both else f"if it errs on {100 * ASSUMED_ERROR:.0f} %"
+        cost = f"{self.calls:,} calls now"
+        if self.price:
+            cost += f" for {self.price:.2f}" + (f", {self.spent:.2f} spent before" if self.spent else "")
+            cost += "" if self.limit is None else f", never more than {self.limit:.2f} in all"
+        return (
+            f"Sends to {self.receiver}: caption and image of each pair, the image as a JPEG of at most {SIZE} x {SIZE} "
+            f"pixels without its name. Images come from {self.images or 'the files of the data set'}.\n"
+            f"{width}: about {plan.calls:,} calls and {plan.decisions:,} decisions instead of {plan.alone:,} decisions "
+            f"({assumed}); {self.progress.decided:,} decisions are there.\n{cost}."
+        )
+
+
+@dataclass(frozen=True)
+class AnnotationResult:
+    """What an annotator has answered.
+
+    Attributes:
+        forecast: What was expected.
+        kinds: How many pairs have each kind of answer.
+        unclear: The beginning of an answer that was neither yes nor no; empty if there was none.
+        calls: Calls of this run.
+        spent: Money for all calls of the review.
+        stopped: Why no more pairs were asked about: narrow, planned, limit.
+        progress: The noise rate with these answers.
+    """
+
+    forecast: Forecast
+    kinds: Counter[AnswerKind]
+    unclear: str
+    calls: int
+    spent: float
+    stopped: str
+    progress: RateProgress
+
+    @property
+    def decisions_left(self) -> int:
+        """Decisions of people that are missing to the wanted interval, by the plan; 0 if it is reached."""
+        found = self.progress.estimate
+        reached = found is not None and found.half_width <= self.forecast.half_width
+        return 0 if reached else max(0, self.forecast.plan.decisions - self.progress.decided)
+
+    def metrics(self) -> dict[str, Any]:
+        """The same for programs."""
+        progress = self.progress
+        return {
+            **{str(kind): count for kind, count in self.kinds.items()},
+            "calls": self.calls,
+            "spent": self.spent,
+            "stopped": self.stopped,
+            "decisions": progress.decided,
+            "decisions_left": self.decisions_left,
+            "errors": asdict(progress.errors),
+            "noise_rate": None if progress.estimate is None else asdict(progress.estimate),
+        }
+
+    def __str__(self) -> str:
+        kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(self.kinds.items())) or "none"
+        example = f' ("{self.unclear}")' if self.unclear else ""
+        lines = [f"Answers: {kinds}{example}. {self.calls:,} calls were made now; {self.spent:.2f} is spent in all."]
+        if self.progress.errors.both:
+            lines.append(f"The annotator has erred on {_errors(self.progress.errors)} that people decided, too.")
+        if (found := self.progress.estimate) is not None:
+            ends = f"{100 * found.low:.1f} to {100 * found.high:.1f} %"
+            lines.append(f"Noise rate: {100 * found.rate:.1f} % ({ends}) by {found.decided:,} decisions.")
+        if self.stopped == "limit":
+            lines.append("The limit of money or calls is reached.")
+        return "\n".join(lines)
+
+
+def _errors(errors: AnnotatorErrors) -> str:
+    low, high = errors.interval
+    wrong = errors.false_alarms + errors.misses
+    return f"{wrong:,} of {errors.both:,} pairs ({100 * errors.rate:.0f} %, {100 * low:.0f} to {100 * high:.0f})"
+
+
+def annotate(
+    audit: Audit | str | Path,
+    annotator: Endpoint | Command | Function | Callable[[bytes, str], object],
+    folder: str | Path | None = None,
+    *,
+    images: str | Path | None = None,
+    half_width: float = PRECISION,
+    price: float = 0.0,
+    limit: float | None = None,
+    calls: int | None = None,
+    rate: float | None = None,
+    workers: int = 4,
+    agree: Callable[[Forecast], bool] | None = None,
+    console: Console | None = None,
+) -> AnnotationResult | None:
+    """Ask an annotator about pairs that are drawn for the noise rate, until its interval is narrow enough.
+
+    People must decide on some of these pairs, too, before or after that (`mispair.review`, *Estimate the noise rate*):
+    they show how often the annotator errs, which the estimate corrects for. Answers are written as they arrive, and no
+    pair is asked about twice.
+
+    Args:
+        audit: What `mispair.audit` has returned, or a folder that `mispair audit` has written.
+        annotator: A function of an image (a JPEG, as bytes) and a caption that returns whether they match, or an
+            `Endpoint` or `Command` of `mispair.reviewing.annotators`.
+        folder: Where an audit in memory is written; `review` by default.
+        images: Folder of the images, if they have been moved since the audit.
+        half_width: Stop when half of the 95 % interval of the noise rate is this.
+        price: Of a call.
+        limit: Most money for all calls of this review, those of earlier runs and retries included.
+        calls: Make so many calls, with those of earlier runs of this annotator; by default as many as pay off.
+        rate: Most calls a minute.
+        workers: Calls at a time.
+        agree: Called with the forecast before anything is asked; nothing is if it returns False.
+        console: Where to show progress.
+
+    Returns:
+        What was answered; None if there was no agreement.
+
+    Raises:
+        DataError: There are no images or captions, or the annotator is out of order.
+        ConfigError: A number is out of range, or there is a limit without a price.
+    """
+    budget = Budget(half_width, price, limit, calls, rate, workers)
+    place, image_folder = audit_folder(audit, folder, images)
+    one: Annotator = annotator if isinstance(annotator, Endpoint | Command | Function) else Function(annotator)
+    review = Review(place, image_folder, console)
+    try:
+        run = _Run(review, one, budget)
+        forecast = run.forecast()
+        if agree is not None and not agree(forecast):
+            return None
+        with progress(console, forecast.plan.calls, "Ask") as bar:
+            return run.ask_all(forecast, bar)
+    finally:
+        one.close()
+        review.close()
+
+
+class _Pace:
+    """When the next call may be made."""
+
+    def __init__(self, rate: float | None) -> None:
+        self._gap = 60.0 / rate if rate else 0.0
+        self._next, self._lock = 0.0, threading.Lock()
+        self.stopped = threading.Event()
+
+    def wait(self) -> bool:
+        """Wait for a turn; False when no call must be made any more."""
+        while not self.stopped.is_set():
+            with self._lock:
+                seconds = self._next - time.monotonic()
+                if seconds <= 0:
+                    self._next = time.monotonic() + self._gap
+                    return True
+            self.stopped.wait(seconds)
+        return False
+
+    def pause(self, seconds: float) -> None:
+        """No call of any thread is made for so long."""
+        with self._lock:
+            self._next = max(self._next, time.monotonic() + seconds)
+
+
+class _Run:
+    """One annotator, asked by several threads.
+
+    Args:
+        review: The audit and its decisions.
+        annotator: Who is asked.
+        budget: What it may cost.
+    """
+
+    def __init__(self, review: Review, annotator: Annotator, budget: Budget) -> None:
+        self.review, self.answers, self.annotator, self.budget = review, review.answers, annotator, budget
+        self._pace = _Pace(budget.rate)
+        self._calls = self._in_a_row = 0
+        self._out_of_budget, self._lock = False, threading.Lock()
+
+    def forecast(self) -> Forecast:
+        """What is to be asked, by the decisions and answers so far.
+
+        Raises:
+            NotFoundError: There are no images or captions to ask about.
+        """
+        review, budget = self.review, self.budget
+        pairs = review.table.read(review.drawn_rows[:1000])
+        if review.images_gone is not None or not any(review.data.has_image(one.row, one.image) for one in pairs):
+            advice = "Give the folder of the images with `images`, if there are any"
+            raise NotFoundError("an annotator needs images", where=review.images_gone or review.folder, advice=advice)
+        if not any(one.caption for one in pairs):
+            raise NotFoundError("the audit has no captions", where=review.folder)
+        identity, spent = self.annotator.identity, self.answers.spent
+        there, made = len(self.answers.of(identity)), self.answers.calls(identity)
+        affordable = None if budget.limit is None else max(0, int((budget.limit - spent) / budget.price + 1e-6))
+        wanted = None if budget.calls is None else there + max(0, budget.calls - made)
+        most = None if affordable is None else there + affordable
+        if most is not None and wanted is not None:
+            wanted = min(most, wanted)
+        plan = review.plan(budget.half_width, identity, most, wanted)
+        more = max(0, plan.calls - there)
+        return Forecast(
+            plan=plan,
+            receiver=self.annotator.receiver,
+            images=review.data.image_folder,
+            progress=review.rate(identity),
+            half_width=budget.half_width,
+            calls=more,
+            price=more * budget.price,
+            spent=spent,
+            limit=budget.limit,
+        )
+
+    def ask_all(self, forecast: Forecast, bar: RowProgress) -> AnnotationResult:
+        """Ask about the drawn pairs, in their order, as far as was planned."""
+        rows = self.review.drawn_rows[: forecast.plan.calls].tolist()
+        stopped, running, ended = "planned", set[Future[None]](), 0
+        with ThreadPoolExecutor(self.budget.workers) as pool:
+            try:
+                for row in rows:
+                    running.add(pool.submit(self._answer, row))
+                    while len(running) >= self.budget.workers:
+                        done, running = wait(running, return_when=FIRST_COMPLETED)
+                        for one in done:
+                            one.result()
+                        bar.step(len(done))
+                        ended += len(done)
+                        if ended % EVERY < len(done) and self._is_narrow():
+                            stopped = "narrow"
+                    if stopped == "narrow" or self._out_of_budget:
+                        break
+                for one in running:
+                    one.result()
+            finally:
+                self._pace.stopped.set()
+        identity = self.annotator.identity
+        found = self.answers.of(identity)
+        return AnnotationResult(
+            forecast=forecast,
+            kinds=self.answers.kinds(identity),
+            unclear=next((one.text for one in found.values() if one.kind is AnswerKind.UNCLEAR), ""),
+            calls=self._calls,
+            spent=self.answers.spent,
+            stopped="limit" if self._out_of_budget else stopped,
+            progress=self.review.rate(identity),
+        )
+
+    def _is_narrow(self) -> bool:
+        estimate = self.review.rate(self.annotator.identity).estimate
+        return estimate is not None and estimate.half_width <= self.budget.half_width
+
+    def _answer(self, row: int) -> None:
+        """See to it that the answer on a row is written."""
+        pair = self.review.table.read([row])[0]
+        content = self.review.image(row)
+        hashed = hashlib.sha256()
+        for part in (self.annotator.identity.encode(), pair.caption.encode(), content or b""):
+            hashed.update(hashlib.sha256(part).digest())
+        question, who = hashed.hexdigest(), self.annotator
+        known = self.answers.get(question)
+        if known is None:
+            small = b"" if content is None else thumbnail(content, SIZE, MOST_IMAGE_BYTES).content
+            found = self._ask(small, pair.caption) if small else (AnswerKind.NO_IMAGE, "")
+        elif (known.id, known.caption) == (pair.id, pair.caption):
+            return
+        else:  # another pair has the same image and caption
+            found = known.kind, known.text
+        if found is not None:
+            self.answers.add(Answer(question, who.identity, who.name, pair.id, pair.caption, *found))
+
+    def _ask(self, image: bytes, caption: str) -> tuple[AnswerKind, str] | None:
+        """The answer of the annotator; None if no more calls may be made."""
+        attempt, busy, text = 0, 0, ""
+        while attempt < ATTEMPTS and busy < BUSY_ATTEMPTS:
+            if not self._pace.wait():
+                return None
+            budget = self.budget
+            number = self.answers.begin_call(self.annotator.identity, budget.price, budget.limit, budget.calls)
+            if number is None:
+                self._out_of_budget = True
+                self._pace.stopped.set()
+                return None
+            try:
+                said = self.annotator.ask(image, caption)
+            except BusyError as error:
+                self.answers.cancel_call(number)
+                seconds = PAUSE * 2 ** min(busy, 6) if error.seconds is None else error.seconds
+                if seconds > LONGEST_PAUSE:
+                    what = f"it asks for a pause of {seconds:.0f} seconds"
+                    raise DataError(what, where=self.annotator.receiver, advice="Go on later") from None
+                self._pace.pause(seconds)
+                busy, text = busy + 1, "busy"
+                continue
+            except NoAnswerError as error:
+                self._count(1)
+                attempt, text = attempt + 1 if error.again else ATTEMPTS, str(error)
+                if attempt < ATTEMPTS and self._pace.stopped.wait(PAUSE * 2 ** (attempt - 1)):
+                    return None
+                continue
+            except BaseException:
+                self._pace.stopped.set()
+                raise
+            self._count(1)
+            kind = read_answer(said)
+            text = plain(clean(beginning(str(said), SHOWN)))
+            self._check(kind, text)
+            return kind, text if kind is AnswerKind.UNCLEAR else ""
+        self._check(AnswerKind.FAILED, text)
+        return AnswerKind.FAILED, text
+
+    def _count(self, calls: int) -> None:
+        with self._lock:
+            self._calls += calls
+
+    def _check(self, kind: AnswerKind, text: str) -> None:
+        """Stop where nothing that is understood comes back any more."""
+        with self._lock:
+            self._in_a_row = 0 if kind in (AnswerKind.MATCHED, AnswerKind.MISMATCHED) else self._in_a_row + 1
+            if self._in_a_row >= IN_A_ROW:
+                self._pace.stopped.set()
+                what = f"{self._in_a_row} pairs in a row have no clear answer; the last one was: {text}"
+                advice = "What was answered is kept; try it again when the annotator is in order"
+                raise DataError(what, where=self.annotator.receiver, advice=advice)

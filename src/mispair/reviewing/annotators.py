@@ -1,0 +1,298 @@
+"""Annotators beside people: an OpenAI-compatible endpoint, a command, or a Python function."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import http.client
+import json
+import re
+import shlex
+import shutil
+import subprocess
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+from mispair.errors import DataError, InvalidValueError, NotFoundError
+from mispair.reviewing.answers import AnswerKind
+from mispair.support.formatting import beginning, clean
+
+PROMPT = "Does this caption describe this image? Answer with one word: yes or no."
+MOST_BYTES = 1 << 20  # of a response
+SHOWN = 200  # characters of an answer that are kept
+BUSY, PAIR_REFUSED = (429, 503), (400, 413, 422)  # status codes: asked too often; something about this pair
+TEMPORARY = (408, 425, 500, 502, 504)
+_ANSWER = re.compile(r"\W*(yes|no)\b\W*($|(?<=[.,:;!\n])\s.*)", re.IGNORECASE | re.DOTALL)
+_THOUGHTS = re.compile(r"<think>.*?</think>", re.DOTALL)
+_WORDS = re.compile(r"\b(yes|no)\b", re.IGNORECASE)
+
+
+class NoAnswerError(Exception):
+    """There was no answer.
+
+    Attributes:
+        again: Whether there may be one at the next attempt.
+    """
+
+    def __init__(self, text: str, *, again: bool = True) -> None:
+        super().__init__(text)
+        self.again = again
+
+
+class BusyError(Exception):
+    """The annotator has refused to do anything for now.
+
+    Attributes:
+        seconds: After which it may be asked again; None if it did not say so.
+    """
+
+    def __init__(self, seconds: float | None) -> None:
+        super().__init__("busy")
+        self.seconds = seconds
+
+
+class Annotator(Protocol):
+    """Something that says whether a caption fits an image.
+
+    Attributes:
+        name: As the page shows it.
+        identity: Tells it from others, with its prompt: answers are not asked for twice.
+        receiver: Where what is asked goes.
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def identity(self) -> str: ...
+    @property
+    def receiver(self) -> str: ...
+
+    def ask(self, image: bytes, caption: str) -> object:
+        """The answer on a pair, for `read_answer`; a call may be paid for even if this raises.
+
+        Args:
+            image: A JPEG.
+            caption: Its caption.
+
+        Raises:
+            BusyError: It has refused, so nothing is to pay.
+            NoAnswerError: It has not answered.
+            MispairError: It will not answer on any pair.
+        """
+
+    def close(self) -> None:
+        """End what was started."""
+
+
+def read_answer(answer: object) -> AnswerKind:
+    """What an answer says: true or false, or a text that begins with yes or no and does not say the other one, too.
+
+    >>> [str(read_answer(answer)) for answer in (True, " **No**.", "Yes, a dog.", "No idea", "Yes. Or no?", None)]
+    ['matched', 'mismatched', 'matched', 'unclear', 'unclear', 'unclear']
+    """
+    if isinstance(answer, str):
+        text = _THOUGHTS.sub("", answer)
+        said = {word.lower() for word in _WORDS.findall(text)}
+        answer = said == {"yes"} if _ANSWER.fullmatch(text) and len(said) == 1 else None
+    if not isinstance(answer, bool):
+        return AnswerKind.UNCLEAR
+    return AnswerKind.MATCHED if answer else AnswerKind.MISMATCHED
+
+
+@dataclass(frozen=True)
+class Endpoint:
+    """An endpoint that speaks the chat completions of OpenAI, such as vLLM, Ollama or a provider.
+
+    Args:
+        url: Its base, as http://127.0.0.1:8000/v1. Requests go nowhere else: redirects are not followed.
+        model: Name of the model.
+        key: API key; sent as a bearer token, never written.
+        prompt: The question.
+        timeout: Seconds without an answer after which an attempt ends.
+
+    Raises:
+        InvalidValueError: The URL is not one of http or https without a password.
+    """
+
+    url: str
+    model: str
+    key: str = field(default="", repr=False)
+    prompt: str = PROMPT
+    timeout: float = 60.0
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query:
+            expected = "http://HOST/v1 or https://HOST/v1, with a key only in an environment variable"
+            raise InvalidValueError("not the base of an API", where="annotator", expected=expected)
+        if not self.model:
+            raise InvalidValueError("no model", where="model", expected="the name of a model of the endpoint")
+
+    @property
+    def name(self) -> str:
+        return self.model
+
+    @property
+    def identity(self) -> str:
+        return json.dumps([self.url, self.model, self.prompt])
+
+    @property
+    def receiver(self) -> str:
+        return f"{self.url} (model {self.model})"
+
+    def ask(self, image: bytes, caption: str) -> object:
+        picture = f"data:image/jpeg;base64,{base64.b64encode(image).decode()}"
+        content = [
+            {"type": "text", "text": f"{self.prompt}\n\nCaption: {caption}"},
+            {"type": "image_url", "image_url": {"url": picture}},
+        ]
+        body = json.dumps({"model": self.model, "messages": [{"role": "user", "content": content}]}).encode()
+        headers = {"Content-Type": "application/json", "User-Agent": "mispair"}
+        headers |= {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        place = self.url.rstrip("/").removesuffix("/chat/completions") + "/chat/completions"
+        request = urllib.request.Request(place, body, headers)
+        try:
+            with _OPENER.open(request, timeout=self.timeout) as response:
+                text = response.read(MOST_BYTES).decode("utf-8", "replace")
+                if response.length:
+                    raise NoAnswerError("the answer is not whole")
+        except urllib.error.HTTPError as error:
+            raise self._refusal(error) from None
+        except (OSError, http.client.HTTPException) as error:
+            raise NoAnswerError(str(getattr(error, "reason", error)) or type(error).__name__) from None
+        try:
+            return json.loads(text)["choices"][0]["message"]["content"]
+        except (ValueError, LookupError, TypeError, RecursionError):
+            raise NoAnswerError(f"not understood: {clean(beginning(text, SHOWN))}") from None
+
+    def _refusal(self, error: urllib.error.HTTPError) -> Exception:
+        text = ""
+        with error, contextlib.suppress(OSError, http.client.HTTPException):
+            text = clean(beginning(error.read(MOST_BYTES).decode("utf-8", "replace"), SHOWN))
+        said = f"status {error.code}: {text}"
+        if error.code in BUSY:
+            return BusyError(_seconds(error.headers.get("Retry-After")))
+        if error.code in (*TEMPORARY, *PAIR_REFUSED):
+            return NoAnswerError(said, again=error.code in TEMPORARY)
+        return DataError(said, where=self.url, advice="Check the URL, the model and the key")
+
+    def close(self) -> None:
+        pass
+
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Send nothing to an address that the user has not given."""
+
+    def redirect_request(self, *_: Any) -> None:
+        return None
+
+
+_OPENER = urllib.request.build_opener(_NoRedirect)
+
+
+def _seconds(retry_after: str | None) -> float | None:
+    """Seconds of a Retry-After header, which holds a number or a date."""
+    try:
+        return max(0.0, float(retry_after or ""))
+    except ValueError:
+        try:
+            return max(0.0, parsedate_to_datetime(retry_after or "").timestamp() - time.time())
+        except (ValueError, TypeError):
+            return None
+
+
+class Command:
+    """A program that reads a JSON line for each pair and writes a line with its answer. Each thread starts its own.
+
+    A line to it has `image` (a JPEG in base64), `caption` and `prompt`; a line from it is JSON with `answer` (yes, no,
+    true or false), or just yes or no.
+
+    Args:
+        command: As in a shell, but without one.
+        prompt: The question.
+        timeout: Seconds without an answer after which the program is ended and started again.
+
+    Raises:
+        NotFoundError: There is no such program.
+    """
+
+    def __init__(self, command: str, prompt: str = PROMPT, timeout: float = 60.0) -> None:
+        self.arguments, self.prompt, self.timeout = shlex.split(command), prompt, timeout
+        if not self.arguments or shutil.which(self.arguments[0]) is None:
+            raise NotFoundError("no such program", where=command, advice="Give it with its path")
+        self.receiver = self.name = command
+        self.identity = json.dumps([command, prompt])
+        self._own = threading.local()
+        self._all: list[subprocess.Popen[str]] = []
+
+    def ask(self, image: bytes, caption: str) -> object:
+        process: subprocess.Popen[str] | None = getattr(self._own, "process", None)
+        if process is None or process.poll() is not None:
+            process = subprocess.Popen(
+                self.arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8", errors="replace"
+            )
+            self._own.process = process
+            self._all.append(process)
+        assert process.stdin is not None
+        assert process.stdout is not None
+        question = {"image": base64.b64encode(image).decode(), "caption": caption, "prompt": self.prompt}
+        timer = threading.Timer(self.timeout, process.kill)
+        timer.start()
+        try:
+            process.stdin.write(json.dumps(question) + "\n")
+            process.stdin.flush()
+            line = process.stdout.readline(MOST_BYTES)
+        except OSError as error:
+            raise NoAnswerError(f"the command has ended ({error})") from None
+        finally:
+            timer.cancel()
+        if not line.endswith("\n"):  # killed, ended, or longer than any answer
+            process.kill()
+            raise NoAnswerError("the command has ended, or taken too long")
+        try:
+            found = json.loads(line)
+        except ValueError:
+            return line
+        return found.get("answer") if isinstance(found, dict) else found
+
+    def close(self) -> None:
+        for process in self._all:
+            process.kill()
+            process.communicate()
+
+
+@dataclass(frozen=True)
+class Function:
+    """A Python function of an image (a JPEG) and its caption, which returns whether they match.
+
+    Args:
+        function: Returns true, false, a text with yes or no, or None. What it raises ends the run.
+        name: Of the annotator; that of the function by default. Give another one when its answers change.
+    """
+
+    function: Callable[[bytes, str], object]
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", self.name or getattr(self.function, "__name__", "function"))
+
+    @property
+    def identity(self) -> str:
+        return json.dumps(["function", self.name])
+
+    @property
+    def receiver(self) -> str:
+        return f"the Python function {self.name}"
+
+    def ask(self, image: bytes, caption: str) -> object:
+        return self.function(image, caption)
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,152 @@
+"""Answers of annotators, and the calls that they took, beside the decisions of people.
+
+An answer is on the disk as soon as it has arrived, and a call before it is made, so that a process that is killed
+neither asks again what was answered nor forgets what it has spent.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import astuple, dataclass
+from datetime import UTC, datetime
+from enum import StrEnum
+
+from mispair.reviewing.review_file import ReviewFile
+
+ROUNDING = 1e-9  # by which sums of prices may differ
+
+
+class AnswerKind(StrEnum):
+    """What became of a question."""
+
+    MATCHED = "matched"
+    MISMATCHED = "mismatched"
+    UNCLEAR = "unclear"  # neither yes nor no
+    FAILED = "failed"  # no answer; it is asked again by the next process
+    NO_IMAGE = "no image"  # there is no image that could be shown, so nothing was asked
+
+    @property
+    def mismatched(self) -> float:
+        """1 mismatched, 0 matched, NaN without an answer."""
+        return {AnswerKind.MISMATCHED: 1.0, AnswerKind.MATCHED: 0.0}.get(self, float("nan"))
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An annotator's answer on one pair.
+
+    Attributes:
+        question: Hash of the annotator, the prompt, the image and the caption.
+        annotator: Which annotator and prompt.
+        name: The annotator as the page shows it.
+        id: The pair.
+        caption: Its caption, as it was asked about.
+        kind: What was answered.
+        text: The beginning of what was said.
+    """
+
+    question: str
+    annotator: str
+    name: str
+    id: str
+    caption: str
+    kind: AnswerKind
+    text: str = ""
+
+
+_COLUMNS = "question, annotator, name, id, caption, kind, text"
+
+
+class Answers(ReviewFile):
+    """The answers on the pairs of an audit."""
+
+    tables = (
+        "CREATE TABLE IF NOT EXISTS answers (number INTEGER PRIMARY KEY AUTOINCREMENT, "
+        f"{_COLUMNS.replace(',', ' TEXT NOT NULL,')} TEXT NOT NULL, time TEXT NOT NULL)",
+        "CREATE INDEX IF NOT EXISTS questions ON answers (question)",
+        "CREATE INDEX IF NOT EXISTS answered ON answers (id)",
+        "CREATE TABLE IF NOT EXISTS calls (number INTEGER PRIMARY KEY AUTOINCREMENT, annotator TEXT NOT NULL, "
+        "price REAL NOT NULL)",
+    )
+
+    def add(self, answer: Answer) -> None:
+        """Write an answer; it is on the disk when this returns."""
+        time = datetime.now(UTC).isoformat(timespec="milliseconds")
+        with self._transaction():
+            self._file.execute(
+                f"INSERT INTO answers ({_COLUMNS}, time) VALUES (?, ?, ?, ?, ?, ?, ?, ?)", (*astuple(answer), time)
+            )
+
+    def get(self, question: str) -> Answer | None:
+        """The answer to a question that need not be asked again."""
+        with self._safely():
+            row = self._file.execute(
+                f"SELECT {_COLUMNS} FROM answers WHERE question = ? AND kind != ? ORDER BY number DESC LIMIT 1",
+                (question, AnswerKind.FAILED),
+            ).fetchone()
+        return None if row is None else _answer(*row)
+
+    def on(self, name: str) -> list[Answer]:
+        """The last answer of each annotator on a pair."""
+        last = "SELECT max(number) FROM answers WHERE id = ? GROUP BY annotator"
+        with self._safely():
+            rows = self._file.execute(
+                f"SELECT {_COLUMNS} FROM answers WHERE number IN ({last}) ORDER BY number", (name,)
+            )
+            return [_answer(*row) for row in rows.fetchall()]
+
+    def of(self, annotator: str | None) -> dict[str, Answer]:
+        """The last answer of an annotator on each pair, by its id."""
+        with self._safely():
+            rows = self._file.execute(
+                f"SELECT {_COLUMNS} FROM answers WHERE annotator = ? ORDER BY number", (annotator,)
+            )
+            return {answer.id: answer for answer in (_answer(*row) for row in rows.fetchall())}
+
+    @property
+    def last_annotator(self) -> str | None:
+        """The annotator that was asked last; None if none was."""
+        with self._safely():
+            row = self._file.execute("SELECT annotator FROM answers ORDER BY number DESC LIMIT 1").fetchone()
+        return None if row is None else str(row[0])
+
+    def kinds(self, annotator: str) -> Counter[AnswerKind]:
+        """How many pairs have each kind of answer."""
+        return Counter(answer.kind for answer in self.of(annotator).values())
+
+    @property
+    def spent(self) -> float:
+        """What all calls cost."""
+        with self._safely():
+            return float(self._file.execute("SELECT total(price) FROM calls").fetchone()[0])
+
+    def calls(self, annotator: str) -> int:
+        """Calls of an annotator, with those that were lost."""
+        with self._safely():
+            return int(self._file.execute("SELECT count(*) FROM calls WHERE annotator = ?", (annotator,)).fetchone()[0])
+
+    def begin_call(self, annotator: str, price: float, limit: float | None, most_calls: int | None) -> int | None:
+        """Write down a call before it is made; None if it would exceed a limit.
+
+        Args:
+            annotator: Whose call.
+            price: What it costs.
+            limit: The most that all calls of the file may cost.
+            most_calls: The most calls of this annotator.
+        """
+        with self._transaction():
+            if limit is not None and self.spent + price > limit + ROUNDING:
+                return None
+            if most_calls is not None and self.calls(annotator) >= most_calls:
+                return None
+            values = (annotator, price)
+            return self._file.execute("INSERT INTO calls (annotator, price) VALUES (?, ?)", values).lastrowid
+
+    def cancel_call(self, number: int) -> None:
+        """Forget a call that was refused before anything was done."""
+        with self._transaction():
+            self._file.execute("DELETE FROM calls WHERE number = ?", (number,))
+
+
+def _answer(question: str, annotator: str, name: str, pair: str, caption: str, kind: str, text: str) -> Answer:
+    return Answer(question, annotator, name, pair, caption, AnswerKind(kind), text)

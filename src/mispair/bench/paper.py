@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import csv
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+from pydantic import TypeAdapter
+from pydantic.dataclasses import dataclass
 
 from mispair.support.terminal import COLUMNS
 
@@ -18,13 +20,13 @@ class PaperResult:
 
     table: str  # as the key `paper` of a suite's part has it
     data: str  # the paper's name of the data set
-    noise_ratio: float | None
     method: str  # as the rows of a suite are called
-    recalls: dict[str, float]  # named as our own metrics; empty where only rSum is given
-    rsum: float | None
-    hours: float | None  # of training
-    extra_bytes: int | None  # of the memory bank
     star: bool  # marked with *: the authors of REPAIR trained it themselves, with the public code
+    recalls: dict[str, float]  # named as our own metrics; empty where only rSum is given
+    noise_ratio: float | None = None
+    rsum: float | None = None
+    hours: float | None = None  # of training
+    extra_bytes: int | None = None  # of the memory bank
 
     @property
     def model(self) -> str:
@@ -38,7 +40,9 @@ class PaperResult:
 def results() -> tuple[PaperResult, ...]:
     """All rows of all tables, in the paper's order."""
     with Path(__file__).with_name("paper.csv").open(encoding="utf-8", newline="") as file:
-        return tuple(_result(row) for row in csv.DictReader(file))
+        rows = [{name: value for name, value in row.items() if value} for row in csv.DictReader(file)]
+    known = [{**row, "recalls": {name: row[name] for name in RECALLS if name in row}} for row in rows]
+    return TypeAdapter(tuple[PaperResult, ...]).validate_python(known)
 
 
 @cache
@@ -63,20 +67,3 @@ def find(table: str, data: str, noise_ratio: float, method: str) -> PaperResult 
 def has_data(table: str, data: str) -> bool:
     """Whether a table of the paper is about this data set."""
     return any((result.table, result.data) == (table, data) for result in results())
-
-
-def _result(row: dict[str, str]) -> PaperResult:
-    numbers = {
-        name: float(row[name]) for name in (*RECALLS, "noise_ratio", "rsum", "hours", "extra_bytes") if row[name]
-    }
-    return PaperResult(
-        table=row["table"],
-        data=row["data"],
-        noise_ratio=numbers.get("noise_ratio"),
-        method=row["method"],
-        recalls={name: numbers[name] for name in RECALLS if name in numbers},
-        rsum=numbers.get("rsum"),
-        hours=numbers.get("hours"),
-        extra_bytes=int(numbers["extra_bytes"]) if "extra_bytes" in numbers else None,
-        star=row["star"] == "1",
-    )

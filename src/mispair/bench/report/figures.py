@@ -13,7 +13,6 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -57,7 +56,6 @@ STYLE: dict[str, Any] = {
     "legend.frameon": False, "legend.borderaxespad": 0.2, "legend.labelspacing": 0.3, "legend.handlelength": 2.2,
     "svg.fonttype": "none", "svg.hashsalt": "mispair", "pdf.fonttype": 42,
 }  # fmt: skip
-FloatArray = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
@@ -94,22 +92,6 @@ class ReportFigure:
             warnings.filterwarnings("ignore", "Glyph .* missing from font")  # labels may be in any script
             self.plot.savefig(file, format=kind, metadata=metadata)
         return file.getvalue()
-
-
-@dataclass(frozen=True)
-class Series:
-    """Mean and sample standard deviation over the seeds at each x."""
-
-    label: str
-    x: FloatArray
-    mean: FloatArray
-    std: FloatArray
-
-    @classmethod
-    def of(cls, label: str, values: Mapping[float, Sequence[float]]) -> Series:
-        xs = sorted(x for x in values if values[x])
-        stds = [np.std(values[x], ddof=1) if len(values[x]) > 1 else 0.0 for x in xs]
-        return cls(label, np.array(xs, dtype=float), np.array([np.mean(values[x]) for x in xs]), np.array(stds))
 
 
 def part_figures(results: Results, part: Part) -> list[ReportFigure]:
@@ -186,20 +168,22 @@ def _label(label: str) -> str:
     return label if len(label) <= LONGEST_LABEL else label[: LONGEST_LABEL - 1].rstrip() + "…"
 
 
-def _plot_series(axes: Axes, number: int, series: Series, *, band: bool = True) -> None:
-    """A line, with one standard deviation around it as a band or as error bars."""
-    color = SERIES_COLORS[number % len(SERIES_COLORS)]
-    every = math.ceil(len(series.x) / MOST_MARKERS)
+def _plot_series(
+    axes: Axes, number: int, label: str, values: Mapping[float, Sequence[float]], *, band: bool = True
+) -> None:
+    """The mean over the seeds at each x, with one sample standard deviation as a band or as error bars."""
+    xs = sorted(x for x in values if values[x])
+    x, mean = np.array(xs, dtype=float), np.array([np.mean(values[x]) for x in xs])
+    std = np.array([np.std(values[x], ddof=1) if len(values[x]) > 1 else 0.0 for x in xs])
+    color, every = SERIES_COLORS[number % len(SERIES_COLORS)], math.ceil(len(x) / MOST_MARKERS)
     axes.plot(
-        series.x, series.mean, color=color, label=_label(series.label),
-        linestyle=LINE_STYLES[number % len(LINE_STYLES)],
-        marker=MARKERS[number % len(MARKERS)], markevery=((len(series.x) - 1) % every, every),
+        x, mean, color=color, label=_label(label), linestyle=LINE_STYLES[number % len(LINE_STYLES)],
+        marker=MARKERS[number % len(MARKERS)], markevery=((len(x) - 1) % every, every),
     )  # fmt: skip
-    if band and len(series.x) > 1 and series.std.any():
-        low, high = series.mean - series.std, series.mean + series.std
-        axes.fill_between(series.x, low, high, color=color, alpha=0.16, linewidth=0)
-    elif series.std.any():
-        axes.errorbar(series.x, series.mean, yerr=series.std, fmt="none", color=color)
+    if band and len(x) > 1 and std.any():
+        axes.fill_between(x, mean - std, mean + std, color=color, alpha=0.16, linewidth=0)
+    elif std.any():
+        axes.errorbar(x, mean, yerr=std, fmt="none", color=color)
 
 
 def _widen(axes: Axes, span: float) -> None:
@@ -225,7 +209,7 @@ def _plot_validation(axes: Axes, level: NoiseLevel, rows: Sequence[ResultRow]) -
             for epoch in record.validation:
                 values.setdefault(epoch.epoch + 1, []).append(epoch.rsum)
         if values:
-            _plot_series(axes, len(plotted), Series.of(row.label, values))
+            _plot_series(axes, len(plotted), row.label, values)
             plotted[row.label], last = row, max(last, *values)
     if not plotted:
         return False
@@ -280,7 +264,7 @@ def _plot_eta(axes: Axes, level: NoiseLevel, rows: Sequence[ResultRow]) -> bool:
             if (value := getattr(point, name)) is not None:
                 values.setdefault(point.eta, []).append(100 * value)
         if values:  # there is no precision where nothing is detected
-            _plot_series(axes, number, Series.of(name, values))
+            _plot_series(axes, number, name, values)
     if not axes.lines:
         return False
     eta = row.config.of(RepairSettings).eta
@@ -307,7 +291,7 @@ def _plot_sweep(axes: Axes, level: NoiseLevel, rows: Sequence[ResultRow]) -> boo
                 if rsum is not None:
                     curves.setdefault(prefix + name, {}).setdefault(places[row.value], []).append(rsum)
     for number, (label, values) in enumerate(curves.items()):
-        _plot_series(axes, number, Series.of(label, values), band=False)
+        _plot_series(axes, number, label, values, band=False)
     if not curves:
         return False
     own = {row.label: places.get(row.settings.get(setting, every_setting(row.config)[setting])) for row in part.rows}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -15,13 +14,11 @@ from mispair.support.flags import OrNone
 from mispair.support.formatting import byte_size
 
 if TYPE_CHECKING:
-    from mispair.pairs.published.catalogue import DataSet, PublishedFile
+    from mispair.pairs.published.catalogue import DataSet
     from mispair.pairs.published.check import Finding
 
 
 SUITES = {"flickr30k": "f30k", "coco": "coco", "cc152k": "cc152k"}  # which comparison trains on a data set
-_WIDTH = 118
-_INDENT = " " * 6
 
 
 def data_check(
@@ -131,7 +128,7 @@ def data_get(name: Positional[str], folder: Positional[OrNone[Path]] = None, *, 
         if json:
             print_json(data_set.model_dump(mode="json", by_alias=True))
         else:
-            _print_list(data_set)
+            say(_list(data_set))
         return 0
     findings = check_folder(data_set, folder)
     steps = _next_steps(data_set, folder, findings)
@@ -171,44 +168,13 @@ def _next_steps(data_set: DataSet, folder: Path, findings: list[Finding]) -> lis
     return [*deeper, *fetch, f"Then again: {get} {quoted}"]
 
 
-def _print_list(data_set: DataSet) -> None:
-    from mispair.pairs.published.catalogue import NO_DOWNLOADS
+def _list(data_set: DataSet) -> str:
+    """The files of a data set and where people get them, in words."""
+    from mispair.support.html import environment
 
-    _print_wrapped(f"{data_set.title}: {data_set.about}", "")
-    _print_wrapped(NO_DOWNLOADS, "")
-    everything = f"Needed in one folder (usually {data_set.folder}), about {byte_size(data_set.needed_bytes)} together:"
-    for needed, title in ((True, everything), (False, "Optional:")):
-        say(f"\n{title}")
-        for file in data_set.files:
-            if file.needed == needed:
-                _print_file(file)
-    say("\nFrom:")
-    for source in data_set.sources:
-        say(f"  {source.name}: {source.address}")
-        _print_wrapped(source.about)
-    say(f"\nWhen they are there: mispair data get {data_set.name} FOLDER")
-
-
-def _print_file(file: PublishedFile) -> None:
-    say(f"  {file.name}: {', '.join(_measures(file))}; from {file.source}")
-    elsewhere = f"; may lie at {' or '.join(file.other_places)}, too" if file.other_places else ""
-    _print_wrapped(f"{file.holds}{elsewhere}{'' if file.sha256 else '; SHA-256 unknown'}")
-    if file.sha256:
-        copy = " (of a copy that may be repacked)" if file.repacked else ""
-        say(f"{_INDENT}SHA-256 {file.sha256}{copy}")
-
-
-def _measures(file: PublishedFile) -> list[str]:
-    """Shape, lines, words and size, as far as they are known."""
-    found = []
-    if file.shape:
-        found.append(f"{file.dtype} {' x '.join(f'{n:,}' for n in file.shape)}")
-    if file.lines is not None:
-        found.append(f"{file.lines:,} lines")
-    if file.kind == "vocabulary":
-        found.append("number of words unknown" if file.words is None else f"{file.words:,} words")
-    found.append("size unknown" if file.n_bytes is None else byte_size(file.n_bytes))
-    return found
+    texts = environment(autoescape=False)
+    texts.filters.update(count="{:,}".format, byte_size=byte_size)
+    return texts.get_template("data_set.txt").render(data_set=data_set)
 
 
 def _print_findings(data_set: DataSet, folder: Path, findings: list[Finding], steps: list[str]) -> None:
@@ -222,13 +188,3 @@ def _print_findings(data_set: DataSet, folder: Path, findings: list[Finding], st
     say(f"\n{to_fix if bad else 'All needed files are right'}. Next:")
     for step in steps:
         say(f"  {step}")
-
-
-def _print_wrapped(text: str, indent: str = _INDENT) -> None:
-    """Whole words only: an address that was cut could not be copied."""
-    say(
-        textwrap.fill(
-            text, _WIDTH, initial_indent=indent, subsequent_indent=indent, break_long_words=False,
-            break_on_hyphens=False,
-        )
-    )  # fmt: skip

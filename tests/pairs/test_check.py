@@ -227,7 +227,7 @@ def test_vectors_of_different_lengths_are_a_problem(tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         np.save(tmp_path / name / f"{name}_0.npy", np.ones((rows, 3), np.float16))
     found = check(tmp_path)
-    assert "19 vectors" in found.problems[0]
+    assert "20 vectors" in found.problems[0]
 
 
 def test_no_data_set_at_all_is_refused(tmp_path: Path) -> None:

@@ -18,13 +18,12 @@ from mispair.errors import ConflictError, NotFoundError
 from mispair.pairs.layouts.arrays import from_memory, from_pairs, open_arrays
 from mispair.pairs.layouts.datacomp import find_datacomp, open_datacomp
 from mispair.pairs.layouts.opening import is_raw_folder, open_raw, open_source
-from mispair.pairs.layouts.table import open_pairs
+from mispair.pairs.layouts.table import open_table_given
 from mispair.pairs.origin import Origin, check_as_encoded
 from mispair.pairs.other_libraries import as_pairs, as_table, as_vectors
 from mispair.pairs.pairs import Pairs, Vectors, subset
 from mispair.pairs.remote import copy_version, fetch, url_of
 from mispair.pairs.source import Source
-from mispair.pairs.tables import Table
 from mispair.support.row_order import check_order, labels_of
 
 Check = Callable[[Source], None]
@@ -206,8 +205,7 @@ def open_given(
         raise ConflictError(f"one {type(left).__name__}", expected=f"{kinds}: vectors, or image paths and captions")
     if given is None:
         return from_memory(as_vectors(left), as_vectors(right), ids, groups, texts)
-    pairs = open_pairs(Table.of(given, "the given table", data.columns), data.images or Path())
-    pairs.allow_outside = True  # the program that calls names them itself
+    pairs = open_table_given(given, data.images, data.columns)
     check(pairs)
     return encoded(pairs, encoders, data.cache)
 

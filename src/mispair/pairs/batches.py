@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import queue
-import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeVar
 
@@ -275,37 +275,18 @@ def corrupt(items: Items, rate: float, unknown: int) -> Items:
 
 def prefetch(jobs: Sequence[J], make: Callable[[J], R], depth: int = PREFETCH) -> Iterator[R]:
     """`map(make, jobs)` with up to `depth` results computed ahead in a thread; errors are raised in their turn."""
-    results: queue.Queue[R | BaseException | None] = queue.Queue(maxsize=depth)
-    stop = threading.Event()
-
-    def offer(result: R | BaseException | None) -> bool:
-        while not stop.is_set():
-            try:
-                results.put(result, timeout=0.1)
-                return True
-            except queue.Full:
-                continue
-        return False
-
-    def work() -> None:
+    waiting: deque[Future[R]] = deque()
+    with ThreadPoolExecutor(1) as pool:
         try:
             for job in jobs:
-                if not offer(make(job)):
-                    return
-            offer(None)
-        except BaseException as error:
-            offer(error)
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    try:
-        while (result := results.get()) is not None:
-            if isinstance(result, BaseException):
-                raise result
-            yield result
-    finally:
-        stop.set()
-        thread.join()
+                waiting.append(pool.submit(make, job))
+                if len(waiting) > depth:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for result in waiting:
+                result.cancel()
 
 
 def random_batches(count: int, size: int, rng: np.random.Generator) -> list[IntArray]:

@@ -137,9 +137,22 @@ class Pairs:
         >>> Pairs.from_arrays(np.eye(3), np.eye(3), ids=["a", "b", "c"])
         <Pairs "the given arrays": 3 pairs of vectors and vectors>
         """
-        from mispair.pairs import opened
+        from mispair.pairs.layouts.arrays import from_memory
+        from mispair.pairs.other_libraries import as_vectors
 
-        return opened.from_arrays(left, right, ids, captions, groups, name)
+        sides = as_vectors(left), as_vectors(right)
+        source = from_memory(*sides, ids=ids, groups=groups, texts=captions)
+        arrays = [side.detach().cpu().numpy() if hasattr(side, "detach") else side for side in sides]
+        return cls(
+            Vectors(arrays[0]),
+            Vectors(arrays[1]),
+            np.arange(len(source)),
+            groups=source.groups,
+            left_ids=() if ids is None else source.ids(),
+            right_ids=() if captions is None else source.texts(),
+            name=name,
+            source=source,
+        )
 
     @classmethod
     def from_table(
@@ -160,9 +173,14 @@ class Pairs:
             caption_column: Column of captions, likewise.
             id_column: Column of ids, likewise.
         """
-        from mispair.pairs import opened
+        from mispair.pairs.layouts.opening import open_raw
+        from mispair.pairs.layouts.table import open_table_given
 
-        return opened.from_table(table, images, _roles(image_column, caption_column, id_column))
+        known: Roles = {"image_path": image_column, "caption": caption_column, "id": id_column}
+        columns: Roles = {role: column for role, column in known.items() if column}
+        if isinstance(table, str | Path):
+            return cls._unencoded_of(open_raw(Path(table), None if images is None else Path(images), columns))
+        return cls._unencoded_of(open_table_given(table, images, columns))
 
     @classmethod
     def from_files(cls, path: str | Path, images: str | Path | None = None, *, split: str | None = None) -> Pairs:
@@ -173,9 +191,19 @@ class Pairs:
             images: Folder that the image paths start from.
             split: Split of a folder that has several; train by default.
         """
-        from mispair.pairs import opened
+        from mispair.pairs.layouts import loading
+        from mispair.pairs.layouts.opening import open_raw
 
-        return opened.from_files(Path(path), images, {}, split)
+        if str(path) == loading.SHAPES or (Path(path).is_dir() and loading.recognised(Path(path))):
+            return loading.load(path, split or "train")
+        return cls._unencoded_of(open_raw(Path(path), None if images is None else Path(images)))
+
+    @classmethod
+    def _unencoded_of(cls, source: Source) -> Pairs:
+        """Pairs whose vectors have no numbers yet."""
+        images = np.arange(len(source)) if source.groups is None else source.groups
+        left, right = (Vectors(np.empty((count, 0), np.float32)) for count in (int(images.max()) + 1, len(source)))
+        return cls(left, right, images, name=source.name, source=source)
 
     def __repr__(self) -> str:
         kinds = "images and captions" if self._unencoded else f"{self.left.kind} and {self.right.kind}"
@@ -285,11 +313,6 @@ class Pairs:
         """
         known = np.where(np.isnan(match_score), match_score.dtype.type(UNKNOWN), match_score)
         return replace(self, match_score=known, flagged=flagged)
-
-
-def _roles(image: str, caption: str, name: str) -> Roles:
-    columns: Roles = {"image_path": image, "caption": caption, "id": name}
-    return {role: column for role, column in columns.items() if column}
 
 
 def _check_side(side: Any, what: str) -> None:

@@ -121,6 +121,8 @@ def find(ids: Any, wanted: Sequence[str], n: int, name: str) -> IntArray:
     import pyarrow.compute
 
     wanted = [plain(text) for text in wanted]  # as the ids themselves are
+    if not wanted:
+        return np.empty(0, dtype=np.int64)
     if ids is None:
         ids = pyarrow.array(np.arange(n)).cast(pyarrow.large_string())
     # The few wanted ones are made into a hash table, not the many that are there.

@@ -100,7 +100,7 @@ class Source:
 
     def __post_init__(self) -> None:
         if len(self.left) != len(self.right):
-            found = f"{len(self.left):,} vectors on the left side and {len(self.right):,} vectors on the right side"
+            found = f"{len(self.left):,} vectors on the left side and {len(self.right):,} on the right side"
             raise ShapeError(found, where=self.name, expected="one pair in row i of both")
         if self.table is not None and len(self.table) != len(self.left):
             raise ShapeError(

@@ -134,7 +134,7 @@ def test_vectors_that_do_not_belong_together_are_refused(tmp_path: Path) -> None
     (tmp_path / "none/img_emb/img_emb_0.npy").unlink()
     kind: type[MispairError]
     for folder, split, kind, where, names in (
-        ("rows", "train", ShapeError, "rows", "9 vectors"),
+        ("rows", "train", ShapeError, "rows", "10 vectors"),
         ("width", "train", ShapeError, "width/img_emb/img_emb_1.npy", "width 7"),
         ("names", "train", ShapeError, "names", "1 rows for 10 pairs"),
         ("few", "dev", TooFewError, "few", "3 pairs"),

@@ -12,13 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from mispair.errors import TooFewError
+from mispair.errors import ShapeError, TooFewError
 from mispair.pairs.copying import WITH_IMAGES, TableCopies
 from mispair.pairs.edits import Edits
+from mispair.pairs.other_libraries import as_table
 from mispair.pairs.pairs import IntArray
 from mispair.pairs.row_ids import RowIds, Texts, id_column, numbers
 from mispair.pairs.source import ImageFiles, Source
-from mispair.pairs.tables import Table, TablePart
+from mispair.pairs.tables import Roles, Table, TablePart
 from mispair.support.files import read_regular
 
 _CAPTION_NUMBER = re.compile(r"#\d+$")  # behind the names of images in Flickr8k.token.txt, which has no header
@@ -38,6 +39,21 @@ def open_pairs(table: Table, images: Path, root: Path | None = None) -> Source:
     copies = TableCopies(table, (image,) if group is None else (image, group), caption, root)
     kind = _EmbeddedImages if copies.embedded else _ImagePaths
     return kind(copies, image, caption, images)
+
+
+def open_table_given(table: Any, images: str | Path | None, columns: Roles) -> Source:
+    """The pairs of a table of another library.
+
+    Raises:
+        ShapeError: It is none.
+    """
+    content = as_table(table)
+    if content is None:
+        expected = "a table of pandas, polars, pyarrow or datasets, or the path of one"
+        raise ShapeError(f"a {type(table).__name__}", where="the table", expected=expected)
+    pairs = open_pairs(Table.of(content, "the given table", columns), Path(images or ""))
+    pairs.allow_outside = True  # the program that calls names them itself
+    return pairs
 
 
 class _TablePairs(Source):

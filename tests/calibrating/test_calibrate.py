@@ -11,7 +11,10 @@ import pyarrow.parquet
 import pytest
 
 import mispair
-from mispair.errors import ConflictError, DataError, NotFoundError, ShapeError
+from mispair.errors import ConflictError, DataError, NotFoundError, ShapeError, TooFewError
+from mispair.reviewing.decisions import FILE, Decision, Decisions, Mode, Verdict
+from mispair.reviewing.noise_estimate import Draw
+from mispair.reviewing.transfer import decisions_csv
 from refusals import refused
 from scored import N, five_levels, joint_space, made
 
@@ -142,3 +145,52 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
         mispair.calibrate(score, checked=np.ones(N), weight=np.zeros(N))
     with refused(ConflictError):
         mispair.calibrate(score, shuffled=null).cut()
+
+
+def test_an_audit_of_the_same_rows() -> None:
+    cosine, left, right, wrong = joint_space()
+    rows = np.arange(600)
+    ids = [f"p{row}" for row in rows]
+    audit = mispair.audit(left[rows], right[rows], ids=ids, device="cpu")
+    levels = five_levels(4 * cosine[rows])
+    table = pyarrow.table({"id": ids[::-1], "vlm": levels[::-1]})  # another order: rows are found by their ids
+    found = mispair.calibrate(table, "vlm", audit=audit)
+    assert found.noise_rate == audit.summary.noise_rate
+    assert found.view.at_most == audit.summary.at_most
+    match = found.match_score[::-1]
+    assert np.corrcoef(match, ~wrong[rows])[0, 1] > 0.5
+    by_row = mispair.calibrate(levels, audit=audit)
+    assert by_row.match_score == pytest.approx(match)
+    with refused(ShapeError):
+        mispair.calibrate(levels[:-1], audit=audit)
+
+
+def test_drawn_decisions_of_a_review(tmp_path: Path) -> None:
+    """The uneven draw of a review is undone, from its CSV and from its folder; other decisions do not count."""
+    score, wrong, _ = made(2)
+    table = pyarrow.table({"id": [f"p{row}" for row in range(N)], "clip": score})
+    rates = []
+    for seed in range(12):
+        draw = Draw(1 / (1 + np.exp(2.6 * score - 1.5)), 100 + seed)
+        made_by = [
+            Decision(
+                f"p{row}", Verdict.DROP if wrong[row] else Verdict.KEEP, mode=Mode.RATE, draw="d",
+                inclusion=float(draw.inclusion(place + 1, draw.order[place : place + 1])[0]), number=place + 1,
+            )
+            for place, row in enumerate(draw.order[:150].tolist())
+        ]  # fmt: skip
+        made_by.append(Decision("p0", Verdict.UNSURE, number=200))
+        (tmp_path / "decisions.csv").write_bytes(decisions_csv(made_by))
+        found = mispair.calibrate(table, "clip", decisions=tmp_path / "decisions.csv")
+        rates.append(found.noise_rate)
+    assert wrong[draw.order[:150]].mean() > wrong.mean() + 0.08
+    assert np.mean(rates) == pytest.approx(wrong.mean(), abs=0.02)
+    assert found.view.count == 150
+    (tmp_path / "audit").mkdir()
+    decisions = Decisions(tmp_path / "audit" / FILE)
+    decisions.add(made_by)
+    decisions.close()
+    assert mispair.calibrate(table, "clip", decisions=tmp_path / "audit").noise_rate == found.noise_rate
+    (tmp_path / "decisions.csv").write_bytes(decisions_csv(made_by[-1:]))
+    with refused(TooFewError, tmp_path / "decisions.csv"):
+        mispair.calibrate(table, "clip", decisions=tmp_path / "decisions.csv")

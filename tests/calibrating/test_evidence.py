@@ -135,6 +135,8 @@ def test_too_few_pairs_are_refused() -> None:
         by_shuffled(score[:, None], null[:50, None], ["s"])
     with refused(TooFewError, names="20"):
         by_checked(score[:, None], np.arange(20), ~wrong[:20], ["s"])
+    with refused(TooFewError, names="90"):
+        by_checked(score[:, None], np.arange(90), np.ones(90, dtype=bool), ["s"])
 
 
 @pytest.mark.parametrize("change", [lambda x: x, five_levels], ids=["real", "five levels"])

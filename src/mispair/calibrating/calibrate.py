@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,18 +14,25 @@ import numpy.typing as npt
 
 from mispair.calibrating.cuts import Cut, Ranked
 from mispair.calibrating.evidence import View, by_audit, by_checked, by_shuffled, by_vectors, disagreement
-from mispair.calibrating.scores import Scores, checked_rows, of_audit, open_scores, open_vectors
-from mispair.errors import ConflictError, ShapeError
+from mispair.calibrating.page import Page, render
+from mispair.calibrating.scores import Checked, Scores, checked_rows, decided_rows, of_audit, open_scores, open_vectors
+from mispair.errors import ConflictError, ExistsError, ShapeError
 from mispair.functional.logistic import FloatArray
 from mispair.pairs.pairs import MATCH_THRESHOLD
-from mispair.pairs.result_tables import write_table
+from mispair.pairs.result_tables import TABLE, defused, write_table
+from mispair.support.files import Json, write_atomically
+from mispair.support.formatting import percent
 from mispair.support.html import html_table
+from mispair.support.owned_folder import FolderKind, OwnedFolder
 
 if TYPE_CHECKING:
     import pyarrow
 
     from mispair.auditing.audit import Audit
 
+REPORT, SUMMARY, COMBINED = "report.html", "summary.json", "combined_score"
+CALIBRATION = FolderKind("a calibration", "calibration.json", (TABLE, REPORT, SUMMARY))
+TO_CHECK = 200  # random rows for people to check
 USUAL_PURITIES = (0.8, 0.9, 0.95, 0.98, 0.99)
 SETTLES = (
     "Give the vectors that the score was made of (`left` and `right`), the scores of a few hundred shuffled pairs "
@@ -52,10 +60,70 @@ class Calibration:
         return len(self.readable)
 
     def __repr__(self) -> str:
+        rate, low, high = self.view.rates
         return (
             f"<Calibration of {', '.join(self.source.columns)}: {int(self.readable.sum()):,} of {len(self):,} pairs, "
-            f"noise rate {self.noise_rate:.1%} ({self.view.low:.1%} to {self.view.high:.1%})>"
+            f"noise rate {rate:.1%} ({low:.1%} to {high:.1%})>"
         )
+
+    @property
+    def column(self) -> str:
+        """What orders the pairs: the column of scores, or the combination of several."""
+        return self.source.columns[0] if len(self.source.columns) == 1 else COMBINED
+
+    @property
+    def sentence(self) -> str:
+        """The noise rate in words."""
+        rate, low, high = (percent(share, self.view.high) for share in self.view.rates)
+        return f"About {rate} of the pairs are wrong ({low} to {high}): {self.view.wrong}."
+
+    def describe(self, cut: Cut) -> str:
+        """A cut in words."""
+        return (
+            f"{self.column} >= {cut.least:.4g} keeps {cut.kept:,} pairs, {cut.purity:.1%} of them right "
+            f"({cut.purity_low:.1%} to {cut.purity_high:.1%}), and loses {cut.lost:.1%} of the right ones."
+        )
+
+    def summary(self, cut: Cut | None = None) -> dict[str, Json]:
+        """The metrics, as in `summary.json`."""
+        views: list[Json] = [
+            {
+                "evidence": view.evidence, "count": view.count, "wrong": view.wrong, "noise_rate": view.rate,
+                "noise_rate_low": view.low, "noise_rate_high": view.high, "at_most": view.at_most,
+            }
+            for view in self.views
+        ]  # fmt: skip
+        cuts: list[Json] = [asdict(one) for one in self.cuts()]
+        return {
+            "columns": list(self.source.columns), "pairs": len(self), "scored": int(self.readable.sum()),
+            "evidence": views, "cut": None if cut is None else asdict(cut), "cuts": cuts, "notes": list(self.notes),
+        }  # fmt: skip
+
+    def write(self, out: str | Path, cut: Cut | None = None, *, overwrite: bool = False, command: str = "") -> None:
+        """Writes a folder with the page, the table of all pairs and `summary.json`.
+
+        Args:
+            out: The folder.
+            cut: A cut to show on the page.
+            overwrite: Replace a calibration of other scores.
+            command: The command line, for the page.
+
+        Raises:
+            DataError: The folder holds something else, or cannot be written.
+        """
+        where = None if self.source.path is None else str(self.source.path.resolve())
+        request: dict[str, Json] = {"table": where, "score": list(self.source.columns)}
+        with OwnedFolder(Path(out), CALIBRATION, request, overwrite=overwrite) as folder:
+            folder.begin()
+            write_table(folder.path / TABLE, [self.table], overwrite=True)
+            write_atomically(folder.path / SUMMARY, json.dumps(self.summary(cut), indent=2).encode())
+            self.to_html(folder.path / REPORT, cut, command=command)
+            folder.finish()
+
+    def to_html(self, path: str | Path, cut: Cut | None = None, *, command: str = "") -> None:
+        """Writes the page: one self-contained HTML file."""
+        parts = self.column, self.ranked, self.views, self.cuts(), cut, self.notes, command
+        write_atomically(path, render(Page(self.source.name, *parts)).encode())
 
     @property
     def view(self) -> View:
@@ -80,7 +148,7 @@ class Calibration:
     @cached_property
     def ranked(self) -> Ranked:
         """The readable pairs in their order."""
-        return Ranked(self.view.order, self.view.match, (self.view.rate, self.view.low, self.view.high))
+        return Ranked(self.view.order, self.view.match, self.view.rates)
 
     def cut(self, *, purity: float | None = None, keep: int | None = None) -> Cut:
         """The cut for a wanted share of matched pairs, or a wanted number of pairs.
@@ -93,9 +161,10 @@ class Calibration:
         return self.ranked.purest(purity) if purity is not None else self.ranked.best(keep or 0)
 
     def cuts(self, purities: Sequence[float] = USUAL_PURITIES) -> list[Cut]:
-        """The cuts for some purities, without those that are purer than all pairs or than any cut."""
+        """The different cuts for some purities, without those that are purer than any cut or keep all pairs."""
         _, there = self.ranked.purities
-        return [self.ranked.purest(purity) for purity in purities if there[-1] < purity <= there.max()]
+        found = [self.ranked.purest(purity) for purity in purities if there[-1] < purity <= there.max()]
+        return list({cut.kept: cut for cut in found}.values())
 
     @property
     def table(self) -> pyarrow.Table:
@@ -106,7 +175,7 @@ class Calibration:
         columns: dict[str, Any] = {"id": self.source.ids}
         columns |= {name: self.source.values[:, place] for place, name in enumerate(self.source.columns)}
         if len(self.source.columns) > 1:
-            columns["combined_score"] = self._of_all(self.view.order)
+            columns[COMBINED] = self._of_all(self.view.order)
         gaps = np.isnan(match)
         columns["match_score"] = pyarrow.array(match.astype(np.float32), mask=gaps)
         columns["is_mismatch"] = pyarrow.array(match < MATCH_THRESHOLD, mask=gaps)
@@ -133,6 +202,7 @@ def calibrate(
     right: Any = None,
     shuffled: Any = None,
     audit: Audit | str | Path | None = None,
+    decisions: str | Path | None = None,
     checked: Mapping[str, bool] | npt.ArrayLike | str | Path | None = None,
     weight: str | npt.ArrayLike | None = None,
 ) -> Calibration:
@@ -154,6 +224,8 @@ def calibrate(
         right: Those of the other side.
         shuffled: Scores of shuffled pairs, made in the same way: a table with the same columns, or an array.
         audit: An audit of the same rows, or its folder.
+        decisions: Decisions of a review: the folder of the audit, or the CSV that the review exports. Those on pairs
+            that were drawn for the noise rate are used.
         checked: Rows that people have checked, drawn at random: True or False by id; an array (N,) of 1 (right), 0
             (wrong) and NaN; the name of a column; or a CSV with the columns id and right.
         weight: How many rows each checked one stands for, if some were drawn more often: a column, or an array (N,).
@@ -165,18 +237,19 @@ def calibrate(
     source = open_scores(scores, [score] if isinstance(score, str) else list(score))
     if (left is None) != (right is None):
         raise ConflictError("one of `left` and `right`", expected="both")
-    if left is None and shuffled is None and audit is None and checked is None:
-        names = listed_columns(source.columns)
+    if all(part is None for part in (left, shuffled, audit, decisions, checked)):
+        names = " and ".join(map(repr, source.columns))
         raise ConflictError(f"{names} alone cannot say which pairs are wrong: any noise rate fits", advice=SETTLES)
+    if decisions is not None and checked is not None:
+        raise ConflictError("`decisions` and `checked` are both given", advice="Give one of them.")
     readable = np.asarray(~np.isnan(source.values).any(axis=1))
     values, columns = source.values[readable], source.columns
     views: list[View] = []
     if audit is not None:
-        match, rate = of_audit(audit, source)
-        known = ~np.isnan(match)
-        readable = readable & known
+        match, rate, at_most = of_audit(audit, source)
+        readable = readable & ~np.isnan(match)
         values = source.values[readable]
-        views.append(by_audit(values, match[readable], rate, columns))
+        views.append(by_audit(values, match[readable], rate, columns, at_most))
     if left is not None:
         if len(columns) > 1:
             raise ConflictError("`left` and `right` belong to one score", where="score", expected="one column")
@@ -187,34 +260,61 @@ def calibrate(
         if null.shape[1] != len(columns):
             raise ShapeError(f"{null.shape[1]} columns", where="shuffled", expected=f"{len(columns)}, as the scores")
         views.append(by_shuffled(values, null[~np.isnan(null).any(axis=1)], columns))
-    if checked is not None:
-        rows, matched, stands_for = checked_rows(source, checked, weight, readable)
-        views.append(by_checked(values, rows, matched, columns, stands_for, views[-1] if views else None))
+    known: Checked | None = None
+    if decisions is not None:
+        known = decided_rows(source, Path(decisions))
+    elif checked is not None:
+        known = checked_rows(source, checked, weight)
+    if known is not None:
+        known = known.among(readable)
+        base = views[-1] if views else None
+        views.append(by_checked(values, known.rows, known.matched, columns, known.stands_for, base))
     found = Calibration(source, readable, tuple(views), ())
     notes = [*_gaps(found), *filter(None, [disagreement(views)]), *_limits(found.view)]
     return Calibration(source, readable, tuple(views), tuple(notes))
 
 
-def listed_columns(columns: Sequence[str]) -> str:
-    return " and ".join(map(repr, columns))
+def draw_to_check(
+    scores: str | Path, score: Sequence[str], path: Path, *, overwrite: bool = False, seed: int = 0
+) -> int:
+    """Writes random rows for people to check, and returns how many: id, what else the table says, an empty `right`.
+
+    The scores are left out: who sees them agrees with them.
+
+    Raises:
+        DataError: The table cannot be read, or the file is there.
+    """
+    source = open_scores(Path(scores), score)
+    if path.exists() and not overwrite:
+        raise ExistsError("the file is there already", where=path, advice="Give another name.")
+    assert source.table is not None
+    import pyarrow
+
+    rows = np.sort(
+        np.random.default_rng(seed).permutation(np.flatnonzero(~np.isnan(source.values).any(axis=1)))[:TO_CHECK]
+    )
+    roles = (source.table.find("image_path"), source.table.find("caption"))
+    shown = {name: source.table.cells(name, rows) for name in roles if name is not None}
+    columns = {"id": source.ids.take(rows), "right": [""] * len(rows), **shown}
+    write_table(path, [defused(pyarrow.table(columns))], overwrite=overwrite)
+    return len(rows)
 
 
 def _gaps(found: Calibration) -> list[str]:
     missing = len(found) - int(found.readable.sum())
-    return [f"{missing:,} of {len(found):,} pairs have no score and get no probability."] if missing else []
+    return [f"Without a score, and so without a probability: {missing:,} of {len(found):,} pairs."] if missing else []
 
 
 def _limits(view: View) -> list[str]:
     """What the evidence cannot see."""
     if view.evidence == "checked":
         return [f"The rate rests on {view.count:,} checked pairs and holds if they were drawn at random."]
-    about = [
-        "The rate counts pairs that have nothing to do with each other. Wrong pairs that are about the same subject do "
-        "not look like shuffled ones, and are not in it: check 100 random rows to know what you would call wrong."
+    about = "The rate counts pairs that have nothing to do with each other. Wrong pairs about the same subject "
+    more = "do not look like shuffled ones and are not in it"
+    if view.at_most is not None:
+        more += f": up to {percent(view.at_most)} of all pairs can be wrong"
+    found = [one.found for one in view.detections if one.kind == "similar"]
+    found_share = [
+        f"Of pairs with the partner of a look-alike, {share:.0%} get a match score below 0.5." for share in found
     ]
-    return about + [
-        f"Pairs with the partner of a look-alike: {one.found:.0%} fall below a match score of 0.5, and up to "
-        f"{one.at_most:.1%} of all pairs can be such."
-        for one in view.detections
-        if one.kind == "similar"
-    ]
+    return [f"{about}{more}. Check 100 random rows to know what you would call wrong.", *found_share]

@@ -43,6 +43,7 @@ class View:
         order: (n,) what orders the pairs, higher is better.
         match: (n,) probability that each pair matches; it never falls with the order.
         detections: Which mismatches made on purpose would be found.
+        at_most: Largest share of wrong pairs that the evidence cannot rule out; None where it is the interval.
         count: Shuffled, audited or checked pairs that it rests on.
     """
 
@@ -54,7 +55,13 @@ class View:
     order: FloatArray
     match: FloatArray
     detections: tuple[Detection, ...] = ()
+    at_most: float | None = None
     count: int = 0
+
+    @property
+    def rates(self) -> tuple[float, float, float]:
+        """The noise rate, and both ends of its interval."""
+        return self.rate, self.low, self.high
 
 
 def normal_scores(*parts: FloatArray) -> list[FloatArray]:
@@ -97,6 +104,7 @@ def by_shuffled(
     found = combine(observed, null, near, np.zeros(len(near)), first)
     sums = [found.sums(part) for part in (observed, null, near)]
     match, *others = (probability(found.log_odds(part)) for part in sums)
+    detections = _detections(match, sums, others, found.high)
     return View(
         evidence="shuffled" if not len(near) else "vectors",
         wrong=NOTHING_TO_DO,
@@ -105,7 +113,8 @@ def by_shuffled(
         high=found.high,
         order=scores[:, 0] if len(columns) == 1 else sums[0],
         match=match,
-        detections=_detections(match, sums, others, found.high),
+        detections=detections,
+        at_most=detections[-1].at_most if len(near) else None,
         count=len(shuffled),
     )
 
@@ -207,7 +216,13 @@ def _look_alikes(
     return np.tile(pool, 2), np.concatenate(near)
 
 
-def by_audit(scores: FloatArray, match: FloatArray, rate: tuple[float, float, float], columns: Sequence[str]) -> View:
+def by_audit(
+    scores: FloatArray,
+    match: FloatArray,
+    rate: tuple[float, float, float],
+    columns: Sequence[str],
+    at_most: float | None = None,
+) -> View:
     """The probabilities of an audit of the same rows, by score.
 
     Args:
@@ -215,13 +230,14 @@ def by_audit(scores: FloatArray, match: FloatArray, rate: tuple[float, float, fl
         match: (n,) match scores of the audit.
         rate: Its noise rate, and both ends of its interval.
         columns: Names of the columns.
+        at_most: Largest share of mismatched pairs that the audit cannot rule out.
 
     Raises:
         ConflictError: The scores have nothing to do with the audit.
     """
     _enough(len(scores), LEAST_PAIRS, "pairs with a score")
     order, _ = _fitted(scores, scores, match, columns, "the audit")
-    return View("audit", NOTHING_TO_DO, *rate, order, _rising(order, match), count=len(scores))
+    return View("audit", NOTHING_TO_DO, *rate, order, _rising(order, match), at_most=at_most, count=len(scores))
 
 
 def _rising(order: FloatArray, target: FloatArray) -> FloatArray:
@@ -279,6 +295,9 @@ def by_checked(
     _enough(len(rows), min(LEAST, len(scores)), "checked pairs")
     wrong = 1.0 - matched.astype(np.float64)
     if base is None:
+        if wrong.min() == wrong.max():
+            what = f"all {len(rows):,} checked pairs are {'wrong' if wrong[0] else 'right'}"
+            raise TooFewError(what, expected="some of each", advice="Check more pairs, or give other evidence as well.")
         order, log_odds = _fitted(scores[rows], scores, matched.astype(np.float64), columns, "the checked pairs")
     else:
         share = np.clip(base.match, 1e-5, 1 - 1e-5)

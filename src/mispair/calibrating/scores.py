@@ -13,7 +13,7 @@ import numpy.typing as npt
 from mispair.auditing.findings import AuditSummary
 from mispair.auditing.folder import read_answer
 from mispair.auditing.output_files import SUMMARY
-from mispair.errors import ConflictError, NotFoundError, ShapeError
+from mispair.errors import ConflictError, NotFoundError, ShapeError, TooFewError
 from mispair.functional.logistic import FloatArray
 from mispair.pairs import row_ids
 from mispair.pairs.audited import AuditColumns, read_audit_table
@@ -24,6 +24,7 @@ from mispair.pairs.pairs import IntArray
 from mispair.pairs.result_tables import original
 from mispair.pairs.row_ids import RowIds
 from mispair.pairs.tables import Table, open_table
+from mispair.reviewing.decisions import FILE, Mode, Verdict, read_current
 from mispair.support.formatting import listed
 
 if TYPE_CHECKING:
@@ -158,8 +159,8 @@ def open_vectors(given: Any, name: str, rows: int) -> npt.NDArray[Any]:
     return vectors
 
 
-def of_audit(audit: Audit | str | Path, source: Scores) -> tuple[FloatArray, tuple[float, float, float]]:
-    """(N,) match scores of an audit by row, and its noise rate with both ends of its interval.
+def of_audit(audit: Audit | str | Path, source: Scores) -> tuple[FloatArray, tuple[float, float, float], float]:
+    """(N,) match scores of an audit by row, its noise rate with both ends of its interval, and what may hide from it.
 
     Raises:
         DataError: There is no such audit, or it is of other rows.
@@ -180,46 +181,97 @@ def of_audit(audit: Audit | str | Path, source: Scores) -> tuple[FloatArray, tup
     else:
         expected = f"an audit of the {len(source):,} rows of the scores"
         raise ShapeError(f"an audit of {len(match):,} pairs", where=folder, expected=expected)
-    return found, (summary.noise_rate, summary.noise_rate_low, summary.noise_rate_high)
+    return found, (summary.noise_rate, summary.noise_rate_low, summary.noise_rate_high), summary.at_most
+
+
+@dataclass(frozen=True)
+class Checked:
+    """Rows that people have checked.
+
+    Attributes:
+        rows: (k,)
+        matched: (k,) whether each matches.
+        stands_for: (k,) how many rows each stands for, up to a factor; None where all stand for equally many.
+    """
+
+    rows: IntArray
+    matched: npt.NDArray[np.bool_]
+    stands_for: FloatArray | None = None
+
+    def among(self, readable: npt.NDArray[np.bool_]) -> Checked:
+        """The same with places among the readable rows, without others."""
+        kept, places = readable[self.rows], np.cumsum(readable) - 1
+        stands_for = None if self.stands_for is None else self.stands_for[kept]
+        return Checked(places[self.rows[kept]], self.matched[kept], stands_for)
 
 
 def checked_rows(
-    source: Scores,
-    checked: Mapping[str, bool] | npt.ArrayLike | str | Path,
-    weight: str | npt.ArrayLike | None,
-    readable: npt.NDArray[np.bool_],
-) -> tuple[IntArray, npt.NDArray[np.bool_], FloatArray | None]:
-    """The places of checked pairs among the readable ones, whether they match, and how many pairs each stands for.
+    source: Scores, checked: Mapping[str, bool] | npt.ArrayLike | str | Path, weight: str | npt.ArrayLike | None
+) -> Checked:
+    """The checked rows of a column, a file, a mapping or an array.
 
     Raises:
         DataError: They cannot be read, or are not among the pairs.
     """
-    stands_for: FloatArray | None = None
+    table: Table | None = None
     if isinstance(checked, str | Path):
         there = source.table is not None and str(checked) in source.table.columns
         table = source.table if there else open_table(Path(checked), lenient=True)
         assert table is not None
-        rows, answers = _answers(table, str(checked) if there else "right", None if there else source)
-        if isinstance(weight, str):
-            stands_for = numbers(table, weight)[~np.isnan(answers)]
-        answers = answers[~np.isnan(answers)]
+        given, rows, answers = _answers(table, str(checked) if there else "right", None if there else source)
     elif isinstance(checked, Mapping):
         rows, answers = source.find(list(checked)), np.array(list(checked.values()), dtype=np.float64)
     else:
         values = _one_each(checked, "checked", len(source))
         rows = np.flatnonzero(~np.isnan(values))
         answers = values[rows]
-    if weight is not None and not isinstance(weight, str):
-        stands_for = _one_each(weight, "weight", len(source))[rows]
-    if stands_for is not None and not (stands_for > 0).all():
+    if weight is None:
+        return Checked(rows, answers > 0)
+    if isinstance(weight, str) and table is None:
+        raise ConflictError("the name of a column", where="weight", expected="an array, as `checked` is no table")
+    stands_for = numbers(table, weight)[given] if isinstance(weight, str) and table is not None else None
+    stands_for = _one_each(weight, "weight", len(source))[rows] if stands_for is None else stands_for
+    if not (stands_for > 0).all():
         raise ShapeError("a weight that is missing or not above 0", where="weight", expected="one for each checked row")
-    kept = readable[rows]
-    places = np.cumsum(readable) - 1
-    return places[rows[kept]], answers[kept] > 0, None if stands_for is None else stands_for[kept]
+    return Checked(rows, answers > 0, stands_for)
 
 
-def _answers(table: Table, column: str, source: Scores | None) -> tuple[IntArray, FloatArray]:
-    """The rows that have an answer, and the answer of every row: 1 right, 0 wrong, NaN none."""
+def decided_rows(source: Scores, path: Path) -> Checked:
+    """The decisions of a review on pairs that were drawn for the noise rate.
+
+    The review notes with which probability a pair was among the first j drawn ones, as it was the j-th. That is
+    proportional to j in expectation, so that the pair stands for j / probability pairs, up to a factor.
+
+    Raises:
+        DataError: They cannot be read, or none was drawn.
+    """
+    if path.is_dir():
+        decisions = sorted(read_current(path / FILE).values(), key=lambda one: one.number)
+        drawn = [(one.id, one.verdict, one.inclusion) for one in decisions if one.mode == Mode.RATE]
+    else:
+        table = open_table(path)
+        names = ["id", "verdict", "mode", "inclusion"]
+        if missing := [name for name in names if name not in table.columns]:
+            raise ShapeError(f"no column {listed(missing)}", where=path, expected="the CSV that a review exports")
+        rows = (
+            row for batch in table.batches(names) for row in zip(*(part.to_pylist() for part in batch), strict=True)
+        )
+        drawn = [
+            (original(name), Verdict(verdict), float(inclusion))
+            for name, verdict, mode, inclusion in rows
+            if mode == Mode.RATE and inclusion
+        ]
+    known = [(place, *one) for place, one in enumerate(drawn, start=1) if one[1].matched is not None and one[2]]
+    if not known:
+        advice = "Decide on pairs under Estimate the noise rate in the review: others were chosen and tell no rate."
+        raise TooFewError("no decision on a drawn pair", where=path, advice=advice)
+    places, ids, verdicts, inclusion = zip(*known, strict=True)
+    matched = np.array([verdict.matched for verdict in verdicts], dtype=np.bool_)
+    return Checked(source.find(ids), matched, np.array(places) / np.array(inclusion))
+
+
+def _answers(table: Table, column: str, source: Scores | None) -> tuple[IntArray, IntArray, FloatArray]:
+    """The rows of a table that have an answer, the pairs that these are, and the answers: 1 right, 0 wrong."""
     name = next((name for name in table.columns if name.lower() == column.lower()), None)
     key = name or next((name for name in table.columns if name.lower() == "is_mismatch"), None)
     where = table.parts[0].path
@@ -229,9 +281,9 @@ def _answers(table: Table, column: str, source: Scores | None) -> tuple[IntArray
     answers = np.array([read_answer(cell, key, where) if cell.strip() else np.nan for cell in cells], dtype=np.float64)
     given = np.flatnonzero(~np.isnan(answers))
     if source is None:
-        return given, answers
+        return given, given, answers[given]
     ids = table.cells(str(table.find("id")), given)
-    return source.find([original(text) for text in ids]), answers
+    return given, source.find([original(text) for text in ids]), answers[given]
 
 
 def _one_each(values: npt.ArrayLike, name: str, rows: int) -> FloatArray:

@@ -25,6 +25,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
     ),
     "review": ("mispair review audit",),
     "export": ("mispair export audit --to mended --mend",),
+    "calibrate": (
+        "mispair calibrate pairs.parquet --score clip --left images.npy --right texts.npy --purity 0.95",
+        "mispair calibrate pairs.parquet --score clip vlm --checked checked.csv --keep 1000000",
+    ),
     "encode": (
         "mispair encode photos.csv --images photos/ --out vectors",
         "mispair encode photos.csv --images photos/ --grid 6 --pca 128 --out features",

@@ -58,16 +58,22 @@ class Curves:
     shuffled: str
 
 
-def histogram(pairs: Sequence[int], expected_matched: Sequence[float]) -> Histogram:
-    """Pairs by match score, equal bins from 0 to 1, and how many of each bin are expected to match."""
-    axes, bins, bars = _axes(0, 1, max(pairs)), len(pairs), []
+def histogram(
+    pairs: Sequence[int], expected_matched: Sequence[float], lowest: float = 0, highest: float = 1
+) -> Histogram:
+    """Pairs by score, equal bins from `lowest` to `highest`, and how many of each bin are expected to match."""
+    axes, bins, bars = _axes(lowest, highest, max(pairs)), len(pairs), []
+    step = (highest - lowest) / bins
     gap = min(1.0, WIDTH / bins / 8)
     for i, (number, expected) in enumerate(zip(pairs, expected_matched, strict=True)):
         matched = min(max(expected, 0.0), number)
         heights = axes.height(number - matched), axes.height(matched)
         bars.append(
-            Bar(i / bins, (i + 1) / bins, number, matched, WIDTH * i / bins + gap, WIDTH / bins - 2 * gap, *heights)
-        )
+            Bar(
+                lowest + i * step, lowest + (i + 1) * step, number, matched,
+                WIDTH * i / bins + gap, WIDTH / bins - 2 * gap, *heights,
+            )
+        )  # fmt: skip
     return Histogram(axes, bars)
 
 

@@ -46,22 +46,22 @@ def render(page: Page) -> str:
 
 @cache
 def _template() -> Template:
-    return template("audit.html", count=_count, pairs=_pairs, score=_score, ending=_ending)
+    return template("audit.html", count=count, pairs=pairs, score=_score, ending=_ending)
 
 
-def _count(number: float) -> str:
+def count(number: float) -> str:
     """A number with separators.
 
-    >>> _count(10000000)
+    >>> count(10000000)
     '10,000,000'
     """
     return f"{number:,.0f}"
 
 
-def _pairs(number: int) -> str:
+def pairs(number: int) -> str:
     """A number of pairs.
 
-    >>> _pairs(1), _pairs(7000)
+    >>> pairs(1), pairs(7000)
     ('1 pair', '7,000 pairs')
     """
     return f"{number:,} pair{'s' * (number != 1)}"
@@ -86,7 +86,7 @@ def _ending(text: str) -> str:
 def _headline(summary: AuditSummary) -> str:
     """The result in one sentence."""
     if not summary.scored:
-        return f"None of the {_pairs(summary.pairs)} could be scored." if summary.pairs else "There are no pairs."
+        return f"None of the {pairs(summary.pairs)} could be scored." if summary.pairs else "There are no pairs."
     if summary.scored == 1:
         which = "pair that could be scored" if summary.pairs > 1 else "pair"
         return f"The only {which} is {'' if summary.flagged else 'not '}flagged."

@@ -77,8 +77,9 @@ class Team:
 
     def gather_alike(self, part: Tensor, count: int) -> Tensor:
         """The same for ranks that all make the same of it, so that each one has the whole gradient."""
-        whole: Tensor = _GatherAlike.apply(part, self, count)  # type: ignore[no-untyped-call]
-        return whole
+        own = self.part(count)
+        whole = self._gathered(part, count)
+        return torch.cat([whole[: own.start], part, whole[own.stop :]])
 
     def total(self, x: Tensor) -> Tensor:
         """Sum over the ranks, which make different things of it: gradients are added."""
@@ -91,19 +92,16 @@ class Team:
         """x, which all ranks have computed alike: its gradient is shared out, as those of all ranks are added up."""
         if self.alone:
             return x
-        same: Tensor = _Scaled.apply(x, 1 / self.size)  # type: ignore[no-untyped-call]
+        same = x.view_as(x)
+        if same.requires_grad:
+            same.register_hook(lambda gradient: gradient / self.size)  # type: ignore[no-untyped-call]
         return same
 
     def add_up(self, tensors: Sequence[Tensor]) -> None:
         """Replaces tensors by their sum over the ranks, in one message for each precision."""
         if self.alone:
             return
-        for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
-            chosen = [tensor for tensor in tensors if tensor.dtype == dtype]
-            flat = torch.cat([tensor.detach().reshape(-1) for tensor in chosen])
-            self._sum(flat)
-            for tensor, new in zip(chosen, torch.split(flat, [t.numel() for t in chosen]), strict=True):
-                tensor.detach().copy_(new.view_as(tensor))
+        _in_one_message(tensors, self._sum)
 
     def add_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
         """Adds up the gradients of all ranks."""
@@ -135,6 +133,17 @@ class Team:
 ALONE = Team()
 
 
+def _in_one_message(tensors: Iterable[Tensor], send: Callable[[Tensor], object]) -> None:
+    """Replace tensors by what `send` makes of all of one precision, in place in one flat tensor."""
+    tensors = [tensor.detach() for tensor in tensors]
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+        chosen = [tensor for tensor in tensors if tensor.dtype == dtype]
+        flat = torch.cat([tensor.reshape(-1) for tensor in chosen])
+        send(flat)
+        for tensor, new in zip(chosen, torch.split(flat, [t.numel() for t in chosen]), strict=True):
+            tensor.copy_(new.view_as(tensor))
+
+
 class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, part: Tensor, team: Team, count: int) -> Tensor:
@@ -146,17 +155,6 @@ class _Gather(torch.autograd.Function):
         gradient = gradients[0].clone(memory_format=torch.contiguous_format)
         ctx.team._sum(gradient)
         return gradient[ctx.part], None, None
-
-
-class _GatherAlike(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, part: Tensor, team: Team, count: int) -> Tensor:
-        ctx.part = team.part(count)
-        return team._gathered(part, count)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        return gradients[0][ctx.part], None, None
 
 
 class _Total(torch.autograd.Function):
@@ -172,17 +170,6 @@ class _Total(torch.autograd.Function):
         gradient = gradients[0].clone(memory_format=torch.contiguous_format)
         ctx.team._sum(gradient)
         return gradient, None
-
-
-class _Scaled(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, factor: float) -> Tensor:
-        ctx.factor = factor
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return gradients[0] * ctx.factor, None
 
 
 class Ranks:
@@ -251,14 +238,8 @@ class Ranks:
         """Copies the tensors of one rank to all, in one message for each precision."""
         if self.size == 1:
             return
-        tensors = [tensor.detach() for tensor in tensors]
-        for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
-            chosen = [tensor for tensor in tensors if tensor.dtype == dtype]
-            flat = torch.cat([tensor.reshape(-1) for tensor in chosen])
-            with _message():
-                dist.broadcast(flat, src=rank)
-            for tensor, new in zip(chosen, torch.split(flat, [t.numel() for t in chosen]), strict=True):
-                tensor.copy_(new.view_as(tensor))
+        with _message():
+            _in_one_message(tensors, lambda flat: dist.broadcast(flat, src=rank))
 
     def collected(self, value: T) -> list[T] | None:
         """What every rank gives, by rank, on the first one; None on the others."""

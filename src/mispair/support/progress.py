@@ -5,8 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from types import TracebackType
+from contextlib import ExitStack, contextmanager
 
 from rich.console import Console
 from rich.progress import (
@@ -26,31 +25,25 @@ from mispair.support.formatting import duration
 LINE_SECONDS = 10.0  # between lines where there is no terminal
 
 
-class Heartbeat:
-    """Call `write` every few seconds in a thread, inside a `with` block."""
+@contextmanager
+def heartbeat(console: Console, write: Callable[[], None]) -> Iterator[None]:
+    """Inside, call `write` every ten seconds in a thread, unless the console is a terminal or quiet."""
+    if console.is_terminal or console.quiet:
+        yield
+        return
+    stop = threading.Event()
 
-    def __init__(self, write: Callable[[], None], seconds: float) -> None:
-        self._write, self._seconds, self._stop = write, seconds, threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
+    def run() -> None:
+        while not stop.wait(LINE_SECONDS):
+            write()
 
-    def _run(self) -> None:
-        while not self._stop.wait(self._seconds):
-            self._write()
-
-    def __enter__(self) -> Heartbeat:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop.set()
-        self._thread.join()
-
-
-def heartbeat(console: Console, write: Callable[[], None]) -> AbstractContextManager[object]:
-    """A `Heartbeat` for a console that is neither a terminal nor quiet."""
-    return nullcontext() if console.is_terminal or console.quiet else Heartbeat(write, LINE_SECONDS)
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
 
 
 class Pace:
@@ -63,9 +56,13 @@ class Pace:
         """Counts from here on."""
         self._since, self._start = time.monotonic(), done
 
+    def rate(self, done: float) -> float:
+        """Steps a second."""
+        return (done - self._start) / max(time.monotonic() - self._since, 1e-9)
+
     def words(self, done: float, total: float) -> str:
         """Such as `41 a second, 1 min 50 s left`; empty before the first step."""
-        rate = (done - self._start) / max(time.monotonic() - self._since, 1e-9)
+        rate = self.rate(done)
         if rate <= 0:
             return ""
         return f"{_rounded(rate)} a second, {duration(max(0.0, total - done) / rate)} left"
@@ -100,21 +97,16 @@ class TrainingProgress:
             disable=not self.console.is_terminal,
         )
         self._task = self._bar.add_task("train", total=total, phase="", loss=0, spread=0, rate=0)
-        self._since, self._steps = time.monotonic(), 0
-        self._pace = Pace()
-        self._lines = heartbeat(self.console, self._line)
+        self._pace, self._shown = Pace(), ExitStack()
 
     def __enter__(self) -> TrainingProgress:
-        self._bar.__enter__()
+        self._shown.enter_context(self._bar)
         self._pace.begin(self._bar.tasks[self._task].completed)
-        self._lines.__enter__()
+        self._shown.enter_context(heartbeat(self.console, self._line))
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._lines.__exit__(kind, error, trace)
-        self._bar.__exit__(kind, error, trace)
+    def __exit__(self, *_: object) -> None:
+        self._shown.close()
 
     def resume(self, done: int) -> None:
         """Continues after `done` steps of an earlier process."""
@@ -123,8 +115,7 @@ class TrainingProgress:
 
     def step(self, phase: str) -> None:
         """Advances by one step."""
-        self._steps += 1
-        rate = self._steps / max(time.monotonic() - self._since, 1e-9)
+        rate = self._pace.rate(self._bar.tasks[self._task].completed + 1)
         self._bar.update(self._task, advance=1, phase=phase, rate=rate)
 
     def metrics(self, loss: float, spread: float) -> None:

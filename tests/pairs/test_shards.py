@@ -135,6 +135,9 @@ def test_scaled_by_a_power_of_two(size: float, kind: type[np.floating[Any]]) -> 
     assert np.allclose(exponents, np.round(exponents[0, 0]), atol=1e-4)
     assert 0.5 < np.median(np.abs(found).max(axis=1)) < (2 if size != 3 else 20)
     assert (side.gather(np.array([9, 2])) == found[[9, 2]]).all()
+    loaded = side.loaded(torch.device("cpu"), workers=1)  # as on a GPU
+    assert loaded.factor == side.factor == 2.0 ** -np.round(exponents[0, 0])
+    np.testing.assert_array_equal(loaded.block(0, 20), found)
 
 
 @pytest.mark.parametrize("kind", [np.float16, np.float32, np.float64, np.int8, ">f4"])

@@ -28,7 +28,6 @@ from mispair.functional.logistic import FloatArray
 from mispair.pairs.layouts.arrays import from_memory
 from mispair.pairs.other_libraries import as_vectors
 from mispair.pairs.pairs import IntArray, Pairs
-from mispair.pairs.shards import ScaledRows, Side
 from mispair.pairs.source import Source
 from mispair.support.formatting import percent, plain
 from mispair.support.html import html_table
@@ -100,7 +99,7 @@ class Auditor:
             checked: Rows that a person has checked: 1 matched, 0 mismatched.
         """
         self._judge, self._seen = _learned(source, items, checked, self.joint, pick_device(self.device))
-        self._factors = _factor(source.left), _factor(source.right)
+        self._factors = source.left.factor, source.right.factor
         return self
 
     def score(self, left: Any, right: Any = None) -> Scores:
@@ -125,7 +124,7 @@ class Auditor:
                 "vectors of the widths {} and {}".format(*source.widths), where=source.name,
                 expected="{} and {}, as in `fit`".format(*fitted),
             )  # fmt: skip
-        sides = [_scaled(side, factor) for side, factor in zip((source.left, source.right), self._factors, strict=True)]
+        sides = [side.times(factor) for side, factor in zip((source.left, source.right), self._factors, strict=True)]
         device, every = judge.transforms[0].mean.device, np.arange(SCORED)
         found = np.full(len(source), np.nan, dtype=np.float32)
 
@@ -282,15 +281,6 @@ def _opened(left: Any, right: Any, groups: Any) -> Source:
     if right is None:
         raise ShapeError("one side", expected="vectors of both sides, or Pairs")
     return from_memory(as_vectors(left), as_vectors(right), None, groups)
-
-
-def _factor(side: Side) -> float:
-    first = side.shards[0]
-    return first.factor if isinstance(first, ScaledRows) else 1.0
-
-
-def _scaled(side: Side, factor: float) -> Side:
-    return side if factor == 1 else Side.of([ScaledRows(shard, factor) for shard in side.shards])
 
 
 def workers_of(workers: int | None, device: torch.device) -> int:

@@ -152,9 +152,14 @@ class SomeRows:
 
 @dataclass(frozen=True)
 class TensorRows:
-    """A torch tensor (n, D), wherever it lies; only the rows that are read come to the processor."""
+    """A torch tensor (n, D), wherever it lies; only the rows that are read come to the processor.
+
+    Attributes:
+        factor: Its numbers are those of the data times this.
+    """
 
     tensor: Tensor
+    factor: float = 1.0
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -260,7 +265,7 @@ class Side:
             whole[start : start + len(part)] = torch.from_numpy(part)
 
         parallel_each(load, range(0, len(self), _LOADED), workers)
-        return Side.of([TensorRows(whole)])
+        return Side.of([TensorRows(whole, self.factor)])
 
     @property
     def nbytes(self) -> int:
@@ -279,8 +284,17 @@ class Side:
         usual = float(np.median(known)) if len(known) else 1.0
         if _SMALLEST <= usual <= 1 / _SMALLEST:
             return self
-        factor = 2.0 ** -round(math.log2(usual))
-        return Side(tuple(ScaledRows(shard, factor) for shard in self.shards), self.starts)
+        return self.times(2.0 ** -round(math.log2(usual)))
+
+    def times(self, factor: float) -> Side:
+        """This side with all numbers times a factor."""
+        return self if factor == 1 else Side(tuple(ScaledRows(shard, factor) for shard in self.shards), self.starts)
+
+    @property
+    def factor(self) -> float:
+        """What the numbers of the data were multiplied by."""
+        first = self.shards[0]
+        return first.factor if isinstance(first, ScaledRows | TensorRows) else 1.0
 
     def _parts(self, ascending: IntArray) -> Iterator[tuple[slice, npt.NDArray[Any]]]:
         """The vectors of ascending rows, shard by shard as they are stored, and the places of these rows."""

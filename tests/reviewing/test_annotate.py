@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import sqlite3
 import subprocess
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from starlette.testclient import TestClient
 
 from annotator_server import AnnotatorServer, decide_drawn, write_photos
 from faulty_server import FAULTS, running
@@ -24,8 +26,10 @@ from mispair.reviewing import annotate as annotating
 from mispair.reviewing.annotate import AnnotationResult, Budget, annotate
 from mispair.reviewing.annotators import BusyError, Command, Endpoint, NoAnswerError, _seconds, read_answer
 from mispair.reviewing.answers import AnswerKind, Answers
-from mispair.reviewing.decisions import FILE
+from mispair.reviewing.decisions import FILE, Decisions
 from mispair.reviewing.review import Review
+from mispair.reviewing.server import make_app
+from mispair.reviewing.transfer import read_decisions
 from refusals import refused
 
 COUNT = 300
@@ -56,7 +60,7 @@ def ask(audit: Path, server: AnnotatorServer, timeout: float = 0.5, **budget: An
 
 def answered(audit: Path) -> dict[str, AnswerKind]:
     with closing(Answers(audit / FILE)) as answers:
-        return {name: one.kind for name, one in answers.of(answers.last_annotator).items()}
+        return {name: one.kind for name, one in answers.of(answers.last[1]).items()}
 
 
 @pytest.mark.parametrize("error", [0.05, 0.15, 0.3])
@@ -348,3 +352,44 @@ def test_the_pause_that_a_server_asks_for() -> None:
     assert _seconds("soon") is None
     assert _seconds("Wed, 21 Oct 2015 07:28:00 GMT") == 0.0
     assert BusyError(None).seconds is None
+
+
+HOST = "127.0.0.1:8700"
+
+
+def test_on_the_page_its_answers_are_suggestions(photos: tuple[Path, dict[str, bool]], server: AnnotatorServer) -> None:
+    audit, wrong = photos
+    ask(audit, server, calls=70)
+    review = Review(audit, audit.parent / "images")
+    page = TestClient(make_app(review, frozenset({HOST}), reviewer="ana"), base_url=f"http://{HOST}")
+    drawn = review.table.read(review.drawn_rows[:71])
+    pair, other = drawn[0], next(one for one in drawn if wrong[one.caption] != wrong[drawn[0].caption])
+    shown = page.get(f"/?at={pair.row}&flagged=0").text
+    assert 'data-key="m"' in shown
+    assert f"model m says: {'wrong' if wrong[pair.caption] else 'right'}" in shown
+    assert not review.decisions.current  # they are no decisions
+    assert review.rate().decided == 0
+    assert 'data-key="m"' not in page.get("/?mode=rate").text  # nor do they influence the decisions that check them
+    assert " says: " not in page.get("/?mode=rate").text
+    assert " says: " not in page.get(f"/?at={drawn[70].row}&flagged=0").text  # it was not asked about
+    assert page.get("/?view=grid&flagged=0&sort=row").text.count(" says: ") > 0
+
+    def accept(row: int, verdict: str, annotator: str) -> int:
+        fields = {"address": "/?flagged=0", "row": str(row), "verdict": verdict, "accepted": annotator}
+        return page.post("/decide", data=fields, headers={"Origin": f"http://{HOST}"}).status_code
+
+    verdict = "drop" if wrong[pair.caption] else "keep"
+    assert accept(other.row, verdict, "m") == 422  # it says something else
+    assert accept(pair.row, verdict, "another model") == 422
+    assert not review.decisions.current
+    assert accept(pair.row, verdict, "m") == 200
+    decision = review.decisions.current[pair.id]
+    assert (decision.reviewer, decision.accepted, decision.verdict) == ("ana", "m", verdict)
+    rows = list(csv.DictReader(page.get("/decisions.csv").text.splitlines()))
+    assert [(row["id"], row["reviewer"], row["accepted"]) for row in rows] == [(pair.id, "ana", "m")]
+    copy = Decisions(audit.parent / "copy.sqlite")
+    (audit.parent / "decisions.csv").write_bytes(page.get("/decisions.csv").content)
+    assert read_decisions(copy, audit.parent / "decisions.csv") == 1
+    assert copy.current[pair.id].accepted == "m"
+    copy.close()
+    review.close()

@@ -16,6 +16,7 @@ import uvicorn
 from PIL import Image
 
 from audited import write_audit
+from mispair.reviewing.answers import Answer, AnswerKind
 from mispair.reviewing.decisions import FILE, Decision, Verdict, read_current
 from mispair.reviewing.review import Review
 from mispair.reviewing.server import make_app
@@ -217,6 +218,24 @@ def test_the_noise_rate_hides_the_score(open_page: Any, served: Served) -> None:
     message(page, "Kept")
     assert "1 decision on pairs that were drawn" in page.locator(".panel").inner_text()
     assert len(served.review.decisions.history()) == 1
+
+
+def test_m_accepts_what_a_model_suggests(open_page: Any, served: Served) -> None:
+    for name, kind in (("p0", AnswerKind.MISMATCHED), ("p1", AnswerKind.UNCLEAR), ("p2", AnswerKind.MATCHED)):
+        caption = served.review.views([int(name[1:])])[0].caption
+        served.review.answers.add(Answer(name, "one", "a model", name, caption, kind))
+    page = open_page()
+    assert page.inner_text(".tag.model") == "model a model says: wrong"
+    page.keyboard.press("m")
+    page.get_by_role("article", name="Pair p1").wait_for()
+    page.keyboard.press("m")  # it has not answered on this pair
+    page.keyboard.press("k")
+    page.get_by_role("article", name="Pair p2").wait_for()
+    page.keyboard.press("m")
+    page.get_by_role("article", name="Pair p3").wait_for()
+    assert served.verdicts() == {"p0": "drop", "p1": "keep", "p2": "keep"}
+    accepted = {name: one.accepted for name, one in served.review.decisions.current.items()}
+    assert accepted == {"p0": "a model", "p1": "", "p2": "a model"}
 
 
 def test_a_server_that_has_gone_is_told(open_page: Any, served: Served, browser: Any) -> None:

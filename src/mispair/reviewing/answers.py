@@ -87,11 +87,11 @@ class Answers(ReviewFile):
         return None if row is None else _answer(*row)
 
     def on(self, name: str) -> list[Answer]:
-        """The last answer of each annotator on a pair."""
+        """The last answer of each annotator on a pair, that of the one that was asked last first."""
         last = "SELECT max(number) FROM answers WHERE id = ? GROUP BY annotator"
         with self._safely():
             rows = self._file.execute(
-                f"SELECT {_COLUMNS} FROM answers WHERE number IN ({last}) ORDER BY number", (name,)
+                f"SELECT {_COLUMNS} FROM answers WHERE number IN ({last}) ORDER BY number DESC", (name,)
             )
             return [_answer(*row) for row in rows.fetchall()]
 
@@ -104,11 +104,11 @@ class Answers(ReviewFile):
             return {answer.id: answer for answer in (_answer(*row) for row in rows.fetchall())}
 
     @property
-    def last_annotator(self) -> str | None:
-        """The annotator that was asked last; None if none was."""
+    def last(self) -> tuple[int, str | None]:
+        """Number of the last answer, and the annotator that gave it; 0 and None without answers."""
         with self._safely():
-            row = self._file.execute("SELECT annotator FROM answers ORDER BY number DESC LIMIT 1").fetchone()
-        return None if row is None else str(row[0])
+            row = self._file.execute("SELECT number, annotator FROM answers ORDER BY number DESC LIMIT 1").fetchone()
+        return row or (0, None)
 
     def kinds(self, annotator: str) -> Counter[AnswerKind]:
         """How many pairs have each kind of answer."""

@@ -8,7 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -19,7 +19,7 @@ from mispair.auditing.findings import AuditSummary, DecidedRate
 from mispair.auditing.output_files import SUMMARY
 from mispair.errors import ChangedError, ConflictError, DataError, NotFoundError
 from mispair.functional.logistic import FloatArray
-from mispair.reviewing.answers import Answer, Answers
+from mispair.reviewing.answers import Answer, AnswerKind, Answers
 from mispair.reviewing.audited_data import AuditedData
 from mispair.reviewing.decisions import FILE, Decision, Decisions, Mode, Verdict
 from mispair.reviewing.noise_estimate import (
@@ -58,7 +58,16 @@ class PairView:
     status: str
     source: str
     decision: Decision | None  # the one that counts now
+    opinions: Sequence[Opinion] = ()
     suggestions: Sequence[SuggestionView] = ()
+
+
+@dataclass(frozen=True)
+class Opinion:
+    """What an annotator says of a pair: never a decision, unless a person accepts it."""
+
+    annotator: str
+    verdict: Verdict  # keep or drop
 
 
 @dataclass(frozen=True)
@@ -128,6 +137,7 @@ class Review:
         self.summary = AuditSummary.read(folder / SUMMARY) if (folder / SUMMARY).exists() else None
         self.decisions = Decisions(folder / FILE)
         self.answers = Answers(folder / FILE)
+        self._read_answers = lru_cache(2)(self._read_in_order)  # of an annotator, and the number of the last answer
         self._reserved: dict[int, tuple[str, float]] = {}  # drawn pairs: session and time
         self._lock = threading.Lock()
         self._row_verdicts = np.full(len(self.table), UNDECIDED, dtype=np.int8)
@@ -161,6 +171,11 @@ class Review:
             status=pair.status,
             source=pair.source,
             decision=self.decisions.get(pair.id),
+            opinions=[
+                Opinion(answer.name, Verdict.DROP if answer.kind is AnswerKind.MISMATCHED else Verdict.KEEP)
+                for answer in self.answers.on(pair.id)
+                if answer.caption == pair.caption and answer.kind in (AnswerKind.MATCHED, AnswerKind.MISMATCHED)
+            ],
         )
 
     def _suggestions(self, row: int) -> list[SuggestionView]:
@@ -245,6 +260,10 @@ class Review:
                 "This data set has vectors instead of captions, so no new caption can be written to it",
                 advice="Re-pair or drop the pair",
             )
+        said = Opinion(decision.accepted, decision.verdict)
+        is_said = decision.mode is not Mode.RATE and all(said in view.opinions for view in self.views(rows))
+        if decision.accepted and not is_said:  # nor are the decisions that check annotators influenced by them
+            raise NotFoundError(f"{decision.accepted} does not say so", advice="Reload the page")
         names = {pair.row: pair.id for pair in self.table.read(list(dict.fromkeys(rows)))}
         self._check_ids({row: name for row, name in names.items() if np.isnan(self.table.score[row])})
         return self.decisions.add([replace(decision, id=name) for name in names.values()])
@@ -382,7 +401,11 @@ class Review:
 
     def _answers_in_order(self, annotator: str | None) -> tuple[FloatArray, str]:
         """Answers on the first drawn pairs, up to the first without one, and the annotator's name."""
-        found = self.answers.of(annotator or self.answers.last_annotator)
+        number, last = self.answers.last
+        return self._read_answers(annotator or last, number)
+
+    def _read_in_order(self, annotator: str | None, _: int) -> tuple[FloatArray, str]:
+        found = self.answers.of(annotator)
         answers = {row: found[name] for name, row in self.table.find(found).items()}
         asked: list[Answer] = []
         for pair in self.table.read(self.drawn_rows[: len(answers)]):

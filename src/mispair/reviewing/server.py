@@ -321,6 +321,7 @@ class _Server:
             partner=given.get("partner", ""),
             caption=given.get("caption", "").strip().replace("\r\n", "\n")[:LONGEST],  # as forms are sent
             reviewer=self.reviewer,
+            accepted=given.get("accepted", ""),
             session=session,
             mode=Mode(address.mode),
         )

@@ -1,7 +1,7 @@
 "use strict";
 
 // While a request runs, the page still shows the pair that was decided: keys wait for the next one, clicks do nothing.
-const KEYS = /^([kducza?1-9]|ArrowLeft|ArrowRight)$/;
+const KEYS = /^([kducmza?1-9]|ArrowLeft|ArrowRight)$/;
 let busy = true; // until htmx is ready
 const waiting = [];
 

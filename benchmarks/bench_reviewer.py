@@ -41,7 +41,7 @@ from mispair.reviewing.pair_table import Filter
 from mispair.reviewing.review import PairView, Review, State
 from mispair.reviewing.transfer import read_decisions, write_decisions
 from mispair.support.files import write_atomically
-from mispair.training.from_files import Files, train_from_files
+from mispair.training.from_files import train_from_files
 
 SURE = 0.9  # match score from which on the reviewer does not look at a pair
 RESULT = "result.json"
@@ -113,7 +113,7 @@ class Trial:
     def train(self, source: Path) -> float:
         """Test rSum of `mispair train SOURCE --seed SEED`."""
         config = Config(seed=self.seed, device="cpu")
-        run = train_from_files(Files(source), config, self.folder / "run", given={"seed", "device"})
+        run = train_from_files(source, config, self.folder / "run", given={"seed", "device"})
         return run.evaluation.averaged.rsum
 
 

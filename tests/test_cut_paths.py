@@ -31,7 +31,7 @@ from mispair.reviewing.reviewed import read_review
 from mispair.robust.robust import Robust
 from mispair.training import fit as fit_module
 from mispair.training import from_files as from_files_module
-from mispair.training.from_files import Files, train_from_files
+from mispair.training.from_files import train_from_files
 from mispair.training.run_folder import AUDITED
 from mispair.training.trainer import Trainer
 from tiny import tiny_pairs
@@ -230,7 +230,7 @@ def test_a_training_from_a_review_keeps_the_cut(
     flagged, _ = decide(audited)
     for _ in range(2):  # the second one goes on
         with pytest.raises(TrainedError):
-            train_from_files(Files(audited.out), mispair.Config(device="cpu"), tmp_path / "run", given={"device"})
+            train_from_files(audited.out, mispair.Config(device="cpu"), tmp_path / "run", given={"device"})
     parts = [AuditColumns.read(tmp_path / "run" / name) for name in AUDITED]
     np.testing.assert_array_equal(np.concatenate([part.flagged for part in parts]), flagged)
     splits = [mispair.load(tmp_path / "run/features", split) for split in SPLITS]

@@ -55,7 +55,7 @@ from mispair.support.formatting import duration, slug
 from mispair.support.html import template
 from mispair.support.terminal import COLUMNS, retrieval_table
 from mispair.training.fit import train_splits
-from mispair.training.from_files import Files, train_from_files
+from mispair.training.from_files import train_from_files
 from mispair.training.run_folder import read_result
 from mispair.training.settings import override
 from mispair.training.splits import Splits
@@ -294,7 +294,7 @@ def _close_loop(out: Path, seed: int, program: str) -> Loop:
     exported = export(audit, mended, mend=True, overwrite=True)
     if (model / "config.toml").is_file():  # of an earlier demo
         shutil.rmtree(model)
-    run = train_from_files(Files(mended), Config(seed=seed, device="cpu"), model, given=("seed", "device"))
+    run = train_from_files(mended, Config(seed=seed, device="cpu"), model, given=("seed", "device"))
     matcher = Matcher.load(model, "cpu")
     hits, _ = search_files(matcher, QUERY, out / "images", top=FOUND, device="cpu")
     commands: list[tuple[str, list[str | Path]]] = [

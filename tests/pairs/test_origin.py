@@ -71,7 +71,7 @@ def test_features_are_called_by_what_they_were_made_from(tmp_path: Path) -> None
     folder = tmp_path / "features"
     folder.mkdir()
     assert data_name(folder) == "features"
-    note_source(folder, Path("somewhere/photos.csv"), {})
+    note_source(folder, Path("somewhere/photos.csv"))
     assert data_name(folder) == "photos.csv"
     for damaged in (b"{", b"[]", b'{"source": 3}', b'{"source": ""}'):
         (folder / ".made_from.json").write_bytes(damaged)

@@ -13,7 +13,7 @@ from tyro.conf import OmitArgPrefixes, Positional
 
 from mispair.cli.help_texts import description
 from mispair.cli.output import console, print_json, print_table, say
-from mispair.encoders.options import FileOptions
+from mispair.encoders.options import Files
 from mispair.errors import ConfigError
 from mispair.support.flags import OrNone
 
@@ -26,21 +26,6 @@ if TYPE_CHECKING:
     from mispair.training.fit import TrainedRun
 
 
-@dataclass(frozen=True, kw_only=True)
-class FileArguments(FileOptions):
-    """Only for a training on images and captions."""
-
-    grid: OrNone[int] = None
-    """Region features of so many cells a side and words, instead of vectors."""
-    pca: OrNone[int] = None
-    """With --grid, numbers a cell."""
-    dev: OrNone[float] = None
-    """Share of the images that validate, or how many: a tenth, at most 5,000; a column split of the source comes
-    first."""
-    test: OrNone[float] = None
-    """Share of the images that test, or how many, likewise."""
-
-
 @dataclass(frozen=True)
 class TrainArguments:
     """Train a matching model. The same command again goes on where an interrupted run stopped.
@@ -48,7 +33,7 @@ class TrainArguments:
     Settings that are not given follow the data and the device.
     """
 
-    files: OmitArgPrefixes[FileArguments]
+    files: OmitArgPrefixes[Files]
     out: Path
     """Run folder: settings, log, checkpoints and the best model."""
     source: Positional[OrNone[Path]] = None
@@ -75,7 +60,7 @@ def train(argv: Sequence[str]) -> int:
         args=argv,
         prog="mispair train",
         description=description("train", TrainArguments),
-        default=kind(files=FileArguments(), out=tyro.MISSING, **groups),
+        default=kind(files=Files(), out=tyro.MISSING, **groups),
     )
     values = asdict(arguments)
     config = Config(**values["run"], own={name: value for group in own for name, value in values[group].items()})
@@ -124,43 +109,19 @@ def _groups() -> dict[str, type[Any]]:
 def _trained(arguments: TrainArguments, config: Config, given: set[str] | None, shown: Console | None) -> TrainedRun:
     from mispair.pairs.layouts.loading import with_absolute_paths
     from mispair.training.fit import train_and_test
-
-    if arguments.source is not None:
-        return _train_files(arguments, config, given, shown)
-    if arguments.files != FileArguments():
-        raise ConfigError("Flags about images and captions need them, as in: mispair train photos.csv --images photos/")
-    return train_and_test(with_absolute_paths(config), arguments.out, shown, given)
-
-
-def _train_files(
-    arguments: TrainArguments, config: Config, given: set[str] | None, shown: Console | None
-) -> TrainedRun:
-    from mispair.encoders.encode import Encoders
-    from mispair.encoders.regions import SplitRule
-    from mispair.training.from_files import Files, train_from_files
     from mispair.training.settings import all_names
+
+    if arguments.source is None:
+        if arguments.files != Files():
+            what = "Flags about images and captions need them, as in: mispair train photos.csv --images photos/"
+            raise ConfigError(what)
+        return train_and_test(with_absolute_paths(config), arguments.out, shown, given)
+    from mispair.training.from_files import train_from_files
 
     if given is not None and "data" in given:
         raise ConfigError("Give either the files to train on or --data, not both.")
-    assert arguments.source is not None
-    files, device = arguments.files, config.device
-    return train_from_files(
-        Files(
-            arguments.source,
-            files.images,
-            files.columns,
-            Encoders(files.image_model, files.text_model, device),
-            files.cache,
-            files.grid,
-            files.pca,
-            SplitRule(files.dev, files.test),
-            files.allow_outside,
-        ),
-        config,
-        arguments.out,
-        shown,
-        all_names() if given is None else given,
-    )
+    given_names = all_names() if given is None else given
+    return train_from_files(arguments.source, config, arguments.out, shown, given_names, files=arguments.files)
 
 
 def evaluate(

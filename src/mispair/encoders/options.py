@@ -44,3 +44,18 @@ class FileOptions:
             "id": self.id_column or "",
         }
         return {role: column for role, column in named.items() if column}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Files(FileOptions):
+    """How a training reads images and captions, and makes features of them."""
+
+    grid: OrNone[int] = None
+    """Region features of so many cells a side and words, instead of vectors."""
+    pca: OrNone[int] = None
+    """With --grid, numbers a cell."""
+    dev: OrNone[float] = None
+    """Share of the images that validate, or how many: a tenth, at most 5,000; a column split of the source comes
+    first."""
+    test: OrNone[float] = None
+    """Share of the images that test, or how many, likewise."""

@@ -9,7 +9,6 @@ import hashlib
 import json
 import zipfile
 import zlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -19,7 +18,7 @@ import numpy.typing as npt
 
 from mispair.errors import DataError
 from mispair.pairs.npy import read_array
-from mispair.support.files import Json, read_json, regular, replacing, sha256_of, write_atomically
+from mispair.support.files import read_json, regular, replacing, sha256_of, write_atomically
 from mispair.support.formatting import plain
 
 MARK, BASIS = "encode.json", "basis.npz"
@@ -108,17 +107,9 @@ class Origin:
             self.projection.save(folder / BASIS)
 
 
-def note_source(folder: Path, source: Path, request: Mapping[str, Json]) -> None:
-    """Notes what the user calls the data that the features in a folder were made from, and what they depend on."""
-    noted = {"source": plain(source.resolve().name), "request": dict(request)}
-    write_atomically(folder / MADE_FROM, json.dumps(noted).encode())
-
-
-def noted_request(folder: Path) -> Mapping[str, Json] | None:
-    """What the features in a folder depend on, as `note_source` wrote it; None for other features."""
-    found = read_json(folder / MADE_FROM)
-    request = found.get("request") if isinstance(found, dict) else None
-    return request if isinstance(request, dict) else None
+def note_source(folder: Path, source: Path) -> None:
+    """Notes what the user calls the data that the features in a folder were made from."""
+    write_atomically(folder / MADE_FROM, json.dumps({"source": plain(source.resolve().name)}).encode())
 
 
 def data_name(folder: Path) -> str:

@@ -149,8 +149,7 @@ def unflagged_by(run: Path, pairs: Pairs, split: str) -> Pairs | None:
 def train_splits(config: Config, splits: Splits, out: Path, console: Console | None, after_stop: str) -> Matcher:
     """Trains in the run folder `out`, from where an earlier process stopped; `after_stop` says how to go on."""
     check_tested(config, splits)
-    tested = None if splits.tested is splits.train or splits.tested is splits.dev else splits.tested
-    return _train(config, splits.train, splits.dev, out, console, after_stop, tested)
+    return _train(config, splits.train, splits.dev, out, console, after_stop, splits.parts.get(TEST))
 
 
 def _refuse_data_settings(settings: Mapping[str, Any]) -> None:
@@ -210,16 +209,9 @@ def _audited(
 
     The test pairs are audited with them, so that their results can be given without flagged pairs, too.
     """
-    from mispair.auditing.audit import score_splits
-
     parts = {name: pairs for name, pairs in ((TRAIN, train), (DEV, dev), (TEST, tested)) if pairs is not None}
-    missing = {name: pairs for name, pairs in parts.items() if not (run.path / name).exists()}
-    if TRAIN in missing:
-        with advising_no_audit(config):
-            scores = score_splits(list(missing.values()), config.device, console)
-        for name, score in reversed(list(zip(missing, scores, strict=True))):  # that of the training pairs last
-            if score is not None:
-                AuditColumns.of_scores(score).save(run.path / name)
+    if not (run.path / TRAIN).exists():
+        save_columns(run.path, audit_splits(parts, config, console))
     found = {name: AuditColumns.read(run.path / name) for name in parts if (run.path / name).exists()}
     for name, columns in found.items():
         if len(columns) != len(parts[name]):
@@ -231,6 +223,22 @@ def _audited(
         if console is not None:
             console.print(f"{parts[name].name}: {(~columns.flagged).mean():.0%} of the pairs match by the audit")
     return found
+
+
+def audit_splits(parts: Mapping[str, Pairs], config: Config, console: Console | None) -> dict[str, AuditColumns]:
+    """What an audit says of training pairs and other splits of the same data; nothing of splits that are too small."""
+    from mispair.auditing.audit import score_splits
+
+    with advising_no_audit(config):
+        scores = score_splits(list(parts.values()), config.device, console)
+    return {name: AuditColumns.of_scores(one) for name, one in zip(parts, scores, strict=True) if one is not None}
+
+
+def save_columns(run: Path, found: Mapping[str, AuditColumns]) -> None:
+    """Keeps what an audit says in a run folder, by the names of its files there."""
+    for name in reversed(AUDITED):  # that of the training pairs last: it says that the others are there
+        if name in found and not (run / name).exists():
+            found[name].save(run / name)
 
 
 @contextmanager

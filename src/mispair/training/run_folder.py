@@ -5,8 +5,8 @@ environment.json   versions, device and command
 metrics.jsonl      one line an event, as it happens
 audited.parquet    with --audit: the match score of each pair and whether it is flagged; audited_dev.parquet and
                    audited_test.parquet likewise
-features/, audit/  of a training from images and captions: what was made of them
-review.json        of a training from a review: which audit and which decisions
+features/, audit/  of a training from images and captions or from a review: what was made of them
+made_from.json     and what these depend on
 checkpoints/       state to resume from, the newest two
 best.safetensors   the networks that were best on the validation pairs
 pairs.parquet      what the method made of each pair, if it has anything to tell
@@ -51,7 +51,7 @@ from mispair.training.events import Event, StepEvent, from_line, scalars, to_lin
 from mispair.training.settings import complete, read_recipe
 
 AUDITED = ("audited.parquet", "audited_dev.parquet", "audited_test.parquet")  # training, validation and test pairs
-MADE_FROM_FILES = ("features", "audit", "review.json")  # what a training from files or from a review makes first
+MADE_FROM_FILES = ("features", "audit", "made_from.json")  # what a training from files or from a review makes first
 LOG, RESULT, ENVIRONMENT, PAIRS = "metrics.jsonl", "result.json", "environment.json", "pairs.parquet"
 _UNREADABLE = "missing, damaged or of another version of mispair"
 EventT = TypeVar("EventT", bound=Event)

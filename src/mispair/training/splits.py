@@ -18,6 +18,7 @@ from mispair.pairs.layouts.loading import load_split, with_noise
 from mispair.pairs.pairs import Pairs, Tokens
 from mispair.retrieval.evaluation import Evaluation
 from mispair.retrieval.matcher import Matcher, takes
+from mispair.training.run_folder import AUDITED
 
 SLICE = 1000  # test images
 
@@ -34,6 +35,13 @@ class Splits:
     def noise_ratio(self) -> float | None:
         """Share of the training pairs that are mismatched, where that is known."""
         return None if self.train.mismatched is None else float(self.train.mismatched.mean())
+
+    @property
+    def parts(self) -> dict[str, Pairs]:
+        """The pairs of different splits, by the names of the files of a run for what an audit says of them."""
+        found = {AUDITED[0]: self.train} if self.dev is None else {AUDITED[0]: self.train, AUDITED[1]: self.dev}
+        known = any(self.tested is pairs for pairs in found.values())
+        return found if known else {**found, AUDITED[2]: self.tested}
 
     def test(self, matcher: Matcher) -> Evaluation:
         """On all test images; where there are whole thousands, also the mean over slices of one (MS-COCO 1K)."""

@@ -167,6 +167,11 @@ def recognised(folder: Path) -> Layout | None:
     return "vectors" if clip_retrieval.found_splits(folder) else None
 
 
+def is_data_set(place: Path) -> bool:
+    """Whether training can read a place as it is."""
+    return str(place) == SHAPES or (place.is_dir() and recognised(place) is not None)
+
+
 def require_split(folder: Path, split: str) -> None:
     """Raise if the folder does not have a split.
 

@@ -145,7 +145,7 @@ def test_small_parquet_files_of_other_types_or_that_are_too_many_are_read_from_d
     whole = ["a", "b", "c", "d", "1", "2", "e", "f", "", "g", "h", "i"]
     assert column(table, "text") == whole
     assert table.cells("text", np.arange(12)[::-1]) == whole[::-1]
-    assert sum(part.in_memory for part in table.parts) == {0: 0, 20: 2, 1 << 20: 8}[room]
+    assert sum(part.get is not None for part in table.parts) == {0: 0, 20: 2, 1 << 20: 8}[room]
 
 
 def test_the_file_whose_texts_are_not_utf8_is_named(tmp_path: Path) -> None:

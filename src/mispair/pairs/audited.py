@@ -15,7 +15,8 @@ import numpy.typing as npt
 from mispair.errors import DamagedError, DataError, NotFoundError, ShapeError
 from mispair.pairs.pairs import MATCH_THRESHOLD, FloatArray, IntArray, Pairs, described
 from mispair.pairs.result_tables import TABLE, write_table
-from mispair.support.files import regular
+from mispair.pairs.tables import read_parquet
+from mispair.support.files import regular, unreadable
 
 if TYPE_CHECKING:
     import pyarrow
@@ -175,7 +176,7 @@ class AuditColumns:
 
 
 def read_audit_table(path: Path, columns: tuple[str, ...] = _COLUMNS) -> pyarrow.Table:
-    """The named columns of an audit's table that are there; all of a table without match scores, and of a CSV file.
+    """The named columns of an audit's table that are there; all of a CSV file.
 
     Raises:
         NotFoundError: There is no such file.
@@ -183,21 +184,16 @@ def read_audit_table(path: Path, columns: tuple[str, ...] = _COLUMNS) -> pyarrow
     """
     import pyarrow
     import pyarrow.csv
-    import pyarrow.parquet
 
     file = path / TABLE if path.is_dir() else path
+    if not file.exists():
+        raise NotFoundError("no such file", where=file, expected=EXPECTED)
+    if file.suffix.lower() != ".csv":
+        return read_parquet(file, (), columns)
     try:
-        if file.suffix.lower() == ".csv":
-            return pyarrow.csv.read_csv(regular(file))
-        known = pyarrow.parquet.read_schema(regular(file)).names
-        wanted = [name for name in columns if name in known] if SCORE in known else None
-        return pyarrow.parquet.read_table(file, columns=wanted)
-    except FileNotFoundError:
-        raise NotFoundError("no such file", where=file, expected=EXPECTED) from None
+        return pyarrow.csv.read_csv(regular(file))
     except (OSError, UnicodeError, pyarrow.ArrowException) as error:
-        reason = str(error).splitlines()[0]
-        advice = "Audit again with `overwrite`"
-        raise DamagedError(f"the table cannot be read ({reason})", where=file, advice=advice) from None
+        raise unreadable(file, error) from None
 
 
 def _checked(score: npt.NDArray[Any], name: str) -> npt.NDArray[np.float32]:

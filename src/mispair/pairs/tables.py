@@ -16,7 +16,8 @@ import re
 import tempfile
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
@@ -83,8 +84,8 @@ class TablePart:
         path: The file; of a table in memory its name for messages.
         schema: Names and types of the columns (`pyarrow.Schema`).
         starts: First row of each chunk that is read at once, and the number of rows.
-        content: The rows in memory (`pyarrow.Table`) or converted (`pyarrow.RecordBatchFileReader`); None where they
-            are read from the parquet file, whose chunks are its row groups.
+        get: Returns a chunk of a table in memory, or converted (`pyarrow.RecordBatch`); None where the chunks are the
+            row groups of the parquet file.
         format: How a text file is written; None for other tables.
         is_file: Whether there is such a file.
     """
@@ -92,9 +93,16 @@ class TablePart:
     path: Path
     schema: Any
     starts: IntArray
-    content: Any = None
+    get: Callable[[int], Any] | None = None
     format: TextFormat | None = None
     is_file: bool = True
+
+    @classmethod
+    def of(cls, path: Path, content: Any, *, is_file: bool) -> TablePart:
+        """A `pyarrow.Table` in memory."""
+        batches = content.to_batches()
+        starts = np.cumsum([0, *map(len, batches)])
+        return cls(path, content.schema, starts, batches.__getitem__, is_file=is_file)
 
     def __len__(self) -> int:
         return int(self.starts[-1])
@@ -103,30 +111,21 @@ class TablePart:
     def columns(self) -> tuple[str, ...]:
         return tuple(self.schema.names)
 
-    @property
-    def in_memory(self) -> bool:
-        return hasattr(self.content, "to_batches")
-
     def records(self, columns: Sequence[str] | None = None, size: int = BATCH) -> Iterator[Any]:
         """Consecutive rows as they are stored (`pyarrow.RecordBatch`), of all columns by default."""
         import pyarrow
         import pyarrow.parquet
 
-        if self.in_memory:
-            yield from self.content.select(list(columns or self.columns)).to_batches(size)
-        elif self.content is not None:
-            for number in range(self.content.num_record_batches):
-                batch = self.content.get_batch(number)
-                if columns is not None:  # copied, else a column that is kept would hold all others in memory
-                    copies = [pyarrow.concat_arrays([batch.column(name), batch.column(name)[:0]]) for name in columns]
-                    batch = pyarrow.record_batch(copies, list(columns))
-                yield batch
-        else:
-            try:
-                with pyarrow.parquet.ParquetFile(self.path) as file:
-                    yield from file.iter_batches(size, columns=None if columns is None else list(columns))
-            except (OSError, UnicodeError, pyarrow.ArrowException) as error:
-                raise unreadable(self.path, error) from None
+        if self.get is None:
+            with _reading(self.path), pyarrow.parquet.ParquetFile(self.path) as file:
+                yield from file.iter_batches(size, columns=None if columns is None else list(columns))
+            return
+        for number in range(len(self.starts) - 1):
+            batch = self.get(number)
+            if columns is not None:  # copied, else a column that is kept would hold all others in memory
+                copies = [pyarrow.concat_arrays([batch.column(name), batch.column(name)[:0]]) for name in columns]
+                batch = pyarrow.record_batch(copies, list(columns))
+            yield from (batch[start : start + size] for start in range(0, len(batch), size))
 
     def batches(self, columns: Sequence[str]) -> Iterator[list[Any]]:
         """Consecutive rows of some columns, each as a pyarrow array of text without gaps."""
@@ -135,18 +134,12 @@ class TablePart:
 
     def chunk(self, number: int, column: str) -> Any:
         """One column of a chunk as it is stored."""
-        import pyarrow
         import pyarrow.parquet
 
-        if self.in_memory:
-            return self.content.column(column)
-        if self.content is not None:
-            return self.content.get_batch(number).column(column)
-        try:
-            with pyarrow.parquet.ParquetFile(self.path) as file:
-                return file.read_row_group(number, columns=[column]).column(0)
-        except (OSError, UnicodeError, pyarrow.ArrowException) as error:
-            raise unreadable(self.path, error) from None
+        if self.get is not None:
+            return self.get(number).column(column)
+        with _reading(self.path), pyarrow.parquet.ParquetFile(self.path) as file:
+            return file.read_row_group(number, columns=[column]).column(0)
 
 
 @dataclass(frozen=True)
@@ -168,8 +161,7 @@ class Table:
     def of(cls, content: Any, name: str, roles: Roles | None = None) -> Table:
         """A `pyarrow.Table` in memory; the name is for messages."""
         _check_distinct(content.column_names, Path(name))
-        starts = np.array([0, content.num_rows])
-        return cls((TablePart(Path(name), content.schema, starts, content, is_file=False),), roles or {})
+        return cls((TablePart.of(Path(name), content, is_file=False),), roles or {})
 
     def __len__(self) -> int:
         return int(self._starts[-1])
@@ -229,28 +221,13 @@ class Table:
         chunks = [cells for (cells,) in self.batches([column])]
         return pyarrow.chunked_array(chunks, pyarrow.large_string()).combine_chunks()
 
-    def take(self, column: str, rows: IntArray) -> Any:
-        """One column at any rows, in their order, as it is stored: a `pyarrow.ChunkedArray` that is read now."""
-        import pyarrow
-
-        pieces, order = self._pieces(column, rows)
-        kind = pieces[0][1].type if pieces else self.parts[0].schema.field(column).type
-        chunks = [chunk for _, piece in pieces for chunk in getattr(piece.cast(kind), "chunks", [piece.cast(kind)])]
-        return pyarrow.chunked_array(chunks, kind).take(pyarrow.array(order))
-
-    def cells(self, column: str, rows: IntArray) -> list[str]:
-        """The texts of one column at any rows, in their order, read from the file now."""
-        pieces, order = self._pieces(column, rows)
-        found = [text for part, piece in pieces for text in _as_text(piece, column, part.path).to_pylist()]
-        return [found[place] for place in order]
-
-    def _pieces(self, column: str, rows: IntArray) -> tuple[list[tuple[TablePart, Any]], IntArray]:
-        """The column at ascending rows as pyarrow arrays with their parts, and where in them each of the rows is."""
+    def take(self, column: str, rows: IntArray, *, text: bool = False) -> Any:
+        """One column at any rows, in their order, as it is stored or as text: a `pyarrow.ChunkedArray`, read now."""
         import pyarrow
 
         order = np.argsort(rows, kind="stable")
         ascending = np.asarray(rows, dtype=np.int64)[order]
-        starts, found = self._starts, []
+        starts, found = self._starts, list[Any]()
         with self._lock:
             for place in np.unique(np.searchsorted(starts, ascending, side="right") - 1).tolist():
                 low, high = np.searchsorted(ascending, starts[place : place + 2])
@@ -258,11 +235,19 @@ class Table:
                 if (place, column) not in self._recent:
                     self._recent.clear()  # freed before the next one is read
                     self._recent[place, column] = part.chunk(number, column)
-                inside = pyarrow.array(ascending[low:high] - starts[place])
-                found.append((part, self._recent[place, column].take(inside)))
+                piece = self._recent[place, column].take(pyarrow.array(ascending[low:high] - starts[place]))
+                piece = _as_text(piece, column, part.path) if text else piece
+                kind = found[0].type if found else piece.type
+                found += getattr(piece.cast(kind), "chunks", [piece.cast(kind)])
         back = np.empty(len(order), dtype=np.int64)
         back[order] = np.arange(len(order))
-        return found, back
+        kind = found[0].type if found else self.parts[0].schema.field(column).type
+        return pyarrow.chunked_array(found, kind).take(pyarrow.array(back))
+
+    def cells(self, column: str, rows: IntArray) -> list[str]:
+        """The texts of one column at any rows, in their order, read from the file now."""
+        found: list[str] = self.take(column, rows, text=True).to_pylist()
+        return found
 
 
 def open_table(*paths: Path, columns: Roles | None = None, lenient: bool = False) -> Table:
@@ -285,7 +270,7 @@ def open_table(*paths: Path, columns: Roles | None = None, lenient: bool = False
         start, whole = _start(path)
         if start.startswith(b"PAR1"):
             part = _open_parquet(path, start if whole and room > 0 else None)
-            room -= part.content.nbytes if part.in_memory else 0
+            room -= sum(part.get(number).nbytes for number in range(len(part.starts) - 1)) if part.get else 0
         else:
             part, known = _open_text(path, columns, lenient=lenient)
             roles = roles or known
@@ -360,16 +345,40 @@ def _open_parquet(path: Path, content: bytes | None) -> TablePart:
     import pyarrow
     import pyarrow.parquet
 
-    try:
+    with _reading(path):
         str(path).encode()  # pyarrow opens no file whose name is not UTF-8, and copies are made of the file
         with pyarrow.parquet.ParquetFile(path if content is None else pyarrow.BufferReader(content)) as file:
+            if content is not None:
+                # In one thread: one that lets go of Python's memory while the process ends aborts it.
+                kept = TablePart.of(path, file.read(use_threads=False), is_file=True)
+                return replace(kept, schema=file.schema_arrow)
             groups, schema = file.metadata, file.schema_arrow
             sizes = [groups.row_group(group).num_rows for group in range(groups.num_row_groups)]
-            # In one thread: one that lets go of Python's memory while the process ends aborts it.
-            kept = None if content is None else file.read(use_threads=False)
+    return TablePart(path, schema, np.cumsum([0, *sizes]))
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    import pyarrow
+
+    try:
+        yield
     except (OSError, UnicodeError, pyarrow.ArrowException) as error:
         raise unreadable(path, error, advice="Write the table again.") from None
-    return TablePart(path, schema, np.cumsum([0, *sizes]) if kept is None else np.array([0, len(kept)]), kept)
+
+
+def read_parquet(path: Path, columns: Sequence[str] | None = None, optional: Sequence[str] = ()) -> Any:
+    """A whole parquet file as a `pyarrow.Table`, or some of its columns and those of `optional` that are there.
+
+    Raises:
+        DataError: It is missing or damaged.
+    """
+    import pyarrow.parquet
+
+    with _reading(path):
+        names = pyarrow.parquet.read_schema(regular(path)).names
+        wanted = None if columns is None else [*columns, *(name for name in optional if name in names)]
+        return pyarrow.parquet.read_table(path, columns=wanted)
 
 
 def text_encoding(path: Path) -> str:
@@ -500,7 +509,7 @@ def _converted(path: Path, columns: tuple[str, ...], style: TextFormat, *, lenie
             writer.write_batch(pyarrow.record_batch(arrays, schema))
             sizes.append(len(batch))
     reader = pyarrow.ipc.open_file(copy.getvalue() if small else copy)
-    return TablePart(path, schema, np.cumsum([0, *sizes]), reader, style)
+    return TablePart(path, schema, np.cumsum([0, *sizes]), reader.get_batch, style)
 
 
 def _checked(

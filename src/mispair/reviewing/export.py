@@ -28,8 +28,9 @@ from mispair.pairs.layouts.copies import (
 )
 from mispair.pairs.result_tables import defused, write_table
 from mispair.pairs.source import Source
+from mispair.pairs.tables import read_parquet
 from mispair.reviewing.decisions import FILE, Decision, Verdict, read_current
-from mispair.support.files import Json, regular, sha256_of
+from mispair.support.files import Json, sha256_of
 from mispair.support.formatting import plain
 from mispair.support.owned_folder import check_unchanged
 
@@ -276,16 +277,8 @@ def first_rows(ids: Sequence[str]) -> dict[str, int]:
 
 
 def _read_table(path: Path) -> pyarrow.Table:
-    import pyarrow
-    import pyarrow.parquet
-
-    names = ["id", "match_score", "is_mismatch"]
-    names += [f"suggested_{side}{kind}" for side in ("right", "left") for kind in ("", "_score")]
-    try:
-        names += [name for name in ("image", "caption") if name in pyarrow.parquet.read_schema(regular(path)).names]
-        return pyarrow.parquet.read_table(path, columns=names)
-    except (OSError, UnicodeError, pyarrow.ArrowException) as error:
-        raise DataError(f"{path}: the table cannot be read ({error}); audit again with --overwrite.") from None
+    suggested = [f"suggested_{side}{kind}" for side in ("right", "left") for kind in ("", "_score")]
+    return read_parquet(path, ["id", "match_score", "is_mismatch", *suggested], ["image", "caption"])
 
 
 def _write_manifest(rows: list[ManifestRow], path: Path) -> None:

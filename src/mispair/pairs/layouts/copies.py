@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mispair.errors import ConflictError, DamagedError, ExistsError, TooFewError, WriteError
+from mispair.errors import ConflictError, ExistsError, TooFewError, WriteError
 from mispair.pairs.edits import Edits
 from mispair.pairs.source import Source
-from mispair.support.files import Json, read_json, regular, write_atomically
+from mispair.pairs.tables import read_parquet
+from mispair.support.files import Json, read_json, write_atomically
 from mispair.support.formatting import listed
 from mispair.support.owned_folder import delete_beside, replacing_folder
 
@@ -63,14 +64,7 @@ def read_edits(path: Path, source: Source, *, mend: bool) -> Edits:
     Raises:
         DataError: The table cannot be read.
     """
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        table = pyarrow.parquet.read_table(regular(path), columns=list(_COLUMNS))
-    except (OSError, UnicodeError, pyarrow.ArrowException):
-        advice = "Audit again with `overwrite`."
-        raise DamagedError("the table cannot be read", where=path, advice=advice) from None
+    table = read_parquet(path, _COLUMNS)
     return mended_edits(table, source).each_once(source.groups) if mend else clean_edits(table)
 
 

@@ -149,7 +149,7 @@ class _EmbeddedImages(_TablePairs):
         kind, text = part.schema.field(self._image).type, pyarrow.large_string()
         if not pyarrow.types.is_struct(kind) or kind.get_field_index("path") < 0:
             return [pyarrow.nulls(len(part), text)]
-        column = self._image if part.in_memory else f"{self._image}.path"
+        column = f"{self._image}.path" if part.get is None else self._image
         return [batch.column(0).field("path").cast(text) for batch in part.records([column])]
 
     def read_image(self, row: int) -> bytes:

@@ -22,7 +22,7 @@ from mispair.pairs.edits import Edits
 from mispair.pairs.pairs import IntArray
 from mispair.pairs.row_ids import RowIds, Texts, id_column
 from mispair.pairs.source import Source
-from mispair.pairs.tables import IMAGE_SUFFIXES, decoded, find_column
+from mispair.pairs.tables import IMAGE_SUFFIXES, decoded, find_column, read_parquet
 from mispair.support.files import LARGEST, regular, replacing, unreadable
 from mispair.support.formatting import plain
 
@@ -388,13 +388,7 @@ def _of_keys(table: Any, keys: Sequence[str]) -> Any:
 
 
 def _read_table(path: Path) -> Any:
-    import pyarrow
-    import pyarrow.parquet
-
-    try:
-        table = pyarrow.parquet.read_table(regular(path))
-    except (OSError, UnicodeError, pyarrow.ArrowException) as error:
-        raise unreadable(path, error, advice="Write the table again.") from None
+    table = read_parquet(path)
     if "key" not in table.column_names:
         advice = "Move the table elsewhere."
         raise NotFoundError('no column "key", as img2dataset writes it', where=path, advice=advice)

@@ -314,7 +314,5 @@ def _limits(view: View) -> list[str]:
     if view.at_most is not None:
         more += f": up to {percent(view.at_most)} of all pairs can be wrong"
     found = [one.found for one in view.detections if one.kind == "similar"]
-    found_share = [
-        f"Of pairs with the partner of a look-alike, {share:.0%} get a match score below 0.5." for share in found
-    ]
-    return [f"{about}{more}. Check 100 random rows to know what you would call wrong.", *found_share]
+    share = [f"Of pairs with the partner of a look-alike, {percent(one)} get a match score below 0.5." for one in found]
+    return [f"{about}{more}. Check 100 random rows to know what you would call wrong.", *share]

@@ -63,7 +63,12 @@ def render(page: Page) -> str:
     """The page as HTML, without scripts and without anything that is fetched."""
     ranked, cut = page.ranked, page.cut
     histogram, lowest, highest = score_histogram(ranked)
-    place = None if cut is None else float(np.clip((cut.least - lowest) / (highest - lowest), 0, 1)) * charts.WIDTH
+    place = None
+    if cut is not None:
+        half_a_bar = (
+            0.5 / len(histogram.bars) if len(histogram.bars) < BINS else 0.0
+        )  # of levels, whose bars are kept whole
+        place = charts.WIDTH * float(np.clip((cut.least - lowest) / (highest - lowest) - half_a_bar, 0, 1))
     return _template().render(
         page=page,
         view=page.views[-1],

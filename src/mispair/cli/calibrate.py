@@ -1,4 +1,4 @@
-"""The command `mispair calibrate`. Heavy imports wait until it runs."""
+"""The commands `mispair calibrate` and `mispair filter`. Heavy imports wait until they run."""
 
 from __future__ import annotations
 
@@ -71,4 +71,52 @@ def calibrate(
     for note in found.notes:
         say(f"Note: {note}")
     say(f"Page:  {out / 'report.html'}\nTable: {out / 'pairs.parquet'}")
+    return 0
+
+
+def filter_pairs(
+    source: Positional[Path],
+    *,
+    purity: OrNone[float] = None,
+    keep: OrNone[int] = None,
+    probability: OrNone[float] = None,
+    least: OrNone[float] = None,
+    score: OrNone[str] = None,
+    by: OrNone[str] = None,
+    to: OrNone[Path] = None,
+    mask: OrNone[Path] = None,
+    uids: OrNone[Path] = None,
+    overwrite: bool = False,
+    json: bool = False,
+) -> int:
+    """Keep the best pairs of a calibration, an audit or a table: as a copy, a mask or DataComp's uids.
+
+    Args:
+        source: Folder of a calibration or an audit; or a table or folder of parquet files, with --score and --least.
+        purity: Keep the most pairs of which this share is right, such as 0.95.
+        keep: Keep so many pairs.
+        probability: Keep pairs that are right with at least this probability.
+        least: Keep pairs with at least this score.
+        score: Column of a table that is not calibrated.
+        by: Column of the input: cut the pairs of each of its values by themselves.
+        to: Write the kept pairs to this folder, in the layout of the data.
+        mask: Write whether each pair is kept to this .npy file.
+        uids: Write the uids of the kept pairs to this .npy file, as DataComp reads them.
+        overwrite: Replace earlier results.
+        json: Print the counts as JSON.
+    """
+    from mispair.calibrating.filtering import Filter, choose, open_scored, write_kept
+
+    chosen = Filter(purity, keep, probability, least)
+    scored = open_scored(source, score)
+    kept = choose(scored, chosen, by)
+    write_kept(scored.source, kept.mask, to, mask, uids, overwrite=overwrite)
+    counts = {name: 0 if cut is None else cut.kept for name, cut in kept.cuts.items()}
+    if json:
+        print_json({"pairs": len(kept.mask), "kept": sum(counts.values()), **({"by": counts} if by else {})})
+        return 0
+    say(f"{sum(counts.values()):,} of {len(kept.mask):,} pairs are kept.")
+    for name, cut in kept.cuts.items() if by else ():
+        how = "no such cut" if cut is None else f"from {cut.least:.4g} up"
+        say(f"{name}: {counts[name]:,} of {kept.pairs[name]:,} ({how})")
     return 0

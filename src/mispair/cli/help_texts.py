@@ -29,6 +29,10 @@ EXAMPLES: dict[str, tuple[str, ...]] = {
         "mispair calibrate pairs.parquet --score clip --left images.npy --right texts.npy --purity 0.95",
         "mispair calibrate pairs.parquet --score clip vlm --checked checked.csv --keep 1000000",
     ),
+    "filter": (
+        "mispair filter calibrated --purity 0.95 --to kept",
+        "mispair filter pairs.parquet --score clip --least 0.28 --mask kept.npy",
+    ),
     "encode": (
         "mispair encode photos.csv --images photos/ --out vectors",
         "mispair encode photos.csv --images photos/ --grid 6 --pca 128 --out features",

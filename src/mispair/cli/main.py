@@ -20,7 +20,7 @@ from tyro.conf import Positional
 from mispair import __version__
 from mispair.cli.audit import audit, encode
 from mispair.cli.bench import bench_report, bench_run
-from mispair.cli.calibrate import calibrate
+from mispair.cli.calibrate import calibrate, filter_pairs
 from mispair.cli.data import data_check, data_get, data_make, data_noise
 from mispair.cli.help_texts import completion_script, description
 from mispair.cli.model import TrainArguments, evaluate, search, train, train_arguments
@@ -108,6 +108,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "annotate": annotate,
     "export": export,
     "calibrate": calibrate,
+    "filter": filter_pairs,
     "encode": encode,
     "demo": demo,
     "methods": methods,

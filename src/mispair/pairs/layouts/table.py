@@ -17,7 +17,7 @@ from mispair.pairs.copying import WITH_IMAGES, TableCopies
 from mispair.pairs.edits import Edits
 from mispair.pairs.other_libraries import as_table
 from mispair.pairs.pairs import IntArray
-from mispair.pairs.row_ids import RowIds, Texts, id_column, numbers
+from mispair.pairs.row_ids import RowIds, Texts, from_table, id_column, numbers
 from mispair.pairs.source import ImageFiles, Source
 from mispair.pairs.tables import Roles, Table, TablePart
 from mispair.support.files import read_regular
@@ -74,6 +74,18 @@ class _TablePairs(Source):
 
     def write(self, edits: Edits, out: Path) -> None:
         self.copies.write(edits, out)
+
+
+class TableRows(_TablePairs):
+    """The rows of any table, with or without images and captions."""
+
+    def __init__(self, table: Table, root: Path | None = None) -> None:
+        import pyarrow
+
+        self._of(TableCopies(table, (), None, root))
+        self.name, self.files, self.folder = str(root or table.parts[0].path), table.files, root
+        found = from_table(table)
+        self.names = found if found.ids is not None else RowIds(pyarrow.array(np.arange(len(table))).cast("string"))
 
 
 class _ImagePaths(ImageFiles, _TablePairs):

@@ -145,5 +145,5 @@ def test_the_driver_is_killed(data: AuditInput, whole: Path, notes: Path, tmp_pa
     assert start(0.0).wait() == 0
     counts = measured(notes)
     assert len(counts) == PARTS
-    assert sum(counts.values()) <= PARTS + 1
+    assert sum(counts.values()) <= PARTS + 2  # that of each worker had not been saved
     assert same_tables(whole, tmp_path / "out")

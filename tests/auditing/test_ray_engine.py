@@ -94,7 +94,7 @@ class Simulated:
             raise DeadError("killed")
 
     def run(self, items: Iterable[Any], workers: int, done: Callable[[Any], object]) -> None:
-        run_all(self, self.start, items, workers, done)
+        run_all(self, self.start, items, workers, lambda item, _: done(item))
 
 
 @given(st.integers(0, 30), st.integers(1, 5), st.sampled_from([0.0, 0.05, 0.2]), st.integers(0, 1000))
@@ -178,8 +178,8 @@ class StandIn:
     def wait(self, jobs: list[Any], num_returns: int) -> tuple[list[Any], list[Any]]:
         return jobs[:num_returns], jobs[num_returns:]
 
-    def get(self, job: Any) -> None:
-        job()
+    def get(self, job: Any) -> Any:
+        return job()
 
     def remote(self, **options: Any) -> Any:
         assert options == {"num_cpus": 1, "num_gpus": 0, "max_restarts": 0}
@@ -200,13 +200,13 @@ class StandIn:
 
         return actor
 
-    def _run(self, function: Any, arguments: Any) -> None:
+    def _run(self, function: Any, arguments: Any) -> Any:
         if arguments:
             self.measured += 1
             if self.measured == self.deaths:
                 raise DeadError("The worker was killed.\nAnd more.")
         try:
-            function(*arguments)
+            return pickle.loads(pickle.dumps(function(*arguments)))
         except Exception as error:
             raise TaskError(error) from None
 
@@ -267,35 +267,6 @@ def test_what_a_killed_driver_has_is_not_measured_again(data: AuditInput, tmp_pa
     audit_path(data, out, replace(CPU, engine=RayEngine(second)))
     assert second.measured == 7 - 4
     assert same_tables(whole, out)
-
-
-@pytest.mark.usefixtures("_small_parts")
-def test_workers_leave_their_parts_in_the_store(
-    data: AuditInput, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store = pytest.importorskip("fsspec").filesystem("memory")
-    monkeypatch.setenv("MISPAIR_CACHE", str(tmp_path / "cache"))
-    audit_path(data, tmp_path / "whole", CPU)
-    ray, url = StandIn(deaths=3), f"memory://ray/{tmp_path.name}"
-    scanned: list[Path] = []
-    scan_part = scan.scan
-
-    def noted(*arguments: Any, folder: Path, **options: Any) -> None:
-        scanned.append(folder)
-        scan_part(*arguments, folder=folder, **options)
-
-    monkeypatch.setattr(ray_engine, "scan", noted)
-    try:
-        audit_path(data, Path(url), replace(CPU, engine=RayEngine(ray, url)))
-        assert ray.measured == 7 + 1
-        assert not any(folder.is_relative_to(tmp_path / "cache") for folder in scanned)  # of the driver's machine
-        names = {Path(name).name for name in store.find(f"ray/{tmp_path.name}")}
-        assert names >= set(TABLES)
-        assert not any(name.startswith("part-") for name in names)
-        store.get(f"ray/{tmp_path.name}", str(tmp_path / "out"), recursive=True)
-        assert same_tables(tmp_path / "whole", tmp_path / "out")
-    finally:
-        store.rm("ray", recursive=True)
 
 
 @pytest.mark.usefixtures("_small_parts")

@@ -21,10 +21,10 @@ from mispair.auditing.audit import ITEMS, LEARNED
 from mispair.auditing.output_files import AUDIT
 from mispair.auditing.scoring.scan import Shard
 from mispair.encoders.cache import cache_folder
-from mispair.errors import ChangedError, DamagedError, DataError, ExistsError, InUseError, MispairError
+from mispair.errors import ChangedError, DamagedError, DataError, ExistsError, MispairError
 from mispair.pairs.remote import Store, name_of, short_hash, url_of
 from mispair.support.files import Json, sha256_of, write_atomically
-from mispair.support.owned_folder import WORK, Mark, read_mark
+from mispair.support.owned_folder import LOCK, WORK, Mark, acquire, read_mark
 
 SHARED = (ITEMS, LEARNED)  # what all shards of an audit need, in the order in which it is made
 OUTPUTS = "outputs"  # folder in that of encodings, for audits whose output is a URL
@@ -73,16 +73,16 @@ class OutputStore:
     def owned(self) -> Iterator[None]:
         """Keep other processes of this machine out; errors name the URL, not the working folder."""
         self.folder.parent.mkdir(parents=True, exist_ok=True)
+        lock = filelock.FileLock(self.folder.parent / LOCK)
+        acquire(lock, self.url)
         try:
-            with filelock.FileLock(self.folder.parent / ".lock", timeout=0):
-                yield
-        except filelock.Timeout:
-            advice = "Wait for it, or give another `out`."
-            raise InUseError("another process is working on it", where=self.url, advice=advice) from None
+            yield
         except MispairError as error:
             error.what = error.what.replace(str(self.folder), self.url)
             error.where = None if error.where is None else str(error.where).replace(str(self.folder), self.url)
             raise
+        finally:
+            lock.release()
 
     def mark(self) -> Mark | None:
         """The mark in the store; None if there is none.

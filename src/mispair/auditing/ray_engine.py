@@ -1,8 +1,8 @@
-"""Measures the parts of an audit on a Ray cluster. Ray is imported only when it is asked for.
+"""Measure the parts of an audit on a Ray cluster. Ray is imported only when it is asked for.
 
-The driver learns, and keeps what was learned in Ray's object store. Each worker measures one part of the rows at a
-time, by the function that audits of one process call, and keeps it in the folder of the audit, or in the object store
-that the audit is written to. A part there is whole or absent: whatever was killed, the same command measures the rest.
+The driver learns, and puts what it learned into Ray's object store. Each worker measures one part of the rows at a
+time, with the function of an audit in one process. The driver saves the results in the folder of the audit. A part
+there is whole or absent: the same command again measures the rest.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import contextlib
 import importlib
 import os
 import signal
-import tempfile
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -22,14 +21,12 @@ import torch
 
 from mispair.auditing.auditor import GPU_WORKERS
 from mispair.auditing.scoring.judge import Judge
-from mispair.auditing.scoring.scan import PART, missing_parts, part_name, scan
+from mispair.auditing.scoring.scan import PART, Scan, missing_parts, save_part, scan
 from mispair.compute.devices import pick_device
 from mispair.errors import ConflictError, DataError, InvalidValueError
 from mispair.pairs.pairs import IntArray
-from mispair.pairs.remote import Store
 from mispair.pairs.source import Source
 from mispair.support.extras import missing_package
-from mispair.support.owned_folder import WORK
 
 MOST_ATTEMPTS = 3  # for a part whose workers were killed
 MOST_FAILED_STARTS = 8  # of workers in a row, with no part measured in between
@@ -38,7 +35,7 @@ Item = TypeVar("Item")
 
 
 def run_all(
-    ray: Any, start: Callable[[], Any], items: Iterable[Item], workers: int, done: Callable[[Item], object]
+    ray: Any, start: Callable[[], Any], items: Iterable[Item], workers: int, done: Callable[[Item, Any], object]
 ) -> None:
     """Give items to workers, one at a time to each, and replace workers that die.
 
@@ -50,7 +47,7 @@ def run_all(
         start: Starts a worker, an actor like `PartWorker`.
         items: What is to be done; taken one by one.
         workers: How many of them at most.
-        done: Called with each item that was done.
+        done: Called with each item that was done, and its result.
 
     Raises:
         DataError: The workers of one item, or workers that were starting, died too often.
@@ -67,11 +64,11 @@ def run_all(
                 jobs[worker.ready.remote()] = worker, None
             job = ray.wait(list(jobs), num_returns=1)[0][0]
             worker, task = jobs.pop(job)
-            death = _death(ray, job)
+            result, death = _outcome(ray, job)
             if death is None:
                 failed_starts = 0
                 if task is not None:
-                    done(task[0])
+                    done(task[0], result)
             elif task is None:
                 failed_starts += 1
                 if failed_starts == MOST_FAILED_STARTS:
@@ -96,15 +93,14 @@ def run_all(
             ray.kill(worker)
 
 
-def _death(ray: Any, job: Any) -> str | None:
-    """Why the worker of an ended job is dead; None if the job ended well. Raises what the job has raised."""
+def _outcome(ray: Any, job: Any) -> tuple[Any, str | None]:
+    """The result of an ended job, or why its worker is dead. Raises what the job has raised."""
     try:
-        ray.get(job)
+        return ray.get(job), None
     except ray.exceptions.RayTaskError as error:
         raise error.cause from None
     except ray.exceptions.RayError as error:
-        return _first_line(error)
-    return None
+        return None, _first_line(error)
 
 
 @dataclass(frozen=True)
@@ -117,44 +113,30 @@ class Part:
 
 
 class PartWorker:
-    """Measures parts, in a process of its own."""
+    """Measure parts, in a process of its own."""
 
-    def __init__(self, state: dict[str, torch.Tensor], device: str, folder: Path, store: str | None) -> None:
-        self.device, self.folder = pick_device(device), folder
-        self.store = None if store is None else Store(store)
+    def __init__(self, state: dict[str, torch.Tensor], device: str) -> None:
+        self.device = pick_device(device)
         self.judge = Judge.of(state, self.device)
 
     def ready(self) -> None:
-        """Returns when the worker has started."""
+        """Return when the worker has started."""
 
-    def measure(self, part: Part) -> None:
-        """Measures a part, unless the folder has it; where there is a store, the part goes to it."""
-        if self.store is None:
-            self._scan(part, self.folder)
-            return
-        with tempfile.TemporaryDirectory() as folder:
-            self._scan(part, Path(folder))
-            self.store.put(Path(folder) / part_name(part.start), f"{WORK}/{part_name(part.start)}")
-
-    def _scan(self, part: Part, folder: Path) -> None:
+    def measure(self, part: Part) -> Scan:
+        """Measure a part."""
         workers = GPU_WORKERS if self.device.type == "cuda" else 1
-        scan(
-            part.source, self.judge, part.groups, workers=workers, device=self.device, folder=folder, first=part.start
-        )  # fmt: skip
+        return scan(part.source, self.judge, part.groups, workers=workers, device=self.device, first=part.start)
 
 
 @dataclass(frozen=True)
 class RayEngine:
-    """Measures pairs by the workers of a Ray cluster.
+    """Measure pairs with the workers of a Ray cluster.
 
     Attributes:
         ray: The module.
-        store: URL of the audit, where it is written to an object store; workers leave what they have measured there.
-            By default the folder of the audit is one that all machines share.
     """
 
     ray: Any
-    store: str | None = None
 
     def measure(
         self,
@@ -190,25 +172,22 @@ class RayEngine:
         )
         # The number of a GPU is not the same on other machines; Ray shows each worker its own as the first.
         state = {name: value.cpu() for name, value in judge.state().items()}
-        shared = [self.ray.put(value) for value in (state, device.type, folder.absolute(), self.store)]
+        shared = [self.ray.put(value) for value in (state, device.type)]
         actor = self.ray.remote(num_cpus=1, num_gpus=int(kind == "GPU"), max_restarts=0)(PartWorker)
-        store = None if self.store is None else Store(self.store)
 
-        def done(part: Part) -> None:
-            if store is not None:
-                store.get(f"{WORK}/{part_name(part.start)}", folder / part_name(part.start))
+        def done(part: Part, result: Scan) -> None:
+            save_part(folder, part.start, result)
             step(len(part.source))
 
         run_all(self.ray, lambda: actor.remote(*shared), parts, min(count, -(-missing // PART)), done)
 
 
 @contextlib.contextmanager
-def connect(address: str | None = None, store: str | None = None) -> Iterator[RayEngine]:
-    """Connects to a Ray cluster, or starts Ray on this machine, until the block ends.
+def connect(address: str | None = None) -> Iterator[RayEngine]:
+    """Connect to a Ray cluster, or start Ray on this machine, until the block ends.
 
     Args:
         address: Of the cluster; by default RAY_ADDRESS, else only this machine is used.
-        store: URL of the audit, where it is written to an object store.
 
     Raises:
         ConfigError: Ray is not installed, or there is no cluster.
@@ -218,7 +197,7 @@ def connect(address: str | None = None, store: str | None = None) -> Iterator[Ra
     except ImportError:
         raise missing_package("ray", "ray") from None
     if ray.is_initialized():
-        yield RayEngine(ray, store)
+        yield RayEngine(ray)
         return
     where = address or os.environ.get("RAY_ADDRESS") or "local"
     options = {"include_dashboard": False} if where == "local" else {}
@@ -230,7 +209,7 @@ def connect(address: str | None = None, store: str | None = None) -> Iterator[Ra
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, handler)  # Ray's own prints the stack of its C++
     try:
-        yield RayEngine(ray, store)
+        yield RayEngine(ray)
     finally:
         ray.shutdown()
 

@@ -102,7 +102,7 @@ def audit(arguments: AuditArguments) -> int:
         elif arguments.engine == "ray":
             from mispair.auditing.ray_engine import connect
 
-            with connect(arguments.address, url_of(out)) as ray:
+            with connect(arguments.address) as ray:
                 summary = audit_path(data, out, replace(settings, engine=ray), **others)
         else:
             summary = audit_path(data, out, settings, **others)

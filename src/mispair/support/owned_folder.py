@@ -16,7 +16,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import filelock
@@ -148,9 +147,7 @@ class OwnedFolder:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._release()
 
     @property
@@ -269,8 +266,8 @@ def _change(name: str, old: Json, new: Json) -> str:
     return f"{name} was {old}, now {new}"
 
 
-def acquire(lock: filelock.BaseFileLock, folder: Path) -> None:
-    """Take the lock of a folder.
+def acquire(lock: filelock.BaseFileLock, folder: Path | str) -> None:
+    """Take the lock of a folder, or of one at a URL.
 
     Raises:
         InUseError: Another process has it.

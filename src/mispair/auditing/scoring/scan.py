@@ -170,8 +170,8 @@ def scan(
         step(stop - begin)
         if folder is not None and stop == end:
             start = begin // PART * PART
-            _save(_part(folder, first + start), result, start, end)
-            saved(_part(folder, first + start))
+            part = Scan(result.measures[start:end], result.status[start:end])
+            saved(save_part(folder, first + start, part))
     return result
 
 
@@ -221,10 +221,12 @@ def _measured(
     return part
 
 
-def _save(path: Path, whole: Scan, start: int, stop: int) -> None:
-    here = slice(start, stop)
+def save_part(folder: Path, start: int, part: Scan) -> Path:
+    """Keep a part that was measured in a file, which is whole or absent."""
+    path = _part(folder, start)
     with replacing(path) as file:
-        np.savez(file, measures=whole.measures[here], status=whole.status[here])
+        np.savez(file, measures=part.measures, status=part.status)
+    return path
 
 
 def _load(path: Path, rows: int, measures: int) -> Scan | None:

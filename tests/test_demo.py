@@ -36,13 +36,12 @@ def test_the_page_is_whole_and_self_contained(result: demo.DemoResult) -> None:
     assert re.findall(r'href="(.*?)"', page) == ["audit/report.html"]
     assert (result.page.parent / "audit/report.html").is_file()
     assert "http" not in page
-    queries, mended = page.count('class="card query"'), page.count('class="card mended"')
-    assert queries == demo.QUERIES + 1
-    assert 0 < mended <= demo.MENDED
-    queries -= 1  # that of the loop, which only one model answers
-    shown = demo.EXAMPLES + 3 * mended + (queries * len(result.trainings) + 1) * demo.FOUND
+    queries, suggestions = page.count('class="card query"'), page.count('class="card suggestion"')
+    assert queries == demo.QUERIES
+    assert 0 < suggestions <= demo.SUGGESTIONS
+    shown = demo.EXAMPLES + 3 * suggestions + (queries * len(result.trainings) + 1) * demo.FOUND  # one model is asked
     assert page.count("data:image/png;base64,") == shown
-    assert page.count(">mismatched indeed<") + page.count(">false alarm<") == mended
+    assert page.count(">mismatched indeed<") + page.count(">false alarm<") == suggestions
     assert page.count(">mismatched<") == page.count(">matched<") == demo.EXAMPLES // 2
     for training in result.trainings:
         assert f"{training.test['rsum']:.1f}</td>" in page
@@ -53,42 +52,42 @@ def test_headings_are_made_from_the_numbers(result: demo.DemoResult) -> None:
     plain, audited = result.trainings
     for rsum, words in ((300.0, "adds 100 points"), (150.0, "costs 50 points"), (200.0, "changes nothing")):
         both = [replace(plain, test={**plain.test, "rsum": 200.0}), replace(audited, test={**plain.test, "rsum": rsum})]
-        found = demo.headings(both, result.audited, result.loop)
-        assert found["title"].endswith(words)
-        assert found["trainings"] == f"Plain training reaches 200 points; with the audit first it is {rsum:.0f}"
-        assert demo.gap(both) == rsum - 200
+        found = replace(result, trainings=both)
+        assert found.headings["title"].endswith(words)
+        assert (
+            found.headings["trainings"] == f"Plain training reaches 200 points; with the audit first it is {rsum:.0f}"
+        )
+        assert found.gap == rsum - 200
 
 
-def test_the_loop_ends_with_files_that_the_commands_read(result: demo.DemoResult) -> None:
-    out, loop = result.page.parent, result.loop
-    assert sum(loop.exported.values()) == result.audited.pairs
-    mended = mispair.load(out / "mended", "train")
-    assert len(mended) == result.audited.pairs - loop.exported["dropped"]
-    assert [len(mispair.load(out / "mended", split)) for split in ("dev", "test")] == [6, 12]
-    assert f"has {len(mended)} of 80 pairs" in demo.headings(result.trainings, result.audited, loop)["loop"]
-    assert loop.searched == 98
-    assert len({Path(answer).name for answer in loop.answers}) == demo.FOUND
-    review = Review(out / "audit")  # as `mispair review` opens it
+def test_the_audit_can_be_reviewed(result: demo.DemoResult) -> None:
+    review = Review(result.page.parent / "audit")  # as `mispair review` opens it
     view = review.view(0)
     assert view.has_image
     assert view.caption
     review.close()
-    text = result.page.read_text()
-    assert [command.split()[1] for _, command in loop.commands] == ["review", "export", "train", "search"]
-    for _, command in loop.commands:
-        assert command in html.unescape(text)
 
 
-def test_the_printed_commands_run(result: demo.DemoResult, capsys: pytest.CaptureFixture[str]) -> None:
-    *_, (_, search) = result.loop.commands
-    assert main(shlex.split(search)[1:]) == 0
-    assert Path(result.loop.answers[0]).name in capsys.readouterr().out.replace("\n", "")
+def test_the_page_shows_the_commands(result: demo.DemoResult) -> None:
+    text = html.unescape(result.page.read_text())
+    assert [command.split()[1] for command in result.commands.values()] == ["review", "export", "search"]
+    assert all(command in text for command in result.commands.values())
+
+
+def test_the_shown_commands_run(result: demo.DemoResult, capsys: pytest.CaptureFixture[str]) -> None:
+    _, export, search = (shlex.split(command)[1:] for command in result.commands.values())
+    assert main(export) == 0
+    mended = mispair.load(result.page.parent / "mended", "train")
+    assert len(mended) <= result.audited.pairs == 80
+    assert main(search) == 0
+    assert len({Path(answer).name for answer in result.answers}) == demo.FOUND
+    assert Path(result.answers[0]).name in capsys.readouterr().out.replace("\n", "")
 
 
 def test_the_metrics_are_those_of_the_runs(result: demo.DemoResult) -> None:
     metrics = result.metrics()
     assert metrics["page"].endswith("index.html")
-    assert metrics["gap"] == demo.gap(result.trainings)
+    assert metrics["gap"] == result.gap
     assert 0 <= metrics["audit"]["precision"] <= 1
     assert result.audited.flagged + result.trainings[1].pairs == result.audited.pairs == 80
     assert result.table().row_count == 2

@@ -1,12 +1,10 @@
-"""`mispair demo`: what mismatched pairs do to a training, and what mispair does about it, as one page.
+"""`mispair demo`: what mismatched pairs do to a training, and what an audit does about it, as one page.
 
 Drawn images and their texts become plain vectors first, as an encoder would give them, so that all of it takes seconds.
-Two trainings have the same settings; the second leaves out the pairs that the audit flags. Then come the steps of a
-user: the audit is ready for a review, the mended set is written, a model is trained on it, and it answers a query.
+Two trainings have the same settings; the second leaves out the pairs that the audit flags.
 
-    DEMO/data/       the pairs, of which some are mismatched     DEMO/mended/   what `mispair export` makes of them
-    DEMO/images/     their images, and those of the test         DEMO/model/    what `mispair train` makes of that
-    DEMO/audit/      what `mispair audit` finds                  DEMO/runs/     the two trainings that are compared
+    DEMO/data/       the pairs, of which some are mismatched     DEMO/audit/   what `mispair audit` finds
+    DEMO/images/     their images, and those of the test         DEMO/runs/    the two trainings
 """
 
 from __future__ import annotations
@@ -14,8 +12,6 @@ from __future__ import annotations
 import base64
 import shlex
 import shutil
-import time
-from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from multiprocessing import get_context
@@ -49,20 +45,18 @@ from mispair.pairs.shapes.vectors import image_vectors, word_counts
 from mispair.retrieval.encoded_search import search_files
 from mispair.retrieval.matcher import Matcher
 from mispair.retrieval.search import best
-from mispair.reviewing.export import export
 from mispair.support.files import replacing, write_atomically
 from mispair.support.formatting import duration, slug
 from mispair.support.html import template
 from mispair.support.terminal import COLUMNS, retrieval_table
 from mispair.training.fit import train_splits
-from mispair.training.from_files import train_from_files
 from mispair.training.run_folder import read_result
 from mispair.training.settings import override
 from mispair.training.splits import Splits
 
 NOISE = 0.4
 IMAGES, SENTENCES = 1200, 3  # to train with, and in the text of each
-EXAMPLES, MENDED, QUERIES, FOUND = 4, 6, 4, 5  # on the page: pairs, mended ones, queries, images found by each
+EXAMPLES, SUGGESTIONS, QUERIES, FOUND = 4, 6, 4, 5  # on the page: pairs, suggestions, queries, images for each
 QUERY = "a striped purple moon"
 
 # Settings of both trainings, chosen for plain training: on seeds 0 and 1 no other one that was tried is more than 3
@@ -98,39 +92,52 @@ class Audited:
     recall: float  # share of the mismatched pairs that are flagged
     noise_rate: float  # its estimate
     suggested: int  # mismatched pairs for whose text it suggests another image
-    mended: int  # of these, how often it is the image that the text was written for
+    restored: int  # of these, how often it is the image that the text was written for
     seconds: float
     report: str  # path from the page
 
 
 @dataclass(frozen=True)
-class Loop:
-    """Results of export, train and search."""
-
-    exported: Mapping[str, int]  # pairs that were kept, dropped and re-paired
-    test: dict[str, float]  # of the model that was trained on the mended set
-    seconds: float
-    query: str
-    searched: int  # images
-    answers: list[str]  # image files, the best first
-    commands: list[tuple[str, str]]  # what each is for, and the command
-
-
-@dataclass(frozen=True)
 class DemoResult:
+    """What the page shows, and the commands that go on."""
+
     page: Path
-    trainings: list[Training]
     audited: Audited
-    loop: Loop
+    trainings: list[Training]
+    answers: list[str]  # files of the images that the second model finds for QUERY, the best first
+    commands: dict[str, str]  # by what each is for
+
+    @property
+    def gap(self) -> float:
+        """By how many points of rSum the training after the audit is ahead."""
+        plain, audited = (training.test["rsum"] for training in self.trainings)
+        return audited - plain
 
     def metrics(self) -> dict[str, Any]:
         trainings = {training.name: training.test for training in self.trainings}
-        parts = {"audit": asdict(self.audited), "loop": asdict(self.loop)}
-        return {"page": str(self.page), **trainings, "gap": gap(self.trainings), **parts}
+        return {"page": str(self.page), "audit": asdict(self.audited), **trainings, "gap": self.gap}
 
     def table(self) -> Table:
         rows = {training.name: training.test for training in self.trainings}
         return retrieval_table(f"Trained with {NOISE:.0%} mismatched pairs, tested on matched ones", rows)
+
+    @property
+    def headings(self) -> dict[str, str]:
+        """The headings of the page, from the measured numbers."""
+        audited, ahead = self.audited, round(self.gap)
+        points, firsts = ([round(training.test[key]) for training in self.trainings] for key in ("rsum", "t2i_r1"))
+        noise, recall = 100 * audited.mismatched / audited.pairs, 100 * audited.recall
+        effect = f"adds {ahead} points" if ahead > 0 else f"costs {-ahead} points" if ahead else "changes nothing"
+        return {
+            "title": f"{noise:.0f} % of the pairs are mismatched: an audit before the training {effect}",
+            "pairs": f"{audited.pairs:,} pairs of an image and a text, {noise:.0f} % of them mismatched",
+            "audit": f"The audit takes {duration(audited.seconds)} and finds {recall:.0f} % of the mismatched pairs",
+            "trainings": f"Plain training reaches {points[0]} points; with the audit first it is {points[1]}",
+            "suggested": f"Suggested images for {audited.suggested:,} mismatched pairs: {audited.restored:,} times the "
+            "original",
+            "queries": f"The right image comes first for {firsts[0]} % of the texts after plain training, for "
+            f"{firsts[1]} % with the audit first",
+        }
 
 
 @dataclass(frozen=True)
@@ -159,32 +166,39 @@ def run_demo(out: Path, seed: int, console: Console, program: str = "mispair") -
     console.print("Drawing the images, if they are not there yet ...")
     folder = dataset.cached(train=IMAGES)
     clean, dev, test = (as_vectors(loading.load(folder, split)) for split in ("train", "dev", "test"))
-    pairs = add_noise(clean, noise_ratio=NOISE, seed=seed)
+    pairs = replace(add_noise(clean, noise_ratio=NOISE, seed=seed), origin=Origin(SHAPES, SHAPES))
     shutil.copytree(folder / "images", out / "images", dirs_exist_ok=True)
-    for split, part in (("train", pairs), ("dev", dev), ("test", test)):
-        _write_pairs(part, out / "data" / split)
-    Origin(SHAPES, SHAPES).write(out / "data")
+    _write_pairs(pairs, out / "data")
     console.print(f"Auditing {len(pairs):,} pairs, of which {NOISE:.0%} are mismatched ...")
     data = AuditInput(out / "data", images=out / "images")
     summary = audit_path(data, out / "audit", Settings(), overwrite=True, console=console, command="mispair demo")
     audit = _read_audit(out / "audit" / TABLE, pairs)
-    audited = _judged(audit, summary, pairs)
     console.print("Training twice at the same time: on all pairs, and on those that the audit keeps ...")
-    trainings = _train_all(Splits(pairs, dev, test), audit, seed, out)
-    console.print("Writing the mended set, training on it, and searching ...")
-    loop = _close_loop(out, seed, program)
-    page = template("demo.html").render(
-        heading=headings(trainings, audited, loop),
-        audited=audited,
+    trainings = _train_both(Splits(pairs, dev, test), audit, seed, out / "runs")
+    model = trainings[-1].folder
+    hits, _ = search_files(Matcher.load(model, "cpu"), QUERY, out / "images", top=FOUND, device="cpu")
+    commands: dict[str, list[str | Path]] = {
+        "Decide on the doubtful pairs, in a browser": ["review", out / "audit"],
+        "Write the set after your decisions": ["export", out / "audit", "--to", out / "mended", "--mend"],
+        "Ask the second model": ["search", model, "--query", QUERY, "--images", out / "images"],
+    }
+    result = DemoResult(
+        page=out / "index.html",
+        audited=_judged(audit, summary, pairs),
         trainings=trainings,
-        loop=loop,
-        commands="\n\n".join(f"# {what}\n{command}" for what, command in loop.commands),
-        top=max(training.test["rsum"] for training in trainings),
+        answers=[hit.image for hit in hits],
+        commands={what: f"{program} {shlex.join(map(str, words))}" for what, words in commands.items()},
+    )
+    page = template("demo.html").render(
+        result=result,
+        heading=result.headings,
         columns=COLUMNS,
         examples=_examples(pairs, folder),
-        mended=_mended(audit, pairs, folder, seed),
+        suggestions=_suggestions(audit, pairs, folder, seed),
         queries=_queries(trainings, test, folder, seed),
-        answers=[_image(Path(answer)) for answer in loop.answers],
+        query=QUERY,
+        answers=[_image(Path(answer)) for answer in result.answers],
+        searched=len(list((out / "images").glob("*.png"))),
         tested=len(test),
         sentences=SENTENCES,
         found=FOUND,
@@ -192,34 +206,8 @@ def run_demo(out: Path, seed: int, console: Console, program: str = "mispair") -
         seed=seed,
         version=__version__,
     )
-    write_atomically(out / "index.html", page.encode())
-    return DemoResult(out / "index.html", trainings, audited, loop)
-
-
-def gap(trainings: list[Training]) -> float:
-    """By how many points of rSum the training after the audit is ahead."""
-    plain, audited = (training.test["rsum"] for training in trainings)
-    return audited - plain
-
-
-def headings(trainings: list[Training], audited: Audited, loop: Loop) -> dict[str, str]:
-    """The headings of the page, from the measured numbers."""
-    points, firsts = ([round(training.test[key]) for training in trainings] for key in ("rsum", "t2i_r1"))
-    ahead, noise, recall = round(gap(trainings)), 100 * audited.mismatched / audited.pairs, 100 * audited.recall
-    kept, new = sum(loop.exported.values()) - loop.exported.get("dropped", 0), loop.exported.get("re-paired", 0)
-    effect = f"adds {ahead} points" if ahead > 0 else f"costs {-ahead} points" if ahead else "changes nothing"
-    return {
-        "title": f"{noise:.0f} % of the pairs are mismatched: an audit before the training {effect}",
-        "pairs": f"{audited.pairs:,} pairs of an image and a text, {noise:.0f} % of them mismatched",
-        "audit": f"The audit takes {duration(audited.seconds)} and finds {recall:.0f} % of the mismatched pairs",
-        "trainings": f"Plain training reaches {points[0]} points; with the audit first it is {points[1]}",
-        "mended": f"Suggested images for {audited.suggested:,} mismatched pairs: {audited.mended:,} times the original",
-        "queries": f"Ask for an image: the right one comes first for {firsts[0]} % of the texts after plain training, "
-        f"for {firsts[1]} % with the audit first",
-        "loop": f"The mended set has {kept:,} of {audited.pairs:,} pairs, {new:,} of them with a new partner; a model "
-        f"trained on it reaches {round(loop.test['rsum'])} points",
-        "asked": f"“{loop.query}”, asked among {loop.searched:,} images",
-    }
+    write_atomically(result.page, page.encode())
+    return result
 
 
 def as_vectors(pairs: Pairs) -> Pairs:
@@ -275,7 +263,7 @@ def _judged(audit: AuditTable, summary: AuditSummary, pairs: Pairs) -> Audited:
         recall=recall,
         noise_rate=summary.noise_rate,
         suggested=int(mismatched[rows].sum()),
-        mended=int((images == rows).sum()),  # text i was written for image i; a suggestion is never the present one
+        restored=int((images == rows).sum()),  # text i was written for image i; a suggestion is never the present one
         seconds=summary.seconds,
         report=f"audit/{REPORT}",
     )
@@ -287,48 +275,21 @@ def _suggested(audit: AuditTable, pairs: Pairs) -> tuple[IntArray, IntArray]:
     return rows, pairs.link[audit.suggested[rows]]
 
 
-def _close_loop(out: Path, seed: int, program: str) -> Loop:
-    """What `mispair export`, `mispair train` and `mispair search` do, in this order."""
-    started = time.perf_counter()
-    audit, mended, model = out / "audit", out / "mended", out / "model"
-    exported = export(audit, mended, mend=True, overwrite=True)
-    if (model / "config.toml").is_file():  # of an earlier demo
-        shutil.rmtree(model)
-    run = train_from_files(mended, Config(seed=seed, device="cpu"), model, given=("seed", "device"))
-    matcher = Matcher.load(model, "cpu")
-    hits, _ = search_files(matcher, QUERY, out / "images", top=FOUND, device="cpu")
-    commands: list[tuple[str, list[str | Path]]] = [
-        ("Decide on the doubtful pairs, in a browser", ["review", audit]),
-        ("Write the set after your decisions", ["export", audit, "--to", mended, "--mend", "--overwrite"]),
-        ("Train on it", ["train", mended, "--out", out / "my_model"]),
-        ("Ask the model of this demo", ["search", model, "--query", QUERY, "--images", out / "images"]),
-    ]
-    return Loop(
-        exported=dict(exported.counts),
-        test=run.evaluation.averaged.metrics(),
-        seconds=time.perf_counter() - started,
-        query=QUERY,
-        searched=len(list((out / "images").glob("*.png"))),
-        answers=[hit.image for hit in hits],
-        commands=[(what, f"{program} {shlex.join(map(str, words))}") for what, words in commands],
-    )
-
-
-def _train_all(splits: Splits, audit: AuditTable, seed: int, out: Path) -> list[Training]:
+def _train_both(splits: Splits, audit: AuditTable, seed: int, runs: Path) -> list[Training]:
     """Both trainings at once, one thread each: networks as small as these have no work for a second one."""
     scored = replace(splits, train=splits.train.with_audit(audit.match_score, audit.is_mismatch))
     with ProcessPoolExecutor(2, get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        jobs = [pool.submit(_train, name, given, seed, out) for name, given in ((PLAIN, splits), (AUDITED, scored))]
+        jobs = [pool.submit(_train, name, given, seed, runs) for name, given in ((PLAIN, splits), (AUDITED, scored))]
         return [job.result() for job in jobs]
 
 
-def _train(name: str, splits: Splits, seed: int, out: Path) -> Training:
+def _train(name: str, splits: Splits, seed: int, runs: Path) -> Training:
     pairs = splits.train
     used = len(pairs) if pairs.flagged is None else int((~pairs.flagged).sum())
     stretched = {key: round(SETTINGS[key] * len(pairs) / max(1, used)) for key in STRETCHED}
     usual = Config(data=pairs.name, seed=seed, device="cpu", audit=pairs.match_score is not None)
     config = override(usual, {**SETTINGS, **stretched}, "demo")
-    folder = out / "runs" / f"{slug(name)}-{digest(config)[:6]}{fingerprint(pairs)[:6]}"  # other pairs: another run
+    folder = runs / f"{slug(name)}-{digest(config)[:6]}{fingerprint(pairs)[:6]}"  # other pairs: another run
     matcher = train_splits(config, splits, folder, None, "The same `mispair demo` goes on.")
     result = read_result(folder)
     assert result is not None
@@ -342,10 +303,10 @@ def _examples(pairs: Pairs, folder: Path) -> list[Shown]:
     return [_shown(pairs, folder, pair) for both in zip(*firsts, strict=False) for pair in both]
 
 
-def _mended(audit: AuditTable, pairs: Pairs, folder: Path, seed: int) -> list[Shown]:
+def _suggestions(audit: AuditTable, pairs: Pairs, folder: Path, seed: int) -> list[Shown]:
     """Random flagged pairs with a suggested image."""
     rows, images = _suggested(audit, pairs)
-    chosen = np.random.default_rng(seed).choice(len(rows), min(MENDED, len(rows)), replace=False)
+    chosen = np.random.default_rng(seed).choice(len(rows), min(SUGGESTIONS, len(rows)), replace=False)
     return [_shown(pairs, folder, int(rows[place]), int(images[place]), int(rows[place])) for place in chosen]
 
 

@@ -31,10 +31,10 @@ from mispair.support.memory import is_out_of_memory, out_of_memory
 
 
 def demo(*, out: Path = Path("demo"), seed: int = 0, json: bool = False) -> int:
-    """See in a minute what 40 % mismatched pairs do to a training, and what mispair does about it; writes a page.
+    """See in a minute what 40 % mismatched pairs do to a training, and what an audit does about it; writes a page.
 
     Args:
-        out: Folder for the page, the audit, the mended set and the models.
+        out: Folder for the page, the audit and the models.
         seed: Seed of the training and of the noise.
         json: Print the result as JSON.
     """
@@ -45,8 +45,8 @@ def demo(*, out: Path = Path("demo"), seed: int = 0, json: bool = False) -> int:
         print_json(result.metrics())
         return 0
     print_table(result.table())
-    say(f"A model trained on the mended set reaches {result.loop.test['rsum']:.1f}. Go on with:")
-    for what, command in result.loop.commands:
+    say("Go on with:")
+    for what, command in result.commands.items():
         say(f"\n  # {what}\n  {command}")
     say(f"\nPage: {result.page}")
     return 0

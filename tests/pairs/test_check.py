@@ -41,11 +41,11 @@ def test_a_good_folder_has_findings_and_no_problems(folder: Path) -> None:
     assert "dev: features 20 x 3 x 4 float32, 4.80 kB on disk, 480 bytes in memory in half precision" in text
     assert "train: 100 captions of 2 to 4 words (mean 4.0), 0.25% of the words unknown" in text
     train = found.splits["train"]
-    assert train.words == {"min": 2, "mean": 3.98, "max": 4}
-    assert train.unknown_share == pytest.approx(1 / 398)
-    assert train.features is not None
-    assert train.features.finite
-    assert found.splits["dev"].repeated
+    assert train["words"] == {"min": 2, "mean": 3.98, "max": 4}
+    assert train["unknown_share"] == pytest.approx(1 / 398)
+    assert train["features"] is not None
+    assert train["features"]["finite"]
+    assert found.splits["dev"]["repeated"]
 
 
 def test_noise_files_are_found_and_measured(folder: Path, tmp_path: Path) -> None:
@@ -58,8 +58,8 @@ def test_noise_files_are_found_and_measured(folder: Path, tmp_path: Path) -> Non
     assert list(noise) == [
         str(tmp_path / "given.npy"), str(folder / "x_precomp_0.4.npy"), str(folder / "noise_index/x_0.2.npy")
     ]  # fmt: skip
-    assert [entry.level for entry in noise.values()] == ["image", "caption", "caption"]
-    assert noise[str(tmp_path / "given.npy")].mismatch == np.mean(image_noise(20, 0.5, 1) != np.arange(20))
+    assert [entry["level"] for entry in noise.values()] == ["image", "caption", "caption"]
+    assert noise[str(tmp_path / "given.npy")]["mismatch"] == np.mean(image_noise(20, 0.5, 1) != np.arange(20))
     assert "image level, 20 entries" in text_of(found)
     assert found.problems == []
 
@@ -110,7 +110,7 @@ def test_all_problems_are_collected(folder: Path, tmp_path: Path) -> None:
         assert any(sentence in problem for problem in found.problems), sentence
     assert len(found.problems) == 8
     assert "test: 57 captions with HTML entities" in text_of(found)
-    assert found.splits["train"].unknown_share is None
+    assert found.splits["train"]["unknown_share"] is None
 
 
 def test_captions_that_are_read_in_part_are_counted(folder: Path) -> None:
@@ -219,7 +219,7 @@ def test_noise_between_rows_of_one_image_is_no_mismatch(tmp_path: Path) -> None:
     for index in (rows, [row // 2 for row in rows]):  # numbers of rows, and of images
         save_noise(tmp_path / "pairs_0.5.npy", np.array(index))
         found = check(tmp_path)
-        assert found.noise[str(tmp_path / "pairs_0.5.npy")].mismatch == 0.25
+        assert found.noise[str(tmp_path / "pairs_0.5.npy")]["mismatch"] == 0.25
 
 
 def test_vectors_of_different_lengths_are_a_problem(tmp_path: Path) -> None:
@@ -240,10 +240,10 @@ def test_published_noise_files_without_the_large_features(tmp_path: Path) -> Non
     (tmp_path / "train_caps.txt").write_text("a dog .\n" * 145_000)
     noise = [FORMATS / "f30k_precomp_0.4.npy", FORMATS / "noise_inx_0.4.npy"]
     found = check(tmp_path, vocabulary=FORMATS / "f30k_precomp_vocab.json", noise_file=noise)
-    assert [entry.level for entry in found.noise.values()] == ["caption", "image"]
-    assert [entry.mismatch for entry in found.noise.values()] == pytest.approx([0.4, 0.4], abs=1e-4)
+    assert [entry["level"] for entry in found.noise.values()] == ["caption", "image"]
+    assert [entry["mismatch"] for entry in found.noise.values()] == pytest.approx([0.4, 0.4], abs=1e-4)
     assert found.vocabulary is not None
-    assert found.vocabulary.size == 8481
+    assert found.vocabulary["size"] == 8481
 
 
 @pytest.mark.parametrize("layout", ["regions", "vectors"])

@@ -7,9 +7,9 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,53 +29,13 @@ MOSTLY_UNKNOWN = 0.5  # share of unknown words above which captions carry almost
 _ENTITY = re.compile(r"&(?:[a-z]+|#[0-9]+);")
 
 
-@dataclass
-class FeaturesReport:
-    """Shape, type, size and range of an array of features."""
-
-    shape: list[int]
-    dtype: str
-    bytes_on_disk: int
-    bytes_in_half_precision: int
-    absolute_maximum: float | None  # None if not finite
-    finite: bool
-
-
-@dataclass
-class SplitReport:
-    """Contents of a split; None is unknown or does not apply."""
-
-    rows: int | None = None
-    images: int | None = None
-    captions: int | None = None
-    captions_per_image: int | None = None
-    repeated: bool | None = None  # whether each image is stored once a caption
-    named: bool | None = None  # whether image paths are known
-    words: dict[str, float] | None = None  # min, mean and max of a caption
-    unknown_share: float | None = None  # of the words
-    empty_captions: int | None = None
-    captions_with_html_entities: int | None = None
-    features: FeaturesReport | None = None
-    images_features: FeaturesReport | None = None
-    texts_features: FeaturesReport | None = None
-
-
-@dataclass
-class NoiseReport:
-    """Contents of a noise index file."""
-
-    entries: int
-    level: Literal["caption", "image"] | None = None
-    mismatch: float | None = None
-
-
-@dataclass
-class VocabularyReport:
-    """The vocabulary in use."""
-
-    size: int
-    source: str
-    tokenizer: str
+# What is known of a split; None is unknown or does not apply. `repeated`: each image is stored once a caption; `named`:
+# image paths are known; `words`: the fewest, mean and most of a caption.
+_OF_SPLIT = (
+    "rows", "images", "captions", "captions_per_image", "repeated", "named", "words", "unknown_share", "empty_captions",
+    "captions_with_html_entities", "features", "images_features", "texts_features",
+)  # fmt: skip
+Report = dict[str, Any]
 
 
 @dataclass
@@ -89,9 +49,9 @@ class Check:
 
     data: str
     layout: Layout
-    vocabulary: VocabularyReport | None = None
-    splits: dict[str, SplitReport] = field(default_factory=dict)
-    noise: dict[str, NoiseReport] = field(default_factory=dict)
+    vocabulary: Report | None = None
+    splits: dict[str, Report] = field(default_factory=dict)
+    noise: dict[str, Report] = field(default_factory=dict)
     lines: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
 
@@ -106,9 +66,7 @@ class Check:
 
     def to_json(self) -> dict[str, Any]:
         """For `--json`: everything but the lines."""
-        content = asdict(self)
-        del content["lines"]
-        return content
+        return {name: value for name, value in vars(self).items() if name != "lines"}
 
 
 def check(
@@ -146,11 +104,11 @@ def _check_precomp(
     with found.collecting():
         words, source = precomp.find_vocabulary(folder, vocabulary)
         found.lines.append(f"vocabulary: {len(words):,} words, {source}; words cut by nltk's {tokenizer_name()}")
-        found.vocabulary = VocabularyReport(len(words), source, tokenizer_name())
+        found.vocabulary = {"size": len(words), "source": source, "tokenizer": tokenizer_name()}
     names = loading.natural_order(list(precomp.found_splits(folder)))
     arrays: dict[str, FloatArray] = {}
     for split in names:
-        report = found.splits[split] = SplitReport()
+        report = found.splits[split] = dict.fromkeys(_OF_SPLIT)
         features = captions = None
         with found.collecting():
             features = open_array(precomp.features_path(folder, split), ndim=3)
@@ -161,7 +119,7 @@ def _check_precomp(
                 folder, split, features, captions or ([], []), captions_per_image, found
             )
             name = str(precomp.features_path(folder, split))
-            report.features = _check_features(split, name, images, features.nbytes, found)
+            report["features"] = _check_features(split, name, images, features.nbytes, found)
         if captions is not None:
             _check_captions(split, captions[0], words, found)
     _note_training_images(arrays, found)
@@ -183,7 +141,7 @@ def _check_rows(
 ) -> npt.NDArray[Any]:
     """Checks rows against captions and their ids; returns the rows without repetitions."""
     report = found.splits[split]
-    report.rows = rows = len(features)
+    report["rows"] = rows = len(features)
     texts, _ = captions
     if not texts:
         return features
@@ -191,7 +149,7 @@ def _check_rows(
         parts = precomp.arranged(folder, split, features, captions, captions_per_image)
         features, per_image = parts.features, parts.per_image
         repeated = len(features) < rows
-        report.images, report.captions_per_image, report.repeated = len(features), per_image, repeated
+        report |= {"images": len(features), "captions_per_image": per_image, "repeated": repeated}
         repeats = f"{rows:,} rows, each image repeated {per_image} times: " if repeated else ""
         found.lines.append(f"{split}: {repeats}{_count(len(features), 'image')} with {_captions_each(parts)}")
         if per_image is not None:
@@ -206,7 +164,7 @@ def _captions_each(parts: precomp.Arranged) -> str:
     return f"{counts.min()} to {counts.max()} captions (mean {counts.mean():.1f})"
 
 
-def _check_features(label: str, name: str, features: npt.NDArray[Any], on_disk: int, found: Check) -> FeaturesReport:
+def _check_features(label: str, name: str, features: npt.NDArray[Any], on_disk: int, found: Check) -> Report:
     """Type, shape, size and range of one array of features."""
     half, highest = 2 * features.size, absolute_maximum(features)
     finite = math.isfinite(highest)
@@ -226,13 +184,16 @@ def _check_features(label: str, name: str, features: npt.NDArray[Any], on_disk: 
             f"{name}: the absolute maximum is {highest:.4g}, above the half-precision range of {_HALF_MAXIMUM:,.0f} "
             "that a GPU computes in; scale the features down."
         )
-    return FeaturesReport(list(features.shape), str(features.dtype), on_disk, half, highest if finite else None, finite)
+    return {
+        "shape": list(features.shape), "dtype": str(features.dtype), "bytes_on_disk": on_disk,
+        "bytes_in_half_precision": half, "absolute_maximum": highest if finite else None, "finite": finite,
+    }  # fmt: skip
 
 
 def _check_captions(split: str, texts: list[str], words: Vocabulary | None, found: Check) -> None:
     """Lengths, unknown words and oddities of the captions; the words are counted even without a vocabulary."""
     report = found.splits[split]
-    report.captions = len(texts)
+    report["captions"] = len(texts)
     if not texts:
         found.problems.append(f"{split}: the caption file is empty; copy or write it again.")
         return
@@ -241,8 +202,8 @@ def _check_captions(split: str, texts: list[str], words: Vocabulary | None, foun
     unknown = unknown_share(ids, offsets) if words else None
     empty = [number for number, text in enumerate(texts, 1) if not text]
     entities = sum(bool(_ENTITY.search(text)) for text in texts)
-    report.words = {"min": int(lengths.min()), "mean": float(lengths.mean()), "max": int(lengths.max())}
-    report.unknown_share, report.empty_captions, report.captions_with_html_entities = unknown, len(empty), entities
+    report["words"] = {"min": int(lengths.min()), "mean": float(lengths.mean()), "max": int(lengths.max())}
+    report |= {"unknown_share": unknown, "empty_captions": len(empty), "captions_with_html_entities": entities}
     found.lines.append(
         f"{split}: {_count(len(texts), 'caption')} of {lengths.min()} to {lengths.max()} words (mean "
         f"{lengths.mean():.1f})" + ("" if unknown is None else f", {unknown:.2%} of the words unknown")
@@ -288,20 +249,18 @@ def _check_vectors(folder: Path, found: Check) -> Pairs | None:
     train = None
     arrays: dict[str, FloatArray] = {}
     for split in loading.splits(folder):
-        report = found.splits[split] = SplitReport()
+        report = found.splits[split] = dict.fromkeys(_OF_SPLIT)
         with found.collecting():
             pairs = clip_retrieval.load(folder, split, finite=False)
             train = pairs if split == "train" else train
             groups = len(np.unique(pairs.left_groups))
-            report.rows = report.captions = len(pairs)
-            report.images, report.named = groups, bool(pairs.left_ids)
+            report |= {"rows": len(pairs), "captions": len(pairs), "images": groups, "named": bool(pairs.left_ids)}
             names = _count(groups, "different image path") if pairs.left_ids else _why_no_names(folder, split)
             found.lines.append(f"{split}: {_count(len(pairs), 'pair')} of vectors, {names}")
             for label, side in (("images", pairs.left), ("texts", pairs.right)):
                 assert isinstance(side, Vectors)
                 name, size = f"{pairs.name} {label}", side.features.nbytes
-                features = _check_features(f"{split} {label}", name, side.features, size, found)
-                setattr(report, f"{label}_features", features)
+                report[f"{label}_features"] = _check_features(f"{split} {label}", name, side.features, size, found)
                 arrays.setdefault(split, side.features)
     _note_training_images(arrays, found)
     return train
@@ -327,8 +286,7 @@ def _digests(features: FloatArray) -> Iterator[bytes]:
 def _check_widths(found: Check) -> None:
     """All splits must have features of the width of the training features."""
     for key in ("features", "images_features", "texts_features"):
-        reports = {name: getattr(report, key) for name, report in found.splits.items()}
-        widths = {name: report.shape[-1] for name, report in reports.items() if report is not None}
+        widths = {name: report[key]["shape"][-1] for name, report in found.splits.items() if report[key] is not None}
         for name, width in widths.items():
             if width != widths.get("train", width):
                 found.problems.append(
@@ -346,24 +304,23 @@ def _why_no_names(folder: Path, split: str) -> str:
 def _check_noise(path: Path, train: Pairs | None, found: Check) -> None:
     """Level and true mismatch of one noise index; `train` are the training pairs of vectors."""
     entries = len(open_array(path, ndim=1, kind="integer"))
-    report = found.noise[str(path)] = NoiseReport(entries)
+    report = found.noise[str(path)] = {"entries": entries, "level": None, "mismatch": None}
     link, n_images, assumed = _train_link(found) if train is None else (train.link, len(train.left), "")
     noisy = load_noise(path, link, n_images, by_row=train is not None)
-    report.level = "caption" if entries == len(link) else "image"
-    report.mismatch = mismatch(noisy, link, None if train is None else train.groups)
-    found.lines.append(
-        f"noise {path}: {report.level} level, {entries:,} entries, true mismatch {report.mismatch:.2%}{assumed}"
-    )
+    level = "caption" if entries == len(link) else "image"
+    share = mismatch(noisy, link, None if train is None else train.groups)
+    report |= {"level": level, "mismatch": share}
+    found.lines.append(f"noise {path}: {level} level, {entries:,} entries, true mismatch {share:.2%}{assumed}")
 
 
 def _train_link(found: Check) -> tuple[IntArray, int, str]:
     """The link of the training pairs without noise, the number of images, and a note on what was assumed."""
-    train = found.splits.get("train", SplitReport())
+    train = found.splits.get("train", dict.fromkeys(_OF_SPLIT))
     usual = precomp.USUAL_CAPTIONS_PER_IMAGE
-    captions, images, assumed = train.captions, train.images, ""
+    captions, images, assumed = train["captions"], train["images"], ""
     if not images:
         assumed = f" (taking {usual} captions an image, as the files of train do not say)"
-        images = captions // usual if captions else train.rows
+        images = captions // usual if captions else train["rows"]
         captions = images * usual if images else None
     if not captions or not images:
         raise NotFoundError("the train split could not be read, so its noise index files cannot be judged")

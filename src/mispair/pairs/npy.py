@@ -184,9 +184,8 @@ def parse_header(file: IO[bytes], name: str | Path) -> tuple[tuple[int, ...], bo
     """
     readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     try:
-        version = np.lib.format.read_magic(file)
         # Version 3 exists only for tables with non-ASCII column names, which no feature file is.
-        shape, by_column, dtype = readers[version](file)
+        shape, by_column, dtype = readers[np.lib.format.read_magic(file)](file)
     except _DAMAGED:
         raise _damaged_header(name) from None
     if any(type(size) is not int or size < 0 for size in shape):
@@ -267,9 +266,7 @@ def absolute_maximum(array: npt.NDArray[Any]) -> float:
     """Largest absolute value; NaN or infinite if any value is."""
     highest = 0.0
     for _, chunk in chunks(array):
-        if chunk.dtype == np.float16:  # numpy compares half floats one by one; without the sign their bits sort alike
-            largest = (chunk.view(np.uint16) & 0x7FFF).max().view(np.float16)
-        else:
-            largest = abs(np.maximum(chunk.max(), -chunk.min()))  # a zero may be negative
-        highest = float(np.maximum(highest, largest))  # np.maximum keeps NaN
+        if chunk.dtype == np.float16:  # numpy compares half floats one by one
+            chunk = chunk.astype(np.float32)
+        highest = float(np.maximum(highest, np.abs(chunk).max()))  # np.maximum keeps NaN
     return highest

@@ -130,26 +130,18 @@ def check_copy(source: Source, out: Path, overwrite: bool) -> None:
 
 
 def check_place(owns: Owns, folder: Path | None, files: Iterable[Path], out: Path, overwrite: bool) -> None:
-    """The same for a data set that is not opened or not encoded yet; `owns` says which files its copies have."""
-    _check_apart(folder, files, out.resolve())
-    _check_free(owns, out.resolve(), overwrite)
+    """The same for a data set that is not opened or not encoded yet; `owns` says which files its copies have.
 
-
-def _check_apart(folder: Path | None, files: Iterable[Path], out: Path) -> None:
-    """The copy must not come to lie in the data, nor the data in what the copy replaces."""
+    Only a copy is ever replaced: a folder may have been named by mistake.
+    """
+    out = out.resolve()
     inside = folder is not None and out.is_relative_to(folder.resolve())
     if inside or any(path.resolve().is_relative_to(out) for path in files):
         advice = "Choose a folder outside it."
         raise ConflictError("the audited data is here, and is never changed", where=out, advice=advice)
-
-
-def _check_free(owns: Owns, out: Path, overwrite: bool) -> None:
-    """Only a copy is ever replaced: a folder may have been named by mistake."""
     if out.exists() and not out.is_dir():
         raise ExistsError("a file", where=out, advice="Choose a folder.")
-    there = (
-        {path.relative_to(out).as_posix() for path in out.rglob("*") if not path.is_dir()} if out.exists() else set()
-    )
+    there = {path.relative_to(out).as_posix() for path in out.rglob("*") if not path.is_dir()}
     another = "Choose another folder."
     if there and not overwrite:
         advice = "Replace an earlier copy with `overwrite`, or choose another folder."

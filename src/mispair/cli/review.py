@@ -145,7 +145,7 @@ def annotate(
         who,
         images=images,
         half_width=half_width,
-        price=price_per_call,
+        price_per_call=price_per_call,
         limit=limit,
         calls=calls,
         rate=rate,

@@ -42,7 +42,8 @@ ATTEMPTS = 4  # of a pair
 BUSY_ATTEMPTS = 20
 PAUSE = 1.0  # seconds before the second attempt, doubled before each further one
 LONGEST_PAUSE = 600.0  # that an annotator may ask for
-IN_A_ROW = 10  # pairs without a clear answer after which the annotator is taken to be out of order
+IN_A_ROW = 20  # pairs without a clear answer after which the annotator is taken to be out of order
+SAMPLE = 100  # pairs of which one at least must have an image, and one a caption
 EVERY = 50  # answers after which the estimate is made anew
 
 
@@ -51,7 +52,7 @@ class Budget:
     """What answers may cost: the arguments of `annotate`, checked."""
 
     half_width: float
-    price: float
+    price_per_call: float
     limit: float | None
     calls: int | None
     rate: float | None
@@ -60,12 +61,12 @@ class Budget:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            least_is_allowed = field.name in ("price", "limit", "calls")
+            least_is_allowed = field.name in ("price_per_call", "limit", "calls")
             if value is not None and not (0 < value < math.inf or (value == 0 and least_is_allowed)):
                 expected = "at least 0" if least_is_allowed else "greater than 0"
                 raise InvalidValueError(str(value), where=field.name, expected=expected)
-        if self.limit is not None and not self.price:
-            raise ConflictError(str(self.limit), where="limit", advice="Give the `price` of a call, too")
+        if self.limit is not None and not self.price_per_call:
+            raise ConflictError("no price of a call", where="limit", advice="Give `price_per_call`, too")
 
 
 @dataclass(frozen=True)
@@ -98,18 +99,24 @@ class Forecast:
         plan, errors = self.plan, self.progress.errors
         width = f"±{100 * self.half_width:.2g} points"
         if not plan.calls:
-            return f"{width}: answers of this annotator would not help; {plan.alone:,} decisions of people do."
+            found = self.progress.estimate
+            reached = found is not None and found.half_width <= self.half_width
+            why = "reached already" if reached else f"answers of this annotator do not pay off{self._within()}"
+            return f"{width}: {why}; {plan.alone:,} decisions of people suffice."
         assumed = f"it has erred on {_errors(errors)}" if errors.both else f"if it errs on {100 * ASSUMED_ERROR:.0f} %"
         cost = f"{self.calls:,} calls now"
         if self.price:
             cost += f" for {self.price:.2f}" + (f", {self.spent:.2f} spent before" if self.spent else "")
-            cost += "" if self.limit is None else f", never more than {self.limit:.2f} in all"
+            cost += f", never more than {self.limit:.2f} in all" if self.limit is not None else ""
         return (
             f"Sends to {self.receiver}: caption and image of each pair, the image as a JPEG of at most {SIZE} x {SIZE} "
             f"pixels without its name. Images come from {self.images or 'the files of the data set'}.\n"
             f"{width}: about {plan.calls:,} calls and {plan.decisions:,} decisions instead of {plan.alone:,} decisions "
             f"({assumed}); {self.progress.decided:,} decisions are there.\n{cost}."
         )
+
+    def _within(self) -> str:
+        return "" if self.limit is None else f" within {self.limit:.2f}"
 
 
 @dataclass(frozen=True)
@@ -124,6 +131,7 @@ class AnnotationResult:
         spent: Money for all calls of the review.
         stopped: Why no more pairs were asked about: narrow, planned, limit.
         progress: The noise rate with these answers.
+        decisions_left: Decisions of people that are missing to the wanted interval, by a new plan.
     """
 
     forecast: Forecast
@@ -133,13 +141,7 @@ class AnnotationResult:
     spent: float
     stopped: str
     progress: RateProgress
-
-    @property
-    def decisions_left(self) -> int:
-        """Decisions of people that are missing to the wanted interval, by the plan; 0 if it is reached."""
-        found = self.progress.estimate
-        reached = found is not None and found.half_width <= self.forecast.half_width
-        return 0 if reached else max(0, self.forecast.plan.decisions - self.progress.decided)
+    decisions_left: int
 
     def metrics(self) -> dict[str, Any]:
         """The same for programs."""
@@ -156,9 +158,13 @@ class AnnotationResult:
         }
 
     def __str__(self) -> str:
-        kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(self.kinds.items())) or "none"
-        example = f' ("{self.unclear}")' if self.unclear else ""
-        lines = [f"Answers: {kinds}{example}. {self.calls:,} calls were made now; {self.spent:.2f} is spent in all."]
+        lines = []
+        if self.kinds:
+            kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(self.kinds.items()))
+            example = f' ("{self.unclear}")' if self.unclear else ""
+            lines.append(
+                f"Answers: {kinds}{example}. {self.calls:,} calls were made; {self.spent:.2f} is spent in all."
+            )
         if self.progress.errors.both:
             lines.append(f"The annotator has erred on {_errors(self.progress.errors)} that people decided, too.")
         if (found := self.progress.estimate) is not None:
@@ -182,7 +188,7 @@ def annotate(
     *,
     images: str | Path | None = None,
     half_width: float = PRECISION,
-    price: float = 0.0,
+    price_per_call: float = 0.0,
     limit: float | None = None,
     calls: int | None = None,
     rate: float | None = None,
@@ -203,7 +209,7 @@ def annotate(
         folder: Where an audit in memory is written; `review` by default.
         images: Folder of the images, if they have been moved since the audit.
         half_width: Stop when half of the 95 % interval of the noise rate is this.
-        price: Of a call.
+        price_per_call: In any currency.
         limit: Most money for all calls of this review, those of earlier runs and retries included.
         calls: Make so many calls, with those of earlier runs of this annotator; by default as many as pay off.
         rate: Most calls a minute.
@@ -218,7 +224,7 @@ def annotate(
         DataError: There are no images or captions, or the annotator is out of order.
         ConfigError: A number is out of range, or there is a limit without a price.
     """
-    budget = Budget(half_width, price, limit, calls, rate, workers)
+    budget = Budget(half_width, price_per_call, limit, calls, rate, workers)
     place, image_folder = audit_folder(audit, folder, images)
     one: Annotator = annotator if isinstance(annotator, Endpoint | Command | Function) else Function(annotator)
     review = Review(place, image_folder, console)
@@ -281,15 +287,17 @@ class _Run:
             NotFoundError: There are no images or captions to ask about.
         """
         review, budget = self.review, self.budget
-        pairs = review.table.read(review.drawn_rows[:1000])
-        if review.images_gone is not None or not any(review.data.has_image(one.row, one.image) for one in pairs):
-            advice = "Give the folder of the images with `images`, if there are any"
-            raise NotFoundError("an annotator needs images", where=review.images_gone or review.folder, advice=advice)
-        if not any(one.caption for one in pairs):
+        first = review.drawn_rows[:SAMPLE]
+        if not any(review.image(row) for row in first.tolist()):
+            where, advice = review.data.image_folder or review.folder, "Give the folder of the images with `images`"
+            raise NotFoundError("an annotator needs images, and none is found", where=where, advice=advice)
+        if not any(pair.caption for pair in review.table.read(first)):
             raise NotFoundError("the audit has no captions", where=review.folder)
         identity, spent = self.annotator.identity, self.answers.spent
         there, made = len(self.answers.of(identity)), self.answers.calls(identity)
-        affordable = None if budget.limit is None else max(0, int((budget.limit - spent) / budget.price + 1e-6))
+        affordable = (
+            None if budget.limit is None else max(0, int((budget.limit - spent) / budget.price_per_call + 1e-6))
+        )
         wanted = None if budget.calls is None else there + max(0, budget.calls - made)
         most = None if affordable is None else there + affordable
         if most is not None and wanted is not None:
@@ -303,7 +311,7 @@ class _Run:
             progress=review.rate(identity),
             half_width=budget.half_width,
             calls=more,
-            price=more * budget.price,
+            price=more * budget.price_per_call,
             spent=spent,
             limit=budget.limit,
         )
@@ -331,15 +339,17 @@ class _Run:
             finally:
                 self._pace.stopped.set()
         identity = self.annotator.identity
-        found = self.answers.of(identity)
+        found, progress = self.answers.of(identity), self.review.rate(identity)
+        needed = self.review.plan(self.budget.half_width, identity, calls=len(found)).decisions
         return AnnotationResult(
             forecast=forecast,
-            kinds=self.answers.kinds(identity),
+            kinds=Counter(one.kind for one in found.values()),
             unclear=next((one.text for one in found.values() if one.kind is AnswerKind.UNCLEAR), ""),
             calls=self._calls,
             spent=self.answers.spent,
             stopped="limit" if self._out_of_budget else stopped,
-            progress=self.review.rate(identity),
+            progress=progress,
+            decisions_left=0 if self._is_narrow() else max(0, needed - progress.decided),
         )
 
     def _is_narrow(self) -> bool:
@@ -372,7 +382,7 @@ class _Run:
             if not self._pace.wait():
                 return None
             budget = self.budget
-            number = self.answers.begin_call(self.annotator.identity, budget.price, budget.limit, budget.calls)
+            number = self.answers.begin_call(self.annotator.identity, budget.price_per_call, budget.limit, budget.calls)
             if number is None:
                 self._out_of_budget = True
                 self._pace.stopped.set()

@@ -6,7 +6,6 @@ neither asks again what was answered nor forgets what it has spent.
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import astuple, dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -109,10 +108,6 @@ class Answers(ReviewFile):
         with self._safely():
             row = self._file.execute("SELECT number, annotator FROM answers ORDER BY number DESC LIMIT 1").fetchone()
         return row or (0, None)
-
-    def kinds(self, annotator: str) -> Counter[AnswerKind]:
-        """How many pairs have each kind of answer."""
-        return Counter(answer.kind for answer in self.of(annotator).values())
 
     @property
     def spent(self) -> float:

@@ -371,7 +371,7 @@ class Review:
             annotator: Whose answers count; by default those of the annotator that was asked last.
         """
         found, decided = self._decisions_in_order()
-        answers, name = self._answers_in_order(annotator)
+        answers, name = self.answers_in_order(annotator)
         return RateProgress(
             decided=len(found),
             estimate=self.draw.estimate(found, answers),
@@ -385,7 +385,7 @@ class Review:
     def plan(self, half_width: float, annotator: str, most_calls: int | None = None, calls: int | None = None) -> Plan:
         """What an interval is expected to take, by the decisions and the answers of an annotator so far."""
         return self.draw.plan(
-            half_width, self._decisions_in_order()[0], self._answers_in_order(annotator)[0], most_calls, calls
+            half_width, self._decisions_in_order()[0], self.answers_in_order(annotator)[0], most_calls, calls
         )
 
     def _decisions_in_order(self) -> tuple[FloatArray, int]:
@@ -399,7 +399,7 @@ class Review:
             found.append(np.nan if matched is None else float(not matched))
         return np.array(found), len(decided)
 
-    def _answers_in_order(self, annotator: str | None) -> tuple[FloatArray, str]:
+    def answers_in_order(self, annotator: str | None = None) -> tuple[FloatArray, str]:
         """Answers on the first drawn pairs, up to the first without one, and the annotator's name."""
         number, last = self.answers.last
         return self._read_answers(annotator or last, number)

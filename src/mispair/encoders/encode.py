@@ -73,17 +73,12 @@ class Encoders:
 
 @dataclass(frozen=True)
 class EncodedPairs:
-    """The vectors of images (N, D) and captions (N, E).
-
-    Attributes:
-        problems: What is wrong with rows that have a zero vector on one side.
-        kept: Number of rows that were in the cache.
-    """
+    """The vectors of images (N, D) and captions (N, E)."""
 
     left: CachedRows
     right: CachedRows
-    problems: dict[int, str] = field(default_factory=dict)
-    kept: int = 0
+    problems: dict[int, str] = field(default_factory=dict)  # of rows that have a zero vector on one side
+    kept: int = 0  # rows that were in the cache
 
     def outcome(self, ids: Callable[[Sequence[int]], list[str]]) -> Outcome:
         """How many could be encoded."""
@@ -92,23 +87,14 @@ class EncodedPairs:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What was encoded.
-
-    Attributes:
-        rows: All pairs.
-        bad: Those whose status is not "ok".
-        bad_images: Those without a vector of the image.
-        bad_captions: Those without a vector of the caption.
-        kept: Those whose vectors were in the cache.
-        example: Id and status of the first bad row; empty where there is none.
-    """
+    """What was encoded."""
 
     rows: int
-    bad: int = 0
-    bad_images: int = 0
-    bad_captions: int = 0
-    kept: int = 0
-    example: str = ""
+    bad: int = 0  # whose status is not "ok"
+    bad_images: int = 0  # without a vector of the image
+    bad_captions: int = 0  # without a vector of the caption
+    kept: int = 0  # whose vectors were in the cache
+    example: str = ""  # id and status of the first bad row
 
     @classmethod
     def of(cls, problems: dict[int, str], rows: int, kept: int, ids: Callable[[Sequence[int]], list[str]]) -> Outcome:
@@ -242,54 +228,55 @@ class _Loaded:
 Found = tuple[int, str]  # number of a vector in the cache, and what is wrong
 
 
-def _encode_items(
-    batches: Iterable[list[_Loaded]],
-    encoder: ImageEncoder | TextEncoder,
-    cache: EncodingCache,
-    what: str,
-    step: Callable[[float], None] = lambda _: None,
-) -> dict[int | str, Found]:
-    """The number or the problem of each item; what is encoded is stored even where the work is stopped."""
-    keys: dict[int | str, Key] = {}
-    problems: dict[int | str, str] = {}
-    vectors: dict[Key, Halves] = {}
-    stored = time.monotonic()
-    try:
-        for batch in batches:
-            if time.monotonic() - stored >= _STORE_SECONDS:  # so that no more is lost where the process is killed
-                new_ones, vectors = vectors, {}
-                cache.add(new_ones)
-                stored = time.monotonic()
-            problems |= {item.name: item.problem for item in batch if item.problem}
-            keys |= {item.name: item.key for item in batch if not item.problem}
-            new = list({item.key: item for item in batch if item.prepared is not None}.values())
-            for item, vector in zip(new, encoder.encode([item.prepared for item in new]) if new else (), strict=True):
-                with np.errstate(over="ignore"):
-                    half = vector.astype(np.float16)
-                if np.isfinite(half).all():
-                    vectors[item.key] = half
-            step(len(batch))
-    finally:
-        cache.add(vectors)
-    numbers = {name: cache.find(key) for name, key in keys.items()}
-    infinite = f"{what} has a vector that is not finite"
-    found = {name: (number, "" if number >= 0 else infinite) for name, number in numbers.items()}
-    return {**found, **{name: (-1, problem) for name, problem in problems.items()}}
+class _Side:
+    """One side of the pairs, its encoder and its cache."""
 
+    what: str
 
-class ImageSide:
-    """Encodes images; one that several rows share is read once a shard."""
-
-    def __init__(self, pairs: Source, encoder: ImageEncoder, cache: Path) -> None:
+    def __init__(self, pairs: Source, encoder: ImageEncoder | TextEncoder, cache: Path) -> None:
         self.pairs, self.encoder = pairs, encoder
         self.cache = EncodingCache(cache, identity(encoder.name), encoder.width)
+
+    def _found(self, batches: Iterable[list[_Loaded]], step: Callable[[float], None]) -> dict[int | str, Found]:
+        """The number or the problem of each item; what is encoded is stored even where the work is stopped."""
+        keys: dict[int | str, Key] = {}
+        problems: dict[int | str, Found] = {}
+        vectors: dict[Key, Halves] = {}
+        stored = time.monotonic()
+        try:
+            for batch in batches:
+                if time.monotonic() - stored >= _STORE_SECONDS:  # so that no more is lost where the process is killed
+                    new_ones, vectors = vectors, {}
+                    self.cache.add(new_ones)
+                    stored = time.monotonic()
+                problems |= {item.name: (-1, item.problem) for item in batch if item.problem}
+                keys |= {item.name: item.key for item in batch if not item.problem}
+                new = {item.key: item.prepared for item in batch if item.prepared is not None}
+                encoded = self.encoder.encode(list(new.values())) if new else ()
+                for key, vector in zip(new, encoded, strict=True):
+                    with np.errstate(over="ignore"):
+                        half = vector.astype(np.float16)
+                    if np.isfinite(half).all():
+                        vectors[key] = half
+                step(len(batch))
+        finally:
+            self.cache.add(vectors)
+        infinite = f"{self.what} has a vector that is not finite"
+        numbers = {name: self.cache.find(key) for name, key in keys.items()}
+        return {name: (number, "" if number >= 0 else infinite) for name, number in numbers.items()} | problems
+
+
+class ImageSide(_Side):
+    """Encodes images; one that several rows share is read once a shard."""
+
+    what = "image"
+    encoder: ImageEncoder
 
     def encode(self, rows: IntArray, pool: ThreadPoolExecutor, step: Callable[[float], None]) -> list[Found]:
         numbers = [self.pairs.image_number(row) for row in rows.tolist()]
         first = dict(zip(reversed(numbers), reversed(rows.tolist()), strict=True))
         share = len(rows) / len(first)  # the bar counts rows
-        batches = self._batches(sorted(first.values()), pool)
-        found = _encode_items(batches, self.encoder, self.cache, "image", lambda done: step(done * share))
+        found = self._found(self._batches(sorted(first.values()), pool), lambda done: step(done * share))
         return [found[first[number]] for number in numbers]
 
     def _batches(self, rows: Sequence[int], pool: ThreadPoolExecutor) -> Iterator[list[_Loaded]]:
@@ -320,19 +307,17 @@ class ImageSide:
             return _Loaded(row, problem=f"image cannot be read: {_reason(error)}")
 
 
-class _TextSide:
+class _TextSide(_Side):
     """Encodes captions; those of about one length together, which need little padding."""
 
-    def __init__(self, pairs: Source, encoder: TextEncoder, cache: Path) -> None:
-        self.pairs, self.encoder = pairs, encoder
-        self.cache = EncodingCache(cache, identity(encoder.name), encoder.width)
+    what = "caption"
 
     def encode(self, rows: IntArray) -> list[Found]:
         texts = self.pairs.texts(rows)
         ordered = sorted(set(texts), key=lambda text: (len(text), text))
         loaded = [self._load(text) for text in ordered]
         batches = (loaded[first : first + _BATCH] for first in range(0, len(loaded), _BATCH))
-        found = _encode_items(batches, self.encoder, self.cache, "caption")
+        found = self._found(batches, lambda _: None)
         return [found[text] for text in texts]
 
     def _load(self, text: str) -> _Loaded:

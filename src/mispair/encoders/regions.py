@@ -54,17 +54,11 @@ _SAMPLE = 2000  # images whose cells the projection is fitted on
 
 @dataclass(frozen=True)
 class SplitRule:
-    """Which images train, validate and test.
+    """Which images train, validate and test."""
 
-    Attributes:
-        dev: Share of the images that validate, below 1; or how many. None: a tenth, at most 5,000.
-        test: Share of the images that test; or how many. None: as for `dev`.
-        only: All pairs are this split.
-    """
-
-    dev: float | None = None
-    test: float | None = None
-    only: str | None = None
+    dev: float | None = None  # share of the images that validate, or how many; None: a tenth, at most 5,000
+    test: float | None = None  # share of the images that test, likewise
+    only: str | None = None  # all pairs are this split
 
     def __post_init__(self) -> None:
         for name, value in (("dev", self.dev), ("test", self.test)):
@@ -136,21 +130,13 @@ def _random(name: str) -> bytes:
 
 @dataclass(frozen=True)
 class EncodedImages:
-    """One encoding an image.
+    """One encoding an image."""
 
-    Attributes:
-        rows: First row of each image.
-        cells: Its encodings, in the same order.
-        image: Number of the image of each pair.
-        problems: What is wrong with rows without one.
-        kept: Number of pairs whose image was in the cache.
-    """
-
-    rows: IntArray
-    cells: CachedRows
-    image: IntArray
-    problems: dict[int, str] = field(default_factory=dict)
-    kept: int = 0
+    rows: IntArray  # first row of each image
+    cells: CachedRows  # the encodings, in the same order
+    image: IntArray  # number of the image of each pair
+    problems: dict[int, str] = field(default_factory=dict)  # of rows without one
+    kept: int = 0  # pairs whose image was in the cache
 
 
 def encode_images(

@@ -111,9 +111,11 @@ def audit(arguments: AuditArguments) -> int:
     if arguments.json:
         print_json({"out": shown(out), **summary.model_dump()})
     else:
-        say("\n".join(_lines(summary, out, clean, mended)).replace("\xa0", " "))
+        say(_in_words(summary, out, clean, mended))
         if decisions is not None:
-            say(_changes(decisions, out))
+            from mispair.reviewing.compare import compare
+
+            say(compare(decisions, out).sentence())
     if summary.too_many_unreadable:
         _say_bad_code(summary.pairs - summary.scored, summary.pairs, f"{shown(out / 'pairs.csv')} and report.html say")
     if arguments.review:
@@ -230,57 +232,20 @@ def _forecast(data: AuditInput, settings: Settings, json: bool) -> int:
     return 0
 
 
-def _changes(before: Path, now: Path) -> str:
-    """What the decisions have changed, in words."""
-    from mispair.reviewing.compare import compare
-
-    return compare(before, now).sentence()
-
-
-def _close(summary: AuditSummary) -> list[str]:
-    if summary.close_rate is None:
-        return []
-    return [
-        f"Another {percent(summary.close_rate)} ({percent(summary.close_rate_low or 0)} to "
-        f"{percent(summary.close_rate_high or 0)}) are close, but other partners of their left item say something "
-        "else, or they seem exchanged with a similar pair."
-    ]
-
-
-def _seen(summary: AuditSummary) -> list[str]:
-    """What the audit can see, in words."""
-    named = {"random": "any", "similar": "similar", "most_similar": "the most similar"}
-    return [
-        f"Exchanged with {named[one.kind]} items on purpose, {one.found:.0%} would be flagged "
-        f"({one.found_at_1_percent:.0%} at 1 % false alarms); up to {percent(one.at_most)} of the pairs can be such."
-        for one in summary.detections
-    ]
-
-
-def _lines(summary: AuditSummary, out: Path, clean: Path | None, mended: Path | None) -> list[str]:
+def _in_words(summary: AuditSummary, out: Path, clean: Path | None, mended: Path | None) -> str:
     """The result in words."""
     from mispair.auditing.findings import NOTHING_IN_COMMON
     from mispair.pairs.remote import url_of
+    from mispair.support.html import environment
 
-    doubtful = summary.flagged > 0 and url_of(out) is None
-    return [
-        *([f"{NOTHING_IN_COMMON}."] if summary.nothing_in_common else []),
-        f"{summary.flagged:,} of {summary.scored:,} pairs are flagged as mismatched.",
-        *summary.rate_sentences,
-        *_close(summary),
-        *_seen(summary),
-        *(
-            f"{part.value}: {part.flagged:,} of {part.pairs:,} flagged, noise rate {percent(part.noise_rate)} "
-            f"({percent(part.noise_rate_low)} to {percent(part.noise_rate_high)})."
-            for part in summary.parts
-        ),
-        *(f"{count:,} could not be read: {status}." for status, count in summary.unreadable.items()),
-        f"Report: {shown(out / 'report.html')}",
-        f"Table:  {shown(out / 'pairs.parquet')} and pairs.csv; better partners in suggestions.csv",
-        *([] if clean is None else [f"Without the flagged pairs: {clean}"]),
-        *([] if mended is None else [f"With better partners: {mended}"]),
-        *([f"Decide on the doubtful pairs: mispair review {shlex.quote(str(out))}"] if doubtful else []),
-    ]
+    texts = environment(autoescape=False)
+    texts.filters.update(count="{:,}".format, whole="{:.0%}".format, percent=percent)
+    found = texts.get_template("audit.txt").render(
+        summary=summary, nothing_in_common=NOTHING_IN_COMMON, report=shown(out / "report.html"),
+        table=shown(out / "pairs.parquet"), quoted=shlex.quote(str(out)), is_local=url_of(out) is None,
+        clean=clean, mended=mended,
+    )  # fmt: skip
+    return found.rstrip().replace("\xa0", " ")
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ import pytest
 import ray_workers
 from audit_cases import ENVIRONMENT, make_case, write_clip
 from mispair.auditing import folder as folder_module
-from mispair.auditing import ray_engine
 from mispair.auditing.audit import Settings
 from mispair.auditing.folder import audit_path
 from mispair.auditing.inputs import AuditInput
@@ -41,7 +40,7 @@ from mispair.auditing.audit import Settings
 from mispair.auditing.inputs import AuditInput
 from mispair.auditing.scoring import scan
 
-scan.BLOCK, scan.PART, folder.PART, ray_engine.PART = 10, 20, 20, 20
+scan.BLOCK, scan.PART, folder.PART = 10, 20, 20
 source, out, notes, seconds = sys.argv[1:]
 ray.init(address="local", num_cpus=2, include_dashboard=False,
          runtime_env=ray_workers.environment(Path(notes), float(seconds)))
@@ -53,7 +52,7 @@ with ray_engine.connect() as engine:
 @pytest.fixture(autouse=True)
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scan, "BLOCK", ray_workers.BLOCK)
-    for module in (scan, folder_module, ray_engine):
+    for module in (scan, folder_module):
         monkeypatch.setattr(module, "PART", ray_workers.PART)
 
 

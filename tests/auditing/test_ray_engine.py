@@ -8,9 +8,10 @@ import signal
 import sys
 import tracemalloc
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,12 +23,12 @@ from hypothesis import strategies as st
 
 from audit_cases import make_case, write_clip
 from mispair.auditing import folder as folder_module
-from mispair.auditing import ray_engine
 from mispair.auditing.audit import Settings
 from mispair.auditing.folder import audit_path
 from mispair.auditing.inputs import AuditInput
 from mispair.auditing.ray_engine import MOST_ATTEMPTS, MOST_FAILED_STARTS, RayEngine, connect, run_all
 from mispair.auditing.scoring import scan
+from mispair.auditing.scoring.scan import Scan
 from mispair.cli.main import main
 from mispair.errors import ConfigError, ConflictError, DataError, MissingPackageError
 from mispair.pairs.layouts.opening import open_source
@@ -94,7 +95,8 @@ class Simulated:
             raise DeadError("killed")
 
     def run(self, items: Iterable[Any], workers: int, done: Callable[[Any], object]) -> None:
-        run_all(self, self.start, items, workers, lambda item, _: done(item))
+        for item, _ in run_all(self, self.start, items, workers):
+            done(item)
 
 
 @given(st.integers(0, 30), st.integers(1, 5), st.sampled_from([0.0, 0.05, 0.2]), st.integers(0, 1000))
@@ -214,7 +216,7 @@ class StandIn:
 @pytest.fixture
 def _small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scan, "BLOCK", 10)
-    for module in (scan, folder_module, ray_engine):
+    for module in (scan, folder_module):
         monkeypatch.setattr(module, "PART", 20)
 
 
@@ -249,15 +251,10 @@ def test_what_a_killed_driver_has_is_not_measured_again(data: AuditInput, tmp_pa
     audit_path(data, whole, CPU)
     first = StandIn()
 
-    def counted(parts_left: list[int]) -> None:
-        parts_left.pop()
-        if not parts_left:
-            raise KeyboardInterrupt
-
     class Killed(RayEngine):
-        def measure(self, *arguments: Any, **options: Any) -> None:
-            left = [0] * 5  # the first call is that of what was there before
-            super().measure(*arguments, **{**options, "step": lambda _: counted(left)})
+        def measure(self, *arguments: Any) -> Generator[tuple[int, Scan], None, None]:
+            yield from islice(super().measure(*arguments), 4)
+            raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         audit_path(data, out, replace(CPU, engine=Killed(first)))
@@ -274,10 +271,10 @@ def test_what_a_worker_cannot_read_is_said(data: AuditInput, tmp_path: Path) -> 
     ray = StandIn()
 
     class Cut(RayEngine):
-        def measure(self, *arguments: Any, **options: Any) -> None:
+        def measure(self, *arguments: Any) -> Generator[tuple[int, Scan], None, None]:
             assert data.source is not None
             (data.source / "text_emb" / "text_emb_1.npy").unlink()
-            super().measure(*arguments, **options)
+            return super().measure(*arguments)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("mispair.pairs.shards._SMALL", 0)  # files stay on disk
@@ -391,12 +388,10 @@ def test_images_and_captions_are_encoded_first(tmp_path: Path) -> None:
         audit_path(AuditInput(table), tmp_path / "out", replace(CPU, engine=RayEngine(StandIn())))
 
 
-def test_networks_are_asked_on_one_machine(data: AuditInput, tmp_path: Path) -> None:
+def test_networks_are_asked_on_one_machine(data: AuditInput) -> None:
     assert data.source is not None
     source = replace(open_source(data.source), network_score=lambda lefts, rights: 0.0 * lefts * rights)
     nothing: Any = None
     with refused(ConflictError, "engine"):
-        RayEngine(StandIn()).measure(
-            source, nothing, np.arange(130), workers=1, device=nothing, folder=tmp_path, step=print
-        )
+        next(RayEngine(StandIn()).measure(source, nothing, np.arange(130), 1, nothing, [(0, 130)]))
     assert source.part(20, 30).network_score is not None

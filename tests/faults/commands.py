@@ -24,7 +24,6 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 import mispair.auditing.audit
 import mispair.auditing.folder
-import mispair.auditing.ray_engine
 import mispair.auditing.report.page
 import mispair.bench.suite.runner
 import mispair.reviewing.export
@@ -123,7 +122,7 @@ class Command:
 
 def _small_ray(patches: ExitStack) -> None:
     """Ray will have two workers on this machine, and parts of a third of the rows."""
-    for module in (scan, mispair.auditing.folder, mispair.auditing.ray_engine):
+    for module in (scan, mispair.auditing.folder):
         patches.enter_context(patch.object(module, "PART", PART))
     workers = {
         "worker_process_setup_hook": "tests.faults.ray_worker.set_up",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -25,7 +26,7 @@ from mispair.auditing.scoring.exchanges import find_exchanges
 from mispair.auditing.scoring.judge import Judge
 from mispair.auditing.scoring.partners import find_partners
 from mispair.auditing.scoring.reasons import Bits, caption_reasons, image_reasons, wordless
-from mispair.auditing.scoring.scan import READABLE, Engine, Scan, Shard, scan
+from mispair.auditing.scoring.scan import READABLE, Engine, Measure, Scan, Shard, scan
 from mispair.auditing.scoring.shared_items import SharedItems, find_shared_items
 from mispair.auditing.scoring.siblings import find_siblings
 from mispair.compute.devices import pick_device
@@ -389,14 +390,14 @@ def _measured(
     auditor = _auditor(source, settings, items, work)
     judge = auditor.judge
     show.begin("measuring all pairs")
-    if settings.engine is not None and work is not None:
-        settings.engine.measure(
-            source, judge, items.groups, workers=settings.workers, device=device, folder=work, step=show.step
-        )  # fmt: skip
-        show.reach(0)
+    engine: Measure | None = None
+    if settings.engine is not None:
+        engine = partial(settings.engine.measure, source, judge, items.groups, settings.workers, device)
     if device.type == "cuda" and source.is_on(device):
         workers = min(workers, LOADED_WORKERS)
-    measured = scan(source, judge, items.groups, workers=workers, device=device, folder=work, step=show.step)
+    measured = scan(
+        source, judge, items.groups, workers=workers, device=device, folder=work, step=show.step, engine=engine
+    )  # fmt: skip
     show.begin("comparing with similar pairs")
     scores = MatchScores.of(judge, measured, items)
     alone = scores.alone()

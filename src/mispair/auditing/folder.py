@@ -50,7 +50,7 @@ from mispair.auditing.request import PLACES, Request, hashed, local_place, read_
 from mispair.auditing.scoring.scan import PART, Shard, missing_parts, part_name
 from mispair.compute.devices import pick_device
 from mispair.config import read_toml
-from mispair.errors import ConflictError, DataError, ExistsError, InUseError, NotFoundError, ShapeError
+from mispair.errors import ConflictError, DataError, ExistsError, InUseError, MispairError, NotFoundError, ShapeError
 from mispair.pairs.layouts.arrays import is_array_file
 from mispair.pairs.layouts.copies import (
     check_copy,
@@ -295,7 +295,7 @@ def _audit(folder: OwnedFolder, source: Source, settings: Settings, console: Con
     folder.begin()
     try:
         audit = audit_source(source, settings, work=folder.work, console=console, command=command)
-    except DataError:
+    except MispairError:
         if not (folder.work / LEARNED).exists():  # nothing to resume, and the corrected input must not be refused
             folder.abandon()
         raise

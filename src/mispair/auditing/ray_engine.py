@@ -12,16 +12,15 @@ import importlib
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 
 from mispair.auditing.auditor import GPU_WORKERS
 from mispair.auditing.scoring.judge import Judge
-from mispair.auditing.scoring.scan import PART, Scan, missing_parts, save_part, scan
+from mispair.auditing.scoring.scan import Scan, scan
 from mispair.compute.devices import pick_device
 from mispair.errors import ConflictError, DataError, InvalidValueError
 from mispair.pairs.pairs import IntArray
@@ -35,8 +34,8 @@ Item = TypeVar("Item")
 
 
 def run_all(
-    ray: Any, start: Callable[[], Any], items: Iterable[Item], workers: int, done: Callable[[Item, Any], object]
-) -> None:
+    ray: Any, start: Callable[[], Any], items: Iterable[Item], workers: int
+) -> Generator[tuple[Item, Any], None, None]:
     """Give items to workers, one at a time to each, and replace workers that die.
 
     Neither finished items nor those that come later are kept. A worker gets its first item when it has started, so
@@ -47,7 +46,9 @@ def run_all(
         start: Starts a worker, an actor like `PartWorker`.
         items: What is to be done; taken one by one.
         workers: How many of them at most.
-        done: Called with each item that was done, and its result.
+
+    Yields:
+        Each item and its result, in the order in which they are done.
 
     Raises:
         DataError: The workers of one item, or workers that were starting, died too often.
@@ -55,20 +56,33 @@ def run_all(
     queue = ((item, 1) for item in items)
     again: list[tuple[Item, int]] = []  # with the number of the attempt
     jobs: dict[Any, tuple[Any, tuple[Item, int] | None]] = {}  # the worker of each, and its item unless it is starting
-    following = next(queue, None)
+    following: tuple[Item, int] | None = None
     failed_starts = 0
     try:
-        while following is not None or any(task is not None for _, task in jobs.values()):
+        while True:
+            following = following or (again.pop() if again else next(queue, None))
+            if following is None and all(task is None for _, task in jobs.values()):
+                return
             while following is not None and len(jobs) < workers:
                 worker = start()
                 jobs[worker.ready.remote()] = worker, None
             job = ray.wait(list(jobs), num_returns=1)[0][0]
             worker, task = jobs.pop(job)
-            result, death = _outcome(ray, job)
+            try:
+                result, death = ray.get(job), None
+            except ray.exceptions.RayTaskError as error:
+                raise error.cause from None
+            except ray.exceptions.RayError as error:
+                death = _first_line(error)
             if death is None:
                 failed_starts = 0
+                if following is None:
+                    ray.kill(worker)
+                else:
+                    jobs[worker.measure.remote(following[0])] = worker, following
+                    following = None
                 if task is not None:
-                    done(task[0], result)
+                    yield task[0], result
             elif task is None:
                 failed_starts += 1
                 if failed_starts == MOST_FAILED_STARTS:
@@ -82,25 +96,9 @@ def run_all(
                     advice = "Give workers more memory, and run the same command again: what was measured is kept."
                     raise DataError(what, advice=advice)
                 again.append((item, attempt + 1))
-            following = following or (again.pop() if again else next(queue, None))
-            if death is None and following is not None:
-                jobs[worker.measure.remote(following[0])] = worker, following
-                following = again.pop() if again else next(queue, None)
-            elif death is None:
-                ray.kill(worker)
     finally:
         for worker, _ in jobs.values():
             ray.kill(worker)
-
-
-def _outcome(ray: Any, job: Any) -> tuple[Any, str | None]:
-    """The result of an ended job, or why its worker is dead. Raises what the job has raised."""
-    try:
-        return ray.get(job), None
-    except ray.exceptions.RayTaskError as error:
-        raise error.cause from None
-    except ray.exceptions.RayError as error:
-        return None, _first_line(error)
 
 
 @dataclass(frozen=True)
@@ -143,12 +141,10 @@ class RayEngine:
         source: Source,
         judge: Judge,
         groups: IntArray,
-        *,
         workers: int | None,
         device: torch.device,
-        folder: Path,
-        step: Callable[[int], None],
-    ) -> None:
+        missing: Sequence[tuple[int, int]],
+    ) -> Generator[tuple[int, Scan], None, None]:
         """See `scan.Engine`.
 
         Raises:
@@ -164,22 +160,16 @@ class RayEngine:
             )
         kind = "GPU" if device.type == "cuda" else "CPU"
         count = workers or max(1, int(self.ray.cluster_resources().get(kind, 0)))
-        missing = sum(stop - start for start, stop in missing_parts(folder, len(source)))
-        step(len(source) - missing)
-        parts = (
-            Part(start, source.part(start, stop), groups[start:stop])
-            for start, stop in missing_parts(folder, len(source))
-        )
+        parts = (Part(start, source.part(start, stop), groups[start:stop]) for start, stop in missing)
         # The number of a GPU is not the same on other machines; Ray shows each worker its own as the first.
         state = {name: value.cpu() for name, value in judge.state().items()}
         shared = [self.ray.put(value) for value in (state, device.type)]
         actor = self.ray.remote(num_cpus=1, num_gpus=int(kind == "GPU"), max_restarts=0)(PartWorker)
-
-        def done(part: Part, result: Scan) -> None:
-            save_part(folder, part.start, result)
-            step(len(part.source))
-
-        run_all(self.ray, lambda: actor.remote(*shared), parts, min(count, -(-missing // PART)), done)
+        with contextlib.closing(
+            run_all(self.ray, lambda: actor.remote(*shared), parts, min(count, len(missing)))
+        ) as done:
+            for part, result in done:
+                yield part.start, result
 
 
 @contextlib.contextmanager

@@ -6,7 +6,8 @@ the number of workers or machines can change a score.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -99,25 +100,27 @@ def block_size(device: torch.device) -> int:
     return BLOCK * (GPU_BLOCKS if device.type == "cuda" else 1)
 
 
+# From the first row of each part, and the one behind its last, to what the pass found about them, in any order.
+Measure = Callable[[Sequence[tuple[int, int]]], Generator[tuple[int, Scan], None, None]]
+
+
 class Engine(Protocol):
-    """Measures the parts that are missing in a folder on other machines."""
+    """Other machines that measure parts of the pairs."""
 
     def measure(
         self,
         source: Source,
         judge: Judge,
         groups: IntArray,
-        *,
         workers: int | None,
         device: torch.device,
-        folder: Path,
-        step: Callable[[int], None],
-    ) -> None:
-        """As `scan`, but what was measured is in the folder only."""
+        missing: Sequence[tuple[int, int]],
+    ) -> Generator[tuple[int, Scan], None, None]:
+        """See `Measure`."""
 
 
 def _ignore(_: object) -> None:
-    """Nobody wants to know."""
+    """No-op callback."""
 
 
 def scan(
@@ -131,6 +134,7 @@ def scan(
     step: Callable[[int], None] = _ignore,
     saved: Callable[[Path], None] = _ignore,
     first: int = 0,
+    engine: Measure | None = None,
 ) -> Scan:
     """Measures all pairs of a source, which may be a part of another one.
 
@@ -144,6 +148,7 @@ def scan(
         step: Called with the number of rows that were done.
         saved: Called with each part that was saved in the folder.
         first: Number of the first row, where the source is a part of another one; a multiple of `PART`.
+        engine: Measures the parts on other machines.
     """
     result, missing = Scan.empty(len(source), len(judge.names)), []
     for start in range(0, len(source), PART):
@@ -154,6 +159,14 @@ def scan(
         else:
             result.put(start, before)
             step(stop - start)
+    if engine is not None:
+        with closing(engine(missing)) as parts:
+            for start, part in parts:
+                result.put(start, part)
+                if folder is not None:
+                    saved(save_part(folder, first + start, part))
+                step(len(part.status))
+        return result
     known = source.known_rows
     size = block_size(device)
     blocks = [(begin, min(begin + size, stop), stop) for start, stop in missing for begin in range(start, stop, size)]

@@ -181,7 +181,7 @@ class Run:
 
 
 class OtherRank(Run):
-    """A run folder on all ranks but the first: nothing is read or written, and steps wait until they are sent."""
+    """A run folder on all ranks but the first, which reads and writes it: steps wait until they are sent."""
 
     def __init__(self, path: Path, config: Config) -> None:
         self.path, self.config = path, config
@@ -198,23 +198,6 @@ class OtherRank(Run):
     def unsent(self) -> list[StepEvent]:
         events, self._unsent = self._unsent, []
         return events
-
-    @property
-    def logged_bytes(self) -> int:
-        return 0
-
-    def forget_after(self, logged_bytes: int) -> None:
-        pass
-
-    def write_environment(self, device: torch.device) -> None:
-        pass
-
-    @property
-    def result(self) -> RunResult | None:
-        return None
-
-    def finish(self, result: RunResult, examples: Examples | None) -> None:
-        pass
 
 
 def read_events(folder: Path, kind: type[EventT]) -> list[EventT]:

@@ -163,11 +163,12 @@ class Trainer:
         # The caller's random numbers are not ours.
         with stop_signals(self.stop), self.progress, torch.random.fork_rng(own):
             self._resume()
-            self.run.write_environment(self.device)
+            if self.ranks.is_first:
+                self.run.write_environment(self.device)
             while self.cursor.epoch < self.config.total_epochs:
                 self.epoch()
         if self.validation.dev is None and self.ranks.is_first:
-            self._matcher().save(self.run.best)
+            self._save_best()
         best, steps = self.validation.best, self.cursor.step
         result = RunResult(best=best, steps=steps, fingerprint=self._trained_on, report=self.report)
         examples = self.method.examples(np.arange(len(self.train_pairs)))
@@ -316,7 +317,7 @@ class Trainer:
             result = self.validation.evaluate(self.nets, kept, trained)
         is_best = self.validation.is_best(result, epoch, kept)
         if is_best and self.ranks.is_first:
-            self._matcher().save(self.run.best)
+            self._save_best()
         event = {
             "epoch": epoch,
             "step": self.cursor.step,
@@ -537,21 +538,20 @@ class Trainer:
     def _resume(self) -> None:
         torch.manual_seed(self._seed(DROPOUT))
         state = self.ranks.by_first(self._load_checkpoint)
-        if state is None:
-            self.run.forget_after(0)
-            return
-        try:
-            self._restore(state)
-        except (RuntimeError, KeyError, TypeError, ValueError, AttributeError) as error:
-            if is_out_of_memory(error) or "CUDA error" in str(error):
-                raise
-            raise DamagedError(
-                "the newest checkpoint is not of this run",
-                where=self.run.checkpoints,
-                advice="Delete it, or give another `out`.",
-            ) from None
-        self.run.forget_after(state.logged_bytes)
-        self.progress.resume(self.cursor.step // len(self.teams))
+        if state is not None:
+            try:
+                self._restore(state)
+            except (RuntimeError, KeyError, TypeError, ValueError, AttributeError) as error:
+                if is_out_of_memory(error) or "CUDA error" in str(error):
+                    raise
+                raise DamagedError(
+                    "the newest checkpoint is not of this run",
+                    where=self.run.checkpoints,
+                    advice="Delete it, or give another `out`.",
+                ) from None
+            self.progress.resume(self.cursor.step // len(self.teams))
+        if self.ranks.is_first:
+            self.run.forget_after(0 if state is None else state.logged_bytes)
 
     def _load_checkpoint(self) -> Checkpoint | None:
         state = checkpoint.resume(self.run.checkpoints)
@@ -579,18 +579,16 @@ class Trainer:
         if state.cuda_random_state is not None and self.device.type == "cuda":
             torch.cuda.set_rng_state(state.cuda_random_state, self.device)
 
-    def _matcher(self) -> Matcher:
-        """The networks that make the model, as copies that training does not change any more."""
+    def _save_best(self) -> None:
+        """Saves the networks that make the model."""
         kept = self.method.kept_networks(min(self.cursor.epoch, self.config.total_epochs - 1))
-        train, copies = self.train_pairs, []
+        train, nets = self.train_pairs, [self.nets[number] for number in kept]
         specs = SideSpec.of(train.left), SideSpec.of(train.right)
-        for learner in (self.learners[number] for number in kept):
-            copy = build(learner.config, *specs, seed=0).to(self.device)
-            copy.load_state_dict(learner.net.state_dict())
-            copies.append(copy)
         models = [self.learners[number].config.model for number in kept]
         words = next((side.vocabulary for side in (train.right, train.left) if isinstance(side, Tokens)), None)
-        return Matcher(self.config, specs, copies, words, self.device, models, train.origin)
+        Matcher(self.config, specs, nets, words, self.device, models, train.origin).save(self.run.best)
+        for net in nets:  # a matcher takes them out of training
+            net.train()
 
     @cached_property
     def _trained_on(self) -> str:

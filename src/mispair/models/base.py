@@ -12,7 +12,6 @@ from mispair.compute.devices import send
 from mispair.compute.distributed import ALONE, Team
 from mispair.compute.precision import EPSILON, full_precision
 from mispair.functional.evidence import raw_scores
-from mispair.models.kernels import normalize
 from mispair.models.layers import BatchNorm, Dropout
 from mispair.pairs.batches import Items
 from mispair.pairs.pairs import Kind, Side, Tokens
@@ -130,8 +129,6 @@ class CosineNetwork(Network):
 
 def l2norm(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tensor:
     """x / (|x| + 1e-8) along `dim`, in `dtype`, by default that of x: a zero vector stays zero."""
-    if dim in (-1, x.dim() - 1) and normalize.available(x.device) and normalize.fits(x):
-        return normalize.unit(x, dtype or x.dtype)
     wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
     return (wide / safe_norm(wide.square().sum(dim=dim, keepdim=True))).to(dtype or x.dtype)
 

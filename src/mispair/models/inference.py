@@ -17,7 +17,7 @@ from mispair.pairs.pairs import IntArray, Side, Tokens
 CHUNK = 128  # items of either side encoded and scored at a time
 CHUNK_WORDS = 4096  # and words: SGR needs memory for each image with each word
 LARGER = 8  # so many times more where only vectors are compared
-GPU_IMAGES = 4  # and so many times more images where a GPU scores them: its kernels keep the wide tensors to themselves
+GPU_IMAGES = 2  # and so many times more images where a GPU scores them
 
 
 @dataclass(frozen=True)

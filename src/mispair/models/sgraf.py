@@ -18,12 +18,13 @@ from mispair.compute.precision import EPSILON, full_precision, working, working_
 from mispair.config import Config
 from mispair.models.base import Encoded, Network, SideSpec, l2norm, safe_norm, xavier_linear
 from mispair.models.encoders import RegionEncoder, WordEncoder
-from mispair.models.kernels import attention, context, graph
-from mispair.models.kernels.attention import SLOPE, SMOOTH
+from mispair.models.kernels import compiled, graph
 from mispair.models.layers import BatchNorm, Dropout
 from mispair.models.ragged import Packing, inside, masked_mean, packing
 from mispair.settings import SgrafSettings
 
+SMOOTH, SLOPE = 9.0, 0.1  # sharpness of the attention; slope of the leaky ReLU below 0
+IMAGES, CAPTIONS, TOTAL = 128, 120, 1792  # typical sizes of a batch: images, captions, and words of all of them
 LONG = 64  # words; hardly any caption of a photo has more
 
 
@@ -149,12 +150,10 @@ class SimilarityVectors(Network):
         real = pack_words(words, lengths, right.capacity)
         packed = real.pack(words)  # (T, D)
 
-        weights = word_weights(regions, region_counts, regions @ packed.T, real)
-        local = similarity_vectors(weights, regions, packed, self.local_vector)
-
+        local = word_vectors(regions, region_counts, packed, real, self.local_vector)
         left_whole, right_whole = self.left_pool(regions, region_counts)[:, None], self.right_pool(words, lengths)
         ones = left_whole.new_ones(len(left), len(right), 1)
-        whole = similarity_vectors(ones, left_whole, right_whole, self.global_vector)
+        whole = similarity_vectors(ones, left_whole, right_whole, *self.global_vector.parameters())
         return self._scores(torch.cat([whole, local], dim=1), real)
 
     def pair_similarity(self, left: Encoded, right: Encoded) -> Tensor:
@@ -162,10 +161,11 @@ class SimilarityVectors(Network):
         words, lengths = right.parts()  # (n, L, D)
         affinity = leaky_relu(regions @ words.transpose(1, 2), SLOPE).float()  # padded words are zero and stay zero
         weights = context_weights(regions, region_counts, l2norm(affinity))
-        local = similarity_vectors(weights, regions, words, self.local_vector)
+        local = similarity_vectors(weights, regions, words, *self.local_vector.parameters())
         left_whole, right_whole = self.left_pool(regions, region_counts), self.right_pool(words, lengths)
         ones = left_whole.new_ones(len(left), 1, 1)
-        whole = similarity_vectors(ones, left_whole[:, None], right_whole[:, None], self.global_vector).squeeze(1)
+        sides = left_whole[:, None], right_whole[:, None]
+        whole = similarity_vectors(ones, *sides, *self.global_vector.parameters()).squeeze(1)
         real = pack_words(words, lengths, right.capacity)
         nodes = torch.cat([whole, real.pack(local)])[None]  # as if there were one image for all texts
         return self._scores(nodes, real).squeeze(0)
@@ -206,23 +206,45 @@ def score_layer(config: Config) -> nn.Module:
     return nn.Sequential(nn.Linear(s, hidden), nn.ReLU(), nn.Linear(hidden, 1))
 
 
-def word_weights(regions: Tensor, counts: Tensor | None, scores: Tensor, words: Packing) -> Tensor:
-    """`context_weights` of all words with all images, from their products `scores` (l, R, T)."""
-    R = regions.shape[1]
-    if counts is None and attention.available(scores.device) and attention.fits(scores.transpose(1, 2), words.longest):
-        return attention.weights(
-            scores.transpose(1, 2), products(regions), words.starts, words.lengths, words.longest,
-            working_dtype(scores), padded_to=attention.columns(R),
-        )  # fmt: skip
-    return context_weights(regions, counts, unit_over_words(leaky_relu(scores, SLOPE), words))
+def word_vectors(regions: Tensor, counts: Tensor | None, packed: Tensor, words: Packing, project: nn.Linear) -> Tensor:
+    """`similarity_vectors` of all words (T, D) with all images (l, R, D), of which counts (l,) regions are real."""
+    images, total, captions = len(regions), len(packed), len(words.lengths)
+    owner, weight, bias = ownership(words), project.weight, project.bias
+    wide = images * total * max(weight.shape)
+    if compiled.available(packed.device) and compiled.fits((images, total, captions), wide):
+        parts = regions, counts, packed, owner, words.taken, weight, bias
+        sizes: list[compiled.Sizes] = [
+            {0: IMAGES},
+            {0: IMAGES},
+            {0: TOTAL},
+            {0: TOTAL, 1: CAPTIONS},
+            {0: TOTAL},
+            {},
+            {},
+        ]
+        return compiled.run(_word_vectors, parts, sizes)
+    return _word_vectors(regions, counts, packed, owner, words.taken, weight, bias)
 
 
-def unit_over_words(affinity: Tensor, words: Packing) -> Tensor:
-    """(l, R, T) divided by its norm over the words of each caption, in float32."""
+def _word_vectors(
+    regions: Tensor, counts: Tensor | None, packed: Tensor, owner: Tensor, taken: Tensor, weight: Tensor, bias: Tensor
+) -> Tensor:
+    affinity = unit_over_words(leaky_relu(regions @ packed.T, SLOPE), owner, taken)
+    return similarity_vectors(context_weights(regions, counts, affinity), regions, packed, weight, bias)
+
+
+def unit_over_words(affinity: Tensor, owner: Tensor, taken: Tensor) -> Tensor:
+    """(l, R, T) divided by its norm over the words of each caption, in float32.
+
+    Args:
+        affinity: (l, R, T).
+        owner: (T, r) `ownership` of the words.
+        taken: (T,) false where there is no word.
+    """
     with full_precision(affinity):
-        affinity, owner = affinity.float(), ownership(words)
+        affinity = affinity.float()
         norms = safe_norm(affinity.square() @ owner) @ owner.T
-        return affinity / torch.where(words.taken, norms, 1)
+        return affinity / torch.where(taken, norms, 1)
 
 
 def ownership(words: Packing) -> Tensor:
@@ -260,22 +282,20 @@ def products(regions: Tensor) -> Tensor:
         return regions @ regions.transpose(1, 2)
 
 
-def similarity_vectors(weights: Tensor, regions: Tensor, words: Tensor, project: nn.Linear) -> Tensor:
-    """Similarity vectors, of unit length: what `project` makes of the squared differences of words and their contexts.
+def similarity_vectors(weights: Tensor, regions: Tensor, words: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Similarity vectors, of unit length: a linear map of the squared differences of words and their contexts.
 
     Args:
-        weights: (l, T, R) of the regions in the contexts, or with more columns of zeros.
+        weights: (l, T, R) of the regions in the contexts.
         regions: (l, R, D).
         words: (T, D), or (l, T, D) where every image has words of its own.
-        project: From D to s.
+        weight: (s, D) of the linear map.
+        bias: (s,)
 
     Returns:
         (l, T, s).
     """
-    if words.dim() == 2 and context.available(words.device) and context.fits(weights, project.weight):
-        vectors = context.attended_difference(weights, regions, words, project.weight, project.bias)
-    else:
-        vectors = project((working(weights[..., : regions.shape[1]]) @ working(regions) - working(words)).square())
+    vectors = linear((working(weights) @ working(regions) - working(words)).square(), weight, bias)
     return l2norm(vectors, dtype=working_dtype(vectors))
 
 

@@ -32,7 +32,7 @@ KERNELS: dict[str, Any] = {"graph": graph, "gru": gru, "gpo": gpo, "compiled": f
 ENTRIES = {"graph": ("attend", "attend_first"), "gru": ("scan",), "gpo": ("pool",), "compiled": ()}
 PLAIN: dict[str, list[tuple[Any, str]]] = {  # what takes the place of each kernel; torch's GRU is cuDNN's
     "graph": [(sgraf, "plain_attention")],
-    "compiled": [(sgraf, "_word_vectors")],
+    "compiled": [(sgraf.SGR, "similarity")],
     "gpo": [(vse.GPO, "forward")],
 }
 USED = {"sgr": ("graph", "gru", "compiled"), "vse": ("gpo", "gru")}

@@ -37,12 +37,16 @@ class Packing(NamedTuple):
 
     starts: Tensor  # (B,) place in the row of each item's first element
     lengths: Tensor  # (B,)
-    longest: int  # no item has more elements
     flat: Tensor  # (T,) position in the flattened (B * n) array of each element of the row; 0 behind the last one
     taken: Tensor  # (T,) false behind the last one
     owner: Tensor  # (T,) item that each element belongs to; B behind the last one
     slots: Tensor  # (B, n) place in the row of each element; 0 where padded
     inside: Tensor  # (B, n) false where padded
+
+    @property
+    def longest(self) -> int:
+        """No item has more elements."""
+        return self.inside.shape[1]
 
     def pack(self, padded: Tensor, dim: int = 0) -> Tensor:
         """(..., B, n, D) to (..., T, D), with zeros behind the last element; B is dimension `dim`."""
@@ -69,7 +73,7 @@ def packing(lengths: Tensor, width: int, device: torch.device, capacity: int | N
     flat = torch.where(taken, item * width + place - starts[item], 0)
     real = torch.arange(width, device=device) < lengths[:, None]
     slots = torch.where(real, starts[:, None] + torch.arange(width, device=device), 0)
-    return Packing(starts, lengths, width, flat, taken, owner, slots, real)
+    return Packing(starts, lengths, flat, taken, owner, slots, real)
 
 
 class _Move(torch.autograd.Function):

@@ -17,7 +17,7 @@ from mispair.config import Config
 from mispair.models.base import Encoded, Network, SideSpec, l2norm
 from mispair.models.encoders import RegionEncoder, WordEncoder
 from mispair.models.ragged import inside, to
-from mispair.models.sgraf import SLOPE, mask_regions, ownership, pack_words, products, unit_over_words
+from mispair.models.sgraf import SLOPE, mask_regions, pack_words, products, unit_over_words
 from mispair.settings import ScanSettings
 
 
@@ -54,7 +54,7 @@ class SCAN(Network):
         real = pack_words(words, lengths, right.capacity)
         packed = real.pack(words)  # (T, D)
         raw = regions @ packed.T  # (l, R, T)
-        affinity = unit_over_words(leaky_relu(raw, SLOPE), ownership(real), real.taken)
+        affinity = unit_over_words(leaky_relu(raw, SLOPE), real)
         cosines = self._cosines(raw, affinity, region_counts, regions, packed)  # (l, T)
         return self._aggregate(real.pad(cosines, dim=1), lengths)
 

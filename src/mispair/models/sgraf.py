@@ -24,7 +24,8 @@ from mispair.models.ragged import Packing, inside, masked_mean, packing
 from mispair.settings import SgrafSettings
 
 SMOOTH, SLOPE = 9.0, 0.1  # sharpness of the attention; slope of the leaky ReLU below 0
-IMAGES, CAPTIONS, TOTAL = 128, 120, 1792  # typical sizes of a batch: images, captions, and words of all of them
+IMAGES, CAPTIONS, TOTAL, LENGTH = 128, 120, 1792, 40  # usual images, captions, words in all, most of one caption
+Weights = tuple[Tensor, ...]
 LONG = 64  # words; hardly any caption of a photo has more
 
 
@@ -51,31 +52,37 @@ class SelfAttention(nn.Module):
 
 
 class GraphReasoning(nn.Module):
-    """One layer of attention among the nodes of each graph, without scaling and without residual.
-
-    Nodes are (l, r + T, s): for each of l images the r sentences, then the T words of all sentences one after the
-    other. A sentence and its words are a graph.
-    """
+    """One layer of `reasoned`."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
         self.query, self.key, self.out = (xavier_linear(size, size) for _ in range(3))
 
-    def forward(self, nodes: Tensor, words: Packing, *, last: bool) -> Tensor:
-        """New nodes (l, r + T, s); of the `last` layer only those of the sentences, (l, r, s)."""
-        asking = nodes[:, : len(words.lengths)] if last else nodes
-        # (W_q x + b_q)(W_k y + b_k) as a function of y is (W_k' W_q x + W_k' b_q) y plus what the softmax does not see:
-        # one product a node instead of two.
-        with full_precision(nodes):
-            both, bias = self.key.weight.T @ self.query.weight, self.query.bias @ self.key.weight
-        queries = linear(asking, both, bias)
-        if graph.available(nodes.device) and graph.fits(nodes, 1 + words.longest):
-            attend = graph.attend_first if last else graph.attend
-            attended = attend(queries, nodes, words.starts, words.lengths, 1 + words.longest)
-        else:
-            attended = plain_attention(queries, nodes, words, last=last)
-        reasoned: Tensor = self.out(attended).relu()
-        return reasoned
+
+def reasoned(nodes: Tensor, words: Packing, layer: Weights, *, last: bool, fused: bool) -> Tensor:
+    """New nodes, by attention among those of each graph, without scaling and without residual.
+
+    Args:
+        nodes: (l, r + T, s): for each of l images the r sentences, then the T words of all sentences one after the
+            other. A sentence and its words are a graph.
+        words: Of the sentences.
+        layer: The parameters of a `GraphReasoning`.
+        last: Only the nodes of the sentences are needed, (l, r, s).
+        fused: Whether the kernels run here.
+    """
+    query, query_bias, key, _, out, out_bias = layer
+    asking = nodes[:, : len(words.lengths)] if last else nodes
+    # (W_q x + b_q)(W_k y + b_k) as a function of y is (W_k' W_q x + W_k' b_q) y plus what the softmax does not see: one
+    # product a node instead of two.
+    with full_precision(nodes):
+        both, bias = key.T @ query, query_bias @ key
+    queries = linear(asking, both, bias)
+    if fused:
+        attend = graph.attend_first if last else graph.attend
+        attended = attend(queries, nodes, words.starts, words.lengths, 1 + words.longest)
+    else:
+        attended = plain_attention(queries, nodes, words, last=last)
+    return linear(attended, out, out_bias).relu()
 
 
 def plain_attention(queries: Tensor, nodes: Tensor, words: Packing, *, last: bool) -> Tensor:
@@ -148,30 +155,47 @@ class SimilarityVectors(Network):
         regions, region_counts = left.parts()  # (l, R, D)
         words, lengths = right.parts()
         real = pack_words(words, lengths, right.capacity)
-        packed = real.pack(words)  # (T, D)
+        packed, project, fused = real.pack(words), self._vectors, self._fused(real)  # (T, D)
+        inputs = regions, region_counts, packed, real
+        if fused and compiles(*inputs):
+            wholes = self.left_pool(regions, region_counts), self.right_pool(words, lengths)
+            return self._scores(compiled_nodes(*inputs, *wholes, project, self.layers), real)
+        local = word_vectors(*inputs, *project[:2])
+        wholes = self.left_pool(regions, region_counts), self.right_pool(words, lengths)
+        return self._scores(all_nodes(local, *wholes, real, project[2:], self.layers, fused), real)
 
-        local = word_vectors(regions, region_counts, packed, real, self.local_vector)
-        left_whole, right_whole = self.left_pool(regions, region_counts)[:, None], self.right_pool(words, lengths)
-        ones = left_whole.new_ones(len(left), len(right), 1)
-        whole = similarity_vectors(ones, left_whole, right_whole, *self.global_vector.parameters())
-        return self._scores(torch.cat([whole, local], dim=1), real)
+    @property
+    def layers(self) -> list[Weights]:
+        """The parameters of each layer of graph reasoning."""
+        return []
+
+    @property
+    def _vectors(self) -> Weights:
+        """The linear maps to the similarity vectors of words and of sentences."""
+        return *self.local_vector.parameters(), *self.global_vector.parameters()
+
+    def _fused(self, words: Packing) -> bool:
+        """Whether graph reasoning runs in kernels."""
+        weight = self.local_vector.weight
+        fits = graph.fits(len(weight), working_dtype(weight), 1 + words.longest)
+        return not self.layers or (graph.available(weight.device) and fits)
 
     def pair_similarity(self, left: Encoded, right: Encoded) -> Tensor:
         regions, region_counts = left.parts()  # (n, R, D)
         words, lengths = right.parts()  # (n, L, D)
         affinity = leaky_relu(regions @ words.transpose(1, 2), SLOPE).float()  # padded words are zero and stay zero
         weights = context_weights(regions, region_counts, l2norm(affinity))
-        local = similarity_vectors(weights, regions, words, *self.local_vector.parameters())
+        local = similarity_vectors(weights, regions, words, *self._vectors[:2])
         left_whole, right_whole = self.left_pool(regions, region_counts), self.right_pool(words, lengths)
         ones = left_whole.new_ones(len(left), 1, 1)
         sides = left_whole[:, None], right_whole[:, None]
-        whole = similarity_vectors(ones, *sides, *self.global_vector.parameters()).squeeze(1)
+        whole = similarity_vectors(ones, *sides, *self._vectors[2:]).squeeze(1)
         real = pack_words(words, lengths, right.capacity)
         nodes = torch.cat([whole, real.pack(local)])[None]  # as if there were one image for all texts
-        return self._scores(nodes, real).squeeze(0)
+        return self._scores(graphs_reasoned(nodes, real, self.layers, self._fused(real)), real).squeeze(0)
 
     def _scores(self, nodes: Tensor, words: Packing) -> Tensor:
-        """From nodes (l, r + T, s), as `GraphReasoning` has them, to (l, r)."""
+        """From nodes after all layers, (l, r + T, s) or without the words, to (l, r)."""
         vectors = self.join(nodes, words)
         with full_precision(vectors):
             score: Tensor = self.score(vectors.float()).squeeze(-1).sigmoid()
@@ -179,7 +203,7 @@ class SimilarityVectors(Network):
 
     @abstractmethod
     def join(self, nodes: Tensor, words: Packing) -> Tensor:
-        """One vector for each image and sentence, (l, r, s), of the nodes (l, r + T, s)."""
+        """One vector for each image and sentence, (l, r, s), of the nodes."""
 
 
 class SGR(SimilarityVectors):
@@ -191,9 +215,11 @@ class SGR(SimilarityVectors):
         self.graph = nn.ModuleList(GraphReasoning(own.sim_size) for _ in range(own.graph_steps))
         self.score = score_layer(config)
 
+    @property
+    def layers(self) -> list[Weights]:
+        return [tuple(layer.parameters()) for layer in self.graph]
+
     def join(self, nodes: Tensor, words: Packing) -> Tensor:
-        for layer in self.graph:
-            nodes = layer(nodes, words, last=layer is self.graph[-1])
         return nodes[:, : len(words.lengths)]
 
 
@@ -206,45 +232,76 @@ def score_layer(config: Config) -> nn.Module:
     return nn.Sequential(nn.Linear(s, hidden), nn.ReLU(), nn.Linear(hidden, 1))
 
 
-def word_vectors(regions: Tensor, counts: Tensor | None, packed: Tensor, words: Packing, project: nn.Linear) -> Tensor:
-    """`similarity_vectors` of all words (T, D) with all images (l, R, D), of which counts (l,) regions are real."""
-    images, total, captions = len(regions), len(packed), len(words.lengths)
-    owner, weight, bias = ownership(words), project.weight, project.bias
-    wide = images * total * max(weight.shape)
-    if compiled.available(packed.device) and compiled.fits((images, total, captions), wide):
-        parts = regions, counts, packed, owner, words.taken, weight, bias
-        sizes: list[compiled.Sizes] = [
-            {0: IMAGES},
-            {0: IMAGES},
-            {0: TOTAL},
-            {0: TOTAL, 1: CAPTIONS},
-            {0: TOTAL},
-            {},
-            {},
-        ]
-        return compiled.run(_word_vectors, parts, sizes)
-    return _word_vectors(regions, counts, packed, owner, words.taken, weight, bias)
+def compiles(regions: Tensor, counts: Tensor | None, packed: Tensor, words: Packing) -> bool:  # noqa: ARG001
+    """Whether `compiled_nodes` takes these inputs."""
+    sizes = len(regions), len(packed), len(words.lengths), words.longest
+    wide = len(regions) * len(packed) * packed.shape[1]
+    return compiled.available(packed.device) and compiled.fits(sizes, wide)
 
 
-def _word_vectors(
-    regions: Tensor, counts: Tensor | None, packed: Tensor, owner: Tensor, taken: Tensor, weight: Tensor, bias: Tensor
+def compiled_nodes(
+    regions: Tensor, counts: Tensor | None, packed: Tensor, words: Packing, image: Tensor, sentence: Tensor,
+    project: Weights, layers: list[Weights],
+) -> Tensor:  # fmt: skip
+    """`all_nodes` of `word_vectors`, compiled once for all sizes."""
+    of_images, of_captions, of_words = {0: IMAGES}, {0: CAPTIONS}, {0: TOTAL}
+    changing: list[compiled.Changing] = [
+        *((tensor, of_images) for tensor in (regions, counts, image)),
+        *((tensor, of_captions) for tensor in (sentence, words.starts, words.lengths)),
+        *((tensor, of_words) for tensor in (packed, words.taken, words.owner)),
+        (words.inside, {0: CAPTIONS, 1: LENGTH}),
+    ]
+    return compiled.run(_nodes, changing, regions, counts, packed, words, image, sentence, project, layers)
+
+
+def _nodes(
+    regions: Tensor, counts: Tensor | None, packed: Tensor, words: Packing, image: Tensor, sentence: Tensor,
+    project: Weights, layers: list[Weights],
+) -> Tensor:  # fmt: skip
+    local = word_vectors(regions, counts, packed, words, *project[:2])
+    return all_nodes(local, image, sentence, words, project[2:], layers, fused=True)
+
+
+def word_vectors(
+    regions: Tensor, counts: Tensor | None, packed: Tensor, words: Packing, weight: Tensor, bias: Tensor
 ) -> Tensor:
-    affinity = unit_over_words(leaky_relu(regions @ packed.T, SLOPE), owner, taken)
+    """`similarity_vectors` of all words (T, D) with all images (l, R, D), of which counts (l,) regions are real."""
+    affinity = unit_over_words(leaky_relu(regions @ packed.T, SLOPE), words)
     return similarity_vectors(context_weights(regions, counts, affinity), regions, packed, weight, bias)
 
 
-def unit_over_words(affinity: Tensor, owner: Tensor, taken: Tensor) -> Tensor:
-    """(l, R, T) divided by its norm over the words of each caption, in float32.
+def all_nodes(
+    local: Tensor, image: Tensor, sentence: Tensor, words: Packing, project: Weights, layers: list[Weights], fused: bool
+) -> Tensor:
+    """The nodes of all images (l, D) with all sentences (r, D) and words, as `reasoned` has them after these layers.
 
     Args:
-        affinity: (l, R, T).
-        owner: (T, r) `ownership` of the words.
-        taken: (T,) false where there is no word.
+        local: (l, T, s) the similarity vectors of the words.
+        image: Pooled images.
+        sentence: Pooled sentences.
+        words: Which sentence each word belongs to.
+        project: Weight and bias of the linear map to the similarity vectors of sentences.
+        layers: Of graph reasoning.
+        fused: Whether the kernels run here.
     """
+    ones = image.new_ones(len(image), len(sentence), 1)
+    whole = similarity_vectors(ones, image[:, None], sentence, *project)
+    return graphs_reasoned(torch.cat([whole, local], dim=1), words, layers, fused)
+
+
+def graphs_reasoned(nodes: Tensor, words: Packing, layers: list[Weights], fused: bool) -> Tensor:
+    """The nodes after all layers; after the last one only those of the sentences."""
+    for number, layer in enumerate(layers, 1):
+        nodes = reasoned(nodes, words, layer, last=number == len(layers), fused=fused)
+    return nodes
+
+
+def unit_over_words(affinity: Tensor, words: Packing) -> Tensor:
+    """(l, R, T) divided by its norm over the words of each caption, in float32."""
     with full_precision(affinity):
-        affinity = affinity.float()
+        affinity, owner = affinity.float(), ownership(words)
         norms = safe_norm(affinity.square() @ owner) @ owner.T
-        return affinity / torch.where(taken, norms, 1)
+        return affinity / torch.where(words.taken, norms, 1)
 
 
 def ownership(words: Packing) -> Tensor:

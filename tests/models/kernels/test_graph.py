@@ -7,10 +7,12 @@ import torch
 from torch import Tensor
 
 from kernel_marks import CUDA, HALF, cases, interpreted, needs_gpu, on_device, on_gpu_only, slow_on_cpu
+from mispair.config import Config
+from mispair.models import SideSpec, build
 from mispair.models.kernels import graph
 from mispair.models.kernels.common import MOST_ROWS
 from mispair.models.ragged import packing
-from mispair.models.sgraf import GraphReasoning
+from mispair.models.sgraf import SGR
 
 NAMES = ["Y", "queries", "nodes"]
 SIZES = [  # images, s, words of each caption, rows of words that belong to no caption
@@ -269,27 +271,20 @@ def test_one_launch_for_each_size(device: str, monkeypatch: pytest.MonkeyPatch) 
         assert all(value < 1e-5 for value in found.values()), found
 
 
-too_large = pytest.mark.parametrize(("count", "dtype"), [(65, torch.float32), (129, torch.bfloat16)])
-
-
-@too_large
+@pytest.mark.parametrize(("count", "dtype"), [(65, torch.float32), (129, torch.bfloat16)])
 def test_larger_graphs_are_refused(count: int, dtype: torch.dtype) -> None:
     nodes, lengths = torch.zeros(1, count, 16, dtype=dtype), torch.tensor([count - 1])
     with pytest.raises(ValueError, match=f"{count} nodes"):
         graph.attend(nodes, nodes, torch.zeros_like(lengths), lengths, count)
 
 
-@too_large
-@pytest.mark.parametrize("last", [False, True])
-def test_larger_graphs_are_left_to_plain_torch(
-    count: int, dtype: torch.dtype, last: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    layer = GraphReasoning(16).to(dtype)
-    words = packing(torch.tensor([count - 1, 3]), count - 1, torch.device("cpu"))
-    nodes = torch.randn(2, 2 + count + 2, 16, dtype=dtype)
-    plainly = layer(nodes, words, last=last)
+def test_larger_graphs_are_left_to_plain_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(graph, "available", lambda _: True)
-    assert torch.equal(layer(nodes, words, last=last), plainly)
+    spec = SideSpec("regions", 4, 2), SideSpec("tokens", 9)
+    network = build(Config(model="sgr", embed_size=8, word_size=4), *spec, seed=0)
+    assert isinstance(network, SGR)
+    assert network._fused(packing(torch.tensor([63, 3]), 63, torch.device("cpu")))
+    assert not network._fused(packing(torch.tensor([64, 3]), 64, torch.device("cpu")))
 
 
 def test_a_cpu_does_without() -> None:
@@ -298,7 +293,7 @@ def test_a_cpu_does_without() -> None:
 
 def test_what_does_not_fit() -> None:
     def fits(s: int, longest: int, dtype: torch.dtype = torch.bfloat16) -> bool:
-        return graph.fits(torch.empty(1, 1, s, dtype=dtype), longest)
+        return graph.fits(s, dtype, longest)
 
     assert fits(256, 128)
     assert fits(256, 128, torch.float16)

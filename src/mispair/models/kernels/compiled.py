@@ -18,7 +18,7 @@ from mispair.models.kernels.common import works
 OPTIONS: dict[str, Any] = {"deterministic": True}
 MOST_ELEMENTS = 1 << 31  # of a tensor: more take 64-bit indices, and so other code
 VARIANTS = 64  # of a function: by precision, by which inputs get gradients, by fixed sizes. torch's own limit is 8.
-Sizes = dict[int, int]  # changing dimensions of a tensor, each with its typical size
+Changing = tuple[Tensor | None, dict[int, int]]  # a tensor's changing dimensions, each with its typical size
 
 
 @functools.cache
@@ -27,7 +27,7 @@ def available(device: torch.device) -> bool:
 
     def trial() -> None:
         x = torch.ones(3, 4, device=device)
-        run(_trial, [x], [{0: 128}])
+        run(_trial, [(x, {0: 128})], x)
 
     return works(device, trial, "SGR")
 
@@ -46,21 +46,21 @@ def fits(sizes: Sequence[int], elements: int) -> bool:
     return min(sizes) >= 2 and elements < MOST_ELEMENTS
 
 
-def run(function: Callable[..., Tensor], tensors: Sequence[Tensor | None], changing: Sequence[Sizes]) -> Tensor:
-    """function(*tensors), compiled.
+def run(function: Callable[..., Tensor], changing: Sequence[Changing], *arguments: object) -> Tensor:
+    """function(*arguments), compiled.
 
     Args:
         function: Uses nothing but its arguments.
-        tensors: The arguments.
-        changing: For each of them the dimensions whose size changes. Sizes that are always equal need the same typical
-            size, others a different one.
+        changing: Tensors whose size changes. Sizes that are always equal need the same typical size, others a different
+            one.
+        *arguments: Of the function.
     """
-    for tensor, sizes in zip(tensors, changing, strict=True):
+    for tensor, sizes in changing:
         if tensor is not None:
             for dim, typical in sizes.items():
                 torch._dynamo.mark_dynamic(tensor, dim, hint_override=typical)
     with torch._dynamo.config.patch(recompile_limit=VARIANTS):
-        return _compiled(function)(*tensors)
+        return _compiled(function)(*arguments)
 
 
 @functools.cache

@@ -48,9 +48,9 @@ def available(device: torch.device) -> bool:
     return works(device, trial, "SGR")
 
 
-def fits(nodes: Tensor, longest: int) -> bool:
-    """Whether these sizes are for the kernels."""
-    return longest <= MOST_ROWS.get(nodes.dtype, 0) and nodes.shape[-1] <= MOST_SIMILARITIES
+def fits(width: int, dtype: torch.dtype, longest: int) -> bool:
+    """Whether nodes of this width, and graphs of up to so many nodes, are for the kernels."""
+    return longest <= MOST_ROWS.get(dtype, 0) and width <= MOST_SIMILARITIES
 
 
 def attend(queries: Tensor, nodes: Tensor, starts: Tensor, lengths: Tensor, longest: int) -> Tensor:
@@ -68,35 +68,57 @@ def attend(queries: Tensor, nodes: Tensor, starts: Tensor, lengths: Tensor, long
         (l, r + T, s), in the precision of the nodes and 0 where a row belongs to no graph. Softmax and sums are in
         float32 all the same.
     """
-    if not fits(nodes, longest):
+    if not fits(nodes.shape[-1], nodes.dtype, longest):
         raise ValueError(f"graphs of {longest} nodes of {nodes.shape[-1]} x {nodes.dtype} are not for these kernels")
-    parts = compact(queries, nodes.dtype), nodes.contiguous(), starts.contiguous(), lengths.contiguous()
-    Y: Tensor = _Attend.apply(*parts, longest)  # type: ignore[no-untyped-call]
+    Y: Tensor = _attend(compact(queries, nodes.dtype), nodes.contiguous(), starts, lengths, longest)
     return Y
 
 
-class _Attend(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, queries: Tensor, nodes: Tensor, starts: Tensor, lengths: Tensor, longest: int) -> Tensor:
-        Y = torch.empty_like(nodes)
-        with on(Y):
-            for launch in _launches(nodes, longest, FORWARD):
-                _forward[grid(nodes, starts)](queries, nodes, starts, lengths, Y, *counts(nodes, starts), **launch)
-        ctx.save_for_backward(queries, nodes, starts, lengths)
-        ctx.longest = longest
-        return Y
+# torch's operators, so that `torch.compile` takes them as they are.
+@torch.library.custom_op(
+    "mispair::attend",
+    mutates_args=(),
+    schema="(Tensor queries, Tensor nodes, Tensor starts, Tensor lengths, SymInt longest) -> Tensor",
+)
+def _attend(queries: Tensor, nodes: Tensor, starts: Tensor, lengths: Tensor, longest: int) -> Tensor:
+    Y = torch.empty_like(nodes)
+    starts, lengths = starts.contiguous(), lengths.contiguous()
+    with on(Y):
+        for launch in _launches(nodes, longest, FORWARD):
+            _forward[grid(nodes, starts)](queries, nodes, starts, lengths, Y, *counts(nodes, starts), **launch)
+    return Y
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        queries, nodes, starts, lengths = ctx.saved_tensors
-        to_queries, to_nodes = gradient_buffers(ctx, queries, nodes)
-        gradient = gradients[0].contiguous()
-        with on(nodes):
-            for launch in _launches(nodes, ctx.longest, BACKWARD):
-                _backward[grid(nodes, starts)](
-                    gradient, queries, nodes, starts, lengths, to_queries, to_nodes, *counts(nodes, starts), **launch
-                )
-        return to_queries, to_nodes, None, None, None
+
+@torch.library.custom_op(
+    "mispair::attend_back",
+    mutates_args=(),
+    schema="(Tensor g, Tensor queries, Tensor nodes, Tensor starts, Tensor lengths, SymInt longest) -> (Tensor, Tensor)",
+)
+def _attend_back(
+    gradient: Tensor, queries: Tensor, nodes: Tensor, starts: Tensor, lengths: Tensor, longest: int
+) -> tuple[Tensor, Tensor]:
+    to_queries, to_nodes = torch.empty_like(queries), torch.empty_like(nodes)
+    parts = gradient.contiguous(), queries, nodes, starts.contiguous(), lengths.contiguous(), to_queries, to_nodes
+    with on(nodes):
+        for launch in _launches(nodes, longest, BACKWARD):
+            _backward[grid(nodes, starts)](*parts, *counts(nodes, starts), **launch)
+    return to_queries, to_nodes
+
+
+_attend.register_fake(lambda queries, nodes, *_: torch.empty_like(nodes))
+_attend_back.register_fake(lambda *parts: (torch.empty_like(parts[1]), torch.empty_like(parts[2])))
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001
+    *parts, ctx.longest = inputs
+    ctx.save_for_backward(*parts)
+
+
+def _back(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    return *_attend_back(gradient, *ctx.saved_tensors, ctx.longest), None, None, None
+
+
+_attend.register_autograd(_back, setup_context=_keep)
 
 
 def _launches(nodes: Tensor, longest: int, launches: list[Settings]) -> list[Settings]:
@@ -207,11 +229,10 @@ def _graph_back(
         d = first + tl.arange(0, COLUMNS)
         # All are read before anything is written, so that what the first loop read alone is not read again.
         G, Z, X = tile(gradient, row, d, real, S), tile(queries, row, d, real, S), tile(nodes, row, d, real, S)
-        if to_nodes is not None:  # rows that are not real have gradient and query 0 and add nothing
-            as_value = tl.dot(tl.trans(P), G, input_precision="ieee")
-            put(to_nodes, tl.dot(tl.trans(to_scores), Z, as_value, input_precision="ieee"), row, d, real, S)
-        if to_queries is not None:
-            put(to_queries, tl.dot(to_scores, X, input_precision="ieee"), row, d, real, S)
+        # Rows that are not real have gradient and query 0.
+        as_value = tl.dot(tl.trans(P), G, input_precision="ieee")
+        put(to_nodes, tl.dot(tl.trans(to_scores), Z, as_value, input_precision="ieee"), row, d, real, S)
+        put(to_queries, tl.dot(to_scores, X, input_precision="ieee"), row, d, real, S)
 
 
 @jit("r", "T")
@@ -221,8 +242,8 @@ def _backward(
     nodes: tl.tensor,
     starts: tl.tensor,
     lengths: tl.tensor,
-    to_queries: tl.tensor,  # or None
-    to_nodes: tl.tensor,  # or None
+    to_queries: tl.tensor,
+    to_nodes: tl.tensor,
     r: tl.tensor,
     T: tl.tensor,
     S: tl.constexpr,
@@ -239,10 +260,8 @@ def _backward(
     gradient += image
     queries += image
     nodes += image
-    if to_queries is not None:
-        to_queries += image
-    if to_nodes is not None:
-        to_nodes += image
+    to_queries += image
+    to_nodes += image
     if LEAST <= 16 and count <= 16:
         _graph_back(gradient, queries, nodes, to_queries, to_nodes, start, count, caption, r, S, S_PADDED, 16)
     if LEAST <= 32 and MOST >= 32 and count > 16 and count <= 32:
@@ -253,9 +272,8 @@ def _backward(
         _graph_back(gradient, queries, nodes, to_queries, to_nodes, start, count, caption, r, S, large, 64)
     if MOST >= 128 and count > 64:
         _graph_back(gradient, queries, nodes, to_queries, to_nodes, start, count, caption, r, S, large, 128)
-    if LEAST <= 16 and to_queries is not None:
+    if LEAST <= 16:
         clear(to_queries, end, caption, r, T, S, S_PADDED)
-    if LEAST <= 16 and to_nodes is not None:
         clear(to_nodes, end, caption, r, T, S, S_PADDED)
 
 
@@ -271,40 +289,65 @@ def attend_first(
     longest: int,  # noqa: ARG001 (both are called alike)
 ) -> Tensor:
     """As `attend`, but only the whole captions ask: queries and result are (l, r, s)."""
-    parts = compact(queries, nodes.dtype), nodes.contiguous(), starts.contiguous(), lengths.contiguous()
-    Y: Tensor = _AttendFirst.apply(*parts)  # type: ignore[no-untyped-call]
-    return Y
+    exact: Tensor = _attend_first(compact(queries, nodes.dtype), nodes.contiguous(), starts, lengths)[0]
+    return exact.to(nodes.dtype)
 
 
-class _AttendFirst(torch.autograd.Function):
-    """Saves the result in float32: its product with its gradient is what the backward pass subtracts from the gradients
-    of all weights. Where nodes are alike, as they are after a ReLU, little remains, and that must not be rounding.
-    """
+# The result is in float32: its product with its gradient is what the backward pass subtracts from the gradients of all
+# weights. Where nodes are alike, as they are after a ReLU, little remains, and that must not be rounding.
+@torch.library.custom_op(
+    "mispair::attend_first",
+    mutates_args=(),
+    schema="(Tensor queries, Tensor nodes, Tensor starts, Tensor lengths) -> (Tensor, Tensor)",
+)
+def _attend_first(queries: Tensor, nodes: Tensor, starts: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """And the logarithms of the sums over which the softmax is."""
+    Y, logsumexp = _first_results(queries)
+    starts, lengths = starts.contiguous(), lengths.contiguous()
+    with on(Y):
+        _first[grid(nodes, starts)](
+            queries, nodes, starts, lengths, Y, logsumexp, *counts(nodes, starts), **sized(nodes, FIRST)
+        )
+    return Y, logsumexp
 
-    @staticmethod
-    def forward(ctx: Any, queries: Tensor, nodes: Tensor, starts: Tensor, lengths: Tensor) -> Tensor:
-        Y = torch.empty_like(queries)
-        logsumexp, exact = None, None
-        if any(ctx.needs_input_grad):
-            logsumexp = Y.new_empty(Y.shape[:2], dtype=torch.float32)
-            exact = None if Y.dtype == torch.float32 else torch.empty_like(Y, dtype=torch.float32)
-        with on(Y):
-            _first[grid(nodes, starts)](
-                queries, nodes, starts, lengths, Y, exact, logsumexp, *counts(nodes, starts), **sized(nodes, FIRST)
-            )
-        ctx.save_for_backward(queries, nodes, starts, lengths, Y if exact is None else exact, logsumexp)
-        return Y
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        queries, nodes, starts, lengths, exact, logsumexp = ctx.saved_tensors
-        to_queries, to_nodes = gradient_buffers(ctx, queries, nodes)
-        with on(nodes):
-            _first_back[grid(nodes, starts)](
-                gradients[0].contiguous(), queries, nodes, starts, lengths, exact, logsumexp, to_queries, to_nodes,
-                *counts(nodes, starts), **sized(nodes, FIRST_BACK),
-            )  # fmt: skip
-        return to_queries, to_nodes, None, None
+def _first_results(queries: Tensor) -> tuple[Tensor, Tensor]:
+    Y = torch.empty_like(queries, dtype=torch.float32)
+    return Y, Y.new_empty(Y.shape[:2])
+
+
+@torch.library.custom_op(
+    "mispair::attend_first_back",
+    mutates_args=(),
+    schema="(Tensor g, Tensor queries, Tensor nodes, Tensor starts, Tensor lengths, Tensor Y, Tensor logsumexp) "
+    "-> (Tensor, Tensor)",
+)
+def _attend_first_back(
+    gradient: Tensor, queries: Tensor, nodes: Tensor, starts: Tensor, lengths: Tensor, Y: Tensor, logsumexp: Tensor
+) -> tuple[Tensor, Tensor]:
+    to_queries, to_nodes = torch.empty_like(queries), torch.empty_like(nodes)
+    starts, lengths = starts.contiguous(), lengths.contiguous()
+    with on(nodes):
+        _first_back[grid(nodes, starts)](
+            gradient.contiguous(), queries, nodes, starts, lengths, Y, logsumexp, to_queries, to_nodes,
+            *counts(nodes, starts), **sized(nodes, FIRST_BACK),
+        )  # fmt: skip
+    return to_queries, to_nodes
+
+
+_attend_first.register_fake(lambda queries, *_: _first_results(queries))
+_attend_first_back.register_fake(lambda *parts: (torch.empty_like(parts[1]), torch.empty_like(parts[2])))
+
+
+def _keep_first(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
+    ctx.save_for_backward(*inputs, *output)
+
+
+def _back_first(ctx: Any, gradient: Tensor, _: Tensor | None) -> tuple[Tensor | None, ...]:
+    return *_attend_first_back(gradient, *ctx.saved_tensors), None, None
+
+
+_attend_first.register_autograd(_back_first, setup_context=_keep_first)
 
 
 @jit()
@@ -323,9 +366,8 @@ def _first(
     nodes: tl.tensor,
     starts: tl.tensor,
     lengths: tl.tensor,
-    Y: tl.tensor,
-    exact: tl.tensor,  # Y in float32; or None
-    logsumexp: tl.tensor,  # or None
+    Y: tl.tensor,  # in float32
+    logsumexp: tl.tensor,
     r: tl.tensor,
     T: tl.tensor,
     S: tl.constexpr,
@@ -354,11 +396,8 @@ def _first(
     shrink = tl.exp(most - highest)
     whole = tl.sum(total * shrink, axis=0)
     h = tl.sum(H * shrink[:, None], axis=0) / whole
-    tl.store(Y + own * S + d, h.to(Y.dtype.element_ty), mask=d < S)
-    if exact is not None:
-        tl.store(exact + own * S + d, h, mask=d < S)
-    if logsumexp is not None:
-        tl.store(logsumexp + own, highest + tl.log(whole))
+    tl.store(Y + own * S + d, h, mask=d < S)
+    tl.store(logsumexp + own, highest + tl.log(whole))
 
 
 @jit("r", "T")
@@ -368,10 +407,10 @@ def _first_back(
     nodes: tl.tensor,
     starts: tl.tensor,
     lengths: tl.tensor,
-    exact: tl.tensor,  # the result in float32
+    Y: tl.tensor,
     logsumexp: tl.tensor,
-    to_queries: tl.tensor,  # or None
-    to_nodes: tl.tensor,  # or None
+    to_queries: tl.tensor,
+    to_nodes: tl.tensor,
     r: tl.tensor,
     T: tl.tensor,
     S: tl.constexpr,
@@ -387,7 +426,7 @@ def _first_back(
     d = tl.arange(0, S_PADDED)
     g = tl.load(gradient + own * S + d, mask=d < S, other=0.0).to(tl.float32)
     q = tl.load(queries + own * S + d, mask=d < S, other=0.0).to(tl.float32)
-    mean = tl.sum(g * tl.load(exact + own * S + d, mask=d < S, other=0.0), axis=0)
+    mean = tl.sum(g * tl.load(Y + own * S + d, mask=d < S, other=0.0), axis=0)
     level = tl.load(logsumexp + own)
     to_q = tl.zeros((ROWS, S_PADDED), tl.float32)
     for first in range(0, count, ROWS):
@@ -396,23 +435,13 @@ def _first_back(
         P = tl.where(real, tl.exp(tl.sum(X * q[None, :], axis=1) - level), 0.0)
         to_scores = P * (tl.sum(X * g[None, :], axis=1) - mean)
         to_q += to_scores[:, None] * X
-        if to_nodes is not None:
-            to_X = to_scores[:, None] * q[None, :] + P[:, None] * g[None, :]
-            put(to_nodes + image * (r + T) * S, to_X, row, d, real, S)
-    if to_queries is not None:
-        to_q_sum = tl.sum(to_q, axis=0).to(to_queries.dtype.element_ty)
-        tl.store(to_queries + own * S + d, to_q_sum, mask=d < S)
-    if to_nodes is not None:
-        clear(to_nodes + image * (r + T) * S, end, caption, r, T, S, S_PADDED)
+        to_X = to_scores[:, None] * q[None, :] + P[:, None] * g[None, :]
+        put(to_nodes + image * (r + T) * S, to_X, row, d, real, S)
+    tl.store(to_queries + own * S + d, tl.sum(to_q, axis=0).to(to_queries.dtype.element_ty), mask=d < S)
+    clear(to_nodes + image * (r + T) * S, end, caption, r, T, S, S_PADDED)
 
 
 Settings = dict[str, int]
-
-
-def gradient_buffers(ctx: Any, queries: Tensor, nodes: Tensor) -> tuple[Tensor | None, Tensor | None]:
-    """For the gradients of queries and nodes, as far as they are needed."""
-    for_queries, for_nodes, *_ = ctx.needs_input_grad
-    return torch.empty_like(queries) if for_queries else None, torch.empty_like(nodes) if for_nodes else None
 
 
 def grid(nodes: Tensor, starts: Tensor) -> tuple[int, int]:

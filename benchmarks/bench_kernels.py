@@ -29,10 +29,9 @@ from mispair.pairs.synthetic import synthetic_pairs
 
 TIMES = 40
 KERNELS: dict[str, Any] = {"graph": graph, "gru": gru, "gpo": gpo, "compiled": fused}
-ENTRIES = {"graph": ("attend", "attend_first"), "gru": ("scan",), "gpo": ("pool",), "compiled": ()}
+ENTRIES = {"graph": (), "gru": ("scan",), "gpo": ("pool",), "compiled": ()}
 PLAIN: dict[str, list[tuple[Any, str]]] = {  # what takes the place of each kernel; torch's GRU is cuDNN's
     "graph": [(sgraf, "plain_attention")],
-    "compiled": [(sgraf.SGR, "similarity")],
     "gpo": [(vse.GPO, "forward")],
 }
 USED = {"sgr": ("graph", "gru", "compiled"), "vse": ("gpo", "gru")}

@@ -92,7 +92,8 @@ def _attend(queries: Tensor, nodes: Tensor, starts: Tensor, lengths: Tensor, lon
 @torch.library.custom_op(
     "mispair::attend_back",
     mutates_args=(),
-    schema="(Tensor g, Tensor queries, Tensor nodes, Tensor starts, Tensor lengths, SymInt longest) -> (Tensor, Tensor)",
+    schema="(Tensor g, Tensor queries, Tensor nodes, Tensor starts, Tensor lengths, SymInt longest) "
+    "-> (Tensor, Tensor)",
 )
 def _attend_back(
     gradient: Tensor, queries: Tensor, nodes: Tensor, starts: Tensor, lengths: Tensor, longest: int
@@ -105,7 +106,7 @@ def _attend_back(
     return to_queries, to_nodes
 
 
-_attend.register_fake(lambda queries, nodes, *_: torch.empty_like(nodes))
+_attend.register_fake(lambda *parts: torch.empty_like(parts[1]))
 _attend_back.register_fake(lambda *parts: (torch.empty_like(parts[1]), torch.empty_like(parts[2])))
 
 

@@ -333,7 +333,7 @@ def test_other_unfinished_work_is_refused(case: Case, folder: Path, tmp_path: Pa
 
 def test_a_finished_folder_is_kept_without_overwrite(case: Case, folder: Path, unbroken: Path) -> None:
     before = contents(unbroken)
-    with pytest.raises(DataError, match="holds this audit already; read its files"):
+    with refused(ExistsError, unbroken):
         audit_to_folder(open_source(folder), unbroken, CPU)
     assert contents(unbroken) == before
     (unbroken / "mine.txt").write_text("stays")

@@ -11,7 +11,8 @@ import pyarrow
 import pytest
 
 from mispair.auditing.exports import export
-from mispair.errors import DataError
+from mispair.errors import NotFoundError
+from refusals import refused
 
 TABLE = pyarrow.table(
     {
@@ -65,6 +66,6 @@ def test_argilla(tmp_path: Path) -> None:
 
 
 def test_pairs_without_images_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="have no names of images"):
+    with refused(NotFoundError):
         export([TABLE.drop(["image"])], "argilla", tmp_path)
     assert list(tmp_path.iterdir()) == []

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import quote
 
-from mispair.errors import DataError
+from mispair.errors import NotFoundError
 from mispair.support.files import Json, replacing, write_atomically
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def export(pieces: Iterable[pyarrow.Table], tool: Tool, out: Path, images: Path 
         The files.
 
     Raises:
-        DataError: The pairs have no names of images.
+        NotFoundError: The pairs have no names of images.
     """
     rows = _rows(pieces)
     path = out / {"fiftyone": "fiftyone.csv", "label-studio": "label-studio.json", "argilla": "argilla.json"}[tool]
@@ -79,7 +79,7 @@ def export(pieces: Iterable[pyarrow.Table], tool: Tool, out: Path, images: Path 
 def _rows(pieces: Iterable[pyarrow.Table]) -> Iterator[Row]:
     for piece in pieces:
         if "image" not in piece.column_names:
-            raise DataError("These pairs have no names of images, which the tool needs; audit them with their images.")
+            raise NotFoundError("the pairs have no names of images", advice="Audit them with their images.")
         yield from piece.select([name for name in _KNOWN if name in piece.column_names]).to_pylist()
 
 

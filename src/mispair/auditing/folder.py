@@ -282,7 +282,8 @@ def audit_to_folder(
     request = Request.model_validate({"fingerprint": [source.fingerprint()], **_of_settings(settings)}).written()
     with OwnedFolder(out, AUDIT, request, overwrite=overwrite) as folder:
         if folder.finished and not overwrite:
-            raise DataError(f"{out} holds this audit already; read its files, or allow it to be replaced.")
+            advice = "Read its files, or give `overwrite`."
+            raise ExistsError("holds this audit already", where=out, advice=advice)
         return _audit(folder, source, settings, console, command)
 
 

@@ -22,7 +22,7 @@ from mispair.pairs.layouts.table import open_table_given
 from mispair.pairs.origin import Origin, check_as_encoded
 from mispair.pairs.other_libraries import as_pairs, as_table, as_vectors
 from mispair.pairs.pairs import Pairs, Vectors, subset
-from mispair.pairs.remote import copy_version, fetch, url_of
+from mispair.pairs.remote import fetch, url_of
 from mispair.pairs.source import Source
 from mispair.support.row_order import check_order, labels_of
 
@@ -58,9 +58,7 @@ class AuditInput(InputOptions):
         found = {name: url for name, place in places.items() if place is not None and (url := url_of(place))}
         copies = {name: fetch(url, folder) for name, url in found.items()}
         # A query may be a signature, which is a secret and another one each time: such a copy is known by its path.
-        urls = {
-            copies[name]: (url, copy_version(copies[name], folder)) for name, url in found.items() if "?" not in url
-        }
+        urls = {copies[name]: (url, copies[name].parent.name) for name, url in found.items() if "?" not in url}
         return replace(self, urls=urls, **copies)  # type: ignore[arg-type]
 
     def check(self) -> None:

@@ -58,7 +58,7 @@ def url_of(path: Path) -> str | None:
 
 
 def fetch(url: str, folder: Path) -> Path:
-    """The copy of a file or a folder in a folder, fetched now if it is not there or not the same any more.
+    """The copy of a file or a folder, FOLDER/VERSION/NAME, fetched now if it is not there or not the same any more.
 
     Raises:
         DataError: It cannot be fetched.
@@ -110,11 +110,6 @@ def name_of(url: str) -> str:
     ('left.npy', 'bucket')
     """
     return PurePosixPath(urlsplit(url).path).name or urlsplit(url).netloc
-
-
-def copy_version(path: Path, folder: Path) -> str:
-    """What tells a copy that `fetch` has made from those of other URLs and of other contents."""
-    return path.relative_to(folder).parts[0]
 
 
 def find_copy(url: str, version: str, folder: Path) -> Path:

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from mispair.errors import DataError
+from mispair.errors import ChangedError, ShapeError
 from mispair.pairs.npy import LONGEST_HEADER, Header, check_header, header_of, open_array, read_start
 from mispair.pairs.pairs import IntArray
+from mispair.support.files import unreadable
 
 if TYPE_CHECKING:
     import torch
@@ -80,15 +81,14 @@ class File:
         try:
             with self.path.open("rb", buffering=0) as file:
                 if file.read(header.offset) != header.start:
-                    raise DataError(f"{self.path}: the file was replaced while it was in use; start the same again.")
+                    advice = "Run the same command again."
+                    raise ChangedError("the file was replaced while it was in use", where=self.path, advice=advice)
                 for row, count in runs:
                     file.seek(header.offset + row * size)
                     _fill(file, content[place : place + count * size], self.path)
                     place += count * size
-        except FileNotFoundError:
-            raise DataError(f"{self.path}: no such file.") from None
         except OSError as error:
-            raise DataError(f"{self.path}: the file cannot be read ({error.strerror}).") from None
+            raise unreadable(self.path, error) from None
         return found
 
 
@@ -97,7 +97,7 @@ def _fill(file: FileIO, place: memoryview, path: Path) -> None:
     while len(place):
         read = file.readinto(place)
         if not read:
-            raise DataError(f"{path}: the file has become shorter while it was read; write it again.")
+            raise ChangedError("the file became shorter while it was read", where=path, advice="Write it again.")
         place = place[read:]
 
 
@@ -347,10 +347,9 @@ def open_files(paths: Sequence[Path]) -> Side:
         header = header_of(content, size, path)
         check_header(header, path, 2, "vector")
         if shards and header.shape[1] != shards[0].shape[1]:
-            raise DataError(
-                f"{path}: vectors of width {header.shape[1]}, but {paths[0].name} has {shards[0].shape[1]}; "
-                "all shards must come from one encoder."
-            )
+            expected = f"{shards[0].shape[1]}, as in {paths[0].name}"
+            advice = "All shards must come from one encoder."
+            raise ShapeError(f"vectors of width {header.shape[1]}", where=path, expected=expected, advice=advice)
         keep = header.nbytes <= min(_SMALL, room) and header.offset + header.nbytes <= len(content)
         room -= keep * header.nbytes
         # A copy, which holds neither the header nor what may follow the numbers.

@@ -21,8 +21,8 @@ from mispair.errors import ChangedError, DamagedError, InvalidValueError, NotFou
 from mispair.pairs.npy import check_finite, open_array
 from mispair.pairs.pairs import FloatArray, IntArray, described
 from mispair.support.extras import missing_package
-from mispair.support.files import Json, replacing, sha256_of
-from mispair.support.owned_folder import FolderKind, Mark, OwnedFolder, read_mark
+from mispair.support.files import Json, replacing
+from mispair.support.owned_folder import FolderKind, Mark, OwnedFolder, damages, read_mark
 
 VECTORS, GRAPH = "vectors.npy", "graph.usearch"
 INDEX = FolderKind("an index", "index.json", [VECTORS], optional=[GRAPH])
@@ -201,15 +201,7 @@ def _npy_sha256(array: FloatArray) -> str:
 
 def _damaged(path: Path, mark: Mark, usearch: Any | None) -> list[str]:
     """The files of an index that are not as they were written, or unreadable; without usearch no graph is read."""
-    names = [name for name in (VECTORS, GRAPH) if name in mark.files and (name == VECTORS or usearch is not None)]
-    return [name for name in names if _sha256(path / name) != mark.files[name]]
-
-
-def _sha256(path: Path) -> str | None:
-    try:
-        return sha256_of(path)
-    except OSError:
-        return None
+    return [name for name, _ in damages(path, mark.files, [VECTORS] if usearch is None else [VECTORS, GRAPH])]
 
 
 def _repair(path: Path, mark: Mark, damaged: list[str], usearch: Any | None) -> None:

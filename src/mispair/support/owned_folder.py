@@ -87,16 +87,19 @@ def check_unchanged(path: Path, kind: FolderKind, names: Iterable[str]) -> None:
         DamagedError: A file is gone, unreadable or changed.
     """
     mark = read_mark(path, kind)
-    written = {} if mark is None else mark.files
-    for name in names:
-        try:
-            if name not in written or sha256_of(path / name) == written[name]:
-                continue
-            found = "the file is not as it was written"
-        except OSError as error:
-            found = f"the file cannot be read ({error.strerror})"
+    for name, found in damages(path, {} if mark is None else mark.files, names):
         advice = f"Copy it again if you can, or make {kind.what} anew with `overwrite`"
         raise DamagedError(found, where=path / name, advice=advice)
+
+
+def damages(path: Path, written: Mapping[str, str], names: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Files of a folder that are not as their hashes in `written` say, and what was found instead."""
+    for name in names:
+        try:
+            if name in written and sha256_of(path / name) != written[name]:
+                yield name, "the file is not as it was written"
+        except OSError as error:
+            yield name, f"the file cannot be read ({error.strerror})"
 
 
 class OwnedFolder:

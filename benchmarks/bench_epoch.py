@@ -1,9 +1,10 @@
 """Measure whole epochs of a recipe at full size, and estimate its schedule from them: `make bench-epoch`.
 
-Images are generated (`data/synthetic.py`), captions and noise may be real. An epoch of the warm-up, two main epochs and
-two of a later phase, with noisy pairs or a student, are trained with split, labels, replacements and validation. The
-first of a kind takes longer, because kernels are compiled and steps recorded in it. Generated images cannot be audited:
-where a method audits first, the truth takes the place of the match scores, and the audit is not part of the time.
+Images are generated (`bench/suite/synthetic.py`), captions and noise may be real. An epoch of the warm-up, two main
+epochs and two of a later phase, with noisy pairs or a student, are trained with split, labels, replacements and
+validation. The first of a kind takes longer, because kernels are compiled and steps recorded in it. Generated images
+cannot be audited: where a method audits first, the truth takes the place of the match scores, and the audit is not part
+of the time.
 
 The cost of the memory bank is measured by itself: its size changes how long it takes to select the pairs of an epoch,
 never a step. So the same networks select again with banks of several sizes, and without any.
@@ -26,6 +27,7 @@ from rich.table import Table
 
 from common import at_least, run
 from mispair import methods, models
+from mispair.bench.suite.synthetic import stand_in
 from mispair.cli import output
 from mispair.compute.devices import autocast, pick_device
 from mispair.config import Config
@@ -33,7 +35,6 @@ from mispair.errors import NotFoundError
 from mispair.methods.repair import Repair
 from mispair.methods.report import MethodReport
 from mispair.pairs.layouts.loading import with_noise
-from mispair.pairs.synthetic import stand_in
 from mispair.settings import RepairSettings
 from mispair.training.phases import Phase, phases
 from mispair.training.run_folder import Run

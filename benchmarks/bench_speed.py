@@ -24,6 +24,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import reference_loops
 from common import at_least, run
+from mispair.bench.suite.synthetic import synthetic_pairs
 from mispair.cli.output import print_json, print_table, say
 from mispair.compute.cuda_graphs import CudaGraphStep
 from mispair.compute.devices import autocast, pick_device
@@ -37,7 +38,6 @@ from mispair.models import SGR, VSE, Encoded, Network, SideSpec, build
 from mispair.models.inference import encode_side, inference, score
 from mispair.pairs.batches import Batch, PairLoader
 from mispair.pairs.pairs import IntArray, Pairs, Tokens
-from mispair.pairs.synthetic import synthetic_pairs
 
 MARGIN, NEGATIVES = 0.2, 8
 SECONDS = 3.0  # measured once, and again until so much time has gone by

@@ -18,8 +18,8 @@ from tyro.conf import Positional
 
 from common import run
 from mispair import methods
+from mispair.bench.suite.synthetic import synthetic_pairs
 from mispair.pairs.layouts.loading import with_noise
-from mispair.pairs.synthetic import synthetic_pairs
 from mispair.training.phases import phases
 from mispair.training.run_folder import Run
 from mispair.training.settings import override, read_recipe

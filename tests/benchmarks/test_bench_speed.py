@@ -12,10 +12,10 @@ import torch
 import bench_epoch
 import bench_speed
 from common import run
+from mispair.bench.suite import synthetic
 from mispair.config import Config
 from mispair.errors import ConflictError, InvalidValueError, NotFoundError
 from mispair.functional.rank_correlation import ranks
-from mispair.pairs import synthetic
 from mispair.pairs.pairs import Tokens
 from mispair.training.settings import override
 from reference_loops import count_ranks

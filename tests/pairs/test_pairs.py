@@ -10,25 +10,26 @@ import numpy as np
 import pytest
 import torch
 
-from mispair.errors import DataError
+from mispair.errors import ShapeError
 from mispair.pairs.pairs import Pairs, Regions, Vectors, fingerprint, with_first_items
+from refusals import refused
 from small_data import vectors
 
 ARRAY = np.zeros((4, 3), np.float32)
 
 
 @pytest.mark.parametrize(
-    ("left", "message"),
+    ("left", "names"),
     [
-        (ARRAY, r"left side must be Vectors.* array of float32 with shape \(4, 3\).*mispair\.Vectors\(array\)"),
-        (ARRAY.tolist(), "left side must be Vectors, Regions or Tokens, but got a value of type list"),
-        (Vectors(ARRAY.tolist()), "numpy array of numbers, but got a value of type list"),  # type: ignore[arg-type]
-        (Vectors(np.full((4, 3), "a")), r"numpy array of numbers, but got an array of <U1 with shape \(4, 3\)"),
-        (Regions(ARRAY), r"holds regions, which have 3 dimensions, but got an array of float32 with shape \(4, 3\)"),
+        (ARRAY, "array of float32 with shape (4, 3)"),
+        (ARRAY.tolist(), "type list"),
+        (Vectors(ARRAY.tolist()), "type list"),  # type: ignore[arg-type]
+        (Vectors(np.full((4, 3), "a")), "<U1"),
+        (Regions(ARRAY), "3 dimensions"),
     ],
 )
-def test_what_is_no_side_is_refused(left: Any, message: str) -> None:
-    with pytest.raises(DataError, match=f"mine: .*{message}"):
+def test_what_is_no_side_is_refused(left: Any, names: str) -> None:
+    with refused(ShapeError, "the left side of mine", names):
         Pairs(left, vectors(4), np.arange(4), name="mine")
 
 
@@ -36,7 +37,7 @@ def test_what_is_no_side_is_refused(left: Any, message: str) -> None:
 @pytest.mark.parametrize("rows", [[0, 1, 2, 3], np.zeros(4), np.zeros((4, 1), np.int64), np.array(list("abcd"))])
 def test_rows_must_be_a_flat_array_of_whole_numbers(label: str, rows: Any) -> None:
     given = {"link": np.arange(4), label: rows}
-    with pytest.raises(DataError, match=f"the {label} must be a flat numpy array of whole numbers, but got a"):
+    with refused(ShapeError, f"{label} of pairs", "4 whole numbers"):
         Pairs(vectors(4), vectors(4), **given)
 
 
@@ -55,17 +56,17 @@ def test_rows_become_numbers_that_torch_takes(label: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("score", "message"),
+    ("score", "names"),
     [
-        ([0.5] * 4, "4 probabilities, but got a value of type list"),
-        (np.zeros(3), r"4 probabilities, but got an array of float64 with shape \(3,\)"),
-        (np.zeros(4, int), "probabilities, but got an array of int64"),
+        ([0.5] * 4, "type list"),
+        (np.zeros(3), "(3,)"),
+        (np.zeros(4, int), "int64"),
         (np.array([0.1, 0.2, 1.5, 0]), "between 0 and 1"),
-        (np.array([0.1, np.nan, 0.5, 0]), "between 0 and 1.* 0.5 stands for not known"),
+        (np.array([0.1, np.nan, 0.5, 0]), "0.5"),
     ],
 )
-def test_match_scores_must_be_probabilities(score: Any, message: str) -> None:
-    with pytest.raises(DataError, match=f"mine: .*{message}"):
+def test_match_scores_must_be_probabilities(score: Any, names: str) -> None:
+    with refused(ShapeError, "match_score of mine", names):
         Pairs(vectors(4), vectors(4), np.arange(4), match_score=score, name="mine")
 
 

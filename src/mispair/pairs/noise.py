@@ -45,8 +45,7 @@ def caption_noise(link: IntArray, noise_ratio: float, seed: int) -> IntArray:
     >>> caption_noise(np.arange(10) // 5, 0.4, seed=0)
     array([0, 0, 1, 0, 0, 1, 1, 1, 1, 0])
     """
-    _check_ratio(noise_ratio)
-    random = _generator(seed)
+    random = _generator(noise_ratio, seed)
     order = np.arange(len(link))
     random.shuffle(order)
     selected = order[: int(noise_ratio * len(link))]
@@ -92,8 +91,7 @@ def near_noise(
     >>> near_noise(np.arange(4), np.array([[9.0, 1], [9, 2], [-9, 1], [-9, 2]]), 0.5, seed=0)
     array([2, 1, 0, 3])
     """
-    _check_ratio(noise_ratio)
-    random = _generator(seed)
+    random = _generator(noise_ratio, seed)
     noisy = np.array(link, dtype=np.int64)
     wanted = int(noise_ratio * len(link)) // 2
     if not wanted:
@@ -131,8 +129,7 @@ def group_noise(link: IntArray, groups: IntArray, noise_ratio: float, seed: int)
     >>> group_noise(np.arange(8) // 2, np.array([0, 0, 1, 1]), 1.0, seed=0)
     array([2, 2, 3, 3, 0, 0, 1, 1])
     """
-    _check_ratio(noise_ratio)
-    random = _generator(seed)
+    random = _generator(noise_ratio, seed)
     noisy = np.array(link, dtype=np.int64)
     by_item = np.argsort(noisy, kind="stable")
     group_of = np.asarray(groups)[noisy[by_item]]
@@ -268,9 +265,7 @@ def noise_index(pairs: Pairs, *, noise_ratio: float, seed: int, kind: NoiseKind 
         InvalidValueError: The ratio, the seed or the kind is invalid.
         ConflictError: The kind does not suit the left side.
     """
-    _check_ratio(noise_ratio)
-    _check_seed(seed)
-    _check_kind(kind)
+    _check(noise_ratio, kind, seed)
     if kind == "caption":
         return caption_noise(pairs.link, noise_ratio, seed)
     if kind == "image":
@@ -317,8 +312,7 @@ def add_noise(
     """
     if not isinstance(pairs, Pairs):
         raise InvalidValueError(type(pairs).__name__, where="pairs", expected="Pairs, as mispair.load gives them")
-    _check_ratio(noise_ratio)
-    _check_kind(kind)
+    _check(noise_ratio, kind)
     if file is not None and Path(file).exists():
         link = load_noise(file, pairs.link, len(pairs.left), by_row=isinstance(pairs.left, Vectors))
         found = mismatch(link, pairs.link, pairs.groups)
@@ -337,24 +331,18 @@ def add_noise(
     return pairs.with_link(index[pairs.link] if kind == "image" else index)
 
 
-def _check_ratio(noise_ratio: float) -> None:
+def _check(noise_ratio: float, kind: str = "caption", seed: int = 0) -> None:
     if not (isinstance(noise_ratio, float | int | np.floating) and 0 <= noise_ratio <= 1):
         expected = "a share from 0 to 1, such as 0.4 for 40 %"
         raise InvalidValueError(repr(noise_ratio), where="noise_ratio", expected=expected)
-
-
-def _check_kind(kind: str) -> None:
     if kind not in get_args(NoiseKind):
         raise InvalidValueError(repr(kind), where="kind", expected="'caption', 'image', 'near' or 'group'")
-
-
-def _check_seed(seed: int) -> None:
     if not (isinstance(seed, int | np.integer) and 0 <= seed < 2**32):
         raise InvalidValueError(repr(seed), where="seed", expected="a whole number from 0 to 4,294,967,295")
 
 
-def _generator(seed: int) -> np.random.RandomState:
-    _check_seed(seed)
+def _generator(noise_ratio: float, seed: int) -> np.random.RandomState:
+    _check(noise_ratio, seed=seed)
     return np.random.RandomState(seed)
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from mispair.errors import DataError, ShapeError
+from mispair.errors import ShapeError
 from mispair.pairs.origin import Origin
 from mispair.pairs.vocabulary import Vocabulary
 
@@ -236,42 +236,33 @@ class Pairs:
 
     def __post_init__(self) -> None:
         for label, side in (("left", self.left), ("right", self.right)):
-            _check_side(side, f"{self.name}: the {label} side")
-        for label, rows in (("link", self.link), ("truth", self.truth), ("groups", self.groups)):
-            if rows is not None and not (isinstance(rows, np.ndarray) and rows.ndim == 1 and rows.dtype.kind in "iu"):
-                raise DataError(
-                    f"{self.name}: the {label} must be a flat numpy array of whole numbers, but got {described(rows)}; "
-                    "numpy.asarray makes one of a list."
-                )
-        if len(self.link) != len(self.right):
-            raise DataError(
-                f"{self.name}: the link has {len(self.link):,} entries for {len(self.right):,} right items; "
-                "it needs exactly one left row for each."
-            )
-        for label, rows in (("link", self.link), ("truth", self.truth)):
-            if rows is not None and len(rows) and not (rows.min() >= 0 and rows.max() < len(self.left)):
-                raise DataError(
-                    f"{self.name}: the {label} points to left rows {rows.min():,} to {rows.max():,}, "
-                    f"but there are only rows 0 to {len(self.left) - 1:,}."
-                )
-        if self.truth is not None and len(self.truth) != len(self.link):
-            raise DataError(f"{self.name}: the truth has {len(self.truth):,} entries for {len(self.link):,} pairs.")
-        if self.groups is not None and len(self.groups) != len(self.left):
-            raise DataError(f"{self.name}: {len(self.groups):,} groups for {len(self.left):,} left items.")
+            _check_side(side, f"the {label} side of {self.name}")
+        count = len(self.right)
+        for label, wanted in {"link": count, "truth": count, "groups": len(self.left)}.items():
+            rows = getattr(self, label)
+            if rows is None:
+                continue
+            where = f"{label} of {self.name}"
+            if not (isinstance(rows, np.ndarray) and rows.shape == (wanted,) and rows.dtype.kind in "iu"):
+                raise ShapeError(described(rows), where=where, expected=f"a numpy array of {wanted:,} whole numbers")
+            if label != "groups" and wanted and not (rows.min() >= 0 and rows.max() < len(self.left)):
+                found = f"left rows {rows.min():,} to {rows.max():,}"
+                raise ShapeError(found, where=where, expected=f"rows 0 to {len(self.left) - 1:,}")
+            # torch takes neither every kind of whole number nor every order in memory
+            object.__setattr__(self, label, np.require(rows, np.int64, ["C", "W"]))
         if self.match_score is not None:
-            _check_score(self.match_score, len(self.link), self.name)
+            score, expected = self.match_score, f"a numpy array of {count:,} probabilities; 0.5 stands for not known"
+            if not (isinstance(score, np.ndarray) and score.shape == (count,) and score.dtype.kind == "f"):
+                raise ShapeError(described(score), where=f"match_score of {self.name}", expected=expected)
+            if not ((score >= 0) & (score <= 1)).all():
+                raise ShapeError("not all between 0 and 1", where=f"match_score of {self.name}", expected=expected)
             if self.flagged is None:
-                object.__setattr__(self, "flagged", self.match_score < MATCH_THRESHOLD)
-        if self.flagged is not None and (self.flagged.shape != self.link.shape or self.flagged.dtype != np.bool_):
-            raise ShapeError(
-                f"flagged is {described(self.flagged)}", where=self.name, expected=f"{len(self.link):,} booleans"
-            )
-        for label, ids, side in (("left", self.left_ids, self.left), ("right", self.right_ids, self.right)):
+                object.__setattr__(self, "flagged", score < MATCH_THRESHOLD)
+        if self.flagged is not None and (self.flagged.shape != (count,) or self.flagged.dtype != np.bool_):
+            raise ShapeError(described(self.flagged), where=f"flagged of {self.name}", expected=f"{count:,} booleans")
+        for label, ids, side in (("left_ids", self.left_ids, self.left), ("right_ids", self.right_ids, self.right)):
             if ids and len(ids) != len(side):
-                raise DataError(f"{self.name}: {len(ids):,} {label} ids for {len(side):,} {label} items.")
-        for label, rows in (("link", self.link), ("truth", self.truth), ("groups", self.groups)):
-            if rows is not None:  # torch takes neither every kind of whole number nor every order in memory
-                object.__setattr__(self, label, np.require(rows, np.int64, ["C", "W"]))
+                raise ShapeError(f"{len(ids):,} ids", where=f"{label} of {self.name}", expected=f"{len(side):,}")
 
     def __len__(self) -> int:
         return len(self.link)
@@ -315,31 +306,18 @@ class Pairs:
         return replace(self, match_score=known, flagged=flagged)
 
 
-def _check_side(side: Any, what: str) -> None:
-    """Refuses values that are no side, and features of the wrong type or number of dimensions."""
+def _check_side(side: Any, where: str) -> None:
+    """Raise if a value is no side, or its features have the wrong type or number of dimensions."""
     if not isinstance(side, Side):
-        raise DataError(
-            f"{what} must be Vectors, Regions or Tokens, but got {described(side)}; an array of embeddings goes in as "
-            "mispair.Vectors(array)."
-        )
+        advice = "An array of embeddings goes in as mispair.Vectors(array)."
+        raise ShapeError(described(side), where=where, expected="Vectors, Regions or Tokens", advice=advice)
     if isinstance(side, Tokens):
         return
-    wanted = {"regions": 3, "vectors": 2}[side.kind]
-    if not isinstance(side.features, np.ndarray) or side.features.dtype.kind not in "fiu":
-        raise DataError(f"{what} needs its features as a numpy array of numbers, but got {described(side.features)}.")
-    if side.features.ndim != wanted:
-        raise DataError(
-            f"{what} holds {side.kind}, which have {wanted} dimensions, but got {described(side.features)}."
-        )
-
-
-def _check_score(score: Any, count: int, name: str) -> None:
-    if not (isinstance(score, np.ndarray) and score.shape == (count,) and score.dtype.kind == "f"):
-        raise DataError(
-            f"{name}: the match score must be a numpy array of {count:,} probabilities, but got {described(score)}."
-        )
-    if not ((score >= 0) & (score <= 1)).all():
-        raise DataError(f"{name}: a match score must lie between 0 and 1, but some do not; 0.5 stands for not known.")
+    ndim = 3 if isinstance(side, Regions) else 2
+    features = side.features
+    if not (isinstance(features, np.ndarray) and features.dtype.kind in "fiu" and features.ndim == ndim):
+        expected = f"{side.kind} in a numpy array of numbers with {ndim} dimensions"
+        raise ShapeError(described(features), where=where, expected=expected)
 
 
 def described(value: Any) -> str:

@@ -17,12 +17,12 @@ import torch
 
 from mispair import models
 from mispair.bench.suite.suite import Cell, digest
+from mispair.bench.suite.synthetic import stand_in
 from mispair.compute.devices import give_back_memory
 from mispair.config import Config
 from mispair.errors import MispairError
 from mispair.pairs.layouts.loading import with_noise
 from mispair.pairs.pairs import Pairs
-from mispair.pairs.synthetic import stand_in
 from mispair.training.phases import Phase, phases
 from mispair.training.run_folder import Run
 from mispair.training.settings import every_setting, override

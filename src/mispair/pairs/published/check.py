@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,11 +14,16 @@ from mispair.pairs.layouts.precomp import arrange, captions_path, read_captions,
 from mispair.pairs.npy import TruncatedError, open_array
 from mispair.pairs.published.catalogue import DATA_SETS, DataSet, PublishedFile, Publisher, Split
 from mispair.pairs.vocabulary import Vocabulary
-from mispair.support.files import unreadable
+from mispair.support.files import sha256_of, unreadable
 
 Verdict = Literal[
     "right", "there", "missing", "another shape", "another length", "another size", "checksum wrong", "unreadable"
 ]
+Answer = tuple[Verdict, str]  # and a sentence
+_OTHER_TYPES = {
+    "float16": "digits are lost and results may move a little",
+    "float64": "it takes twice the room and adds nothing",
+}
 
 
 @dataclass(frozen=True)
@@ -88,7 +91,7 @@ def _check_file(file: PublishedFile, folder: Path) -> Finding:
         return Finding(file, "missing", sentence)
     examine = {"features": _features, "captions": _captions, "ids": _ids, "vocabulary": _vocabulary, "noise": _noise}
     try:
-        return examine[file.kind](file, path, folder)
+        return Finding(file, *examine[file.kind](file, path, folder), path)
     except TruncatedError as error:
         return Finding(file, "another size", str(error), path)
     except DataError as error:
@@ -114,31 +117,34 @@ def _own_vocabulary(folder: Path) -> str:
     return f"{folder.resolve().name}_vocab.json"
 
 
-def _features(file: PublishedFile, path: Path, _: Path) -> Finding:
+def _features(file: PublishedFile, path: Path, _: Path) -> Answer:
     assert file.split is not None
     assert file.shape is not None
-    array = open_array(path)
-    answer = partial(Finding, file, path=path)
-    found = _shape(array)
+    array, split = open_array(path), file.split
+    found, rows = _shape(array), dict.fromkeys((split.images, split.captions))
     if array.ndim != 3 or array.shape[1:] != file.shape[1:]:
-        return answer("another shape", f"{found}; expected {_by(file.shape)}.{_known_as(array.shape)}")
-    if len(array) not in (file.split.images, file.split.captions):
-        return answer("another shape", f"{found}; {_expected_rows(file.split)}{_known_as(array.shape)}")
-    if too_long := _too_long(array, path):
-        return answer("another size", too_long)
-    if not _rows_fit(array, file.split, file.name):
-        return answer(
-            "another shape",
-            f"{found}, but the rows are not {file.split.images:,} images "
-            f"{file.split.captions // file.split.images} times each, so captions and images would not fit; fetch the "
-            "file again.",
+        return "another shape", f"{found}; expected {_by(file.shape)}.{_known_as(array.shape)}"
+    if len(array) not in rows:
+        expected = " or ".join(f"{count:,}" for count in rows)
+        return "another shape", f"{found}; expected {expected} rows.{_dev_remark(split)}{_known_as(array.shape)}"
+    promised, size = int(getattr(array, "offset", 0)) + array.nbytes, path.stat().st_size
+    if size > promised:  # numpy passes it over in silence; less is refused when the file is opened
+        what = f"{size:,} bytes where the header promises {promised:,}"
+        return "another size", f"{what}: something was appended; fetch the file again."
+    times = split.captions // split.images
+    if len(arrange(array, split.captions, None, file.name)[0]) != split.images:  # as the reader finds them
+        return "another shape", (
+            f"{found}, but the rows are not {split.images:,} images {times} times each, so captions and images would "
+            "not fit; fetch the file again."
         )
-    return answer("there", "; ".join([found, *_row_remarks(len(array), file.split), *_type_remarks(str(array.dtype))]))
-
-
-def _expected_rows(split: Split) -> str:
-    choice = f"{split.images:,} or {split.captions:,}" if split.captions != split.images else f"{split.images:,}"
-    return f"expected {choice} rows.{_dev_remark(split)}"
+    remarks = [found]
+    if len(array) != split.rows:
+        stored = "each image once, where the published file repeats it: the same to mispair"
+        repeated = f"each image {times} times, where the published file has it once: the same to mispair, but larger"
+        remarks.append(stored if len(array) == split.images else repeated)
+    if str(array.dtype) in _OTHER_TYPES:
+        remarks.append(f"published as float32: mispair reads {array.dtype} too, but {_OTHER_TYPES[str(array.dtype)]}")
+    return "there", "; ".join(remarks)
 
 
 def _dev_remark(split: Split) -> str:
@@ -157,89 +163,56 @@ def _known_as(shape: tuple[int, ...]) -> str:
     return f" This is the shape of {' or '.join(names)}." if names else ""
 
 
-def _rows_fit(array: npt.NDArray[Any], split: Split, name: str) -> bool:
-    """Whether the reader will find as many different images as there should be."""
-    return len(arrange(array, split.captions, None, name)[0]) == split.images
-
-
-def _row_remarks(rows: int, split: Split) -> list[str]:
-    if rows == split.rows:
-        return []
-    if rows == split.images:
-        return ["each image once, where the published file repeats it: the same to mispair"]
-    times = split.captions // split.images
-    return [f"each image {times} times, where the published file has it once: the same to mispair, but larger"]
-
-
-def _type_remarks(dtype: str) -> list[str]:
-    remarks = {
-        "float16": "published as float32: mispair reads float16 too, but digits are lost and results may move a little",
-        "float64": "published as float32: mispair reads float64 too, but it takes twice the room and adds nothing",
-    }
-    return [remarks[dtype]] if dtype in remarks else []
-
-
-def _too_long(array: npt.NDArray[Any], path: Path) -> str:
-    """A sentence where bytes follow the array, which numpy would pass over in silence."""
-    promised, size = int(getattr(array, "offset", 0)) + array.nbytes, path.stat().st_size
-    if size <= promised:  # less is refused when the file is opened
-        return ""
-    return f"{size:,} bytes where the header promises {promised:,}: something was appended; fetch the file again."
-
-
-def _captions(file: PublishedFile, path: Path, folder: Path) -> Finding:
+def _captions(file: PublishedFile, path: Path, folder: Path) -> Answer:
     assert file.split is not None
     lines = len(read_captions(folder, file.split.name)[0])
     if lines != file.lines:
-        sentence = f"{lines:,} captions; expected {file.lines:,}.{_dev_remark(file.split)}"
-        return Finding(file, "another length", sentence, path)
+        return "another length", f"{lines:,} captions; expected {file.lines:,}.{_dev_remark(file.split)}"
     other = f"; {path.name}, which is published as {file.name}" if path.name != file.name else ""
     return _with_checksum(file, path, f"{lines:,} captions{other}")
 
 
-def _ids(file: PublishedFile, path: Path, folder: Path) -> Finding:
+def _ids(file: PublishedFile, path: Path, folder: Path) -> Answer:
     assert file.split is not None
     try:
         read_ids(folder, file.split.name, file.split.images, file.split.captions // file.split.images)
     except ShapeError as error:
-        return Finding(file, "another length", str(error), path)
+        return "another length", str(error)
     return _with_checksum(file, path, "as many ids as images or captions")
 
 
-def _vocabulary(file: PublishedFile, path: Path, folder: Path) -> Finding:
+def _vocabulary(file: PublishedFile, path: Path, folder: Path) -> Answer:
     words = len(Vocabulary.load(path))
     if file.words not in (None, words):
-        return Finding(file, "another length", f"{words:,} words; published with {file.words:,}.", path)
+        return "another length", f"{words:,} words; published with {file.words:,}."
     own = _own_vocabulary(folder)
     lost = path.name not in ("vocab.json", own)
     remark = f"; mispair looks for {own} beside this folder: rename it, or give it as `vocab`" if lost else ""
     return _with_checksum(file, path, f"{words:,} words{remark}")
 
 
-def _noise(file: PublishedFile, path: Path, _: Path) -> Finding:
+def _noise(file: PublishedFile, path: Path, _: Path) -> Answer:
     assert file.shape is not None
     array = open_array(path, kind="integer")
     if array.shape != file.shape:
-        sentence = f"{_shape(array)}; expected {_by(file.shape)}. A noise index fits only the set it was made for."
-        return Finding(file, "another shape", sentence, path)
+        wrong = f"{_shape(array)}; expected {_by(file.shape)}"
+        return "another shape", f"{wrong}. A noise index fits only the set it was made for."
     return _with_checksum(file, path, f"{len(array):,} entries")
 
 
-def _with_checksum(file: PublishedFile, path: Path, found: str) -> Finding:
+def _with_checksum(file: PublishedFile, path: Path, found: str) -> Answer:
     """The verdict on a file that is right otherwise."""
     if file.sha256 is None:
-        return Finding(file, "there", f"{found}; checksum unknown", path)
-    with path.open("rb") as stream:
-        digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        return "there", f"{found}; checksum unknown"
+    digest = sha256_of(path)
     if digest == file.sha256:
-        return Finding(file, "right", f"{found}; checksum right", path)
+        return "right", f"{found}; checksum right"
     if file.repacked:
-        return Finding(file, "there", f"{found}; not byte for byte the copy that we know, which may be repacked", path)
-    other = f"SHA-256 {digest}, expected {file.sha256}: this is another file."
-    size = path.stat().st_size
+        return "there", f"{found}; not byte for byte the copy that we know, which may be repacked"
+    other, size = f"SHA-256 {digest}, expected {file.sha256}: this is another file.", path.stat().st_size
     if file.file_bytes not in (None, size):
-        return Finding(file, "another size", f"{size:,} bytes, expected {file.file_bytes:,}; {other}", path)
-    return Finding(file, "checksum wrong", f"{found}; {other}", path)
+        return "another size", f"{size:,} bytes, expected {file.file_bytes:,}; {other}"
+    return "checksum wrong", f"{found}; {other}"
 
 
 def _shape(array: npt.NDArray[Any]) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import gzip
-import io
 import zlib
 from pathlib import Path
 
@@ -18,7 +17,7 @@ import torch
 from mispair.errors import DamagedError
 from mispair.pairs.pairs import IntArray, Pairs, Regions, Tokens, Vectors
 from mispair.pairs.vocabulary import END, SPECIAL_WORDS, START, Vocabulary
-from mispair.support.files import LARGEST_TEXT, read_regular
+from mispair.support.files import LARGEST_TEXT, regular
 
 CAPTIONS, REGIONS, WIDTH, WORDS = 5, 36, 2048, 8481  # as Flickr30K
 VECTOR, HIDDEN = 512, 64  # numbers of a vector, and of what both sides have in common
@@ -85,22 +84,16 @@ def read_captions(path: Path, count: int, seed: int) -> Tokens:
 def _words(path: Path) -> tuple[list[list[str]], Vocabulary]:
     """The words of each line, and the vocabulary of all lines."""
     try:
-        content = read_regular(path, LARGEST_TEXT)
-        content = _unpacked(content) if path.suffix == ".gz" else content
+        with (gzip.open if path.suffix == ".gz" else open)(regular(path), "rb") as file:
+            content = file.read(LARGEST_TEXT + 1)
+        if len(content) > LARGEST_TEXT:
+            raise OSError(f"it has more than the {LARGEST_TEXT / 1e6:,.0f} MB that are read")
         lines = [line.split() for line in content.decode("utf-8").splitlines() if line.strip()]
     except (OSError, EOFError, UnicodeDecodeError, zlib.error) as error:
         raise DamagedError(f"cannot be read: {error}", where=path, expected="captions, one a line") from error
     if not lines:
         raise DamagedError("no captions", where=path, expected="one a line")
     return lines, Vocabulary.build(" ".join(line) for line in lines)
-
-
-def _unpacked(content: bytes) -> bytes:
-    with gzip.GzipFile(fileobj=io.BytesIO(content)) as file:
-        text = file.read(LARGEST_TEXT + 1)
-    if len(text) > LARGEST_TEXT:
-        raise OSError(f"unpacked it has more than the {LARGEST_TEXT / 1e6:,.0f} MB that are read")
-    return text
 
 
 def region_features(texts: Tokens, images: int, seed: int) -> np.ndarray:

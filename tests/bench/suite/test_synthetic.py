@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import mispair
+from mispair.bench.suite import synthetic
 from mispair.errors import DamagedError
-from mispair.pairs import synthetic
 from mispair.pairs.pairs import Regions, Tokens
 from mispair.pairs.vocabulary import END, START
 from refusals import refused

@@ -2,7 +2,7 @@
 
 `make bench-annotators ARGS="--data f8k_pairs --out annotators"` makes the tables in benchmarks/results/annotators.md.
 
-The audits are those of bench_noise_rate.py. A person, who knows the truth, decides on 60 drawn pairs; a plan says how
+The audits are those of bench_noise_rate.py. A person, who knows the truth, decides on 100 drawn pairs; a plan says how
 many answers of the annotator pay off; it answers on so many pairs; and the person decides on until half of the 95 %
 interval is 1.5 points or less. The annotator errs at random, as often as it is told to.
 
@@ -46,6 +46,7 @@ ERRORS = {
     "2 % of matches, 30 % of mismatches": (0.02, 0.3),
     "30 % of matches, 2 % of mismatches": (0.3, 0.02),
 }  # shares of the matched and of the mismatched pairs on which the annotator errs
+FIRST = 100  # decisions before the annotator is asked
 PRICE = 0.01
 OVERDRAWN = 1e-6
 
@@ -93,7 +94,7 @@ def simulate(audits: Sequence[tuple[FloatArray, FloatArray]], reviewers: int) ->
             for name, errors in ERRORS.items():
                 rng = np.random.default_rng([number, reviewer])
                 answers = answers_of(mismatched, errors, rng)[draw.order]
-                plan = draw.plan(PRECISION, mismatched[draw.order[:LEAST]], answers[:LEAST])
+                plan = draw.plan(PRECISION, mismatched[draw.order[:FIRST]])
                 found = decide(draw, mismatched, answers[: plan.calls])
                 with_one[name].append((plan.calls, plan.decisions, found.decided, holds(found, mismatched)))
     cells = []
@@ -134,8 +135,8 @@ class Handler(BaseHTTPRequestHandler):
         if fault < 0.05:
             self.close_connection = True  # it is done, and nobody hears of it
             return
-        if fault < 0.055:
-            time.sleep(1.0)
+        if fault < 0.053:
+            time.sleep(3.0)
         says_wrong = bool(model.mismatched[pair]) != bool(model.errs[pair])
         said = "I am a language model." if fault > 0.98 else "No." if says_wrong else "Yes."
         content = json.dumps({"choices": [{"message": {"content": said}}]}).encode()
@@ -180,11 +181,11 @@ def write_table(folder: Path, odds: FloatArray) -> Path:
 
 
 def over_http(folder: Path, odds: FloatArray, mismatched: FloatArray, error: float, seed: int) -> dict[str, float]:
-    """One review: 60 decisions, the command with a kill, and decisions until it is precise enough."""
+    """One review: 100 decisions, the command with a kill, and decisions until it is precise enough."""
     write_table(folder, odds)
     with closing(Review(folder, folder / "images")) as review:
         draw = review.draw
-        pairs = review.table.read(review.drawn_rows[:LEAST])
+        pairs = review.table.read(review.drawn_rows[:FIRST])
         verdicts = [Verdict.DROP if mismatched[pair.row] else Verdict.KEEP for pair in pairs]
         review.decisions.add(
             Decision(pair.id, verdict, mode=Mode.RATE, draw=review.draw_key, inclusion=1.0)
@@ -192,13 +193,14 @@ def over_http(folder: Path, odds: FloatArray, mismatched: FloatArray, error: flo
         )
     rng = np.random.default_rng(seed)
     model = Model(mismatched, rng.random(len(mismatched)) < error)
-    limit = float(rng.integers(6, 16))
+    calls = int(rng.integers(300, 600))
+    limit = round(PRICE * calls * rng.uniform(0.7, 1.2), 2)  # it is reached first in half of the runs
     with served(model) as url:
         command = [sys.executable, "-m", "mispair", "annotate", str(folder), "--annotator", url, "--model", "m"]
-        command += ["--images", str(folder / "images"), "--timeout", "0.3", "--yes", "--workers", "8"]
-        command += ["--price-per-call", str(PRICE), "--limit", str(limit)]
+        command += ["--images", str(folder / "images"), "--timeout", "1", "--yes", "--workers", "8"]
+        command += ["--price-per-call", str(PRICE), "--limit", str(limit), "--calls", str(calls)]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        goal = int(rng.integers(100, 500))
+        goal = int(rng.integers(50, 250))
         while process.poll() is None and model.charged.total() < goal:
             time.sleep(0.01)
         process.kill()
@@ -227,7 +229,7 @@ def main(
     data: Path,
     out: Path,
     seeds: tuple[int, ...] = (30, 31),
-    reviewers: int = 100,
+    reviewers: int = 35,
     noise_ratios: tuple[float, ...] = (0.05, 0.2, 0.4),
     http: int = 0,
 ) -> None:

@@ -98,7 +98,6 @@ def annotate(
     timeout: float = 60.0,
     images: OrNone[Path] = None,
     yes: bool = False,
-    json: bool = False,
 ) -> int:
     """Ask a model about drawn pairs of an audit, so that the noise rate takes fewer decisions of people.
 
@@ -121,7 +120,6 @@ def annotate(
         timeout: Seconds without an answer.
         images: Folder of the images, if they have been moved since the audit.
         yes: Begin without asking.
-        json: Print the result as JSON.
     """
     from mispair.reviewing.annotate import annotate as annotate_audit
 
@@ -133,7 +131,7 @@ def annotate(
     who = _annotator(annotator, model, annotator_command, prompt, key_variable, timeout)
 
     def agree(forecast: Forecast) -> bool:
-        say(forecast, file=sys.stderr if json else sys.stdout, flush=True)
+        say(forecast, flush=True)
         if yes or not forecast.calls:
             return True
         if not sys.stdin.isatty():
@@ -155,8 +153,6 @@ def annotate(
     )
     if done is None:
         say("Nothing was sent.")
-    elif json:
-        print_json(done.metrics())
     else:
         say(done)
         if done.decisions_left:

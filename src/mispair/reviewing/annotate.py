@@ -9,17 +9,15 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from mispair.errors import ConflictError, DataError, InvalidValueError, NotFoundError
 from mispair.reviewing.annotators import (
     SHOWN,
     Annotator,
     BusyError,
-    Command,
-    Endpoint,
     Function,
     NoAnswerError,
     read_answer,
@@ -78,45 +76,43 @@ class Forecast:
         receiver: Where pairs go.
         images: Folder that the images come from; None if they are inside the files of the data set.
         progress: Decisions and answers that there are.
-        half_width: The wanted half of the interval.
+        budget: What it may cost.
         calls: Calls to make now.
-        price: What they cost.
         spent: What was spent before.
-        limit: The most that may be spent in all.
     """
 
     plan: Plan
     receiver: str
     images: Path | None
     progress: RateProgress
-    half_width: float
+    budget: Budget
     calls: int
-    price: float
     spent: float
-    limit: float | None
 
     def __str__(self) -> str:
-        plan, errors = self.plan, self.progress.errors
-        width = f"±{100 * self.half_width:.2g} points"
+        plan, progress, budget = self.plan, self.progress, self.budget
+        width = f"±{100 * budget.half_width:.2g} points"
+        within = "" if budget.limit is None else f" within {budget.limit:.2f}"
         if not plan.calls:
-            found = self.progress.estimate
-            reached = found is not None and found.half_width <= self.half_width
-            why = "reached already" if reached else f"answers of this annotator do not pay off{self._within()}"
+            found = progress.estimate
+            reached = found is not None and found.half_width <= budget.half_width
+            why = "reached already" if reached else f"answers of this annotator do not pay off{within}"
             return f"{width}: {why}; {plan.alone:,} decisions of people suffice."
-        assumed = f"it has erred on {_errors(errors)}" if errors.both else f"if it errs on {100 * ASSUMED_ERROR:.0f} %"
+        assumed = f"if it errs on {100 * ASSUMED_ERROR:.0f} %"
+        if progress.errors.both:
+            assumed = f"it has erred on {_errors(progress.errors)}"
         cost = f"{self.calls:,} calls now"
-        if self.price:
-            cost += f" for {self.price:.2f}" + (f", {self.spent:.2f} spent before" if self.spent else "")
-            cost += f", never more than {self.limit:.2f} in all" if self.limit is not None else ""
+        if budget.price_per_call:
+            cost += f" for {self.calls * budget.price_per_call:.2f}"
+            cost += (
+                "" if budget.limit is None else f"; never more than {budget.limit:.2f} in all, {self.spent:.2f} so far"
+            )
         return (
             f"Sends to {self.receiver}: caption and image of each pair, the image as a JPEG of at most {SIZE} x {SIZE} "
             f"pixels without its name. Images come from {self.images or 'the files of the data set'}.\n"
             f"{width}: about {plan.calls:,} calls and {plan.decisions:,} decisions instead of {plan.alone:,} decisions "
-            f"({assumed}); {self.progress.decided:,} decisions are there.\n{cost}."
+            f"({assumed}); {progress.decided:,} decisions are there.\n{cost}."
         )
-
-    def _within(self) -> str:
-        return "" if self.limit is None else f" within {self.limit:.2f}"
 
 
 @dataclass(frozen=True)
@@ -142,20 +138,6 @@ class AnnotationResult:
     stopped: str
     progress: RateProgress
     decisions_left: int
-
-    def metrics(self) -> dict[str, Any]:
-        """The same for programs."""
-        progress = self.progress
-        return {
-            **{str(kind): count for kind, count in self.kinds.items()},
-            "calls": self.calls,
-            "spent": self.spent,
-            "stopped": self.stopped,
-            "decisions": progress.decided,
-            "decisions_left": self.decisions_left,
-            "errors": asdict(progress.errors),
-            "noise_rate": None if progress.estimate is None else asdict(progress.estimate),
-        }
 
     def __str__(self) -> str:
         lines = []
@@ -183,7 +165,7 @@ def _errors(errors: AnnotatorErrors) -> str:
 
 def annotate(
     audit: Audit | str | Path,
-    annotator: Endpoint | Command | Function | Callable[[bytes, str], object],
+    annotator: Annotator | Callable[[bytes, str], object],
     folder: str | Path | None = None,
     *,
     images: str | Path | None = None,
@@ -226,7 +208,7 @@ def annotate(
     """
     budget = Budget(half_width, price_per_call, limit, calls, rate, workers)
     place, image_folder = audit_folder(audit, folder, images)
-    one: Annotator = annotator if isinstance(annotator, Endpoint | Command | Function) else Function(annotator)
+    one = annotator if isinstance(annotator, Annotator) else Function(annotator)
     review = Review(place, image_folder, console)
     try:
         run = _Run(review, one, budget)
@@ -303,17 +285,14 @@ class _Run:
         if most is not None and wanted is not None:
             wanted = min(most, wanted)
         plan = review.plan(budget.half_width, identity, most, wanted)
-        more = max(0, plan.calls - there)
         return Forecast(
             plan=plan,
             receiver=self.annotator.receiver,
             images=review.data.image_folder,
             progress=review.rate(identity),
-            half_width=budget.half_width,
-            calls=more,
-            price=more * budget.price_per_call,
+            budget=budget,
+            calls=max(0, plan.calls - there),
             spent=spent,
-            limit=budget.limit,
         )
 
     def ask_all(self, forecast: Forecast, bar: RowProgress) -> AnnotationResult:

@@ -14,10 +14,9 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from email.utils import parsedate_to_datetime
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import urlsplit
 
 from mispair.errors import DataError, InvalidValueError, NotFoundError
@@ -58,21 +57,17 @@ class BusyError(Exception):
         self.seconds = seconds
 
 
-class Annotator(Protocol):
+class Annotator:
     """Something that says whether a caption fits an image.
 
-    Attributes:
+    Args:
         name: As the page shows it.
-        identity: Tells it from others, with its prompt: answers are not asked for twice.
-        receiver: Where what is asked goes.
+        identity: What tells it from others, with its prompt: it is not asked the same twice.
+        receiver: Where what is asked goes, in words.
     """
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def identity(self) -> str: ...
-    @property
-    def receiver(self) -> str: ...
+    def __init__(self, name: str, identity: Sequence[str], receiver: str) -> None:
+        self.name, self.identity, self.receiver = name, json.dumps(identity), receiver
 
     def ask(self, image: bytes, caption: str) -> object:
         """The answer on a pair, for `read_answer`; a call may be paid for even if this raises.
@@ -86,6 +81,7 @@ class Annotator(Protocol):
             NoAnswerError: It has not answered.
             MispairError: It will not answer on any pair.
         """
+        raise NotImplementedError
 
     def close(self) -> None:
         """End what was started."""
@@ -106,8 +102,7 @@ def read_answer(answer: object) -> AnswerKind:
     return AnswerKind.MATCHED if answer else AnswerKind.MISMATCHED
 
 
-@dataclass(frozen=True)
-class Endpoint:
+class Endpoint(Annotator):
     """An endpoint that speaks the chat completions of OpenAI, such as vLLM, Ollama or a provider.
 
     Args:
@@ -118,34 +113,18 @@ class Endpoint:
         timeout: Seconds without an answer after which an attempt ends.
 
     Raises:
-        InvalidValueError: The URL is not one of http or https without a password.
+        InvalidValueError: The URL is not one of http or https without a password, or there is no model.
     """
 
-    url: str
-    model: str
-    key: str = field(default="", repr=False)
-    prompt: str = PROMPT
-    timeout: float = 60.0
-
-    def __post_init__(self) -> None:
-        parts = urlsplit(self.url)
+    def __init__(self, url: str, model: str, key: str = "", prompt: str = PROMPT, timeout: float = 60.0) -> None:
+        parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query:
             expected = "http://HOST/v1 or https://HOST/v1, with a key only in an environment variable"
             raise InvalidValueError("not the base of an API", where="annotator", expected=expected)
-        if not self.model:
+        if not model:
             raise InvalidValueError("no model", where="model", expected="the name of a model of the endpoint")
-
-    @property
-    def name(self) -> str:
-        return self.model
-
-    @property
-    def identity(self) -> str:
-        return json.dumps([self.url, self.model, self.prompt])
-
-    @property
-    def receiver(self) -> str:
-        return f"{self.url} (model {self.model})"
+        super().__init__(model, (url, model, prompt), f"{url} (model {model})")
+        self.url, self.model, self.prompt, self.timeout, self._key = url, model, prompt, timeout, key
 
     def ask(self, image: bytes, caption: str) -> object:
         picture = f"data:image/jpeg;base64,{base64.b64encode(image).decode()}"
@@ -155,7 +134,7 @@ class Endpoint:
         ]
         body = json.dumps({"model": self.model, "messages": [{"role": "user", "content": content}]}).encode()
         headers = {"Content-Type": "application/json", "User-Agent": "mispair"}
-        headers |= {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        headers |= {"Authorization": f"Bearer {self._key}"} if self._key else {}
         place = self.url.rstrip("/").removesuffix("/chat/completions") + "/chat/completions"
         request = urllib.request.Request(place, body, headers)
         try:
@@ -183,9 +162,6 @@ class Endpoint:
             return NoAnswerError(said, again=error.code in TEMPORARY)
         return DataError(said, where=self.url, advice="Check the URL, the model and the key")
 
-    def close(self) -> None:
-        pass
-
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
     """Send nothing to an address that the user has not given."""
@@ -208,7 +184,7 @@ def _seconds(retry_after: str | None) -> float | None:
             return None
 
 
-class Command:
+class Command(Annotator):
     """A program that reads a JSON line for each pair and writes a line with its answer. Each thread starts its own.
 
     A line to it has `image` (a JPEG in base64), `caption` and `prompt`; a line from it is JSON with `answer` (yes, no,
@@ -224,11 +200,10 @@ class Command:
     """
 
     def __init__(self, command: str, prompt: str = PROMPT, timeout: float = 60.0) -> None:
+        super().__init__(command, (command, prompt), command)
         self.arguments, self.prompt, self.timeout = shlex.split(command), prompt, timeout
         if not self.arguments or shutil.which(self.arguments[0]) is None:
             raise NotFoundError("no such program", where=command, advice="Give it with its path")
-        self.receiver = self.name = command
-        self.identity = json.dumps([command, prompt])
         self._own = threading.local()
         self._all: list[subprocess.Popen[str]] = []
 
@@ -268,8 +243,7 @@ class Command:
             process.communicate()
 
 
-@dataclass(frozen=True)
-class Function:
+class Function(Annotator):
     """A Python function of an image (a JPEG) and its caption, which returns whether they match.
 
     Args:
@@ -277,22 +251,10 @@ class Function:
         name: Of the annotator; that of the function by default. Give another one when its answers change.
     """
 
-    function: Callable[[bytes, str], object]
-    name: str = ""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "name", self.name or getattr(self.function, "__name__", "function"))
-
-    @property
-    def identity(self) -> str:
-        return json.dumps(["function", self.name])
-
-    @property
-    def receiver(self) -> str:
-        return f"the Python function {self.name}"
+    def __init__(self, function: Callable[[bytes, str], object], name: str = "") -> None:
+        name = name or getattr(function, "__name__", "function")
+        super().__init__(name, ("function", name), f"the Python function {name}")
+        self._function = function
 
     def ask(self, image: bytes, caption: str) -> object:
-        return self.function(image, caption)
-
-    def close(self) -> None:
-        pass
+        return self._function(image, caption)

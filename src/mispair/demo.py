@@ -31,14 +31,15 @@ from mispair.auditing.audit import Settings
 from mispair.auditing.findings import AuditSummary
 from mispair.auditing.folder import audit_path
 from mispair.auditing.inputs import AuditInput
-from mispair.auditing.output_files import REPORT, TABLE
+from mispair.auditing.output_files import REPORT
 from mispair.bench.suite.suite import digest
 from mispair.config import Config
 from mispair.encoders.encoders import SHAPES
+from mispair.pairs.audited import AuditColumns
 from mispair.pairs.layouts import loading
 from mispair.pairs.noise import add_noise
 from mispair.pairs.origin import Origin
-from mispair.pairs.pairs import FloatArray, IntArray, Pairs, Regions, Tokens, Vectors, fingerprint
+from mispair.pairs.pairs import IntArray, Pairs, Regions, Tokens, Vectors, fingerprint
 from mispair.pairs.shapes import dataset
 from mispair.pairs.shapes.captions import CAPTIONS_PER_IMAGE
 from mispair.pairs.shapes.vectors import image_vectors, word_counts
@@ -172,7 +173,7 @@ def run_demo(out: Path, seed: int, console: Console, program: str = "mispair") -
     console.print(f"Auditing {len(pairs):,} pairs, of which {NOISE:.0%} are mismatched ...")
     data = AuditInput(out / "data", images=out / "images")
     summary = audit_path(data, out / "audit", Settings(), overwrite=True, console=console, command="mispair demo")
-    audit = _read_audit(out / "audit" / TABLE, pairs)
+    audit = AuditColumns.read(out / "audit")
     console.print("Training twice at the same time: on all pairs, and on those that the audit keeps ...")
     trainings = _train_both(Splits(pairs, dev, test), audit, seed, out / "runs")
     model = trainings[-1].folder
@@ -234,25 +235,8 @@ def _write_pairs(pairs: Pairs, folder: Path) -> None:
         pyarrow.parquet.write_table(table, file)
 
 
-@dataclass(frozen=True)
-class AuditTable:
-    """The columns of an audit's table that the demo shows."""
-
-    match_score: FloatArray
-    is_mismatch: npt.NDArray[np.bool_]
-    suggested: IntArray  # the pair whose image is suggested for the text of each pair; -1 for none
-
-
-def _read_audit(path: Path, pairs: Pairs) -> AuditTable:
-    table = pyarrow.parquet.read_table(path, columns=["id", "match_score", "is_mismatch", "suggested_left"])
-    rows = {name: row for row, name in enumerate(table["id"].to_pylist())}
-    assert len(rows) == len(pairs)
-    suggested = [rows.get(name, -1) for name in table["suggested_left"].to_pylist()]
-    return AuditTable(table["match_score"].to_numpy(), table["is_mismatch"].to_numpy(), np.array(suggested))
-
-
-def _judged(audit: AuditTable, summary: AuditSummary, pairs: Pairs) -> Audited:
-    mismatched, flagged = _mismatched(pairs), audit.is_mismatch
+def _judged(audit: AuditColumns, summary: AuditSummary, pairs: Pairs) -> Audited:
+    mismatched, flagged = _mismatched(pairs), audit.flagged
     precision, recall = (float((mismatched & flagged).sum() / max(1, part.sum())) for part in (flagged, mismatched))
     rows, images = _suggested(audit, pairs)
     return Audited(
@@ -269,15 +253,16 @@ def _judged(audit: AuditTable, summary: AuditSummary, pairs: Pairs) -> Audited:
     )
 
 
-def _suggested(audit: AuditTable, pairs: Pairs) -> tuple[IntArray, IntArray]:
+def _suggested(audit: AuditColumns, pairs: Pairs) -> tuple[IntArray, IntArray]:
     """The flagged pairs for whose text the audit suggests another image, and that image."""
-    rows = np.flatnonzero(audit.suggested >= 0)
-    return rows, pairs.link[audit.suggested[rows]]
+    found = audit.new_lefts
+    assert found is not None
+    return found.rows, pairs.link[found.partners[:, 0]]
 
 
-def _train_both(splits: Splits, audit: AuditTable, seed: int, runs: Path) -> list[Training]:
+def _train_both(splits: Splits, audit: AuditColumns, seed: int, runs: Path) -> list[Training]:
     """Both trainings at once, one thread each: networks as small as these have no work for a second one."""
-    scored = replace(splits, train=splits.train.with_audit(audit.match_score, audit.is_mismatch))
+    scored = replace(splits, train=audit.attached_to(splits.train))
     with ProcessPoolExecutor(2, get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)) as pool:
         jobs = [pool.submit(_train, name, given, seed, runs) for name, given in ((PLAIN, splits), (AUDITED, scored))]
         return [job.result() for job in jobs]
@@ -303,7 +288,7 @@ def _examples(pairs: Pairs, folder: Path) -> list[Shown]:
     return [_shown(pairs, folder, pair) for both in zip(*firsts, strict=False) for pair in both]
 
 
-def _suggestions(audit: AuditTable, pairs: Pairs, folder: Path, seed: int) -> list[Shown]:
+def _suggestions(audit: AuditColumns, pairs: Pairs, folder: Path, seed: int) -> list[Shown]:
     """Random flagged pairs with a suggested image."""
     rows, images = _suggested(audit, pairs)
     chosen = np.random.default_rng(seed).choice(len(rows), min(SUGGESTIONS, len(rows)), replace=False)

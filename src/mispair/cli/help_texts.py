@@ -54,25 +54,12 @@ def completion_script(shell: str, options: Mapping[str, Sequence[str]]) -> str:
         shell: bash or zsh.
         options: Of each command, such as "data check".
     """
-    groups = sorted({name.partition(" ")[0] for name in options if " " in name})
-    first = sorted({name.partition(" ")[0] for name in options})
-    cases = [f'    "{name}") words="{" ".join(own)}" ;;' for name, own in options.items()]
-    cases += [
-        f'    "{group}") words="{" ".join(name.split()[1] for name in options if name.startswith(f"{group} "))}" ;;'
-        for group in groups
-    ]
-    lines = [
-        *(["autoload -U +X bashcompinit && bashcompinit"] if shell == "zsh" else []),
-        "_mispair() {",
-        '  local current="${COMP_WORDS[COMP_CWORD]}" command="${COMP_WORDS[1]}" words=""',
-        f'  case " {" ".join(groups)} " in *" $command "*)',
-        '    [ "$COMP_CWORD" -gt 2 ] && command="$command ${COMP_WORDS[2]}" ;; esac',
-        f'  if [ "$COMP_CWORD" -eq 1 ]; then words="{" ".join(first)}"; else case "$command" in',
-        *cases,
-        "  esac; fi",
-        '  case "${COMP_WORDS[COMP_CWORD-1]} $current" in "--"*" ") words="" ;; esac  # a value: mostly a file',
-        '  COMPREPLY=($(compgen -W "$words" -- "$current"))',
-        "}",
-        "complete -o default -F _mispair mispair",
-    ]
-    return "\n".join(lines)
+    from mispair.support.html import environment
+
+    names: dict[str, list[str]] = {}
+    for group, _, name in (name.partition(" ") for name in options):
+        names.setdefault(group, []).append(name)
+    first = sorted(names)
+    groups = {group: names[group] for group in first if names[group] != [""]}
+    script = environment(autoescape=False).get_template("completion.sh")
+    return script.render(shell=shell, options=options, first=first, groups=groups)

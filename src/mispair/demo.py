@@ -100,7 +100,7 @@ class Audited:
 
 @dataclass(frozen=True)
 class DemoResult:
-    """What the page shows, and the commands that go on."""
+    """What the page shows, and commands to continue with."""
 
     page: Path
     audited: Audited
@@ -275,7 +275,7 @@ def _train(name: str, splits: Splits, seed: int, runs: Path) -> Training:
     usual = Config(data=pairs.name, seed=seed, device="cpu", audit=pairs.match_score is not None)
     config = override(usual, {**SETTINGS, **stretched}, "demo")
     folder = runs / f"{slug(name)}-{digest(config)[:6]}{fingerprint(pairs)[:6]}"  # other pairs: another run
-    matcher = train_splits(config, splits, folder, None, "The same `mispair demo` goes on.")
+    matcher = train_splits(config, splits, folder, None, "Run `mispair demo` again to resume.")
     result = read_result(folder)
     assert result is not None
     return Training(name, folder, used, result.steps, splits.test(matcher).averaged.metrics())

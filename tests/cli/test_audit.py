@@ -326,7 +326,7 @@ def test_raw_images_are_encoded_and_audited_and_it_goes_on(
     with monkeypatch.context() as patch:
         patch.setattr(audit_module, "scan", interrupted)
         assert audit(*command) == 130
-    assert "The audit was stopped; the same command goes on where it was." in capsys.readouterr().err
+    assert "The audit was stopped; run the command again to resume." in capsys.readouterr().err
     assert colours.seen == 59
     assert audit(*command) == 3  # one of 60 is unreadable
     assert colours.seen == 59  # what was encoded is kept

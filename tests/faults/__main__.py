@@ -33,7 +33,10 @@ OUTCOMES = ("survived", "lost", "stuck", "wrong")
 AT_ONCE, CROWD = "sixteen at once", 16
 ALL = (*KINDS, *PLANTED, AT_ONCE)
 _DIED = {"SIGKILL": -9, "SIGTERM": -15}  # most commands have nothing to save when they are asked to end
-_SENTENCE = re.compile("^mispair: |The same command goes on|running in another process|: failed: ", re.MULTILINE)
+_SENTENCE = re.compile(
+    "^mispair: |The same command goes on|Run the command again to resume|running in another process|: failed: ",
+    re.MULTILINE,
+)
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ BAD_CODE = 3  # exit code where more than 1 % of the pairs could not be read
 
 @dataclass(frozen=True)
 class AuditArguments:
-    """Find the mismatched pairs of a data set, with a report. The same command again goes on where it was stopped."""
+    """Find the mismatched pairs of a data set, with a report. Run it again to resume."""
 
     data: OmitArgPrefixes[InputOptions]
     settings: OmitArgPrefixes[AuditOptions]
@@ -46,21 +46,21 @@ class AuditArguments:
     clean: OrNone[Path] = None
     """Write a copy of the input without the flagged and the unreadable pairs to this folder."""
     mended: OrNone[Path] = None
-    """The same, but flagged pairs get their better partners where these are sure enough."""
+    """The same copy, but flagged pairs get their better partners if these are certain enough."""
     tools: Annotated[tuple[Literal["fiftyone", "label-studio", "argilla"], ...], tyro.conf.arg(name="for")] = ()
     """Write the pairs for these tools to the folder as well."""
     overwrite: bool = False
     """Replace what is in the folders."""
     review: bool = False
-    """Open the page to decide on the doubtful pairs when the audit has ended."""
+    """Open the review page after the audit."""
     engine: Literal["local", "ray"] = "local"
     """What measures the pairs: this process, or the machines of a Ray cluster."""
     address: OrNone[str] = None
-    """Of the Ray cluster, as auto or ray://host:10001; by default RAY_ADDRESS, else this machine alone."""
+    """Address of the Ray cluster, such as auto or ray://host:10001; by default RAY_ADDRESS, else this machine."""
     shard: OrNone[str] = None
-    """Measure only this part of the pairs, as 3/64: other processes or machines measure the others."""
+    """Measure only this part of the pairs, such as 3/64; other processes or machines measure the rest."""
     merge: OrNone[Path] = None
-    """Folder in which all shards were measured: makes the audit of them, with no other input."""
+    """Folder with all measured shards; makes the audit from them, without other input."""
     dry_run: bool = False
     """Print the expected time and memory on this machine and on several, from audits of small samples.
     Nothing is written."""
@@ -69,7 +69,7 @@ class AuditArguments:
 
 
 def audit(arguments: AuditArguments) -> int:
-    """Find the mismatched pairs of a data set, with a report. The same command again goes on where it was stopped."""
+    """Find the mismatched pairs of a data set, with a report. Run it again to resume."""
     from mispair.auditing.audit import Settings
     from mispair.auditing.folder import audit_path, audit_shard, merge_shards
     from mispair.auditing.inputs import AuditInput
@@ -90,7 +90,7 @@ def audit(arguments: AuditArguments) -> int:
         if arguments.shard is not None:
             audit_shard(data, out, settings, Shard.of(arguments.shard), console())
             then = f"mispair audit --merge {shlex.quote(shown(out))}"
-            say(f"Shard {arguments.shard} is measured. When all are, go on with: {then}")
+            say(f"Shard {arguments.shard} is measured. When all are, run: {then}")
             return 0
         others: Any = {
             "clean": clean, "mended": mended, "tools": arguments.tools, "overwrite": arguments.overwrite,
@@ -107,7 +107,7 @@ def audit(arguments: AuditArguments) -> int:
         else:
             summary = audit_path(data, out, settings, **others)
     except KeyboardInterrupt:
-        raise StoppedError("The audit was stopped; the same command goes on where it was.", 130) from None
+        raise StoppedError("The audit was stopped; run the command again to resume.", 130) from None
     if arguments.json:
         print_json({"out": shown(out), **summary.model_dump()})
     else:
@@ -250,7 +250,7 @@ def _in_words(summary: AuditSummary, out: Path, clean: Path | None, mended: Path
 
 @dataclass(frozen=True)
 class EncodeArguments:
-    """Turn images and captions into embeddings, or into region features. The same command again goes on."""
+    """Turn images and captions into embeddings, or into region features. Run it again to resume."""
 
     source: Positional[Path]
     """CSV, TSV or parquet of images and captions, COCO or Karpathy JSON, JSON lines, tars, or folder of images
@@ -278,7 +278,7 @@ class EncodeArguments:
 
 
 def encode(arguments: EncodeArguments) -> int:
-    """Turn images and captions into embeddings, or into region features. The same command again goes on."""
+    """Turn images and captions into embeddings, or into region features. Run it again to resume."""
     from mispair.encoders.cache import writable_cache
     from mispair.encoders.encode import Encoders, encode_to_folder
     from mispair.pairs.layouts.opening import open_raw

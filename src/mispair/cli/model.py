@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainArguments:
-    """Train a matching model. The same command again goes on where an interrupted run stopped.
+    """Train a matching model. Run it again to resume.
 
-    Settings that are not given follow the data and the device.
+    Settings that you leave out follow the data and the device.
     """
 
     files: OmitArgPrefixes[Files]
@@ -142,7 +142,7 @@ def evaluate(
         other: Another one, to average the similarities of both (SGRAF: one run with --model sgr, one with saf).
         data: Data set; the one it was trained on when not given.
         split: Split to test on.
-        captions_per_image: Of --data, where its files leave it open.
+        captions_per_image: Captions per image of --data, if its files leave it open.
         folds: Also average over so many slices of the images (COCO 1K: --split testall --folds 5).
         device: auto, cpu, cuda or mps.
         json: Print the result as JSON.
@@ -211,7 +211,7 @@ def search(
         top: How many to show.
         data: Data set to search; the one it was trained on when not given.
         split: Split to search; test by default, and all of them for a model that was trained from images.
-        captions_per_image: Of --data, where its files leave it open.
+        captions_per_image: Captions per image of --data, if its files leave it open.
         device: auto, cpu, cuda or mps.
         json: Print the result as JSON.
     """

@@ -37,7 +37,7 @@ def review(
 
     Args:
         out: Folder that an audit has written.
-        port: Of the page.
+        port: Port of the page.
         images: Folder of the images, if they have been moved since the audit.
         host: Address to listen at, 0.0.0.0 for all of this machine; unless it is 127.0.0.1, the page asks for a token.
         reviewer: Name beside the decisions; that of the user by default.

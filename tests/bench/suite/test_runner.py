@@ -176,7 +176,7 @@ def test_sigterm_stops_the_workers_which_save(file: Path, tmp_path: Path) -> Non
         time.sleep(0.02)
     process.terminate()
     _, output = process.communicate(timeout=60)
-    assert "the same command goes on" in output
+    assert "Run the command again to resume" in output
     assert process.returncode == 143
     assert not any(state(out, cell).status == "running" for cell in read_suite(file).cells(1))
 

@@ -147,7 +147,7 @@ def run_cell(cell: Cell, folder: Path, console: Console | None = None) -> Record
             torch.cuda.reset_peak_memory_stats(device)
         _move(folder / RUN / "config.toml", cell.config)
         splits = load_splits(cell.config, console)
-        matcher = train_splits(cell.config, splits, folder / RUN, console, "The same command goes on from here.")
+        matcher = train_splits(cell.config, splits, folder / RUN, console, "Run the command again to resume.")
         record = _described(cell, splits, splits.test(matcher).metrics(), folder / RUN)
     except MispairError as error:
         if isinstance(error, StoppedError) or isinstance(error.__context__, OSError):  # a full disk is no result

@@ -36,7 +36,7 @@ CONTEXT = multiprocessing.get_context("spawn")  # a forked process cannot use it
 POLL_SECONDS = 0.5
 MOST_ENDED = 8  # trainings that have ended, in the live table
 STOPPED = 75  # exit code of a worker that was stopped
-SAVED = "Stopped, and everything that was begun is saved; the same command goes on."
+SAVED = "Stopped; everything is saved. Run the command again to resume."
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def run_cells(
     if killed := [worker.exitcode for worker in workers if worker.exitcode]:
         console.print(
             f"{len(killed)} of {jobs} processes ended before their work was done (exit code {killed[0]}); if nothing "
-            "else says why, memory may have run out. The same command goes on, with fewer jobs if need be.",
+            "else says why, memory may have run out. Run the command again to resume, with fewer jobs if needed.",
             soft_wrap=True,
         )
     return [state(results, cell) for cell in cells]

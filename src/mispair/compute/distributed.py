@@ -1,9 +1,8 @@
-"""Several processes that train together: torchrun starts them, torch.distributed connects them.
+"""Training by several processes, which torchrun starts and torch.distributed connects.
 
-The ranks of a `Team` share the work on a network. Each one encodes its part of a batch and compares its left items with
-the right items of all; then every rank knows the whole matrix of similarities and computes the same loss from it
-(`models.comparison`). So methods need not know that there are several ranks, and the gradients, once they are added up,
-are those of one process with the same batch.
+The ranks of a `Team` share the work on a network. Each rank encodes its part of a batch and compares its left items
+with all right items. Then every rank has all similarities and computes the same loss (`models.comparison`). Methods
+need not know about ranks, and the sum of the gradients is the gradient of one process with the same batch.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from mispair.errors import ConflictError, MispairError, RankLostError
 FAILURE, TEXT = "failure", "text"  # keys of the store: the first rank that failed, and why
 START_SECONDS = 1800.0  # in which all ranks must have come
 WAIT = 3.0  # seconds in which a failing rank writes down why
-LONGEST = timedelta(days=14)  # that ranks wait for the first one, which may audit or encode for long
+LONGEST = timedelta(days=14)  # for which ranks wait for the first one, which may audit or encode for hours
 T = TypeVar("T")
 
 
@@ -37,8 +36,8 @@ class Team:
     Attributes:
         rank: Place of this process in the team.
         size: Ranks of the team.
-        first: Rank among all processes of the team's first one.
-        count: Items of the batch of which this rank is working on a part; 0 while it is on no part.
+        first: Rank of the first process of the team, among all processes.
+        count: Size of the batch, while this rank works on its part; else 0.
     """
 
     def __init__(self, rank: int = 0, size: int = 1, first: int = 0, group: dist.ProcessGroup | None = None) -> None:
@@ -50,11 +49,11 @@ class Team:
         return self.size == 1
 
     def splits(self, count: int) -> bool:
-        """Whether a batch of so many items is shared: each rank must have one at least."""
+        """Whether a batch of `count` items is shared: each rank needs at least one."""
         return not self.alone and count >= self.size
 
     def part(self, count: int) -> slice:
-        """This rank's part of so many items."""
+        """The part of this rank, of `count` items."""
         return slice(*self._bounds(count)[self.rank : self.rank + 2])
 
     def _bounds(self, count: int) -> list[int]:
@@ -63,7 +62,7 @@ class Team:
 
     @contextmanager
     def on_part(self, count: int) -> Iterator[slice]:
-        """Inside, the rank works on its part of a batch of so many items."""
+        """Work on the part of this rank of a batch of `count` items, inside the block."""
         before, self.count = self.count, count
         try:
             yield self.part(count)
@@ -71,25 +70,25 @@ class Team:
             self.count = before
 
     def gather(self, part: Tensor, count: int) -> Tensor:
-        """(count, ...) of the parts of all ranks, for ranks that make different things of it: gradients are added."""
+        """Join the parts of all ranks to (count, ...); their gradients are summed, as each rank uses it differently."""
         whole: Tensor = _Gather.apply(part, self, count)  # type: ignore[no-untyped-call]
         return whole
 
     def gather_alike(self, part: Tensor, count: int) -> Tensor:
-        """The same for ranks that all make the same of it, so that each one has the whole gradient."""
+        """The same where all ranks compute the same from it, so that each one already has the whole gradient."""
         own = self.part(count)
         whole = self._gathered(part, count)
         return torch.cat([whole[: own.start], part, whole[own.stop :]])
 
     def total(self, x: Tensor) -> Tensor:
-        """Sum over the ranks, which make different things of it: gradients are added."""
+        """Sum over the ranks; their gradients are summed, as each rank uses it differently."""
         if self.alone:
             return x
         summed: Tensor = _Total.apply(x, self)  # type: ignore[no-untyped-call]
         return summed
 
     def replicated(self, x: Tensor) -> Tensor:
-        """x, which all ranks have computed alike: its gradient is shared out, as those of all ranks are added up."""
+        """x, which all ranks have computed; its gradient is divided by their number, as gradients are summed later."""
         if self.alone:
             return x
         same = x.view_as(x)
@@ -98,17 +97,17 @@ class Team:
         return same
 
     def add_up(self, tensors: Sequence[Tensor]) -> None:
-        """Replaces tensors by their sum over the ranks, in one message for each precision."""
+        """Replace tensors with their sum over the ranks, in one message for each dtype."""
         if self.alone:
             return
         _in_one_message(tensors, self._sum)
 
     def add_gradients(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Adds up the gradients of all ranks."""
+        """Sum the gradients of all ranks."""
         self.add_up([parameter.grad for parameter in parameters if parameter.grad is not None])
 
     def rows(self, function: Callable[[slice], Sequence[np.ndarray]], count: int) -> list[np.ndarray]:
-        """Arrays of `count` rows, of which each rank computes its part: `function` gets that part's slice."""
+        """Arrays of `count` rows; each rank computes its part, the slice that `function` gets."""
         if not self.splits(count):
             return list(function(slice(0, count)))
         parts = [torch.from_numpy(np.ascontiguousarray(array)) for array in function(self.part(count))]
@@ -134,7 +133,7 @@ ALONE = Team()
 
 
 def _in_one_message(tensors: Iterable[Tensor], send: Callable[[Tensor], object]) -> None:
-    """Replace tensors by what `send` makes of all of one precision, in place in one flat tensor."""
+    """Replace tensors with what `send` makes, in place, of one flat tensor for each dtype."""
     tensors = [tensor.detach() for tensor in tensors]
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
         chosen = [tensor for tensor in tensors if tensor.dtype == dtype]
@@ -191,7 +190,7 @@ class Ranks:
         return self.rank == 0
 
     def teams(self, count: int) -> list[Team]:
-        """So many teams of equal size, one after the other; every rank makes all of them."""
+        """Make `count` teams of equal size of consecutive ranks; every rank must call it."""
         if count == 1:
             return [self.world]
         size = self.size // count
@@ -203,7 +202,7 @@ class Ranks:
         ]
 
     def exchange(self, value: T) -> list[T]:
-        """What every rank gives, by rank."""
+        """The values of all ranks, by rank."""
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
@@ -212,7 +211,7 @@ class Ranks:
         return values
 
     def by_first(self, function: Callable[[], T]) -> T:
-        """What `function` gives or raises on the first rank, on all."""
+        """The result or error of `function` on the first rank, for all ranks."""
         if self.size == 1:
             return function()
         outcome: list[Any] = [None, None]
@@ -229,20 +228,20 @@ class Ranks:
         return result
 
     def first_before_others(self, function: Callable[[], T]) -> T:
-        """What `function` gives on each rank; others begin when the first has ended, and find the files it has made."""
+        """Call `function` on the first rank, then on the others, which find the files that the first one made."""
         results: list[T] = []
         self.by_first(lambda: results.append(function()))
         return results[0] if results else function()
 
     def copy_from(self, rank: int, tensors: Iterable[Tensor]) -> None:
-        """Copies the tensors of one rank to all, in one message for each precision."""
+        """Copy the tensors of one rank to all, in one message for each dtype."""
         if self.size == 1:
             return
         with _message():
             _in_one_message(tensors, lambda flat: dist.broadcast(flat, src=rank))
 
     def collected(self, value: T) -> list[T] | None:
-        """What every rank gives, by rank, on the first one; None on the others."""
+        """The values of all ranks, by rank, on the first one; None on the others."""
         if self.size == 1:
             return [value]
         values: list[Any] | None = [None] * self.size if self.is_first else None
@@ -251,7 +250,7 @@ class Ranks:
         return values
 
     def _failed(self, error: BaseException) -> BaseException:
-        """What to raise for an error: one rank tells why, for all of them."""
+        """The error to raise: one rank prints the reason for all of them."""
         if self._store is None:
             return error
         if isinstance(error, RankLostError):
@@ -271,7 +270,7 @@ class Ranks:
         return _silenced(error, not teller)
 
     def _is_teller(self) -> bool:
-        """Whether this rank is the first to tell of a failure."""
+        """Whether this rank is the first that failed, which prints the reason."""
         assert self._store is not None
         try:
             return bool(self._store.compare_set(FAILURE, "", str(self.rank)) == str(self.rank).encode())
@@ -290,10 +289,9 @@ _connected: Ranks | None = None
 
 @contextmanager
 def connect(device: str = "auto") -> Iterator[Ranks]:
-    """The processes that torchrun has started; only this one where there was no torchrun.
+    """Connect the processes that torchrun has started; without torchrun, only this one.
 
-    An error on one rank ends all of them with the same reason, which one rank tells. Inside another `connect` it gives
-    what that one gave.
+    An error on one rank ends all of them with the same reason, printed once. A nested `connect` yields the outer ranks.
     """
     global _connected
     if _connected is not None:
@@ -336,10 +334,10 @@ def connect(device: str = "auto") -> Iterator[Ranks]:
 
 
 def _fresh(store: Any, rank: int, size: int) -> Any:
-    """A part of the store that no earlier attempt has written to: torchrun keeps the store when it restarts the ranks.
+    """A part of the store that no earlier attempt wrote to: torchrun keeps the store when it restarts the ranks.
 
-    How often that was differs between machines, so the first rank chooses a name, and goes on telling it to whoever
-    asks until all ranks of this attempt have heard it.
+    The count of restarts differs between machines. So the first rank chooses a name, and answers the others until all
+    ranks of this attempt have it.
     """
     own = uuid.uuid4().hex
     if rank:
@@ -356,13 +354,13 @@ def _fresh(store: Any, rank: int, size: int) -> Any:
             if store.check([f"mispair/heard/{own}/{other}"]):
                 waiting.remove(other)
         if time.monotonic() > deadline:
-            raise RankLostError(f"{len(waiting)} of {size} ranks have not come; see what torchrun says about them.")
+            raise RankLostError(f"{len(waiting)} of {size} ranks did not start", advice="See the output of torchrun.")
         time.sleep(0.02)
     return dist.PrefixStore(own, store)  # type: ignore[attr-defined]
 
 
 def local_device() -> int | None:
-    """Number of the GPU of this rank; None where there is one process only."""
+    """Number of the GPU of this rank; None for a single process."""
     rank = os.environ.get("LOCAL_RANK")
     if rank is None or os.environ.get("WORLD_SIZE", "1") == "1":
         return None
@@ -371,14 +369,15 @@ def local_device() -> int | None:
 
 @contextmanager
 def _message() -> Iterator[None]:
-    """Makes of a failing message between ranks what it means."""
+    """Raise `RankLostError` if a message between ranks fails."""
     try:
         yield
     except torch.OutOfMemoryError:  # of this rank
         raise
     except RuntimeError as error:
         about = str(error).partition("\n")[0]
-        raise RankLostError(
-            f"Another rank has ended without giving a reason ({about}): it was killed, or its machine is gone; "
-            "torchrun names it. The same command goes on from the last checkpoint, with any number of ranks."
-        ) from error
+        what = (
+            f"another rank ended without a reason ({about}): it was killed, or its machine is gone; torchrun names it"
+        )
+        advice = "Run the same command again to resume from the last checkpoint, with any number of ranks."
+        raise RankLostError(what, advice=advice) from error

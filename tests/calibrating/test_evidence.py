@@ -192,12 +192,33 @@ def test_weights_undo_an_uneven_draw() -> None:
 
 def test_an_audit_is_handed_on_by_score() -> None:
     score, wrong, _ = made()
-    match = np.where(wrong, 0.1, 0.9)
+    match = np.where(wrong, 0.1, 0.9)  # sure enough, so that the means by score are stretched to 0 and 1
     view = by_audit(five_levels(score)[:, None], match, (0.3, 0.28, 0.33), ["vlm"])
     assert (view.rate, view.low, view.high) == (0.3, 0.28, 0.33)
     levels = five_levels(score)
-    for level in np.unique(levels):  # isotonic regression of levels that rise by themselves: the means
-        assert view.match[levels == level] == pytest.approx(match[levels == level].mean())
+    for level in np.unique(levels):
+        assert view.match[levels == level] == pytest.approx((~wrong[levels == level]).mean(), abs=0.03)
+
+
+@pytest.mark.parametrize("spread", [0.6, 1.2, 2.5])
+def test_an_unsure_audit_is_an_independent_view(spread: float) -> None:
+    """However blurred its probabilities are, those by score are calibrated."""
+    score, wrong, _ = made()
+    rng = np.random.default_rng(7)
+    seen = rng.normal(size=N) + spread * ~wrong
+    odds = spread * seen - spread**2 / 2 + np.log((1 - wrong.mean()) / wrong.mean())
+    view = by_audit(score[:, None], 1 / (1 + np.exp(-odds)), (0.3, 0.28, 0.33), ["clip"])
+    assert calibration_error(view.match, wrong) < 0.05
+    best = np.argsort(-view.order)[:1000]
+    assert view.match[best].mean() == pytest.approx((~wrong[best]).mean(), abs=0.05)
+
+
+def test_a_score_of_the_same_vectors_is_not_stretched() -> None:
+    """The audit has seen all that the score has."""
+    score, wrong, _ = made()
+    odds = 2.6 * score - 2.6**2 / 2 + np.log((1 - wrong.mean()) / wrong.mean())
+    view = by_audit(score[:, None], 1 / (1 + np.exp(-odds)), (0.3, 0.28, 0.33), ["clip"])
+    assert calibration_error(view.match, wrong) < 0.03
 
 
 def test_a_view_has_one_probability_for_equal_scores() -> None:
@@ -211,3 +232,17 @@ def test_a_view_has_one_probability_for_equal_scores() -> None:
     ]
     for view in views:
         assert all(np.ptp(view.match[levels == level]) < 1e-12 for level in np.unique(levels))
+
+
+def test_the_interval_of_a_cut_by_checked_pairs_covers() -> None:
+    score, wrong, _ = made(6)
+    held = []
+    for seed in range(60):
+        rows = np.random.default_rng(seed).choice(N, 200, replace=False)
+        view = by_checked(score[:, None], rows, ~wrong[rows], ["clip"])
+        assert view.interval is not None
+        for least in (0.0, 1.0, 2.0):
+            kept = np.flatnonzero(score >= least)
+            low, high = view.interval(kept)
+            held.append(low <= wrong[kept].mean() <= high)
+    assert np.mean(held) >= 0.93

@@ -148,7 +148,7 @@ class Calibration:
     @cached_property
     def ranked(self) -> Ranked:
         """The readable pairs in their order."""
-        return Ranked(self.view.order, self.view.match, self.view.rates)
+        return Ranked(self.view.order, self.view.match, self.view.rates, self.view.interval)
 
     def cut(self, *, purity: float | None = None, keep: int | None = None) -> Cut:
         """The cut for a wanted share of matched pairs, or a wanted number of pairs.

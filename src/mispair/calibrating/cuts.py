@@ -45,11 +45,13 @@ class Ranked:
         order: (n,) higher is better.
         match: (n,) probabilities.
         rate: Noise rate, and both ends of its interval.
+        interval: 95 % interval of the share of mismatched pairs among some; by default that of the rate gives it.
     """
 
     order: FloatArray
     match: FloatArray
     rate: tuple[float, float, float]
+    interval: Callable[[IntArray], tuple[float, float]] | None = None
 
     @cached_property
     def _best_first(self) -> IntArray:
@@ -127,6 +129,9 @@ class Ranked:
     def _at(self, kept: int) -> Cut:
         rows = self._best_first[:kept]
         wrong, low, high = share_interval(1 - self.match[rows], self.rate, len(self.match))
+        if self.interval is not None:
+            low, high = self.interval(rows)
+            low, high = min(low, wrong), max(high, wrong)
         last, all_matched = rows[-1], max(float(self._matched[-1]), 1e-12)
         return Cut(
             least=float(self.order[last]),

@@ -6,7 +6,7 @@ give the same probabilities.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -27,7 +27,11 @@ MOST_SHUFFLED = 100_000  # pairs that are made of the vectors
 POOL, CLOSE_BY, SAME = 5_000, 10, 0.98  # rows among which look-alikes are searched; nearest ones; cosine of duplicates
 SAME_ORDER = 0.99  # rank correlation of a score and the cosine that it was made of, perhaps rounded
 RIDGE = 1e-3
+ENDS = 0.1  # share of the pairs that are the best, and the worst, by a score
 NOTHING_TO_DO = "pairs that have nothing to do with each other"
+
+
+Interval = Callable[[IntArray], tuple[float, float]]
 
 
 @dataclass(frozen=True)
@@ -45,6 +49,8 @@ class View:
         detections: Which mismatches made on purpose would be found.
         at_most: Largest share of wrong pairs that the evidence cannot rule out; None where it is the interval.
         count: Shuffled, audited or checked pairs that it rests on.
+        interval: 95 % interval of the share of wrong pairs among some rows, where there is a better one than by the
+            interval of the rate.
     """
 
     evidence: str
@@ -57,6 +63,7 @@ class View:
     detections: tuple[Detection, ...] = ()
     at_most: float | None = None
     count: int = 0
+    interval: Interval | None = None
 
     @property
     def rates(self) -> tuple[float, float, float]:
@@ -237,7 +244,23 @@ def by_audit(
     """
     _enough(len(scores), LEAST_PAIRS, "pairs with a score")
     order, _ = _fitted(scores, scores, match, columns, "the audit")
-    return View("audit", NOTHING_TO_DO, *rate, order, _rising(order, match), at_most=at_most, count=len(scores))
+    chances = sharpened(order, match)
+    return View("audit", NOTHING_TO_DO, *rate, order, chances, at_most=at_most, count=len(scores))
+
+
+def sharpened(order: FloatArray, match: FloatArray) -> FloatArray:
+    """(n,) probability that a pair with such a score matches, from the mean match score of an audit by score.
+
+    An audit is sure of few pairs, so its mean is between that of matched pairs, a, and that of mismatched ones, b: if
+    the audit errs independently of the score, it is P a + (1 - P) b, which is solved for P. A score of the same vectors
+    is not independent; the means of its best and worst pairs then reach beyond a and b, which are moved there.
+    """
+    by_score, share = _rising(order, match), float(match.mean())
+    ordered = np.sort(by_score)
+    worst, best = (max(1, int(min(ENDS, part / 2) * len(match))) for part in (1 - share, share))
+    a = max(float(match @ match / max(match.sum(), 1e-12)), float(ordered[-best:].mean()))
+    b = min(float(match @ (1 - match) / max((1 - match).sum(), 1e-12)), float(ordered[:worst].mean()))
+    return by_score if a - b < 1e-9 else np.clip((by_score - b) / (a - b), 0, 1)
 
 
 def _rising(order: FloatArray, target: FloatArray) -> FloatArray:
@@ -307,8 +330,21 @@ def by_checked(
     if slope <= 0:
         raise _reversed(columns[0], "the checked pairs with higher scores match less often")
     match = probability(slope * log_odds - offset)
+
+    def interval(some: IntArray) -> tuple[float, float]:
+        """By the checked ones among them, as for all pairs."""
+        places = np.full(len(scores), -1)
+        places[some] = np.arange(len(some))
+        inside = places[rows] >= 0
+        if not inside.any():
+            return 0.0, 1.0
+        weights = None if stands_for is None else stands_for[inside]
+        part = rate_of_checked(-np.log(match / (1 - match))[some], places[rows[inside]], wrong[inside], weights)
+        return part.low, part.high
+
     ends = found.rate, found.low, found.high
-    return View("checked", "pairs that people call wrong", *ends, order, match, count=len(rows))
+    people = "pairs that people call wrong"
+    return View("checked", people, *ends, order, match, count=len(rows), interval=interval)
 
 
 def rate_of_checked(

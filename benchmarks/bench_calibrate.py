@@ -1,0 +1,210 @@
+"""Measure rates and purities of `mispair calibrate`: `make bench-calibrate ARGS="FOLDER [FOLDER ...]"`.
+
+Half of the pairs of a folder of embeddings, one pair an image, learn a joint space by canonical correlation, as the
+training pairs of CLIP do. Of others a share exchanges the partners. Their scores are the cosine in the joint space, a
+noisy number that rises with the truth, and an answer from 1 to 5. Each kind of evidence then estimates the noise rate
+and finds the cuts for some purities.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from tyro.conf import Positional
+
+import mispair
+from common import at_least, check_ratios, run
+from mispair.calibrating.calibrate import Calibration
+from mispair.errors import ConflictError
+from mispair.functional.canonical_correlation import canonical_directions
+from mispair.functional.logistic import FloatArray
+from mispair.pairs.layouts.opening import open_source
+
+NOISE_RATIOS = (0.1, 0.2, 0.4, 0.6)
+PURITIES = (0.9, 0.95, 0.99)
+SHUFFLED = 1000  # shuffled pairs that are scored, where the score is not a cosine
+NEAREST = 10  # look-alikes
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Found:
+    """One calibration beside the truth."""
+
+    score: str
+    evidence: str
+    noise_ratio: float
+    truth: float
+    found: Calibration
+    wrong: Bools
+
+    @property
+    def error(self) -> float:
+        return self.found.noise_rate - self.truth
+
+    @property
+    def covered(self) -> bool:
+        return self.found.view.low <= self.truth <= self.found.view.high
+
+    def purity(self, asked: float) -> tuple[float, float, bool] | None:
+        """The share that the cut says it keeps, the true one, and whether the interval holds it; None without a cut."""
+        try:
+            cut = self.found.cut(purity=asked)
+        except ConflictError:
+            return None
+        got = float((~self.wrong[self.found.ranked.order >= cut.least]).mean())
+        return cut.purity, got, cut.purity_low <= got <= cut.purity_high
+
+
+def joint_space(x: FloatArray, y: FloatArray, learn: Any, rest: Any) -> tuple[FloatArray, FloatArray]:
+    """Unit vectors of the other pairs in the space that some learned."""
+    middle = x[learn].mean(0), y[learn].mean(0)
+    directions = canonical_directions(x[learn] - middle[0], y[learn] - middle[1])
+    sides = [(side[rest] - mean) @ one for side, mean, one in zip((x, y), middle, directions, strict=True)]
+    left, right = (side / np.linalg.norm(side, axis=1, keepdims=True) for side in sides)
+    return left, right
+
+
+def exchanged(left: FloatArray, noise_ratio: float, rng: np.random.Generator, *, similar: bool) -> Any:
+    """(n,) the partner of each pair: its own, or that of a random pair, or of one with a similar left item."""
+    n = len(left)
+    partner, rows = np.arange(n), rng.permutation(n)[: round(noise_ratio * n)]
+    if not similar:
+        partner[rows] = np.roll(rows, 1)
+        return partner
+    alike = left @ left.T
+    np.fill_diagonal(alike, -np.inf)
+    near = np.argpartition(-alike, NEAREST, axis=1)[:, :NEAREST]
+    partner[rows] = near[rows, rng.integers(0, NEAREST, len(rows))]
+    return partner
+
+
+def noisy_scores(wrong: Bools, rng: np.random.Generator) -> dict[str, FloatArray]:
+    """A noisy number that rises with the truth, and an answer from 1 to 5."""
+    noise = rng.normal(size=(2, len(wrong)))
+    return {
+        "noisy monotone": 1 / (1 + np.exp(-(2.6 * ~wrong + noise[0]))),
+        "1 to 5": np.clip(np.rint(np.where(wrong, 1.4, 4.2) + noise[1]), 1, 5),
+    }
+
+
+def measure(
+    folder: Path, noise_ratio: float, seed: int, pairs: int, checked: int, draws: int, *, audit: bool, similar: bool
+) -> Iterator[Found]:
+    """Every kind of score by every kind of evidence, on one data set with one noise."""
+    source = open_source(folder)
+    x, y = (side.astype(np.float64) for side in source.block(0, len(source)))
+    rng = np.random.default_rng([seed, round(1000 * noise_ratio), similar])
+    order = rng.permutation(len(x))
+    rest = order[len(x) // 2 :][:pairs]
+    left, right = joint_space(x, y, order[: len(x) // 2], rest)
+    partner = exchanged(left, noise_ratio, rng, similar=similar)
+    wrong, right = partner != np.arange(len(left)), right[partner]
+    cosine = (left * right).sum(1)
+    scores = {"cosine": cosine} if similar else {"cosine": cosine, **noisy_scores(wrong, rng)}
+    shuffled = noisy_scores(np.ones(SHUFFLED, dtype=bool), rng)
+    audited = mispair.audit(x[rest], y[rest][partner], device="cpu") if audit else None
+
+    def found(evidence: str, score: str, **given: Any) -> Found:
+        return Found(
+            score, evidence, noise_ratio, float(wrong.mean()), mispair.calibrate(scores[score], **given), wrong
+        )
+
+    for score in scores:
+        known = {"left": left, "right": right} if score == "cosine" else {"shuffled": shuffled[score]}
+        yield found("(a) shuffled", score, **known)
+        if audited is not None:
+            yield found("(b) audit", score, audit=audited)
+        for _ in range(draws):
+            answers = np.full(len(left), np.nan)
+            rows = rng.choice(len(left), checked, replace=False)
+            answers[rows] = ~wrong[rows]
+            yield found("(c) checked", score, checked=answers)
+            yield found("(a) and (c)", score, checked=answers, **known)
+
+
+def main(
+    folders: Positional[tuple[Path, ...]],
+    *,
+    noise_ratios: tuple[float, ...] = NOISE_RATIOS,
+    seeds: int = 3,
+    pairs: int = 3000,
+    checked: int = 200,
+    draws: int = 3,
+    audit: bool = True,
+) -> None:
+    """Print tables of errors, coverage and purities.
+
+    Args:
+        folders: Embeddings, one pair an image.
+        noise_ratios: Shares of mismatched pairs.
+        seeds: Repetitions, with other pairs and noise.
+        pairs: Of each calibration.
+        checked: Random pairs that are checked.
+        draws: Samples of checked pairs for each data set and noise.
+        audit: Audit the vectors, too.
+    """
+    at_least(1, seeds=seeds, pairs=pairs, checked=checked, draws=draws)
+    check_ratios(noise_ratios)
+    for similar in (False, True):
+        cases = [
+            one
+            for folder in folders
+            for noise_ratio in noise_ratios
+            for seed in range(seeds)
+            for one in measure(
+                folder, noise_ratio, seed, pairs, checked, draws, audit=audit and not similar, similar=similar
+            )
+        ]
+        print(f"\nPartners exchanged {'between look-alikes' if similar else 'at random'}:\n")
+        print_rates(cases)
+        print_purities(cases)
+
+
+def grouped(cases: list[Found]) -> dict[tuple[str, str], list[Found]]:
+    groups: dict[tuple[str, str], list[Found]] = defaultdict(list)
+    for one in cases:
+        groups[one.evidence, one.score].append(one)
+    return dict(sorted(groups.items()))
+
+
+def print_rates(cases: list[Found]) -> None:
+    """Mean absolute error of the noise rate, by the noise, and coverage."""
+    ratios = sorted({one.noise_ratio for one in cases})
+    heads = [f"error at {ratio:.0%}".replace("%", " %") for ratio in ratios]
+    print(f"| evidence | score | cases | {' | '.join(heads)} | interval holds | its width | at most holds |")
+    print(f"|{'---|' * (len(ratios) + 6)}")
+    for (evidence, score), group in grouped(cases).items():
+        errors = [np.mean([abs(one.error) for one in group if one.noise_ratio == ratio]) for ratio in ratios]
+        covered = np.mean([one.covered for one in group])
+        width = np.mean([one.found.view.high - one.found.view.low for one in group])
+        limits = [(one.truth, one.found.view.at_most) for one in group]
+        bound = [truth <= limit for truth, limit in limits if limit is not None]
+        cells = [*(f"{error:.3f}" for error in errors), f"{covered:.0%}", f"{width:.3f}"]
+        cells.append(f"{np.mean(bound):.0%}" if bound else "")
+        print(f"| {evidence} | {score} | {len(group)} | {' | '.join(cells)} |".replace("%", " %"), flush=True)
+
+
+def print_purities(cases: list[Found]) -> None:
+    """The purity that a cut claims and the true one, for each that was asked."""
+    print(f"\n| evidence | score | {' | '.join(f'asked {asked:.2f}: says, got' for asked in PURITIES)} | holds |")
+    print(f"|{'---|' * (len(PURITIES) + 3)}")
+    for (evidence, score), group in grouped(cases).items():
+        cells, holds = [], []
+        for asked in PURITIES:
+            found = [purity for one in group if (purity := one.purity(asked)) is not None]
+            says, got, held = (np.array(part) for part in zip(*found, strict=True)) if found else (np.empty(0),) * 3
+            cells.append(f"{says.mean():.3f}, {got.mean():.3f}" if found else "no cut")
+            holds += held.tolist()
+        print(f"| {evidence} | {score} | {' | '.join(cells)} | {np.mean(holds):.0%} |".replace("%", " %"), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(run(main))

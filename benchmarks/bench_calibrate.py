@@ -197,7 +197,8 @@ def print_purities(cases: list[Found]) -> None:
     print(f"\n| evidence | score | {' | '.join(f'asked {asked:.2f}: says, got' for asked in PURITIES)} | holds |")
     print(f"|{'---|' * (len(PURITIES) + 3)}")
     for (evidence, score), group in grouped(cases).items():
-        cells, holds = [], []
+        cells: list[str] = []
+        holds: list[bool] = []
         for asked in PURITIES:
             found = [purity for one in group if (purity := one.purity(asked)) is not None]
             says, got, held = (np.array(part) for part in zip(*found, strict=True)) if found else (np.empty(0),) * 3

@@ -42,19 +42,12 @@ class Found:
     evidence: str
     noise_ratio: float
     truth: float
-    found: Calibration
+    found: Calibration | None
     wrong: Bools
-
-    @property
-    def error(self) -> float:
-        return self.found.noise_rate - self.truth
-
-    @property
-    def covered(self) -> bool:
-        return self.found.view.low <= self.truth <= self.found.view.high
 
     def purity(self, asked: float) -> tuple[float, float, bool] | None:
         """The share that the cut says it keeps, the true one, and whether the interval holds it; None without a cut."""
+        assert self.found is not None
         try:
             cut = self.found.cut(purity=asked)
         except ConflictError:
@@ -108,26 +101,27 @@ def measure(
     partner = exchanged(left, noise_ratio, rng, similar=similar)
     wrong, right = partner != np.arange(len(left)), right[partner]
     cosine = (left * right).sum(1)
-    scores = {"cosine": cosine} if similar else {"cosine": cosine, **noisy_scores(wrong, rng)}
-    shuffled = noisy_scores(np.ones(SHUFFLED, dtype=bool), rng)
     audited = mispair.audit(x[rest], y[rest][partner], device="cpu") if audit else None
 
-    def found(evidence: str, score: str, **given: Any) -> Found:
-        return Found(
-            score, evidence, noise_ratio, float(wrong.mean()), mispair.calibrate(scores[score], **given), wrong
-        )
-
-    for score in scores:
-        known = {"left": left, "right": right} if score == "cosine" else {"shuffled": shuffled[score]}
-        yield found("(a) shuffled", score, **known)
-        if audited is not None:
-            yield found("(b) audit", score, audit=audited)
-        for _ in range(draws):
-            answers = np.full(len(left), np.nan)
-            rows = rng.choice(len(left), checked, replace=False)
-            answers[rows] = ~wrong[rows]
-            yield found("(c) checked", score, checked=answers)
-            yield found("(a) and (c)", score, checked=answers, **known)
+    for draw in range(draws):
+        scores = {"cosine": cosine, **({} if similar else noisy_scores(wrong, rng))}
+        shuffled = noisy_scores(np.ones(SHUFFLED, dtype=bool), rng)
+        answers = np.full(len(left), np.nan)
+        rows = rng.choice(len(left), checked, replace=False)
+        answers[rows] = ~wrong[rows]
+        for name, score in scores.items():
+            known = {"left": left, "right": right} if name == "cosine" else {"shuffled": shuffled[name]}
+            kinds: dict[str, dict[str, Any]] = {
+                "(c) checked": {"checked": answers}, "(a) and (c)": {"checked": answers, **known}
+            }  # fmt: skip
+            if draw == 0 or name != "cosine":  # which would be the same
+                kinds |= {"(a) shuffled": known, **({} if audited is None else {"(b) audit": {"audit": audited}})}
+            for evidence, given in kinds.items():
+                try:
+                    found = mispair.calibrate(score, **given)
+                except ConflictError:  # few wrong pairs that look right: the answers may contradict the score
+                    found = None
+                yield Found(name, evidence, noise_ratio, float(wrong.mean()), found, wrong)
 
 
 def main(
@@ -171,7 +165,8 @@ def main(
 def grouped(cases: list[Found]) -> dict[tuple[str, str], list[Found]]:
     groups: dict[tuple[str, str], list[Found]] = defaultdict(list)
     for one in cases:
-        groups[one.evidence, one.score].append(one)
+        if one.found is not None:
+            groups[one.evidence, one.score].append(one)
     return dict(sorted(groups.items()))
 
 
@@ -182,14 +177,15 @@ def print_rates(cases: list[Found]) -> None:
     print(f"| evidence | score | cases | {' | '.join(heads)} | interval holds | its width | at most holds |")
     print(f"|{'---|' * (len(ratios) + 6)}")
     for (evidence, score), group in grouped(cases).items():
-        errors = [np.mean([abs(one.error) for one in group if one.noise_ratio == ratio]) for ratio in ratios]
-        covered = np.mean([one.covered for one in group])
-        width = np.mean([one.found.view.high - one.found.view.low for one in group])
-        limits = [(one.truth, one.found.view.at_most) for one in group]
-        bound = [truth <= limit for truth, limit in limits if limit is not None]
-        cells = [*(f"{error:.3f}" for error in errors), f"{covered:.0%}", f"{width:.3f}"]
+        views = [(one.noise_ratio, one.truth, one.found.view) for one in group if one.found is not None]
+        errors = [np.mean([abs(view.rate - truth) for at, truth, view in views if at == ratio]) for ratio in ratios]
+        covered = np.mean([view.low <= truth <= view.high for _, truth, view in views])
+        width = np.mean([view.high - view.low for _, _, view in views])
+        bound = [truth <= view.at_most for _, truth, view in views if view.at_most is not None]
+        cells = [*(f"{error:.3f}" for error in errors), f"{covered:.1%}", f"{width:.3f}"]
         cells.append(f"{np.mean(bound):.0%}" if bound else "")
-        print(f"| {evidence} | {score} | {len(group)} | {' | '.join(cells)} |".replace("%", " %"), flush=True)
+        print(f"| {evidence} | {score} | {len(views)} | {' | '.join(cells)} |".replace("%", " %"), flush=True)
+    print(f"\nRefused: {sum(one.found is None for one in cases)} of {len(cases)}.")
 
 
 def print_purities(cases: list[Found]) -> None:
@@ -201,9 +197,9 @@ def print_purities(cases: list[Found]) -> None:
         holds: list[bool] = []
         for asked in PURITIES:
             found = [purity for one in group if (purity := one.purity(asked)) is not None]
-            says, got, held = (np.array(part) for part in zip(*found, strict=True)) if found else (np.empty(0),) * 3
-            cells.append(f"{says.mean():.3f}, {got.mean():.3f}" if found else "no cut")
-            holds += held.tolist()
+            says, got = (np.mean([one[side] for one in found]) if found else 0.0 for side in (0, 1))
+            cells.append(f"{says:.3f}, {got:.3f}" if found else "no cut")
+            holds += [held for _, _, held in found]
         print(f"| {evidence} | {score} | {' | '.join(cells)} | {np.mean(holds):.0%} |".replace("%", " %"), flush=True)
 
 

@@ -286,7 +286,7 @@ def _fitted(
     worth = np.ones(len(x))
     weights = positive_weights(x, target, worth, np.full(x.shape[1], RIDGE))
     if not weights.any():
-        raise _reversed(columns[0], f"{by} says that pairs with a higher score match less often, or as often")
+        raise _reversed(columns[0], f"by {by} pairs with higher scores match less often, or as often")
     sums = x @ weights
     slope, offset = logistic(sums[:, None], target, worth, RIDGE)
     all_sums = everything @ weights
@@ -329,7 +329,8 @@ def by_checked(
     slope, offset = recalibrate(-log_odds[rows], wrong)
     if slope <= 0:
         raise _reversed(columns[0], "the checked pairs with higher scores match less often")
-    match = probability(slope * log_odds - offset)
+    recalibrated = slope * log_odds - offset
+    match = probability(recalibrated)
 
     def interval(some: IntArray) -> tuple[float, float]:
         """By the checked ones among them, as for all pairs."""
@@ -339,7 +340,7 @@ def by_checked(
         if not inside.any():
             return 0.0, 1.0
         weights = None if stands_for is None else stands_for[inside]
-        part = rate_of_checked(-np.log(match / (1 - match))[some], places[rows[inside]], wrong[inside], weights)
+        part = rate_of_checked(-recalibrated[some], places[rows[inside]], wrong[inside], weights)
         return part.low, part.high
 
     ends = found.rate, found.low, found.high

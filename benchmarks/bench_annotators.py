@@ -35,6 +35,7 @@ from PIL import Image
 from bench_noise_rate import LEAP, audited
 from common import run
 from mispair.functional.logistic import FloatArray, probability
+from mispair.reviewing.annotate import EVERY
 from mispair.reviewing.decisions import Decision, Mode, Verdict
 from mispair.reviewing.noise_estimate import LEAST, NO_ANSWERS, Draw, NoiseEstimate
 from mispair.reviewing.review import PRECISION, Review
@@ -79,6 +80,16 @@ def decide(draw: Draw, mismatched: FloatArray, answers: FloatArray = NO_ANSWERS)
         count += max(1, count // 100, int(LEAP * missing))
 
 
+def calls_of(draw: Draw, decisions: FloatArray, answers: FloatArray) -> int:
+    """How many calls `mispair annotate` makes: as many as pay off, by the errors so far."""
+    planned, calls = draw.plan(PRECISION, decisions).calls, 0
+    while calls < planned:
+        calls = min(planned, calls + EVERY)
+        if calls >= LEAST and draw.plan(PRECISION, decisions, answers[:calls]).calls <= calls:
+            break
+    return calls
+
+
 def holds(found: NoiseEstimate, mismatched: FloatArray) -> bool:
     return bool(found.low <= mismatched.mean() <= found.high)
 
@@ -90,17 +101,17 @@ def simulate(audits: Sequence[tuple[FloatArray, FloatArray]], reviewers: int) ->
         for reviewer in range(reviewers):
             draw = Draw(probability(odds), reviewer)
             found = decide(draw, mismatched)
-            alone.append((0, 0, found.decided, holds(found, mismatched)))
+            alone.append((0, found.decided, holds(found, mismatched)))
             for name, errors in ERRORS.items():
-                rng = np.random.default_rng([number, reviewer])
+                rng = np.random.default_rng([1, number, reviewer])  # not that of the draw
                 answers = answers_of(mismatched, errors, rng)[draw.order]
-                plan = draw.plan(PRECISION, mismatched[draw.order[:FIRST]])
-                found = decide(draw, mismatched, answers[: plan.calls])
-                with_one[name].append((plan.calls, plan.decisions, found.decided, holds(found, mismatched)))
+                calls = calls_of(draw, mismatched[draw.order[:FIRST]], answers)
+                found = decide(draw, mismatched, answers[:calls])
+                with_one[name].append((calls, found.decided, holds(found, mismatched)))
     cells = []
     for trials in (alone, *with_one.values()):
-        calls, planned, decided, held = np.mean(trials, axis=0)
-        head = f"{calls:,.0f} calls, {decided:.0f} ({planned:.0f})" if calls else f"{decided:.0f}"
+        calls, decided, held = np.mean(trials, axis=0)
+        head = f"{calls:,.0f} calls, {decided:.0f}" if calls else f"{decided:.0f}"
         cells.append(f"{head}, {held:.1%}".replace("%", " %"))
     return cells
 
@@ -184,6 +195,7 @@ def over_http(folder: Path, odds: FloatArray, mismatched: FloatArray, error: flo
     """One review: 100 decisions, the command with a kill, and decisions until it is precise enough."""
     write_table(folder, odds)
     with closing(Review(folder, folder / "images")) as review:
+        review.decisions.setting("seed", str(seed))
         draw = review.draw
         pairs = review.table.read(review.drawn_rows[:FIRST])
         verdicts = [Verdict.DROP if mismatched[pair.row] else Verdict.KEEP for pair in pairs]
@@ -193,14 +205,14 @@ def over_http(folder: Path, odds: FloatArray, mismatched: FloatArray, error: flo
         )
     rng = np.random.default_rng(seed)
     model = Model(mismatched, rng.random(len(mismatched)) < error)
-    calls = int(rng.integers(300, 600))
+    calls = int(rng.integers(700, 1200))
     limit = round(PRICE * calls * rng.uniform(0.7, 1.2), 2)  # it is reached first in half of the runs
     with served(model) as url:
         command = [sys.executable, "-m", "mispair", "annotate", str(folder), "--annotator", url, "--model", "m"]
         command += ["--images", str(folder / "images"), "--timeout", "1", "--yes", "--workers", "8"]
         command += ["--price-per-call", str(PRICE), "--limit", str(limit), "--calls", str(calls)]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        goal = int(rng.integers(50, 250))
+        goal = int(rng.integers(100, 600))
         while process.poll() is None and model.charged.total() < goal:
             time.sleep(0.01)
         process.kill()

@@ -86,6 +86,16 @@ def test_its_answers_make_the_interval_shorter(tmp_path: Path, error: float) -> 
         assert found.calls <= found.forecast.calls
 
 
+def test_an_annotator_that_guesses_is_not_asked_for_long(tmp_path: Path) -> None:
+    audit, wrong = write_photos(tmp_path, 1200)
+    decide_drawn(audit, wrong, 150)
+    guesses = dict(zip(wrong, np.random.default_rng(2).random(len(wrong)) < 0.5, strict=True))
+    with running(AnnotatorServer(lambda caption: "yes" if guesses[caption] else "no")) as server:
+        found = ask(audit, server, half_width=0.04)
+    assert found.stopped == "no gain"
+    assert found.calls < 200 < found.forecast.plan.calls
+
+
 def test_it_sends_a_small_image_and_the_caption_only_to_this_url(
     photos: tuple[Path, dict[str, bool]], server: AnnotatorServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,7 +23,7 @@ from mispair.reviewing.annotators import (
     read_answer,
 )
 from mispair.reviewing.answers import Answer, AnswerKind
-from mispair.reviewing.noise_estimate import ASSUMED_ERROR, AnnotatorErrors, Plan
+from mispair.reviewing.noise_estimate import ASSUMED_ERROR, LEAST, AnnotatorErrors, Plan
 from mispair.reviewing.page import audit_folder
 from mispair.reviewing.review import PRECISION, RateProgress, Review
 from mispair.support.formatting import beginning, clean, plain
@@ -125,7 +125,8 @@ class AnnotationResult:
         unclear: The beginning of an answer that was neither yes nor no; empty if there was none.
         calls: Calls of this run.
         spent: Money for all calls of the review.
-        stopped: Why no more pairs were asked about: narrow, planned, limit.
+        stopped: Why no more pairs were asked about: planned, narrow (the interval is), limit, or no gain (by the errors
+            so far more answers do not pay off).
         progress: The noise rate with these answers.
         decisions_left: Decisions of people that are missing to the wanted interval, by a new plan.
     """
@@ -154,6 +155,8 @@ class AnnotationResult:
             lines.append(f"Noise rate: {100 * found.rate:.1f} % ({ends}) by {found.decided:,} decisions.")
         if self.stopped == "limit":
             lines.append("The limit of money or calls is reached.")
+        if self.stopped == "no gain":
+            lines.append("More answers would not pay off, by the annotator's errors so far.")
         return "\n".join(lines)
 
 
@@ -298,7 +301,7 @@ class _Run:
     def ask_all(self, forecast: Forecast, bar: RowProgress) -> AnnotationResult:
         """Ask about the drawn pairs, in their order, as far as was planned."""
         rows = self.review.drawn_rows[: forecast.plan.calls].tolist()
-        stopped, running, ended = "planned", set[Future[None]](), 0
+        stopped, running, ended = "", set[Future[None]](), 0
         with ThreadPoolExecutor(self.budget.workers) as pool:
             try:
                 for row in rows:
@@ -309,9 +312,9 @@ class _Run:
                             one.result()
                         bar.step(len(done))
                         ended += len(done)
-                        if ended % EVERY < len(done) and self._is_narrow():
-                            stopped = "narrow"
-                    if stopped == "narrow" or self._out_of_budget:
+                        if ended % EVERY < len(done):
+                            stopped = self._reason_to_stop()
+                    if stopped or self._out_of_budget:
                         break
                 for one in running:
                     one.result()
@@ -326,14 +329,23 @@ class _Run:
             unclear=next((one.text for one in found.values() if one.kind is AnswerKind.UNCLEAR), ""),
             calls=self._calls,
             spent=self.answers.spent,
-            stopped="limit" if self._out_of_budget else stopped,
+            stopped="limit" if self._out_of_budget else stopped or "planned",
             progress=progress,
-            decisions_left=0 if self._is_narrow() else max(0, needed - progress.decided),
+            decisions_left=0 if self._is_narrow(progress) else max(0, needed - progress.decided),
         )
 
-    def _is_narrow(self) -> bool:
-        estimate = self.review.rate(self.annotator.identity).estimate
-        return estimate is not None and estimate.half_width <= self.budget.half_width
+    def _is_narrow(self, progress: RateProgress) -> bool:
+        return progress.estimate is not None and progress.estimate.half_width <= self.budget.half_width
+
+    def _reason_to_stop(self) -> str:
+        """Why no more calls are worth making; empty if they are."""
+        identity, budget = self.annotator.identity, self.budget
+        progress = self.review.rate(identity)
+        if self._is_narrow(progress):
+            return "narrow"
+        if budget.calls is not None or progress.errors.both < LEAST:  # as it was asked for, or too little is known
+            return ""
+        return "" if self.review.plan(budget.half_width, identity).calls > progress.answered else "no gain"
 
     def _answer(self, row: int) -> None:
         """See to it that the answer on a row is written."""

@@ -46,37 +46,28 @@ def find_partners(view: EpochView, bank: Bank, pairs: IntArray, count: int, *, k
         count: K, how many candidates are tried.
         keep_left: Keep the left items and replace the right ones; else the other way round.
     """
-    team, device = view.network.team, view.losses.device
-
-    def search(part: slice) -> tuple[np.ndarray, np.ndarray]:
-        found = _search(view, bank, pairs[part], count, keep_left=keep_left)
-        return found.ids, found.correlation.cpu().numpy()
-
-    if not team.splits(len(pairs)):
-        return _search(view, bank, pairs, count, keep_left=keep_left)
-    ids, correlation = team.rows(search, len(pairs))
-    return Partners(ids, torch.from_numpy(correlation).to(device))
-
-
-def _search(view: EpochView, bank: Bank, pairs: IntArray, count: int, *, keep_left: bool) -> Partners:
     device, groups = view.losses.device, view.loader.pairs.left_groups[view.loader.pairs.link]
     encode_kept, _ = _ordered(view.left_of, view.right_of, keep_left)
     kept_bank, new_bank = _ordered(*bank.pooled(), keep_left)
     # The old partner must not come back: neither the pair's own text nor its image.
     old, _ = _ordered(np.arange(len(groups)), groups, keep_left)
     in_bank = send(torch.from_numpy(old[bank.ids]), device)
-    ids, correlations = [], []
-    for chunk in np.array_split(pairs, -(-len(pairs) * count // PAIRS_AT_ONCE)) if len(pairs) else ():
-        kept = encode_kept(chunk)
-        barred = send(torch.from_numpy(old[chunk]), device)[:, None] == in_bank
-        candidates = nearest(kept.pooled, kept_bank, count, barred)
-        slots = best_partners(view.network, kept, bank, candidates, keep_left=keep_left)
-        ids.append(np.where(slots < 0, -1, bank.ids[slots]))
-        new = new_bank[send(torch.from_numpy(slots.clip(min=0)), device)]
-        correlations.append(bank_correlation(*_ordered(kept.pooled, new, keep_left), *bank.pooled()))
-    if not ids:
-        return Partners(np.empty(0, dtype=np.int64), torch.empty(0, device=device))
-    return Partners(np.concatenate(ids), torch.cat(correlations))
+
+    def search(part: slice) -> tuple[np.ndarray, np.ndarray]:
+        own = pairs[part]
+        ids, correlations = [np.empty(0, dtype=np.int64)], [torch.empty(0, dtype=torch.float32, device=device)]
+        for chunk in np.array_split(own, -(-len(own) * count // PAIRS_AT_ONCE)) if len(own) else ():
+            kept = encode_kept(chunk)
+            barred = send(torch.from_numpy(old[chunk]), device)[:, None] == in_bank
+            candidates = nearest(kept.pooled, kept_bank, count, barred)
+            slots = best_partners(view.network, kept, bank, candidates, keep_left=keep_left)
+            ids.append(np.where(slots < 0, -1, bank.ids[slots]))
+            new = new_bank[send(torch.from_numpy(slots.clip(min=0)), device)]
+            correlations.append(bank_correlation(*_ordered(kept.pooled, new, keep_left), *bank.pooled()))
+        return np.concatenate(ids), torch.cat(correlations).cpu().numpy()
+
+    ids, correlation = view.network.team.rows(search, len(pairs))
+    return Partners(ids, torch.from_numpy(correlation).to(device))
 
 
 def _ordered(first: T, second: T, keep_left: bool) -> tuple[T, T]:

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from mispair.errors import DamagedError, DataError, NotFoundError, ShapeError
 from mispair.pairs.pairs import MATCH_THRESHOLD, FloatArray, IntArray, Pairs, described
 from mispair.pairs.result_tables import TABLE, write_table
+from mispair.pairs.row_ids import numbers
 from mispair.pairs.tables import read_parquet
 from mispair.support.files import regular, unreadable
 
@@ -232,11 +233,6 @@ def _numbered(column: Any) -> IntArray:
     import pyarrow
     import pyarrow.compute as compute
 
-    if isinstance(column, pyarrow.ChunkedArray):
-        column = column.combine_chunks()
-    codes = compute.fill_null(compute.dictionary_encode(column).indices, -1)
-    items = np.array(codes.to_numpy(zero_copy_only=False), dtype=np.int64)
-    nothing = np.asarray(compute.fill_null(compute.equal(compute.cast(column, "string"), ""), True))
-    nothing = np.flatnonzero(nothing)
-    items[nothing] = len(items) + nothing
-    return items
+    texts = compute.fill_null(compute.cast(column, "large_string"), "")
+    items = numbers(texts.combine_chunks() if isinstance(texts, pyarrow.ChunkedArray) else texts)
+    return np.arange(len(texts)) if items is None else items

@@ -195,8 +195,7 @@ def id_column(names: Any, images: Any) -> Any:
     """
     import pyarrow.compute
 
-    there = not pyarrow.compute.any(pyarrow.compute.equal(names, "")).as_py()
-    if there and pyarrow.compute.count_distinct(names).as_py() == len(names):
+    if numbers(names) is None and not pyarrow.compute.any(pyarrow.compute.equal(names, "")).as_py():
         return names
     return as_texts(unique_ids(names.to_pylist(), images.to_pylist()))
 

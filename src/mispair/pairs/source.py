@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 
-from mispair.errors import ConflictError, DataError, ShapeError
+from mispair.errors import ConflictError, NotFoundError, ShapeError, TooFewError
 from mispair.pairs import row_ids
 from mispair.pairs.copying import TableCopies, copy_files, write_vectors
 from mispair.pairs.edits import Edits, LookUp
@@ -103,11 +103,8 @@ class Source:
             found = f"{len(self.left):,} vectors on the left side and {len(self.right):,} on the right side"
             raise ShapeError(found, where=self.name, expected="one pair in row i of both")
         if self.table is not None and len(self.table) != len(self.left):
-            raise ShapeError(
-                f"{len(self.table):,} rows for {len(self.left):,} pairs of vectors",
-                where=self.table.parts[0].path,
-                expected="one row a pair",
-            )
+            found = f"{len(self.table):,} rows for {len(self.left):,} pairs of vectors"
+            raise ShapeError(found, where=self.table.parts[0].path, expected="one row a pair")
 
     def __len__(self) -> int:
         return len(self.left) if self.is_encoded else len(self.names.ids)
@@ -478,7 +475,7 @@ class ImageFiles(Source):
 
     def __init__(self, name: str, files: Iterable[Path], records: Sequence[tuple[str, str, str]], folder: Path) -> None:
         if not records:
-            raise DataError(f"{name}: no pairs in here; expected at least one image with a caption.")
+            raise TooFewError("no pairs", where=name, expected="at least one image with a caption")
         self.name, self.files, self.image_root, self.images = name, tuple(files), folder, (folder,)
         ids, images, captions = zip(*records, strict=True)
         self._paths = [image.strip() for image in images]  # as the file system has them: perhaps no text
@@ -511,18 +508,14 @@ class ImageFiles(Source):
         """Refuses web addresses, and a folder that is the wrong one for all images."""
         for image in self._paths:
             if image.startswith(("http://", "https://")):
-                raise DataError(
-                    f"{plain(image)} is a web address, and mispair downloads nothing; fetch the images first and give "
-                    "their paths."
-                )
+                advice = "mispair downloads nothing: fetch the images first, and give their paths."
+                raise NotFoundError(f"{plain(image)} is a web address", where=self.name, advice=advice)
         named = list(islice(filter(None, self._paths), _PROBED))
         if not any(os.path.exists(self.image_root / image) for image in named):
+            count = f"{'first ' * (len(self._paths) > _PROBED)}{min(len(self._paths), _PROBED):,}"
             searched = f"looked for {plain(str(self.image_root / named[0]))}" if named else "no row names one"
-            count = min(len(self._paths), _PROBED)
-            raise DataError(
-                f"{self.image_root}: none of the {'first ' * (len(self._paths) > _PROBED)}{count:,} images is here "
-                f"({searched}); give the folder that the image paths start from with --images."
-            )
+            advice = "Give the folder that the image paths start from as `images`."
+            raise NotFoundError(f"none of the {count} images ({searched})", where=self.image_root, advice=advice)
 
 
 class DataSetFolder(Source):

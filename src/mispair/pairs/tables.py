@@ -181,6 +181,11 @@ class Table:
         return self.parts[0].columns
 
     @property
+    def shards(self) -> tuple[tuple[str, int], ...]:
+        """Names of the files, and how many rows they have."""
+        return tuple((part.path.stem, len(part)) for part in self.parts)
+
+    @property
     def files(self) -> tuple[Path, ...]:
         return tuple(part.path for part in self.parts if part.is_file)
 

@@ -7,7 +7,7 @@ import zipfile
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from mispair.errors import NotFoundError, ShapeError
-from mispair.pairs import row_ids
 from mispair.pairs.copying import TableCopies
 from mispair.pairs.edits import Edits
 from mispair.pairs.layouts import SUBSET
@@ -83,20 +82,18 @@ def open_datacomp(folder: Path, model: str | None = None) -> Source:
         rows = arrays[f"{chosen}_img"].shape[0]
         if len(part) != rows:
             raise ShapeError(f"{len(part):,} rows, and {rows:,} vectors beside it", where=part.path, advice=_AGAIN)
-    caption = table.find("caption")
-    return DataComp(
+    source = DataComp(
         sides[0],
         sides[1],
-        "datacomp",
-        str(folder),
-        row_ids.from_table(table),
-        captions=None if caption is None else partial(table.cells, caption),
+        layout="datacomp",
+        name=str(folder),
         files=(*tables, *archives),
         table=table,
         folder=folder,
         joint=True,
-        shards=tuple((part.path.stem, len(part)) for part in table.parts),
+        shards=table.shards,
     )
+    return source.described_by(table)
 
 
 class DataComp(Source):

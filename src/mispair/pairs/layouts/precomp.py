@@ -21,12 +21,14 @@ from mispair.errors import ConflictError, DamagedError, InvalidValueError, NotFo
 from mispair.pairs import row_ids
 from mispair.pairs.copying import write_rows
 from mispair.pairs.edits import Edits
-from mispair.pairs.npy import check_finite, chunks, open_array
+from mispair.pairs.layouts.arrays import item_vectors
+from mispair.pairs.npy import check_finite, open_array
 from mispair.pairs.origin import Origin, data_name
 from mispair.pairs.pairs import IntArray, Pairs, Regions, Tokens
 from mispair.pairs.row_ids import RowIds, Texts
 from mispair.pairs.shards import ArrayRows, Side
 from mispair.pairs.source import DataSetFolder
+from mispair.pairs.tfidf import word_vectors
 from mispair.pairs.vocabulary import Vocabulary
 from mispair.support.files import LARGEST_TEXT, at_most, read_regular, unreadable, write_atomically
 
@@ -95,12 +97,20 @@ class Arranged:
         link: Image of each caption.
         image_ids: Name of each image; empty where unknown.
         per_image: Captions an image; None if not all have equally many.
+        texts: The captions.
     """
 
     features: npt.NDArray[Any]
     link: IntArray
     image_ids: Sequence[str]
     per_image: int | None
+    texts: list[str]
+
+
+def read(folder: Path, split: str, captions_per_image: int | None = None) -> Arranged:
+    """The captions and the features, still on disk, of a split."""
+    features = open_array(features_path(folder, split), ndim=3)
+    return arranged(folder, split, features, read_captions(folder, split), captions_per_image)
 
 
 def arranged(
@@ -112,15 +122,17 @@ def arranged(
 ) -> Arranged:
     """Joins captions, as `read_captions` gives them, and images: by their ids where both have them, else in order."""
     texts, ids = captions
-    if captions_per_image is None and ids and (joined := _joined(folder, split, features, ids)):
+    if captions_per_image is None and ids and (joined := _joined(folder, split, features, texts, ids)):
         return joined
     images, per_image = arrange(features, len(texts), captions_per_image, f"{folder.name} {split}")
     check_ids(ids, per_image, captions_path(folder, split))
     image_ids = ids[::per_image] if ids else read_ids(folder, split, len(images), per_image)
-    return Arranged(images, np.arange(len(texts)) // per_image, image_ids, per_image)
+    return Arranged(images, np.arange(len(texts)) // per_image, image_ids, per_image, texts)
 
 
-def _joined(folder: Path, split: str, features: npt.NDArray[Any], ids: Sequence[str]) -> Arranged | None:
+def _joined(
+    folder: Path, split: str, features: npt.NDArray[Any], texts: list[str], ids: Sequence[str]
+) -> Arranged | None:
     """By the ids of the rows in `{split}_ids.txt`; None if they are not those of the captions."""
     path = folder / f"{split}_ids.txt"
     image_ids = _read_lines(path) if path.exists() else []
@@ -131,13 +143,10 @@ def _joined(folder: Path, split: str, features: npt.NDArray[Any], ids: Sequence[
     counts = np.bincount(link, minlength=len(rows))
     if not counts.all():
         missing = np.flatnonzero(counts == 0)
-        raise NotFoundError(
-            f"{len(missing):,} images have no caption in {captions_path(folder, split).name}, the first is "
-            f"{image_ids[missing[0]]}",
-            where=path,
-            advice="Add one, or take their rows away.",
-        )
-    return Arranged(features, link, image_ids, int(counts[0]) if (counts == counts[0]).all() else None)
+        what = f"{len(missing):,} images without a caption, the first is {image_ids[missing[0]]}"
+        expected = f"those of {captions_path(folder, split).name}"
+        raise NotFoundError(what, where=path, expected=expected, advice="Add captions, or take the rows away.")
+    return Arranged(features, link, image_ids, None if _uneven(counts) else int(counts[0]), texts)
 
 
 def arrange(
@@ -257,10 +266,8 @@ def load(
 ) -> Pairs:
     """Read one split; see `mispair.pairs.layouts.loading.load`."""
     name = f"{data_name(folder)} {split}"
-    features = open_array(features_path(folder, split), ndim=3)
-    captions = read_captions(folder, split)
-    found = arranged(folder, split, features, captions, captions_per_image)
-    texts, left, link, left_ids = captions[0], found.features, found.link, found.image_ids
+    found = read(folder, split, captions_per_image)
+    texts, left, link, left_ids = found.texts, found.features, found.link, found.image_ids
     if split == "dev":
         kept = min(len(left), _DEV_SIZE if dev_protocol == "full" else _DEV_SIZE * len(left) // len(texts))
         inside = np.flatnonzero(link < kept)
@@ -274,29 +281,23 @@ def load(
 
 def open_precomp(folder: Path, split: str, places: tuple[Path, ...]) -> ScanFeatures:
     """Open a split to be audited: the mean of the regions of each image, and vectors of the words of each caption."""
-    from mispair.pairs.tfidf import word_vectors  # torch
-
-    features, captions = features_path(folder, split), captions_path(folder, split)
-    texts, ids = read_captions(folder, split)
-    name = f"{folder.name} {split}"
-    parts = arranged(folder, split, open_array(features, ndim=3), (texts, ids))
+    parts = read(folder, split)
     images, link = parts.image_ids, parts.link
     if images:
         known = row_ids.from_images([images[row] for row in link])
     else:
         known = RowIds(groups=link if parts.per_image != 1 else None)
-    pooled = np.concatenate([part.mean(axis=1, dtype=np.float32) for _, part in chunks(parts.features)])
     image_names = Texts.of(images)
     return ScanFeatures(
-        left=Side.of([ArrayRows(pooled, link)]),
-        right=Side.of([ArrayRows(word_vectors(texts))]),
+        left=Side.of([ArrayRows(item_vectors(Regions(parts.features)), link)]),
+        right=Side.of([ArrayRows(word_vectors(parts.texts))]),
         layout="precomp",
-        name=name,
+        name=f"{folder.name} {split}",
         names=known,
-        captions=Texts.of(texts),
+        captions=Texts.of(parts.texts),
         image_names=(lambda rows: image_names(link[rows])) if images else None,
         images=places,
-        files=(features, captions),
+        files=(features_path(folder, split), captions_path(folder, split)),
     )
 
 
@@ -317,17 +318,17 @@ class ScanFeatures(DataSetFolder):
         return name == "vocab.json" or super().owns(name)
 
     def size(self, edits: Edits) -> int:
-        parts = self._arranged()
+        parts = read(self.root, str(self.split))
         images, counts, _ = _by_image(edits, parts.link)
         rows = int(counts.sum()) if _uneven(counts) else len(images)
         return rows * int(parts.features[0].nbytes) + sum(path.stat().st_size for path in self._other_files())
 
     def order(self, edits: Edits) -> IntArray:
-        return _by_image(edits, self._arranged().link)[2]
+        return _by_image(edits, read(self.root, str(self.split)).link)[2]
 
     def write(self, edits: Edits, out: Path) -> None:
         self._write_others(out)
-        parts = self._arranged()
+        parts = read(self.root, str(self.split))
         regions = parts.features
         images, counts, rows = _by_image(edits, parts.link)
         uneven = _uneven(counts)
@@ -349,11 +350,6 @@ class ScanFeatures(DataSetFolder):
         if any(captions_path(self.root, part).exists() for part in ("train", "dev")):
             # Words of all captions, so that the copy is read with the same numbers as the data it came from.
             find_vocabulary(self.root)[0].save(out / "vocab.json")
-
-    def _arranged(self) -> Arranged:
-        """The features of each image (still mapped), and the image of each caption."""
-        folder, split = self.root, str(self.split)
-        return arranged(folder, split, open_array(features_path(folder, split), ndim=3), read_captions(folder, split))
 
     def _image_names(self, rows: IntArray, link: IntArray) -> list[str]:
         names = self.image_names

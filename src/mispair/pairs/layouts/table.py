@@ -62,9 +62,8 @@ class _TablePairs(Source):
     copies: TableCopies
 
     def _of(self, copies: TableCopies) -> None:
-        parts = copies.table.parts
         self.copies, self.table = copies, copies.table
-        self.shards = tuple((part.path.stem, len(part)) for part in parts) if len(parts) > 1 else ()
+        self.shards = copies.table.shards if len(copies.table.parts) > 1 else ()
 
     def owns(self, name: str) -> bool:
         return self.copies.owns(name)

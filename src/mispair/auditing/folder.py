@@ -86,10 +86,10 @@ def audit_path(
     console: Console | None = None,
     command: str = "",
 ) -> AuditSummary:
-    """Audits files and writes `pairs.parquet`, `pairs.csv`, `suggestions.csv`, `summary.json` and `report.html`.
+    """Audit files and write `pairs.parquet`, `pairs.csv`, `suggestions.csv`, `summary.json` and `report.html`.
 
-    An interrupted audit continues when it is called again with the same input and settings; a finished one is not
-    repeated. Images and captions are encoded first; what was encoded before is in a cache.
+    Call it again with the same input and settings to resume; a finished audit is not repeated. Images and captions are
+    encoded first; encodings are cached.
 
     Args:
         data: Where the pairs are.
@@ -110,9 +110,8 @@ def audit_path(
     raw = data.open_raw()
     if raw is not None and settings.engine is not None:
         raise ConflictError("images and captions", where="engine", expected="vectors", advice=ENCODE)
-    copies = {"clean": clean, "mended": mended}
-    made = [place for place in copies.values() if place is not None]
-    request = _request(data, raw, settings, [out, *made])
+    copies = {kind: place for kind, place in (("clean", clean), ("mended", mended)) if place is not None}
+    request = _request(data, raw, settings, [out, *copies.values()])
     with (
         working_folder(out, request, data.cache, overwrite=overwrite) as out,
         OwnedFolder(out, AUDIT, request, overwrite=overwrite) as folder,
@@ -122,11 +121,7 @@ def audit_path(
                 console.print("This audit has ended already; nothing was computed again.")
             check_unchanged(out, AUDIT, READ_BACK)
             summary = AuditSummary.read(out / SUMMARY)
-            missing = {
-                kind: place
-                for kind, place in copies.items()
-                if place is not None and not is_copied(place, {**request, "copy": kind})
-            }
+            missing = {kind: place for kind, place in copies.items() if not is_copied(place, {**request, "copy": kind})}
             _check_copies(data, raw, missing, out, overwrite=False)
             if missing or tools:
                 source = data.open(raw, settings.device, console)
@@ -139,7 +134,7 @@ def audit_path(
         elif data.source is not None:
             check_as_encoded(data.source)
         source = data.open(raw, settings.device, console)
-        for place in made:
+        for place in copies.values():
             check_copy(source, place, overwrite)
         audit = _audit(folder, source, settings, console, command)
         _write_copies(source, out, copies, request, overwrite=overwrite)
@@ -148,10 +143,10 @@ def audit_path(
 
 
 def audit_shard(data: AuditInput, out: Path, settings: Settings, shard: Shard, console: Console | None = None) -> None:
-    """Measures one shard of the pairs of an audit whose other shards other processes or machines measure.
+    """Measure one shard of the pairs; other processes or machines measure the other shards of the audit.
 
-    The first of them learns what all need; the others wait for it. `merge_shards` makes the audit of all shards. Where
-    `out` is a URL nobody waits: each learns, and all go on with what the first one has learned.
+    The first process learns what all need, and the others wait for it. At a URL none waits: each learns, and all use
+    what came first. `merge_shards` makes the audit of all shards.
 
     Raises:
         ConfigError: The pairs must be encoded first.
@@ -204,7 +199,7 @@ def _measure_for_store(
 
 
 def merge_shards(out: Path, device: str = "auto", *, cache: Path | None = None, **others: Any) -> AuditSummary:
-    """The audit of all shards that `audit_shard` has measured, as `audit_path` makes it.
+    """Make the audit of all shards that `audit_shard` has measured, as `audit_path` does.
 
     Args:
         out: Folder of the results.
@@ -251,12 +246,11 @@ def merge_shards(out: Path, device: str = "auto", *, cache: Path | None = None, 
 
 
 def _write_copies(
-    source: Source, out: Path, copies: Mapping[str, Path | None], request: Mapping[str, Json], overwrite: bool = False
+    source: Source, out: Path, copies: Mapping[str, Path], request: Mapping[str, Json], overwrite: bool = False
 ) -> None:
     for kind, place in copies.items():
-        if place is not None:
-            edits = read_edits(out / TABLE, source, mend=kind == "mended")
-            write_copy(source, edits, place, overwrite, request={**request, "copy": kind})
+        edits = read_edits(out / TABLE, source, mend=kind == "mended")
+        write_copy(source, edits, place, overwrite, request={**request, "copy": kind})
 
 
 def _export(source: Source, out: Path, tools: Sequence[Tool]) -> None:
@@ -278,7 +272,7 @@ def audit_to_folder(
     console: Console | None = None,
     command: str = "",
 ) -> Audit:
-    """Audits a source and writes the same files as `audit_path`."""
+    """Audit a source and write the same files as `audit_path`."""
     request = Request.model_validate({"fingerprint": [source.fingerprint()], **_of_settings(settings)}).written()
     with OwnedFolder(out, AUDIT, request, overwrite=overwrite) as folder:
         if folder.finished and not overwrite:
@@ -435,16 +429,13 @@ def _files(root: Path, made: Sequence[Path]) -> Iterator[tuple[str, int, int]]:
 
 
 def _check_copies(
-    data: AuditInput, raw: Source | None, copies: Mapping[str, Path | None], out: Path, *, overwrite: bool
+    data: AuditInput, raw: Source | None, copies: Mapping[str, Path], out: Path, *, overwrite: bool
 ) -> None:
-    """Refuses places for copies as far as it can be known before anything is encoded."""
-    places = {"out": out, **{kind: place for kind, place in copies.items() if place is not None}}
-    for (one, first), (other, second) in combinations(places.items(), 2):
+    """Refuse places for copies, as far as possible before anything is encoded."""
+    for (one, first), (other, second) in combinations({"out": out, **copies}.items(), 2):
         if first.resolve().is_relative_to(second.resolve()) or second.resolve().is_relative_to(first.resolve()):
             raise ConflictError(f"`{one}` ({first}) and `{other}` ({second}) must not contain each other")
     for kind, place in copies.items():
-        if place is None:
-            continue
         if place.is_dir() and any(place.iterdir()) and not overwrite:
             advice = f"Give another `{kind}`, or `overwrite` to replace the copy in it."
             raise ExistsError("the folder is not empty", where=place, advice=advice)

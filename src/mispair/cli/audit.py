@@ -304,7 +304,7 @@ def encode(arguments: EncodeArguments) -> int:
             pca=_projection(arguments.pca), splits=SplitRule(*splits), overwrite=arguments.overwrite, console=console(),
         )  # fmt: skip
     if arguments.json:
-        print_json({"out": str(out), **outcome.metrics()})
+        print_json({"out": str(out), **asdict(outcome)})
     else:
         say("\n".join([*outcome.lines(), f"{'Embeddings' if grid is None else 'Region features'}: {out}"]))
     if outcome.too_many_bad:

@@ -14,14 +14,12 @@ from typing import TYPE_CHECKING
 from tyro.conf import Positional
 
 from mispair.cli.output import console, print_json, say
-from mispair.errors import ConfigError, ConflictError, DataError, InvalidValueError, NotFoundError
+from mispair.errors import ConflictError, DataError, InvalidValueError, NotFoundError
 from mispair.support.flags import OrNone
 
 if TYPE_CHECKING:
     from mispair.bench.suite.runner import CellState
     from mispair.bench.suite.suite import Cell, Suite
-    from mispair.config import Config
-    from mispair.pairs.pairs import Pairs
 
 
 def bench_run(
@@ -57,6 +55,7 @@ def bench_run(
         images: For a dry run: number of training images; by default that of the data set.
         json: Print the numbers as JSON.
     """
+    from mispair.bench.suite.preparing import prepare
     from mispair.bench.suite.record import to_json
     from mispair.bench.suite.runner import run_cells, state
     from mispair.bench.suite.suite import read_suite
@@ -75,7 +74,7 @@ def bench_run(
         images = _dry_images(requested, data, images)
         return _dry_run(requested, requested.cells(seeds, only), captions, images, json)
     results = out or Path("results") / requested.name
-    cells = _prepare(results, suite, requested, data, seeds, only)
+    cells = prepare(results, suite, requested, data, seeds, only)
     earlier = set() if retry else {cell.name for cell in cells if state(results, cell).status == "failed"}
     states = run_cells(cells, results, jobs=jobs, retry=retry, console=console())
     if json:
@@ -84,21 +83,6 @@ def bench_run(
     else:
         _print_states(results, states, earlier)
     return 0 if all(one.status == "done" for one in states) else 1
-
-
-def _prepare(
-    results: Path, source: str, requested: Suite, data: str | None, seeds: int, wanted: Sequence[str]
-) -> list[Cell]:
-    """Check folder, noise files and data before anything is trained, and begin the folder; what is to be trained."""
-    from mispair.bench.suite.results_folder import check_folder, write_info
-
-    suite = check_folder(results, requested)
-    _check_noise_files(suite, suite.cells(seeds, wanted))
-    suite = replace(suite, data=_absolute(data or suite.data))
-    cells = suite.cells(seeds, wanted)
-    _check_data(results, cells, suite.cells(seeds))
-    write_info(results, source, suite, seeds)
-    return cells
 
 
 def _print_states(results: Path, states: Sequence[CellState], earlier: Container[str]) -> None:
@@ -127,9 +111,10 @@ def _dry_images(suite: Suite, data: str | None, images: int | None) -> int:
 
 def _dry_run(suite: Suite, cells: list[Cell], captions: Path | None, images: int, json: bool) -> int:
     from mispair.bench.suite.dry_run import group, measure, typical
+    from mispair.bench.suite.preparing import check_noise_files
     from mispair.support.formatting import duration
 
-    _check_noise_files(suite, [typical(alike) for alike in group(cells)])
+    check_noise_files(suite, [typical(alike) for alike in group(cells)])
     costs = []
     for cost in measure(cells, captions, images, on_start=lambda name: say(name, file=sys.stderr)):
         costs.append(cost)
@@ -177,62 +162,7 @@ def bench_report(
     if json:
         print_json({"trainings": len(content.records), "files": [str(path) for path in files]})
     else:
-        cells = content.suite.cells(content.seeds)
-        say(f"{len(content.records)} of {len(cells)} trainings. Open {target / 'index.html'}")
+        say(f"{len(content.records)} of {len(content.cells)} trainings. Open {target / 'index.html'}")
         if content.ignored:
             say(f"Ignored, as damaged or of no row of suite.toml: {', '.join(content.ignored)}.", file=sys.stderr)
     return 0
-
-
-def _absolute(data: str) -> str:
-    """An absolute path, because workers and later calls may have another working directory."""
-    from mispair.pairs.layouts.loading import find_folder
-
-    return data if data == "shapes" else str(find_folder(data).resolve())
-
-
-def _check_data(results: Path, cells: list[Cell], everything: list[Cell]) -> None:
-    """Reads the data once with every noise file, so that errors come before anything is trained.
-
-    It must be the data of all records, whatever `only` says, because they share a table.
-    """
-    from mispair.bench.suite.results_folder import check_data
-    from mispair.bench.suite.runner import state
-    from mispair.training.splits import load_splits
-
-    waiting = [cell.config for cell in cells if state(results, cell).record is None]
-    if not waiting:
-        return
-    by_file = {config.noise_file: config for config in waiting}
-    trained = [load_splits(config).train for config in by_file.values()]
-    check_data(results, everything, len(trained[0]))
-    _check_models(waiting, trained[0])
-
-
-def _check_models(configs: list[Config], train: Pairs) -> None:
-    """Refuses data that no training takes, such as features of regions for two towers of vectors."""
-    from mispair.training.trainer import check_networks
-
-    for config in configs:
-        try:
-            check_networks(config, train)
-        except ConfigError as error:
-            refused = error
-        else:
-            return
-    raise refused
-
-
-def _check_noise_files(suite: Suite, cells: list[Cell]) -> None:
-    """Refuses noise files that do not exist: the training would write them."""
-    if suite.noise_file is None:
-        return
-    if "{ratio}" not in suite.noise_file:
-        raise InvalidValueError(
-            suite.noise_file, where="noise_file", expected="a name with {ratio}, as each has its file"
-        )
-    files = sorted({cell.config.noise_file for cell in cells if cell.config.noise_file})
-    if missing := [path for path in files if not Path(path).is_file()]:
-        raise NotFoundError(
-            "no such file", where=missing[0], advice="Give the file of every noise ratio, or leave out `noise_file`"
-        )

@@ -87,10 +87,9 @@ def completion(shell: Positional[Literal["bash", "zsh"]]) -> int:
 
 
 def _options(name: str) -> list[str]:
-    from tyro.extras import get_parser  # deprecated; other commands do without it
-
-    parser = get_parser(train_arguments() if name == "train" else _arguments(COMMANDS[name]))
-    return sorted({word for action in parser._actions for word in action.option_strings if word.startswith("--")})
+    flags = dict(_flags(train_arguments() if name == "train" else _arguments(COMMANDS[name])))
+    negated = [f"no_{flag}" for flag, kind in flags.items() if kind is bool]
+    return sorted(f"--{flag.replace('_', '-')}" for flag in ("help", *flags, *negated))
 
 
 def _arguments(command: Callable[..., int]) -> Callable[..., Any]:

@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -113,10 +113,6 @@ class Outcome:
     def too_many_bad(self) -> bool:
         """Whether more than 1 % of the rows are bad."""
         return self.bad > BAD_SHARE * self.rows
-
-    def metrics(self) -> dict[str, int | str]:
-        """The same as names and values, ready for JSON."""
-        return asdict(self)
 
     def lines(self) -> list[str]:
         """The same in words."""

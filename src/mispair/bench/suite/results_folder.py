@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 from pydantic import TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
-from mispair.bench.suite.record import RECORD, Record, noise_hash, read_record
+from mispair.bench.suite.record import RECORD, Record, read_record
 from mispair.bench.suite.suite import Cell, Suite, kept_as, read_suite
 from mispair.config import find_packaged
 from mispair.errors import ChangedError, ExistsError, NotFoundError
@@ -144,30 +144,6 @@ def write_info(folder: Path, name: str, suite: Suite, seeds: int) -> None:
             write_atomically(folder / kept_as(row.recipe), row.file.read_bytes())
     write_atomically(folder / SUITE, find_packaged("suite", name).read_bytes())
     write_atomically(folder / INFO, _INFO.dump_json(info, indent=1) + b"\n")
-
-
-def check_data(folder: Path, cells: Sequence[Cell], pairs: int) -> None:
-    """Refuse data of another size, or other noise files, than those of the records."""
-    files = {cell.config.noise_file for cell in cells}  # those of noise ratios that are not trained now may be missing
-    hashes = {file: noise_hash(file) for file in files if file is None or Path(file).is_file()}
-    for cell in cells:
-        record = read_record(cell_folder(folder, cell))
-        if record is None or record.status == "failed":
-            continue
-        theirs = record.data.noise_file
-        if hashes.get(cell.config.noise_file, theirs) != theirs:
-            raise ChangedError(
-                f"trained with another noise file than {cell.config.noise_file}: its SHA-256 begins with "
-                f"{str(theirs)[:12]}",
-                where=folder,
-                advice="Give the same `noise_file`, or another `out`",
-            )
-        if record.data.pairs not in (None, pairs):
-            raise ChangedError(
-                f"trained on {record.data.pairs:,} pairs, but {cell.config.data} has {pairs:,}",
-                where=folder,
-                advice="Give the same `data`, or another `out`",
-            )
 
 
 def _read_info(folder: Path) -> ResultsInfo | None:

@@ -6,9 +6,9 @@ dropout and no augmentation, and its batches are a function of the random genera
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +23,8 @@ from mispair.models.inference import encode_side, inference
 from mispair.pairs.batches import Batch, PairLoader
 from mispair.pairs.pairs import IntArray
 
-Inputs = TypeVar("Inputs")
+Compared = tuple[Tensor, Tensor, Tensor]  # similarities of a batch, the groups of its left items, its pairs
+Pass = tuple[Tensor, Tensor, Callable[[IntArray], Any], Callable[[Any], Compared]]  # vectors; loads, compares a batch
 
 
 @dataclass(frozen=True)
@@ -73,79 +74,56 @@ def epoch_view(net: Network, loader: PairLoader, margin: float, batches: list[In
         batches: The pairs of each batch; their other pairs are the negatives.
         mask: Whether pairs that share their left item are no negatives of each other.
     """
+    device = next(net.parameters()).device
+    losses, spread = torch.empty(len(loader.pairs), device=device), torch.zeros((), device=device)
     with inference(net):
-        if isinstance(net, CosineNetwork):
-            return _VectorPass(net, loader, margin, mask=mask).run(batches)
-        return _ItemPass(net, loader, margin, mask=mask).run(batches)
+        left, right, load, compared = (_of_vectors if isinstance(net, CosineNetwork) else _of_items)(
+            net, loader, device
+        )
 
+        def step(inputs: Any) -> None:
+            S, groups, pairs = compared(inputs)
+            losses[pairs] = sample_losses(S, margin, groups[:, None] == groups if mask else None)
+            spread.add_(S.std())
 
-class _Pass(ABC, Generic[Inputs]):
-    """Fills the losses, the spread and the vectors, batch by batch."""
-
-    left: Tensor
-    right: Tensor
-
-    def __init__(self, net: Network, loader: PairLoader, margin: float, *, mask: bool) -> None:
-        self.net, self.loader, self.margin, self.mask = net, loader, margin, mask
-        self.device = next(net.parameters()).device
-        self.losses = torch.empty(len(loader.pairs), device=self.device)
-        self.spread = torch.zeros((), device=self.device)  # sum over the batches
-
-    def run(self, batches: list[IntArray]) -> EpochView:
-        with CudaGraphStep(self.step, on=self.net.team.alone and self.device.type == "cuda") as step:
+        with CudaGraphStep(step, on=net.team.alone and device.type == "cuda") as run:
             for pairs in batches:
-                step(self.load(pairs))
-        return EpochView(self.net, self.loader, self.losses, self.left, self.right, float(self.spread) / len(batches))
-
-    @abstractmethod
-    def load(self, pairs: IntArray) -> Inputs:
-        """What `step` needs of a batch, on the device."""
-
-    @abstractmethod
-    def step(self, inputs: Inputs) -> None:
-        """Computes a batch."""
-
-    def score(self, S: Tensor, groups: Tensor, pairs: Tensor) -> None:
-        self.losses[pairs] = sample_losses(S, self.margin, groups[:, None] == groups if self.mask else None)
-        self.spread.add_(S.std())
+                run(load(pairs))
+    return EpochView(net, loader, losses, left, right, float(spread) / len(batches))
 
 
-class _VectorPass(_Pass[tuple[Tensor, Tensor]]):
+def _of_vectors(net: Network, loader: PairLoader, device: torch.device) -> Pass:
     """Of a network whose pooled vectors give the similarity: each item is encoded once, whatever its pairs."""
+    left = encode_side(net, loader.left, left=True).pooled().half()
+    right = encode_side(net, loader.right, left=False).pooled().half()
+    groups = send(torch.from_numpy(loader.pairs.left_groups), device)
 
-    def __init__(self, net: Network, loader: PairLoader, margin: float, *, mask: bool) -> None:
-        super().__init__(net, loader, margin, mask=mask)
-        self.left = encode_side(net, loader.left, left=True).pooled().half()
-        self.right = encode_side(net, loader.right, left=False).pooled().half()
-        self.groups = send(torch.from_numpy(loader.pairs.left_groups), self.device)
+    def load(pairs: IntArray) -> tuple[Tensor, Tensor]:
+        return send(torch.from_numpy(loader.pairs.link[pairs]), device), send(torch.from_numpy(pairs), device)
 
-    def load(self, pairs: IntArray) -> tuple[Tensor, Tensor]:
-        rows = torch.from_numpy(self.loader.pairs.link[pairs])
-        return send(rows, self.device), send(torch.from_numpy(pairs), self.device)
-
-    def step(self, inputs: tuple[Tensor, Tensor]) -> None:
+    def compared(inputs: tuple[Tensor, Tensor]) -> Compared:
         rows, pairs = inputs
-        left, right = Encoded(None, None, self.left[rows]), Encoded(None, None, self.right[pairs])
-        self.score(self.net.similarity(left, right), self.groups[rows], pairs)
+        sides = Encoded(None, None, left[rows]), Encoded(None, None, right[pairs])
+        return net.similarity(*sides), groups[rows], pairs
+
+    return left, right, load, compared
 
 
-class _ItemPass(_Pass[Batch]):
+def _of_items(net: Network, loader: PairLoader, device: torch.device) -> Pass:
     """Of a network that compares local vectors: the items of each batch are encoded."""
+    first = loader.batch(np.zeros(1, dtype=np.int64))  # tells the width
+    a, b = net.encode_left(first.left).pooled, net.encode_right(first.right).pooled
+    left = a.new_zeros(len(loader.pairs.left), a.shape[1], dtype=torch.float16)
+    right = b.new_zeros(len(loader.pairs), b.shape[1], dtype=torch.float16)
 
-    def __init__(self, net: Network, loader: PairLoader, margin: float, *, mask: bool) -> None:
-        super().__init__(net, loader, margin, mask=mask)
-        first = loader.batch(np.zeros(1, dtype=np.int64))  # tells the width
-        a, b = net.encode_left(first.left).pooled, net.encode_right(first.right).pooled
-        self.left = a.new_zeros(len(loader.pairs.left), a.shape[1], dtype=torch.float16)
-        self.right = b.new_zeros(len(loader.pairs), b.shape[1], dtype=torch.float16)
+    def load(pairs: IntArray) -> Batch:
+        return loader.batch(pairs, pad_shapes=loader.pad_shapes(pairs))
 
-    def load(self, pairs: IntArray) -> Batch:
-        return self.loader.batch(pairs, pad_shapes=self.loader.pad_shapes(pairs))
+    def compared(batch: Batch) -> Compared:
+        with uncached(device):
+            one, other = (encode_part(net, getattr(batch, side), side) for side in ("left", "right"))
+            left[batch.left_rows] = gather_pooled(net, one, batch.left).to(left.dtype)
+            right[batch.pairs] = gather_pooled(net, other, batch.right).to(right.dtype)
+            return compare_parts(net, one, other, batch.left, batch.right), batch.left_groups, batch.pairs
 
-    def step(self, inputs: Batch) -> None:
-        with uncached(self.device):
-            left, right = (encode_part(self.net, getattr(inputs, side), side) for side in ("left", "right"))
-            self.left[inputs.left_rows] = gather_pooled(self.net, left, inputs.left).to(self.left.dtype)
-            self.right[inputs.pairs] = gather_pooled(self.net, right, inputs.right).to(self.right.dtype)
-            S = compare_parts(self.net, left, right, inputs.left, inputs.right)
-            self.score(S, inputs.left_groups, inputs.pairs)
+    return left, right, load, compared

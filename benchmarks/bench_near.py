@@ -2,7 +2,8 @@
 
 Pairs of FOLDER, whose items are used once each, exchange partners with a pair whose left item, right item, or both are
 among the ten most similar ones, and at random. The table has the AUROC of the match score and of the best measure, the
-estimated rates, and how many mismatches of each kind there can be at most.
+estimated rates, the share of the exchanges that is flagged beside the share that the audit claims of such ones, and how
+many pairs it says may be mismatched at most.
 """
 
 from __future__ import annotations
@@ -47,11 +48,13 @@ def measure(left: Vectors, right: Vectors, kind: str, noise_ratio: float, seed: 
     measures = [auroc(column, matched) or 0.5 for column in found.scan.measures.T]
     best = int(np.argmax(measures))
     close = "" if summary.close_rate is None else f"{summary.close_rate:.3f}"
+    claimed = [one.found for one in summary.detections if (one.kind, one.by) in (("similar", kind), (kind, ""))]
     return " | ".join([
         f"| {kind}", f"{noise_ratio:g}", f"{seed}", f"{auroc(found.score, matched) or 0.5:.4f}",
         f"{measures[best]:.4f} ({found.judge.names[best]})",
         f"{summary.noise_rate:.3f} ({summary.noise_rate_low:.3f} to {summary.noise_rate_high:.3f})", close,
-        ", ".join(f"{one.at_most:.2f}" for one in summary.detections) + " |",
+        f"{found.is_mismatch[~matched].mean():.3f}", "".join(f"{one:.3f}" for one in claimed),
+        f"{summary.at_most:.2f} |",
     ])  # fmt: skip
 
 
@@ -77,8 +80,11 @@ def main(
     at_least(1, seeds=seeds, pairs=pairs)
     source = open_source(folder)
     left, right = (np.asarray(side) for side in source.gather(np.arange(len(source))[:pairs]))
-    print("| exchanged | mismatched | seed | match score | best measure | noise rate | close rate | at most, by kind |")
-    print("|---|---|---|---|---|---|---|---|")
+    print(
+        "| exchanged | mismatched | seed | match score | best measure | noise rate | close rate | flagged | claimed | "
+        "at most |"
+    )
+    print("|---|---|---|---|---|---|---|---|---|---|")
     for kind in kinds:
         for ratio in noise_ratio:
             for seed in range(seeds):

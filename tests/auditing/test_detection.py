@@ -9,17 +9,22 @@ import mispair
 from made_pairs import made_pairs
 from mispair.auditing import detection
 from mispair.auditing.detection import detections
+from mispair.auditing.scoring import exchanges
 
 
 def test_of_random_mismatches_about_as_many_are_found_as_it_says() -> None:
     pairs = made_pairs(1500, 0.3, seed=2)
     found = mispair.audit(pairs.left, pairs.right)
-    claimed = {one.kind: one for one in found.summary.detections}
-    assert list(claimed) == ["random", "similar", "most_similar"]
-    assert claimed["random"].found == pytest.approx(found.is_mismatch[pairs.mismatched].mean(), abs=0.05)
-    assert claimed["random"].at_most == found.judge.combination.high
-    shares = [one.found for one in claimed.values()]
-    assert shares == sorted(shares, reverse=True)
+    claimed = {one.words: one for one in found.summary.detections}
+    assert list(claimed)[:3] == ["at random", "between similar left items", "between the most similar left items"]
+    random = claimed["at random"]
+    assert random.found == pytest.approx(found.is_mismatch[pairs.mismatched].mean(), abs=0.05)
+    assert random.at_most == found.judge.combination.high
+    for by in ("left", "right"):  # the more alike, the harder
+        assert random.found > claimed[f"between similar {by} items"].found
+        assert claimed[f"between similar {by} items"].found >= claimed[f"between the most similar {by} items"].found
+    example = claimed["between similar left items"].example
+    assert len(found.source.find(example)) == 2
 
 
 def test_mismatches_would_be_found_in_a_set_without_any() -> None:
@@ -43,8 +48,11 @@ def test_the_bound_holds_where_look_alikes_are_exchanged() -> None:
     assert max(one.at_most for one in found.detections) >= (~free).mean()
 
 
-def test_nothing_is_said_of_what_is_too_rare(monkeypatch: pytest.MonkeyPatch) -> None:
-    pairs = made_pairs(300, 0.2)
-    judge = mispair.audit(pairs.left, pairs.right).judge
-    monkeypatch.setattr(detection, "FEW", len(judge.similar) + 1)
-    assert [one.kind for one in detections(judge, 0.5)] == ["random"]
+def test_large_sets_are_judged_by_a_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    pairs = made_pairs(700, 0.2)
+    monkeypatch.setattr(exchanges, "MOST", 100)
+    found = mispair.audit(pairs.left, pairs.right)
+    assert [one.words for one in found.summary.detections] == ["at random", "between similar items"]
+    monkeypatch.setattr(detection, "FEW", len(found.judge.similar) + 1)
+    few = detections(found.judge, found.scores, found.similar, 0.5, found.source.ids)
+    assert [one.kind for one in few] == ["random"]

@@ -20,7 +20,7 @@ RATE = "About 4 % of the pairs have nothing to do with each other (1 % to 10 %).
 
 
 def seen(at_most: float) -> Detection:
-    return Detection(kind="similar", found=0.5, found_at_1_percent=0.5, at_most=at_most)
+    return Detection(kind="similar", by="left", found=0.5, found_at_1_percent=0.5, at_most=at_most)
 
 
 def decided(low: float, high: float) -> DecidedRate:

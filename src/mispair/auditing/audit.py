@@ -22,7 +22,7 @@ from mispair.auditing.match_scores import MatchScores, SimilarPairs
 from mispair.auditing.options import AuditOptions, InputOptions, Options
 from mispair.auditing.report.page import make_page
 from mispair.auditing.report.render import render
-from mispair.auditing.scoring.exchanges import find_exchanges
+from mispair.auditing.scoring.exchanges import search_exchanges
 from mispair.auditing.scoring.judge import Judge
 from mispair.auditing.scoring.partners import find_partners
 from mispair.auditing.scoring.reasons import Bits, caption_reasons, image_reasons, wordless
@@ -402,7 +402,7 @@ def _measured(
     scores = MatchScores.of(judge, measured, items)
     alone = scores.alone()
     siblings = find_siblings(source, items, judge.transforms, alone)
-    similar = SimilarPairs(siblings, find_exchanges(source, items, judge, alone, device))
+    similar = SimilarPairs(siblings, *search_exchanges(source, items, judge, alone, device))
     return items, auditor, measured, scores, similar
 
 

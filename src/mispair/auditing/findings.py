@@ -167,8 +167,12 @@ class AuditSummary(_Frozen):
 
     @property
     def at_most(self) -> float:
-        """The largest share of mismatched pairs that the audit cannot rule out, between similar items included."""
-        return max([self.noise_rate_high, *(one.at_most for one in self.detections)])
+        """The largest share of mismatched pairs that the audit cannot rule out, between similar items included.
+
+        Partners that are even more alike, or similar on both sides, look like matches to any encoder.
+        """
+        counted = (one for one in self.detections if one.kind == "similar" and one.by != "both")
+        return max([self.noise_rate_high, *(one.at_most for one in counted)])
 
     @property
     def may_be_blind(self) -> bool:
@@ -196,7 +200,7 @@ class AuditSummary(_Frozen):
         found = [self.rate_sentence]
         if self.at_most > self.noise_rate_high:
             found.append(
-                "Mismatches between similar items look like matches: "
+                "Mismatches between similar items can look like matches: "
                 f"this audit cannot rule out that {percent(self.at_most)} of the pairs are mismatched."
             )
         if self.decided is not None:
@@ -491,7 +495,7 @@ class Findings:
             noise_rate_low=self._of_all(combination.low),
             noise_rate_high=self._of_all(combination.high),
             **self._close_rate(),
-            detections=detections(judge, self.threshold),
+            detections=detections(judge, self.scores, self.similar, self.threshold, self.source.ids),
             decided=self.decided,
             nothing_in_common=combination.high == 1 and combination.rate > NEARLY_ALL,
             flag_below=self.threshold,

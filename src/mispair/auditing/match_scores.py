@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Self
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from mispair.auditing.scoring.calibration import PIECE
-from mispair.auditing.scoring.exchanges import Exchanges
+from mispair.auditing.scoring.exchanges import Exchanges, Trial
 from mispair.auditing.scoring.judge import Judge
 from mispair.auditing.scoring.reasons import Bits, wordless
 from mispair.auditing.scoring.recalibration import LEAST, Recalibration, clipped
@@ -33,11 +33,13 @@ class SimilarPairs:
 
     Attributes:
         siblings: How the right items of one left item agree; None where hardly any has several.
-        exchanges: Exchanges among pairs with similar left items; None where there are no more than by accident.
+        exchanges: Exchanges among pairs with similar items; None where there are no more than by accident.
+        trials: Exchanges that were made on purpose.
     """
 
     siblings: Siblings | None = None
     exchanges: Exchanges | None = None
+    trials: Sequence[Trial] = ()
 
     def lowered(self, score: FloatArray) -> FloatArray:
         """(N,) log odds that each pair matches, from those by itself."""

@@ -239,7 +239,7 @@ def _in_words(summary: AuditSummary, out: Path, clean: Path | None, mended: Path
     from mispair.support.html import environment
 
     texts = environment(autoescape=False)
-    texts.filters.update(count="{:,}".format, whole="{:.0%}".format, percent=percent)
+    texts.filters.update(count="{:,}".format, percent=percent)
     found = texts.get_template("audit.txt").render(
         summary=summary, nothing_in_common=NOTHING_IN_COMMON, report=shown(out / "report.html"),
         table=shown(out / "pairs.parquet"), quoted=shlex.quote(str(out)), is_local=url_of(out) is None,

@@ -18,7 +18,7 @@ from mispair.auditing.scoring.common_space import (
     CommonSpaceFitter,
     product,
 )
-from mispair.auditing.scoring.folds import FOLDS
+from mispair.auditing.scoring.folds import FOLDS, ONE_OUT
 from mispair.functional.logistic import FloatArray
 from mispair.pairs.pairs import IntArray
 
@@ -176,13 +176,13 @@ def test_who_is_whose_partner_in_a_fold_turns_no_direction_of_it(number: int) ->
 
 def test_several_regularisations_and_some_folds_are_as_one_by_one() -> None:
     pairs = case()
-    trust, folds = torch.from_numpy(pairs.trust), range(FOLDS)
+    trust = torch.from_numpy(pairs.trust)
     fitter = pairs.fitter()
-    several = fitter.fit_several(trust, (0.3, 3.0), folds)
+    several = fitter.fit_several(trust, (0.3, 3.0), ONE_OUT)
     for regularisation, found in zip((0.3, 3.0), several, strict=True):
         for one, other in zip(found, pairs.fit(regularisation), strict=True):
             assert torch.equal(fitter.turned_back(one).left, other.left)
-    (some,) = pairs.fitter().fit_several(trust, (3.0,), [2, 5])
+    (some,) = pairs.fitter().fit_several(trust, (3.0,), [(2,), (5,)])
     for one, other in zip(some, (several[1][2], several[1][5]), strict=True):
         k = min(one.left.shape[1], other.left.shape[1])
         assert unit(one.left.numpy()[:, :k]) == pytest.approx(unit(other.left.numpy()[:, :k]), abs=1e-5)

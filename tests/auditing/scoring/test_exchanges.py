@@ -18,7 +18,7 @@ from mispair.auditing.scoring.common_space import CommonSpace
 from mispair.auditing.scoring.exchanges import (
     Couples,
     Exchanges,
-    exchange_probability,
+    learn_exchanges,
     lost_by_exchange,
     nearest,
     similar_pairs,
@@ -56,13 +56,12 @@ def space(seed: int) -> CommonSpace:
 def test_what_couples_lose_is_that_of_a_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exchanges, "COUPLES", 3)
     x, y, spaces = unit(30, 6, 0), unit(30, 6, 1), [space(seed) for seed in range(FOLDS)]
-    fold = (np.arange(30) % FOLDS).astype(np.uint8)
     rng = np.random.default_rng(2)
-    first, second = rng.integers(0, 15, 40), rng.integers(15, 30, 40)
-    found = lost_by_exchange(spaces, x, y, fold, Couples(first, second, np.zeros(40, dtype=np.int64)))
+    first, second, chosen = rng.integers(0, 15, 40), rng.integers(15, 30, 40), rng.integers(0, FOLDS, (40, 2))
+    found = lost_by_exchange(spaces, x, y, Couples(first, second, np.zeros(40, dtype=np.int64)), chosen)
     for place, (i, j) in enumerate(zip(first, second, strict=True)):
         expected = []
-        for own in (spaces[fold[i]], spaces[fold[j]]):
+        for own in (spaces[number] for number in chosen[place]):
             s = (own.compared_left(x) @ own.compared_right(y).T).double().numpy()
             expected.append(s[i, i] + s[j, j] - s[i, j] - s[j, i])
         assert found[place] == pytest.approx(np.mean(expected), abs=1e-5)
@@ -123,9 +122,14 @@ def test_about_as_many_exchanges_are_believed_as_were_made(share: float) -> None
     t = 0.25 + 0.13 * rng.standard_normal(3 * n)
     kept = free[couples.first] & free[couples.second]
     t = np.where(made, -t, np.where(kept, t, 0.13 * rng.standard_normal(3 * n)))
-    chance, gain = exchange_probability(t, couples, n)
+    evidence, matchings, gain = learn_exchanges(t, couples, n)
+    chance = 1 - matchings.single
     assert 0.65 * share <= chance.mean() <= share + 0.02
     assert (gain > exchanges.CHANCE + exchanges.LEAST_GAINS[0] * n) == (share > 0)
+    # The same messages with the same weights stay as they are.
+    again = matchings.copy()
+    again.update(evidence.weights(t, couples.nearness), 1)
+    assert again.single == pytest.approx(matchings.single, abs=0.02)
     if share:
         assert chance[~free].mean() > chance[free].mean() + 0.3
 
@@ -166,3 +170,20 @@ def test_pairs_without_exchanges_are_left_alone(share: float) -> None:
     assert found.similar.exchanges is None
     assert found.summary.close_rate is None
     assert "exchanged" not in found.table.column_names
+
+
+def test_about_as_many_trials_are_found_as_exchanges_that_were_made() -> None:
+    claimed, true = [], []
+    for side in ("left", "right"):
+        pairs = swapped(made_pairs(2500, 0.0, noise=0.7, hidden=24, widths=(48, 40)), 0.2, side)
+        found = mispair.audit(pairs.left, pairs.right)
+        tried = {(trial.kind, trial.by): trial for trial in found.similar.trials}
+        assert set(tried) == {(kind, by) for kind in exchanges.ALIKE for by in exchanges.BY}
+        for trial in tried.values():
+            assert (trial.couples[:, 0] != trial.couples[:, 1]).all()
+            assert trial.sums.shape == trial.chance.shape == trial.couples.shape
+        detections = {(one.kind, one.by): one for one in found.summary.detections}
+        claimed.append(detections["similar", side].found)
+        true.append(found.is_mismatch[pairs.mismatched].mean())
+        assert found.summary.at_most > pairs.mismatched.mean()
+    assert np.mean(claimed) == pytest.approx(np.mean(true), abs=0.1)

@@ -15,7 +15,7 @@ from scipy.optimize import isotonic_regression
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from mispair.auditing.scoring.folds import FOLDS
+from mispair.auditing.scoring.folds import FOLDS, ONE_OUT
 from mispair.compute.threads import parallel_each, parallel_map
 from mispair.functional.eigenvectors import eigh
 from mispair.functional.logistic import FloatArray
@@ -86,30 +86,30 @@ class CommonSpaceFitter:
         return replace(space, left=self.left.turned_back(space.left), right=self.right.turned_back(space.right))
 
     def fit_several(
-        self, trust: Tensor, regularisations: Sequence[float], folds: Sequence[int] = range(FOLDS)
+        self, trust: Tensor, regularisations: Sequence[float], without: Sequence[Sequence[int]] = ONE_OUT
     ) -> list[list[CommonSpace]]:
-        """A space of `items` for each of some folds, by each regularisation.
+        """Spaces of `items` that are fitted without some folds, by each regularisation.
 
         Args:
             trust: (n,) probability that each pair matches. It weights the cross-covariance only: the items of a
                 mismatched pair are still items.
             regularisations: Added to the spread along every direction, as a multiple of its mean.
-            folds: Which folds are left out, one after the other.
+            without: Folds that are left out of each fit.
         """
         ties, sums = self._ties(trust), torch.stack([trust[places].sum() for places in self.places]).cpu().double()
         total, precision = ties.sum(0), self.left.items.dtype
 
-        def fit(which: tuple[float, int]) -> _Fit:
-            regularisation, number = which
-            others = (total - ties[number]) / (sums.sum() - sums[number]).clamp(min=1e-12)
+        def fit(which: tuple[float, Sequence[int]]) -> _Fit:
+            regularisation, out = which
+            others = (total - ties[list(out)].sum(0)) / (sums.sum() - sums[list(out)].sum()).clamp(min=1e-12)
             sides = (side.scale(regularisation).to(precision) for side in (self.left, self.right))
             a, b = _canonical(others.to(precision), *sides)
-            return self._tried(a[:, :MOST_DIRECTIONS], b[:, :MOST_DIRECTIONS], trust, number)
+            return self._tried(a[:, :MOST_DIRECTIONS], b[:, :MOST_DIRECTIONS], trust, out)
 
-        each = [(regularisation, number) for regularisation in regularisations for number in folds]
+        each = [(regularisation, out) for regularisation in regularisations for out in without]
         fitted = list(parallel_map(fit, each))
-        cut = range(0, len(fitted), len(folds))
-        return [self._calibrated(fitted[start : start + len(folds)]) for start in cut]
+        cut = range(0, len(fitted), len(without))
+        return [self._calibrated(fitted[start : start + len(without)]) for start in cut]
 
     def _ties(self, trust: Tensor) -> Tensor:
         """(FOLDS, D, E) weighted cross-products of each fold, along the principal directions."""
@@ -147,9 +147,9 @@ class CommonSpaceFitter:
         parallel_each(score, range(FOLDS))
         return scores
 
-    def _tried(self, a: Tensor, b: Tensor, trust: Tensor, number: int) -> _Fit:
-        """Directions and how much partners correlate along them in a fold that they were not fitted to."""
-        places = self.places[number]
+    def _tried(self, a: Tensor, b: Tensor, trust: Tensor, out: Sequence[int]) -> _Fit:
+        """Directions and how much partners correlate along them in folds that they were not fitted to."""
+        places = torch.cat([self.places[number] for number in out])
         u, v = (side[places] @ directions.to(side) for side, directions in zip(self.items, (a, b), strict=True))
         w = trust[places].to(u.dtype)[:, None]
         sums = torch.stack([(w * u * v).sum(0), u.square().sum(0), v.square().sum(0)])

@@ -18,10 +18,14 @@ is negative. Encoders confuse look-alikes, so one negative t proves little. Thre
 
 Slopes, odds and probabilities are estimated in turns (expectation maximisation). Pairs may be similar by their left
 items, their right items or both: the audit takes the graph that explains the t best.
+
+To know which exchanges it would find, the audit makes some itself, among pairs that seem to match, and scores them like
+all others (trials).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,7 +35,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from mispair.auditing.scoring.common_space import CommonSpace, moments
-from mispair.auditing.scoring.folds import FOLDS, fold_numbers
+from mispair.auditing.scoring.folds import fits_without, fold_numbers
 from mispair.auditing.scoring.judge import Judge
 from mispair.auditing.scoring.matchings import Matchings
 from mispair.auditing.scoring.shared_items import SharedItems
@@ -41,6 +45,7 @@ from mispair.functional.logistic import FloatArray, newton, probability
 from mispair.pairs.pairs import MATCH_THRESHOLD, IntArray
 from mispair.pairs.source import Source
 
+BY = ["left", "right", "both"]  # by which items pairs are similar
 LEAST, MOST = 500, 1 << 16  # pairs among which exchanges are searched: at least, and at most
 CLOSE_BY = 40  # two items are similar if each is among so many nearest ones of the other
 CLASSES = 3, 6, 10, 15, 20, 30  # ranks of nearness at which the next class begins
@@ -55,6 +60,10 @@ LEAST_RATE = 0.02  # share of exchanged pairs; below, it may be encoders that co
 # freedom, for the slopes and odds of all classes. And larger by this for each pair, as a logistic has lighter tails
 # than t: of COCO without noise it is -.002 among pairs of similar left or right items, .017 where both are similar.
 CHANCE, LEAST_GAINS = 15.0, np.array([0.004, 0.004, 0.03])
+TRIALS = 800  # pairs that are exchanged on purpose, of each kind; at most 1 / RARE of all pairs ...
+RARE, REPEATED = 20, 4  # ... at a time, and so many times
+ALIKE = {"similar": 10, "most_similar": 3}  # items are among so many nearest ones of each other, by kind of trial
+SETTLED = 16  # passes of belief propagation after which a trial is settled
 ROUNDS, PASSES = 10, 8  # of expectation maximisation, and of belief propagation in each
 RIDGE = 1e-3  # L2 penalty on the slope
 FIRST_ODDS = 0.03  # of an exchange, before any is estimated
@@ -72,13 +81,34 @@ class Exchanges:
     chance: npt.NDArray[np.float32]
 
     def lowered(self, score: FloatArray) -> FloatArray:
-        """(N,) log odds that each pair matches and is not exchanged, from log odds that it matches by itself.
+        """(N,) log odds that each pair matches and is not exchanged, from log odds that it matches by itself."""
+        return lowered(score, self.chance.astype(np.float64))
 
-        Of P = p (1 - q), with p / (1 - p) = e^score.
-        """
-        q = np.clip(self.chance.astype(np.float64), 0, 1 - 1e-9)
-        with np.errstate(divide="ignore"):
-            return np.asarray(score + np.log1p(-q) - np.logaddexp(0, np.log(q) + score))
+
+def lowered(score: FloatArray, chance: FloatArray) -> FloatArray:
+    """Log odds of P = p (1 - q), with p / (1 - p) = e^score and q the chance of an exchange."""
+    q = np.clip(chance, 0, 1 - 1e-9)
+    with np.errstate(divide="ignore"):
+        return np.asarray(score + np.log1p(-q) - np.logaddexp(0, np.log(q) + score))
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Pairs whose partners were exchanged on purpose.
+
+    Attributes:
+        by: What was similar: "left", "right" or "both".
+        kind: How similar, as in `ALIKE`.
+        couples: (k, 2) rows a and b.
+        sums: (k, 2) weighted sums of the measures of a's left item with b's right item, and of b's left with a's right.
+        chance: (k, 2) probability that these are exchanged, as the audit sees it.
+    """
+
+    by: str
+    kind: str
+    couples: IntArray
+    sums: FloatArray
+    chance: FloatArray
 
 
 @dataclass(frozen=True)
@@ -95,11 +125,59 @@ class Couples:
     second: IntArray
     nearness: IntArray
 
+    def of(self, places: IntArray | npt.NDArray[np.bool_]) -> Couples:
+        return Couples(self.first[places], self.second[places], self.nearness[places])
 
-def find_exchanges(
+
+@dataclass(frozen=True)
+class Evidence:
+    """What t says about an exchange.
+
+    Attributes:
+        odds: (classes,) of an exchange of two pairs, by their nearness, before t is known.
+        slopes: (classes,) of the log odds that a couple is not exchanged.
+    """
+
+    odds: FloatArray
+    slopes: FloatArray
+
+    def weights(self, t: FloatArray, nearness: IntArray) -> FloatArray:
+        """(c,) odds that each couple is exchanged, apart from other couples."""
+        return np.asarray(self.odds[nearness] * likelihood_ratio(t, self.slopes[nearness]))
+
+
+def likelihood_ratio(t: FloatArray, slopes: FloatArray) -> FloatArray:
+    """(c,) how much more likely each t is after an exchange than without."""
+    return np.exp(np.clip(-slopes * np.tanh(t / SCALE), -FAR, FAR))
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Pairs that are similar by their left items, their right items or both.
+
+    Attributes:
+        by: Which.
+        couples: Mutually similar pairs.
+        t: (c,) what each couple loses by an exchange, in the spaces of its two folds.
+        memory: (c,) how much of it is due to pairs that these spaces have seen: one of the two, as a rule.
+        evidence: What t says here.
+        matchings: Which pairs are exchanged.
+        above: Log likelihood ratio of these exchanges against none, above what can be chance.
+    """
+
+    by: str
+    couples: Couples
+    t: FloatArray
+    memory: FloatArray
+    evidence: Evidence
+    matchings: Matchings
+    above: float
+
+
+def search_exchanges(
     source: Source, items: SharedItems, judge: Judge, match: npt.NDArray[np.floating], device: torch.device
-) -> Exchanges | None:
-    """Search exchanges among pairs that match by themselves.
+) -> tuple[Exchanges | None, list[Trial]]:
+    """Search exchanges among pairs that match by themselves, and try which ones would be found.
 
     Args:
         source: The pairs.
@@ -109,32 +187,148 @@ def find_exchanges(
         device: Where to compute.
 
     Returns:
-        None if there are too few or too many pairs, or not clearly more exchanges than encoders confuse.
+        The exchanges, or None if there are not clearly more than encoders confuse; and the trials. Neither if there are
+        too few or too many pairs.
     """
     rows = np.flatnonzero((np.nan_to_num(match) >= MATCH_THRESHOLD) & items.is_first & (items.partners == 0))
     # A copy of a caption at another photo was not exchanged: that photo has one as well.
     shared = [np.bincount(own[rows], minlength=len(match))[own[rows]] > 1 for own in (items.left, items.right)]
     rows = rows[~(shared[0] & shared[1])]
     if not LEAST <= len(rows) <= MOST:
-        return None
-    x, y = (transform(side) for transform, side in zip(judge.transforms, source.tensors(rows, device), strict=True))
+        return None, []
+    raw = source.tensors(rows, device)
+    x, y = (transform(side) for transform, side in zip(judge.transforms, raw, strict=True))
     groups, fold = items.groups[rows], fold_numbers(items.groups[rows])
-    chances, gains = [], []
-    for vectors, owners in ((x, items.left[rows]), (y, items.right[rows]), (torch.cat([x, y], dim=1), rows)):
-        couples = similar_pairs(vectors, owners, groups)
-        if couples is None:
-            return None
-        chance, gain = exchange_probability(lost_by_exchange(judge.spaces, x, y, fold, couples), couples, len(rows))
-        chances.append(chance)
-        gains.append(gain if chance.mean() >= LEAST_RATE else -np.inf)
-    above = np.array(gains) - CHANCE - LEAST_GAINS * len(rows)
-    best = int(above.argmax())
-    if above[best] <= 0:
-        return None
-    found = np.zeros(len(match), dtype=np.float32)
+    graphs = []
+    for by, vectors, owners in (
+        ("left", x, items.left[rows]), ("right", y, items.right[rows]), ("both", torch.cat([x, y], dim=1), rows)
+    ):  # fmt: skip
+        graph = _graph(by, vectors, owners, groups, judge, (x, y), fold)
+        if graph is None:
+            return None, []
+        graphs.append(graph)
+    best = max(graphs, key=lambda graph: graph.above)
     # Some may be exchanged between similar left items and others between similar right ones.
-    found[rows] = chances[2] if best == 2 else 1 - np.prod(1 - np.array(chances)[:2][above[:2] > 0], axis=0)
-    return Exchanges(np.where(items.partners == 0, found[items.first], 0))
+    used = [graph for graph in (graphs[:2] if best is not graphs[2] else graphs[2:]) if graph.above > 0]
+    trials = Trials(judge, raw, (x, y), fold, used)
+    made = (
+        []
+        if judge.networks
+        else [
+            Trial(graph.by, kind, rows[couples], trials.sums(couples), chance)
+            for graph in graphs
+            for kind, couples, chance in trials.of(graph)
+        ]
+    )
+    if not used:
+        return None, made
+    found = np.zeros(len(match), dtype=np.float32)
+    found[rows] = 1 - np.prod([graph.matchings.single for graph in used], axis=0)
+    return Exchanges(np.where(items.partners == 0, found[items.first], 0)), made
+
+
+def _graph(
+    by: str,
+    vectors: Tensor,
+    owners: IntArray,
+    groups: IntArray,
+    judge: Judge,
+    sides: tuple[Tensor, Tensor],
+    fold: npt.NDArray[np.uint8],
+) -> Graph | None:
+    couples = similar_pairs(vectors, owners, groups)
+    if couples is None:
+        return None
+    folds = fold[couples.first], fold[couples.second]
+    t = lost_by_exchange(judge.spaces, *sides, couples, np.column_stack(folds))
+    memory = t - lost_by_exchange(judge.couple_spaces, *sides, couples, fits_without(*folds)[:, None])
+    evidence, matchings, gain = learn_exchanges(t, couples, len(vectors))
+    least = CHANCE + LEAST_GAINS[BY.index(by)] * len(vectors)
+    enough = 1 - matchings.single.mean() >= LEAST_RATE
+    return Graph(by, couples, t, memory, evidence, matchings, gain - least if enough else -np.inf)
+
+
+@dataclass(frozen=True)
+class Trials:
+    """Exchanges pairs on purpose, and scores them like all others."""
+
+    judge: Judge
+    raw: tuple[Tensor, Tensor]  # the vectors of all pairs, (n, D) and (n, E), ...
+    sides: tuple[Tensor, Tensor]  # ... and preprocessed
+    fold: npt.NDArray[np.uint8]  # (n,)
+    used: list[Graph]  # in which exchanges are believed
+
+    def of(self, graph: Graph) -> Iterator[tuple[str, IntArray, FloatArray]]:
+        """Of each kind of nearness in a graph: couples (k, 2) that exchange partners, and their `chance` (k, 2)."""
+        rng = np.random.default_rng(0)
+        for kind in ALIKE:
+            made = []
+            for _ in range(REPEATED):
+                couples = self.drawn(graph.couples, kind, rng)
+                made.append((couples, self.chance(couples)))
+            couples, chances = (np.concatenate(parts) for parts in zip(*made, strict=True))
+            yield kind, couples, chances
+
+    def drawn(self, couples: Couples, kind: str, rng: np.random.Generator) -> IntArray:
+        """(k, 2) disjoint couples that are similar enough: a random pair, and a random one of those like it.
+
+        Pairs that are likely exchanged already are drawn rarely.
+        """
+        most = max(min(TRIALS // REPEATED, len(self.fold) // RARE) // 2, 1)
+        alike = couples.of(couples.nearness <= CLASSES.index(ALIKE[kind]))
+        friends = np.bincount(np.concatenate([alike.first, alike.second]), minlength=len(self.fold))
+        chance = 1 / friends[alike.first] + 1 / friends[alike.second]
+        for graph in self.used:
+            chance *= graph.matchings.single[alike.first] * graph.matchings.single[alike.second]
+        order = (rng.exponential(size=len(chance)) / np.maximum(chance, 1e-12)).argsort()
+        both = np.column_stack([alike.first, alike.second])[order]
+        taken: set[int] = set()
+        found = []
+        for couple in both.tolist():
+            if taken.isdisjoint(couple):
+                taken.update(couple)
+                found.append(couple)
+            if len(found) == most:
+                break
+        return np.array(found, dtype=np.int64).reshape(-1, 2)
+
+    def sums(self, couples: IntArray) -> FloatArray:
+        """(k, 2) weighted sums of the measures of the new pairs, each by itself, by the fold of its left item."""
+        found = np.empty(couples.shape)
+        for end, other in ((0, 1), (1, 0)):
+            for number in np.unique(self.fold[couples[:, end]]):
+                here = np.flatnonzero(self.fold[couples[:, end]] == number)
+                places = [torch.from_numpy(couples[here, side]).to(self.raw[0].device) for side in (end, other)]
+                own = np.arange(len(here))
+                measures = self.judge.measure_items(
+                    self.raw[0][places[0]], self.raw[1][places[1]], own, own, int(number)
+                )
+                found[here, end] = self.judge.combination.sums(measures)
+        return found
+
+    def chance(self, couples: IntArray) -> FloatArray:
+        """(k, 2) probability that the new pairs are exchanged, as the audit sees it."""
+        kept = np.ones(couples.shape)
+        exchanged = np.arange(len(self.fold))
+        exchanged[couples] = couples[:, ::-1]
+        x, y = self.sides
+        there = torch.from_numpy(exchanged).to(x.device)
+        for graph in self.used:
+            # A pair of the graph keeps the item by which it is similar to others.
+            by_right = graph.by == "right"
+            sides = (x[there], y) if by_right else (x, y[there])
+            changed = exchanged != np.arange(len(exchanged))
+            touched = np.flatnonzero(changed[graph.couples.first] | changed[graph.couples.second])
+            t = graph.t.copy()
+            # These spaces have seen none of the new pairs. Those of an audit would have, and remember them as others.
+            near = graph.couples.of(touched)
+            numbers = fits_without(self.fold[near.first], self.fold[near.second])
+            t[touched] = lost_by_exchange(self.judge.couple_spaces, *sides, near, numbers[:, None])
+            t[touched] += graph.memory[touched]
+            matchings = graph.matchings.copy()
+            matchings.update(graph.evidence.weights(t, graph.couples.nearness), SETTLED)
+            kept *= matchings.single[couples[:, ::-1] if by_right else couples]
+        return 1 - kept
 
 
 def similar_pairs(vectors: Tensor, owners: IntArray, groups: IntArray) -> Couples | None:
@@ -195,64 +389,61 @@ def mutual(near: IntArray) -> tuple[IntArray, IntArray, IntArray]:
     return couple[both] // n, couple[both] % n, highest[both]
 
 
-def lost_by_exchange(
-    spaces: list[CommonSpace], x: Tensor, y: Tensor, fold: npt.NDArray[np.uint8], couples: Couples
-) -> FloatArray:
-    """(c,) t of each couple: the mean by the two spaces that were fitted without either pair.
+def lost_by_exchange(spaces: list[CommonSpace], x: Tensor, y: Tensor, couples: Couples, chosen: IntArray) -> FloatArray:
+    """(c,) t of each couple: the mean by some of the spaces.
 
     Args:
-        spaces: The space of each fold.
+        spaces: All spaces.
         x: (n, D) left items.
         y: (n, E) right items.
-        fold: (n,) fold of each pair.
         couples: The couples.
+        chosen: (c, m) numbers of the spaces that each couple is measured in.
     """
-    found = np.zeros((2, len(couples.first)))
+    found = np.zeros(chosen.shape)
 
     def measure(number: int) -> None:
         a, b = spaces[number].compared_left(x), spaces[number].compared_right(y)
         own = (a * b).sum(1)
-        for end, side in enumerate((couples.first, couples.second)):
-            here = np.flatnonzero(fold[side] == number)
-            for start in range(0, len(here), COUPLES):
-                part = here[start : start + COUPLES]
-                i, j = (torch.from_numpy(places[part]).to(x.device) for places in (couples.first, couples.second))
-                t = own[i] + own[j] - (a[i] * b[j]).sum(1) - (a[j] * b[i]).sum(1)
-                found[end, part] = t.double().cpu().numpy()
+        places, columns = np.nonzero(chosen == number)
+        for start in range(0, len(places), COUPLES):
+            part, column = places[start : start + COUPLES], columns[start : start + COUPLES]
+            i, j = (torch.from_numpy(side[part]).to(x.device) for side in (couples.first, couples.second))
+            t = own[i] + own[j] - (a[i] * b[j]).sum(1) - (a[j] * b[i]).sum(1)
+            found[part, column] = t.double().cpu().numpy()
 
-    parallel_each(measure, range(FOLDS), cores(WORKERS))
-    return np.asarray(found.mean(0))
+    parallel_each(measure, range(len(spaces)), cores(WORKERS))
+    return np.asarray(found.mean(axis=1))
 
 
-def exchange_probability(t: FloatArray, couples: Couples, pairs: int) -> tuple[FloatArray, float]:
-    """(n,) probability that each pair is exchanged, and the log likelihood ratio of these exchanges against none.
+def learn_exchanges(t: FloatArray, couples: Couples, pairs: int) -> tuple[Evidence, Matchings, float]:
+    """What t says about exchanges, by expectation maximisation.
 
     Args:
         t: (c,) what each couple loses by an exchange.
         couples: The couples.
         pairs: n.
+
+    Returns:
+        The evidence, the exchanges, and their log likelihood ratio against none.
     """
-    t = np.tanh(t / SCALE)
     classes, kind = len(CLASSES) + 1, couples.nearness
-    own = [kind == number for number in range(classes)]
+    bounded, own = np.tanh(t / SCALE), [kind == number for number in range(classes)]
 
-    def ratio(kept: FloatArray, exchanged: FloatArray) -> FloatArray:
-        """How much more likely each t is after an exchange than without: nearer pairs have smaller t."""
-        slopes = np.array([symmetric_slope(t[here], kept[here], exchanged[here]) for here in own])
-        return np.exp(np.clip(-slopes[kind] * t, -FAR, FAR))
+    def slopes(kept: FloatArray, exchanged: FloatArray) -> FloatArray:
+        return np.array([symmetric_slope(bounded[here], kept[here], exchanged[here]) for here in own])
 
-    odds, likely = np.full(classes, FIRST_ODDS), ratio(np.ones_like(t), np.zeros_like(t))
+    evidence = Evidence(np.full(classes, FIRST_ODDS), slopes(np.ones_like(t), np.zeros_like(t)))
     exchanges = Matchings(couples.first, couples.second, pairs)
     for _ in range(ROUNDS):
-        exchanges.update(odds[kind] * likely, PASSES)
+        exchanges.update(evidence.weights(t, kind), PASSES)
         neither = exchanges.single[couples.first] * exchanges.single[couples.second]
         chosen, free = (np.bincount(kind, part, minlength=classes) for part in (exchanges.chosen, neither))
         odds = np.clip((chosen + 0.01) / (free + 1), 1e-5, 1)
-        likely = ratio(neither, exchanges.chosen)
-    exchanges.update(odds[kind] * likely, PASSES)
+        evidence = Evidence(odds, slopes(neither, exchanges.chosen))  # nearer pairs have smaller t
+    exchanges.update(evidence.weights(t, kind), PASSES)
     expected = Matchings(couples.first, couples.second, pairs)
-    expected.update(odds[kind], ROUNDS * PASSES)
-    return 1 - exchanges.single, exchanges.log_partition - expected.log_partition
+    expected.update(evidence.odds[kind], ROUNDS * PASSES)
+    return evidence, exchanges, exchanges.log_partition - expected.log_partition
 
 
 def symmetric_slope(t: FloatArray, kept: FloatArray, exchanged: FloatArray) -> float:

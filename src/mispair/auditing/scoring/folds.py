@@ -5,12 +5,20 @@ So neither the cut of the files into shards nor the number of workers can change
 
 from __future__ import annotations
 
+from itertools import combinations
+
 import numpy as np
 import numpy.typing as npt
 
 from mispair.pairs.pairs import IntArray
 
 FOLDS = 10
+ONE_OUT = [(number,) for number in range(FOLDS)]  # folds that are left out of a fit, one after the other
+SETS = 5  # of folds: fold f is in set f % SETS
+# Two sets are left out of a fit, so that two pairs are compared by what was learned from neither. Pairs of one set use
+# the fit of this set and the next.
+SETS_OUT = list(combinations(range(SETS), 2))
+TWO_OUT = [tuple(number for number in range(FOLDS) if number % SETS in sets) for sets in SETS_OUT]
 PART = 1 << 18  # rows at a time
 FOLD, SAMPLE, PARTNER, NEAR, SHARED = range(5)  # independent streams of random numbers
 
@@ -32,6 +40,16 @@ def random_keys(numbers: IntArray, stream: int) -> npt.NDArray[np.uint64]:
 def fold_numbers(groups: IntArray) -> npt.NDArray[np.uint8]:
     """Fold of each row: rows of one group share a fold, so that no pair is judged by what was learned from it."""
     return (random_keys(groups, FOLD) % np.uint64(FOLDS)).astype(np.uint8)
+
+
+def fits_without(first: npt.NDArray[np.uint8], second: npt.NDArray[np.uint8]) -> IntArray:
+    """(c,) for couples of folds, which fit of `TWO_OUT` has left out both."""
+    a, b = first.astype(np.int64) % SETS, second.astype(np.int64) % SETS
+    b = np.where(a == b, (a + 1) % SETS, b)
+    numbers = np.zeros((SETS, SETS), dtype=np.int64)
+    for number, (one, other) in enumerate(SETS_OUT):
+        numbers[one, other] = numbers[other, one] = number
+    return numbers[a, b]
 
 
 def sample(rows: IntArray, most: int) -> IntArray:

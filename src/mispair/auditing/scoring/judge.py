@@ -18,7 +18,7 @@ from mispair.auditing.scoring import calibration, measures
 from mispair.auditing.scoring.calibration import Combination
 from mispair.auditing.scoring.common_space import CommonSpace, CommonSpaceFitter, moments
 from mispair.auditing.scoring.expectation import Expectation
-from mispair.auditing.scoring.folds import FOLDS, NEAR, random_keys, shuffled, strangers
+from mispair.auditing.scoring.folds import FOLDS, NEAR, TWO_OUT, random_keys, shuffled, strangers
 from mispair.auditing.scoring.joint import normalised_cosines, share_a_space
 from mispair.auditing.scoring.measures import BANK, Bank, learned, make_bank, measure, measure_items
 from mispair.auditing.scoring.refinement import refined
@@ -45,7 +45,7 @@ LEAST_GROUPS = 20  # below, hardly any shuffled pair has two of them in the same
 CLOSE_BY = 10  # nearest neighbours whose partner is tried
 PAIRS = 3 * AT_ONCE // 2  # of known items measured at a time, and GPU_TIMES more on a GPU
 LOOK_ALIKES = 1 << 13  # pairs with the partner of a near neighbour, at most
-ARRAYS = "separations", "observed", "null", "similar", "most_similar", "rows", "measured"  # of a judge
+ARRAYS = "separations", "observed", "null", "similar", "rows", "measured"  # of a judge
 
 
 @dataclass(frozen=True)
@@ -116,6 +116,7 @@ class Judge:
 
     transforms: tuple[SideTransform, SideTransform]
     spaces: list[CommonSpace]
+    couple_spaces: list[CommonSpace]  # fitted without the folds of `TWO_OUT`, to compare couples of pairs
     banks: list[Bank]
     combination: Combination
     expectation: Expectation | None  # in the space that both sides share; None where they do not
@@ -124,7 +125,6 @@ class Judge:
     observed: FloatArray  # weighted sums of the measures of the sample
     null: FloatArray  # the same of shuffled pairs
     similar: FloatArray  # the same of trusted pairs with the partner of one of the nearest of a tenth of the pairs
-    most_similar: FloatArray  # the same with the partner of the nearest one
     rows: IntArray  # (n,) rows of the sample, ascending; none where they are not known
     measured: npt.NDArray[np.float32]  # (n, m) their measures
 
@@ -189,7 +189,7 @@ class Judge:
             named[f"mean.{side}"] = frame.mean
             if frame.directions is not None:
                 named[f"directions.{side}"] = frame.directions
-        for kind, parts in (("space", self.spaces), ("bank", self.banks)):
+        for kind, parts in (("space", self.spaces), ("couple_space", self.couple_spaces), ("bank", self.banks)):
             for number, part in enumerate(parts):
                 named |= {f"{kind}.{number}.{name}": value for name, value in vars(part).items() if value is not None}
         named |= {
@@ -210,11 +210,14 @@ class Judge:
         plain = {n.removeprefix("combination."): t for n, t in state.items() if n.startswith("combination.")}
         combination = Combination(**{n: t.numpy() if t.dim() else float(t) for n, t in plain.items()})  # type: ignore[arg-type]
         spaces = [CommonSpace(**parts(f"space.{number}.")) for number in range(FOLDS)]
+        couple_spaces = [CommonSpace(**parts(f"couple_space.{number}.")) for number in range(len(TWO_OUT))]
         banks = [Bank(**parts(f"bank.{number}.")) for number in range(FOLDS)]
         arrays = (state[name].numpy() for name in ARRAYS)
         expected, networks = parts("expectation."), bool(state["networks"])
         expectation = Expectation(**expected) if expected else None
-        return cls((transforms[0], transforms[1]), spaces, banks, combination, expectation, networks, *arrays)
+        return cls(
+            (transforms[0], transforms[1]), spaces, couple_spaces, banks, combination, expectation, networks, *arrays
+        )
 
 
 def learn(
@@ -254,17 +257,18 @@ def learn(
     rows = np.arange(len(left))
     both = np.concatenate([rows, sample.shuffled]), np.concatenate([rows, sample.partner])
     weak, weak_null = np.split(fitter.regression(*both, FIRST), [len(rows)])
-    last = _fit_rounds(sample, fitter, checked)
+    last, couple_spaces = _fit_rounds(sample, fitter, checked)
     spaces, banks = _refined_round(sample, last)
-    swaps, closest = (look_alikes(sample, count, groups, *items) for count in (CLOSE_BY, 1))
-    sides = (rows, rows), (sample.shuffled, sample.partner), swaps[:2], closest[:2]
+    couple_spaces = refined(couple_spaces, sample.x, sample.y, sample.fold, last.trust(), TWO_OUT)
+    swaps = look_alikes(sample, CLOSE_BY, groups, *items)
+    sides = (rows, rows), (sample.shuffled, sample.partner), swaps[:2]
     pairs = np.concatenate([left for left, _ in sides]), np.concatenate([right for _, right in sides])
     expectation = Expectation.of(left, right, fold, last.trust()) if joint else None
     measured = _measures(sample, spaces, banks, *pairs, joint=joint)
     lefts, rights = (torch.from_numpy(side).to(left.device) for side in pairs)
     scores = None if network_score is None else network_score(*pairs)
     found = _complete(measured, expectation, left, right, lefts, rights, fold[pairs[0]], scores)
-    observed, null, swapped, nearest = np.split(found, np.cumsum([len(left) for left, _ in sides[:-1]]))
+    observed, null, swapped = np.split(found, np.cumsum([len(left) for left, _ in sides[:-1]]))
     names = measures.names(joint=joint, networks=network_score is not None)
     combination = calibration.combine(
         observed, null, swapped, swaps[2], last.trust(), checked, (weak, weak_null),
@@ -272,13 +276,13 @@ def learn(
     )  # fmt: skip
     separations = np.array([separation(a, b) for a, b in zip(observed.T, null.T, strict=True)])
     trusted = last.trust() >= MATCH_THRESHOLD
-    near = (part[trusted[a] & trusted[b]] for part, (a, b) in ((swapped, swaps[:2]), (nearest, closest[:2])))
-    sums = [combination.sums(part) for part in (observed, null, *near)]
+    near = swapped[trusted[swaps[0]] & trusted[swaps[1]]]
+    sums = [combination.sums(part) for part in (observed, null, near)]
     networks, own = network_score is not None, rows[:0] if numbers is None else numbers
     known = observed[: len(own)].copy()
     return Judge(
-        transforms, spaces, banks, combination, expectation, networks, separations,
-        sums[0], sums[1], sums[2], sums[3], own, known,
+        transforms, spaces, couple_spaces, banks, combination, expectation, networks, separations,
+        sums[0], sums[1], sums[2], own, known,
     )  # fmt: skip
 
 
@@ -313,16 +317,25 @@ class Sample:
         return np.ones(len(self.x)) if self.cosines is None else calibration.trust(*self.cosines)
 
 
-def _fit_rounds(sample: Sample, fitter: CommonSpaceFitter, checked: FloatArray | None) -> FitRound:
-    """A first round, then two more with the regularisation that separates best."""
+def _fit_rounds(
+    sample: Sample, fitter: CommonSpaceFitter, checked: FloatArray | None
+) -> tuple[FitRound, list[CommonSpace]]:
+    """A first round, then two more with the regularisation that separates best; and the spaces of `TWO_OUT`."""
     few = len(sample.x) < FEW_PAIRS
     trust = sample.first_trust()
     along = replace(sample, x=fitter.items[0], y=fitter.items[1])  # narrower, where pairs are few
     found = _fit_round(along, fitter, checked, trust, FIRST_OF_FEW if few else FIRST)
     regularisation = _regularisation(along, fitter, checked, found.trust())
     for _ in range(2):
-        found = _fit_round(along, fitter, checked, found.trust(), regularisation)
-    return replace(found, spaces=[fitter.turned_back(space) for space in found.spaces])
+        trust = found.trust()
+        found = _fit_round(along, fitter, checked, trust, regularisation)
+    couple_spaces = fitter.fit_several(_weight(sample, trust, checked), [regularisation], TWO_OUT)[0]
+    spaces = [fitter.turned_back(space) for space in found.spaces]
+    return replace(found, spaces=spaces), [fitter.turned_back(space) for space in couple_spaces]
+
+
+def _weight(sample: Sample, trust: FloatArray, checked: FloatArray | None) -> Tensor:
+    return torch.from_numpy(np.maximum(_with_checked(trust, checked), LEAST_TRUST)).to(sample.x)
 
 
 def _regularisation(sample: Sample, fitter: CommonSpaceFitter, checked: FloatArray | None, trust: FloatArray) -> float:
@@ -331,9 +344,9 @@ def _regularisation(sample: Sample, fitter: CommonSpaceFitter, checked: FloatArr
     That is smooth in the regularisation, so that the maximum may lie between those that are tried.
     """
     folds = range(min(FOLDS, math.ceil(ENOUGH * FOLDS / len(sample.x))))
-    trust = _with_checked(trust, checked)
-    weight = torch.from_numpy(np.maximum(trust, LEAST_TRUST)).to(sample.x)
-    rounds = _measured_rounds(sample, fitter.fit_several(weight, REGULARISATIONS, folds), trust, folds)
+    weight, without = _weight(sample, trust, checked), [(number,) for number in folds]
+    fitted = fitter.fit_several(weight, REGULARISATIONS, without)
+    rounds = _measured_rounds(sample, fitted, _with_checked(trust, checked), folds)
     likely = np.mean([one.trust() for one in rounds], axis=0)
     return math.exp(highest(np.log(REGULARISATIONS), np.array([one.distance(likely) for one in rounds])))
 
@@ -366,9 +379,8 @@ def _fit_round(
     sample: Sample, fitter: CommonSpaceFitter, checked: FloatArray | None, trust: FloatArray, regularisation: float
 ) -> FitRound:
     """Fits the spaces to the pairs that are trusted so far, and scores all pairs by them."""
-    trust = _with_checked(trust, checked)
-    weight = torch.from_numpy(np.maximum(trust, LEAST_TRUST)).to(sample.x)
-    return _measured_rounds(sample, fitter.fit_several(weight, [regularisation]), trust, range(FOLDS))[0]
+    fitted = fitter.fit_several(_weight(sample, trust, checked), [regularisation])
+    return _measured_rounds(sample, fitted, _with_checked(trust, checked), range(FOLDS))[0]
 
 
 def _measured_rounds(

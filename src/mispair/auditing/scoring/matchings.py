@@ -26,6 +26,12 @@ class Matchings:
         self.single, self.chosen = np.ones(nodes), np.zeros(len(first))
         self.log_partition = 0.0  # Bethe's approximation of the logarithm of the sum over all matchings
 
+    def copy(self) -> Matchings:
+        """The same messages, to go on from with other weights."""
+        other = Matchings(*self._ends, self._nodes)
+        other._free = [*self._free]
+        return other
+
     def update(self, weight: FloatArray, passes: int) -> None:
         """Pass messages, from where they were, with these weights (e,)."""
         for _ in range(passes):

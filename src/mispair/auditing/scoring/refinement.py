@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from mispair.auditing.scoring.common_space import CommonSpace
+from mispair.auditing.scoring.folds import ONE_OUT
 from mispair.compute.threads import parallel_each, parallel_map
 from mispair.functional.logistic import FloatArray
 from mispair.pairs.pairs import MATCH_THRESHOLD, IntArray
@@ -37,22 +38,28 @@ LEAST = 1e-30  # sum of a softmax of which no item takes part
 
 
 def refined(
-    spaces: list[CommonSpace], x: Tensor, y: Tensor, fold: npt.NDArray[np.uint8], trust: FloatArray
+    spaces: list[CommonSpace],
+    x: Tensor,
+    y: Tensor,
+    fold: npt.NDArray[np.uint8],
+    trust: FloatArray,
+    without: Sequence[Sequence[int]] = ONE_OUT,
 ) -> list[CommonSpace]:
     """The spaces with refined directions; as they are if there are too few trusted pairs.
 
     Args:
-        spaces: The space of each fold, fitted without it.
+        spaces: Spaces.
         x: (n, D) left items, centred and of unit length.
         y: (n, E) right items.
         fold: (n,) fold of each pair.
         trust: (n,) probability that each pair matches.
+        without: Folds that each space was fitted without.
     """
     rows = np.flatnonzero(trust >= MATCH_THRESHOLD)
     if len(rows) < ENOUGH:
         return spaces
     batches = _batches(rows)
-    weight = torch.from_numpy(trust * (fold != np.arange(len(spaces))[:, None])).to(x)
+    weight = torch.from_numpy(trust * ~np.stack([np.isin(fold, out) for out in without])).to(x)
     at_once = len(spaces) if x.device.type == "cuda" else AT_ONCE
     parts = [slice(start, start + at_once) for start in range(0, len(spaces), at_once)]
     learners = [Learner(spaces[part], weight[part], len(batches)) for part in parts]

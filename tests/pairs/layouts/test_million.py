@@ -1,6 +1,6 @@
 """A million pairs as WebDataset and as DataComp: read, encoded, audited, and written clean and mended.
 
-    pytest -m slow -s tests/auditing/layouts/test_million.py
+    pytest -m slow -s tests/pairs/layouts/test_million.py
 
 prints seconds and the largest memory of each step.
 """

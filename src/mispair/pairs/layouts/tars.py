@@ -10,7 +10,6 @@ import json
 import shlex
 import tarfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import IO, Any, NamedTuple
@@ -32,25 +31,17 @@ _LONGEST_TEXT = 1 << 20  # bytes of a caption or of what is known about a sample
 _END = bytes(2 * tarfile.BLOCKSIZE)
 
 
-@dataclass
-class _Samples:
-    """The samples of one tar.
+class _Sample(NamedTuple):
+    """A sample of a tar."""
 
-    Attributes:
-        keys: Their names.
-        ids: The `uid` that img2dataset and DataComp give them, or empty.
-        captions: Their captions.
-        images: Where the image begins, and its size (n, 2); -1 where there is none.
-        regions: Where the sample begins and ends (n, 2).
-        dotted: Of samples without an image: a member that would be one if its name had fewer dots.
-    """
-
-    keys: list[str] = field(default_factory=list)
-    ids: list[str] = field(default_factory=list)
-    captions: list[str] = field(default_factory=list)
-    images: list[tuple[int, int]] = field(default_factory=list)
-    regions: list[tuple[int, int]] = field(default_factory=list)
-    dotted: list[str] = field(default_factory=list)
+    key: str  # its name
+    id: str  # the `uid` that img2dataset and DataComp give it, or empty
+    caption: str
+    image: int  # where the image begins; -1 without one
+    size: int  # of the image
+    begin: int  # where the sample begins
+    end: int  # where it ends
+    dotted: str  # without an image: a member that would be one if its name had fewer dots, or empty
 
 
 class Tars(Source):
@@ -70,23 +61,22 @@ class Tars(Source):
         self._tables = {path.stem: path for path in beside if path.is_file()}
         self.files = (*paths, *self._tables.values())
         text = pyarrow.large_string()
-        columns: dict[str, list[Any]] = {"keys": [], "ids": [], "captions": []}
+        keys, ids, captions = list[Any](), list[Any](), list[Any]()
         places, dotted = [], list[str]()
         for path in paths:
             found = _index(path)
-            dotted += found.dotted
-            for name, chunks in columns.items():
-                chunks.append(pyarrow.array(getattr(found, name), text))
-            shape = np.array([*found.images, *found.regions], dtype=np.int64).reshape(2, -1, 2)
-            places.append(np.concatenate(list(shape), axis=1))
+            for chunks, number in ((keys, 0), (ids, 1), (captions, 2)):
+                chunks.append(pyarrow.array([sample[number] for sample in found], text))
+            places.append(np.array([sample[3:7] for sample in found], dtype=np.int64).reshape(-1, 4))
+            dotted += [sample.dotted for sample in found if sample.dotted]
         self._places: IntArray = np.concatenate(places)  # (N, 4): image and its size, begin and end of the sample
         self._starts = np.cumsum([0, *map(len, places)])
         if not len(self._places):
             expected = "members such as 0001.jpg and 0001.txt"
             raise TooFewError("no samples", where=self.name, expected=expected)
-        joined = {name: pyarrow.chunked_array(columns.pop(name), text).combine_chunks() for name in list(columns)}
-        self.image_names, self.captions = Texts(joined["keys"]), Texts(joined["captions"])
-        captioned = pyarrow.compute.not_equal(joined["captions"], "").to_numpy(zero_copy_only=False)
+        names, uids, texts = (pyarrow.chunked_array(chunks, text).combine_chunks() for chunks in (keys, ids, captions))
+        self.image_names, self.captions = Texts(names), Texts(texts)
+        captioned = pyarrow.compute.not_equal(texts, "").to_numpy(zero_copy_only=False)
         if not (captioned & (self._places[:, 0] >= 0)).any():
             raise TooFewError(
                 "no sample has an image and a caption",
@@ -94,8 +84,8 @@ class Tars(Source):
                 expected="0001.jpg with 0001.txt or 0001.json, next to each other (`tar --sort=name -cf`)",
             )
         self.notes = (_dotted(dotted),) if dotted else ()
-        named = pyarrow.compute.not_equal(joined["ids"], "")
-        self.names = RowIds(id_column(pyarrow.compute.if_else(named, joined["ids"], joined["keys"]), joined["keys"]))
+        named = pyarrow.compute.not_equal(uids, "")
+        self.names = RowIds(id_column(pyarrow.compute.if_else(named, uids, names), names))
         sizes = np.diff(self._starts).tolist()
         self.shards = tuple((path.stem, size) for path, size in zip(paths, sizes, strict=True))
 
@@ -287,9 +277,9 @@ def _pax(content: bytes) -> dict[str, str]:
     return found
 
 
-def _index(path: Path) -> _Samples:
+def _index(path: Path) -> list[_Sample]:
     """Find the samples of a tar."""
-    found, members = _Samples(), dict[str, _Member]()
+    found, members = list[_Sample](), dict[str, _Member]()
     key = ""
     length = regular(path).stat().st_size
     check_unpacked(path)
@@ -300,19 +290,19 @@ def _index(path: Path) -> _Samples:
                     raise tarfile.ReadError("its end is missing")
                 name, ending = _split(member.name)
                 if name != key and members:
-                    _add(found, key, members, contents, member.header)
+                    found.append(_sample(key, members, contents, member.header))
                     members.clear()
                 key = name
                 members.setdefault(ending, member)
             if members:
                 last = max(members.values(), key=lambda member: member.header)
-                _add(found, key, members, contents, last.content + _padded(last.size))
+                found.append(_sample(key, members, contents, last.content + _padded(last.size)))
     except (tarfile.TarError, ValueError) as error:
         raise unreadable(path, error, expected="a tar", advice="Copy or write it again.") from None
     return found
 
 
-def _add(found: _Samples, key: str, members: Mapping[str, _Member], file: IO[bytes], end: int) -> None:
+def _sample(key: str, members: Mapping[str, _Member], file: IO[bytes], end: int) -> _Sample:
     def content(ending: str) -> bytes:
         member = members.get(ending)
         if member is None or member.size > _LONGEST_TEXT:
@@ -321,17 +311,20 @@ def _add(found: _Samples, key: str, members: Mapping[str, _Member], file: IO[byt
         return file.read(member.size)
 
     image = next((member for ending, member in members.items() if ending in IMAGE_SUFFIXES), None)
-    if image is None:
-        dotted = (member.name for ending, member in members.items() if ending.endswith(tuple(IMAGE_SUFFIXES)))
-        found.dotted += list(dotted)[:1]
+    dotted = (member.name for ending, member in members.items() if ending.endswith(tuple(IMAGE_SUFFIXES)))
     known = _parsed(content(_JSON)) or {}
     name = find_column(tuple(known), "caption")
     caption = decoded(content(_CAPTION)) if _CAPTION in members else known.get(name or "") or ""
-    found.keys.append(plain(key))
-    found.ids.append(plain(str(known.get("uid") or "")))
-    found.captions.append(plain(str(caption)).strip())
-    found.images.append((-1, 0) if image is None else (image.content, image.size))
-    found.regions.append((next(iter(members.values())).header, end))
+    return _Sample(
+        key=plain(key),
+        id=plain(str(known.get("uid") or "")),
+        caption=plain(str(caption)).strip(),
+        image=-1 if image is None else image.content,
+        size=0 if image is None else image.size,
+        begin=next(iter(members.values())).header,
+        end=end,
+        dotted=next(dotted, "") if image is None else "",
+    )
 
 
 def _split(name: str) -> tuple[str, str]:

@@ -126,8 +126,9 @@ def test_tables_without_a_row_or_a_suggestion_keep_their_types(audit: Audit, tmp
 
 
 def test_it_is_one_line_at_the_prompt(audit: Audit) -> None:
-    flagged, rate = int(audit.is_mismatch.sum()), audit.judge.combination.rate
-    assert repr(audit) == f"<Audit: {flagged} of {audit.summary.scored} pairs flagged, noise rate {rate:.1%}>"
+    flagged, rate = int(audit.is_mismatch.sum()), audit.summary.rates[0]
+    assert repr(audit) == f"<Audit: {flagged} of {audit.summary.scored} pairs flagged, noise rate {rate}>"
+    assert float(rate.removesuffix("\xa0%")) == pytest.approx(100 * audit.judge.combination.rate, abs=0.51)
 
 
 def test_what_a_notebook_shows(audit: Audit) -> None:

@@ -11,6 +11,7 @@ import numpy as np
 from mispair.auditing.cuts import share_interval
 from mispair.errors import ConflictError, InvalidValueError
 from mispair.functional.logistic import FloatArray
+from mispair.pairs.edits import Mask
 from mispair.pairs.pairs import IntArray
 
 
@@ -108,7 +109,7 @@ class Ranked:
         Raises:
             ConflictError: There are none.
         """
-        return self._first(lambda: self.order >= least, f"no pair has a score of {least:g} or more")
+        return self._from(self.order >= least, f"no pair has a score of {least:g} or more")
 
     def likely(self, probability: float) -> Cut:
         """The cut that keeps the pairs that match with this probability or more.
@@ -116,15 +117,12 @@ class Ranked:
         Raises:
             ConflictError: There are none.
         """
-        return self._first(
-            lambda: self.match >= probability, f"no pair matches with a probability of {probability:g} or more"
-        )
+        return self._from(self.match >= probability, f"no pair matches with a probability of {probability:g} or more")
 
-    def _first(self, chosen: Callable[[], np.ndarray], otherwise: str) -> Cut:
-        count = int(np.count_nonzero(chosen()))
-        if not count:
+    def _from(self, kept: Mask, otherwise: str) -> Cut:
+        if not kept.any():
             raise ConflictError(otherwise, advice="Lower the cut.")
-        return self._at(count)
+        return self._at(int(kept.sum()))
 
     def _at(self, kept: int) -> Cut:
         rows = self._best_first[:kept]

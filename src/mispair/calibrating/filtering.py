@@ -19,7 +19,7 @@ from mispair.calibrating.scores import numbers, open_score_table
 from mispair.errors import ChangedError, ConflictError, DamagedError, ExistsError, NotFoundError, TooFewError
 from mispair.functional.logistic import FloatArray
 from mispair.pairs.audited import AuditColumns
-from mispair.pairs.edits import Edits
+from mispair.pairs.edits import Edits, Mask
 from mispair.pairs.layouts.copies import write_copy
 from mispair.pairs.layouts.datacomp import find_datacomp, open_datacomp, uid_subset
 from mispair.pairs.layouts.table import TableRows
@@ -29,8 +29,6 @@ from mispair.pairs.tables import open_table
 from mispair.reviewing.export import open_audited, read_reviewed
 from mispair.support.files import read_json, replacing
 from mispair.support.owned_folder import check_unchanged, read_mark
-
-Mask = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from mispair.errors import ConflictError, DataError, InvalidValueError, NotFound
 from mispair.reviewing import annotate as annotating
 from mispair.reviewing.annotate import AnnotationResult, Budget, annotate
 from mispair.reviewing.annotators import BusyError, Command, Endpoint, NoAnswerError, _seconds, read_answer
-from mispair.reviewing.answers import AnswerKind, Answers
+from mispair.reviewing.answers import Answer, AnswerKind, Answers
 from mispair.reviewing.decisions import FILE, Decisions
 from mispair.reviewing.review import Review
 from mispair.reviewing.server import make_app
@@ -267,6 +267,20 @@ def test_answers_of_other_questions_do_not_count(photos: tuple[Path, dict[str, b
         assert review.rate().answered == 70
         assert review.rate(Endpoint(server.url, "m").identity).answered == 70
         assert review.rate("another").answered == 0
+
+
+def test_a_pair_without_an_answer_does_not_hide_those_behind_it(photos: tuple[Path, dict[str, bool]]) -> None:
+    audit, wrong = photos
+    with closing(Review(audit)) as review:
+        pairs = review.table.read(review.drawn_rows[:5])
+        for place in (0, 2, 4):
+            caption = pairs[place].caption if place else "another caption, before it was changed"
+            kind = AnswerKind.MISMATCHED if wrong[pairs[place].caption] else AnswerKind.MATCHED
+            review.answers.add(Answer(str(place), "one", "m", pairs[place].id, caption, kind))
+        says, name = review.answers_in_order()
+    expected = [np.nan, np.nan, float(wrong[pairs[2].caption]), np.nan, float(wrong[pairs[4].caption])]
+    assert np.array_equal(says, expected, equal_nan=True)
+    assert name == "m"
 
 
 def test_calls_a_minute() -> None:

@@ -19,7 +19,7 @@ from mispair.auditing.findings import AuditSummary, DecidedRate
 from mispair.auditing.output_files import SUMMARY
 from mispair.errors import ChangedError, ConflictError, DataError, NotFoundError
 from mispair.functional.logistic import FloatArray
-from mispair.reviewing.answers import Answer, AnswerKind, Answers
+from mispair.reviewing.answers import AnswerKind, Answers
 from mispair.reviewing.audited_data import AuditedData
 from mispair.reviewing.decisions import FILE, Decision, Decisions, Mode, Verdict
 from mispair.reviewing.noise_estimate import (
@@ -400,17 +400,16 @@ class Review:
         return np.array(found), len(decided)
 
     def answers_in_order(self, annotator: str | None = None) -> tuple[FloatArray, str]:
-        """Answers on the first drawn pairs, up to the first without one, and the annotator's name."""
+        """Answers on the drawn pairs up to the last one with an answer, NaN for others; and the annotator's name."""
         number, last = self.answers.last
         return self._read_answers(annotator or last, number)
 
     def _read_in_order(self, annotator: str | None, _: int) -> tuple[FloatArray, str]:
         found = self.answers.of(annotator)
         answers = {row: found[name] for name, row in self.table.find(found).items()}
-        asked: list[Answer] = []
-        for pair in self.table.read(self.drawn_rows[: len(answers)]):
-            answer = answers.get(pair.row)
-            if answer is None or answer.caption != pair.caption:  # not asked about as it is now
-                break
-            asked.append(answer)
-        return np.array([answer.kind.mismatched for answer in asked]), asked[0].name if asked else ""
+        places = np.flatnonzero(np.isin(self.drawn_rows, list(answers)))
+        says = np.full(places[-1] + 1 if len(places) else 0, np.nan)
+        for place, pair in zip(places, self.table.read(self.drawn_rows[places]), strict=True):
+            if answers[pair.row].caption == pair.caption:  # else it was asked about as it was before
+                says[place] = answers[pair.row].kind.mismatched
+        return says, next((answer.name for answer in answers.values()), "")

@@ -211,7 +211,7 @@ class AuditSummary(_Frozen):
                     f"That is {more} than the audit sees by itself. Audit again with these decisions to use them."
                 )
         elif self.may_be_blind:
-            found.append("Decide about 100 drawn pairs to know the rate: mispair review, Estimate the noise rate.")
+            found.append("In a review, decide on about 100 drawn pairs to know the rate.")
         return found
 
     @property

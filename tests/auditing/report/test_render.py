@@ -145,7 +145,7 @@ def test_all_of_it_is_there() -> None:
         "About 39 % of the pairs have nothing to do with each other (37 % to 41 %).",
         "Pairs 7,000",
         "Flagged as mismatched 2,598 37 % have",
-        "Nothing to do with each other 39 % 37 % to 41 % with 95 % confidence",
+        "Unrelated pairs 39 % 37 % to 41 % with 95 % confidence",
         "Could not be read 12 12 without a score",
         "The 1 worst of 2,598 flagged pairs",
         "Pair pair-1 match score 0.03",

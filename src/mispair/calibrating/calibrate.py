@@ -254,7 +254,8 @@ def calibrate(
         if len(columns) > 1:
             raise ConflictError("`left` and `right` belong to one score", where="score", expected="one column")
         sides = [open_vectors(side, name, len(source)) for side, name in ((left, "left"), (right, "right"))]
-        views.append(by_vectors(values[:, 0], sides[0][readable], sides[1][readable], columns[0]))
+        left, right = (side if readable.all() else side[readable] for side in sides)  # a file may exceed the memory
+        views.append(by_vectors(values[:, 0], left, right, columns[0]))
     elif shuffled is not None:
         null = open_scores(shuffled, columns).values
         if null.shape[1] != len(columns):

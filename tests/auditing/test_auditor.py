@@ -15,6 +15,7 @@ from mispair.auditing.auditor import Auditor
 from mispair.errors import ConflictError, DamagedError, DataError, InvalidValueError, ShapeError, TooFewError
 from mispair.functional.metrics import auroc
 from mispair.pairs.pairs import Pairs, Vectors
+from mispair.support.formatting import percent
 from mispair.support.tensor_files import load_tensors, save_tensors
 from refusals import refused
 
@@ -176,7 +177,7 @@ def test_mistakes_are_refused(auditor: Auditor, case: Case) -> None:
 
 
 def test_what_a_notebook_shows(auditor: Auditor) -> None:
-    assert f"{auditor.noise_rate_:.1%}" in repr(auditor)
+    assert percent(auditor.noise_rate_) in repr(auditor)
     page = auditor._repr_html_()
     assert all(name in page for name in auditor.measures_)
     assert "not fitted" in repr(Auditor())

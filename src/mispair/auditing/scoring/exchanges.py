@@ -199,27 +199,25 @@ def search_exchanges(
     raw = source.tensors(rows, device)
     x, y = (transform(side) for transform, side in zip(judge.transforms, raw, strict=True))
     groups, fold = items.groups[rows], fold_numbers(items.groups[rows])
-    graphs = []
-    for by, vectors, owners in (
-        ("left", x, items.left[rows]), ("right", y, items.right[rows]), ("both", torch.cat([x, y], dim=1), rows)
-    ):  # fmt: skip
-        graph = _graph(by, vectors, owners, groups, judge, (x, y), fold)
-        if graph is None:
-            return None, []
-        graphs.append(graph)
+    alike = [
+        similar_pairs(vectors, owners, groups)
+        for vectors, owners in ((x, items.left[rows]), (y, items.right[rows]), (torch.cat([x, y], dim=1), rows))
+    ]
+    similar = [couples for couples in alike if couples is not None]
+    if len(similar) < len(alike):
+        return None, []
+    t, memory = lost_and_remembered(judge, (x, y), fold, similar)
+    graphs = [_graph(*of, len(rows)) for of in zip(BY, similar, t, memory, strict=True)]
     best = max(graphs, key=lambda graph: graph.above)
     # Some may be exchanged between similar left items and others between similar right ones.
     used = [graph for graph in (graphs[:2] if best is not graphs[2] else graphs[2:]) if graph.above > 0]
     trials = Trials(judge, raw, (x, y), fold, used)
-    made = (
-        []
-        if judge.networks
-        else [
-            Trial(graph.by, kind, rows[couples], trials.sums(couples), chance)
-            for graph in graphs
-            for kind, couples, chance in trials.of(graph)
-        ]
-    )
+    made = [
+        Trial(graph.by, kind, rows[couples], trials.sums(couples), chance)
+        for graph in graphs
+        if not judge.networks  # of a run, which cannot be asked about new pairs
+        for kind, couples, chance in trials.of(graph)
+    ]
     if not used:
         return None, made
     found = np.zeros(len(match), dtype=np.float32)
@@ -227,23 +225,23 @@ def search_exchanges(
     return Exchanges(np.where(items.partners == 0, found[items.first], 0)), made
 
 
-def _graph(
-    by: str,
-    vectors: Tensor,
-    owners: IntArray,
-    groups: IntArray,
-    judge: Judge,
-    sides: tuple[Tensor, Tensor],
-    fold: npt.NDArray[np.uint8],
-) -> Graph | None:
-    couples = similar_pairs(vectors, owners, groups)
-    if couples is None:
-        return None
-    folds = fold[couples.first], fold[couples.second]
-    t = lost_by_exchange(judge.spaces, *sides, couples, np.column_stack(folds))
-    memory = t - lost_by_exchange(judge.couple_spaces, *sides, couples, fits_without(*folds)[:, None])
-    evidence, matchings, gain = learn_exchanges(t, couples, len(vectors))
-    least = CHANCE + LEAST_GAINS[BY.index(by)] * len(vectors)
+def lost_and_remembered(
+    judge: Judge, sides: tuple[Tensor, Tensor], fold: npt.NDArray[np.uint8], several: list[Couples]
+) -> list[list[FloatArray]]:
+    """t of the couples of several graphs, (c,) each, and how much of it is due to pairs that the spaces have seen."""
+    parts = zip(*((one.first, one.second, one.nearness) for one in several), strict=True)
+    first, second, nearness = (np.concatenate(part) for part in parts)
+    every = Couples(first, second, nearness)
+    folds = fold[every.first], fold[every.second]
+    t = lost_by_exchange(judge.spaces, *sides, every, np.column_stack(folds))
+    memory = t - lost_by_exchange(judge.couple_spaces, *sides, every, fits_without(*folds)[:, None])
+    ends = np.cumsum([len(one.first) for one in several])[:-1]
+    return [np.split(values, ends) for values in (t, memory)]
+
+
+def _graph(by: str, couples: Couples, t: FloatArray, memory: FloatArray, pairs: int) -> Graph:
+    evidence, matchings, gain = learn_exchanges(t, couples, pairs)
+    least = CHANCE + LEAST_GAINS[BY.index(by)] * pairs
     enough = 1 - matchings.single.mean() >= LEAST_RATE
     return Graph(by, couples, t, memory, evidence, matchings, gain - least if enough else -np.inf)
 
@@ -261,30 +259,34 @@ class Trials:
     def of(self, graph: Graph) -> Iterator[tuple[str, IntArray, FloatArray]]:
         """Of each kind of nearness in a graph: couples (k, 2) that exchange partners, and their `chance` (k, 2)."""
         rng = np.random.default_rng(0)
-        for kind in ALIKE:
+        for kind, most in ALIKE.items():
             made = []
+            alike = graph.couples.of(graph.couples.nearness <= CLASSES.index(most))
+            likely = self.likely(alike)
             for _ in range(REPEATED):
-                couples = self.drawn(graph.couples, kind, rng)
+                couples = self.drawn(alike, likely, rng)
                 made.append((couples, self.chance(couples)))
             couples, chances = (np.concatenate(parts) for parts in zip(*made, strict=True))
             yield kind, couples, chances
 
-    def drawn(self, couples: Couples, kind: str, rng: np.random.Generator) -> IntArray:
-        """(k, 2) disjoint couples that are similar enough: a random pair, and a random one of those like it.
+    def likely(self, alike: Couples) -> FloatArray:
+        """(c,) how likely each couple is drawn: a random pair, and a random one of those like it.
 
         Pairs that are likely exchanged already are drawn rarely.
         """
-        most = max(min(TRIALS // REPEATED, len(self.fold) // RARE) // 2, 1)
-        alike = couples.of(couples.nearness <= CLASSES.index(ALIKE[kind]))
         friends = np.bincount(np.concatenate([alike.first, alike.second]), minlength=len(self.fold))
-        chance = 1 / friends[alike.first] + 1 / friends[alike.second]
+        likely = 1 / friends[alike.first] + 1 / friends[alike.second]
         for graph in self.used:
-            chance *= graph.matchings.single[alike.first] * graph.matchings.single[alike.second]
-        order = (rng.exponential(size=len(chance)) / np.maximum(chance, 1e-12)).argsort()
-        both = np.column_stack([alike.first, alike.second])[order]
+            likely *= graph.matchings.single[alike.first] * graph.matchings.single[alike.second]
+        return np.asarray(np.maximum(likely, 1e-12))
+
+    def drawn(self, alike: Couples, likely: FloatArray, rng: np.random.Generator) -> IntArray:
+        """(k, 2) disjoint couples."""
+        most = max(min(TRIALS // REPEATED, len(self.fold) // RARE) // 2, 1)
+        order = (rng.exponential(size=len(likely)) / likely).argsort()
         taken: set[int] = set()
-        found = []
-        for couple in both.tolist():
+        found: list[tuple[int, int]] = []
+        for couple in zip(alike.first[order], alike.second[order], strict=True):
             if taken.isdisjoint(couple):
                 taken.update(couple)
                 found.append(couple)

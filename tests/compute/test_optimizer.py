@@ -26,7 +26,7 @@ def stepped(steps: int, lr: float) -> tuple[nn.Linear, torch.optim.Optimizer]:
 def test_a_restored_optimizer_goes_on() -> None:
     layer, whole = stepped(5, 0.1)
     half, saved = stepped(3, 0.1)
-    again, restored = stepped(0, 0.1)
+    again, restored = stepped(0, 0.3)  # whose rate would stay, if its training has ended
     again.load_state_dict(half.state_dict())
     restore(restored, saved.state_dict())
     for _ in range(2):

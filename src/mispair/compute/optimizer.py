@@ -32,7 +32,8 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
 def restore(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
     """Takes back what `state_dict` gave, wherever that was loaded to.
 
-    The settings stay this optimizer's own, above all its learning rate: torch would take the tensor that was loaded,
-    and with one on the CPU a recorded step repeats the rate it was recorded with.
+    The learning rate is taken in place: torch would take the tensor that was loaded, and with one on the CPU a recorded
+    step repeats the rate it was recorded with.
     """
     optimizer.load_state_dict({**saved, "param_groups": optimizer.state_dict()["param_groups"]})
+    set_lr(optimizer, float(saved["param_groups"][0]["lr"]))

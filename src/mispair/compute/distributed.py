@@ -26,6 +26,7 @@ from mispair.errors import ConflictError, MispairError, RankLostError
 FAILURE, TEXT = "failure", "text"  # keys of the store: the first rank that failed, and why
 START_SECONDS = 1800.0  # in which all ranks must have come
 WAIT = 3.0  # seconds in which a failing rank writes down why
+TELLING = 1.0  # seconds for which the others stay: torchrun ends all ranks with the first one, also the one that prints
 LONGEST = timedelta(days=14)  # for which ranks wait for the first one, which may audit or encode for hours
 T = TypeVar("T")
 
@@ -281,6 +282,8 @@ class Ranks:
 def _silenced(error: BaseException, silent: bool) -> BaseException:
     if isinstance(error, MispairError):
         error.silent = silent
+        if silent:
+            time.sleep(TELLING)
     return error
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from dataclasses import fields
 from pathlib import Path
 
@@ -14,10 +15,10 @@ import bench_audit
 import bench_coverage
 import bench_scale
 from bench_audit import AuditQuality
-from bench_coverage import SimulatedAudit, coverage_tables
+from bench_coverage import Measured
 from common import run
 from made_pairs import made_pairs
-from mispair.errors import ConflictError, InvalidValueError
+from mispair.errors import ConflictError, InvalidValueError, ShapeError
 from mispair.functional.metrics import auroc
 from mispair.pairs.layouts.arrays import from_memory
 from mispair.pairs.pairs import Vectors
@@ -88,7 +89,7 @@ def test_numbers_out_of_range_are_refused(capsys: pytest.CaptureFixture[str]) ->
         bench_audit.main(folder, natural_noise=1.0)
     with refused(InvalidValueError, "audits", "0"):
         bench_coverage.main((folder,), audits=0)
-    with refused(InvalidValueError, "sources"):
+    with refused(InvalidValueError, "folders"):
         bench_coverage.main(())
     with refused(InvalidValueError, "noise_ratio", "3"):
         bench_scale.main(noise_ratio=3.0)
@@ -127,40 +128,71 @@ def test_natural_noise_is_found_and_corrected_for() -> None:
     assert "You say that 10.0%" in bench_audit.NaturalNoise(0.1).sentence()
 
 
-def test_coverage_of_simulated_audits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_coverage_of_simulated_audits(tmp_path: Path) -> None:
     for folder, seed in (("a", 0), ("b", 1)):
         pairs = made_pairs(90, 0.0, seed=seed)
         for side, vectors in (("img_emb", pairs.left), ("text_emb", pairs.right)):
             (tmp_path / folder / side).mkdir(parents=True)
             np.save(tmp_path / folder / side / f"{side}_0.npy", vectors)
-    folders = [str(tmp_path / name) for name in "ab"]
-    command = [*folders, "--audits", "1", "--device", "cpu", "--noise-ratio", "0.5"]
-    assert run(bench_coverage.main, [*command, "--pairs", "80", "2000", "--json"]) == 0
-    audits = json.loads(capsys.readouterr().out)["audits"]
+    pairs = made_pairs(300, 0.5)
+    judged = [tmp_path / f"{name}.npy" for name in ("left", "right", "matched")]
+    for path, values in zip(judged, (pairs.left, pairs.right, ~pairs.mismatched), strict=True):
+        np.save(path, values)
+    out = tmp_path / "coverage.jsonl"
+    command = [
+        *(str(tmp_path / name) for name in "ab"),
+        "--audits",
+        "1",
+        "--noise-ratio",
+        "0",
+        "0.5",
+        "--out",
+        str(out),
+    ]
+    command += ["--natural", *map(str, judged), "--threads", "1", "--kinds", "random", "mixed"]
+    assert run(bench_coverage.main, [*command, "--pairs", "80", "2000", "--minutes", "0"]) == 0
+    assert not out.read_text()  # out of time
+    assert run(bench_coverage.main, [*command, "--pairs", "80", "2000"]) == 0
+    first = out.read_text()
+    found = [Measured.of(line) for line in first.splitlines()]
+    assert Counter((one.data, one.kind, one.column) for one in found) == Counter(
+        [(data, *of) for data in "ab" for of in (("random", 0.0), ("random", 0.5), ("mixed", 0.5))]
+        + [("natural", "natural", ratio) for ratio in (0.0, 0.5)]
+    )
+    for one in found:
+        assert one.wrong == pytest.approx(one.column, abs=0.07)
+        shares = {"random": one.wrong, "mixed": one.column / 2, "natural": 0.0}
+        assert one.unrelated == pytest.approx(shares[one.kind], abs=0.04)
+        assert one.quality.covered == (one.quality.noise_low <= one.wrong <= one.quality.noise_high)
+    assert run(bench_coverage.main, [*command, "--pairs", "80", "2000"]) == 0
+    assert out.read_text() == first
     with refused(InvalidValueError, "pairs", "2000"):
-        bench_coverage.main(tuple(map(Path, folders)), audits=1, device="cpu", pairs=(40, 2000))
-    assert [(one["data"][-1:], one["column"], one["pairs"]) for one in audits] == [("a", 0.5, 80), ("b", 0.5, 80)]
-    for one in audits:
-        assert one["covered"] == (one["noise_low"] <= one["noise_ratio"] <= one["noise_high"])
-        assert one["baselines"] == {}
+        bench_coverage.main((tmp_path / "a",), pairs=(2000,))
+    with refused(ShapeError, "natural", "1 files"):
+        bench_coverage.main((tmp_path / "a",), natural=(tmp_path,))
 
 
-def test_tables_of_coverage() -> None:
-    quality = dict.fromkeys(field.name for field in fields(AuditQuality)) | {"pairs": 1000, "natural_noise": 0.0}
+def test_what_holds() -> None:
+    """The interval must reach from the random exchanges to all wrong pairs, and the bound above these."""
+    quality = dict.fromkeys(field.name for field in fields(AuditQuality)) | {"pairs": 1000, "noise_ratio": 0.3}
     quality |= dict.fromkeys(("calibration_error", "suggestion_error", "suggestion_claim", "suggestion_correct"), 0.0)
 
-    def simulated(data: str, ratio: float, low: float) -> SimulatedAudit:
-        numbers = quality | {"noise_ratio": ratio, "noise_low": low, "noise_high": low + 0.2, "noise_rate": low}
-        return SimulatedAudit(data, ratio, AuditQuality(**numbers))  # type: ignore[arg-type]
+    def measured(seed: int, low: float, high: float, at_most: float, claimed: float) -> Measured:
+        numbers = quality | {"noise_low": low, "noise_high": high, "seed": seed}
+        audit = AuditQuality(**numbers)  # type: ignore[arg-type]
+        return Measured(f"{seed}", "a", "mixed", 0.3, 0.3, 0.15, 0.5, claimed, at_most, audit)
 
-    found = [simulated("a", 0.1, 0.0), simulated("a", 0.1, 0.3), simulated("b", 0.5, 0.4)]
-    table, width, *_ = coverage_tables(found)
-    assert [column.header for column in table.columns] == ["data", "pairs", "10%", "50%", "all"]
-    assert [list(column.cells) for column in table.columns[2:]] == [
-        ["0.500", "", "0.500"], ["", "1.000", "1.000"], ["0.500", "1.000", "0.667"],
-    ]  # fmt: skip
-    assert list(width.columns[-1].cells) == ["0.200"] * 3
-    assert found[1].sentence() == "a 1000 pairs, 0.100 mismatched: 0.300 (0.300 to 0.500), MISSED"
+    inside, below, above = (
+        measured(0, 0.1, 0.2, 0.4, 0.6),
+        measured(1, 0.0, 0.1, 0.3, 0.5),
+        measured(2, 0.4, 0.5, 0.2, 0.1),
+    )
+    assert [one.outside for one in (inside, below, above)] == pytest.approx([0, 0.05, 0.1])
+    assert [one.unbound for one in (inside, below, above)] == pytest.approx([0, 0, 0.1])
+    assert Measured.of(inside.line()) == inside
+    row = bench_coverage.coverage_table([inside, below, above]).splitlines()[2]
+    cells = "a mixed 1,000 3", "33.3 %", "0.100", "0.100", "66.7 %", "0.100", "0.30", "-0.100, -0.100"
+    assert row.strip("| ").split(" | ") == [*cells[0].split(), *cells[1:]]
 
 
 def test_generated_pairs_are_the_same_every_time(tmp_path: Path) -> None:

@@ -113,10 +113,11 @@ class TableCopies:
         """The batch with cells from other rows."""
         import pyarrow
 
+        own = batch.column(column)
+        own = own.cast(self.table.kind(column) or own.type)
         moved = np.flatnonzero(rows != sources)
         if not len(moved):
-            return batch
-        own = batch.column(column)
+            return _with_column(batch, column, own)
         places = np.arange(len(rows))
         places[moved] = len(rows) + np.arange(len(moved))
         both = pyarrow.concat_arrays([own, self.table.take(column, sources[moved]).combine_chunks().cast(own.type)])
@@ -125,7 +126,7 @@ class TableCopies:
 
 def _with_column(batch: Any, column: str, values: Any) -> Any:
     place = batch.schema.get_field_index(column)
-    return batch.set_column(place, batch.schema.field(place), values)
+    return batch.set_column(place, batch.schema.field(place).with_type(values.type), values)
 
 
 def _write_parquet(part: TablePart, batches: Iterator[Any], file: IO[bytes]) -> None:

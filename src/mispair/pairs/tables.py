@@ -226,6 +226,19 @@ class Table:
         chunks = [cells for (cells,) in self.batches([column])]
         return pyarrow.chunked_array(chunks, pyarrow.large_string()).combine_chunks()
 
+    def kind(self, column: str) -> Any:
+        """The type that holds the cells of a column of all files; None if no type does.
+
+        A file whose cells are all missing has no type of its own, in the column or in a part of it.
+        """
+        import pyarrow
+
+        schemas = [pyarrow.schema([part.schema.field(column)]) for part in self.parts]
+        try:
+            return pyarrow.unify_schemas(schemas, promote_options="permissive").field(0).type
+        except pyarrow.ArrowTypeError:  # such as numbers in one file and texts in another
+            return None
+
     def take(self, column: str, rows: IntArray, *, text: bool = False) -> Any:
         """One column at any rows, in their order, as it is stored or as text: a `pyarrow.ChunkedArray`, read now."""
         import pyarrow
@@ -233,6 +246,7 @@ class Table:
         order = np.argsort(rows, kind="stable")
         ascending = np.asarray(rows, dtype=np.int64)[order]
         starts, found = self._starts, list[Any]()
+        kind = pyarrow.large_string() if text else self.kind(column)
         with self._lock:
             for place in np.unique(np.searchsorted(starts, ascending, side="right") - 1).tolist():
                 low, high = np.searchsorted(ascending, starts[place : place + 2])
@@ -242,8 +256,8 @@ class Table:
                     self._recent[place, column] = part.chunk(number, column)
                 piece = self._recent[place, column].take(pyarrow.array(ascending[low:high] - starts[place]))
                 piece = _as_text(piece, column, part.path) if text else piece
-                kind = found[0].type if found else piece.type
-                found += getattr(piece.cast(kind), "chunks", [piece.cast(kind)])
+                piece = piece.cast(kind or (found[0].type if found else piece.type))
+                found += getattr(piece, "chunks", [piece])
         back = np.empty(len(order), dtype=np.int64)
         back[order] = np.arange(len(order))
         kind = found[0].type if found else self.parts[0].schema.field(column).type

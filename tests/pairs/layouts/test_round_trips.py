@@ -12,7 +12,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from layouts import CAPTIONS, COLOURS, LAYOUTS, csv_file, image, triples
+from layouts import CAPTIONS, COLOURS, LAYOUTS, csv_file, image, photos, triples
 from mispair.pairs.edits import Edits
 from mispair.pairs.layouts import tars
 from mispair.pairs.layouts.copies import write_copy
@@ -159,6 +159,26 @@ def test_columns_and_notes_of_other_things_stay(tmp_path: Path) -> None:
     write_copy(opened(path)[1], EDITS, tmp_path / "lines-out")
     lines = (tmp_path / "lines-out/train/metadata.jsonl").read_text().splitlines()
     assert [json.loads(line)["n"] for line in lines] == [[1], [2], [3], [4], [5]]
+
+
+@pytest.mark.parametrize("embedded", [False, True])
+def test_a_column_may_be_empty_in_the_first_file(embedded: bool, tmp_path: Path) -> None:
+    """Arrow gives such a column no type, but a cell of another file may come into it."""
+    photos(tmp_path / "photos")
+    (tmp_path / "set").mkdir()
+    for part, numbers in enumerate((range(3), range(3, 6))):
+        names = [f"{n}.png" if part else None for n in numbers]
+        images = [{"bytes": image(n), "path": name} for n, name in zip(numbers, names, strict=True)]
+        columns = {"image": images if embedded else names, "text": [CAPTIONS[n] if part else None for n in numbers]}
+        pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / f"set/{part}.parquet")
+    pairs = open_raw(tmp_path / "set", tmp_path / "photos")
+    assert pairs.texts() == ["", "", "", *CAPTIONS[3:]]
+    write_copy(encoded(pairs), EDITS, tmp_path / "out")
+    again = open_raw(tmp_path / "out", tmp_path / "photos")
+    assert again.image_texts() == ["", "5.png", "3.png", "4.png", "5.png"]
+    assert again.texts() == [CAPTIONS[4], "", *CAPTIONS[3:]]
+    if embedded:
+        assert [again.read_image(row) for row in range(5)] == [image(n) for n in (1, 5, 3, 4, 5)]
 
 
 def test_samples_that_stay_are_copied_byte_for_byte(tmp_path: Path) -> None:

@@ -34,10 +34,11 @@ from PIL import Image
 
 from bench_noise_rate import LEAP, audited
 from common import run
+from mispair.auditing.findings import NoiseEstimate
 from mispair.functional.logistic import FloatArray, probability
 from mispair.reviewing.annotate import EVERY
 from mispair.reviewing.decisions import Decision, Mode, Verdict
-from mispair.reviewing.noise_estimate import LEAST, NO_ANSWERS, Draw, NoiseEstimate
+from mispair.reviewing.noise_estimate import LEAST, NO_ANSWERS, Draw
 from mispair.reviewing.review import PRECISION, Review
 
 ERRORS = {
@@ -101,13 +102,13 @@ def simulate(audits: Sequence[tuple[FloatArray, FloatArray]], reviewers: int) ->
         for reviewer in range(reviewers):
             draw = Draw(probability(odds), reviewer)
             found = decide(draw, mismatched)
-            alone.append((0, found.decided, holds(found, mismatched)))
+            alone.append((0, found.decisions, holds(found, mismatched)))
             for name, errors in ERRORS.items():
                 rng = np.random.default_rng([1, number, reviewer])  # not that of the draw
                 answers = answers_of(mismatched, errors, rng)[draw.order]
                 calls = calls_of(draw, mismatched[draw.order[:FIRST]], answers)
                 found = decide(draw, mismatched, answers[:calls])
-                with_one[name].append((calls, found.decided, holds(found, mismatched)))
+                with_one[name].append((calls, found.decisions, holds(found, mismatched)))
     cells = []
     for trials in (alone, *with_one.values()):
         calls, decided, held = np.mean(trials, axis=0)
@@ -226,8 +227,8 @@ def over_http(folder: Path, odds: FloatArray, mismatched: FloatArray, error: flo
     found, alone = decide(draw, mismatched, answers), decide(draw, mismatched)
     return {
         "calls": len(answers),
-        "decided": found.decided,
-        "alone": alone.decided,
+        "decided": found.decisions,
+        "alone": alone.decisions,
         "holds": holds(found, mismatched),
         "asked again": sum(model.charged[pair] > before[pair] for pair in kept),
         "kept": len(kept),

@@ -19,11 +19,12 @@ import pyarrow.parquet
 from bench_reviewer import Trial
 from common import run
 from mispair.auditing.audit import Settings
+from mispair.auditing.findings import NoiseEstimate
 from mispair.auditing.folder import audit_path
 from mispair.auditing.inputs import AuditInput
 from mispair.auditing.output_files import TABLE
 from mispair.functional.logistic import FloatArray, probability
-from mispair.reviewing.noise_estimate import LEAST, Draw, NoiseEstimate
+from mispair.reviewing.noise_estimate import LEAST, Draw
 from mispair.reviewing.review import PRECISION
 
 NOISE_RATIOS = (0.05, 0.2, 0.4)
@@ -87,7 +88,7 @@ def main(
                 for number in range(reviewers)
             ]
             covered = np.mean([one.low <= truth <= one.high for one, truth in found])
-            cells.append(f"{np.mean([one.decided for one, _ in found]):.0f}, {covered:.1%}".replace("%", " %"))
+            cells.append(f"{np.mean([one.decisions for one, _ in found]):.0f}, {covered:.1%}".replace("%", " %"))
         print(f"| {100 * noise_ratio:.0f} % | {' | '.join(cells)} |", flush=True)
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mispair.auditing.detection import Detection
-from mispair.auditing.findings import AuditSummary, DecidedRate
+from mispair.auditing.findings import AuditSummary, NoiseEstimate
 
 SUMMARY = AuditSummary(
     pairs=1000, scored=1000, flagged=40, noise_rate=0.04, noise_rate_low=0.01, noise_rate_high=0.1, unreadable={},
@@ -23,8 +23,8 @@ def seen(at_most: float) -> Detection:
     return Detection(kind="similar", by="left", found=0.5, found_at_1_percent=0.5, at_most=at_most)
 
 
-def decided(low: float, high: float) -> DecidedRate:
-    return DecidedRate(decisions=100, rate=(low + high) / 2, low=low, high=high)
+def decided(low: float, high: float) -> NoiseEstimate:
+    return NoiseEstimate(decisions=100, rate=(low + high) / 2, low=low, high=high)
 
 
 @pytest.mark.parametrize(

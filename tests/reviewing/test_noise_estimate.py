@@ -124,7 +124,7 @@ def test_the_estimate_is_that_of_plain_loops(seed: int, size: int, annotated: bo
     rate, surprise, slope, factor = by_hand(q.tolist(), seed, decisions.tolist(), answers.tolist())
     found = Draw(q, seed).estimate(decisions, answers)
     assert found is not None
-    assert found.decided == count
+    assert found.decisions == count
     assert found.rate == pytest.approx(min(max(rate, 0), 1), abs=1e-4)
     odds = np.round(np.log(np.clip(q, SURE, 1 - SURE) / np.clip(1 - q, SURE, 1 - SURE)), 2)
     for end in (found.low, found.high):

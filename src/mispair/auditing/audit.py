@@ -16,7 +16,7 @@ from rich.console import Console
 from mispair.auditing.auditor import Auditor, check_count, checked_answers, checked_rows, workers_of
 from mispair.auditing.cuts import check_cut, threshold, values_by
 from mispair.auditing.exports import Tool, export
-from mispair.auditing.findings import SIDES, DecidedRate, Findings
+from mispair.auditing.findings import SIDES, Findings, NoiseEstimate
 from mispair.auditing.inputs import AuditInput, open_given
 from mispair.auditing.match_scores import MatchScores, SimilarPairs
 from mispair.auditing.options import AuditOptions, InputOptions, Options
@@ -72,7 +72,7 @@ class Settings(AuditOptions):
 
     checked: Mapping[str, bool] | None = None
     engine: Engine | None = None
-    decided: DecidedRate | None = None
+    decided: NoiseEstimate | None = None
     partnered: tuple[Sequence[str], Sequence[str]] = ((), ())
 
 

@@ -222,7 +222,7 @@ class Auditor:
             return html_table([], ["not fitted"], "Auditor")
         low, high = self.noise_interval_
         rows = [
-            [name, f"{weight:.0%}", float(separation)]
+            [name, percent(weight), float(separation)]
             for (name, weight), separation in zip(self.measures_.items(), self._judge.separations, strict=True)
         ]
         title = f"Auditor: noise rate {percent(self.noise_rate_)} ({percent(low)} to {percent(high)})"

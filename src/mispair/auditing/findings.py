@@ -76,7 +76,7 @@ class MeasureSummary(_Frozen):
     separation: float
 
 
-class DecidedRate(_Frozen):
+class NoiseEstimate(_Frozen):
     """The noise rate by decisions of people on pairs that were drawn for it.
 
     Attributes:
@@ -90,6 +90,10 @@ class DecidedRate(_Frozen):
     rate: float
     low: float
     high: float
+
+    @property
+    def half_width(self) -> float:
+        return (self.high - self.low) / 2
 
     @property
     def sentence(self) -> str:
@@ -142,7 +146,7 @@ class AuditSummary(_Frozen):
     close_rate_low: float | None = None
     close_rate_high: float | None = None
     detections: list[Detection] = []
-    decided: DecidedRate | None = None
+    decided: NoiseEstimate | None = None
     nothing_in_common: bool = False
     flag_below: float = MATCH_THRESHOLD
     cuts: list[Cut] = []
@@ -275,7 +279,7 @@ class Findings:
     seen: Bits
     threshold: float = MATCH_THRESHOLD
     by: str | None = None
-    decided: DecidedRate | None = None
+    decided: NoiseEstimate | None = None
 
     def __len__(self) -> int:
         return len(self.source)

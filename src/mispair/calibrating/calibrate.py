@@ -60,10 +60,10 @@ class Calibration:
         return len(self.readable)
 
     def __repr__(self) -> str:
-        rate, low, high = self.view.rates
+        rate, low, high = (percent(share, self.view.high) for share in self.view.rates)
         return (
             f"<Calibration of {', '.join(self.source.columns)}: {int(self.readable.sum()):,} of {len(self):,} pairs, "
-            f"noise rate {rate:.1%} ({low:.1%} to {high:.1%})>"
+            f"noise rate {rate} ({low} to {high})>"
         )
 
     @property
@@ -80,8 +80,10 @@ class Calibration:
     def describe(self, cut: Cut) -> str:
         """A cut in words."""
         return (
-            f"{self.column} >= {cut.least:.4g} keeps {cut.kept:,} pairs, {cut.purity:.1%} of them right "
-            f"({cut.purity_low:.1%} to {cut.purity_high:.1%}), and loses {cut.lost:.1%} of the right ones."
+            f"{self.column} >= {cut.least:.4g} keeps {cut.kept:,} pairs, "
+            f"{percent(cut.purity, cut.purity_high)} of them right "
+            f"({percent(cut.purity_low, cut.purity_high)} to {percent(cut.purity_high)}), and loses "
+            f"{percent(cut.lost)} of the right ones."
         )
 
     def summary(self, cut: Cut | None = None) -> dict[str, Json]:

@@ -13,6 +13,7 @@ from mispair.errors import ConflictError, InvalidValueError
 from mispair.functional.logistic import FloatArray
 from mispair.pairs.edits import Mask
 from mispair.pairs.pairs import IntArray
+from mispair.support.formatting import percent
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,7 @@ class Ranked:
         kept, purities = self.purities
         enough = np.flatnonzero(purities >= purity - 1e-12)
         if not len(enough):
-            best = f"the purest cut, {kept[purities.argmax()]:,} pairs, has {purities.max():.1%}"
+            best = f"the purest cut, {kept[purities.argmax()]:,} pairs, has {percent(purities.max())}"
             raise ConflictError(f"no cut is as pure as {purity}: {best}", where="purity", advice="Ask for less.")
         return self._at(int(kept[enough[-1]]))
 

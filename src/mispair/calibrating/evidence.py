@@ -16,11 +16,13 @@ from scipy.special import ndtri
 from scipy.stats import rankdata, spearmanr
 
 from mispair.auditing.detection import FALSE_ALARMS, Detection
+from mispair.auditing.findings import NoiseEstimate
 from mispair.auditing.scoring.calibration import combine, noise_interval, positive_weights, separated, trust
 from mispair.errors import ConflictError, TooFewError
 from mispair.functional.logistic import FloatArray, logistic, probability
 from mispair.pairs.pairs import MATCH_THRESHOLD, IntArray
-from mispair.reviewing.noise_estimate import FOLDS, LEAST, PRIOR, NoiseEstimate, no_surprise, recalibrate
+from mispair.reviewing.noise_estimate import FOLDS, LEAST, PRIOR, no_surprise, recalibrate
+from mispair.support.formatting import percent
 
 LEAST_PAIRS, LEAST_SHUFFLED = 50, 100
 MOST_SHUFFLED = 100_000  # pairs that are made of the vectors
@@ -390,7 +392,7 @@ def disagreement(views: Sequence[View]) -> str:
     for number, one in enumerate(views):
         for other in views[number + 1 :]:
             if one.low > other.high or other.low > one.high:
-                rates = " and ".join(f"{view.rate:.1%} by {view.evidence}" for view in (one, other))
+                rates = " and ".join(f"{percent(view.rate)} by {view.evidence}" for view in (one, other))
                 return f"The noise rates disagree: {rates}. Checked pairs know what you call wrong; trust these."
     return ""
 

@@ -88,16 +88,7 @@ def render(page: Page) -> str:
 
 @cache
 def _template() -> jinja2.Template:
-    return template("calibrate.html", count=count, pairs=pairs, number=lambda value: f"{value:.4g}", share=_share)
-
-
-def _share(value: float) -> str:
-    """A share with a decimal, because 98 and 99 % of a million pairs differ by much.
-
-    >>> _share(0.9512).replace("\\xa0", " ")
-    '95.1 %'
-    """
-    return f"{100 * value:.1f}\xa0%"
+    return template("calibrate.html", count=count, pairs=pairs, number=lambda value: f"{value:.4g}")
 
 
 def score_histogram(ranked: Ranked) -> tuple[charts.Histogram, float, float]:
@@ -125,7 +116,7 @@ def purity_curve(ranked: Ranked) -> Curve:
     base = float(np.floor(min(purities.min(), 0.999) * 10) / 10)
     steps = round((1 - base) * 10)
     heights = charts.HEIGHT * (1 - (purities - base) / (1 - base))
-    ys = [(charts.HEIGHT * (1 - step / steps), f"{base + step / 10:.0%}") for step in range(steps + 1)]
+    ys = [(charts.HEIGHT * (1 - step / steps), percent(base + step / 10)) for step in range(steps + 1)]
     xs = [(charts.WIDTH * part / 4, f"{total * part / 4:,.0f}") for part in range(0, 5, 2)]
     points = (f"{charts.WIDTH * x / total:.1f},{y:.1f}" for x, y in zip(kept, heights, strict=True))
     return Curve(charts.Axes(1.0, xs, ys), f"M{' L'.join(points)}")

@@ -11,7 +11,7 @@ from tyro.conf import Positional
 from mispair.cli.output import print_json, say, with_flags
 from mispair.errors import ConflictError, ExistsError
 from mispair.support.flags import OrNone
-from mispair.support.formatting import byte_size
+from mispair.support.formatting import byte_size, percent
 
 if TYPE_CHECKING:
     from mispair.pairs.published.catalogue import DataSet
@@ -86,7 +86,7 @@ def data_noise(
     if json:
         print_json({"file": str(out), "kind": kind, "pairs": len(pairs), "noise_ratio": noise_ratio, "mismatch": found})
     else:
-        say(f"{out}: {len(pairs):,} pairs, of which {found:.2%} are now mismatched.")
+        say(f"{out}: {len(pairs):,} pairs, of which {percent(found)} are now mismatched.")
     return 0
 
 

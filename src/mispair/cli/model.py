@@ -16,6 +16,7 @@ from mispair.cli.output import console, print_json, print_table, say
 from mispair.encoders.options import Files
 from mispair.errors import ConfigError
 from mispair.support.flags import OrNone
+from mispair.support.formatting import percent
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -266,8 +267,8 @@ def _load_pairs(matcher: Matcher, split: str, data: str | None, captions_per_ima
     pairs = load_for(matcher, split, data, captions_per_image)
     if unknown := mostly_unknown(pairs.right):
         say(
-            f"Note: {unknown:.0%} of the words of {pairs.name} are not in the model's vocabulary, so its scores for "
-            "these captions mean next to nothing.",
+            f"Note: {percent(unknown)} of the words of {pairs.name} are not in the model's vocabulary, so its scores "
+            "for these captions mean next to nothing.",
             file=sys.stderr,
         )
     return pairs

@@ -26,7 +26,7 @@ from mispair.reviewing.answers import Answer, AnswerKind
 from mispair.reviewing.noise_estimate import ASSUMED_ERROR, LEAST, AnnotatorErrors, Plan
 from mispair.reviewing.page import audit_folder
 from mispair.reviewing.review import PRECISION, RateProgress, Review
-from mispair.support.formatting import beginning, clean, plain
+from mispair.support.formatting import beginning, clean, percent, plain
 from mispair.support.progress import RowProgress, progress
 from mispair.support.thumbnails import thumbnail
 
@@ -98,7 +98,7 @@ class Forecast:
             reached = found is not None and found.half_width <= budget.half_width
             why = "reached already" if reached else f"answers of this annotator do not pay off{within}"
             return f"{width}: {why}; {plan.alone:,} decisions of people suffice."
-        assumed = f"if it errs on {100 * ASSUMED_ERROR:.0f} %"
+        assumed = f"if it errs on {percent(ASSUMED_ERROR)}"
         if progress.errors.both:
             assumed = f"it has erred on {_errors(progress.errors)}"
         cost = f"{self.calls:,} calls now"
@@ -151,8 +151,7 @@ class AnnotationResult:
         if self.progress.errors.both:
             lines.append(f"The annotator has erred on {_errors(self.progress.errors)} that people decided, too.")
         if (found := self.progress.estimate) is not None:
-            ends = f"{100 * found.low:.1f} to {100 * found.high:.1f} %"
-            lines.append(f"Noise rate: {100 * found.rate:.1f} % ({ends}) by {found.decided:,} decisions.")
+            lines.append(found.sentence)
         if self.stopped == "limit":
             lines.append("The limit of money or calls is reached.")
         if self.stopped == "no gain":
@@ -163,7 +162,7 @@ class AnnotationResult:
 def _errors(errors: AnnotatorErrors) -> str:
     low, high = errors.interval
     wrong = errors.false_alarms + errors.misses
-    return f"{wrong:,} of {errors.both:,} pairs ({100 * errors.rate:.0f} %, {100 * low:.0f} to {100 * high:.0f})"
+    return f"{wrong:,} of {errors.both:,} pairs ({percent(errors.rate, high)}, {percent(low, high)} to {percent(high)})"
 
 
 def annotate(

@@ -28,6 +28,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
+from mispair.auditing.findings import NoiseEstimate
 from mispair.functional.logistic import FloatArray, newton, probability
 
 DRAW = 4  # version of the draw: decisions on pairs that were drawn in another way cannot be used
@@ -48,27 +49,6 @@ LEAST = 60  # decisions before an interval is given
 PRIOR = 200  # decisions that the variance expected by the scores counts as
 WIDEST, HALVINGS = 30.0, 24  # of the search for the ends of the interval, in log odds
 NO_ANSWERS: FloatArray = np.empty(0)
-
-
-@dataclass(frozen=True)
-class NoiseEstimate:
-    """A noise rate by decisions.
-
-    Attributes:
-        decided: Decisions that it rests on.
-        rate: Share of mismatched pairs.
-        low: Lower end of its 95 % interval.
-        high: Upper end.
-    """
-
-    decided: int
-    rate: float
-    low: float
-    high: float
-
-    @property
-    def half_width(self) -> float:
-        return (self.high - self.low) / 2
 
 
 @dataclass(frozen=True)
@@ -350,7 +330,7 @@ def no_surprise(
         return at(_first(beyond))[0] if factor else rate
 
     low, middle, high = np.clip([end(1), rate, end(-1)], 0, 1).tolist()
-    return NoiseEstimate(count, middle, min(low, middle), max(middle, high))
+    return NoiseEstimate(decisions=count, rate=middle, low=min(low, middle), high=max(middle, high))
 
 
 def _first(holds: Callable[[float], bool]) -> float:

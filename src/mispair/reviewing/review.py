@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import numpy.typing as npt
 
-from mispair.auditing.findings import AuditSummary, DecidedRate
+from mispair.auditing.findings import AuditSummary, NoiseEstimate
 from mispair.auditing.output_files import SUMMARY
 from mispair.errors import ChangedError, ConflictError, DataError, NotFoundError
 from mispair.functional.logistic import FloatArray
@@ -26,7 +26,6 @@ from mispair.reviewing.noise_estimate import (
     DRAW,
     AnnotatorErrors,
     Draw,
-    NoiseEstimate,
     Plan,
     annotator_errors,
     most_instructive,
@@ -109,7 +108,7 @@ def _each_once(reason: str, shown: Sequence[str]) -> list[str]:
     return [part for part in (reason, *(one for one in shown if f"its {one}" != reason)) if part]
 
 
-def decided_rate(folder: Path) -> DecidedRate | None:
+def decided_rate(folder: Path) -> NoiseEstimate | None:
     """The noise rate by the decisions on the drawn pairs of a reviewed audit, or by those that this audit rests on."""
     review = Review(folder)
     try:
@@ -348,14 +347,9 @@ class Review:
         return float(self.draw.inclusion(place + 1, self.draw.order[place : place + 1])[0])
 
     @property
-    def decided(self) -> DecidedRate | None:
+    def decided(self) -> NoiseEstimate | None:
         """The noise rate by the decisions on drawn pairs; None with too few of them."""
-        found = self.rate().estimate
-        return (
-            None
-            if found is None
-            else DecidedRate(decisions=found.decided, rate=found.rate, low=found.low, high=found.high)
-        )
+        return self.rate().estimate
 
     def advice(self) -> list[str]:
         """What the reviewer should know first: that the noise rate of the audit may be wrong, or is."""

@@ -59,11 +59,14 @@ def percent(share: float, largest: float | None = None) -> str:
 
     >>> [percent(share).replace("\\xa0", " ") for share in (0.388, 0.0388, 0.00038, 0.00001, 0)]
     ['39 %', '3.9 %', '0.04 %', '<0.01 %', '0 %']
+    >>> [percent(share).replace("\\xa0", " ") for share in (0.988, 0.9966, 0.99966, 1)]
+    ['99 %', '99.7 %', '99.97 %', '100 %']
     """
     largest = share if largest is None else largest
     if 0 < share == largest < 0.00005:
         return "<0.01\xa0%"
-    decimals = 0 if largest >= 0.0995 or not share else 1 if largest >= 0.001 else 2
+    rest = 1 - largest if 1 - largest > 0.00005 else 1
+    decimals = 0 if not share else 2 if min(largest, rest) < 0.001 else 1 if largest < 0.0995 or rest < 0.0095 else 0
     return f"{100 * share:.{decimals}f}\xa0%"
 
 

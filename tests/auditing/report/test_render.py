@@ -16,7 +16,7 @@ from PIL import Image
 
 from html_reader import Reader
 from mispair.auditing.cuts import Part
-from mispair.auditing.findings import AuditSummary, DecidedRate, MeasureSummary
+from mispair.auditing.findings import AuditSummary, MeasureSummary, NoiseEstimate
 from mispair.auditing.report import charts
 from mispair.auditing.report.page import Flagged, Item, NearDuplicates, Page, Partner
 from mispair.auditing.report.render import render
@@ -233,7 +233,7 @@ def headline(page: Page) -> str:
             "At most 0.01 % of the pairs have nothing to do with each other.",
         ),
         (
-            {"decided": DecidedRate(decisions=100, rate=0.56, low=0.46, high=0.66)},
+            {"decided": NoiseEstimate(decisions=100, rate=0.56, low=0.46, high=0.66)},
             "By 100 decisions on drawn pairs, 56 % are mismatched (46 % to 66 %).",
         ),
         ({"pairs": 1, "scored": 1, "flagged": 1}, "The only pair is flagged."),

@@ -257,9 +257,10 @@ def test_recorded_training_is_training(method: str, model: str, monkeypatch: pyt
         "warmup_epochs": 2, "dropout": 0.0, "precision": "float32", "lr": 1e-3, "negatives_end": 4, "bank_size": 64,
         "device": "cuda",
     }  # fmt: skip
-    recorded = mispair.fit(tiny_pairs(40), **settings)
+    dev = tiny_pairs(10, seed=1)  # the best networks are saved while the training goes on
+    recorded = mispair.fit(tiny_pairs(40), dev, **settings)
     monkeypatch.setattr(CudaGraphStep, "_record", lambda *_: False)
-    eager = mispair.fit(tiny_pairs(40), **settings)
+    eager = mispair.fit(tiny_pairs(40), dev, **settings)
     for ours, theirs in zip(recorded.networks, eager.networks, strict=True):
         for (name, a), b in zip(ours.named_parameters(), theirs.parameters(), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-2, atol=1e-3, msg=name)

@@ -466,3 +466,14 @@ def test_tiny_and_wrong_inputs() -> None:
         mispair.fit("folder", **SMALL)  # type: ignore[arg-type]
     two = mispair.fit(chosen(tiny_pairs(16), np.array([3, 9])), **SMALL)  # two pairs are the least that works
     assert two.score(tiny_pairs(3).left, ["a"]).shape == (3, 1)
+
+
+def test_weights_stay_where_they_are(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """On a GPU the recorded steps would go on changing the memory where a GRU was before."""
+    settings = config(model="sgr")
+    with Run(tmp_path / "run", settings) as run:
+        trainer = Trainer(settings, tiny_pairs(16), tiny_pairs(6, seed=1), run)
+        monkeypatch.setattr(torch.nn.GRU, "_apply", lambda *_: pytest.fail("a GRU was moved"))
+        trainer.epoch()
+        assert run.best.exists()
+        assert all(net.training for net in trainer.nets)

@@ -74,7 +74,9 @@ class Matcher:
         self.origin = origin
         self.evaluations: dict[str, Evaluation] = {}
         self.models = list(models) or [config.model] * len(networks)
-        self.networks = [network.to(device).eval() for network in networks]
+        # Not moved to the device, even where they are on it: that gives the weights of a GRU another place, and the
+        # recorded steps of a training that goes on would change the old one.
+        self.networks = [network.eval() for network in networks]
 
     def __repr__(self) -> str:
         models = ", ".join(dict.fromkeys(self.models))
@@ -246,7 +248,7 @@ class Matcher:
             there = sum(tensor.numel() * max(4, tensor.element_size()) for tensor in tensors.values())
             if sum(weight_bytes(replace(config, model=model), left, right) for model in models) > there:
                 raise ValueError("its settings are those of larger networks")
-            networks = [build(replace(config, model=model), left, right, seed=0) for model in models]
+            networks = [build(replace(config, model=model), left, right, seed=0).to(where) for model in models]
             origin = _origin(about.get("origin"), tensors)
             for number, network in enumerate(networks):
                 prefix = f"{number}."

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from mispair.auditing.audit import Audit as Audit
     from mispair.auditing.audit import audit as audit
     from mispair.auditing.auditor import Auditor as Auditor
+    from mispair.auditing.keep import keep as keep
     from mispair.calibrating.calibrate import Calibration as Calibration
     from mispair.calibrating.calibrate import calibrate as calibrate
     from mispair.config import Config as Config
@@ -61,6 +62,7 @@ _HOME = {
     "calibrate": "calibrating.calibrate",
     "evaluate_together": "retrieval.matcher",
     "fit": "training.fit",
+    "keep": "auditing.keep",
     "list_encoders": "encoders.encoders",
     "list_methods": "methods",
     "list_models": "models",

@@ -8,6 +8,7 @@ A comment before a block changes how it is run here. It is invisible on the page
     <!-- test: after: CODE -->                Python that runs after it and checks what it made
     <!-- test: file NAME -->                  the block is written to this file
     <!-- test: install -->                    pip installs into the folder of the test
+    <!-- test: needs PACKAGE -->              not run where the package is not installed
     <!-- test: slow -->                       run with -m slow; so are the blocks after it
 
 What is skipped is still checked: its commands and flags must exist.
@@ -15,7 +16,7 @@ What is skipped is still checked: its commands and flags must exist.
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import re
 import shlex
 import shutil
@@ -45,7 +46,7 @@ BENCHMARKS = sorted((ROOT / "benchmarks").glob("bench_*.py"))
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NOTE = re.compile(r"<!-- test: (.*?) -->\s*", re.DOTALL)
 INLINE = re.compile(r"`((?:mispair |make bench-)[^`]+)`", re.DOTALL)
-VERBS = ("skip", "replace", "before", "after", "file", "install", "slow")
+VERBS = ("skip", "replace", "before", "after", "file", "install", "needs", "slow")
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,8 @@ class Block:
 
     @property
     def runs(self) -> bool:
-        return self.language in ("bash", "python") and "skip" not in self.notes
+        there = importlib.util.find_spec(self.notes["needs"]) is not None if "needs" in self.notes else True
+        return self.language in ("bash", "python") and "skip" not in self.notes and there
 
     def text(self) -> str:
         """The code as it is run here."""

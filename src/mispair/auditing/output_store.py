@@ -22,8 +22,8 @@ from mispair.auditing.output_files import AUDIT
 from mispair.auditing.scoring.scan import Shard
 from mispair.encoders.cache import cache_folder
 from mispair.errors import ChangedError, DamagedError, DataError, ExistsError, MispairError
-from mispair.pairs.remote import Store, name_of, short_hash, url_of
-from mispair.support.files import Json, sha256_of, write_atomically
+from mispair.pairs.remote import Store, name_of, url_of
+from mispair.support.files import Json, sha256_of, short_hash, write_atomically
 from mispair.support.owned_folder import LOCK, WORK, Mark, acquire, read_mark
 
 SHARED = (ITEMS, LEARNED)  # what all shards of an audit need, in the order in which it is made

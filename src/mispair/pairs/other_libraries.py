@@ -19,6 +19,8 @@ def as_vectors(values: Any) -> Any:
         values = values.to_numpy()
         if values.dtype == object:  # a column of lists
             values = list(values)
+    if library == "datasets":  # a column
+        values = list(values)
     if isinstance(values, list | tuple):
         try:
             return np.array(values, dtype=np.float32)

@@ -9,7 +9,6 @@ all files whose names begin with its own.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import re
@@ -32,7 +31,7 @@ from mispair.errors import (
     WriteError,
 )
 from mispair.support.extras import install_command
-from mispair.support.files import replacing
+from mispair.support.files import replacing, short_hash
 
 RANGE = 1 << 23  # bytes fetched at a time
 TIMEOUT = 60.0  # seconds without an answer
@@ -130,11 +129,6 @@ def find_copy(url: str, version: str, folder: Path) -> Path:
 
 def _changed(url: str) -> ChangedError:
     return ChangedError("the data changed while it was fetched", where=url, advice="Run the same command again.")
-
-
-def short_hash(text: str) -> str:
-    """A name for what a text describes."""
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 class Store:

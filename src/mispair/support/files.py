@@ -141,6 +141,11 @@ def sha256_of(path: str | Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def short_hash(text: str) -> str:
+    """A name for what a text describes."""
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
 def _sync_folder(folder: Path) -> None:
     """Make a rename durable, where the file system can."""
     with contextlib.suppress(OSError):

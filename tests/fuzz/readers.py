@@ -104,7 +104,7 @@ def _open_captions(path: Path, images: Path) -> None:
 
 def _open_input(path: Path) -> None:
     """A folder of vectors, to their values."""
-    source = AuditInput(path).open(None, "cpu", None)
+    source = AuditInput(path).open("cpu")
     source.left.gather(np.arange(len(source)))
     source.id_column(0, len(source))
 

@@ -68,7 +68,8 @@ def write_audit_of(
         table[f"suggested_{side}"] = pyarrow.array([partners.get(row) for row in range(len(ids))], pyarrow.string())
         scores = [0.95 if row in partners else None for row in range(len(ids))]
         table[f"suggested_{side}_score"] = pyarrow.array(scores, pyarrow.float32())
-    if (pairs := data.open_raw()) is not None:
+    if data.is_raw:
+        pairs = data.open()
         table |= pairs.item_columns(0, len(pairs))
     places = {name: [str(path), "0"] for name in PLACES if (path := getattr(data, name)) is not None}
     images = str(data.images) if data.images else None

@@ -140,8 +140,7 @@ def test_people_come_before_the_audit(audited: Path, tmp_path: Path) -> None:
         ("kept", "ana"), ("re-paired", "ana"), ("rewritten", "ana"), ("dropped", "audit"),
     ]  # fmt: skip
     assert told[ids[8]] == ("dropped", "a person")
-    again = AuditInput(tmp_path / "mended" / "photos.csv", images=read_input(audited).images).open_raw()
-    assert again is not None
+    again = AuditInput(tmp_path / "mended" / "photos.csv", images=read_input(audited).images).open()
     assert again.texts()[:2] == ["caption 0; of a dog", "caption 9; of a dog"]
 
 
@@ -276,7 +275,7 @@ def test_decisions_on_pairs_that_are_gone_do_not_count(
     lines = [line for line in path.read_text().splitlines() if not line.startswith(("8.png", "10.png"))]
     path.write_text("\n".join([lines[0], "0.png;a new one;shop", *lines[1:]]) + "\n")
     assert check_decided(audited, data, "") == {"8.png#0", "10.png#0"}
-    found = data.open_raw()
+    found = data.open()
     assert found is not None
     again = write_audit_of(tmp_path / "again", data, found.ids(), [2])
     changes = compare(audited, again)
@@ -308,8 +307,7 @@ def test_every_layout_comes_out_as_decided(layout: str, tmp_path: Path) -> None:
     path = LAYOUTS[layout](tmp_path / "data")
     photos = path.parent / "photos"
     data = AuditInput(path, images=photos if path.is_file() and photos.is_dir() else None)
-    pairs = data.open_raw()
-    assert pairs is not None
+    pairs = data.open()
     before, ids = triples(pairs), pairs.ids()
     audit = write_audit_of(tmp_path / "audit", data, ids, [0, 5])
     decisions = Decisions(audit / FILE)
@@ -319,8 +317,7 @@ def test_every_layout_comes_out_as_decided(layout: str, tmp_path: Path) -> None:
     assert export(audit, tmp_path / "out").counts == {"dropped": 1, "re-paired": 2, "rewritten": 1, "kept": 2}
     assert AuditedData(audit).takes_captions
     place = tmp_path / "out" if path.is_dir() else tmp_path / "out" / path.name
-    again = AuditInput(place, images=data.images).open_raw()
-    assert again is not None
+    again = AuditInput(place, images=data.images).open()
     wanted = [(1, before[4][1]), (5, before[2][1]), (3, "a new one"), (4, before[4][1]), (5, before[5][1])]
     assert sorted(triples(again)) == sorted((before[row][0], text) for row, text in wanted)
 
@@ -349,16 +346,16 @@ def test_every_layout_of_vectors_comes_out_as_decided(
     rng = np.random.default_rng(0)
     vectors = (rng.standard_normal((COUNT, 3)).astype(np.float32), rng.standard_normal((COUNT, 2)).astype(np.float32))
     data = write_vectors(layout, tmp_path / "data", vectors)
-    ids = data.open(None, "cpu").ids(range(COUNT))
+    ids = data.open("cpu").ids(range(COUNT))
     audit = write_audit_of(tmp_path / "audit", data, ids, [0, 5])
     decisions = Decisions(audit / FILE)
     decisions.add([Decision(ids[1], Verdict.REPAIR, "right", ids[4]), Decision(ids[2], Verdict.REPAIR, "left", ids[5])])
     decisions.close()
     assert export(audit, tmp_path / "out").counts == {"dropped": 2, "re-paired": 2, "kept": COUNT - 4}
     if layout == "arrays":
-        again = AuditInput(left=tmp_path / "out/left.npy", right=tmp_path / "out/right.npy").open(None, "cpu")
+        again = AuditInput(left=tmp_path / "out/left.npy", right=tmp_path / "out/right.npy").open("cpu")
     else:
-        again = AuditInput(tmp_path / "out").open(None, "cpu")
+        again = AuditInput(tmp_path / "out").open("cpu")
     left, right = [1, 5, 3, 4, *range(6, COUNT)], [4, 2, 3, 4, *range(6, COUNT)]
     for found, values, rows in zip(again.block(0, len(again)), vectors, (left, right), strict=True):
         np.testing.assert_array_equal(found, values[rows])
@@ -381,7 +378,7 @@ def test_features_of_regions_come_out_as_decided(tmp_path: Path) -> None:
     np.save(tmp_path / "data/train_ims.npy", features)
     (tmp_path / "data/train_caps.txt").write_text("".join(f"caption {row}\n" for row in range(12)))
     data = AuditInput(tmp_path / "data", split="train")
-    ids = data.open(None, "cpu").ids(range(12))
+    ids = data.open("cpu").ids(range(12))
     audit = write_audit_of(tmp_path / "audit", data, ids, [0])
     decisions = Decisions(audit / FILE)
     decisions.add([Decision(ids[2], Verdict.REPAIR, "right", ids[9]), Decision(ids[4], Verdict.REPAIR, "left", ids[6])])

@@ -91,7 +91,7 @@ def regions(folder: Path) -> AuditInput:
 
 
 def audited(data: AuditInput, out: Path) -> tuple[Path, list[str]]:
-    ids = data.open(None, "cpu").ids(range(COUNT))
+    ids = data.open("cpu").ids(range(COUNT))
     return write_audit_of(out, data, ids, FLAGGED), ids
 
 
@@ -189,7 +189,7 @@ def test_captions_of_an_image_stand_together_with_their_scores(tmp_path: Path) -
     found = found_scores(mispair.load(folder), tmp_path / "run" / AUDITED[0])
     wanted = {(row // 2 * 2, text): score for (row, text), score in expected().items() if text != "caption 7"}
     assert found == pytest.approx(wanted | {(6, "a new one"): 1})
-    source = data.open(None, "cpu")
+    source = data.open("cpu")
     assert (np.diff(source.order(read_review(audit).edits_with_unmatched)) < 0).any()  # it was no accident
 
 

@@ -107,7 +107,7 @@ def audit_path(
         DataError: The data cannot be audited, or a folder cannot be used.
     """
     data.check()
-    raw = data.open_raw()
+    raw = data.open() if data.is_raw else None
     if raw is not None and settings.engine is not None:
         raise ConflictError("images and captions", where="engine", expected="vectors", advice=ENCODE)
     copies = {kind: place for kind, place in (("clean", clean), ("mended", mended)) if place is not None}
@@ -124,7 +124,7 @@ def audit_path(
             missing = {kind: place for kind, place in copies.items() if not is_copied(place, {**request, "copy": kind})}
             _check_copies(data, raw, missing, out, overwrite=False)
             if missing or tools:
-                source = data.open(raw, settings.device, console)
+                source = data.encoded(raw or data.open(settings.device), settings.device, console)
                 _write_copies(source, out, missing, request)
                 _export(source, out, tools)
             return summary
@@ -133,7 +133,7 @@ def audit_path(
             check_rows(raw, settings)
         elif data.source is not None:
             check_as_encoded(data.source)
-        source = data.open(raw, settings.device, console)
+        source = data.encoded(raw or data.open(settings.device), settings.device, console)
         for place in copies.values():
             check_copy(source, place, overwrite)
         audit = _audit(folder, source, settings, console, command)
@@ -153,10 +153,10 @@ def audit_shard(data: AuditInput, out: Path, settings: Settings, shard: Shard, c
         DataError: The data cannot be audited, or the folder cannot be used.
     """
     data.check()
-    if data.open_raw() is not None:
+    if data.is_raw:
         raise ConflictError("images and captions", where="shard", expected="vectors", advice=ENCODE)
     request = _request(data, None, settings, [out])
-    source = data.open(None, settings.device, console)
+    source = data.open(settings.device)
     check(source, settings)
     url = url_of(out)
     if url is not None:
@@ -231,7 +231,7 @@ def merge_shards(out: Path, device: str = "auto", *, cache: Path | None = None, 
         joint=request.joint, device=device, flag_below=request.flag_below, keep_best=request.keep_best, by=request.by
     )
     if not mark.finished:
-        rows = len(data.open(None, device, None))
+        rows = len(data.open(device))
         if store is not None:
             with store.owned():
                 store.fetch(mark.request)

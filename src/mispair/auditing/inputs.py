@@ -16,8 +16,7 @@ from mispair.encoders.cache import FETCHED, cache_folder, writable_cache
 from mispair.encoders.encode import Encoders, encode
 from mispair.errors import ConflictError, NotFoundError
 from mispair.pairs.layouts.arrays import from_memory, from_pairs, open_arrays
-from mispair.pairs.layouts.datacomp import find_datacomp, open_datacomp
-from mispair.pairs.layouts.opening import is_raw_folder, open_raw, open_source
+from mispair.pairs.layouts.opening import is_raw, open_raw, open_source
 from mispair.pairs.layouts.table import open_table_given
 from mispair.pairs.origin import Origin, check_as_encoded
 from mispair.pairs.other_libraries import as_pairs, as_table, as_vectors
@@ -94,51 +93,37 @@ class AuditInput(InputOptions):
     @property
     def is_raw(self) -> bool:
         """Whether these are images and captions, which are encoded first."""
-        source = self.source
-        if source is None or self.is_run or str(source) == "shapes":
-            return False
-        return not source.is_dir() or is_raw_folder(source)
+        return self.source is not None and not self.is_run and is_raw(self.source)
 
-    def open_raw(self) -> Source | None:
-        """The images and captions, of which nothing is encoded yet; None where these are vectors.
-
-        Raises:
-            DataError: They cannot be read.
-        """
-        if not self.is_raw:
-            return None
-        assert self.source is not None
-        return open_raw(self.source, self.images, self.columns, allow_outside=self.allow_outside)
-
-    def open(self, raw: Source | None, device: str, console: Console | None = None) -> Source:
-        """Opens the pairs; images and captions are encoded.
+    def open(self, device: str = "auto") -> Source:
+        """Opens the pairs; images and captions are not encoded yet.
 
         Args:
-            raw: What `open_raw` returned.
-            device: Where encoders and networks run.
-            console: Where to show progress.
+            device: Where the networks of a training run run.
 
         Raises:
             ConfigError: Images are given, but nothing says which image belongs to which pair.
             DataError: The data cannot be read.
         """
-        if raw is not None:
-            return encoded(raw, replace(self.encoders, device=device), self.cache, console)
-        source = self._open(device)
+        if self.source is None:
+            assert self.left is not None
+            assert self.right is not None
+            source = open_arrays(self.left, self.right, self.ids, self.images, self.columns)
+        elif self.is_run:
+            source = from_run(self.source, device, self.images)
+        elif self.is_raw:
+            source = open_raw(self.source, self.images, self.columns, allow_outside=self.allow_outside)
+        else:
+            source = open_source(self.source, self.images, self.split, self.vectors)
         if self.images is not None and not source.has_images:
             raise _unused_images(source)
         return source
 
-    def _open(self, device: str) -> Source:
-        if self.source is None:
-            assert self.left is not None
-            assert self.right is not None
-            return open_arrays(self.left, self.right, self.ids, self.images, self.columns)
-        if self.is_run:
-            return from_run(self.source, device, self.images)
-        if find_datacomp(self.source):
-            return open_datacomp(self.source, self.vectors)
-        return open_source(self.source, self.images, self.split)
+    def encoded(self, source: Source, device: str, console: Console | None = None) -> Source:
+        """The opened pairs with vectors; images and captions are encoded."""
+        if source.is_encoded:
+            return source
+        return encoded(source, replace(self.encoders, device=device), self.cache, console)
 
 
 def encoded(pairs: Source, encoders: Encoders, cache: Path | None = None, console: Console | None = None) -> Source:
@@ -184,12 +169,12 @@ def open_given(
         data = replace(data, source=one) if other is None else replace(data, left=one, right=other, ids=table)
         data = data.fetched()
         data.check()
-        raw = data.open_raw()
-        if raw is not None:
-            check(raw)
-        elif data.source is not None:
+        if data.source is not None and not data.is_raw:
             check_as_encoded(data.source)
-        return data.open(raw, device)
+        source = data.open(device)
+        if not source.is_encoded:
+            check(source)
+        return data.encoded(source, device)
     encoders = replace(data.encoders, device=device)
     if isinstance(left, Pairs):
         if any(part is not None for part in (right, ids, groups, texts)):

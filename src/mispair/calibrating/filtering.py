@@ -62,7 +62,7 @@ def open_scored(path: Path, score: str | None = None) -> Scored:
         match = AuditColumns.read(path).match_score.astype(np.float64)
         summary = AuditSummary.read(path / SUMMARY)
         rate = summary.noise_rate, summary.noise_rate_low, summary.noise_rate_high
-        found = Scored(open_audited(reviewed.data, reviewed.table, "auto", None), match, match, rate)
+        found = Scored(open_audited(reviewed.data, reviewed.table, "auto"), match, match, rate)
     elif path.exists():
         if score is None:
             expected = "the column to cut, or the folder of a calibration or an audit"

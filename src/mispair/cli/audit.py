@@ -222,9 +222,9 @@ def _forecast(data: AuditInput, settings: Settings, json: bool) -> int:
     from mispair.auditing.forecast import forecast
 
     data.check()
-    if data.open_raw() is not None:
+    if data.is_raw:
         raise ConflictError("images and captions", where="dry_run", expected="vectors", advice=ENCODE)
-    found = forecast(data.open(None, settings.device, console()), settings)
+    found = forecast(data.open(settings.device), settings)
     if json:
         print_json(asdict(found))
     else:

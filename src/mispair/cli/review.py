@@ -205,9 +205,7 @@ def export(
     """
     from mispair.reviewing.export import export as export_set
 
-    done = export_set(
-        out, to, policy=policy, mend=mend, overwrite=overwrite, images=images, device=device, console=console()
-    )
+    done = export_set(out, to, policy=policy, mend=mend, overwrite=overwrite, images=images, device=device)
     if json:
         print_json({"folder": str(done.folder), **done.counts})
     else:

@@ -93,12 +93,12 @@ class AuditedData:
                 return None
             from mispair.auditing.folder import read_input  # takes a second, and most data sets do without it
 
-            pairs = read_input(self._audit).open_raw()
+            data = read_input(self._audit)
+            pairs = data.open() if data.is_raw else None
         except (MispairError, OSError):  # the data is not there any more
             return None
-        if pairs is None or not pairs.inside:
-            return None
-        return pairs if self._is_audited(pairs) else None  # else the image of a row would be that of another pair
+        # In other data the image of a row would be that of another pair.
+        return pairs if pairs is not None and pairs.inside and self._is_audited(pairs) else None
 
     @cached_property
     def takes_captions(self) -> bool:

@@ -36,7 +36,6 @@ from mispair.support.owned_folder import check_unchanged
 
 if TYPE_CHECKING:
     import pyarrow
-    from rich.console import Console
 
 Policy = Literal["flagged", "decided"]
 
@@ -63,7 +62,6 @@ def export(
     overwrite: bool = False,
     images: Path | None = None,
     device: str = "auto",
-    console: Console | None = None,
 ) -> Exported:
     """Writes the audited data set as it is after the decisions, with a manifest of what became of each pair.
 
@@ -78,7 +76,6 @@ def export(
         overwrite: Replace an earlier copy there.
         images: Folder of the images, if they have been moved since the audit.
         device: Where encoders and networks run, if they are needed to open the data.
-        console: Where to show progress.
 
     Raises:
         DataError: The folder holds no audit, its input has changed or is gone, or the copy cannot be written.
@@ -87,7 +84,7 @@ def export(
     request: dict[str, Json] = {**found.request, "policy": policy, "mend": mend}
     if not overwrite and is_copied(to, request):  # by a run that was killed before it could say so, or long ago
         return Exported(to, _counts(to / MANIFEST))
-    source = open_audited(found.data, found.table, device, console)
+    source = open_audited(found.data, found.table, device)
     if not source.is_encoded:
         check_place(source.owns, found.data.source, source.files, to, overwrite)
     edits, manifest = plan(found.table, source, found.decisions, policy=policy, mend=mend)
@@ -143,14 +140,13 @@ def read_reviewed(audit: Path, images: Path | None = None) -> Reviewed:
     return Reviewed(data, _read_table(audit / TABLE), decisions, request)
 
 
-def open_audited(data: AuditInput, table: pyarrow.Table, device: str, console: Console | None) -> Source:
+def open_audited(data: AuditInput, table: pyarrow.Table, device: str) -> Source:
     """The audited pairs; images and captions are not encoded.
 
     Raises:
         DataError: The data is not the one of the table.
     """
-    raw = data.open_raw()
-    source = data.open(None, device, console) if raw is None else raw
+    source = data.open(device)
     known = {name: column for name, column in known_columns(source).items() if name in table.schema.names}
     if not all(_equal(table.column(name), column) for name, column in known.items()):
         raise DataError(f"{source.name}: the data is not the one that was audited; audit it again.")

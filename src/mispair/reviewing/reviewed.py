@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,9 +20,6 @@ from mispair.reviewing.decisions import Verdict
 from mispair.reviewing.export import first_rows, open_audited, plan, read_reviewed
 from mispair.support.files import Json
 from mispair.support.owned_folder import read_mark
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 
 @dataclass(frozen=True)
@@ -101,23 +97,20 @@ def is_audit(folder: Path) -> bool:
     return read_mark(folder, AUDIT) is not None
 
 
-def read_review(
-    audit: Path, images: Path | None = None, device: str = "auto", console: Console | None = None
-) -> ReviewedPairs:
+def read_review(audit: Path, images: Path | None = None, device: str = "auto") -> ReviewedPairs:
     """Reads an audit and the decisions on it.
 
     Args:
         audit: The output of the audit.
         images: Folder of the images, if they have been moved since.
         device: Where networks run, if they are needed to open the data.
-        console: Where to show progress.
 
     Raises:
         DataError: The folder holds no audit, or its input has changed or is gone.
     """
     found = read_reviewed(audit, images)
     data = found.data
-    pairs = open_audited(data, found.table, device, console)
+    pairs = open_audited(data, found.table, device)
     if data.is_run:
         raise DataError(
             f"{audit}: this is an audit of the training pairs of {data.source}, by its networks; audit the data itself "

@@ -131,9 +131,7 @@ def train_from_files(
         check_method(config, given)
         pick_device(config.device)
         ranks.by_first(lambda: check_place(out))
-        work = (
-            _open_review(source, files, config, console) if is_audit(source) else _open(source, files, config, console)
-        )
+        work = _open_review(source, files, config) if is_audit(source) else _open(source, files, config)
         if work is None:
             ranks.by_first(lambda: _check_same(out, {}))
             model = _model_for(config, given, source, grid=False)
@@ -148,21 +146,19 @@ def train_from_files(
         return train_and_test(config, out, console, given)
 
 
-def _open(source: Path, files: Files, config: Config, console: Console | None) -> Work | None:
+def _open(source: Path, files: Files, config: Config) -> Work | None:
     """What `mispair audit` reads; None for a data set that training reads as it is."""
     data = AuditInput(source=source, **{field.name: getattr(files, field.name) for field in fields(FileOptions)})
     data.check()
-    pairs: Source | None = data.open_raw()
-    if pairs is None:
+    if not data.is_raw:
         _check_no_encoding(source, files)
         if loading.is_data_set(source):
             _check_no_splits(source, files)
             return None
-        pairs = data.open(None, config.device, console)
-    return Work(source, files, data, pairs)
+    return Work(source, files, data, data.open(config.device))
 
 
-def _open_review(source: Path, files: Files, config: Config, console: Console | None) -> Work:
+def _open_review(source: Path, files: Files, config: Config) -> Work:
     """Audited pairs as the decisions leave them.
 
     A method that makes use of flagged pairs gets what is left unmatched as such; others train without it.
@@ -170,7 +166,7 @@ def _open_review(source: Path, files: Files, config: Config, console: Console | 
     if files.columns:
         what = f"names of columns, but the audit {source} knows its columns"
         raise ConflictError(what, where="columns", advice="Leave them out.")
-    review = read_review(source, files.images, config.device, console)
+    review = read_review(source, files.images, config.device)
     edits = review.edits_with_unmatched if methods.select(config).audits else review.edits
     audited = review.data.encoders
     image_model = (files.image_model == IMAGE_MODEL and audited.image_model) or files.image_model
@@ -281,8 +277,7 @@ def _write_features(
         place = writable_cache(files.cache)
         encode_regions(pairs, features, encoder, place, pca=files.pca, splits=work.splits, console=console)
         return
-    encoded = pairs if pairs.is_encoded else work.data.open(pairs, config.device, console)
-    write_vectors(encoded, features, work.splits, request)
+    write_vectors(work.data.encoded(pairs, config.device, console), features, work.splits, request)
 
 
 @contextmanager

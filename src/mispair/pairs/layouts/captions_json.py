@@ -22,13 +22,13 @@ _EXPECTED = (
 )
 
 
-def open_json(path: Path, images: Path) -> ImageFiles:
-    """The pairs of a JSON file, of which all splits are read.
+def open_json(path: Path, images: Path | None = None) -> ImageFiles:
+    """The pairs of a JSON file, of which all splits are read; images beside it by default.
 
     Either `{"images": [{"id", "file_name"}], "annotations": [{"id", "image_id", "caption"}]}`, or
     `{"images": [{"filename", "filepath", "sentences": [{"raw", "sentid"}]}]}`.
     """
-    content = _read(path)
+    content, images = _read(path), images or path.parent
     if "annotations" in content:
         return CocoCaptions(path, content, images)
     if not any("sentences" in image for image in _entries(path, content, "images")):

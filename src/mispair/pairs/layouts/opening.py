@@ -13,8 +13,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 from mispair.errors import ConflictError, DamagedError, NotFoundError, TooFewError
 from mispair.pairs.layouts import loading
@@ -22,18 +24,44 @@ from mispair.pairs.layouts.arrays import image_places
 from mispair.pairs.layouts.captions_json import open_json
 from mispair.pairs.layouts.clip_retrieval import is_embedding_folder, open_clip
 from mispair.pairs.layouts.copies import MANIFEST
-from mispair.pairs.layouts.datacomp import find_datacomp
+from mispair.pairs.layouts.datacomp import find_datacomp, open_datacomp
 from mispair.pairs.layouts.image_folder import METADATA, JsonLines, TextFiles
 from mispair.pairs.layouts.precomp import open_precomp
-from mispair.pairs.layouts.table import open_pairs
+from mispair.pairs.layouts.table import open_files
 from mispair.pairs.layouts.tars import Tars, check_unpacked
 from mispair.pairs.source import Source
-from mispair.pairs.tables import IMAGE_SUFFIXES, SETTINGS, Roles, open_table
+from mispair.pairs.tables import IMAGE_SUFFIXES, SETTINGS, Roles
 from mispair.support.files import unreadable
 
-_TABLES = (".csv", ".tsv", ".txt", ".psv", ".parquet", ".pq")
-_LINES = (".jsonl", ".ndjson")
-_ALONE = (".csv", ".tsv", ".psv", ".json", *_LINES)  # may be the one table of a folder
+
+class Layout(NamedTuple):
+    """A way in which people store images and captions.
+
+    Attributes:
+        open: Opens files, given the folder that they were found in (None for a single file), the folder that the image
+            paths start from (None for their own), and the columns without usual names.
+        suffixes: Endings of the files.
+        found: Patterns that find the files in a folder; without one, a folder may only have a single file.
+        has_columns: Whether columns can be named.
+    """
+
+    open: Callable[[list[Path], Path | None, Path | None, Roles], Source]
+    suffixes: tuple[str, ...]
+    found: tuple[str, ...] = ()
+    has_columns: bool = True
+
+
+LAYOUTS = (
+    Layout(JsonLines, (".jsonl", ".ndjson"), (f"**/{METADATA}",)),
+    Layout(lambda files, root, *_: Tars(files, root), (".tar",), ("*.tar", "**/*.tar"), has_columns=False),
+    Layout(open_files, (".parquet", ".pq"), ("**/*.parquet",)),
+    Layout(open_files, (".csv", ".tsv", ".psv", ".txt")),
+    Layout(lambda files, _, images, __: open_json(files[0], images), (".json",), has_columns=False),
+)
+TEXTS = Layout(lambda files, _, images, __: TextFiles(files[0], images), (), has_columns=False)
+_BY_SUFFIX = {suffix: layout for layout in LAYOUTS for suffix in layout.suffixes}
+_ALONE = (".csv", ".tsv", ".psv", ".json", ".jsonl", ".ndjson")  # may be the one table of a folder
+_INSIDE = (".txt", ".tar", ".parquet", ".jsonl", ".ndjson", *IMAGE_SUFFIXES)
 
 
 def open_raw(
@@ -57,7 +85,11 @@ def open_raw(
         expected = "`images`, the folder that the image paths start from"
         raise NotFoundError("no such folder", where=images, expected=expected)
     try:
-        pairs = _open_folder(path, images, columns or {}) if path.is_dir() else _open_file(path, images, columns or {})
+        layout, files, root = _recognise(path)
+        if columns and not layout.has_columns:
+            what = f"{' and '.join(SETTINGS[role] for role in columns)} cannot be used: not a table"
+            raise ConflictError(what, where=path, advice="Leave them out.")
+        pairs = layout.open(files, root, images, columns or {})
     except OSError as error:
         raise unreadable(error.filename or path, error) from None
     if not any(pairs.texts()):
@@ -66,56 +98,36 @@ def open_raw(
     return pairs
 
 
-def is_raw_folder(folder: Path) -> bool:
-    """Whether a folder holds images and captions rather than vectors or features."""
-    if find_datacomp(folder) or loading.recognised(folder) or any(folder.glob("*.npy")):
+def is_raw(path: Path) -> bool:
+    """Whether these are images and captions rather than vectors or features."""
+    if not path.is_dir():
+        return str(path) != loading.SHAPES
+    if find_datacomp(path) or loading.recognised(path) or any(path.glob("*.npy")):
         return False
-    known = (".txt", ".tar", ".parquet", *_LINES, *IMAGE_SUFFIXES)
-    return any(path.suffix.lower() in known for path in folder.rglob("*")) or _only_table(folder) is not None
+    return any(file.suffix.lower() in _INSIDE for file in path.rglob("*")) or _only_table(path) is not None
 
 
-def _open_file(path: Path, images: Path | None, columns: Roles) -> Source:
+def _recognise(path: Path) -> tuple[Layout, list[Path], Path | None]:
+    """The layout, its files and the folder that they were found in; None for a single file."""
+    if path.is_dir():
+        for layout in LAYOUTS:
+            if files := next(filter(None, (sorted(path.glob(pattern)) for pattern in layout.found)), None):
+                return layout, files, path
+        table = _only_table(path)
+        return (TEXTS, [path], path) if table is None else _recognise(table)
     if not path.is_file():
         raise DamagedError("neither a file nor a folder", where=path)
     if not path.stat().st_size:
         raise DamagedError("the file is empty", where=path, expected="pairs of an image and a caption")
-    folder = images or path.parent
     check_unpacked(path)
-    match path.suffix.lower():
-        case ".json":
-            _check_no_columns(path, columns)
-            return open_json(path, folder)
-        case ".tar":
-            _check_no_columns(path, columns)
-            return Tars([path], None)
-        case suffix if suffix in _LINES:
-            return JsonLines([path], None, folder, columns)
-        case suffix if suffix in _TABLES:
-            return open_pairs(open_table(path, columns=columns, lenient=True), folder)
-    raise DamagedError(
-        "a file of an unknown kind",
-        where=path,
-        expected="a table (.csv, .tsv, .txt or .parquet), a COCO or Karpathy .json, lines in JSON (.jsonl), a .tar, or "
-        "a folder of these or of images and text files",
-    )
-
-
-def _open_folder(path: Path, images: Path | None, columns: Roles) -> Source:
-    lines = sorted(path.rglob(METADATA))
-    if lines:
-        return JsonLines(lines, path, images, columns)
-    tars = sorted(path.glob("*.tar")) or sorted(path.rglob("*.tar"))
-    if tars:
-        _check_no_columns(path, columns)
-        return Tars(tars, path)
-    tables = sorted(path.rglob("*.parquet"))
-    if tables:
-        return open_pairs(open_table(*tables, columns=columns), images or path, path)
-    table = _only_table(path)
-    if table is not None:
-        return _open_file(table, images, columns)
-    _check_no_columns(path, columns)
-    return TextFiles(path, images)
+    if (known := _BY_SUFFIX.get(path.suffix.lower())) is None:
+        raise DamagedError(
+            "a file of an unknown kind",
+            where=path,
+            expected="a table (.csv, .tsv, .txt or .parquet), a COCO or Karpathy .json, lines in JSON (.jsonl), a "
+            ".tar, or a folder of these or of images and text files",
+        )
+    return known, [path], None
 
 
 def _only_table(folder: Path) -> Path | None:
@@ -125,24 +137,23 @@ def _only_table(folder: Path) -> Path | None:
     return tables[0] if len(tables) == 1 and not any(folder.rglob("*.txt")) else None
 
 
-def _check_no_columns(path: Path, columns: Roles) -> None:
-    if columns:
-        what = f"{' and '.join(SETTINGS[role] for role in columns)} cannot be used: not a table"
-        raise ConflictError(what, where=path, advice="Leave them out.")
-
-
-def open_source(folder: str | Path, images: str | Path | None = None, split: str | None = None) -> Source:
-    """Open a folder to be audited.
+def open_source(
+    folder: str | Path, images: str | Path | None = None, split: str | None = None, vectors: str | None = None
+) -> Source:
+    """Open a folder of vectors or features to be audited.
 
     Args:
-        folder: In the clip-retrieval or in the SCAN layout, or "shapes".
+        folder: In the clip-retrieval, the SCAN or DataComp's layout, or "shapes".
         images: Folder that the image paths of the table are relative to. By default they are looked for in the folder
             itself, in its `images` folder and in the working directory.
         split: Which part of a folder that has train, dev and test inside; train by default.
+        vectors: Which vectors of DataComp; those of the better model by default.
 
     Raises:
         DataError: It is no such folder, or its files do not belong together.
     """
+    if find_datacomp(Path(folder)):
+        return open_datacomp(Path(folder), vectors)
     root = loading.find_folder(folder)
     kind = loading.layout(root)
     whole = is_embedding_folder(root)

@@ -6,6 +6,7 @@ The images are paths, or they are in the table itself: bytes, or `{"bytes", "pat
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from mispair.pairs.other_libraries import as_table
 from mispair.pairs.pairs import IntArray
 from mispair.pairs.row_ids import RowIds, Texts, from_table, id_column, numbers
 from mispair.pairs.source import ImageFiles, Source
-from mispair.pairs.tables import Roles, Table, TablePart
+from mispair.pairs.tables import Roles, Table, TablePart, open_table
 from mispair.support.files import read_regular
 
 _CAPTION_NUMBER = re.compile(r"#\d+$")  # behind the names of images in Flickr8k.token.txt, which has no header
@@ -39,6 +40,12 @@ def open_pairs(table: Table, images: Path, root: Path | None = None) -> Source:
     copies = TableCopies(table, (image,) if group is None else (image, group), caption, root)
     kind = _EmbeddedImages if copies.embedded else _ImagePaths
     return kind(copies, image, caption, images)
+
+
+def open_files(paths: Sequence[Path], root: Path | None, images: Path | None, columns: Roles) -> Source:
+    """The pairs of a table in files; see `opening.Layout`."""
+    table = open_table(*paths, columns=columns, lenient=root is None)
+    return open_pairs(table, images or root or paths[0].parent, root)
 
 
 def open_table_given(table: Any, images: str | Path | None, columns: Roles) -> Source:

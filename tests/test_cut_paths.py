@@ -14,6 +14,7 @@ import pytest
 
 import mispair
 from audit_cases import make_case, write_clip
+from audited import columns_after
 from mispair.auditing.audit import Settings
 from mispair.auditing.folder import audit_path, audit_shard, merge_shards
 from mispair.auditing.inputs import AuditInput
@@ -27,7 +28,6 @@ from mispair.pairs.layouts.copies import MANIFEST
 from mispair.pairs.pairs import Pairs, Vectors, subset, unflagged
 from mispair.reviewing.decisions import FILE, Decision, Decisions, Verdict
 from mispair.reviewing.export import export
-from mispair.reviewing.reviewed import read_review
 from mispair.robust.robust import Robust
 from mispair.training import fit as fit_module
 from mispair.training import from_files as from_files_module
@@ -211,7 +211,7 @@ def decide(audited: Audited) -> tuple[npt.NDArray[np.bool_], list[str]]:
 
 def test_a_review_adds_decisions_to_the_cut(audited: Audited, tmp_path: Path) -> None:
     flagged, kept = decide(audited)
-    found = read_review(audited.out).columns
+    found = columns_after(audited.out)
     np.testing.assert_array_equal(found.flagged, flagged)
     same = flagged == audited.flagged
     np.testing.assert_array_equal(found.match_score[same], audited.match_score[same])

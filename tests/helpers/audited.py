@@ -13,6 +13,8 @@ import pyarrow.parquet
 from mispair.auditing.inputs import AuditInput
 from mispair.auditing.output_files import AUDIT, TABLE
 from mispair.auditing.request import PLACES, Request
+from mispair.pairs.audited import AuditColumns
+from mispair.reviewing.reviewed import Reviewed
 from mispair.support.owned_folder import OwnedFolder
 
 REASONS = ("other items fit either side better", "the two have too little in common")
@@ -46,6 +48,12 @@ def write_audit(folder: Path, count: int = 60, *, images: bool = False) -> Path:
                     suggestions[name].append(value)
     pyarrow.parquet.write_table(pyarrow.table(suggestions), folder / "suggestions.parquet")
     return folder
+
+
+def columns_after(audit: Path) -> AuditColumns:
+    """What an audit says after the decisions of a review."""
+    found = Reviewed.read(audit)
+    return found.columns(found.plan(found.open())[0])
 
 
 def write_audit_of(

@@ -27,7 +27,6 @@ from mispair.pairs.npy import open_array
 from mispair.pairs.source import Source
 from mispair.pairs.tables import open_table
 from mispair.pairs.vocabulary import Vocabulary
-from mispair.reviewing import export
 from mispair.reviewing.decisions import FILE, Decisions
 from mispair.reviewing.transfer import read_decisions
 from mispair.support.owned_folder import check_unchanged
@@ -83,7 +82,6 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "summary of an audit": ("summary.json", AuditSummary.read),
     "table of an audit": ("pairs.parquet", lambda pipe: read_edits(pipe, cast("Source", None), mend=False)),
     "table of an audit that is checked": ("pairs.parquet", _changed),
-    "table of an audit that is exported": ("pairs.parquet", export._read_table),
     "log of a run": ("metrics.jsonl", _run),
     "log of a run that has ended": ("metrics.jsonl", lambda pipe: read_events(pipe.parent, StepEvent)),
     "environment of a run": ("environment.json", lambda pipe: read_environment(pipe.parent)),

@@ -15,7 +15,7 @@ import pytest
 from PIL import Image
 
 import mispair
-from audited import write_audit_of
+from audited import columns_after, write_audit_of
 from layouts import LAYOUTS, triples
 from mispair.auditing.folder import read_input
 from mispair.auditing.inputs import AuditInput
@@ -29,7 +29,7 @@ from mispair.reviewing.compare import check_decided, compare
 from mispair.reviewing.decisions import FILE, Decision, Decisions, Verdict, read_answers, read_current, read_partnered
 from mispair.reviewing.export import export
 from mispair.reviewing.review import Review
-from mispair.reviewing.reviewed import read_review
+from mispair.reviewing.reviewed import Reviewed
 from refusals import refused
 
 COUNT = 12
@@ -91,7 +91,7 @@ def test_of_equal_ids_the_first_is_meant(tmp_path: Path) -> None:
     decisions.close()
     export(audit, tmp_path / "mended", policy="decided")
     np.testing.assert_array_equal(np.load(tmp_path / "mended" / "right.npy"), np.eye(4)[[1, 2, 0]])
-    assert read_review(audit).columns.match_score.tolist() == [0, pytest.approx(0.9), pytest.approx(0.9), 1]
+    assert columns_after(audit).match_score.tolist() == [0, pytest.approx(0.9), pytest.approx(0.9), 1]
 
 
 def test_a_folder_that_cannot_be_written_is_read(
@@ -196,7 +196,7 @@ def test_images_that_have_moved_or_are_gone(audited: Path, tmp_path: Path, capsy
     assert main([*command, "--overwrite"]) == 2
     assert "1 of 12 images that were audited are not there any more, such as 7.png" in capsys.readouterr().err
     with pytest.raises(DataError, match="1 of 12 images"):
-        read_review(audited)
+        Reviewed.read(audited).open()
     assert len(rows(tmp_path / "out")) == 8
 
 

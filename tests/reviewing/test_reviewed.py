@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mispair.auditing.inputs import AuditInput
-from mispair.pairs.audited import AuditColumns
 from mispair.pairs.edits import Edits
-from mispair.pairs.layouts.arrays import from_memory
 from mispair.pairs.pairs import IntArray
-from mispair.reviewing.reviewed import ReviewedPairs
 
 COUNT = 8
 rows = st.lists(st.integers(0, COUNT - 1), min_size=COUNT, max_size=COUNT).map(np.array)
 masks = st.lists(st.booleans(), min_size=COUNT, max_size=COUNT).map(np.array)
-
-
-def reviewed(edits: Edits, groups: IntArray) -> ReviewedPairs:
-    vectors = np.random.default_rng(0).standard_normal((COUNT, 2)).astype(np.float32)
-    pairs = from_memory(vectors, vectors, groups=groups)
-    return ReviewedPairs(
-        AuditInput(), pairs, edits, AuditColumns.of_scores(np.zeros(COUNT, dtype=np.float32)), {}, Counter()
-    )
 
 
 @given(keep=masks, image_from=rows, caption_from=rows, groups=rows, rewritten=st.sets(st.integers(0, COUNT - 1)))
@@ -33,7 +19,7 @@ def test_unmatched_rows_have_what_no_pair_has(
     keep: np.ndarray, image_from: IntArray, caption_from: IntArray, groups: IntArray, rewritten: set[int]
 ) -> None:
     edits = Edits(keep, image_from, caption_from, {row: "new" for row in rewritten if keep[row]})
-    found = reviewed(edits, groups).edits_with_unmatched
+    found = edits.with_unmatched(groups)
     assert found.keep.all()
     assert found.rewritten == edits.rewritten
     using = {"image": keep, "caption": keep & ~np.isin(np.arange(COUNT), list(rewritten))}

@@ -12,7 +12,7 @@ import pyarrow.parquet
 import pytest
 
 import mispair
-from audited import write_audit_of
+from audited import columns_after, write_audit_of
 from mispair.auditing import audit as audit_module
 from mispair.auditing.inputs import AuditInput
 from mispair.auditing.output_files import TABLE
@@ -22,7 +22,7 @@ from mispair.errors import ChangedError, ConflictError, DataError
 from mispair.pairs.audited import AuditColumns
 from mispair.pairs.pairs import Pairs, Tokens
 from mispair.reviewing.decisions import FILE, Decision, Decisions, Verdict
-from mispair.reviewing.reviewed import read_review
+from mispair.reviewing.reviewed import Reviewed
 from mispair.training import from_files as train_module
 from mispair.training.from_files import train_from_files
 from mispair.training.run_folder import AUDITED
@@ -190,7 +190,8 @@ def test_captions_of_an_image_stand_together_with_their_scores(tmp_path: Path) -
     wanted = {(row // 2 * 2, text): score for (row, text), score in expected().items() if text != "caption 7"}
     assert found == pytest.approx(wanted | {(6, "a new one"): 1})
     source = data.open("cpu")
-    assert (np.diff(source.order(read_review(audit).edits_with_unmatched)) < 0).any()  # it was no accident
+    edits = Reviewed.read(audit).plan(source)[0].with_unmatched(source.groups)
+    assert (np.diff(source.order(edits)) < 0).any()  # it was no accident
 
 
 def test_a_run_goes_on_with_the_decisions_it_began_with(tmp_path: Path) -> None:
@@ -237,11 +238,11 @@ def test_other_captions_under_the_same_ids_are_refused(tmp_path: Path) -> None:
     captions = [f"caption {row}" for row in range(COUNT)]
     pyarrow.parquet.write_table(table.append_column("caption", pyarrow.array(captions)), audit / TABLE)
     (audit / "audit.json").write_text((audit / "audit.json").read_text().replace(f'"{TABLE}"', '"moved"'))
-    read_review(audit)
+    Reviewed.read(audit).open()
     written = tmp_path / "data/metadata/metadata_0.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"caption": captions[::-1]}), written)
     with pytest.raises(DataError, match="not the one that was audited"):
-        read_review(audit)
+        Reviewed.read(audit).open()
 
 
 def test_the_audits_own_threshold_decides_what_is_flagged(tmp_path: Path) -> None:
@@ -253,6 +254,6 @@ def test_the_audits_own_threshold_decides_what_is_flagged(tmp_path: Path) -> Non
         table = table.set_column(table.column_names.index(name), name, column)
     pyarrow.parquet.write_table(table, audit / TABLE)
     (audit / "audit.json").write_text((audit / "audit.json").read_text().replace(f'"{TABLE}"', '"moved"'))
-    found = read_review(audit).columns
+    found = columns_after(audit)
     np.testing.assert_array_equal(found.flagged, score < 0.2)
     np.testing.assert_array_equal(found.match_score, score)

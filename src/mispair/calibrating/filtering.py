@@ -26,7 +26,7 @@ from mispair.pairs.layouts.table import TableRows
 from mispair.pairs.result_tables import TABLE
 from mispair.pairs.source import Source
 from mispair.pairs.tables import open_table
-from mispair.reviewing.export import open_audited, read_reviewed
+from mispair.reviewing.reviewed import Reviewed
 from mispair.support.files import read_json, replacing
 from mispair.support.owned_folder import check_unchanged, read_mark
 
@@ -58,11 +58,10 @@ def open_scored(path: Path, score: str | None = None) -> Scored:
     if path.is_dir() and (path / CALIBRATION.mark).exists():
         found = _of_calibration(path)
     elif path.is_dir() and (path / AUDIT.mark).exists():
-        reviewed = read_reviewed(path)
         match = AuditColumns.read(path).match_score.astype(np.float64)
         summary = AuditSummary.read(path / SUMMARY)
         rate = summary.noise_rate, summary.noise_rate_low, summary.noise_rate_high
-        found = Scored(open_audited(reviewed.data, reviewed.table, "auto"), match, match, rate)
+        found = Scored(Reviewed.read(path).open(), match, match, rate)
     elif path.exists():
         if score is None:
             expected = "the column to cut, or the folder of a calibration or an audit"

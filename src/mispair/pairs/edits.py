@@ -75,7 +75,41 @@ class Edits:
         """The same without rows that repeat another one."""
         return replace(self, keep=self.keep & ~self.repeats(groups))
 
+    def with_unmatched(self, groups: IntArray | None) -> Edits:
+        """The same, but no row is left out: those that were get images and captions that no pair has.
+
+        Args:
+            groups: (N,) rows of one group share their image; None if all differ.
+        """
+        rewritten = np.isin(np.arange(len(self)), list(self.rewritten))
+        return replace(
+            self,
+            keep=np.ones(len(self), dtype=bool),
+            image_from=_with_unused(self.image_from, ~self.keep, self.keep, groups),
+            caption_from=_with_unused(self.caption_from, ~self.keep, self.keep & ~rewritten, None),
+        )
+
     def part(self, start: int, stop: int) -> tuple[IntArray, IntArray, IntArray]:
         """The written rows from start to stop, and where their images and captions come from."""
         rows = np.flatnonzero(self.keep[start:stop]) + start
         return rows, self.image_from[rows], self.caption_from[rows]
+
+
+def _with_unused(taken: IntArray, free: Mask, using: Mask, groups: IntArray | None) -> IntArray:
+    """The row whose item each row gets (N,): free rows get items that no other row uses, their own if it is one.
+
+    Args:
+        taken: (N,) the row whose item each row gets so far.
+        free: (N,) rows that may get another one.
+        using: (N,) rows that use theirs.
+        groups: (N,) rows of one group have the same item; None if all differ.
+    """
+    own = np.arange(len(taken))
+    item = own if groups is None else groups
+    used = np.isin(item, item[taken[using]])
+    wanting = np.flatnonzero(free & used)
+    unused = np.flatnonzero(~used & ~np.isin(item, item[free]))
+    unused = unused[np.unique(item[unused], return_index=True)[1]][: len(wanting)]
+    taken = np.where(free, own, taken)
+    taken[wanting[: len(unused)]] = unused
+    return taken

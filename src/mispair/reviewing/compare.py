@@ -13,8 +13,8 @@ from mispair.auditing.inputs import AuditInput
 from mispair.errors import ChangedError
 from mispair.pairs.row_ids import Texts
 from mispair.reviewing.decisions import read_answers, read_partnered
-from mispair.reviewing.export import first_rows, known_columns
 from mispair.reviewing.pair_table import audit_columns, audit_schema
+from mispair.reviewing.reviewed import first_rows, known_columns
 
 
 @dataclass(frozen=True)

@@ -1,95 +1,195 @@
-"""The pairs of an audit as a review leaves them, to train on."""
+"""An audit with the decisions of a review, and what becomes of each of its pairs."""
 
 from __future__ import annotations
 
+import hashlib
+import shlex
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from mispair.auditing.folder import read_input
 from mispair.auditing.inputs import AuditInput
-from mispair.auditing.output_files import AUDIT, TABLE
+from mispair.auditing.output_files import AUDIT, READ_BACK, TABLE
 from mispair.errors import DataError
 from mispair.pairs.audited import AuditColumns
-from mispair.pairs.edits import Edits, Mask
-from mispair.pairs.pairs import IntArray
+from mispair.pairs.edits import Edits
+from mispair.pairs.layouts.copies import clean_edits, mended_edits
 from mispair.pairs.source import Source
-from mispair.reviewing.decisions import Verdict
-from mispair.reviewing.export import first_rows, open_audited, plan, read_reviewed
-from mispair.support.files import Json
-from mispair.support.owned_folder import read_mark
+from mispair.pairs.tables import read_parquet
+from mispair.reviewing.decisions import FILE, Decision, Verdict, read_current
+from mispair.support.files import Json, sha256_of
+from mispair.support.formatting import plain
+from mispair.support.owned_folder import check_unchanged, read_mark
+
+if TYPE_CHECKING:
+    import pyarrow
+
+Policy = Literal["flagged", "decided"]
+Manifest = list[dict[str, Any]]
+_ACTIONS = {Verdict.KEEP: "kept", Verdict.DROP: "dropped", Verdict.REPAIR: "re-paired", Verdict.REWRITE: "rewritten"}
 
 
 @dataclass(frozen=True)
-class ReviewedPairs:
-    """Audited pairs with the decisions on them.
+class Reviewed:
+    """An audit and the decisions on it.
 
     Attributes:
-        data: Where the pairs are.
-        pairs: The pairs as they were audited.
-        edits: What becomes of each: those that are dropped, or that repeat another, are left out; all others are there.
-        columns: Match scores and flags after the edits: 0 and flagged where a pair is left out, 1 where a person keeps,
-            re-pairs or rewrites it, and the audit's where nobody has decided.
+        data: What was audited.
+        table: The table of the audit.
+        decisions: Those that count, by the ids of the pairs.
         request: Another one after other decisions or another audit.
-        decided: How many pairs have each verdict.
     """
 
     data: AuditInput
-    pairs: Source
-    edits: Edits
-    columns: AuditColumns
+    table: pyarrow.Table
+    decisions: Mapping[str, Decision]
     request: Mapping[str, Json]
-    decided: Counter[str]
+
+    @classmethod
+    def read(cls, audit: Path, images: Path | None = None) -> Reviewed:
+        """Reads the output of an audit, perhaps with decisions of a review.
+
+        Args:
+            audit: The output of the audit.
+            images: Folder of the images, if they have been moved since.
+
+        Raises:
+            DataError: The folder holds no audit, or its input is gone.
+        """
+        data = read_input(audit)
+        data = data if images is None else replace(data, images=images)
+        check_unchanged(audit, AUDIT, READ_BACK)
+        for place in (data.source, data.left, data.right, data.ids):
+            if place is not None and str(place) != "shapes" and not place.exists():
+                raise DataError(
+                    f"{place}, which was audited, is not there any more; move it back, or audit it where it is now and "
+                    f"take the decisions along: mispair review {shlex.quote(str(audit))} --export-decisions FILE, and "
+                    "then --import-decisions FILE for the new audit."
+                )
+        data.check()
+        decisions = read_current(audit / FILE) if (audit / FILE).exists() else {}
+        request: dict[str, Json] = {
+            "audit": sha256_of(audit / TABLE),
+            "decisions": hashlib.sha256(repr(sorted(decisions.items())).encode()).hexdigest(),
+        }
+        suggested = [f"suggested_{side}{kind}" for side in ("right", "left") for kind in ("", "_score")]
+        columns = ["id", "match_score", "is_mismatch", *suggested]
+        return cls(data, read_parquet(audit / TABLE, columns, ["image", "caption"]), decisions, request)
+
+    def open(self, device: str = "auto") -> Source:
+        """The audited pairs; images and captions are not encoded.
+
+        Raises:
+            DataError: The data is not the one of the table.
+        """
+        source, table = self.data.open(device), self.table
+        known = {name: column for name, column in known_columns(source).items() if name in table.schema.names}
+        if not all(_equal(table.column(name), column) for name, column in known.items()):
+            raise DataError(f"{source.name}: the data is not the one that was audited; audit it again.")
+        if not source.is_encoded:
+            _check_images(source, table)
+        return source
+
+    @cached_property
+    def rows(self) -> dict[str, int]:
+        return first_rows(self.table.column("id").to_pylist())
+
+    @cached_property
+    def decided(self) -> dict[int, Decision]:
+        """The decisions on pairs that are there, by their row."""
+        return {self.rows[name]: one for name, one in self.decisions.items() if name in self.rows}
 
     def sentence(self) -> str:
         """How much was decided by people."""
-        verdicts = ", ".join(f"{count:,} {verdict}" for verdict, count in self.decided.items())
-        return f"{len(self.edits):,} audited pairs, of which people decided on {self.decided.total():,}" + (
+        counts = Counter(str(one.verdict) for one in self.decided.values())
+        verdicts = ", ".join(f"{count:,} {verdict}" for verdict, count in counts.items())
+        return f"{len(self.table):,} audited pairs, of which people decided on {counts.total():,}" + (
             f" ({verdicts})." if verdicts else "."
         )
 
-    @property
-    def data_set(self) -> Path | None:
-        """The folder, if it is one that a training reads as it is."""
-        folder = self.data.source
-        return folder if self.pairs.layout in ("clip", "precomp") else None
+    def plan(self, source: Source, *, policy: Policy = "decided", mend: bool = False) -> tuple[Edits, Manifest]:
+        """What becomes of each pair; people's decisions come before the audit's.
 
-    @property
-    def edits_with_unmatched(self) -> Edits:
-        """The same, but no row is left out: those that were have the images and captions that no pair has.
+        Args:
+            source: The audited pairs.
+            policy: What happens to pairs that nobody has decided on: `flagged` leaves out flagged and unreadable ones,
+                `decided` keeps all.
+            mend: Give undecided flagged pairs their surest suggested partner, where it is sure enough.
 
-        Their match score says that the two are no match.
+        Returns:
+            The edits, and for each pair its `id`; its `action` (kept, dropped, re-paired, rewritten, or repeated: it is
+            the same as a pair before it now, which is there once); `by` whom it was decided (a reviewer, and the
+            annotator whose suggestion was accepted; "audit"; or "nobody"); the `match_score` of the pair as it was,
+            None if it could not be read; the side that was `replaced`; the `partner` that the new item was taken from;
+            and the `time` when a person decided.
+
+        Raises:
+            DataError: A decision names a pair that is not there.
         """
-        edits, free = self.edits, ~self.edits.keep
-        rewritten = np.isin(np.arange(len(edits)), list(edits.rewritten))
-        return replace(
-            edits,
-            keep=np.ones(len(edits), dtype=bool),
-            image_from=_with_unused(edits.image_from, free, edits.keep, self.pairs.groups),
-            caption_from=_with_unused(edits.caption_from, free, edits.keep & ~rewritten, None),
-        )
+        ids, scores = (self.table.column(name).to_pylist() for name in ("id", "match_score"))
+        automatic = mended_edits(self.table, source) if mend else clean_edits(self.table)
+        keep = automatic.keep.copy() if policy == "flagged" else np.ones(len(ids), dtype=bool)
+        image_from, caption_from = automatic.image_from.copy(), automatic.caption_from.copy()
+        rewritten: dict[int, str] = {}
+        manifest: Manifest = []
+        for row, (name, image, caption) in enumerate(zip(ids, image_from.tolist(), caption_from.tolist(), strict=True)):
+            moved = row != image or row != caption
+            manifest.append(
+                {
+                    "id": name,
+                    "action": ("re-paired" if moved else "kept") if keep[row] else "dropped",
+                    "by": "audit" if policy == "flagged" or moved else "nobody",
+                    "match_score": scores[row],
+                    "replaced": "" if not moved else "left" if image != row else "right",
+                    "partner": "" if not moved else ids[image if image != row else caption],
+                    "time": "",
+                }
+            )
+        for row, one in self.decided.items():
+            if one.verdict is Verdict.UNSURE:
+                continue
+            keep[row] = one.verdict is not Verdict.DROP
+            image_from[row] = caption_from[row] = row
+            if one.verdict is Verdict.REWRITE:
+                rewritten[row] = one.caption
+            if one.verdict is Verdict.REPAIR:
+                if one.partner not in self.rows:
+                    raise DataError(
+                        f"The pair {ids[row]!r} was re-paired with {one.partner!r}, which is not there any more; "
+                        "decide on it again in the review."
+                    )
+                (image_from if one.replaced == "left" else caption_from)[row] = self.rows[one.partner]
+            manifest[row] |= {
+                "action": _ACTIONS[one.verdict],
+                "by": (one.reviewer or "a person") + (f", as {one.accepted} suggests" if one.accepted else ""),
+                "replaced": one.replaced,
+                "partner": one.partner,
+                "time": one.time.isoformat(timespec="seconds"),
+            }
+        edits = Edits(keep, image_from, caption_from, rewritten)
+        for row in np.flatnonzero(edits.repeats(source.groups)).tolist():
+            manifest[row]["action"] = "repeated"
+        return edits.each_once(source.groups), manifest
 
+    def columns(self, edits: Edits) -> AuditColumns:
+        """Match scores and flags after the edits.
 
-def _with_unused(taken: IntArray, free: Mask, using: Mask, groups: IntArray | None) -> IntArray:
-    """The row whose item each row gets (N,): free rows get items that no other row uses, their own if it is one.
-
-    Args:
-        taken: (N,) the row whose item each row gets so far.
-        free: (N,) rows that may get another one.
-        using: (N,) rows that use theirs.
-        groups: (N,) rows of one group have the same item; None if all differ.
-    """
-    own = np.arange(len(taken))
-    item = own if groups is None else groups
-    used = np.isin(item, item[taken[using]])
-    wanting = np.flatnonzero(free & used)
-    unused = np.flatnonzero(~used & ~np.isin(item, item[free]))
-    unused = unused[np.unique(item[unused], return_index=True)[1]][: len(wanting)]
-    taken = np.where(free, own, taken)
-    taken[wanting[: len(unused)]] = unused
-    return taken
+        They are 0 and flagged where a pair is left out, 1 where a person keeps, re-pairs or rewrites it, and the
+        audit's where nobody has decided.
+        """
+        audited = AuditColumns.of_table(self.table.select(["match_score", "is_mismatch"]))
+        score, flagged = audited.match_score.copy(), audited.flagged.copy()
+        for row, one in self.decided.items():
+            if one.verdict is not Verdict.UNSURE:
+                score[row], flagged[row] = one.verdict is not Verdict.DROP, one.verdict is Verdict.DROP
+        score[~edits.keep], flagged[~edits.keep] = 0, True  # also what repeats another pair
+        return AuditColumns.of_scores(score, flagged)
 
 
 def is_audit(folder: Path) -> bool:
@@ -97,35 +197,31 @@ def is_audit(folder: Path) -> bool:
     return read_mark(folder, AUDIT) is not None
 
 
-def read_review(audit: Path, images: Path | None = None, device: str = "auto") -> ReviewedPairs:
-    """Reads an audit and the decisions on it.
-
-    Args:
-        audit: The output of the audit.
-        images: Folder of the images, if they have been moved since.
-        device: Where networks run, if they are needed to open the data.
-
-    Raises:
-        DataError: The folder holds no audit, or its input has changed or is gone.
-    """
-    found = read_reviewed(audit, images)
-    data = found.data
-    pairs = open_audited(data, found.table, device)
-    if data.is_run:
+def _check_images(pairs: Source, table: pyarrow.Table) -> None:
+    """Refuses to go on without images that the audit could read, of which nobody would notice that they are missing."""
+    rows = np.flatnonzero(np.asarray(table.column("match_score").is_valid()))
+    rows = rows if pairs.groups is None else rows[np.unique(pairs.groups[rows], return_index=True)[1]]
+    files = [file for row in rows.tolist() if (file := pairs.image_file(row)) is not None]
+    gone = [file.name for file in files if not file.exists()]
+    if gone:
         raise DataError(
-            f"{audit}: this is an audit of the training pairs of {data.source}, by its networks; audit the data itself "
-            "to train on it."
+            f"{pairs.name}: {len(gone):,} of {len(files):,} images that were audited are not there any more, such as "
+            f"{plain(gone[0])}; put them back, or audit again with --overwrite, which leaves the decisions as they are."
         )
-    if pairs.is_encoded and pairs.split not in (None, "train"):
-        raise DataError(f"{audit}: this is an audit of the split {pairs.split}; training needs one of train.")
-    edits, _ = plan(found.table, pairs, found.decisions, policy="decided", mend=False)
-    audited = AuditColumns.of_table(found.table, str(audit / TABLE))
-    score, flagged = audited.match_score.copy(), audited.flagged.copy()
-    rows = first_rows(found.table.column("id").to_pylist())
-    decided = {rows[name]: one.verdict for name, one in found.decisions.items() if name in rows}
-    for row, verdict in decided.items():
-        if verdict is not Verdict.UNSURE:
-            score[row], flagged[row] = verdict is not Verdict.DROP, verdict is Verdict.DROP
-    score[~edits.keep], flagged[~edits.keep] = 0, True  # also what repeats another pair
-    columns = AuditColumns.of_scores(score, flagged)
-    return ReviewedPairs(data, pairs, edits, columns, found.request, Counter(map(str, decided.values())))
+
+
+def known_columns(source: Source) -> dict[str, Any]:
+    """Columns of an audit's table by which its pairs are recognised."""
+    return {"id": source.id_column(0, len(source)), **source.item_columns(0, len(source))}
+
+
+def _equal(column: pyarrow.ChunkedArray, other: Any) -> bool:
+    import pyarrow
+
+    text = pyarrow.large_string()
+    return bool(column.cast(text).equals(pyarrow.chunked_array([other.cast(text)])))
+
+
+def first_rows(ids: Sequence[str]) -> dict[str, int]:
+    """The row of each id; the first of rows with the same one, as the audit could read only that."""
+    return {name: row for row, name in reversed(list(enumerate(ids)))}

@@ -15,6 +15,7 @@ import shlex
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from functools import cached_property
 from pathlib import Path
 
 from rich.console import Console
@@ -32,7 +33,7 @@ from mispair.encoders.cache import writable_cache
 from mispair.encoders.encoders import GridEncoder, image_encoder
 from mispair.encoders.options import IMAGE_MODEL, TEXT_MODEL, FileOptions, Files
 from mispair.encoders.regions import SplitRule, encode_regions, read_rows
-from mispair.errors import ChangedError, ConflictError, DamagedError, ExistsError, TooFewError
+from mispair.errors import ChangedError, ConflictError, DamagedError, DataError, ExistsError, TooFewError
 from mispair.models import FOR_SETS, FOR_VECTORS, find
 from mispair.pairs.audited import AuditColumns
 from mispair.pairs.edits import Edits
@@ -40,7 +41,7 @@ from mispair.pairs.layouts import clip_retrieval, loading
 from mispair.pairs.layouts.copies import is_copied, write_copy
 from mispair.pairs.origin import note_source
 from mispair.pairs.source import Source
-from mispair.reviewing.reviewed import ReviewedPairs, is_audit, read_review
+from mispair.reviewing.reviewed import Reviewed, is_audit
 from mispair.support.files import Json, read_json, write_atomically
 from mispair.support.formatting import listed
 from mispair.support.owned_folder import changes
@@ -64,37 +65,45 @@ class Work:
         source: What was given.
         files: How to read and encode it.
         data: Where the pairs are.
-        pairs: The pairs, as the decisions leave them.
-        data_set: The folder that a review is of, where training can read it without making features.
-        review: The review, if it is one.
+        pairs: The pairs.
+        review: The audit that they are of, with its decisions, if an audit was given.
         edits: What becomes of its pairs.
+        columns: What it says of them after the edits.
     """
 
     source: Path
     files: Files
     data: AuditInput
     pairs: Source
-    data_set: Path | None = None
-    review: ReviewedPairs | None = None
+    review: Reviewed | None = None
     edits: Edits | None = None
+    columns: AuditColumns | None = None
 
     @property
     def splits(self) -> SplitRule:
         return SplitRule(self.files.dev, self.files.test)
 
+    @property
+    def data_set(self) -> Path | None:
+        """The audited folder, where training can read it without making features."""
+        known = self.review is not None and self.pairs.layout in ("clip", "precomp")
+        return self.data.source if known else None
+
+    @cached_property
+    def trained(self) -> Source:
+        """The pairs as the decisions leave them."""
+        return self.pairs if self.edits is None else self.pairs.edited(self.edits)
+
     def request(self) -> dict[str, Json]:
         """What the features depend on; see `owned_folder.Mark`."""
         files, review = self.files, self.review
-        if review is None:
-            of_pairs: dict[str, Json] = {"rows": len(self.pairs), "the source": [self.pairs.fingerprint()]}
-        else:
-            unmatched = self.edits is not review.edits
-            of_pairs = {"the audit or the decisions": [*review.request.values()], "unmatched": unmatched}
+        known = [self.pairs.fingerprint()] if review is None else [*review.request.values()]
         return {
             "images": None if files.images is None else str(files.images.resolve()),
             **{name: getattr(files, name) for name in ("allow_outside", "image_model", "text_model", "grid", "pca")},
             **self.splits.request(),
-            **of_pairs,
+            "rows": len(self.trained),
+            "the source" if review is None else "the audit or the decisions": known,
         }
 
 
@@ -166,20 +175,32 @@ def _open_review(source: Path, files: Files, config: Config) -> Work:
     if files.columns:
         what = f"names of columns, but the audit {source} knows its columns"
         raise ConflictError(what, where="columns", advice="Leave them out.")
-    review = read_review(source, files.images, config.device)
-    edits = review.edits_with_unmatched if methods.select(config).audits else review.edits
+    review = Reviewed.read(source, files.images)
+    if review.data.is_run:
+        raise DataError(
+            f"{source}: this is an audit of the training pairs of {review.data.source}, by its networks; audit the "
+            "data itself to train on it."
+        )
+    pairs = review.open(config.device)
+    if pairs.is_encoded and pairs.split not in (None, "train"):
+        raise DataError(f"{source}: this is an audit of the split {pairs.split}; training needs one of train.")
+    edits, _ = review.plan(pairs)
+    columns = review.columns(edits)
+    if methods.select(config).audits:
+        edits = edits.with_unmatched(pairs.groups)
     audited = review.data.encoders
     image_model = (files.image_model == IMAGE_MODEL and audited.image_model) or files.image_model
     text_model = (files.text_model == TEXT_MODEL and audited.text_model) or files.text_model
     files = replace(files, image_model=image_model, text_model=text_model)
-    if review.pairs.is_encoded:
-        _check_no_encoding(source, files)
-        if review.data_set is not None:
-            _check_no_splits(source, files)
-        if review.pairs.layout != "precomp":
-            review.pairs.check_no_rewritten(edits)
     data = replace(review.data, image_model=image_model, text_model=text_model, cache=files.cache)
-    return Work(source, files, data, review.pairs.edited(edits), review.data_set, review, edits)
+    work = Work(source, files, data, pairs, review, edits, columns)
+    if pairs.is_encoded:
+        _check_no_encoding(source, files)
+        if work.data_set is not None:
+            _check_no_splits(source, files)
+        if pairs.layout != "precomp":
+            pairs.check_no_rewritten(edits)
+    return work
 
 
 def _check_no_encoding(source: Path, files: Files) -> None:
@@ -231,7 +252,7 @@ def _prepare(work: Work, request: Mapping[str, Json], config: Config, out: Path,
             console.print(review.sentence(), soft_wrap=True)
     elif audits and not work.pairs.is_encoded:
         with advising_no_audit(config):
-            check_rows(work.pairs, Settings(device=config.device))
+            check_rows(work.trained, Settings(device=config.device))
     with _refusing_other_files(out):
         write_atomically(out / MADE_FROM, json.dumps(dict(request)).encode())
         if audits and review is None:
@@ -239,20 +260,19 @@ def _prepare(work: Work, request: Mapping[str, Json], config: Config, out: Path,
             audit_path(work.data, audit, settings, console=console, command="mispair train")
         if review is not None and edits is not None and work.data_set is not None:
             if not is_copied(out / FEATURES, request):
-                write_copy(review.pairs, edits, out / FEATURES, request=request)
+                write_copy(work.pairs, edits, out / FEATURES, request=request)
         else:
             _write_features(work, request, encoder, config, out / FEATURES, console)
     note_source(out / FEATURES, work.source if review is None else Path(work.pairs.name))
     if console is not None:
         _note(work, audit if audits or review is not None else None, out, console)
     if audits:
-        columns = AuditColumns.read(audit) if review is None else review.columns
-        save_columns(out, _of_splits(work, columns, config, out, console))
+        save_columns(out, _of_splits(work, work.columns or AuditColumns.read(audit), config, out, console))
 
 
 def _grid_encoder(work: Work, config: Config) -> GridEncoder | None:
     """What makes region features, if they are asked for; wrong splits are refused before anything is encoded."""
-    names = work.splits.of(work.pairs)
+    names = work.splits.of(work.trained)
     if "train" not in names:
         raise TooFewError(
             f"all pairs are of the split {listed(sorted(set(names)))}, and none is left to train",
@@ -272,7 +292,7 @@ def _write_features(
     console: Console | None,
 ) -> None:
     """Region features and words, or vectors."""
-    pairs, files = work.pairs, work.files
+    pairs, files = work.trained, work.files
     if encoder is not None:
         place = writable_cache(files.cache)
         encode_regions(pairs, features, encoder, place, pca=files.pca, splits=work.splits, console=console)
@@ -295,8 +315,8 @@ def _of_splits(
 ) -> dict[str, AuditColumns]:
     """What the audit says of each split, by the names of its files; dev and test are audited where they were not."""
     names = dict(zip(clip_retrieval.SPLITS, AUDITED, strict=True))
-    if work.review is not None and work.edits is not None:
-        columns = columns.take(work.review.pairs.order(work.edits))
+    if work.edits is not None:
+        columns = columns.take(work.pairs.order(work.edits))
     if work.data_set is None:
         return {names[split]: columns.take(rows) for split, rows in read_rows(out / FEATURES).items()}
     if work.pairs.split is None:
@@ -309,7 +329,7 @@ def _of_splits(
 def _note(work: Work, audit: Path | None, out: Path, console: Console) -> None:
     """Says how many pairs are in no split, because their image or caption cannot be read, and what the audit found."""
     rows = read_rows(out / FEATURES).values()
-    total = len(work.pairs)
+    total = len(work.trained)
     if work.data_set is None and (left_out := total - sum(map(len, rows))):
         where = "`mispair audit`" if audit is None else f"the column status of {audit / CSV}"
         console.print(

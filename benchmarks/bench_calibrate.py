@@ -29,7 +29,7 @@ from mispair.pairs.layouts.opening import open_source
 
 NOISE_RATIOS = (0.1, 0.2, 0.4, 0.6)
 PURITIES = (0.9, 0.95, 0.99)
-SHUFFLED = 1000  # shuffled pairs that are scored, where the score is not a cosine
+SHUFFLED = 2000  # shuffled pairs that are scored, where the score is not a cosine
 NEAREST = 10  # look-alikes
 Bools = npt.NDArray[np.bool_]
 

@@ -246,3 +246,25 @@ def test_the_interval_of_a_cut_by_checked_pairs_covers() -> None:
             low, high = view.interval(kept)
             held.append(low <= wrong[kept].mean() <= high)
     assert np.mean(held) >= 0.93
+
+
+@pytest.mark.parametrize("change", [lambda x: x, five_levels], ids=["real", "five levels"])
+@pytest.mark.parametrize("evidence", ["shuffled", "audit"])
+def test_the_interval_of_a_cut_covers(evidence: str, change: Callable[[FloatArray], FloatArray]) -> None:
+    """Another sample of pairs, of shuffled pairs and another audit each time."""
+    held = []
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        wrong = rng.random(1500) < 0.4
+        score, null, seen = rng.normal(size=(3, 1500)) + np.outer([2.5, 0, 2], ~wrong)
+        odds = 2 * seen - 2 + np.log(0.6 / 0.4)
+        if evidence == "shuffled":
+            view = by_shuffled(change(score)[:, None], change(null[:500])[:, None], ["clip"])
+        else:
+            view = by_audit(change(score)[:, None], 1 / (1 + np.exp(-odds)), (0.4, 0.37, 0.43), ["clip"])
+        assert view.interval is not None
+        for least in (0.8, 1.7, 2.5):
+            kept = np.flatnonzero(change(score) >= least)
+            low, high = view.interval(kept)
+            held.append(low <= wrong[kept].mean() <= high)
+    assert np.mean(held) >= 0.93

@@ -148,14 +148,13 @@ def share_interval(wrong: FloatArray, rate: tuple[float, float, float], pairs: i
     odds = [_odds(value, pairs) for value in rate]
     middle = float(wrong.mean())
     ends = [_shifted(wrong, other / odds[0]) for other in odds[1:]]
-    limits = _limits(middle, len(wrong))
+    limits = proportion_limits(middle * len(wrong), len(wrong))
     low, high = (math.hypot(middle - end, middle - limit) for end, limit in zip(ends, limits, strict=True))
     return middle, max(0.0, middle - low), min(1.0, middle + high)
 
 
-def _limits(share: float, count: int) -> tuple[float, float]:
-    """Clopper and Pearson's 95 % limits of a share of so many."""
-    found = share * count
+def proportion_limits(found: float, count: int) -> tuple[float, float]:
+    """Clopper and Pearson's 95 % limits of a share, of which so many were found among a count."""
     low = betaincinv(found, count - found + 1, 0.025) if found > 0 else 0.0
     return float(low), float(betaincinv(found + 1, count - found, 0.975)) if found < count else 1.0
 

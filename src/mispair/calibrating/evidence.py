@@ -6,8 +6,10 @@ give the same probabilities.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +17,7 @@ from scipy.optimize import isotonic_regression
 from scipy.special import ndtri
 from scipy.stats import rankdata, spearmanr
 
+from mispair.auditing.cuts import proportion_limits, share_interval
 from mispair.auditing.detection import FALSE_ALARMS, Detection
 from mispair.auditing.findings import NoiseEstimate
 from mispair.auditing.scoring.calibration import combine, noise_interval, positive_weights, separated, trust
@@ -31,7 +34,6 @@ SAME_ORDER = 0.99  # rank correlation of a score and the cosine that it was made
 RIDGE = 1e-3
 ENDS = 0.1  # share of the pairs that are the best, and the worst, by a score
 NOTHING_TO_DO = "pairs that have nothing to do with each other"
-
 
 Interval = Callable[[IntArray], tuple[float, float]]
 
@@ -125,7 +127,29 @@ def by_shuffled(
         detections=detections,
         at_most=detections[-1].at_most if len(near) else None,
         count=len(shuffled),
+        interval=partial(_like_shuffled, (found.rate, found.low, found.high), sums[0], np.sort(sums[1])),
     )
+
+
+def _like_shuffled(
+    rate: tuple[float, float, float], sums: FloatArray, shuffled: FloatArray, some: IntArray
+) -> tuple[float, float]:
+    """95 % interval of the share of wrong pairs among those from a score up: as many as shuffled pairs get there.
+
+    The rate comes from the same shuffled pairs, so that its error and that of their count are added. Chance, in the
+    number of wrong pairs that get there, is independent of both.
+    """
+    independent = min(len(shuffled), len(sums))  # more share their items
+    there = (1 - np.searchsorted(shuffled, sums[some].min()) / len(shuffled)) * independent
+    per_wrong = rate[0] * len(sums) / len(some)  # the share, if all wrong pairs got there
+    share = per_wrong * there / independent
+    ends = []
+    for side, other in enumerate(rate[1:]):
+        by_rate = share * other / max(rate[0], 1e-12) - share
+        by_count = per_wrong * proportion_limits(there, independent)[side] - share
+        by_chance = proportion_limits(min(share, 1.0) * len(some), len(some))[side] - share
+        ends.append(share + math.copysign(math.hypot(by_rate + by_count, by_chance), side - 0.5))
+    return max(0.0, ends[0]), min(1.0, ends[1])
 
 
 def _detections(
@@ -247,12 +271,21 @@ def by_audit(
     """
     _enough(len(scores), LEAST_PAIRS, "pairs with a score")
     order, _ = _fitted(scores, scores, match, columns, "the audit")
-    chances = sharpened(order, match)
-    return View("audit", NOTHING_TO_DO, *rate, order, chances, at_most=at_most, count=len(scores))
+    chances, contrast = sharpened(order, match)
+
+    def interval(some: IntArray) -> tuple[float, float]:
+        """By the rate and the count, and by the match scores, whose means among these and among all have errors."""
+        wrong, *ends = share_interval(1 - chances[some], rate, len(chances))
+        errors = (part.std() / math.sqrt(len(part)) for part in (match[some], match))
+        error = 1.96 * math.hypot(*errors) / contrast
+        low, high = (math.hypot(end - wrong, error) for end in ends)
+        return max(0.0, wrong - low), min(1.0, wrong + high)
+
+    return View("audit", NOTHING_TO_DO, *rate, order, chances, at_most=at_most, count=len(scores), interval=interval)
 
 
-def sharpened(order: FloatArray, match: FloatArray) -> FloatArray:
-    """(n,) probability that a pair with such a score matches, from the mean match score of an audit by score.
+def sharpened(order: FloatArray, match: FloatArray) -> tuple[FloatArray, float]:
+    """(n,) probability that a pair with such a score matches, by the mean match score of an audit there; and a - b.
 
     An audit is sure of few pairs, so its mean is between that of matched pairs, a, and that of mismatched ones, b: if
     the audit errs independently of the score, it is P a + (1 - P) b, which is solved for P. A score of the same vectors
@@ -263,7 +296,7 @@ def sharpened(order: FloatArray, match: FloatArray) -> FloatArray:
     worst, best = (max(1, int(min(ENDS, part / 2) * len(match))) for part in (1 - share, share))
     a = max(float(match @ match / max(match.sum(), 1e-12)), float(ordered[-best:].mean()))
     b = min(float(match @ (1 - match) / max((1 - match).sum(), 1e-12)), float(ordered[:worst].mean()))
-    return by_score if a - b < 1e-9 else np.clip((by_score - b) / (a - b), 0, 1)
+    return (by_score, 1.0) if a - b < 1e-9 else (np.clip((by_score - b) / (a - b), 0, 1), a - b)
 
 
 def _rising(order: FloatArray, target: FloatArray) -> FloatArray:

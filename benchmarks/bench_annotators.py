@@ -7,7 +7,8 @@ many answers of the annotator pay off; it answers on so many pairs; and the pers
 interval is 1.5 points or less. The annotator errs at random, as often as it is told to.
 
 --http makes the second table: the annotator answers over HTTP, as a local server with time-outs, lost answers, 429, 503
-and nonsense; each run has a limit of money, and is a process that is killed once and started again.
+and nonsense; each run has a limit of money, and is a process that is killed once and started again. The runs are small:
+1,200 of the audited pairs, others each time, and an interval of 3 points. --jobs runs several at a time.
 """
 
 from __future__ import annotations
@@ -20,10 +21,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -50,7 +54,10 @@ ERRORS = {
 }  # shares of the matched and of the mismatched pairs on which the annotator errs
 FIRST = 100  # decisions before the annotator is asked
 PRICE = 0.01
+HTTP_PAIRS, HTTP_PRECISION = 1200, 0.03
+HTTP_CALLS = 250, 500  # that a run may make, at least and at most
 OVERDRAWN = 1e-6
+TIMEOUT = 0.5  # seconds that the process waits for an answer
 
 
 def scored(data: Path, folder: Path, noise_ratio: float, seed: int) -> tuple[FloatArray, FloatArray]:
@@ -69,15 +76,17 @@ def answers_of(mismatched: FloatArray, errors: tuple[float, float], rng: np.rand
     return np.where(errs, 1 - mismatched, mismatched)
 
 
-def decide(draw: Draw, mismatched: FloatArray, answers: FloatArray = NO_ANSWERS) -> NoiseEstimate:
+def decide(
+    draw: Draw, mismatched: FloatArray, answers: FloatArray = NO_ANSWERS, precision: float = PRECISION
+) -> NoiseEstimate:
     """The estimate of a person who decides on the drawn pairs until it is precise enough."""
     decisions, count = mismatched[draw.order], LEAST
     while True:
         found = draw.estimate(decisions[:count], answers)
         assert found is not None
-        if found.half_width <= PRECISION or count >= len(decisions):
+        if found.half_width <= precision or count >= len(decisions):
             return found
-        missing = count * ((found.half_width / PRECISION) ** 2 - 1)
+        missing = count * ((found.half_width / precision) ** 2 - 1)
         count += max(1, count // 100, int(LEAP * missing))
 
 
@@ -148,7 +157,7 @@ class Handler(BaseHTTPRequestHandler):
             self.close_connection = True  # it is done, and nobody hears of it
             return
         if fault < 0.053:
-            time.sleep(3.0)
+            time.sleep(2 * TIMEOUT)
         says_wrong = bool(model.mismatched[pair]) != bool(model.errs[pair])
         said = "I am a language model." if fault > 0.98 else "No." if says_wrong else "Yes."
         content = json.dumps({"choices": [{"message": {"content": said}}]}).encode()
@@ -194,9 +203,12 @@ def write_table(folder: Path, odds: FloatArray) -> Path:
 
 def over_http(folder: Path, odds: FloatArray, mismatched: FloatArray, error: float, seed: int) -> dict[str, float]:
     """One review: 100 decisions, the command with a kill, and decisions until it is precise enough."""
+    rng = np.random.default_rng([seed, round(100 * error)])
+    rows = rng.choice(len(odds), min(HTTP_PAIRS, len(odds)), replace=False)
+    odds, mismatched = odds[rows], mismatched[rows]
     write_table(folder, odds)
     with closing(Review(folder, folder / "images")) as review:
-        review.decisions.setting("seed", str(seed))
+        review.decisions.setting("seed", str(rng.integers(1 << 31)))
         draw = review.draw
         pairs = review.table.read(review.drawn_rows[:FIRST])
         verdicts = [Verdict.DROP if mismatched[pair.row] else Verdict.KEEP for pair in pairs]
@@ -204,16 +216,15 @@ def over_http(folder: Path, odds: FloatArray, mismatched: FloatArray, error: flo
             Decision(pair.id, verdict, mode=Mode.RATE, draw=review.draw_key, inclusion=1.0)
             for pair, verdict in zip(pairs, verdicts, strict=True)
         )
-    rng = np.random.default_rng(seed)
     model = Model(mismatched, rng.random(len(mismatched)) < error)
-    calls = int(rng.integers(700, 1200))
+    calls = int(rng.integers(*HTTP_CALLS))
     limit = round(PRICE * calls * rng.uniform(0.7, 1.2), 2)  # it is reached first in half of the runs
     with served(model) as url:
         command = [sys.executable, "-m", "mispair", "annotate", str(folder), "--annotator", url, "--model", "m"]
-        command += ["--images", str(folder / "images"), "--timeout", "1", "--yes", "--workers", "8"]
+        command += ["--images", str(folder / "images"), "--timeout", str(TIMEOUT), "--yes", "--workers", "8"]
         command += ["--price-per-call", str(PRICE), "--limit", str(limit), "--calls", str(calls)]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        goal = int(rng.integers(100, 600))
+        goal = int(rng.integers(50, HTTP_CALLS[0]))
         while process.poll() is None and model.charged.total() < goal:
             time.sleep(0.01)
         process.kill()
@@ -224,12 +235,16 @@ def over_http(folder: Path, odds: FloatArray, mismatched: FloatArray, error: flo
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     with closing(Review(folder, folder / "images")) as review:
         answers, spent = review.answers_in_order()[0], review.answers.spent
-    found, alone = decide(draw, mismatched, answers), decide(draw, mismatched)
+    found, alone = (decide(draw, mismatched, given, HTTP_PRECISION) for given in (answers, NO_ANSWERS))
+    at_once = draw.estimate(mismatched[draw.order[:FIRST]], answers)
+    assert at_once is not None
     return {
-        "calls": len(answers),
+        "answers": len(answers),
         "decided": found.decisions,
         "alone": alone.decisions,
         "holds": holds(found, mismatched),
+        "holds at 100 decisions": holds(at_once, mismatched),
+        "alone holds": holds(alone, mismatched),
         "asked again": sum(model.charged[pair] > before[pair] for pair in kept),
         "kept": len(kept),
         "charged": PRICE * model.charged.total(),
@@ -245,6 +260,7 @@ def main(
     reviewers: int = 35,
     noise_ratios: tuple[float, ...] = (0.05, 0.2, 0.4),
     http: int = 0,
+    jobs: int = 1,
 ) -> None:
     """Print a row of a table for each noise ratio.
 
@@ -254,25 +270,29 @@ def main(
         seeds: Of the noise.
         reviewers: Of each audit.
         noise_ratios: Fractions of mismatched pairs.
-        http: Runs over HTTP for each error of 5, 15 and 30 %, instead, on audits of the first noise ratio.
+        http: Runs over HTTP for each error of 5, 15 and 30 %, instead, on parts of the audits in turns.
+        jobs: Runs over HTTP at a time.
     """
-    audits = {
-        ratio: [scored(data, out / f"{ratio}_{seed}", ratio, seed) for seed in seeds]
-        for ratio in (noise_ratios[:1] if http else noise_ratios)
-    }
+    audits = {ratio: [scored(data, out / f"{ratio}_{seed}", ratio, seed) for seed in seeds] for ratio in noise_ratios}
     if not http:
         print(f"| noise | people alone | {' | '.join(ERRORS)} |\n|{'---|' * (len(ERRORS) + 2)}")
         for ratio, group in audits.items():
             print(f"| {100 * ratio:.0f} % | {' | '.join(simulate(group, reviewers))} |", flush=True)
         return
-    group = audits[noise_ratios[0]]
-    for error in (0.05, 0.15, 0.3):
-        trials = []
-        for number in range(http):
-            odds, mismatched = group[number % len(group)]
-            trials.append(over_http(out / f"http_{error}_{number}", odds, mismatched, error, number))
-        mean = {name: float(np.mean([trial[name] for trial in trials])) for name in trials[0]}
-        print(f"{error:.0%}: {json.dumps(mean)}", flush=True)
+    groups = [one for group in audits.values() for one in group]
+
+    def trial(error: float, number: int) -> dict[str, float]:
+        with TemporaryDirectory(dir=out) as folder:
+            return over_http(Path(folder), *groups[number % len(groups)], error, number)
+
+    trials: dict[str, list[dict[str, float]]] = {}
+    with ThreadPoolExecutor(jobs) as pool:
+        for error in (0.05, 0.15, 0.3):
+            trials[f"{error:.0%}"] = list(pool.map(partial(trial, error), range(http)))
+        trials["all"] = [one for group in trials.values() for one in group]
+    for name, runs in trials.items():
+        mean = {what: round(float(np.mean([one[what] for one in runs])), 4) for what in runs[0]}
+        print(f"{name}, {len(runs)} runs: {json.dumps(mean)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -247,6 +247,8 @@ def probability_table(found: Sequence[Measured]) -> str:
     for group in sorted({(one.kind, one.quality.pairs) for one in found}):
         audits = [one for one in found if (one.kind, one.quality.pairs) == group]
         for title, metric in metrics.items():
+            if group[0] == NATURAL and "suggestions" in title:
+                continue  # nobody knows better partners
             columns = [[metric(one) for one in audits if one.column == ratio] for ratio in ratios]
             cells = " | ".join(f"{fmean(column):.3f}" if column else "" for column in columns)
             lines.append(f"| {group[0]}, {group[1]:,} | {title} | {cells} |")

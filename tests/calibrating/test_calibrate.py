@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,6 @@ import mispair
 from mispair.errors import ConflictError, DataError, NotFoundError, ShapeError, TooFewError
 from mispair.reviewing.decisions import FILE, Decision, Decisions, Mode, Verdict
 from mispair.reviewing.noise_estimate import Draw
-from mispair.reviewing.transfer import decisions_csv
 from refusals import refused
 from scored import N, five_levels, joint_space, made
 
@@ -66,14 +66,12 @@ def test_a_table_of_two_columns_with_a_column_of_answers(tmp_path: Path) -> None
 def test_checked_rows_of_a_file_by_id(tmp_path: Path) -> None:
     score, wrong, _ = made()
     pyarrow.csv.write_csv(pyarrow.table({"id": [f"p{row}" for row in range(N)], "clip": score}), tmp_path / "a.csv")
-    lines = ["id,right,weight", *(f"p{row},{'no' if wrong[row] else 'yes'},1" for row in range(0, N, 9)), "p1,,"]
+    lines = ["id,right", *(f"p{row},{'no' if wrong[row] else 'yes'}" for row in range(0, N, 9)), "p1,"]
     (tmp_path / "checked.csv").write_text("\n".join(lines))
     found = mispair.calibrate(tmp_path / "a.csv", "clip", checked=tmp_path / "checked.csv")
     assert found.view.count == len(range(0, N, 9))
     by_id = {f"p{row}": not wrong[row] for row in range(0, N, 9)}
     assert mispair.calibrate(tmp_path / "a.csv", "clip", checked=by_id).match_score == pytest.approx(found.match_score)
-    weighted = mispair.calibrate(tmp_path / "a.csv", "clip", checked=tmp_path / "checked.csv", weight="weight")
-    assert weighted.noise_rate == pytest.approx(found.noise_rate, abs=1e-3)
     (tmp_path / "checked.csv").write_text("id,right\nnobody,yes\n")
     with refused(NotFoundError, names="nobody"):
         mispair.calibrate(tmp_path / "a.csv", "clip", checked=tmp_path / "checked.csv")
@@ -141,8 +139,6 @@ def test_what_cannot_be_read_is_refused(tmp_path: Path) -> None:
         mispair.calibrate(np.column_stack([score, score]), left=np.ones((N, 2)), right=np.ones((N, 2)))
     with refused(ShapeError, "checked"):
         mispair.calibrate(score, checked=np.ones(4))
-    with refused(ShapeError, "weight"):
-        mispair.calibrate(score, checked=np.ones(N), weight=np.zeros(N))
     with refused(ConflictError):
         mispair.calibrate(score, shuffled=null).cut()
 
@@ -166,7 +162,7 @@ def test_an_audit_of_the_same_rows() -> None:
 
 
 def test_drawn_decisions_of_a_review(tmp_path: Path) -> None:
-    """The uneven draw of a review is undone, from its CSV and from its folder; other decisions do not count."""
+    """The uneven draw of a review is undone; other decisions do not count."""
     score, wrong, _ = made(2)
     table = pyarrow.table({"id": [f"p{row}" for row in range(N)], "clip": score})
     rates = []
@@ -180,17 +176,17 @@ def test_drawn_decisions_of_a_review(tmp_path: Path) -> None:
             for place, row in enumerate(draw.order[:150].tolist())
         ]  # fmt: skip
         made_by.append(Decision("p0", Verdict.UNSURE, number=200))
-        (tmp_path / "decisions.csv").write_bytes(decisions_csv(made_by))
-        found = mispair.calibrate(table, "clip", decisions=tmp_path / "decisions.csv")
+        audit = tmp_path / str(seed)
+        audit.mkdir()
+        with closing(Decisions(audit / FILE)) as decisions:
+            decisions.add(made_by)
+        found = mispair.calibrate(table, "clip", checked=audit)
         rates.append(found.noise_rate)
     assert wrong[draw.order[:150]].mean() > wrong.mean() + 0.08
     assert np.mean(rates) == pytest.approx(wrong.mean(), abs=0.02)
     assert found.view.count == 150
-    (tmp_path / "audit").mkdir()
-    decisions = Decisions(tmp_path / "audit" / FILE)
-    decisions.add(made_by)
-    decisions.close()
-    assert mispair.calibrate(table, "clip", decisions=tmp_path / "audit").noise_rate == found.noise_rate
-    (tmp_path / "decisions.csv").write_bytes(decisions_csv(made_by[-1:]))
-    with refused(TooFewError, tmp_path / "decisions.csv"):
-        mispair.calibrate(table, "clip", decisions=tmp_path / "decisions.csv")
+    (tmp_path / "chosen").mkdir()
+    with closing(Decisions(tmp_path / "chosen" / FILE)) as decisions:
+        decisions.add(made_by[-1:])
+    with refused(TooFewError, tmp_path / "chosen"):
+        mispair.calibrate(table, "clip", checked=tmp_path / "chosen")

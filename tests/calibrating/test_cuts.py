@@ -41,9 +41,9 @@ def test_the_purest_cut_keeps_the_most_pairs(levels: list[int], purity: float) -
     good = [kept for kept, (_, share, _) in cuts.items() if share >= purity - 1e-12]
     if not good:
         with refused(ConflictError, "purity"):
-            one.purest(purity)
+            one.cut(purity=purity)
         return
-    cut = one.purest(purity)
+    cut = one.cut(purity=purity)
     assert cut.kept == max(good)
     check(cut, cuts[cut.kept])
 
@@ -54,28 +54,32 @@ def test_the_best_pairs_are_at_most_so_many(levels: list[int], keep: int) -> Non
     cuts = all_cuts(one.order, one.match)
     few = [kept for kept in cuts if kept <= keep]
     if not few:
-        with refused(InvalidValueError, "keep"):
-            one.best(keep)
+        with refused(ConflictError, "keep"):
+            one.cut(keep=keep)
         return
-    cut = one.best(keep)
+    cut = one.cut(keep=keep)
     assert cut.kept == max(few)
     check(cut, cuts[cut.kept])
 
 
 def test_cuts_by_score_and_by_probability() -> None:
     one = ranked([1, 2, 3, 3, 5])
-    assert (one.above(2.5).kept, one.above(2.5).least) == (3, 3)
-    assert one.likely(5 / 7).kept == 1
+    assert (one.cut(least=2.5).kept, one.cut(least=2.5).least) == (3, 3)
+    assert one.cut(probability=5 / 7).kept == 1
     with refused(ConflictError):
-        one.above(6)
+        one.cut()
     with refused(ConflictError):
-        one.likely(0.9)
+        one.cut(least=2.5, keep=1)
+    with refused(ConflictError):
+        one.cut(least=6)
+    with refused(ConflictError):
+        one.cut(probability=0.9)
 
 
 @pytest.mark.parametrize("purity", [0, 1.5, -1, float("nan")])
 def test_a_purity_is_a_share(purity: float) -> None:
     with refused(InvalidValueError, "purity"):
-        ranked([1, 2]).purest(purity)
+        ranked([1, 2]).cut(purity=purity)
 
 
 @given(st.floats(0.05, 0.9), st.floats(0.05, 0.9))

@@ -448,6 +448,8 @@ def _check_copies(
 def read_checked(path: Path) -> dict[str, bool]:
     """Ids and whether the pair matches, from a table with the columns id and right (or is_mismatch).
 
+    Rows without an answer are left out.
+
     Raises:
         DataError: It is no such table, or gives two answers for one pair.
     """
@@ -459,6 +461,8 @@ def read_checked(path: Path) -> dict[str, bool]:
     answers: dict[str, bool] = {}
     for ids, cells in table.batches([names["id"], names[key]]):
         for name, cell in zip(ids.to_pylist(), cells.to_pylist(), strict=True):
+            if not str(cell).strip():
+                continue
             right = read_answer(cell, names[key], path, name)
             if answers.setdefault(original(str(name)), right) != right:  # the id may come from pairs.csv
                 raise DataError(

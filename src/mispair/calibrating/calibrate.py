@@ -14,8 +14,8 @@ import numpy.typing as npt
 
 from mispair.calibrating.cuts import Cut, Ranked
 from mispair.calibrating.evidence import View, by_audit, by_checked, by_shuffled, by_vectors, disagreement
-from mispair.calibrating.page import Page, render
-from mispair.calibrating.scores import Checked, Scores, checked_rows, decided_rows, of_audit, open_scores, open_vectors
+from mispair.calibrating.page import render
+from mispair.calibrating.scores import Scores, checked_rows, of_audit, open_scores, open_vectors
 from mispair.errors import ConflictError, ExistsError, ShapeError
 from mispair.functional.logistic import FloatArray
 from mispair.pairs.pairs import MATCH_THRESHOLD
@@ -119,13 +119,12 @@ class Calibration:
             folder.begin()
             write_table(folder.path / TABLE, [self.table], overwrite=True)
             write_atomically(folder.path / SUMMARY, json.dumps(self.summary(cut), indent=2).encode())
-            self.to_html(folder.path / REPORT, cut, command=command)
+            page = render(
+                self.ranked, cut, self.views, source=self.source.name, column=self.column, cuts=self.cuts(),
+                notes=self.notes, command=command,
+            )  # fmt: skip
+            write_atomically(folder.path / REPORT, page.encode())
             folder.finish()
-
-    def to_html(self, path: str | Path, cut: Cut | None = None, *, command: str = "") -> None:
-        """Writes the page: one self-contained HTML file."""
-        parts = self.column, self.ranked, self.views, self.cuts(), cut, self.notes, command
-        write_atomically(path, render(Page(self.source.name, *parts)).encode())
 
     @property
     def view(self) -> View:
@@ -158,14 +157,12 @@ class Calibration:
         Raises:
             ConfigError: Not exactly one of them is given, or there is no such cut.
         """
-        if (purity is None) == (keep is None):
-            raise ConflictError("one of `purity` and `keep` is needed")
-        return self.ranked.purest(purity) if purity is not None else self.ranked.best(keep or 0)
+        return self.ranked.cut(purity=purity, keep=keep)
 
     def cuts(self, purities: Sequence[float] = USUAL_PURITIES) -> list[Cut]:
         """The different cuts for some purities, without those that are purer than any cut or keep all pairs."""
         _, there = self.ranked.purities
-        found = [self.ranked.purest(purity) for purity in purities if there[-1] < purity <= there.max()]
+        found = [self.ranked.cut(purity=purity) for purity in purities if there[-1] < purity <= there.max()]
         return list({cut.kept: cut for cut in found}.values())
 
     @property
@@ -184,10 +181,6 @@ class Calibration:
         columns["status"] = np.where(gaps, "no score", "ok")
         return pyarrow.table(columns)
 
-    def to_parquet(self, path: str | Path, *, overwrite: bool = False) -> None:
-        """Writes the table of all pairs; the file is named .parquet."""
-        write_table(path, [self.table], overwrite=overwrite)
-
     def _repr_html_(self) -> str:
         """The usual cuts, for a notebook."""
         cuts = self.cuts()
@@ -204,9 +197,7 @@ def calibrate(
     right: Any = None,
     shuffled: Any = None,
     audit: Audit | str | Path | None = None,
-    decisions: str | Path | None = None,
     checked: Mapping[str, bool] | npt.ArrayLike | str | Path | None = None,
-    weight: str | npt.ArrayLike | None = None,
 ) -> Calibration:
     """Turn scores such as CLIP's into the probability that each pair matches, with a noise rate and cuts.
 
@@ -226,11 +217,9 @@ def calibrate(
         right: Those of the other side.
         shuffled: Scores of shuffled pairs, made in the same way: a table with the same columns, or an array.
         audit: An audit of the same rows, or its folder.
-        decisions: Decisions of a review: the folder of the audit, or the CSV that the review exports. Those on pairs
-            that were drawn for the noise rate are used.
         checked: Rows that people have checked, drawn at random: True or False by id; an array (N,) of 1 (right), 0
-            (wrong) and NaN; the name of a column; or a CSV with the columns id and right.
-        weight: How many rows each checked one stands for, if some were drawn more often: a column, or an array (N,).
+            (wrong) and NaN; the name of a column; a CSV with the columns id and right; or the folder of a review, whose
+            decisions on pairs that were drawn for the noise rate count.
 
     Raises:
         ConfigError: There is no evidence, or it contradicts the scores.
@@ -239,11 +228,9 @@ def calibrate(
     source = open_scores(scores, [score] if isinstance(score, str) else list(score))
     if (left is None) != (right is None):
         raise ConflictError("one of `left` and `right`", expected="both")
-    if all(part is None for part in (left, shuffled, audit, decisions, checked)):
+    if all(part is None for part in (left, shuffled, audit, checked)):
         names = " and ".join(map(repr, source.columns))
         raise ConflictError(f"{names} alone cannot say which pairs are wrong: any noise rate fits", advice=SETTLES)
-    if decisions is not None and checked is not None:
-        raise ConflictError("`decisions` and `checked` are both given", advice="Give one of them.")
     readable = np.asarray(~np.isnan(source.values).any(axis=1))
     values, columns = source.values[readable], source.columns
     views: list[View] = []
@@ -263,13 +250,8 @@ def calibrate(
         if null.shape[1] != len(columns):
             raise ShapeError(f"{null.shape[1]} columns", where="shuffled", expected=f"{len(columns)}, as the scores")
         views.append(by_shuffled(values, null[~np.isnan(null).any(axis=1)], columns))
-    known: Checked | None = None
-    if decisions is not None:
-        known = decided_rows(source, Path(decisions))
-    elif checked is not None:
-        known = checked_rows(source, checked, weight)
-    if known is not None:
-        known = known.among(readable)
+    if checked is not None:
+        known = checked_rows(source, checked).among(readable)
         base = views[-1] if views else None
         views.append(by_checked(values, known.rows, known.matched, columns, known.stands_for, base))
     found = Calibration(source, readable, tuple(views), ())

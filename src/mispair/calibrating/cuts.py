@@ -11,7 +11,6 @@ import numpy as np
 from mispair.auditing.cuts import share_interval
 from mispair.errors import ConflictError, InvalidValueError
 from mispair.functional.logistic import FloatArray
-from mispair.pairs.edits import Mask
 from mispair.pairs.pairs import IntArray
 from mispair.support.formatting import percent
 
@@ -75,55 +74,44 @@ class Ranked:
         """How many pairs each possible cut keeps, and which share of them matches."""
         return self._ends, self._matched[self._ends - 1] / self._ends
 
-    def purest(self, purity: float) -> Cut:
-        """The cut that keeps the most pairs of which a share matches.
+    def cut(
+        self,
+        *,
+        purity: float | None = None,
+        keep: int | None = None,
+        probability: float | None = None,
+        least: float | None = None,
+    ) -> Cut:
+        """The cut that keeps the most pairs, by exactly one wish. Pairs of the same order are kept together or not.
+
+        Args:
+            purity: A share of the kept pairs matches.
+            keep: At most so many pairs are kept.
+            probability: Each kept pair matches with this probability or more.
+            least: Each kept pair has this score or more.
 
         Raises:
-            InvalidValueError: It is no share.
-            ConflictError: No cut is as pure.
+            ConfigError: Not exactly one is given, it is out of range, or there is no such cut.
         """
-        if not 0 < purity <= 1:
-            raise InvalidValueError(str(purity), where="purity", expected="a share of matched pairs such as 0.95")
+        wishes = {"purity": purity, "keep": keep, "probability": probability, "least": least}
+        if len(given := [f"`{name}`" for name, value in wishes.items() if value is not None]) != 1:
+            raise ConflictError(" and ".join(given) or "no cut", expected=f"one of {', '.join(wishes)}")
         kept, purities = self.purities
-        enough = np.flatnonzero(purities >= purity - 1e-12)
-        if not len(enough):
-            best = f"the purest cut, {kept[purities.argmax()]:,} pairs, has {percent(purities.max())}"
-            raise ConflictError(f"no cut is as pure as {purity}: {best}", where="purity", advice="Ask for less.")
-        return self._at(int(kept[enough[-1]]))
-
-    def best(self, keep: int) -> Cut:
-        """The cut that keeps the best pairs, at most so many.
-
-        Raises:
-            InvalidValueError: There are none, or the best pairs have equal scores and are more.
-        """
-        if keep < 1:
-            raise InvalidValueError(str(keep), where="keep", expected="a number of pairs such as 1000000")
-        if keep < self._ends[0]:
-            equal = f"{self._ends[0]:,} pairs have the highest score"
-            raise InvalidValueError(f"{keep:,}, but {equal}", where="keep", expected=f"at least {self._ends[0]:,}")
-        return self._at(int(self._ends[np.searchsorted(self._ends, keep, side="right") - 1]))
-
-    def above(self, least: float) -> Cut:
-        """The cut that keeps the pairs from a score up.
-
-        Raises:
-            ConflictError: There are none.
-        """
-        return self._from(self.order >= least, f"no pair has a score of {least:g} or more")
-
-    def likely(self, probability: float) -> Cut:
-        """The cut that keeps the pairs that match with this probability or more.
-
-        Raises:
-            ConflictError: There are none.
-        """
-        return self._from(self.match >= probability, f"no pair matches with a probability of {probability:g} or more")
-
-    def _from(self, kept: Mask, otherwise: str) -> Cut:
-        if not kept.any():
-            raise ConflictError(otherwise, advice="Lower the cut.")
-        return self._at(int(kept.sum()))
+        if purity is not None:
+            if not 0 < purity <= 1:
+                raise InvalidValueError(str(purity), where="purity", expected="a share of matched pairs such as 0.95")
+            enough, best = purities >= purity - 1e-12, f"the purest cut has {percent(float(purities.max()))}"
+        elif keep is not None:
+            if keep < 1:
+                raise InvalidValueError(str(keep), where="keep", expected="a number of pairs such as 1000000")
+            enough, best = kept <= keep, f"{kept[0]:,} pairs have the highest score"
+        else:
+            values, lowest = (self.order, least) if least is not None else (self.match, probability or 0.0)
+            enough = values[self._best_first][kept - 1] >= lowest
+            best = f"the best pair has {values.max():.4g}"
+        if not enough.any():
+            raise ConflictError(f"no pair is kept: {best}", where=given[0].strip("`"), advice="Ask for less.")
+        return self._at(int(kept[np.flatnonzero(enough)[-1]]))
 
     def _at(self, kept: int) -> Cut:
         rows = self._best_first[:kept]

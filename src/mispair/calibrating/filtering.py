@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -101,35 +100,6 @@ def _rows(path: Path) -> Source:
 
 
 @dataclass(frozen=True)
-class Filter:
-    """A cut; exactly one of its settings is given.
-
-    Attributes:
-        purity: Share of the kept pairs that match.
-        keep: Number of pairs that are kept, at most.
-        probability: Least probability that a pair matches.
-        least: Least score.
-    """
-
-    purity: float | None = None
-    keep: int | None = None
-    probability: float | None = None
-    least: float | None = None
-
-    def __post_init__(self) -> None:
-        if len(given := [name for name, value in vars(self).items() if value is not None]) != 1:
-            what = " and ".join(f"`{name}`" for name in given) or "no cut"
-            raise ConflictError(what, expected="one of `purity`, `keep`, `probability` and `least`")
-
-    def cut(self, ranked: Ranked) -> Cut:
-        choices: list[tuple[Any, Callable[[Any], Cut]]] = [
-            (self.purity, ranked.purest), (self.keep, ranked.best), (self.probability, ranked.likely),
-            (self.least, ranked.above),
-        ]  # fmt: skip
-        return next(choose(value) for value, choose in choices if value is not None)
-
-
-@dataclass(frozen=True)
 class Kept:
     """What a cut keeps.
 
@@ -144,8 +114,8 @@ class Kept:
     pairs: dict[str, int]
 
 
-def choose(scored: Scored, chosen: Filter, by: str | None = None) -> Kept:
-    """Applies a cut, to the pairs of each source by itself if a column is given.
+def choose(scored: Scored, by: str | None = None, **wish: Any) -> Kept:
+    """Applies a cut, one of those of `Ranked.cut`, to the pairs of each source by itself if a column is given.
 
     A source has its own noise rate, so its probabilities are those of all pairs at that rate (see `at_rate`).
 
@@ -153,7 +123,7 @@ def choose(scored: Scored, chosen: Filter, by: str | None = None) -> Kept:
         ConfigError: There is no such column or cut, or the scores have no probabilities.
         TooFewError: Nothing is kept.
     """
-    if scored.match is None and (chosen.purity is not None or chosen.probability is not None):
+    if scored.match is None and (wish.get("purity") is not None or wish.get("probability") is not None):
         advice = "Calibrate the scores first (mispair calibrate)."
         raise ConflictError("scores alone have no probabilities", where="score", advice=advice)
     readable = np.flatnonzero(~np.isnan(scored.order))
@@ -170,7 +140,7 @@ def choose(scored: Scored, chosen: Filter, by: str | None = None) -> Kept:
             rate = (float(1 - chances.mean()),) * 3
         ranked = Ranked(scored.order[rows], chances, rate)
         try:
-            cuts[name] = cut = chosen.cut(ranked)
+            cuts[name] = cut = ranked.cut(**wish)
         except ConflictError:
             if by is None:
                 raise

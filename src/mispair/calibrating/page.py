@@ -34,45 +34,23 @@ class Curve:
     path: str
 
 
-@dataclass(frozen=True)
-class Page:
-    """What the page shows.
+def render(ranked: Ranked, cut: Cut | None, views: Sequence[View], **shown: object) -> str:
+    """The page as HTML, without scripts and without anything that is fetched.
 
-    Attributes:
-        source: Name of the scores' source.
-        column: What orders the pairs.
+    Args:
         ranked: The pairs in their order.
-        views: What each kind of evidence says; the last one counts.
-        cuts: The usual cuts.
         cut: The one that was asked for.
-        notes: What the reader should know.
-        command: The command line.
+        views: What each kind of evidence says; the last one counts.
+        shown: As the template names it: `source` and `column` (names), `cuts` (the usual ones), `notes` and `command`.
     """
-
-    source: str
-    column: str
-    ranked: Ranked
-    views: Sequence[View]
-    cuts: Sequence[Cut]
-    cut: Cut | None
-    notes: Sequence[str]
-    command: str
-
-
-def render(page: Page) -> str:
-    """The page as HTML, without scripts and without anything that is fetched."""
-    ranked, cut = page.ranked, page.cut
     histogram, lowest, highest = score_histogram(ranked)
     place = None
     if cut is not None:
-        half_a_bar = (
-            0.5 / len(histogram.bars) if len(histogram.bars) < BINS else 0.0
-        )  # of levels, whose bars are kept whole
+        half_a_bar = 0.5 / len(histogram.bars) if len(histogram.bars) < BINS else 0.0  # levels are kept whole
         place = charts.WIDTH * float(np.clip((cut.least - lowest) / (highest - lowest) - half_a_bar, 0, 1))
     return _template().render(
-        page=page,
-        view=page.views[-1],
-        column=page.column,
+        views=views,
+        view=views[-1],
         cut=cut,
         histogram=histogram,
         curve=purity_curve(ranked),
@@ -83,6 +61,7 @@ def render(page: Page) -> str:
         percent=percent,
         width=charts.WIDTH,
         height=charts.HEIGHT,
+        **shown,
     )
 
 

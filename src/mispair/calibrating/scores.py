@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mispair.auditing.findings import AuditSummary
-from mispair.auditing.folder import read_answer
+from mispair.auditing.folder import read_answer, read_checked
 from mispair.auditing.output_files import SUMMARY
 from mispair.errors import ConflictError, NotFoundError, ShapeError, TooFewError
 from mispair.functional.logistic import FloatArray
@@ -21,10 +21,9 @@ from mispair.pairs.layouts.datacomp import find_datacomp
 from mispair.pairs.npy import open_array
 from mispair.pairs.other_libraries import as_table, as_vectors
 from mispair.pairs.pairs import IntArray
-from mispair.pairs.result_tables import original
 from mispair.pairs.row_ids import RowIds
 from mispair.pairs.tables import Table, open_table
-from mispair.reviewing.decisions import FILE, Mode, Verdict, read_current
+from mispair.reviewing.decisions import FILE, Mode, read_current
 from mispair.support.formatting import listed
 
 if TYPE_CHECKING:
@@ -205,38 +204,36 @@ class Checked:
         return Checked(places[self.rows[kept]], self.matched[kept], stands_for)
 
 
-def checked_rows(
-    source: Scores, checked: Mapping[str, bool] | npt.ArrayLike | str | Path, weight: str | npt.ArrayLike | None
-) -> Checked:
-    """The checked rows of a column, a file, a mapping or an array.
+def checked_rows(source: Scores, checked: Mapping[str, bool] | npt.ArrayLike | str | Path) -> Checked:
+    """The checked rows of a column, a CSV, a review, a mapping or an array.
 
     Raises:
         DataError: They cannot be read, or are not among the pairs.
     """
-    table: Table | None = None
     if isinstance(checked, str | Path):
-        there = source.table is not None and str(checked) in source.table.columns
-        table = source.table if there else open_table(Path(checked), lenient=True)
-        assert table is not None
-        given, rows, answers = _answers(table, str(checked) if there else "right", None if there else source)
-    elif isinstance(checked, Mapping):
-        rows, answers = source.find(list(checked)), np.array(list(checked.values()), dtype=np.float64)
-    else:
-        values = _one_each(checked, "checked", len(source))
-        rows = np.flatnonzero(~np.isnan(values))
-        answers = values[rows]
-    if weight is None:
-        return Checked(rows, answers > 0)
-    if isinstance(weight, str) and table is None:
-        raise ConflictError("the name of a column", where="weight", expected="an array, as `checked` is no table")
-    stands_for = numbers(table, weight)[given] if isinstance(weight, str) and table is not None else None
-    stands_for = _one_each(weight, "weight", len(source))[rows] if stands_for is None else stands_for
-    if not (stands_for > 0).all():
-        raise ShapeError("a weight that is missing or not above 0", where="weight", expected="one for each checked row")
-    return Checked(rows, answers > 0, stands_for)
+        if source.table is not None and str(checked) in source.table.columns:
+            where = source.table.parts[0].path
+            cells = [cell for (batch,) in source.table.batches([str(checked)]) for cell in batch.to_pylist()]
+            answers = [read_answer(cell, "right", where) if cell.strip() else np.nan for cell in cells]
+            return _answered(np.array(answers, dtype=np.float64))
+        if Path(checked).is_dir():
+            return _decided(source, Path(checked))
+        checked = read_checked(Path(checked))
+    if isinstance(checked, Mapping):
+        return Checked(source.find(list(checked)), np.array(list(checked.values()), dtype=np.bool_))
+    values = np.asarray(checked, dtype=np.float64)
+    if values.shape != (len(source),):
+        expected = f"one for each of {len(source):,} rows"
+        raise ShapeError(f"an array of shape {values.shape}", where="checked", expected=expected)
+    return _answered(values)
 
 
-def decided_rows(source: Scores, path: Path) -> Checked:
+def _answered(answers: FloatArray) -> Checked:
+    rows = np.flatnonzero(~np.isnan(answers))
+    return Checked(rows, answers[rows] > 0)
+
+
+def _decided(source: Scores, audit: Path) -> Checked:
     """The decisions of a review on pairs that were drawn for the noise rate.
 
     The review notes with which probability a pair was among the first j drawn ones, as it was the j-th. That is
@@ -245,49 +242,15 @@ def decided_rows(source: Scores, path: Path) -> Checked:
     Raises:
         DataError: They cannot be read, or none was drawn.
     """
-    if path.is_dir():
-        decisions = sorted(read_current(path / FILE).values(), key=lambda one: one.number)
-        drawn = [(one.id, one.verdict, one.inclusion) for one in decisions if one.mode == Mode.RATE]
-    else:
-        table = open_table(path)
-        names = ["id", "verdict", "mode", "inclusion"]
-        if missing := [name for name in names if name not in table.columns]:
-            raise ShapeError(f"no column {listed(missing)}", where=path, expected="the CSV that a review exports")
-        rows = (
-            row for batch in table.batches(names) for row in zip(*(part.to_pylist() for part in batch), strict=True)
-        )
-        drawn = [
-            (original(name), Verdict(verdict), float(inclusion))
-            for name, verdict, mode, inclusion in rows
-            if mode == Mode.RATE and inclusion
-        ]
-    known = [(place, *one) for place, one in enumerate(drawn, start=1) if one[1].matched is not None and one[2]]
+    decisions = sorted(read_current(audit / FILE).values(), key=lambda one: one.number)
+    drawn = [one for one in decisions if one.mode == Mode.RATE and one.inclusion]
+    known = [
+        (one.id, one.verdict.matched, place / one.inclusion)
+        for place, one in enumerate(drawn, start=1)
+        if one.verdict.matched is not None and one.inclusion
+    ]
     if not known:
         advice = "Decide on pairs under Estimate the noise rate in the review: others were chosen and tell no rate."
-        raise TooFewError("no decision on a drawn pair", where=path, advice=advice)
-    places, ids, verdicts, inclusion = zip(*known, strict=True)
-    matched = np.array([verdict.matched for verdict in verdicts], dtype=np.bool_)
-    return Checked(source.find(ids), matched, np.array(places) / np.array(inclusion))
-
-
-def _answers(table: Table, column: str, source: Scores | None) -> tuple[IntArray, IntArray, FloatArray]:
-    """The rows of a table that have an answer, the pairs that these are, and the answers: 1 right, 0 wrong."""
-    name = next((name for name in table.columns if name.lower() == column.lower()), None)
-    key = name or next((name for name in table.columns if name.lower() == "is_mismatch"), None)
-    where = table.parts[0].path
-    if key is None or (source is not None and table.find("id") is None):
-        raise ShapeError(table.found(), where=where, expected="the columns id and right (yes or no)")
-    cells = [cell for (batch,) in table.batches([key]) for cell in batch.to_pylist()]
-    answers = np.array([read_answer(cell, key, where) if cell.strip() else np.nan for cell in cells], dtype=np.float64)
-    given = np.flatnonzero(~np.isnan(answers))
-    if source is None:
-        return given, given, answers[given]
-    ids = table.cells(str(table.find("id")), given)
-    return given, source.find([original(text) for text in ids]), answers[given]
-
-
-def _one_each(values: npt.ArrayLike, name: str, rows: int) -> FloatArray:
-    found = np.asarray(values, dtype=np.float64)
-    if found.shape != (rows,):
-        raise ShapeError(f"an array of shape {found.shape}", where=name, expected=f"one for each of {rows:,} rows")
-    return found
+        raise TooFewError("no decision on a drawn pair", where=audit, advice=advice)
+    ids, matched, stands_for = zip(*known, strict=True)
+    return Checked(source.find(ids), np.array(matched, dtype=np.bool_), np.array(stands_for))

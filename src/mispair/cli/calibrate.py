@@ -20,9 +20,7 @@ def calibrate(
     right: OrNone[Path] = None,
     shuffled: OrNone[Path] = None,
     audit: OrNone[Path] = None,
-    decisions: OrNone[Path] = None,
     checked: OrNone[str] = None,
-    weight: OrNone[str] = None,
     purity: OrNone[float] = None,
     keep: OrNone[int] = None,
     draw: OrNone[Path] = None,
@@ -39,9 +37,8 @@ def calibrate(
         right: Vectors of the other side.
         shuffled: Table with the same columns for shuffled pairs, scored in the same way.
         audit: Folder of an audit of the same rows.
-        decisions: Folder of a review, or the CSV that it exports; pairs drawn for the noise rate count.
-        checked: Column, or CSV with id and right (yes or no), of random rows that you have checked.
-        weight: Column with the number of rows that each checked one stands for, if some were drawn more often.
+        checked: Column, or CSV with id and right (yes or no), of random rows that you have checked; or the folder of a
+            review, of which pairs drawn for the noise rate count.
         purity: Find the cut that keeps this share of right pairs, such as 0.95.
         keep: Find the cut that keeps so many pairs.
         draw: Write 200 random rows to this CSV for you to check, and end.
@@ -57,8 +54,7 @@ def calibrate(
         say(f"{draw} has {count:,} random rows. Write yes or no into its column right, then give --checked {draw}.")
         return 0
     found = calibrate_scores(
-        table, score, left=left, right=right, shuffled=shuffled, audit=audit, decisions=decisions, checked=checked,
-        weight=weight,
+        table, score, left=left, right=right, shuffled=shuffled, audit=audit, checked=checked
     )  # fmt: skip
     cut = None if purity is None and keep is None else found.cut(purity=purity, keep=keep)
     found.write(out, cut, overwrite=overwrite, command=shlex.join(["mispair", *sys.argv[1:]]))
@@ -105,11 +101,10 @@ def filter_pairs(
         overwrite: Replace earlier results.
         json: Print the counts as JSON.
     """
-    from mispair.calibrating.filtering import Filter, choose, open_scored, write_kept
+    from mispair.calibrating.filtering import choose, open_scored, write_kept
 
-    chosen = Filter(purity, keep, probability, least)
     scored = open_scored(source, score)
-    kept = choose(scored, chosen, by)
+    kept = choose(scored, by, purity=purity, keep=keep, probability=probability, least=least)
     write_kept(scored.source, kept.mask, to, mask, uids, overwrite=overwrite)
     counts = {name: 0 if cut is None else cut.kept for name, cut in kept.cuts.items()}
     if json:

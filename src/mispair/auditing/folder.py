@@ -439,8 +439,8 @@ def _check_copies(
         if place.is_dir() and any(place.iterdir()) and not overwrite:
             advice = f"Give another `{kind}`, or `overwrite` to replace the copy in it."
             raise ExistsError("the folder is not empty", where=place, advice=advice)
-        if raw is not None and data.source is not None:
-            check_place(raw.owns, data.source, raw.files, place, overwrite)
+        if raw is not None:
+            check_copy(raw, place, overwrite)
         elif data.source is not None and data.is_run:
             check_place(is_array_file, data.source, (data.source,), place, overwrite)
 

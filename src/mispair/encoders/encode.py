@@ -16,11 +16,12 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from mispair.encoders.cache import CachedRows, EncodingCache, Halves, Key, key_of
 from mispair.encoders.encoders import (
@@ -46,7 +47,8 @@ if TYPE_CHECKING:
 OK = "ok"
 _STORE_SECONDS = 20.0
 BAD_SHARE = 0.01  # bad rows above this share deserve a warning
-SHARD = 4096  # rows that are encoded before their vectors are stored
+SHARD = 4096  # captions that are encoded before their vectors are stored; rows of a file
+_STORED = 1 << 26  # bytes of encodings of images that are stored together
 _BATCH = 32
 _THREADS = min(8, os.cpu_count() or 1)
 _PARTS = (("img_emb", ".npy"), ("text_emb", ".npy"), ("metadata", ".parquet"))
@@ -69,6 +71,22 @@ class Encoders:
             ConfigError: There is no such encoder, or a package or its weights are missing.
         """
         return image_encoder(self.image_model, self.device), text_encoder(self.text_model, self.device)
+
+
+@dataclass(frozen=True)
+class EncodedImages:
+    """One encoding an image."""
+
+    rows: IntArray  # first row of each image
+    cells: CachedRows  # the encodings, in the same order
+    image: IntArray  # number of the image of each pair
+    known: npt.NDArray[np.bool_]  # images that were in the cache
+    problems: dict[int, str] = field(default_factory=dict)  # of rows without one
+
+    @property
+    def kept(self) -> int:
+        """Pairs whose image was in the cache."""
+        return int(self.known[self.image].sum())
 
 
 @dataclass(frozen=True)
@@ -127,37 +145,44 @@ class Outcome:
 
 
 def encode(
-    pairs: Source,
-    encoders: tuple[ImageEncoder, TextEncoder],
-    cache: Path,
-    *,
-    shard: int = SHARD,
-    console: Console | None = None,
+    pairs: Source, encoders: tuple[ImageEncoder, TextEncoder], cache: Path, *, console: Console | None = None
 ) -> EncodedPairs:
-    """The vectors of all pairs; those in the cache are not computed again, new ones are stored every `shard` rows."""
+    """The vectors of all pairs; those in the cache are not computed again."""
     images, texts = encoders
-    left, right = ImageSide(pairs, images, cache), _TextSide(pairs, texts, cache)
-    numbers = np.full((2, len(pairs)), -1, dtype=np.int64)
-    problems: dict[int, str] = {}
-    kept = 0
-    with at_work(console, len(pairs), "encoding") as (bar, pool):
-        for first in range(0, len(pairs), shard):
-            rows = np.arange(first, min(first + shard, len(pairs)))
-            before = len(left.cache), len(right.cache)
-            found = left.encode(rows, pool, bar.step), right.encode(rows)
-            for place, row in enumerate(rows.tolist()):
-                pair = [side[place] for side in found]
-                words = [problem for _, problem in pair if problem]
-                if words:
-                    problems[row] = "; ".join(words)
-                numbers[:, row] = [number for number, _ in pair]
-            kept += int(((numbers[:, rows] >= 0) & (numbers[:, rows] < np.array(before)[:, None])).all(axis=0).sum())
-            bar.reach(int(rows[-1]) + 1)
-    return EncodedPairs(left.cache.rows(numbers[0]), right.cache.rows(numbers[1]), problems, kept)
+    found, side = encode_images(pairs, images, cache, console=console), _TextSide(pairs, texts, cache)
+    numbers, before, problems = np.full(len(pairs), -1, dtype=np.int64), len(side.cache), dict(found.problems)
+    with _at_work(console, len(pairs), "encoding captions") as (bar, _):
+        for first in range(0, len(pairs), SHARD):
+            for row, (number, problem) in enumerate(side.encode(range(first, min(first + SHARD, len(pairs)))), first):
+                numbers[row] = number
+                if problem:
+                    problems[row] = f"{problems[row]}; {problem}" if row in problems else problem
+            bar.reach(min(first + SHARD, len(pairs)))
+    kept = found.known[found.image] & (numbers >= 0) & (numbers < before)
+    left = replace(found.cells, numbers=found.cells.numbers[found.image])
+    return EncodedPairs(left, side.cache.rows(numbers), problems, int(kept.sum()))
+
+
+def encode_images(
+    pairs: Source, encoder: ImageEncoder, cache: Path, *, console: Console | None = None
+) -> EncodedImages:
+    """Encodes each image once; those in the cache are not encoded again."""
+    side = ImageSide(pairs, encoder, cache)
+    rows, image = np.unique(pairs.first_rows, return_inverse=True)
+    numbers, bad = np.full(len(rows), -1, dtype=np.int64), {}
+    before, shard = len(side.cache), max(64, _STORED // (2 * encoder.width))
+    with _at_work(console, len(rows), "encoding images") as (bar, pool):
+        for first in range(0, len(rows), shard):
+            for place, (number, problem) in enumerate(side.encode(rows[first : first + shard], pool, bar.step), first):
+                numbers[place] = number
+                if problem:
+                    bad[place] = problem
+    problems = {row: bad[number] for row, number in enumerate(image.tolist()) if number in bad}
+    return EncodedImages(rows, side.cache.rows(numbers), image, (numbers >= 0) & (numbers < before), problems)
 
 
 @contextmanager
-def at_work(console: Console | None, total: int, what: str) -> Iterator[tuple[RowProgress, ThreadPoolExecutor]]:
+def _at_work(console: Console | None, total: int, what: str) -> Iterator[tuple[RowProgress, ThreadPoolExecutor]]:
     """A progress bar and threads that read images, without the warnings of Pillow."""
     with progress(console, total, what) as bar, ThreadPoolExecutor(_THREADS) as pool, warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="PIL")  # they name no file, and what cannot be read gets a status
@@ -263,17 +288,14 @@ class _Side:
 
 
 class ImageSide(_Side):
-    """Encodes images; one that several rows share is read once a shard."""
+    """Encodes images."""
 
     what = "image"
     encoder: ImageEncoder
 
     def encode(self, rows: IntArray, pool: ThreadPoolExecutor, step: Callable[[float], None]) -> list[Found]:
-        numbers = [self.pairs.image_number(row) for row in rows.tolist()]
-        first = dict(zip(reversed(numbers), reversed(rows.tolist()), strict=True))
-        share = len(rows) / len(first)  # the bar counts rows
-        found = self._found(self._batches(sorted(first.values()), pool), lambda done: step(done * share))
-        return [found[first[number]] for number in numbers]
+        found = self._found(self._batches(rows.tolist(), pool), step)
+        return [found[row] for row in rows.tolist()]
 
     def _batches(self, rows: Sequence[int], pool: ThreadPoolExecutor) -> Iterator[list[_Loaded]]:
         """Batches of images, of which the next one is read while the last one is encoded."""
@@ -308,7 +330,7 @@ class _TextSide(_Side):
 
     what = "caption"
 
-    def encode(self, rows: IntArray) -> list[Found]:
+    def encode(self, rows: Sequence[int]) -> list[Found]:
         texts = self.pairs.texts(rows)
         ordered = sorted(set(texts), key=lambda text: (len(text), text))
         loaded = [self._load(text) for text in ordered]

@@ -17,16 +17,15 @@ import csv
 import hashlib
 import io
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from mispair.encoders.cache import CachedRows
-from mispair.encoders.encode import EMBEDDINGS, OK, ImageSide, Outcome, at_work
-from mispair.encoders.encoders import GridEncoder, ImageEncoder
+from mispair.encoders.encode import EMBEDDINGS, OK, EncodedImages, Outcome, encode_images
+from mispair.encoders.encoders import GridEncoder
 from mispair.errors import ConflictError, DamagedError, InvalidValueError, TooFewError
 from mispair.pairs.copying import write_rows
 from mispair.pairs.npy import open_array
@@ -47,7 +46,6 @@ REGIONS = FolderKind(
     ["*_ims.npy", "*_caps.t*", "*_ids.txt", "*_rows.npy", ROWS],
     optional=[BASIS, *EMBEDDINGS.files],
 )
-_STORED = 1 << 26  # bytes of encodings that are stored together
 _SHARE = 0.1  # of the images, that validate and that test
 _SAMPLE = 2000  # images whose cells the projection is fitted on
 
@@ -126,39 +124,6 @@ def _count(value: float | None, images: int) -> int:
 
 def _random(name: str) -> bytes:
     return hashlib.blake2b(name.encode("utf-8", "replace"), digest_size=16).digest()
-
-
-@dataclass(frozen=True)
-class EncodedImages:
-    """One encoding an image."""
-
-    rows: IntArray  # first row of each image
-    cells: CachedRows  # the encodings, in the same order
-    image: IntArray  # number of the image of each pair
-    problems: dict[int, str] = field(default_factory=dict)  # of rows without one
-    kept: int = 0  # pairs whose image was in the cache
-
-
-def encode_images(
-    pairs: Source, encoder: ImageEncoder, cache: Path, *, console: Console | None = None
-) -> EncodedImages:
-    """Encodes each image once; those in the cache are not encoded again."""
-    side = ImageSide(pairs, encoder, cache)
-    rows, image = np.unique(pairs.first_rows, return_inverse=True)
-    counts = np.bincount(image)
-    numbers, bad = np.full(len(rows), -1, dtype=np.int64), {}
-    kept = 0
-    shard = max(64, _STORED // (2 * encoder.width))
-    with at_work(console, len(rows), "encoding images") as (bar, pool):
-        for first in range(0, len(rows), shard):
-            part, before = rows[first : first + shard], len(side.cache)
-            for place, (number, problem) in enumerate(side.encode(part, pool, bar.step), first):
-                numbers[place] = number
-                kept += int(counts[place]) if 0 <= number < before else 0
-                if problem:
-                    bad[place] = problem
-    problems = {row: bad[number] for row, number in enumerate(image.tolist()) if number in bad}
-    return EncodedImages(rows, side.cache.rows(numbers), image, problems, kept)
 
 
 def encode_regions(

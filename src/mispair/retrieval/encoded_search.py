@@ -10,8 +10,9 @@ import numpy as np
 from rich.console import Console
 
 from mispair.encoders.cache import writable_cache
+from mispair.encoders.encode import encode_images
 from mispair.encoders.encoders import GridEncoder, image_encoder, text_encoder
-from mispair.encoders.regions import as_cells, encode_images
+from mispair.encoders.regions import as_cells
 from mispair.errors import ConflictError, DamagedError, DataError, NotFoundError
 from mispair.pairs.layouts.table import open_pairs
 from mispair.pairs.origin import Origin

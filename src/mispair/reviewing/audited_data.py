@@ -126,9 +126,7 @@ def _holds_vectors(folder: Path) -> bool:
     """Whether these are pairs of vectors: of a training run, of DataComp, or of clip-retrieval."""
     if (folder / BEST).is_file():  # `from_training.is_run` without importing torch
         return True
-    from mispair.pairs.layouts import clip_retrieval, precomp
     from mispair.pairs.layouts.datacomp import find_datacomp
+    from mispair.pairs.layouts.loading import recognised
 
-    if find_datacomp(folder):
-        return True
-    return not precomp.found_splits(folder) and bool(clip_retrieval.found_splits(folder))
+    return bool(find_datacomp(folder)) or recognised(folder) == "vectors"

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from mispair.pairs.layouts.copies import MANIFEST, check_place, is_copied, write_copy
+from mispair.pairs.layouts.copies import MANIFEST, is_copied, write_copy
 from mispair.pairs.result_tables import defused, write_table
 from mispair.reviewing.reviewed import Manifest, Policy, Reviewed
 from mispair.support.files import Json
@@ -59,8 +59,6 @@ def export(
         with (to / MANIFEST).open(encoding="utf-8", newline="") as file:
             return Exported(to, Counter(row["action"] for row in csv.DictReader(file)))
     source = found.open(device)
-    if not source.is_encoded:
-        check_place(source.owns, found.data.source, source.files, to, overwrite)
     edits, manifest = found.plan(source, policy=policy, mend=mend)
     write_copy(source, edits, to, overwrite, request=request, also=lambda folder: _write_manifest(manifest, folder))
     return Exported(to, Counter(row["action"] for row in manifest))

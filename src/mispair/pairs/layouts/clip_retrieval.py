@@ -183,8 +183,9 @@ def _repeated(vectors: npt.NDArray[Any], groups: IntArray) -> bool:
     )
 
 
-def open_clip(folder: Path) -> ClipRetrieval:
-    """Open the vectors of a folder to be audited, still on disk."""
+def open_clip(folder: Path, split: str | None = None) -> ClipRetrieval:
+    """Open the vectors of a folder, or of a split in a subfolder, to be audited, still on disk."""
+    folder = folder / (split or "")
     paths = [shard_paths(folder, stem) for stem in SIDES]
     left, right = (open_files(shards) for shards in paths)
     table = _open_metadata(folder, *([shard.shape[0] for shard in side.shards] for side in (left, right)))

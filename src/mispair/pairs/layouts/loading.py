@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 from mispair.config import Config
 from mispair.errors import ConflictError, InvalidValueError, NotFoundError
@@ -13,9 +14,34 @@ from mispair.pairs.layouts.precomp import DevProtocol
 from mispair.pairs.noise import add_noise
 from mispair.pairs.origin import check_as_encoded
 from mispair.pairs.pairs import Pairs
+from mispair.pairs.source import DataSetFolder
 from mispair.pairs.vocabulary import Vocabulary
 
 Layout = Literal["precomp", "vectors"]
+
+
+class DataSet(NamedTuple):
+    """How a layout of data sets is read.
+
+    Attributes:
+        named: The splits of a folder that have any file.
+        complete: The splits of a folder that have all files.
+        load: Reads a split to train on.
+        open: Opens a split to be audited, or the whole folder where it has none.
+    """
+
+    named: Callable[[Path], Iterable[str]]
+    complete: Callable[[Path], list[str]]
+    load: Callable[..., Pairs]
+    open: Callable[[Path, str | None], DataSetFolder]
+
+
+DATA_SETS: dict[Layout, DataSet] = {
+    "precomp": DataSet(precomp.found_splits, precomp.complete_splits, precomp.load, precomp.open_precomp),
+    "vectors": DataSet(
+        clip_retrieval.found_splits, clip_retrieval.found_splits, clip_retrieval.load, clip_retrieval.open_clip
+    ),
+}
 SHAPES = "shapes"
 _NATURAL_ORDER = ("train", "dev", "test", "testall")
 _LISTED = 6
@@ -57,17 +83,11 @@ def load(
     require_split(folder, split)
     if finite:
         check_as_encoded(folder)
+    reading = {"vocabulary": vocabulary, "dev_protocol": dev_protocol, "captions_per_image": captions_per_image}
     if kind == "vectors":
         refuse_for_vectors(f"{folder} holds vectors", vocabulary, dev_protocol, captions_per_image)
-        return clip_retrieval.load(folder, split, finite=finite)
-    return precomp.load(
-        folder,
-        split,
-        vocabulary=vocabulary,
-        dev_protocol=dev_protocol,
-        captions_per_image=captions_per_image,
-        finite=finite,
-    )
+        reading = {}
+    return DATA_SETS[kind].load(folder, split, finite=finite, **reading)
 
 
 def refuse_for_vectors(
@@ -89,17 +109,13 @@ def refuse_for_vectors(
 def splits(data: str | Path) -> list[str]:
     """The splits that can be loaded: train, dev, test, testall, then others by the alphabet."""
     folder = find_folder(data)
-    if layout(folder) == "vectors":
-        names = clip_retrieval.found_splits(folder)
-    else:
-        names = [name for name, parts in precomp.found_splits(folder).items() if len(parts) == 2]
-    return natural_order(names)
+    return natural_order(DATA_SETS[layout(folder)].complete(folder))
 
 
 def named_splits(data: str | Path) -> list[str]:
     """The splits that have any file; loading one that is incomplete names the missing file."""
     folder = find_folder(data)
-    return splits(folder) if layout(folder) == "vectors" else natural_order(list(precomp.found_splits(folder)))
+    return natural_order(list(DATA_SETS[layout(folder)].named(folder)))
 
 
 def natural_order(names: list[str]) -> list[str]:
@@ -162,9 +178,7 @@ def find_folder(data: str | Path) -> Path:
 
 def recognised(folder: Path) -> Layout | None:
     """The layout of a folder that can be trained on; None for other folders."""
-    if precomp.found_splits(folder):
-        return "precomp"
-    return "vectors" if clip_retrieval.found_splits(folder) else None
+    return next((name for name, one in DATA_SETS.items() if one.named(folder)), None)
 
 
 def is_data_set(place: Path) -> bool:
@@ -173,22 +187,14 @@ def is_data_set(place: Path) -> bool:
 
 
 def require_split(folder: Path, split: str) -> None:
-    """Raise if the folder does not have a split.
+    """Raise if the folder has no file of a split; reading one that is incomplete names the missing file.
 
     Raises:
-        NotFoundError: The message names the splits that are there, and the file that is missing.
+        NotFoundError: The message names the splits that are there.
     """
-    names = splits(folder)
-    if split in names:
+    if split in named_splits(folder):
         return
-    parts = precomp.found_splits(folder).get(split, set())
-    if parts:
-        there, path = (
-            ("captions", precomp.features_path(folder, split))
-            if "captions" in parts
-            else ("features", precomp.captions_path(folder, split))
-        )
-        raise NotFoundError(f"the {there} of {split} are there, but {path.name} is missing", where=folder)
+    names = splits(folder)
     only_testall = split == "test" and "testall" in names
     raise NotFoundError(
         f"no split named {split}",

@@ -22,11 +22,10 @@ from mispair.errors import ConflictError, DamagedError, NotFoundError, TooFewErr
 from mispair.pairs.layouts import loading
 from mispair.pairs.layouts.arrays import image_places
 from mispair.pairs.layouts.captions_json import open_json
-from mispair.pairs.layouts.clip_retrieval import is_embedding_folder, open_clip
+from mispair.pairs.layouts.clip_retrieval import is_embedding_folder
 from mispair.pairs.layouts.copies import MANIFEST
 from mispair.pairs.layouts.datacomp import find_datacomp, open_datacomp
 from mispair.pairs.layouts.image_folder import METADATA, JsonLines, TextFiles
-from mispair.pairs.layouts.precomp import open_precomp
 from mispair.pairs.layouts.table import open_files
 from mispair.pairs.layouts.tars import Tars, check_unpacked
 from mispair.pairs.source import Source
@@ -166,7 +165,4 @@ def open_source(
         loading.require_split(root, split)
     # The image folder comes first: a name without ending must not find a text file of the data set.
     places = image_places(images) or (root / "images", *((root / split,) if split else ()), root, Path())
-    if kind == "vectors":
-        return replace(open_clip(root / split if split else root), images=places, folder=root, split=split)
-    assert split is not None
-    return replace(open_precomp(root, split, places), folder=root, split=split)
+    return replace(loading.DATA_SETS[kind].open(root, split), images=places, folder=root, split=split)

@@ -49,6 +49,11 @@ def found_splits(folder: Path) -> dict[str, set[str]]:
     return found
 
 
+def complete_splits(folder: Path) -> list[str]:
+    """The splits of the folder that have both."""
+    return [name for name, parts in found_splits(folder).items() if len(parts) == 2]
+
+
 def features_path(folder: Path, split: str) -> Path:
     """The region features of a split."""
     return folder / f"{split}_ims.npy"
@@ -279,8 +284,9 @@ def load(
     return Pairs(Regions(left), tokens, link, left_ids=left_ids, name=name, origin=Origin.read(folder))
 
 
-def open_precomp(folder: Path, split: str, places: tuple[Path, ...]) -> ScanFeatures:
+def open_precomp(folder: Path, split: str | None) -> ScanFeatures:
     """Open a split to be audited: the mean of the regions of each image, and vectors of the words of each caption."""
+    split = split or "train"
     parts = read(folder, split)
     images, link = parts.image_ids, parts.link
     if images:
@@ -296,7 +302,6 @@ def open_precomp(folder: Path, split: str, places: tuple[Path, ...]) -> ScanFeat
         names=known,
         captions=Texts.of(parts.texts),
         image_names=(lambda rows: image_names(link[rows])) if images else None,
-        images=places,
         files=(features_path(folder, split), captions_path(folder, split)),
     )
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import multiprocessing
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +28,6 @@ from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
-import torch
 from tyro.conf import Positional
 
 import bench_audit
@@ -43,6 +41,7 @@ from mispair.pairs.layouts.arrays import from_pairs
 from mispair.pairs.layouts.opening import open_source
 from mispair.pairs.noise import caption_noise
 from mispair.pairs.pairs import IntArray, Pairs, Vectors
+from mispair.support.cores import share_cores
 
 Kind = Literal["random", "left", "right", "both", "mixed"]
 NATURAL = "natural"
@@ -175,18 +174,13 @@ def measure(
     tasks: Sequence[Task], natural: Sequence[Path], jobs: int, threads: int, minutes: float | None
 ) -> Iterator[Measured]:
     """Audits in several processes; none is begun after so many minutes."""
-    os.environ.update({name: str(threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")})
+    share_cores(str(threads))
     end = None if minutes is None else time.monotonic() + 60 * minutes
-    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn"), _few_cores, (threads,)) as pool:
+    with ProcessPoolExecutor(jobs, multiprocessing.get_context("spawn")) as pool:
         futures = [pool.submit(_in_time, task, natural, end) for task in tasks]
         for future in as_completed(futures):
             if (found := future.result()) is not None:
                 yield found
-
-
-def _few_cores(threads: int) -> None:
-    os.cpu_count = lambda: threads  # what the audit's threads go by
-    torch.set_num_threads(threads)
 
 
 def _in_time(task: Task, natural: Sequence[Path], end: float | None) -> Measured | None:

@@ -15,6 +15,7 @@ if not torch.cuda.is_available():
 
 # One thread for each process, also for those that tests start: the cores are for pytest's workers.
 os.environ["OMP_NUM_THREADS"] = "1"
+os.environ["MISPAIR_THREADS"] = "2"  # of our own, so that what runs side by side does so in tests
 torch.set_num_threads(1)
 
 # What tests write need not outlast a power cut, and a disk may take long for each file.

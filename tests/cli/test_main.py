@@ -167,7 +167,10 @@ def test_data_of_other_words_is_noted(run: Path, tmp_path: Path, capsys: pytest.
     folder = tiny_folder(tmp_path / "tiny")
     (folder / "test_caps.txt").write_text("zebra xylophone\n" * 40)
     assert main(["eval", str(run), "--data", str(folder)]) == 0
-    assert "Note: 100% of the words of tiny test are not in the model's vocabulary" in capsys.readouterr().err
+    assert (
+        "Note: 100\N{NO-BREAK SPACE}% of the words of tiny test are not in the model's vocabulary"
+        in capsys.readouterr().err
+    )
     assert main(["eval", str(run), "--data", str(folder), "--split", "dev"]) == 0
     assert not capsys.readouterr().err
 

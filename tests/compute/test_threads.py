@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from mispair.compute import threads
-from mispair.compute.threads import cores, one_thread_each, parallel_each, parallel_map
+from mispair.compute.threads import one_thread_each, parallel_each, parallel_map
 
 
 class StoppedError(Exception):
@@ -38,14 +38,6 @@ def test_every_item_is_seen() -> None:
     seen: list[int] = []
     parallel_each(seen.append, range(20), workers=4)
     assert sorted(seen) == list(range(20))
-
-
-@pytest.mark.parametrize(("there", "most", "expected"), [(8, 4, 4), (2, 4, 2), (None, 4, 1)])
-def test_no_more_workers_than_cores(
-    there: int | None, most: int, expected: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("os.cpu_count", lambda: there)
-    assert cores(most) == expected
 
 
 def test_what_has_not_begun_is_not_begun_after_a_stop(monkeypatch: pytest.MonkeyPatch) -> None:

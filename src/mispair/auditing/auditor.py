@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from mispair.pairs.layouts.arrays import from_memory
 from mispair.pairs.other_libraries import as_vectors
 from mispair.pairs.pairs import IntArray, Pairs
 from mispair.pairs.source import Source
+from mispair.support.cores import cores
 from mispair.support.formatting import percent, plain
 from mispair.support.html import html_table
 from mispair.support.tensor_files import load_tensors, save_tensors
@@ -285,7 +285,7 @@ def _opened(left: Any, right: Any, groups: Any) -> Source:
 
 def workers_of(workers: int | None, device: torch.device) -> int:
     """Blocks of pairs that are read and measured at the same time."""
-    return workers or (GPU_WORKERS if device.type == "cuda" else os.cpu_count() or 1)
+    return workers or (GPU_WORKERS if device.type == "cuda" else cores())
 
 
 def check_count(pairs: Source) -> None:

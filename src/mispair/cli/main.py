@@ -27,6 +27,7 @@ from mispair.cli.model import TrainArguments, evaluate, search, train, train_arg
 from mispair.cli.output import console, print_json, print_table, say, with_flags
 from mispair.cli.review import annotate, export, review
 from mispair.errors import ConfigError, MispairError
+from mispair.support.cores import share_cores
 from mispair.support.memory import is_out_of_memory, out_of_memory
 
 
@@ -124,11 +125,14 @@ GROUPS = ("data", "bench")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; a mistake of the user's becomes a sentence on stderr and an exit code."""
-    argv = list(sys.argv[1:] if argv is None else argv)
+    alone, argv = argv is None, list(sys.argv[1:] if argv is None else argv)
     warnings.showwarning = lambda message, *_, **__: say(f"Note: {message}", file=sys.stderr)
     if isinstance(sys.stdout, TextIOWrapper):  # captions and names may hold what the terminal cannot show
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
+        threads = _taken(argv, "--threads")
+        if alone:
+            share_cores(threads)
         return _dispatch(argv)
     except MispairError as error:
         if not error.silent:
@@ -174,6 +178,18 @@ def _flags(kind: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
             yield next((extra.name for extra in extras if getattr(extra, "name", None)), name), plain
 
 
+def _taken(argv: list[str], flag: str) -> str | None:
+    """The value of a flag of every command, which is taken out of the words."""
+    value = None
+    for place in reversed(range(len(argv))):
+        if argv[place] == flag and place + 1 < len(argv):
+            value = argv.pop(place + 1)
+            del argv[place]
+        elif argv[place].startswith(f"{flag}="):
+            value = argv.pop(place).partition("=")[2]
+    return value
+
+
 def _dispatch(argv: list[str]) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         say(_help())
@@ -215,7 +231,8 @@ def _help(group: str = "") -> str:
     lines = [f"  {name:<{width}} {(call.__doc__ or '').splitlines()[0]}" for name, call in chosen.items()]
     what = "find and fix mismatched pairs, and train models that tolerate them"
     head = f"mispair {__version__}: {what}.\n\nUsage: mispair COMMAND [OPTIONS]\n\n"
-    return head + "\n".join(lines) + "\n\n`mispair COMMAND --help` explains a command."
+    tail = "`mispair COMMAND --help` explains a command. `--threads N` goes with each: how many cores it may use."
+    return head + "\n".join(lines) + f"\n\n{tail}"
 
 
 if __name__ == "__main__":

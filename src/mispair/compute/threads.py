@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +9,8 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
+
+from mispair.support.cores import cores
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -19,7 +20,7 @@ def parallel_map(
     function: Callable[[Item], Result], items: Iterable[Item], workers: int | None = None
 ) -> Iterator[Result]:
     """The results in the order of the items; when the caller stops, no more of them are begun."""
-    with one_thread_each(), ThreadPoolExecutor(workers or os.cpu_count()) as pool:
+    with one_thread_each(), ThreadPoolExecutor(workers or cores()) as pool:
         futures = deque(pool.submit(function, item) for item in items)
         try:
             while futures:
@@ -33,11 +34,6 @@ def parallel_each(function: Callable[[Item], None], items: Iterable[Item], worke
     """Calls the function with every item."""
     for _ in parallel_map(function, items, workers):
         pass
-
-
-def cores(most: int) -> int:
-    """How many cores there are, at most so many."""
-    return min(most, os.cpu_count() or 1)
 
 
 @contextmanager

@@ -36,6 +36,7 @@ from mispair.encoders.options import IMAGE_MODEL, TEXT_MODEL
 from mispair.pairs.origin import MARK
 from mispair.pairs.pairs import IntArray
 from mispair.pairs.source import Source
+from mispair.support.cores import cores
 from mispair.support.files import Json, replacing
 from mispair.support.owned_folder import FolderKind, OwnedFolder
 from mispair.support.progress import RowProgress, progress
@@ -50,7 +51,7 @@ BAD_SHARE = 0.01  # bad rows above this share deserve a warning
 SHARD = 4096  # captions that are encoded before their vectors are stored; rows of a file
 _STORED = 1 << 26  # bytes of encodings of images that are stored together
 _BATCH = 32
-_THREADS = min(8, os.cpu_count() or 1)
+_MOST_THREADS = 8
 _PARTS = (("img_emb", ".npy"), ("text_emb", ".npy"), ("metadata", ".parquet"))
 EMBEDDINGS = FolderKind("embeddings", MARK, [f"{stem}/{stem}_*{suffix}" for stem, suffix in _PARTS])
 _LONGEST_REASON = 200  # characters
@@ -184,7 +185,8 @@ def encode_images(
 @contextmanager
 def _at_work(console: Console | None, total: int, what: str) -> Iterator[tuple[RowProgress, ThreadPoolExecutor]]:
     """A progress bar and threads that read images, without the warnings of Pillow."""
-    with progress(console, total, what) as bar, ThreadPoolExecutor(_THREADS) as pool, warnings.catch_warnings():
+    pool = ThreadPoolExecutor(min(_MOST_THREADS, cores()))
+    with progress(console, total, what) as bar, pool, warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="PIL")  # they name no file, and what cannot be read gets a status
         yield bar, pool
 

@@ -44,6 +44,7 @@ from mispair.cli.main import main
 from mispair.config import Config, find_packaged, to_toml
 from mispair.errors import ChangedError, DataError, ExistsError, NotFoundError
 from mispair.pairs.shapes import dataset
+from mispair.support.cores import OWN
 from mispair.training.settings import complete, override, read_recipe
 from refusals import refused
 
@@ -266,6 +267,7 @@ def test_two_processes_share_a_folder(suite: Suite, tmp_path: Path, monkeypatch:
 
     monkeypatch.setattr(runner, "run_cell", train)
     monkeypatch.setattr("torch.set_num_threads", lambda _: None)
+    monkeypatch.setenv(OWN, "2")  # restored in the end
     runner._work(list(cells), tmp_path, 1, errors)
     assert errors.empty()
     assert sorted(trained) == sorted(cell.name for cell in cells)

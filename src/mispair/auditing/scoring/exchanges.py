@@ -39,11 +39,12 @@ from mispair.auditing.scoring.folds import fits_without, fold_numbers
 from mispair.auditing.scoring.judge import Judge
 from mispair.auditing.scoring.matchings import Matchings
 from mispair.auditing.scoring.shared_items import SharedItems
-from mispair.compute.threads import cores, parallel_each, parallel_map
+from mispair.compute.threads import parallel_each, parallel_map
 from mispair.functional.eigenvectors import eigh
 from mispair.functional.logistic import FloatArray, newton, probability
 from mispair.pairs.pairs import MATCH_THRESHOLD, IntArray
 from mispair.pairs.source import Source
+from mispair.support.cores import cores
 
 BY = ["left", "right", "both"]  # by which items pairs are similar
 LEAST, MOST = 500, 1 << 16  # pairs among which exchanges are searched: at least, and at most
@@ -371,7 +372,7 @@ def nearest(x: Tensor, groups: IntArray) -> IntArray | None:
         alike = (items[here] @ items.T).masked_fill_(own[here, None] == own, -torch.inf)
         return np.asarray(alike.topk(CLOSE_BY, dim=1).indices.cpu().numpy())
 
-    return np.concatenate(list(parallel_map(search, range(0, len(x), AT_ONCE), cores(WORKERS))))
+    return np.concatenate(list(parallel_map(search, range(0, len(x), AT_ONCE), min(WORKERS, cores()))))
 
 
 def mutual(near: IntArray) -> tuple[IntArray, IntArray, IntArray]:
@@ -413,7 +414,7 @@ def lost_by_exchange(spaces: list[CommonSpace], x: Tensor, y: Tensor, couples: C
             t = own[i] + own[j] - (a[i] * b[j]).sum(1) - (a[j] * b[i]).sum(1)
             found[part, column] = t.double().cpu().numpy()
 
-    parallel_each(measure, range(len(spaces)), cores(WORKERS))
+    parallel_each(measure, range(len(spaces)), min(WORKERS, cores()))
     return np.asarray(found.mean(axis=1))
 
 

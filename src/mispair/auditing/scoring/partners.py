@@ -18,10 +18,11 @@ from torch import Tensor
 from mispair.auditing.scoring.folds import FOLDS, fold_numbers, random_keys, sample
 from mispair.auditing.scoring.judge import Judge
 from mispair.auditing.scoring.measures import evidence, rivals, with_contrast
-from mispair.compute.threads import cores, parallel_each
+from mispair.compute.threads import parallel_each
 from mispair.functional.logistic import FloatArray, logistic, newton, probability
 from mispair.pairs.pairs import MATCH_THRESHOLD, IntArray
 from mispair.pairs.source import Source
+from mispair.support.cores import cores
 
 Mask = npt.NDArray[np.bool_]
 
@@ -109,7 +110,7 @@ def find_partners(
             known.put(here, search.candidates(kept, items))
             own[here], strange[here] = search.hidden(kept, items)
 
-    parallel_each(in_fold, range(FOLDS), cores(WORKERS))
+    parallel_each(in_fold, range(FOLDS), min(WORKERS, cores()))
     lesson = Lesson.of(known, own, strange, np.nan_to_num(match[hidden]), hidden, search, flagged)
     found = lesson.best(flagged, np.nan_to_num(match[rows]))
     return given_once(found, has_partner if several is None else np.where(several, 0, has_partner))
@@ -245,7 +246,7 @@ class Search:
             if len(own):
                 found[own] = self.rivals(self.compared(items[own], number, self.side), number, self.side)
 
-        parallel_each(in_fold, range(FOLDS), cores(WORKERS))
+        parallel_each(in_fold, range(FOLDS), min(WORKERS, cores()))
         return found
 
     @cached_property

@@ -6,6 +6,7 @@ The progress is read from the results folder, so all processes that work in one 
 from __future__ import annotations
 
 import multiprocessing
+import os
 import signal
 import threading
 import time
@@ -29,6 +30,7 @@ from mispair.bench.suite.record import RECORD, RUN, Record, read_record, run_cel
 from mispair.bench.suite.results_folder import cell_folder, claimed, is_claimed
 from mispair.bench.suite.suite import Cell
 from mispair.errors import MispairError, StoppedError
+from mispair.support.cores import OWN
 from mispair.support.formatting import duration
 from mispair.training.run_folder import count_validations
 
@@ -77,7 +79,7 @@ def run_cells(
             if state(results, cell).status == "failed":
                 (cell_folder(results, cell) / RECORD).unlink(missing_ok=True)
     jobs = min(jobs, sum(state(results, cell).record is None for cell in cells))
-    threads = max(1, torch.get_num_threads() // max(1, jobs))  # OMP_NUM_THREADS sets it
+    threads = max(1, torch.get_num_threads() // max(1, jobs))
     errors: SimpleQueue[str] = CONTEXT.SimpleQueue()
     workers = [CONTEXT.Process(target=_work, args=(list(cells), results, threads, errors)) for _ in range(jobs)]
     for worker in workers:
@@ -121,6 +123,7 @@ def _termination() -> Iterator[None]:
 
 def _work(cells: list[Cell], results: Path, threads: int, errors: SimpleQueue[str]) -> None:
     """Train every cell that has not ended and is not locked; errors that are no result go to `errors`."""
+    os.environ[OWN] = str(threads)
     torch.set_num_threads(threads)
     parent, trained, broken = multiprocessing.parent_process(), True, set[str]()
     try:

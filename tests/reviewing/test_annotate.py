@@ -24,7 +24,7 @@ from mispair.cli.main import main
 from mispair.errors import ConflictError, DataError, InvalidValueError, NotFoundError
 from mispair.reviewing import annotate as annotating
 from mispair.reviewing.annotate import AnnotationResult, Budget, annotate
-from mispair.reviewing.annotators import BusyError, Command, Endpoint, NoAnswerError, _seconds, read_answer
+from mispair.reviewing.annotators import Command, Endpoint, NoAnswerError, _seconds, read_answer
 from mispair.reviewing.answers import Answer, AnswerKind, Answers
 from mispair.reviewing.decisions import FILE, Decisions
 from mispair.reviewing.review import Review
@@ -376,8 +376,7 @@ def test_mistakes_are_refused_before_anything_is_asked(photos: tuple[Path, dict[
         Budget(**{**usual, "limit": 5.0})
     with refused(NotFoundError):  # no images
         annotate(audit, lambda *_: True, images=tmp_path / "images" / "nowhere")
-    assert main(["annotate", str(audit)]) == 2
-    assert main(["annotate", str(audit), "--annotator", "http://a/v1", "--annotator-command", "cat"]) == 2
+    assert main(["annotate", str(audit), "--annotator", "no-such-program"]) == 2
     key = ["--annotator", "http://a/v1", "--model", "m", "--key-variable", "NO_SUCH_VARIABLE"]
     assert main(["annotate", str(audit), *key]) == 2
     with sqlite3.connect(audit / FILE) as file:
@@ -389,7 +388,6 @@ def test_the_pause_that_a_server_asks_for() -> None:
     assert _seconds(None) is None
     assert _seconds("soon") is None
     assert _seconds("Wed, 21 Oct 2015 07:28:00 GMT") == 0.0
-    assert BusyError(None).seconds is None
 
 
 HOST = "127.0.0.1:8700"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 from tyro.conf import Positional
 
 from mispair.cli.output import console, print_json, say
-from mispair.errors import ConfigError, ConflictError, InvalidValueError, NotFoundError
+from mispair.errors import ConfigError, InvalidValueError, NotFoundError
 from mispair.support.flags import OrNone
 
 if TYPE_CHECKING:
@@ -84,9 +84,8 @@ def review(
 def annotate(
     out: Positional[Path],
     *,
-    annotator: OrNone[str] = None,
-    model: OrNone[str] = None,
-    annotator_command: OrNone[str] = None,
+    annotator: str,
+    model: str = "",
     prompt: OrNone[str] = None,
     key_variable: OrNone[str] = None,
     half_width: float = 0.015,
@@ -106,9 +105,9 @@ def annotate(
 
     Args:
         out: Folder that an audit has written.
-        annotator: Base URL of an API like OpenAI's that takes images, as http://127.0.0.1:8000/v1.
-        model: Name of its model.
-        annotator_command: Instead: a program that answers each JSON line (image, caption, prompt) with yes or no.
+        annotator: Base URL of an API like OpenAI's that takes images, as http://127.0.0.1:8000/v1; or a program that
+            answers each JSON line (image, caption, prompt) with yes or no.
+        model: Name of the model of an API.
         prompt: The question; by default whether the caption describes the image, yes or no.
         key_variable: Environment variable with the key of the API; MISPAIR_API_KEY by default, if there is one.
         half_width: Stop when the 95 % interval of the noise rate is this wide to either side; 0.015 are 1.5 points.
@@ -123,12 +122,7 @@ def annotate(
     """
     from mispair.reviewing.annotate import annotate as annotate_audit
 
-    if (annotator is None) == (annotator_command is None):
-        what = "both are given" if annotator else "neither a URL nor a command is given"
-        raise ConflictError(
-            what, where="annotator", advice="Give either `annotator` and `model`, or `annotator_command`"
-        )
-    who = _annotator(annotator, model, annotator_command, prompt, key_variable, timeout)
+    who = _annotator(annotator, model, prompt, key_variable, timeout)
 
     def agree(forecast: Forecast) -> bool:
         say(forecast, flush=True)
@@ -161,23 +155,18 @@ def annotate(
 
 
 def _annotator(
-    url: str | None,
-    model: str | None,
-    command: str | None,
-    prompt: str | None,
-    key_variable: str | None,
-    timeout: float,
+    given: str, model: str, prompt: str | None, key_variable: str | None, timeout: float
 ) -> Endpoint | Command:
     from mispair.reviewing.annotators import PROMPT, Command, Endpoint
 
     if not timeout > 0:
         raise InvalidValueError(str(timeout), where="timeout", expected="greater than 0")
-    if command is not None:
-        return Command(command, prompt or PROMPT, timeout)
+    if "://" not in given.split(" ", 1)[0]:
+        return Command(given, prompt or PROMPT, timeout)
     if key_variable and key_variable not in os.environ:
         raise NotFoundError("no such environment variable", where=key_variable, advice="Set it to the key of the API")
     key = os.environ.get(key_variable or KEY_VARIABLE, "")
-    return Endpoint(url or "", model or "", key, prompt or PROMPT, timeout)
+    return Endpoint(given, model, key, prompt or PROMPT, timeout)
 
 
 def export(

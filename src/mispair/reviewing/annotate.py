@@ -17,7 +17,6 @@ from mispair.errors import ConflictError, DataError, InvalidValueError, NotFound
 from mispair.reviewing.annotators import (
     SHOWN,
     Annotator,
-    BusyError,
     Function,
     NoAnswerError,
     read_answer,
@@ -261,7 +260,7 @@ class _Run:
     def __init__(self, review: Review, annotator: Annotator, budget: Budget) -> None:
         self.review, self.answers, self.annotator, self.budget = review, review.answers, annotator, budget
         self._pace = _Pace(budget.rate)
-        self._calls = self._in_a_row = 0
+        self._in_a_row, self._made_before = 0, self.answers.calls(annotator.identity)
         self._out_of_budget, self._lock = False, threading.Lock()
 
     def forecast(self) -> Forecast:
@@ -326,7 +325,7 @@ class _Run:
             forecast=forecast,
             kinds=Counter(one.kind for one in found.values()),
             unclear=next((one.text for one in found.values() if one.kind is AnswerKind.UNCLEAR), ""),
-            calls=self._calls,
+            calls=self.answers.calls(identity) - self._made_before,
             spent=self.answers.spent,
             stopped="limit" if self._out_of_budget else stopped or "planned",
             progress=progress,
@@ -367,47 +366,39 @@ class _Run:
 
     def _ask(self, image: bytes, caption: str) -> tuple[AnswerKind, str] | None:
         """The answer of the annotator; None if no more calls may be made."""
-        attempt, busy, text = 0, 0, ""
-        while attempt < ATTEMPTS and busy < BUSY_ATTEMPTS:
+        attempt, busy, kind, text = 0, 0, AnswerKind.FAILED, ""
+        budget, identity = self.budget, self.annotator.identity
+        while kind is AnswerKind.FAILED and attempt < ATTEMPTS and busy < BUSY_ATTEMPTS:
             if not self._pace.wait():
                 return None
-            budget = self.budget
-            number = self.answers.begin_call(self.annotator.identity, budget.price_per_call, budget.limit, budget.calls)
+            number = self.answers.begin_call(identity, budget.price_per_call, budget.limit, budget.calls)
             if number is None:
                 self._out_of_budget = True
                 self._pace.stopped.set()
                 return None
             try:
                 said = self.annotator.ask(image, caption)
-            except BusyError as error:
-                self.answers.cancel_call(number)
-                seconds = PAUSE * 2 ** min(busy, 6) if error.seconds is None else error.seconds
-                if seconds > LONGEST_PAUSE:
-                    what = f"it asks for a pause of {seconds:.0f} seconds"
-                    raise DataError(what, where=self.annotator.receiver, advice="Go on later") from None
-                self._pace.pause(seconds)
-                busy, text = busy + 1, "busy"
-                continue
             except NoAnswerError as error:
-                self._count(1)
-                attempt, text = attempt + 1 if error.again else ATTEMPTS, str(error)
+                text = str(error)
+                if error.busy:
+                    self.answers.cancel_call(number)
+                    seconds = PAUSE * 2 ** min(busy, 6) if error.seconds is None else error.seconds
+                    if seconds > LONGEST_PAUSE:
+                        what = f"it asks for a pause of {seconds:.0f} seconds"
+                        raise DataError(what, where=self.annotator.receiver, advice="Go on later") from None
+                    self._pace.pause(seconds)
+                    busy += 1
+                    continue
+                attempt = attempt + 1 if error.again else ATTEMPTS
                 if attempt < ATTEMPTS and self._pace.stopped.wait(PAUSE * 2 ** (attempt - 1)):
                     return None
-                continue
             except BaseException:
                 self._pace.stopped.set()
                 raise
-            self._count(1)
-            kind = read_answer(said)
-            text = plain(clean(beginning(str(said), SHOWN)))
-            self._check(kind, text)
-            return kind, text if kind is AnswerKind.UNCLEAR else ""
-        self._check(AnswerKind.FAILED, text)
-        return AnswerKind.FAILED, text
-
-    def _count(self, calls: int) -> None:
-        with self._lock:
-            self._calls += calls
+            else:
+                kind, text = read_answer(said), plain(clean(beginning(str(said), SHOWN)))
+        self._check(kind, text)
+        return kind, text if kind in (AnswerKind.UNCLEAR, AnswerKind.FAILED) else ""
 
     def _check(self, kind: AnswerKind, text: str) -> None:
         """Stop where nothing that is understood comes back any more."""

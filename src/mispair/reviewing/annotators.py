@@ -38,23 +38,13 @@ class NoAnswerError(Exception):
 
     Attributes:
         again: Whether there may be one at the next attempt.
+        busy: Whether the annotator has refused to do anything for now, so that nothing is to pay.
+        seconds: After which a busy one may be asked again; None if it did not say so.
     """
 
-    def __init__(self, text: str, *, again: bool = True) -> None:
+    def __init__(self, text: str, *, again: bool = True, busy: bool = False, seconds: float | None = None) -> None:
         super().__init__(text)
-        self.again = again
-
-
-class BusyError(Exception):
-    """The annotator has refused to do anything for now.
-
-    Attributes:
-        seconds: After which it may be asked again; None if it did not say so.
-    """
-
-    def __init__(self, seconds: float | None) -> None:
-        super().__init__("busy")
-        self.seconds = seconds
+        self.again, self.busy, self.seconds = again, busy, seconds
 
 
 class Annotator:
@@ -77,7 +67,6 @@ class Annotator:
             caption: Its caption.
 
         Raises:
-            BusyError: It has refused, so nothing is to pay.
             NoAnswerError: It has not answered.
             MispairError: It will not answer on any pair.
         """
@@ -157,7 +146,7 @@ class Endpoint(Annotator):
             text = clean(beginning(error.read(MOST_BYTES).decode("utf-8", "replace"), SHOWN))
         said = f"status {error.code}: {text}"
         if error.code in BUSY:
-            return BusyError(_seconds(error.headers.get("Retry-After")))
+            return NoAnswerError(said, busy=True, seconds=_seconds(error.headers.get("Retry-After")))
         if error.code in (*TEMPORARY, *PAIR_REFUSED):
             return NoAnswerError(said, again=error.code in TEMPORARY)
         return DataError(said, where=self.url, advice="Check the URL, the model and the key")

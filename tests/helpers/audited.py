@@ -12,7 +12,7 @@ import pyarrow.parquet
 
 from mispair.auditing.inputs import AuditInput
 from mispair.auditing.output_files import AUDIT, TABLE
-from mispair.auditing.request import PLACES, Request
+from mispair.auditing.request import Request
 from mispair.pairs.audited import AuditColumns
 from mispair.reviewing.reviewed import Reviewed
 from mispair.support.owned_folder import OwnedFolder
@@ -79,9 +79,10 @@ def write_audit_of(
     if data.is_raw:
         pairs = data.open()
         table |= pairs.item_columns(0, len(pairs))
-    places = {name: [str(path), "0"] for name in PLACES if (path := getattr(data, name)) is not None}
+    places = {name: [str(path), "0"] for name in ("source", "ids") if (path := getattr(data, name)) is not None}
+    sides = {name: [[str(path), "0"] for path in getattr(data, name)] for name in ("left", "right")}
     images = str(data.images) if data.images else None
-    request = Request.model_validate({**places, "images": images, "split": data.split})
+    request = Request.model_validate({**places, **sides, "images": images, "split": data.split})
     with OwnedFolder(out, AUDIT, request.written()) as folder:
         folder.begin()
         pyarrow.parquet.write_table(pyarrow.table(table), out / TABLE)

@@ -84,7 +84,7 @@ def test_of_equal_ids_the_first_is_meant(tmp_path: Path) -> None:
     for side in ("left", "right"):
         np.save(tmp_path / f"{side}.npy", np.eye(4, dtype=np.float32))
     (tmp_path / "ids.csv").write_text("id\na\nb\na\nc\n")
-    data = AuditInput(left=tmp_path / "left.npy", right=tmp_path / "right.npy", ids=tmp_path / "ids.csv")
+    data = AuditInput(left=(tmp_path / "left.npy",), right=(tmp_path / "right.npy",), ids=tmp_path / "ids.csv")
     audit = write_audit_of(tmp_path / "audit", data, ["a", "b", "a", "c"], [])
     decisions = Decisions(audit / FILE)
     decisions.add([Decision("a", Verdict.DROP), Decision("c", Verdict.REPAIR, "right", "a")])
@@ -336,7 +336,7 @@ def write_vectors(layout: str, folder: Path, vectors: Sequence[npt.NDArray[np.fl
     for place, values in zip(places, vectors, strict=True):
         place.parent.mkdir(exist_ok=True)
         np.save(place, values)
-    return AuditInput(folder) if layout == "embeddings" else AuditInput(left=places[0], right=places[1])
+    return AuditInput(folder) if layout == "embeddings" else AuditInput(left=(places[0],), right=(places[1],))
 
 
 @pytest.mark.parametrize("layout", ["arrays", "embeddings", "DataComp"])
@@ -353,7 +353,7 @@ def test_every_layout_of_vectors_comes_out_as_decided(
     decisions.close()
     assert export(audit, tmp_path / "out").counts == {"dropped": 2, "re-paired": 2, "kept": COUNT - 4}
     if layout == "arrays":
-        again = AuditInput(left=tmp_path / "out/left.npy", right=tmp_path / "out/right.npy").open("cpu")
+        again = AuditInput(left=(tmp_path / "out/left.npy",), right=(tmp_path / "out/right.npy",)).open("cpu")
     else:
         again = AuditInput(tmp_path / "out").open("cpu")
     left, right = [1, 5, 3, 4, *range(6, COUNT)], [4, 2, 3, 4, *range(6, COUNT)]

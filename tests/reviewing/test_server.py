@@ -173,7 +173,7 @@ def test_no_caption_is_asked_for_where_none_can_be_written(tmp_path: Path, page:
     assert "Write a better caption" in page.get("/").text
     for side in ("left", "right"):
         np.save(tmp_path / f"{side}.npy", np.eye(4, dtype=np.float32))
-    data = AuditInput(left=tmp_path / "left.npy", right=tmp_path / "right.npy")
+    data = AuditInput(left=(tmp_path / "left.npy",), right=(tmp_path / "right.npy",))
     review = Review(write_audit_of(tmp_path / "vectors", data, list("abcd"), [0]))
     page = TestClient(make_app(review, frozenset({HOST})), base_url=f"http://{HOST}")
     assert "better caption" not in page.get("/").text

@@ -79,7 +79,7 @@ def arrays(folder: Path) -> AuditInput:
     np.save(folder / "left.npy", left)
     np.save(folder / "right.npy", right)
     (folder / "ids.csv").write_text("caption\n" + "".join(f"{caption}\n" for caption in captions))
-    return AuditInput(left=folder / "left.npy", right=folder / "right.npy", ids=folder / "ids.csv")
+    return AuditInput(left=(folder / "left.npy",), right=(folder / "right.npy",), ids=folder / "ids.csv")
 
 
 def regions(folder: Path) -> AuditInput:

@@ -29,12 +29,14 @@ from mispair.auditing.scoring.reasons import Bits, caption_reasons, image_reason
 from mispair.auditing.scoring.scan import READABLE, Engine, Measure, Scan, Shard, scan
 from mispair.auditing.scoring.shared_items import SharedItems, find_shared_items
 from mispair.auditing.scoring.siblings import find_siblings
+from mispair.auditing.scoring.views import joined
 from mispair.compute.devices import pick_device
 from mispair.errors import ConflictError, DataError, InvalidValueError
 from mispair.pairs.layouts.arrays import captions, from_pairs, item_vectors, pair_ids
 from mispair.pairs.layouts.copies import SURE, clean_edits, mended_edits, write_copy
 from mispair.pairs.pairs import IntArray, Pairs, Vectors
 from mispair.pairs.result_tables import defused, write_table
+from mispair.pairs.shards import views_of
 from mispair.pairs.source import Source
 from mispair.support.files import write_atomically
 from mispair.support.formatting import plain
@@ -374,9 +376,9 @@ def _ready(source: Source, settings: Settings, device: torch.device, show: RowPr
     """The pairs, checked, with vectors of usual lengths, which are read once where they fit on the GPU."""
     check(source, settings)
     if device.type != "cuda" or settings.engine is not None:  # whose parts of the pairs go to other machines
-        return source.scaled()
+        return joined(source, joint=settings.joint).scaled()
     show.begin("loading the vectors")
-    return source.scaled().loaded(device, workers_of(settings.workers, device))
+    return joined(source, joint=settings.joint).scaled().loaded(device, workers_of(settings.workers, device))
 
 
 def _measured(
@@ -438,7 +440,7 @@ def _shard(
     workers = workers_of(settings.workers, device)
     start, stop = (0, 0) if shard is None else shard.rows(len(source))
     with progress(console, stop - start) as show:
-        scaled = source.scaled()
+        scaled = joined(source, joint=settings.joint).scaled()
         show.begin("searching near-duplicates")
         items = _shared_items(scaled, workers, device, work)
         show.begin("learning")
@@ -471,9 +473,10 @@ def check(source: Source, settings: Settings) -> None:
         DataError: There are too few pairs, or a setting does not fit them.
     """
     check_rows(source, settings)
-    if settings.joint and source.widths[0] != source.widths[1]:
+    widths = [views_of(side)[0].width for side in (source.left, source.right)]
+    if settings.joint and widths[0] != widths[1]:
         raise ConflictError(
-            "the left vectors of {} have {} numbers and the right ones {}".format(source.name, *source.widths),
+            "the left vectors of {} have {} numbers and the right ones {}".format(source.name, *widths),
             where="joint",
             expected="equal widths, as encoders with a common space give",
         )

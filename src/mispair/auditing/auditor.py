@@ -20,12 +20,13 @@ from mispair.auditing.scoring.judge import Judge, learn
 from mispair.auditing.scoring.near_duplicates import fingerprints
 from mispair.auditing.scoring.scan import READABLE, faults
 from mispair.auditing.scoring.shared_items import SharedItems, find_shared_items
+from mispair.auditing.scoring.views import ViewJoin, joined, joins_of, view_weights, with_joins
 from mispair.compute.devices import pick_device
 from mispair.compute.threads import parallel_map
 from mispair.errors import ConflictError, DamagedError, DataError, InvalidValueError, ShapeError, TooFewError
 from mispair.functional.logistic import FloatArray
 from mispair.pairs.layouts.arrays import from_memory
-from mispair.pairs.other_libraries import as_vectors
+from mispair.pairs.other_libraries import as_views
 from mispair.pairs.pairs import IntArray, Pairs
 from mispair.pairs.source import Source
 from mispair.support.cores import cores
@@ -68,6 +69,7 @@ class Auditor:
         self.joint, self.device, self.workers = joint, device, workers
         self._judge: Judge | None = None
         self._factors = (1.0, 1.0)  # that vectors of unusual lengths are multiplied by
+        self._joins: tuple[ViewJoin, ViewJoin] | None = None
         self._seen = Seen.nothing()
 
     def fit(
@@ -76,16 +78,18 @@ class Auditor:
         """Learn from pairs, some of which may be mismatched.
 
         Args:
-            left: Vectors (N, D): a numpy array, a torch tensor, a list, or a table; or `Pairs`.
-            right: Vectors (N, E) of their partners; None for `Pairs`.
+            left: Vectors (N, D): a numpy array, a torch tensor, a list, or a table; or `Pairs`. A list of these has the
+                vectors of several encoders.
+            right: Vectors (N, E) of their partners, likewise; None for `Pairs`.
             groups: One value a pair; pairs with the same value share their left item.
             checked: Row numbers of pairs that a person has checked, and whether they match.
 
         Raises:
             DataError: The pairs cannot be used, or there are too few.
         """
-        source = _opened(left, right, groups).scaled()
+        source = _opened(left, right, groups)
         check_count(source)
+        source = joined(source, joint=self.joint).scaled()
         device = pick_device(self.device)
         items = find_shared_items(source, workers=workers_of(self.workers, device), device=device)
         return self.fit_source(source, items, checked_rows(source, checked))
@@ -99,7 +103,7 @@ class Auditor:
             checked: Rows that a person has checked: 1 matched, 0 mismatched.
         """
         self._judge, self._seen = _learned(source, items, checked, self.joint, pick_device(self.device))
-        self._factors = source.left.factor, source.right.factor
+        self._factors, self._joins = (source.left.factor, source.right.factor), joins_of(source)
         return self
 
     def score(self, left: Any, right: Any = None) -> Scores:
@@ -118,6 +122,8 @@ class Auditor:
         judge, source = self.judge, _opened(left, right, None)
         if judge.networks:
             raise ConflictError("the audit of a training run scores pairs by its networks", advice="Use Matcher.score.")
+        if self._joins is not None:
+            source = with_joins(source, self._joins)
         fitted = len(judge.transforms[0].mean), len(judge.transforms[1].mean)
         if source.widths != fitted:
             raise ShapeError(
@@ -183,6 +189,8 @@ class Auditor:
     def save(self, path: str | Path) -> None:
         """Write everything that was learned to one safetensors file."""
         seen = {f"seen.{name}": torch.from_numpy(value) for name, value in vars(self._seen).items()}
+        for side, join in enumerate(self._joins or ()):
+            seen |= {f"views.{side}.{name}": torch.from_numpy(value) for name, value in join.state().items()}
         about = {"auditor": FORMAT, "factors": list(self._factors), "joint": self.joint}
         save_tensors(path, self.judge.state() | seen, about)
 
@@ -206,6 +214,11 @@ class Auditor:
             state = {name: tensor.clone() for name, tensor in state.items()}
             auditor._judge = Judge.of(state, pick_device(device))
             auditor._factors = float(about["factors"][0]), float(about["factors"][1])
+            views = [
+                {name.removeprefix(prefix): tensor.numpy() for name, tensor in state.items() if name.startswith(prefix)}
+                for prefix in ("views.0.", "views.1.")
+            ]
+            auditor._joins = (ViewJoin.of(views[0]), ViewJoin.of(views[1])) if all(views) else None
             auditor._seen = Seen(*(state[f"seen.{name}"].numpy() for name in ("left", "right", "fold")))
         except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
             raise DamagedError(f"not a whole auditor ({error!r})", where=path, advice="Fit it again.") from None
@@ -280,7 +293,7 @@ def _opened(left: Any, right: Any, groups: Any) -> Source:
         return open_pairs_given(left)
     if right is None:
         raise ShapeError("one side", expected="vectors of both sides, or Pairs")
-    return from_memory(as_vectors(left), as_vectors(right), None, groups)
+    return from_memory(as_views(left), as_views(right), None, groups)
 
 
 def workers_of(workers: int | None, device: torch.device) -> int:
@@ -351,13 +364,18 @@ def _learned(
     _check_vary(source, left, right)
     own, score = items.groups[rows], source.network_score
     fold = fold_numbers(own)
+    shared, joins = (items.left[rows], items.right[rows]), joins_of(source)
+    views = None
+    if joins is not None:
+        views = view_weights((left, right), joins, source.joint, fold, own, *shared)
     judge = learn(
         left,
         right,
         fold,
         own,
-        items=(items.left[rows], items.right[rows]),
+        items=shared,
         joint=joint or source.joint,
+        views=views,
         checked=known,
         network_score=None if score is None else lambda lefts, rights: score(rows[lefts], rows[rights]),
         numbers=rows,

@@ -46,7 +46,7 @@ from mispair.auditing.output_files import (
     TABLE,
 )
 from mispair.auditing.output_store import OutputStore, working_folder
-from mispair.auditing.request import PLACES, Request, hashed, local_place, read_audit_mark
+from mispair.auditing.request import Request, hashed, local_place, read_audit_mark
 from mispair.auditing.scoring.scan import PART, Shard, missing_parts, part_name
 from mispair.compute.devices import pick_device
 from mispair.config import read_toml
@@ -334,17 +334,19 @@ def _request(data: AuditInput, raw: Source | None, settings: Settings, made: Seq
         settings: Settings of the audit.
         made: Folders that the audit itself writes, which may lie in those that are read.
     """
-    found: dict[str, list[str]] = {}
-    for name in PLACES:
-        place = getattr(data, name)
+
+    def state(place: Path | None) -> list[str]:
         if place is not None and place in data.urls:
-            found[name] = [*data.urls[place]]  # the URL and the version of what was fetched: the same on all machines
-        elif name == "source" and raw is not None:
-            found[name] = [str(place.resolve()), *map(str, raw.state())]
-        else:
-            found[name] = _state(place, made)
+            return [*data.urls[place]]  # the URL and the version of what was fetched: the same on all machines
+        if place is not None and place == data.source and raw is not None:
+            return [str(place.resolve()), *map(str, raw.state())]
+        return _state(place, made)
+
     values = {
-        **found,
+        "source": state(data.source),
+        "left": [state(place) for place in data.left],
+        "right": [state(place) for place in data.right],
+        "ids": state(data.ids),
         "images": None if data.images is None else str(data.images.resolve()),
         **{name: getattr(data, name) for name in _OF_INPUT},
         "image_model": "" if raw is None else data.encoders.image_model,
@@ -370,13 +372,15 @@ def read_input(out: Path) -> AuditInput:
 def _input_of(request: Request, out: Path, place: Callable[[Any], Path | None]) -> AuditInput:
     if not request.source and not request.left:
         raise NotFoundError("this is an audit of data in memory, which is not there any more", where=out)
-    places: dict[str, Any] = {name: place(getattr(request, name)) for name in PLACES}
     return AuditInput(
+        source=place(request.source),
+        left=tuple(filter(None, map(place, request.left))),
+        right=tuple(filter(None, map(place, request.right))),
+        ids=place(request.ids),
         images=None if request.images is None else Path(request.images),
         image_model=request.image_model,
         text_model=request.text_model,
         allow_outside=request.allow_outside,
-        **places,
         **{name: getattr(request, name) for name in _OF_INPUT},
     )
 

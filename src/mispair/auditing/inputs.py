@@ -19,7 +19,7 @@ from mispair.pairs.layouts.arrays import from_memory, from_pairs, open_arrays
 from mispair.pairs.layouts.opening import is_raw, open_raw, open_source
 from mispair.pairs.layouts.table import open_table_given
 from mispair.pairs.origin import Origin, check_as_encoded
-from mispair.pairs.other_libraries import as_pairs, as_table, as_vectors
+from mispair.pairs.other_libraries import as_pairs, as_table, as_views
 from mispair.pairs.pairs import Pairs, Vectors, subset
 from mispair.pairs.remote import fetch, url_of
 from mispair.pairs.source import Source
@@ -53,12 +53,18 @@ class AuditInput(InputOptions):
             ConfigError: A package is missing.
         """
         folder = cache_folder(self.cache) / FETCHED
-        places = {"source": self.source, "left": self.left, "right": self.right, "ids": self.ids}
-        found = {name: url for name, place in places.items() if place is not None and (url := url_of(place))}
-        copies = {name: fetch(url, folder) for name, url in found.items()}
+        copies = {place: fetch(url, folder) for place in self.places if (url := url_of(place))}
         # A query may be a signature, which is a secret and another one each time: such a copy is known by its path.
-        urls = {copies[name]: (url, copies[name].parent.name) for name, url in found.items() if "?" not in url}
-        return replace(self, urls=urls, **copies)  # type: ignore[arg-type]
+        named = {copies[place]: url for place in copies if "?" not in (url := str(url_of(place)))}
+        urls = {copy: (url, copy.parent.name) for copy, url in named.items()}
+        left, right = (tuple(copies.get(path, path) for path in side) for side in (self.left, self.right))
+        source, ids = (None if place is None else copies.get(place, place) for place in (self.source, self.ids))
+        return replace(self, urls=urls, source=source, left=left, right=right, ids=ids)
+
+    @property
+    def places(self) -> list[Path]:
+        """What is read."""
+        return [place for place in (self.source, *self.left, *self.right, self.ids) if place is not None]
 
     def check(self) -> None:
         """Refuses arguments that contradict each other, and files that are not there.
@@ -68,9 +74,9 @@ class AuditInput(InputOptions):
             DataError: There is no such source.
         """
         if self.source is None:
-            if self.left is None or self.right is None:
+            if not self.left or not self.right:
                 raise ConflictError("no pairs", expected="images and captions, a folder, or both `left` and `right`")
-        elif self.left is not None or self.right is not None or self.ids is not None:
+        elif self.left or self.right or self.ids is not None:
             raise ConflictError("a folder and `left`, `right` or `ids`", expected="one of them")
         elif str(self.source) != "shapes" and not self.source.exists():
             raise NotFoundError("no such file or folder", where=self.source)
@@ -106,8 +112,6 @@ class AuditInput(InputOptions):
             DataError: The data cannot be read.
         """
         if self.source is None:
-            assert self.left is not None
-            assert self.right is not None
             source = open_arrays(self.left, self.right, self.ids, self.images, self.columns)
         elif self.is_run:
             source = from_run(self.source, device, self.images)
@@ -150,7 +154,7 @@ def open_given(
     """Opens what `mispair.audit` is given.
 
     Args:
-        left: A path, a table of images and captions, image paths, or vectors.
+        left: A path, a table of images and captions, image paths, or vectors; or a list of vectors of several encoders.
         right: Captions or vectors; a path to vectors where `left` is one; None where `left` has both sides.
         ids: One a pair, or the path of a table.
         groups: One a pair.
@@ -163,10 +167,11 @@ def open_given(
         ConfigError: The arguments do not go together.
         DataError: They cannot be read.
     """
-    if isinstance(left, str | Path) and isinstance(right, str | Path | None):
-        table = None if ids is None else Path(ids)
-        one, other = Path(left), None if right is None else Path(right)
-        data = replace(data, source=one) if other is None else replace(data, left=one, right=other, ids=table)
+    if right is None and isinstance(left, str | Path):
+        data = replace(data, source=Path(left))
+    elif (one := array_paths(left)) and (other := array_paths(right)):
+        data = replace(data, left=one, right=other, ids=None if ids is None else Path(ids))
+    if data.places:
         data = data.fetched()
         data.check()
         if data.source is not None and not data.is_raw:
@@ -187,10 +192,18 @@ def open_given(
         kinds = "a path, a table of images and captions (pandas, polars, pyarrow, datasets), or two sides"
         raise ConflictError(f"one {type(left).__name__}", expected=f"{kinds}: vectors, or image paths and captions")
     if given is None:
-        return from_memory(as_vectors(left), as_vectors(right), ids, groups, texts)
+        return from_memory(as_views(left), as_views(right), ids, groups, texts)
     pairs = open_table_given(given, data.images, data.columns)
     check(pairs)
     return encoded(pairs, encoders, data.cache)
+
+
+def array_paths(side: Any) -> tuple[Path, ...]:
+    """The files of vectors that a side is given as, of one encoder or several; none where it is something else."""
+    if isinstance(side, str | Path):
+        return (Path(side),)
+    several = isinstance(side, list | tuple) and all(isinstance(path, str | Path) for path in side)
+    return tuple(map(Path, side)) if several and all(Path(path).suffix == ".npy" for path in side) else ()
 
 
 def open_pairs_given(

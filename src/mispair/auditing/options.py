@@ -16,10 +16,10 @@ from mispair.support.flags import OrNone
 class InputOptions(FileOptions):
     """The pairs, beside a source of them."""
 
-    left: OrNone[Path] = None
-    """Vectors of one side as .npy, instead of a source."""
-    right: OrNone[Path] = None
-    """Vectors of the other side."""
+    left: tuple[Path, ...] = ()
+    """Vectors of one side as .npy, instead of a source; of several encoders as several files."""
+    right: tuple[Path, ...] = ()
+    """Vectors of the other side, likewise."""
     ids: OrNone[Path] = None
     """Table (CSV, TSV, parquet) with a row for each vector: id, caption, image_path, group."""
     split: OrNone[str] = None

@@ -18,15 +18,15 @@ from mispair.errors import DamagedError
 from mispair.support.files import Json
 from mispair.support.owned_folder import Mark, read_mark
 
-PLACES = ("source", "left", "right", "ids")  # that an audit reads; see `Request`
+PLACES = ("source", "left", "right", "ids")  # that an audit reads, see `Request`; of `left` and `right` several
 
 
 class Request(BaseModel):
     """The input and the settings of an audit; most are fields of `AuditInput` and `Settings`.
 
     Attributes:
-        source: Path or URL of the data, and a hash or a version of what is there; empty without one. `left`, `right`
-            and `ids` are alike.
+        source: Path or URL of the data, and a hash or a version of what is there; empty without one. So are `ids` and
+            each file of `left` and `right`.
         fingerprint: Hash of data in memory.
         checked: Hash of the answers of a person.
         partnered: Ids of pairs whose left item, and whose right item, a person has given another partner.
@@ -35,8 +35,8 @@ class Request(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     source: list[str] = []
-    left: list[str] = []
-    right: list[str] = []
+    left: list[list[str]] = []
+    right: list[list[str]] = []
     ids: list[str] = []
     fingerprint: list[str] = []
     images: str | None = None
@@ -99,7 +99,9 @@ def read_audit_mark(out: Path) -> Mark | None:
 
 
 def _moved(found: Json, was: str, out: Path) -> Json:
-    """A path, or a list that begins with one."""
+    """A path, a list that begins with one, or several such lists."""
+    if isinstance(found, list) and found and isinstance(found[0], list):
+        return [_moved(one, was, out) for one in found]
     place, *others = found if isinstance(found, list) and found else [found]
     if not isinstance(place, str) or "://" in place:
         return found

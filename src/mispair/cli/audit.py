@@ -139,10 +139,7 @@ def _check_overwritten(out: Path, data: AuditInput) -> None:
     mark = read_mark(out, AUDIT)
     if mark is None or not mark.finished or not (out / FILE).exists():
         return
-    before, now = (
-        [None if place is None else Path(place).resolve() for place in (one.source, one.left, one.right)]
-        for one in (read_input(out), data)
-    )
+    before, now = ([place.resolve() for place in one.places if place != one.ids] for one in (read_input(out), data))
     how = (
         f"choose another --out; or keep what was decided with `mispair review {shlex.quote(str(out))} "
         f"--export-decisions FILE`, and then delete {out / FILE}."
@@ -150,7 +147,7 @@ def _check_overwritten(out: Path, data: AuditInput) -> None:
     if before != now and (decided := len(read_current(out / FILE))):
         raise DataError(
             f"{out} has {'a decision' if decided == 1 else f'{decided:,} decisions'} on the pairs of "
-            f"{before[0] or before[1]}, which would count for those of {now[0] or now[1]}, too; {how}"
+            f"{before[0]}, which would count for those of {now[0]}, too; {how}"
         )
     check_decided(out, data, how)
 

@@ -29,6 +29,12 @@ def as_vectors(values: Any) -> Any:
     return values
 
 
+def as_views(values: Any) -> list[Any]:
+    """The vectors of one encoder, or of several in a list, as `as_vectors` has them."""
+    several = isinstance(values, list | tuple) and all(len(getattr(view, "shape", ())) == 2 for view in values)
+    return [as_vectors(view) for view in (values if several and len(values) else [values])]
+
+
 def _arrow_vectors(values: Any) -> Any:
     import pyarrow
 

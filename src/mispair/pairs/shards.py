@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from io import FileIO
 from itertools import pairwise
@@ -325,10 +325,61 @@ class MovedRows:
         return self.side.gather(self.rows[rows], self.side.dtype)
 
 
+@dataclass(frozen=True)
+class ViewRows:
+    """Vectors of the same items by several encoders, the views, as one vector an item.
+
+    Attributes:
+        views: The vectors of each encoder.
+        join: Joins some rows of all views; None where they are side by side.
+    """
+
+    views: tuple[Side, ...]
+    join: Callable[[Sequence[Matrix]], Matrix] | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.views[0]), self._joined([view.block(0, 0) for view in self.views]).shape[1]
+
+    def read(self, rows: slice | IntArray) -> npt.NDArray[Any]:
+        if isinstance(rows, slice):
+            return self._joined([view.block(*rows.indices(len(view))[:2]) for view in self.views])
+        return self._joined([view.gather(rows) for view in self.views])
+
+    def _joined(self, parts: Sequence[Matrix]) -> Matrix:
+        return np.concatenate(parts, axis=1) if self.join is None else self.join(parts)
+
+
+def join_views(sides: Sequence[Side], where: str) -> Side:
+    """One side of the vectors of one or of several encoders.
+
+    Raises:
+        ShapeError: They are not of the same items.
+    """
+    rows = [len(side) for side in sides]
+    if len(set(rows)) > 1:
+        found = " and ".join(f"{count:,}" for count in rows)
+        raise ShapeError(f"views of {found} rows", where=where, expected="the same items in the same order in each")
+    return sides[0] if len(sides) == 1 else Side.of([ViewRows(tuple(sides))])
+
+
+def views_of(side: Side) -> tuple[Side, ...]:
+    """The vectors of each encoder of a side."""
+    first = side.shards[0]
+    return first.views if isinstance(first, ViewRows) else (side,)
+
+
+def moved(side: Side, rows: IntArray) -> Side:
+    """Some rows of a side, in any order."""
+    return join_views([Side.of([MovedRows(view, rows)]) for view in views_of(side)], "")
+
+
 def _cut(shard: Shard, start: int, stop: int) -> Shard:
     """Some rows of a shard; of one in memory without the others."""
     if isinstance(shard, ScaledRows):
         return ScaledRows(_cut(shard.shard, start, stop), shard.factor)
+    if isinstance(shard, ViewRows):
+        return ViewRows(tuple(view.part(start, stop) for view in shard.views), shard.join)
     if isinstance(shard, ArrayRows | TensorRows):
         return ArrayRows(shard.read(slice(start, stop)))
     return shard if (start, stop) == (0, shard.shape[0]) else SomeRows(shard, start, stop)

@@ -30,7 +30,7 @@ from mispair.pairs.origin import BASIS, MARK, Origin
 from mispair.pairs.pairs import FloatArray, IntArray
 from mispair.pairs.result_tables import write_table
 from mispair.pairs.row_ids import RowIds, Texts
-from mispair.pairs.shards import NO_ROWS, Matrix, MovedRows, Shard, Side
+from mispair.pairs.shards import NO_ROWS, Matrix, Shard, Side, moved, views_of
 from mispair.pairs.tables import Table
 from mispair.support.files import Json, read_regular
 from mispair.support.formatting import plain
@@ -43,6 +43,7 @@ LayoutName = Literal["clip", "arrays", "precomp", "memory", "raw", "datacomp"]
 NetworkScore = Callable[[IntArray, IntArray], FloatArray]
 Rows = Sequence[int] | IntArray | None  # numbers of rows; None for all
 SPLIT = "split"  # column of a table
+ARRAYS = re.compile(r"(left|right)(_\d+)?\.npy")  # a number for each view, where there are several
 OWN_TABLE = "ids.csv"  # where the data has none
 ENDINGS = ("", ".jpg", ".jpeg", ".png", ".webp")
 _SAMPLED_ROWS = 256
@@ -324,7 +325,7 @@ class Source:
     def owns(self, name: str) -> bool:
         """Whether a copy may contain a file of this name, relative to its folder."""
         copies = self._table_copies()
-        return name in ("left.npy", "right.npy") or (name == OWN_TABLE if copies is None else copies.owns(name))
+        return ARRAYS.fullmatch(name) is not None or (name == OWN_TABLE if copies is None else copies.owns(name))
 
     def size(self, edits: Edits) -> int:
         """About how many bytes a copy takes."""
@@ -335,13 +336,15 @@ class Source:
         return edits.rows
 
     def write(self, edits: Edits, out: Path) -> None:
-        """Writes the edited rows to an empty folder: `left.npy`, `right.npy` and a table."""
+        """Writes the edited rows to an empty folder: `left.npy`, `right.npy`, or a file a view, and a table."""
         import pyarrow
 
         rows = edits.rows
         self.check_no_rewritten(edits)
-        write_vectors(out / "left.npy", self.left, edits.image_from[rows])
-        write_vectors(out / "right.npy", self.right, edits.caption_from[rows])
+        for name, side, items in (("left", self.left, edits.image_from), ("right", self.right, edits.caption_from)):
+            views = views_of(side)
+            for number, view in enumerate(views, 1):
+                write_vectors(out / f"{name}{f'_{number}' * (len(views) > 1)}.npy", view, items[rows])
         copies = self._table_copies()
         if copies is not None:
             copies.write(edits, out)
@@ -418,8 +421,8 @@ class _Edited(Source):
         for name in ("layout", "name", "files", "folder", "split", "joint", "images", "inside"):
             setattr(self, name, getattr(source, name))
         if source.is_encoded:
-            self.left = Side.of([MovedRows(source.left, images)])
-            self.right = Side.of([MovedRows(source.right, captions)])
+            self.left = moved(source.left, images)
+            self.right = moved(source.right, captions)
         same = images if source.groups is None else source.groups[images]
         groups = row_ids.numbers(pyarrow.array(same))
         places = np.full(len(edits), -1)

@@ -65,8 +65,8 @@ class Reviewed:
         data = read_input(audit)
         data = data if images is None else replace(data, images=images)
         check_unchanged(audit, AUDIT, READ_BACK)
-        for place in (data.source, data.left, data.right, data.ids):
-            if place is not None and str(place) != "shapes" and not place.exists():
+        for place in data.places:
+            if str(place) != "shapes" and not place.exists():
                 raise DataError(
                     f"{place}, which was audited, is not there any more; move it back, or audit it where it is now and "
                     f"take the decisions along: mispair review {shlex.quote(str(audit))} --export-decisions FILE, and "

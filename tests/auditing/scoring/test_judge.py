@@ -243,7 +243,7 @@ def test_a_frame_centres_and_keeps_the_main_directions(monkeypatch: pytest.Monke
     monkeypatch.setattr(judging, "WIDEST", 3)
     rng = np.random.default_rng(0)
     vectors = rng.standard_normal((500, 6)) * [9, 8, 7, 0.1, 0.1, 0.1] + 4
-    frame = SideTransform.of(torch.from_numpy(vectors.astype(np.float32)))
+    frame = SideTransform.both(torch.from_numpy(vectors.astype(np.float32)), torch.eye(4), joint=False)[0]
     assert frame.mean.numpy() == pytest.approx(vectors.mean(0), abs=1e-4)
     centred = vectors - vectors.mean(0)
     expected = np.linalg.svd(centred, full_matrices=False)[2][:3].T
@@ -387,7 +387,7 @@ def test_look_alikes_are_as_right_as_their_partner_is_like_the_own_one() -> None
 
 def test_few_wide_vectors_have_as_few_directions_and_keep_their_cosines() -> None:
     vectors = torch.randn(40, 1100, generator=torch.Generator().manual_seed(0))
-    frame = SideTransform.of(vectors)
+    frame = SideTransform.both(vectors, vectors, joint=False)[0]
     assert frame.directions is not None
     assert frame.directions.shape == (1100, 39)  # one is lost to the mean
     found, centred = frame(vectors), torch.nn.functional.normalize(vectors - vectors.mean(0), dim=1)

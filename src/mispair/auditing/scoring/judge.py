@@ -53,30 +53,61 @@ class SideTransform:
     """Preprocessing of one side: centred, reduced to the main directions, of unit length."""
 
     mean: Tensor  # (D,)
-    directions: Tensor | None  # (D, WIDEST), None if they are not wider
+    directions: Tensor | None = None  # (D, WIDEST), None if they are not wider
+    columns: Tensor | None = None  # (k,) that are used, None for all, ...
+    weights: Tensor | None = None  # (k,) and what they are multiplied by
 
     def __call__(self, vectors: Tensor) -> Tensor:
-        centred = vectors - self.mean
+        centred = self.weighted(vectors - self.mean)
         largest = centred.abs().amax(dim=1, keepdim=True)
         centred = torch.where(largest > HUGE, centred / largest, centred)
         return normalize(centred if self.directions is None else centred @ self.directions, dim=1)
 
-    @classmethod
-    def of(cls, vectors: Tensor) -> SideTransform:
-        usual = inliers(vectors)
-        mean = mean_of(usual)
-        return cls(mean, _main_directions([usual - mean]))
+    def weighted(self, vectors: Tensor) -> Tensor:
+        """The columns that are used, by their weights."""
+        if self.columns is None or self.weights is None:
+            return vectors
+        return vectors[:, self.columns] * self.weights
+
+    @property
+    def width(self) -> int:
+        """Directions that items may have."""
+        return min(WIDEST, len(self.mean) if self.weights is None else int(self.weights.count_nonzero()))
 
     @classmethod
-    def both(cls, left: Tensor, right: Tensor, *, joint: bool) -> tuple[SideTransform, SideTransform]:
+    def both(
+        cls, left: Tensor, right: Tensor, weights: ViewWeights | None = None, *, joint: bool
+    ) -> list[SideTransform]:
         """For two sides; in a common space both are reduced to the same directions, which preserves their cosine."""
-        if not joint:
-            return cls.of(left), cls.of(right)
-        sides = inliers(left), inliers(right)
-        means = mean_of(sides[0]), mean_of(sides[1])
-        directions = _main_directions([side - mean for side, mean in zip(sides, means, strict=True)])
-        again = None if directions is None else directions.clone()  # safetensors takes no tensor twice
-        return cls(means[0], directions), cls(means[1], again)
+        usual = inliers(left), inliers(right)
+        found = [cls(mean_of(side)) for side in usual]
+        if weights is not None:
+            used = [side != 0 for side in weights.sides]
+            found = [
+                replace(one, columns=columns, weights=side[columns])
+                for one, side, own in zip(found, weights.sides, used, strict=True)
+                for columns in [torch.nonzero(used[0] | used[1] if joint else own)[:, 0]]
+            ]
+        centred = [one.weighted(side - one.mean) for one, side in zip(found, usual, strict=True)]
+        if joint:
+            directions = _main_directions(centred)
+            each = [directions, None if directions is None else directions.clone()]  # safetensors takes none twice
+        else:
+            each = [_main_directions([side]) for side in centred]
+        return [replace(one, directions=directions) for one, directions in zip(found, each, strict=True)]
+
+
+@dataclass(frozen=True)
+class ViewWeights:
+    """How much the views of both sides are worth, see `views`.
+
+    Attributes:
+        sides: Weights of the columns of the left and of the right side, (D,) and (E,); 0 for views that are left out.
+        joint: Whether views that share a space are among them, on both sides.
+    """
+
+    sides: tuple[Tensor, Tensor]
+    joint: bool
 
 
 def inliers(vectors: Tensor) -> Tensor:
@@ -114,7 +145,7 @@ def _main_directions(sides: list[Tensor]) -> Tensor | None:
 class Judge:
     """Measures and scores pairs; for each fold by a space and a bank that were made without it."""
 
-    transforms: tuple[SideTransform, SideTransform]
+    transforms: list[SideTransform]  # of the left and of the right side
     spaces: list[CommonSpace]
     couple_spaces: list[CommonSpace]  # fitted without the folds of `TWO_OUT`, to compare couples of pairs
     banks: list[Bank]
@@ -143,6 +174,7 @@ class Judge:
         """(n, m) measures of pairs of raw vectors; `networks` (n,) are the scores of a run's networks."""
         x, y = self.transforms[0](left), self.transforms[1](right)
         found = by_fold(self.spaces, self.banks, x, y, fold, partial(measure, joint=self.joint))
+        left, right = self.transforms[0].weighted(left), self.transforms[1].weighted(right)
         rows = torch.arange(len(left), device=left.device)
         return _complete(found, self.expectation, left, right, rows, rows, fold, networks)
 
@@ -176,6 +208,7 @@ class Judge:
         a, b = (torch.from_numpy(items).to(x.device) for items in (lefts, rights))
         found = measure_items(self.spaces[number], self.banks[number], x, y, a, b, joint=self.joint).cpu().numpy()
         fold = np.full(len(lefts), number, dtype=np.uint8)
+        left, right = self.transforms[0].weighted(left), self.transforms[1].weighted(right)
         return _complete(found, self.expectation, left, right, a, b, fold, networks)
 
     def state(self) -> dict[str, Tensor]:
@@ -186,9 +219,7 @@ class Judge:
         if self.expectation is not None:
             named |= {f"expectation.{name}": value for name, value in vars(self.expectation).items()}
         for side, frame in enumerate(self.transforms):
-            named[f"mean.{side}"] = frame.mean
-            if frame.directions is not None:
-                named[f"directions.{side}"] = frame.directions
+            named |= {f"{name}.{side}": value for name, value in vars(frame).items() if value is not None}
         for kind, parts in (("space", self.spaces), ("couple_space", self.couple_spaces), ("bank", self.banks)):
             for number, part in enumerate(parts):
                 named |= {f"{kind}.{number}.{name}": value for name, value in vars(part).items() if value is not None}
@@ -206,7 +237,11 @@ class Judge:
         def parts(prefix: str) -> dict[str, Tensor]:
             return {n.removeprefix(prefix): t.to(device) for n, t in state.items() if n.startswith(prefix)}
 
-        transforms = [SideTransform(state[f"mean.{n}"].to(device), parts("directions.").get(str(n))) for n in range(2)]
+        others = [
+            {name: found[side] for name in ("directions", "columns", "weights") if side in (found := parts(f"{name}."))}
+            for side in "01"
+        ]
+        transforms = [SideTransform(state[f"mean.{n}"].to(device), **others[n]) for n in range(2)]
         plain = {n.removeprefix("combination."): t for n, t in state.items() if n.startswith("combination.")}
         combination = Combination(**{n: t.numpy() if t.dim() else float(t) for n, t in plain.items()})  # type: ignore[arg-type]
         spaces = [CommonSpace(**parts(f"space.{number}.")) for number in range(FOLDS)]
@@ -215,9 +250,7 @@ class Judge:
         arrays = (state[name].numpy() for name in ARRAYS)
         expected, networks = parts("expectation."), bool(state["networks"])
         expectation = Expectation(**expected) if expected else None
-        return cls(
-            (transforms[0], transforms[1]), spaces, couple_spaces, banks, combination, expectation, networks, *arrays
-        )
+        return cls(transforms, spaces, couple_spaces, banks, combination, expectation, networks, *arrays)
 
 
 def learn(
@@ -228,6 +261,7 @@ def learn(
     *,
     items: Sequence[IntArray] = (),
     joint: bool = False,
+    views: ViewWeights | None = None,
     checked: FloatArray | None = None,
     network_score: NetworkScore | None = None,
     numbers: IntArray | None = None,
@@ -241,6 +275,7 @@ def learn(
         groups: (n,) pairs of one group share an item, directly or through others.
         items: (n,) left and right item of each pair; those that have the same one are no mismatched pair together.
         joint: Whether both sides come from encoders with a common space; if they seem to, they are taken for such.
+        views: What the views are worth that were joined; None where each side has one.
         checked: (n,) 1 for pairs that a person has found matched, 0 for mismatched, NaN for all others.
         network_score: Scores any left and right items of these pairs by the networks of a run.
         numbers: (n,) rows of the pairs, ascending: `Judge.known` gives the measures of these.
@@ -248,12 +283,11 @@ def learn(
     Raises:
         DataError: There are too few groups.
     """
-    joint = joint or share_a_space(left, right, fold, groups, *items)
-    transforms = SideTransform.both(left, right, joint=joint)
+    joint = (joint or share_a_space(left, right, fold, groups, *items)) if views is None else views.joint
+    transforms = SideTransform.both(left, right, views, joint=joint)
     first = joint and network_score is None  # the networks of a run may have memorised mismatched pairs
     sample = Sample.of(transforms[0](left), transforms[1](right), fold, groups, *items, joint=first)
-    widths = min(left.shape[1], WIDEST), min(right.shape[1], WIDEST)
-    fitter = CommonSpaceFitter(sample.x, sample.y, sample.fold, widths)
+    fitter = CommonSpaceFitter(sample.x, sample.y, sample.fold, (transforms[0].width, transforms[1].width))
     rows = np.arange(len(left))
     both = np.concatenate([rows, sample.shuffled]), np.concatenate([rows, sample.partner])
     weak, weak_null = np.split(fitter.regression(*both, FIRST), [len(rows)])
@@ -263,6 +297,7 @@ def learn(
     swaps = look_alikes(sample, CLOSE_BY, groups, *items)
     sides = (rows, rows), (sample.shuffled, sample.partner), swaps[:2]
     pairs = np.concatenate([left for left, _ in sides]), np.concatenate([right for _, right in sides])
+    left, right = transforms[0].weighted(left), transforms[1].weighted(right)
     expectation = Expectation.of(left, right, fold, last.trust()) if joint else None
     measured = _measures(sample, spaces, banks, *pairs, joint=joint)
     lefts, rights = (torch.from_numpy(side).to(left.device) for side in pairs)
@@ -346,7 +381,7 @@ def _regularisation(sample: Sample, fitter: CommonSpaceFitter, checked: FloatArr
     folds = range(min(FOLDS, math.ceil(ENOUGH * FOLDS / len(sample.x))))
     weight, without = _weight(sample, trust, checked), [(number,) for number in folds]
     fitted = fitter.fit_several(weight, REGULARISATIONS, without)
-    rounds = _measured_rounds(sample, fitted, _with_checked(trust, checked), folds)
+    rounds = measured_rounds(sample, fitted, _with_checked(trust, checked), folds)
     likely = np.mean([one.trust() for one in rounds], axis=0)
     return math.exp(highest(np.log(REGULARISATIONS), np.array([one.distance(likely) for one in rounds])))
 
@@ -380,10 +415,10 @@ def _fit_round(
 ) -> FitRound:
     """Fits the spaces to the pairs that are trusted so far, and scores all pairs by them."""
     fitted = fitter.fit_several(_weight(sample, trust, checked), [regularisation])
-    return _measured_rounds(sample, fitted, _with_checked(trust, checked), range(FOLDS))[0]
+    return measured_rounds(sample, fitted, _with_checked(trust, checked), range(FOLDS))[0]
 
 
-def _measured_rounds(
+def measured_rounds(
     sample: Sample, several: list[list[CommonSpace]], trust: FloatArray, folds: Sequence[int]
 ) -> list[FitRound]:
     """Scores the pairs of some folds, and their shuffled ones, by the spaces that were fitted without each fold.

@@ -7,6 +7,7 @@ lowers it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,7 +50,7 @@ class Siblings:
 
 
 def find_siblings(
-    source: Source, items: SharedItems, transforms: tuple[SideTransform, SideTransform], match: npt.NDArray[np.floating]
+    source: Source, items: SharedItems, transforms: Sequence[SideTransform], match: npt.NDArray[np.floating]
 ) -> Siblings | None:
     """Compares the right items of each left item, in one pass over the rows that have siblings.
 
@@ -128,7 +129,7 @@ class _Lesson:
         cls,
         source: Source,
         items: SharedItems,
-        transforms: tuple[SideTransform, SideTransform],
+        transforms: Sequence[SideTransform],
         rows: IntArray,
         match: npt.NDArray[np.floating],
     ) -> _Lesson:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from mispair.pairs.npy import chunks
 from mispair.pairs.pairs import Pairs, Regions, Tokens
 from mispair.pairs.pairs import Side as Items
 from mispair.pairs.row_ids import RowIds, Texts
-from mispair.pairs.shards import ArrayRows, Shard, Side, TensorRows, open_files
+from mispair.pairs.shards import ArrayRows, Shard, Side, TensorRows, join_views, open_files
 from mispair.pairs.source import OWN_TABLE, Source
 from mispair.pairs.tables import USUAL_NAMES, Roles, open_table
 from mispair.pairs.tfidf import WIDTH, word_vectors
@@ -41,8 +42,8 @@ def image_places(images: str | Path | None) -> tuple[Path, ...]:
 
 
 def open_arrays(
-    left: str | Path,
-    right: str | Path,
+    left: str | Path | Sequence[Path],
+    right: str | Path | Sequence[Path],
     ids: str | Path | None = None,
     images: str | Path | None = None,
     columns: Roles | None = None,
@@ -50,8 +51,8 @@ def open_arrays(
     """Open two .npy files.
 
     Args:
-        left: Vectors of one side (N, D).
-        right: Vectors of the other side (N, E); row i of both is one pair.
+        left: Vectors of one side (N, D); of several encoders as several files.
+        right: Vectors of the other side (N, E), likewise; row i of both is one pair.
         ids: A table (CSV, TSV or parquet) with one row a pair: id, caption or text, image_path, image or path, group.
             Without it the number of a row is its id.
         images: Folder that the image paths are relative to; by default that of the table.
@@ -60,10 +61,11 @@ def open_arrays(
     Raises:
         DataError: A file is no such array or table, or they do not belong together.
     """
-    sides = [open_files([Path(path)]) for path in (left, right)]
-    name = f"{left} and {right}"
-    files = (Path(left), Path(right))
-    places = image_places(images)
+    places = [[Path(side)] if isinstance(side, str | Path) else list(side) for side in (left, right)]
+    sides = [join_views([open_files([path]) for path in paths], f"the files {paths}") for paths in places]
+    files = tuple(chain(*places))
+    name = " and ".join(map(str, files))
+    folders = image_places(images)
     if ids is None:
         return Source(sides[0], sides[1], "arrays", name, RowIds(), files=files)
     path = Path(ids)
@@ -75,8 +77,8 @@ def open_arrays(
             where=path,
             expected="a header line with id, caption or text, image_path, image or path, or group",
         )
-    places = places or (path.parent / "images", path.parent, Path())
-    source = Source(sides[0], sides[1], "arrays", name, RowIds(), images=places, files=(*files, path), table=table)
+    folders = folders or (path.parent / "images", path.parent, Path())
+    source = Source(sides[0], sides[1], "arrays", name, RowIds(), images=folders, files=(*files, path), table=table)
     return source.described_by(table)
 
 
@@ -90,8 +92,8 @@ def from_memory(
     """Use arrays as they are.
 
     Args:
-        left: Vectors of one side (N, D): a numpy array, or a torch tensor on any device.
-        right: Vectors of the other side (N, E).
+        left: Vectors of one side (N, D), a numpy array, or a torch tensor on any device; or a list of views.
+        right: Vectors of the other side (N, E), likewise.
         ids: One a pair (a list, an array or a series); the number of its row by default.
         groups: One a pair, likewise: pairs that share it are not wrong for each other (captions of one image).
         texts: One a pair, for people.
@@ -99,7 +101,13 @@ def from_memory(
     Raises:
         DataError: They are no vectors, or their numbers differ.
     """
-    sides = [Side.of([_in_memory(values, what)]) for values, what in ((left, "left"), (right, "right"))]
+    sides = [
+        join_views(
+            [Side.of([_in_memory(values, what)]) for values in (views if isinstance(views, list) else [views])],
+            f"the {what} side",
+        )
+        for views, what in ((left, "left"), (right, "right"))
+    ]
     source = Source(sides[0], sides[1], "memory", "the given arrays", RowIds())
     captions = None
     if texts is not None:

@@ -207,6 +207,17 @@ def test_what_is_known_about_an_image_comes_with_it(tmp_path: Path) -> None:
     ]
 
 
+def test_a_column_may_be_empty_in_the_first_table_of_tars(tmp_path: Path) -> None:
+    path = LAYOUTS["img2dataset"](tmp_path)
+    for name in ("00000", "00001"):
+        table = pyarrow.parquet.read_table(path / f"{name}.parquet")
+        notes = pyarrow.array([None] * len(table) if name == "00000" else ["a", "b", "c"])
+        pyarrow.parquet.write_table(table.append_column("license", notes), path / f"{name}.parquet")
+    write_copy(opened(path)[1], EDITS, tmp_path / "out")
+    table = pyarrow.parquet.read_table(tmp_path / "out/00000.parquet")
+    assert table["license"].to_pylist() == [None, "b", None]  # 2 has the image of 5
+
+
 def test_each_table_is_read_once_for_a_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read, tables = tars._read_table, []
 

@@ -175,7 +175,7 @@ class Tars(Source):
         row_of = dict(zip(keys, rows.tolist(), strict=True))
         kept = _of_keys(table, keys)
         changed = set(edits.repaired.tolist()) & set(rows.tolist())
-        if changed:
+        if changed and len(kept):
             images = self._entries({int(edits.image_from[row]) for row in changed} - changed)
             entries = kept.to_pylist()
             known = images | {row_of[str(entry["key"])]: entry for entry in entries}
@@ -183,7 +183,9 @@ class Tars(Source):
                 self._edited_entry(entry, row, known, edits) if (row := row_of[str(entry["key"])]) in changed else entry
                 for entry in entries
             ]
-            kept = pyarrow.Table.from_pylist(entries, schema=kept.schema)
+            empty = [name for name, kind in zip(kept.column_names, kept.schema.types, strict=True) if kind == "null"]
+            found = pyarrow.Table.from_pylist(entries).select(empty).schema  # a value may have come into such a column
+            kept = pyarrow.Table.from_pylist(entries, schema=pyarrow.unify_schemas([kept.schema, found]))
         with replacing(out / path.name) as file:
             pyarrow.parquet.write_table(kept, file)
 

@@ -36,7 +36,8 @@ TO_CHECK = 200  # random rows for people to check
 USUAL_PURITIES = (0.8, 0.9, 0.95, 0.98, 0.99)
 SETTLES = (
     "Give the vectors that the score was made of (`left` and `right`), the scores of a few hundred shuffled pairs "
-    "(`shuffled`), an audit of the same rows (`audit`), or at least 60 random rows that you have checked (`checked`)."
+    "(`shuffled`), an audit of the same rows (`audit`), or at least 60 random rows that you have checked (`checked`); "
+    "mispair calibrate --draw check.csv writes 200 rows to check."
 )
 
 
@@ -81,8 +82,7 @@ class Calibration:
         """A cut in words."""
         return (
             f"{self.column} >= {cut.least:.4g} keeps {cut.kept:,} pairs, "
-            f"{percent(cut.purity, cut.purity_high)} of them right "
-            f"({percent(cut.purity_low, cut.purity_high)} to {percent(cut.purity_high)}), and loses "
+            f"{percent(cut.purity)} of them right ({percent(cut.purity_low)} to {percent(cut.purity_high)}), and loses "
             f"{percent(cut.lost)} of the right ones."
         )
 

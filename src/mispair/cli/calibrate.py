@@ -15,7 +15,7 @@ from mispair.support.flags import OrNone
 def calibrate(
     table: Positional[Path],
     *,
-    score: tuple[str, ...],
+    score: tuple[str, ...] = (),
     left: OrNone[Path] = None,
     right: OrNone[Path] = None,
     shuffled: OrNone[Path] = None,

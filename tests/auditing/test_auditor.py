@@ -158,6 +158,30 @@ def test_checked_pairs_and_groups_count(case: Case) -> None:
     assert grouped.score(left, right).tobytes() != plain.score(left, right).tobytes()
 
 
+def test_decisions_order_new_pairs_and_are_saved(case: Case, unseen: tuple[Any, Any], tmp_path: Path) -> None:
+    """People call a match what the audit cannot see: a direction of the left item."""
+    wanted = case.left[:, 0] > np.median(case.left[:, 0])
+    decided = {str(row): bool(wanted[row]) for row in range(150)}
+    plain, taught = (
+        Auditor(device="cpu").fit(case.left[:FITTED], case.right[:FITTED], checked=checked)
+        for checked in (None, decided)
+    )
+    assert plain.recalibration is None
+    before, after = (auroc(one.score(*unseen), wanted[FITTED:]) or 0.0 for one in (plain, taught))
+    assert before < 0.65
+    assert after > 0.8
+    left, right = unseen
+    found = taught.score(left, right)
+    assert taught.score(left[::-1], right[::-1]).tobytes() == found[::-1].tobytes()
+    taught.save(tmp_path / "a.safetensors")
+    loaded = Auditor.load(tmp_path / "a.safetensors", device="cpu")
+    assert loaded.score(left, right).tobytes() == found.tobytes()
+    audited = mispair.audit(case.left[:FITTED], case.right[:FITTED], checked=decided, device="cpu")
+    undecided = np.arange(150, FITTED)
+    again = audited.auditor.score(case.left[undecided], case.right[undecided])
+    assert again == pytest.approx(audited.match_score[undecided], abs=1e-4)
+
+
 def test_mistakes_are_refused(auditor: Auditor, case: Case) -> None:
     left, right = case.left, case.right
     with refused(ConflictError):

@@ -274,6 +274,7 @@ def audit_source(
         seen = _seen_captions(source)
         scores = scores.informed(judge, measured, items, checked_rows(source, settings.checked), seen)
         scores = scores.recalibrated(scaled, judge, similar, device)
+        auditor.recalibration = scores.recalibration
         match = scores.beside(similar)
         below = threshold(match, settings.flag_below, settings.keep_best)
         flagged = np.flatnonzero(match < below)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from mispair.auditing.inputs import open_pairs_given
-from mispair.auditing.match_scores import new_match_scores
+from mispair.auditing.match_scores import learn_recalibration, new_match_scores
 from mispair.auditing.scoring.folds import FOLDS, fold_numbers, sample
 from mispair.auditing.scoring.judge import Judge, learn
 from mispair.auditing.scoring.near_duplicates import fingerprints
+from mispair.auditing.scoring.recalibration import Recalibration
 from mispair.auditing.scoring.scan import READABLE, faults
 from mispair.auditing.scoring.shared_items import SharedItems, find_shared_items
 from mispair.auditing.scoring.views import ViewJoin, joined, joins_of, view_weights, with_joins
@@ -71,6 +72,7 @@ class Auditor:
         self._factors = (1.0, 1.0)  # that vectors of unusual lengths are multiplied by
         self._joins: tuple[ViewJoin, ViewJoin] | None = None
         self._seen = Seen.nothing()
+        self.recalibration: Recalibration | None = None  # by decisions of people, where there are enough
 
     def fit(
         self, left: Any, right: Any = None, *, groups: Any = None, checked: Mapping[str, bool] | None = None
@@ -82,7 +84,8 @@ class Auditor:
                 vectors of several encoders.
             right: Vectors (N, E) of their partners, likewise; None for `Pairs`.
             groups: One value a pair; pairs with the same value share their left item.
-            checked: Row numbers of pairs that a person has checked, and whether they match.
+            checked: Row numbers of pairs that a person has checked, and whether they match. From 30 on, `score` follows
+                what people call a match.
 
         Raises:
             DataError: The pairs cannot be used, or there are too few.
@@ -92,7 +95,14 @@ class Auditor:
         source = joined(source, joint=self.joint).scaled()
         device = pick_device(self.device)
         items = find_shared_items(source, workers=workers_of(self.workers, device), device=device)
-        return self.fit_source(source, items, checked_rows(source, checked))
+        answers = checked_rows(source, checked)
+        self.fit_source(source, items, answers)
+        rows = np.array(sorted(answers), dtype=np.int64)
+        places, measures = self.judge.known(rows)
+        matched = np.array([answers[row] for row in rows[places].tolist()])
+        log_odds, others = self.judge.combination.score(measures), self.judge.combination.log_odds(self.judge.observed)
+        self.recalibration = learn_recalibration(source, self.judge, rows[places], matched, log_odds, others, device)
+        return self
 
     def fit_source(self, source: Source, items: SharedItems, checked: Mapping[int, float]) -> Self:
         """Learn from a scaled source.
@@ -104,6 +114,7 @@ class Auditor:
         """
         self._judge, self._seen = _learned(source, items, checked, self.joint, pick_device(self.device))
         self._factors, self._joins = (source.left.factor, source.right.factor), joins_of(source)
+        self.recalibration = None
         return self
 
     def score(self, left: Any, right: Any = None) -> Scores:
@@ -136,7 +147,11 @@ class Auditor:
 
         def part(rows: tuple[Tensor, Tensor, int]) -> Scores:
             measures = judge.measure_items(rows[0], rows[1], every, every, rows[2])
-            return new_match_scores(judge, judge.combination.sums(measures))
+            match = new_match_scores(judge, judge.combination.sums(measures))
+            if self.recalibration is None:
+                return match
+            x, y = (transform(side).cpu().numpy() for transform, side in zip(judge.transforms, rows[:2], strict=True))
+            return self.recalibration.match(match, x, y).astype(np.float32)
 
         for start in range(0, len(source), READ):
             x, y = (side.tensor(slice(start, start + READ), device) for side in sides)
@@ -191,8 +206,11 @@ class Auditor:
         seen = {f"seen.{name}": torch.from_numpy(value) for name, value in vars(self._seen).items()}
         for side, join in enumerate(self._joins or ()):
             seen |= {f"views.{side}.{name}": torch.from_numpy(value) for name, value in join.state().items()}
+        state = self.judge.state() | seen
         about = {"auditor": FORMAT, "factors": list(self._factors), "joint": self.joint}
-        save_tensors(path, self.judge.state() | seen, about)
+        for name, value in vars(self.recalibration).items() if self.recalibration else ():
+            state[f"recalibration.{name}"] = torch.as_tensor(value, dtype=torch.float64)
+        save_tensors(path, state, about)
 
     @classmethod
     def load(cls, path: str | Path, device: str = "auto") -> Auditor:
@@ -220,6 +238,10 @@ class Auditor:
             ]
             auditor._joins = (ViewJoin.of(views[0]), ViewJoin.of(views[1])) if all(views) else None
             auditor._seen = Seen(*(state[f"seen.{name}"].numpy() for name in ("left", "right", "fold")))
+            if "recalibration.slope" in state:
+                slope, offset, *weights = (state[f"recalibration.{field.name}"] for field in fields(Recalibration))
+                left, right = (side.numpy() for side in weights)
+                auditor.recalibration = Recalibration(slope.item(), offset.item(), left, right)
         except (KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
             raise DamagedError(f"not a whole auditor ({error!r})", where=path, advice="Fit it again.") from None
         return auditor

@@ -12,6 +12,7 @@ import torch
 
 from mispair.auditing.scoring.calibration import PIECE
 from mispair.auditing.scoring.exchanges import Exchanges, Trial
+from mispair.auditing.scoring.folds import sample
 from mispair.auditing.scoring.judge import Judge
 from mispair.auditing.scoring.reasons import Bits, wordless
 from mispair.auditing.scoring.recalibration import LEAST, Recalibration, clipped
@@ -85,8 +86,7 @@ class MatchScores:
             return self
         score = similar.lowered(self.log_odds)
         matched = np.array([self.checked[row] for row in rows.tolist()])
-        left, right = unit_vectors(source, judge, rows, device)
-        found = Recalibration.fit(score[rows], left, right, matched, float(np.nanstd(clipped(score))))
+        found = learn_recalibration(source, judge, rows, matched, score[rows], score, device)
         assert found is not None
         by_vectors = np.empty(len(source), dtype=np.float32)
         for start in range(0, len(source), AT_ONCE):
@@ -120,6 +120,31 @@ class MatchScores:
             if not np.isnan(match[row]):
                 match[row] = matched
         return match
+
+
+def learn_recalibration(
+    source: Source,
+    judge: Judge,
+    rows: IntArray,
+    matched: FloatArray,
+    log_odds: FloatArray,
+    others: FloatArray,
+    device: torch.device,
+) -> Recalibration | None:
+    """What decisions say about all pairs; None where they are too few.
+
+    Args:
+        source: The pairs.
+        judge: What was learned from them.
+        rows: (n,) decided pairs.
+        matched: (n,) decisions: 1 matched, 0 mismatched.
+        log_odds: (n,) that these match, by the audit.
+        others: Log odds of all pairs, or of a sample; NaN where there are none.
+        device: Where to compute.
+    """
+    typical = unit_vectors(source, judge, sample(judge.rows, AT_ONCE), device)
+    left, right = unit_vectors(source, judge, rows, device)
+    return Recalibration.fit(log_odds, left, right, matched, float(np.nanstd(clipped(others))), typical)
 
 
 def unit_vectors(

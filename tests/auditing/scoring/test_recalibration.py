@@ -27,14 +27,21 @@ def draw(rows: int, seed: int, taste: float) -> tuple[FloatArray, FloatArray, Fl
     return log_odds, left, right, (np.random.default_rng(seed + 3).random(rows) < wanted).astype(float)
 
 
-@pytest.mark.parametrize("variance", [0.0, 1.0])
-def test_the_mode_is_that_of_the_plain_objective(monkeypatch: pytest.MonkeyPatch, variance: float) -> None:
-    monkeypatch.setattr(recalibration, "VECTOR_VARIANCES", (variance,))
+@pytest.mark.parametrize(("alike", "by_spread"), [(0.0, 0.0), (1.0, 0.0), (0.0, 0.5)])
+def test_the_mode_is_that_of_the_plain_objective(
+    monkeypatch: pytest.MonkeyPatch, alike: float, by_spread: float
+) -> None:
+    for name, value in (("PRIORS", 0.0), ("ALIKE", alike), ("SPREAD", by_spread)):
+        monkeypatch.setattr(recalibration, name, np.array([value]))
     log_odds, left, right, matched = draw(60, 0, 4.0)
-    found = Recalibration.fit(log_odds, left, right, matched, 0.2)
+    # Along some directions nearly all pairs differ; axes are these directions, so that the prior has a diagonal.
+    typical = [np.linalg.qr(unit(40, width, 7))[0] * np.geomspace(3, 0.1, width) for width in (6, 4)]
+    found = Recalibration.fit(log_odds, left, right, matched, 0.2, typical)
     assert found is not None
     design = np.column_stack([log_odds, np.ones(60), left, right])
-    spread = np.sqrt([0.2 + 0.3 / 0.2**2, 4.0, *[variance] * 10])
+    widths = [np.square(side).mean(0) for side in typical]
+    variances = [alike + by_spread * width / np.square(width).sum() for width in widths]
+    spread = np.sqrt([0.2 + 0.3 / 0.2**2, 4.0, *np.concatenate(variances)])
     middle = np.array([0.8, *[0.0] * 11])
 
     def loss(moved: FloatArray) -> float:
@@ -49,7 +56,7 @@ def test_the_mode_is_that_of_the_plain_objective(monkeypatch: pytest.MonkeyPatch
 
 def test_decisions_teach_what_the_audit_does_not_see() -> None:
     log_odds, left, right, matched = draw(2000, 1, 8.0)
-    found = Recalibration.fit(log_odds[:100], left[:100], right[:100], matched[:100], 0.2)
+    found = Recalibration.fit(log_odds[:100], left[:100], right[:100], matched[:100], 0.2, (left, right))
     assert found is not None
     score = found.log_odds(log_odds, found.by_vectors(left, right))[100:]
     reached, before = (auroc(values, matched[100:] == 1) or 0.0 for values in (score, log_odds[100:]))
@@ -62,7 +69,7 @@ def test_vectors_hardly_count_where_the_audit_is_right() -> None:
     log_odds = np.random.default_rng(0).normal(0, 4, 3000)
     matched = (np.random.default_rng(1).random(3000) < probability(log_odds)).astype(float)
     left, right = unit(3000, 50, 2), unit(3000, 50, 3)
-    found = Recalibration.fit(log_odds[:200], left[:200], right[:200], matched[:200], 4.0)
+    found = Recalibration.fit(log_odds[:200], left[:200], right[:200], matched[:200], 4.0, (left, right))
     assert found is not None
     score = found.log_odds(log_odds, found.by_vectors(left, right))
     assert (auroc(score, matched == 1) or 0) > (auroc(log_odds, matched == 1) or 0) - 0.005
@@ -71,12 +78,11 @@ def test_vectors_hardly_count_where_the_audit_is_right() -> None:
 
 def test_few_decisions_teach_nothing_and_many_are_sampled() -> None:
     log_odds, left, right, matched = draw(MOST + 50, 2, 4.0)
-    assert (
-        Recalibration.fit(log_odds[: LEAST - 1], left[: LEAST - 1], right[: LEAST - 1], matched[: LEAST - 1], 1) is None
-    )
-    few = Recalibration.fit(log_odds, left, right, matched, 0.2)
-    assert few is not None
-    assert np.isfinite([few.slope, few.offset, *few.left, *few.right]).all()
+    few = slice(LEAST - 1)
+    assert Recalibration.fit(log_odds[few], left[few], right[few], matched[few], 1.0, (left, right)) is None
+    found = Recalibration.fit(log_odds, left, right, matched, 0.2, (left, right))
+    assert found is not None
+    assert np.isfinite([found.slope, found.offset, *found.left, *found.right]).all()
 
 
 @settings(max_examples=40, deadline=None)
@@ -87,17 +93,29 @@ def test_any_decisions_give_finite_scores_in_the_order_of_the_audit(
     rng = np.random.default_rng(seed)
     log_odds, left, right = rng.normal(middle, spread, 40), unit(40, 3, seed), unit(40, 5, seed + 1)
     matched = rng.integers(0, 2, 40).astype(float) if answer is None else np.full(40, answer)
-    found = Recalibration.fit(log_odds, left, right, matched, float(log_odds.std()))
+    found = Recalibration.fit(log_odds, left, right, matched, float(log_odds.std()), (left, right))
     assert found is not None
     score = found.log_odds(np.sort(log_odds), np.zeros(40))
     assert np.isfinite(score).all()
     assert (np.diff(score) >= 0).all()
 
 
+def test_vectors_of_a_wide_spread_count_more() -> None:
+    log_odds = np.zeros(200)
+    rng = np.random.default_rng(0)
+    left, right = unit(200, 40, 1), unit(200, 40, 2)
+    typical = [side * np.where(np.arange(40) < 2, 10, 1) for side in (left, right)]
+    matched = (rng.random(200) < probability(20 * left[:, 0])).astype(float)
+    alike, wide = (Recalibration.fit(log_odds, left, right, matched, 1.0, sides) for sides in ((left, right), typical))
+    assert alike is not None
+    assert wide is not None
+    assert wide.left[0] / np.abs(wide.left).sum() > alike.left[0] / np.abs(alike.left).sum()
+
+
 def test_vectors_of_single_precision_that_are_alike() -> None:
     rng = np.random.default_rng(0)
     left, right = (unit(4, 300, seed)[rng.integers(0, 4, 400)].astype(np.float32) for seed in (0, 1))
     matched = (rng.random(400) < 0.1).astype(np.float64)
-    found = Recalibration.fit(rng.standard_normal(400), left, right, matched, 1.0)
+    found = Recalibration.fit(rng.standard_normal(400), left, right, matched, 1.0, (left, right))
     assert found is not None
     assert np.isfinite(found.by_vectors(left, right)).all()

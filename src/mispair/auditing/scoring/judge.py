@@ -21,6 +21,7 @@ from mispair.auditing.scoring.expectation import Expectation
 from mispair.auditing.scoring.folds import FOLDS, NEAR, TWO_OUT, random_keys, shuffled, strangers
 from mispair.auditing.scoring.joint import normalised_cosines, share_a_space
 from mispair.auditing.scoring.measures import BANK, Bank, learned, make_bank, measure, measure_items
+from mispair.auditing.scoring.recalibration import LEAST
 from mispair.auditing.scoring.refinement import refined
 from mispair.compute.threads import parallel_each, parallel_map
 from mispair.errors import DataError
@@ -305,8 +306,10 @@ def learn(
     found = _complete(measured, expectation, left, right, lefts, rights, fold[pairs[0]], scores)
     observed, null, swapped = np.split(found, np.cumsum([len(left) for left, _ in sides[:-1]]))
     names = measures.names(joint=joint, networks=network_score is not None)
+    # Where there are enough decisions, these recalibrate the scores, which must not have learned from them before.
+    few = checked is not None and np.isfinite(checked).sum() < LEAST
     combination = calibration.combine(
-        observed, null, swapped, swaps[2], last.trust(), checked, (weak, weak_null),
+        observed, null, swapped, swaps[2], last.trust(), checked if few else None, (weak, weak_null),
         np.isin(names, measures.WEAK), np.isin(names, measures.NATURAL),
     )  # fmt: skip
     separations = np.array([separation(a, b) for a, b in zip(observed.T, null.T, strict=True)])

@@ -7,13 +7,15 @@ question, that a title names the product. A Bayesian logistic regression on thei
 
 where l are the log odds of the audit and `left` and `right` are the centred unit vectors of a pair. The priors are
 Gaussian. Those of slope and offset expect log odds that are somewhat too sure (as Platt scaling does); the audit may
-also have hardly any spread, and then the slope is free to stretch it. The two models with and without the vectors are
-averaged by their evidence (Laplace's approximation), because vectors only add noise if the audit is already right.
+also have hardly any spread, and then the slope is free to stretch it. Three models are averaged by their evidence
+(Laplace's approximation): without the vectors, which only add noise if the audit is already right; with the same prior
+for every direction; and with a wider prior for directions along which the vectors of all pairs spread widely.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,7 +27,9 @@ LEAST, MOST = 30, 2000  # decisions that are learned from: at least, and at most
 SLOPE, SLOPE_VARIANCE = 0.8, 0.2  # prior of the slope; STRETCH is added in units of the spread of the log odds
 STRETCH = 0.3
 OFFSET_VARIANCE = 4.0
-VECTOR_VARIANCES = 0.0, 1.0  # prior of the weight of each direction of a unit vector, by model
+PRIORS = np.log([0.5, 0.25, 0.25])  # of the models
+# Variance of what the vectors of each side add to the log odds, by model: by all directions alike, and by their spread.
+ALIKE, SPREAD = np.array([0.0, 1.0, 0.0]), np.array([0.0, 0.0, 0.5])
 LEAST_SLOPE = 0.05
 SUREST = 8.0  # log odds beyond this count as this
 
@@ -54,6 +58,7 @@ class Recalibration:
         right: npt.NDArray[np.floating],
         matched: FloatArray,
         spread: float,
+        typical: Sequence[npt.NDArray[np.floating]],
     ) -> Recalibration | None:
         """Learn from decided pairs; None if they are fewer than `LEAST`.
 
@@ -63,33 +68,56 @@ class Recalibration:
             right: (n, E) the same.
             matched: (n,) decisions: 1 matched, 0 mismatched.
             spread: Standard deviation of the log odds of all pairs.
+            typical: (m, D) and (m, E) centred unit vectors of any pairs.
         """
         if len(matched) < LEAST:
             return None
         chosen = np.random.default_rng(0).permutation(len(matched))[:MOST]
         log_odds, matched = clipped(log_odds[chosen]), matched[chosen]
-        left, right = left[chosen].astype(np.float64), right[chosen].astype(np.float64)
+        sides = [side[chosen].astype(np.float64) for side in (left, right)]
         stretch = SLOPE_VARIANCE + STRETCH / max(spread, 1e-3) ** 2
         ends = np.column_stack([math.sqrt(stretch) * log_odds, np.full(len(matched), math.sqrt(OFFSET_VARIANCE))])
-        alike = left @ left.T + right @ right.T
-        models = [_fit(SLOPE * log_odds, ends @ ends.T + variance * alike, matched) for variance in VECTOR_VARIANCES]
-        evidence = np.array([found for _, found in models])
+        priors = [
+            [same * np.eye(side.shape[1]) + wide * _spread(others) for same, wide in zip(ALIKE, SPREAD, strict=True)]
+            for side, others in zip(sides, typical, strict=True)
+        ]
+        covariances = [
+            sum((side @ prior @ side.T for side, prior in zip(sides, of_sides, strict=True)), ends @ ends.T)
+            for of_sides in zip(*priors, strict=True)
+        ]
+        models = [_fit(SLOPE * log_odds, covariance, matched) for covariance in covariances]
+        evidence = PRIORS + np.array([found for _, found in models])
         weight = np.exp(evidence - evidence.max())
-        weight /= weight.sum()
-        residuals = np.array([residual for residual, _ in models])
-        vectors = (weight * VECTOR_VARIANCES) @ residuals  # (n,) what each pair adds to the weights of the vectors
-        both = weight @ residuals
-        slope = SLOPE + stretch * float(both @ log_odds)
-        return cls(slope, OFFSET_VARIANCE * float(both.sum()), left.T @ vectors, right.T @ vectors)
+        residuals = (weight / weight.sum())[:, None] * np.array([residual for residual, _ in models])
+        by_left, by_right = (
+            np.sum([prior @ (side.T @ one) for prior, one in zip(each, residuals, strict=True)], axis=0)
+            for side, each in zip(sides, priors, strict=True)
+        )
+        both = residuals.sum(axis=0)
+        return cls(SLOPE + stretch * float(both @ log_odds), OFFSET_VARIANCE * float(both.sum()), by_left, by_right)
 
     def by_vectors(self, left: npt.NDArray[np.floating], right: npt.NDArray[np.floating]) -> FloatArray:
         """(n,) log odds that the vectors of pairs add; centred unit vectors, as in `fit`."""
         return np.asarray(left @ self.left + right @ self.right)
 
+    def match(
+        self, match: npt.NDArray[np.floating], left: npt.NDArray[np.floating], right: npt.NDArray[np.floating]
+    ) -> FloatArray:
+        """(n,) match scores by these people, from those of the audit and the centred unit vectors of the pairs."""
+        with np.errstate(divide="ignore"):
+            log_odds = np.log(match, dtype=np.float64) - np.log1p(-match, dtype=np.float64)
+        return np.asarray(probability(self.log_odds(log_odds, self.by_vectors(left, right))))
+
     def log_odds(self, log_odds: FloatArray, by_vectors: npt.NDArray[np.floating]) -> FloatArray:
         """(n,) log odds that pairs match to these people, from those of the audit and what the vectors add."""
         # The order of the audit is never turned: decisions on a part of the pairs say too little for that.
         return np.asarray(max(self.slope, LEAST_SLOPE) * clipped(log_odds) + self.offset + by_vectors)
+
+
+def _spread(unit: npt.NDArray[np.floating]) -> FloatArray:
+    """Second moments (D, D) of vectors (m, D), in units that let a quadratic form of a typical vector be 1."""
+    moments = unit.T.astype(np.float64) @ unit
+    return np.asarray(moments * len(unit) / np.square(moments).sum())
 
 
 def clipped(log_odds: FloatArray) -> FloatArray:

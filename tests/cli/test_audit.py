@@ -186,8 +186,10 @@ def test_checked_pairs(tmp_path: Path) -> None:
     assert read_checked(path) == {"a": False, "b": True, "c": False, "d": True, "e": False, "f": True}
     parquet.write_table(arrow.table({"id": [1, 2], "right": [True, False]}), tmp_path / "t.parquet")
     assert read_checked(tmp_path / "t.parquet") == {"1": True, "2": False}
-    path.write_text("id,right\na,\n")
-    with pytest.raises(DataError, match="'' for 'a' in the column right; expected yes or no"):
+    path.write_text("id,right\na,\nb,yes\n")
+    assert read_checked(path) == {"b": True}
+    path.write_text("id,right\na,perhaps\n")
+    with pytest.raises(DataError, match="'perhaps' for 'a' in the column right; expected yes or no"):
         read_checked(path)
 
 

@@ -53,7 +53,7 @@ def write_audit(folder: Path, count: int = 60, *, images: bool = False) -> Path:
 def columns_after(audit: Path) -> AuditColumns:
     """What an audit says after the decisions of a review."""
     found = Reviewed.read(audit)
-    return found.columns(found.plan(found.open())[0])
+    return found.columns(found.plan(found.open("cpu"))[0])
 
 
 def write_audit_of(
@@ -77,7 +77,7 @@ def write_audit_of(
         scores = [0.95 if row in partners else None for row in range(len(ids))]
         table[f"suggested_{side}_score"] = pyarrow.array(scores, pyarrow.float32())
     if data.is_raw:
-        pairs = data.open()
+        pairs = data.open("cpu")
         table |= pairs.item_columns(0, len(pairs))
     places = {name: [str(path), "0"] for name in ("source", "ids") if (path := getattr(data, name)) is not None}
     sides = {name: [[str(path), "0"] for path in getattr(data, name)] for name in ("left", "right")}

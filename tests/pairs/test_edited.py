@@ -17,7 +17,7 @@ from mispair.pairs.layouts.arrays import from_memory
 def test_images_and_captions_of_every_layout(layout: str, tmp_path: Path) -> None:
     path = LAYOUTS[layout](tmp_path / "data")
     photos = path.parent / "photos"
-    pairs = AuditInput(path, images=photos if path.is_file() and photos.is_dir() else None).open()
+    pairs = AuditInput(path, images=photos if path.is_file() and photos.is_dir() else None).open("cpu")
     before, ids = triples(pairs), pairs.ids()
     keep = np.array([False, True, True, True, True, True])
     edits = Edits(keep, np.array([0, 1, 5, 3, 4, 5]), np.array([0, 4, 2, 3, 4, 5]), {3: "a new one"})

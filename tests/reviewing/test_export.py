@@ -140,7 +140,7 @@ def test_people_come_before_the_audit(audited: Path, tmp_path: Path) -> None:
         ("kept", "ana"), ("re-paired", "ana"), ("rewritten", "ana"), ("dropped", "audit"),
     ]  # fmt: skip
     assert told[ids[8]] == ("dropped", "a person")
-    again = AuditInput(tmp_path / "mended" / "photos.csv", images=read_input(audited).images).open()
+    again = AuditInput(tmp_path / "mended" / "photos.csv", images=read_input(audited).images).open("cpu")
     assert again.texts()[:2] == ["caption 0; of a dog", "caption 9; of a dog"]
 
 
@@ -196,7 +196,7 @@ def test_images_that_have_moved_or_are_gone(audited: Path, tmp_path: Path, capsy
     assert main([*command, "--overwrite"]) == 2
     assert "1 of 12 images that were audited are not there any more, such as 7.png" in capsys.readouterr().err
     with pytest.raises(DataError, match="1 of 12 images"):
-        Reviewed.read(audited).open()
+        Reviewed.read(audited).open("cpu")
     assert len(rows(tmp_path / "out")) == 8
 
 
@@ -275,7 +275,7 @@ def test_decisions_on_pairs_that_are_gone_do_not_count(
     lines = [line for line in path.read_text().splitlines() if not line.startswith(("8.png", "10.png"))]
     path.write_text("\n".join([lines[0], "0.png;a new one;shop", *lines[1:]]) + "\n")
     assert check_decided(audited, data, "") == {"8.png#0", "10.png#0"}
-    found = data.open()
+    found = data.open("cpu")
     assert found is not None
     again = write_audit_of(tmp_path / "again", data, found.ids(), [2])
     changes = compare(audited, again)
@@ -307,7 +307,7 @@ def test_every_layout_comes_out_as_decided(layout: str, tmp_path: Path) -> None:
     path = LAYOUTS[layout](tmp_path / "data")
     photos = path.parent / "photos"
     data = AuditInput(path, images=photos if path.is_file() and photos.is_dir() else None)
-    pairs = data.open()
+    pairs = data.open("cpu")
     before, ids = triples(pairs), pairs.ids()
     audit = write_audit_of(tmp_path / "audit", data, ids, [0, 5])
     decisions = Decisions(audit / FILE)
@@ -317,7 +317,7 @@ def test_every_layout_comes_out_as_decided(layout: str, tmp_path: Path) -> None:
     assert export(audit, tmp_path / "out").counts == {"dropped": 1, "re-paired": 2, "rewritten": 1, "kept": 2}
     assert AuditedData(audit).takes_captions
     place = tmp_path / "out" if path.is_dir() else tmp_path / "out" / path.name
-    again = AuditInput(place, images=data.images).open()
+    again = AuditInput(place, images=data.images).open("cpu")
     wanted = [(1, before[4][1]), (5, before[2][1]), (3, "a new one"), (4, before[4][1]), (5, before[5][1])]
     assert sorted(triples(again)) == sorted((before[row][0], text) for row, text in wanted)
 

@@ -238,11 +238,11 @@ def test_other_captions_under_the_same_ids_are_refused(tmp_path: Path) -> None:
     captions = [f"caption {row}" for row in range(COUNT)]
     pyarrow.parquet.write_table(table.append_column("caption", pyarrow.array(captions)), audit / TABLE)
     (audit / "audit.json").write_text((audit / "audit.json").read_text().replace(f'"{TABLE}"', '"moved"'))
-    Reviewed.read(audit).open()
+    Reviewed.read(audit).open("cpu")
     written = tmp_path / "data/metadata/metadata_0.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"caption": captions[::-1]}), written)
     with pytest.raises(DataError, match="not the one that was audited"):
-        Reviewed.read(audit).open()
+        Reviewed.read(audit).open("cpu")
 
 
 def test_the_audits_own_threshold_decides_what_is_flagged(tmp_path: Path) -> None:

@@ -107,7 +107,7 @@ def audit_path(
         DataError: The data cannot be audited, or a folder cannot be used.
     """
     data.check()
-    raw = data.open() if data.is_raw else None
+    raw = data.open(settings.device) if data.is_raw else None
     if raw is not None and settings.engine is not None:
         raise ConflictError("images and captions", where="engine", expected="vectors", advice=ENCODE)
     copies = {kind: place for kind, place in (("clean", clean), ("mended", mended)) if place is not None}

@@ -101,7 +101,7 @@ class AuditInput(InputOptions):
         """Whether these are images and captions, which are encoded first."""
         return self.source is not None and not self.is_run and is_raw(self.source)
 
-    def open(self, device: str = "auto") -> Source:
+    def open(self, device: str) -> Source:
         """Opens the pairs; images and captions are not encoded yet.
 
         Args:

@@ -60,7 +60,7 @@ def open_scored(path: Path, score: str | None = None) -> Scored:
         match = AuditColumns.read(path).match_score.astype(np.float64)
         summary = AuditSummary.read(path / SUMMARY)
         rate = summary.noise_rate, summary.noise_rate_low, summary.noise_rate_high
-        found = Scored(Reviewed.read(path).open(), match, match, rate)
+        found = Scored(Reviewed.read(path).open(device="auto"), match, match, rate)
     elif path.exists():
         if score is None:
             expected = "the column to cut, or the folder of a calibration or an audit"

@@ -94,7 +94,7 @@ class AuditedData:
             from mispair.auditing.folder import read_input  # takes a second, and most data sets do without it
 
             data = read_input(self._audit)
-            pairs = data.open() if data.is_raw else None
+            pairs = data.open(device="cpu") if data.is_raw else None
         except (MispairError, OSError):  # the data is not there any more
             return None
         # In other data the image of a row would be that of another pair.

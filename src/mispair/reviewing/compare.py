@@ -83,7 +83,7 @@ def check_decided(before: Path, data: AuditInput, how: str) -> Collection[str]:
     """
     if data.is_run:  # its networks would have to be loaded
         return ()
-    pairs = data.open("cpu")
+    pairs = data.open(device="cpu")
     columns = known_columns(pairs)
     ids, old_ids = columns["id"].to_pylist(), audit_columns(before, "id")["id"]
     compared = [what for what in ("image", "caption") if what in audit_schema(before) and what in columns]

@@ -82,7 +82,7 @@ class Reviewed:
         columns = ["id", "match_score", "is_mismatch", *suggested]
         return cls(data, read_parquet(audit / TABLE, columns, ["image", "caption"]), decisions, request)
 
-    def open(self, device: str = "auto") -> Source:
+    def open(self, device: str) -> Source:
         """The audited pairs; images and captions are not encoded.
 
         Raises:

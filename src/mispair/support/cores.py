@@ -52,10 +52,10 @@ def _quotas() -> list[int]:
     """Limits of the control groups that this process is in, such as those of a container, in whole cores."""
     found = []
     try:
-        group = CGROUPS / CGROUP.read_text().rpartition("::")[2].strip().lstrip("/")
+        group = CGROUPS / CGROUP.read_text(encoding="ascii").rpartition("::")[2].strip().lstrip("/")
         for folder in (group, *group.parents):
             if folder.is_relative_to(CGROUPS) and (folder / "cpu.max").exists():
-                quota, period = (folder / "cpu.max").read_text().split()
+                quota, period = (folder / "cpu.max").read_text(encoding="ascii").split()
                 found += [] if quota == "max" else [math.ceil(int(quota) / int(period))]
     except OSError:  # no Linux
         pass

@@ -86,10 +86,10 @@ def test_the_vectors_of_a_score_give_shuffled_pairs_and_look_alikes() -> None:
     view = by_vectors(2.5 * np.maximum(cosine, -0.3), left, right, "clip")  # as CLIPScore, clipped
     assert view.low <= wrong.mean() <= view.high
     assert abs(view.rate - wrong.mean()) < 0.02
-    random, similar = view.detections
-    assert (random.kind, similar.kind) == ("random", "similar")
-    assert random.found > similar.found
-    assert similar.at_most >= random.at_most == view.high
+    assert view.look_alikes_found is not None
+    assert view.at_most is not None
+    assert 0 < view.look_alikes_found < 0.97  # a random pair is found more often
+    assert view.at_most >= view.high
 
 
 def test_vectors_of_something_else_are_refused() -> None:

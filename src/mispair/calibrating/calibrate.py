@@ -298,6 +298,8 @@ def _limits(view: View) -> list[str]:
     more = "do not look like shuffled ones and are not in it"
     if view.at_most is not None:
         more += f": up to {percent(view.at_most)} of all pairs can be wrong"
-    found = [one.found for one in view.detections if one.kind == "similar"]
-    share = [f"Of pairs with the partner of a look-alike, {percent(one)} get a match score below 0.5." for one in found]
-    return [f"{about}{more}. Check 100 random rows to know what you would call wrong.", *share]
+    notes = [f"{about}{more}. Check 100 random rows to know what you would call wrong."]
+    if view.look_alikes_found is not None:
+        seen = percent(view.look_alikes_found)
+        notes.append(f"Of pairs with the partner of a look-alike, {seen} get a match score below 0.5.")
+    return notes

@@ -18,7 +18,6 @@ from scipy.special import ndtri
 from scipy.stats import rankdata, spearmanr
 
 from mispair.auditing.cuts import proportion_limits, share_interval
-from mispair.auditing.detection import FALSE_ALARMS, Detection
 from mispair.auditing.findings import NoiseEstimate
 from mispair.auditing.scoring.calibration import combine, noise_interval, positive_weights, separated, trust
 from mispair.errors import ConflictError, TooFewError
@@ -50,7 +49,7 @@ class View:
         high: Upper end.
         order: (n,) what orders the pairs, higher is better.
         match: (n,) probability that each pair matches; it never falls with the order.
-        detections: Which mismatches made on purpose would be found.
+        look_alikes_found: Share of the pairs with a look-alike's partner, made on purpose, that seem mismatched.
         at_most: Largest share of wrong pairs that the evidence cannot rule out; None where it is the interval.
         count: Shuffled, audited or checked pairs that it rests on.
         interval: 95 % interval of the share of wrong pairs among some rows, where there is a better one than by the
@@ -64,7 +63,7 @@ class View:
     high: float
     order: FloatArray
     match: FloatArray
-    detections: tuple[Detection, ...] = ()
+    look_alikes_found: float | None = None
     at_most: float | None = None
     count: int = 0
     interval: Interval | None = None
@@ -113,22 +112,22 @@ def by_shuffled(
             raise ConflictError(f"shuffled pairs score as high as yours in {column!r}", where="score", advice=advice)
     first = trust(observed.mean(1), null.mean(1))
     found = combine(observed, null, near, np.zeros(len(near)), first)
-    sums = [found.sums(part) for part in (observed, null, near)]
-    match, *others = (probability(found.log_odds(part)) for part in sums)
-    detections = _detections(match, sums, others, found.high)
-    return View(
-        evidence="shuffled" if not len(near) else "vectors",
-        wrong=NOTHING_TO_DO,
-        rate=found.rate,
-        low=found.low,
-        high=found.high,
-        order=scores[:, 0] if len(columns) == 1 else sums[0],
-        match=match,
-        detections=detections,
-        at_most=detections[-1].at_most if len(near) else None,
+    sums, null_sums, near_sums = (found.sums(part) for part in (observed, null, near))
+    rates = found.rate, found.low, found.high
+    view = View(
+        "shuffled",
+        NOTHING_TO_DO,
+        *rates,
+        order=scores[:, 0] if len(columns) == 1 else sums,
+        match=probability(found.log_odds(sums)),
         count=len(shuffled),
-        interval=partial(_like_shuffled, (found.rate, found.low, found.high), sums[0], np.sort(sums[1])),
+        interval=partial(_like_shuffled, rates, sums, np.sort(null_sums)),
     )
+    if not len(near):
+        return view
+    seen = float((probability(found.log_odds(near_sums)) < MATCH_THRESHOLD).mean())
+    at_most = max(found.high, noise_interval(sums, near_sums)[1])
+    return replace(view, evidence="vectors", look_alikes_found=seen, at_most=at_most)
 
 
 def _like_shuffled(
@@ -141,32 +140,15 @@ def _like_shuffled(
     """
     independent = min(len(shuffled), len(sums))  # more share their items
     there = (1 - np.searchsorted(shuffled, sums[some].min()) / len(shuffled)) * independent
-    per_wrong = rate[0] * len(sums) / len(some)  # the share, if all wrong pairs got there
-    share = per_wrong * there / independent
+    get_there, all_to_some = there / independent, len(sums) / len(some)
+    share = rate[0] * get_there * all_to_some
     ends = []
     for side, other in enumerate(rate[1:]):
-        by_rate = share * other / max(rate[0], 1e-12) - share
-        by_count = per_wrong * proportion_limits(there, independent)[side] - share
+        by_rate = (other - rate[0]) * get_there * all_to_some
+        by_count = rate[0] * (proportion_limits(there, independent)[side] - get_there) * all_to_some
         by_chance = proportion_limits(min(share, 1.0) * len(some), len(some))[side] - share
         ends.append(share + math.copysign(math.hypot(by_rate + by_count, by_chance), side - 0.5))
     return max(0.0, ends[0]), min(1.0, ends[1])
-
-
-def _detections(
-    match: FloatArray, sums: Sequence[FloatArray], others: Sequence[FloatArray], high: float
-) -> tuple[Detection, ...]:
-    """Which share of the shuffled pairs, and of those with a look-alike's partner, is found."""
-    observed, lowest = sums[0], np.quantile(sums[0][match >= MATCH_THRESHOLD], FALSE_ALARMS) if match.max() > 0.5 else 0
-    return tuple(
-        Detection(
-            kind=kind,
-            found=float((chances < MATCH_THRESHOLD).mean()),
-            found_at_1_percent=float((part < lowest).mean()),
-            at_most=high if kind == "random" else max(high, noise_interval(observed, part)[1]),
-        )
-        for kind, part, chances in zip(("random", "similar"), sums[1:], others, strict=True)
-        if len(part)
-    )
 
 
 def by_vectors(

@@ -21,6 +21,7 @@ from mispair.auditing.inputs import AuditInput, open_given
 from mispair.encoders import encode
 from mispair.errors import ConflictError, NotFoundError, ShapeError, TooFewError
 from mispair.pairs.other_libraries import as_vectors
+from mispair.pairs.shards import views_of
 from refusals import refused
 
 ROWS = 60
@@ -178,3 +179,32 @@ def test_a_folder_in_a_store(tmp_path: Path) -> None:
     data = AuditInput(cache=tmp_path)
     source = open_given("memory://inputs/data", None, None, None, None, data, lambda _: None, "cpu")
     np.testing.assert_array_equal(source.block(0, ROWS)[0], case.left)
+
+
+class Squares(Colours):
+    """Another image encoder."""
+
+    name = "squares"
+
+    def encode(self, items: Sequence[Any], /) -> npt.NDArray[np.float32]:
+        return np.asarray(super().encode(items) ** 2 + 0.1, dtype=np.float32)
+
+
+def test_several_encoders_of_images_are_views(table: pyarrow.Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = {"colours": Colours(), "squares": Squares()}
+    monkeypatch.setattr(encode, "image_encoder", lambda name, _: made[name])
+    audit = mispair.audit(table, images="photos", image_model="colours+squares", cache="cache", device="cpu")
+    views = views_of(audit.source.left)
+    np.testing.assert_allclose(views[1].block(0, ROWS), views[0].block(0, ROWS) ** 2 + 0.1, atol=0.01)
+    assert len(views_of(audit.source.right)) == 1
+    assert not np.isnan(audit.match_score).any()
+    with refused(ConflictError, where="image_model"):
+        mispair.audit(table, images="photos", image_model="colours+colours", cache="cache", device="cpu")
+
+
+def test_names_of_several_encoders() -> None:
+    several = encode.Encoders("efficientnet-lite0+timm:resnet50", "transformers:c++/clip")
+    assert [(one.image_model, one.text_model) for one in several.each()] == [
+        ("efficientnet-lite0", "transformers:c++/clip"),
+        ("timm:resnet50", "transformers:c++/clip"),
+    ]

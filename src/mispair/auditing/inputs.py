@@ -22,6 +22,7 @@ from mispair.pairs.origin import Origin, check_as_encoded
 from mispair.pairs.other_libraries import as_pairs, as_table, as_views
 from mispair.pairs.pairs import Pairs, Vectors, subset
 from mispair.pairs.remote import fetch, url_of
+from mispair.pairs.shards import Side, join_views
 from mispair.pairs.source import Source
 from mispair.support.row_order import check_order, labels_of
 
@@ -131,14 +132,18 @@ class AuditInput(InputOptions):
 
 
 def encoded(pairs: Source, encoders: Encoders, cache: Path | None = None, console: Console | None = None) -> Source:
-    """Images and captions by the vectors of encoders."""
+    """Images and captions by the vectors of encoders; those of several are views of a side."""
     place = writable_cache(cache)
-    loaded = encoders.load()
+    each = [one.load() for one in encoders.each()]
     if console is not None:
         for line in (f"Encoding {pairs.name}: {len(pairs):,} pairs", *(f"Note: {note}" for note in pairs.notes)):
             console.print(line, soft_wrap=True, highlight=False, markup=False)
-    found = encode(pairs, loaded, place, console=console)
-    return pairs.with_vectors(found.left, found.right, found.problems)
+    found = [encode(pairs, loaded, place, console=console) for loaded in each]
+    left = {images.name: Side.of([one.left]) for (images, _), one in zip(each, found, strict=True)}
+    right = {texts.name: Side.of([one.right]) for (_, texts), one in zip(each, found, strict=True)}
+    problems = {row: why for row, why in found[0].problems.items() if all(row in one.problems for one in found)}
+    views = [join_views(list(side.values()), pairs.name) for side in (left, right)]
+    return pairs.with_vectors(views[0], views[1], problems)
 
 
 def open_given(

@@ -11,6 +11,7 @@ Rows that cannot be encoded stay: the side that failed is a zero vector, and `st
 from __future__ import annotations
 
 import os
+import re
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -33,6 +34,7 @@ from mispair.encoders.encoders import (
     text_encoder,
 )
 from mispair.encoders.options import IMAGE_MODEL, TEXT_MODEL
+from mispair.errors import ConflictError
 from mispair.pairs.origin import MARK
 from mispair.pairs.pairs import IntArray
 from mispair.pairs.source import Source
@@ -55,15 +57,30 @@ _MOST_THREADS = 8
 _PARTS = (("img_emb", ".npy"), ("text_emb", ".npy"), ("metadata", ".parquet"))
 EMBEDDINGS = FolderKind("embeddings", MARK, [f"{stem}/{stem}_*{suffix}" for stem, suffix in _PARTS])
 _LONGEST_REASON = 200  # characters
+_SEVERAL = re.compile(r"\+(?=[\w-]+(?::|\+|$))")  # between names of encoders, not in a path
 
 
 @dataclass(frozen=True)
 class Encoders:
-    """Names of encoders, which are loaded only when something is to be encoded."""
+    """Names of encoders, which are loaded only when something is to be encoded; those of several views as A+B."""
 
     image_model: str = IMAGE_MODEL
     text_model: str = TEXT_MODEL
     device: str = "auto"
+
+    def each(self) -> list[Encoders]:
+        """One pair of encoders for each view, where several are named as A+B; the last of the fewer ones again.
+
+        Raises:
+            ConflictError: One is named twice.
+        """
+        sides = [_SEVERAL.split(name) for name in (self.image_model, self.text_model)]
+        for where, names in zip(("image_model", "text_model"), sides, strict=True):
+            if len(set(names)) < len(names):
+                raise ConflictError("+".join(names), where=where, expected="each encoder once")
+        count = max(map(len, sides))
+        padded = ([*names, *names[-1:] * (count - len(names))] for names in sides)
+        return [replace(self, image_model=image, text_model=text) for image, text in zip(*padded, strict=True)]
 
     def load(self) -> tuple[ImageEncoder, TextEncoder]:
         """Both encoders.

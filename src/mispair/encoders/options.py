@@ -29,9 +29,11 @@ class FileOptions:
     id_column: OrNone[str] = None
     """Column of ids, likewise."""
     image_model: str = IMAGE_MODEL
-    """Encoder of the images: efficientnet-lite0, open_clip:MODEL/WEIGHTS, timm:NAME, or transformers:NAME_OR_FOLDER."""
+    """Encoder of the images: efficientnet-lite0, open_clip:MODEL/WEIGHTS, timm:NAME, or transformers:NAME_OR_FOLDER;
+    several as A+B."""
     text_model: str = TEXT_MODEL
-    """Encoder of the captions: all-minilm-l6-v2, transformers:NAME_OR_FOLDER, or open_clip:MODEL/WEIGHTS."""
+    """Encoder of the captions: all-minilm-l6-v2, transformers:NAME_OR_FOLDER, or open_clip:MODEL/WEIGHTS;
+    several as A+B."""
     cache: OrNone[Path] = None
     """Folder of encodings; by default MISPAIR_CACHE, or that of the user."""
 

@@ -127,8 +127,9 @@ class Pairs:
         """Pairs of two sets of vectors; row i of both is one pair.
 
         Args:
-            left: Vectors (N, D) of numpy, torch, pandas, polars or pyarrow, or a list.
-            right: Vectors (N, E).
+            left: Vectors (N, D) of numpy, torch, pandas, polars or pyarrow, or a list; or a list of the vectors of
+                several encoders.
+            right: Vectors (N, E), likewise.
             ids: One name a pair; by default its number.
             captions: One text a pair, for people.
             groups: One value a pair; pairs with the same one share their left item.
@@ -138,11 +139,18 @@ class Pairs:
         <Pairs "the given arrays": 3 pairs of vectors and vectors>
         """
         from mispair.pairs.layouts.arrays import from_memory
-        from mispair.pairs.other_libraries import as_vectors
+        from mispair.pairs.other_libraries import as_views
 
-        sides = as_vectors(left), as_vectors(right)
+        sides = as_views(left), as_views(right)
         source = from_memory(*sides, ids=ids, groups=groups, texts=captions)
-        arrays = [side.detach().cpu().numpy() if hasattr(side, "detach") else side for side in sides]
+        arrays = [
+            views[0].detach().cpu().numpy()
+            if hasattr(views[0], "detach")
+            else views[0]
+            if len(views) == 1
+            else side.block(0, len(source))
+            for views, side in zip(sides, (source.left, source.right), strict=True)
+        ]
         return cls(
             Vectors(arrays[0]),
             Vectors(arrays[1]),

@@ -325,13 +325,22 @@ class MovedRows:
         return self.side.gather(self.rows[rows], self.side.dtype)
 
 
+def unit(vectors: Matrix) -> tuple[Matrix, npt.NDArray[np.bool_]]:
+    """Vectors (n, D) of unit length, and which there are (n,): neither zero nor with numbers that are not finite."""
+    largest = np.abs(vectors).max(axis=1, keepdims=True, initial=0)  # the square of a huge number is no float32
+    there = np.isfinite(largest) & (largest > 0)
+    found = np.where(there, vectors, 0) / np.where(there, largest, 1)
+    lengths = np.where(there, np.linalg.norm(found, axis=1, keepdims=True), 1)
+    return (found / lengths).astype(np.float32), there[:, 0]
+
+
 @dataclass(frozen=True)
 class ViewRows:
     """Vectors of the same items by several encoders, the views, as one vector an item.
 
     Attributes:
         views: The vectors of each encoder.
-        join: Joins some rows of all views; None where they are side by side.
+        join: Joins some rows of all views; by default they are side by side, each of unit length.
     """
 
     views: tuple[Side, ...]
@@ -347,7 +356,7 @@ class ViewRows:
         return self._joined([view.gather(rows) for view in self.views])
 
     def _joined(self, parts: Sequence[Matrix]) -> Matrix:
-        return np.concatenate(parts, axis=1) if self.join is None else self.join(parts)
+        return np.concatenate([unit(part)[0] for part in parts], axis=1) if self.join is None else self.join(parts)
 
 
 def join_views(sides: Sequence[Side], where: str) -> Side:

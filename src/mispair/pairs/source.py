@@ -30,7 +30,7 @@ from mispair.pairs.origin import BASIS, MARK, Origin
 from mispair.pairs.pairs import FloatArray, IntArray
 from mispair.pairs.result_tables import write_table
 from mispair.pairs.row_ids import RowIds, Texts
-from mispair.pairs.shards import NO_ROWS, Matrix, Shard, Side, moved, views_of
+from mispair.pairs.shards import NO_ROWS, Matrix, Side, moved, views_of
 from mispair.pairs.tables import Table
 from mispair.support.files import Json, read_regular
 from mispair.support.formatting import plain
@@ -124,15 +124,16 @@ class Source:
         """Whether both sides have vectors."""
         return len(self.left) > 0
 
-    def with_vectors(self, left: Shard, right: Shard, known: dict[int, str]) -> Self:
+    def with_vectors(self, left: Side, right: Side, known: dict[int, str], *, joint: bool = False) -> Self:
         """The same images and captions with their vectors.
 
         Args:
             left: Vectors of the images (N, D).
             right: Vectors of the captions (N, E).
             known: Rows that have no vectors, and why.
+            joint: Whether some of the vectors of both sides share a space.
         """
-        return self._with(left=Side.of([left]), right=Side.of([right]), names=replace(self.names, known=known))
+        return self._with(left=left, right=right, names=replace(self.names, known=known), joint=self.joint or joint)
 
     def described_by(self, table: Table) -> Self:
         """The same with the ids, groups, captions and image names of a table."""

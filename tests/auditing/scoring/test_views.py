@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 import mispair
 from mispair import Auditor
-from mispair.auditing.scoring.views import LEAST, RIDGE, ViewJoin, joined, joins_of, unit
+from mispair.auditing.scoring.views import LEAST, RIDGE, ViewJoin, joined, joins_of
 from mispair.errors import ConflictError, ShapeError, TooFewError
 from mispair.functional.metrics import auroc
 from mispair.pairs.layouts.arrays import from_memory
-from mispair.pairs.shards import views_of
+from mispair.pairs.pairs import Vectors
+from mispair.pairs.shards import unit, views_of
 from refusals import refused
 
 PAIRS, NOISE = 600, 2.5
@@ -195,3 +196,14 @@ def test_refused() -> None:
         mispair.audit([a, a], c, device="cpu")
     with refused(TooFewError, where="the given arrays: right"):
         mispair.audit(a, [c, np.full_like(c, np.nan)], device="cpu")
+
+
+def test_pairs_of_views_are_audited_by_them_and_trained_on_side_by_side() -> None:
+    vectors, _ = made()
+    pairs = mispair.Pairs.from_arrays([vectors["a"], vectors["b"]], vectors["c"])
+    assert isinstance(pairs.left, Vectors)
+    np.testing.assert_allclose(pairs.left.features, np.hstack([unit(vectors[name])[0] for name in "ab"]), rtol=1e-6)
+    assert isinstance(pairs.right, Vectors)
+    np.testing.assert_array_equal(pairs.right.features, vectors["c"])
+    one, other = Auditor(device="cpu").fit(pairs), Auditor(device="cpu").fit([vectors["a"], vectors["b"]], vectors["c"])
+    np.testing.assert_array_equal(one.score(pairs), other.score([vectors["a"], vectors["b"]], vectors["c"]))

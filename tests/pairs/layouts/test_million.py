@@ -32,6 +32,7 @@ from mispair.pairs.layouts.datacomp import open_datacomp
 from mispair.pairs.layouts.opening import open_raw
 from mispair.pairs.layouts.tars import tar_member
 from mispair.pairs.pairs import IntArray
+from mispair.pairs.shards import Side
 
 PAIRS = int(os.environ.get("MISPAIR_PAIRS", 1_000_000))
 SHARD = 10_000
@@ -106,7 +107,7 @@ def test_webdataset(tmp_path: Path) -> None:
     assert not found.problems
     again = timed("encoded again", lambda: encode(pairs, (Colours(), Lengths()), tmp_path / "cache"))
     assert again.kept == PAIRS
-    source = pairs.with_vectors(found.left, found.right, {})
+    source = pairs.with_vectors(Side.of([found.left]), Side.of([found.right]), {})
     timed("vectors read", lambda: sum(len(source.block(start, start + SHARD)[0]) for start in range(0, PAIRS, SHARD)))
     edited = edits()
     timed("written", lambda: write_copy(source, edited, tmp_path / "out"))

@@ -34,7 +34,7 @@ from mispair.auditing.scoring.judge import (
 from mispair.errors import ConflictError, ShapeError, TooFewError
 from mispair.functional.logistic import FloatArray
 from mispair.pairs.pairs import IntArray
-from mispair.pairs.shards import Matrix, Side, ViewRows, views_of
+from mispair.pairs.shards import Matrix, Side, ViewRows, unit, views_of
 from mispair.pairs.source import Source
 
 SAMPLE = 4096  # rows that say how views are scaled and filled, and that weights are learned from
@@ -101,15 +101,6 @@ class ViewJoin:
         return [slice(start, start + len(mean)) for start, mean in zip(self.starts, self.means, strict=True)]
 
 
-def unit(vectors: Matrix) -> tuple[Matrix, npt.NDArray[np.bool_]]:
-    """Vectors (n, D) of unit length, and which there are (n,): neither zero nor with numbers that are not finite."""
-    largest = np.abs(vectors).max(axis=1, keepdims=True, initial=0)  # the square of a huge number is no float32
-    there = np.isfinite(largest) & (largest > 0)
-    found = np.where(there, vectors, 0) / np.where(there, largest, 1)
-    lengths = np.where(there, np.linalg.norm(found, axis=1, keepdims=True), 1)
-    return (found / lengths).astype(np.float32), there[:, 0]
-
-
 def joined(source: Source, *, joint: bool = False) -> Source:
     """The same pairs with one vector an item; as they are if each side has one view.
 
@@ -134,7 +125,7 @@ def joined(source: Source, *, joint: bool = False) -> Source:
     joins = tuple(
         _join(views, starts, width) for views, (starts, width) in zip(found, _layout(found, pairs), strict=True)
     )
-    return replace(with_joins(source, (joins[0], joins[1])), joint=bool(pairs))
+    return with_joins(source, (joins[0], joins[1]), joint=bool(pairs))
 
 
 def joins_of(source: Source) -> tuple[ViewJoin, ViewJoin] | None:
@@ -143,7 +134,7 @@ def joins_of(source: Source) -> tuple[ViewJoin, ViewJoin] | None:
     return (left[0], right[0]) if isinstance(left[0], ViewJoin) and isinstance(right[0], ViewJoin) else None
 
 
-def with_joins(source: Source, joins: tuple[ViewJoin, ViewJoin]) -> Source:
+def with_joins(source: Source, joins: tuple[ViewJoin, ViewJoin], *, joint: bool = False) -> Source:
     """The same pairs with joined views.
 
     Raises:
@@ -157,7 +148,7 @@ def with_joins(source: Source, joins: tuple[ViewJoin, ViewJoin]) -> Source:
                 f"{name} views of the widths {widths}", where=source.name, expected=f"{expected}, as in `fit`"
             )
         sides.append(Side.of([ViewRows(views_of(side), join)]))
-    return replace(source, left=sides[0], right=sides[1])
+    return source.with_vectors(sides[0], sides[1], source.known, joint=joint)
 
 
 def _check_views(views: Sequence[Units], where: str) -> None:

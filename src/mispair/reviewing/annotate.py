@@ -8,7 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -299,23 +299,15 @@ class _Run:
     def ask_all(self, forecast: Forecast, bar: RowProgress) -> AnnotationResult:
         """Ask about the drawn pairs, in their order, as far as was planned."""
         rows = self.review.drawn_rows[: forecast.plan.calls].tolist()
-        stopped, running, ended = "", set[Future[None]](), 0
+        stopped = ""
         with ThreadPoolExecutor(self.budget.workers) as pool:
             try:
-                for row in rows:
-                    running.add(pool.submit(self._answer, row))
-                    while len(running) >= self.budget.workers:
-                        done, running = wait(running, return_when=FIRST_COMPLETED)
-                        for one in done:
-                            one.result()
-                        bar.step(len(done))
-                        ended += len(done)
-                        if ended % EVERY < len(done):
-                            stopped = self._reason_to_stop()
+                for start in range(0, len(rows), EVERY):
+                    for _ in pool.map(self._answer, rows[start : start + EVERY]):
+                        bar.step(1)
+                    stopped = self._reason_to_stop() if start + EVERY < len(rows) else ""
                     if stopped or self._out_of_budget:
                         break
-                for one in running:
-                    one.result()
             finally:
                 self._pace.stopped.set()
         identity = self.annotator.identity

@@ -241,9 +241,9 @@ def test_a_missing_split_is_refused_naming_the_others(tmp_path: Path) -> None:
 def test_half_a_split_is_refused_naming_the_missing_file(tmp_path: Path) -> None:
     write_split(tmp_path, "train", 1)
     (tmp_path / "train_caps.txt").rename(tmp_path / "dev_caps.txt")
-    with refused(NotFoundError, tmp_path / "train_caps.txt"):
+    with refused(NotFoundError, tmp_path, names="train_caps.txt"):
         loading.load(tmp_path)
-    with refused(NotFoundError, tmp_path / "dev_ims.npy"):
+    with refused(NotFoundError, tmp_path, names="dev_ims.npy"):
         loading.load(tmp_path, "dev")
 
 

@@ -187,14 +187,22 @@ def is_data_set(place: Path) -> bool:
 
 
 def require_split(folder: Path, split: str) -> None:
-    """Raise if the folder has no file of a split; reading one that is incomplete names the missing file.
+    """Raise if the folder does not have a split.
 
     Raises:
-        NotFoundError: The message names the splits that are there.
+        NotFoundError: The message names the splits that are there, and the file that is missing.
     """
-    if split in named_splits(folder):
-        return
     names = splits(folder)
+    if split in names:
+        return
+    parts = precomp.found_splits(folder).get(split, set())
+    if parts:
+        there, path = (
+            ("captions", precomp.features_path(folder, split))
+            if "captions" in parts
+            else ("features", precomp.captions_path(folder, split))
+        )
+        raise NotFoundError(f"the {there} of {split} are there, but {path.name} is missing", where=folder)
     only_testall = split == "test" and "testall" in names
     raise NotFoundError(
         f"no split named {split}",

@@ -16,9 +16,8 @@ import mispair
 from audit_cases import make_case, write_clip
 from audited import columns_after
 from mispair.auditing.audit import Settings
-from mispair.auditing.folder import audit_path, audit_shard, merge_shards
+from mispair.auditing.folder import audit_path
 from mispair.auditing.inputs import AuditInput
-from mispair.auditing.scoring.scan import Shard
 from mispair.cli.main import main
 from mispair.compute.threads import one_thread_each
 from mispair.errors import MispairError
@@ -98,14 +97,6 @@ def test_python_flags_what_the_command_flags(audited: Audited) -> None:
         found = mispair.audit(*given, device="cpu", **audited.cut)  # type: ignore[arg-type]
         np.testing.assert_array_equal(found.is_mismatch, audited.flagged)
         np.testing.assert_array_equal(found.columns.flagged, audited.flagged)
-
-
-def test_shards_flag_what_one_process_flags(audited: Audited, tmp_path: Path) -> None:
-    data = AuditInput(audited.data)
-    for number in (2, 1):
-        audit_shard(data, tmp_path / "out", audited.settings, Shard(number, 2))
-    merge_shards(tmp_path / "out", "cpu")
-    np.testing.assert_array_equal(AuditColumns.read(tmp_path / "out").flagged, audited.flagged)
 
 
 def test_a_resumed_audit_keeps_its_cut(audited: Audited, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,4 +73,3 @@ def test_images_and_captions_are_encoded_first(tmp_path: Path, capsys: pytest.Ca
     (tmp_path / "a.jpg").write_bytes(b"")
     assert main(["audit", str(tmp_path / "pairs.csv"), "--dry-run"]) == 2
     assert "--dry-run: images and captions; expected vectors" in capsys.readouterr().err
-    assert main(["audit", "--merge", "x", "--dry-run"]) == 2

@@ -46,9 +46,7 @@ def test_the_tables_are_those_of_local_files(tmp_path: Path, monkeypatch: pytest
         assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "local" / name).read_bytes()
 
 
-def test_input_and_output_in_a_store(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_input_and_output_in_a_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = pytest.importorskip("fsspec").filesystem("memory")
     case = make_case(100, 0.3)
     for stem, vectors in (("img_emb", case.left), ("text_emb", case.right)):
@@ -58,9 +56,7 @@ def test_input_and_output_in_a_store(
     monkeypatch.setenv("MISPAIR_CACHE", str(tmp_path / "cache"))
     out = "memory://stored/audit"
     assert main(["audit", str(tmp_path / "data"), "--out", str(tmp_path / "local"), "--device", "cpu"]) == 0
-    assert main(["audit", "memory://stored/data", "--out", out, "--shard", "1/1", "--device", "cpu"]) == 0
-    assert f"--merge {out}" in capsys.readouterr().out
-    assert main(["audit", "--merge", out, "--device", "cpu"]) == 0
+    assert main(["audit", "memory://stored/data", "--out", out, "--device", "cpu"]) == 0
     assert sorted(store.find("/stored/audit")) == sorted(
         f"/stored/audit/{path.name}" for path in (tmp_path / "local").iterdir() if path.name[0] != "."
     )

@@ -4,30 +4,22 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
-import torch
 
 from audit_cases import make_case
 from faulty_server import FAULTS
 from layouts import img2dataset, triples
-from mispair.auditing import folder
-from mispair.auditing.audit import prepare
-from mispair.auditing.output_store import OutputStore
-from mispair.auditing.scoring import scan
 from mispair.cli.main import main
 from mispair.errors import DataError, NotFoundError
 from mispair.pairs import remote
 from mispair.pairs.layouts.opening import open_raw
 from mispair.pairs.remote import fetch
-from mispair.support.tensor_files import load_tensors, save_tensors
 from refusals import refused
 from s3_store import BUCKET, S3Store, s3_store
 
@@ -191,116 +183,25 @@ def test_a_failed_write_is_never_taken_for_an_audit(
     check_output(store, tmp_path)
 
 
-def test_shards_need_no_shared_folder(
-    store: S3Store, tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for module in (scan, folder):
-        monkeypatch.setattr(module, "PART", 100)
-    monkeypatch.setattr(scan, "BLOCK", 50)
-    url, out = store.upload(data, "data"), f"s3://{BUCKET}/audits/mine"
-
-    def machine(name: str, *args: str) -> int:
-        return main(["audit", *args, "--device", "cpu", "--cache", str(tmp_path / name)])
-
-    assert machine("local", str(data), "--out", str(tmp_path / "whole")) == 0
-    store.proxy.every = 7
-    assert machine("one", url, "--out", out, "--shard", "2/3") == 0
-    learned = store.files("audits/mine/unfinished")
-    assert {"items.npz", "auditor.safetensors"} < learned.keys()
-    assert machine("two", "--merge", out) == 2
-    assert f"{out}: " in (err := capsys.readouterr().err)
-    assert "were not measured yet" in err
-    assert machine("two", url, "--out", out, "--shard", "1/3") == 0
-    assert machine("two", url, "--out", out, "--shard", "3/3") == 0
-    measured = store.files("audits/mine/unfinished")
-    assert {name: measured[name] for name in learned} == learned
-    assert len(measured) == 2 + 4
-    assert machine("three", "--merge", out) == 0
-    assert json.loads(store.files("audits/mine")["audit.json"])["finished"] is True
-    assert not store.files("audits/mine/unfinished")
-    for name in TABLES:
-        assert store.files("audits/mine")[name] == (tmp_path / "whole" / name).read_bytes()
-    assert machine("four", url, "--out", out, "--shard", "1/3") == 0
-    assert not store.files("audits/mine/unfinished")
-
-
 @pytest.mark.posix
-def test_workers_of_ray_write_to_the_store(store: S3Store, tmp_path: Path, data: Path) -> None:
+@pytest.mark.parametrize("layout", [clip_retrieval, datacomp])
+def test_workers_of_ray_read_and_write_the_store(
+    store: S3Store, tmp_path: Path, layout: Callable[[Path], None]
+) -> None:
     pytest.importorskip("ray")
-    store.proxy.every = 7
-    assert audit(tmp_path, str(data), "--out", f"s3://{BUCKET}/audits/mine", "--engine", "ray") == 0
-    check_output(store, tmp_path)
-
-
-def test_a_killed_shard_goes_on_elsewhere(
-    store: S3Store, tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for module in (scan, folder):
-        monkeypatch.setattr(module, "PART", 100)
-    monkeypatch.setattr(scan, "BLOCK", 50)
-    url, out = store.upload(data, "data"), f"s3://{BUCKET}/audits/mine"
-    save = OutputStore.save
-    saved: list[str] = []
-
-    def killed(self: OutputStore, path: Path) -> None:
-        if len(saved) == 2:
-            raise KeyboardInterrupt
-        saved.append(path.name)
-        save(self, path)
-
-    def noted(self: OutputStore, path: Path) -> None:
-        saved.append(path.name)
-        save(self, path)
-
-    monkeypatch.setattr(OutputStore, "save", killed)
-    for cache in ("one", "two"):
-        args = ["audit", url, "--out", out, "--shard", "1/1", "--device", "cpu", "--cache", str(tmp_path / cache)]
-        assert main(args) == (130 if cache == "one" else 0)
-        parts = [name for name in store.files("audits/mine/unfinished") if name.startswith("part-")]
-        assert sorted(parts) == sorted(saved)
-        monkeypatch.setattr(OutputStore, "save", noted)
-    assert len(saved) == len(set(saved)) == 4
-
-
-def test_what_was_learned_first_counts(
-    store: S3Store, tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Another machine has learned at the same time, and its values are a little different."""
-    out = f"s3://{BUCKET}/audits/mine"
-
-    def late(*args: Any) -> None:
-        prepare(*args)
-        if not store.files("audits/mine/unfinished"):
-            other = tmp_path / "other"
-            shutil.copytree(args[2], other)
-            state, about = load_tensors(other / "auditor.safetensors")
-            state = {name: value.clone() for name, value in state.items()} | extra
-            save_tensors(other / "auditor.safetensors", state, about)
-            store.upload(other, "audits/mine/unfinished")
-
-    extra = {"extra": torch.zeros(1)}
-    monkeypatch.setattr(folder, "prepare", late)
-    assert audit(tmp_path, str(data), "--out", out, "--shard", "1/1") == 0
-    found = tmp_path / "auditor.safetensors"
-    found.write_bytes(store.files("audits/mine/unfinished")["auditor.safetensors"])
-    assert "extra" in load_tensors(found)[0]
-
-
-def test_a_file_that_another_has_created_meanwhile_is_kept(
-    store: S3Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "ours").write_bytes(b"ours")
-    info, looked = remote.Store._info, iter([True])
-
-    def too_early(self: remote.Store, name: str) -> dict[str, Any]:
-        if next(looked, False):
-            store.put("a/judge", b"theirs")
-            raise FileNotFoundError
-        return info(self, name)
-
-    monkeypatch.setattr(remote.Store, "_info", too_early)
-    assert not remote.Store(f"s3://{BUCKET}/a").create(tmp_path / "ours", "judge")
-    assert store.files("a") == {"judge": b"theirs"}
+    layout(tmp_path / "data")
+    url = store.upload(tmp_path / "data", "a/data")
+    store.proxy.every = 5
+    assert audit(tmp_path, url, "--out", f"s3://{BUCKET}/audits/mine", "--engine", "ray", "--workers", "2") == 0
+    assert store.proxy.injected >= len(FAULTS)
+    store.proxy.every = 0
+    assert audit(tmp_path, str(tmp_path / "data"), "--out", str(tmp_path / "local"), "--engine", "ray") == 0
+    found = store.files("audits/mine")
+    assert json.loads(found["audit.json"])["finished"] is True
+    tables = sorted(name for name in found if name.endswith(".parquet"))
+    assert len(tables) == (3 if layout is clip_retrieval else 2) + 1
+    for name in tables:
+        assert found[name] == (tmp_path / "local" / name).read_bytes()
 
 
 def test_files_of_others_are_kept_and_lost_ones_written_again(store: S3Store, tmp_path: Path, data: Path) -> None:
@@ -324,28 +225,6 @@ def test_a_mark_leads_to_no_file_outside(store: S3Store, tmp_path: Path, data: P
     store.put("outside", b"1")
     assert audit(tmp_path, str(data), "--out", out) == 0
     assert not list(tmp_path.rglob("outside"))
-
-
-def test_no_results_of_other_settings_are_taken_over(
-    store: S3Store, tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = f"s3://{BUCKET}/audits/mine"
-    assert audit(tmp_path, str(data), "--out", out, "--shard", "1/1", "--flag-below", "0.4") == 0
-    assert store.files("audits/mine/unfinished")
-    put, writes = remote.Store.put, iter(range(1))
-
-    def failing(self: remote.Store, path: Path, name: str) -> None:
-        if next(writes, None) is None:
-            raise DataError("the store is gone")
-        put(self, path, name)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(remote.Store, "put", failing)
-        assert audit(tmp_path, str(data), "--out", out, "--overwrite") == 2
-    assert list(store.files("audits/mine")) == ["audit.json"]
-    shutil.rmtree(tmp_path / "cache")
-    assert audit(tmp_path, str(data), "--out", out) == 0
-    check_output(store, tmp_path)
 
 
 def test_outputs_that_cannot_be(store: S3Store, tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]) -> None:

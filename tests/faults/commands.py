@@ -19,7 +19,6 @@ import numpy as np
 import numpy.typing as npt
 import torch._dynamo  # noqa: F401 (what commands import when they run takes seconds, and is imported once)
 from PIL import Image
-from tests.faults.ray_worker import PART
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 import mispair.auditing.audit
@@ -29,7 +28,6 @@ import mispair.bench.suite.runner
 import mispair.reviewing.export
 import mispair.training.from_files
 from audit_cases import make_case, write_clip
-from mispair.auditing.scoring import scan
 from mispair.cli.main import main
 from mispair.encoders import encode
 from mispair.errors import DataError
@@ -121,11 +119,9 @@ class Command:
 
 
 def _small_ray(patches: ExitStack) -> None:
-    """Ray will have two workers on this machine, and parts of a third of the rows."""
-    for module in (scan, mispair.auditing.folder):
-        patches.enter_context(patch.object(module, "PART", PART))
+    """Ray will have two workers on this machine."""
     workers = {
-        "worker_process_setup_hook": "tests.faults.ray_worker.set_up",
+        "worker_process_setup_hook": "tests.faults.inject.join",
         "env_vars": {"PYTHONPATH": os.pathsep.join(sys.path)},
     }
     patches.enter_context(patch.object(ray, "init", partial(ray.init, num_cpus=2, runtime_env=workers)))

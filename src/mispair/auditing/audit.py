@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -26,7 +25,7 @@ from mispair.auditing.scoring.exchanges import search_exchanges
 from mispair.auditing.scoring.judge import Judge
 from mispair.auditing.scoring.partners import find_partners
 from mispair.auditing.scoring.reasons import Bits, caption_reasons, image_reasons, wordless
-from mispair.auditing.scoring.scan import READABLE, Engine, Measure, Scan, Shard, scan
+from mispair.auditing.scoring.scan import READABLE, Scan, scan
 from mispair.auditing.scoring.shared_items import SharedItems, find_shared_items
 from mispair.auditing.scoring.siblings import find_siblings
 from mispair.auditing.scoring.views import joined
@@ -66,14 +65,12 @@ class Settings(AuditOptions):
 
     Attributes:
         checked: Ids of pairs that a person has checked, and whether they match.
-        engine: Measures the pairs on other machines; by default this process does.
         decided: The noise rate by the decisions of people on drawn pairs.
         partnered: Ids of pairs whose left item, and of those whose right item, a person has given another partner:
             others hardly need these items.
     """
 
     checked: Mapping[str, bool] | None = None
-    engine: Engine | None = None
     decided: NoiseEstimate | None = None
     partnered: tuple[Sequence[str], Sequence[str]] = ((), ())
 
@@ -376,7 +373,7 @@ def _joined(parts: Sequence[Pairs]) -> Pairs:
 def _ready(source: Source, settings: Settings, device: torch.device, show: RowProgress) -> Source:
     """The pairs, checked, with vectors of usual lengths, which are read once where they fit on the GPU."""
     check(source, settings)
-    if device.type != "cuda" or settings.engine is not None:  # whose parts of the pairs go to other machines
+    if device.type != "cuda":
         return joined(source, joint=settings.joint).scaled()
     show.begin("loading the vectors")
     return joined(source, joint=settings.joint).scaled().loaded(device, workers_of(settings.workers, device))
@@ -393,67 +390,15 @@ def _measured(
     auditor = _auditor(source, settings, items, work)
     judge = auditor.judge
     show.begin("measuring all pairs")
-    engine: Measure | None = None
-    if settings.engine is not None:
-        engine = partial(settings.engine.measure, source, judge, items.groups, settings.workers, device)
     if device.type == "cuda" and source.is_on(device):
         workers = min(workers, LOADED_WORKERS)
-    measured = scan(
-        source, judge, items.groups, workers=workers, device=device, folder=work, step=show.step, engine=engine
-    )  # fmt: skip
+    measured = scan(source, judge, items.groups, workers=workers, device=device, folder=work, step=show.step)
     show.begin("comparing with similar pairs")
     scores = MatchScores.of(judge, measured, items)
     alone = scores.alone()
     siblings = find_siblings(source, items, judge.transforms, alone)
     similar = SimilarPairs(siblings, *search_exchanges(source, items, judge, alone, device))
     return items, auditor, measured, scores, similar
-
-
-def prepare(source: Source, settings: Settings, work: Path, console: Console | None = None) -> None:
-    """Learns all that must be known before any shard can be measured, and keeps it in the folder `work`."""
-    _shard(source, settings, work, console, None)
-
-
-def measure_shard(
-    source: Source,
-    settings: Settings,
-    shard: Shard,
-    work: Path,
-    console: Console | None = None,
-    saved: Callable[[Path], None] | None = None,
-) -> None:
-    """Measures a shard of the pairs and keeps the result in the folder `work`, where `prepare` was.
-
-    `saved` is called with each file of the result.
-    """
-    _shard(source, settings, work, console, shard, saved)
-
-
-def _shard(
-    source: Source,
-    settings: Settings,
-    work: Path,
-    console: Console | None,
-    shard: Shard | None,
-    saved: Callable[[Path], None] | None = None,
-) -> None:
-    device = pick_device(settings.device)
-    workers = workers_of(settings.workers, device)
-    start, stop = (0, 0) if shard is None else shard.rows(len(source))
-    with progress(console, stop - start) as show:
-        scaled = joined(source, joint=settings.joint).scaled()
-        show.begin("searching near-duplicates")
-        items = _shared_items(scaled, workers, device, work)
-        show.begin("learning")
-        judge = _auditor(scaled, settings, items, work).judge
-        if shard is not None and start < stop:
-            show.begin(f"measuring shard {shard.number} of {shard.count}")
-            part, groups = scaled.part(start, stop), items.groups[start:stop]
-            scan(
-                part, judge, groups, workers=workers, device=device, folder=work, step=show.step, first=start,
-                saved=saved or (lambda _: None),
-            )  # fmt: skip
-        show.end()
 
 
 def _shared_items(source: Source, workers: int, device: torch.device, work: Path | None) -> SharedItems:

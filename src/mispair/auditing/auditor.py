@@ -69,7 +69,7 @@ class Auditor:
     def __init__(self, *, joint: bool = False, device: str = "auto", workers: int | None = None) -> None:
         self.joint, self.device, self.workers = joint, device, workers
         self._judge: Judge | None = None
-        self._factors = (1.0, 1.0)  # that vectors of unusual lengths are multiplied by
+        self.factors = (1.0, 1.0)  # that vectors of unusual lengths are multiplied by
         self._joins: tuple[ViewJoin, ViewJoin] | None = None
         self._seen = Seen.nothing()
         self.recalibration: Recalibration | None = None  # by decisions of people, where there are enough
@@ -113,7 +113,7 @@ class Auditor:
             checked: Rows that a person has checked: 1 matched, 0 mismatched.
         """
         self._judge, self._seen = _learned(source, items, checked, self.joint, pick_device(self.device))
-        self._factors, self._joins = (source.left.factor, source.right.factor), joins_of(source)
+        self.factors, self._joins = (source.left.factor, source.right.factor), joins_of(source)
         self.recalibration = None
         return self
 
@@ -130,6 +130,10 @@ class Auditor:
         Raises:
             ShapeError: The vectors do not have the widths that the auditor was fitted to.
         """
+        return self.measured(left, right)[0]
+
+    def measured(self, left: Any, right: Any = None) -> tuple[Scores, Scores]:
+        """Return the match scores (n,) as `score` does, and the weighted sums of measures (n,) behind them."""
         judge, source = self.judge, _opened(left, right, None)
         if judge.networks:
             raise ConflictError("the audit of a training run scores pairs by its networks", advice="Use Matcher.score.")
@@ -141,17 +145,17 @@ class Auditor:
                 "vectors of the widths {} and {}".format(*source.widths), where=source.name,
                 expected="{} and {}, as in `fit`".format(*fitted),
             )  # fmt: skip
-        sides = [side.times(factor) for side, factor in zip((source.left, source.right), self._factors, strict=True)]
+        sides = [side.times(factor) for side, factor in zip((source.left, source.right), self.factors, strict=True)]
         device, every = judge.transforms[0].mean.device, np.arange(SCORED)
-        found = np.full(len(source), np.nan, dtype=np.float32)
+        found = np.full((2, len(source)), np.nan, dtype=np.float32)
 
         def part(rows: tuple[Tensor, Tensor, int]) -> Scores:
-            measures = judge.measure_items(rows[0], rows[1], every, every, rows[2])
-            match = new_match_scores(judge, judge.combination.sums(measures))
-            if self.recalibration is None:
-                return match
-            x, y = (transform(side).cpu().numpy() for transform, side in zip(judge.transforms, rows[:2], strict=True))
-            return self.recalibration.match(match, x, y).astype(np.float32)
+            sums = judge.combination.sums(judge.measure_items(rows[0], rows[1], every, every, rows[2]))
+            match: FloatArray | Scores = new_match_scores(judge, sums)
+            if self.recalibration is not None:
+                sides = zip(judge.transforms, rows[:2], strict=True)
+                match = self.recalibration.match(match, *(transform(side).cpu().numpy() for transform, side in sides))
+            return np.stack([match, sums]).astype(np.float32)
 
         for start in range(0, len(source), READ):
             x, y = (side.tensor(slice(start, start + READ), device) for side in sides)
@@ -167,8 +171,8 @@ class Auditor:
             filled = [(number, np.resize(rows, SCORED)) for number, rows in parts]
             scores = parallel_map(part, ((x[rows], y[rows], number) for number, rows in filled), self.workers)
             for (_, rows), one in zip(parts, scores, strict=True):
-                found[start + rows] = one[: len(rows)]
-        return found
+                found[:, start + rows] = one[:, : len(rows)]
+        return found[0], found[1]
 
     @property
     def judge(self) -> Judge:
@@ -207,7 +211,7 @@ class Auditor:
         for side, join in enumerate(self._joins or ()):
             seen |= {f"views.{side}.{name}": torch.from_numpy(value) for name, value in join.state().items()}
         state = self.judge.state() | seen
-        about = {"auditor": FORMAT, "factors": list(self._factors), "joint": self.joint}
+        about = {"auditor": FORMAT, "factors": list(self.factors), "joint": self.joint}
         for name, value in vars(self.recalibration).items() if self.recalibration else ():
             state[f"recalibration.{name}"] = torch.as_tensor(value, dtype=torch.float64)
         save_tensors(path, state, about)
@@ -231,7 +235,7 @@ class Auditor:
             # Tensors of a file are a map of it, which must not be overwritten while it is in use.
             state = {name: tensor.clone() for name, tensor in state.items()}
             auditor._judge = Judge.of(state, pick_device(device))
-            auditor._factors = float(about["factors"][0]), float(about["factors"][1])
+            auditor.factors = float(about["factors"][0]), float(about["factors"][1])
             views = [
                 {name.removeprefix(prefix): tensor.numpy() for name, tensor in state.items() if name.startswith(prefix)}
                 for prefix in ("views.0.", "views.1.")

@@ -7,9 +7,7 @@ import hashlib
 import json
 import os
 import stat
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -24,8 +22,6 @@ from mispair.auditing.audit import (
     audit_source,
     check,
     check_rows,
-    measure_shard,
-    prepare,
 )
 from mispair.auditing.auditor import checked_answers
 from mispair.auditing.cuts import share_of
@@ -45,12 +41,11 @@ from mispair.auditing.output_files import (
     SUMMARY,
     TABLE,
 )
-from mispair.auditing.output_store import OutputStore, working_folder
+from mispair.auditing.output_store import working_folder
 from mispair.auditing.request import Request, hashed, local_place, read_audit_mark
-from mispair.auditing.scoring.scan import PART, Shard, missing_parts, part_name
 from mispair.compute.devices import pick_device
 from mispair.config import read_toml
-from mispair.errors import ConflictError, DataError, ExistsError, InUseError, MispairError, NotFoundError, ShapeError
+from mispair.errors import ConflictError, DataError, ExistsError, MispairError, NotFoundError, ShapeError
 from mispair.pairs.layouts.arrays import is_array_file
 from mispair.pairs.layouts.copies import (
     check_copy,
@@ -61,15 +56,12 @@ from mispair.pairs.layouts.copies import (
 )
 from mispair.pairs.layouts.datacomp import uid_subset
 from mispair.pairs.origin import check_as_encoded
-from mispair.pairs.remote import url_of
 from mispair.pairs.result_tables import defused, original, write_table
 from mispair.pairs.source import Source
 from mispair.pairs.tables import open_table
 from mispair.support.files import Json, replacing, write_atomically
-from mispair.support.owned_folder import WORK, OwnedFolder, check_unchanged, read_mark
+from mispair.support.owned_folder import OwnedFolder, check_unchanged
 
-ENCODE = "Make them with `mispair encode`, and audit what it has written."
-POLL_SECONDS = 1.0  # after which a shard looks again whether another one has learned what it needs
 _OF_INPUT = "split", "vectors", "image_column", "caption_column", "id_column"
 _YES, _NO, _PLAIN = ("1", "true", "yes"), ("0", "false", "no"), ("right", "wrong")
 
@@ -108,8 +100,6 @@ def audit_path(
     """
     data.check()
     raw = data.open(settings.device) if data.is_raw else None
-    if raw is not None and settings.engine is not None:
-        raise ConflictError("images and captions", where="engine", expected="vectors", advice=ENCODE)
     copies = {kind: place for kind, place in (("clean", clean), ("mended", mended)) if place is not None}
     request = _request(data, raw, settings, [out, *copies.values()])
     with (
@@ -140,109 +130,6 @@ def audit_path(
         _write_copies(source, out, copies, request, overwrite=overwrite)
         _export(source, out, tools)
         return audit.summary
-
-
-def audit_shard(data: AuditInput, out: Path, settings: Settings, shard: Shard, console: Console | None = None) -> None:
-    """Measure one shard of the pairs; other processes or machines measure the other shards of the audit.
-
-    The first process learns what all need, and the others wait for it. At a URL none waits: each learns, and all use
-    what came first. `merge_shards` makes the audit of all shards.
-
-    Raises:
-        ConfigError: The pairs must be encoded first.
-        DataError: The data cannot be audited, or the folder cannot be used.
-    """
-    data.check()
-    if data.is_raw:
-        raise ConflictError("images and captions", where="shard", expected="vectors", advice=ENCODE)
-    request = _request(data, None, settings, [out])
-    source = data.open(settings.device)
-    check(source, settings)
-    url = url_of(out)
-    if url is not None:
-        _measure_for_store(OutputStore(url, data.cache, shard), source, settings, shard, request, console)
-        return
-    folder = OwnedFolder(out, AUDIT, request)
-    while not (folder.begun and (folder.work / LEARNED).exists()):
-        try:
-            with folder:
-                if not folder.finished:
-                    folder.begin()
-                    prepare(source, settings, folder.work, console)
-        except InUseError:
-            time.sleep(POLL_SECONDS)
-        if folder.finished:
-            return
-    measure_shard(source, settings, shard, folder.work, console)
-
-
-def _measure_for_store(
-    store: OutputStore,
-    source: Source,
-    settings: Settings,
-    shard: Shard,
-    request: Mapping[str, Json],
-    console: Console | None,
-) -> None:
-    parts = {part_name(row) for row in range(*shard.rows(len(source)), PART)}
-    with store.owned():
-        there = store.mark()
-        if there is not None and there.finished and there.request == json.loads(json.dumps(request)):
-            return
-        store.fetch(request, parts=parts)
-        with OwnedFolder(store.folder, AUDIT, request) as folder:
-            folder.begin()
-            store.learn(lambda: prepare(source, settings, folder.work, console))
-            measure_shard(source, settings, shard, folder.work, console, store.save)
-            store.save_parts()
-        store.delete()
-
-
-def merge_shards(out: Path, device: str = "auto", *, cache: Path | None = None, **others: Any) -> AuditSummary:
-    """Make the audit of all shards that `audit_shard` has measured, as `audit_path` does.
-
-    Args:
-        out: Folder of the results.
-        device: Where the rest is computed.
-        cache: Folder of encodings; that of the user by default.
-        **others: As for `audit_path`.
-
-    Raises:
-        DataError: There is nothing to merge, or shards are missing.
-    """
-    url = url_of(out)
-    store = None if url is None else OutputStore(url, cache)
-    if store is None:
-        mark = read_mark(out, AUDIT)
-    else:
-        with store.owned():
-            mark = store.mark()
-    if mark is None:
-        raise NotFoundError("nothing was audited here", where=url or out, advice="Measure the shards first.")
-    request = Request.of(mark, url or out)
-    data = replace(_input_of(request, out, lambda found: Path(found[0]) if found else None), cache=cache).fetched()
-    if request.checked != hashed({}):
-        raise ConflictError(
-            f"the shards of {url or out} were audited with checked pairs or decisions",
-            where="merge",
-            advice="Give the same command without `shard` instead.",
-        )
-    settings = Settings(
-        joint=request.joint, device=device, flag_below=request.flag_below, keep_best=request.keep_best, by=request.by
-    )
-    if not mark.finished:
-        rows = len(data.open(device))
-        if store is not None:
-            with store.owned():
-                store.fetch(mark.request)
-        missing = list(missing_parts(out / WORK if store is None else store.work, rows))
-        if missing:
-            raise NotFoundError(
-                f"{len(missing):,} of {-(-rows // PART):,} parts of the pairs were not measured yet",
-                where=url or out,
-                advice="Run the shards that have not ended again. What they have done is kept.",
-            )
-    return audit_path(data, out, settings, **others)
 
 
 def _write_copies(

@@ -99,7 +99,7 @@ def forecast(source: Source, settings: Settings) -> Forecast:
         DataError: The pairs cannot be audited.
     """
     check(source, settings)
-    plain = replace(settings, checked=None, by=None, engine=None, partnered=((), ()))
+    plain = replace(settings, checked=None, by=None, partnered=((), ()))
     large = min(len(source), LARGER)
     samples: dict[int, Stages] = {}
     since = time.monotonic()

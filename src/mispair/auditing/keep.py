@@ -68,7 +68,8 @@ def keep(audit: str | Path, *, by: str = "id", flag_below: float | None = None) 
         DataError: There is no such table or column.
     """
     place = Path(audit)
-    files = [place] if place.is_file() else [place / TABLE]
+    table = place if place.is_file() else place / TABLE
+    files = sorted(table.glob("*.parquet")) if table.is_dir() else [table]
     try:
         states = [(str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     except OSError as error:

@@ -163,9 +163,14 @@ def _limits(judge: Judge, scan: Scan, many: npt.NDArray[np.integer]) -> tuple[In
     rows = np.flatnonzero(many)
     if not len(rows):
         return rows, np.empty(0, dtype=np.float32)
-    rate, ratio = judge.combination.rate, density_ratio(judge, judge.combination.sums(scan.measures[rows]))
-    odds = np.maximum(ratio - rate, 1e-12) / max(1 - rate, 1e-3) / (many[rows] - 1)
-    return rows, np.asarray(odds / (1 + odds), dtype=np.float32)
+    return rows, limits(judge, judge.combination.sums(scan.measures[rows]), many[rows])
+
+
+def limits(judge: Judge, sums: FloatArray, many: npt.NDArray[np.integer]) -> Scores:
+    """(n,) highest match scores of pairs with these sums of measures, of which one in so many is expected to match."""
+    rate = judge.combination.rate
+    odds = np.maximum(density_ratio(judge, sums) - rate, 1e-12) / max(1 - rate, 1e-3) / (many - 1)
+    return np.asarray(odds / (1 + odds), dtype=np.float32)
 
 
 def density_ratio(judge: Judge, sums: FloatArray) -> FloatArray:

@@ -10,23 +10,20 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 
 import filelock
 
-from mispair.auditing.audit import ITEMS, LEARNED
 from mispair.auditing.output_files import AUDIT
-from mispair.auditing.scoring.scan import Shard
 from mispair.encoders.cache import cache_folder
 from mispair.errors import ChangedError, DamagedError, DataError, ExistsError, MispairError
 from mispair.pairs.remote import Store, name_of, url_of
 from mispair.support.files import Json, sha256_of, short_hash, write_atomically
 from mispair.support.owned_folder import LOCK, WORK, Mark, acquire, read_mark
 
-SHARED = (ITEMS, LEARNED)  # what all shards of an audit need, in the order in which it is made
 OUTPUTS = "outputs"  # folder in that of encodings, for audits whose output is a URL
 
 
@@ -60,14 +57,11 @@ class OutputStore:
     Args:
         url: A folder of an object store.
         cache: Folder of encodings; that of the user by default.
-        shard: The part of the pairs that is measured here, in a working folder of its own; all by default.
     """
 
-    def __init__(self, url: str, cache: Path | None = None, shard: Shard | None = None) -> None:
+    def __init__(self, url: str, cache: Path | None = None) -> None:
         self.url, self._store, self._begun = url, Store(url), False
-        part = "all" if shard is None else f"{shard.number}-of-{shard.count}"
-        self.folder = cache_folder(cache).absolute() / OUTPUTS / short_hash(url) / part / name_of(url)
-        self.work = self.folder / WORK
+        self.folder = cache_folder(cache).absolute() / OUTPUTS / short_hash(url) / name_of(url)
 
     @contextmanager
     def owned(self) -> Iterator[None]:
@@ -102,15 +96,12 @@ class OutputStore:
             raise DamagedError("not a mark of an audit", where=f"{self.url}/{AUDIT.mark}", advice="Give another `out`.")
         return found
 
-    def fetch(
-        self, request: Mapping[str, Json], *, overwrite: bool = False, parts: Container[str] | None = None
-    ) -> None:
-        """Fetches what the store has of an audit, and marks it as begun where there is nothing.
+    def fetch(self, request: Mapping[str, Json], *, overwrite: bool = False) -> None:
+        """Fetches what the store has of a finished audit, and marks it as begun where there is nothing.
 
         Args:
             request: What the audit depends on.
             overwrite: Whether an audit with another request is of no interest.
-            parts: Names of the measured parts that are needed; all by default.
         """
         request = json.loads(json.dumps(request))
         there, here = self.mark(), read_mark(self.folder, AUDIT)
@@ -129,45 +120,6 @@ class OutputStore:
                 if written is not None and not (path.exists() and sha256_of(path) == written):
                     self._take(name)
             self._take(AUDIT.mark)
-        else:
-            if here is None:
-                self._take(AUDIT.mark)
-            names = self._store.files()
-            for name in SHARED:
-                if f"{WORK}/{name}" in names:
-                    self._adopt(name)
-            for name in names:
-                folder, _, part = name.rpartition("/")
-                if folder == WORK and (parts is None or part in parts) and not (self.work / part).exists():
-                    self._take(name)
-
-    def learn(self, prepare: Callable[[], None]) -> None:
-        """Learns by `prepare` what all shards need, unless the store has it; what came to the store first counts.
-
-        Shards on other machines may learn at the same time. None waits for another one, and all go on with the same.
-        """
-        while True:
-            for name in SHARED:
-                path = self.work / name
-                if not path.exists():
-                    if f"{WORK}/{name}" in self._store.files():
-                        self._adopt(name)
-                elif not self._store.create(path, f"{WORK}/{name}"):
-                    self._adopt(name)
-            if (self.work / LEARNED).exists():
-                return
-            prepare()
-
-    def save(self, path: Path) -> None:
-        """Writes an intermediate result to the store."""
-        self._store.put(path, f"{WORK}/{path.name}")
-
-    def save_parts(self) -> None:
-        """Writes what was measured here and is not in the store yet, as after an interruption."""
-        names = self._store.files()
-        for path in sorted(self.work.glob("part-*.npz")):
-            if f"{WORK}/{path.name}" not in names:
-                self.save(path)
 
     def write(self, *, overwrite: bool = False) -> None:
         """Writes the finished audit of the working folder, which is then deleted.
@@ -219,18 +171,6 @@ class OutputStore:
     def _delete(self, names: Iterable[str]) -> None:
         for name in names:
             self._store.delete(name)
-
-    def _adopt(self, name: str) -> None:
-        """Takes the store's file in the place of ours; what was made with another one is deleted."""
-        path = self.work / name
-        with self._fetched(f"{WORK}/{name}") as found:
-            if path.exists() and sha256_of(path) == sha256_of(found):
-                return
-            if self.work.exists():
-                for made in (*self.work.glob("part-*.npz"), *([self.work / LEARNED] if name == ITEMS else [])):
-                    made.unlink(missing_ok=True)
-            self.work.mkdir(parents=True, exist_ok=True)
-            found.replace(path)
 
     @contextmanager
     def _fetched(self, name: str) -> Iterator[Path]:

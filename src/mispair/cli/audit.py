@@ -57,10 +57,6 @@ class AuditArguments:
     """What measures the pairs: this process, or the machines of a Ray cluster."""
     address: OrNone[str] = None
     """Address of the Ray cluster, such as auto or ray://host:10001; by default RAY_ADDRESS, else this machine."""
-    shard: OrNone[str] = None
-    """Measure only this part of the pairs, such as 3/64; other processes or machines measure the rest."""
-    merge: OrNone[Path] = None
-    """Folder with all measured shards; makes the audit from them, without other input."""
     dry_run: bool = False
     """Print the expected time and memory on this machine and on several, from audits of small samples.
     Nothing is written."""
@@ -71,14 +67,15 @@ class AuditArguments:
 def audit(arguments: AuditArguments) -> int:
     """Find the mismatched pairs of a data set, with a report. Run it again to resume."""
     from mispair.auditing.audit import Settings
-    from mispair.auditing.folder import audit_path, audit_shard, merge_shards
+    from mispair.auditing.folder import audit_path
     from mispair.auditing.inputs import AuditInput
-    from mispair.auditing.scoring.scan import Shard
     from mispair.pairs.remote import url_of
 
     out, clean, mended, decisions = arguments.out, arguments.clean, arguments.mended, arguments.decisions
     _check_arguments(arguments)
-    data = AuditInput(arguments.source, **vars(arguments.data)).fetched()
+    data = AuditInput(arguments.source, **vars(arguments.data))
+    if arguments.engine == "local" or arguments.dry_run:  # the workers of Ray read what is at URLs themselves
+        data = data.fetched()
     if arguments.overwrite and url_of(out) is None:
         _check_overwritten(out, data)
     settings = Settings(**vars(arguments.settings), **_known(arguments, data))
@@ -87,25 +84,16 @@ def audit(arguments: AuditArguments) -> int:
     try:
         if arguments.dry_run:
             return _forecast(data, settings, arguments.json)
-        if arguments.shard is not None:
-            audit_shard(data, out, settings, Shard.of(arguments.shard), console())
-            then = f"mispair audit --merge {shlex.quote(shown(out))}"
-            say(f"Shard {arguments.shard} is measured. When all are, run: {then}")
-            return 0
-        others: Any = {
-            "clean": clean, "mended": mended, "tools": arguments.tools, "overwrite": arguments.overwrite,
-            "console": console(), "command": command,
-        }  # fmt: skip
-        if arguments.merge is not None:
-            out = arguments.merge
-            summary = merge_shards(out, settings.device, cache=data.cache, **others)
-        elif arguments.engine == "ray":
-            from mispair.auditing.ray_engine import connect
+        if arguments.engine == "ray":
+            from mispair.auditing.ray_engine import audit_on_ray, connect
 
             with connect(arguments.address) as ray:
-                summary = audit_path(data, out, replace(settings, engine=ray), **others)
+                summary = audit_on_ray(ray, data, out, settings, overwrite=arguments.overwrite, console=console())
         else:
-            summary = audit_path(data, out, settings, **others)
+            summary = audit_path(
+                data, out, settings, clean=clean, mended=mended, tools=arguments.tools, overwrite=arguments.overwrite,
+                console=console(), command=command,
+            )  # fmt: skip
     except KeyboardInterrupt:
         raise StoppedError("The audit was stopped; run the command again to resume.", 130) from None
     if arguments.json:
@@ -163,7 +151,7 @@ def _known(arguments: AuditArguments, data: AuditInput) -> dict[str, Any]:
     answers = {} if checked is None else read_checked(checked)
     if decisions is None:
         return {"checked": None if checked is None else answers}
-    gone = () if arguments.merge is not None else check_decided(decisions, data, "audit without --decisions.")
+    gone = check_decided(decisions, data, "audit without --decisions.")
     reviewed = {name: matched for name, matched in read_answers(decisions).items() if name not in gone}
     partnered = tuple(tuple(name for name in side if name not in gone) for side in read_partnered(decisions))
     # What a CSV says comes first.
@@ -174,25 +162,19 @@ def _check_arguments(arguments: AuditArguments) -> None:
     """Refuse flags that contradict each other, and URLs where only folders of this machine will do."""
     from mispair.pairs.remote import url_of
 
-    shard, merge = arguments.shard, arguments.merge
-    source = arguments.source or arguments.data.left
-    if arguments.engine == "ray" and (shard is not None or merge is not None):
-        raise ConflictError("measures all pairs", where="engine", advice="Leave `shard` and `merge` out.")
+    extra = ("clean", "mended", "tools", "review", "checked", "decisions")
+    if arguments.engine == "ray" and (given := [name for name in extra if getattr(arguments, name)]):
+        advice = "Leave it out, or audit with the local engine."
+        raise ConflictError("not done by the machines of a cluster", where=given[0], advice=advice)
     if arguments.engine != "ray" and arguments.address is not None:
         raise ConflictError(
             "that of a Ray cluster", where="address", advice="Give `engine=ray` as well, or leave it out."
         )
-    if merge is not None and arguments.dry_run:
-        raise ConflictError(
-            "`dry_run` says what an audit will take, and `merge` ends one", advice="Leave one of them out."
-        )
-    if merge is not None and (source is not None or shard is not None):
-        raise ConflictError("takes the folder of the shards alone: its input is known", where="merge")
     local = {name: getattr(arguments, name) for name in ("clean", "mended", "checked", "decisions")}
     for name, place in {**local, "images": arguments.data.images, "cache": arguments.data.cache}.items():
         if place is not None and url_of(place) is not None:
             raise InvalidValueError(f"{url_of(place)} is a URL", where=name, expected="a path of this machine")
-    out = merge or arguments.out
+    out = arguments.out
     url = url_of(out)
     if url is None:
         return
@@ -215,7 +197,7 @@ def shown(path: Path) -> str:
 
 
 def _forecast(data: AuditInput, settings: Settings, json: bool) -> int:
-    from mispair.auditing.folder import ENCODE
+    from mispair.auditing.blocks import ENCODE
     from mispair.auditing.forecast import forecast
 
     data.check()

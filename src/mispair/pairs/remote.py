@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import re
+import shutil
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
@@ -132,14 +133,14 @@ def _changed(url: str) -> ChangedError:
 
 
 class Store:
-    """A folder or a file at a URL; files have names in it, the file itself an empty one.
+    """A folder or a file at a URL, or of this machine; files have names in it, the file itself an empty one.
 
     All methods raise a DataError for what fails and cannot be mended by another attempt.
     """
 
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
-        self._is_http = url.startswith("http")
+        self._is_http, self._is_local = url.startswith("http"), "://" not in url
         self._system, self._path = _file_system(self.url)
 
     def files(self) -> dict[str, State]:
@@ -178,24 +179,16 @@ class Store:
             if self._state(name) != state:
                 raise _changed(f"{self.url}/{name}")
 
+    def open(self, name: str) -> Any:
+        """Open a file to read some bytes of it."""
+        return self._try(name, lambda: self._system.open(self._at(name), "rb"))
+
     def put(self, path: Path, name: str) -> None:
         """Write a file, which is there when it is whole."""
         try:
             self._try(name, lambda: self._write(path, name))
         except NotFoundError:
             raise WriteError("there is no such bucket", where=self.url, advice="Make it first.") from None
-
-    def create(self, path: Path, name: str) -> bool:
-        """Write a file unless there is one of this name, which is kept; whether there was none."""
-
-        def write() -> bool:
-            with contextlib.suppress(FileNotFoundError):
-                self._info(name)
-                return False
-            self._write(path, name, mode="create")
-            return True
-
-        return self._try(name, write)
 
     def delete(self, name: str) -> None:
         """Delete a file; it need not be there."""
@@ -231,6 +224,11 @@ class Store:
         size = path.stat().st_size
         if self.url.startswith("s3:"):  # it waits for ever for a store that does not say whether it takes the file
             options["timeout"] = TIMEOUT * (1 + size // RANGE)
+        if self._is_local:
+            Path(self._at(name)).parent.mkdir(parents=True, exist_ok=True)
+            with replacing(self._at(name)) as file, path.open("rb") as content:
+                shutil.copyfileobj(content, file)
+            return
         self._system.put_file(str(path), self._at(name), **options)
         if self._info(name)["size"] != size:
             raise OSError("the file is shorter than what was written")

@@ -110,10 +110,6 @@ def test_pairs_that_were_learned_from_are_not_measured_again(
     assert np.array_equal(torch.cat(measured).numpy(), case.left[np.setdiff1d(good, rows)])
     every = torch.from_numpy(case.left[good]), torch.from_numpy(case.right[good])
     np.testing.assert_allclose(found.measures[good], measure(judge, *every, fold_numbers(good)), atol=2e-5)
-    part = source.part(32, ROWS)
-    monkeypatch.undo()
-    behind = scan(part, judge, None, workers=1, device=CPU, first=32)
-    assert np.array_equal(behind.measures, found.measures[32:], equal_nan=True)
 
 
 @pytest.mark.parametrize("workers", [2, 3])

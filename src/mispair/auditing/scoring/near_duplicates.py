@@ -71,18 +71,19 @@ class Groups:
         return list(islice(self, count))
 
 
-def sketch(vectors: Tensor, mean: Tensor) -> Codes:
+def sketch(vectors: Tensor, mean: Tensor, number: int = 0) -> Codes:
     """The codes of some vectors, the same in whatever company they come.
 
     Args:
         vectors: (n, D), on any device. A row that is not finite gets some code and is never a near-duplicate.
         mean: (D,) of all vectors: embeddings lie in a narrow cone, and around its axis they differ most.
+        number: Of the planes; others give another code.
     """
     if vectors.device.type == "mps":  # which has no double precision
-        return sketch(vectors.cpu(), mean.cpu())
+        return sketch(vectors.cpu(), mean.cpu(), number)
     # Whole numbers on both sides make the sums exact, so that a code does not depend on the order of adding, which
     # changes with the number of rows. 20 bits a unit vector and 15 bits a plane are enough for any width.
-    planes = _planes(vectors.shape[1]).to(vectors.device)
+    planes = _planes(vectors.shape[1], number).to(vectors.device)
     powers = 1 << torch.arange(BITS, device=vectors.device)
     codes = []
     for part in torch.split(vectors, _SKETCHED_ON_GPU if vectors.is_cuda else _SKETCHED):
@@ -94,9 +95,9 @@ def sketch(vectors: Tensor, mean: Tensor) -> Codes:
 
 
 @cache
-def _planes(width: int) -> Tensor:
+def _planes(width: int, number: int) -> Tensor:
     """(D, 64) normals, in whole numbers."""
-    return torch.from_numpy(np.rint(np.random.RandomState(_SEED).standard_normal((width, BITS)) * 2**12))
+    return torch.from_numpy(np.rint(np.random.RandomState(_SEED + number).standard_normal((width, BITS)) * 2**12))
 
 
 def find_near_duplicates(
@@ -157,7 +158,7 @@ def find_near_duplicates(
     for chosen in combinations(range(BYTES), SHARED):
         sooner = [byte for byte in range(chosen[-1]) if byte not in chosen]
         search.join_neighbours(*tables.by_bytes(chosen), len(entries), sooner)
-    return _groups(search.sets, rows)
+    return groups_of(search.sets, rows)
 
 
 class _Search:
@@ -334,7 +335,7 @@ def _number(size: int) -> type[np.signedinteger[Any]]:
     return np.int32 if size < 2**31 else np.int64
 
 
-def _groups(sets: DisjointSets, rows: IntArray) -> Groups:
+def groups_of(sets: DisjointSets, rows: IntArray) -> Groups:
     """The sets of at least two places, as groups of their rows."""
     top = sets.find(np.arange(len(rows), dtype=rows.dtype))
     size = np.bincount(top, minlength=1).astype(rows.dtype)[top]

@@ -1,16 +1,14 @@
-"""One resumable pass over all pairs in bounded memory, by one process or by several.
+"""One resumable pass over all pairs in bounded memory.
 
 Rows are measured in blocks that are cut by row number alone, each by one thread: neither the shards of the files nor
-the number of workers or machines can change a score.
+the number of workers can change a score.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +18,6 @@ from torch import Tensor
 from mispair.auditing.scoring.folds import fold_numbers
 from mispair.auditing.scoring.judge import Judge
 from mispair.compute.threads import parallel_map
-from mispair.errors import InvalidValueError
 from mispair.pairs.pairs import IntArray
 from mispair.pairs.source import Source
 from mispair.support.files import replacing
@@ -37,31 +34,6 @@ FAULTS = {
     3: "the left vector is zero",
     4: "the right vector is zero",
 }
-
-
-@dataclass(frozen=True)
-class Shard:
-    """One part of a pass that is shared by `count` processes: `number` 1 to `count`."""
-
-    number: int
-    count: int
-
-    @classmethod
-    def of(cls, text: str) -> Shard:
-        """From "3/64", the third of 64.
-
-        >>> Shard.of("3/64")
-        Shard(number=3, count=64)
-        """
-        number, _, count = text.partition("/")
-        if not (number.isdecimal() and count.isdecimal() and 1 <= int(number) <= int(count)):
-            raise InvalidValueError(repr(text), where="shard", expected="its number and how many there are, as 3/64")
-        return cls(int(number), int(count))
-
-    def rows(self, total: int) -> tuple[int, int]:
-        """Its first row and the one behind its last, of so many: whole parts of `PART` rows, or none."""
-        start, stop = (-(-number * _parts(total) // self.count) * PART for number in (self.number - 1, self.number))
-        return min(start, total), min(stop, total)
 
 
 @dataclass(frozen=True)
@@ -100,25 +72,6 @@ def block_size(device: torch.device) -> int:
     return BLOCK * (GPU_BLOCKS if device.type == "cuda" else 1)
 
 
-# From the first row of each part, and the one behind its last, to what the pass found about them, in any order.
-Measure = Callable[[Sequence[tuple[int, int]]], Generator[tuple[int, Scan], None, None]]
-
-
-class Engine(Protocol):
-    """Other machines that measure parts of the pairs."""
-
-    def measure(
-        self,
-        source: Source,
-        judge: Judge,
-        groups: IntArray,
-        workers: int | None,
-        device: torch.device,
-        missing: Sequence[tuple[int, int]],
-    ) -> Generator[tuple[int, Scan], None, None]:
-        """See `Measure`."""
-
-
 def _ignore(_: object) -> None:
     """No-op callback."""
 
@@ -132,9 +85,6 @@ def scan(
     device: torch.device,
     folder: Path | None = None,
     step: Callable[[int], None] = _ignore,
-    saved: Callable[[Path], None] = _ignore,
-    first: int = 0,
-    engine: Measure | None = None,
 ) -> Scan:
     """Measures all pairs of a source, which may be a part of another one.
 
@@ -146,27 +96,16 @@ def scan(
         device: Where.
         folder: Where finished parts are kept; those that are there already are not measured again.
         step: Called with the number of rows that were done.
-        saved: Called with each part that was saved in the folder.
-        first: Number of the first row, where the source is a part of another one; a multiple of `PART`.
-        engine: Measures the parts on other machines.
     """
     result, missing = Scan.empty(len(source), len(judge.names)), []
     for start in range(0, len(source), PART):
         stop = min(start + PART, len(source))
-        before = None if folder is None else _load(_part(folder, first + start), stop - start, len(judge.names))
+        before = None if folder is None else _load(_part(folder, start), stop - start, len(judge.names))
         if before is None:
             missing.append((start, stop))
         else:
             result.put(start, before)
             step(stop - start)
-    if engine is not None:
-        with closing(engine(missing)) as parts:
-            for start, part in parts:
-                result.put(start, part)
-                if folder is not None:
-                    saved(save_part(folder, first + start, part))
-                step(len(part.status))
-        return result
     known = source.known_rows
     size = block_size(device)
     blocks = [(begin, min(begin + size, stop), stop) for start, stop in missing for begin in range(start, stop, size)]
@@ -174,7 +113,7 @@ def scan(
     def block(where: tuple[int, int, int]) -> Scan:
         start, stop, _ = where
         bad = known[np.searchsorted(known, start) : np.searchsorted(known, stop)] - start
-        rows = np.arange(first + start, first + stop)
+        rows = np.arange(start, stop)
         fold = fold_numbers(rows if groups is None else groups[start:stop])
         return _measured(source, judge, start, rows, fold, bad, device)
 
@@ -184,28 +123,12 @@ def scan(
         if folder is not None and stop == end:
             start = begin // PART * PART
             part = Scan(result.measures[start:end], result.status[start:end])
-            saved(save_part(folder, first + start, part))
+            _save(folder, start, part)
     return result
 
 
-def missing_parts(folder: Path, rows: int) -> Iterator[tuple[int, int]]:
-    """First row of each part of so many rows that is not saved in a folder, and the one behind its last."""
-    for start in range(0, rows, PART):
-        if not _part(folder, start).exists():
-            yield start, min(start + PART, rows)
-
-
-def part_name(start: int) -> str:
-    """The name of the file of the part that begins with a row."""
-    return f"part-{start // PART:06d}.npz"
-
-
-def _parts(rows: int) -> int:
-    return -(-rows // PART)
-
-
 def _part(folder: Path, start: int) -> Path:
-    return folder / part_name(start)
+    return folder / f"part-{start // PART:06d}.npz"
 
 
 def _measured(
@@ -234,12 +157,10 @@ def _measured(
     return part
 
 
-def save_part(folder: Path, start: int, part: Scan) -> Path:
+def _save(folder: Path, start: int, part: Scan) -> None:
     """Keep a part that was measured in a file, which is whole or absent."""
-    path = _part(folder, start)
-    with replacing(path) as file:
+    with replacing(_part(folder, start)) as file:
         np.savez(file, measures=part.measures, status=part.status)
-    return path
 
 
 def _load(path: Path, rows: int, measures: int) -> Scan | None:

@@ -119,32 +119,32 @@ def find_shared_items(
     sides = source.gather(rows)
     good = faults(torch.from_numpy(sides[0]), torch.from_numpy(sides[1])) == READABLE
     if not good.any():
-        return _combined((Groups.none(), Groups.none()), source, np.ones(len(source), dtype=bool), [])
-    some = [_Some.of(side[good]) for side in sides]
+        return combined((Groups.none(), Groups.none()), source, np.ones(len(source), dtype=bool), [])
+    some = [SomeVectors.of(side[good]) for side in sides]
     codes, unreadable = _sketches(source, some, workers, device, step)
 
     def search(side: int) -> Groups:
         return _near_duplicates(source, side, codes[side], unreadable, some[side], device)
 
     left, right = parallel_map(search, range(2), min(2, workers))
-    return _combined((left, right), source, unreadable, some)
+    return combined((left, right), source, unreadable, some)
 
 
 @dataclass(frozen=True)
-class _Some:
+class SomeVectors:
     """Random vectors of one side."""
 
     mean: FloatArray  # (D,) without outliers
     units: FloatArray  # (n, D) centred, of unit length
 
     @classmethod
-    def of(cls, vectors: npt.NDArray[np.float32]) -> _Some:
+    def of(cls, vectors: npt.NDArray[np.float32]) -> SomeVectors:
         mean = mean_of(inliers(torch.from_numpy(vectors))).numpy().astype(np.float64)
         return cls(mean, _units(vectors, mean))
 
 
 def _sketches(
-    source: Source, some: list[_Some], workers: int, device: torch.device, step: Callable[[int], None]
+    source: Source, some: list[SomeVectors], workers: int, device: torch.device, step: Callable[[int], None]
 ) -> tuple[Codes, Mask]:
     """(2, N) codes of both sides, and which rows cannot be read."""
     codes, unreadable = np.zeros((2, len(source)), dtype=np.uint64), np.ones(len(source), dtype=bool)
@@ -167,7 +167,7 @@ def _sketches(
 
 
 def _near_duplicates(
-    source: Source, side: int, codes: Codes, unreadable: Mask, some: _Some, device: torch.device
+    source: Source, side: int, codes: Codes, unreadable: Mask, some: SomeVectors, device: torch.device
 ) -> Groups:
     """Groups of near-duplicates on one side; of rows that are known to share their left item only one is used."""
     vectors, groups = (source.left, source.right)[side], source.groups
@@ -209,10 +209,18 @@ def near_enough(units: FloatArray, rows: int) -> float:
     return float(np.clip(np.sqrt(max(0.0, 1 - squared_sine)), NEAR, 1))
 
 
-def _combined(
-    near_duplicates: tuple[Groups, Groups], source: Source, unreadable: Mask, some: list[_Some]
+def combined(
+    near_duplicates: tuple[Groups, Groups], source: Source, unreadable: Mask, some: list[SomeVectors], others: int = 0
 ) -> SharedItems:
-    """What follows from the near-duplicates of either side; rows that cannot be read share nothing."""
+    """What follows from the near-duplicates of either side; rows that cannot be read share nothing.
+
+    Args:
+        near_duplicates: Groups of rows of either side.
+        source: The pairs.
+        unreadable: (N,) which of them cannot be read.
+        some: Random vectors of either side.
+        others: Pairs that share no item and are not in the source.
+    """
     rows, groups = len(source), source.groups
     left, right = (_items(found, rows) for found in near_duplicates)
     if groups is not None:  # near-duplicates were searched among the first readable rows of the groups
@@ -224,8 +232,8 @@ def _combined(
     distinct = np.flatnonzero((first == np.arange(rows)) & ~unreadable)
     unlike = np.zeros((2, rows), dtype=np.int32)
     if some:
-        unlike[0] = _unlike_partners(source, 0, left, distinct, some)
-        unlike[1] = _unlike_partners(source, 1, right, distinct, some)
+        unlike[0] = _unlike_partners(source, 0, left, distinct, some, others)
+        unlike[1] = _unlike_partners(source, 1, right, distinct, some, others)
     # Placeholders are not learned from, so they need not be in the fold of others that share them.
     links = [np.where(unlike[side] > 0, np.arange(rows), own) for side, own in enumerate((left, right))]
     apart = np.arange(rows) if groups is None else np.where(unlike[0] > 0, rows + np.arange(rows), groups)
@@ -321,7 +329,7 @@ def _joined_while_small(items: list[IntArray], given: IntArray, most: int) -> In
 
 
 def _unlike_partners(
-    source: Source, side: int, own: IntArray, distinct: IntArray, some: list[_Some]
+    source: Source, side: int, own: IntArray, distinct: IntArray, some: list[SomeVectors], others: int
 ) -> npt.NDArray[np.int32]:
     """(N,) number of partners of each row's item where they have nothing in common, else 0.
 
@@ -331,6 +339,7 @@ def _unlike_partners(
         own: (N,) item of each row on this side.
         distinct: Rows that differ in at least one item.
         some: Random vectors of either side.
+        others: Pairs that share no item and are not in the source.
     """
     partners = np.bincount(own[distinct], minlength=len(own))
     items = np.flatnonzero(partners >= MANY)
@@ -350,7 +359,7 @@ def _unlike_partners(
     # Where most pairs would be of such items, these vectors do not show what the partners have in common. But one item
     # alone may be in any number of pairs.
     most = int(unlike.max(initial=0))
-    few = unlike.sum() - most <= MOST_UNLIKE * (len(distinct) - most)
+    few = unlike.sum() - most <= MOST_UNLIKE * (len(distinct) + others - most)
     return unlike[own] if few else np.zeros_like(unlike)
 
 

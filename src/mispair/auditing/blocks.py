@@ -1,0 +1,174 @@
+"""Blocks of a data set, each of which one machine reads by itself: some of its files, or some rows of one file."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path, PurePosixPath
+from tempfile import TemporaryDirectory
+from typing import NamedTuple
+
+import numpy as np
+
+from mispair.auditing.inputs import AuditInput
+from mispair.errors import ConflictError, DamagedError, DataError
+from mispair.pairs.layouts.clip_retrieval import PARTS
+from mispair.pairs.pairs import FloatArray, IntArray
+from mispair.pairs.remote import State, Store, url_of
+from mispair.pairs.source import Source
+
+ENCODE = "Make them with `mispair encode`, and audit what it has written."
+ROWS = 1 << 16  # of a block that is cut from one file
+_LAYOUTS = [  # the kinds of files of a block: clip-retrieval, DataComp
+    {"img_emb/.npy", "text_emb/.npy"},
+    {"img_emb/.npy", "text_emb/.npy", "metadata/.parquet"},
+    {"img_emb/.npy", "text_emb/.npy", "metadata/.csv"},
+    {".npz", ".parquet"},
+    {"metadata/.npz", "metadata/.parquet"},
+]
+
+
+@dataclass(frozen=True)
+class Block:
+    """Part of a data set.
+
+    Attributes:
+        name: By which people know it.
+        files: Its files, relative to the folder of the data set; without any it is some rows of the whole.
+        start: Its first row in the whole, and ...
+        stop: ... the one behind its last.
+    """
+
+    name: str
+    files: tuple[str, ...]
+    start: int = 0
+    stop: int = 0
+
+
+class Rows(NamedTuple):
+    """Rows of an opened source."""
+
+    source: Source
+    start: int
+    stop: int
+
+    def gather(self, rows: IntArray) -> tuple[FloatArray, FloatArray]:
+        """Vectors of some of them, by their numbers here."""
+        return self.source.gather(self.start + rows)
+
+
+def states(data: AuditInput) -> dict[str, State]:
+    """What the blocks depend on: all files with their states."""
+    urls = [url_of(place) or str(place.absolute()) for place in data.places]
+    return {f"{url}/{name}": state for url in urls for name, state in Store(url).files().items()}
+
+
+def find_blocks(data: AuditInput) -> list[Block]:
+    """The blocks of a data set in the order of its rows; those of files do not know their rows yet.
+
+    Raises:
+        ConflictError: It is a folder at a URL in a layout whose files cannot be read one by one.
+    """
+    source = data.source
+    if source is not None and (url_of(source) or source.is_dir()) and not data.is_run:
+        groups: dict[tuple[int, str], dict[str, str]] = {}
+        for name in sorted(_store(data).files()):
+            kind, key = _kind(PurePosixPath(name))
+            if kind:
+                groups.setdefault(key, {})[kind] = name
+        kinds = {frozenset(files) for files in groups.values()}
+        if len(kinds) == 1 and kinds.pop() in _LAYOUTS:
+            return [Block(key, tuple(files.values())) for (_, key), files in sorted(groups.items())]
+        if url_of(source):
+            expected = "vectors by clip-retrieval or DataComp, each number with all its files"
+            raise ConflictError("a folder in another layout", where=url_of(source), expected=expected)
+    whole = _whole(pickle.dumps(data))
+    if not whole.is_encoded:
+        raise ConflictError("images and captions", where="engine", expected="vectors", advice=ENCODE)
+    rows = len(whole)
+    return [Block(str(start), (), start, min(start + ROWS, rows)) for start in range(0, rows, ROWS)]
+
+
+def _kind(path: PurePosixPath) -> tuple[str, tuple[int, str]]:
+    """The kind of a file, empty where it is none of a block, and the block that it belongs to."""
+    folder = f"{path.parent}/" if str(path.parent) in PARTS else ""
+    if path.suffix not in (".npy", ".npz", ".parquet", ".csv"):
+        return "", (0, "")
+    number = path.stem.removeprefix(f"{path.parent}_")
+    if folder and number.isdecimal():
+        return f"{folder}{path.suffix}", (int(number), number)
+    return f"{folder}{path.suffix}", (0, str(path.with_suffix("")))
+
+
+def count_rows(data: AuditInput, block: Block) -> int:
+    """How many rows a block has, by the beginning of an array or the end of a table where that says it."""
+    import pyarrow
+    import pyarrow.parquet
+
+    if not block.files:
+        return block.stop - block.start
+    # Arrays of clip-retrieval and tables of DataComp say it.
+    name = min(block.files, key=lambda name: (not name.endswith(".npy"), not name.endswith(".parquet")))
+    try:
+        with _store(data).open(name) as file:
+            if name.endswith(".parquet"):
+                return int(pyarrow.parquet.ParquetFile(file).metadata.num_rows)
+            version = np.lib.format.read_magic(file)
+            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            return int(read(file)[0][0])
+    except (ValueError, IndexError, pyarrow.ArrowException) as error:
+        raise DamagedError(str(error), where=name) from None
+
+
+@contextmanager
+def opened(data: AuditInput, block: Block) -> Iterator[Rows]:
+    """The rows of a block; files of a store are copied to this machine for as long as they are open."""
+    if not block.files:
+        yield Rows(_whole(pickle.dumps(data)), block.start, block.stop)
+        return
+    store = _store(data)
+    with TemporaryDirectory(prefix="mispair-") as folder:
+        for name in block.files:
+            path = Path(folder, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            if "://" in store.url:
+                store.get(name, path)
+            else:
+                path.symlink_to(Path(store.url, name))
+        try:
+            source = replace(data, source=Path(folder)).open("cpu")
+        except DataError as error:
+            error.where = str(error.where or "").replace(folder, store.url)
+            raise
+        yield Rows(source, 0, len(source))
+
+
+def gather(
+    data: AuditInput, blocks: Sequence[Block], starts: IntArray, rows: IntArray
+) -> tuple[FloatArray, FloatArray]:
+    """The vectors of any rows of all blocks, which may take long: each of their blocks is opened."""
+    left, right = [], []
+    order = np.argsort(rows, kind="stable")
+    numbers = np.searchsorted(starts, rows[order], side="right") - 1
+    for number in np.unique(numbers).tolist():
+        with opened(data, blocks[number]) as here:
+            sides = here.gather(rows[order[numbers == number]] - starts[number])
+        left.append(sides[0])
+        right.append(sides[1])
+    back = np.argsort(order)
+    return np.concatenate(left)[back], np.concatenate(right)[back]
+
+
+def _store(data: AuditInput) -> Store:
+    assert data.source is not None
+    return Store(url_of(data.source) or str(data.source.absolute()))
+
+
+@lru_cache(maxsize=1)
+def _whole(pickled: bytes) -> Source:
+    """A data set of one file; what is at URLs is fetched once by each machine."""
+    data: AuditInput = pickle.loads(pickled)
+    return data.fetched().open("cpu")

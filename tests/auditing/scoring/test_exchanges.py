@@ -21,6 +21,7 @@ from mispair.auditing.scoring.exchanges import (
     learn_exchanges,
     lost_by_exchange,
     nearest,
+    nearest_are_lowest,
     similar_pairs,
     symmetric_slope,
 )
@@ -132,6 +133,17 @@ def test_about_as_many_exchanges_are_believed_as_were_made(share: float) -> None
     assert again.single == pytest.approx(matchings.single, abs=0.02)
     if share:
         assert chance[~free].mean() > chance[free].mean() + 0.3
+
+
+@pytest.mark.parametrize(("exchanged", "stand_out"), [(0.0, False), (0.01, True), (0.1, True)])
+def test_exchanges_are_told_from_look_alikes_that_encoders_confuse(exchanged: float, stand_out: bool) -> None:
+    rng, n, last = np.random.default_rng(0), 40_000, len(exchanges.CLASSES)
+    nearness = np.repeat([0, last], n)
+    t = np.where(nearness == 0, 0.6, 1.0) * (0.2 + 0.1 * rng.standard_normal(2 * n))
+    made = np.flatnonzero((nearness == 0) & (rng.random(2 * n) < exchanged))
+    t[made] *= -1
+    assert nearest_are_lowest(t, nearness) == stand_out
+    assert not nearest_are_lowest(t[:n], nearness[:n])  # there are no far ones
 
 
 @given(st.integers(0, 10_000))

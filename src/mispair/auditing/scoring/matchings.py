@@ -35,10 +35,11 @@ class Matchings:
     def update(self, weight: FloatArray, passes: int) -> None:
         """Pass messages, from where they were, with these weights (e,)."""
         for _ in range(passes):
-            total = self._total(weight)
-            new = [1 / (1 + np.maximum(total[end] - part, 0)) for end, part in self._parts(weight)]
+            parts = self._parts(weight)
+            total = self._total(parts)
+            new = [1 / (1 + np.maximum(total[end] - part, 0)) for end, part in parts]
             self._free = [DAMPING * old + (1 - DAMPING) * now for old, now in zip(self._free, new, strict=True)]
-        total, both = self._total(weight), weight * self._free[0] * self._free[1]
+        total, both = self._total(self._parts(weight)), weight * self._free[0] * self._free[1]
         self.single, self.chosen = 1 / (1 + total), both / (1 + both)
         self.log_partition = float(np.log1p(total).sum() - np.log1p(both).sum())
 
@@ -46,8 +47,8 @@ class Matchings:
         """Both ends of all edges, and what each edge adds to the odds that its end has one."""
         return [(self._ends[0], weight * self._free[1]), (self._ends[1], weight * self._free[0])]
 
-    def _total(self, weight: FloatArray) -> FloatArray:
+    def _total(self, parts: list[tuple[IntArray, FloatArray]]) -> FloatArray:
         total = np.zeros(self._nodes)
-        for end, part in self._parts(weight):
+        for end, part in parts:
             total += np.bincount(end, part, self._nodes)
         return total

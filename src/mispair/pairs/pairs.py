@@ -200,8 +200,14 @@ class Pairs:
             split: Split of a folder that has several; train by default.
         """
         from mispair.pairs.layouts import loading
+        from mispair.pairs.layouts.datacomp import find_datacomp, open_datacomp
         from mispair.pairs.layouts.opening import open_raw
 
+        if find_datacomp(Path(path)):
+            source = open_datacomp(Path(path))
+            rows = np.arange(len(source))
+            left, right = map(Vectors, source.gather(rows))
+            return cls(left, right, rows, name=source.name, right_ids=source.texts(), source=source)
         if str(path) == loading.SHAPES or (Path(path).is_dir() and loading.recognised(Path(path))):
             return loading.load(path, split or "train")
         return cls._unencoded_of(open_raw(Path(path), None if images is None else Path(images)))

@@ -20,6 +20,7 @@ from mispair.errors import DamagedError, NotFoundError, ShapeError
 from mispair.pairs.edits import Edits
 from mispair.pairs.layouts.copies import write_copy
 from mispair.pairs.layouts.datacomp import open_datacomp, uid_subset
+from mispair.pairs.pairs import Pairs, Vectors
 from refusals import refused
 
 ROWS, CUT = 60, 25
@@ -148,3 +149,12 @@ def test_arrays_that_claim_more_than_they_hold_are_refused(folder: Path, claim: 
         archive.writestr("b32_img.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(48))
     with refused(DamagedError):
         open_datacomp(folder)
+
+
+def test_pairs_of_files_hold_the_vectors(folder: Path) -> None:
+    pairs, source = Pairs.from_files(folder), open_datacomp(folder)
+    assert isinstance(pairs.left, Vectors)
+    np.testing.assert_array_equal(pairs.left.features[pairs.link], source.gather(np.arange(ROWS))[0])
+    assert pairs.right_ids == source.texts()
+    assert pairs.source is not None
+    assert pairs.source.ids([0, 59]) == [uid(0), uid(59)]

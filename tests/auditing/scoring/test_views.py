@@ -7,12 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow.parquet
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mispair
 from mispair import Auditor
+from mispair.auditing.folder import read_input
 from mispair.auditing.scoring.views import LEAST, RIDGE, ViewJoin, joined, joins_of
+from mispair.cli.main import main
 from mispair.errors import ConflictError, ShapeError, TooFewError
 from mispair.functional.metrics import auroc
 from mispair.pairs.layouts.arrays import from_memory
@@ -207,3 +210,21 @@ def test_pairs_of_views_are_audited_by_them_and_trained_on_side_by_side() -> Non
     np.testing.assert_array_equal(pairs.right.features, vectors["c"])
     one, other = Auditor(device="cpu").fit(pairs), Auditor(device="cpu").fit([vectors["a"], vectors["b"]], vectors["c"])
     np.testing.assert_array_equal(one.score(pairs), other.score([vectors["a"], vectors["b"]], vectors["c"]))
+
+
+def test_the_command_takes_files_of_views(tmp_path: Path) -> None:
+    vectors, _ = made()
+    for name, values in vectors.items():
+        np.save(tmp_path / f"{name}.npy", values)
+    sides = [
+        argument
+        for flag, names in (("--left", "ab"), ("--right", "cd"))
+        for argument in (flag, *(str(tmp_path / f"{name}.npy") for name in names))
+    ]
+    common = ["--device", "cpu", "--out"]
+    assert main(["audit", *sides, *common, str(tmp_path / "whole")]) == 0
+    audit = mispair.audit([vectors["a"], vectors["b"]], [vectors["c"], vectors["d"]], device="cpu")
+    found = pyarrow.parquet.read_table(tmp_path / "whole/pairs.parquet").column("match_score").to_numpy()
+    np.testing.assert_array_equal(found, audit.match_score)
+    before = read_input(tmp_path / "whole")
+    assert [path.name for path in (*before.left, *before.right)] == ["a.npy", "b.npy", "c.npy", "d.npy"]

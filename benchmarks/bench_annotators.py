@@ -8,7 +8,8 @@ interval is 1.5 points or less. The annotator errs at random, as often as it is 
 
 --http makes the second table: the annotator answers over HTTP, as a local server with time-outs, lost answers, 429, 503
 and nonsense; each run has a limit of money, and is a process that is killed once and started again. The runs are small:
-1,200 of the audited pairs, others each time, and an interval of 3 points. --jobs runs several at a time.
+1,200 of the audited pairs, others each time, and an interval of 3 points. --jobs runs several at a time. Each run is a
+line of http.jsonl in the folder, so that the same command resumes.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -54,6 +54,7 @@ ERRORS = {
 }  # shares of the matched and of the mismatched pairs on which the annotator errs
 FIRST = 100  # decisions before the annotator is asked
 PRICE = 0.01
+HTTP_ERRORS = 0.05, 0.15, 0.3
 HTTP_PAIRS, HTTP_PRECISION = 1200, 0.03
 HTTP_CALLS = 250, 500  # that a run may make, at least and at most
 OVERDRAWN = 1e-6
@@ -280,19 +281,25 @@ def main(
             print(f"| {100 * ratio:.0f} % | {' | '.join(simulate(group, reviewers))} |", flush=True)
         return
     groups = [one for group in audits.values() for one in group]
+    file, lock = out / "http.jsonl", threading.Lock()
+    lines = file.read_text().splitlines() if file.exists() else []
+    made = {(one["error"], one["number"]): one for one in map(json.loads, lines)}
 
-    def trial(error: float, number: int) -> dict[str, float]:
+    def trial(error: float, number: int) -> None:
+        if (error, number) in made:
+            return
         with TemporaryDirectory(dir=out) as folder:
-            return over_http(Path(folder), *groups[number % len(groups)], error, number)
+            found = over_http(Path(folder), *groups[number % len(groups)], error, number)
+        with lock, file.open("a") as lines:
+            made[error, number] = {"error": error, "number": number, **found}
+            print(json.dumps(made[error, number]), file=lines)
 
-    trials: dict[str, list[dict[str, float]]] = {}
     with ThreadPoolExecutor(jobs) as pool:
-        for error in (0.05, 0.15, 0.3):
-            trials[f"{error:.0%}"] = list(pool.map(partial(trial, error), range(http)))
-        trials["all"] = [one for group in trials.values() for one in group]
-    for name, runs in trials.items():
+        list(pool.map(lambda one: trial(*one), [(error, number) for number in range(http) for error in HTTP_ERRORS]))
+    for error in (*HTTP_ERRORS, None):
+        runs = [one for one in made.values() if error in (None, one["error"])]
         mean = {what: round(float(np.mean([one[what] for one in runs])), 4) for what in runs[0]}
-        print(f"{name}, {len(runs)} runs: {json.dumps(mean)}", flush=True)
+        print(f"{'all' if error is None else error}, {len(runs)} runs: {json.dumps(mean)}")
 
 
 if __name__ == "__main__":

@@ -32,6 +32,7 @@ class StandIn:
 
     fails: Callable[[str, int], None] = lambda *_: None
     calls: Counter[str] = field(default_factory=Counter)
+    executions: int = 0
 
     @property
     def data(self) -> Any:
@@ -69,7 +70,8 @@ class Rows:
         return Rows(self.ray, found)
 
     def iter_batches(self, **_: Any) -> Iterator[Batch]:
-        return iter(self.batches)
+        self.ray.executions += 1
+        return iter(self.batches[:: -1 if self.ray.executions % 2 else 1])  # in any order
 
     def groupby(self, key: str, num_partitions: int) -> Any:
         assert num_partitions > 0

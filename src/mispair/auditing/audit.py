@@ -238,7 +238,7 @@ def audit(
     given |= {name: Path(given[name]) for name in ("images", "cache") if given.get(name) is not None}
     data = AuditInput(**{field.name: given.pop(field.name) for field in fields(InputOptions) if field.name in given})
     settings = Settings(checked=checked, **given)
-    settings = replace(settings, joint=settings.joint or data.encoder is not None)
+    settings = replace(settings, joint=settings.joint or data.shares_a_space)
     source = open_given(
         left, right, ids, groups, texts, data, lambda pairs: check_rows(pairs, settings), settings.device
     )  # fmt: skip

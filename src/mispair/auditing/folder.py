@@ -236,8 +236,8 @@ def _request(data: AuditInput, raw: Source | None, settings: Settings, made: Seq
         "ids": state(data.ids),
         "images": None if data.images is None else str(data.images.resolve()),
         **{name: getattr(data, name) for name in _OF_INPUT},
-        "image_model": "" if raw is None else data.encoders.image_model,
-        "text_model": "" if raw is None else data.encoders.text_model,
+        "image_model": "" if raw is None else data.models.image_model,
+        "text_model": "" if raw is None else data.models.text_model,
         "allow_outside": raw is not None and data.allow_outside,
         **_of_settings(settings),
     }

@@ -42,7 +42,7 @@ class AuditInput(InputOptions):
     urls: Mapping[Path, tuple[str, str]] = field(default_factory=dict)
 
     @property
-    def encoders(self) -> Encoders:
+    def models(self) -> Encoders:
         """For images and captions."""
         return Encoders(self.encoder or self.image_model, self.encoder or self.text_model)
 
@@ -128,7 +128,7 @@ class AuditInput(InputOptions):
         """The opened pairs with vectors; images and captions are encoded."""
         if source.is_encoded:
             return source
-        return encoded(source, replace(self.encoders, device=device), self.cache, console)
+        return encoded(source, replace(self.models, device=device), self.cache, console)
 
 
 def encoded(pairs: Source, encoders: Encoders, cache: Path | None = None, console: Console | None = None) -> Source:
@@ -185,7 +185,7 @@ def open_given(
         if not source.is_encoded:
             check(source)
         return data.encoded(source, device)
-    encoders = replace(data.encoders, device=device)
+    encoders = replace(data.models, device=device)
     if isinstance(left, Pairs):
         if any(part is not None for part in (right, ids, groups, texts)):
             raise ConflictError("more than Pairs", expected="Pairs alone, which have both sides")

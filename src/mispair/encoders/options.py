@@ -6,12 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from mispair.encoders.profiles import IMAGE_MODEL, TEXT_MODEL, choose
+from mispair.errors import ConflictError
 from mispair.support.flags import OrNone
 
 if TYPE_CHECKING:
     from mispair.pairs.tables import Roles
 
-IMAGE_MODEL, TEXT_MODEL = "efficientnet-lite0", "all-minilm-l6-v2"
+_MODELS = "image_model", "text_model"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,14 +30,25 @@ class FileOptions:
     """Column of captions, likewise."""
     id_column: OrNone[str] = None
     """Column of ids, likewise."""
+    encoders: OrNone[str] = None
+    """Both encoders by a profile: fast, best, multilingual or clip; `mispair encoders` lists them."""
     image_model: str = IMAGE_MODEL
-    """Encoder of the images: efficientnet-lite0, open_clip:MODEL/WEIGHTS, timm:NAME, or transformers:NAME_OR_FOLDER;
-    several as A+B."""
+    """Encoder of the images: efficientnet-lite0, efficientnet-lite2, open_clip:MODEL/WEIGHTS, timm:NAME, or
+    transformers:NAME_OR_FOLDER; several as A+B."""
     text_model: str = TEXT_MODEL
-    """Encoder of the captions: all-minilm-l6-v2, transformers:NAME_OR_FOLDER, or open_clip:MODEL/WEIGHTS;
-    several as A+B."""
+    """Encoder of the captions: all-minilm-l6-v2, use-multilingual, transformers:NAME_OR_FOLDER, or
+    open_clip:MODEL/WEIGHTS; several as A+B."""
     cache: OrNone[Path] = None
     """Folder of encodings; by default MISPAIR_CACHE, or that of the user."""
+
+    def __post_init__(self) -> None:
+        if self.encoders is None:
+            return
+        for name, chosen, usual in zip(_MODELS, choose(self.encoders), (IMAGE_MODEL, TEXT_MODEL), strict=False):
+            if getattr(self, name) not in (chosen, usual):
+                raise ConflictError(f"`encoders` and `{name}`", expected="one of them")
+            object.__setattr__(self, name, chosen)
+        object.__setattr__(self, "encoders", None)  # what was chosen says it all
 
     @property
     def columns(self) -> Roles:

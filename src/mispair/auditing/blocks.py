@@ -139,7 +139,7 @@ def opened(data: AuditInput, block: Block) -> Iterator[Rows]:
             else:
                 path.symlink_to(Path(store.url, name))
         try:
-            source = replace(data, source=Path(folder)).open("cpu")
+            source = replace(data, source=Path(folder)).open(device="cpu")
         except DataError as error:
             error.where = str(error.where or "").replace(folder, store.url)
             raise
@@ -171,4 +171,4 @@ def _store(data: AuditInput) -> Store:
 def _whole(pickled: bytes) -> Source:
     """A data set of one file; what is at URLs is fetched once by each machine."""
     data: AuditInput = pickle.loads(pickled)
-    return data.fetched().open("cpu")
+    return data.fetched().open(device="cpu")

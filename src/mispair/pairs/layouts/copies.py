@@ -135,8 +135,9 @@ def check_place(owns: Owns, folder: Path | None, files: Iterable[Path], out: Pat
     Only a copy is ever replaced: a folder may have been named by mistake.
     """
     out = out.resolve()
-    inside = folder is not None and out.is_relative_to(folder.resolve())
-    if inside or any(path.resolve().is_relative_to(out) for path in files):
+    files = [path.resolve() for path in files]
+    places = files if folder is None else [folder.resolve(), *files]
+    if any(out.is_relative_to(place) for place in places) or any(file.is_relative_to(out) for file in files):
         advice = "Choose a folder outside it."
         raise ConflictError("the audited data is here, and is never changed", where=out, advice=advice)
     if out.exists() and not out.is_dir():

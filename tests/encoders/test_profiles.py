@@ -1,4 +1,5 @@
 import json
+import re
 import sys
 from pathlib import Path
 from types import ModuleType
@@ -53,6 +54,13 @@ def test_clip_is_what_was_downloaded(hub: Path) -> None:
     assert choose("clip") == (f"transformers:{folder}", f"transformers:{folder}", "")
     assert AuditInput(encoders="clip").shares_a_space
     assert not AuditInput(encoders="fast").shares_a_space
+
+
+def test_a_run_says_what_a_profile_falls_back_to(hub: Path) -> None:
+    with pytest.warns(UserWarning, match=re.escape(str(hub))) as noted:
+        options = FileOptions(encoders="best")
+    assert options.image_model in str(noted[0].message)
+    assert options.text_model in str(noted[0].message)
 
 
 def test_a_profile_chooses_both_encoders() -> None:

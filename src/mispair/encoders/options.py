@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -44,7 +45,10 @@ class FileOptions:
     def __post_init__(self) -> None:
         if self.encoders is None:
             return
-        for name, chosen, usual in zip(_MODELS, choose(self.encoders), (IMAGE_MODEL, TEXT_MODEL), strict=False):
+        image, text, note = choose(self.encoders)
+        if note:
+            warnings.warn(f"{note}, so `encoders` {self.encoders} is {image} and {text}", stacklevel=3)
+        for name, chosen, usual in zip(_MODELS, (image, text), (IMAGE_MODEL, TEXT_MODEL), strict=True):
             if getattr(self, name) not in (chosen, usual):
                 raise ConflictError(f"`encoders` and `{name}`", expected="one of them")
             object.__setattr__(self, name, chosen)

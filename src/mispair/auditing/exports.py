@@ -58,7 +58,7 @@ def export(pieces: Iterable[pyarrow.Table], tool: Tool, out: Path, images: Path 
         images: Folder that the image names start from.
 
     Returns:
-        The files.
+        Paths of the written files.
 
     Raises:
         NotFoundError: The pairs have no names of images.

@@ -119,7 +119,7 @@ def load_image(source: str | Path | bytes) -> Image:
     """An image file, or its content, as an upright RGB image on white.
 
     Raises:
-        Exception: See `thumbnails.open_image`.
+        Exception: The image cannot be read (see `thumbnails.open_image`).
     """
     with open_image(source, _ENOUGH) as image:
         image.load()

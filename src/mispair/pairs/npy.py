@@ -54,7 +54,7 @@ def check_header(header: Header, path: str | Path, ndim: int | None, kind: Kind)
     """Raise if an array has other dimensions or numbers of another type.
 
     Raises:
-        ShapeError: It has.
+        ShapeError: Dimensions or type differ, or the array is empty.
     """
     shape, dtype = header.shape, header.dtype
     if ndim is not None and len(shape) != ndim:

@@ -189,7 +189,7 @@ class Robust:
             logit_bias: Added then; by default 0, and -10 for siglip.
 
         Raises:
-            ShapeError: Other shapes.
+            ShapeError: The shapes are not (B, B) and (B,).
             NotFoundError: There is no pair of a number in `rows`.
             NonFiniteError: A similarity or the loss is not finite; the error names the pairs.
         """

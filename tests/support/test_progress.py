@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from mispair.support import progress as module
-from mispair.support.progress import TrainingProgress, progress
+from mispair.support.progress import TrainingProgress, progress, stage_part, tracked
 
 
 def test_rate_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -29,8 +29,11 @@ def test_rate_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
         bar.line()
     assert written.getvalue().splitlines() == [
         "encoding: 500 of 2,000, 50 a second, 30 s left",
+        "encoding: done in 10 s",
         "learning for 20 s",
+        "learning: done in 20 s",
         "measuring: 1,000 of 2,000, 50 a second, 20 s left",
+        "measuring: done in 10 s",
     ]
     assert bar.stages["encoding"] == 10
 
@@ -51,3 +54,26 @@ def test_short_work_is_silent() -> None:
         bar.begin("learning")
         bar.step(10)
     assert written.getvalue() == ""
+
+
+def test_parts_of_a_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    monkeypatch.setattr("mispair.support.progress.time.monotonic", lambda: now)
+    written = io.StringIO()
+    with progress(Console(file=written, force_terminal=False), 10, "learning") as bar:
+        with stage_part(0.5):
+            for number in tracked(range(5)):
+                now += 10
+                if number == 2:
+                    bar.line()
+        bar.line()
+    assert written.getvalue().splitlines() == [
+        "learning: 20%, 2 min 0 s left",
+        "learning: 50%, 50 s left",
+        "learning: done in 50 s",
+    ]
+
+
+def test_parts_without_a_progress() -> None:
+    with stage_part(0.5):
+        assert list(tracked([1, 2])) == [1, 2]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
+from typing import TypeVar
 
 from rich.console import Console
 from rich.progress import (
@@ -23,6 +25,7 @@ from rich.text import Text
 from mispair.support.formatting import duration
 
 LINE_SECONDS = 10.0  # between lines where there is no terminal
+T = TypeVar("T")
 
 
 @contextmanager
@@ -147,43 +150,85 @@ class RowProgress:
         self.stages: dict[str, float] = {}
         self._stage, self._since = stage, time.monotonic()
         self._pace = Pace()
+        self._done, self._scale = 0.0, 1.0  # share of the stage that is done, and size of the current part
+        self._said = False  # whether there was a line about the stage
 
     def begin(self, stage: str) -> None:
-        """Begins a stage and ends the one before."""
+        """Begin a stage and end the one before."""
         self.end()
-        self._stage = stage
+        self._stage, self._said, self._done, self._scale = stage, False, 0.0, 1.0
         self._pace.begin(self._bar.tasks[self._task].completed)
         self._bar.update(self._task, description=stage)
 
     def end(self) -> None:
-        """Ends the current stage."""
+        """End the current stage."""
         now = time.monotonic()
         if self._stage:
             self.stages[self._stage] = now - self._since
-        self._stage, self._since = "", now
+        if self._said:
+            self._print(f"{self._stage}: done in {duration(now - self._since)}")
+        self._stage, self._since, self._said = "", now, False
 
     def step(self, rows: float) -> None:
-        """Advances by `rows`."""
+        """Advance by `rows`."""
         self._bar.update(self._task, advance=rows)
 
     def reach(self, rows: int) -> None:
-        """Sets the number of rows that are done."""
+        """Set the number of rows that are done."""
         self._bar.update(self._task, completed=rows)
 
+    @contextmanager
+    def part(self, share: float) -> Iterator[None]:
+        """Inside, do this share of the current stage, or of the part around it."""
+        before, scale = self._done, self._scale
+        self._scale = scale * share
+        try:
+            yield
+        finally:
+            self._done, self._scale = before + scale * share, scale
+
     def line(self) -> None:
-        """Prints what is being done."""
+        """Print the current stage and the time it has left."""
         task = self._bar.tasks[self._task]
         if not self._stage:
             return
-        done, total = task.completed, task.total or 0.0
-        pace = self._pace.words(done, total)
-        words = f": {done:,.0f} of {total:,.0f}, {pace}" if pace else f" for {duration(time.monotonic() - self._since)}"
-        self._bar.console.print(f"{self._stage}{words}", highlight=False)
+        done, total, elapsed = task.completed, task.total or 0.0, time.monotonic() - self._since
+        words = f" for {duration(elapsed)}"
+        if pace := self._pace.words(done, total):
+            words = f": {done:,.0f} of {total:,.0f}, {pace}"
+        elif share := self._done:
+            words = f": {share:.0%}, {duration(elapsed * max(0.0, 1 - share) / share)} left"
+        self._said = True
+        self._print(f"{self._stage}{words}")
+
+    def _print(self, line: str) -> None:
+        self._bar.console.print(line, highlight=False)
+
+
+_current: ContextVar[RowProgress | None] = ContextVar("progress", default=None)  # not in threads started by this one
+
+
+@contextmanager
+def stage_part(share: float) -> Iterator[None]:
+    """Inside, do this share of the current stage, or of the part around it; no effect without a progress."""
+    show = _current.get()
+    if show is None:
+        yield
+    else:
+        with show.part(share):
+            yield
+
+
+def tracked(items: Collection[T]) -> Iterator[T]:
+    """Iterate over parts of equal size of the current stage."""
+    for item in items:
+        with stage_part(1 / len(items)):
+            yield item
 
 
 @contextmanager
 def progress(console: Console | None, rows: int, stage: str = "") -> Iterator[RowProgress]:
-    """A bar that disappears at the end."""
+    """Show a bar, removed at the end; without a terminal, lines."""
     console = console or Console(quiet=True)
     columns = (
         TextColumn("{task.description}"),
@@ -194,5 +239,10 @@ def progress(console: Console | None, rows: int, stage: str = "") -> Iterator[Ro
     )
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         show = RowProgress(bar, bar.add_task(stage, total=rows), stage)
-        with heartbeat(console, show.line):
-            yield show
+        outer = _current.set(show)
+        try:
+            with heartbeat(console, show.line):
+                yield show
+        finally:
+            _current.reset(outer)
+        show.end()

@@ -45,6 +45,7 @@ from mispair.functional.logistic import FloatArray, newton, probability
 from mispair.pairs.pairs import MATCH_THRESHOLD, IntArray
 from mispair.pairs.source import Source
 from mispair.support.cores import cores
+from mispair.support.progress import tracked
 
 BY = ["left", "right", "both"]  # by which items pairs are similar
 LEAST, MOST = 500, 1 << 16  # pairs among which exchanges are searched: at least, and at most
@@ -213,7 +214,7 @@ def search_exchanges(
     if len(similar) < len(alike):
         return None, []
     t, memory = lost_and_remembered(judge, (x, y), fold, similar)
-    graphs = [_graph(*of, len(rows)) for of in zip(BY, similar, t, memory, strict=True)]
+    graphs = [_graph(*of, len(rows)) for of in tracked(list(zip(BY, similar, t, memory, strict=True)))]
     best = max(graphs, key=lambda graph: graph.above)
     # Some may be exchanged between similar left items and others between similar right ones.
     used = [graph for graph in (graphs[:2] if best is not graphs[2] else graphs[2:]) if graph.above > 0]
@@ -459,7 +460,7 @@ def learn_exchanges(t: FloatArray, couples: Couples, pairs: int) -> tuple[Eviden
 
     evidence = Evidence(np.full(classes, FIRST_ODDS), slopes(np.ones_like(t), np.zeros_like(t)))
     exchanges = Matchings(couples.first, couples.second, pairs)
-    for _ in range(ROUNDS):
+    for _ in tracked(range(ROUNDS)):
         exchanges.update(evidence.weights(t, kind), PASSES)
         neither = exchanges.single[couples.first] * exchanges.single[couples.second]
         chosen, free = (np.bincount(kind, part, minlength=classes) for part in (exchanges.chosen, neither))

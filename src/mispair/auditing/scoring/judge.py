@@ -30,6 +30,7 @@ from mispair.functional.logistic import FloatArray
 from mispair.functional.metrics import auroc
 from mispair.pairs.pairs import MATCH_THRESHOLD, IntArray
 from mispair.pairs.source import NetworkScore
+from mispair.support.progress import stage_part
 
 REGULARISATIONS = (0.3, 1.0, 3.0, 10.0, 30.0)
 FIRST = 1.0  # regularisation of the first round, ...
@@ -293,8 +294,10 @@ def learn(
     both = np.concatenate([rows, sample.shuffled]), np.concatenate([rows, sample.partner])
     weak, weak_null = np.split(fitter.regression(*both, FIRST), [len(rows)])
     last, couple_spaces = _fit_rounds(sample, fitter, checked)
-    spaces, banks = _refined_round(sample, last)
-    couple_spaces = refined(couple_spaces, sample.x, sample.y, sample.fold, last.trust(), TWO_OUT)
+    with stage_part(0.4):
+        spaces, banks = _refined_round(sample, last)
+    with stage_part(0.4):
+        couple_spaces = refined(couple_spaces, sample.x, sample.y, sample.fold, last.trust(), TWO_OUT)
     swaps = look_alikes(sample, CLOSE_BY, groups, *items)
     sides = (rows, rows), (sample.shuffled, sample.partner), swaps[:2]
     pairs = np.concatenate([left for left, _ in sides]), np.concatenate([right for _, right in sides])

@@ -23,6 +23,7 @@ from mispair.auditing.scoring.folds import ONE_OUT
 from mispair.compute.threads import parallel_each, parallel_map
 from mispair.functional.logistic import FloatArray
 from mispair.pairs.pairs import MATCH_THRESHOLD, IntArray
+from mispair.support.progress import tracked
 
 ENOUGH = 2000  # trusted pairs; below, refined spaces remember their pairs instead of learning
 BATCH = 256
@@ -68,7 +69,7 @@ def refined(
         here = torch.from_numpy(batch).to(x.device)
         return Batch.of(here, x[here], y[here])
 
-    for start in range(0, len(batches), PREPARED):
+    for start in tracked(range(0, len(batches), PREPARED)):
         some = list(parallel_map(prepared, batches[start : start + PREPARED]))
         parallel_each(partial(Learner.learn, batches=some), learners)
     return [space for learner in learners for space in learner.spaces()]

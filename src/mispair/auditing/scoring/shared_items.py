@@ -8,7 +8,6 @@ caption) is learned from not at all.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -27,6 +26,7 @@ from mispair.compute.threads import parallel_map
 from mispair.pairs.pairs import FloatArray, IntArray
 from mispair.pairs.source import Source
 from mispair.support.files import replacing
+from mispair.support.progress import stage_part, tracked
 
 NEAR = 0.98  # cosine of near-duplicates, where vectors have many directions
 BY_ACCIDENT = 0.01  # near-duplicates that a row may have by accident; with few directions they must be nearer
@@ -104,16 +104,13 @@ class SharedItems:
         return cls(**arrays, near_duplicates=(groups[0], groups[1]), split=split)
 
 
-def find_shared_items(
-    source: Source, *, workers: int, device: torch.device, step: Callable[[int], None] = lambda _: None
-) -> SharedItems:
+def find_shared_items(source: Source, *, workers: int, device: torch.device) -> SharedItems:
     """Finds near-duplicates on both sides, in one pass over all rows, and what follows from them.
 
     Args:
         source: The pairs.
         workers: Blocks read at the same time.
         device: Where to compute.
-        step: Called with the number of rows that were done.
     """
     rows = sample(np.delete(np.arange(len(source)), source.known_rows), SAMPLED)
     sides = source.gather(rows)
@@ -121,7 +118,8 @@ def find_shared_items(
     if not good.any():
         return combined((Groups.none(), Groups.none()), source, np.ones(len(source), dtype=bool), [])
     some = [SomeVectors.of(side[good]) for side in sides]
-    codes, unreadable = _sketches(source, some, workers, device, step)
+    with stage_part(0.5):
+        codes, unreadable = _sketches(source, some, workers, device)
 
     def search(side: int) -> Groups:
         return _near_duplicates(source, side, codes[side], unreadable, some[side], device)
@@ -143,25 +141,23 @@ class SomeVectors:
         return cls(mean, _units(vectors, mean))
 
 
-def _sketches(
-    source: Source, some: list[SomeVectors], workers: int, device: torch.device, step: Callable[[int], None]
-) -> tuple[Codes, Mask]:
+def _sketches(source: Source, some: list[SomeVectors], workers: int, device: torch.device) -> tuple[Codes, Mask]:
     """(2, N) codes of both sides, and which rows cannot be read."""
     codes, unreadable = np.zeros((2, len(source)), dtype=np.uint64), np.ones(len(source), dtype=bool)
     there = [torch.from_numpy(side.mean.astype(np.float32)).to(device) for side in some]
 
-    def block(start: int) -> tuple[int, Mask, list[Codes]]:
+    def block(start: int) -> tuple[Mask, list[Codes]]:
         sides = source.tensors(slice(start, min(start + size, len(source))), device)
         good = faults(*sides) == READABLE
         vectors = sides if good.all() else (side.nan_to_num(0.0, 0.0, 0.0) for side in sides)
-        return start, good, [sketch(side, mean) for side, mean in zip(vectors, there, strict=True)]
+        return good, [sketch(side, mean) for side, mean in zip(vectors, there, strict=True)]
 
     size = block_size(device)
-    for start, good, found in parallel_map(block, range(0, len(source), size), workers):
+    starts = range(0, len(source), size)
+    for start, (good, found) in zip(tracked(starts), parallel_map(block, starts, workers), strict=True):
         here = slice(start, start + len(good))
         unreadable[here] = ~good
         codes[0, here], codes[1, here] = found
-        step(len(good))
     unreadable[list(source.known)] = True
     return codes, unreadable
 

@@ -32,6 +32,7 @@ from mispair.bench.suite.suite import Cell
 from mispair.errors import MispairError, StoppedError
 from mispair.support.cores import OWN
 from mispair.support.formatting import duration
+from mispair.support.progress import LINE_SECONDS
 from mispair.training.run_folder import count_validations
 
 CONTEXT = multiprocessing.get_context("spawn")  # a forked process cannot use its parent's GPU
@@ -165,6 +166,7 @@ def _show_progress(
 ) -> None:
     """Show the progress and the errors of the workers until all have ended."""
     printed = {cell.name for cell in cells if read_record(cell_folder(results, cell))}
+    said_at = time.monotonic()
     live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
     with live or nullcontext():
         working = bool(workers)
@@ -180,21 +182,29 @@ def _show_progress(
                 console.print(f"{ended} of {len(states)}  {new.cell.name}: {new}", soft_wrap=True, markup=False)
             if live is not None:
                 live.update(_live_table(states), refresh=True)
+            elif time.monotonic() - said_at >= LINE_SECONDS:
+                said_at = time.monotonic()
+                running = (f"{one.cell.name}: {one}" for one in states if one.status == "running")
+                console.print("; ".join((_counts(states), *running)), soft_wrap=True, markup=False)
+
+
+def _counts(states: Sequence[CellState]) -> str:
+    """Number of trainings by status, and the time left."""
+    counts = {name: sum(one.status == name for one in states) for name in ("done", "running", "waiting", "failed")}
+    line = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
+    left = seconds_left(states)
+    return line if left is None else f"{line}; about {duration(left)} left"
 
 
 def _live_table(states: Sequence[CellState]) -> Group:
     """The running trainings, and the last that have ended."""
-    counts = {name: sum(one.status == name for one in states) for name in ("done", "running", "waiting", "failed")}
-    line = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
-    left = seconds_left(states)
-    line += "" if left is None else f"; about {duration(left)} left"
     table = Table("training", "noise", "seed", "")
     running = [one for one in states if one.status == "running"]
     ended = [one for one in states if one.record][-MOST_ENDED:]
     for one in (*ended, *running):
         config = one.cell.config
         table.add_row(Text(one.cell.name), f"{config.noise_ratio:.0%}", str(config.seed), Text(str(one)))
-    return Group(Text(line), table)
+    return Group(Text(_counts(states)), table)
 
 
 def seconds_left(states: Sequence[CellState]) -> float | None:

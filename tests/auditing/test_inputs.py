@@ -19,6 +19,7 @@ import mispair
 from audit_cases import make_case
 from mispair.auditing.inputs import AuditInput, open_given
 from mispair.encoders import encode
+from mispair.encoders.encoders import parts_of
 from mispair.errors import ConflictError, NotFoundError, ShapeError, TooFewError
 from mispair.pairs.other_libraries import as_vectors
 from mispair.pairs.shards import views_of
@@ -203,8 +204,26 @@ def test_several_encoders_of_images_are_views(table: pyarrow.Table, monkeypatch:
 
 
 def test_names_of_several_encoders() -> None:
-    several = encode.Encoders("efficientnet-lite0+timm:resnet50", "transformers:c++/clip")
-    assert [(one.image_model, one.text_model) for one in several.each()] == [
-        ("efficientnet-lite0", "transformers:c++/clip"),
-        ("timm:resnet50", "transformers:c++/clip"),
-    ]
+    several = parts_of("efficientnet-lite0+timm:resnet50+transformers:c++/clip")
+    assert several == ["efficientnet-lite0", "timm:resnet50", "transformers:c++/clip"]
+
+
+def test_copies_of_photos_are_near_duplicates_whatever_their_size(table: pyarrow.Table) -> None:
+    noise = np.random.default_rng(0)
+    for row in range(ROWS):
+        pixels = np.array(Image.open(f"photos/{row}.png").resize((8, 8))).astype(int)
+        cells = np.clip(pixels + noise.integers(-60, 60, (8, 8, 1)), 0, 255).astype(np.uint8)
+        Image.fromarray(cells).resize((120, 120)).save(f"photos/{row}.png")
+    copies = {5: 40, 6: 41}
+    for copy, row in copies.items():
+        edited = Image.open(f"photos/{row}.png").resize((50, 60))
+        edited.paste((250, 250, 250), (0, 0, 8, 60))  # so that the vectors differ
+        edited.save(f"photos/{copy}.png", quality=40)
+    audit = mispair.audit(table, images="photos", cache="cache", device="cpu")
+    assert [group.tolist() for group in audit.near_duplicates[0]] == [[5, 40], [6, 41]]
+    hashes = audit.source.hashes
+    assert hashes is not None
+    without = mispair.audit(audit.source.left.block(0, ROWS), audit.source.right.block(0, ROWS), device="cpu")
+    assert len(without.near_duplicates[0]) == 0
+    again = mispair.audit(table, images="photos", cache="cache", device="cpu")
+    np.testing.assert_array_equal(again.source.hashes, hashes)

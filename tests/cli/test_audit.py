@@ -340,7 +340,7 @@ def test_raw_images_are_encoded_and_audited_and_it_goes_on(
     assert np.mean(found["match_score"][50:]) < np.mean([score for score in found["match_score"][:50] if score])
     assert "data:image/jpeg" in (out / "report.html").read_text()
     capsys.readouterr()
-    monkeypatch.setattr(encode.Encoders, "load", interrupted)
+    monkeypatch.setattr(encode.Encoders, "views", interrupted)
     assert audit(*command) == 3
     assert "This audit has ended already" in capsys.readouterr().err
 

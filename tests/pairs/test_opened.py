@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -48,11 +47,12 @@ def encoding(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         calls.append(source.name)
         left, right = CASE.left.copy(), CASE.right.copy()
         left[::2] = left[1::2]
-        return EncodedPairs(ArrayRows(left), ArrayRows(right), {COUNT - 1: "image is missing"})  # type: ignore[arg-type]
+        hashes = ArrayRows(np.zeros((COUNT, 16), dtype=np.float16))
+        bad = {COUNT - 1: "image is missing"}
+        return EncodedPairs([ArrayRows(left)], [ArrayRows(right)], hashes, bad)  # type: ignore[list-item, arg-type]
 
     monkeypatch.setattr(inputs, "encode", encode)
-    named = SimpleNamespace(name="none"), SimpleNamespace(name="none")
-    monkeypatch.setattr(Encoders, "load", lambda _: named)
+    monkeypatch.setattr(Encoders, "views", lambda _: ([], []))
     return calls
 
 

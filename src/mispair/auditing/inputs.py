@@ -14,6 +14,7 @@ from mispair.auditing.from_training import from_run, is_run
 from mispair.auditing.options import InputOptions
 from mispair.encoders.cache import FETCHED, cache_folder, writable_cache
 from mispair.encoders.encode import Encoders, encode
+from mispair.encoders.image_hash import as_hashes
 from mispair.errors import ConflictError, NotFoundError
 from mispair.pairs.layouts.arrays import from_memory, from_pairs, open_arrays
 from mispair.pairs.layouts.opening import is_raw, open_raw, open_source
@@ -134,16 +135,14 @@ class AuditInput(InputOptions):
 def encoded(pairs: Source, encoders: Encoders, cache: Path | None = None, console: Console | None = None) -> Source:
     """Images and captions by the vectors of encoders; those of several are views of a side."""
     place = writable_cache(cache)
-    each = [one.load() for one in encoders.each()]
+    loaded = encoders.views()
     if console is not None:
         for line in (f"Encoding {pairs.name}: {len(pairs):,} pairs", *(f"Note: {note}" for note in pairs.notes)):
             console.print(line, soft_wrap=True, highlight=False, markup=False)
-    found = [encode(pairs, loaded, place, console=console) for loaded in each]
-    left = {images.name: Side.of([one.left]) for (images, _), one in zip(each, found, strict=True)}
-    right = {texts.name: Side.of([one.right]) for (_, texts), one in zip(each, found, strict=True)}
-    problems = {row: why for row, why in found[0].problems.items() if all(row in one.problems for one in found)}
-    views = [join_views(list(side.values()), pairs.name) for side in (left, right)]
-    return pairs.with_vectors(views[0], views[1], problems)
+    found = encode(pairs, loaded, place, console=console)
+    left, right = (join_views([Side.of([view]) for view in side], pairs.name) for side in (found.left, found.right))
+    hashes = as_hashes(found.hashes.read(slice(None)))
+    return pairs.with_vectors(left, right, found.problems, hashes=hashes)
 
 
 def open_given(

@@ -33,6 +33,7 @@ from mispair.encoders.encoders import (
     parts_of,
     text_encoder,
 )
+from mispair.encoders.image_hash import DifferenceHash
 from mispair.encoders.profiles import IMAGE_MODEL, TEXT_MODEL
 from mispair.errors import ConflictError
 from mispair.pairs.origin import MARK
@@ -67,22 +68,22 @@ class Encoders:
     text_model: str = TEXT_MODEL
     device: str = "auto"
 
-    def each(self) -> list[Encoders]:
-        """One pair of encoders for each view, where several are named as A+B; the last of the fewer ones again.
+    def views(self) -> tuple[list[ImageEncoder], list[TextEncoder]]:
+        """The encoders of each side, one a view.
 
         Raises:
-            ConflictError: One is named twice.
+            ConfigError: One is named twice or does not exist, or a package or its weights are missing.
         """
-        sides = [parts_of(name) for name in (self.image_model, self.text_model)]
-        for where, names in zip(("image_model", "text_model"), sides, strict=True):
+        images, texts = parts_of(self.image_model), parts_of(self.text_model)
+        for where, names in (("image_model", images), ("text_model", texts)):
             if len(set(names)) < len(names):
                 raise ConflictError("+".join(names), where=where, expected="each encoder once")
-        count = max(map(len, sides))
-        padded = ([*names, *names[-1:] * (count - len(names))] for names in sides)
-        return [replace(self, image_model=image, text_model=text) for image, text in zip(*padded, strict=True)]
+        return [image_encoder(name, self.device) for name in images], [
+            text_encoder(name, self.device) for name in texts
+        ]
 
     def load(self) -> tuple[ImageEncoder, TextEncoder]:
-        """Both encoders.
+        """Both encoders; those of several views side by side in one.
 
         Raises:
             ConfigError: There is no such encoder, or a package or its weights are missing.
@@ -101,6 +102,11 @@ class EncodedImages:
     problems: dict[int, str] = field(default_factory=dict)  # of rows without one
 
     @property
+    def of_pairs(self) -> CachedRows:
+        """One encoding a pair."""
+        return replace(self.cells, numbers=self.cells.numbers[self.image])
+
+    @property
     def kept(self) -> int:
         """Pairs whose image was in the cache."""
         return int(self.known[self.image].sum())
@@ -108,16 +114,17 @@ class EncodedImages:
 
 @dataclass(frozen=True)
 class EncodedPairs:
-    """The vectors of images (N, D) and captions (N, E)."""
+    """The vectors of images (N, D) and captions (N, E), by each encoder of a side."""
 
-    left: CachedRows
-    right: CachedRows
-    problems: dict[int, str] = field(default_factory=dict)  # of rows that have a zero vector on one side
+    left: list[CachedRows]
+    right: list[CachedRows]
+    hashes: CachedRows  # of the images, as `DifferenceHash` encodes them
+    problems: dict[int, str] = field(default_factory=dict)  # of rows that have only zero vectors on one side
     kept: int = 0  # rows that were in the cache
 
     def outcome(self, ids: Callable[[Sequence[int]], list[str]]) -> Outcome:
         """How many could be encoded."""
-        return Outcome.of(self.problems, len(self.left.numbers), self.kept, ids)
+        return Outcome.of(self.problems, len(self.hashes.numbers), self.kept, ids)
 
 
 @dataclass(frozen=True)
@@ -162,40 +169,67 @@ class Outcome:
 
 
 def encode(
-    pairs: Source, encoders: tuple[ImageEncoder, TextEncoder], cache: Path, *, console: Console | None = None
+    pairs: Source,
+    encoders: tuple[Sequence[ImageEncoder], Sequence[TextEncoder]],
+    cache: Path,
+    *,
+    console: Console | None = None,
 ) -> EncodedPairs:
-    """The vectors of all pairs; those in the cache are not computed again."""
-    images, texts = encoders
-    found, side = encode_images(pairs, images, cache, console=console), _TextSide(pairs, texts, cache)
-    numbers, before, problems = np.full(len(pairs), -1, dtype=np.int64), len(side.cache), dict(found.problems)
+    """Encode all pairs by each encoder, and hash the images; what is in the cache is not computed again."""
+    *found, hashes = encode_images(pairs, [*encoders[0], DifferenceHash()], cache, console=console)
+    side = _TextSide(pairs, encoders[1], cache)
+    numbers, before = np.full((len(side.caches), len(pairs)), -1, dtype=np.int64), [len(one) for one in side.caches]
+    bad: list[dict[int, str]] = [{} for _ in side.caches]
     with _at_work(console, len(pairs), "encoding captions") as (bar, _):
         for first in range(0, len(pairs), SHARD):
-            for row, (number, problem) in enumerate(side.encode(range(first, min(first + SHARD, len(pairs)))), first):
-                numbers[row] = number
-                if problem:
-                    problems[row] = f"{problems[row]}; {problem}" if row in problems else problem
+            for own, problems, each in zip(
+                numbers, bad, side.encode(range(first, min(first + SHARD, len(pairs)))), strict=True
+            ):
+                own[first : first + len(each)] = [number for number, _ in each]
+                problems |= {row: problem for row, (_, problem) in enumerate(each, first) if problem}
             bar.reach(min(first + SHARD, len(pairs)))
-    kept = found.known[found.image] & (numbers >= 0) & (numbers < before)
-    left = replace(found.cells, numbers=found.cells.numbers[found.image])
-    return EncodedPairs(left, side.cache.rows(numbers), problems, int(kept.sum()))
+    sides = _in_all([one.problems for one in found]), _in_all(bad)
+    problems = {row: "; ".join(side[row] for side in sides if row in side) for row in sides[0] | sides[1]}
+    kept = np.all([one.known[one.image] for one in found], axis=0)
+    kept &= ((numbers >= 0) & (numbers < np.array(before)[:, None])).all(axis=0)
+    left, right = (
+        [one.of_pairs for one in found],
+        [one.rows(own) for one, own in zip(side.caches, numbers, strict=True)],
+    )
+    return EncodedPairs(left, right, hashes.of_pairs, problems, int(kept.sum()))
+
+
+def _in_all(problems: list[dict[int, str]]) -> dict[int, str]:
+    """The problems of the first encoder, of the rows that have one with each."""
+    return {row: why for row, why in problems[0].items() if all(row in one for one in problems)}
 
 
 def encode_images(
-    pairs: Source, encoder: ImageEncoder, cache: Path, *, console: Console | None = None
-) -> EncodedImages:
-    """Encodes each image once; those in the cache are not encoded again."""
-    side = ImageSide(pairs, encoder, cache)
+    pairs: Source, encoders: Sequence[ImageEncoder], cache: Path, *, console: Console | None = None
+) -> list[EncodedImages]:
+    """Reads each image once and encodes it by each encoder, unless that has it in its cache."""
+    side = ImageSide(pairs, encoders, cache)
     rows, image = np.unique(pairs.first_rows, return_inverse=True)
-    numbers, bad = np.full(len(rows), -1, dtype=np.int64), {}
-    before, shard = len(side.cache), max(64, _STORED // (2 * encoder.width))
+    numbers, before = np.full((len(encoders), len(rows)), -1, dtype=np.int64), [len(one) for one in side.caches]
+    bad: list[dict[int, str]] = [{} for _ in encoders]
+    shard = max(64, _STORED // (2 * sum(encoder.width for encoder in encoders)))
     with _at_work(console, len(rows), "encoding images") as (bar, pool):
         for first in range(0, len(rows), shard):
-            for place, (number, problem) in enumerate(side.encode(rows[first : first + shard], pool, bar.step), first):
-                numbers[place] = number
-                if problem:
-                    bad[place] = problem
-    problems = {row: bad[number] for row, number in enumerate(image.tolist()) if number in bad}
-    return EncodedImages(rows, side.cache.rows(numbers), image, (numbers >= 0) & (numbers < before), problems)
+            for own, problems, each in zip(
+                numbers, bad, side.encode(rows[first : first + shard], pool, bar.step), strict=True
+            ):
+                own[first : first + len(each)] = [number for number, _ in each]
+                problems |= {place: problem for place, (_, problem) in enumerate(each, first) if problem}
+    return [
+        EncodedImages(
+            rows,
+            one.rows(own),
+            image,
+            (own >= 0) & (own < known),
+            {row: problems[number] for row, number in enumerate(image.tolist()) if number in problems},
+        )
+        for one, own, known, problems in zip(side.caches, numbers, before, bad, strict=True)
+    ]
 
 
 @contextmanager
@@ -224,10 +258,10 @@ def encode_to_folder(
     """
     with OwnedFolder(out, EMBEDDINGS, _request(pairs, encoders, shard), overwrite=overwrite) as folder:
         folder.begin()
-        encoded = encode(pairs, encoders, cache, console=console)
+        encoded = encode(pairs, ([encoders[0]], [encoders[1]]), cache, console=console)
         for number, first in enumerate(range(0, len(pairs), shard)):
             rows = np.arange(first, min(first + shard, len(pairs)))
-            for part, side in enumerate((encoded.left, encoded.right)):
+            for part, side in enumerate((encoded.left[0], encoded.right[0])):
                 with replacing(_place(out, part, number)) as file:
                     np.save(file, side.read(rows), allow_pickle=False)
             _write_table(_place(out, 2, number), pairs, rows, encoded.problems)
@@ -256,11 +290,11 @@ def _place(out: Path, part: int, number: int) -> Path:
 
 @dataclass(frozen=True)
 class _Loaded:
-    """An image or a caption: its key, what the encoder takes unless it is in the cache, or what is wrong with it."""
+    """An image or a caption: its key, what each encoder takes (None from its cache), or what is wrong with it."""
 
     name: int | str
     key: Key = b""
-    prepared: Any = None
+    prepared: Sequence[Any] = ()
     problem: str = ""
 
 
@@ -268,52 +302,69 @@ Found = tuple[int, str]  # number of a vector in the cache, and what is wrong
 
 
 class _Side:
-    """One side of the pairs, its encoder and its cache."""
+    """One side of the pairs, its encoders and their caches."""
 
     what: str
 
-    def __init__(self, pairs: Source, encoder: ImageEncoder | TextEncoder, cache: Path) -> None:
-        self.pairs, self.encoder = pairs, encoder
-        self.cache = EncodingCache(cache, identity(encoder.name), encoder.width)
+    def __init__(self, pairs: Source, encoders: Sequence[ImageEncoder | TextEncoder], cache: Path) -> None:
+        self.pairs, self.encoders = pairs, encoders
+        self.caches = [EncodingCache(cache, identity(encoder.name), encoder.width) for encoder in encoders]
 
-    def _found(self, batches: Iterable[list[_Loaded]], step: Callable[[float], None]) -> dict[int | str, Found]:
-        """The number or the problem of each item; what is encoded is stored even where the work is stopped."""
+    def _missing(self, key: Key) -> list[bool]:
+        """Whether each encoder has still to encode an item."""
+        return [cache.find(key) < 0 for cache in self.caches]
+
+    def _found(
+        self, names: Iterable[int | str], batches: Iterable[list[_Loaded]], step: Callable[[float], None]
+    ) -> list[list[Found]]:
+        """The number or the problem of each name, by each encoder; what is encoded is stored even after a stop."""
         keys: dict[int | str, Key] = {}
         problems: dict[int | str, Found] = {}
-        vectors: dict[Key, Halves] = {}
+        vectors: list[dict[Key, Halves]] = [{} for _ in self.encoders]
         stored = time.monotonic()
+
+        def store() -> None:
+            for cache, own in zip(self.caches, vectors, strict=True):
+                new = own.copy()
+                own.clear()
+                cache.add(new)
+
         try:
             for batch in batches:
                 if time.monotonic() - stored >= _STORE_SECONDS:  # so that no more is lost where the process is killed
-                    new_ones, vectors = vectors, {}
-                    self.cache.add(new_ones)
+                    store()
                     stored = time.monotonic()
                 problems |= {item.name: (-1, item.problem) for item in batch if item.problem}
                 keys |= {item.name: item.key for item in batch if not item.problem}
-                new = {item.key: item.prepared for item in batch if item.prepared is not None}
-                encoded = self.encoder.encode(list(new.values())) if new else ()
-                for key, vector in zip(new, encoded, strict=True):
-                    with np.errstate(over="ignore"):
-                        half = vector.astype(np.float16)
-                    if np.isfinite(half).all():
-                        vectors[key] = half
+                loaded = [item for item in batch if item.prepared]
+                for number, (encoder, own) in enumerate(zip(self.encoders, vectors, strict=True)):
+                    new = {item.key: item.prepared[number] for item in loaded if item.prepared[number] is not None}
+                    encoded = encoder.encode(list(new.values())) if new else ()
+                    for key, vector in zip(new, encoded, strict=True):
+                        with np.errstate(over="ignore"):
+                            half = vector.astype(np.float16)
+                        if np.isfinite(half).all():
+                            own[key] = half
                 step(len(batch))
         finally:
-            self.cache.add(vectors)
-        infinite = f"{self.what} has a vector that is not finite"
-        numbers = {name: self.cache.find(key) for name, key in keys.items()}
-        return {name: (number, "" if number >= 0 else infinite) for name, number in numbers.items()} | problems
+            store()
+        infinite = -1, f"{self.what} has a vector that is not finite"
+
+        def found(cache: EncodingCache) -> dict[int | str, Found]:
+            numbers = {name: cache.find(key) for name, key in keys.items()}
+            return {name: (number, "") if number >= 0 else infinite for name, number in numbers.items()} | problems
+
+        return [[each[name] for name in names] for each in map(found, self.caches)]
 
 
 class ImageSide(_Side):
     """Encodes images."""
 
     what = "image"
-    encoder: ImageEncoder
+    encoders: Sequence[ImageEncoder]
 
-    def encode(self, rows: IntArray, pool: ThreadPoolExecutor, step: Callable[[float], None]) -> list[Found]:
-        found = self._found(self._batches(rows.tolist(), pool), step)
-        return [found[row] for row in rows.tolist()]
+    def encode(self, rows: IntArray, pool: ThreadPoolExecutor, step: Callable[[float], None]) -> list[list[Found]]:
+        return self._found(rows.tolist(), self._batches(rows.tolist(), pool), step)
 
     def _batches(self, rows: Sequence[int], pool: ThreadPoolExecutor) -> Iterator[list[_Loaded]]:
         """Batches of images, of which the next one is read while the last one is encoded."""
@@ -335,8 +386,11 @@ class ImageSide(_Side):
             if not content:
                 return _Loaded(row, problem="image is empty")
             key = key_of(content)
-            known = self.cache.find(key) >= 0
-            return _Loaded(row, key, None if known else self.encoder.prepare(load_image(content)))
+            missing = self._missing(key)
+            if not any(missing):
+                return _Loaded(row, key)
+            image, sides = load_image(content), zip(missing, self.encoders, strict=True)
+            return _Loaded(row, key, [encoder.prepare(image) if new else None for new, encoder in sides])
         except (FileNotFoundError, NotADirectoryError):
             return _Loaded(row, problem="image is missing")
         except Exception as error:  # see load_image: one damaged file must not end the work on all others
@@ -348,19 +402,18 @@ class _TextSide(_Side):
 
     what = "caption"
 
-    def encode(self, rows: Sequence[int]) -> list[Found]:
+    def encode(self, rows: Sequence[int]) -> list[list[Found]]:
         texts = self.pairs.texts(rows)
         ordered = sorted(set(texts), key=lambda text: (len(text), text))
         loaded = [self._load(text) for text in ordered]
         batches = (loaded[first : first + _BATCH] for first in range(0, len(loaded), _BATCH))
-        found = self._found(batches, lambda _: None)
-        return [found[text] for text in texts]
+        return self._found(texts, batches, lambda _: None)
 
     def _load(self, text: str) -> _Loaded:
         if not text.strip():
             return _Loaded(text, problem="caption is blank")
         key = key_of(text.encode())
-        return _Loaded(text, key, None if self.cache.find(key) >= 0 else text)
+        return _Loaded(text, key, [text if new else None for new in self._missing(key)])
 
 
 def _reason(error: Exception) -> str:

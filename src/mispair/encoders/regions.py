@@ -158,7 +158,7 @@ def encode_regions(
     names = rule.of(pairs)
     with OwnedFolder(out, REGIONS, _request(pairs, encoder, pca, rule), overwrite=overwrite) as folder:
         folder.begin()
-        found = encode_images(pairs, encoder, cache, console=console)
+        (found,) = encode_images(pairs, [encoder], cache, console=console)
         good = _readable(pairs, found)
         projection = _fitted(pca, found, encoder, good, names)
         if projection is not None:

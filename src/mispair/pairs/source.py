@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
+import numpy.typing as npt
 
 from mispair.errors import ConflictError, NotFoundError, ShapeError, TooFewError
 from mispair.pairs import row_ids
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 LayoutName = Literal["clip", "arrays", "precomp", "memory", "raw", "datacomp"]
 NetworkScore = Callable[[IntArray, IntArray], FloatArray]
 Rows = Sequence[int] | IntArray | None  # numbers of rows; None for all
+Hashes = npt.NDArray[np.uint64]
 SPLIT = "split"  # column of a table
 ARRAYS = re.compile(r"(left|right)(_\d+)?\.npy")  # a number for each view, where there are several
 OWN_TABLE = "ids.csv"  # where the data has none
@@ -72,6 +74,7 @@ class Source:
         network_score: Scores the left items of some rows with the right items of others, (n,), by the networks of a
             training run; None without a run.
         joint: Whether the vectors of both sides have a common space.
+        hashes: Difference hashes of the images (N, 2), zero where there is none; None where images were not encoded.
         shards: Names and sizes of the files that the rows are in, for tables of results beside them.
         notes: What the reader should know, such as files that are not read.
         inside: Whether images are inside the files of the data set.
@@ -93,6 +96,7 @@ class Source:
     split: str | None = None
     network_score: NetworkScore | None = None
     joint: bool = False
+    hashes: Hashes | None = None
     shards: tuple[tuple[str, int], ...] = ()
     notes: tuple[str, ...] = ()
     inside: bool = False
@@ -124,7 +128,9 @@ class Source:
         """Whether both sides have vectors."""
         return len(self.left) > 0
 
-    def with_vectors(self, left: Side, right: Side, known: dict[int, str], *, joint: bool = False) -> Self:
+    def with_vectors(
+        self, left: Side, right: Side, known: dict[int, str], *, joint: bool = False, hashes: Hashes | None = None
+    ) -> Self:
         """The same images and captions with their vectors.
 
         Args:
@@ -132,8 +138,15 @@ class Source:
             right: Vectors of the captions (N, E).
             known: Rows that have no vectors, and why.
             joint: Whether some of the vectors of both sides share a space.
+            hashes: Of the images (N, 2); those that are known stay by default.
         """
-        return self._with(left=left, right=right, names=replace(self.names, known=known), joint=self.joint or joint)
+        return self._with(
+            left=left,
+            right=right,
+            names=replace(self.names, known=known),
+            joint=self.joint or joint,
+            hashes=self.hashes if hashes is None else hashes,
+        )
 
     def described_by(self, table: Table) -> Self:
         """The same with the ids, groups, captions and image names of a table."""

@@ -48,12 +48,13 @@ def image_features(
     pairs.allow_outside = True  # these files were named by who asks, not by a table
     place = writable_cache(cache)
     encoder = image_encoder(origin.image_model, device)
-    if origin.grid is None:
-        found = encode_images(pairs, encoder, place, console=console)
-        return found.cells.read(found.image).astype(np.float32), found.problems
-    cells = GridEncoder(encoder, origin.grid)
-    found = encode_images(pairs, cells, place, console=console)
-    return as_cells(found.cells.read(found.image), cells.channels, origin.projection), found.problems
+    if origin.grid is not None:
+        encoder = GridEncoder(encoder, origin.grid)
+    (found,) = encode_images(pairs, [encoder], place, console=console)
+    vectors = found.cells.read(found.image)
+    if isinstance(encoder, GridEncoder):
+        return as_cells(vectors, encoder.channels, origin.projection), found.problems
+    return vectors.astype(np.float32), found.problems
 
 
 def search_files(

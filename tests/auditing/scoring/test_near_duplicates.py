@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 
 from kernel_marks import needs_gpu
 from mispair.auditing.scoring import near_duplicates
-from mispair.auditing.scoring.near_duplicates import Codes, Mask, find_near_duplicates
+from mispair.auditing.scoring.near_duplicates import (
+    SEEN,
+    Codes,
+    Mask,
+    find_near_duplicate_images,
+    find_near_duplicates,
+)
 from mispair.errors import ConfigError
 from mispair.pairs.pairs import FloatArray, IntArray
 
@@ -282,3 +288,44 @@ def test_joined_sets_equal_a_plain_loop(n: int, data: st.DataObject) -> None:
 def test_bits_are_counted(numbers: list[int]) -> None:
     given = torch.from_numpy(np.array(numbers, np.uint64).view(np.int64))
     assert near_duplicates._count_bits(given).tolist() == [number.bit_count() for number in numbers]
+
+
+def hashes_near(hashes: Codes, bits: int, random: np.random.RandomState) -> Codes:
+    """The same hashes with so many other bits."""
+    changed = np.unpackbits(hashes.view(np.uint8), axis=1)
+    for row in changed:
+        row[random.choice(128, bits, replace=False)] ^= 1
+    return np.packbits(changed, axis=1).view(np.uint64)
+
+
+def alike(one: int, other: int, hashes: Codes, vectors: FloatArray, mean: FloatArray) -> float:
+    differ = sum(int(a ^ b).bit_count() for a, b in zip(hashes[one].tolist(), hashes[other].tolist(), strict=True))
+    return (1 - differ / 64 + cosine(vectors[one] - mean, vectors[other] - mean)) / 2
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 11), st.sampled_from([0.4, 0.55, 0.7, 0.9, 1.0]), st.integers(0, 1000))
+def test_images_with_at_most_11_different_bits_are_compared_and_judged_by_both(
+    bits: int, near: float, seed: int
+) -> None:
+    random, count = np.random.RandomState(seed), 60
+    hashes = random.randint(2**64, size=(count, 2), dtype=np.uint64)
+    vectors = random_vectors(count, 64, seed)
+    hashes = np.concatenate([hashes, hashes_near(hashes, bits, random)])
+    mean = np.full(64, 0.3)
+    vectors = np.concatenate([vectors, beside(vectors, near, seed + 1)]) + np.float32(0.3)
+    leave_out = np.zeros(2 * count, dtype=bool)
+    leave_out[3] = True
+    hashes[4] = 0  # has no hash
+    found = find_near_duplicate_images(hashes, careful(vectors, []), mean=mean, leave_out=leave_out)
+    groups = {tuple(group.tolist()) for group in found}
+    usable = [row for row in range(2 * count) if row not in (3, 4)]
+    links = [
+        pair for pair in combinations(usable, 2) if abs(alike(*pair, hashes, vectors, mean) - SEEN) < 1e-6
+    ]  # which rounding decides
+    expected = {
+        pair for pair in combinations(usable, 2) if alike(*pair, hashes, vectors, mean) >= SEEN and pair not in links
+    }
+    assert expected - groups == set()
+    assert groups - expected - set(links) == set()
+    assert (groups != set()) == ((1 - bits / 64 + near) / 2 >= SEEN)

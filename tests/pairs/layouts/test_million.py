@@ -103,11 +103,11 @@ def test_webdataset(tmp_path: Path) -> None:
     timed("made", make)
     pairs = timed("opened", lambda: open_raw(tmp_path / "in"))
     assert len(pairs) == PAIRS
-    found = timed("encoded", lambda: encode(pairs, (Colours(), Lengths()), tmp_path / "cache"))
+    found = timed("encoded", lambda: encode(pairs, ([Colours()], [Lengths()]), tmp_path / "cache"))
     assert not found.problems
-    again = timed("encoded again", lambda: encode(pairs, (Colours(), Lengths()), tmp_path / "cache"))
+    again = timed("encoded again", lambda: encode(pairs, ([Colours()], [Lengths()]), tmp_path / "cache"))
     assert again.kept == PAIRS
-    source = pairs.with_vectors(Side.of([found.left]), Side.of([found.right]), {})
+    source = pairs.with_vectors(Side.of(found.left), Side.of(found.right), {})
     timed("vectors read", lambda: sum(len(source.block(start, start + SHARD)[0]) for start in range(0, PAIRS, SHARD)))
     edited = edits()
     timed("written", lambda: write_copy(source, edited, tmp_path / "out"))
@@ -227,7 +227,7 @@ def test_audit_of_webdataset(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         return np.array([int(name.rpartition("/")[2].partition(".")[0]) for name in open_raw(place).ids()])
 
     timed("made", make)
-    monkeypatch.setattr(Encoders, "load", lambda _: (Pixels(), Digits()))
+    monkeypatch.setattr(Encoders, "views", lambda _: ([Pixels()], [Digits()]))
     check_audit(tmp_path, AuditInput(tmp_path / "in", cache=tmp_path / "cache"), made, rows_of, WITH_CAPTIONS)
 
 

@@ -33,6 +33,7 @@ Mask = npt.NDArray[np.bool_]
 Gather = Callable[[IntArray], FloatArray]
 
 BITS, BYTES, SHARED = 64, 8, 3  # of a code; how many of its bytes must be equal for a comparison
+SEEN = 0.75  # mean cosine of hashes and vectors from which images are near-duplicates
 _SEED = 64
 _SLACK = 1.75  # standard deviations by which a pair may differ in more bits than a cosine at the threshold does
 _WINDOW = 64  # how many rows behind it in the same bucket a row is compared with, at most
@@ -159,6 +160,49 @@ def find_near_duplicates(
         sooner = [byte for byte in range(chosen[-1]) if byte not in chosen]
         search.join_neighbours(*tables.by_bytes(chosen), len(entries), sooner)
     return groups_of(search.sets, rows)
+
+
+def find_near_duplicate_images(
+    hashes: Codes, gather: Gather, *, mean: FloatArray, leave_out: Mask, device: torch.device | None = None
+) -> Groups:
+    """Finds groups of images that look nearly the same: where hashes and vectors agree, neither must be nearly equal.
+
+    Two images are near-duplicates if the mean of two cosines is at least 0.75: that of their hashes as 128 signs, which
+    is 1 - d / 64 with d different bits, and that of their centred vectors. Images are compared as in
+    `find_near_duplicates`, by the bytes of either half of the hash: always if d is at most 11, as a half with at most 5
+    different bits has 3 equal bytes.
+
+    Args:
+        hashes: Hashes of all rows (N, 2); zero where there is none.
+        gather: As in `find_near_duplicates`.
+        mean: What to take from the vectors first (D,).
+        leave_out: Rows that are never in a group (N,).
+        device: Where the hashes are compared.
+    """
+
+    def signs_and_vectors(rows: IntArray) -> FloatArray:
+        bits = np.unpackbits(hashes[rows].view(np.uint8), axis=1)
+        return np.hstack([(bits * np.float32(2) - 1) / math.sqrt(bits.shape[1]), _units(gather(rows), mean)])
+
+    leave_out = leave_out | ~hashes.any(axis=1)
+    halves = (np.ascontiguousarray(half) for half in hashes.T)
+    return joined_groups(
+        [find_near_duplicates(half, signs_and_vectors, SEEN, leave_out=leave_out, device=device) for half in halves],
+        len(hashes),
+    )
+
+
+def joined_groups(several: Sequence[Groups], rows: int) -> Groups:
+    """One group of groups that share a row; they are of so many rows.
+
+    >>> first, second = Groups(np.array([0, 3]), np.array([0, 2])), Groups(np.array([1, 2, 3, 4]), np.array([0, 2, 4]))
+    >>> [group.tolist() for group in joined_groups([first, second], 5)]
+    [[0, 3, 4], [1, 2]]
+    """
+    sets = DisjointSets(np.arange(rows))
+    for groups in several:
+        sets.join(np.repeat(groups.rows[groups.starts[:-1]], np.diff(groups.starts)), groups.rows.astype(np.int64))
+    return groups_of(sets, np.arange(rows))
 
 
 class _Search:

@@ -20,7 +20,16 @@ from scipy.special import betaincinv
 
 from mispair.auditing.scoring.folds import FOLDS, SHARED, random_keys, sample
 from mispair.auditing.scoring.judge import inliers, mean_of
-from mispair.auditing.scoring.near_duplicates import Codes, DisjointSets, Groups, Mask, find_near_duplicates, sketch
+from mispair.auditing.scoring.near_duplicates import (
+    Codes,
+    DisjointSets,
+    Groups,
+    Mask,
+    find_near_duplicate_images,
+    find_near_duplicates,
+    joined_groups,
+    sketch,
+)
 from mispair.auditing.scoring.scan import READABLE, block_size, faults
 from mispair.compute.threads import parallel_map
 from mispair.pairs.pairs import FloatArray, IntArray
@@ -172,7 +181,11 @@ def _near_duplicates(
         leave_out[:] = True
         leave_out[_first_readable(groups, unreadable)] = False
     threshold = near_enough(some.units, len(codes))
-    return find_near_duplicates(codes, vectors.gather, threshold, mean=some.mean, leave_out=leave_out, device=device)
+    found = find_near_duplicates(codes, vectors.gather, threshold, mean=some.mean, leave_out=leave_out, device=device)
+    if side or source.hashes is None:
+        return found
+    seen = find_near_duplicate_images(source.hashes, vectors.gather, mean=some.mean, leave_out=leave_out, device=device)
+    return joined_groups([found, seen], len(source))
 
 
 def _first_readable(groups: IntArray, unreadable: Mask) -> IntArray:

@@ -146,7 +146,7 @@ def run(block: Block, names: dict[str, object], capsys: pytest.CaptureFixture[st
         elif words[:2] == ["pip", "install"] and "install" in block.notes:
             install(words[2:])
         else:
-            subprocess.run(words, check=True)
+            subprocess.run([sys.executable if words[0] == "python" else words[0], *words[1:]], check=True)
     exec(block.notes.get("after", ""), names)
 
 

@@ -1,4 +1,4 @@
-"""Links of the pages outside the site, and names that the pages mention."""
+"""Links of the pages outside the site, answers to the questions of users, and names that the pages mention."""
 
 from __future__ import annotations
 
@@ -41,3 +41,25 @@ def test_files_of_the_package_exist(path: Path) -> None:
     """Files that a page names in backticks, such as `models/sgraf.py`."""
     named = re.findall(r"`(?:src/mispair/)?(\w+(?:/\w+)+\.py)`", path.read_text(encoding="utf-8"))
     assert not [name for name in named if not (ROOT / "src/mispair" / name).is_file() and not (ROOT / name).is_file()]
+
+
+QUESTIONS = re.split(r"^## ", (ROOT / "docs/questions.md").read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]
+ASKED = ("wrong", "sure", "threshold", "CLIP", "undo", "cost", "resume", "format", "language", "cluster")
+
+
+@pytest.mark.parametrize("word", ASKED)
+def test_each_question_has_a_short_answer_that_leads_further(word: str) -> None:
+    [text] = [text for text in QUESTIONS if word in text.partition("\n")[0]]
+    answer, arrow, where = text.partition("→")
+    assert arrow
+    assert len(answer.split()) <= 80
+    links = LINK.findall(where)
+    assert links
+    for link in links:
+        page, _, anchor = link.partition("#")
+        assert (ROOT / "docs" / page).is_file()
+        assert not anchor or anchor in anchors(ROOT / "docs" / page), link
+
+
+def test_readme_leads_to_the_questions() -> None:
+    assert "(docs/questions.md)" in (ROOT / "README.md").read_text(encoding="utf-8")

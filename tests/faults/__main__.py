@@ -4,7 +4,7 @@ The second run must end well, leave the same bytes as a run without a fault, and
 must be a sentence. Exits with 1 if anything was lost, stuck or wrong.
 
 With --results, a line of JSON is added to a file for each fault, and faults that are in it are not injected again.
-`python -m tests.faults --docs FILE...` writes benchmarks/results/faults.csv and the tables of docs/reliability.md.
+`python -m tests.faults --docs FILE...` writes faults.csv and the tables of faults.md in benchmarks/results.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from tests.faults.commands import COMMANDS, SKIPPED
 from tests.faults.inject import IN_INPUT, KINDS, PLANTED, SECOND, STUCK, Ended, Fault, run, spoil, start
 from tests.faults.reference import Reference, contents, differences, fresh, reference, same
 
-DOCS = Path(__file__).parents[2] / "docs"
+RECORDS = Path(__file__).parents[2] / "benchmarks/results"
 OUTCOMES = ("survived", "lost", "stuck", "wrong")
 AT_ONCE, CROWD = "sixteen at once", 16
 ALL = (*KINDS, *PLANTED, AT_ONCE)
@@ -161,8 +161,8 @@ def write_docs(results: Sequence[Result]) -> None:
     rows = [",".join(("command", "fault", *OUTCOMES))]
     for command, kind in sorted({(command, kind) for command, kind, _ in counts}):
         rows.append(",".join((f'"{command}"', kind, *(str(counts[command, kind, outcome]) for outcome in OUTCOMES))))
-    DOCS.parent.joinpath("benchmarks", "results", "faults.csv").write_text("\n".join(rows) + "\n", encoding="utf-8")
-    page = DOCS / "reliability.md"
+    (RECORDS / "faults.csv").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    page = RECORDS / "faults.md"
     start, end = "<!-- tables of faults -->\n", "<!-- end of tables -->\n"
     before, _, rest = page.read_text(encoding="utf-8").partition(start)
     after = rest.partition(end)[2]

@@ -3,7 +3,7 @@
 Three methods, for one network:
 
 - weights: each pair is weighted by its match score; flagged pairs have weight 0.
-- mend: also, flagged items train with partners of similar trusted items (docs/how-it-works.md#mend).
+- mend: also, flagged items train with partners of similar trusted items (docs/methods.md#mend).
 - repair: as mend, but trusted pairs are weighted by a rank correlation measured while training: do the neighbours of
   the left item have partners near the right item (REPAIR)?
 """

@@ -23,7 +23,7 @@ LEFT, ENDED = re.compile(rf"^([^:\d]*).*?{DURATION}left"), re.compile(rf"^([^:\d
 LAST = 10.0  # seconds between two lines
 
 
-def bench(command: Positional[tuple[str, ...]], /, log: Path | None = None) -> None:
+def main(command: Positional[tuple[str, ...]], /, log: Path | None = None) -> None:
     """Run a command and print its longest gap between two lines and the ratio of its estimates to the truth.
 
     Args:
@@ -62,4 +62,4 @@ def seconds(duration: str) -> float:
 
 
 if __name__ == "__main__":
-    raise SystemExit(run(bench))
+    raise SystemExit(run(main))

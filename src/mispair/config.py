@@ -1,4 +1,4 @@
-"""Settings that every training run has, and the ones of its method and models by name.
+"""Settings of every training run, and those of its method and models by name.
 
 A method or a model has its settings in its own file, as a dataclass with `@validated`. Flags, recipes and arguments of
 `fit` are flat: every setting has a name of its own (`--tau 0.2`, `tau = 0.2`, `tau=0.2`).
@@ -51,7 +51,7 @@ Name = Annotated[str, AfterValidator(_writable)]
 
 @dataclass_transform(frozen_default=True)
 def validated(cls: type[C]) -> type[C]:
-    """A frozen dataclass whose values are checked. A wrong one is an `InvalidValueError`."""
+    """Make a frozen dataclass with checked values; an invalid one raises `InvalidValueError`."""
     checked = pydantic.dataclasses.dataclass(frozen=True, config=pydantic.ConfigDict(strict=True, extra="forbid"))(cls)
     construct: Callable[..., None] = checked.__init__
 
@@ -154,7 +154,7 @@ class RunSettings:
         return self.warmup_epochs + self.epochs
 
     def decay(self, main_epoch: int) -> float:
-        """What the learning rate is multiplied by in a main epoch."""
+        """Factor of the learning rate in a main epoch."""
         return float(0.1 ** (max(0, main_epoch) // self.lr_decay_epochs))
 
 
@@ -169,12 +169,12 @@ class Config(RunSettings):
     own: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def of(self, kind: type[S]) -> S:
-        """The settings of a method or a model, such as `config.of(RepairSettings).tau`."""
+        """Return the settings of a method or a model, such as `config.of(RepairSettings).tau`."""
         names = {field.name for field in dataclasses.fields(cast(Any, kind))}
         return kind(**{name: value for name, value in self.own.items() if name in names})
 
     def flat(self) -> dict[str, Any]:
-        """All settings by name.
+        """Return all settings by name.
 
         >>> Config(own={"tau": 0.2}).flat()["tau"]
         0.2
@@ -182,7 +182,7 @@ class Config(RunSettings):
         return {**{name: getattr(self, name) for name in RUN_SETTINGS}, **self.own}
 
     def changed(self, settings: Mapping[str, Any], source: str = "") -> Config:
-        """A copy with these settings. Names that are no setting of a run go to `own`; `source` is for errors."""
+        """Return a changed copy. Names of no run setting go to `own`; `source` is for errors."""
         plain = {name: value.item() if hasattr(value, "item") else value for name, value in settings.items()}
         own = {name: plain.pop(name) for name in settings if name not in RUN_SETTINGS}
         with naming_source(source):
@@ -194,7 +194,7 @@ RUN_SETTINGS = tuple(field.name for field in dataclasses.fields(cast(Any, RunSet
 
 @contextmanager
 def naming_source(source: str) -> Iterator[None]:
-    """Adds the source of a setting, such as a file, to the error about it."""
+    """Add the source of a setting, such as a file, to an error about it."""
     try:
         yield
     except ConfigError as error:
@@ -204,7 +204,7 @@ def naming_source(source: str) -> Iterator[None]:
 
 
 def read_toml(file: Path) -> dict[str, Any]:
-    """The content of a TOML file."""
+    """Read a TOML file."""
     try:
         return tomllib.loads(read_regular(file).decode())
     except OSError as error:
@@ -214,7 +214,7 @@ def read_toml(file: Path) -> dict[str, Any]:
 
 
 def find_packaged(what: Literal["recipe", "suite"], path: str | Path) -> Path:
-    """A TOML file, or one that comes with mispair by its short name."""
+    """Find a TOML file by its path, or a built-in one by its short name."""
     built_in = Path(__file__).parent / f"{what}s"
     for candidate in (Path(path), built_in / path, built_in / f"{path}.toml"):
         if is_file(candidate):
@@ -227,12 +227,12 @@ def find_packaged(what: Literal["recipe", "suite"], path: str | Path) -> Path:
 
 
 def to_toml(config: Config) -> str:
-    """The settings as a recipe that gives the same run again. Settings that are None are left out."""
+    """Write the settings as a recipe for the same run, without those that are None."""
     return tomli_w.dumps({name: value for name, value in config.flat().items() if value is not None})
 
 
 def difference(old: Config, new: Config) -> list[str]:
-    """What differs, a line each: `epochs: 20 -> 30`."""
+    """List the differences, one line each: `epochs: 20 -> 30`."""
     before, after = old.flat(), new.flat()
     names = dict.fromkeys([*before, *after])
     return [

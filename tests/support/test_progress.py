@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from mispair.support import progress as module
-from mispair.support.progress import TrainingProgress, progress, stage_part, tracked
+from mispair.support.progress import TrainingProgress, at_work, heartbeat, progress, stage_part, tracked
 
 
 def test_rate_and_time_left(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,3 +77,22 @@ def test_parts_of_a_stage(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_parts_without_a_progress() -> None:
     with stage_part(0.5):
         assert list(tracked([1, 2])) == [1, 2]
+
+
+def test_the_innermost_heartbeat_with_a_line_speaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LINE_SECONDS", 0.01)
+    outer, beats = io.StringIO(), [0]
+
+    def beat() -> bool:
+        beats.append(len(outer.getvalue()))
+        return True
+
+    with at_work(Console(file=outer, force_terminal=False), "mispair train"):
+        with heartbeat(Console(file=io.StringIO(), force_terminal=False), lambda: False):
+            while not outer.getvalue():
+                time.sleep(0.01)
+        with heartbeat(Console(file=io.StringIO(), force_terminal=False), beat):
+            while len(beats) < 5:
+                time.sleep(0.01)
+    assert outer.getvalue().startswith("mispair train for ")
+    assert len(set(beats[2:])) == 1

@@ -237,14 +237,17 @@ def _dispatch(argv: list[str]) -> int:
         near = difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f' Did you mean "mispair {near[0]}"?' if near else ""
         raise ConfigError(f'There is no command "{name}".{hint} `mispair --help` lists them.')
-    if name == "train":
-        return train(argv[words:])
-    arguments = argv[words:]
-    command = COMMANDS[name]
-    kind = _arguments(command)
-    _refuse_repeated(kind, arguments)
-    read = tyro.cli(kind, args=arguments, prog=f"mispair {name}", description=description(name, command))
-    return read if kind is command else command(read)
+    from mispair.support.progress import at_work
+
+    with at_work(console(), f"mispair {name}"):
+        if name == "train":
+            return train(argv[words:])
+        arguments = argv[words:]
+        command = COMMANDS[name]
+        kind = _arguments(command)
+        _refuse_repeated(kind, arguments)
+        read = tyro.cli(kind, args=arguments, prog=f"mispair {name}", description=description(name, command))
+        return read if kind is command else command(read)
 
 
 def _refuse_repeated(kind: Callable[..., Any], arguments: Sequence[str]) -> None:

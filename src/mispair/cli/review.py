@@ -50,6 +50,7 @@ def review(
     from mispair.reviewing.review import Review
     from mispair.reviewing.transfer import read_decisions, write_decisions
     from mispair.support.memory import spare_memory
+    from mispair.support.progress import heartbeat
 
     name = reviewer or _user()
     if import_decisions is not None:
@@ -77,7 +78,8 @@ def review(
         )
     if open and host in LOOPBACK and sys.stdout.isatty():
         webbrowser.open(page.url)
-    page.run()
+    with heartbeat(console(), lambda: True):  # a server has no progress
+        page.run()
     return 0
 
 

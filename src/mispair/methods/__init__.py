@@ -1,4 +1,4 @@
-"""Training methods by name: those of mispair, and those of installed packages.
+"""Training methods by name, including those of installed packages.
 
 A package adds a method with an entry point of the group `mispair.methods`, in its pyproject.toml:
 
@@ -35,7 +35,7 @@ find, find_all = REGISTRY.find, REGISTRY.all
 
 
 def list_methods() -> dict[str, str]:
-    """The methods that `mispair.fit` trains with, with one line each.
+    """List the methods for `mispair.fit`, with one line each.
 
     >>> list_methods()["plain"]
     'Triplet loss on the hardest negatives of the batch; every pair is taken for a match.'
@@ -44,7 +44,7 @@ def list_methods() -> dict[str, str]:
 
 
 def select(config: Config) -> type[Method]:
-    """The method of these settings, in the variant that they choose."""
+    """Return the method class for these settings, including its variant."""
     return find(config.method).variant(config)
 
 

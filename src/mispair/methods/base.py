@@ -1,4 +1,4 @@
-"""What a training method is: how many networks it trains, on which pairs, and with which loss.
+"""The interface of training methods: number of networks, choice of pairs, and loss.
 
 A method never loops over epochs and never touches files: the trainer does.
 """
@@ -44,7 +44,7 @@ class EpochPairs:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """One step's pairs, as numbers."""
+    """The pairs of one step, by number."""
 
     position: int  # of the step in its epoch
     main_step: int | None  # number of the network's step in the main epochs; None while warming up
@@ -55,7 +55,7 @@ class StepPlan:
 
 @dataclass(frozen=True)
 class StepInputs:
-    """All that a step's loss depends on except the network: tensors on the device."""
+    """All inputs of a step's loss except the network, as tensors on the device."""
 
     batch: Batch  # the plan's `pairs`
     negatives: Tensor  # () how many of the hardest negatives count
@@ -63,7 +63,7 @@ class StepInputs:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a training step returns to the trainer."""
+    """Result of a training step."""
 
     loss: Tensor  # what the gradients are those of: a sum over the batch
     S: Tensor  # (B, B) similarities of the batch, monitored for collapse
@@ -73,7 +73,7 @@ class StepResult:
 
 @dataclass(frozen=True)
 class Phase:
-    """Epochs of one kind."""
+    """Consecutive epochs of one kind."""
 
     name: str
     start: int  # number of the first one
@@ -82,7 +82,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Schedule:
-    """What a method needs where the user chooses no schedule."""
+    """Defaults of a method for a schedule that the user did not choose."""
 
     batch_size: int | None = None  # by default what the data suggests
     longer: float = 1.0  # how many times the usual steps
@@ -91,7 +91,7 @@ class Schedule:
 
 
 class Method(ABC):
-    """Base of all methods. Adding one: see CONTRIBUTING.md.
+    """Base class of all methods. Adding one: see CONTRIBUTING.md.
 
     Attributes:
         networks: How many networks the method needs. One-network methods may train more to average them.
@@ -125,11 +125,11 @@ class Method(ABC):
 
     @classmethod  # noqa: B027 - a hook
     def check(cls, config: Config) -> None:
-        """Refuses settings that the method cannot train with, before any work; by default none."""
+        """Raise for settings that the method cannot train with, before any work; by default accept all."""
 
     @classmethod
     def network_configs(cls, config: Config) -> list[Config]:
-        """The settings of each network; by default those of the run for all."""
+        """Return the settings of each network; by default those of the run."""
         config = cls.adapted(config)
         count = config.networks or cls.networks
         if cls.networks > 1 and count != cls.networks:
@@ -138,23 +138,23 @@ class Method(ABC):
         return [config] * count
 
     def trained_networks(self, epoch: int) -> Sequence[int]:  # noqa: ARG002 - a hook
-        """The networks that take steps in this epoch (from 0, warm-up included); by default all."""
+        """Return the networks trained in this epoch (from 0, warm-up included); by default all."""
         return range(len(self.nets))
 
     def kept_networks(self, epoch: int) -> list[int]:  # noqa: ARG002 - a hook
-        """The networks that make the model after this epoch, which is validated and kept; by default all."""
+        """Return the networks of the model after this epoch, to validate and keep; by default all."""
         return list(range(len(self.nets)))
 
     def learning_rate(self, net: int, epoch: float) -> float:  # noqa: ARG002 - a hook
-        """Learning rate of network `net` at a place of the run: 2.25 is a quarter into the third epoch."""
+        """Return the learning rate of network `net`; epoch 2.25 is a quarter into the third one."""
         return self.config.lr * self.config.decay(int(epoch) - self.config.warmup_epochs)
 
     def begin_warmup(self) -> list[EpochPairs]:
-        """Chooses the pairs that warm up each network. By default all that are not flagged."""
+        """Choose the warm-up pairs of each network; by default all unflagged ones."""
         return [EpochPairs(self.unflagged)] * len(self.nets)
 
     def begin_epoch(self, epoch: int) -> list[EpochPairs]:  # noqa: ARG002 - a hook
-        """Chooses the pairs that train each network in main epoch `epoch` (from 0).
+        """Choose the pairs of each network in main epoch `epoch` (from 0).
 
         By default all that are not flagged, as clean ones.
         """
@@ -162,57 +162,57 @@ class Method(ABC):
 
     @property
     def unflagged(self) -> IntArray:
-        """The pairs that an audit did not flag; all, if there was none or it left fewer than two."""
+        """The pairs not flagged by an audit; all pairs without an audit or with fewer than two left."""
         pairs = self.loader.pairs
         kept = np.arange(0) if pairs.flagged is None else np.flatnonzero(~pairs.flagged)
         return kept if len(kept) > 1 else np.arange(len(pairs))
 
     @property
     def matching(self) -> BoolArray | None:
-        """(N,) which pairs match, where the truth is known."""
+        """(N,) true for matching pairs; None if the truth is unknown."""
         mismatched = self.loader.pairs.mismatched
         return None if mismatched is None else ~mismatched
 
     def report(self) -> MethodReport | None:
-        """Metrics of the main epoch that `begin_epoch` has just begun, for the log; none by default."""
+        """Return metrics of the current main epoch for the log; none by default."""
         return None
 
     def examples(self, pairs: IntArray) -> Examples | None:  # noqa: ARG002 - a hook
-        """What the method made of these pairs in its last epoch; nothing by default."""
+        """Return how the method treated these pairs in its last epoch; nothing by default."""
         return None
 
     def inputs(self, net: int, plan: StepPlan, augment: np.random.Generator | None) -> StepInputs:  # noqa: ARG002 - a hook
-        """Loads what the loss of a step needs. May run ahead of the steps, so it must not use the networks."""
+        """Load the inputs of a step's loss. Must not use the networks, as it may run ahead of the steps."""
         batch = self.loader.batch(plan.pairs, augment, self.loader.pad_shapes(plan.pairs))
         return StepInputs(batch, self.negatives(plan.main_step or 0))
 
     def pairs_used(self, net: int, plan: StepPlan) -> IntArray:  # noqa: ARG002 - a hook
-        """All pairs of which a step uses an item: where its loss is not finite, it is for one of them."""
+        """Return all pairs with an item in this step, to name them if the loss is not finite."""
         return plan.pairs if plan.noisy is None else np.concatenate([plan.pairs, plan.noisy])
 
     def warmup_loss(self, net: int, inputs: StepInputs) -> StepResult:
-        """Loss of network `net` on a batch of all pairs before the main epochs: mean over all negatives."""
+        """Compute the warm-up loss of network `net` on a batch: mean over all negatives."""
         S = similarity(self.nets[net], inputs.batch)
         return StepResult(warmup_loss(S, self.config.margin, self.false_negatives(inputs.batch)), S)
 
     @classmethod
     def variant(cls, config: Config) -> type[Method]:  # noqa: ARG003 - a hook
-        """The class that trains with these settings: this one, or a subclass."""
+        """Return the class for these settings: this one or a subclass."""
         return cls
 
     @classmethod
     def adapted(cls, config: Config) -> Config:
-        """The settings with which the networks are built."""
+        """Return the settings for building the networks."""
         return config
 
     @classmethod
     def noisy_from(cls, config: Config) -> int | None:  # noqa: ARG003 - a hook
-        """The main epoch (from 0) from which on noisy pairs take part; None if they never do, as by default."""
+        """Return the first main epoch (from 0) with noisy pairs; None if there is none, as by default."""
         return None
 
     @classmethod
     def phases(cls, config: Config) -> list[Phase]:
-        """The epochs of each kind, in their order."""
+        """Return the phases in order."""
         warm, later = config.warmup_epochs, cls.noisy_from(config)
         end = config.total_epochs if later is None else warm + later
         found = [Phase("warm-up", 0, warm), Phase("main", warm, end - warm)]
@@ -220,45 +220,45 @@ class Method(ABC):
 
     @classmethod
     def seconds(cls, config: Config, steps: Sequence[float]) -> float:
-        """Seconds of a run that has one step an epoch, by the seconds of a step of each network."""
+        """Estimate the seconds of a run with one step per epoch, from the seconds per step of each network."""
         return config.total_epochs * sum(steps)
 
     @abstractmethod
     def loss(self, net: int, inputs: Any) -> StepResult:
-        """Loss of network `net` in a step of the main epochs, on what `inputs` gave."""
+        """Compute the loss of network `net` in a main step, on the result of `inputs`."""
 
     def after_step(self, net: int, plan: StepPlan) -> None:  # noqa: B027 - a hook that most methods do not need
-        """Called when network `net` has taken its main step `plan`."""
+        """Hook after network `net` has taken its main step `plan`."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What must survive a restart beyond the networks: tensors and plain values only."""
+        """Return the state to keep across a restart beyond the networks: tensors and plain values only."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 - most methods keep no state
-        """Takes back what `state_dict` gave."""
+        """Restore the state returned by `state_dict`."""
 
     def negatives(self, main_step: int) -> Tensor:
-        """How many of the hardest negatives count in this step, on the device."""
+        """Number of hardest negatives in this step, on the device."""
         config = self.config
         start = min(config.negatives_start, config.batch_size - 1)
         count = negatives_at(main_step, start, min(config.negatives_end, start), config.hardening_steps)
         return send(torch.tensor(count), self.loader.left.device)
 
     def random_batches(self, epoch: int) -> list[IntArray]:
-        """All pairs in the random batches in which their losses are computed before main epoch `epoch`."""
+        """Divide all pairs into random batches, to compute losses before main epoch `epoch`."""
         return random_batches(len(self.loader.pairs), self.config.batch_size, self.rng(BATCHES, epoch))
 
     def rng(self, *stream: int) -> np.random.Generator:
-        """Random numbers that depend on the seed and these numbers alone, so they are the same after a restart."""
+        """Return a generator that depends only on the seed and these numbers, so it survives a restart."""
         return np.random.default_rng([self.config.seed, *stream])
 
     def false_negatives(self, batch: Batch) -> Tensor | None:
-        """(B, B): pairs that share their left item, or have two of one group, cannot be each other's negatives."""
+        """(B, B) true for pairs with a common left item or group, which are not each other's negatives."""
         if not self.config.mask_false_negatives:
             return None
         return batch.left_groups[:, None] == batch.left_groups
 
 
 def similarity(network: Network, batch: Batch) -> Tensor:
-    """All left items of the batch against all its right items, (B, B)."""
+    """Compare all left items of the batch with all right items, (B, B)."""
     return compare(network, batch.left, batch.right)

@@ -35,7 +35,7 @@ ANCHORS = 102  # stream of random numbers
 
 @dataclass(frozen=True)
 class BiCroInputs(StepInputs):
-    """A batch, clean or noisy, and what its labels are made of."""
+    """A clean or noisy batch with the inputs of its labels."""
 
     unaugmented: Batch = field(kw_only=True)  # the same pairs without augmentation
     clean: Batch | None = field(kw_only=True)  # in a step on noisy pairs: clean ones, for their anchors
@@ -98,7 +98,7 @@ class BiCro(CoTeaching):
         return np.concatenate([pairs, self._anchor_pairs(net, plan.main_step)])
 
     def _anchor_pairs(self, net: int, main_step: int) -> IntArray:
-        """Clean pairs among which a noisy batch finds its anchors: others at every step, the same after a restart."""
+        """Choose clean pairs as candidates for anchors of a noisy batch, by step number."""
         clean = self.clean[net]
         rng = self.rng(ANCHORS, net, main_step)
         return rng.choice(clean, min(self.config.batch_size, len(clean)), replace=False)
@@ -113,7 +113,7 @@ class BiCro(CoTeaching):
         return soft_margin(labels, self.config.margin, self.coteaching.margin_base)
 
     def _labels(self, teacher: Network, inputs: BiCroInputs) -> Tensor:
-        """(B,) y of each pair, by the network that is not being trained."""
+        """(B,) label y of each pair, by the other network."""
         clean = inputs.unaugmented if inputs.clean is None else inputs.clean
         with inference(teacher):
             left, right = teacher.encode_left(clean.left), teacher.encode_right(clean.right)
@@ -127,7 +127,7 @@ class BiCro(CoTeaching):
             return self._floored(consistency(*noisy, left, right, anchors))
 
     def clean_labels(self, values: Tensor, others: Tensor, anchors: Tensor) -> Tensor:  # noqa: ARG002 - a hook
-        """(B,) labels of clean pairs by their values: 1 for the anchors."""
+        """(B,) labels of clean pairs from their values; 1 for the anchors."""
         return values.index_fill(0, anchors, 1.0)
 
     def _floored(self, values: Tensor) -> Tensor:
@@ -144,7 +144,7 @@ class BiCro(CoTeaching):
 
 
 class BiCroAsPublished(BiCro):
-    """What the authors' code does instead.
+    """The behaviour of the authors' code.
 
     There the losses of the best pairs lie where the mixture's posterior is not defined, most labels go to other pairs
     than those they were computed for, and the margins of the captions serve the images as well.
@@ -161,7 +161,7 @@ class BiCroAsPublished(BiCro):
 
 
 def consistency(left: Encoded, right: Encoded, known_left: Encoded, known_right: Encoded, anchors: Tensor) -> Tensor:
-    """How alike image and text of each pair are related to those of its closest anchors: (n,), at most 1.
+    """Compare the relation of image and text to the closest anchors: (n,), at most 1.
 
     Args:
         left: Images of n pairs.
@@ -178,7 +178,7 @@ def consistency(left: Encoded, right: Encoded, known_left: Encoded, known_right:
 
 
 def _ratio(near: Tensor, far: Tensor) -> Tensor:
-    """(n,) cosine with the closest anchor by `near` (n, A) over that by `far`, or the inverse where that is below 1."""
+    """(n,) ratio of the cosines with the closest anchor by `near` (n, A) and by `far`, or its inverse if below 1."""
     closest, where = near.max(dim=1)
     there = far.gather(1, where[:, None]).squeeze(1)
     ratio = closest / torch.where(there == 0, torch.inf, there)
@@ -198,7 +198,7 @@ def clean_probability(losses: FloatArray) -> FloatArray:
 
 
 def published_probability(losses: FloatArray) -> FloatArray:
-    """The same as the authors' code has it: the posterior at 0 and 1 itself too, where undefined means not clean."""
+    """The same as in the authors' code: the raw posterior, also at 0 and 1; undefined values are not clean."""
     scaled = min_max(losses)
     if scaled is None:
         return np.ones(len(losses))

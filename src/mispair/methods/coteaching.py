@@ -1,4 +1,4 @@
-"""Co-teaching (NCR's frame): each of two networks splits the pairs for the other into clean and noisy ones."""
+"""Co-teaching (from NCR): each of two networks splits the pairs into clean and noisy ones for the other."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SURE = 0.99  # the highest probability that losses or an audit can give
 
 
 class CoTeaching(Method):
-    """Base of NCR, BiCro and REPAIR.
+    """Base class of NCR, BiCro and REPAIR.
 
     Attributes:
         w: (2, N) probability that a pair is clean, by each network.
@@ -62,7 +62,7 @@ class CoTeaching(Method):
         return parts
 
     def clean_probabilities(self, losses: FloatArray) -> FloatArray:
-        """w of each pair by each network, (2, N)."""
+        """(2, N) probability w of each pair by each network."""
         if self.coteaching.split_losses == "single":
             return np.stack([clean_probability(row) for row in losses]).astype(np.float32)
         # The root brings the many small and the few large losses close enough to two Gaussians.
@@ -70,7 +70,7 @@ class CoTeaching(Method):
         return np.stack([clean_probability(row, converged=True) for row in roots]).astype(np.float32)
 
     def smoothed(self, losses: FloatArray) -> FloatArray:
-        """Losses smoothed over the epochs: a mismatched pair that is memorised now had a high loss before.
+        """Smooth losses over the epochs: a mismatched pair, memorised by now, had a high loss before.
 
         With a joint split over both networks as well, whose mistakes differ most after the warm-up.
         """
@@ -80,19 +80,19 @@ class CoTeaching(Method):
         return joint if self.coteaching.split_losses == "joint" else self.mean_losses
 
     def divide(self, epoch: int, views: list[EpochView], clean: BoolArray) -> list[EpochPairs]:  # noqa: ARG002 - a hook
-        """The pairs that train each network; `clean` (2, N) is what each network takes for clean."""
+        """Return the pairs of each network; `clean` (2, N) is the judgement of each network."""
         by_peer = clean[::-1]
         if not self.noisy_started(epoch):
             return [EpochPairs(np.flatnonzero(row)) for row in by_peer]
         return [EpochPairs(np.flatnonzero(row), np.flatnonzero(~row)) for row in by_peer]
 
     def noisy_started(self, epoch: int) -> bool:
-        """Whether the noisy part takes part in main epoch `epoch`."""
+        """Whether noisy pairs take part in main epoch `epoch`."""
         start = self.noisy_from(self.config)
         return start is not None and epoch >= start
 
     def metrics(self, views: list[EpochView], clean: BoolArray) -> list[dict[str, Any]]:
-        """Metrics of each network's split, by their names in `MethodReport`."""
+        """Return metrics of each network's split, by their names in `MethodReport`."""
         return [
             {
                 **selection("clean", clean[net], self.matching),
@@ -103,7 +103,7 @@ class CoTeaching(Method):
         ]
 
     def shared_metrics(self, epoch: int, parts: list[EpochPairs]) -> dict[str, Any]:  # noqa: ARG002 - a hook
-        """Metrics of both networks together."""
+        """Return metrics of both networks together."""
         return {}
 
     def report(self) -> MethodReport | None:
@@ -120,7 +120,7 @@ class CoTeaching(Method):
 
 
 def combine_odds(w: FloatArray, score: FloatArray) -> FloatArray:
-    """Probability that pairs are clean by their losses, w (..., N), and by an audit that knows nothing of these, too.
+    """Combine the probabilities of being clean by losses, w (..., N), and by an independent audit.
 
     Odds multiply, and the prior of both, the share of matching pairs, counts once. A network that has memorised all
     pairs is sure of them all, so neither probability counts for more than `SURE`.

@@ -30,7 +30,7 @@ from mispair.settings import DeclSettings
 
 @dataclass(frozen=True)
 class DeclInputs(StepInputs):
-    """A batch of pairs, and which of them are clean."""
+    """A batch of pairs with the mask of clean ones."""
 
     is_clean: Tensor = field(kw_only=True)  # (B,) true or false
 
@@ -69,7 +69,7 @@ class Decl(Method):
         return super().begin_epoch(epoch)
 
     def _filtered(self, net: Network, batches: list[IntArray]) -> Tensor:
-        """(N,) which pairs a network takes for clean, each among the pairs of its batch."""
+        """(N,) true for pairs that the network judges clean, each among the pairs of its batch."""
         clean = torch.zeros(len(self.loader.pairs), dtype=torch.bool, device=self.device)
 
         def compute(batch: Batch) -> None:
@@ -88,7 +88,7 @@ class Decl(Method):
         return DeclInputs(batch, self.negatives(self._step(plan)), is_clean=self.clean[net, batch.pairs])
 
     def _step(self, plan: StepPlan) -> int:
-        """Number of the network's step, warm-up included. All epochs have the same pairs, so they are of one length.
+        """Return the step number of the network, warm-up included. All epochs have the same number of steps.
 
         As in `plan_epoch`, one pair alone makes no step.
         """
@@ -105,7 +105,7 @@ class Decl(Method):
         return send(torch.tensor(count), self.device)
 
     def warmup_loss(self, net: int, inputs: DeclInputs) -> StepResult:  # type: ignore[override]
-        """The same while all pairs count as clean."""
+        """Compute the main loss; all pairs count as clean during warm-up."""
         return self.loss(net, inputs)
 
     def loss(self, net: int, inputs: DeclInputs) -> StepResult:
@@ -126,7 +126,7 @@ class Decl(Method):
         return raw_scores(S) if net.squashed else S
 
     def _evidence(self, x: Tensor, batch: Batch) -> Tensor:
-        """(B, B); that of a false negative does not count, neither for nor against anything."""
+        """(B, B) evidence, 0 for false negatives."""
         e, same = evidence(x, self.own.evidence_scale), self.false_negatives(batch)
         if same is None:
             return e
@@ -141,6 +141,6 @@ class Decl(Method):
         self.clean, self.warmups = state["clean"].to(self.device), state["warmups"]
 
     def report(self) -> MethodReport:
-        """How good the filter of each network is."""
+        """Report the quality of each network's filter."""
         rows = self.clean.cpu().numpy()
         return MethodReport.of_networks([selection("clean", row, self.matching) for row in rows])

@@ -1,4 +1,4 @@
-"""All training pairs as encoded by a network at one moment: their losses and their vectors.
+"""Losses and vectors of all training pairs, by one network at one moment.
 
 Every method that splits the pairs into clean and noisy ones starts its epochs with this pass. It has no gradients, no
 dropout and no augmentation, and its batches are a function of the random generator alone.
@@ -29,7 +29,7 @@ Pass = tuple[Tensor, Tensor, Callable[[IntArray], Any], Callable[[Any], Compared
 
 @dataclass(frozen=True)
 class EpochView:
-    """All N pairs, by one network."""
+    """All N pairs as one network sees them."""
 
     network: Network
     loader: PairLoader
@@ -39,33 +39,33 @@ class EpochView:
     spread: float  # standard deviation of the similarities in a batch
 
     def left_of(self, pairs: IntArray) -> Encoded:
-        """The left items of these pairs; where a network has only pooled vectors, they are known."""
+        """Encode the left items of these pairs, or look them up if the network has only pooled vectors."""
         if not isinstance(self.network, CosineNetwork):
             return encode_left(self.network, self.loader, pairs)
         rows = torch.from_numpy(self.loader.pairs.link[pairs])
         return Encoded(None, None, self.left[send(rows, self.left.device)].float())
 
     def right_of(self, pairs: IntArray) -> Encoded:
-        """The right items of these pairs."""
+        """Encode the right items of these pairs, likewise."""
         if not isinstance(self.network, CosineNetwork):
             return encode_right(self.network, self.loader, pairs)
         return Encoded(None, None, self.right[send(torch.from_numpy(pairs), self.right.device)].float())
 
 
 def encode_left(network: Network, loader: PairLoader, pairs: IntArray) -> Encoded:
-    """The left items of these pairs in evaluation mode, without gradients."""
+    """Encode the left items of these pairs in evaluation mode, without gradients."""
     with inference(network):
         return network.encode_left(loader.left.items(loader.pairs.link[pairs]))
 
 
 def encode_right(network: Network, loader: PairLoader, pairs: IntArray) -> Encoded:
-    """The same for the right items."""
+    """Encode the right items, likewise."""
     with inference(network):
         return network.encode_right(loader.right.items(pairs))
 
 
 def epoch_view(net: Network, loader: PairLoader, margin: float, batches: list[IntArray], *, mask: bool) -> EpochView:
-    """Computes the loss and the vectors of every pair once.
+    """Compute the loss and the vectors of every pair once.
 
     Args:
         net: The network, put into evaluation mode for this.
@@ -93,7 +93,7 @@ def epoch_view(net: Network, loader: PairLoader, margin: float, batches: list[In
 
 
 def _of_vectors(net: Network, loader: PairLoader, device: torch.device) -> Pass:
-    """Of a network whose pooled vectors give the similarity: each item is encoded once, whatever its pairs."""
+    """Prepare a pass for a network that compares pooled vectors: encode each item once, for all its pairs."""
     left = encode_side(net, loader.left, left=True).pooled().half()
     right = encode_side(net, loader.right, left=False).pooled().half()
     groups = send(torch.from_numpy(loader.pairs.left_groups), device)
@@ -110,7 +110,7 @@ def _of_vectors(net: Network, loader: PairLoader, device: torch.device) -> Pass:
 
 
 def _of_items(net: Network, loader: PairLoader, device: torch.device) -> Pass:
-    """Of a network that compares local vectors: the items of each batch are encoded."""
+    """Prepare a pass for a network that compares local vectors: encode the items of each batch."""
     first = loader.batch(np.zeros(1, dtype=np.int64))  # tells the width
     a, b = net.encode_left(first.left).pooled, net.encode_right(first.right).pooled
     left = a.new_zeros(len(loader.pairs.left), a.shape[1], dtype=torch.float16)

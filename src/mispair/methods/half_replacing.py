@@ -1,4 +1,4 @@
-"""Noisy pair half-replacing (NPR, Eq. 7-9 of the REPAIR paper): a better partner for one side of a mismatched pair.
+"""Noisy pair half-replacing (NPR, Eq. 7-9 of the REPAIR paper): find a better partner for a side of a mismatched pair.
 
 The nearest neighbours of the kept item in the memory bank are searched. Their partners are the candidates, and the one
 that the network scores highest is taken.
@@ -28,14 +28,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Partners:
-    """New partners of some pairs for one side."""
+    """New partners for one side of some pairs."""
 
     ids: IntArray  # (n,) pair of the bank whose item is taken; -1 where there is none
     correlation: Tensor  # (n,) rank correlation of the new pair
 
 
 def find_partners(view: EpochView, bank: Bank, pairs: IntArray, count: int, *, keep_left: bool) -> Partners:
-    """For each of these pairs the item of the bank that takes the place of its left or right one.
+    """Find the item of the bank that replaces the left or right item of each pair.
 
     The ranks of the network's team share the pairs.
 
@@ -71,12 +71,12 @@ def find_partners(view: EpochView, bank: Bank, pairs: IntArray, count: int, *, k
 
 
 def _ordered(first: T, second: T, keep_left: bool) -> tuple[T, T]:
-    """From (left, right) to (kept, new), and back."""
+    """Convert (left, right) to (kept, new), and back."""
     return (first, second) if keep_left else (second, first)
 
 
 def nearest(kept: Tensor, bank: Tensor, count: int, barred: Tensor) -> IntArray:
-    """Slots of the nearest items of the bank (Eq. 7).
+    """Find the slots of the nearest items of the bank (Eq. 7).
 
     Args:
         kept: (n, D) pooled vectors.
@@ -93,7 +93,7 @@ def nearest(kept: Tensor, bank: Tensor, count: int, barred: Tensor) -> IntArray:
 
 
 def best_partners(network: Network, kept: Encoded, bank: Bank, slots: IntArray, *, keep_left: bool) -> IntArray:
-    """Of each item's candidates the one that the network scores highest (Eq. 9).
+    """Choose the candidate with the highest network score for each item (Eq. 9).
 
     Args:
         network: Scores in evaluation mode, without gradients.

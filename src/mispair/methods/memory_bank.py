@@ -42,22 +42,22 @@ class Bank:
         return self.left.nbytes + self.right.nbytes
 
     def push(self, left: Encoded, right: Encoded, pairs: IntArray) -> None:
-        """Adds pairs, in the place of the oldest."""
+        """Add pairs and drop the oldest."""
         self.ids = np.concatenate([self.ids, pairs])[-self.size :]
         self.left.push(left)
         self.right.push(right)
 
     def pooled(self) -> tuple[Tensor, Tensor]:
-        """(len(bank), D) pooled vectors of the left and the right items."""
+        """Pooled vectors of the left and the right items, (len(bank), D)."""
         return self.left.pooled, self.right.pooled
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything, as tensors and plain values."""
+        """Return all state as tensors and plain values."""
         sides = {"left": self.left.state_dict(), "right": self.right.state_dict()}
         return {"size": self.size, "ids": torch.from_numpy(self.ids.copy()), **sides}
 
     def load_state_dict(self, state: dict[str, Any], device: torch.device) -> None:
-        """Takes back what `state_dict` gave."""
+        """Restore the state returned by `state_dict`."""
         self.size, self.ids = state["size"], state["ids"].numpy().copy()
         self.left.load_state_dict(state["left"], device)
         self.right.load_state_dict(state["right"], device)
@@ -78,7 +78,7 @@ class SideBank:
 
     @torch.no_grad()
     def push(self, items: Encoded) -> None:
-        """Adds items; the last `size` stay."""
+        """Add items and keep the last `size`."""
         self._pooled = _joined(self._pooled, items.pooled.to(self.dtype))[-self.size :]
         if items.local is None:
             return
@@ -96,11 +96,11 @@ class SideBank:
         return self._pooled
 
     def lengths(self, slots: IntArray) -> IntArray:
-        """How many local vectors the items in `slots` have."""
+        """Number of local vectors of the items in `slots`."""
         return self._lengths[slots] if len(self._lengths) else np.zeros(len(slots), dtype=np.int64)
 
     def take(self, slots: IntArray) -> Encoded:
-        """The items in `slots`, padded to the longest of them.
+        """Return the items in `slots`, padded to the longest of them.
 
         Pooled vectors are in float32, local ones in the precision of the matrix products.
         """

@@ -1,4 +1,4 @@
-"""Mend: what mispair recommends for pairs of which a part is mismatched.
+"""Mend: the recommended method for data with mismatched pairs.
 
 An audit of the items, before any training, says which pairs to trust. Two teachers of unlike models train on these by
 InfoNCE. Flagged pairs take part with other partners, those of trusted items like theirs (`soft_partners`). Then a new
@@ -44,7 +44,7 @@ FORWARD = 0.35  # share of a step that its forward pass takes
 
 @dataclass(frozen=True)
 class MendInputs(StepInputs):
-    """Trusted pairs, and then items of flagged pairs: with other partners for a teacher, alone for the student."""
+    """Trusted pairs and flagged items; the latter have other partners for a teacher, and none for the student."""
 
     weights: Tensor | None = field(default=None, kw_only=True)  # (B,) of each pair as a match, for a teacher
     uncorrupted: Batch | None = field(default=None, kw_only=True)  # what the teachers see, for the student
@@ -102,7 +102,7 @@ class Mend(Method):
 
     @classmethod
     def student_from(cls, config: Config) -> int:
-        """The epoch (from 0, warm-up included) from which on the student trains."""
+        """Return the first epoch of the student (from 0, warm-up included)."""
         total = config.total_epochs
         return min(max(1, round((1 - config.of(MendSettings).student_share) * total)), total - 1)
 
@@ -115,7 +115,7 @@ class Mend(Method):
 
     @classmethod
     def seconds(cls, config: Config, steps: Sequence[float]) -> float:
-        """The student learns from what the teachers, which do not train any more, think of its batches."""
+        """Add the teachers' forward passes to the student's steps."""
         end, teachers = cls.student_from(config), sum(steps[:-1])
         return end * teachers + (config.total_epochs - end) * (steps[-1] + FORWARD * teachers)
 
@@ -132,7 +132,7 @@ class Mend(Method):
         return [STUDENT, *reversed(TEACHERS)][: self.config.networks]
 
     def learning_rate(self, net: int, epoch: float) -> float:
-        """Rises, then falls to 0 as a cosine, for the teachers and for the student. It never starts at zero."""
+        """Rise, then fall to 0 as a cosine, for the teachers and for the student. It never starts at zero."""
         teachers = self.teacher_epochs
         start, end = (teachers, self.config.total_epochs) if net == STUDENT else (0, teachers)
         done = (epoch - start) / (end - start)
@@ -168,7 +168,7 @@ class Mend(Method):
         return MendInputs(batch, self.negatives(0), weights=send(weights, self.device))
 
     def _items(self, net: int, plan: StepPlan) -> tuple[IntArray, IntArray]:
-        """Pairs of which a step takes the left items, and those of which it takes the right ones."""
+        """Choose the pairs of the left items of a step, and those of its right items."""
         if self.partners is None:
             return plan.pairs, plan.pairs
         rng, count = self.rng(BESIDE, self.epoch, net, plan.position), self.own.flagged_size
@@ -203,7 +203,7 @@ class Mend(Method):
         return StepResult(distillation(t, temperature, *taught).sum(), S)
 
     def _teacher_scores(self, batch: Batch) -> list[Tensor]:
-        """(B, B) of each teacher, between -1 and 1."""
+        """(B, B) score of each teacher, between -1 and 1."""
         scores = []
         for number in TEACHERS:
             teacher = self.nets[number]
@@ -226,12 +226,12 @@ class Mend(Method):
         self.partners = None if arrays is None else SoftPartners(*(part.numpy() for part in arrays))
 
     def report(self) -> MethodReport:
-        """How good the trusted pairs are, and how likely a soft partner is the right one."""
+        """Report the quality of the trusted pairs, and the probability that a soft partner is right."""
         metrics = selection("clean", self.trusted, self.matching)
         return MethodReport.of_networks([metrics], replaced=self._replaced())
 
     def _replaced(self) -> list[ReplacedPairs] | None:
-        """For flagged captions, how likely their soft partner is the right image; for images that cannot be known."""
+        """Probability that the soft partner of a flagged caption is right; unknown for images."""
         if self.partners is None:
             return None
         pairs, found = self.loader.pairs, self.partners
@@ -242,7 +242,7 @@ class Mend(Method):
         return [ReplacedPairs(pairs=len(found), new_left_fits=float((found.odds[rows] * right).sum(axis=1).mean()))]
 
     def examples(self, pairs: IntArray) -> Examples:
-        """Which pairs are trusted, and the most likely soft partners of the others."""
+        """Return the trust of these pairs, and the most likely soft partners of the others."""
         new = {keeps_right: np.full(len(self.trusted), -1) for keeps_right in (True, False)}
         if self.partners is not None:
             for keeps_right, partners in new.items():
@@ -253,7 +253,7 @@ class Mend(Method):
 
 
 class MendUnaudited(Mend):
-    """Mend that trusts all pairs: what it is without the audit."""
+    """Mend that trusts all pairs, without an audit."""
 
     audits = False
 

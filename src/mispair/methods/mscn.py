@@ -60,7 +60,7 @@ WRONG, RIGHT = 0, 1  # components of the mixture and labels of known pairs
 
 @dataclass(frozen=True)
 class LabelledPairs:
-    """Pairs whose label is known: matched and mismatched ones, as many of each."""
+    """Matched and mismatched pairs with known labels, equally many."""
 
     left: IntArray  # (2M,) left rows
     right: IntArray  # (2M,) right items
@@ -69,7 +69,7 @@ class LabelledPairs:
 
 @dataclass(frozen=True)
 class KnownBatch:
-    """Some of them on the device."""
+    """Some known pairs on the device."""
 
     left: Items
     right: Items
@@ -153,14 +153,14 @@ class Mscn(Method):
         return [EpochPairs(self.rest[chosen]) for chosen in kept[::-1]]  # by the other network
 
     def calibrate(self, network: Network, known: LabelledPairs) -> None:
-        """Turns the similarities into probabilities, before the first main epoch."""
+        """Turn the similarities into probabilities, before the first main epoch."""
         scale_to_odds(network, pair_scores(network, self.loader, known.left, known.right), known.labels)
 
     def clean_posterior(self, known: FloatArray, labels: IntArray, x: FloatArray) -> FloatArray:
         return clean_posterior(known, labels, x)
 
     def _start(self, epoch: int) -> None:
-        """Sets all that depends on the epoch alone."""
+        """Set everything that depends only on the epoch."""
         self.epoch, decay = epoch, self.config.decay(epoch)
         self.lr = self.config.lr * decay
         for optimizer in self.meta_optimizers:
@@ -169,7 +169,7 @@ class Mscn(Method):
         self.known = [known_pairs(pairs, self.meta_set, self.rng(MISMATCHED, epoch, net)) for net in range(2)]
 
     def _similarities(self, network: Network, known: LabelledPairs) -> tuple[FloatArray, FloatArray]:
-        """Of the known pairs and of the rest."""
+        """Similarities of the known pairs and of the rest."""
         left = np.concatenate([known.left, self.loader.pairs.link[self.rest]])
         scores = pair_scores(network, self.loader, left, np.concatenate([known.right, self.rest]))
         return scores[: len(known.labels)], scores[len(known.labels) :]
@@ -198,7 +198,7 @@ class Mscn(Method):
         return np.concatenate([pairs, known.right[rows], first[np.isin(left, known.left[rows])]])
 
     def known_rows(self, net: int, position: int) -> IntArray:
-        """Which of the known pairs go with this step of the epoch: round after round, each in an order of its own."""
+        """Choose the known pairs of this step: round after round, each in a new order."""
         count = len(self.known[net].labels)
         size = min(self.config.batch_size, count)
         turn, place = divmod(position, count // size)
@@ -213,7 +213,7 @@ class Mscn(Method):
         return StepResult(self.triplet(S, inputs) + 0 * norm, S, {"meta_loss": meta_loss})
 
     def triplet(self, S: Tensor, inputs: StepInputs) -> Tensor:
-        """The training loss L: its label of a pair is the pair's own similarity, which gets no gradient by it."""
+        """The training loss L. The label of a pair is its own similarity, which gets no gradient from it."""
         margin = self.margins(meta_margin(S.detach().diagonal(), self.config.margin))
         return hard_loss(S, margin, inputs.negatives, self.false_negatives(inputs.batch))
 
@@ -222,7 +222,7 @@ class Mscn(Method):
         return of_pairs
 
     def _correct(self, net: int, inputs: MscnInputs) -> tuple[Tensor, Tensor]:
-        """The meta network's step; gives the loss of the known pairs and the norm of its gradient."""
+        """Take a step of the meta network; return the loss of the known pairs and the norm of its gradient."""
         network, optimizer = self.nets[net], self.meta_optimizers[net]
         gradient = meta_gradient(
             network,
@@ -257,12 +257,12 @@ class Mscn(Method):
 
 
 class MscnAsPublished(Mscn):
-    """What the authors' code does instead; see above."""
+    """The behaviour of the authors' code; see above."""
 
     virtual_clip = math.inf
 
     def calibrate(self, network: Network, known: LabelledPairs) -> None:
-        """Nothing: similarities stay as the warm-up leaves them."""
+        """Do nothing: keep the similarities of the warm-up."""
 
     def clean_posterior(self, known: FloatArray, labels: IntArray, x: FloatArray) -> FloatArray:
         return published_posterior(known, labels, x)
@@ -272,7 +272,7 @@ class MscnAsPublished(Mscn):
 
 
 def meta_set(pairs: Pairs, share: float, rng: np.random.Generator) -> IntArray:
-    """A share of all pairs, drawn among those that are known to be right: sorted numbers of pairs."""
+    """Draw a share of all pairs from those known to match, as sorted numbers of pairs."""
     mismatched = pairs.mismatched
     if mismatched is None:
         raise DataError(
@@ -299,7 +299,7 @@ def meta_set(pairs: Pairs, share: float, rng: np.random.Generator) -> IntArray:
 
 
 def known_pairs(pairs: Pairs, chosen: IntArray, rng: np.random.Generator) -> LabelledPairs:
-    """The chosen pairs and as many mismatched ones: random right items, none twice, with any pair's left item."""
+    """Return the chosen pairs and as many mismatched ones: distinct random right items with left items of any pair."""
     right = rng.choice(len(pairs), size=len(chosen), replace=False)
     left = pairs.link[rng.integers(len(pairs), size=len(chosen))]
     while (fits := pairs.left_groups[left] == pairs.right_groups[right]).any():
@@ -309,7 +309,7 @@ def known_pairs(pairs: Pairs, chosen: IntArray, rng: np.random.Generator) -> Lab
 
 
 def pair_scores(network: Network, loader: PairLoader, left: IntArray, right: IntArray) -> FloatArray:
-    """Similarity of left item `left[i]` with right item `right[i]` in evaluation mode, (n,)."""
+    """(n,) similarity of left item `left[i]` with right item `right[i]` in evaluation mode."""
     side = loader.pairs.right
     order = np.argsort(side.lengths[right], kind="stable") if isinstance(side, Tokens) else np.arange(len(right))
     found = []
@@ -324,7 +324,7 @@ def pair_scores(network: Network, loader: PairLoader, left: IntArray, right: Int
 
 
 def clean_posterior(known: FloatArray, labels: IntArray, x: FloatArray) -> FloatArray:
-    """Probability that each similarity in `x` is a matching pair's.
+    """Probability that each similarity in `x` belongs to a matching pair.
 
     Two Beta distributions are fitted to all similarities, from those of the known mismatched and matching pairs. The
     one with the higher mean is that of the matching pairs.
@@ -334,7 +334,7 @@ def clean_posterior(known: FloatArray, labels: IntArray, x: FloatArray) -> Float
 
 
 def published_posterior(known: FloatArray, labels: IntArray, x: FloatArray) -> FloatArray:
-    """The same as published: of the distribution that started as that of the matching pairs.
+    """The same as published: by the distribution that started as that of the matching pairs.
 
     It need not rise with the similarity.
     """
@@ -346,7 +346,7 @@ def _fitted(known: FloatArray, labels: IntArray, x: FloatArray) -> BetaMixture:
 
 
 def scale_to_odds(network: Network, scores: FloatArray, labels: IntArray) -> None:
-    """Scales and shifts the output of the score layer such that similarities of known pairs are probabilities.
+    """Scale and shift the score layer so that similarities of known pairs are probabilities.
 
     No order of similarities changes, and nothing at all where known pairs tell that high ones mean mismatched pairs.
     """
@@ -359,7 +359,7 @@ def scale_to_odds(network: Network, scores: FloatArray, labels: IntArray) -> Non
 
 
 def log_odds(scores: FloatArray, labels: IntArray) -> tuple[float, float]:
-    """Slope and shift that make log odds of a right pair of the scores' own log odds (Platt, 1999)."""
+    """Slope and shift from the scores' log odds to log odds of a match (Platt, 1999)."""
     from sklearn.linear_model import LogisticRegression  # here, because only this method needs it and it loads slowly
 
     x = inner(scores)

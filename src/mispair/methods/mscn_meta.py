@@ -1,4 +1,4 @@
-"""MSCN's bilevel step: how the score layer should change, by what the rest of the network would learn from it.
+"""MSCN's bilevel step: change the score layer by its effect on the next step of the rest of the network.
 
 A network is theta and phi: phi is its score layer, MSCN's meta network, and theta all the rest. A virtual step with the
 training loss L takes theta to theta' = theta - lr dL/dtheta, which depends on phi. The loss M of pairs that are known
@@ -60,7 +60,7 @@ def meta_gradient(
     lr: float,
     clip: float = math.inf,
 ) -> MetaGradient:
-    """The loss of known pairs after a virtual step, and its gradient for the score layer.
+    """Compute the loss of known pairs after a virtual step, and its gradient for the score layer.
 
     Nothing is changed and no random number drawn: the network is in evaluation mode for this, so that all passes are
     of one function, without dropout, and the running statistics see no virtual weights.
@@ -103,7 +103,7 @@ def meta_gradient(
 
 
 def motion(network: Network, scores: Scoring, theta: Weights, v: Weights) -> Tensor:
-    """x' (l, r, s): how fast the similarity vectors change when theta moves along v.
+    """x' (l, r, s): rate of change of the similarity vectors when theta moves along v.
 
     In float32 whatever autocast says: half precision rounds more than the small move makes of a difference.
     """
@@ -122,7 +122,7 @@ def motion(network: Network, scores: Scoring, theta: Weights, v: Weights) -> Ten
 
 
 def length(parts: Iterable[Tensor]) -> Tensor:
-    """Of several tensors as one vector."""
+    """Length of several tensors as one vector."""
     return torch.stack([part.square().sum() for part in parts]).sum().sqrt()
 
 
@@ -132,12 +132,12 @@ def score_layer(network: Network) -> nn.Module:
 
 
 def body(network: Network) -> Weights:
-    """theta: all parameters but those of the score layer."""
+    """theta: all parameters except those of the score layer."""
     return {name: part for name, part in network.named_parameters() if not name.startswith(f"{SCORE}.")}
 
 
 def captured(network: Network, scores: Scoring) -> tuple[Tensor, Tensor]:
-    """The similarities, and the similarity vectors that the score layer was given for them."""
+    """Return the similarities, and the similarity vectors that the score layer received for them."""
     given: list[Tensor] = []
     hook = score_layer(network).register_forward_pre_hook(lambda _, inputs: given.append(inputs[0]))
     try:
@@ -149,7 +149,7 @@ def captured(network: Network, scores: Scoring) -> tuple[Tensor, Tensor]:
 
 
 def grads(loss: Tensor, of: list[Any]) -> list[Tensor]:
-    """Gradients, zero where the loss does not depend on something."""
+    """Gradients, zero where the loss does not depend on a tensor."""
     return list(torch.autograd.grad(loss, of, materialize_grads=True))
 
 
@@ -163,7 +163,7 @@ class _Carrier(nn.Module):
 
 
 def with_weights(network: Network, weights: Weights, function: Callable[[Network], Tensor]) -> Tensor:
-    """What `function` makes of the network with these weights in the place of its own; buffers and the rest stay."""
+    """Evaluate `function` with these weights instead of the network's own; buffers stay."""
     renamed = {f"network.{name}": weight for name, weight in weights.items()}
     result: Tensor = functional_call(_Carrier(network), renamed, (function,))
     return result
@@ -171,7 +171,7 @@ def with_weights(network: Network, weights: Weights, function: Callable[[Network
 
 @contextmanager
 def steady(network: Network) -> Iterator[None]:
-    """Evaluation mode with gradients; the mode it was in comes back afterwards."""
+    """Switch to evaluation mode with gradients, and restore the mode afterwards."""
     was_training = network.training
     network.eval()
     for module in network.modules():
@@ -185,7 +185,7 @@ def steady(network: Network) -> Iterator[None]:
 
 @contextmanager
 def frozen(layer: nn.Module) -> Iterator[None]:
-    """Whatever is computed meanwhile gives this layer no gradients."""
+    """Freeze this layer inside the block."""
     layer.requires_grad_(False)
     try:
         yield

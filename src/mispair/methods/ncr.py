@@ -27,7 +27,7 @@ from mispair.pairs.batches import Batch
 
 @dataclass(frozen=True)
 class NCRInputs(StepInputs):
-    """A batch, clean or noisy, and what its labels are made of."""
+    """A clean or noisy batch with the inputs of its labels."""
 
     unaugmented: Batch = field(kw_only=True)  # the same pairs without augmentation, for the predictions
     w: Tensor | None = field(kw_only=True)  # (B,) by the other network; None in a step on noisy pairs
@@ -60,14 +60,14 @@ class NCR(CoTeaching):
         return StepResult(loss, S, {"label": labels.mean()})
 
     def labels(self, net: int, inputs: NCRInputs) -> Tensor:
-        """(B,) y of each pair."""
+        """(B,) label y of each pair."""
         own = self._prediction(net, inputs.unaugmented)
         if inputs.w is None:
             return (own + self._prediction(1 - net, inputs.unaugmented)) / 2
         return inputs.w + (1 - inputs.w) * own
 
     def _prediction(self, net: int, batch: Batch) -> Tensor:
-        """(B,) labels as a network predicts them."""
+        """(B,) labels predicted by a network."""
         # Older torch keeps the weights converted here, which have no gradients, for the step that is to train them.
         with inference(self.nets[net]), uncached(batch.pairs.device):
             S = similarity(self.nets[net], batch)
@@ -75,10 +75,10 @@ class NCR(CoTeaching):
 
 
 class NCRAsPublished(NCR):
-    """NCR with the margins that the authors' code gives to mismatched pairs."""
+    """NCR with the margins of the authors' code for mismatched pairs."""
 
     def labels(self, net: int, inputs: NCRInputs) -> Tensor:
-        """(B, B) for each image with each caption."""
+        """(B, B) labels of each image with each caption."""
         if inputs.w is None:
             labels = super().labels(net, inputs)
             return labels[:, None].expand(-1, len(labels))

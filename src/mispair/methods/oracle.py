@@ -1,4 +1,4 @@
-"""The upper bound: plain training on the pairs that are known to match, to compare other methods with."""
+"""Upper bound for comparisons: plain training on the pairs known to match."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mispair.pairs.pairs import IntArray, Pairs
 
 
 def matched_pairs(pairs: Pairs) -> IntArray:
-    """Numbers of the pairs that are known to match, enough of them to train on."""
+    """Return the pairs known to match; raise if they are too few to train on."""
     if pairs.mismatched is None:
         raise DataError(
             "it is not known which pairs match, and the training uses only these",

@@ -1,4 +1,4 @@
-"""Plain training: every pair is taken for a match. What noise does to it is the reason for all other methods."""
+"""Plain training, the baseline: treat every pair as a match."""
 
 from __future__ import annotations
 

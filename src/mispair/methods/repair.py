@@ -40,7 +40,7 @@ KEPT_SIDES = {"both": [KEEP_LEFT, KEEP_RIGHT], "left": [KEEP_RIGHT], "right": [K
 
 @dataclass(frozen=True)
 class NoisyBatch:
-    """Noisy pairs that are trained on in the same step as clean ones."""
+    """Noisy pairs trained in the same step as clean ones."""
 
     left: Items
     right: Items
@@ -117,7 +117,7 @@ class Repair(CoTeaching):
         return parts
 
     def _label(self, net: int, view: EpochView, trains: BoolArray) -> Tensor:
-        """Labels all pairs by a network's bank; gives their rank correlation."""
+        """Label all pairs by a network's bank; return their rank correlation."""
         if not self.queues[net].size:
             self._enqueue(net, self.rng(FIRST_FILL, net).permutation(np.flatnonzero(trains)))
         self.refill(net, view)
@@ -132,7 +132,7 @@ class Repair(CoTeaching):
         return correlation
 
     def _replace(self, net: int, views: list[EpochView], noisy: IntArray) -> IntArray:
-        """Finds new partners for the noisy pairs of network `net`; gives the pairs that have found some."""
+        """Find new partners for the noisy pairs of network `net`; return the pairs with new partners."""
         own, sides = self.own, KEPT_SIDES[self.own.replace_side]
         noisy = noisy[self._below_eta[noisy]]
         teacher = 1 - net if own.replace_by == "peer" else net
@@ -146,7 +146,7 @@ class Repair(CoTeaching):
 
     @property
     def _below_eta(self) -> BoolArray:
-        """(N,) the pairs that both networks are sure are noisy."""
+        """(N,) true for pairs that both networks are sure are noisy."""
         return np.asarray((self.w < self.own.eta).all(axis=0))
 
     # ------------------------------------------------------------------ a step
@@ -171,7 +171,7 @@ class Repair(CoTeaching):
         return np.concatenate([super().pairs_used(net, plan), *from_bank.values()])
 
     def _from_bank(self, net: int, noisy: IntArray) -> dict[int, IntArray]:
-        """By kept side: the pairs whose other item is taken for these noisy ones. Empty if they are not replaced."""
+        """Return, for each kept side, the pairs that lend their other item; empty without replacement."""
         sides = KEPT_SIDES[self.own.replace_side] if self.own.noisy == "replace" else []
         return {side: self.partners[net, side, noisy] for side in sides}
 
@@ -181,12 +181,12 @@ class Repair(CoTeaching):
         return torch.full_like(labels, hard) if self.own.labels == "hard" else labels
 
     def _unreplaced(self, net: int, batch: Batch) -> NoisyBatch:
-        """Noisy pairs as they are."""
+        """Use noisy pairs unchanged."""
         labels = self._labels(net, batch, hard=0.0)
         return NoisyBatch(batch.left, batch.right, None, labels, self.false_negatives(batch))
 
     def _half_replaced(self, net: int, batch: Batch, side: int, ids: IntArray, pad_shapes: PadShapes) -> NoisyBatch:
-        """Noisy pairs with the right or the left items of the pairs `ids`."""
+        """Combine noisy pairs with the right or the left items of the pairs `ids`."""
         labels = self.partner_labels[net, side, batch.pairs]
         rows = self.loader.pairs.link[ids]
         own, new = batch.left_groups, send(torch.from_numpy(self.loader.pairs.left_groups[rows]), self.device)
@@ -223,12 +223,12 @@ class Repair(CoTeaching):
     # ------------------------------------------------------------------ the bank
 
     def _enqueue(self, net: int, pairs: IntArray) -> None:
-        """First in, first out: M pairs stay."""
+        """Append pairs and keep the last M."""
         new = np.stack([pairs, np.full_like(pairs, self.steps[net])])
         self.queues[net] = np.concatenate([self.queues[net], new], axis=1)[:, -self.bank_size :]
 
     def _bank_vectors(self, net: int) -> tuple[Tensor, Tensor]:
-        """Both sides of a bank. Ranks would hide a number that is not finite, and all labels would be wrong."""
+        """Both sides of a bank. Raise if a number is not finite: ranks would hide it and all labels would be wrong."""
         left, right = self.banks[net].pooled()
         if not bool(left.isfinite().all() & right.isfinite().all()):
             raise NonFiniteError(
@@ -238,7 +238,7 @@ class Repair(CoTeaching):
         return left, right
 
     def refill(self, net: int, view: EpochView) -> None:
-        """Fills the bank with the pairs of the queue, as the network encodes them now.
+        """Fill the bank with the queued pairs as the network encodes them now.
 
         A bank that is read once an epoch need not be filled at every step: this is cheaper, nothing in it is stale, and
         a checkpoint holds numbers instead of features.
@@ -290,7 +290,7 @@ class Repair(CoTeaching):
         return metrics
 
     def _replaced(self, net: int, noisy: IntArray) -> ReplacedPairs:
-        """How many pairs get new partners and, where the truth is known, the share of these that match."""
+        """Count the pairs with new partners and, where the truth is known, the fraction that matches."""
         pairs, fits = self.loader.pairs, {}
         if pairs.truth is not None and len(noisy):
             for side, ids in self._from_bank(net, noisy).items():
@@ -301,7 +301,7 @@ class Repair(CoTeaching):
 
 
 class RepairByBatch(Repair):
-    """Algorithm 1 of the paper: in each step a network labels its batch by its own bank, into which the batch goes."""
+    """Algorithm 1 of the paper: in each step a network labels its batch by its own bank, then adds the batch to it."""
 
     repeatable = False
     teams = 1  # a bank is filled by the steps of its network, so the other team would not know it

@@ -1,4 +1,4 @@
-"""What a method tells about its work: metrics of an epoch, and what it made of each pair.
+"""Reports of a method: metrics of an epoch, and its treatment of each pair.
 
 Nothing here flows back into the training.
 """
@@ -22,7 +22,7 @@ FloatArray = npt.NDArray[Any]
 
 
 class ReplacedPairs(BaseModel):
-    """Pairs with new partners, and the share of these that are right, where the truth is known."""
+    """Number of pairs with new partners, and the fraction that is right where the truth is known."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -32,7 +32,7 @@ class ReplacedPairs(BaseModel):
 
 
 class MethodReport(BaseModel):
-    """Metrics of a main epoch. Lists have one value a network; None stands where a metric is not defined.
+    """Metrics of a main epoch. Lists have one value per network; None means undefined.
 
     A method sets the fields that it knows, and puts numbers of its own into `metrics`.
     """
@@ -80,13 +80,13 @@ class MethodReport(BaseModel):
 
     @classmethod
     def of_networks(cls, rows: Sequence[Mapping[str, object]], **others: object) -> MethodReport:
-        """From one mapping a network, with the same names in all, and fields that are of no single network."""
+        """Build a report from one mapping per network with equal names, and from shared fields."""
         return cls.model_validate({**{name: [row[name] for row in rows] for name in rows[0]}, **others})
 
 
 @dataclass(frozen=True)
 class Examples:
-    """What a method made of some pairs in its last epoch, a row each. None where a method has no such thing."""
+    """Treatment of some pairs in the last epoch, one row each. None where a method has no such value."""
 
     pairs: IntArray  # (n,) their numbers
     w: FloatArray | None = None  # (networks, n) probability of being clean
@@ -96,7 +96,7 @@ class Examples:
 
 
 def selection(name: str, chosen: BoolArray, good: BoolArray | None) -> dict[str, float | None]:
-    """Share of the chosen pairs; how many of them are good (precision), and of the good ones chosen (recall)."""
+    """Fraction of chosen pairs; precision and recall of choosing good pairs."""
     metrics: dict[str, float | None] = {f"{name}_share": float(chosen.mean())}
     if good is not None:
         both = int((chosen & good).sum())
@@ -111,7 +111,7 @@ def separation(scores: dict[str, FloatArray], matching: BoolArray | None) -> dic
 
 
 def label_histograms(labels: FloatArray, clean: BoolArray, matching: BoolArray | None) -> dict[str, list[int]]:
-    """Labels of the clean and the noisy pairs, by truth where it is known, else by the split: counts in equal bins."""
+    """Count the labels of clean and noisy pairs in equal bins, by truth where it is known, else by the split."""
     kind = clean if matching is None else matching
     return {
         name: np.histogram(labels[which], bins=BINS, range=(0, 1))[0].tolist()

@@ -1,4 +1,4 @@
-"""Soft partners: other partners for the items of flagged pairs, taken from trusted pairs that are like them.
+"""Soft partners: new partners for the items of flagged pairs, from similar trusted pairs.
 
 A mismatched pair still has two good halves. A flagged caption is like some trusted captions, and their images suit it
 better than its own; so do the captions of images like a flagged one. Likeness is measured within one modality, so no
@@ -49,13 +49,13 @@ class SoftPartners:
         return len(self.own)
 
     def draw(self, count: int, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
-        """New pairs (n,), n <= `count`, no item twice: the pairs of their left and of their right items."""
+        """Draw n <= `count` new pairs of distinct items: the pairs of their left and of their right items."""
         chosen, lender = self.draw_lenders(count, rng)
         own, keeps_right = self.own[chosen], self.keeps_right[chosen]
         return np.where(keeps_right, lender, own), np.where(keeps_right, own, lender)
 
     def draw_lenders(self, count: int, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
-        """Items (n,), n <= `count`, none twice, as places in `own`; and the pair that lends to each."""
+        """Draw n <= `count` distinct items, as places in `own`, and the pair that lends to each."""
         chosen = rng.choice(len(self), min(count, len(self)), replace=False)
         passed = self.odds[chosen].cumsum(axis=1) < rng.random(len(chosen))[:, None]
         place = np.minimum(passed.sum(axis=1), self.odds.shape[1] - 1)
@@ -63,7 +63,7 @@ class SoftPartners:
 
 
 def find_soft_partners(pairs: Pairs, trusted: BoolArray, device: torch.device) -> SoftPartners:
-    """Partners for all flagged right items, and for left items that no trusted pair has.
+    """Find partners for all flagged right items, and for left items without a trusted pair.
 
     Args:
         pairs: All pairs.
@@ -87,7 +87,7 @@ def find_soft_partners(pairs: Pairs, trusted: BoolArray, device: torch.device) -
 
 
 def _common_space(pairs: Pairs, good: IntArray) -> tuple[Tensor, Tensor]:
-    """Unit vectors of all left and all right items, by the canonical directions of these trusted pairs."""
+    """Unit vectors of all left and all right items, along the canonical directions of these trusted pairs."""
     items = [item_vectors(side, TEXT_WIDTH) for side in (pairs.left, pairs.right)]
     x, y = (side[rows].astype(np.float64) for side, rows in zip(items, (pairs.link[good], good), strict=True))
     means = x.mean(axis=0), y.mean(axis=0)
@@ -104,7 +104,7 @@ def _moved(items: npt.NDArray[np.floating], mean: FloatArray, directions: FloatA
 
 
 def _lenders(own_side: Tensor, other_side: Tensor, own: IntArray, good: IntArray) -> tuple[IntArray, FloatArray]:
-    """The trusted pairs most like each item (R, K), and the odds of taking them.
+    """Find the most similar trusted pairs of each item (R, K), and the odds of taking them.
 
     Args:
         own_side: (N, k) items of the side that is kept, one a pair.

@@ -28,9 +28,16 @@ LINE_SECONDS = 10.0  # between lines where there is no terminal
 T = TypeVar("T")
 
 
+Writer = Callable[[], bool]  # prints a line, and returns whether it had one to print
+_writers: list[Writer] = []  # of nested heartbeats
+
+
 @contextmanager
-def heartbeat(console: Console, write: Callable[[], None]) -> Iterator[None]:
-    """Inside, call `write` every ten seconds in a thread, unless the console is a terminal or quiet."""
+def heartbeat(console: Console, write: Writer) -> Iterator[None]:
+    """Inside, call `write` every ten seconds in a thread, unless the console is a terminal or quiet.
+
+    Nested heartbeats share the thread: every ten seconds the innermost one with a line prints it.
+    """
     if console.is_terminal or console.quiet:
         yield
         return
@@ -38,15 +45,32 @@ def heartbeat(console: Console, write: Callable[[], None]) -> Iterator[None]:
 
     def run() -> None:
         while not stop.wait(LINE_SECONDS):
-            write()
+            any(writer() for writer in reversed(_writers))
 
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
+    thread = None if _writers else threading.Thread(target=run, daemon=True)
+    _writers.append(write)
+    if thread is not None:
+        thread.start()
     try:
         yield
     finally:
+        _writers.remove(write)
         stop.set()
-        thread.join()
+        if thread is not None:
+            thread.join()
+
+
+@contextmanager
+def at_work(console: Console, what: str) -> Iterator[None]:
+    """Inside, say how long `what` has taken whenever nothing more precise is known."""
+    since = time.monotonic()
+
+    def line() -> bool:
+        console.print(f"{what} for {duration(time.monotonic() - since)}", highlight=False)
+        return True
+
+    with heartbeat(console, line):
+        yield
 
 
 class Pace:
@@ -129,13 +153,14 @@ class TrainingProgress:
         """Prints a line above the bar."""
         self.console.print(text, highlight=False)
 
-    def _line(self) -> None:
+    def _line(self) -> bool:
         task = self._bar.tasks[self._task]
         if not task.fields["phase"]:
-            return
+            return False
         total = task.total or 0.0
         pace = self._pace.words(task.completed, total)
         self.line(f"{task.fields['phase']}  step {task.completed:,.0f} of about {total:,.0f}" + (pace and f", {pace}"))
+        return True
 
 
 class RowProgress:
@@ -187,11 +212,11 @@ class RowProgress:
         finally:
             self._done, self._scale = before + scale * share, scale
 
-    def line(self) -> None:
-        """Print the current stage and the time it has left."""
+    def line(self) -> bool:
+        """Print the current stage and the time it has left; return False without a stage."""
         task = self._bar.tasks[self._task]
         if not self._stage:
-            return
+            return False
         done, total, elapsed = task.completed, task.total or 0.0, time.monotonic() - self._since
         words = f" for {duration(elapsed)}"
         if pace := self._pace.words(done, total):
@@ -200,6 +225,7 @@ class RowProgress:
             words = f": {share:.0%}, {duration(elapsed * max(0.0, 1 - share) / share)} left"
         self._said = True
         self._print(f"{self._stage}{words}")
+        return True
 
     def _print(self, line: str) -> None:
         self._bar.console.print(line, highlight=False)

@@ -32,7 +32,7 @@ NAME = re.compile(r"step-(\d{9})-([0-9a-f]{16})\.pt")
 
 @dataclass
 class Cursor:
-    """Where a run is. `network` equal to the number of networks means that the epoch is still to be validated."""
+    """Position of a run. The epoch awaits validation when `network` equals the number of networks."""
 
     epoch: int = 0
     network: int = 0  # the one in turn
@@ -43,27 +43,27 @@ class Cursor:
 
     @classmethod
     def start(cls, networks: int) -> Cursor:
-        """Before the first step."""
+        """Return the position before the first step."""
         return cls(positions=[0] * networks, main_steps=[0] * networks, first_steps=[0] * networks)
 
     @property
     def position(self) -> int:
-        """Batches of this epoch that the network in turn has done."""
+        """Number of batches of this epoch done by the current network."""
         return self.positions[self.network]
 
     @property
     def begun(self) -> bool:
-        """Whether a step of this epoch was made."""
+        """Whether this epoch has made a step."""
         return self.network > 0 or any(self.positions)
 
     def to_epoch(self, epoch: int) -> None:
-        """Goes to the start of an epoch."""
+        """Move to the start of an epoch."""
         self.epoch, self.network, self.positions = epoch, 0, [0] * len(self.positions)
 
 
 @dataclass(frozen=True)
 class Best:
-    """The epoch whose networks are kept."""
+    """The best epoch and its networks."""
 
     rsum: float = -1.0
     epoch: int = -1
@@ -72,7 +72,7 @@ class Best:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The whole state of a run: what is not here follows from the settings and the pairs."""
+    """The complete state of a run, except for the settings and the pairs."""
 
     cursor: Cursor
     networks: list[dict[str, Tensor]]
@@ -88,7 +88,7 @@ class Checkpoint:
     fingerprint: str  # of the training pairs
 
     def _packed(self) -> dict[str, Any]:
-        """As tensors and plain values."""
+        """Convert to tensors and plain values."""
         return {
             **{field.name: getattr(self, field.name) for field in fields(self)},
             "format": FORMAT,
@@ -113,7 +113,7 @@ class Checkpoint:
 
 
 def save(folder: Path, checkpoint: Checkpoint) -> Path:
-    """Saves a checkpoint; older ones than the one before are removed.
+    """Save a checkpoint and remove all but the one before it.
 
     One of the same step is replaced: an epoch's last step is saved once more after its validation. One of a later
     step must be damaged, or this run would have gone on from it.
@@ -132,19 +132,19 @@ def save(folder: Path, checkpoint: Checkpoint) -> Path:
 
 
 def find(folder: Path) -> list[Path]:
-    """The checkpoints of a folder, newest first."""
+    """Return the checkpoints of a folder, newest first."""
     found = (path for path in folder.glob("step-*.pt") if NAME.fullmatch(path.name) and path.is_file())
     return sorted(found, reverse=True)
 
 
 def load_newest(folder: Path) -> Checkpoint | None:
-    """The newest checkpoint that is whole; None where there is none."""
+    """Load the newest intact checkpoint; None if there is none."""
     found = _newest(folder)
     return None if found is None else found[1]
 
 
 def resume(folder: Path) -> Checkpoint | None:
-    """The same; deletes what a killed `save` had no more time to delete."""
+    """Load the newest intact checkpoint, and delete files left behind by a killed `save`."""
     found = _newest(folder)
     if found is None:
         return None

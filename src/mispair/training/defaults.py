@@ -1,4 +1,4 @@
-"""Settings that follow the data and the device, where the user has not chosen them; and how long a run will take."""
+"""Default settings by data and device, and an estimate of the training time."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ TIMED = 3  # steps
 
 
 def fitted(config: Config, given: Collection[str], pairs: Pairs) -> Config:
-    """The settings, with those that were not given chosen by the data and the device.
+    """Fill in the settings that were not given, by data and device.
 
     Args:
         config: All settings.
@@ -51,14 +51,14 @@ def fitted(config: Config, given: Collection[str], pairs: Pairs) -> Config:
 
 
 def check_method(config: Config, given: Collection[str]) -> None:
-    """Refuses what the method cannot train with, before there are pairs to choose the other settings by."""
+    """Raise early if the method cannot train with these settings."""
     chosen = _choice(config, 1, torch.device("cpu"))
     epochs = {key: chosen[key] for key in ("epochs", "warmup_epochs") if key not in given}
     methods.select(config).check(override(config, epochs))
 
 
 def note_unused(config: Config, given: Collection[str]) -> None:
-    """Notes the settings that were given and have no effect on this method with these models."""
+    """Warn about given settings without effect on this method and its models."""
     method, own = methods.select(config), owners()
     if {*RUN_SETTINGS, *own} <= set(given):  # a recipe serves several methods
         return
@@ -77,7 +77,7 @@ def note_unused(config: Config, given: Collection[str]) -> None:
 
 
 def _choice(config: Config, pairs: int, device: torch.device) -> dict[str, Any]:
-    """Model size, steps and schedule. Measured: see docs/train.md."""
+    """Choose model size, steps and schedule. Measured: see docs/train.md."""
     few, gpu, vectors = pairs < FEW, device.type == "cuda", models.find(config.model).takes_vectors
     method = methods.select(config)
     audited = config.audit or method.audits
@@ -112,14 +112,14 @@ def _width(few: bool, gpu: bool, vectors: bool, audited: bool) -> int:
 
 
 def _epochs(schedule: Schedule, steps: int, batch: int, pairs: int) -> tuple[int, int]:
-    """All epochs, and how many of them warm up."""
+    """Return the total number of epochs and the number of warm-up epochs."""
     total = round(steps * schedule.longer * batch / max(1, pairs))
     epochs = max(schedule.least_epochs[0 if pairs < FEW else 1], min(MOST, total))
     return epochs, max(1, round(schedule.warmup * epochs)) if schedule.warmup else 0
 
 
 def duration_sentence(config: Config, pairs: Pairs) -> str:
-    """What will be trained, and about how long it will take by a few timed steps."""
+    """Describe the training, with a duration estimated from a few timed steps."""
     device = pick_device(config.device)
     method = methods.select(config)
     configs = method.network_configs(config)
@@ -135,7 +135,7 @@ def duration_sentence(config: Config, pairs: Pairs) -> str:
 
 
 def _step_seconds(config: Config, pairs: Pairs, device: torch.device) -> float:
-    """Seconds of one training step of a throw-away network."""
+    """Time one training step of a temporary network, in seconds."""
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         network = build(config, SideSpec.of(pairs.left), SideSpec.of(pairs.right), seed=0).to(device).train()
         optimizer = make_optimizer(config, list(network.parameters()))

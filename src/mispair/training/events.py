@@ -1,4 +1,4 @@
-"""What happens in a training, as lines of metrics.jsonl."""
+"""Events of a training: the lines of metrics.jsonl."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from mispair.methods.report import MethodReport
 
 
 class StepEvent(BaseModel):
-    """Means over the steps of one network since the event before."""
+    """Means over the steps of one network since the previous event."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -26,7 +26,7 @@ class StepEvent(BaseModel):
 
 
 class ValidationEvent(BaseModel):
-    """The result of an epoch on the validation pairs, by the mean of the networks' similarities."""
+    """Validation result of an epoch, from the averaged similarities of the networks."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -75,6 +75,6 @@ def from_line(line: bytes) -> Event:
 
 
 def scalars(event: Event) -> dict[str, float]:
-    """The numbers of an event that make curves."""
+    """Return the numbers to plot as curves."""
     values = {**event.model_dump(), **event.metrics} if isinstance(event, StepEvent) else event.model_dump()
     return {name: value for name, value in values.items() if isinstance(value, float)}

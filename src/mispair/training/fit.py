@@ -1,4 +1,4 @@
-"""`mispair.fit(pairs) -> Matcher`, and the same from a config alone."""
+"""`mispair.fit(pairs) -> Matcher`, and training from settings alone."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def fit(
     console: Console | None = None,
     **settings: Unpack[Settings],
 ) -> Matcher:
-    """Trains a matching model.
+    """Train a matching model.
 
     Args:
         pairs: What to train on.
@@ -75,7 +75,7 @@ def fit(
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A run that has ended, and its test. Without test pairs the validation pairs, or the training pairs, are used."""
+    """A finished run and its test result; tested on dev or train where there are no test pairs."""
 
     run: Path
     noise_ratio: float | None  # measured; None where the truth is not known
@@ -85,7 +85,7 @@ class TrainedRun:
     flagged: int = 0  # test pairs that it flagged
 
     def metrics(self) -> dict[str, Any]:
-        """Flat, for `--json`."""
+        """Return flat metrics for `--json`."""
         about = {"run": str(self.run), "mismatch": self.noise_ratio, "tested_on": self.tested_on}
         flagged = {} if self.unflagged is None else {"flagged": self.flagged, "unflagged": self.unflagged.metrics()}
         return {**about, **self.evaluation.metrics(), **flagged}
@@ -94,7 +94,7 @@ class TrainedRun:
 def train_and_test(
     config: Config, out: Path, console: Console | None = None, given: Collection[str] | None = None
 ) -> TrainedRun:
-    """Everything `mispair train` does: reads the data, injects noise, trains, tests the best model.
+    """Read the data, inject noise, train, and test the best model, as `mispair train` does.
 
     Args:
         config: The settings.
@@ -128,7 +128,7 @@ def _tested(splits: Splits, matcher: Matcher, out: Path) -> TrainedRun:
 
 
 def unflagged_by(run: Path, pairs: Pairs, split: str) -> Pairs | None:
-    """The pairs of a split without those that the audit of a run flagged.
+    """Return the pairs of a split without those flagged by the audit of a run.
 
     Args:
         run: The run folder.
@@ -147,13 +147,13 @@ def unflagged_by(run: Path, pairs: Pairs, split: str) -> Pairs | None:
 
 
 def train_splits(config: Config, splits: Splits, out: Path, console: Console | None, after_stop: str) -> Matcher:
-    """Trains in the run folder `out`, from where an earlier process stopped; `after_stop` says how to go on."""
+    """Train in the run folder `out`, or resume there; `after_stop` tells the user how to resume."""
     check_tested(config, splits)
     return _train(config, splits.train, splits.dev, out, console, after_stop, splits.parts.get(TEST))
 
 
 def _refuse_data_settings(settings: Mapping[str, Any]) -> None:
-    """Refuses settings that would have no effect, because the pairs are made already."""
+    """Raise for settings without effect on existing pairs."""
     for name in settings:
         if name in READING:
             how = "choose what to read with mispair.load"
@@ -196,7 +196,7 @@ def _train(
 
 
 def _open(out: Path, config: Config, ranks: Ranks) -> Run:
-    """The run folder, which the first rank reads and writes."""
+    """Open the run folder; only the first rank reads and writes it."""
     opened: list[Run] = []
     ranks.by_first(lambda: opened.append(Run(out, config)))
     return opened[0] if opened else OtherRank(out, config)
@@ -205,7 +205,7 @@ def _open(out: Path, config: Config, ranks: Ranks) -> Run:
 def _audited(
     config: Config, train: Pairs, dev: Pairs | None, tested: Pairs | None, run: Run, console: Console | None
 ) -> dict[str, AuditColumns]:
-    """What an audit says of the pairs, made once and kept in the run folder, by the names of its files there.
+    """Audit the pairs once, keep the result in the run folder, and return it by file name.
 
     The test pairs are audited with them, so that their results can be given without flagged pairs, too.
     """
@@ -226,7 +226,7 @@ def _audited(
 
 
 def audit_splits(parts: Mapping[str, Pairs], config: Config, console: Console | None) -> dict[str, AuditColumns]:
-    """What an audit says of training pairs and other splits of the same data; nothing of splits that are too small."""
+    """Audit training pairs and other splits of the same data; splits that are too small have no result."""
     from mispair.auditing.audit import score_splits
 
     with advising_no_audit(config):
@@ -235,7 +235,7 @@ def audit_splits(parts: Mapping[str, Pairs], config: Config, console: Console | 
 
 
 def save_columns(run: Path, found: Mapping[str, AuditColumns]) -> None:
-    """Keeps what an audit says in a run folder, by the names of its files there."""
+    """Save audit columns in a run folder, by file name."""
     for name in reversed(AUDITED):  # that of the training pairs last: it says that the others are there
         if name in found and not (run / name).exists():
             found[name].save(run / name)
@@ -243,7 +243,7 @@ def save_columns(run: Path, found: Mapping[str, AuditColumns]) -> None:
 
 @contextmanager
 def advising_no_audit(config: Config) -> Iterator[None]:
-    """Where pairs cannot be audited, says how to train without an audit."""
+    """Add advice on training without an audit to errors about the audit."""
     try:
         yield
     except DataError as error:
@@ -253,7 +253,7 @@ def advising_no_audit(config: Config) -> Iterator[None]:
 
 
 def _refuse_equal_items(pairs: Pairs) -> None:
-    """Refuses a side whose items are all the same: dropout may hide for a whole run that nothing is learned."""
+    """Raise if all items of a side are equal: dropout can hide for a whole run that nothing is learned."""
     for name, side in (("left", pairs.left), ("right", pairs.right)):
         if _all_equal(side):
             raise DataError(

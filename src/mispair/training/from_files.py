@@ -1,4 +1,4 @@
-"""Training from images and captions, or from a review: makes the features that `mispair train --data` reads.
+"""Train from images and captions, or from a review: make the features that `mispair train --data` reads.
 
     RUN/audit/           the audit of all pairs, as `mispair audit` writes it; `mispair review RUN/audit` opens it
     RUN/features/        train, dev and test in the clip-retrieval layout, or with a grid in the SCAN layout
@@ -60,7 +60,7 @@ RECOMMENDED = "mend"
 
 @dataclass(frozen=True)
 class Work:
-    """What features are made of.
+    """The input from which features are made.
 
     Attributes:
         source: What was given.
@@ -86,17 +86,17 @@ class Work:
 
     @property
     def data_set(self) -> Path | None:
-        """The audited folder, where training can read it without making features."""
+        """The audited folder, if training can read it directly."""
         known = self.review is not None and self.pairs.layout in ("clip", "precomp")
         return self.data.source if known else None
 
     @cached_property
     def trained(self) -> Source:
-        """The pairs as the decisions leave them."""
+        """The pairs after the decisions."""
         return self.pairs if self.edits is None else self.pairs.edited(self.edits)
 
     def request(self) -> dict[str, Json]:
-        """What the features depend on; see `owned_folder.Mark`."""
+        """Return everything that the features depend on; see `owned_folder.Mark`."""
         files, review = self.files, self.review
         known = [self.pairs.fingerprint()] if review is None else [*review.request.values()]
         return {
@@ -117,7 +117,7 @@ def train_from_files(
     *,
     files: Files | None = None,
 ) -> TrainedRun:
-    """Everything from files to a tested model; the same call goes on where an earlier one stopped.
+    """Train and test a model from files; the same call resumes after an interruption.
 
     Args:
         source: Images and captions, or anything else that `mispair audit` reads; or what it has written: then the pairs
@@ -157,7 +157,7 @@ def train_from_files(
 
 
 def _open(source: Path, files: Files, config: Config) -> Work | None:
-    """What `mispair audit` reads; None for a data set that training reads as it is."""
+    """Open the source as `mispair audit` does; None for a data set that training reads directly."""
     data = AuditInput(source=source, **{field.name: getattr(files, field.name) for field in fields(FileOptions)})
     data.check()
     if not data.is_raw:
@@ -169,7 +169,7 @@ def _open(source: Path, files: Files, config: Config) -> Work | None:
 
 
 def _open_review(source: Path, files: Files, config: Config) -> Work:
-    """Audited pairs as the decisions leave them.
+    """Open audited pairs with the decisions applied.
 
     A method that makes use of flagged pairs gets what is left unmatched as such; others train without it.
     """
@@ -218,7 +218,7 @@ def _check_no_splits(source: Path, files: Files) -> None:
 
 
 def _model_for(config: Config, given: Collection[str], data_set: Path | None, *, grid: bool) -> dict[str, str]:
-    """The model for a data set, or for the features that are made, unless it was chosen."""
+    """Choose the model for a data set or for new features, unless it was given."""
     if data_set is not None:
         return {} if "model" in given or loading.layout(data_set) != "vectors" else {"model": FOR_VECTORS}
     if not grid:
@@ -234,7 +234,7 @@ def _model_for(config: Config, given: Collection[str], data_set: Path | None, *,
 
 
 def _check_same(out: Path, request: Mapping[str, Json]) -> None:
-    """Raise if the features of a run were made from something else, also where the run has ended."""
+    """Raise if the features of a run have another source, even in a finished run."""
     found, wanted = read_json(out / MADE_FROM), json.loads(json.dumps(request))
     if (out / FEATURES).exists() and found != wanted:
         different = changes(found if isinstance(found, dict) else {}, wanted)
@@ -243,7 +243,7 @@ def _check_same(out: Path, request: Mapping[str, Json]) -> None:
 
 
 def _prepare(work: Work, request: Mapping[str, Json], config: Config, out: Path, console: Console | None) -> None:
-    """Audits the pairs, writes the features of each split, and keeps what the audit says of these."""
+    """Audit the pairs, write the features of each split, and keep the audit columns."""
     review, edits, audit = work.review, work.edits, out / AUDIT_FOLDER
     audits = config.audit or methods.select(config).audits
     encoder = None if work.pairs.is_encoded else _grid_encoder(work, config)
@@ -272,7 +272,7 @@ def _prepare(work: Work, request: Mapping[str, Json], config: Config, out: Path,
 
 
 def _grid_encoder(work: Work, config: Config) -> GridEncoder | None:
-    """What makes region features, if they are asked for; wrong splits are refused before anything is encoded."""
+    """Return the encoder of region features, if any; raise for invalid splits before anything is encoded."""
     names = work.splits.of(work.trained)
     if "train" not in names:
         raise TooFewError(
@@ -292,7 +292,7 @@ def _write_features(
     features: Path,
     console: Console | None,
 ) -> None:
-    """Region features and words, or vectors."""
+    """Write region features and words, or vectors."""
     pairs, files = work.trained, work.files
     if encoder is not None:
         place = writable_cache(files.cache)
@@ -314,7 +314,7 @@ def _refusing_other_files(out: Path) -> Iterator[None]:
 def _of_splits(
     work: Work, columns: AuditColumns, config: Config, out: Path, console: Console | None
 ) -> dict[str, AuditColumns]:
-    """What the audit says of each split, by the names of its files; dev and test are audited where they were not."""
+    """Return the audit columns of each split by file name; dev and test are audited if they were not."""
     names = dict(zip(clip_retrieval.SPLITS, AUDITED, strict=True))
     if work.edits is not None:
         columns = columns.take(work.pairs.order(work.edits))
@@ -328,7 +328,7 @@ def _of_splits(
 
 
 def _note(work: Work, audit: Path | None, out: Path, console: Console) -> None:
-    """Says how many pairs are in no split, because their image or caption cannot be read, and what the audit found."""
+    """Report unreadable pairs, which are in no split, and the findings of the audit."""
     rows = read_rows(out / FEATURES).values()
     total = len(work.trained)
     if work.data_set is None and (left_out := total - sum(map(len, rows))):

@@ -1,4 +1,4 @@
-"""Whether networks fit into memory, asked before any is made: the system ends a process that takes too much."""
+"""Memory check before networks are built, because the system kills a process that takes too much."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TRAINED = 4  # weights, gradients and the two moments of Adam
 
 
 def check_memory(configs: Sequence[Config], specs: tuple[SideSpec, SideSpec], device: torch.device) -> None:
-    """Refuses networks that cannot be trained with the memory that is free; what batches need comes on top.
+    """Raise if the free memory cannot hold the networks in training; batches need more on top.
 
     Args:
         configs: Of each network.

@@ -1,4 +1,4 @@
-"""Monitoring a training on the device: metrics, non-finite numbers and collapse, without waiting for it.
+"""Monitor a training on the device without waiting for it: metrics, non-finite numbers, collapse.
 
 Reading anything back from a GPU makes the host wait, so metrics are only collected at each step and read together
 every now and then.
@@ -24,7 +24,7 @@ HEALTHY = 0.02  # share of the widest spread above which a checkpoint is worth k
 
 @dataclass
 class Health:
-    """Whether a network still distinguishes anything, by windows of `WINDOW` steps.
+    """Detect collapse of a network, by windows of `WINDOW` steps.
 
     The windows are counted in steps and saved with a checkpoint, so that it does not matter when metrics are read.
 
@@ -43,7 +43,7 @@ class Health:
     total: float = 0.0
 
     def add(self, spread: float, pairs: int) -> None:
-        """Counts a step."""
+        """Count a step."""
         self.steps, self.pairs, self.total = self.steps + 1, self.pairs + pairs, self.total + spread
         if self.steps == WINDOW:
             if self.pairs >= FEW * WINDOW:
@@ -57,7 +57,7 @@ class Health:
 
     @property
     def healthy(self) -> bool:
-        """Whether a checkpoint of this state is worth more than the one before: not on its way to a collapse."""
+        """Whether a checkpoint is worth keeping: the network is not about to collapse."""
         return self.spread >= HEALTHY * self.peak
 
 
@@ -69,7 +69,7 @@ class StepMetrics(NamedTuple):
 
 
 class StepMonitor:
-    """Collects the metrics of the steps until they are read.
+    """Collect the metrics of steps until they are read.
 
     Attributes:
         non_finite: 1 from the first step on whose loss or gradient was not finite. Given to the optimizers as
@@ -83,7 +83,7 @@ class StepMonitor:
         self._unread: list[tuple[int, int, tuple[str, ...], Tensor]] = []
 
     def measure(self, result: StepResult, norm: Tensor) -> StepMetrics:
-        """The metrics of a step, between its backward pass and its update."""
+        """Measure a step, between its backward pass and its update."""
         loss, pairs = result.loss.detach(), len(result.S)
         # Both are checked: the hinge has no gradient at NaN, so a NaN can hide from the norm.
         self.non_finite.copy_(torch.maximum(self.non_finite, (~torch.isfinite(loss + norm)).to(self.non_finite.dtype)))
@@ -92,16 +92,16 @@ class StepMonitor:
         return StepMetrics(tuple(metrics), torch.stack([value.detach().float() for value in metrics.values()]))
 
     def add(self, step: int, metrics: StepMetrics, pairs: int) -> None:
-        """Keeps the metrics of step number `step`, on so many pairs, until they are read."""
+        """Keep the metrics of a step until they are read."""
         self._unread.append((step, pairs, metrics.names, metrics.values.clone()))
 
     @property
     def unread(self) -> int:
-        """Steps whose metrics have not been read."""
+        """Number of steps with unread metrics."""
         return len(self._unread)
 
     def read(self) -> tuple[dict[str, float], int | None]:
-        """Mean metrics of the unread steps, and the first of them that was not finite, if there was one."""
+        """Return the mean metrics of the unread steps, and the first non-finite step or None."""
         steps, pairs, names, values = zip(*self._unread, strict=True)
         rows = [dict(zip(*row, strict=True)) for row in zip(names, torch.stack(values).tolist(), strict=True)]
         sums = (row["loss"] + row["grad_norm"] for row in rows)
@@ -114,5 +114,5 @@ class StepMonitor:
 
 
 def spread(S: Tensor) -> Tensor:
-    """Standard deviation of the similarities. 0 means that the network distinguishes nothing."""
+    """Standard deviation of the similarities; 0 if the network distinguishes nothing."""
     return S.detach().float().std()

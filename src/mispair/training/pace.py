@@ -1,4 +1,4 @@
-"""When several ranks agree on stopping and on saving: about once a second."""
+"""Timing of the agreements between ranks on stopping and saving: about once a second."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ROUND_SECONDS, ROUND_STEPS = 1.0, 100  # about how long ranks train before they 
 
 
 class Pause(NamedTuple):
-    """What a rank tells the others between two steps, or what all of them agree on."""
+    """The state of one rank between two steps, or the agreement of all ranks."""
 
     signal: int | None  # that asks to stop
     save: bool  # whether it is time for a checkpoint
@@ -23,7 +23,7 @@ class Pause(NamedTuple):
 
 
 class Pace:
-    """Counts steps and seconds between two meetings of the ranks, and between two checkpoints.
+    """Count steps and seconds between agreements, and between checkpoints.
 
     Attributes:
         signal: The signal that this rank has got.
@@ -36,12 +36,12 @@ class Pace:
         self._round, self._steps = 1, 0  # steps until the next meeting, and made since the last one
 
     def due(self, done: bool) -> bool:
-        """Counts a step, unless the rank has no more; whether the ranks meet now."""
+        """Count a step unless `done`, and return whether the ranks meet now."""
         self._steps += not done
         return done or self._steps >= self._round
 
     def meet(self, done: bool, events: list[StepEvent]) -> Pause:
-        """What all ranks agree on."""
+        """Exchange states and return the agreement of all ranks."""
         now = time.monotonic()
         save = now - self._saved_at >= self.checkpoint_seconds
         pauses = self.ranks.exchange(Pause(self.signal, save, done, events, self._steps, now - self._met_at))
@@ -56,5 +56,5 @@ class Pace:
         )
 
     def saved(self) -> None:
-        """Notes that a checkpoint has just been written."""
+        """Note that a checkpoint was just written."""
         self._saved_at = time.monotonic()

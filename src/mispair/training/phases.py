@@ -1,4 +1,4 @@
-"""The phases of a training: warm-up, main epochs, and a later phase such as epochs in which noisy pairs take part."""
+"""Phases of a training: warm-up, main epochs, and a later phase such as epochs with noisy pairs."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from mispair.methods.base import Phase as Phase
 
 
 def phases(config: Config) -> list[Phase]:
-    """In their order; most methods have two."""
+    """Return the phases in order; most methods have two."""
     return _method(config).phases(config)
 
 
 def noisy_from(config: Config) -> int | None:
-    """After how many epochs the noisy pairs take part; None if they never do."""
+    """Return the number of epochs before noisy pairs take part; None if they never do."""
     start = _method(config).noisy_from(config)
     return None if start is None else config.warmup_epochs + start
 

@@ -1,4 +1,4 @@
-"""The steps of one epoch of one network: which pairs, in which order."""
+"""Plan of one epoch of one network: the pairs of each step, in order."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from mispair.pairs.pairs import IntArray
 def plan_epoch(
     pairs: EpochPairs, size: int, order: np.random.Generator, noisy_order: np.random.Generator, first: int | None
 ) -> list[StepPlan]:
-    """All steps of the epoch. A last batch of one pair is left out: it has no negatives.
+    """Plan all steps of the epoch. A last batch of one pair is left out: it has no negatives.
 
     Args:
         pairs: The clean and the noisy pairs.
@@ -34,7 +34,7 @@ def plan_epoch(
 
 
 def steps(clean: IntArray, noisy: IntArray | None, order: str) -> list[tuple[IntArray, IntArray | None, bool]]:
-    """The steps on one batch of clean and perhaps one of noisy pairs, as `StepPlan` holds them."""
+    """Split one batch of clean pairs and perhaps one of noisy pairs into steps."""
     if noisy is None or order == "together":
         return [(clean, noisy, False)]
     both: list[tuple[IntArray, IntArray | None, bool]] = [(clean, None, False), (noisy, None, True)]
@@ -42,7 +42,7 @@ def steps(clean: IntArray, noisy: IntArray | None, order: str) -> list[tuple[Int
 
 
 def noisy_batches(pairs: IntArray, size: int, rng: np.random.Generator) -> Iterator[IntArray | None]:
-    """Batches of these pairs without end, round after round; none is in a batch twice."""
+    """Yield batches of these pairs endlessly, round after round, without repeats in a batch."""
     share = min(size, len(pairs))
     while share > 1:  # one pair alone has no negatives
         order = rng.permutation(pairs)

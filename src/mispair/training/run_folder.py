@@ -1,4 +1,4 @@
-"""The run folder: everything about one training run, so that it can be resumed, read and repeated.
+"""The run folder: everything needed to resume, read and repeat a training run.
 
 config.toml        the settings, usable as a recipe
 environment.json   versions, device and command
@@ -59,7 +59,7 @@ FREE = ("checkpoint_seconds", "tensorboard")  # settings that change nothing abo
 
 
 class RunResult(BaseModel):
-    """How a run has ended."""
+    """The result of a finished run."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -70,7 +70,7 @@ class RunResult(BaseModel):
 
 
 class Environment(BaseModel):
-    """Where a run was trained."""
+    """The environment of a training."""
 
     model_config = ConfigDict(frozen=True)
 
@@ -86,7 +86,7 @@ class Environment(BaseModel):
 
 
 class Run:
-    """An open run folder, to be closed or used in a `with`. Only one process at a time can have it open."""
+    """An open run folder; only one process can open it at a time. Use it in a `with` or close it."""
 
     def __init__(self, path: Path, config: Config) -> None:
         self.path, self.config = path, config
@@ -130,7 +130,7 @@ class Run:
         self._lock.release()
 
     def log(self, event: Event) -> None:
-        """Appends a line to metrics.jsonl."""
+        """Append a line to metrics.jsonl."""
         try:
             self._metrics.write(to_line(event))
             self._metrics.flush()
@@ -143,7 +143,7 @@ class Run:
                 self._board.add_scalar(f"{event.event}/{name}", value, event.step)
 
     def unsent(self) -> list[StepEvent]:
-        """Steps that are not logged here, since the last time."""
+        """Return the step events not sent yet."""
         return []
 
     @property
@@ -151,7 +151,7 @@ class Run:
         return self._metrics.tell()
 
     def forget_after(self, logged_bytes: int) -> None:
-        """Drops what was logged after a checkpoint: those steps are made again."""
+        """Drop log lines after a checkpoint, because those steps are repeated."""
         self._metrics.truncate(min(logged_bytes, self._metrics.seek(0, os.SEEK_END)))
         self._metrics.seek(0, os.SEEK_END)
 
@@ -171,7 +171,7 @@ class Run:
 
     @property
     def result(self) -> RunResult | None:
-        """How the run has ended; None before that."""
+        """The result of the run; None until it ends."""
         return read_result(self.path) if self.best.is_file() else None
 
     def finish(self, result: RunResult, examples: Examples | None) -> None:
@@ -181,7 +181,7 @@ class Run:
 
 
 class OtherRank(Run):
-    """A run folder on all ranks but the first, which reads and writes it: steps wait until they are sent."""
+    """The run folder on all other ranks: step events wait until they are sent to the first rank."""
 
     def __init__(self, path: Path, config: Config) -> None:
         self.path, self.config = path, config
@@ -201,7 +201,7 @@ class OtherRank(Run):
 
 
 def read_events(folder: Path, kind: type[EventT]) -> list[EventT]:
-    """All events of a kind that were logged in a run folder, in their order."""
+    """Read all events of one kind from a run folder, in order."""
     try:
         events = [from_line(line) for line in read_regular(folder / LOG, LARGEST_TEXT).splitlines()]
     except (OSError, ValidationError):
@@ -210,7 +210,7 @@ def read_events(folder: Path, kind: type[EventT]) -> list[EventT]:
 
 
 def count_validations(folder: Path) -> int:
-    """How many epochs have ended in a run folder; cheap enough to be called over and over."""
+    """Count the finished epochs of a run folder; cheap enough for polling."""
     try:
         return read_regular(folder / LOG, LARGEST_TEXT).count(b'{"event": "validation"')
     except OSError:
@@ -218,7 +218,7 @@ def count_validations(folder: Path) -> int:
 
 
 def read_result(folder: Path) -> RunResult | None:
-    """How the run of a folder has ended; None before that."""
+    """Read the result of a run; None until it ends."""
     try:
         return RunResult.model_validate_json(read_regular(folder / RESULT))
     except (OSError, ValidationError):
@@ -233,7 +233,7 @@ def read_environment(folder: Path) -> Environment:
 
 
 def read_examples(folder: Path) -> Examples | None:
-    """What the method made of each training pair of a run that has ended; None if it had nothing to tell."""
+    """Read how the method treated each training pair of a finished run; None if there is no such file."""
     import pyarrow as pa  # here, because it takes half a second and most trainings need it only in the end
     import pyarrow.parquet as pq
 
@@ -251,7 +251,7 @@ def read_examples(folder: Path) -> Examples | None:
 
 
 def _write_examples(path: Path, examples: Examples) -> None:
-    """Columns `pair`, `w_A` and `w_B`, `label`, `new_left` and `new_right`, as far as the method has them."""
+    """Write `pair`, `w_A`, `w_B`, `label`, `new_left` and `new_right`, as far as the method has them."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -265,7 +265,7 @@ def _write_examples(path: Path, examples: Examples) -> None:
 
 
 def check_place(path: Path) -> None:
-    """Refuses a folder that holds something else than a run; nothing is written."""
+    """Raise if the folder holds something other than a run; nothing is written."""
     check_name(path)
     is_run = (path / "config.toml").is_file() and _started(path)
     try:
@@ -278,12 +278,12 @@ def check_place(path: Path) -> None:
 
 
 def _started(path: Path) -> bool:
-    """Whether anything was trained here; before that, another config does no harm."""
+    """Whether anything was trained here; until then another config is harmless."""
     return (path / BEST).exists() or any((path / "checkpoints").glob("step-*.pt"))
 
 
 def _is_free(path: Path) -> bool:
-    """Whether nothing of somebody else's is in this folder, in which nothing was trained yet."""
+    """Whether a folder without a training holds nothing but files of mispair."""
     if (path / "config.toml").is_file():
         return (path / ".lock").exists() or _is_ours(path / "config.toml")
     ours = (*AUDITED, *MADE_FROM_FILES)
@@ -291,7 +291,7 @@ def _is_free(path: Path) -> bool:
 
 
 def _is_ours(settings: Path) -> bool:
-    """Whether a run wrote this file: people call other files config.toml, too."""
+    """Whether a run wrote this file; other programs have a config.toml, too."""
     try:
         return settings.read_text(encoding="utf-8") == to_toml(read_recipe(settings))
     except (ConfigError, UnicodeDecodeError):
@@ -299,7 +299,7 @@ def _is_ours(settings: Path) -> bool:
 
 
 def own_features(run: Path, data: str) -> str | None:
-    """The features that a run has made for itself, wherever its folder has been moved to; None for other runs.
+    """Return the features made by a run itself, even after its folder was moved; None for other runs.
 
     Args:
         run: The folder.
@@ -329,7 +329,7 @@ def _import_tensorboard() -> Any:
 
 
 def _command() -> str:
-    """How the program was called; its own name without the folder that it is installed in."""
+    """Return the command line, without the folder of the program."""
     program = Path(sys.argv[0]).name
     command = shlex.join(["mispair" if program == "__main__.py" else program, *sys.argv[1:]])
     return command.encode("utf-8", "backslashreplace").decode()  # names of files may be no text

@@ -1,4 +1,4 @@
-"""All settings of a training: of the run, of every method and of every model, ours and those of installed packages."""
+"""All settings of a training: of the run, of methods and of models, including installed packages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from mispair.support.registry import entries
 
 
 class Settings(TypedDict, total=False):
-    """The keyword arguments of `mispair.fit`. Their meaning: `mispair train --help`."""
+    """Keyword arguments of `mispair.fit`; `mispair train --help` explains them."""
 
     method: str
     model: str
@@ -86,7 +86,7 @@ class Settings(TypedDict, total=False):
 
 
 def owners() -> dict[str, type[Any]]:
-    """The class of each setting of a method or a model, by its name.
+    """Return the class of each method or model setting, by name.
 
     Raises:
         ConflictError: Two classes have a setting of one name.
@@ -103,7 +103,7 @@ def owners() -> dict[str, type[Any]]:
 
 
 def _installed() -> list[type[Any]]:
-    """The classes of settings of installed packages."""
+    """Return the settings classes of installed packages."""
     if not (entries("model") or entries("method")):  # otherwise help waits for torch
         return []
     from mispair import methods, models
@@ -114,17 +114,17 @@ def _installed() -> list[type[Any]]:
 
 
 def setting_classes() -> list[type[Any]]:
-    """The classes of settings of all models and methods."""
+    """Return the settings classes of all models and methods."""
     return list(dict.fromkeys(owners().values()))
 
 
 def all_names() -> list[str]:
-    """The names of all settings."""
+    """Return the names of all settings."""
     return [*RUN_SETTINGS, *owners()]
 
 
 def override(config: Config, settings: Mapping[str, Any], source: str = "") -> Config:
-    """A copy of `config` with other settings. An unknown name or a wrong value is refused.
+    """Return a copy of `config` with changed settings. Raise for unknown names and invalid values.
 
     Args:
         config: The settings.
@@ -157,18 +157,18 @@ def override(config: Config, settings: Mapping[str, Any], source: str = "") -> C
 
 
 def read_recipe(path: str | Path) -> Config:
-    """Reads a recipe, by file name or by the short name of one that comes with mispair, such as `f8k/plain-sgr`."""
+    """Read a recipe, by file name or by the short name of a built-in one such as `f8k/plain-sgr`."""
     file = find_packaged("recipe", path)
     return override(Config(), read_toml(file), str(file))
 
 
 def every_setting(config: Config) -> dict[str, Any]:
-    """All settings by name, those of all methods and models included."""
+    """Return all settings by name, including those of all methods and models."""
     return _filled(config, setting_classes())
 
 
 def complete(config: Config) -> Config:
-    """The settings that have an effect: of the run, and all of its method and its models.
+    """Return the settings in effect: of the run, its method and its models.
 
     >>> complete(Config(model="two-tower", own={"tau": 0.2})).own
     {}

@@ -1,4 +1,4 @@
-"""Training, validation and test pairs of a run, read as its settings say."""
+"""Training, validation and test pairs of a run."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ class Splits:
 
     @property
     def noise_ratio(self) -> float | None:
-        """Share of the training pairs that are mismatched, where that is known."""
+        """Measured fraction of mismatched training pairs; None if the truth is unknown."""
         return None if self.train.mismatched is None else float(self.train.mismatched.mean())
 
     @property
     def parts(self) -> dict[str, Pairs]:
-        """The pairs of different splits, by the names of the files of a run for what an audit says of them."""
+        """The distinct splits, by the file name of their audit columns in a run folder."""
         found = {AUDITED[0]: self.train} if self.dev is None else {AUDITED[0]: self.train, AUDITED[1]: self.dev}
         known = any(self.tested is pairs for pairs in found.values())
         return found if known else {**found, AUDITED[2]: self.tested}
 
     def test(self, matcher: Matcher) -> Evaluation:
-        """On all test images; where there are whole thousands, also the mean over slices of one (MS-COCO 1K)."""
+        """Test on all images, and on slices of 1,000 where they divide evenly (MS-COCO 1K)."""
         slices, rest = divmod(len(self.tested.left), SLICE)
         return matcher.evaluate(self.tested, folds=1 if rest else max(1, slices))
 
 
 def load_splits(config: Config, console: Console | None = None) -> Splits:
-    """Reads the data of a run and puts in the noise that it asks for."""
+    """Read the data of a run and inject its noise."""
     methods.find(config.method)
     pick_device(config.device)
     notes = console or Console(quiet=True)
@@ -71,7 +71,7 @@ def load_splits(config: Config, console: Console | None = None) -> Splits:
 
 
 def _note_cut_splits(config: Config, notes: Console) -> None:
-    """Where train, dev and test are cut from the same rows, as many pairs of each are mismatched."""
+    """Warn that dev and test contain as many mismatched pairs as train, where they are cut from the same rows."""
     if is_embedding_folder(loading.find_folder(config.data)):
         notes.print(
             "dev and test are the last rows of the same data as train: if pairs of it are mismatched, the best epoch "
@@ -89,7 +89,7 @@ def _note_unknown_words(pairs: Pairs, notes: Console) -> None:
 
 
 def check_tested(config: Config, splits: Splits) -> None:
-    """Refuses test pairs that the model could not score once it is trained."""
+    """Raise if the trained model could not score the test pairs."""
     models = dict.fromkeys(own.model for own in methods.select(config).network_configs(config))
     for name in ("left", "right"):
         ours, theirs = (SideSpec.of(getattr(pairs, name)) for pairs in (splits.train, splits.tested))

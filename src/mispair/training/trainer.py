@@ -1,4 +1,4 @@
-"""The training loop: one or two networks, any method, exact to the bit after a restart.
+"""The training loop for one or two networks and any method, bit-exact after a restart.
 
 An epoch is: the method chooses the pairs, every network goes once over its own, the result is validated. The place in
 that plan (`Cursor`), the networks, the optimizers, the method and the random numbers are the whole state. The order of
@@ -66,7 +66,7 @@ INITIAL_WEIGHTS, ORDER, NOISY_ORDER, AUGMENTATION, DROPOUT = range(5)  # indepen
 
 @dataclass
 class Learner:
-    """A network that trains.
+    """A network in training.
 
     Attributes:
         config: Its settings.
@@ -84,7 +84,7 @@ class Learner:
 
 
 class Progress(NamedTuple):
-    """What a rank tells the others about the networks of its team."""
+    """The state of a team's networks on one rank, for the other ranks."""
 
     position: int
     health: Health
@@ -92,7 +92,7 @@ class Progress(NamedTuple):
 
 
 class Trainer:
-    """Trains what `config` says on `train`; keeps the networks that are best on `dev` (the last ones without it).
+    """Train on `train` as `config` says, and keep the networks that are best on `dev`, or the last ones without it.
 
     Several ranks train as one team, which shares every step, or as two teams, one for each of two networks. Before an
     epoch and for validation all ranks are one team, and everybody has all networks.
@@ -154,7 +154,7 @@ class Trainer:
     # ------------------------------------------------------------------ the loop
 
     def fit(self) -> Matcher:
-        """Trains to the end, from the newest checkpoint if there is one."""
+        """Train to the end, from the newest checkpoint if there is one."""
         if (ended := self.ranks.by_first(lambda: self.run.result)) is not None:
             self._refuse_other_pairs(ended.fingerprint)
             self.progress.line("This run has ended already; nothing was trained.")
@@ -176,7 +176,7 @@ class Trainer:
         return self._load_best()
 
     def _load_best(self) -> Matcher:
-        """The best model, of which only the first rank has the file."""
+        """Load the best model; only the first rank has the file."""
         content = None if self.ranks.size == 1 else self.ranks.by_first(self.run.best.read_bytes)
         if content is None or self.ranks.is_first:
             return Matcher.load(self.run.best, self.config.device)
@@ -186,7 +186,7 @@ class Trainer:
             return Matcher.load(copy, self.config.device)
 
     def epoch(self) -> None:
-        """Trains and validates an epoch, or what is left of it."""
+        """Train and validate an epoch, or the rest of it."""
         cursor, started = self.cursor, time.monotonic()
         if not cursor.begun:
             self.begin(cursor.epoch)
@@ -211,7 +211,7 @@ class Trainer:
         self._checkpoint()
 
     def _train_one(self) -> None:
-        """The steps of this epoch of this team's network, while the other team makes those of its own."""
+        """Train this team's network for one epoch, while the other team trains its own."""
         cursor, number = self.cursor, self.teams.index(self.team)
         before = [len(self.plans(other)) for other in range(number)]  # so steps have the numbers as in one process
         cursor.network, cursor.step = number, self._first_step + sum(before) + cursor.positions[number]
@@ -221,7 +221,7 @@ class Trainer:
             pass
 
     def begin(self, epoch: int) -> None:
-        """Goes to the start of an epoch: the method chooses the pairs of every network."""
+        """Start an epoch: the method chooses the pairs of every network."""
         cursor, started = self.cursor, time.monotonic()
         cursor.to_epoch(epoch)
         main = self._main_epoch
@@ -234,7 +234,7 @@ class Trainer:
         self.selection_seconds = time.monotonic() - started
 
     def steps(self, first: int | None = None, most: int | None = None) -> Iterator[StepPlan]:
-        """Makes `most` steps of the network in turn, from position `first` of this epoch; gives each once it is made.
+        """Make up to `most` steps of the current network, from position `first` of this epoch, and yield each.
 
         By default all, from where it is. In the end the metrics are read: so everything has been done on the GPU, too.
         """
@@ -266,13 +266,13 @@ class Trainer:
             self._flush_metrics()
 
     def _count(self, number: int, plan: StepPlan) -> None:
-        """Notes that a network has made a step."""
+        """Count a finished step of a network."""
         if plan.main_step is not None:
             self.cursor.main_steps[number] += not plan.on_noisy
             self.method.after_step(number, plan)
 
     def _update(self, number: int, main: bool, inputs: StepInputs) -> StepMetrics:
-        """One step of network `number`: loss, gradients, new weights."""
+        """Make one step of network `number`: loss, gradients, update."""
         net, optimizer = self.nets[number], self.learners[number].optimizer
         loss = self.method.loss if main else self.method.warmup_loss
         optimizer.zero_grad(set_to_none=True)
@@ -291,11 +291,11 @@ class Trainer:
         return metrics
 
     def _loss_share(self, result: StepResult) -> float:
-        """What a rank's loss counts in the sum over the ranks: with local negatives, means are averaged."""
+        """Weight of this rank's loss in the sum over ranks; with local negatives the ranks are averaged."""
         return 1 / self.team.size if self._local and (result.logged is not None or not self._on_part) else 1.0
 
     def _own_part(self, plan: StepPlan) -> StepPlan:
-        """With local negatives, this rank's part of a step; all of it where it has too few pairs to share."""
+        """Return this rank's part of a step with local negatives, or all of a step with too few pairs."""
         batches = [pairs for pairs in (plan.pairs, plan.noisy) if pairs is not None]
         if not self._local or min(map(len, batches)) < 2 * self.team.size:
             return plan
@@ -303,7 +303,7 @@ class Trainer:
         return replace(plan, pairs=parts[0], noisy=None if plan.noisy is None else parts[1])
 
     def validate(self, seconds: float = 0.0) -> None:
-        """Keeps the networks if they are the best so far, or other ones make the model from this epoch on.
+        """Validate, and keep the networks if they are the best so far or the first of a new set.
 
         Args:
             seconds: What the epoch took, for the log.
@@ -334,7 +334,7 @@ class Trainer:
     # ------------------------------------------------------------------ batches
 
     def _inputs(self, plans: Sequence[StepPlan]) -> Iterator[tuple[StepPlan, StepInputs]]:
-        """These steps of this epoch with what the network in turn needs for them."""
+        """Yield steps of this epoch with the inputs of the current network."""
         cursor, net = self.cursor, self.nets[self.cursor.network]
         epoch, number = cursor.epoch, cursor.network
 
@@ -345,20 +345,20 @@ class Trainer:
         return prefetch(plans, make) if self.loader.on_host else map(make, plans)
 
     def plans(self, number: int) -> list[StepPlan]:
-        """The steps of this epoch of one network."""
+        """Plan the steps of this epoch for one network."""
         orders = [self._rng(stream, self.cursor.epoch, number) for stream in (ORDER, NOISY_ORDER)]
         first = None if self._main_epoch is None else self.cursor.first_steps[number]
         return plan_epoch(self.epoch_pairs[number], self.config.batch_size, orders[0], orders[1], first)
 
     def _total_steps(self) -> int:
-        """About how many steps the whole run takes; a method may use fewer pairs."""
+        """Estimate the steps of the whole run; a method may use fewer pairs."""
         epochs = sum(len(self.method.trained_networks(epoch)) for epoch in range(self.config.total_epochs))
         return epochs * math.ceil(len(self.method.unflagged) / self.config.batch_size)
 
     # ------------------------------------------------------------------ monitoring
 
     def _flush_metrics(self) -> None:
-        """Reads and logs the metrics of the steps since the last time; stops a run that has gone wrong."""
+        """Read and log the metrics of the latest steps; stop a failed run."""
         cursor = self.cursor
         if cursor.network == len(self.nets) or not self.learners[cursor.network].monitor.unread:
             return  # each network's are read at the end of its steps
@@ -383,7 +383,7 @@ class Trainer:
             self._refuse_collapse()
 
     def _check_epoch_pairs(self) -> None:
-        """An epoch may have nothing to train on, with a note; a run may not begin like that."""
+        """Raise if the run starts without pairs to train on; in a later epoch only note it."""
         if any(len(pairs.clean) > 1 for pairs in self.epoch_pairs):
             return
         found = f"the method {self.config.method} chose fewer than 2 of {len(self.train_pairs):,} pairs to train on"
@@ -401,7 +401,7 @@ class Trainer:
             )
 
     def _refuse_non_finite(self, step: int) -> None:
-        """Names the pairs of the step, found again from the plan."""
+        """Raise, naming the pairs of the failed step."""
         position = self.cursor.position - (self.cursor.step - step)
         plan = self.plans(self.cursor.network)[position]
         pairs = ", ".join(map(str, np.unique(self.method.pairs_used(self.cursor.network, plan))))
@@ -428,11 +428,11 @@ class Trainer:
     # ------------------------------------------------------------------ state
 
     def stop(self, number: int) -> None:
-        """Ends the run after the step in hand, as the signal of this number does."""
+        """Stop the run after the current step, as this signal does."""
         self._pace.signal = number
 
     def _pause(self, done: bool = False) -> bool:
-        """Stops after a signal to any rank, saves if it is time. Returns whether all teams are done."""
+        """Stop after a signal to any rank, and save when due. Return whether all teams are done."""
         if not self._pace.due(done):
             return False
         steps = self.run.unsent()
@@ -456,7 +456,7 @@ class Trainer:
 
     @property
     def _done(self) -> int:
-        """Steps of all networks."""
+        """Total steps of all networks."""
         return self._first_step + sum(self.cursor.positions)
 
     def _save(self) -> None:
@@ -487,12 +487,12 @@ class Trainer:
         checkpoint.save(self.run.checkpoints, state)
 
     def _share(self, team: Team) -> None:
-        """Lets the ranks of a team share the work on all networks."""
+        """Let the ranks of a team share the work on all networks."""
         for net in self.nets:
             net.share(team)
 
     def _agree(self) -> None:
-        """What the first rank has made of the pairs for this epoch counts for all: processors may differ."""
+        """Copy the first rank's pairs and method state to all ranks, because processors may differ."""
         if self.ranks.size == 1:
             return
         self.epoch_pairs, state = self.ranks.by_first(lambda: (self.epoch_pairs, _packed(self.method.state_dict())))
@@ -500,7 +500,7 @@ class Trainer:
             self.method.load_state_dict(_unpacked(state))
 
     def _meet(self) -> None:
-        """Several ranks: checks that a team has one state, and tells each team about the network of the other."""
+        """Check that the ranks of a team agree, and exchange networks between teams."""
         if self.ranks.size == 1:
             return
         numbers = range(len(self.nets)) if len(self.teams) == 1 else [self.teams.index(self.team)]
@@ -529,7 +529,7 @@ class Trainer:
             self.cursor.network, self.cursor.step = len(self.nets), self._done
 
     def _average_statistics(self, numbers: Sequence[int]) -> None:
-        """With local negatives each rank's normalisation has seen its own pairs."""
+        """Average the normalisation statistics, because with local negatives each rank saw other pairs."""
         buffers = [b for number in numbers for b in self.nets[number].buffers() if b.is_floating_point()]
         self.team.add_up(buffers)
         for buffer in buffers:
@@ -580,7 +580,7 @@ class Trainer:
             torch.cuda.set_rng_state(state.cuda_random_state, self.device)
 
     def _save_best(self) -> None:
-        """Saves the networks that make the model."""
+        """Save the networks of the model."""
         kept = self.method.kept_networks(min(self.cursor.epoch, self.config.total_epochs - 1))
         train, nets = self.train_pairs, [self.nets[number] for number in kept]
         specs = SideSpec.of(train.left), SideSpec.of(train.right)
@@ -592,13 +592,13 @@ class Trainer:
 
     @cached_property
     def _trained_on(self) -> str:
-        """Fingerprint of the pairs that are learned, and of those that choose the best epoch."""
+        """Fingerprint of the training and validation pairs."""
         learned, dev = fingerprint(self.train_pairs, truth=self.method.uses_truth), self.validation.dev
         return learned if dev is None else f"{learned}+{fingerprint(dev)}"
 
     @property
     def _main_epoch(self) -> int | None:
-        """Number of the main epoch; None while warming up."""
+        """Number of the main epoch; None during warm-up."""
         epoch = self.cursor.epoch - self.config.warmup_epochs
         return epoch if epoch >= 0 else None
 
@@ -617,7 +617,7 @@ class Trainer:
 
 
 def check_ranks(config: Config, ranks: Ranks) -> None:
-    """Refuses settings that several ranks cannot train with."""
+    """Raise for settings that several ranks cannot train with."""
     method = methods.select(config)
     if ranks.size > 1 and not method.teams:
         raise ConflictError(
@@ -638,7 +638,7 @@ def _of(team: Team, told: list[Progress]) -> list[Progress]:
 
 
 def _packed(state: dict[str, Any]) -> bytes:
-    """Tensors and plain values, for another process."""
+    """Serialize tensors and plain values for another process."""
     buffer = io.BytesIO()
     torch.save(state, buffer)
     return buffer.getvalue()
@@ -650,14 +650,14 @@ def _unpacked(content: bytes) -> dict[str, Any]:
 
 
 def check_networks(config: Config, train: Pairs) -> None:
-    """Refuses pairs that the networks do not take, and networks that do not fit into memory."""
+    """Raise if the networks do not take these pairs or do not fit into memory."""
     method = methods.select(config)
     configs = method.network_configs(config)
     check_memory(configs, (SideSpec.of(train.left), SideSpec.of(train.right)), pick_device(config.device))
 
 
 def check_pairs(train: Pairs, dev: Pairs | None) -> None:
-    """Refuses pairs that cannot be trained on, and validation pairs that are not of the same kind."""
+    """Raise if pairs cannot be trained on, or if validation pairs are of another kind."""
     images = len(np.unique(train.left_groups[train.link]))
     if len(train) < 2 or images < 2:
         raise TooFewError(

@@ -1,4 +1,4 @@
-"""The validation of a training: which epoch is the best."""
+"""Validation during training: choose the best epoch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mispair.training.checkpoint import Best
 
 
 class Validation:
-    """Evaluates networks on the validation pairs and keeps the best result.
+    """Evaluate networks on the validation pairs and keep the best result.
 
     Attributes:
         dev: The pairs; None without validation. Mismatched ones shall not decide the best epoch, and choosing it shall
@@ -32,7 +32,7 @@ class Validation:
         self._scores: dict[int, Tensor] = {}  # by network, for those that do not train any more
 
     def evaluate(self, nets: Sequence[Network], kept: Sequence[int], trained: Sequence[int]) -> Evaluation:
-        """Evaluates the kept ones of the networks together; `trained` are those that have changed."""
+        """Evaluate the kept networks together; `trained` lists those changed since the last time."""
         assert self.dev is not None
         if self._loaders is None:
             self._loaders = SideLoader(self.dev.left, self.device), SideLoader(self.dev.right, self.device)
@@ -43,7 +43,7 @@ class Validation:
         return evaluate(matrices, self.dev, mean=average([nets[number] for number in kept], matrices))
 
     def is_best(self, result: Evaluation, epoch: int, kept: tuple[int, ...]) -> bool:
-        """Keeps a result that is better than all before, or the first of other networks."""
+        """Keep a result if it is the best so far, or the first of other networks."""
         rsum = result.averaged.rsum
         if rsum > self.best.rsum or kept != self.best.networks:
             self.best = Best(rsum, epoch, kept)

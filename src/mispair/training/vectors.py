@@ -1,4 +1,4 @@
-"""The vectors of pairs in the clip-retrieval layout, cut into train, dev and test."""
+"""Vectors of pairs in the clip-retrieval layout, split into train, dev and test."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BLOCK = 4096  # rows that are read at a time
 
 
 def write_vectors(source: Source, out: Path, rule: SplitRule, request: Mapping[str, Json]) -> None:
-    """Writes the vectors of each split, without rows that could not be read.
+    """Write the vectors of each split, without unreadable rows.
 
     Args:
         source: Pairs with vectors.
@@ -57,7 +57,7 @@ def _random_splits(source: Source, rule: SplitRule) -> list[str]:
 
 
 def _readable(source: Source) -> IntArray:
-    """Rows whose two vectors are finite and not zero."""
+    """Return the rows with two finite, nonzero vectors."""
     good = np.ones(len(source), dtype=bool)
     good[source.known_rows] = False
     for start in range(0, len(source), BLOCK):
@@ -71,7 +71,7 @@ def _readable(source: Source) -> IntArray:
 
 
 def _image_names(source: Source, rows: IntArray) -> list[str]:
-    """A name for each image: its own, or the first id that has it where those inside other files are not different."""
+    """Name each image by its own name, or by the first id where names inside other files collide."""
     names = source.image_texts(rows)
     if source.layout != "raw":
         return names

@@ -12,7 +12,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from multiprocessing.queues import SimpleQueue
@@ -32,7 +32,7 @@ from mispair.bench.suite.suite import Cell
 from mispair.errors import MispairError, StoppedError
 from mispair.support.cores import OWN
 from mispair.support.formatting import duration
-from mispair.support.progress import LINE_SECONDS
+from mispair.support.progress import heartbeat
 from mispair.training.run_folder import count_validations
 
 CONTEXT = multiprocessing.get_context("spawn")  # a forked process cannot use its parent's GPU
@@ -166,9 +166,15 @@ def _show_progress(
 ) -> None:
     """Show the progress and the errors of the workers until all have ended."""
     printed = {cell.name for cell in cells if read_record(cell_folder(results, cell))}
-    said_at = time.monotonic()
+
+    def line() -> bool:
+        states = [state(results, cell) for cell in cells]
+        running = (f"{one.cell.name}: {one}" for one in states if one.status == "running")
+        console.print("; ".join((_counts(states), *running)), soft_wrap=True, markup=False)
+        return True
+
     live = Live(console=console, auto_refresh=False, transient=True) if console.is_terminal else None
-    with live or nullcontext():
+    with live or heartbeat(console, line):
         working = bool(workers)
         while working:
             working = any(worker.is_alive() for worker in workers)  # before the errors, so that none is lost
@@ -182,10 +188,6 @@ def _show_progress(
                 console.print(f"{ended} of {len(states)}  {new.cell.name}: {new}", soft_wrap=True, markup=False)
             if live is not None:
                 live.update(_live_table(states), refresh=True)
-            elif time.monotonic() - said_at >= LINE_SECONDS:
-                said_at = time.monotonic()
-                running = (f"{one.cell.name}: {one}" for one in states if one.status == "running")
-                console.print("; ".join((_counts(states), *running)), soft_wrap=True, markup=False)
 
 
 def _counts(states: Sequence[CellState]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 import mispair
 from made_pairs import made_pairs
-from mispair.auditing.cuts import cuts, parts, share_of, threshold
+from mispair.auditing.cuts import USUAL_CUTS, Cut, below_cuts, count_parts, cuts, parts, share_of, threshold
 from mispair.auditing.report.page import make_page
 from mispair.auditing.report.render import render
 from mispair.auditing.scoring.calibration import noise_interval, noise_rate
@@ -40,6 +41,13 @@ def test_a_cut_that_is_none_is_refused() -> None:
         mispair.audit(made.left, made.right, flag_below=0.2, keep_best=0.8)
 
 
+def cuts_of(match: np.ndarray, rate: tuple[float, float, float], values: Sequence[float] = USUAL_CUTS) -> list[Cut]:
+    """By two parts of the pairs."""
+    parts = (match[: len(match) // 3], match[len(match) // 3 :])
+    first, second = (below_cuts(part, rate, len(match), values) for part in parts)
+    return cuts(values, first + second)
+
+
 def test_cuts_know_how_many_of_the_flagged_are_mismatched() -> None:
     """Scores that are true probabilities: the estimates are their means, and the intervals hold the truth."""
     rng = np.random.default_rng(0)
@@ -48,7 +56,7 @@ def test_cuts_know_how_many_of_the_flagged_are_mismatched() -> None:
         match = rng.beta(0.5, 0.3, 3000)
         matched = rng.random(3000) < match
         rate = float((1 - match).mean())
-        for cut in cuts(match, (rate, rate - 0.01, rate + 0.01)):
+        for cut in cuts_of(match, (rate, rate - 0.01, rate + 0.01)):
             flagged = match < cut.flag_below
             assert cut.flagged == flagged.sum()
             assert cut.mismatched == pytest.approx((1 - match[flagged]).mean())
@@ -61,14 +69,14 @@ def test_cuts_know_how_many_of_the_flagged_are_mismatched() -> None:
 def test_a_higher_noise_rate_shifts_the_odds() -> None:
     """Against the definition: odds times the ratio of the prior odds."""
     match = np.full(100_000, 0.75)
-    (cut,) = cuts(match, (0.25, 0.25, 0.4), [0.9])
+    (cut,) = cuts_of(match, (0.25, 0.25, 0.4), [0.9])
     odds = (0.25 / 0.75) * (0.4 / 0.6) / (0.25 / 0.75)
     assert cut.mismatched_high == pytest.approx(odds / (1 + odds), abs=0.001)
     assert cut.mismatched_low == pytest.approx(0.25, abs=0.005)
 
 
 def test_no_pair_below_a_cut() -> None:
-    assert [cut.flagged for cut in cuts(np.ones(10), (0.0, 0.0, 0.1))] == [0] * 7
+    assert [cut.flagged for cut in cuts_of(np.ones(10), (0.0, 0.0, 0.1))] == [0] * 7
 
 
 def test_an_audit_with_a_cut_of_ones_own() -> None:
@@ -93,7 +101,9 @@ def test_parts_have_the_rate_of_their_own_pairs() -> None:
     wrong = np.concatenate([np.arange(300) < 30, np.arange(200) < 120, [False]])
     sums, shuffled = rng.standard_normal(501) + 4 * ~wrong, rng.standard_normal(500)
     sums[0] = np.nan
-    first, second, third = parts(values, sums, shuffled, wrong)
+    half = [count_parts(values[here], sums[here], shuffled, wrong[here]) for here in (slice(250), slice(250, None))]
+    counts = {name: half[0].get(name, 0) + half[1][name] for name in "abc"}
+    first, second, third = parts(counts, shuffled)
     assert (first.value, first.pairs, first.flagged) == ("a", 299, 29)
     assert (second.value, second.pairs, second.flagged) == ("b", 200, 120)
     assert third.pairs == 1

@@ -14,8 +14,9 @@ import pytest
 import mispair
 from audit_cases import make_case, write_clip
 from mispair.auditing.audit import Settings
+from mispair.auditing.folder import audit_path
 from mispair.auditing.inputs import AuditInput
-from mispair.auditing.ray_engine import audit_on_ray, connect
+from mispair.auditing.ray_engine import connect
 from ray_stand_in import StandIn
 
 ray = pytest.importorskip("ray")
@@ -47,7 +48,7 @@ def test_two_machines_of_which_a_worker_is_killed(tmp_path: Path) -> None:
     case.left[590] = case.left[3]
     cuts = list(range(ROWS // BLOCKS, ROWS, ROWS // BLOCKS))
     data = AuditInput(write_clip(tmp_path / "in", case.left, case.right, cuts=cuts))
-    expected = audit_on_ray(StandIn(), data, tmp_path / "expected", CPU)
+    expected = audit_path(data, tmp_path / "expected", CPU, cluster=StandIn())
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1})
     try:
         cluster.add_node(num_cpus=1)
@@ -67,7 +68,7 @@ def test_two_machines_of_which_a_worker_is_killed(tmp_path: Path) -> None:
         killer = threading.Thread(target=kill)
         killer.start()
         with connect() as module:
-            summary = audit_on_ray(module, data, tmp_path / "out", CPU)
+            summary = audit_path(data, tmp_path / "out", CPU, cluster=module)
         killer.join()
     finally:
         ray.shutdown()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 import signal
@@ -13,19 +14,31 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import mispair
 from audit_cases import Case, make_case
 from mispair.auditing import blocks, ray_engine
 from mispair.auditing.audit import Settings
 from mispair.auditing.findings import AuditSummary
+from mispair.auditing.folder import audit_path, read_input
 from mispair.auditing.inputs import AuditInput
-from mispair.auditing.ray_engine import audit_on_ray, connect
+from mispair.auditing.output_files import AUDIT, READ_BACK
+from mispair.auditing.ray_engine import connect
 from mispair.auditing.scoring.folds import sample
 from mispair.auditing.scoring.shared_items import find_shared_items
 from mispair.cli.main import main
-from mispair.errors import ConfigError, ConflictError, ExistsError, MissingPackageError
+from mispair.errors import (
+    ChangedError,
+    ConfigError,
+    ConflictError,
+    ExistsError,
+    InvalidValueError,
+    MissingPackageError,
+    NotFoundError,
+)
 from mispair.pairs.layouts.arrays import from_memory
+from mispair.support.owned_folder import check_unchanged
 from ray_stand_in import StandIn
 from refusals import refused
 
@@ -34,6 +47,9 @@ parquet = pytest.importorskip("pyarrow.parquet")
 
 ROWS, BLOCKS = 400, 5
 CPU = Settings(device="cpu", workers=2)
+_FILE = io.BytesIO()
+Image.new("RGB", (40, 40), "red").save(_FILE, "JPEG")
+_IMAGE = _FILE.getvalue()
 
 
 @pytest.fixture(scope="module")
@@ -69,11 +85,19 @@ def done(case: Case, tmp_path_factory: pytest.TempPathFactory) -> tuple[AuditInp
     """The data, its audit and the summary."""
     folder = tmp_path_factory.mktemp("ray")
     data = write(folder / "in", case)
-    return data, folder / "out", audit_on_ray(StandIn(), data, folder / "out", CPU)
+    return data, folder / "out", audit_path(data, folder / "out", CPU, cluster=StandIn())
 
 
 def table(out: Path) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = parquet.read_table(out / "pairs.parquet").to_pydict()
+    return found
+
+
+def metrics(summary: AuditSummary) -> dict[str, Any]:
+    """Without times; sums of parts may differ in their last digits."""
+    found: dict[str, Any] = json.loads(
+        summary.model_dump_json(exclude={"seconds", "stages"}), parse_float=lambda text: round(float(text), 12)
+    )
     return found
 
 
@@ -97,9 +121,8 @@ def test_the_scores_are_those_of_the_auditor(done: tuple[AuditInput, Path, Audit
 def test_what_is_learned_depends_on_no_block(
     done: tuple[AuditInput, Path, AuditSummary], case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other = audit_on_ray(StandIn(), write(tmp_path / "in", case, 2), tmp_path / "out", CPU)
-    names = ("seconds", "stages")
-    assert other.model_dump(exclude={*names}) == done[2].model_dump(exclude={*names})
+    other = audit_path(write(tmp_path / "in", case, 2), tmp_path / "out", CPU, cluster=StandIn())
+    assert metrics(other) == metrics(done[2])
     one, two = table(done[1]), table(tmp_path / "out")
     assert [one.pop("source") == two.pop("source"), one == two] == [False, True]
     readable = np.delete(np.arange(ROWS), 7)
@@ -114,7 +137,7 @@ def test_what_is_learned_depends_on_no_block(
 @pytest.mark.parametrize("together", [1 << 20, 100])
 def test_shared_items_of_all_blocks(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, together: int) -> None:
     monkeypatch.setattr(ray_engine, "TOGETHER", together)
-    audit_on_ray(StandIn(), write(tmp_path / "in", case), tmp_path / "out", CPU)
+    audit_path(write(tmp_path / "in", case), tmp_path / "out", CPU, cluster=StandIn())
     found = table(tmp_path / "out")
     expected = find_shared_items(
         from_memory(case.left, case.right), workers=1, device=__import__("torch").device("cpu")
@@ -146,13 +169,13 @@ def test_a_killed_audit_goes_on(done: tuple[AuditInput, Path, AuditSummary], tmp
 
     first, second = StandIn(killed), StandIn()
     with pytest.raises(KeyboardInterrupt):
-        audit_on_ray(first, done[0], tmp_path / "out", CPU)
+        audit_path(done[0], tmp_path / "out", CPU, cluster=first)
     assert json.loads((tmp_path / "out/audit.json").read_text())["finished"] is False
-    audit_on_ray(second, done[0], tmp_path / "out", CPU)
+    audit_path(done[0], tmp_path / "out", CPU, cluster=second)
     assert first.calls["_score"] - (stage == "_score") + second.calls["_score"] == BLOCKS
     assert table(tmp_path / "out") == table(done[1])
     third = StandIn()
-    assert audit_on_ray(third, done[0], tmp_path / "out", CPU).pairs == ROWS
+    assert audit_path(done[0], tmp_path / "out", CPU, cluster=third).pairs == ROWS
     assert not third.calls
     assert not list((tmp_path / "out/unfinished").rglob("*.*"))
 
@@ -161,7 +184,7 @@ def test_a_block_that_cannot_be_read_is_rows_with_a_status(case: Case, tmp_path:
     data = write(tmp_path / "in", case)
     (tmp_path / "in/text_emb/text_emb_1.npy").write_bytes(b"nothing")
     (tmp_path / "in/img_emb/img_emb_3.npy").write_bytes(b"nothing")
-    summary = audit_on_ray(StandIn(), data, tmp_path / "out", CPU)
+    summary = audit_path(data, tmp_path / "out", CPU, cluster=StandIn())
     size = ROWS // BLOCKS
     assert (summary.pairs, summary.scored) == (4 * size + 1, 3 * size - 1)
     found = table(tmp_path / "out")
@@ -178,24 +201,24 @@ def test_rows_of_arrays_and_datacomp(
     np.save(tmp_path / "left.npy", case.left)
     np.save(tmp_path / "right.npy", case.right)
     data = AuditInput(left=(tmp_path / "left.npy",), right=(tmp_path / "right.npy",))
-    audit_on_ray(StandIn(), data, tmp_path / "arrays", CPU)
+    audit_path(data, tmp_path / "arrays", CPU, cluster=StandIn())
     found = table(tmp_path / "arrays")
     assert found["match_score"] == table(done[1])["match_score"]
     assert found["id"] == [str(row) for row in range(ROWS)]
-    assert len(list((tmp_path / "arrays/pairs.parquet").iterdir())) == 3
+    assert list(dict.fromkeys(found["source"])) == ["0", "150", "300"]
     (tmp_path / "dc/metadata").mkdir(parents=True)
     for number, rows in enumerate(np.array_split(np.arange(ROWS), 2)):
         sides = {"l14_img": case.left[rows, :32], "l14_txt": case.right[rows]}
         np.savez(tmp_path / f"dc/metadata/{number}.npz", **sides)  # type: ignore[arg-type]
         uids = pyarrow.table({"uid": [f"{row:032x}" for row in rows], "text": ["a"] * len(rows)})
         parquet.write_table(uids, tmp_path / f"dc/metadata/{number}.parquet")
-    audit_on_ray(StandIn(), AuditInput(tmp_path / "dc"), tmp_path / "uids", CPU)
+    audit_path(AuditInput(tmp_path / "dc"), tmp_path / "uids", CPU, cluster=StandIn())
     assert table(tmp_path / "uids")["id"] == [f"{row:032x}" for row in range(ROWS)]
     assert mispair.Auditor.load(tmp_path / "uids/auditor.safetensors", "cpu").joint_
 
 
 def test_the_best_are_kept(done: tuple[AuditInput, Path, AuditSummary], tmp_path: Path) -> None:
-    summary = audit_on_ray(StandIn(), done[0], tmp_path / "out", replace(CPU, keep_best=0.6))
+    summary = audit_path(done[0], tmp_path / "out", replace(CPU, keep_best=0.6), cluster=StandIn())
     assert summary.flagged / summary.scored == pytest.approx(0.4, abs=0.02)
     scores = np.array([0, 1e-9, 1e-4, 0.3, 0.5, 0.5001, 0.9, 0.99999, 0.9999999, 1], dtype=np.float32)
     bins = ray_engine._bins(scores)
@@ -206,29 +229,102 @@ def test_the_best_are_kept(done: tuple[AuditInput, Path, AuditSummary], tmp_path
 
 def test_another_audit_is_replaced_only_if_asked(done: tuple[AuditInput, Path, AuditSummary], tmp_path: Path) -> None:
     out = shutil.copytree(done[1], tmp_path / "out")
-    with refused(ExistsError, str(out)):
-        audit_on_ray(StandIn(), done[0], out, replace(CPU, flag_below=0.4))
-    assert audit_on_ray(StandIn(), done[0], out, replace(CPU, flag_below=0.4), overwrite=True).flag_below == 0.4
+    with refused(ChangedError, str(out)):
+        audit_path(done[0], out, replace(CPU, flag_below=0.4), cluster=StandIn())
+    assert audit_path(done[0], out, replace(CPU, flag_below=0.4), overwrite=True, cluster=StandIn()).flag_below == 0.4
     (tmp_path / "full").mkdir()
     (tmp_path / "full/a.txt").write_text("1")
     with refused(ExistsError, str(tmp_path / "full")):
-        audit_on_ray(StandIn(), done[0], tmp_path / "full", CPU, overwrite=True)
+        audit_path(done[0], tmp_path / "full", CPU, cluster=StandIn())
+
+
+def test_everything_that_the_local_engine_writes(case: Case, tmp_path: Path) -> None:
+    """The same files as by the local engine; what both compute of the pairs alone is equal."""
+    data = write(tmp_path / "in", case)
+    Image.new("RGB", (40, 40), "red").save(tmp_path / "in/12.jpg")
+    checked = {f"p{row}": row not in np.flatnonzero(case.mismatched) for row in range(0, 80, 2)}
+    settings = replace(CPU, by="caption", checked=checked, partnered=(["p3"], ["p5"]))
+    found = {}
+    for name, cluster in (("ray", StandIn()), ("local", None)):
+        copies = {"clean": tmp_path / name / "clean", "mended": tmp_path / name / "mended"}
+        out = tmp_path / name / "out"
+        found[name] = audit_path(
+            data, out, settings, tools=["argilla"], cluster=cluster, clean=copies["clean"], mended=copies["mended"]
+        )
+        kept = sum(flag is False for flag in table(out)["is_mismatch"])
+        assert len(AuditInput(copies["clean"]).open("cpu")) == kept
+        assert len(AuditInput(copies["mended"]).open("cpu")) >= kept
+        assert len(json.loads((out / "argilla.json").read_text())) == ROWS
+    ours, theirs = (table(tmp_path / name / "out") for name in ("ray", "local"))
+    assert set(ours) == {*theirs, "left_item", "right_item"} - {"siblings", "exchanged"}
+    for name in ("id", "image", "caption", "status", "reasons", "source"):
+        assert ours[name] == theirs[name]
+    assert np.mean([one == other for one, other in zip(ours["reason"], theirs["reason"], strict=True)]) > 0.8
+    assert {name: ours["match_score"][int(name[1:])] for name in checked} == checked
+    assert "somebody has looked at it and found it wrong" in ours["reason"]
+    one, other = found["ray"], found["local"]
+    assert [(part.value, part.pairs) for part in one.parts] == [(part.value, part.pairs) for part in other.parts]
+    assert [cut.flag_below for cut in one.cuts] == [cut.flag_below for cut in other.cuts]
+    assert {d.kind for d in one.detections} == {d.kind for d in other.detections} != set()
+    assert (one.reasons, one.unreadable) == (other.reasons, other.unreadable)
+    assert one.noise_rate == pytest.approx(other.noise_rate, abs=0.05)
+    files = [{path.name for path in (tmp_path / name / "out").iterdir()} for name in ("ray", "local")]
+    assert files[0] == files[1] | {"auditor.safetensors"}
+    pages = [(tmp_path / name / "out/report.html").read_text() for name in ("ray", "local")]
+    assert [page.count("</section>") for page in pages[:1]] == [pages[1].count("</section>")]
+    lines = (tmp_path / "ray/out/pairs.csv").read_text().splitlines()
+    assert len(lines) == ROWS + 1
+    check_unchanged(tmp_path / "ray/out", AUDIT, READ_BACK)
+    assert read_input(tmp_path / "ray/out").source == (tmp_path / "in").resolve()
+    with refused(NotFoundError, "checked"):
+        audit_path(data, tmp_path / "no", replace(CPU, checked={"nobody": True}), cluster=StandIn())
+    with refused(InvalidValueError, where="by", names="nothing"):
+        audit_path(data, tmp_path / "no", replace(CPU, by="nothing"), cluster=StandIn())
+    assert not (tmp_path / "no").exists()
+
+
+def test_the_report_shows_pairs_of_all_blocks(case: Case, tmp_path: Path) -> None:
+    data = write(tmp_path / "in", case)
+    for row in range(ROWS):
+        (tmp_path / f"in/{row}.jpg").write_bytes(_IMAGE)
+    audit_path(data, tmp_path / "out", CPU, cluster=StandIn())
+    audit_path(data, tmp_path / "local", CPU)
+    ours, theirs = ((tmp_path / name / "report.html").read_text() for name in ("out", "local"))
+    assert ours.count("data:image/jpeg") > 20
+    for heading in ("Worst pairs", "Near-duplicates", "Unreadable"):
+        assert (heading in ours) == (heading in theirs)
+    worst = np.argsort([2 if score is None else score for score in table(tmp_path / "out")["match_score"]])
+    assert f"p{worst[0]}" in ours
+
+
+def test_several_views(case: Case, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    views = case.left, (case.left @ rng.standard_normal((40, 24))).astype(np.float32)
+    paths = [tmp_path / f"left{number}.npy" for number in range(2)]
+    for path, view in zip(paths, views, strict=True):
+        np.save(path, view)
+    np.save(tmp_path / "right.npy", case.right)
+    data = AuditInput(left=tuple(paths), right=(tmp_path / "right.npy",))
+    audit_path(data, tmp_path / "out", CPU, cluster=StandIn())
+    auditor = mispair.Auditor.load(tmp_path / "out/auditor.safetensors", "cpu")
+    expected = auditor.score(list(views), case.right)
+    found = np.array(table(tmp_path / "out")["match_score"], dtype=np.float32)
+    assert np.mean(found == expected) > 0.9
+    readable = np.delete(np.arange(ROWS), 7)
+    fitted = mispair.Auditor(device="cpu").fit([view[readable] for view in views], case.right[readable])
+    assert np.nanmax(np.abs(fitted.score(list(views), case.right) - expected)) < 1e-6
 
 
 def test_what_workers_do_not_do_is_refused(
     done: tuple[AuditInput, Path, AuditSummary], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for settings in (replace(CPU, by="source"), replace(CPU, checked={"p1": True})):
-        with pytest.raises(ConflictError):
-            audit_on_ray(StandIn(), done[0], tmp_path / "out", settings)
     (tmp_path / "pairs.csv").write_text("image_path,caption\na.jpg,a\n", encoding="utf-8")
     (tmp_path / "a.jpg").write_bytes(b"")
     with refused(ConflictError, "engine"):
-        audit_on_ray(StandIn(), AuditInput(tmp_path / "pairs.csv"), tmp_path / "out", CPU)
+        audit_path(AuditInput(tmp_path / "pairs.csv"), tmp_path / "out", CPU, cluster=StandIn())
     assert not (tmp_path / "out").exists()
-    for given in (["--engine", "ray", "--clean", str(tmp_path / "c")], ["--address", "auto"]):
-        assert main(["audit", str(done[0].source), *given, "--out", str(tmp_path / "out")]) == 2
-        assert "--engine" in capsys.readouterr().err or "--clean" in given
+    assert main(["audit", str(done[0].source), "--address", "auto", "--out", str(tmp_path / "out")]) == 2
+    assert "--engine" in capsys.readouterr().err
 
 
 def test_without_ray_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -15,10 +15,11 @@ from rich.console import Console
 from mispair.auditing.auditor import Auditor, check_count, checked_answers, checked_rows, workers_of
 from mispair.auditing.cuts import check_cut, threshold, values_by
 from mispair.auditing.exports import Tool, export
-from mispair.auditing.findings import SIDES, Findings, NoiseEstimate
+from mispair.auditing.findings import Findings, NoiseEstimate
 from mispair.auditing.inputs import AuditInput, open_given
 from mispair.auditing.match_scores import MatchScores, SimilarPairs
 from mispair.auditing.options import AuditOptions, InputOptions, Options
+from mispair.auditing.output_files import LEARNED
 from mispair.auditing.report.page import make_page
 from mispair.auditing.report.render import render
 from mispair.auditing.scoring.exchanges import search_exchanges
@@ -29,6 +30,7 @@ from mispair.auditing.scoring.scan import READABLE, Scan, scan
 from mispair.auditing.scoring.shared_items import SharedItems, find_shared_items
 from mispair.auditing.scoring.siblings import find_siblings
 from mispair.auditing.scoring.views import joined
+from mispair.auditing.tally import SIDES
 from mispair.compute.devices import pick_device
 from mispair.errors import ConflictError, DataError, InvalidValueError
 from mispair.pairs.layouts.arrays import captions, from_pairs, item_vectors, pair_ids
@@ -52,7 +54,7 @@ LOADED_WORKERS = 2  # on a GPU, where nothing is left to read
 WORST = 10  # pairs that a notebook shows
 MAX_SUGGESTED = 10_000  # flagged pairs that get suggestions, the lowest match scores first
 FEW_PAIRS = 1000  # below, a note warns that the scores are uncertain
-ITEMS, LEARNED = "items.npz", "auditor.safetensors"
+ITEMS = "items.npz"
 COMMON_SPACE = (
     "The two sides are equally wide, and pairs have higher cosines than shuffled ones: their encoders seem to share a "
     "space, as those of CLIP do, so their cosine counts as well (as with `joint`)."
@@ -264,15 +266,8 @@ def audit_source(
     """
     device = pick_device(settings.device)
     with progress(console, len(source)) as show:
-        scaled = _ready(source, settings, device, show)
-        items, auditor, measured, scores, similar = _measured(scaled, settings, device, work, show)
-        judge = auditor.judge
-        show.begin("looking at captions")
-        seen = _seen_captions(source)
-        scores = scores.informed(judge, measured, items, checked_rows(source, settings.checked), seen)
-        scores = scores.recalibrated(scaled, judge, similar, device)
-        auditor.recalibration = scores.recalibration
-        match = scores.beside(similar)
+        scaled, items, auditor, measured, scores, similar, seen = judged(source, settings, device, work, show)
+        judge, match = auditor.judge, scores.beside(similar)
         below = threshold(match, settings.flag_below, settings.keep_best)
         flagged = np.flatnonzero(match < below)
         suggested = flagged[match[flagged].argsort(kind="stable")][:MAX_SUGGESTED]
@@ -290,10 +285,8 @@ def audit_source(
             seen[suggested] |= image_reasons(suggested, source.image_reader(suggested))
         show.end()
     readable = measured.status == READABLE
-    notes = (*_notes(judge, int(readable.sum()), len(flagged)), *_shared_notes(items, readable))
-    if judge.joint and not (settings.joint or source.joint):
-        notes = (COMMON_SPACE, *notes)
-    notes = (*source.notes, *notes)
+    space = [COMMON_SPACE] if judge.joint and not (settings.joint or source.joint) else []
+    notes = (*source.notes, *space, *notes_on(judge, int(readable.sum()), len(flagged)), *shared_notes(items, readable))
     return Audit(
         source=source,
         auditor=auditor,
@@ -315,11 +308,29 @@ def audit_source(
     )
 
 
-def _seen_captions(source: Source) -> Bits:
-    """(N,) what captions show, as bits of `reasons.KINDS`."""
-    if source.captions is None:
-        return np.zeros(len(source), dtype=np.uint16)
-    return caption_reasons(np.arange(len(source)), source.captions)
+class Judged(NamedTuple):
+    """Pairs with one vector an item, and what was found about them before any is flagged."""
+
+    source: Source
+    items: SharedItems
+    auditor: Auditor
+    scan: Scan
+    scores: MatchScores
+    similar: SimilarPairs
+    seen: Bits
+
+
+def judged(source: Source, settings: Settings, device: torch.device, work: Path | None, show: RowProgress) -> Judged:
+    """Learn what matching pairs have in common, and measure all pairs."""
+    ready = _ready(source, settings, device, show)
+    items, auditor, measured, scores, similar = _measured(ready, settings, device, work, show)
+    show.begin("looking at captions")
+    rows = np.arange(len(source))
+    seen = caption_reasons(rows, source.captions) if source.captions else np.zeros(len(rows), dtype=np.uint16)
+    scores = scores.informed(auditor.judge, measured, items, checked_rows(source, settings.checked), seen)
+    scores = scores.recalibrated(ready, auditor.judge, similar, device)
+    auditor.recalibration = scores.recalibration
+    return Judged(ready, items, auditor, measured, scores, similar, seen)
 
 
 def score_pairs(pairs: Pairs, device: str = "auto", console: Console | None = None) -> npt.NDArray[np.float32]:
@@ -435,13 +446,22 @@ def check_rows(pairs: Source, settings: Settings) -> None:
         DataError: There are too few pairs, or a setting does not fit them.
     """
     check_count(pairs)
-    check_cut(settings.flag_below, settings.keep_best)
-    if settings.workers is not None and settings.workers < 1:
-        raise InvalidValueError(str(settings.workers), where="workers", expected="at least 1")
+    check_settings(settings)
     for ids in (list(checked_answers(settings.checked)), *map(list, settings.partnered)):
         pairs.find(ids)  # refuses unknown ids and invalid answers
     if settings.by is not None:
         values_by(pairs, settings.by)
+
+
+def check_settings(settings: Settings) -> None:
+    """The part of `check` that needs no pairs.
+
+    Raises:
+        ConfigError: A setting is invalid.
+    """
+    check_cut(settings.flag_below, settings.keep_best)
+    if settings.workers is not None and settings.workers < 1:
+        raise InvalidValueError(str(settings.workers), where="workers", expected="at least 1")
 
 
 def _auditor(source: Source, settings: Settings, items: SharedItems, work: Path | None) -> Auditor:
@@ -463,7 +483,8 @@ def _auditor(source: Source, settings: Settings, items: SharedItems, work: Path 
     return Auditor.load(path, settings.device)  # so that a resumed audit has exactly the same values
 
 
-def _notes(judge: Judge, readable: int, flagged: int) -> list[str]:
+def notes_on(judge: Judge, readable: int, flagged: int) -> list[str]:
+    """What the reader of any audit should know."""
     notes = []
     best = float(judge.separations.max())
     if readable < FEW_PAIRS:
@@ -480,7 +501,7 @@ def _notes(judge: Judge, readable: int, flagged: int) -> list[str]:
     return notes
 
 
-def _shared_notes(items: SharedItems, readable: npt.NDArray[np.bool_]) -> list[str]:
+def shared_notes(items: SharedItems, readable: npt.NDArray[np.bool_]) -> list[str]:
     """What was done about items that several pairs share."""
     notes = []
     for side, unlike in zip(SIDES, items.unlike, strict=True):

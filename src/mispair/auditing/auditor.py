@@ -70,7 +70,7 @@ class Auditor:
         self.joint, self.device, self.workers = joint, device, workers
         self._judge: Judge | None = None
         self.factors = (1.0, 1.0)  # that vectors of unusual lengths are multiplied by
-        self._joins: tuple[ViewJoin, ViewJoin] | None = None
+        self.joins: tuple[ViewJoin, ViewJoin] | None = None
         self._seen = Seen.nothing()
         self.recalibration: Recalibration | None = None  # by decisions of people, where there are enough
 
@@ -113,7 +113,7 @@ class Auditor:
             checked: Rows that a person has checked: 1 matched, 0 mismatched.
         """
         self._judge, self._seen = _learned(source, items, checked, self.joint, pick_device(self.device))
-        self.factors, self._joins = (source.left.factor, source.right.factor), joins_of(source)
+        self.factors, self.joins = (source.left.factor, source.right.factor), joins_of(source)
         self.recalibration = None
         return self
 
@@ -133,12 +133,12 @@ class Auditor:
         return self.measured(left, right)[0]
 
     def measured(self, left: Any, right: Any = None) -> tuple[Scores, Scores]:
-        """Return the match scores (n,) as `score` does, and the weighted sums of measures (n,) behind them."""
+        """Return the match scores (n,) as `score` does, and the measures (n, m) behind them."""
         judge, source = self.judge, _opened(left, right, None)
         if judge.networks:
             raise ConflictError("the audit of a training run scores pairs by its networks", advice="Use Matcher.score.")
-        if self._joins is not None:
-            source = with_joins(source, self._joins)
+        if self.joins is not None:
+            source = with_joins(source, self.joins)
         fitted = len(judge.transforms[0].mean), len(judge.transforms[1].mean)
         if source.widths != fitted:
             raise ShapeError(
@@ -147,15 +147,15 @@ class Auditor:
             )  # fmt: skip
         sides = [side.times(factor) for side, factor in zip((source.left, source.right), self.factors, strict=True)]
         device, every = judge.transforms[0].mean.device, np.arange(SCORED)
-        found = np.full((2, len(source)), np.nan, dtype=np.float32)
+        found = np.full((len(source), 1 + len(judge.names)), np.nan, dtype=np.float32)
 
         def part(rows: tuple[Tensor, Tensor, int]) -> Scores:
-            sums = judge.combination.sums(judge.measure_items(rows[0], rows[1], every, every, rows[2]))
-            match: FloatArray | Scores = new_match_scores(judge, sums)
+            measures = judge.measure_items(rows[0], rows[1], every, every, rows[2])
+            match: FloatArray | Scores = new_match_scores(judge, judge.combination.sums(measures))
             if self.recalibration is not None:
                 sides = zip(judge.transforms, rows[:2], strict=True)
                 match = self.recalibration.match(match, *(transform(side).cpu().numpy() for transform, side in sides))
-            return np.stack([match, sums]).astype(np.float32)
+            return np.column_stack([match, measures]).astype(np.float32)
 
         for start in range(0, len(source), READ):
             x, y = (side.tensor(slice(start, start + READ), device) for side in sides)
@@ -171,8 +171,8 @@ class Auditor:
             filled = [(number, np.resize(rows, SCORED)) for number, rows in parts]
             scores = parallel_map(part, ((x[rows], y[rows], number) for number, rows in filled), self.workers)
             for (_, rows), one in zip(parts, scores, strict=True):
-                found[:, start + rows] = one[:, : len(rows)]
-        return found[0], found[1]
+                found[start + rows] = one[: len(rows)]
+        return found[:, 0], found[:, 1:]
 
     @property
     def judge(self) -> Judge:
@@ -208,7 +208,7 @@ class Auditor:
     def save(self, path: str | Path) -> None:
         """Write everything that was learned to one safetensors file."""
         seen = {f"seen.{name}": torch.from_numpy(value) for name, value in vars(self._seen).items()}
-        for side, join in enumerate(self._joins or ()):
+        for side, join in enumerate(self.joins or ()):
             seen |= {f"views.{side}.{name}": torch.from_numpy(value) for name, value in join.state().items()}
         state = self.judge.state() | seen
         about = {"auditor": FORMAT, "factors": list(self.factors), "joint": self.joint}
@@ -240,7 +240,7 @@ class Auditor:
                 {name.removeprefix(prefix): tensor.numpy() for name, tensor in state.items() if name.startswith(prefix)}
                 for prefix in ("views.0.", "views.1.")
             ]
-            auditor._joins = (ViewJoin.of(views[0]), ViewJoin.of(views[1])) if all(views) else None
+            auditor.joins = (ViewJoin.of(views[0]), ViewJoin.of(views[1])) if all(views) else None
             auditor._seen = Seen(*(state[f"seen.{name}"].numpy() for name in ("left", "right", "fold")))
             if "recalibration.slope" in state:
                 slope, offset, *weights = (state[f"recalibration.{field.name}"] for field in fields(Recalibration))

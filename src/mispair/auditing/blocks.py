@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
@@ -17,7 +17,7 @@ from mispair.auditing.inputs import AuditInput
 from mispair.errors import ConflictError, DamagedError, DataError
 from mispair.pairs.layouts.clip_retrieval import PARTS
 from mispair.pairs.pairs import FloatArray, IntArray
-from mispair.pairs.remote import State, Store, url_of
+from mispair.pairs.remote import Store, url_of
 from mispair.pairs.source import Source
 
 ENCODE = "Make them with `mispair encode`, and audit what it has written."
@@ -55,16 +55,6 @@ class Rows(NamedTuple):
     start: int
     stop: int
 
-    def gather(self, rows: IntArray) -> tuple[FloatArray, FloatArray]:
-        """Vectors of some of them, by their numbers here."""
-        return self.source.gather(self.start + rows)
-
-
-def states(data: AuditInput) -> dict[str, State]:
-    """What the blocks depend on: all files with their states."""
-    urls = [url_of(place) or str(place.absolute()) for place in data.places]
-    return {f"{url}/{name}": state for url in urls for name, state in Store(url).files().items()}
-
 
 def find_blocks(data: AuditInput) -> list[Block]:
     """The blocks of a data set in the order of its rows; those of files do not know their rows yet.
@@ -73,7 +63,9 @@ def find_blocks(data: AuditInput) -> list[Block]:
         ConflictError: It is a folder at a URL in a layout whose files cannot be read one by one.
     """
     source = data.source
-    if source is not None and (url_of(source) or source.is_dir()) and not data.is_run:
+    if data.is_run:
+        raise ConflictError("the networks of a training run", where="engine", expected="vectors")
+    if source is not None and (url_of(source) or source.is_dir()):
         groups: dict[tuple[int, str], dict[str, str]] = {}
         for name in sorted(_store(data).files()):
             kind, key = _kind(PurePosixPath(name))
@@ -140,6 +132,9 @@ def opened(data: AuditInput, block: Block) -> Iterator[Rows]:
                 path.symlink_to(Path(store.url, name))
         try:
             source = replace(data, source=Path(folder)).open(device="cpu")
+            source.name = store.url
+            if data.images is None and data.source is not None and "://" not in store.url:
+                source.images = (data.source / "images", data.source, Path())
         except DataError as error:
             error.where = str(error.where or "").replace(folder, store.url)
             raise
@@ -147,15 +142,15 @@ def opened(data: AuditInput, block: Block) -> Iterator[Rows]:
 
 
 def gather(
-    data: AuditInput, blocks: Sequence[Block], starts: IntArray, rows: IntArray
+    opened: Callable[[int], AbstractContextManager[Rows]], starts: IntArray, rows: IntArray
 ) -> tuple[FloatArray, FloatArray]:
     """The vectors of any rows of all blocks, which may take long: each of their blocks is opened."""
     left, right = [], []
     order = np.argsort(rows, kind="stable")
     numbers = np.searchsorted(starts, rows[order], side="right") - 1
     for number in np.unique(numbers).tolist():
-        with opened(data, blocks[number]) as here:
-            sides = here.gather(rows[order[numbers == number]] - starts[number])
+        with opened(number) as here:
+            sides = here.source.gather(here.start + rows[order[numbers == number]] - starts[number])
         left.append(sides[0])
         right.append(sides[1])
     back = np.argsort(order)

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict
 from scipy.special import betaincinv
 
-from mispair.auditing.scoring.calibration import noise_interval, noise_rate
+from mispair.auditing.scoring.calibration import noise_interval, noise_rate, rate_bounds
 from mispair.errors import ConflictError, InvalidValueError
 from mispair.functional.logistic import FloatArray
-from mispair.pairs.pairs import MATCH_THRESHOLD
+from mispair.pairs.pairs import MATCH_THRESHOLD, IntArray
 from mispair.pairs.source import Source
 from mispair.support.formatting import listed
 
 USUAL_CUTS = (0.05, 0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
 SHARD = "shard"  # the value of `by` that means the files of the input
+MOST_REPEATED = 1 << 22  # scores of a part in memory
 MOST_PARTS = 100  # parts of a data set in the summary, the largest first
 
 
@@ -113,26 +114,36 @@ def check_cut(flag_below: float | None, keep_best: str | float | None) -> None:
         share_of(keep_best)
 
 
-def cuts(
-    match: npt.NDArray[np.floating], rate: tuple[float, float, float], values: Sequence[float] = USUAL_CUTS
-) -> list[Cut]:
-    """What each cut flags.
+def below_cuts(
+    match: npt.NDArray[np.floating], rate: tuple[float, float, float], pairs: int, values: Sequence[float]
+) -> FloatArray:
+    """Return (c, 4) what is below each cut; the results of parts of a data set add up.
+
+    Columns: the number of pairs, the expected number of mismatched ones, and that number if the noise rate is the lower
+    or the upper end of its interval.
+
+    Args:
+        match: (n,) match scores; NaN where a row could not be read.
+        rate: Noise rate, and both ends of its interval.
+        pairs: Number of readable pairs of the whole data set.
+        values: The cuts.
+    """
+    below = (1 - match[match < value].astype(np.float64) for value in values)
+    return np.array([[len(wrong), wrong.sum(), *_at_ends(wrong, rate, pairs)] for wrong in below])
+
+
+def cuts(values: Sequence[float], below: FloatArray) -> list[Cut]:
+    """What each cut flags, by `below_cuts`.
 
     The share of mismatched pairs among the flagged ones is their mean probability. If the noise rate is an end of its
     interval instead of the estimate, the odds of every pair change by the same factor (Saerens et al., 2002); that and
     the error of a share of so many pairs make the interval.
-
-    Args:
-        match: (n,) match scores of readable pairs.
-        rate: Noise rate, and both ends of its interval.
-        values: The cuts.
     """
     found = []
-    for value in sorted(set(values)):
-        wrong = 1 - match[match < value].astype(np.float64)
-        middle, low, high = share_interval(wrong, rate, len(match)) if len(wrong) else (0.0, 0.0, 0.0)
+    for value, (count, *wrong) in zip(values, below.tolist(), strict=True):
+        middle, low, high = _interval(int(count), *wrong) if count else (0.0, 0.0, 0.0)
         found.append(
-            Cut(flag_below=value, flagged=len(wrong), mismatched=middle, mismatched_low=low, mismatched_high=high)
+            Cut(flag_below=value, flagged=int(count), mismatched=middle, mismatched_low=low, mismatched_high=high)
         )
     return found
 
@@ -145,10 +156,14 @@ def share_interval(wrong: FloatArray, rate: tuple[float, float, float], pairs: i
         rate: Noise rate of all pairs, and both ends of its interval.
         pairs: How many pairs there are.
     """
-    odds = [_odds(value, pairs) for value in rate]
-    middle = float(wrong.mean())
-    ends = [_shifted(wrong, other / odds[0]) for other in odds[1:]]
-    limits = proportion_limits(middle * len(wrong), len(wrong))
+    return _interval(len(wrong), float(wrong.sum()), *_at_ends(wrong, rate, pairs))
+
+
+def _interval(count: int, wrong: float, wrong_low: float, wrong_high: float) -> tuple[float, float, float]:
+    """A share of `count` pairs and its interval, by the expected numbers of mismatched ones."""
+    middle = wrong / count
+    limits = proportion_limits(wrong, count)
+    ends = wrong_low / count, wrong_high / count
     low, high = (math.hypot(middle - end, middle - limit) for end, limit in zip(ends, limits, strict=True))
     return middle, max(0.0, middle - low), min(1.0, middle + high)
 
@@ -164,9 +179,10 @@ def _odds(rate: float, count: int) -> float:
     return rate / (1 - rate)
 
 
-def _shifted(probability: FloatArray, factor: float) -> float:
-    """Mean of probabilities whose odds are multiplied."""
-    return float((factor * probability / (factor * probability + 1 - probability)).mean())
+def _at_ends(wrong: FloatArray, rate: tuple[float, float, float], pairs: int) -> list[float]:
+    """Sums of probabilities whose odds change as those of the noise rate do at both ends of its interval."""
+    odds, *ends = (_odds(value, pairs) for value in rate)
+    return [float((end / odds * wrong / (end / odds * wrong + 1 - wrong)).sum()) for end in ends]
 
 
 def values_by(source: Source, by: str) -> list[str]:
@@ -185,28 +201,42 @@ def values_by(source: Source, by: str) -> list[str]:
     return [value for batch in table.batches([by]) for value in batch[0].to_pylist()]
 
 
-def parts(values: Sequence[str], sums: FloatArray, shuffled: FloatArray, flagged: npt.NDArray[np.bool_]) -> list[Part]:
-    """The noise rate of the pairs with each value, the largest part first.
+def count_parts(
+    values: Sequence[str], sums: FloatArray, shuffled: FloatArray, flagged: npt.NDArray[np.bool_]
+) -> dict[str, IntArray]:
+    """Count the pairs with each value; the results of parts of a data set add up.
 
     Args:
         values: (N,) value of each pair.
         sums: (N,) combined measures; NaN where a row could not be read.
         shuffled: The same of shuffled pairs.
         flagged: (N,) whether each pair is flagged.
+
+    Returns:
+        For each value the number of pairs up to each of `rate_bounds` and above the last, and of flagged ones.
     """
-    readable = np.flatnonzero(~np.isnan(sums))
-    names, number, counts = np.unique(np.asarray(values, dtype=object)[readable].astype(str),
-                                      return_inverse=True, return_counts=True)  # fmt: skip
-    found = []
-    for place in np.argsort(-counts, kind="stable")[:MOST_PARTS]:
-        rows = readable[number == place]
-        low, high = noise_interval(sums[rows], shuffled)
+    bounds, readable = rate_bounds(shuffled), np.flatnonzero(~np.isnan(sums))
+    names, number = np.unique(np.asarray(values, dtype=object)[readable].astype(str), return_inverse=True)
+    found = np.zeros((len(names), len(bounds) + 2), dtype=np.int64)
+    np.add.at(found, (number, np.searchsorted(bounds, sums[readable])), 1)
+    np.add.at(found[:, -1], number, flagged[readable])
+    return dict(zip(names.tolist(), found, strict=True))
+
+
+def parts(counts: Mapping[str, IntArray], shuffled: FloatArray) -> list[Part]:
+    """The noise rate of the pairs with each value, the largest part first, by `count_parts`."""
+    found, places = [], np.append(rate_bounds(shuffled), np.inf)
+    for value in sorted(sorted(counts), key=lambda value: -counts[value][:-1].sum())[:MOST_PARTS]:
+        *below, flagged = counts[value].tolist()
+        shrunk = max(1, sum(below) // MOST_REPEATED)  # a longer array would change no digit that is shown
+        observed = np.repeat(places, np.array(below) // shrunk)
+        low, high = noise_interval(observed, shuffled)
         found.append(
             Part(
-                value=str(names[place]),
-                pairs=len(rows),
-                flagged=int(flagged[rows].sum()),
-                noise_rate=noise_rate(sums[rows], shuffled),
+                value=value,
+                pairs=sum(below),
+                flagged=flagged,
+                noise_rate=noise_rate(observed, shuffled),
                 noise_rate_low=low,
                 noise_rate_high=high,
             )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +15,7 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from mispair.auditing.auditor import Auditor
-from mispair.auditing.cuts import SHARD, USUAL_CUTS, Cut, Part, cuts, parts, values_by
+from mispair.auditing.cuts import SHARD, Cut, Part, below_cuts, count_parts, values_by
 from mispair.auditing.detection import Detection, detections
 from mispair.auditing.match_scores import MatchScores, Scores, SimilarPairs
 from mispair.auditing.scoring.calibration import PIECE, standardised
@@ -25,6 +26,7 @@ from mispair.auditing.scoring.partners import Partners
 from mispair.auditing.scoring.reasons import KINDS, Bits, in_words, wordless
 from mispair.auditing.scoring.scan import BAD_IN_TABLE, FAULTS, READABLE, Scan
 from mispair.auditing.scoring.shared_items import SharedItems
+from mispair.auditing.tally import BINS, SHARED, SHOWN, SIDES, MeasureSummary, Tally, cut_values, rates_of, score_range
 from mispair.errors import DamagedError
 from mispair.pairs.audited import AuditColumns, Suggestions
 from mispair.pairs.pairs import MATCH_THRESHOLD, IntArray
@@ -37,7 +39,6 @@ if TYPE_CHECKING:
 
 
 NOTHING_IN_COMMON = "These two sides have nothing to do with each other, or nearly all pairs are mismatched"
-NEARLY_ALL = 0.8  # noise rate from which on pairs that cannot be told from shuffled ones have nothing in common
 SMALLEST = 0.0001  # share that is written as more than 0
 BLIND = 0.1  # share of pairs that may be mismatched beyond the noise rate's interval before people are asked
 BAD_SHARE = 0.01  # unreadable pairs above this share deserve a warning
@@ -55,25 +56,11 @@ REASONS = {
 }
 SIBLINGS = "the other partners of its left item say something else"
 EXCHANGED = "its partner and that of a similar pair fit better if they are exchanged"
-SIDES = ("left", "right")
-SHARED = "item is shared by pairs that have nothing else in common"
 FOUND_WRONG = "somebody has looked at it and found it wrong"
 
 
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class MeasureSummary(_Frozen):
-    """One ingredient of the match score.
-
-    Attributes:
-        weight: Its share of the score; those of all measures add up to 1.
-        separation: AUROC of the observed pairs against shuffled ones.
-    """
-
-    weight: float
-    separation: float
 
 
 class NoiseEstimate(_Frozen):
@@ -355,15 +342,69 @@ class Findings:
         return [words[place] for place in places.reshape(-1)]
 
     @cached_property
-    def _reason_counts(self) -> dict[str, int]:
-        """Number of pairs by what they show."""
-        readable = self.scan.status == READABLE
-        shared = {
-            f"{side} {SHARED}": int((counts[readable] > 0).sum())
-            for side, counts in zip(SIDES, self.items.unlike, strict=True)
-        }
-        seen = {kind: int((self.seen >> bit & 1).sum()) for bit, kind in enumerate(KINDS)}
-        return {kind: count for kind, count in (shared | seen).items() if count}
+    def tally(self) -> Tally:
+        """What the rows add up to."""
+        scored = len(self) - len(self.bad_rows)
+        values = None if self.by is None else values_by(self.source, self.by)
+        return self.counted(scored, wordless(self.seen), values)
+
+    def counted(
+        self,
+        scored: int,
+        wordless: npt.NDArray[np.bool_],
+        values: Sequence[str] | None,
+        first: int = 0,
+    ) -> Tally:
+        """Count the rows, which may be a part of a whole.
+
+        Args:
+            scored: Readable rows of the whole data set.
+            wordless: (n,) whether the caption of each row says nothing about an image.
+            values: The value of each row by which noise rates are given.
+            first: Number of the first row in the whole.
+        """
+        judge, match, readable = self.judge, self.match_score, self.scan.status == READABLE
+        bad = self.bad_rows
+        status = self.status(bad)
+        known, sums = match[~np.isnan(match)], np.full(len(match), np.nan)
+        sums[readable] = judge.combination.sums(self.scan.measures[readable])
+        lowest, highest = score_range(judge)
+        bins = np.minimum((known * BINS).astype(int), BINS - 1)
+        unlike = zip(SIDES, self.items.unlike, strict=True)
+        shown = {f"{side} {SHARED}": (counts[readable] > 0).sum() for side, counts in unlike}
+        shown |= {kind: (self.seen >> bit & 1).sum() for bit, kind in enumerate(KINDS)}
+        return Tally(
+            pairs=len(match),
+            scored=int(readable.sum()),
+            flagged=int(self.is_mismatch.sum()),
+            different=self._different(readable, wordless),
+            below=below_cuts(known, rates_of(judge), scored, cut_values(self.threshold)),
+            by_match=np.bincount(bins, minlength=BINS),
+            expected_matched=np.asarray(np.bincount(bins, weights=known, minlength=BINS), dtype=np.float64),
+            by_sum=np.histogram(sums[readable].clip(lowest, highest), BINS, (lowest, highest))[0],
+            unreadable=Counter(status),
+            reasons=Counter({kind: int(count) for kind, count in shown.items() if count}),
+            bad=list(zip((first + bad[:SHOWN]).tolist(), self.source.ids(bad[:SHOWN]), status[:SHOWN], strict=True)),
+            parts={} if values is None else count_parts(values, sums, judge.null, self.is_mismatch),
+        )
+
+    def _different(self, readable: npt.NDArray[np.bool_], empty: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
+        """`Tally.different`.
+
+        Copies of a pair count once. Of the pairs of an item with unlike partners all but one are mismatched. Pairs
+        with a caption that says nothing about an image count by their match scores.
+        """
+        rows = self.items.is_first & readable
+        partners, match = self.items.partners[rows], self.match_score[rows]
+        shared = partners > 0
+        empty = empty[rows] & ~shared
+        mismatched = float((1 - 1 / partners[shared]).sum() + (1 - match[empty]).sum(dtype=np.float64))
+        return np.array([len(partners), int((shared | empty).sum()), mismatched])
+
+    @cached_property
+    def near_duplicate_pairs(self) -> int:
+        """How many pairs have a (nearly) equal item."""
+        return len(np.union1d(self.near_duplicates[0].rows, self.near_duplicates[1].rows))
 
     def reasons(self, rows: IntArray) -> list[str]:
         """What counts most against each of these rows, in words; empty for rows that are not flagged.
@@ -392,11 +433,7 @@ class Findings:
 
     @cached_property
     def _typical(self) -> npt.NDArray[np.float64]:
-        """(m,) mean standardised measures of the pairs that are not flagged."""
-        combination = self.judge.combination
-        matched = sample(np.flatnonzero(self.match_score >= self.threshold), PIECE)
-        values = standardised(self.scan.measures[matched], combination.centre, combination.spread)
-        return np.asarray(values.mean(0) if len(values) else np.zeros(len(combination.weights)))
+        return typical(self.judge, self.scan, self.match_score >= self.threshold)
 
     @cached_property
     def table(self) -> pyarrow.Table:
@@ -409,6 +446,13 @@ class Findings:
         """The table, some rows at a time: as a whole it takes more memory than all the rest."""
         end = len(self) if stop is None else stop
         return (self._piece(first, min(first + PIECE, end)) for first in range(start, end, PIECE))
+
+    def parts(self) -> Iterator[tuple[str, Iterator[pyarrow.Table]]]:
+        """The table file by file of the input: the name of each file, and its rows; without a name if there is one."""
+        start = 0
+        for name, size in self.source.shards or (("", len(self)),):
+            yield name, self.pieces(start, start + size)
+            start += size
 
     def _piece(self, start: int, stop: int) -> pyarrow.Table:
         import pyarrow
@@ -488,62 +532,28 @@ class Findings:
     @cached_property
     def summary(self) -> AuditSummary:
         """The metrics of the audit."""
-        combination, judge = self.judge.combination, self.judge
-        bad = self.bad_rows
-        kinds, counts = np.unique(self.status(bad), return_counts=True) if len(bad) else ((), ())
+        close: dict[str, Any] = self._close_rate()
         return AuditSummary(
-            pairs=len(self),
-            scored=len(self) - len(bad),
-            flagged=int(self.is_mismatch.sum()),
-            noise_rate=self._of_all(combination.rate),
-            noise_rate_low=self._of_all(combination.low),
-            noise_rate_high=self._of_all(combination.high),
-            **self._close_rate(),
-            detections=detections(judge, self.scores, self.similar, self.threshold, self.source.ids),
+            **self.tally.metrics(self.judge, self.threshold),
+            **close,
+            detections=detections(self.judge, self.scores, self.similar, self.threshold, self.source.ids),
             decided=self.decided,
-            nothing_in_common=combination.high == 1 and combination.rate > NEARLY_ALL,
-            flag_below=self.threshold,
-            cuts=cuts(
-                self.match_score[self.scan.status == READABLE],
-                (combination.rate, combination.low, combination.high),
-                [*USUAL_CUTS, self.threshold],
-            ),
             by=self.by,
-            parts=[] if self.by is None else self._parts(self.by),
-            unreadable={str(kind): int(count) for kind, count in zip(kinds, counts, strict=True)},
-            reasons=self._reason_counts,
             near_duplicates_left=len(self.near_duplicates[0].rows),
             near_duplicates_right=len(self.near_duplicates[1].rows),
             suggested_right=int((self.new_rights.rows[:, 0] >= 0).sum()),
             suggested_left=int((self.new_lefts.rows[:, 0] >= 0).sum()),
-            measures={
-                name: MeasureSummary(weight=float(weight), separation=float(separation))
-                for name, weight, separation in zip(judge.names, combination.shares(), judge.separations, strict=True)
-            },
             notes=list(self.notes),
             seconds=round(self.seconds, 2),
             stages={name: round(seconds, 2) for name, seconds in self.stages.items()},
         )
 
-    def _parts(self, by: str) -> list[Part]:
-        sums = self.judge.combination.sums(self.scan.measures)
-        return parts(values_by(self.source, by), sums, self.judge.null, self.is_mismatch)
 
-    def _of_all(self, rate: float) -> float:
-        """The noise rate of all pairs, of that of the pairs that are learned from.
-
-        Copies of a pair count once. Of the pairs of an item with unlike partners all but one are mismatched. Pairs
-        whose caption says nothing about an image count by their match scores.
-        """
-        different = self.items.is_first & (self.scan.status == READABLE)
-        partners, match = self.items.partners[different], self.match_score[different]
-        shared = partners > 0
-        empty = wordless(self.seen)[different] & ~shared
-        others = len(partners) - int((shared | empty).sum())
-        if others == len(partners):
-            return rate
-        mismatched = float((1 - 1 / partners[shared]).sum() + (1 - match[empty]).sum(dtype=np.float64))
-        return (rate * others + mismatched) / len(partners)
+def typical(judge: Judge, scan: Scan, matched: npt.NDArray[np.bool_]) -> npt.NDArray[np.float64]:
+    """(m,) mean standardised measures of the pairs that are not flagged."""
+    rows, combination = sample(np.flatnonzero(matched), PIECE), judge.combination
+    values = standardised(scan.measures[rows], combination.centre, combination.spread)
+    return np.asarray(values.mean(0) if len(values) else np.zeros(len(combination.weights)))
 
 
 def _shared(side: str, count: int) -> str:

@@ -6,24 +6,21 @@ import contextlib
 import hashlib
 import json
 import os
+import shutil
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from rich.console import Console
 
-from mispair.auditing.audit import (
-    LEARNED,
-    Audit,
-    Settings,
-    audit_source,
-    check,
-    check_rows,
-)
+from mispair.auditing.audit import Audit, Settings, audit_source, check, check_rows, check_settings
 from mispair.auditing.auditor import checked_answers
+from mispair.auditing.blocks import find_blocks
 from mispair.auditing.cuts import share_of
 from mispair.auditing.exports import Tool, export
 from mispair.auditing.findings import AuditSummary
@@ -32,6 +29,7 @@ from mispair.auditing.inputs import AuditInput
 from mispair.auditing.output_files import (
     AUDIT,
     CSV,
+    LEARNED,
     READ_BACK,
     REPORT,
     SHARDS,
@@ -56,11 +54,12 @@ from mispair.pairs.layouts.copies import (
 )
 from mispair.pairs.layouts.datacomp import uid_subset
 from mispair.pairs.origin import check_as_encoded
-from mispair.pairs.result_tables import defused, original, write_table
+from mispair.pairs.remote import Store, url_of, version_of
+from mispair.pairs.result_tables import TableWriter, defused, original, write_table
 from mispair.pairs.source import Source
 from mispair.pairs.tables import open_table
 from mispair.support.files import Json, replacing, write_atomically
-from mispair.support.owned_folder import OwnedFolder, check_unchanged
+from mispair.support.owned_folder import WORK, OwnedFolder, check_unchanged
 
 _OF_INPUT = "split", "vectors", "image_column", "caption_column", "id_column"
 _YES, _NO, _PLAIN = ("1", "true", "yes"), ("0", "false", "no"), ("right", "wrong")
@@ -74,6 +73,7 @@ def audit_path(
     clean: Path | None = None,
     mended: Path | None = None,
     tools: Sequence[Tool] = (),
+    cluster: Any = None,
     overwrite: bool = False,
     console: Console | None = None,
     command: str = "",
@@ -90,6 +90,8 @@ def audit_path(
         clean: Folder for a copy of the input without the flagged and the unreadable pairs.
         mended: Folder for a copy in which flagged pairs have their better partners, where these are sure enough.
         tools: Other tools for which the pairs are written to the folder as well.
+        cluster: The module of Ray, connected, whose workers read and score the pairs. `out` is then a folder that all
+            machines can write to, or a URL. By default this process does it.
         overwrite: Replace what is in the folders.
         console: Where to show progress.
         command: The command line, for the report.
@@ -99,7 +101,10 @@ def audit_path(
         DataError: The data cannot be audited, or a folder cannot be used.
     """
     data.check()
+    check_settings(settings)
     raw = data.open(settings.device) if data.is_raw else None
+    blocks = [] if cluster is None else find_blocks(data)
+    url = url_of(out)
     copies = {kind: place for kind, place in (("clean", clean), ("mended", mended)) if place is not None}
     request = _request(data, raw, settings, [out, *copies.values()])
     with (
@@ -114,22 +119,44 @@ def audit_path(
             missing = {kind: place for kind, place in copies.items() if not is_copied(place, {**request, "copy": kind})}
             _check_copies(data, raw, missing, out, overwrite=False)
             if missing or tools:
-                source = data.encoded(raw or data.open(settings.device), settings.device, console)
+                source = _encoded(data, raw, settings, console)
                 _write_copies(source, out, missing, request)
                 _export(source, out, tools)
             return summary
         _check_copies(data, raw, copies, out, overwrite=overwrite)
-        if raw is not None:
-            check_rows(raw, settings)
-        elif data.source is not None:
-            check_as_encoded(data.source)
-        source = data.encoded(raw or data.open(settings.device), settings.device, console)
-        for place in copies.values():
-            check_copy(source, place, overwrite)
-        audit = _audit(folder, source, settings, console, command)
-        _write_copies(source, out, copies, request, overwrite=overwrite)
-        _export(source, out, tools)
+        if cluster is not None:
+            from mispair.auditing.ray_engine import audit_blocks
+
+            work = str(folder.work.absolute()) if url is None else f"{url}/{WORK}"
+            files = [] if data.source is None or url_of(data.source) else [data.source / "inside"]
+
+            def audited() -> Audit:
+                audit = audit_blocks(cluster, data, blocks, work, folder.work, settings, console, command)
+                shutil.copyfile(folder.work / LEARNED, folder.path / LEARNED)
+                return audit
+
+            audit = _written(folder, files, audited)
+            if copies or tools:
+                source = _encoded(data, None, settings, console)
+        else:
+            if raw is not None:
+                check_rows(raw, settings)
+            elif data.source is not None:
+                check_as_encoded(data.source)
+            source = _encoded(data, raw, settings, console)
+            for place in copies.values():
+                check_copy(source, place, overwrite)
+            audit = _audit(folder, source, settings, console, command)
+        if copies or tools:
+            _write_copies(source, out, copies, request, overwrite=overwrite)
+            _export(source, out, tools)
         return audit.summary
+
+
+def _encoded(data: AuditInput, raw: Source | None, settings: Settings, console: Console | None) -> Source:
+    """All pairs, on this machine."""
+    here = data.fetched()
+    return here.encoded(raw or here.open(settings.device), settings.device, console)
 
 
 def _write_copies(
@@ -169,23 +196,36 @@ def audit_to_folder(
 
 
 def _audit(folder: OwnedFolder, source: Source, settings: Settings, console: Console | None, command: str) -> Audit:
-    out = folder.path
     check(source, settings)
     pick_device(settings.device)
-    if _lies_in(source.files, out):
+
+    def audited() -> Audit:
+        return audit_source(source, settings, work=folder.work, console=console, command=command)
+
+    return _written(folder, source.files, audited)
+
+
+def _written(folder: OwnedFolder, files: Sequence[Path], audited: Callable[[], Audit]) -> Audit:
+    """Audit, and write the results.
+
+    Args:
+        folder: Their folder.
+        files: The audited files, which are never changed.
+        audited: Audits.
+    """
+    out = folder.path
+    if _lies_in(files, out):
         raise ExistsError("the audited data is here, which is never changed", where=out, advice="Give another `out`.")
     folder.begin()
     try:
-        audit = audit_source(source, settings, work=folder.work, console=console, command=command)
+        audit = audited()
     except MispairError:
         if not (folder.work / LEARNED).exists():  # nothing to resume, and the corrected input must not be refused
             folder.abandon()
         raise
-    audit.to_parquet(out / TABLE, overwrite=True)
-    audit.to_csv(out / CSV, overwrite=True)
+    _write_tables(audit, out)
     write_table(out / SUGGESTIONS, [audit.suggestions], overwrite=True)
     write_table(out / SUGGESTIONS_CSV, [defused(audit.suggestions)], overwrite=True)
-    _write_shards(audit, out)
     audit.to_html(out / REPORT)
     write_atomically(out / SUMMARY, f"{audit.summary.model_dump_json(indent=2)}\n".encode())
     folder.finish()
@@ -200,16 +240,25 @@ def _lies_in(files: Sequence[Path], folder: Path) -> bool:
     return any(place.is_relative_to(inside) for place in (*places, *links))
 
 
-def _write_shards(audit: Audit, out: Path) -> None:
-    """A table for each file of the input, with its rows in its order, and DataComp's list of kept pairs."""
-    start = 0
-    for name, size in audit.source.shards:
-        write_table(out / SHARDS / f"{name}.parquet", audit.pieces(start, start + size), overwrite=True)
-        start += size
-    subset = uid_subset(audit.source.ids(np.flatnonzero(audit.kept))) if audit.source.shards else None
-    if subset is not None:
+def _write_tables(audit: Audit, out: Path) -> None:
+    """The table of all pairs as parquet and as CSV, read once; for DataComp one a file, and the list of kept pairs."""
+    import pyarrow.compute as compute
+
+    kept: list[npt.NDArray[np.void] | None] = []
+    with TableWriter(out / TABLE) as table, TableWriter(out / CSV) as sheet:
+        for name, pieces in audit.parts():
+            with TableWriter(out / SHARDS / f"{name}.parquet") if name else nullcontext() as shard:
+                for piece in pieces:
+                    table.write(piece)
+                    sheet.write(defused(piece))
+                    if shard is not None:
+                        shard.write(piece)
+                        ids = piece["id"].filter(compute.equal(piece["is_mismatch"], False)).to_pylist()
+                        kept += [uid_subset(ids)] if ids else []
+    subsets = [part for part in kept if part is not None]
+    if subsets and len(subsets) == len(kept):
         with replacing(out / SUBSET) as file:
-            np.save(file, subset, allow_pickle=False)
+            np.save(file, np.sort(np.concatenate(subsets)), allow_pickle=False)
 
 
 def _request(data: AuditInput, raw: Source | None, settings: Settings, made: Sequence[Path]) -> dict[str, Json]:
@@ -225,6 +274,8 @@ def _request(data: AuditInput, raw: Source | None, settings: Settings, made: Seq
     def state(place: Path | None) -> list[str]:
         if place is not None and place in data.urls:
             return [*data.urls[place]]  # the URL and the version of what was fetched: the same on all machines
+        if place is not None and (url := url_of(place)):  # read by the workers of a cluster
+            return [url, version_of(url, Store(url).files())]
         if place is not None and place == data.source and raw is not None:
             return [str(place.resolve()), *map(str, raw.state())]
         return _state(place, made)

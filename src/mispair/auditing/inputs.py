@@ -80,7 +80,7 @@ class AuditInput(InputOptions):
                 raise ConflictError("no pairs", expected="images and captions, a folder, or both `left` and `right`")
         elif self.left or self.right or self.ids is not None:
             raise ConflictError("a folder and `left`, `right` or `ids`", expected="one of them")
-        elif str(self.source) != "shapes" and not self.source.exists():
+        elif str(self.source) != "shapes" and url_of(self.source) is None and not self.source.exists():
             raise NotFoundError("no such file or folder", where=self.source)
         elif self.source.suffix == ".npy" and self.source.is_file():
             advice = "Give those of both as `left` and `right`."
@@ -101,7 +101,7 @@ class AuditInput(InputOptions):
     @property
     def is_raw(self) -> bool:
         """Whether these are images and captions, which are encoded first."""
-        return self.source is not None and not self.is_run and is_raw(self.source)
+        return self.source is not None and url_of(self.source) is None and not self.is_run and is_raw(self.source)
 
     def open(self, device: str) -> Source:
         """Opens the pairs; images and captions are not encoded yet.

@@ -185,5 +185,6 @@ class OutputStore:
 
 def _is_ours(name: str) -> bool:
     folder, _, file = name.rpartition("/")
-    patterns = (pattern.rpartition("/") for pattern in (*AUDIT.files, *AUDIT.optional))
-    return folder == WORK or any(folder == place and fnmatchcase(file, pattern) for place, _, pattern in patterns)
+    patterns = [pattern.rpartition("/") for pattern in (*AUDIT.files, *AUDIT.optional)]
+    in_work = name.startswith(f"{WORK}/")
+    return in_work or any(folder == place and fnmatchcase(file, pattern) for place, _, pattern in patterns)

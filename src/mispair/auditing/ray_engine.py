@@ -1,13 +1,13 @@
-"""Audit on a Ray cluster, block by block, by Ray Data. Ray is imported only when it is asked for.
+"""Audit on a Ray cluster, block by block, with Ray Data. Ray is imported only when it is needed.
 
-    learning    an `Auditor` from some rows of all blocks, chosen by their numbers alone; by the driver
+    learning    a local audit of some rows of all blocks, chosen by their numbers alone; by the driver
     measuring   each block by itself: match scores, and sketches of the items
-    shared      rows with similar sketches meet by a shuffle, and one worker joins what was found
+    shared      rows with similar sketches meet by a shuffle, and one worker joins the links
     partners    for the lowest match scores, among each other and in the sample; by the driver
-    writing     the table of each block
+    writing     the table of each block, and what its rows add up to
 
-Workers read blocks and write tables; the driver holds the sample and a list of blocks. Whatever is beside the result
-already is not made again.
+Workers read blocks and write tables. The driver holds the sample, a list of blocks and counts. Whatever is in the
+working folder already is not made again.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ import io
 import json
 import logging
 import os
+import pickle
 import signal
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
-from functools import cached_property, lru_cache, partial
-from pathlib import Path
+from dataclasses import dataclass, field, fields, replace
+from functools import lru_cache, partial, reduce
+from operator import add
+from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -36,44 +37,66 @@ import pyarrow.parquet
 import torch
 from rich.console import Console
 
-from mispair.auditing.audit import LEARNED, MAX_SUGGESTED, Settings
-from mispair.auditing.auditor import SAMPLE, Auditor
-from mispair.auditing.blocks import Block, Rows, count_rows, find_blocks, gather, opened, states
-from mispair.auditing.cuts import check_cut, share_of
-from mispair.auditing.findings import NEARLY_ALL, SHARED, AuditSummary, MeasureSummary
+from mispair.auditing.audit import (
+    COMMON_SPACE,
+    MAX_SUGGESTED,
+    Audit,
+    Judged,
+    Settings,
+    judged,
+    notes_on,
+    shared_notes,
+)
+from mispair.auditing.auditor import SAMPLE, Auditor, checked_answers
+from mispair.auditing.blocks import Block, Rows, count_rows, gather, opened
+from mispair.auditing.cuts import SHARD, share_of, values_by
+from mispair.auditing.detection import detections
+from mispair.auditing.findings import AuditSummary, Findings, typical
 from mispair.auditing.inputs import AuditInput
-from mispair.auditing.match_scores import WORDLESS, limits
-from mispair.auditing.output_files import AUDIT, SUGGESTIONS, SUMMARY, TABLE
-from mispair.auditing.request import Request, hashed
+from mispair.auditing.match_scores import WORDLESS, MatchScores, SimilarPairs, limits
+from mispair.auditing.output_files import LEARNED
+from mispair.auditing.report.page import GROUPS, MEMBERS
+from mispair.auditing.report.page import WORST as SHOWN
 from mispair.auditing.scoring.folds import PART, random_keys
 from mispair.auditing.scoring.folds import SAMPLE as STREAM
-from mispair.auditing.scoring.near_duplicates import BITS, DisjointSets, find_near_duplicates, groups_of, sketch
-from mispair.auditing.scoring.partners import POOL, find_partners
-from mispair.auditing.scoring.reasons import USUALLY, Usual, caption_reason
+from mispair.auditing.scoring.near_duplicates import (
+    BITS,
+    DisjointSets,
+    Groups,
+    find_near_duplicates,
+    groups_of,
+    sketch,
+)
+from mispair.auditing.scoring.partners import POOL, Partners, find_partners
+from mispair.auditing.scoring.reasons import KINDS, USUALLY, Usual, caption_reason, image_reasons
 from mispair.auditing.scoring.reasons import WORDLESS as EMPTY_KINDS
-from mispair.auditing.scoring.scan import FAULTS, READABLE, faults
-from mispair.auditing.scoring.shared_items import SomeVectors, combined, near_enough
-from mispair.errors import ConflictError, DataError, ExistsError, InvalidValueError
+from mispair.auditing.scoring.scan import BAD_IN_TABLE, FAULTS, READABLE, Scan, faults
+from mispair.auditing.scoring.shared_items import SharedItems, SomeVectors, combined, near_enough
+from mispair.auditing.scoring.views import with_joins
+from mispair.auditing.tally import SIDES, Tally
+from mispair.compute.devices import pick_device
+from mispair.errors import DataError, InvalidValueError, NotFoundError
 from mispair.pairs.layouts.arrays import from_memory
 from mispair.pairs.pairs import MATCH_THRESHOLD, FloatArray, IntArray
 from mispair.pairs.remote import Store, url_of
-from mispair.pairs.shards import Side
+from mispair.pairs.row_ids import RowIds, Texts, as_texts
+from mispair.pairs.shards import Side, views_of
 from mispair.pairs.source import Source
 from mispair.support.extras import missing_package
-from mispair.support.files import short_hash
-from mispair.support.owned_folder import WORK
 from mispair.support.progress import RowProgress, progress
 
 AT_ONCE = 8192  # rows of a block in memory
 CODES = 4  # sketches of an item of 64 bits: the first one finds near-duplicates, all together compare them
 TOGETHER = 1 << 20  # rows of a side that one worker compares with each other
-QUARTERS = 4  # of the first sketch: rows of which one is equal meet, where not all rows can
-COMPARED = 1 << 11  # vectors of the sample by which the mean and the number of directions of a side are found
+QUARTERS = 4  # of the first sketch: rows with an equal one meet, where not all rows can
+COMPARED = 1 << 11  # vectors of the sample that give the mean and the number of directions of a side
 MOST_TASKS = 1000  # of one stage: each of them sees to one block after the other
 DROPPED = 12  # last bits of the odds of match scores, to find the cut of `keep_best`
 HALF = int(np.float32(0.5).view(np.uint32)) >> DROPPED
-SCORES, ITEMS, SAMPLED, COUNTED = "scores", "items.parquet", "sample.npz", "blocks.json"
-SIDES = ("left", "right")
+SCORES, TABLES, ITEMS, SAMPLED, COUNTED, KNOWN = (
+    "scores", "tables", "items.parquet", "sample.npz", "blocks.json", "known.npz",
+)  # fmt: skip
+_WORDLESS_BITS = sum(1 << KINDS.index(kind) for kind in EMPTY_KINDS)
 Batch = dict[str, npt.NDArray[Any]]
 
 
@@ -83,134 +106,129 @@ class Job:
 
     Attributes:
         data: The pairs.
-        out: Folder or URL of the result.
+        work: Folder or URL of intermediate results, which all machines can read and write.
         blocks: All blocks.
+        settings: Settings of the audit.
         starts: (B + 1,) the first row of each block in the whole, and the number of all rows.
-        settings: Of the audit.
+        columns: Which of image and caption the pairs have.
+        has_views: Whether the auditor has learned to join several views of a side.
     """
 
     data: AuditInput
-    out: str
+    work: str
     blocks: tuple[Block, ...]
     settings: Settings
     starts: IntArray
+    columns: tuple[str, ...] = ()
+    has_views: bool = False
 
     @property
     def rows(self) -> int:
         return int(self.starts[-1])
 
     @property
-    def work(self) -> Store:
-        return Store(f"{self.out}/{WORK}")
+    def store(self) -> Store:
+        return Store(self.work)
 
-    def open(self, number: int) -> contextlib.AbstractContextManager[Rows]:
-        return opened(self.data, self.blocks[number])
+    @contextlib.contextmanager
+    def open(self, number: int) -> Iterator[Rows]:
+        """The rows of a block, with one vector an item if the auditor is there."""
+        with opened(self.data, self.blocks[number]) as rows:
+            joins = _auditor(self.work, "cpu").joins if self.has_views else None
+            yield rows if joins is None else rows._replace(source=with_joins(rows.source, joins))
 
-    def gather(self, rows: IntArray) -> tuple[FloatArray, FloatArray]:
-        return gather(self.data, self.blocks, self.starts, rows)
+    def own(self, number: int, rows: IntArray) -> IntArray:
+        """Those of ascending rows that are in a block."""
+        return rows[np.searchsorted(rows, self.starts[number]) : np.searchsorted(rows, self.starts[number + 1])]
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Readable pairs that are learned from, in the order of their numbers."""
+    """Pairs that the audit learns from, in the order of their numbers."""
 
     row: IntArray  # (n,)
-    left: FloatArray  # (n, D)
+    left: FloatArray  # (n, D) the views side by side
     right: FloatArray  # (n, E)
     id: npt.NDArray[np.str_]  # (n,)
     caption: npt.NDArray[np.str_]  # (n,)
     joint: npt.NDArray[np.bool_]  # (n,) whether the data says that both sides have a common space
 
-    @cached_property
-    def some(self) -> list[SomeVectors]:
-        return [SomeVectors.of(side[:COMPARED]) for side in (self.left, self.right)]
-
-    @cached_property
-    def usual(self) -> Usual:
-        return Usual.of(self.caption.tolist())
-
-    @cached_property
-    def wordless(self) -> tuple[str, ...]:
-        """The kinds of captions that say nothing about an image; none where many captions are such."""
-        found = [caption_reason(text, self.usual) in EMPTY_KINDS for text in self.caption.tolist()]
-        return EMPTY_KINDS if np.mean(found) < USUALLY else ()
+    def source(self, widths: Sequence[Sequence[int]]) -> Source:
+        """The pairs, given the widths of the views of either side."""
+        sides = zip((self.left, self.right), widths, strict=True)
+        left, right = (np.split(side, np.cumsum(each)[:-1], axis=1) for side, each in sides)
+        return from_memory(left, right, self.id.tolist(), None, self.caption.tolist())
 
 
-def audit_on_ray(
+@dataclass(frozen=True)
+class Known:
+    """What the sample says about the whole, for workers."""
+
+    some: tuple[SomeVectors, SomeVectors]
+    usual: Usual
+    wordless: int  # bits of captions that say nothing about an image; 0 where many captions are such
+
+    @classmethod
+    def of(cls, left: FloatArray, right: FloatArray, captions: list[str]) -> Known:
+        usual = Usual.of(captions)
+        empty = np.mean([caption_reason(text, usual) in EMPTY_KINDS for text in captions])
+        return cls((SomeVectors.of(left), SomeVectors.of(right)), usual, _WORDLESS_BITS if empty < USUALLY else 0)
+
+    def seen(self, captions: Sequence[str]) -> npt.NDArray[np.uint16]:
+        """(n,) what captions show, as bits of `reasons.KINDS`."""
+        reasons = (caption_reason(text, self.usual) for text in captions)
+        return np.array([1 << KINDS.index(reason) if reason else 0 for reason in reasons], dtype=np.uint16)
+
+
+def audit_blocks(
     ray: Any,
     data: AuditInput,
-    out: Path,
+    blocks: Sequence[Block],
+    work: str,
+    folder: Path,
     settings: Settings,
-    *,
-    overwrite: bool = False,
     console: Console | None = None,
-) -> AuditSummary:
-    """Audit a data set block by block; the same call again goes on where an earlier one was interrupted.
+    command: str = "",
+) -> ClusterAudit:
+    """Audit a data set block by block; the same call again resumes.
 
     Args:
         ray: The module, connected.
-        data: The pairs; what is in a store is read by the workers.
-        out: Folder that all machines can write to, or a URL in a store.
-        settings: How; not all of them are possible here.
-        overwrite: Replace the audit of something else.
+        data: The pairs; workers read those in a store.
+        blocks: All blocks of the data set.
+        work: Folder or URL of intermediate results, which all machines can read and write.
+        folder: A folder of this machine for the same.
+        settings: Settings of the audit.
         console: Where to show progress.
-
-    Raises:
-        ConfigError: A setting is not possible here.
-        DataError: The data cannot be audited, or `out` holds something else.
+        command: The command line, for the report.
     """
-    check_cut(settings.flag_below, settings.keep_best)
-    unused = {"by": settings.by, "checked": settings.checked, "decisions": settings.decided}
-    for name, value in unused.items():
-        if value is not None:
-            raise ConflictError("audits of the local engine only", where=name, advice="Leave it, or `engine`, out.")
-    if data.is_run or max(len(data.left), len(data.right)) > 1:
-        what = "the networks of a training run" if data.is_run else "vectors of several encoders"
-        raise ConflictError(what, where="engine", expected="vectors of one encoder a side")
-    blocks = find_blocks(data)
-    store = Store(url_of(out) or str(out.absolute()))
-    request = _request(data, settings)
-    if not _begin(store, request, overwrite):
-        return AuditSummary.model_validate_json(_read(store, SUMMARY))
-    job = Job(data, store.url, tuple(blocks), settings, np.zeros(1, dtype=np.int64))
-    with progress(console, len(job.blocks)) as show:
-        summary = _Run(ray, job).audit(show)
-        show.end()
-    summary = summary.model_copy(update={"stages": show.stages, "seconds": round(sum(show.stages.values()), 2)})
-    _write(store, SUMMARY, f"{summary.model_dump_json(indent=2)}\n".encode())
-    for name in job.work.files():
-        job.work.delete(name)
-    _write(store, AUDIT.mark, json.dumps({"request": request, "finished": True}, indent=2).encode())
-    return summary
+    job = Job(data, work, tuple(blocks), settings, np.zeros(1, dtype=np.int64))
+    with progress(console, len(blocks)) as show:
+        return _Run(ray, job, folder, command).audit(show)
 
 
-def _request(data: AuditInput, settings: Settings) -> dict[str, Any]:
-    keep = None if settings.keep_best is None else share_of(settings.keep_best)
-    request = Request.model_validate({
-        "fingerprint": [short_hash(json.dumps(sorted(states(data).items())))], "vectors": data.vectors,
-        "joint": settings.joint, "flag_below": settings.flag_below, "keep_best": keep, "checked": hashed({}),
-    })  # fmt: skip
-    return request.written()
+@dataclass(frozen=True, kw_only=True)
+class ClusterAudit(Audit):
+    """An audit whose tables lie in files: its rows are those that the report shows.
 
+    Attributes:
+        tables: Name of a shard, if it is one, and the rows of each block in their order.
+        known: Attributes that are known of the whole.
+        reason: Why each row is flagged.
+    """
 
-def _begin(store: Store, request: dict[str, Any], overwrite: bool) -> bool:
-    """Mark the place as that of this audit; whether there is anything left to do."""
-    names = store.files()
-    mark = json.loads(_read(store, AUDIT.mark)) if AUDIT.mark in names else None
-    if mark is not None and mark.get("request") == request and not overwrite:
-        return not mark.get("finished")
-    if names and mark is None:
-        what = f"the folder is not empty and holds no {AUDIT.mark}"
-        raise ExistsError(what, where=store.url, advice="Give another `out`.")
-    if mark is not None and not overwrite:
-        advice = "Give another `out`, or `overwrite` to replace it."
-        raise ExistsError("holds the audit of other data or with other settings", where=store.url, advice=advice)
-    ours = (AUDIT.mark, SUMMARY, SUGGESTIONS, LEARNED, f"{TABLE}/", f"{WORK}/")
-    for name in names:
-        if name.startswith(ours):
-            store.delete(name)
-    _write(store, AUDIT.mark, json.dumps({"request": request, "finished": False}, indent=2).encode())
-    return True
+    tables: Callable[[], Iterator[tuple[str, Iterator[pyarrow.Table]]]]
+    known: dict[str, Any]
+    reason: list[str]
+
+    def __post_init__(self) -> None:
+        vars(self).update(self.known)  # in the place of cached properties
+
+    def parts(self) -> Iterator[tuple[str, Iterator[pyarrow.Table]]]:
+        return self.tables()
+
+    def reasons(self, rows: IntArray) -> list[str]:
+        return [self.reason[row] for row in rows.tolist()]
 
 
 @dataclass
@@ -219,31 +237,37 @@ class _Run:
 
     ray: Any
     job: Job
+    folder: Path
+    command: str
 
-    def audit(self, show: RowProgress) -> AuditSummary:
+    def audit(self, show: RowProgress) -> ClusterAudit:
         show.begin("counting rows")
         self.job = replace(self.job, starts=np.cumsum([0, *self._counts()]))
+        widths = self._widths()
         show.begin("learning")
         sample = self._sample()
-        auditor = self._auditor(sample)
+        learned = self._learned(sample, widths, show)
+        auditor = learned.auditor
+        self.job = replace(self.job, has_views=auditor.joins is not None)
         show.begin("measuring all pairs")
         gpu = auditor.judge.transforms[0].mean.device.type == "cuda"
-        for batch in self._each(partial(_score, self.job), self._missing(f"{WORK}/{SCORES}"), gpu=gpu):
+        for batch in self._each(partial(_score, self.job), self._missing(SCORES), gpu=gpu):
             show.step(len(batch["number"]))
-        worst, below = self._worst()
         show.begin("searching near-duplicates")
-        shared = self._shared(sample)
+        shared = self._shared()
+        worst, match, below, scored = self._worst()
         show.begin("searching better partners")
-        partners = self._partners(auditor, sample, worst)
+        partners, seen = self._partners(learned, sample, worst, match)
         show.begin("writing tables")
-        counts = Counter[str]()
-        for batch in self._each(partial(_finish, self.job, below, partners), range(len(self.job.blocks))):
-            for name, value in zip(batch["name"].tolist(), batch["value"].tolist(), strict=True):
-                counts[name] += value
-        return self._summary(auditor, counts, shared, below, partners)
+        matched = learned.scores.beside(learned.similar) >= below
+        verdict = Verdict(below, scored, typical(auditor.judge, learned.scan, matched), partners, worst, seen)
+        found = self._each(partial(_finish, self.job, verdict), range(len(self.job.blocks)))
+        tally: Tally = reduce(add, (pickle.loads(one) for batch in found for one in batch["tally"].tolist()))
+        show.end()
+        return self._result(learned, tally, shared, verdict, show.stages)
 
     def _data(self, function: Callable[[Batch], Any], numbers: Sequence[int], *, gpu: bool = False) -> Any:
-        """A data set of Ray: what a function gives for each block."""
+        """The results of a function for each block, as a data set of Ray."""
         data, count = self.ray.data, min(len(numbers), MOST_TASKS)
         items = data.from_items([{"number": number} for number in numbers], override_num_blocks=count)
         if not gpu:
@@ -260,43 +284,103 @@ class _Run:
             yield from data.iter_batches(batch_size=None, batch_format="numpy", prefetch_batches=0)
 
     def _missing(self, folder: str) -> list[int]:
-        """The blocks without a file in a folder of the result."""
-        there = Store(f"{self.job.out}/{folder}").files()
+        """The blocks without a file in a folder."""
+        there = Store(f"{self.job.work}/{folder}").files()
         return [number for number in range(len(self.job.blocks)) if _name(number) not in there]
 
     def _counts(self) -> list[int]:
-        if COUNTED not in self.job.work.files():
+        if COUNTED not in self.job.store.files():
             found = self._each(partial(_count, self.job), range(len(self.job.blocks)))
-            counts = {int(batch["number"][0]): int(batch["rows"][0]) for batch in _single(found)}
-            _write(self.job.work, COUNTED, json.dumps([counts[number] for number in sorted(counts)]).encode())
-        rows: list[int] = json.loads(_read(self.job.work, COUNTED))
+            counts = {
+                number: rows
+                for batch in found
+                for number, rows in zip(batch["number"].tolist(), batch["rows"].tolist(), strict=True)
+            }
+            self.job.store.write(COUNTED, json.dumps([counts[number] for number in sorted(counts)]).encode())
+        rows: list[int] = json.loads(self.job.store.read(COUNTED))
         return rows
 
+    def _widths(self) -> list[list[int]]:
+        """The widths of the views of both sides by the first readable block, as are the columns; checks `by`."""
+        by, problem = self.job.settings.by, DataError("no pairs can be read", where=self.job.data.places[0])
+        for number in range(len(self.job.blocks)):
+            try:
+                with self.job.open(number) as rows:
+                    if by not in (None, SHARD):
+                        values_by(rows.source, str(by))
+                    columns = tuple(rows.source.item_columns(rows.start, rows.start))
+                    self.job = replace(self.job, columns=columns)
+                    return [[view.width for view in views_of(side)] for side in (rows.source.left, rows.source.right)]
+            except InvalidValueError:
+                raise
+            except DataError as error:
+                problem = error
+        raise problem
+
     def _sample(self) -> Sample:
-        if SAMPLED not in self.job.work.files():
-            rows = _sample_rows(self.job.rows)
-            found = list(self._each(partial(_sampled, self.job, rows), self._blocks_of(rows)))
-            if not found:
+        """Pairs to learn from: some of all rows, and those that people have checked.
+
+        Raises:
+            NotFoundError: A checked pair is not there.
+        """
+        if SAMPLED not in self.job.store.files():
+            rows, settings = _sample_rows(self.job.rows), self.job.settings
+            checked = sorted(checked_answers(settings.checked))
+            numbers = range(len(self.job.blocks)) if checked else self._blocks_of(rows)
+            found = _joined(self._each(partial(_sampled, self.job, rows, checked, False), numbers))
+            if lost := sorted(set(checked) - set(found["id"].tolist() if found else ())):
+                raise NotFoundError(f"no pair has the id {lost[0]!r}", where="checked", expected="ids of the data")
+            if not found or not found["good"].any():
                 raise DataError("no pairs can be read", where=self.job.data.places[0])
-            columns = {field.name: np.concatenate([batch[field.name] for batch in found]) for field in fields(Sample)}
-            order = columns["row"].argsort()
-            file = io.BytesIO()
-            plain: dict[str, Any] = {name: _plain(values[order]) for name, values in columns.items()}
+            file, good = io.BytesIO(), found["good"]
+            plain: dict[str, Any] = {field.name: _plain(found[field.name][good]) for field in fields(Sample)}
             np.savez(file, **plain)
-            _write(self.job.work, SAMPLED, file.getvalue())
-        return _sample(self.job.out)
+            self.job.store.write(SAMPLED, file.getvalue())
+        with np.load(io.BytesIO(self.job.store.read(SAMPLED)), allow_pickle=False) as there:
+            return Sample(**{field.name: there[field.name] for field in fields(Sample)})
 
-    def _auditor(self, sample: Sample) -> Auditor:
-        if LEARNED not in Store(self.job.out).files():
-            joint = self.job.settings.joint or bool(sample.joint.any())
-            auditor = Auditor(joint=joint, device=self.job.settings.device).fit(sample.left, sample.right)
-            with TemporaryDirectory() as folder:
-                auditor.save(Path(folder, LEARNED))
-                Store(self.job.out).put(Path(folder, LEARNED), LEARNED)
-        return _auditor(self.job.out, self.job.settings.device)
+    def _learned(self, sample: Sample, widths: Sequence[Sequence[int]], show: RowProgress) -> Judged:
+        """Audit the sample as the local engine does; workers get the auditor and what the sample says."""
+        settings, store = self.job.settings, self.job.store
+        answers = checked_answers(settings.checked)
+        settings = replace(
+            settings, joint=settings.joint or bool(sample.joint.any()), by=None, partnered=((), ()),
+            checked={name: answers[name] for name in sample.id.tolist() if name in answers},
+        )  # fmt: skip
+        if LEARNED in store.files():
+            store.get(LEARNED, self.folder / LEARNED)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        source = sample.source(widths)
+        learned = judged(source, settings, pick_device(settings.device), self.folder, show)
+        learned.auditor.save(self.folder / LEARNED)  # with the decisions of people
+        store.put(self.folder / LEARNED, LEARNED)
+        if learned.auditor.joins is not None:
+            source = with_joins(source, learned.auditor.joins)
+        left, right = source.block(0, min(COMPARED, len(source)))
+        file = io.BytesIO()
+        np.savez(file, left=left, right=right, caption=sample.caption[: 4 * COMPARED])
+        store.write(KNOWN, file.getvalue())
+        _auditor.cache_clear()
+        _known.cache_clear()
+        return learned
 
-    def _worst(self) -> tuple[IntArray, float]:
-        """The rows with the lowest match scores, and the score below which pairs are flagged."""
+    def _shared(self) -> dict[str, Any]:
+        """What was found about items that pairs share."""
+        job = self.job
+        if ITEMS not in job.store.files():
+            apart = -(-job.rows // TOGETHER)
+            cosines = [_cosine_of_codes(near_enough(side.units, job.rows)) for side in _known(job.work).some]
+            keyed = self._data(partial(_keyed, job, apart), range(len(job.blocks)))
+            keys = 2 * (1 if apart == 1 else QUARTERS * apart)
+            cores = int(self.ray.cluster_resources().get("CPU", 1))
+            links = keyed.groupby("key", num_partitions=max(1, min(keys, cores)))
+            found = links.map_groups(partial(_near, keys // 2, cosines), batch_format="numpy")
+            self.ray.get(self.ray.remote(_share).remote(job, *found.to_arrow_refs()))
+        shared: dict[str, Any] = json.loads(_items(job.work).schema.metadata[b"about"])
+        return shared
+
+    def _worst(self) -> tuple[IntArray, FloatArray, float, int]:
+        """The flagged rows with the lowest match scores, these scores, the cut, and the number of readable rows."""
         settings, counts = self.job.settings, np.zeros(2 * HALF + 1, dtype=np.int64)
         rows, scores = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.float32)
         for batch in self._each(partial(_lowest, self.job), range(len(self.job.blocks))):
@@ -309,92 +393,181 @@ class _Run:
         if settings.keep_best is not None:
             flagged = (1 - share_of(settings.keep_best)) * counts.sum()
             below = _above(int(np.searchsorted(counts.cumsum(), flagged)))
-        return rows[scores < below], below
+        return rows[scores < below], scores[scores < below], below, int(counts.sum())
 
-    def _shared(self, sample: Sample) -> dict[str, float]:
-        """What was found about items that pairs share."""
-        job = self.job
-        if ITEMS not in job.work.files():
-            apart = -(-job.rows // TOGETHER)
-            cosines = [_cosine_of_codes(near_enough(side.units, job.rows)) for side in sample.some]
-            keyed = self._data(partial(_keyed, job, apart), range(len(job.blocks)))
-            keys = 2 * (1 if apart == 1 else QUARTERS * apart)
-            cores = int(self.ray.cluster_resources().get("CPU", 1))
-            links = keyed.groupby("key", num_partitions=max(1, min(keys, cores)))
-            found = links.map_groups(partial(_near, keys // 2, cosines), batch_format="numpy")
-            self.ray.get(self.ray.remote(_share).remote(job, *found.to_arrow_refs()))
-        counts: dict[str, float] = json.loads(_table(job.work, ITEMS).schema.metadata[b"counts"])
-        return counts
-
-    def _partners(self, auditor: Auditor, sample: Sample, worst: IntArray) -> pyarrow.Table:
-        """Better partners for these rows, as in `Findings.suggestions`, and the number of the row of each."""
+    def _partners(
+        self, learned: Judged, sample: Sample, worst: IntArray, match: FloatArray
+    ) -> tuple[pyarrow.Table, npt.NDArray[np.uint16]]:
+        """Better partners for these rows, as in `Findings.suggestions`, with the numbers of rows; what images show."""
+        auditor, known = learned.auditor, _known(self.job.work)
         bank = np.flatnonzero(~np.isin(sample.row, worst))[:POOL]
-        found = list(self._each(partial(_sampled, self.job, np.sort(worst)), self._blocks_of(worst)))
-        found.sort(key=lambda batch: int(batch["row"][0]))  # blocks come in any order
-        row, left, right, ids = (
-            np.concatenate([*(batch[name] for batch in found), getattr(sample, name)[bank]])
-            for name in ("row", "left", "right", "id")
+        order = np.argsort(worst)
+        found = _joined(self._each(partial(_sampled, self.job, worst[order], (), True), self._blocks_of(worst)))
+        left, right = learned.source.gather(bank)
+        scale = [np.float32(factor) for factor in auditor.factors]
+        back = np.argsort(order)  # the lowest match score first
+        if found:
+            left = np.concatenate([found["left"][back] * scale[0], left])
+            right = np.concatenate([found["right"][back] * scale[1], right])
+        names = ("row", "id", "caption")
+        row, ids, captions = (
+            np.concatenate([*([found[name][back]] if found else []), getattr(sample, name)[bank]]) for name in names
         )
-        factors = auditor.factors
-        pairs = from_memory(left * np.float32(factors[0]), right * np.float32(factors[1]))
-        match, places = auditor.score(left, right), np.arange(len(row) - len(bank))
-        names = ("row", "id", "replaced", "rank", "suggested_id", "score")
-        columns: dict[str, list[Any]] = {name: [] for name in names}
-        for keep_left in (True, False):
-            device = auditor.judge.transforms[0].mean.device
-            partners = find_partners(pairs, auditor.judge, places, match, None, keep_left=keep_left, device=device)
+        alone = learned.scores.alone()[bank]
+        match = np.append(match, alone).astype(np.float32)
+        places = np.arange(len(worst))
+        empty = (known.seen(captions.tolist()) & known.wordless) > 0
+        device, columns = auditor.judge.transforms[0].mean.device, list[pyarrow.Table]()
+        lent = [np.flatnonzero(np.isin(ids, list(side))) for side in self.job.settings.partnered]
+        for keep_left, side, own in ((True, "right", lent[1]), (False, "left", lent[0])):
+            partners = find_partners(
+                from_memory(left, right), auditor.judge, places, match, None, keep_left=keep_left, device=device,
+                partnered=own, excluded=empty & keep_left,
+            )  # fmt: skip
             at, rank = np.nonzero(partners.rows >= 0)
-            columns["row"] += row[at].tolist()
-            columns["id"] += ids[at].tolist()
-            columns["replaced"] += [SIDES[keep_left]] * len(at)
-            columns["rank"] += (rank + 1).tolist()
-            columns["suggested_id"] += ids[partners.rows[at, rank]].tolist()
-            columns["score"] += partners.scores[at, rank].tolist()
-        text, kinds = pyarrow.string(), {"row": pyarrow.int64(), "rank": pyarrow.int64(), "score": pyarrow.float32()}
-        table = pyarrow.table({name: pyarrow.array(values, kinds.get(name, text)) for name, values in columns.items()})
-        _write_table(Store(self.job.out), SUGGESTIONS, table.drop_columns("row"))
-        return table
+            best = partners.rows[at, rank]
+            columns.append(
+                pyarrow.table({
+                    "row": row[at], "id": pyarrow.array(ids[at].tolist(), "string"),
+                    "replaced": pyarrow.array([side] * len(at), "string"), "rank": rank + 1,
+                    "suggested_id": pyarrow.array(ids[best].tolist(), "string"), "score": partners.scores[at, rank],
+                    "suggested_row": row[best],
+                })
+            )  # fmt: skip
+        return pyarrow.concat_tables(columns), found["seen"][back] if found else np.zeros(0, dtype=np.uint16)
 
     def _blocks_of(self, rows: IntArray) -> list[int]:
         numbers: list[int] = np.unique(np.searchsorted(self.job.starts, rows, side="right") - 1).tolist()
         return numbers
 
-    def _summary(
-        self, auditor: Auditor, counts: Counter[str], shared: dict[str, float], below: float, partners: pyarrow.Table
-    ) -> AuditSummary:
-        judge, scored = auditor.judge, int(counts["scored"])
-        combination = judge.combination
-        # Copies count once; of the pairs of a placeholder all but one are mismatched.
-        different = max(1.0, scored - shared["copies"])
-        others = different - shared["placeholders"]
-        rate, low, high = (
-            (value * others + shared["mismatched"]) / different
-            for value in (combination.rate, combination.low, combination.high)
-        )
+    def _tables(self) -> Iterator[tuple[str, Iterator[pyarrow.Table]]]:
+        for number, block in enumerate(self.job.blocks):
+            is_shard = any(name.endswith(".npz") for name in block.files)
+            name = PurePosixPath(block.name).name if is_shard else ""
+            yield name, iter([self.job.store.table(f"{TABLES}/{_name(number)}")])
+
+    def _result(
+        self, learned: Judged, tally: Tally, shared: dict[str, Any], verdict: Verdict, stages: dict[str, float]
+    ) -> ClusterAudit:
+        """The audit by the rows that its report shows."""
+        job, judge, partners = self.job, learned.auditor.judge, verdict.partners
+        counts = shared["counts"]
         best = partners.filter(np.asarray(partners["rank"]) == 1)["replaced"].to_pylist()
-        return AuditSummary(
-            pairs=self.job.rows,
-            scored=scored,
-            flagged=int(counts["flagged"]),
-            noise_rate=rate,
-            noise_rate_low=low,
-            noise_rate_high=high,
-            nothing_in_common=combination.high == 1 and combination.rate > NEARLY_ALL,
-            flag_below=below,
-            unreadable={name[1:]: int(count) for name, count in counts.items() if name.startswith("!")},
-            reasons={name[1:]: int(count) for name, count in counts.items() if name.startswith("?")},
-            near_duplicates_left=int(shared["near_duplicates_left"]),
-            near_duplicates_right=int(shared["near_duplicates_right"]),
+        joint = [] if job.settings.joint or learned.source.joint or not judge.joint else [COMMON_SPACE]
+        by_engine = "By `engine=ray`: the score of a pair depends on this pair and its shared items alone."
+        notes = [*joint, *notes_on(judge, tally.scored, tally.flagged), *shared["notes"], by_engine]
+        ids = learned.source.ids
+        summary = AuditSummary(
+            **tally.metrics(judge, verdict.below),
+            detections=detections(judge, learned.scores, learned.similar, verdict.below, ids),
+            decided=job.settings.decided,
+            by=job.settings.by,
+            **counts,
             suggested_right=best.count("right"),
             suggested_left=best.count("left"),
-            measures={
-                name: MeasureSummary(weight=float(weight), separation=float(separation))
-                for name, weight, separation in zip(judge.names, combination.shares(), judge.separations, strict=True)
-            },
-            notes=["By `engine=ray`: the score of a pair depends on this pair and its shared items alone."],
-            seconds=0,
-            stages={},
+            notes=notes,
+            seconds=round(sum(stages.values()), 2),
+            stages={name: round(seconds, 2) for name, seconds in stages.items()},
         )
+        answers = checked_answers(job.settings.checked)
+        shown, groups = verdict.worst[: 2 * SHOWN], shared["groups"]
+        some = partners.filter(np.isin(partners["row"].to_numpy(), shown))
+        members = [row for side in groups for group in side for row in group["rows"]]
+        rows = np.unique([*shown.tolist(), *some["suggested_row"].to_pylist(), *members]).astype(np.int64)
+        cells = _joined(self._each(partial(_shown, job, rows), self._blocks_of(rows)))
+        return ClusterAudit(
+            source=_ShownRows.of(job.data.places[0], cells),
+            auditor=learned.auditor,
+            scan=Scan.empty(len(rows), len(judge.names)),
+            scores=MatchScores(
+                np.zeros(len(rows)), rows[:0], np.zeros(0, dtype=np.float32),
+                {place: 1.0 for place, name in enumerate(cells["id"].tolist()) if name in answers} if cells else {},
+            ),
+            match_score=cells["match_score"] if cells else np.zeros(0, dtype=np.float32),
+            suggested=np.searchsorted(rows, shown),
+            new_rights=_partners_of(some, "right", shown, rows),
+            new_lefts=_partners_of(some, "left", shown, rows),
+            items=SharedItems(
+                rows, rows, rows, rows, np.zeros((2, len(rows)), dtype=np.int32),
+                (_groups_of(groups[0], rows), _groups_of(groups[1], rows)), 0,
+            ),
+            similar=SimilarPairs(),
+            seen=np.zeros(len(rows), dtype=np.uint16),
+            threshold=verdict.below,
+            command=self.command,
+            stages=stages,
+            tables=self._tables,
+            reason=cells["reason"].tolist() if cells else [],
+            known={
+                "summary": summary, "tally": tally, "near_duplicate_pairs": shared["pairs"],
+                "suggestions": partners.drop_columns(["row", "suggested_row"]),
+            },
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is decided about the whole, for the tables of all blocks.
+
+    Attributes:
+        below: Match score below which pairs are flagged.
+        scored: Number of readable rows.
+        typical: (m,) mean standardised measures of pairs that are not flagged.
+        partners: Better partners, with numbers of rows.
+        worst: The rows for which they were searched.
+        seen: What the images of these show.
+    """
+
+    below: float
+    scored: int
+    typical: FloatArray
+    partners: pyarrow.Table
+    worst: IntArray
+    seen: npt.NDArray[np.uint16]
+
+
+@dataclass(eq=False)
+class _ShownRows(Source):
+    """Some rows, with the images that were found."""
+
+    found: dict[int, bytes] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, name: Path, cells: Batch) -> _ShownRows:
+        texts = {column: Texts.of(cells[column].tolist()) for column in ("id", "caption", "image") if column in cells}
+        images = {place: content for place, content in enumerate(cells.get("content", ())) if content}
+        return cls(
+            name=str(url_of(name) or name), names=RowIds(texts["id"].array if texts else None), found=images,
+            captions=texts.get("caption"), image_names=texts.get("image"), images=(name,),
+        )  # fmt: skip
+
+    def image_key(self, row: int) -> int:
+        return row
+
+    def image_is_there(self, row: int) -> bool:
+        return row in self.found
+
+    def image(self, row: int) -> bytes | None:
+        return self.found.get(row)
+
+
+def _partners_of(table: pyarrow.Table, side: str, shown: IntArray, rows: IntArray) -> Partners:
+    """The better partners of the shown rows, by their places among `rows`."""
+    found, table = Partners.none(len(shown)), table.filter(np.asarray(table["replaced"]) == side)
+    place = {row: number for number, row in enumerate(shown.tolist())}
+    for one in table.to_pylist():
+        at = place[one["row"]], one["rank"] - 1
+        found.rows[at], found.scores[at] = np.searchsorted(rows, one["suggested_row"]), one["score"]
+    return found
+
+
+def _groups_of(groups: list[dict[str, Any]], rows: IntArray) -> Groups:
+    """The largest groups of near-duplicates by places among `rows`; -1 for members that are not shown."""
+    each = [np.full(group["size"], -1) for group in groups]
+    for places, group in zip(each, groups, strict=True):
+        places[: len(group["rows"])] = np.searchsorted(rows, group["rows"])
+    starts = np.cumsum([0, *map(len, each)])
+    return Groups(np.concatenate([np.zeros(0, dtype=np.int64), *each]), starts)
 
 
 def _count(job: Job, batch: Batch) -> Batch:
@@ -407,13 +580,6 @@ def _count(job: Job, batch: Batch) -> Batch:
     return {"number": np.array([number]), "rows": np.array([rows])}
 
 
-def _single(batches: Iterator[Batch]) -> Iterator[Batch]:
-    """The rows of batches, one by one."""
-    for batch in batches:
-        for place in range(len(next(iter(batch.values())))):
-            yield {name: values[place : place + 1] for name, values in batch.items()}
-
-
 def _sample_rows(rows: int) -> IntArray:
     """Numbers of at most `SAMPLE` of so many rows, as `folds.sample` chooses them, without a number for each row."""
     chosen = np.zeros(0, dtype=np.int64)
@@ -423,24 +589,52 @@ def _sample_rows(rows: int) -> IntArray:
     return np.sort(chosen)
 
 
-def _sampled(job: Job, rows: IntArray, batch: Batch) -> Iterator[Batch]:
-    """Those of some rows that a block has and that can be read, with all that is known about them."""
+def _sampled(job: Job, rows: IntArray, ids: Sequence[str], look: bool, batch: Batch) -> Iterator[Batch]:
+    """Rows of a block, by their numbers or their ids, with all that is known; `look`: at their images, too."""
     number = int(batch["number"][0])
-    own = rows[np.searchsorted(rows, job.starts[number]) : np.searchsorted(rows, job.starts[number + 1])]
+    own, start = job.own(number, rows), int(job.starts[number])
     try:
         with job.open(number) as here:
-            source, places = here.source, here.start + own - job.starts[number]
+            source = here.source
+            if ids:
+                every = np.arange(start, start + here.stop - here.start)
+                own = np.union1d(own, every[np.isin(_ids(source, every - start + here.start, every), ids)])
+            if not len(own):
+                return
+            places = here.start + own - start
             good = np.array([int(row) not in source.known for row in places], dtype=np.bool_)
             left, right = source.gather(places)
             good &= faults(torch.from_numpy(left), torch.from_numpy(right)) == READABLE
-            found: Batch = {
+            if not job.has_views:  # the sample says how they are joined
+                sides = views_of(source.left), views_of(source.right)
+                left, right = (np.hstack([view.gather(places) for view in views]) for views in sides)
+            seen = np.zeros(len(own), dtype=np.uint16)
+            if look and source.has_images:
+                seen = image_reasons(places, source.image_reader(places))
+            yield {
                 "row": own, "left": left, "right": right, "id": np.array(_ids(source, places, own), dtype=np.str_),
                 "caption": np.array(source.texts(places), dtype=np.str_), "joint": np.full(len(own), source.joint),
+                "good": good, "seen": seen,
             }  # fmt: skip
     except DataError:
         return
-    if good.any():
-        yield {name: values[good] for name, values in found.items()}
+
+
+def _shown(job: Job, rows: IntArray, batch: Batch) -> Batch:
+    """What the report shows of rows of a block."""
+    number = int(batch["number"][0])
+    own = job.own(number, rows) - int(job.starts[number])
+    table = job.store.table(f"{TABLES}/{_name(number)}").take(own)
+    names = ("id", "image", "caption", "match_score", "reason")
+    found = {name: np.array(table[name].to_pylist()) for name in names if name in table.column_names}
+    found["match_score"] = table["match_score"].to_numpy().astype(np.float32)
+    contents = np.full(len(own), b"", dtype=object)
+    if "image" in found:
+        with contextlib.suppress(DataError), job.open(number) as here:
+            places = here.start + own
+            read = here.source.image_reader(places)
+            contents[:] = [read(place) or b"" for place in places.tolist()]
+    return {"row": own + int(job.starts[number]), **found, "content": contents}
 
 
 def _ids(source: Source, places: IntArray, rows: IntArray) -> list[str]:
@@ -470,30 +664,34 @@ def _score(job: Job, batch: Batch) -> Batch:
             found = [_measured(job, number, rows, begin, min(begin + AT_ONCE, rows.stop)) for begin in pieces]
     except DataError as error:
         found = [_unreadable(job, number, str(error))]
-    _write_table(job.work, f"{SCORES}/{_name(number)}", pyarrow.concat_tables(found))
+    job.store.write_table(f"{SCORES}/{_name(number)}", pyarrow.concat_tables(found))
     return {"number": np.array([number])}
 
 
 def _measured(job: Job, number: int, rows: Rows, begin: int, end: int) -> pyarrow.Table:
-    source, auditor, sample = rows.source, _auditor(job.out, job.settings.device), _sample(job.out)
+    source, auditor, known = rows.source, _auditor(job.work, job.settings.device), _known(job.work)
     left, right = (torch.from_numpy(side) for side in source.block(begin, end))
-    scores, sums = auditor.measured(left, right)
-    known, codes = source.known, faults(left, right).tolist()
-    status = [known.get(row, FAULTS[code]) for row, code in zip(range(begin, end), codes, strict=True)]
+    views = ([view.block(begin, end) for view in views_of(side)] for side in (source.left, source.right))
+    scores, measures = auditor.measured(*views)
+    codes = faults(left, right).tolist()
+    status = [source.known.get(row, FAULTS[code]) for row, code in zip(range(begin, end), codes, strict=True)]
     bad = np.array([word != FAULTS[READABLE] for word in status])
     row = np.arange(begin, end) - rows.start + job.starts[number]
-    captions = source.texts(range(begin, end)) if source.has_texts else []
+    by, table, origin = job.settings.by, source.table, [job.blocks[number].name] * len(row)
+    if table is not None and by is not None and by != SHARD:
+        origin = table.cells(by, np.arange(begin, end))
     columns = {
         "row": row,
         "id": _ids(source, np.arange(begin, end), row),
-        **source.item_columns(begin, end),
-        "source": [job.blocks[number].name] * len(row),
+        **{name: [""] * len(row) for name in job.columns},
+        **{name: cells for name, cells in source.item_columns(begin, end).items() if name in job.columns},
+        "source": origin,
         "status": status,
         "match_score": pyarrow.array(scores, mask=bad),
-        "sum": pyarrow.array(sums, mask=bad),
-        "reasons": [caption_reason(text, sample.usual) for text in captions] or [""] * len(row),
+        "seen": known.seen(source.texts(range(begin, end))) if source.has_texts else np.zeros(len(row), np.uint16),
+        **{name: measures[:, place] for place, name in enumerate(auditor.judge.names)},
     }
-    for name, side, some in zip(SIDES, (left, right), sample.some, strict=True):
+    for name, side, some in zip(SIDES, (left, right), known.some, strict=True):
         finite, mean = side.nan_to_num(0.0, 0.0, 0.0), torch.from_numpy(some.mean.astype(np.float32))
         columns |= {f"{name}_{code}": sketch(finite, mean, code).view(np.int64) for code in range(CODES)}
     return pyarrow.table(columns)
@@ -502,23 +700,114 @@ def _measured(job: Job, number: int, rows: Rows, begin: int, end: int) -> pyarro
 def _unreadable(job: Job, number: int, problem: str) -> pyarrow.Table:
     """Rows that say why their block cannot be read."""
     row = np.arange(*job.starts[number : number + 2])
-    words = {"source": job.blocks[number].name, "status": problem, "reasons": ""}
     nothing = pyarrow.nulls(len(row), pyarrow.float32())
     columns = {
         "row": row,
         "id": [f"row#{number}" for number in row.tolist()],
-        **{name: [word] * len(row) for name, word in words.items()},
-        **dict.fromkeys(("match_score", "sum"), nothing),
+        **{name: [""] * len(row) for name in job.columns},
+        "source": [job.blocks[number].name] * len(row),
+        "status": [problem] * len(row),
+        "match_score": nothing,
+        "seen": np.zeros(len(row), np.uint16),
+        **dict.fromkeys(_auditor(job.work, "cpu").judge.names, nothing),
         **{f"{name}_{code}": np.zeros_like(row) for name in SIDES for code in range(CODES)},
     }
     return pyarrow.table(columns)
 
 
+def _found(job: Job, number: int, verdict: Verdict) -> BlockFindings:
+    """Everything that is known about the rows of a block."""
+    table, start = job.store.table(f"{SCORES}/{_name(number)}"), int(job.starts[number])
+    auditor, known, items = _auditor(job.work, "cpu"), _known(job.work), _items(job.work)
+    status, rows = table["status"].to_pylist(), np.arange(len(table))
+    bad = np.array([word != FAULTS[READABLE] for word in status], dtype=np.bool_)
+    measures = np.column_stack([table[name].to_numpy() for name in auditor.judge.names]).astype(np.float32)
+    measures[bad] = np.nan
+    inside = (items["row"].to_numpy() >= start) & (items["row"].to_numpy() < start + len(table))
+    items = items.filter(inside)
+    place, unlike = items["row"].to_numpy() - start, np.zeros((2, len(table)), dtype=np.int32)
+    own = [rows + start, rows + start]
+    first = rows.copy()
+    first[place[~np.asarray(items["is_first"])]] = -1
+    for side, name in enumerate(SIDES):
+        own[side][place], unlike[side][place] = items[name].to_numpy(), items[f"unlike_{name}"].to_numpy()
+    seen = table["seen"].to_numpy().astype(np.uint16)
+    wordless = (seen & known.wordless) > 0
+    score = np.array(table["match_score"].to_numpy(), dtype=np.float32)
+    many = np.maximum(WORDLESS * wordless, unlike.max(axis=0))
+    limited = np.flatnonzero((many > 0) & ~bad)
+    if len(limited):
+        sums = auditor.judge.combination.sums(measures[limited])
+        score[limited] = np.minimum(score[limited], limits(auditor.judge, sums, many[limited]))
+    ids, answers = table["id"].to_pylist(), checked_answers(job.settings.checked)
+    checked = {row: float(answers[name]) for row, name in enumerate(ids) if name in answers and not bad[row]}
+    score[list(checked)] = list(checked.values())
+    here = np.flatnonzero((verdict.worst >= start) & (verdict.worst < start + len(table)))
+    seen[verdict.worst[here] - start] |= verdict.seen[here]
+    texts = {name: Texts.of(table[name].to_pylist()) for name in ("image", "caption") if name in table.column_names}
+    names = RowIds(as_texts(ids), None, {row: status[row] for row in np.flatnonzero(bad).tolist()})
+    return BlockFindings(
+        source=Source(names=names, image_names=texts.get("image"), captions=texts.get("caption")),
+        auditor=auditor,
+        scan=Scan(measures, np.where(bad, BAD_IN_TABLE, READABLE).astype(np.uint8)),
+        scores=MatchScores(score.astype(np.float64), rows[:0], score[:0], checked),
+        match_score=score,
+        suggested=rows[:0], new_rights=Partners.none(0), new_lefts=Partners.none(0),
+        items=SharedItems(own[0], own[1], first, rows, unlike, (Groups.none(), Groups.none()), 0),
+        similar=SimilarPairs(),
+        seen=seen,
+        threshold=verdict.below,
+        start=start, wordless=wordless, origin=table["source"], typical=verdict.typical, partners=verdict.partners,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockFindings(Findings):
+    """What an audit found about the rows of a block.
+
+    Attributes:
+        start: Number of the first row in the whole.
+        wordless: (n,) whether captions say nothing about an image.
+        origin: The block of each row, or its value of the column `by`.
+        typical: (m,) mean standardised measures of the pairs of the whole that are not flagged.
+        partners: Better partners, with numbers of rows.
+    """
+
+    start: int
+    wordless: npt.NDArray[np.bool_]
+    origin: pyarrow.ChunkedArray
+    typical: FloatArray
+    partners: pyarrow.Table
+
+    def __post_init__(self) -> None:
+        vars(self)["_typical"] = self.typical  # in the place of a cached property
+        vars(self)["_origins"] = self.origin.combine_chunks().dictionary_encode()
+
+    def _piece(self, start: int, stop: int) -> pyarrow.Table:
+        table = super()._piece(start, stop)
+        for name, own in (("left_item", self.items.left), ("right_item", self.items.right)):
+            table = table.append_column(name, pyarrow.array(own[start:stop]))
+        return table
+
+    def _best_partner(self, partners: Partners, start: int, stop: int) -> tuple[pyarrow.Array, pyarrow.Array]:
+        side = "right" if partners is self.new_rights else "left"
+        found = self.partners
+        best = found.filter(compute.and_(compute.equal(found["rank"], 1), compute.equal(found["replaced"], side)))
+        at = best["row"].to_numpy() - self.start - start
+        here = np.flatnonzero((at >= 0) & (at < stop - start))
+        ids, scores = np.full(stop - start, None), np.full(stop - start, np.nan, dtype=np.float32)
+        ids[at[here]] = np.array(best["suggested_id"].to_pylist(), dtype=object)[here]
+        scores[at[here]] = best["score"].to_numpy()[here]
+        return pyarrow.array(ids, pyarrow.string()), pyarrow.array(scores, mask=np.isnan(scores))
+
+
 def _lowest(job: Job, batch: Batch) -> Batch:
     """The lowest match scores of a block, and, as rows below 0, how many there are in each bin that is not empty."""
-    table = _table(job.work, f"{SCORES}/{_name(int(batch['number'][0]))}", ["row", "match_score"])
-    row, score = (table[name].to_numpy() for name in ("row", "match_score"))
-    row, score = row[~np.isnan(score)], score[~np.isnan(score)]
+    number = int(batch["number"][0])
+    undecided = Verdict(0.0, 0, np.zeros(0), pyarrow.table({}), np.zeros(0, np.int64), np.zeros(0, np.uint16))
+    score = _found(job, number, undecided).match_score
+    row = job.starts[number] + np.flatnonzero(~np.isnan(score))
+    score = score[~np.isnan(score)]
     chosen = np.lexsort((row, score))[:MAX_SUGGESTED]
     bins, counts = np.unique(_bins(score), return_counts=True)
     return {"row": np.append(row[chosen], -1 - bins), "value": np.append(score[chosen].astype(np.float64), counts)}
@@ -540,7 +829,7 @@ def _above(number: int) -> float:
 def _keyed(job: Job, apart: int, batch: Batch) -> Batch:
     """The sketches of the readable items of a block by what decides which of them are compared with each other."""
     names = [f"{side}_{code}" for side in SIDES for code in range(CODES)]
-    table = _table(job.work, f"{SCORES}/{_name(int(batch['number'][0]))}", ["row", "match_score", *names])
+    table = job.store.table(f"{SCORES}/{_name(int(batch['number'][0]))}", ["row", "match_score", *names])
     table = table.filter(table["match_score"].is_valid())
     row, parts = table["row"].to_numpy(), []
     for side, name in enumerate(SIDES):
@@ -583,23 +872,30 @@ def _share(job: Job, *links: pyarrow.Table) -> None:
         sets = DisjointSets(np.arange(len(members)))
         sets.join(*(np.searchsorted(members, rows[side == number]) for rows in (row, first)))
         found.append(groups_of(sets, np.arange(len(members))))
-    columns = {"row": members, "left": members, "right": members, "unlike": np.zeros(len(members), dtype=np.int32)}
-    is_first = np.ones(len(members), dtype=np.bool_)
+    items = None
     if len(members):
         sides = [Side.of([_Scattered(job, members, number)]) for number in range(2)]
         pairs = Source(sides[0], sides[1], "memory", "shared items")
         unreadable = np.zeros(len(members), dtype=np.bool_)
-        items = combined((found[0], found[1]), pairs, unreadable, _sample(job.out).some, job.rows - len(members))
-        is_first = items.is_first
-        columns |= {"left": members[items.left], "right": members[items.right], "unlike": items.partners}
-    unlike = columns["unlike"][is_first]
-    counts = {
-        "copies": int((~is_first).sum()),
-        "placeholders": int((unlike > 0).sum()),
-        "mismatched": float((1 - 1 / unlike[unlike > 0]).sum()),
-        **{f"near_duplicates_{name}": len(groups.rows) for name, groups in zip(SIDES, found, strict=True)},
+        items = combined((found[0], found[1]), pairs, unreadable, list(_known(job.work).some), job.rows - len(members))
+    unlike = np.zeros((2, len(members)), dtype=np.int32) if items is None else items.unlike
+    columns = {
+        "row": members,
+        "is_first": np.ones(len(members), dtype=np.bool_) if items is None else items.is_first,
+        "left": members if items is None else members[items.left],
+        "right": members if items is None else members[items.right],
+        **{f"unlike_{name}": unlike[side] for side, name in enumerate(SIDES)},
     }
-    _write_table(job.work, ITEMS, pyarrow.table(columns).replace_schema_metadata({"counts": json.dumps(counts)}))
+    about = {
+        "counts": {f"near_duplicates_{name}": len(groups.rows) for name, groups in zip(SIDES, found, strict=True)},
+        "pairs": len(members),
+        "notes": [] if items is None else shared_notes(items, np.ones(len(members), dtype=np.bool_)),
+        "groups": [
+            [{"size": len(group), "rows": members[group[:MEMBERS]].tolist()} for group in groups.first(GROUPS // 2)]
+            for groups in found
+        ],
+    }
+    job.store.write_table(ITEMS, pyarrow.table(columns).replace_schema_metadata({"about": json.dumps(about)}))
 
 
 @dataclass(frozen=True)
@@ -612,56 +908,20 @@ class _Scattered:
 
     @property
     def shape(self) -> tuple[int, int]:
-        sample = _sample(self.job.out)
-        return len(self.rows), (sample.left, sample.right)[self.side].shape[1]
+        return len(self.rows), _known(self.job.work).some[self.side].units.shape[1]
 
     def read(self, rows: slice | IntArray) -> FloatArray:
-        return self.job.gather(self.rows[rows])[self.side]
+        return gather(self.job.open, self.job.starts, self.rows[rows])[self.side]
 
 
-def _finish(job: Job, below: float, partners: pyarrow.Table, batch: Batch) -> Batch:
+def _finish(job: Job, verdict: Verdict, batch: Batch) -> Batch:
     """Writes the table of a block, and counts what is in it."""
     number = int(batch["number"][0])
-    table, start = _table(job.work, f"{SCORES}/{_name(number)}"), int(job.starts[number])
-    auditor, sample = _auditor(job.out, "cpu"), _sample(job.out)
-    items = _table(job.work, ITEMS)
-    inside = compute.and_(compute.greater_equal(items["row"], start), compute.less(items["row"], start + len(table)))
-    items = items.filter(inside)
-    score, sums = (np.array(table[name].to_numpy()) for name in ("match_score", "sum"))
-    own = {side: table["row"].to_numpy().copy() for side in SIDES}
-    many = WORDLESS * np.isin(table["reasons"].to_numpy(zero_copy_only=False), sample.wordless)
-    shared, place = np.zeros(len(table), dtype=np.int64), items["row"].to_numpy() - start
-    shared[place] = items["unlike"].to_numpy()
-    for side in SIDES:
-        own[side][place] = items[side].to_numpy()
-    limited = np.flatnonzero((np.maximum(many, shared) > 0) & ~np.isnan(score))
-    if len(limited):
-        most = limits(auditor.judge, sums[limited].astype(np.float64), np.maximum(many, shared)[limited])
-        score[limited] = np.minimum(score[limited], most)
-    bad, flagged = np.isnan(score), score < below
-    says = [f"an {SHARED}" if count else "" for count in shared]
-    reasons = ["; ".join(filter(None, pair)) for pair in zip(says, table["reasons"].to_pylist(), strict=True)]
-    kept = ("id", "image", "caption", "source", "status")
-    columns = {name: table[name] for name in kept if name in table.column_names}
-    columns |= {
-        "match_score": pyarrow.array(score, mask=bad), "is_mismatch": pyarrow.array(flagged, mask=bad),
-        "reasons": reasons, "left_item": own["left"], "right_item": own["right"],
-    }  # fmt: skip
-    best = partners.filter(compute.equal(partners["rank"], 1))
-    for side in reversed(SIDES):
-        given = best.filter(compute.equal(best["replaced"], side))
-        at = given["row"].to_numpy() - start
-        here = np.flatnonzero((at >= 0) & (at < len(table)))
-        ids, chance = np.full(len(table), None), np.full(len(table), np.nan, dtype=np.float32)
-        ids[at[here]] = np.array(given["suggested_id"].to_pylist(), dtype=object)[here]
-        chance[at[here]] = given["score"].to_numpy()[here]
-        columns[f"suggested_{side}"] = pyarrow.array(ids, pyarrow.string())
-        columns[f"suggested_{side}_score"] = pyarrow.array(chance, mask=np.isnan(chance))
-    _write_table(Store(job.out), f"{TABLE}/{_name(number)}", pyarrow.table(columns))
-    counts = Counter(f"!{word}" for word in table["status"].to_pylist() if word != FAULTS[READABLE])
-    counts.update(f"?{word}" for words in reasons if words for word in words.split("; "))
-    counts.update({"scored": int((~bad).sum()), "flagged": int(flagged.sum())})
-    return {"name": np.array(list(counts), dtype=object), "value": np.array(list(counts.values()))}
+    found = _found(job, number, verdict)
+    job.store.write_table(f"{TABLES}/{_name(number)}", found.table)
+    values = None if job.settings.by is None else found.origin.to_pylist()
+    tally = found.counted(verdict.scored, found.wordless, values, found.start)
+    return {"tally": np.array([pickle.dumps(tally)], dtype=object)}
 
 
 def _name(number: int) -> str:
@@ -672,43 +932,32 @@ def _plain(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
     return values.astype(np.str_) if values.dtype == object else values
 
 
-@lru_cache(maxsize=1)
-def _sample(out: str) -> Sample:
-    with np.load(io.BytesIO(_read(Store(f"{out}/{WORK}"), SAMPLED)), allow_pickle=False) as found:
-        return Sample(**{field.name: found[field.name] for field in fields(Sample)})
+def _joined(batches: Iterator[Batch]) -> Batch:
+    """All rows of batches, which come in any order, in the order of their numbers; nothing without any."""
+    found = list(batches)
+    together = {name: np.concatenate([batch[name] for batch in found]) for name in found[0]} if found else {}
+    order = together["row"].argsort() if found else None
+    return {name: values[order] for name, values in together.items()}
 
 
 @lru_cache(maxsize=1)
-def _auditor(out: str, device: str) -> Auditor:
+def _known(work: str) -> Known:
+    with np.load(io.BytesIO(Store(work).read(KNOWN)), allow_pickle=False) as found:
+        return Known.of(found["left"], found["right"], found["caption"].tolist())
+
+
+@lru_cache(maxsize=1)
+def _items(work: str) -> pyarrow.Table:
+    return Store(work).table(ITEMS)
+
+
+@lru_cache(maxsize=2)
+def _auditor(work: str, device: str) -> Auditor:
     with TemporaryDirectory() as folder:
-        Store(out).get(LEARNED, Path(folder, LEARNED))
+        Store(work).get(LEARNED, Path(folder, LEARNED))
         auditor = Auditor.load(Path(folder, LEARNED), device)
     auditor.workers = 1  # one core a worker
     return auditor
-
-
-def _read(store: Store, name: str) -> bytes:
-    with TemporaryDirectory() as folder:
-        store.get(name, Path(folder, "found"))
-        return Path(folder, "found").read_bytes()
-
-
-def _write(store: Store, name: str, content: bytes) -> None:
-    with TemporaryDirectory() as folder:
-        Path(folder, "made").write_bytes(content)
-        store.put(Path(folder, "made"), name)
-
-
-def _table(store: Store, name: str, columns: list[str] | None = None) -> pyarrow.Table:
-    with TemporaryDirectory() as folder:
-        store.get(name, Path(folder, "table"))
-        return pyarrow.parquet.read_table(Path(folder, "table"), columns=columns, memory_map=False)
-
-
-def _write_table(store: Store, name: str, table: pyarrow.Table) -> None:
-    with TemporaryDirectory() as folder:
-        pyarrow.parquet.write_table(table, Path(folder, "made"))
-        store.put(Path(folder, "made"), name)
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -78,21 +79,16 @@ def audit(arguments: AuditArguments) -> int:
         data = data.fetched()
     if arguments.overwrite and url_of(out) is None:
         _check_overwritten(out, data)
-    settings = Settings(**vars(arguments.settings), **_known(arguments, data))
+    settings = Settings(**vars(arguments.settings), **_known(arguments, data.fetched() if decisions else data))
     settings = replace(settings, joint=settings.joint or data.shares_a_space)
     command = shlex.join(["mispair", *sys.argv[1:]])
     try:
         if arguments.dry_run:
             return _forecast(data, settings, arguments.json)
-        if arguments.engine == "ray":
-            from mispair.auditing.ray_engine import audit_on_ray, connect
-
-            with connect(arguments.address) as ray:
-                summary = audit_on_ray(ray, data, out, settings, overwrite=arguments.overwrite, console=console())
-        else:
+        with _cluster(arguments) as cluster:
             summary = audit_path(
-                data, out, settings, clean=clean, mended=mended, tools=arguments.tools, overwrite=arguments.overwrite,
-                console=console(), command=command,
+                data, out, settings, clean=clean, mended=mended, tools=arguments.tools, cluster=cluster,
+                overwrite=arguments.overwrite, console=console(), command=command,
             )  # fmt: skip
     except KeyboardInterrupt:
         raise StoppedError("The audit was stopped; run the command again to resume.", 130) from None
@@ -111,6 +107,15 @@ def audit(arguments: AuditArguments) -> int:
 
         return review(out, images=data.images)
     return BAD_CODE if summary.too_many_unreadable else 0
+
+
+def _cluster(arguments: AuditArguments) -> AbstractContextManager[Any]:
+    """The module of Ray, connected, or None for the local engine."""
+    if arguments.engine == "local":
+        return nullcontext()
+    from mispair.auditing.ray_engine import connect
+
+    return connect(arguments.address)
 
 
 def _check_overwritten(out: Path, data: AuditInput) -> None:
@@ -162,10 +167,6 @@ def _check_arguments(arguments: AuditArguments) -> None:
     """Refuse flags that contradict each other, and URLs where only folders of this machine will do."""
     from mispair.pairs.remote import url_of
 
-    extra = ("clean", "mended", "tools", "review", "checked", "decisions")
-    if arguments.engine == "ray" and (given := [name for name in extra if getattr(arguments, name)]):
-        advice = "Leave it out, or audit with the local engine."
-        raise ConflictError("not done by the machines of a cluster", where=given[0], advice=advice)
     if arguments.engine != "ray" and arguments.address is not None:
         raise ConflictError(
             "that of a Ray cluster", where="address", advice="Give `engine=ray` as well, or leave it out."

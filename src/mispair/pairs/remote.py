@@ -16,7 +16,8 @@ import shutil
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path, PurePosixPath
-from typing import IO, Any, TypeVar
+from tempfile import TemporaryDirectory
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 import filelock
@@ -33,6 +34,9 @@ from mispair.errors import (
 )
 from mispair.support.extras import install_command
 from mispair.support.files import replacing, short_hash
+
+if TYPE_CHECKING:
+    import pyarrow
 
 RANGE = 1 << 23  # bytes fetched at a time
 TIMEOUT = 60.0  # seconds without an answer
@@ -68,9 +72,7 @@ def fetch(url: str, folder: Path) -> Path:
     states = store.files()
     if not states:
         raise NotFoundError("no such file or folder", where=url)
-    # Without the query: it may be a signature that is another one each time.
-    version = short_hash(json.dumps([url.partition("?")[0], sorted(states.items())]))
-    copy = folder / version / name_of(url)
+    copy = folder / version_of(url, states) / name_of(url)
 
     def part_of(name: str) -> Path:
         return copy.parent / ".parts" / f"{name}.part"
@@ -101,6 +103,12 @@ def fetch(url: str, folder: Path) -> Path:
         what = f"the copy of {url} cannot be written ({error.strerror or error})"
         raise WriteError(what, where=copy.parent) from None
     return copy
+
+
+def version_of(url: str, states: Mapping[str, State]) -> str:
+    """A hash of the states of all files at a URL."""
+    # Without the query: it may be a signature that is another one each time.
+    return short_hash(json.dumps([url.partition("?")[0], sorted(states.items())]))
 
 
 def name_of(url: str) -> str:
@@ -178,6 +186,32 @@ class Store:
             self.copy_to(file, name, state[0])
             if self._state(name) != state:
                 raise _changed(f"{self.url}/{name}")
+
+    def read(self, name: str) -> bytes:
+        """The content of a file."""
+        with TemporaryDirectory() as folder:
+            self.get(name, Path(folder, "found"))
+            return Path(folder, "found").read_bytes()
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a file with this content."""
+        with TemporaryDirectory() as folder:
+            Path(folder, "made").write_bytes(content)
+            self.put(Path(folder, "made"), name)
+
+    def table(self, name: str, columns: list[str] | None = None) -> pyarrow.Table:
+        """A parquet file, or some of its columns."""
+        import pyarrow.parquet
+
+        return pyarrow.parquet.read_table(pyarrow.BufferReader(self.read(name)), columns=columns)
+
+    def write_table(self, name: str, table: pyarrow.Table) -> None:
+        """Write a parquet file."""
+        import pyarrow.parquet
+
+        file = pyarrow.BufferOutputStream()
+        pyarrow.parquet.write_table(table, file)
+        self.write(name, file.getvalue().to_pybytes())
 
     def open(self, name: str) -> Any:
         """Open a file to read some bytes of it."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from mispair.errors import DataError
 from mispair.support.files import replacing
@@ -22,6 +23,32 @@ _CONTROLS = r"[\x00-\x08\x0b-\x1f\x7f-\x{9f}\x{202a}-\x{202e}\x{2066}-\x{2069}]"
 _DEFUSED = re.compile(r"'(?=[=+\-@\t\r])")
 
 
+class TableWriter:
+    """Write a table piece by piece as parquet or as CSV, by the ending of the name, whole or not at all."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._open = path, ExitStack()
+        self._writer: Any = None
+
+    def __enter__(self) -> Self:
+        self._open.__enter__()
+        self._file = self._open.enter_context(replacing(self._path))
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._open.__exit__(*error)
+
+    def write(self, piece: pyarrow.Table) -> None:
+        if self._writer is None:
+            import pyarrow.csv
+            import pyarrow.parquet
+
+            is_csv = self._path.suffix.lower() == ".csv"
+            made = (pyarrow.csv.CSVWriter if is_csv else pyarrow.parquet.ParquetWriter)(self._file, piece.schema)
+            self._writer = self._open.enter_context(made)
+        self._writer.write_table(piece)
+
+
 def write_table(path: str | Path, pieces: Iterable[pyarrow.Table], *, overwrite: bool = False) -> None:
     """Write a table as parquet or as CSV, by the ending of the name, whole or not at all.
 
@@ -33,23 +60,14 @@ def write_table(path: str | Path, pieces: Iterable[pyarrow.Table], *, overwrite:
     Raises:
         DataError: Another ending, a file that is there, or a place that cannot be written to.
     """
-    import pyarrow
-    import pyarrow.csv
-    import pyarrow.parquet
-
     path = Path(path)
-    suffix = path.suffix.lower()
-    writers = {".parquet": pyarrow.parquet.ParquetWriter, ".csv": pyarrow.csv.CSVWriter}
-    if suffix not in writers:
+    if path.suffix.lower() not in (".parquet", ".csv"):
         raise DataError(f"{path}: tables are written as .parquet or .csv; choose one of these endings.")
     if path.exists() and not overwrite:
         raise DataError(f"{path}: the file is there already; allow it to be replaced (--overwrite) or choose another.")
-    rest = iter(pieces)
-    first = next(rest)
-    with replacing(path) as file, writers[suffix](file, first.schema) as writer:
-        writer.write_table(first)
-        for piece in rest:
-            writer.write_table(piece)
+    with TableWriter(path) as writer:
+        for piece in pieces:
+            writer.write(piece)
 
 
 def defused(table: pyarrow.Table) -> pyarrow.Table:

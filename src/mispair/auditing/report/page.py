@@ -8,12 +8,12 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 import mispair
 from mispair.auditing.findings import AuditSummary, Findings
 from mispair.auditing.scoring.partners import Partners
+from mispair.auditing.tally import BINS, score_range
 from mispair.pairs.pairs import IntArray
 from mispair.support.formatting import listed, plain
 from mispair.support.thumbnails import thumbnail
@@ -81,30 +81,23 @@ class Page:
     versions: dict[str, str] = field(default_factory=dict)
 
 
-BINS = 40
-WORST, GROUPS, MEMBERS, ROWS = 24, 8, 4, 20  # shown
+WORST, GROUPS, MEMBERS = 24, 8, 4  # shown
 MAX_IMAGES = 200
 
 
 def make_page(audit: Findings) -> Page:
     """Looks up everything that the report shows."""
-    lookup, judge, summary = RowLookup(audit), audit.judge, audit.summary
-    sums = judge.combination.sums(audit.scan.measures)
-    good = sums[~np.isnan(sums)]
-    match = audit.match_score[~np.isnan(audit.match_score)]
-    bins = np.minimum((match * BINS).astype(int), BINS - 1)
-    lowest, highest = _range(good, judge.null)
-    observed, _ = np.histogram(good.clip(lowest, highest), BINS, (lowest, highest))
+    lookup, judge, summary, tally = RowLookup(audit), audit.judge, audit.summary, audit.tally
+    lowest, highest = score_range(judge)
     shuffled, _ = np.histogram(judge.null.clip(lowest, highest), BINS, (lowest, highest))
-    scale = summary.noise_rate * len(good) / max(1, len(judge.null))
+    scale = summary.noise_rate * tally.scored / max(1, len(judge.null))
     worst = _worst(audit)
-    bad = audit.bad_rows[:ROWS]
     return Page(
         name=audit.source.name,
         summary=summary,
-        histogram=np.bincount(bins, minlength=BINS).tolist(),
-        expected_matched=np.bincount(bins, weights=match, minlength=BINS).tolist(),
-        observed=observed.tolist(),
+        histogram=tally.by_match.tolist(),
+        expected_matched=tally.expected_matched.tolist(),
+        observed=tally.by_sum.tolist(),
         shuffled=(scale * shuffled).tolist(),
         lowest=lowest,
         highest=highest,
@@ -114,8 +107,8 @@ def make_page(audit: Findings) -> Page:
             for side, groups in enumerate(audit.near_duplicates)
             for group in lookup.near_duplicates(side, groups.first(GROUPS // 2))
         ],
-        near_duplicate_pairs=len(np.union1d(audit.near_duplicates[0].rows, audit.near_duplicates[1].rows)),
-        unreadable_rows=list(zip(audit.source.ids(bad), audit.status(bad), strict=True)),
+        near_duplicate_pairs=audit.near_duplicate_pairs,
+        unreadable_rows=[(name, status) for _, name, status in tally.bad],
         image_notes=lookup.notes(),
         command=audit.command,
         versions={
@@ -133,13 +126,6 @@ def _worst(audit: Findings) -> list[int]:
     checked = np.isin(audit.suggested, list(audit.checked))
     places: list[int] = checked.argsort(kind="stable")[:WORST].tolist()
     return places
-
-
-def _range(scores: npt.NDArray[np.float64], null: npt.NDArray[np.float64]) -> tuple[float, float]:
-    """Where nearly all of both are; never empty."""
-    both = np.concatenate([scores, null])
-    low, high = (float(np.quantile(both, share)) for share in (0.002, 0.998))
-    return (low, high) if high > low else (low - 0.5, low + 0.5)
 
 
 def _count_images(count: int) -> str:

@@ -45,9 +45,7 @@ def noise_rate(observed: FloatArray, shuffled: FloatArray) -> float:
 
 def _rate(observed: FloatArray, shuffled: FloatArray) -> float:
     """The noise rate of scores in ascending order."""
-    place = QUANTILES * (len(shuffled) - 1)
-    low, high = shuffled[np.floor(place).astype(np.int64)], shuffled[np.ceil(place).astype(np.int64)]
-    bounds = low + (place - np.floor(place)) * (high - low)
+    bounds = _quantiles(shuffled)
     # With equal scores, more of the shuffled ones than the quantile lie at or below it: they are counted.
     below, expected = (np.searchsorted(scores, bounds, side="right") / len(scores) for scores in (observed, shuffled))
     ratios = below / expected
@@ -56,6 +54,18 @@ def _rate(observed: FloatArray, shuffled: FloatArray) -> float:
     error = math.sqrt(max(rate, 1 / len(observed)) / (SURE * len(observed)))  # of a count over all that are below
     flat = np.cumprod(ratios <= rate + error).astype(bool) | sure
     return float(np.clip(np.average(ratios[flat], weights=QUANTILES[flat]), 0, 1))
+
+
+def _quantiles(shuffled: FloatArray) -> FloatArray:
+    place = QUANTILES * (len(shuffled) - 1)
+    low, high = shuffled[np.floor(place).astype(np.int64)], shuffled[np.ceil(place).astype(np.int64)]
+    return np.asarray(low + (place - np.floor(place)) * (high - low))
+
+
+def rate_bounds(shuffled: FloatArray) -> FloatArray:
+    """Ascending scores at which `noise_rate` and `noise_interval` count the observed ones: nothing else matters."""
+    ascending = np.sort(shuffled)
+    return np.unique([*_quantiles(ascending), *(np.quantile(ascending, cut) for cut in (*LOW_CUTS, HIGH_CUT))])
 
 
 def noise_interval(

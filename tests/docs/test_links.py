@@ -63,3 +63,13 @@ def test_each_question_has_a_short_answer_that_leads_further(word: str) -> None:
 
 def test_readme_leads_to_the_questions() -> None:
     assert "(docs/questions.md)" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("picture", sorted((ROOT / "docs").glob("*/*.*")), ids=lambda picture: picture.stem)
+def test_pictures_are_small_and_shown(picture: Path) -> None:
+    assert picture.stat().st_size <= 150_000
+    assert any(f"({picture.parent.name}/{picture.name})" in page.read_text(encoding="utf-8") for page in PAGES)
+
+
+def test_results_are_one_page() -> None:
+    assert len((ROOT / "docs/results.md").read_text(encoding="utf-8").split()) <= 1500

@@ -7,6 +7,8 @@ import math
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy.stats import multivariate_normal, spearmanr
 from torch import Tensor
 from torch.nn.functional import normalize
@@ -18,6 +20,7 @@ from mispair.auditing.scoring.folds import FOLDS
 from mispair.auditing.scoring.measures import (
     NATURAL,
     Bank,
+    largest,
     learned,
     make_bank,
     measure,
@@ -195,3 +198,13 @@ def test_every_measure_tells_right_pairs_from_wrong_ones() -> None:
     found = measure(space, make_bank(space, left[known], right[known]), left[own], right[own]).numpy()
     for name, column in zip(names(joint=False), found.T, strict=True):
         assert quality(column, pairs.mismatched[own]) > 0.9, name
+
+
+@given(st.integers(0, 10_000), st.integers(1, 12), st.integers(12, 500))
+def test_the_largest_are_those_of_a_sort(seed: int, count: int, columns: int) -> None:
+    scores = np.random.default_rng(seed).permutation(3 * columns).reshape(3, columns).astype("f4")
+    scores[scores % 7 == 0] = -np.inf
+    scores[:, :count] = np.arange(count) - 0.5  # so many are finite
+    values, places = largest(torch.from_numpy(scores), count)
+    np.testing.assert_array_equal(values.numpy(), -np.sort(-scores, axis=1)[:, :count])
+    np.testing.assert_array_equal(np.take_along_axis(scores, places.numpy(), axis=1), values.numpy())

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +39,7 @@ from mispair.auditing.scoring.common_space import CommonSpace, moments
 from mispair.auditing.scoring.folds import fits_without, fold_numbers
 from mispair.auditing.scoring.judge import Judge
 from mispair.auditing.scoring.matchings import Matchings
+from mispair.auditing.scoring.measures import largest
 from mispair.auditing.scoring.shared_items import SharedItems
 from mispair.compute.threads import parallel_each, parallel_map
 from mispair.functional.eigenvectors import eigh
@@ -54,8 +56,8 @@ CLASSES = 3, 6, 10, 15, 20, 30  # ranks of nearness at which the next class begi
 SCALE = 0.2  # of t; larger ones count hardly more
 MOST_ROWS = 8  # pairs with the same item; more may be a placeholder
 DIRECTIONS = 256  # main directions of the items in which the nearest ones are searched
-AT_ONCE = 512  # items at a time
-COUPLES = 1 << 14  # couples measured at a time
+AT_ONCE = 256  # items at a time
+COUPLES = 512  # couples measured at a time, so that their items stay in the processor's cache
 WORKERS = 4  # at most: each holds all pairs in the space of a fold
 LEAST_RATE = 0.02  # share of exchanged pairs; below, it may be encoders that confuse look-alikes
 # The log likelihood ratio must be larger than by chance: half the 99 % quantile of chi squared with 14 degrees of
@@ -214,22 +216,24 @@ def search_exchanges(
     if len(similar) < len(alike):
         return None, []
     t, memory = lost_and_remembered(judge, (x, y), fold, similar)
-    graphs = [_graph(*of, len(rows)) for of in tracked(list(zip(BY, similar, t, memory, strict=True)))]
+    found = parallel_map(lambda of: _graph(*of, len(rows)), zip(BY, similar, t, memory, strict=True))
+    graphs = [next(found) for _ in tracked(BY)]
     best = max(graphs, key=lambda graph: graph.above)
     # Some may be exchanged between similar left items and others between similar right ones.
     used = [graph for graph in (graphs[:2] if best is not graphs[2] else graphs[2:]) if graph.above > 0]
     trials = Trials(judge, raw, (x, y), fold, used)
-    made = [
-        Trial(graph.by, kind, rows[couples], trials.sums(couples), chance)
-        for graph in graphs
-        if not judge.networks  # of a run, which cannot be asked about new pairs
-        for kind, couples, chance in trials.of(graph)
-    ]
+
+    def tried(graph: Graph) -> list[Trial]:
+        each = trials.of(graph)
+        return [Trial(graph.by, kind, rows[couples], trials.sums(couples), chance) for kind, couples, chance in each]
+
+    # The networks of a run cannot be asked about new pairs.
+    made = [] if judge.networks else list(chain.from_iterable(parallel_map(tried, graphs)))
     if not used:
         return None, made
-    found = np.zeros(len(match), dtype=np.float32)
-    found[rows] = 1 - np.prod([graph.matchings.single for graph in used], axis=0)
-    return Exchanges(np.where(items.partners == 0, found[items.first], 0)), made
+    chance = np.zeros(len(match), dtype=np.float32)
+    chance[rows] = 1 - np.prod([graph.matchings.single for graph in used], axis=0)
+    return Exchanges(np.where(items.partners == 0, chance[items.first], 0)), made
 
 
 def lost_and_remembered(
@@ -391,9 +395,9 @@ def nearest(x: Tensor, groups: IntArray) -> IntArray | None:
     def search(start: int) -> IntArray:
         here = slice(start, start + AT_ONCE)
         alike = (items[here] @ items.T).masked_fill_(own[here, None] == own, -torch.inf)
-        return np.asarray(alike.topk(CLOSE_BY, dim=1).indices.cpu().numpy())
+        return np.asarray(largest(alike, CLOSE_BY)[1].cpu().numpy())
 
-    return np.concatenate(list(parallel_map(search, range(0, len(x), AT_ONCE), min(WORKERS, cores()))))
+    return np.concatenate(list(parallel_map(search, range(0, len(x), AT_ONCE))))
 
 
 def mutual(near: IntArray) -> tuple[IntArray, IntArray, IntArray]:
@@ -427,13 +431,12 @@ def lost_by_exchange(spaces: list[CommonSpace], x: Tensor, y: Tensor, couples: C
 
     def measure(number: int) -> None:
         a, b = spaces[number].compared_left(x), spaces[number].compared_right(y)
-        own = (a * b).sum(1)
         places, columns = np.nonzero(chosen == number)
         for start in range(0, len(places), COUPLES):
             part, column = places[start : start + COUPLES], columns[start : start + COUPLES]
             i, j = (torch.from_numpy(side[part]).to(x.device) for side in (couples.first, couples.second))
-            t = own[i] + own[j] - (a[i] * b[j]).sum(1) - (a[j] * b[i]).sum(1)
-            found[part, column] = t.double().cpu().numpy()
+            apart = [side.index_select(0, i).sub_(side.index_select(0, j)) for side in (a, b)]
+            found[part, column] = apart[0].mul_(apart[1]).sum(1).double().cpu().numpy()  # t = (a_i - a_j)' (b_i - b_j)
 
     parallel_each(measure, range(len(spaces)), min(WORKERS, cores()))
     return np.asarray(found.mean(axis=1))
@@ -454,31 +457,34 @@ def learn_exchanges(t: FloatArray, couples: Couples, pairs: int) -> tuple[Eviden
     own = [np.flatnonzero(kind == number) for number in range(classes)]
     bounded = [np.tanh(t[here] / SCALE) for here in own]
 
-    def slopes(kept: FloatArray, exchanged: FloatArray) -> FloatArray:
-        each = zip(bounded, own, strict=True)
-        return np.array([symmetric_slope(part, kept[here], exchanged[here]) for part, here in each])
+    def slopes(kept: FloatArray, exchanged: FloatArray, last: FloatArray) -> FloatArray:
+        each = zip(bounded, own, last, strict=True)
+        return np.array([symmetric_slope(part, kept[here], exchanged[here], start) for part, here, start in each])
 
-    evidence = Evidence(np.full(classes, FIRST_ODDS), slopes(np.ones_like(t), np.zeros_like(t)))
+    first = slopes(np.ones_like(t), np.zeros_like(t), np.zeros(classes))
+    evidence = Evidence(np.full(classes, FIRST_ODDS), first)
     exchanges = Matchings(couples.first, couples.second, pairs)
-    for _ in tracked(range(ROUNDS)):
+    for _ in range(ROUNDS):
         exchanges.update(evidence.weights(t, kind), PASSES)
         neither = exchanges.single[couples.first] * exchanges.single[couples.second]
         chosen, free = (np.bincount(kind, part, minlength=classes) for part in (exchanges.chosen, neither))
         odds = np.clip((chosen + 0.01) / (free + 1), 1e-5, 1)
-        evidence = Evidence(odds, slopes(neither, exchanges.chosen))  # nearer pairs have smaller t
+        # nearer pairs have smaller t
+        evidence = Evidence(odds, slopes(neither, exchanges.chosen, evidence.slopes))
     exchanges.update(evidence.weights(t, kind), PASSES)
     expected = Matchings(couples.first, couples.second, pairs)
     expected.update(evidence.odds[kind], ROUNDS * PASSES)
     return evidence, exchanges, exchanges.log_partition - expected.log_partition
 
 
-def symmetric_slope(t: FloatArray, kept: FloatArray, exchanged: FloatArray) -> float:
+def symmetric_slope(t: FloatArray, kept: FloatArray, exchanged: FloatArray, start: float = 0.0) -> float:
     """Slope of the log odds that a couple is not exchanged, without an intercept.
 
     Args:
         t: (c,) what each couple loses by an exchange.
         kept: (c,) probability that neither pair is exchanged.
         exchanged: (c,) probability that both are, with each other; these have -t, before the exchange.
+        start: A guess.
     """
     worth = kept + exchanged
 
@@ -491,4 +497,4 @@ def symmetric_slope(t: FloatArray, kept: FloatArray, exchanged: FloatArray) -> f
         gradient = (worth * p - kept) @ t + RIDGE * slope[0]
         return np.array([gradient]), np.array([[(worth * p * (1 - p)) @ np.square(t) + RIDGE]])
 
-    return max(float(newton(np.zeros(1), loss, derivatives)[0]), 0.0)
+    return max(float(newton(np.array([start]), loss, derivatives)[0]), 0.0)

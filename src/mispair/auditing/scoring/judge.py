@@ -18,9 +18,9 @@ from mispair.auditing.scoring import calibration, measures
 from mispair.auditing.scoring.calibration import Combination
 from mispair.auditing.scoring.common_space import CommonSpace, CommonSpaceFitter, moments
 from mispair.auditing.scoring.expectation import Expectation
-from mispair.auditing.scoring.folds import FOLDS, NEAR, TWO_OUT, random_keys, shuffled, strangers
+from mispair.auditing.scoring.folds import FOLDS, NEAR, ONE_OUT, TWO_OUT, random_keys, shuffled, strangers
 from mispair.auditing.scoring.joint import normalised_cosines, share_a_space
-from mispair.auditing.scoring.measures import BANK, Bank, learned, make_bank, measure, measure_items
+from mispair.auditing.scoring.measures import BANK, Bank, largest, learned, make_bank, measure, measure_items
 from mispair.auditing.scoring.recalibration import LEAST
 from mispair.auditing.scoring.refinement import refined
 from mispair.compute.threads import parallel_each, parallel_map
@@ -294,29 +294,32 @@ def learn(
     both = np.concatenate([rows, sample.shuffled]), np.concatenate([rows, sample.partner])
     weak, weak_null = np.split(fitter.regression(*both, FIRST), [len(rows)])
     last, couple_spaces = _fit_rounds(sample, fitter, checked)
-    with stage_part(0.4):
-        spaces, banks = _refined_round(sample, last)
-    with stage_part(0.4):
-        couple_spaces = refined(couple_spaces, sample.x, sample.y, sample.fold, last.trust(), TWO_OUT)
+    trust = last.trust()
+    without = [*ONE_OUT, *TWO_OUT]
+    with stage_part(0.8):
+        found = refined([*last.spaces, *couple_spaces], sample.x, sample.y, sample.fold, trust, without)
+    spaces, couple_spaces = found[:FOLDS], found[FOLDS:]
+    chosen = [_bank_rows(number, sample.fold, trust) for number in range(FOLDS)]
+    banks = [make_bank(space, sample.x[rows], sample.y[rows]) for space, rows in zip(spaces, chosen, strict=True)]
     swaps = look_alikes(sample, CLOSE_BY, groups, *items)
     sides = (rows, rows), (sample.shuffled, sample.partner), swaps[:2]
     pairs = np.concatenate([left for left, _ in sides]), np.concatenate([right for _, right in sides])
     left, right = transforms[0].weighted(left), transforms[1].weighted(right)
-    expectation = Expectation.of(left, right, fold, last.trust()) if joint else None
+    expectation = Expectation.of(left, right, fold, trust) if joint else None
     measured = _measures(sample, spaces, banks, *pairs, joint=joint)
     lefts, rights = (torch.from_numpy(side).to(left.device) for side in pairs)
     scores = None if network_score is None else network_score(*pairs)
-    found = _complete(measured, expectation, left, right, lefts, rights, fold[pairs[0]], scores)
-    observed, null, swapped = np.split(found, np.cumsum([len(left) for left, _ in sides[:-1]]))
+    columns = _complete(measured, expectation, left, right, lefts, rights, fold[pairs[0]], scores)
+    observed, null, swapped = np.split(columns, np.cumsum([len(left) for left, _ in sides[:-1]]))
     names = measures.names(joint=joint, networks=network_score is not None)
     # Where there are enough decisions, these recalibrate the scores, which must not have learned from them before.
     few = checked is not None and np.isfinite(checked).sum() < LEAST
     combination = calibration.combine(
-        observed, null, swapped, swaps[2], last.trust(), checked if few else None, (weak, weak_null),
+        observed, null, swapped, swaps[2], trust, checked if few else None, (weak, weak_null),
         np.isin(names, measures.WEAK), np.isin(names, measures.NATURAL),
     )  # fmt: skip
     separations = np.array([separation(a, b) for a, b in zip(observed.T, null.T, strict=True)])
-    trusted = last.trust() >= MATCH_THRESHOLD
+    trusted = trust >= MATCH_THRESHOLD
     near = swapped[trusted[swaps[0]] & trusted[swaps[1]]]
     sums = [combination.sums(part) for part in (observed, null, near)]
     networks, own = network_score is not None, rows[:0] if numbers is None else numbers
@@ -400,16 +403,6 @@ def highest(places: FloatArray, values: FloatArray) -> float:
     near = slice(best - 1, best + 2)
     curve, slope, _ = np.polyfit(places[near] - places[best], values[near], 2)
     return float(places[best] - slope / (2 * curve)) if curve < 0 else float(places[best])
-
-
-def _refined_round(sample: Sample, last: FitRound) -> tuple[list[CommonSpace], list[Bank]]:
-    """The spaces of the last round, refined, and banks in them."""
-    trust = last.trust()
-    spaces = refined(last.spaces, sample.x, sample.y, sample.fold, trust)
-    chosen = [_bank_rows(number, sample.fold, trust) for number in range(FOLDS)]
-    return spaces, [
-        make_bank(space, sample.x[rows], sample.y[rows]) for space, rows in zip(spaces, chosen, strict=True)
-    ]
 
 
 def _with_checked(trust: FloatArray, checked: FloatArray | None) -> FloatArray:
@@ -590,7 +583,7 @@ def neighbours_partners(
             rows = places[part]
             near = x[rows] @ others
             near[torch.arange(len(rows)), torch.from_numpy(part)] = -torch.inf
-            nearest = near.topk(min(close_by, len(places) - 1), dim=1).indices.cpu().numpy()
+            nearest = largest(near, min(close_by, len(places) - 1))[1].cpu().numpy()
             pick = (random_keys(rows, NEAR) % np.uint64(nearest.shape[1])).astype(np.int64)
             partner[rows] = places[nearest[np.arange(len(rows)), pick]]
 

@@ -8,6 +8,7 @@ from mispair.functional.logistic import FloatArray
 from mispair.pairs.pairs import IntArray
 
 DAMPING = 0.5  # share of the last messages that is kept, so that they settle in graphs with circles
+SETTLED = 1e-9  # change of the messages below which they stay as they are
 
 
 class Matchings:
@@ -38,7 +39,12 @@ class Matchings:
             parts = self._parts(weight)
             total = self._total(parts)
             new = [1 / (1 + np.maximum(total[end] - part, 0)) for end, part in parts]
-            self._free = [DAMPING * old + (1 - DAMPING) * now for old, now in zip(self._free, new, strict=True)]
+            last, self._free = (
+                self._free,
+                [DAMPING * old + (1 - DAMPING) * now for old, now in zip(self._free, new, strict=True)],
+            )
+            if all(np.allclose(old, now, rtol=0, atol=SETTLED) for old, now in zip(last, self._free, strict=True)):
+                break
         total, both = self._total(self._parts(weight)), weight * self._free[0] * self._free[1]
         self.single, self.chosen = 1 / (1 + total), both / (1 + both)
         self.log_partition = float(np.log1p(total).sum() - np.log1p(both).sum())

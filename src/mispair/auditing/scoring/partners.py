@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mispair.auditing.scoring.folds import FOLDS, fold_numbers, random_keys, sample
 from mispair.auditing.scoring.judge import Judge
-from mispair.auditing.scoring.measures import evidence, rivals, with_contrast
+from mispair.auditing.scoring.measures import evidence, largest, rivals, with_contrast
 from mispair.compute.threads import parallel_each
 from mispair.functional.logistic import FloatArray, logistic, newton, probability
 from mispair.pairs.pairs import MATCH_THRESHOLD, IntArray
@@ -29,7 +29,7 @@ Mask = npt.NDArray[np.bool_]
 POOL = 1 << 14  # items that are tried; of more, those of flagged pairs come first
 TRIED = 10  # candidates that are looked at closely, for each pair
 KEPT = 3
-AT_ONCE = 512  # pairs at a time
+AT_ONCE = 256  # pairs at a time
 WORKERS = 4  # at most: each holds the whole pool in the space of a fold
 HIDDEN, LEAST_HIDDEN = 1024, 20  # pairs whose partner is hidden among the candidates: at most, and at least
 NETWORK_SHARE = 16  # with the networks of a run, which are slow, one in so many pairs, but not below ...
@@ -268,7 +268,7 @@ class Search:
     def candidates(self, kept: Kept, items: Tensor) -> Candidates:
         """The items with the largest contrast; `items` are `in_space` of the same fold."""
         scores = torch.column_stack([kept.compared, torch.ones_like(kept.compared[:, :1])]) @ items.T
-        places = scores.topk(min(TRIED, len(self.pool)), dim=1).indices.cpu().numpy()
+        places = largest(scores, min(TRIED, len(self.pool)))[1].cpu().numpy()
         tried = self.pool[places]
         free = np.where(
             self.owners(tried) == self.owners(kept.rows)[:, None], 0, self.free(tried.reshape(-1)).reshape(tried.shape)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from mispair.auditing.scoring.common_space import CommonSpace
-from mispair.auditing.scoring.folds import ONE_OUT
+from mispair.auditing.scoring.folds import FOLDS, ONE_OUT
 from mispair.compute.threads import parallel_each, parallel_map
 from mispair.functional.logistic import FloatArray
 from mispair.pairs.pairs import MATCH_THRESHOLD, IntArray
@@ -28,7 +28,7 @@ from mispair.support.progress import tracked
 ENOUGH = 2000  # trusted pairs; below, refined spaces remember their pairs instead of learning
 BATCH = 256
 PREPARED = 8  # batches held at a time
-AT_ONCE = 5  # spaces that a core refines at a time
+AT_ONCE = 2  # spaces that a core refines at a time, a divisor of FOLDS
 EPOCHS, ENOUGH_STEPS = 2, 30  # so many epochs, but no more steps than this, or than one epoch has
 RATE = 0.03  # of Adam, times the spread of the directions' entries; it falls to 0
 DECAYS = (0.9, 0.999)  # of Adam's running means
@@ -49,7 +49,7 @@ def refined(
     """The spaces with refined directions; as they are if there are too few trusted pairs.
 
     Args:
-        spaces: Spaces.
+        spaces: Spaces; every `FOLDS` in a row have equally many directions.
         x: (n, D) left items, centred and of unit length.
         y: (n, E) right items.
         fold: (n,) fold of each pair.
@@ -61,7 +61,7 @@ def refined(
         return spaces
     batches = _batches(rows)
     weight = torch.from_numpy(trust * ~np.stack([np.isin(fold, out) for out in without])).to(x)
-    at_once = len(spaces) if x.device.type == "cuda" else AT_ONCE
+    at_once = FOLDS if x.device.type == "cuda" else AT_ONCE
     parts = [slice(start, start + at_once) for start in range(0, len(spaces), at_once)]
     learners = [Learner(spaces[part], weight[part], len(batches)) for part in parts]
 

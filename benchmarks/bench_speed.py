@@ -35,6 +35,7 @@ from mispair.functional.losses import hard_loss
 from mispair.functional.rank_correlation import bank_correlation, distances
 from mispair.methods.memory_bank import Bank
 from mispair.models import SGR, VSE, Encoded, Network, SideSpec, build
+from mispair.models.comparison import compare
 from mispair.models.inference import encode_side, inference, score
 from mispair.pairs.batches import Batch, PairLoader
 from mispair.pairs.pairs import IntArray, Pairs, Tokens
@@ -137,7 +138,7 @@ class SpeedComparison:
 
     def similarity(self, batch: Batch) -> Tensor:
         with autocast(self.device, self.config.precision):
-            return _similarity(self.network, batch)
+            return compare(self.network, batch.left, batch.right)
 
     def loop_similarity(self, batch: Batch) -> Tensor:
         """In float32 and a caption or an item at a time, as the public implementations."""
@@ -238,13 +239,9 @@ class SpeedComparison:
         return flops / milliseconds / (2 * size**3 / peak)
 
 
-def _similarity(network: Network, batch: Batch) -> Tensor:
-    return network.similarity(network.encode_left(batch.left), network.encode_right(batch.right))
-
-
 def _count_flops(network: Network, batch: Batch, *, train: bool) -> int:
     with FlopCounterMode(display=False) as counter, torch.set_grad_enabled(train):
-        S = _similarity(network, batch)
+        S = compare(network, batch.left, batch.right)
         if train:
             hard_loss(S, MARGIN, NEGATIVES).backward()  # type: ignore[no-untyped-call]
     return int(counter.get_total_flops())

@@ -18,7 +18,7 @@ from mispair.compute.precision import EPSILON, full_precision, working, working_
 from mispair.config import Config
 from mispair.models.base import Encoded, Network, SideSpec, l2norm, safe_norm, xavier_linear
 from mispair.models.encoders import RegionEncoder, WordEncoder
-from mispair.models.kernels import compiled, graph
+from mispair.models.kernels import compiled, graph, vectors
 from mispair.models.layers import BatchNorm, Dropout
 from mispair.models.ragged import Packing, inside, masked_mean, packing
 from mispair.settings import SgrafSettings
@@ -155,14 +155,11 @@ class SimilarityVectors(Network):
         regions, region_counts = left.parts()  # (l, R, D)
         words, lengths = right.parts()
         real = pack_words(words, lengths, right.capacity)
-        packed, project, fused = real.pack(words), self._vectors, self._fused(real)  # (T, D)
-        inputs = regions, region_counts, packed, real
-        if fused and compiles(*inputs):
-            wholes = self.left_pool(regions, region_counts), self.right_pool(words, lengths)
-            return self._scores(compiled_nodes(*inputs, *wholes, project, self.layers), real)
-        local = word_vectors(*inputs, *project[:2])
+        packed, fused = real.pack(words), self._fused(real)  # (T, D)
         wholes = self.left_pool(regions, region_counts), self.right_pool(words, lengths)
-        return self._scores(all_nodes(local, *wholes, real, project[2:], self.layers, fused), real)
+        make_nodes = compiled_nodes if fused and compiles(regions, packed, real) else all_nodes
+        inputs = regions, region_counts, packed, real, *wholes, self._vectors, self.layers
+        return self._scores(make_nodes(*inputs, fused, self._one_pass(regions)), real)
 
     @property
     def layers(self) -> list[Weights]:
@@ -179,6 +176,12 @@ class SimilarityVectors(Network):
         weight = self.local_vector.weight
         fits = graph.fits(len(weight), working_dtype(weight), 1 + words.longest)
         return not self.layers or (graph.available(weight.device) and fits)
+
+    def _one_pass(self, regions: Tensor) -> bool:
+        """Whether the vectors of words are made in a kernel."""
+        weight = self.local_vector.weight
+        fits = vectors.fits(working_dtype(weight), regions.shape[1], len(weight))
+        return fits and vectors.available(weight.device)
 
     def pair_similarity(self, left: Encoded, right: Encoded) -> Tensor:
         regions, region_counts = left.parts()  # (n, R, D)
@@ -232,7 +235,7 @@ def score_layer(config: Config) -> nn.Module:
     return nn.Sequential(nn.Linear(s, hidden), nn.ReLU(), nn.Linear(hidden, 1))
 
 
-def compiles(regions: Tensor, counts: Tensor | None, packed: Tensor, words: Packing) -> bool:  # noqa: ARG001
+def compiles(regions: Tensor, packed: Tensor, words: Packing) -> bool:
     """Whether `compiled_nodes` takes these inputs."""
     sizes = len(regions), len(packed), len(words.lengths), words.longest
     wide = len(regions) * len(packed) * packed.shape[1]
@@ -241,9 +244,9 @@ def compiles(regions: Tensor, counts: Tensor | None, packed: Tensor, words: Pack
 
 def compiled_nodes(
     regions: Tensor, counts: Tensor | None, packed: Tensor, words: Packing, image: Tensor, sentence: Tensor,
-    project: Weights, layers: list[Weights],
+    project: Weights, layers: list[Weights], fused: bool, one_pass: bool,
 ) -> Tensor:  # fmt: skip
-    """`all_nodes` of `word_vectors`, compiled once for all sizes."""
+    """`all_nodes`, compiled once for all sizes."""
     of_images, of_captions, of_words = {0: IMAGES}, {0: CAPTIONS}, {0: TOTAL}
     changing: list[compiled.Changing] = [
         *((tensor, of_images) for tensor in (regions, counts, image)),
@@ -251,42 +254,38 @@ def compiled_nodes(
         *((tensor, of_words) for tensor in (packed, words.taken, words.owner)),
         (words.inside, {0: CAPTIONS, 1: LENGTH}),
     ]
-    return compiled.run(_nodes, changing, regions, counts, packed, words, image, sentence, project, layers)
-
-
-def _nodes(
-    regions: Tensor, counts: Tensor | None, packed: Tensor, words: Packing, image: Tensor, sentence: Tensor,
-    project: Weights, layers: list[Weights],
-) -> Tensor:  # fmt: skip
-    local = word_vectors(regions, counts, packed, words, *project[:2])
-    return all_nodes(local, image, sentence, words, project[2:], layers, fused=True)
-
-
-def word_vectors(
-    regions: Tensor, counts: Tensor | None, packed: Tensor, words: Packing, weight: Tensor, bias: Tensor
-) -> Tensor:
-    """`similarity_vectors` of all words (T, D) with all images (l, R, D), of which counts (l,) regions are real."""
-    affinity = unit_over_words(leaky_relu(regions @ packed.T, SLOPE), words)
-    return similarity_vectors(context_weights(regions, counts, affinity), regions, packed, weight, bias)
+    inputs = regions, counts, packed, words, image, sentence, project, layers
+    return compiled.run(all_nodes, changing, *inputs, fused, one_pass)
 
 
 def all_nodes(
-    local: Tensor, image: Tensor, sentence: Tensor, words: Packing, project: Weights, layers: list[Weights], fused: bool
-) -> Tensor:
-    """The nodes of all images (l, D) with all sentences (r, D) and words, as `reasoned` has them after these layers.
+    regions: Tensor, counts: Tensor | None, packed: Tensor, words: Packing, image: Tensor, sentence: Tensor,
+    project: Weights, layers: list[Weights], fused: bool, one_pass: bool,
+) -> Tensor:  # fmt: skip
+    """Compute the nodes of all images with all sentences and words, (l, r + T, s), after these layers.
 
     Args:
-        local: (l, T, s) the similarity vectors of the words.
-        image: Pooled images.
-        sentence: Pooled sentences.
-        words: Which sentence each word belongs to.
-        project: Weight and bias of the linear map to the similarity vectors of sentences.
-        layers: Of graph reasoning.
-        fused: Whether the kernels run here.
+        regions: (l, R, D).
+        counts: (l,) real regions; None if all are.
+        packed: (T, D) words.
+        words: Sentence of each word.
+        image: (l, D) pooled images.
+        sentence: (r, D) pooled sentences.
+        project: Weight and bias of the linear maps to the similarity vectors of words and of sentences.
+        layers: Graph reasoning.
+        fused: Whether graph reasoning runs in kernels.
+        one_pass: Whether the vectors of words are made in a kernel.
     """
+    weights = context_weights(regions, counts, unit_over_words(leaky_relu(regions @ packed.T, SLOPE), words))
+    of_words, of_sentences = project[:2], project[2:]
     ones = image.new_ones(len(image), len(sentence), 1)
-    whole = similarity_vectors(ones, image[:, None], sentence, *project)
-    return graphs_reasoned(torch.cat([whole, local], dim=1), words, layers, fused)
+    whole = similarity_vectors(ones, image[:, None], sentence, *of_sentences)
+    if one_pass:
+        weight, bias = of_words
+        nodes = vectors.vectors(weights.transpose(1, 2), regions, working(packed), weight, bias, whole)
+    else:
+        nodes = torch.cat([whole, similarity_vectors(weights, regions, packed, *of_words)], dim=1)
+    return graphs_reasoned(nodes, words, layers, fused)
 
 
 def graphs_reasoned(nodes: Tensor, words: Packing, layers: list[Weights], fused: bool) -> Tensor:

@@ -278,8 +278,8 @@ def _backward(
         clear(to_nodes, end, caption, r, T, S, S_PADDED)
 
 
-FIRST = {"ROWS": 16, "num_warps": 4}  # nodes that a program takes at a time
-FIRST_BACK = {"ROWS": 16, "num_warps": 4, "maxnreg": 80}
+FIRST = {"ROWS": 8, "num_warps": 1, "maxnreg": 128}  # nodes that a program takes at a time
+FIRST_BACK = {"ROWS": 8, "num_warps": 1}
 
 
 def attend_first(

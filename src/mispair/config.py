@@ -227,7 +227,7 @@ def find_packaged(what: Literal["recipe", "suite"], path: str | Path) -> Path:
 
 
 def to_toml(config: Config) -> str:
-    """Write the settings as a recipe for the same run, without those that are None."""
+    """Write the settings as a recipe for the same run, without None."""
     return tomli_w.dumps({name: value for name, value in config.flat().items() if value is not None})
 
 

@@ -1,4 +1,4 @@
-"""Settings of our methods and models. They import no torch, so that help is instant.
+"""Settings of our methods and models. They import no torch, to show help at once.
 
 The class of a method or a model names its own in `settings`. An installed package keeps its settings beside its class.
 """
@@ -77,7 +77,7 @@ class MendSettings:
 
 @validated
 class CoTeachingSettings:
-    """Methods whose two networks split the pairs for each other: NCR, BiCro, REPAIR."""
+    """Co-teaching of two networks: NCR, BiCro, REPAIR."""
 
     clean_threshold: BelowOne = 0.5
     """p: pairs whose probability w of being clean is above it are the clean part."""

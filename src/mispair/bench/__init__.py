@@ -1,1 +1,1 @@
-"""Measuring: how fast the code is, beside plain code that does the same."""
+"""Comparisons of methods: suites of trainings, and their tables and figures."""

@@ -61,7 +61,7 @@ class CudaGraphStep(Generic[T]):
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Gives back all that was recorded, with its memory, which nobody else could use."""
+        """Free all recorded steps and their memory."""
         for device in {place.device for place in self._places.values()}:
             torch.cuda.synchronize(device)  # the last step may still be running in that memory
         self._forget()
@@ -106,12 +106,12 @@ class CudaGraphStep(Generic[T]):
 
 @functools.cache
 def _stream(device: torch.device) -> torch.cuda.Stream:
-    """Where steps on this GPU are recorded: graphs that share memory must share it."""
+    """The stream of recorded steps on this GPU: graphs with common memory must share it."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def _end_recording(device: torch.device, pool: Any, random_state: Tensor) -> None:
-    """Ends what torch leaves on where recording fails: memory is kept for it, and random numbers cannot be drawn."""
+    """Clean up after a failed recording: torch still reserves memory and cannot draw random numbers."""
     name = "_cuda_endAllocateToPool" if hasattr(torch._C, "_cuda_endAllocateToPool") else OLD_END
     try:
         getattr(torch._C, name)(device.index, pool)

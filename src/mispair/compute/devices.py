@@ -40,7 +40,7 @@ def pick_device(name: str) -> torch.device:
 
 
 def give_back_memory() -> None:
-    """Frees the GPU memory of what nobody needs any more, such as a trainer that has ended: it refers to itself."""
+    """Free unused GPU memory, such as that of a finished trainer: it refers to itself."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -53,7 +53,7 @@ def autocast(device: torch.device, precision: str) -> torch.autocast:
 
 
 def uncached(device: torch.device) -> torch.autocast:
-    """The precision that is in force, without its store of converted weights: a recorded step must not share them."""
+    """Return the present autocast without its weight cache: a recorded step must not share converted weights."""
     kind = device.type
     enabled, dtype = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
     return torch.autocast(kind, dtype=dtype, enabled=enabled, cache_enabled=False)

@@ -1,4 +1,4 @@
-"""Training by several processes, which torchrun starts and torch.distributed connects.
+"""Training by several processes, started by torchrun and connected by torch.distributed.
 
 The ranks of a `Team` share the work on a network. Each rank encodes its part of a batch and compares its left items
 with all right items. Then every rank has all similarities and computes the same loss (`models.comparison`). Methods
@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 class Team:
-    """Ranks that share the work on every batch.
+    """Ranks with a common batch.
 
     Attributes:
         rank: Place of this process in the team.
@@ -76,7 +76,7 @@ class Team:
         return whole
 
     def gather_alike(self, part: Tensor, count: int) -> Tensor:
-        """The same where all ranks compute the same from it, so that each one already has the whole gradient."""
+        """The same, if all ranks compute the same from it: each one already has the whole gradient."""
         own = self.part(count)
         whole = self._gathered(part, count)
         return torch.cat([whole[: own.start], part, whole[own.stop :]])
@@ -89,7 +89,7 @@ class Team:
         return summed
 
     def replicated(self, x: Tensor) -> Tensor:
-        """x, which all ranks have computed; its gradient is divided by their number, as gradients are summed later."""
+        """x, computed by all ranks; its gradient is divided by their number, as gradients are summed later."""
         if self.alone:
             return x
         same = x.view_as(x)
@@ -108,7 +108,7 @@ class Team:
         self.add_up([parameter.grad for parameter in parameters if parameter.grad is not None])
 
     def rows(self, function: Callable[[slice], Sequence[np.ndarray]], count: int) -> list[np.ndarray]:
-        """Arrays of `count` rows; each rank computes its part, the slice that `function` gets."""
+        """Arrays of `count` rows; each rank computes its slice by `function`."""
         if not self.splits(count):
             return list(function(slice(0, count)))
         parts = [torch.from_numpy(np.ascontiguousarray(array)) for array in function(self.part(count))]
@@ -134,7 +134,7 @@ ALONE = Team()
 
 
 def _in_one_message(tensors: Iterable[Tensor], send: Callable[[Tensor], object]) -> None:
-    """Replace tensors with what `send` makes, in place, of one flat tensor for each dtype."""
+    """Apply `send` to tensors, in place, as one flat tensor for each dtype."""
     tensors = [tensor.detach() for tensor in tensors]
     for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
         chosen = [tensor for tensor in tensors if tensor.dtype == dtype]
@@ -229,7 +229,7 @@ class Ranks:
         return result
 
     def first_before_others(self, function: Callable[[], T]) -> T:
-        """Call `function` on the first rank, then on the others, which find the files that the first one made."""
+        """Call `function` on the first rank, then on the others, to reuse its files."""
         results: list[T] = []
         self.by_first(lambda: results.append(function()))
         return results[0] if results else function()
@@ -271,7 +271,7 @@ class Ranks:
         return _silenced(error, not teller)
 
     def _is_teller(self) -> bool:
-        """Whether this rank is the first that failed, which prints the reason."""
+        """Whether this rank failed first: it prints the reason."""
         assert self._store is not None
         try:
             return bool(self._store.compare_set(FAILURE, "", str(self.rank)) == str(self.rank).encode())
@@ -292,7 +292,7 @@ _connected: Ranks | None = None
 
 @contextmanager
 def connect(device: str = "auto") -> Iterator[Ranks]:
-    """Connect the processes that torchrun has started; without torchrun, only this one.
+    """Connect the processes of torchrun; without torchrun, only this one.
 
     An error on one rank ends all of them with the same reason, printed once. A nested `connect` yields the outer ranks.
     """
@@ -337,7 +337,7 @@ def connect(device: str = "auto") -> Iterator[Ranks]:
 
 
 def _fresh(store: Any, rank: int, size: int) -> Any:
-    """A part of the store that no earlier attempt wrote to: torchrun keeps the store when it restarts the ranks.
+    """A fresh part of the store: torchrun keeps the store when it restarts the ranks.
 
     The count of restarts differs between machines. So the first rank chooses a name, and answers the others until all
     ranks of this attempt have it.

@@ -1,4 +1,4 @@
-"""The optimizer of a network, such that a recorded GPU step can contain it."""
+"""Optimizers for recorded GPU steps."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
 
 
 def restore(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
-    """Takes back what `state_dict` gave, wherever that was loaded to.
+    """Restore a saved state, on any device.
 
     The learning rate is taken in place: torch would take the tensor that was loaded, and with one on the CPU a recorded
     step repeats the rate it was recorded with.

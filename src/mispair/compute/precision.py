@@ -1,4 +1,4 @@
-"""In which precision things are computed."""
+"""Precision of the computations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def full_precision(tensor: Tensor) -> torch.autocast:
 
 
 def working_dtype(x: Tensor) -> torch.dtype:
-    """That of the matrix products: half precision under autocast, else that of x."""
+    """The precision of matrix products: half precision under autocast, else that of x."""
     kind = x.device.type
     return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else x.dtype
 

@@ -22,7 +22,7 @@ LEAST, MOST = 1e-2, 1e4  # bounds of alpha and beta: constant values would make 
 
 @dataclass(frozen=True)
 class BetaMixture:
-    """Two Beta distributions; which of them has the lower mean is up to whoever starts the fit."""
+    """Two Beta distributions in any order."""
 
     alphas: FloatArray  # (2,)
     betas: FloatArray  # (2,)
@@ -33,7 +33,7 @@ class BetaMixture:
         return np.asarray(self.alphas / (self.alphas + self.betas))
 
     def posterior(self, x: FloatArray, component: int) -> FloatArray:
-        """Probability that each value comes from this component; that of the lower one never rises with the value.
+        """Posterior probability of a component, for each value; it never rises for the lower component.
 
         A wide component may win at both ends. So from the place between the means where neither wins the lower
         component's probability may only rise towards 0 and only fall towards 1.
@@ -53,7 +53,7 @@ class BetaMixture:
         return falling[: len(x)] if component == lower else 1 - falling[: len(x)]
 
     def raw_posterior(self, x: FloatArray, component: int) -> FloatArray:
-        """The same without that, as it is published; not a number where both densities are 0 or infinite."""
+        """The same as published; not a number where both densities are 0 or infinite."""
         with np.errstate(divide="ignore", invalid="ignore"):
             joint = self._log_densities(np.asarray(x, dtype=np.float64))
             return np.asarray(np.exp(joint[component] - np.logaddexp(*joint)))

@@ -1,4 +1,4 @@
-"""Regularised canonical correlation: a common space of two kinds of vectors, from pairs that are trusted."""
+"""Regularised canonical correlation: a common space of two kinds of vectors, from trusted pairs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Array = npt.NDArray[np.float64]
 
 
 def canonical_directions(x: Array, y: Array, ridge: float = 0.1, width: int = 64) -> tuple[Array, Array]:
-    """Directions (D, k) and (E, k), k <= `width`, along which the rows of x (n, D) and y (n, E) correlate most.
+    """Directions (D, k) and (E, k), k <= `width`, of the highest correlation of x (n, D) and y (n, E).
 
     Each pair of directions is scaled by its correlation.
 

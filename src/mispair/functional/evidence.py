@@ -53,7 +53,7 @@ def divergence(alpha: Tensor) -> Tensor:
 
 
 def evidential_loss(e: Tensor, Y: Tensor, kl_weight: float = 0.1) -> Tensor:
-    """Loss of each row: expected squared error of its Dirichlet, and `kl_weight` for evidence of what is no match.
+    """Loss of each row: expected squared error of its Dirichlet, and `kl_weight` for evidence of mismatches.
 
     Args:
         e: (B, K) evidence.

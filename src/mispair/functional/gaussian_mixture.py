@@ -1,4 +1,4 @@
-"""Which pairs are clean? Two-component mixtures over the pairs' losses, with every degenerate case defined.
+"""Clean pairs by two-component mixtures over the losses, with every degenerate case defined.
 
 A Gaussian mixture of one dimension needs no library: it starts from the best cut of the sorted losses into two groups,
 and the rest is a dozen vector operations. Regularisation and stopping rule are those of the published code (NCR and the
@@ -29,7 +29,7 @@ class GaussianMixture:
     variances: FloatArray  # (2,)
 
     def lower_posterior(self, x: FloatArray) -> FloatArray:
-        """Probability that each value comes from the lower component; it never rises with the value.
+        """Posterior probability of the lower component; it never rises with the value.
 
         Beyond the two means the wider component wins at both ends, so that the very smallest losses would count as
         noisy. There the probability at the mean is kept.
@@ -85,7 +85,7 @@ def best_cut(x: FloatArray) -> float:
 
 
 def clean_probability(losses: FloatArray, *, converged: bool = False) -> FloatArray:
-    """Probability w that each pair is clean: the posterior of the mixture's lower component over min-max losses.
+    """Probability w of being clean: the posterior of the mixture's lower component over min-max losses.
 
     The published code stops the fit early; with `converged` it runs to its end.
 
@@ -99,7 +99,7 @@ def clean_probability(losses: FloatArray, *, converged: bool = False) -> FloatAr
 
 
 def min_max(losses: FloatArray) -> FloatArray | None:
-    """The losses from 0 to 1; None, with a warning, if they do not differ. For the functions that give w."""
+    """Scale the losses to [0, 1]; None, with a warning, if they are all equal."""
     losses = np.asarray(losses, dtype=np.float64)
     spread = np.ptp(losses) if len(losses) > 1 else 0.0
     if np.isfinite(losses).all() and spread > 0:
@@ -109,7 +109,7 @@ def min_max(losses: FloatArray) -> FloatArray | None:
 
 
 def is_clean(w: FloatArray, threshold: float = 0.5) -> npt.NDArray[np.bool_]:
-    """Which pairs are clean: w > p. Where that is all of them, the lowest 1 % are called noisy.
+    """Clean pairs: w > p. If all are clean, the lowest 1 % are called noisy.
 
     NCR calls all noisy that are not above the value at 1 %; where values are equal that can be everything.
     """
@@ -120,6 +120,6 @@ def is_clean(w: FloatArray, threshold: float = 0.5) -> npt.NDArray[np.bool_]:
 
 
 def above(w: FloatArray, threshold: float) -> npt.NDArray[np.bool_]:
-    """Where w > p; where w is not below the median if that is hardly any pair, as then there are no two groups."""
+    """w > p; if hardly any pair is, w >= its median, as there are no two groups."""
     clean = np.asarray(w > threshold)
     return np.asarray(w >= np.median(w)) if clean.sum() < FALLBACK * len(w) else clean

@@ -11,7 +11,7 @@ FloatArray = npt.NDArray[np.float64]
 
 
 def probability(score: FloatArray) -> FloatArray:
-    """From log odds to the probability of what they are the odds of."""
+    """From log odds to the probability."""
     return np.asarray(1 / (1 + np.exp(-np.clip(score, -60, 60))))
 
 
@@ -49,7 +49,7 @@ def newton(
     derivatives: Callable[[FloatArray], tuple[FloatArray, FloatArray]],
     steps: int = 50,
 ) -> FloatArray:
-    """The minimum of a convex function, by Newton's method with steps that are halved until they help.
+    """Minimise a convex function by Newton's method; halve each step until it helps.
 
     Args:
         start: Where to begin.

@@ -14,7 +14,7 @@ from torch import Tensor
 
 
 def triplet_costs(S: Tensor, margin: float | Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Hinge costs of every negative, 0 on the diagonal and where `mask` says that it is no negative.
+    """Hinge costs of every negative, 0 on the diagonal and where `mask` is true.
 
     Args:
         S: (B, B) similarities.
@@ -48,7 +48,7 @@ def sample_losses(S: Tensor, margin: float | Tensor, mask: Tensor | None = None)
 
 
 def warmup_loss(S: Tensor, margin: float | Tensor, mask: Tensor | None = None) -> Tensor:
-    """Sum over the batch of `sample_losses`: what the warm-up trains with."""
+    """Warm-up loss: sum over the batch of `sample_losses`."""
     return sample_losses(S, margin, mask).sum()
 
 
@@ -66,7 +66,7 @@ def hard_loss(S: Tensor, margin: float | Tensor, negatives: int | Tensor = 1, ma
 
 
 def hard_losses(S: Tensor, margin: float | Tensor, negatives: int = 1, mask: Tensor | None = None) -> Tensor:
-    """What `hard_loss` sums up, of each pair: as image and as text anchor together, (B,).
+    """Terms of `hard_loss`: of each pair as image and as text anchor together, (B,).
 
     >>> hard_losses(torch.tensor([[0.5, 0.4], [0.1, 0.5]]), 0.2)
     tensor([0.1000, 0.1000])
@@ -88,7 +88,7 @@ def negatives_at(step: int, start: int, end: int, steps: int) -> int:
 
 
 def soft_margin(labels: Tensor, margin: float = 0.2, base: float = 10.0) -> Tensor:
-    """Margin of a pair whose correspondence label is y (Eq. 2): `margin * (base^y - 1) / (base - 1)`.
+    """Margin of a pair with correspondence label y (Eq. 2): `margin * (base^y - 1) / (base - 1)`.
 
     >>> soft_margin(torch.tensor([0.0, 0.5, 1.0]))
     tensor([0.0000, 0.0481, 0.2000])
@@ -97,7 +97,7 @@ def soft_margin(labels: Tensor, margin: float = 0.2, base: float = 10.0) -> Tens
 
 
 def meta_margin(scores: Tensor, margin: float = 0.2) -> Tensor:
-    """MSCN's margin of a pair whose similarity is p, between 0 and 1: `margin * p^2 / (p^2 + (1 - p)^2)`.
+    """MSCN's margin of a pair with similarity p in [0, 1]: `margin * p^2 / (p^2 + (1 - p)^2)`.
 
     >>> meta_margin(torch.tensor([0.0, 0.25, 0.5, 1.0]))
     tensor([0.0000, 0.0200, 0.1000, 0.2000])

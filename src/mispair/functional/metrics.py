@@ -56,7 +56,7 @@ Part = Callable[[Tensor, Tensor], Retrieval]  # of these rows and columns only
 
 
 def retrieval(S: Tensor, left_groups: Tensor, right_groups: Tensor) -> Retrieval:
-    """Metrics of a similarity matrix whose items match exactly when they are of one group.
+    """Metrics of a similarity matrix; items of one group match.
 
     Args:
         S: (l, r) similarities.
@@ -72,7 +72,7 @@ def retrieval(S: Tensor, left_groups: Tensor, right_groups: Tensor) -> Retrieval
 
 
 def of_ranks(both: tuple[Tensor, Tensor]) -> Retrieval:
-    """Metrics of the ranks of either side, which start at 0."""
+    """Metrics of the ranks of both sides, from 0."""
     return Retrieval(*map(recalls, both))
 
 
@@ -103,7 +103,7 @@ def ranks(S: Tensor, left_groups: Tensor, right_groups: Tensor) -> tuple[Tensor,
 
 
 def row_blocks(left: int, right: int) -> Iterator[slice]:
-    """Cuts the rows of a (left, right) matrix into blocks that are compared at a time."""
+    """Cut the rows of a (left, right) matrix into blocks of bounded size."""
     step = max(1, CHUNK_ELEMENTS // max(1, right))
     return (slice(start, min(start + step, left)) for start in range(0, left, step))
 
@@ -111,7 +111,7 @@ def row_blocks(left: int, right: int) -> Iterator[slice]:
 def block_ranks(
     blocks: Blocks, count: int, left_groups: Tensor, right_groups: Tensor
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """The `ranks` of several matrices at a time, of which only some rows are held.
+    """The `ranks` of several matrices at a time, from blocks of rows.
 
     Args:
         blocks: Gives the blocks of rows of all matrices, each time it is called, which it is twice.
@@ -141,12 +141,12 @@ def block_ranks(
 
 
 def _count(S: Tensor, best: Tensor, match: Tensor) -> Tensor:
-    """Wrong items that are not below the best right one: this way round, a NaN on either side counts against."""
+    """Wrong items not below the best right one: this way round, a NaN on either side counts against."""
     return ~(best > S) & ~match
 
 
 def recalls(rank: Tensor) -> Recalls:
-    """Recalls of ranks that start at 0."""
+    """Recalls of ranks, from 0."""
     rank = rank.cpu().double()  # not every device knows double precision
     r1, r5, r10 = (100.0 * (rank < k).double().mean().item() for k in KS)
     return Recalls(r1, r5, r10, rank.quantile(0.5).floor().item() + 1, rank.mean().item() + 1)
@@ -158,7 +158,7 @@ def _mean(sides: Sequence[Recalls]) -> Recalls:
 
 
 def auroc(scores: npt.NDArray[Any], positive: npt.NDArray[np.bool_]) -> float | None:
-    """Probability that a positive scores higher than a negative, ties counted half; None where one kind is missing.
+    """Probability of a positive scoring higher than a negative, ties counted half; None where one kind is missing.
 
     >>> auroc(np.array([0.9, 0.4, 0.4, 0.1]), np.array([True, True, False, False]))
     0.875

@@ -29,7 +29,7 @@ BATCHES = 100  # stream of random numbers
 
 @dataclass(frozen=True)
 class EpochPairs:
-    """Pairs that train one network in one epoch.
+    """Training pairs of one network in one epoch.
 
     Attributes:
         clean: An epoch goes once over these.
@@ -82,7 +82,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Schedule:
-    """Defaults of a method for a schedule that the user did not choose."""
+    """Default schedule of a method."""
 
     batch_size: int | None = None  # by default what the data suggests
     longer: float = 1.0  # how many times the usual steps
@@ -125,7 +125,7 @@ class Method(ABC):
 
     @classmethod  # noqa: B027 - a hook
     def check(cls, config: Config) -> None:
-        """Raise for settings that the method cannot train with, before any work; by default accept all."""
+        """Raise if the method cannot train with these settings, before any work; by default accept all."""
 
     @classmethod
     def network_configs(cls, config: Config) -> list[Config]:
@@ -249,11 +249,11 @@ class Method(ABC):
         return random_batches(len(self.loader.pairs), self.config.batch_size, self.rng(BATCHES, epoch))
 
     def rng(self, *stream: int) -> np.random.Generator:
-        """Return a generator that depends only on the seed and these numbers, so it survives a restart."""
+        """Return a generator seeded by the seed and these numbers alone, so it survives a restart."""
         return np.random.default_rng([self.config.seed, *stream])
 
     def false_negatives(self, batch: Batch) -> Tensor | None:
-        """(B, B) true for pairs with a common left item or group, which are not each other's negatives."""
+        """(B, B) true for pairs with a common left item or group: they are not each other's negatives."""
         if not self.config.mask_false_negatives:
             return None
         return batch.left_groups[:, None] == batch.left_groups

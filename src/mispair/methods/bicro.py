@@ -186,7 +186,7 @@ def _ratio(near: Tensor, far: Tensor) -> Tensor:
 
 
 def clean_probability(losses: FloatArray) -> FloatArray:
-    """Probability w that each pair is clean: the posterior of the Beta mixture's lower component over min-max losses.
+    """Probability w of being clean: the posterior of the Beta mixture's lower component over min-max losses.
 
     Losses that are all equal, or too few, say nothing: then every pair is called clean, with a warning.
     """

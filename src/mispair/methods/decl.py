@@ -69,7 +69,7 @@ class Decl(Method):
         return super().begin_epoch(epoch)
 
     def _filtered(self, net: Network, batches: list[IntArray]) -> Tensor:
-        """(N,) true for pairs that the network judges clean, each among the pairs of its batch."""
+        """(N,) true for clean pairs, by the network, each among the pairs of its batch."""
         clean = torch.zeros(len(self.loader.pairs), dtype=torch.bool, device=self.device)
 
         def compute(batch: Batch) -> None:

@@ -93,7 +93,7 @@ def epoch_view(net: Network, loader: PairLoader, margin: float, batches: list[In
 
 
 def _of_vectors(net: Network, loader: PairLoader, device: torch.device) -> Pass:
-    """Prepare a pass for a network that compares pooled vectors: encode each item once, for all its pairs."""
+    """Prepare a pass for networks with pooled vectors: encode each item once, for all its pairs."""
     left = encode_side(net, loader.left, left=True).pooled().half()
     right = encode_side(net, loader.right, left=False).pooled().half()
     groups = send(torch.from_numpy(loader.pairs.left_groups), device)
@@ -110,7 +110,7 @@ def _of_vectors(net: Network, loader: PairLoader, device: torch.device) -> Pass:
 
 
 def _of_items(net: Network, loader: PairLoader, device: torch.device) -> Pass:
-    """Prepare a pass for a network that compares local vectors: encode the items of each batch."""
+    """Prepare a pass for networks with local vectors: encode the items of each batch."""
     first = loader.batch(np.zeros(1, dtype=np.int64))  # tells the width
     a, b = net.encode_left(first.left).pooled, net.encode_right(first.right).pooled
     left = a.new_zeros(len(loader.pairs.left), a.shape[1], dtype=torch.float16)

@@ -35,7 +35,7 @@ class Partners:
 
 
 def find_partners(view: EpochView, bank: Bank, pairs: IntArray, count: int, *, keep_left: bool) -> Partners:
-    """Find the item of the bank that replaces the left or right item of each pair.
+    """Find a replacement in the bank for the left or right item of each pair.
 
     The ranks of the network's team share the pairs.
 

@@ -226,12 +226,12 @@ class Mend(Method):
         self.partners = None if arrays is None else SoftPartners(*(part.numpy() for part in arrays))
 
     def report(self) -> MethodReport:
-        """Report the quality of the trusted pairs, and the probability that a soft partner is right."""
+        """Report the quality of the trusted pairs and of the soft partners."""
         metrics = selection("clean", self.trusted, self.matching)
         return MethodReport.of_networks([metrics], replaced=self._replaced())
 
     def _replaced(self) -> list[ReplacedPairs] | None:
-        """Probability that the soft partner of a flagged caption is right; unknown for images."""
+        """Probability of a right soft partner, for flagged captions; unknown for images."""
         if self.partners is None:
             return None
         pairs, found = self.loader.pairs, self.partners
@@ -253,7 +253,7 @@ class Mend(Method):
 
 
 class MendUnaudited(Mend):
-    """Mend that trusts all pairs, without an audit."""
+    """Mend without an audit: trust all pairs."""
 
     audits = False
 
@@ -263,7 +263,7 @@ class MendUnaudited(Mend):
 
 
 class MendOracle(Mend):
-    """Mend that trusts the pairs known to match. With `flagged_size` 0 it is its upper bound: the same training on
+    """Mend on the pairs known to match. With `flagged_size` 0 it is its upper bound: the same training on
     matched pairs only."""
 
     audits = False

@@ -160,7 +160,7 @@ class Mscn(Method):
         return clean_posterior(known, labels, x)
 
     def _start(self, epoch: int) -> None:
-        """Set everything that depends only on the epoch."""
+        """Set the learning rates and the known pairs of an epoch."""
         self.epoch, decay = epoch, self.config.decay(epoch)
         self.lr = self.config.lr * decay
         for optimizer in self.meta_optimizers:
@@ -213,7 +213,7 @@ class Mscn(Method):
         return StepResult(self.triplet(S, inputs) + 0 * norm, S, {"meta_loss": meta_loss})
 
     def triplet(self, S: Tensor, inputs: StepInputs) -> Tensor:
-        """The training loss L. The label of a pair is its own similarity, which gets no gradient from it."""
+        """The training loss L. The label of a pair is its own similarity, detached."""
         margin = self.margins(meta_margin(S.detach().diagonal(), self.config.margin))
         return hard_loss(S, margin, inputs.negatives, self.false_negatives(inputs.batch))
 
@@ -324,7 +324,7 @@ def pair_scores(network: Network, loader: PairLoader, left: IntArray, right: Int
 
 
 def clean_posterior(known: FloatArray, labels: IntArray, x: FloatArray) -> FloatArray:
-    """Probability that each similarity in `x` belongs to a matching pair.
+    """Probability of a match, for each similarity in `x`.
 
     Two Beta distributions are fitted to all similarities, from those of the known mismatched and matching pairs. The
     one with the higher mean is that of the matching pairs.
@@ -334,7 +334,7 @@ def clean_posterior(known: FloatArray, labels: IntArray, x: FloatArray) -> Float
 
 
 def published_posterior(known: FloatArray, labels: IntArray, x: FloatArray) -> FloatArray:
-    """The same as published: by the distribution that started as that of the matching pairs.
+    """The same as published: by the component initialised with the matching pairs.
 
     It need not rise with the similarity.
     """
@@ -346,7 +346,7 @@ def _fitted(known: FloatArray, labels: IntArray, x: FloatArray) -> BetaMixture:
 
 
 def scale_to_odds(network: Network, scores: FloatArray, labels: IntArray) -> None:
-    """Scale and shift the score layer so that similarities of known pairs are probabilities.
+    """Calibrate the score layer: similarities of known pairs become probabilities.
 
     No order of similarities changes, and nothing at all where known pairs tell that high ones mean mismatched pairs.
     """

@@ -137,7 +137,7 @@ def body(network: Network) -> Weights:
 
 
 def captured(network: Network, scores: Scoring) -> tuple[Tensor, Tensor]:
-    """Return the similarities, and the similarity vectors that the score layer received for them."""
+    """Return the similarities and the inputs of the score layer."""
     given: list[Tensor] = []
     hook = score_layer(network).register_forward_pre_hook(lambda _, inputs: given.append(inputs[0]))
     try:

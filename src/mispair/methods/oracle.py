@@ -34,7 +34,7 @@ def matched_pairs(pairs: Pairs) -> IntArray:
 
 
 class Oracle(Plain):
-    """Plain training on the pairs that are known to match: the upper bound."""
+    """Plain training on the pairs known to match: the upper bound."""
 
     uses_truth = True
 

@@ -146,7 +146,7 @@ class Repair(CoTeaching):
 
     @property
     def _below_eta(self) -> BoolArray:
-        """(N,) true for pairs that both networks are sure are noisy."""
+        """(N,) true for noisy pairs, by the certain judgement of both networks."""
         return np.asarray((self.w < self.own.eta).all(axis=0))
 
     # ------------------------------------------------------------------ a step
@@ -171,7 +171,7 @@ class Repair(CoTeaching):
         return np.concatenate([super().pairs_used(net, plan), *from_bank.values()])
 
     def _from_bank(self, net: int, noisy: IntArray) -> dict[int, IntArray]:
-        """Return, for each kept side, the pairs that lend their other item; empty without replacement."""
+        """Return the lending pairs for each kept side; empty without replacement."""
         sides = KEPT_SIDES[self.own.replace_side] if self.own.noisy == "replace" else []
         return {side: self.partners[net, side, noisy] for side in sides}
 
@@ -290,7 +290,7 @@ class Repair(CoTeaching):
         return metrics
 
     def _replaced(self, net: int, noisy: IntArray) -> ReplacedPairs:
-        """Count the pairs with new partners and, where the truth is known, the fraction that matches."""
+        """Count the pairs with new partners and, where the truth is known, the matching fraction."""
         pairs, fits = self.loader.pairs, {}
         if pairs.truth is not None and len(noisy):
             for side, ids in self._from_bank(net, noisy).items():

@@ -22,7 +22,7 @@ FloatArray = npt.NDArray[Any]
 
 
 class ReplacedPairs(BaseModel):
-    """Number of pairs with new partners, and the fraction that is right where the truth is known."""
+    """Number of pairs with new partners, and the right fraction where the truth is known."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

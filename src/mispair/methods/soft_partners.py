@@ -31,7 +31,7 @@ FloatArray = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class SoftPartners:
-    """R items of flagged pairs, with K trusted pairs each that may lend them a partner. All are numbers of pairs.
+    """R items of flagged pairs, with K possible lenders of a partner each. All are numbers of pairs.
 
     Attributes:
         own: (R,) flagged pair of the item.
@@ -55,7 +55,7 @@ class SoftPartners:
         return np.where(keeps_right, lender, own), np.where(keeps_right, own, lender)
 
     def draw_lenders(self, count: int, rng: np.random.Generator) -> tuple[IntArray, IntArray]:
-        """Draw n <= `count` distinct items, as places in `own`, and the pair that lends to each."""
+        """Draw n <= `count` distinct items, as places in `own`, and the lending pair of each."""
         chosen = rng.choice(len(self), min(count, len(self)), replace=False)
         passed = self.odds[chosen].cumsum(axis=1) < rng.random(len(chosen))[:, None]
         place = np.minimum(passed.sum(axis=1), self.odds.shape[1] - 1)

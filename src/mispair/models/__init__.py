@@ -19,7 +19,7 @@ find, find_all = REGISTRY.find, REGISTRY.all
 
 
 def list_models() -> dict[str, str]:
-    """The models that `mispair.fit` trains, with one line each.
+    """The models for `mispair.fit`, with one line each.
 
     >>> list_models()["two-tower"]
     'A linear map and a small residual MLP over the vectors of each side; the similarity is the cosine.'

@@ -1,4 +1,4 @@
-"""What every matching network offers, and the small parts they share."""
+"""The interface of matching networks, and their common parts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mispair.pairs.pairs import Kind, Side, Tokens
 
 @dataclass(frozen=True)
 class SideSpec:
-    """What a network must know about a side before it sees any item."""
+    """Kind and sizes of a side."""
 
     kind: Kind
     size: int  # width of the features, or number of words
@@ -67,7 +67,7 @@ class Encoded:
         return Encoded(None if self.local is None else self.local[:, :width][there], lengths, self.pooled[there])
 
     def parts(self) -> tuple[Tensor, Tensor | None]:
-        """`local` and `lengths` of a model that has them."""
+        """`local` and `lengths`; raise if the model has none."""
         if self.local is None:
             raise TypeError("This model needs a vector for each region or word, but the items have one vector only.")
         return self.local, self.lengths
@@ -104,7 +104,7 @@ class Network(nn.Module, ABC):
         return encoded
 
     def bounded(self, S: Tensor) -> Tensor:
-        """Similarities as scores between -1 and 1 that networks of all kinds share: tanh of the raw scores."""
+        """Similarities as scores between -1 and 1, the same for all networks: tanh of the raw scores."""
         return (raw_scores(S) if self.squashed else S).tanh()
 
     @abstractmethod
@@ -128,7 +128,7 @@ class CosineNetwork(Network):
 
 
 def l2norm(x: Tensor, dim: int = -1, dtype: torch.dtype | None = None) -> Tensor:
-    """x / (|x| + 1e-8) along `dim`, in `dtype`, by default that of x: a zero vector stays zero."""
+    """x / (|x| + 1e-8) along `dim`, in `dtype`, by default the one of x: a zero vector stays zero."""
     wide = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
     return (wide / safe_norm(wide.square().sum(dim=dim, keepdim=True))).to(dtype or x.dtype)
 

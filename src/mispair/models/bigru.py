@@ -132,7 +132,7 @@ class _Scan(torch.autograd.Function):
 
 
 def turned(lengths: Tensor, width: int) -> Tensor:
-    """Positions in the flattened (B * width) that turn each sequence round within its length; padding stays.
+    """Positions in the flattened (B * width) to turn each sequence round within its length; padding stays.
 
     >>> turned(torch.tensor([3, 1]), 4)
     tensor([2, 1, 0, 3, 4, 5, 6, 7])

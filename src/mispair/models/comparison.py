@@ -46,7 +46,7 @@ def encode_part(network: Network, items: Items, side: Literal["left", "right"]) 
 
 
 def compare_parts(network: Network, left: Encoded, right: Encoded, lefts: Items, rights: Items) -> Tensor:
-    """(l, r) from the parts that each rank has encoded of `lefts` and `rights`."""
+    """(l, r) from the encoded parts of `lefts` and `rights` on each rank."""
     team = network.team
     if team.alone:
         return network.similarity(left, right)

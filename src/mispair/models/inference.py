@@ -22,7 +22,7 @@ GPU_IMAGES = 2  # and so many times more images where a GPU scores them
 
 @dataclass(frozen=True)
 class EncodedSide:
-    """A whole side, encoded: chunks in the order of `rows`, which sorts texts by length to waste no padding."""
+    """An encoded side: chunks in the order of `rows`, with texts sorted by length to waste no padding."""
 
     rows: Tensor
     chunks: list[Encoded]
@@ -69,7 +69,7 @@ def _times(network: Network, loader: SideLoader) -> int:
 
 
 def _chunks(side: Side, order: IntArray, times: int) -> Iterator[IntArray]:
-    """Cuts rows, which are sorted by length, into chunks of at most `times` the usual items and padded words."""
+    """Cut rows, sorted by length, into chunks of at most `times` the usual items and padded words."""
     start = 0
     while start < len(order):
         rows = order[start : start + times * CHUNK]

@@ -1,4 +1,4 @@
-"""Layers that treat a rank's part of a batch as part of the whole: the same random numbers, the same statistics."""
+"""Layers for a rank's part of a batch: the random numbers and statistics of the whole batch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Dropout(nn.Dropout):
 
 
 class BatchNorm(nn.BatchNorm1d):
-    """Batch normalisation of (N, D) or (N, D, L) whose statistics see `real` rows alone, and those of all ranks."""
+    """Batch normalisation of (N, D) or (N, D, L) by the statistics of the `real` rows of all ranks."""
 
     team = ALONE
 

@@ -81,7 +81,7 @@ class SCAN(Network):
     def _cosines(
         self, raw: Tensor, affinity: Tensor, counts: Tensor | None, context: Tensor, queries: Tensor
     ) -> Tensor:
-        """Cosine of each query with what it attends to in the context.
+        """Cosine of each query with its attended context.
 
         Args:
             raw: (c, m, N) products of the contexts' elements with the queries.
@@ -101,7 +101,7 @@ class SCAN(Network):
         return product / lengths
 
     def _aggregate(self, cosines: Tensor, counts: Tensor | None) -> Tensor:
-        """One similarity for each set of queries: (..., q, n), of which counts (q,) are real, to (..., q)."""
+        """One similarity for each set of queries: (..., q, n), with counts (q,) real ones, to (..., q)."""
         width, device = cosines.shape[-1], cosines.device
         padded = None if counts is None else ~inside(counts, width, device)
         if self.aggregation in ("lse", "max"):

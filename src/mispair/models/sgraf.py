@@ -86,7 +86,7 @@ def reasoned(nodes: Tensor, words: Packing, layer: Weights, *, last: bool, fused
 
 
 def plain_attention(queries: Tensor, nodes: Tensor, words: Packing, *, last: bool) -> Tensor:
-    """What each node sees of the other nodes of its graph."""
+    """Attention of each node to the nodes of its graph."""
     if words.longest > LONG and nodes.device.type == "cpu":
         return attention_by_caption(queries, nodes, words, last=last)
     count = len(words.lengths)
@@ -104,7 +104,7 @@ def plain_attention(queries: Tensor, nodes: Tensor, words: Packing, *, last: boo
 
 
 def attention_by_caption(queries: Tensor, nodes: Tensor, words: Packing, *, last: bool) -> Tensor:
-    """`plain_attention` graph after graph, so that one long caption does not pad all others to its length."""
+    """`plain_attention` graph after graph, to avoid padding all captions to the longest."""
     count, total = len(words.lengths), int(words.lengths.sum())
     sentences, rows = [], []
     for number, (start, length) in enumerate(zip(words.starts.tolist(), words.lengths.tolist(), strict=True)):
@@ -121,7 +121,7 @@ def attention_by_caption(queries: Tensor, nodes: Tensor, words: Packing, *, last
 
 
 class SimilarityVectors(Network):
-    """Scores by similarity vectors of the words and of the whole sentence, which a subclass makes one.
+    """Scores by similarity vectors of the words and of the whole sentence; a subclass joins them.
 
     Left items are sets of regions, right items texts (or sets of their own).
     """
@@ -313,7 +313,7 @@ def ownership(words: Packing) -> Tensor:
 
 
 def context_weights(regions: Tensor, counts: Tensor | None, affinity: Tensor) -> Tensor:
-    """Weights with which the regions add up to the context of each word, a vector of unit length.
+    """Weights of the regions in the context of each word, a vector of unit length.
 
     Args:
         regions: (l, R, D).
@@ -363,7 +363,7 @@ def pack_words(words: Tensor, lengths: Tensor | None, capacity: int | None) -> P
 
 
 def mask_regions(scores: Tensor, counts: Tensor | None) -> Tensor:
-    """Takes regions that are only padding out of a softmax over dim 1."""
+    """Take padded regions out of a softmax over dim 1."""
     if counts is None:
         return scores
     return scores.masked_fill(~inside(counts, scores.shape[1], scores.device)[..., None], -torch.inf)

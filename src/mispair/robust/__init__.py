@@ -1,1 +1,1 @@
-"""Robust training for encoders that mispair does not know: a loss, a sampler, and adapters for training libraries."""
+"""Robust training for any encoders: a loss, a sampler, and adapters for training libraries."""

@@ -1,4 +1,4 @@
-"""Adapter for plain PyTorch: a loss module that takes the embeddings of a batch, on one GPU or several.
+"""Adapter for plain PyTorch: a loss module for the embeddings of a batch, on one GPU or several.
 
 loader = DataLoader(dataset, batch_sampler=robust.sampler(64))  # the dataset gives the number of each pair, too
 loss = RobustLoss(robust)(image_embeddings, text_embeddings, rows)

@@ -1,4 +1,4 @@
-"""`Robust`: a loss and a sampler that make the training of any two encoders tolerate mismatched pairs.
+"""`Robust`: a loss and a sampler to train any two encoders on mismatched pairs.
 
 Three methods, for one network:
 
@@ -213,7 +213,7 @@ class Robust:
         return loss
 
     def end_epoch(self) -> None:
-        """Begin the next epoch, with another order of the pairs and the weights that this one has measured.
+        """Begin the next epoch, with another order of the pairs and the measured weights.
 
         With several processes all must call it: they exchange what they have measured.
         """
@@ -338,7 +338,7 @@ class Robust:
         return lefts, rights, weights
 
     def _false_negatives(self, numbers: IntArray, lefts: IntArray, rights: IntArray) -> npt.NDArray[np.bool_]:
-        """(B, B): pairs that share an item are not negatives of each other."""
+        """(B, B) true for pairs with a common item: they are not each other's negatives."""
         left, right = self._left[numbers[lefts]], self._right[numbers[rights]]
         return np.asarray((left[:, None] == left) | (right[:, None] == right))
 

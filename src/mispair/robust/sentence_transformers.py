@@ -1,4 +1,4 @@
-"""Adapter for sentence-transformers: a loss class, and what its training arguments need for the batches.
+"""Adapter for sentence-transformers: a loss class and a batch sampler.
 
 The training data has three columns: the left item, the right item, and `label` with the number of the pair.
 

@@ -1,1 +1,1 @@
-"""The training loop and what it leaves on disk."""
+"""The training loop and its files."""

@@ -1,4 +1,4 @@
-"""Checkpoints that are whole or absent.
+"""Atomic checkpoints.
 
 A checkpoint is written to a temporary file, flushed to disk and renamed; the name holds a part of its SHA-256. A file
 that does not have the content its name promises is passed over for the one before. Nothing read can run code.

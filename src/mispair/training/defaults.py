@@ -33,7 +33,7 @@ TIMED = 3  # steps
 
 
 def fitted(config: Config, given: Collection[str], pairs: Pairs) -> Config:
-    """Fill in the settings that were not given, by data and device.
+    """Fill in missing settings, by data and device.
 
     Args:
         config: All settings.

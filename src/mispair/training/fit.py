@@ -226,7 +226,7 @@ def _audited(
 
 
 def audit_splits(parts: Mapping[str, Pairs], config: Config, console: Console | None) -> dict[str, AuditColumns]:
-    """Audit training pairs and other splits of the same data; splits that are too small have no result."""
+    """Audit training pairs and other splits of the same data; omit too small splits."""
     from mispair.auditing.audit import score_splits
 
     with advising_no_audit(config):
@@ -253,7 +253,7 @@ def advising_no_audit(config: Config) -> Iterator[None]:
 
 
 def _refuse_equal_items(pairs: Pairs) -> None:
-    """Raise if all items of a side are equal: dropout can hide for a whole run that nothing is learned."""
+    """Raise if all items of a side are equal: dropout can hide the lack of learning for a whole run."""
     for name, side in (("left", pairs.left), ("right", pairs.right)):
         if _all_equal(side):
             raise DataError(

@@ -60,7 +60,7 @@ RECOMMENDED = "mend"
 
 @dataclass(frozen=True)
 class Work:
-    """The input from which features are made.
+    """Input of the features.
 
     Attributes:
         source: What was given.
@@ -96,7 +96,7 @@ class Work:
         return self.pairs if self.edits is None else self.pairs.edited(self.edits)
 
     def request(self) -> dict[str, Json]:
-        """Return everything that the features depend on; see `owned_folder.Mark`."""
+        """Return everything the features depend on; see `owned_folder.Mark`."""
         files, review = self.files, self.review
         known = [self.pairs.fingerprint()] if review is None else [*review.request.values()]
         return {
@@ -328,7 +328,7 @@ def _of_splits(
 
 
 def _note(work: Work, audit: Path | None, out: Path, console: Console) -> None:
-    """Report unreadable pairs, which are in no split, and the findings of the audit."""
+    """Report unreadable pairs, left out of all splits, and the findings of the audit."""
     rows = read_rows(out / FEATURES).values()
     total = len(work.trained)
     if work.data_set is None and (left_out := total - sum(map(len, rows))):

@@ -1,4 +1,4 @@
-"""Memory check before networks are built, because the system kills a process that takes too much."""
+"""Memory check before networks are built."""
 
 from __future__ import annotations
 

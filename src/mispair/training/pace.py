@@ -56,5 +56,5 @@ class Pace:
         )
 
     def saved(self) -> None:
-        """Note that a checkpoint was just written."""
+        """Note the time of a new checkpoint."""
         self._saved_at = time.monotonic()

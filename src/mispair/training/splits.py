@@ -71,7 +71,7 @@ def load_splits(config: Config, console: Console | None = None) -> Splits:
 
 
 def _note_cut_splits(config: Config, notes: Console) -> None:
-    """Warn that dev and test contain as many mismatched pairs as train, where they are cut from the same rows."""
+    """Warn if dev and test are cut from the rows of train: they are as noisy."""
     if is_embedding_folder(loading.find_folder(config.data)):
         notes.print(
             "dev and test are the last rows of the same data as train: if pairs of it are mismatched, the best epoch "

@@ -92,7 +92,7 @@ class Progress(NamedTuple):
 
 
 class Trainer:
-    """Train on `train` as `config` says, and keep the networks that are best on `dev`, or the last ones without it.
+    """Train on `train`, and keep the networks with the best result on `dev`; without `dev` the last ones.
 
     Several ranks train as one team, which shares every step, or as two teams, one for each of two networks. Before an
     epoch and for validation all ranks are one team, and everybody has all networks.
@@ -500,7 +500,7 @@ class Trainer:
             self.method.load_state_dict(_unpacked(state))
 
     def _meet(self) -> None:
-        """Check that the ranks of a team agree, and exchange networks between teams."""
+        """Compare the weights within a team, and exchange networks between teams."""
         if self.ranks.size == 1:
             return
         numbers = range(len(self.nets)) if len(self.teams) == 1 else [self.teams.index(self.team)]
@@ -617,7 +617,7 @@ class Trainer:
 
 
 def check_ranks(config: Config, ranks: Ranks) -> None:
-    """Raise for settings that several ranks cannot train with."""
+    """Raise if several ranks cannot train with these settings."""
     method = methods.select(config)
     if ranks.size > 1 and not method.teams:
         raise ConflictError(

@@ -60,7 +60,7 @@ def _latex(text: str) -> str:
 
 
 def _environment(escape: Callable[[str], str], **settings: str) -> jinja2.Environment:
-    """Templates of tables in which `escape` is applied to every text; to `tables` and their titles, or to one."""
+    """Templates of tables; `escape` is applied to every text."""
     return jinja2.Environment(
         loader=jinja2.PackageLoader("mispair"),
         undefined=jinja2.StrictUndefined,

@@ -76,7 +76,7 @@ class ReportFigure:
         return self._saved("pdf", {"CreationDate": None, "Title": clean(self.title)})
 
     def inline_svg(self) -> Markup:
-        """For an HTML page: transparent, with colours that the page can change and ids that no other figure has."""
+        """For an HTML page: transparent, with CSS colours and unique ids."""
         svg = self.svg
         svg = svg[svg.index("<svg") :].replace("<svg ", '<svg role="img" ', 1)
         svg = re.sub(r"<metadata>.*?</metadata>|<style [^>]*>.*?</style>|(?<=<g) id=\"[^\"]*\"", "", svg, flags=re.S)
@@ -95,7 +95,7 @@ class ReportFigure:
 
 
 def part_figures(results: Results, part: Part) -> list[ReportFigure]:
-    """The figures of a part, for each noise ratio; none for parts that are tables."""
+    """The figures of a part, for each noise ratio; none for tables."""
     if part.kind not in PLOTS:
         return []
     figures = []
@@ -126,7 +126,7 @@ def _row_name(part: Part, label: str) -> str:
 
 
 def seeds_phrase(level: NoiseLevel, rows: Sequence[ResultRow]) -> str:
-    """`Mean ± sd over 3 seeds.`, and the rows that are missing."""
+    """`Mean ± sd over 3 seeds.`, and the missing rows."""
     counts = sorted({len(row.done) for row in rows if row.done})
     missing = [level.full_label(row) for row in rows if not row.done]
     seeds = "–".join(dict.fromkeys([str(counts[0]), str(counts[-1])]))
@@ -142,7 +142,7 @@ def _why_empty(rows: Sequence[ResultRow], reason: str) -> str:
 
 
 def _style() -> AbstractContextManager[None]:
-    """The same style whatever the user's matplotlibrc has."""
+    """The same style with any matplotlibrc."""
     return context(["default", STYLE])
 
 
@@ -163,7 +163,7 @@ def _drawn(
 
 
 def _label(label: str) -> str:
-    """A text that fits into the legend, and that matplotlib shows: it hides labels with a leading underscore."""
+    """Shorten a text for the legend; matplotlib hides labels with a leading underscore."""
     label = clean(" ".join(label.split())).lstrip("_") or "-"
     return label if len(label) <= LONGEST_LABEL else label[: LONGEST_LABEL - 1].rstrip() + "…"
 
@@ -194,7 +194,7 @@ def _widen(axes: Axes, span: float) -> None:
 
 
 def _grouped(values: Mapping[str, float | None]) -> dict[float, str]:
-    """Each value with the rows that have it, in brackets unless all do."""
+    """Each value with its rows, in brackets unless all have it."""
     known = dict.fromkeys(value for value in values.values() if value is not None)
     rows = {value: [row for row, own in values.items() if own == value] for value in known}
     return {value: "" if len(of) == len(values) else f" ({', '.join(of)})" for value, of in rows.items()}
@@ -230,7 +230,7 @@ def _mark(axes: Axes, x: float, label: str) -> None:
 
 
 def _plot_labels(axes: Axes, level: NoiseLevel, rows: Sequence[ResultRow]) -> bool:  # noqa: ARG001
-    """Density of the labels y* that a method gave before its last epoch, both networks together."""
+    """Density of a method's labels y* before its last epoch, both networks together."""
     (row,) = rows
     known = all(record.data.mismatch is not None for record in row.done)
     names = ("matched pairs", "mismatched pairs") if known else ("clean part", "noisy part")

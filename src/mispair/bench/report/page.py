@@ -163,7 +163,7 @@ def _section(results: Results, part: Part, images: Path | None, thumbnails: dict
 
 
 def _examples(results: Results, part: Part) -> dict[str, tuple[PairExample, ...]]:
-    """The examples of the first seed that has any, for each row and noise ratio."""
+    """The examples of the first seed with any, for each row and noise ratio."""
     found = {}
     for level in noise_levels(results, part):
         for row in level.rows:

@@ -38,7 +38,7 @@ class TrainingResult:
 
 
 def _result(record: Record, *, folds: bool) -> TrainingResult | None:
-    """None if the training failed, or was not tested on the folds that the part needs."""
+    """None if the training failed, or was not tested on the folds of the part."""
     networks = record.networks
     if record.status != "done" or not networks or (folds and "folds" not in record.test):
         return None
@@ -98,7 +98,7 @@ class ResultRow:
 
     @property
     def is_oracle(self) -> bool:
-        """Whether it is trained by the truth: an upper bound that is not ranked among the methods."""
+        """Whether it is trained by the truth: an upper bound, not ranked among the methods."""
         config = self.config
         return config.method == "oracle" or (config.method == "mend" and config.of(MendSettings).trust == "truth")
 
@@ -143,7 +143,7 @@ class NoiseLevel:
 
     @property
     def compared(self) -> list[ResultRow]:
-        """The ranked rows whose rSum may be compared: those of averaged networks, or all where there are none."""
+        """The ranked rows with comparable rSum: those of averaged networks, or all where there are none."""
         rows = [row for row in self.ranked if row.results]
         return [row for row in rows if row.is_averaged] or rows
 
@@ -192,7 +192,7 @@ def noise_levels(results: Results, part: Part) -> list[NoiseLevel]:
 
 
 def paper_data(suite: Suite, part: Part) -> str:
-    """The paper's name of the data set whose numbers stand beside those of a part."""
+    """The paper's name of the data set to compare a part with."""
     name = suite.paper_data or suite.title
     if name == "MS-COCO":
         return "MS-COCO 1K" if part.folds else "MS-COCO 5K"

@@ -54,7 +54,7 @@ class ReportTable:
 
 
 def part_tables(results: Results, part: Part) -> list[ReportTable]:
-    """The tables of a part, for each noise ratio; none for parts that are figures."""
+    """The tables of a part, for each noise ratio; none for figures."""
     tables = []
     for level in noise_levels(results, part):
         if part.kind in ("retrieval", "ablation"):
@@ -173,7 +173,7 @@ def _paper_notes(level: NoiseLevel) -> list[str]:
 
 
 def _paired_table(level: NoiseLevel) -> ReportTable:
-    """How much better one row is than each other one, by the seeds that both have."""
+    """Differences between the reference and each other row, over their common seeds."""
     reference = next((row for row in level.rows if row.label == REFERENCE), level.rows[-1])
     kinds = ("averaged", "single")
     heads = [f"{kind}: {what}" for kind in kinds for what in ("seeds", "difference", "sd", "positive")]
@@ -272,7 +272,7 @@ def _range(ratios: Sequence[float]) -> str:
 
 
 def _mean(values: Sequence[float | None]) -> str:
-    """The mean of the values that exist."""
+    """The mean of the known values."""
     known = [value for value in values if value is not None]
     return f"{fmean(known):.1f}" if known else MISSING
 

@@ -1,1 +1,1 @@
-"""Which trainings a comparison needs, and running them."""
+"""The trainings of a comparison."""

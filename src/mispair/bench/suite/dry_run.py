@@ -81,7 +81,7 @@ def group(cells: Sequence[Cell]) -> list[list[Cell]]:
 
 
 def typical(alike: Sequence[Cell]) -> Cell:
-    """The cell that takes as long as all do on average: epochs get shorter in proportion to the noise ratio."""
+    """The cell of average duration: epochs get shorter in proportion to the noise ratio."""
     mean = sum(cell.config.noise_ratio for cell in alike) / len(alike)
     return min(alike, key=lambda cell: abs(cell.config.noise_ratio - mean))
 
@@ -140,12 +140,12 @@ def _timed(trainer: Trainer, phase: Phase) -> PhaseTime:
 
 
 def _train(trainer: Trainer, rounds: int) -> int:
-    """Makes the first steps of the epoch several times; gives how many that were."""
+    """Repeat the first steps of the epoch; return the number of steps."""
     return sum(1 for _ in range(rounds) for _ in trainer.steps(first=0, most=STEPS))
 
 
 def _steps(trainer: Trainer, number: int) -> int:
-    """Of a network in an epoch whose clean part has the size that the noise leaves.
+    """Number of a network's steps in an epoch on the matching pairs.
 
     The split of networks that have hardly been trained does not have that size.
     """

@@ -34,7 +34,7 @@ class PairExample:
 
     @property
     def images(self) -> dict[str, str]:
-        """The names of the images to show, by what they are."""
+        """The names of the images to show, by role."""
         shown = {"in the data": self.image}
         if self.new_image is not None:
             shown["replacement"] = self.new_image

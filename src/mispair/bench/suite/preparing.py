@@ -20,7 +20,7 @@ from mispair.training.trainer import check_networks
 def prepare(
     results: Path, source: str, requested: Suite, data: str | None, seeds: int, only: Sequence[str]
 ) -> list[Cell]:
-    """Check folder, noise files and data, and begin the folder; what is to be trained."""
+    """Check folder, noise files and data, and begin the folder; return the trainings."""
     suite = check_folder(results, requested)
     check_noise_files(suite, suite.cells(seeds, only))
     place = data or suite.data
@@ -39,7 +39,7 @@ def prepare(
 
 
 def check_noise_files(suite: Suite, cells: Sequence[Cell]) -> None:
-    """Refuse noise files that do not exist: the training would write them."""
+    """Refuse missing noise files: the training would write them."""
     if suite.noise_file is None:
         return
     if "{ratio}" not in suite.noise_file:
@@ -76,7 +76,7 @@ def check_data(folder: Path, cells: Sequence[Cell], pairs: int) -> None:
 
 
 def _check_models(configs: Sequence[Config], train: Pairs) -> None:
-    """Refuse data that no training takes, such as features of regions for two towers of vectors."""
+    """Refuse data of the wrong kind for all trainings, such as regions for two towers of vectors."""
     for config in configs:
         try:
             check_networks(config, train)

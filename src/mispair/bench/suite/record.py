@@ -1,4 +1,4 @@
-"""One training of a suite and its record, `cell.json`: a few kilobytes from which all tables and figures are made."""
+"""One training of a suite and its record, `cell.json`: the input of all tables and figures."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class EtaPoint:
 
 @dataclass(frozen=True)
 class Record:
-    """A training that has ended."""
+    """A finished or failed training."""
 
     name: str  # of the cell
     label: str  # of its row
@@ -99,7 +99,7 @@ class Record:
 
     @property
     def seconds(self) -> float:
-        """Of all epochs; one that was interrupted counts from where it was resumed."""
+        """Of all epochs; an interrupted one counts from its resumption."""
         return sum(epoch.seconds for epoch in self.validation)
 
     @property
@@ -166,7 +166,7 @@ def _shortened(sentence: str) -> str:
 
 
 def _move(settings: Path, config: Config) -> None:
-    """Update the paths in a run folder that was begun on another machine, so that it can be resumed."""
+    """Update the paths in a run folder from another machine, to resume it."""
     if settings.is_file():
         before = read_recipe(settings)
         here = replace(before, **{name: getattr(config, name) for name in LOCATIONS})
@@ -179,7 +179,7 @@ def write_record(folder: Path, record: Record) -> None:
 
 
 def read_record(folder: Path) -> Record | None:
-    """The record of a cell that has ended; None before that, and if the file is damaged or of another cell."""
+    """The record of an ended cell; None before its end, and if the file is damaged or of another cell."""
     try:
         record = _RECORDS.validate_json(read_regular(folder / RECORD))
     except (OSError, ValidationError):
@@ -228,7 +228,7 @@ def noise_hash(file: str | None) -> str | None:
 
 
 def eta_curve(w: FloatArray | None, mismatched: BoolArray | None) -> tuple[EtaPoint, ...]:
-    """How well pairs whose w is below eta for both networks agree with the mismatched pairs."""
+    """Quality of detecting mismatched pairs by w < eta for both networks."""
     if w is None or mismatched is None or not mismatched.any() or len(w) < 2:
         return ()
     curve = []

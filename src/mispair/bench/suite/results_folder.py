@@ -1,4 +1,4 @@
-"""A results folder: the suite that it belongs to, the records in it, and which cells are being trained.
+"""A results folder: its suite, its records and its running cells.
 
 `suite.toml` is a copy of the suite, `suite.json` says how it was called, and `cells/NAME/` holds one training each.
 Several processes, also on several machines, may work in one folder: each cell is locked by the process that trains it.
@@ -43,7 +43,7 @@ _INFO = TypeAdapter(ResultsInfo)
 
 @dataclasses.dataclass(frozen=True)
 class Results:
-    """A suite, as it was called, and its trainings that have ended."""
+    """A suite and its ended trainings."""
 
     suite: Suite
     seeds: int  # trainings that there should be of each row
@@ -115,7 +115,7 @@ def is_claimed(folder: Path) -> bool:
 
 
 def check_folder(folder: Path, suite: Suite) -> Suite:
-    """The suite as this folder has it, with the noise files that it was begun with; refuses any other. No change."""
+    """The suite with the noise files of this folder; refuse any other suite. Nothing is changed."""
     check_name(folder)
     info = _read_info(folder)
     if info is None:
@@ -136,7 +136,7 @@ def check_folder(folder: Path, suite: Suite) -> Suite:
 
 
 def write_info(folder: Path, name: str, suite: Suite, seeds: int) -> None:
-    """Write the suite and all that a report needs. A suite may grow: existing records stay valid."""
+    """Write the suite and the inputs of a report. A suite may grow: existing records stay valid."""
     before = _read_info(folder)
     info = ResultsInfo(suite.name, suite.data, max(seeds, before.seeds if before else 0), suite.noise_file)
     for row in (row for part in suite.parts for row in part.rows):

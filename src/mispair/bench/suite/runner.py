@@ -1,4 +1,4 @@
-"""Runs the trainings of a suite that have not ended yet, and shows their progress.
+"""Run the remaining trainings of a suite, and show their progress.
 
 The progress is read from the results folder, so all processes that work in one folder show the same.
 """
@@ -74,7 +74,7 @@ def state(results: Path, cell: Cell) -> CellState:
 def run_cells(
     cells: Sequence[Cell], results: Path, *, jobs: int = 1, retry: bool = False, console: Console
 ) -> list[CellState]:
-    """Train what has not ended yet, in this order and in `jobs` processes; `retry` repeats failed trainings."""
+    """Train the remaining cells, in this order and in `jobs` processes; `retry` repeats failed trainings."""
     if retry:
         for cell in cells:
             if state(results, cell).status == "failed":
@@ -107,7 +107,7 @@ def run_cells(
 
 @contextmanager
 def _termination() -> Iterator[None]:
-    """Inside, SIGTERM raises an error as Ctrl-C does, so that the workers are stopped."""
+    """Inside, SIGTERM raises an error as Ctrl-C does, to stop the workers."""
 
     def stop(number: int, _frame: object) -> None:
         raise StoppedError(SAVED, 128 + number)
@@ -123,7 +123,7 @@ def _termination() -> Iterator[None]:
 
 
 def _work(cells: list[Cell], results: Path, threads: int, errors: SimpleQueue[str]) -> None:
-    """Train every cell that has not ended and is not locked; errors that are no result go to `errors`."""
+    """Train every cell without result and lock; send unexpected errors to `errors`."""
     os.environ[OWN] = str(threads)
     torch.set_num_threads(threads)
     parent, trained, broken = multiprocessing.parent_process(), True, set[str]()
@@ -199,7 +199,7 @@ def _counts(states: Sequence[CellState]) -> str:
 
 
 def _live_table(states: Sequence[CellState]) -> Group:
-    """The running trainings, and the last that have ended."""
+    """The running and the last ended trainings."""
     table = Table("training", "noise", "seed", "")
     running = [one for one in states if one.status == "running"]
     ended = [one for one in states if one.record][-MOST_ENDED:]
@@ -210,7 +210,7 @@ def _live_table(states: Sequence[CellState]) -> Group:
 
 
 def seconds_left(states: Sequence[CellState]) -> float | None:
-    """Of all that has not ended, by the median of the same method and model; None as long as nothing has ended."""
+    """Seconds of the remaining trainings, by the median of the same method and model; None before the first end."""
     seconds: dict[tuple[str, str], list[float]] = {}
     for one in states:
         if one.record and one.record.status == "done":

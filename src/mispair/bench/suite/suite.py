@@ -1,4 +1,4 @@
-"""A suite: which trainings make the tables and figures of a comparison, as a TOML file.
+"""A suite: the trainings of a comparison, as a TOML file.
 
     title = "Flickr8k"
     data = "f8k_precomp"
@@ -76,7 +76,7 @@ class Cell:
 
 @dataclass(frozen=True, config=FORBID)
 class SuiteRow:
-    """A row of a table: a recipe and the settings that differ from it."""
+    """A row of a table: a recipe and changed settings."""
 
     label: str
     recipe: str  # as the suite names it
@@ -188,7 +188,7 @@ class Suite:
         return Cell(name, row.label, config)
 
     def cells(self, seeds: int, only: Sequence[str] = ()) -> list[Cell]:
-        """All trainings, each once, seed by seed: a suite that is stopped has complete tables of the first seeds.
+        """All trainings, each once, seed by seed: a stopped suite has complete tables of the first seeds.
 
         `only` are methods, recipes, rows or parts; all if empty.
         """
@@ -210,7 +210,7 @@ class Suite:
 
 
 def digest(config: Config) -> str:
-    """A hash of what is trained, wherever the data is.
+    """A hash of the training, independent of the place of the data.
 
     Only settings that differ from the default count, so a new setting changes no hash.
     """
@@ -222,7 +222,7 @@ def digest(config: Config) -> str:
 
 
 def read_suite(path: str | Path) -> Suite:
-    """Read a suite, by file name or by the short name of one that comes with mispair, such as `f8k`."""
+    """Read a suite, by file name or by the short name of a built-in one, such as `f8k`."""
     file = find_packaged("suite", path)
     content = read_toml(file)
     parts = content.pop("part", [])

@@ -1,4 +1,4 @@
-"""Synthetic pairs of any size for speed measurements: real or random captions, regions that encode their words.
+"""Synthetic pairs of any size for speed measurements: real or random captions, regions made from their words.
 
 A network can learn from them, so that a training takes its usual course: losses fall, matched and mismatched pairs
 separate, and a method's clean and noisy sets have realistic sizes.

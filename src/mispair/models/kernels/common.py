@@ -1,4 +1,4 @@
-"""What all Triton kernels need: Triton itself where it is, a trial run, the right GPU."""
+"""Common parts of the Triton kernels: optional import, trial run, choice of the GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plain torch code that `torch.compile` fuses on a GPU: compiled once for all sizes of a batch, and alike in every run.
+"""Plain torch code, fused by `torch.compile` on a GPU: compiled once for all batch sizes, the same in every run.
 
 A process that resumes a run meets other batches first. So nothing that is compiled depends on the first batch: changing
 sizes are marked before the first call, each with a fixed typical size, and no kernel is chosen by timing.

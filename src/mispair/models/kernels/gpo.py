@@ -1,4 +1,4 @@
-"""Generalised pooling on a GPU: ranks are counted, which for small sets is faster than to sort them.
+"""Generalised pooling on a GPU: ranks are counted, faster than sorting for small sets.
 
 A program takes one item and a block of channels, a few elements at a time, and compares them with all others. Nothing
 is added atomically, so every run gives the same bits.
@@ -105,7 +105,7 @@ def _settings(x: Tensor, weights: Tensor, block: dict[str, int]) -> tuple[dict[s
 
 @jit("n")
 def _here(lengths: tl.tensor, n: tl.tensor, D: tl.constexpr, COLUMNS: tl.constexpr) -> tl.tensor:
-    """The program's item, its number of elements, block of channels, channels (1, COLUMNS) and which of them exist."""
+    """The program's item, its number of elements, block of channels, channels (1, COLUMNS) and their mask."""
     blocks: tl.constexpr = (D + COLUMNS - 1) // COLUMNS
     item, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
     d = block * COLUMNS + tl.arange(0, COLUMNS)[None, :]
@@ -126,13 +126,9 @@ def _row(x: tl.tensor, r: tl.constexpr, mask: tl.tensor, D: tl.constexpr) -> tl.
 def _ranks(
     x: tl.tensor,  # (1, COLUMNS) places of the channels in the first row
     tile: tl.tensor,  # (ROWS, COLUMNS)
-    start: tl.tensor,
-    length: tl.tensor,
-    exists: tl.tensor,
-    D: tl.constexpr,
-    ROWS: tl.constexpr,
-) -> tl.tensor:
-    """Places that the tile's rows, from `start`, have among all: how many of the others stand before, by channel.
+    start: tl.tensor, length: tl.tensor, exists: tl.tensor, D: tl.constexpr, ROWS: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """Places of the tile's rows, from `start`, among all: the number of others before them, by channel.
 
     They are counted in float32, which leaves the integer units to the comparisons. NaN or not, the place of a real row
     is below `length` and that of any other at most its own, so that there is a weight for each in N_PADDED.
@@ -160,17 +156,11 @@ def _at(weights: tl.tensor, rank: tl.tensor) -> tl.tensor:
 
 @jit("n")
 def _forward(
-    x: tl.tensor,
-    weights: tl.tensor,
+    x: tl.tensor, weights: tl.tensor,
     lengths: tl.tensor,  # or None
-    Y: tl.tensor,
-    n: tl.tensor,
-    D: tl.constexpr,
-    SHARED: tl.constexpr,
-    N_PADDED: tl.constexpr,
-    ROWS: tl.constexpr,
+    Y: tl.tensor, n: tl.tensor, D: tl.constexpr, SHARED: tl.constexpr, N_PADDED: tl.constexpr, ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
-) -> None:
+) -> None:  # fmt: skip
     item, length, _, d, exists = _here(lengths, n, D, COLUMNS)
     x += item * n * D + d
     place = tl.arange(0, N_PADDED)
@@ -187,19 +177,13 @@ def _forward(
 
 @jit("n")
 def _backward(
-    gradient: tl.tensor,
-    x: tl.tensor,
-    weights: tl.tensor,
+    gradient: tl.tensor, x: tl.tensor, weights: tl.tensor,
     lengths: tl.tensor,  # or None
     to_x: tl.tensor,  # or None
     parts: tl.tensor,  # (B, blocks of channels, n) of the weights' gradient; or None
-    n: tl.tensor,
-    D: tl.constexpr,
-    SHARED: tl.constexpr,
-    N_PADDED: tl.constexpr,
-    ROWS: tl.constexpr,
+    n: tl.tensor, D: tl.constexpr, SHARED: tl.constexpr, N_PADDED: tl.constexpr, ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
-) -> None:
+) -> None:  # fmt: skip
     item, length, block, d, exists = _here(lengths, n, D, COLUMNS)
     blocks: tl.constexpr = (D + COLUMNS - 1) // COLUMNS
     x += item * n * D + d

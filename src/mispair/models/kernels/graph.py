@@ -131,7 +131,7 @@ def _launches(nodes: Tensor, longest: int, launches: list[Settings]) -> list[Set
 
 @jit()
 def _softmax(scores: tl.tensor, real: tl.tensor) -> tl.tensor:
-    """Over the real nodes, of which each graph has one at least."""
+    """Over the real nodes, at least one for each graph."""
     scores = tl.where(real[None, :], scores, float("-inf"))
     weights = tl.exp(scores - tl.max(scores, axis=1)[:, None])
     return weights / tl.sum(weights, axis=1)[:, None]
@@ -139,17 +139,9 @@ def _softmax(scores: tl.tensor, real: tl.tensor) -> tl.tensor:
 
 @jit()
 def _graph(
-    queries: tl.tensor,
-    nodes: tl.tensor,
-    Y: tl.tensor,
-    start: tl.tensor,
-    count: tl.tensor,
-    caption: tl.tensor,
-    r: tl.tensor,
-    S: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    ROWS: tl.constexpr,
-) -> None:
+    queries: tl.tensor, nodes: tl.tensor, Y: tl.tensor, start: tl.tensor, count: tl.tensor, caption: tl.tensor,
+    r: tl.tensor, S: tl.constexpr, COLUMNS: tl.constexpr, ROWS: tl.constexpr,
+) -> None:  # fmt: skip
     """One graph of up to ROWS nodes; the pointers stand on its image."""
     j = tl.arange(0, ROWS)
     row, real = tl.where(j == 0, caption, r + start + j - 1), j < count
@@ -166,20 +158,10 @@ def _graph(
 
 @jit("r", "T")
 def _forward(
-    queries: tl.tensor,
-    nodes: tl.tensor,
-    starts: tl.tensor,
-    lengths: tl.tensor,
-    Y: tl.tensor,
-    r: tl.tensor,
-    T: tl.tensor,
-    S: tl.constexpr,
-    S_PADDED: tl.constexpr,
-    LEAST: tl.constexpr,
-    MOST: tl.constexpr,
-    MIDDLE: tl.constexpr,
-    LARGE: tl.constexpr,
-) -> None:
+    queries: tl.tensor, nodes: tl.tensor, starts: tl.tensor, lengths: tl.tensor, Y: tl.tensor, r: tl.tensor,
+    T: tl.tensor, S: tl.constexpr, S_PADDED: tl.constexpr, LEAST: tl.constexpr, MOST: tl.constexpr,
+    MIDDLE: tl.constexpr, LARGE: tl.constexpr,
+) -> None:  # fmt: skip
     """One caption and image."""
     caption = tl.program_id(0)
     start, count, end = place(starts, lengths, caption, r)
@@ -201,19 +183,10 @@ def _forward(
 
 @jit()
 def _graph_back(
-    gradient: tl.tensor,
-    queries: tl.tensor,
-    nodes: tl.tensor,
-    to_queries: tl.tensor,
-    to_nodes: tl.tensor,
-    start: tl.tensor,
-    count: tl.tensor,
-    caption: tl.tensor,
-    r: tl.tensor,
-    S: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    gradient: tl.tensor, queries: tl.tensor, nodes: tl.tensor, to_queries: tl.tensor, to_nodes: tl.tensor,
+    start: tl.tensor, count: tl.tensor, caption: tl.tensor, r: tl.tensor, S: tl.constexpr, COLUMNS: tl.constexpr,
     ROWS: tl.constexpr,
-) -> None:
+) -> None:  # fmt: skip
     """One graph of up to ROWS nodes; the pointers stand on its image."""
     j = tl.arange(0, ROWS)
     row, real = tl.where(j == 0, caption, r + start + j - 1), j < count
@@ -238,22 +211,10 @@ def _graph_back(
 
 @jit("r", "T")
 def _backward(
-    gradient: tl.tensor,
-    queries: tl.tensor,
-    nodes: tl.tensor,
-    starts: tl.tensor,
-    lengths: tl.tensor,
-    to_queries: tl.tensor,
-    to_nodes: tl.tensor,
-    r: tl.tensor,
-    T: tl.tensor,
-    S: tl.constexpr,
-    S_PADDED: tl.constexpr,
-    LEAST: tl.constexpr,
-    MOST: tl.constexpr,
-    MIDDLE: tl.constexpr,
-    LARGE: tl.constexpr,
-) -> None:
+    gradient: tl.tensor, queries: tl.tensor, nodes: tl.tensor, starts: tl.tensor, lengths: tl.tensor,
+    to_queries: tl.tensor, to_nodes: tl.tensor, r: tl.tensor, T: tl.tensor, S: tl.constexpr, S_PADDED: tl.constexpr,
+    LEAST: tl.constexpr, MOST: tl.constexpr, MIDDLE: tl.constexpr, LARGE: tl.constexpr,
+) -> None:  # fmt: skip
     """One caption and image."""
     caption = tl.program_id(0)
     start, count, end = place(starts, lengths, caption, r)
@@ -283,12 +244,9 @@ FIRST_BACK = {"ROWS": 8, "num_warps": 1}
 
 
 def attend_first(
-    queries: Tensor,
-    nodes: Tensor,
-    starts: Tensor,
-    lengths: Tensor,
+    queries: Tensor, nodes: Tensor, starts: Tensor, lengths: Tensor,
     longest: int,  # noqa: ARG001 (both are called alike)
-) -> Tensor:
+) -> Tensor:  # fmt: skip
     """As `attend`, but only the whole captions ask: queries and result are (l, r, s)."""
     exact: Tensor = _attend_first(compact(queries, nodes.dtype), nodes.contiguous(), starts, lengths)[0]
     return exact.to(nodes.dtype)
@@ -302,7 +260,7 @@ def attend_first(
     schema="(Tensor queries, Tensor nodes, Tensor starts, Tensor lengths) -> (Tensor, Tensor)",
 )
 def _attend_first(queries: Tensor, nodes: Tensor, starts: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """And the logarithms of the sums over which the softmax is."""
+    """Also return the log-sum-exp of the softmax."""
     Y, logsumexp = _first_results(queries)
     starts, lengths = starts.contiguous(), lengths.contiguous()
     with on(Y):
@@ -355,7 +313,7 @@ _attend_first.register_autograd(_back_first, setup_context=_keep_first)
 def _some(
     first: tl.tensor, start: tl.tensor, count: tl.tensor, caption: tl.tensor, r: tl.tensor, ROWS: tl.constexpr
 ) -> tl.tensor:
-    """Rows of ROWS nodes from the `first` on, and which are real; the others are the caption's node 0 again."""
+    """Rows of ROWS nodes from the `first` on, and their mask; the others are the caption's node 0 again."""
     j = first + tl.arange(0, ROWS)
     real = j < count
     return tl.where(real & (j > 0), r + start + j - 1, caption), real
@@ -363,18 +321,10 @@ def _some(
 
 @jit("r", "T")
 def _first(
-    queries: tl.tensor,
-    nodes: tl.tensor,
-    starts: tl.tensor,
-    lengths: tl.tensor,
+    queries: tl.tensor, nodes: tl.tensor, starts: tl.tensor, lengths: tl.tensor,
     Y: tl.tensor,  # in float32
-    logsumexp: tl.tensor,
-    r: tl.tensor,
-    T: tl.tensor,
-    S: tl.constexpr,
-    S_PADDED: tl.constexpr,
-    ROWS: tl.constexpr,
-) -> None:
+    logsumexp: tl.tensor, r: tl.tensor, T: tl.tensor, S: tl.constexpr, S_PADDED: tl.constexpr, ROWS: tl.constexpr,
+) -> None:  # fmt: skip
     """One caption and image. Each of the ROWS has a maximum and sums of its own, which meet only at the end."""
     caption = tl.program_id(0)
     start, count, _ = place(starts, lengths, caption, r)
@@ -403,21 +353,10 @@ def _first(
 
 @jit("r", "T")
 def _first_back(
-    gradient: tl.tensor,
-    queries: tl.tensor,
-    nodes: tl.tensor,
-    starts: tl.tensor,
-    lengths: tl.tensor,
-    Y: tl.tensor,
-    logsumexp: tl.tensor,
-    to_queries: tl.tensor,
-    to_nodes: tl.tensor,
-    r: tl.tensor,
-    T: tl.tensor,
-    S: tl.constexpr,
-    S_PADDED: tl.constexpr,
-    ROWS: tl.constexpr,
-) -> None:
+    gradient: tl.tensor, queries: tl.tensor, nodes: tl.tensor, starts: tl.tensor, lengths: tl.tensor, Y: tl.tensor,
+    logsumexp: tl.tensor, to_queries: tl.tensor, to_nodes: tl.tensor, r: tl.tensor, T: tl.tensor, S: tl.constexpr,
+    S_PADDED: tl.constexpr, ROWS: tl.constexpr,
+) -> None:  # fmt: skip
     """One caption and image."""
     caption = tl.program_id(0)
     start, count, end = place(starts, lengths, caption, r)
@@ -446,7 +385,7 @@ Settings = dict[str, int]
 
 
 def grid(nodes: Tensor, starts: Tensor) -> tuple[int, int]:
-    """Programs that run at once take neighbouring captions of one image."""
+    """Concurrent programs take neighbouring captions of one image."""
     return starts.shape[0], nodes.shape[0]
 
 

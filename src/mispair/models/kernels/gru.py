@@ -50,7 +50,7 @@ def scan(inputs: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 
 
 class _Gru(torch.autograd.Function):
-    """The equations of `recurrence._Scan`. All tensors are kept as (G, n, B, ...), which the final product needs.
+    """The equations of `bigru._Scan`. All tensors are kept as (G, n, B, ...), as the final product needs them.
 
     The forward pass saves the slopes of the gates rather than the gates: they lie within about 1, so that float16 is
     precise for them, while 1 - new^2 from a rounded `new` near 1 is not.
@@ -136,15 +136,9 @@ def _load(pointer: tl.tensor, mask: tl.tensor) -> tl.tensor:
 
 @jit()
 def _cell(
-    inputs: tl.tensor,
-    share_r: tl.tensor,
-    share_z: tl.tensor,
-    share_n: tl.tensor,
-    h: tl.tensor,
-    slopes: tl.tensor,
-    mask: tl.tensor,
-    H: tl.constexpr,
-) -> tl.tensor:
+    inputs: tl.tensor, share_r: tl.tensor, share_z: tl.tensor, share_n: tl.tensor, h: tl.tensor, slopes: tl.tensor,
+    mask: tl.tensor, H: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
     """The next state; the pointers stand on the places of r and of the first slope."""
     r = tl.sigmoid(_load(inputs, mask) + share_r)
     z = tl.sigmoid(_load(inputs + H, mask) + share_z)
@@ -162,7 +156,7 @@ def _cell(
 def _cell_back(
     into: tl.tensor, slopes: tl.tensor, from_inputs: tl.tensor, from_states: tl.tensor, mask: tl.tensor, H: tl.constexpr
 ) -> tl.tensor:
-    """Stores the gradients of the gates; gives those of the states' share and what passes straight to the state."""
+    """Store the gradients of the gates; return those of the states' share and of the state itself."""
     to_new = into * _load(slopes, mask)
     to_z = into * _load(slopes + H, mask)
     to_r = to_new * _load(slopes + 2 * H, mask)
@@ -180,16 +174,11 @@ def _cell_back(
 def _step(
     inputs: tl.tensor,
     share: tl.tensor,  # (G, B, 3H) product of the state before and the weights; None at the first step
-    bias: tl.tensor,
-    states: tl.tensor,
+    bias: tl.tensor, states: tl.tensor,
     copies: tl.tensor,  # or None
     slopes: tl.tensor,  # or None
-    t: tl.tensor,
-    n: tl.tensor,
-    batch: tl.tensor,
-    H: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> None:
+    t: tl.tensor, n: tl.tensor, batch: tl.tensor, H: tl.constexpr, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
     """One step of all rows, after its matrix product."""
     group = tl.program_id(1)
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -220,15 +209,9 @@ def _step_back(
     gradient: tl.tensor,
     product: tl.tensor,  # (G, B, H) gradient by way of the next step's gates; None at the last step
     kept: tl.tensor,  # (G, B, H) and straight from the next state, read and written
-    slopes: tl.tensor,
-    from_inputs: tl.tensor,
-    from_states: tl.tensor,
-    t: tl.tensor,
-    n: tl.tensor,
-    batch: tl.tensor,
-    H: tl.constexpr,
-    BLOCK: tl.constexpr,
-) -> None:
+    slopes: tl.tensor, from_inputs: tl.tensor, from_states: tl.tensor, t: tl.tensor, n: tl.tensor, batch: tl.tensor,
+    H: tl.constexpr, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
     """One step of all rows, before its matrix product."""
     group = tl.program_id(1)
     place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -254,16 +237,10 @@ def _matrix(weight: tl.tensor, unit: tl.tensor, H: tl.constexpr) -> tl.tensor:
 
 @jit("n", "batch")
 def _sequence(
-    inputs: tl.tensor,
-    weight: tl.tensor,
-    bias: tl.tensor,
-    states: tl.tensor,
+    inputs: tl.tensor, weight: tl.tensor, bias: tl.tensor, states: tl.tensor,
     slopes: tl.tensor,  # or None
-    n: tl.tensor,
-    batch: tl.tensor,
-    H: tl.constexpr,
-    WIDTH: tl.constexpr,
-) -> None:
+    n: tl.tensor, batch: tl.tensor, H: tl.constexpr, WIDTH: tl.constexpr,
+) -> None:  # fmt: skip
     """All steps of one row. `tl.dot` takes 16 rows at least: few programs, where a row each keeps more of the GPU."""
     row, group = tl.program_id(0), tl.program_id(1)
     unit = tl.arange(0, WIDTH)
@@ -285,16 +262,9 @@ def _sequence(
 
 @jit("n", "batch")
 def _sequence_back(
-    gradient: tl.tensor,
-    weight: tl.tensor,
-    slopes: tl.tensor,
-    from_inputs: tl.tensor,
-    from_states: tl.tensor,
-    n: tl.tensor,
-    batch: tl.tensor,
-    H: tl.constexpr,
-    WIDTH: tl.constexpr,
-) -> None:
+    gradient: tl.tensor, weight: tl.tensor, slopes: tl.tensor, from_inputs: tl.tensor, from_states: tl.tensor,
+    n: tl.tensor, batch: tl.tensor, H: tl.constexpr, WIDTH: tl.constexpr,
+) -> None:  # fmt: skip
     """All steps of one row, backward."""
     row, group = tl.program_id(0), tl.program_id(1)
     unit = tl.arange(0, WIDTH)

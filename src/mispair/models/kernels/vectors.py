@@ -76,16 +76,9 @@ def _vectors(
     nodes[:, : first.shape[1]] = first
     with on(nodes):
         _forward[_grid(weights, FORWARD)](
-            weights,
-            regions,
-            words,
-            weight,
-            bias,
-            nodes,
-            norms,
-            *_sizes(nodes, weights),
+            weights, regions, words, weight, bias, nodes, norms, *_sizes(nodes, weights),
             **_sized(regions, weight, FORWARD),
-        )
+        )  # fmt: skip
     return nodes, norms
 
 
@@ -144,7 +137,7 @@ _vectors.register_autograd(_back, setup_context=_keep)
 
 
 def _grid(weights: Tensor, settings: dict[str, int]) -> tuple[int, int]:
-    """Programs that run at once share the regions of an image."""
+    """Concurrent programs share the regions of an image."""
     return triton.cdiv(weights.shape[2], settings["WORDS"]), len(weights)
 
 
@@ -171,24 +164,11 @@ def _differences(
 
 @jit("r", "T")
 def _forward(
-    weights: tl.tensor,
-    regions: tl.tensor,
-    words: tl.tensor,
-    weight: tl.tensor,
-    bias: tl.tensor,
-    nodes: tl.tensor,
-    norms: tl.tensor,
-    r: tl.tensor,
-    T: tl.tensor,
-    R: tl.constexpr,
-    D: tl.constexpr,
-    S: tl.constexpr,
-    R_PADDED: tl.constexpr,
-    S_PADDED: tl.constexpr,
-    WORDS: tl.constexpr,
-    COLUMNS: tl.constexpr,
+    weights: tl.tensor, regions: tl.tensor, words: tl.tensor, weight: tl.tensor, bias: tl.tensor, nodes: tl.tensor,
+    norms: tl.tensor, r: tl.tensor, T: tl.tensor, R: tl.constexpr, D: tl.constexpr, S: tl.constexpr,
+    R_PADDED: tl.constexpr, S_PADDED: tl.constexpr, WORDS: tl.constexpr, COLUMNS: tl.constexpr,
     EPS: tl.constexpr = EPSILON,
-) -> None:
+) -> None:  # fmt: skip
     """Some words with one image."""
     t, image = tl.program_id(0) * WORDS + tl.arange(0, WORDS), tl.program_id(1).to(tl.int64)
     j, k = tl.arange(0, R_PADDED), tl.arange(0, S_PADDED)
@@ -213,27 +193,11 @@ def _forward(
 
 @jit("r", "T")
 def _backward(
-    gradient: tl.tensor,
-    weights: tl.tensor,
-    regions: tl.tensor,
-    words: tl.tensor,
-    weight: tl.tensor,
-    nodes: tl.tensor,
-    norms: tl.tensor,
-    to_weights: tl.tensor,
-    to_vectors: tl.tensor,
-    to_differences: tl.tensor,
-    squares: tl.tensor,
-    r: tl.tensor,
-    T: tl.tensor,
-    R: tl.constexpr,
-    D: tl.constexpr,
-    S: tl.constexpr,
-    R_PADDED: tl.constexpr,
-    S_PADDED: tl.constexpr,
-    WORDS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-) -> None:
+    gradient: tl.tensor, weights: tl.tensor, regions: tl.tensor, words: tl.tensor, weight: tl.tensor, nodes: tl.tensor,
+    norms: tl.tensor, to_weights: tl.tensor, to_vectors: tl.tensor, to_differences: tl.tensor, squares: tl.tensor,
+    r: tl.tensor, T: tl.tensor, R: tl.constexpr, D: tl.constexpr, S: tl.constexpr, R_PADDED: tl.constexpr,
+    S_PADDED: tl.constexpr, WORDS: tl.constexpr, COLUMNS: tl.constexpr,
+) -> None:  # fmt: skip
     """Some words with one image."""
     t, image = tl.program_id(0) * WORDS + tl.arange(0, WORDS), tl.program_id(1).to(tl.int64)
     j, k = tl.arange(0, R_PADDED), tl.arange(0, S_PADDED)

@@ -20,7 +20,8 @@ from kernel_marks import needs_gpu
 from mispair.auditing import audit as audit_module
 from mispair.auditing.audit import Audit, Settings, audit_source
 from mispair.auditing.findings import AuditSummary
-from mispair.auditing.folder import audit_to_folder
+from mispair.auditing.folder import audit_path
+from mispair.auditing.inputs import AuditInput
 from mispair.auditing.scoring import scan
 from mispair.errors import ConfigError, ConflictError, DataError, ExistsError, InvalidValueError, TooFewError
 from mispair.functional.metrics import auroc
@@ -66,7 +67,7 @@ def folder(case: Case, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def unbroken(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("out") / "unbroken"
-    audit_to_folder(open_source(folder), out, CPU)
+    audit_path(AuditInput(folder), out, CPU)
     return out
 
 
@@ -243,8 +244,8 @@ def test_shards_and_workers_change_no_byte(
     case: Case, folder: Path, unbroken: Path, tmp_path: Path, cuts: tuple[int, ...], workers: int
 ) -> None:
     metadata = parquet.read_table(folder / "metadata/metadata_0.parquet").to_pydict()
-    source = open_source(write_clip(tmp_path / "in", case.left, case.right, metadata, cuts))
-    audit_to_folder(source, tmp_path / "out", Settings(device="cpu", workers=workers))
+    data = AuditInput(write_clip(tmp_path / "in", case.left, case.right, metadata, cuts))
+    audit_path(data, tmp_path / "out", Settings(device="cpu", workers=workers))
     for name in ("pairs.parquet", "pairs.csv", "suggestions.csv"):
         assert (tmp_path / "out" / name).read_bytes() == (unbroken / name).read_bytes()
 
@@ -272,7 +273,7 @@ def interrupt(folder: Path, out: Path, blocks: int = 2, settings: Settings = CPU
     with pytest.MonkeyPatch.context() as patch:
         stop_after(blocks, patch)
         with pytest.raises(Stopped):
-            audit_to_folder(open_source(folder), out, replace(settings, device="cpu", workers=1))
+            audit_path(AuditInput(folder), out, replace(settings, device="cpu", workers=1))
     return out / "unfinished"
 
 
@@ -293,7 +294,7 @@ def test_a_stopped_audit_goes_on(folder: Path, unbroken: Path, tmp_path: Path, d
     with pytest.MonkeyPatch.context() as patch:
         measured = scan._measured
         patch.setattr(scan, "_measured", lambda *all_: again.append(all_[2]) or measured(*all_))  # type: ignore[func-returns-value]
-        audit_to_folder(open_source(folder), tmp_path, CPU)
+        audit_path(AuditInput(folder), tmp_path, CPU)
     # What a lost judge has measured is measured again.
     first = {"none": 80, "part": 40}.get(damage, 0)
     assert sorted(again) == list(range(first, ROWS, 40))
@@ -306,11 +307,11 @@ def test_a_stop_while_the_tables_are_written(folder: Path, unbroken: Path, tmp_p
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Audit, "to_html", lambda *_: (_ for _ in ()).throw(Stopped))
         with pytest.raises(Stopped):
-            audit_to_folder(open_source(folder), tmp_path, CPU)
+            audit_path(AuditInput(folder), tmp_path, CPU)
     assert (tmp_path / "pairs.csv").exists()
     with pytest.MonkeyPatch.context() as patch:
         stop_after(0, patch)  # nothing is measured again
-        audit_to_folder(open_source(folder), tmp_path, CPU)
+        audit_path(AuditInput(folder), tmp_path, CPU)
     assert contents(tmp_path).keys() == contents(unbroken).keys()
 
 
@@ -318,59 +319,58 @@ def test_other_unfinished_work_is_refused(case: Case, folder: Path, tmp_path: Pa
     out = tmp_path / "out"
     interrupt(folder, out, 1)
     before = contents(out)
-    other = from_memory(case.left[::-1].copy(), case.right)
-    for source, settings_ in ((other, CPU), (open_source(folder), Settings(device="cpu", checked={"p1": True}))):
+    mine, other = AuditInput(folder), AuditInput(write_clip(tmp_path / "other", case.left[::-1].copy(), case.right))
+    for data, settings_ in ((other, CPU), (mine, Settings(device="cpu", checked={"p1": True}))):
         with pytest.raises(DataError, match="holds a part of an audit with other settings"):
-            audit_to_folder(source, out, settings_)
+            audit_path(data, out, settings_)
     assert contents(out) == before
     (out / "audit.json").write_text("{")
     with pytest.raises(DataError, match=r"audit\.json: "):
-        audit_to_folder(open_source(folder), out, CPU)
-    audit_to_folder(other, out, CPU, overwrite=True)
+        audit_path(AuditInput(folder), out, CPU)
+    audit_path(other, out, CPU, overwrite=True)
     assert sorted(contents(out)) == FILES
     assert parquet.read_table(out / "pairs.parquet")["id"].to_pylist()[:2] == ["0", "1"]
 
 
-def test_a_finished_folder_is_kept_without_overwrite(case: Case, folder: Path, unbroken: Path) -> None:
+def test_a_finished_folder_is_kept_without_overwrite(folder: Path, unbroken: Path) -> None:
     before = contents(unbroken)
-    with refused(ExistsError, unbroken):
-        audit_to_folder(open_source(folder), unbroken, CPU)
+    audit_path(AuditInput(folder), unbroken, CPU)
     assert contents(unbroken) == before
     (unbroken / "mine.txt").write_text("stays")
-    audit_to_folder(open_source(folder), unbroken, CPU, overwrite=True)
+    audit_path(AuditInput(folder), unbroken, CPU, overwrite=True)
     after = contents(unbroken)
     assert after.pop("mine.txt") == b"stays"
     (unbroken / "mine.txt").unlink()
     assert after["pairs.parquet"] == before["pairs.parquet"]
     assert after["summary.json"] != b""
     with refused(ExistsError, unbroken / "pairs.csv"):
-        audit_to_folder(from_memory(case.left, case.right), unbroken / "pairs.csv", CPU, overwrite=True)
+        audit_path(AuditInput(folder), unbroken / "pairs.csv", CPU, overwrite=True)
 
 
 def test_the_input_is_never_replaced(folder: Path, tmp_path: Path) -> None:
     before = contents(folder)
     for out in (folder, folder.parent):
         with refused(ExistsError, where=out):
-            audit_to_folder(open_source(folder), out, CPU, overwrite=True)
-    audit_to_folder(open_source(folder), tmp_path / "out", CPU)
+            audit_path(AuditInput(folder), out, CPU, overwrite=True)
+    audit_path(AuditInput(folder), tmp_path / "out", CPU)
     assert contents(folder) == before
 
 
 def test_a_mistake_leaves_nothing_that_is_in_the_way(case: Case, tmp_path: Path) -> None:
     """The audit of the corrected input must not be refused for that of the broken one."""
-    source, out = from_memory(case.left, case.right), tmp_path / "out"
-    broken = from_memory(case.left, np.ones_like(case.right))
+    data, out = AuditInput(write_clip(tmp_path / "in", case.left, case.right)), tmp_path / "out"
+    broken = AuditInput(write_clip(tmp_path / "broken", case.left, np.ones_like(case.right)))
     for pairs, settings_ in (
-        (source, Settings(checked={"nobody": True})),
-        (source, Settings(device="gpu")),
-        (source, Settings(workers=-1)),
-        (source, Settings(joint=True)),
+        (data, Settings(checked={"nobody": True})),
+        (data, Settings(device="gpu")),
+        (data, Settings(workers=-1)),
+        (data, Settings(joint=True)),
         (broken, CPU),
     ):
         with pytest.raises((DataError, ConfigError)):
-            audit_to_folder(pairs, out, settings_)
+            audit_path(pairs, out, settings_)
         assert not contents(out)
-    audit_to_folder(source, out, CPU)
+    audit_path(data, out, CPU)
     assert sorted(contents(out)) == FILES
 
 

@@ -15,11 +15,11 @@ from audit_cases import Case, make_case, write_clip
 from mispair.auditing import audit as audit_module
 from mispair.auditing.audit import Audit, Settings
 from mispair.auditing.findings import FOUND_WRONG
-from mispair.auditing.folder import audit_to_folder
+from mispair.auditing.folder import audit_path
+from mispair.auditing.inputs import AuditInput
 from mispair.auditing.report.page import make_page
 from mispair.auditing.scoring.calibration import MAX_CHECKED_WEIGHT, _checked_weight
 from mispair.errors import InvalidValueError
-from mispair.pairs.layouts.opening import open_source
 from refusals import refused
 
 arrow = pytest.importorskip("pyarrow")
@@ -117,8 +117,8 @@ def test_a_resumed_audit_keeps_the_answers(
     with monkeypatch.context() as patch:
         patch.setattr(audit_module, "find_partners", stopped)
         with pytest.raises(KeyboardInterrupt):
-            audit_to_folder(open_source(folder), tmp_path, settings)
-    audit_to_folder(open_source(folder), tmp_path, settings)
+            audit_path(AuditInput(folder), tmp_path, settings)
+    audit_path(AuditInput(folder), tmp_path, settings)
     check_decided(parquet.read_table(tmp_path / "pairs.parquet").to_pydict(), answers)
     assert json.loads((tmp_path / "summary.json").read_text())["flagged"] > 2
 

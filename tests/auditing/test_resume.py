@@ -14,9 +14,9 @@ from audit_cases import contents, make_case, write_clip
 from mispair.auditing import audit as audit_module
 from mispair.auditing.audit import Settings
 from mispair.auditing.auditor import Auditor
-from mispair.auditing.folder import audit_to_folder
+from mispair.auditing.folder import audit_path
+from mispair.auditing.inputs import AuditInput
 from mispair.errors import ChangedError, DataError
-from mispair.pairs.layouts.opening import open_source
 from mispair.support.tensor_files import load_tensors, save_tensors
 from refusals import refused
 
@@ -38,7 +38,7 @@ def interrupt(folder: Path, out: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(audit_module, "find_partners", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
-            audit_to_folder(open_source(folder), out, CPU)
+            audit_path(AuditInput(folder), out, CPU)
 
 
 def test_what_killed_writers_left_is_taken_away(folder: Path, tmp_path: Path) -> None:
@@ -49,7 +49,7 @@ def test_what_killed_writers_left_is_taken_away(folder: Path, tmp_path: Path) ->
     mine = [".pairs.parquet.mine.tmp", "pairs.parquet.4711.tmp"]
     for name in mine:
         (out / name).write_text("not ours")
-    audit_to_folder(open_source(folder), out, CPU)
+    audit_path(AuditInput(folder), out, CPU)
     assert sorted(contents(out)) == sorted([*FILES, *mine])
 
 
@@ -57,13 +57,13 @@ def test_an_audit_that_was_killed_at_once_is_not_in_the_way(folder: Path, tmp_pa
     out = tmp_path / "out"
     out.mkdir()
     (out / ".audit.json.4711.tmp").write_text("{")
-    audit_to_folder(open_source(folder), out, CPU)
+    audit_path(AuditInput(folder), out, CPU)
     assert sorted(contents(out)) == FILES
     other = tmp_path / "other"
     (other / "unfinished").mkdir(parents=True)
     (other / "unfinished/thesis.txt").write_text("important")
     with pytest.raises(DataError, match="is not empty"):
-        audit_to_folder(open_source(folder), other, CPU)
+        audit_path(AuditInput(folder), other, CPU)
 
 
 def flip_a_bit(path: Path) -> None:
@@ -98,7 +98,7 @@ def test_what_was_learned_is_learned_again_where_it_cannot_be_used(
         return learn(*arguments)
 
     monkeypatch.setattr(Auditor, "fit_source", count)
-    audit_to_folder(open_source(folder), out, CPU)
+    audit_path(AuditInput(folder), out, CPU)
     assert learned == [1]
 
 
@@ -111,13 +111,13 @@ def test_vectors_that_have_changed_are_noticed(folder: Path, tmp_path: Path) -> 
     written = path.stat().st_mtime_ns
     np.save(path, np.load(path))
     os.utime(path, ns=(written + 1, written + 1))
-    with refused(ChangedError, out, "(`fingerprint` changed since)"):
-        audit_to_folder(open_source(folder), out, CPU)
-    with refused(ChangedError, where=out, names="(`fingerprint` changed since; `checked` changed since)"):
-        audit_to_folder(open_source(folder), out, Settings(device="cpu", checked={"1": True}))
+    with refused(ChangedError, out, "(`source` changed since)"):
+        audit_path(AuditInput(folder), out, CPU)
+    with refused(ChangedError, where=out, names="(`source` changed since; `checked` changed since)"):
+        audit_path(AuditInput(folder), out, Settings(device="cpu", checked={"1": True}))
     assert contents(out) == before
     os.utime(path, ns=(written, written))
-    audit_to_folder(open_source(folder), out, CPU)
+    audit_path(AuditInput(folder), out, CPU)
     assert sorted(contents(out)) == FILES
 
 

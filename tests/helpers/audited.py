@@ -83,7 +83,7 @@ def write_audit_of(
     sides = {name: [[str(path), "0"] for path in getattr(data, name)] for name in ("left", "right")}
     images = str(data.images) if data.images else None
     request = Request.model_validate({**places, **sides, "images": images, "split": data.split})
-    with OwnedFolder(out, AUDIT, request.written()) as folder:
+    with OwnedFolder(out, AUDIT, request.model_dump()) as folder:
         folder.begin()
         pyarrow.parquet.write_table(pyarrow.table(table), out / TABLE)
         folder.finish()

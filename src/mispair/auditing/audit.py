@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
@@ -63,18 +65,14 @@ COMMON_SPACE = (
 
 @dataclass(frozen=True, kw_only=True)
 class Settings(AuditOptions):
-    """Settings of an audit.
-
-    Attributes:
-        checked: Ids of pairs that a person has checked, and whether they match.
-        decided: The noise rate by the decisions of people on drawn pairs.
-        partnered: Ids of pairs whose left item, and of those whose right item, a person has given another partner:
-            others hardly need these items.
-    """
+    """Settings of an audit, with the decisions of people."""
 
     checked: Mapping[str, bool] | None = None
+    """Ids of checked pairs, and whether they match."""
     decided: NoiseEstimate | None = None
+    """The noise rate by decisions on drawn pairs."""
     partnered: tuple[Sequence[str], Sequence[str]] = ((), ())
+    """Ids of pairs with another partner for their left item, and for their right one: others hardly need these."""
 
 
 class Audit(Findings):
@@ -157,16 +155,15 @@ class Audit(Findings):
         return html_table(zip(*columns.values(), strict=True), list(columns), repr(self)[1:-1])
 
     def attach_to(self, pairs: Pairs) -> Pairs:
-        """The pairs with the match scores of this audit, so that `mispair.fit` warms up on those that match.
+        """Attach the match scores of this audit, so that `mispair.fit` warms up on pairs that match.
 
-        The captions and image names of the pairs must be those that were audited, in their order or, where both have
-        ids, in any order. A pair that could not be read gets 0.5.
+        Captions and image names must be those of the audit, in its order or, where both have ids, in any order. A pair
+        that could not be read gets 0.5.
 
         Raises:
-            DataError: The pairs are not those that were audited.
+            DataError: The pairs are not those of the audit.
         """
-        rows = self._rows_of(pairs)
-        return self.columns.take(rows).attached_to(pairs)
+        return self.columns.take(self._rows_of(pairs)).attached_to(pairs)
 
     def _rows_of(self, pairs: Pairs) -> IntArray:
         rows = np.arange(len(self))
@@ -177,13 +174,11 @@ class Audit(Findings):
             rows = self.source.find(ids.to_pylist())
             if self._agree(pairs, rows):
                 return rows
-        raise DataError(
-            f"{pairs.name}: these {len(pairs):,} pairs are not the {len(self):,} audited ones of {self.source.name}; "
-            "give the pairs that were audited, or audit these."
-        )
+        what = f"these {len(pairs):,} pairs are not the {len(self):,} audited ones of {self.source.name}"
+        raise DataError(what, where=pairs.name, advice="Give the pairs that were audited, or audit these.")
 
     def _agree(self, pairs: Pairs, rows: IntArray) -> bool:
-        """Whether the captions and the image names of the pairs are those of the rows, where both are known."""
+        """Whether captions and image names of the pairs, where known, are those of the rows."""
         source, texts, images = self.source, captions(pairs), pairs.left_ids
         for start in range(0, len(rows), 1 << 16):
             part = rows[start : start + (1 << 16)]
@@ -241,9 +236,7 @@ def audit(
     data = AuditInput(**{field.name: given.pop(field.name) for field in fields(InputOptions) if field.name in given})
     settings = Settings(checked=checked, **given)
     settings = replace(settings, joint=settings.joint or data.shares_a_space)
-    source = open_given(
-        left, right, ids, groups, texts, data, lambda pairs: check_rows(pairs, settings), settings.device
-    )  # fmt: skip
+    source = open_given(left, right, ids, groups, texts, data, partial(check_rows, settings=settings), settings.device)
     return audit_source(source, settings)
 
 
@@ -255,15 +248,7 @@ def audit_source(
     console: Console | None = None,
     command: str = "",
 ) -> Audit:
-    """Audits pairs from wherever they are.
-
-    Args:
-        source: The pairs.
-        settings: How.
-        work: Folder of intermediate results, from which a killed audit continues.
-        console: Where to show progress.
-        command: The command line, for the report.
-    """
+    """Audit opened pairs; a killed audit resumes from the intermediate results in `work`."""
     device = pick_device(settings.device)
     with progress(console, len(source)) as show:
         scaled, items, auditor, measured, scores, similar, seen = judged(source, settings, device, work, show)
@@ -309,7 +294,7 @@ def audit_source(
 
 
 class Judged(NamedTuple):
-    """Pairs with one vector an item, and what was found about them before any is flagged."""
+    """Pairs with one vector an item, and their match scores."""
 
     source: Source
     items: SharedItems
@@ -334,7 +319,7 @@ def judged(source: Source, settings: Settings, device: torch.device, work: Path 
 
 
 def score_pairs(pairs: Pairs, device: str = "auto", console: Console | None = None) -> npt.NDArray[np.float32]:
-    """The match score of each pair (N,) by its own features, without suggestions; NaN where it cannot be read."""
+    """Return match scores (N,) of pairs by their own features; NaN where a pair cannot be read."""
     source, settings, where = from_pairs(pairs), Settings(device=device), pick_device(device)
     with progress(console, len(source)) as show:
         source = _ready(source, settings, where, show)
@@ -345,10 +330,10 @@ def score_pairs(pairs: Pairs, device: str = "auto", console: Console | None = No
 def score_splits(
     parts: Sequence[Pairs], device: str = "auto", console: Console | None = None
 ) -> list[npt.NDArray[np.float32] | None]:
-    """The match score of each pair of training pairs and of other splits of the same data.
+    """Return the match scores of training pairs and of other splits of the same data.
 
-    Splits of vectors are audited together. Of others, whose vectors are made by what a split holds, each is audited on
-    its own; a split that is too small for that has None.
+    Splits of vectors are audited together. Others are audited alone, as their vectors depend on the split; None for a
+    split with too few pairs.
     """
     train, *others = parts
     if all(isinstance(side, Vectors) for pairs in parts for side in (pairs.left, pairs.right)):
@@ -362,7 +347,7 @@ def score_splits(
 
 
 def _joined(parts: Sequence[Pairs]) -> Pairs:
-    """Splits of vectors as one."""
+    """Join splits of vectors."""
     if len(parts) == 1:
         return parts[0]
     starts = np.cumsum([0, *(len(pairs.left) for pairs in parts)])
@@ -371,32 +356,29 @@ def _joined(parts: Sequence[Pairs]) -> Pairs:
     link = np.concatenate([pairs.link + start for pairs, start in zip(parts, starts, strict=False)])
     groups = np.concatenate([pairs.left_groups + start for pairs, start in zip(parts, starts, strict=False)])
     texts = [text for pairs in parts for text in pairs.right_ids]
-    return Pairs(
-        Vectors(left),
-        Vectors(right),
-        link,
-        groups=groups,
-        right_ids=texts if len(texts) == len(right) else (),
-        name=parts[0].name,
-    )
+    known = texts if len(texts) == len(right) else ()
+    return Pairs(Vectors(left), Vectors(right), link, groups=groups, right_ids=known, name=parts[0].name)
 
 
 def _ready(source: Source, settings: Settings, device: torch.device, show: RowProgress) -> Source:
-    """The pairs, checked, with vectors of usual lengths, which are read once where they fit on the GPU."""
+    """Check the pairs; scale their vectors, and load them to the GPU if they fit."""
     check(source, settings)
-    if device.type != "cuda":
-        return joined(source, joint=settings.joint).scaled()
-    show.begin("loading the vectors")
+    if device.type == "cuda":
+        show.begin("loading the vectors")
     return joined(source, joint=settings.joint).scaled().loaded(device, workers_of(settings.workers, device))
 
 
 def _measured(
     source: Source, settings: Settings, device: torch.device, work: Path | None, show: RowProgress
 ) -> tuple[SharedItems, Auditor, Scan, MatchScores, SimilarPairs]:
-    """Finds items that pairs share, learns what matching pairs have in common, then measures all pairs."""
+    """Find items that pairs share, learn what matching pairs have in common, then measure all pairs."""
     workers = workers_of(settings.workers, device)
     show.begin("searching near-duplicates")
-    items = _shared_items(source, workers, device, work)
+    items = None if work is None else SharedItems.load(work / ITEMS, len(source))
+    if items is None:
+        items = find_shared_items(source, workers=workers, device=device)
+        if work is not None:
+            items.save(work / ITEMS)
     show.begin("learning")
     auditor = _auditor(source, settings, items, work)
     judge = auditor.judge
@@ -412,53 +394,27 @@ def _measured(
     return items, auditor, measured, scores, similar
 
 
-def _shared_items(source: Source, workers: int, device: torch.device, work: Path | None) -> SharedItems:
-    """Loads what was found before an interruption, or finds it now."""
-    if work is None:
-        return find_shared_items(source, workers=workers, device=device)
-    items = SharedItems.load(work / ITEMS, len(source))
-    if items is None:
-        items = find_shared_items(source, workers=workers, device=device)
-        items.save(work / ITEMS)
-    return items
-
-
 def check(source: Source, settings: Settings) -> None:
-    """Refuses what cannot be audited before any work.
-
-    Raises:
-        DataError: There are too few pairs, or a setting does not fit them.
-    """
+    """Raise if the pairs cannot be audited: there are too few, or a setting does not fit them."""
     check_rows(source, settings)
     widths = [views_of(side)[0].width for side in (source.left, source.right)]
     if settings.joint and widths[0] != widths[1]:
-        raise ConflictError(
-            "the left vectors of {} have {} numbers and the right ones {}".format(source.name, *widths),
-            where="joint",
-            expected="equal widths, as encoders with a common space give",
-        )
+        what = "the left vectors of {} have {} numbers and the right ones {}".format(source.name, *widths)
+        raise ConflictError(what, where="joint", expected="equal widths, as encoders with a common space give")
 
 
 def check_rows(pairs: Source, settings: Settings) -> None:
-    """The part of `check` that needs no vectors.
-
-    Raises:
-        DataError: There are too few pairs, or a setting does not fit them.
-    """
+    """Do the part of `check` that needs no vectors."""
     check_count(pairs)
     check_settings(settings)
     for ids in (list(checked_answers(settings.checked)), *map(list, settings.partnered)):
-        pairs.find(ids)  # refuses unknown ids and invalid answers
+        pairs.find(ids)  # raises for unknown ids
     if settings.by is not None:
         values_by(pairs, settings.by)
 
 
 def check_settings(settings: Settings) -> None:
-    """The part of `check` that needs no pairs.
-
-    Raises:
-        ConfigError: A setting is invalid.
-    """
+    """Do the part of `check` that needs no pairs."""
     check_cut(settings.flag_below, settings.keep_best)
     if settings.workers is not None and settings.workers < 1:
         raise InvalidValueError(str(settings.workers), where="workers", expected="at least 1")
@@ -466,25 +422,21 @@ def check_settings(settings: Settings) -> None:
 
 def _auditor(source: Source, settings: Settings, items: SharedItems, work: Path | None) -> Auditor:
     """Load what was learned before an interruption, or learn it now."""
-
-    def learned() -> Auditor:
-        auditor = Auditor(joint=settings.joint, device=settings.device, workers=settings.workers)
-        return auditor.fit_source(source, items, checked_rows(source, settings.checked))
-
-    if work is None:
-        return learned()
-    path = work / LEARNED
-    try:
-        return Auditor.load(path, settings.device)
-    except DataError:
+    if work is not None:
+        with suppress(DataError):
+            return Auditor.load(work / LEARNED, settings.device)
         for part in work.glob("part-*.npz"):  # measured by an auditor that is lost
             part.unlink()
-    learned().save(path)
-    return Auditor.load(path, settings.device)  # so that a resumed audit has exactly the same values
+    auditor = Auditor(joint=settings.joint, device=settings.device, workers=settings.workers)
+    auditor.fit_source(source, items, checked_rows(source, settings.checked))
+    if work is None:
+        return auditor
+    auditor.save(work / LEARNED)
+    return Auditor.load(work / LEARNED, settings.device)  # so that a resumed audit has exactly the same values
 
 
 def notes_on(judge: Judge, readable: int, flagged: int) -> list[str]:
-    """What the reader of any audit should know."""
+    """Return warnings for the reader of an audit."""
     notes = []
     best = float(judge.separations.max())
     if readable < FEW_PAIRS:
@@ -502,7 +454,7 @@ def notes_on(judge: Judge, readable: int, flagged: int) -> list[str]:
 
 
 def shared_notes(items: SharedItems, readable: npt.NDArray[np.bool_]) -> list[str]:
-    """What was done about items that several pairs share."""
+    """Return notes on items that several pairs share."""
     notes = []
     for side, unlike in zip(SIDES, items.unlike, strict=True):
         rows = np.flatnonzero((unlike > 0) & readable)

@@ -33,14 +33,7 @@ _LAYOUTS = [  # the kinds of files of a block: clip-retrieval, DataComp
 
 @dataclass(frozen=True)
 class Block:
-    """Part of a data set.
-
-    Attributes:
-        name: By which people know it.
-        files: Its files, relative to the folder of the data set; without any it is some rows of the whole.
-        start: Its first row in the whole, and ...
-        stop: ... the one behind its last.
-    """
+    """Part of a data set: files relative to its folder or, without files, rows of the whole."""
 
     name: str
     files: tuple[str, ...]
@@ -57,10 +50,10 @@ class Rows(NamedTuple):
 
 
 def find_blocks(data: AuditInput) -> list[Block]:
-    """The blocks of a data set in the order of its rows; those of files do not know their rows yet.
+    """Return the blocks of a data set, in the order of its rows; blocks of files have no row numbers yet.
 
     Raises:
-        ConflictError: It is a folder at a URL in a layout whose files cannot be read one by one.
+        ConflictError: The files of its layout cannot be read one by one.
     """
     source = data.source
     if data.is_run:
@@ -85,7 +78,7 @@ def find_blocks(data: AuditInput) -> list[Block]:
 
 
 def _kind(path: PurePosixPath) -> tuple[str, tuple[int, str]]:
-    """The kind of a file, empty where it is none of a block, and the block that it belongs to."""
+    """Return the kind of a file, empty if it is in no block, and its block."""
     folder = f"{path.parent}/" if str(path.parent) in PARTS else ""
     if path.suffix not in (".npy", ".npz", ".parquet", ".csv"):
         return "", (0, "")
@@ -96,13 +89,12 @@ def _kind(path: PurePosixPath) -> tuple[str, tuple[int, str]]:
 
 
 def count_rows(data: AuditInput, block: Block) -> int:
-    """How many rows a block has, by the beginning of an array or the end of a table where that says it."""
+    """Count the rows of a block by the header of an array or the footer of a table."""
     import pyarrow
     import pyarrow.parquet
 
     if not block.files:
         return block.stop - block.start
-    # Arrays of clip-retrieval and tables of DataComp say it.
     name = min(block.files, key=lambda name: (not name.endswith(".npy"), not name.endswith(".parquet")))
     try:
         with _store(data).open(name) as file:
@@ -117,7 +109,7 @@ def count_rows(data: AuditInput, block: Block) -> int:
 
 @contextmanager
 def opened(data: AuditInput, block: Block) -> Iterator[Rows]:
-    """The rows of a block; files of a store are copied to this machine for as long as they are open."""
+    """Open the rows of a block; copy files of a store to this machine until they are closed."""
     if not block.files:
         yield Rows(_whole(pickle.dumps(data)), block.start, block.stop)
         return
@@ -144,7 +136,7 @@ def opened(data: AuditInput, block: Block) -> Iterator[Rows]:
 def gather(
     opened: Callable[[int], AbstractContextManager[Rows]], starts: IntArray, rows: IntArray
 ) -> tuple[FloatArray, FloatArray]:
-    """The vectors of any rows of all blocks, which may take long: each of their blocks is opened."""
+    """Read vectors of rows of any blocks; opens each of these blocks."""
     left, right = [], []
     order = np.argsort(rows, kind="stable")
     numbers = np.searchsorted(starts, rows[order], side="right") - 1
@@ -164,6 +156,6 @@ def _store(data: AuditInput) -> Store:
 
 @lru_cache(maxsize=1)
 def _whole(pickled: bytes) -> Source:
-    """A data set of one file; what is at URLs is fetched once by each machine."""
+    """Open a data set that has no blocks of files; each machine fetches URLs once."""
     data: AuditInput = pickle.loads(pickled)
     return data.fetched().open(device="cpu")

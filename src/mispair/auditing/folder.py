@@ -40,18 +40,12 @@ from mispair.auditing.output_files import (
     TABLE,
 )
 from mispair.auditing.output_store import working_folder
-from mispair.auditing.request import Request, hashed, local_place, read_audit_mark
+from mispair.auditing.request import Request, local_place, read_audit_mark
 from mispair.compute.devices import pick_device
 from mispair.config import read_toml
 from mispair.errors import ConflictError, DataError, ExistsError, MispairError, NotFoundError, ShapeError
 from mispair.pairs.layouts.arrays import is_array_file
-from mispair.pairs.layouts.copies import (
-    check_copy,
-    check_place,
-    is_copied,
-    read_edits,
-    write_copy,
-)
+from mispair.pairs.layouts.copies import check_copy, check_place, is_copied, read_edits, write_copy
 from mispair.pairs.layouts.datacomp import uid_subset
 from mispair.pairs.origin import check_as_encoded
 from mispair.pairs.remote import Store, url_of, version_of
@@ -84,16 +78,12 @@ def audit_path(
     encoded first; encodings are cached.
 
     Args:
-        data: Where the pairs are.
         out: Folder of the results, or its URL in an object store.
-        settings: Settings of the audit.
         clean: Folder for a copy of the input without the flagged and the unreadable pairs.
-        mended: Folder for a copy in which flagged pairs have their better partners, where these are sure enough.
-        tools: Other tools for which the pairs are written to the folder as well.
-        cluster: The module of Ray, connected, whose workers read and score the pairs. `out` is then a folder that all
-            machines can write to, or a URL. By default this process does it.
-        overwrite: Replace what is in the folders.
-        console: Where to show progress.
+        mended: Folder for a copy in which flagged pairs have their sure better partners.
+        tools: Write files for these tools, too.
+        cluster: The module of Ray, connected; its workers read and score the pairs. All machines can write to `out`.
+        overwrite: Replace the files in all these folders.
         command: The command line, for the report.
 
     Raises:
@@ -124,21 +114,7 @@ def audit_path(
                 _export(source, out, tools)
             return summary
         _check_copies(data, raw, copies, out, overwrite=overwrite)
-        if cluster is not None:
-            from mispair.auditing.ray_engine import audit_blocks
-
-            work = str(folder.work.absolute()) if url is None else f"{url}/{WORK}"
-            files = [] if data.source is None or url_of(data.source) else [data.source / "inside"]
-
-            def audited() -> Audit:
-                audit = audit_blocks(cluster, data, blocks, work, folder.work, settings, console, command)
-                shutil.copyfile(folder.work / LEARNED, folder.path / LEARNED)
-                return audit
-
-            audit = _written(folder, files, audited)
-            if copies or tools:
-                source = _encoded(data, None, settings, console)
-        else:
+        if cluster is None:
             if raw is not None:
                 check_rows(raw, settings)
             elif data.source is not None:
@@ -146,11 +122,31 @@ def audit_path(
             source = _encoded(data, raw, settings, console)
             for place in copies.values():
                 check_copy(source, place, overwrite)
-            audit = _audit(folder, source, settings, console, command)
+            check(source, settings)
+            pick_device(settings.device)
+
+            def audited() -> Audit:
+                return audit_source(source, settings, work=folder.work, console=console, command=command)
+
+            summary = _write(folder, source.files, audited)
+        else:
+            from mispair.auditing.ray_engine import audit_blocks
+
+            work = str(folder.work.absolute()) if url is None else f"{url}/{WORK}"
+            files = [] if data.source is None or url_of(data.source) else [data.source / "inside"]
+
+            def audited() -> Audit:
+                audit = audit_blocks(cluster, data, blocks, work, folder.work, settings, console, command)
+                shutil.copyfile(folder.work / LEARNED, out / LEARNED)
+                return audit
+
+            summary = _write(folder, files, audited)
+            if copies or tools:
+                source = _encoded(data, None, settings, console)
         if copies or tools:
             _write_copies(source, out, copies, request, overwrite=overwrite)
             _export(source, out, tools)
-        return audit.summary
+        return summary
 
 
 def _encoded(data: AuditInput, raw: Source | None, settings: Settings, console: Console | None) -> Source:
@@ -177,42 +173,8 @@ def _export(source: Source, out: Path, tools: Sequence[Tool]) -> None:
             export((pyarrow.Table.from_batches([batch]) for batch in batches), tool, out, source.image_folder)
 
 
-def audit_to_folder(
-    source: Source,
-    out: Path,
-    settings: Settings,
-    *,
-    overwrite: bool = False,
-    console: Console | None = None,
-    command: str = "",
-) -> Audit:
-    """Audit a source and write the same files as `audit_path`."""
-    request = Request.model_validate({"fingerprint": [source.fingerprint()], **_of_settings(settings)}).written()
-    with OwnedFolder(out, AUDIT, request, overwrite=overwrite) as folder:
-        if folder.finished and not overwrite:
-            advice = "Read its files, or give `overwrite`."
-            raise ExistsError("holds this audit already", where=out, advice=advice)
-        return _audit(folder, source, settings, console, command)
-
-
-def _audit(folder: OwnedFolder, source: Source, settings: Settings, console: Console | None, command: str) -> Audit:
-    check(source, settings)
-    pick_device(settings.device)
-
-    def audited() -> Audit:
-        return audit_source(source, settings, work=folder.work, console=console, command=command)
-
-    return _written(folder, source.files, audited)
-
-
-def _written(folder: OwnedFolder, files: Sequence[Path], audited: Callable[[], Audit]) -> Audit:
-    """Audit, and write the results.
-
-    Args:
-        folder: Their folder.
-        files: The audited files, which are never changed.
-        audited: Audits.
-    """
+def _write(folder: OwnedFolder, files: Sequence[Path], audited: Callable[[], Audit]) -> AuditSummary:
+    """Audit, and write the results; `files` are the audited ones."""
     out = folder.path
     if _lies_in(files, out):
         raise ExistsError("the audited data is here, which is never changed", where=out, advice="Give another `out`.")
@@ -229,11 +191,11 @@ def _written(folder: OwnedFolder, files: Sequence[Path], audited: Callable[[], A
     audit.to_html(out / REPORT)
     write_atomically(out / SUMMARY, f"{audit.summary.model_dump_json(indent=2)}\n".encode())
     folder.finish()
-    return audit
+    return audit.summary
 
 
 def _lies_in(files: Sequence[Path], folder: Path) -> bool:
-    """Whether a file, or what a link leads to, is in a folder; there may be thousands of files in few folders."""
+    """Whether a file or the target of a link is in a folder; there may be thousands of files in few folders."""
     inside = folder.resolve()
     places = {parent.resolve() for parent in {path.parent for path in files}}
     links = (path.resolve() for path in files if path.is_symlink())
@@ -241,7 +203,7 @@ def _lies_in(files: Sequence[Path], folder: Path) -> bool:
 
 
 def _write_tables(audit: Audit, out: Path) -> None:
-    """The table of all pairs as parquet and as CSV, read once; for DataComp one a file, and the list of kept pairs."""
+    """Write the table of all pairs as parquet and CSV; for DataComp also one a shard, and the list of kept pairs."""
     import pyarrow.compute as compute
 
     kept: list[npt.NDArray[np.void] | None] = []
@@ -262,14 +224,7 @@ def _write_tables(audit: Audit, out: Path) -> None:
 
 
 def _request(data: AuditInput, raw: Source | None, settings: Settings, made: Sequence[Path]) -> dict[str, Json]:
-    """What an audit of this input depends on.
-
-    Args:
-        data: The input.
-        raw: Its images and captions, if it has not got vectors.
-        settings: Settings of the audit.
-        made: Folders that the audit itself writes, which may lie in those that are read.
-    """
+    """Return what the audit depends on; folders that it writes, `made`, may lie in those that it reads."""
 
     def state(place: Path | None) -> list[str]:
         if place is not None and place in data.urls:
@@ -290,31 +245,31 @@ def _request(data: AuditInput, raw: Source | None, settings: Settings, made: Seq
         "image_model": "" if raw is None else data.models.image_model,
         "text_model": "" if raw is None else data.models.text_model,
         "allow_outside": raw is not None and data.allow_outside,
-        **_of_settings(settings),
+        "joint": settings.joint,
+        "flag_below": settings.flag_below,
+        "keep_best": None if settings.keep_best is None else share_of(settings.keep_best),
+        "by": settings.by,
+        "checked": [hashlib.sha256(json.dumps(sorted(checked_answers(settings.checked).items())).encode()).hexdigest()],
+        "partnered": [list(ids) for ids in settings.partnered] if any(settings.partnered) else [],
     }
-    return Request.model_validate(values).written()
+    return Request.model_validate(values).model_dump()
 
 
 def read_input(out: Path) -> AuditInput:
-    """The input of an audit that was written to a folder.
+    """Return the input of an audit, by its folder.
 
     Raises:
-        DataError: The folder holds no audit, or one of data in memory.
+        DataError: The folder holds no finished audit, or a damaged one.
     """
     mark = read_audit_mark(out)
     if mark is None or not mark.finished:
         raise NotFoundError("no finished audit in here", where=out, expected="the folder of an audit")
-    return _input_of(Request.of(mark, out), out, local_place)
-
-
-def _input_of(request: Request, out: Path, place: Callable[[Any], Path | None]) -> AuditInput:
-    if not request.source and not request.left:
-        raise NotFoundError("this is an audit of data in memory, which is not there any more", where=out)
+    request = Request.of(mark, out)
     return AuditInput(
-        source=place(request.source),
-        left=tuple(filter(None, map(place, request.left))),
-        right=tuple(filter(None, map(place, request.right))),
-        ids=place(request.ids),
+        source=local_place(request.source),
+        left=tuple(filter(None, map(local_place, request.left))),
+        right=tuple(filter(None, map(local_place, request.right))),
+        ids=local_place(request.ids),
         images=None if request.images is None else Path(request.images),
         image_model=request.image_model,
         text_model=request.text_model,
@@ -323,36 +278,18 @@ def _input_of(request: Request, out: Path, place: Callable[[Any], Path | None]) 
     )
 
 
-def _of_settings(settings: Settings) -> dict[str, Any]:
-    """The settings that the results depend on, as `Request` has them."""
-    return {
-        "joint": settings.joint,
-        "flag_below": settings.flag_below,
-        "keep_best": None if settings.keep_best is None else share_of(settings.keep_best),
-        "by": settings.by,
-        "checked": hashed(checked_answers(settings.checked)),
-        "partnered": [list(ids) for ids in settings.partnered] if any(settings.partnered) else [],
-    }
-
-
 def _state(place: Path | None, made: Sequence[Path]) -> list[str]:
-    """The place, and a hash of the names, sizes and times of all files there; of a run also of its data."""
+    """Return the place, and a hash of the names, sizes and times of its files; of a run also of its data."""
     if place is None:
         return []
+    roots, config = [place], place / "config.toml"
+    if is_run(place) and config.is_file():
+        settings = read_toml(config)
+        roots += [Path(settings[name]) for name in ("data", "noise_file") if settings.get(name)]
     digest = hashlib.sha256()
-    found = sorted(file for root in (place, *_trained_on(place)) for file in _files(root, made))
-    for path, size, written in found:
-        digest.update(json.dumps([path, size, written]).encode())
+    for file in sorted(file for root in roots for file in _files(root, made)):
+        digest.update(json.dumps(file).encode())
     return [str(place.resolve()), digest.hexdigest()]
-
-
-def _trained_on(run: Path) -> list[Path]:
-    """The data of a training run; nothing for any other place."""
-    settings = run / "config.toml"
-    if not is_run(run) or not settings.is_file():
-        return []
-    config = read_toml(settings)
-    return [Path(config[name]) for name in ("data", "noise_file") if config.get(name)]
 
 
 def _files(root: Path, made: Sequence[Path]) -> Iterator[tuple[str, int, int]]:
@@ -373,7 +310,7 @@ def _files(root: Path, made: Sequence[Path]) -> Iterator[tuple[str, int, int]]:
 def _check_copies(
     data: AuditInput, raw: Source | None, copies: Mapping[str, Path], out: Path, *, overwrite: bool
 ) -> None:
-    """Refuse places for copies, as far as possible before anything is encoded."""
+    """Raise if a copy cannot be written to its place, before anything is encoded."""
     for (one, first), (other, second) in combinations({"out": out, **copies}.items(), 2):
         if first.resolve().is_relative_to(second.resolve()) or second.resolve().is_relative_to(first.resolve()):
             raise ConflictError(f"`{one}` ({first}) and `{other}` ({second}) must not contain each other")
@@ -388,12 +325,10 @@ def _check_copies(
 
 
 def read_checked(path: Path) -> dict[str, bool]:
-    """Ids and whether the pair matches, from a table with the columns id and right (or is_mismatch).
-
-    Rows without an answer are left out.
+    """Read ids and answers from a table with the columns id and right (or is_mismatch); skip rows without an answer.
 
     Raises:
-        DataError: It is no such table, or gives two answers for one pair.
+        DataError: The columns are missing, or a pair has two answers.
     """
     table = open_table(path)
     names = {name.lower(): name for name in table.columns}
@@ -407,19 +342,16 @@ def read_checked(path: Path) -> dict[str, bool]:
                 continue
             right = read_answer(cell, names[key], path, name)
             if answers.setdefault(original(str(name)), right) != right:  # the id may come from pairs.csv
-                raise DataError(
-                    f"the pair {name!r} is right in one row and wrong in another",
-                    where=path,
-                    advice="Keep one of them.",
-                )
+                what = f"the pair {name!r} is right in one row and wrong in another"
+                raise DataError(what, where=path, advice="Keep one of them.")
     return answers
 
 
 def read_answer(cell: str, column: str, where: Path, name: str = "") -> bool:
-    """Whether a pair matches, by the cell of a column named right (yes means that it does) or is_mismatch.
+    """Whether a pair matches, by a cell of the column right (yes: it matches) or is_mismatch.
 
     Raises:
-        DataError: It is no answer.
+        DataError: The cell is no answer.
     """
     word = str(cell).strip().lower()
     if word not in _YES + _NO + _PLAIN:

@@ -1,4 +1,4 @@
-"""Opens whatever an audit is given: paths, arrays, lists, and tables of other libraries."""
+"""Open the input of an audit: paths, arrays, lists, and tables of other libraries."""
 
 from __future__ import annotations
 
@@ -32,15 +32,12 @@ Check = Callable[[Source], None]
 
 @dataclass(frozen=True)
 class AuditInput(InputOptions):
-    """Where the pairs are.
-
-    Attributes:
-        source: Folder of embeddings, of features or of a training run; or images and captions.
-        urls: Where copies in the cache come from, and their versions; see `fetched`.
-    """
+    """The place of the pairs."""
 
     source: Path | None = None
+    """Folder of embeddings, of features or of a training run; or images and captions."""
     urls: Mapping[Path, tuple[str, str]] = field(default_factory=dict)
+    """URLs and versions of copies in the cache; see `fetched`."""
 
     @property
     def models(self) -> Encoders:
@@ -48,12 +45,7 @@ class AuditInput(InputOptions):
         return Encoders(self.encoder or self.image_model, self.encoder or self.text_model)
 
     def fetched(self) -> AuditInput:
-        """The same with copies in the cache of what is at URLs.
-
-        Raises:
-            DataError: It cannot be fetched.
-            ConfigError: A package is missing.
-        """
+        """Fetch the files at URLs to the cache; return the input with their copies."""
         folder = cache_folder(self.cache) / FETCHED
         copies = {place: fetch(url, folder) for place in self.places if (url := url_of(place))}
         # A query may be a signature, which is a secret and another one each time: such a copy is known by its path.
@@ -65,16 +57,11 @@ class AuditInput(InputOptions):
 
     @property
     def places(self) -> list[Path]:
-        """What is read."""
+        """All paths of the input."""
         return [place for place in (self.source, *self.left, *self.right, self.ids) if place is not None]
 
     def check(self) -> None:
-        """Refuses arguments that contradict each other, and files that are not there.
-
-        Raises:
-            ConfigError: The arguments do not go together.
-            DataError: There is no such source.
-        """
+        """Raise if arguments contradict each other, or a file is not there."""
         if self.source is None:
             if not self.left or not self.right:
                 raise ConflictError("no pairs", expected="images and captions, a folder, or both `left` and `right`")
@@ -86,9 +73,8 @@ class AuditInput(InputOptions):
             advice = "Give those of both as `left` and `right`."
             raise ConflictError("the vectors of one side", where=self.source, advice=advice)
         if self.split is not None and (self.source is None or self.is_run or self.is_raw):
-            raise ConflictError(
-                repr(self.split), where="split", expected="a folder of embeddings or features that has parts"
-            )
+            expected = "a folder of embeddings or features that has parts"
+            raise ConflictError(repr(self.split), where="split", expected=expected)
         if self.columns and not (self.is_raw or self.ids is not None):
             what = "`image_column`, `caption_column` and `id_column` are for tables of images and captions and `ids`"
             raise ConflictError(what, advice="Leave them out.")
@@ -104,13 +90,10 @@ class AuditInput(InputOptions):
         return self.source is not None and url_of(self.source) is None and not self.is_run and is_raw(self.source)
 
     def open(self, device: str) -> Source:
-        """Opens the pairs; images and captions are not encoded yet.
-
-        Args:
-            device: Where the networks of a training run run.
+        """Open the pairs, without encoding images and captions; networks of a training run use `device`.
 
         Raises:
-            ConfigError: Images are given, but nothing says which image belongs to which pair.
+            ConfigError: Images are given, but the data names none.
             DataError: The data cannot be read.
         """
         if self.source is None:
@@ -126,14 +109,14 @@ class AuditInput(InputOptions):
         return source
 
     def encoded(self, source: Source, device: str, console: Console | None = None) -> Source:
-        """The opened pairs with vectors; images and captions are encoded."""
+        """Return the opened pairs with vectors; encode images and captions."""
         if source.is_encoded:
             return source
         return encoded(source, replace(self.models, device=device), self.cache, console)
 
 
 def encoded(pairs: Source, encoders: Encoders, cache: Path | None = None, console: Console | None = None) -> Source:
-    """Images and captions by the vectors of encoders; those of several are views of a side."""
+    """Encode images and captions; the vectors of several encoders are views of a side."""
     place = writable_cache(cache)
     loaded = encoders.views()
     if console is not None:
@@ -155,22 +138,7 @@ def open_given(
     check: Check,
     device: str = "auto",
 ) -> Source:
-    """Opens what `mispair.audit` is given.
-
-    Args:
-        left: A path, a table of images and captions, image paths, or vectors; or a list of vectors of several encoders.
-        right: Captions or vectors; a path to vectors where `left` is one; None where `left` has both sides.
-        ids: One a pair, or the path of a table.
-        groups: One a pair.
-        texts: Captions, for vectors.
-        data: Images, columns, encoders and cache.
-        check: Called before anything is encoded.
-        device: Where encoders and networks run.
-
-    Raises:
-        ConfigError: The arguments do not go together.
-        DataError: They cannot be read.
-    """
+    """Open the arguments of `mispair.audit`; call `check` before anything is encoded."""
     if right is None and isinstance(left, str | Path):
         data = replace(data, source=Path(left))
     elif (one := array_paths(left)) and (other := array_paths(right)):
@@ -203,7 +171,7 @@ def open_given(
 
 
 def array_paths(side: Any) -> tuple[Path, ...]:
-    """The files of vectors that a side is given as, of one encoder or several; none where it is something else."""
+    """Return the files of vectors of a side, one an encoder; none if the side is something else."""
     if isinstance(side, str | Path):
         return (Path(side),)
     several = isinstance(side, list | tuple) and all(isinstance(path, str | Path) for path in side)
@@ -213,7 +181,7 @@ def array_paths(side: Any) -> tuple[Path, ...]:
 def open_pairs_given(
     pairs: Pairs, encoders: Encoders | None = None, cache: Path | None = None, check: Check = lambda _: None
 ) -> Source:
-    """Pairs in memory as what an audit reads; those of image files are encoded."""
+    """Open pairs in memory; encode pairs of image files."""
     if pairs.source is None:
         return from_pairs(pairs)
     if pairs.source.is_encoded:
@@ -223,10 +191,7 @@ def open_pairs_given(
 
 
 def encoded_pairs(pairs: Pairs, device: str = "auto", console: Console | None = None) -> Pairs:
-    """Pairs of image files and captions by the vectors of the usual encoders, without those that cannot be read.
-
-    Other pairs stay as they are.
-    """
+    """Encode pairs of image files and captions by the default encoders, without unreadable pairs; keep other pairs."""
     if pairs.source is None or pairs.source.is_encoded:
         return pairs
     encoders = Encoders(device=device)

@@ -1,13 +1,13 @@
 """Audit on a Ray cluster, block by block, with Ray Data. Ray is imported only when it is needed.
 
-    learning    a local audit of some rows of all blocks, chosen by their numbers alone; by the driver
+    learning    a local audit of rows of all blocks, chosen by their numbers; by the driver
     measuring   each block by itself: match scores, and sketches of the items
     shared      rows with similar sketches meet by a shuffle, and one worker joins the links
     partners    for the lowest match scores, among each other and in the sample; by the driver
-    writing     the table of each block, and what its rows add up to
+    writing     the table of each block, and its counts
 
-Workers read blocks and write tables. The driver holds the sample, a list of blocks and counts. Whatever is in the
-working folder already is not made again.
+Workers read blocks and write tables. The driver holds the sample, a list of blocks and counts. Files that are in the
+working folder are not made again.
 """
 
 from __future__ import annotations
@@ -102,25 +102,15 @@ Batch = dict[str, npt.NDArray[Any]]
 
 @dataclass(frozen=True)
 class Job:
-    """What each worker knows.
-
-    Attributes:
-        data: The pairs.
-        work: Folder or URL of intermediate results, which all machines can read and write.
-        blocks: All blocks.
-        settings: Settings of the audit.
-        starts: (B + 1,) the first row of each block in the whole, and the number of all rows.
-        columns: Which of image and caption the pairs have.
-        has_views: Whether the auditor has learned to join several views of a side.
-    """
+    """The audit, as each worker knows it."""
 
     data: AuditInput
-    work: str
+    work: str  # folder or URL of intermediate results, which all machines can read and write
     blocks: tuple[Block, ...]
     settings: Settings
-    starts: IntArray
-    columns: tuple[str, ...] = ()
-    has_views: bool = False
+    starts: IntArray  # (B + 1,) the first row of each block in the whole, and the number of all rows
+    columns: tuple[str, ...] = ()  # of image and caption, those of the pairs
+    has_views: bool = False  # whether the auditor has learned to join several views of a side
 
     @property
     def rows(self) -> int:
@@ -132,19 +122,19 @@ class Job:
 
     @contextlib.contextmanager
     def open(self, number: int) -> Iterator[Rows]:
-        """The rows of a block, with one vector an item if the auditor is there."""
+        """Open the rows of a block, with one vector an item once the auditor is fitted."""
         with opened(self.data, self.blocks[number]) as rows:
             joins = _auditor(self.work, "cpu").joins if self.has_views else None
             yield rows if joins is None else rows._replace(source=with_joins(rows.source, joins))
 
     def own(self, number: int, rows: IntArray) -> IntArray:
-        """Those of ascending rows that are in a block."""
+        """Return the ascending rows that are in a block."""
         return rows[np.searchsorted(rows, self.starts[number]) : np.searchsorted(rows, self.starts[number + 1])]
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Pairs that the audit learns from, in the order of their numbers."""
+    """Pairs to learn from, by ascending row number."""
 
     row: IntArray  # (n,)
     left: FloatArray  # (n, D) the views side by side
@@ -154,7 +144,7 @@ class Sample:
     joint: npt.NDArray[np.bool_]  # (n,) whether the data says that both sides have a common space
 
     def source(self, widths: Sequence[Sequence[int]]) -> Source:
-        """The pairs, given the widths of the views of either side."""
+        """Return the pairs, given the widths of the views of either side."""
         sides = zip((self.left, self.right), widths, strict=True)
         left, right = (np.split(side, np.cumsum(each)[:-1], axis=1) for side, each in sides)
         return from_memory(left, right, self.id.tolist(), None, self.caption.tolist())
@@ -162,7 +152,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Known:
-    """What the sample says about the whole, for workers."""
+    """Properties of the whole, estimated from the sample, for workers."""
 
     some: tuple[SomeVectors, SomeVectors]
     usual: Usual
@@ -175,7 +165,7 @@ class Known:
         return cls((SomeVectors.of(left), SomeVectors.of(right)), usual, _WORDLESS_BITS if empty < USUALLY else 0)
 
     def seen(self, captions: Sequence[str]) -> npt.NDArray[np.uint16]:
-        """(n,) what captions show, as bits of `reasons.KINDS`."""
+        """Return (n,) the reasons in captions, as bits of `reasons.KINDS`."""
         reasons = (caption_reason(text, self.usual) for text in captions)
         return np.array([1 << KINDS.index(reason) if reason else 0 for reason in reasons], dtype=np.uint16)
 
@@ -194,13 +184,8 @@ def audit_blocks(
 
     Args:
         ray: The module, connected.
-        data: The pairs; workers read those in a store.
-        blocks: All blocks of the data set.
         work: Folder or URL of intermediate results, which all machines can read and write.
         folder: A folder of this machine for the same.
-        settings: Settings of the audit.
-        console: Where to show progress.
-        command: The command line, for the report.
     """
     job = Job(data, work, tuple(blocks), settings, np.zeros(1, dtype=np.int64))
     with progress(console, len(blocks)) as show:
@@ -209,17 +194,11 @@ def audit_blocks(
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterAudit(Audit):
-    """An audit whose tables lie in files: its rows are those that the report shows.
+    """An audit with its tables in files; its rows are those of the report."""
 
-    Attributes:
-        tables: Name of a shard, if it is one, and the rows of each block in their order.
-        known: Attributes that are known of the whole.
-        reason: Why each row is flagged.
-    """
-
-    tables: Callable[[], Iterator[tuple[str, Iterator[pyarrow.Table]]]]
-    known: dict[str, Any]
-    reason: list[str]
+    tables: Callable[[], Iterator[tuple[str, Iterator[pyarrow.Table]]]]  # for `parts`
+    known: dict[str, Any]  # attributes of the whole
+    reason: list[str]  # for `reasons`
 
     def __post_init__(self) -> None:
         vars(self).update(self.known)  # in the place of cached properties
@@ -267,7 +246,7 @@ class _Run:
         return self._result(learned, tally, shared, verdict, show.stages)
 
     def _data(self, function: Callable[[Batch], Any], numbers: Sequence[int], *, gpu: bool = False) -> Any:
-        """The results of a function for each block, as a data set of Ray."""
+        """Call a function for each block; return a data set of Ray."""
         data, count = self.ray.data, min(len(numbers), MOST_TASKS)
         items = data.from_items([{"number": number} for number in numbers], override_num_blocks=count)
         if not gpu:
@@ -301,7 +280,7 @@ class _Run:
         return rows
 
     def _widths(self) -> list[list[int]]:
-        """The widths of the views of both sides by the first readable block, as are the columns; checks `by`."""
+        """Read the widths of the views and the columns from the first readable block; check `by`."""
         by, problem = self.job.settings.by, DataError("no pairs can be read", where=self.job.data.places[0])
         for number in range(len(self.job.blocks)):
             try:
@@ -318,11 +297,7 @@ class _Run:
         raise problem
 
     def _sample(self) -> Sample:
-        """Pairs to learn from: some of all rows, and those that people have checked.
-
-        Raises:
-            NotFoundError: A checked pair is not there.
-        """
+        """Draw pairs to learn from; add those that people have checked."""
         if SAMPLED not in self.job.store.files():
             rows, settings = _sample_rows(self.job.rows), self.job.settings
             checked = sorted(checked_answers(settings.checked))
@@ -340,7 +315,7 @@ class _Run:
             return Sample(**{field.name: there[field.name] for field in fields(Sample)})
 
     def _learned(self, sample: Sample, widths: Sequence[Sequence[int]], show: RowProgress) -> Judged:
-        """Audit the sample as the local engine does; workers get the auditor and what the sample says."""
+        """Audit the sample as the local engine does; write the auditor and the known for workers."""
         settings, store = self.job.settings, self.job.store
         answers = checked_answers(settings.checked)
         settings = replace(
@@ -365,7 +340,7 @@ class _Run:
         return learned
 
     def _shared(self) -> dict[str, Any]:
-        """What was found about items that pairs share."""
+        """Find the items that pairs share."""
         job = self.job
         if ITEMS not in job.store.files():
             apart = -(-job.rows // TOGETHER)
@@ -380,7 +355,7 @@ class _Run:
         return shared
 
     def _worst(self) -> tuple[IntArray, FloatArray, float, int]:
-        """The flagged rows with the lowest match scores, these scores, the cut, and the number of readable rows."""
+        """Return the lowest flagged rows, their match scores, the cut, and the number of readable rows."""
         settings, counts = self.job.settings, np.zeros(2 * HALF + 1, dtype=np.int64)
         rows, scores = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.float32)
         for batch in self._each(partial(_lowest, self.job), range(len(self.job.blocks))):
@@ -398,7 +373,7 @@ class _Run:
     def _partners(
         self, learned: Judged, sample: Sample, worst: IntArray, match: FloatArray
     ) -> tuple[pyarrow.Table, npt.NDArray[np.uint16]]:
-        """Better partners for these rows, as in `Findings.suggestions`, with the numbers of rows; what images show."""
+        """Return better partners for these rows, as in `Findings.suggestions`, and the reasons in their images."""
         auditor, known = learned.auditor, _known(self.job.work)
         bank = np.flatnonzero(~np.isin(sample.row, worst))[:POOL]
         order = np.argsort(worst)
@@ -449,7 +424,7 @@ class _Run:
     def _result(
         self, learned: Judged, tally: Tally, shared: dict[str, Any], verdict: Verdict, stages: dict[str, float]
     ) -> ClusterAudit:
-        """The audit by the rows that its report shows."""
+        """Collect the rows of the report."""
         job, judge, partners = self.job, learned.auditor.judge, verdict.partners
         counts = shared["counts"]
         best = partners.filter(np.asarray(partners["rank"]) == 1)["replaced"].to_pylist()
@@ -507,28 +482,19 @@ class _Run:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What is decided about the whole, for the tables of all blocks.
+    """Findings about the whole, for the tables of all blocks."""
 
-    Attributes:
-        below: Match score below which pairs are flagged.
-        scored: Number of readable rows.
-        typical: (m,) mean standardised measures of pairs that are not flagged.
-        partners: Better partners, with numbers of rows.
-        worst: The rows for which they were searched.
-        seen: What the images of these show.
-    """
-
-    below: float
-    scored: int
-    typical: FloatArray
-    partners: pyarrow.Table
-    worst: IntArray
-    seen: npt.NDArray[np.uint16]
+    below: float  # match score below which pairs are flagged
+    scored: int  # number of readable rows
+    typical: FloatArray  # (m,) mean standardised measures of pairs that are not flagged
+    partners: pyarrow.Table  # better partners, with row numbers
+    worst: IntArray  # rows with better partners
+    seen: npt.NDArray[np.uint16]  # reasons in the images of these
 
 
 @dataclass(eq=False)
 class _ShownRows(Source):
-    """Some rows, with the images that were found."""
+    """Some rows with their images."""
 
     found: dict[int, bytes] = field(default_factory=dict)
 
@@ -552,7 +518,7 @@ class _ShownRows(Source):
 
 
 def _partners_of(table: pyarrow.Table, side: str, shown: IntArray, rows: IntArray) -> Partners:
-    """The better partners of the shown rows, by their places among `rows`."""
+    """Return the better partners of the shown rows, by their places among `rows`."""
     found, table = Partners.none(len(shown)), table.filter(np.asarray(table["replaced"]) == side)
     place = {row: number for number, row in enumerate(shown.tolist())}
     for one in table.to_pylist():
@@ -562,7 +528,7 @@ def _partners_of(table: pyarrow.Table, side: str, shown: IntArray, rows: IntArra
 
 
 def _groups_of(groups: list[dict[str, Any]], rows: IntArray) -> Groups:
-    """The largest groups of near-duplicates by places among `rows`; -1 for members that are not shown."""
+    """Return the largest groups of near-duplicates by places among `rows`; -1 for members that are not shown."""
     each = [np.full(group["size"], -1) for group in groups]
     for places, group in zip(each, groups, strict=True):
         places[: len(group["rows"])] = np.searchsorted(rows, group["rows"])
@@ -571,7 +537,7 @@ def _groups_of(groups: list[dict[str, Any]], rows: IntArray) -> Groups:
 
 
 def _count(job: Job, batch: Batch) -> Batch:
-    """The rows of a block; one that says what is wrong where the block cannot be read."""
+    """Count the rows of a block; an unreadable block has one row, with a status."""
     number = int(batch["number"][0])
     try:
         rows = count_rows(job.data, job.blocks[number])
@@ -581,7 +547,7 @@ def _count(job: Job, batch: Batch) -> Batch:
 
 
 def _sample_rows(rows: int) -> IntArray:
-    """Numbers of at most `SAMPLE` of so many rows, as `folds.sample` chooses them, without a number for each row."""
+    """Choose at most `SAMPLE` row numbers as `folds.sample` does, in bounded memory."""
     chosen = np.zeros(0, dtype=np.int64)
     for start in range(0, rows, PART):
         chosen = np.append(chosen, np.arange(start, min(start + PART, rows)))
@@ -590,7 +556,7 @@ def _sample_rows(rows: int) -> IntArray:
 
 
 def _sampled(job: Job, rows: IntArray, ids: Sequence[str], look: bool, batch: Batch) -> Iterator[Batch]:
-    """Rows of a block, by their numbers or their ids, with all that is known; `look`: at their images, too."""
+    """Read rows of a block by their numbers or ids; `look` at their images, too."""
     number = int(batch["number"][0])
     own, start = job.own(number, rows), int(job.starts[number])
     try:
@@ -621,7 +587,7 @@ def _sampled(job: Job, rows: IntArray, ids: Sequence[str], look: bool, batch: Ba
 
 
 def _shown(job: Job, rows: IntArray, batch: Batch) -> Batch:
-    """What the report shows of rows of a block."""
+    """Read the cells and images of rows of a block, for the report."""
     number = int(batch["number"][0])
     own = job.own(number, rows) - int(job.starts[number])
     table = job.store.table(f"{TABLES}/{_name(number)}").take(own)
@@ -638,12 +604,12 @@ def _shown(job: Job, rows: IntArray, batch: Batch) -> Batch:
 
 
 def _ids(source: Source, places: IntArray, rows: IntArray) -> list[str]:
-    """The ids of rows, which are their numbers in the whole where the data has no ids."""
+    """Return the ids of rows; without ids in the data, their numbers in the whole."""
     return list(map(str, rows.tolist())) if source.names.ids is None else source.ids(places)
 
 
 class _Actor:
-    """Calls a function in a process that keeps its GPU, and what was loaded there."""
+    """Call a function in a process that keeps its GPU and its caches."""
 
     def __init__(self, function: Callable[[Batch], Batch]) -> None:
         self.function = function
@@ -653,7 +619,7 @@ class _Actor:
 
 
 def _score(job: Job, batch: Batch) -> Batch:
-    """Measures the rows of a block, and writes what was found."""
+    """Measure the rows of a block, and write their scores."""
     number = int(batch["number"][0])
     start, stop = job.starts[number : number + 2].tolist()
     try:
@@ -698,7 +664,7 @@ def _measured(job: Job, number: int, rows: Rows, begin: int, end: int) -> pyarro
 
 
 def _unreadable(job: Job, number: int, problem: str) -> pyarrow.Table:
-    """Rows that say why their block cannot be read."""
+    """Make the rows of an unreadable block, with its problem as their status."""
     row = np.arange(*job.starts[number : number + 2])
     nothing = pyarrow.nulls(len(row), pyarrow.float32())
     columns = {
@@ -716,7 +682,7 @@ def _unreadable(job: Job, number: int, problem: str) -> pyarrow.Table:
 
 
 def _found(job: Job, number: int, verdict: Verdict) -> BlockFindings:
-    """Everything that is known about the rows of a block."""
+    """Judge the rows of a block."""
     table, start = job.store.table(f"{SCORES}/{_name(number)}"), int(job.starts[number])
     auditor, known, items = _auditor(job.work, "cpu"), _known(job.work), _items(job.work)
     status, rows = table["status"].to_pylist(), np.arange(len(table))
@@ -763,19 +729,11 @@ def _found(job: Job, number: int, verdict: Verdict) -> BlockFindings:
 
 @dataclass(frozen=True, kw_only=True)
 class BlockFindings(Findings):
-    """What an audit found about the rows of a block.
+    """Findings about the rows of a block; see `Verdict`."""
 
-    Attributes:
-        start: Number of the first row in the whole.
-        wordless: (n,) whether captions say nothing about an image.
-        origin: The block of each row, or its value of the column `by`.
-        typical: (m,) mean standardised measures of the pairs of the whole that are not flagged.
-        partners: Better partners, with numbers of rows.
-    """
-
-    start: int
-    wordless: npt.NDArray[np.bool_]
-    origin: pyarrow.ChunkedArray
+    start: int  # number of the first row in the whole
+    wordless: npt.NDArray[np.bool_]  # (n,) whether captions say nothing about an image
+    origin: pyarrow.ChunkedArray  # the block of each row, or its value of the column `by`
     typical: FloatArray
     partners: pyarrow.Table
 
@@ -802,7 +760,7 @@ class BlockFindings(Findings):
 
 
 def _lowest(job: Job, batch: Batch) -> Batch:
-    """The lowest match scores of a block, and, as rows below 0, how many there are in each bin that is not empty."""
+    """Return the lowest match scores of a block and, as negative rows, the counts of its bins."""
     number = int(batch["number"][0])
     undecided = Verdict(0.0, 0, np.zeros(0), pyarrow.table({}), np.zeros(0, np.int64), np.zeros(0, np.uint16))
     score = _found(job, number, undecided).match_score
@@ -814,20 +772,20 @@ def _lowest(job: Job, batch: Batch) -> Batch:
 
 
 def _bins(score: npt.NDArray[np.float32]) -> IntArray:
-    """(n,) numbers from 0 to 2 HALF that ascend with the scores, as precise near 1 as near 0."""
+    """Return (n,) bins from 0 to 2 HALF that ascend with the scores, as precise near 1 as near 0."""
     bits = (np.minimum(score, 1 - score).view(np.uint32) >> DROPPED).astype(np.int64)
     return np.where(score <= 0.5, bits, 2 * HALF - bits)
 
 
 def _above(number: int) -> float:
-    """The lowest score above those of a bin."""
+    """Return the lowest score above a bin."""
     bits = np.array([number + 1 if number < HALF else 2 * HALF - number], dtype=np.uint32) << DROPPED
     edge = bits.view(np.float32)[0]
     return float(edge if number < HALF else np.nextafter(1 - edge, np.float32(2)))
 
 
 def _keyed(job: Job, apart: int, batch: Batch) -> Batch:
-    """The sketches of the readable items of a block by what decides which of them are compared with each other."""
+    """Return the sketches of the readable items of a block; those with the same key are compared."""
     names = [f"{side}_{code}" for side in SIDES for code in range(CODES)]
     table = job.store.table(f"{SCORES}/{_name(int(batch['number'][0]))}", ["row", "match_score", *names])
     table = table.filter(table["match_score"].is_valid())
@@ -842,7 +800,7 @@ def _keyed(job: Job, apart: int, batch: Batch) -> Batch:
 
 
 def _near(keys: int, cosines: Sequence[float], group: Batch) -> Batch:
-    """Links from the rows of a group to the first row with (nearly) the same item."""
+    """Link each row of a group to the first row with (nearly) the same item."""
     order = group["row"].argsort()
     rows, side = group["row"][order], int(group["key"][0] // keys)
     codes = np.stack([group[f"code_{number}"][order] for number in range(CODES)], axis=1).view(np.uint64)
@@ -857,12 +815,12 @@ def _near(keys: int, cosines: Sequence[float], group: Batch) -> Batch:
 
 
 def _cosine_of_codes(cosine: float) -> float:
-    """The cosine of the signs of sketches where that of the vectors is this one: the angle decides how many differ."""
+    """Convert a cosine of vectors to one of the signs of sketches: the angle decides how many differ."""
     return max(0.51, 1 - 2 * float(np.arccos(cosine)) / np.pi)
 
 
 def _share(job: Job, *links: pyarrow.Table) -> None:
-    """Joins the links of all groups, and writes which rows share items and which items have unlike partners."""
+    """Join the links of all groups; write the rows that share items, and the items with unlike partners."""
     none = pyarrow.table({name: pyarrow.array([], "int64") for name in ("side", "row", "first")})
     table = pyarrow.concat_tables([none, *(part.cast(none.schema) for part in links if part.num_rows)])
     side, row, first = (table[name].to_numpy() for name in ("side", "row", "first"))
@@ -900,7 +858,7 @@ def _share(job: Job, *links: pyarrow.Table) -> None:
 
 @dataclass(frozen=True)
 class _Scattered:
-    """Vectors of one side of rows that lie in any blocks, read when they are needed."""
+    """Vectors of one side of rows in any blocks, read when they are needed."""
 
     job: Job
     rows: IntArray
@@ -915,7 +873,7 @@ class _Scattered:
 
 
 def _finish(job: Job, verdict: Verdict, batch: Batch) -> Batch:
-    """Writes the table of a block, and counts what is in it."""
+    """Write the table of a block, and count its rows."""
     number = int(batch["number"][0])
     found = _found(job, number, verdict)
     job.store.write_table(f"{TABLES}/{_name(number)}", found.table)
@@ -933,7 +891,7 @@ def _plain(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _joined(batches: Iterator[Batch]) -> Batch:
-    """All rows of batches, which come in any order, in the order of their numbers; nothing without any."""
+    """Join batches, sorted by row number; nothing without any."""
     found = list(batches)
     together = {name: np.concatenate([batch[name] for batch in found]) for name in found[0]} if found else {}
     order = together["row"].argsort() if found else None
@@ -962,10 +920,7 @@ def _auditor(work: str, device: str) -> Auditor:
 
 @contextlib.contextmanager
 def connect(address: str | None = None) -> Iterator[Any]:
-    """Connect to a Ray cluster, or start Ray on this machine, until the block ends; gives the module.
-
-    Args:
-        address: Of the cluster; by default RAY_ADDRESS, else only this machine is used.
+    """Connect to a Ray cluster (by default RAY_ADDRESS), or start Ray on this machine; yield the module.
 
     Raises:
         ConfigError: Ray is not installed, or there is no cluster.

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -25,11 +23,9 @@ class Request(BaseModel):
     """The input and the settings of an audit; most are fields of `AuditInput` and `Settings`.
 
     Attributes:
-        source: Path or URL of the data, and a hash or a version of what is there; empty without one. So are `ids` and
-            each file of `left` and `right`.
-        fingerprint: Hash of data in memory.
+        source: Path or URL of the data, and a hash or a version of it; empty without one. So are `ids` and each file of
+            `left` and `right`.
         checked: Hash of the answers of a person.
-        partnered: Ids of pairs whose left item, and whose right item, a person has given another partner.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
@@ -38,7 +34,6 @@ class Request(BaseModel):
     left: list[list[str]] = []
     right: list[list[str]] = []
     ids: list[str] = []
-    fingerprint: list[str] = []
     images: str | None = None
     split: str | None = None
     vectors: str | None = None
@@ -58,31 +53,22 @@ class Request(BaseModel):
 
     @classmethod
     def of(cls, mark: Mark, folder: Path | str) -> Self:
-        """The request of an audit in a folder.
+        """Read the request of an audit in a folder.
 
         Raises:
             DamagedError: `audit.json` has other values than an audit writes.
         """
-        advice = "Audit again with `overwrite`."
+        what = "names no data"
         try:
             found = cls.model_validate(dict(mark.request))
+            if "\\u0000" in found.model_dump_json():
+                what = "names files that cannot exist"
+            elif found.source or found.left:
+                return found
         except ValidationError as error:
             first = error.errors()[0]
-            name = ".".join(map(str, first["loc"]))
-            raise DamagedError(f"{name}: {first['msg']}", where=f"{folder}/{AUDIT.mark}", advice=advice) from None
-        if "\\u0000" in found.model_dump_json():
-            raise DamagedError("names files that cannot exist", where=f"{folder}/{AUDIT.mark}", advice=advice)
-        return found
-
-    def written(self) -> dict[str, Json]:
-        """As JSON."""
-        values: dict[str, Any] = self.model_dump()
-        return values
-
-
-def hashed(answers: dict[str, bool]) -> list[str]:
-    """A hash of the answers of a person."""
-    return [hashlib.sha256(json.dumps(sorted(answers.items())).encode()).hexdigest()]
+            what = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+        raise DamagedError(what, where=f"{folder}/{AUDIT.mark}", advice="Audit again with `overwrite`.")
 
 
 def read_audit_mark(out: Path) -> Mark | None:
@@ -112,7 +98,7 @@ def _moved(found: Json, was: str, out: Path) -> Json:
     return found
 
 
-def local_place(found: Json) -> Path | None:
+def local_place(found: object) -> Path | None:
     """What an audit has read, by its path or URL and its version; where it was a URL, its copy.
 
     Raises:

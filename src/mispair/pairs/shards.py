@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from io import FileIO
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -43,10 +42,10 @@ class Shard(Protocol):
 
 @dataclass(frozen=True)
 class File:
-    """An .npy file (n, D), open only while rows of it are read: there may be thousands.
+    """An .npy file (n, D), open only during a read: there may be thousands of files.
 
-    It is not mapped into memory: what was read of a map would count as memory of this process, and around each of
-    scattered rows the system takes up to a megabyte. Only of a file that is stored by columns it is.
+    Only files that are stored by columns are mapped into memory: pages of a map count as memory of this process, and
+    the system reads up to a megabyte around each of scattered rows.
     """
 
     path: Path
@@ -73,7 +72,7 @@ class File:
         return self._runs(runs)
 
     def _runs(self, runs: list[tuple[int, int]]) -> npt.NDArray[Any]:
-        """Rows one after the other: of each run its first row and how many there are."""
+        """Read runs of rows: the first row of each, and how many there are."""
         header, width = self.header, self.shape[1]
         found = np.empty((sum(count for _, count in runs), width), dtype=header.dtype)
         size, place = width * header.dtype.itemsize, 0
@@ -85,25 +84,21 @@ class File:
                     raise ChangedError("the file was replaced while it was in use", where=self.path, advice=advice)
                 for row, count in runs:
                     file.seek(header.offset + row * size)
-                    _fill(file, content[place : place + count * size], self.path)
-                    place += count * size
+                    end = place + count * size
+                    while place < end:  # the system may give less than was asked for
+                        read = file.readinto(content[place:end])
+                        if not read:
+                            what = "the file became shorter while it was read"
+                            raise ChangedError(what, where=self.path, advice="Write it again.")
+                        place += read
         except OSError as error:
             raise unreadable(self.path, error) from None
         return found
 
 
-def _fill(file: FileIO, place: memoryview, path: Path) -> None:
-    """Reads until the place is full: the system may give less than was asked for."""
-    while len(place):
-        read = file.readinto(place)
-        if not read:
-            raise ChangedError("the file became shorter while it was read", where=path, advice="Write it again.")
-        place = place[read:]
-
-
 @dataclass(frozen=True)
 class ArrayRows:
-    """Rows of an array (n, D) in memory: those that `link` names, one after the other, or all."""
+    """Rows of an array (n, D) in memory, all or those in `link`."""
 
     array: npt.NDArray[Any]
     link: IntArray | None = None
@@ -133,33 +128,11 @@ class ScaledRows:
 
 
 @dataclass(frozen=True)
-class SomeRows:
-    """Consecutive rows of a shard."""
-
-    shard: Shard
-    start: int
-    stop: int
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        return self.stop - self.start, self.shard.shape[1]
-
-    def read(self, rows: slice | IntArray) -> npt.NDArray[Any]:
-        if isinstance(rows, slice):
-            return self.shard.read(slice(self.start + rows.start, self.start + rows.stop))
-        return self.shard.read(self.start + rows)
-
-
-@dataclass(frozen=True)
 class TensorRows:
-    """A torch tensor (n, D), wherever it lies; only the rows that are read come to the processor.
-
-    Attributes:
-        factor: Its numbers are those of the data times this.
-    """
+    """A torch tensor (n, D) on any device."""
 
     tensor: Tensor
-    factor: float = 1.0
+    factor: float = 1.0  # of its numbers to those of the data
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -170,7 +143,7 @@ class TensorRows:
         return values
 
     def there(self, rows: slice | IntArray) -> Tensor:
-        """These rows in single precision, where they lie."""
+        """Return these rows in single precision, on their own device."""
         import torch
 
         where = rows if isinstance(rows, slice) else torch.from_numpy(rows).to(self.tensor.device)
@@ -208,14 +181,6 @@ class Side:
                 found[low - start : high - start] = shard.read(slice(low - int(begin), high - int(begin)))
         return found
 
-    def part(self, start: int, stop: int) -> Side:
-        """Rows start to stop (n, D) as a side of their own, which holds nothing of the others."""
-        first, last = np.searchsorted(self.starts, (start, stop - 1), side="right") - 1
-        shards = zip(self.shards[first : last + 1], self.starts[first : last + 1].tolist(), strict=True)
-        return Side.of(
-            [_cut(shard, max(0, start - begin), min(stop - begin, shard.shape[0])) for shard, begin in shards]
-        )
-
     @property
     def dtype(self) -> np.dtype[Any]:
         """The type in which the vectors are stored."""
@@ -243,7 +208,7 @@ class Side:
         return torch.from_numpy(found).to(device)
 
     def is_on(self, device: torch.device) -> bool:
-        """Whether all vectors lie on a device; "cuda" without a number is any of these."""
+        """Whether all vectors lie on a device; "cuda" without a number is any GPU."""
         first, *others = self.shards
         if others or not isinstance(first, TensorRows):
             return False
@@ -273,11 +238,7 @@ class Side:
         return len(self) * self.width * self.dtype.itemsize
 
     def scaled(self, some: IntArray) -> Side:
-        """This side, or where squares of its numbers would be too large or too small for float32, times a power of two.
-
-        Args:
-            some: Rows in ascending order by which the size of the numbers is found.
-        """
+        """Multiply by a power of two if squares of the numbers of `some` ascending rows do not fit in float32."""
         sizes = [np.abs(values.astype(np.float64)).max(axis=1) for _, values in self._parts(some)]
         known = np.concatenate([np.empty(0), *sizes])
         known = known[np.isfinite(known) & (known > 0)]
@@ -297,7 +258,7 @@ class Side:
         return first.factor if isinstance(first, ScaledRows | TensorRows) else 1.0
 
     def _parts(self, ascending: IntArray) -> Iterator[tuple[slice, npt.NDArray[Any]]]:
-        """The vectors of ascending rows, shard by shard as they are stored, and the places of these rows."""
+        """Read ascending rows shard by shard, and say their places."""
         if not len(ascending):
             return
         numbers = np.searchsorted(self.starts, ascending, side="right") - 1
@@ -326,7 +287,7 @@ class MovedRows:
 
 
 def unit(vectors: Matrix) -> tuple[Matrix, npt.NDArray[np.bool_]]:
-    """Vectors (n, D) of unit length, and which there are (n,): neither zero nor with numbers that are not finite."""
+    """Return vectors (n, D) of unit length, and which ones (n,) are finite and not zero."""
     largest = np.abs(vectors).max(axis=1, keepdims=True, initial=0)  # the square of a huge number is no float32
     there = np.isfinite(largest) & (largest > 0)
     found = np.where(there, vectors, 0) / np.where(there, largest, 1)
@@ -336,15 +297,10 @@ def unit(vectors: Matrix) -> tuple[Matrix, npt.NDArray[np.bool_]]:
 
 @dataclass(frozen=True)
 class ViewRows:
-    """Vectors of the same items by several encoders, the views, as one vector an item.
-
-    Attributes:
-        views: The vectors of each encoder.
-        join: Joins some rows of all views; by default they are side by side, each of unit length.
-    """
+    """Vectors of the same items by several encoders, the views, as one vector an item."""
 
     views: tuple[Side, ...]
-    join: Callable[[Sequence[Matrix]], Matrix] | None = None
+    join: Callable[[Sequence[Matrix]], Matrix] | None = None  # by default side by side, each of unit length
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -360,11 +316,7 @@ class ViewRows:
 
 
 def join_views(sides: Sequence[Side], where: str) -> Side:
-    """One side of the vectors of one or of several encoders.
-
-    Raises:
-        ShapeError: They are not of the same items.
-    """
+    """Join the vectors of one or several encoders to one side."""
     rows = [len(side) for side in sides]
     if len(set(rows)) > 1:
         found = " and ".join(f"{count:,}" for count in rows)
@@ -383,19 +335,8 @@ def moved(side: Side, rows: IntArray) -> Side:
     return join_views([Side.of([MovedRows(view, rows)]) for view in views_of(side)], "")
 
 
-def _cut(shard: Shard, start: int, stop: int) -> Shard:
-    """Some rows of a shard; of one in memory without the others."""
-    if isinstance(shard, ScaledRows):
-        return ScaledRows(_cut(shard.shard, start, stop), shard.factor)
-    if isinstance(shard, ViewRows):
-        return ViewRows(tuple(view.part(start, stop) for view in shard.views), shard.join)
-    if isinstance(shard, ArrayRows | TensorRows):
-        return ArrayRows(shard.read(slice(start, stop)))
-    return shard if (start, stop) == (0, shard.shape[0]) else SomeRows(shard, start, stop)
-
-
 def open_files(paths: Sequence[Path]) -> Side:
-    """The rows of several .npy files one after the other.
+    """Open several .npy files as one side.
 
     Raises:
         DataError: A file is damaged, holds no vectors, or vectors of another width than the first.

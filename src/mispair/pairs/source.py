@@ -225,16 +225,13 @@ class Source:
         return self._with(left=self.left.loaded(device, workers), right=self.right.loaded(device, workers))
 
     def part(self, start: int, stop: int) -> Source:
-        """Rows start to stop as a source of their own, with all that is needed to measure them and nothing else.
-
-        It can be sent to other processes, unless networks score the pairs.
-        """
+        """Return rows start to stop as a source, with vectors and faults only."""
         low, high = np.searchsorted(self.known_rows, (start, stop))
         known = {row - start: self.known[row] for row in self.known_rows[low:high].tolist()}
         score = self.network_score
         return Source(
-            self.left.part(start, stop),
-            self.right.part(start, stop),
+            moved(self.left, np.arange(start, stop)),
+            moved(self.right, np.arange(start, stop)),
             self.layout,
             self.name,
             RowIds(known=known),
